@@ -1,0 +1,2 @@
+//! `latent-tts`: the command line.
+fn main() {}

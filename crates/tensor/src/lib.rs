@@ -1,0 +1,1 @@
+//! Numbers on a device.
