@@ -1,0 +1,190 @@
+//! Attention over spans of slots.
+//!
+//! Keys are stored transposed in blocks of 16 slots, so that one pass over a query yields 16 scores without a horizontal
+//! sum; values are stored as they are. Scores are laid out by position, not by slot, and every sum runs in the order of
+//! positions, so a result does not depend on which slots hold a sequence.
+
+use rayon::prelude::*;
+
+use super::isa::{Isa, fma, per_isa};
+use super::math::{exp, sum_lanes};
+use crate::Tensor;
+use crate::ops::{Attend, KvStore};
+
+/// Slots whose keys are stored together.
+pub(crate) const BLOCK: usize = 16;
+/// Blocks scored together: independent chains of multiply-adds that hide each other's latency.
+const TOGETHER: usize = 4;
+/// Rows of one task.
+const ROWS: usize = 16;
+
+/// What does not change within one call.
+pub(crate) struct Shape<'a> {
+    pub(crate) layer: usize,
+    pub(crate) heads: usize,
+    pub(crate) attend: &'a Attend,
+}
+
+/// See [`KvStore::write`].
+pub(crate) fn write(kv: &mut KvStore, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
+    let (heads, dim, capacity) = (kv.kv_heads, kv.head_dim, kv.slots);
+    let store = &mut kv.layers[layer];
+    let per_head = (store.keys.par_chunks_mut(capacity * dim), store.values.par_chunks_mut(capacity * dim));
+    let work = |(h, (keys, values)): (usize, (&mut [f32], &mut [f32]))| {
+        for (r, &slot) in slots.iter().enumerate() {
+            let slot = slot as usize;
+            let row = &x.row(r)[first..];
+            let block = &mut keys[slot / BLOCK * BLOCK * dim..][..BLOCK * dim];
+            for (i, &k) in row[h * dim..(h + 1) * dim].iter().enumerate() {
+                block[i * BLOCK + slot % BLOCK] = k;
+            }
+            values[slot * dim..(slot + 1) * dim].copy_from_slice(&row[(heads + h) * dim..(heads + h + 1) * dim]);
+        }
+    };
+    per_head.into_par_iter().enumerate().with_min_len(heads.div_ceil(4)).for_each(work);
+}
+
+/// See [`crate::ops::attention`].
+pub(crate) fn attention(isa: Isa, q: &Tensor, kv: &KvStore, shape: &Shape<'_>, out: &mut Tensor) {
+    let width = out.cols();
+    out.data_mut().par_chunks_mut(ROWS * width).enumerate().for_each(|(chunk, out)| {
+        let first = chunk * ROWS;
+        per_isa!(isa, rows(q: &Tensor, kv: &KvStore, shape: &Shape<'_>, first: usize, out: &mut [f32]));
+    });
+}
+
+/// A block of keys against one query: where its scores go.
+struct Job<'a> {
+    query: &'a [f32], // (head_dim)
+    keys: &'a [f32],  // (head_dim, BLOCK)
+    lane: usize,      // the first of the block's slots that is seen
+    len: usize,       // how many are
+    at: usize,        // where the first one's score goes
+}
+
+#[inline(always)]
+fn rows<const FUSED: bool>(q: &Tensor, kv: &KvStore, shape: &Shape<'_>, first: usize, out: &mut [f32]) {
+    let (dim, heads) = (kv.head_dim, shape.heads);
+    let count = out.len() / (heads * dim);
+    let store = &kv.layers[shape.layer];
+    let mut jobs: Vec<Job<'_>> = Vec::new();
+    let mut scores: Vec<f32> = Vec::new();
+    for h in 0..heads {
+        let group = h / (heads / kv.kv_heads);
+        let keys = &store.keys[group * kv.slots * dim..][..kv.slots * dim];
+        let values = &store.values[group * kv.slots * dim..][..kv.slots * dim];
+        jobs.clear();
+        let mut total = 0;
+        for r in 0..count {
+            let query = &q.row(first + r)[h * dim..(h + 1) * dim];
+            total = plan(shape.attend, first + r, (query, keys), total, &mut jobs);
+        }
+        scores.clear();
+        scores.resize(total, 0.0);
+        for four in jobs.chunks(TOGETHER) {
+            score::<FUSED>(four, &mut scores);
+        }
+        let mut rest = &mut scores[..];
+        for r in 0..count {
+            let spans = shape.attend.of(first + r);
+            let len = spans.iter().map(|s| s.len as usize).sum();
+            let (own, others) = rest.split_at_mut(len);
+            rest = others;
+            let scale = softmax::<FUSED>(own, 1.0 / (dim as f32).sqrt());
+            let out = &mut out[(r * heads + h) * dim..][..dim];
+            let slots = spans.iter().flat_map(|s| s.start as usize..(s.start + s.len) as usize);
+            mix::<FUSED>(own, values, slots, scale, out);
+        }
+    }
+}
+
+/// Adds the jobs of one row, whose scores start at `at`; returns where they end.
+#[inline(always)]
+fn plan<'a>(attend: &Attend, row: usize, (query, keys): (&'a [f32], &'a [f32]), mut at: usize, jobs: &mut Vec<Job<'a>>) -> usize {
+    let size = BLOCK * query.len();
+    for span in attend.of(row) {
+        let (mut slot, end) = (span.start as usize, (span.start + span.len) as usize);
+        while slot < end {
+            let lane = slot % BLOCK;
+            let len = (BLOCK - lane).min(end - slot);
+            jobs.push(Job { query, keys: &keys[slot / BLOCK * size..][..size], lane, len, at });
+            (slot, at) = (slot + len, at + len);
+        }
+    }
+    at
+}
+
+#[inline(always)]
+fn score<const FUSED: bool>(jobs: &[Job<'_>], scores: &mut [f32]) {
+    let job = |b: usize| &jobs[b.min(jobs.len() - 1)]; // a short last group repeats its last job and ignores the copies
+    let dim = jobs[0].query.len();
+    let (q, k): ([&[f32]; TOGETHER], [&[f32]; TOGETHER]) =
+        (std::array::from_fn(|b| &job(b).query[..dim]), std::array::from_fn(|b| &job(b).keys[..dim * BLOCK]));
+    let mut acc = [[0.0f32; BLOCK]; TOGETHER];
+    for i in 0..dim {
+        for b in 0..TOGETHER {
+            let (x, row) = (q[b][i], &k[b][i * BLOCK..(i + 1) * BLOCK]);
+            for l in 0..BLOCK {
+                acc[b][l] = fma::<FUSED>(x, row[l], acc[b][l]);
+            }
+        }
+    }
+    for (job, acc) in jobs.iter().zip(&acc) {
+        scores[job.at..job.at + job.len].copy_from_slice(&acc[job.lane..job.lane + job.len]);
+    }
+}
+
+/// Turns scores into unnormalised weights; returns what to multiply their mixture with.
+#[inline(always)]
+fn softmax<const FUSED: bool>(scores: &mut [f32], scale: f32) -> f32 {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    for x in scores.iter_mut() {
+        *x = exp::<FUSED>((*x - largest) * scale);
+    }
+    1.0 / sum_lanes(scores.len(), |i, s| s + scores[i])
+}
+
+/// `out = scale * sum_j weights[j] * values[slot_j]`, in the order of j.
+#[inline(always)]
+fn mix<const FUSED: bool>(
+    weights: &[f32],
+    values: &[f32],
+    slots: impl Iterator<Item = usize> + Clone,
+    scale: f32,
+    out: &mut [f32],
+) {
+    let dim = out.len();
+    let mut i = 0;
+    while i + 64 <= dim {
+        mix_columns::<FUSED, 64>(weights, values, slots.clone(), (dim, i, scale), out);
+        i += 64;
+    }
+    while i + 16 <= dim {
+        mix_columns::<FUSED, 16>(weights, values, slots.clone(), (dim, i, scale), out);
+        i += 16;
+    }
+    while i < dim {
+        mix_columns::<FUSED, 1>(weights, values, slots.clone(), (dim, i, scale), out);
+        i += 1;
+    }
+}
+
+#[inline(always)]
+fn mix_columns<const FUSED: bool, const W: usize>(
+    weights: &[f32],
+    values: &[f32],
+    slots: impl Iterator<Item = usize>,
+    (dim, first, scale): (usize, usize, f32),
+    out: &mut [f32],
+) {
+    let mut acc = [0.0f32; W];
+    for (&w, slot) in weights.iter().zip(slots) {
+        let row = &values[slot * dim + first..][..W];
+        for l in 0..W {
+            acc[l] = fma::<FUSED>(w, row[l], acc[l]);
+        }
+    }
+    for (o, a) in out[first..first + W].iter_mut().zip(acc) {
+        *o = a * scale;
+    }
+}

@@ -1,0 +1,80 @@
+//! The instruction sets that kernels are compiled for, and the choice among them at run time.
+
+use std::fmt;
+
+/// An instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// 512-bit vectors with fused multiply-add (x86-64).
+    Avx512,
+    /// 256-bit vectors with fused multiply-add (x86-64).
+    Avx2,
+    /// What every processor of the target has.
+    Portable,
+}
+
+impl Isa {
+    /// All of them, best first.
+    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Portable];
+
+    /// The best one that this processor has.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().find(|isa| isa.is_present()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether this processor has it.
+    pub fn is_present(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") && Self::Avx2.is_present()
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Portable => true,
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Avx512 => "AVX-512",
+            Self::Avx2 => "AVX2",
+            Self::Portable => "portable",
+        })
+    }
+}
+
+/// `a * b + c`: fused where the instruction set fuses. Without it `f32::mul_add` would call a slow library function.
+#[inline(always)]
+pub(crate) fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// Compiles `body::<FUSED>(args)` once per instruction set and calls the version for `isa`.
+///
+/// The body must be `#[inline(always)]`: it is then compiled anew inside each version with that version's instructions.
+macro_rules! per_isa {
+    ($isa:expr, $body:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)?) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
+        fn avx512($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn avx2($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
+        debug_assert!($isa.is_present());
+        match $isa {
+            // SAFETY: a device is only made for an instruction set that the processor has.
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::isa::Isa::Avx512 => unsafe { avx512($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
+            _ => $body::<false>($($arg),*),
+        }
+    }};
+}
+pub(crate) use per_isa;

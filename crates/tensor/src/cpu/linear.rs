@@ -1,0 +1,312 @@
+//! The matrix product with weights packed once: `out = x W`, then an epilogue while the tile is still in registers' reach.
+//!
+//! Weights are cut into panels of 16 columns, each stored row after row, so that a kernel reads them as one stream. A
+//! kernel computes a tile of up to `MAX_TILE` rows by one or two panels and keeps it in registers over all of k. Each
+//! element is one chain of multiply-adds in the order of k whatever the tile, so a row's result does not depend on how
+//! many rows there are; AVX2 and AVX-512 even agree with each other bit for bit.
+//!
+//! Rows are worked on in blocks that fit the second-level cache, panels in groups that give every worker several tasks.
+
+use rayon::prelude::*;
+
+use super::isa::Isa;
+
+/// Columns of a panel: one AVX-512 register, two AVX2 registers.
+pub(crate) const PANEL: usize = 16;
+/// Panels that one kernel call may take together.
+const PAIR: usize = 2;
+/// Columns of the widest tile.
+pub(crate) const TILE_COLS: usize = PANEL * PAIR;
+/// Rows that share one sweep over the weights: their part of x stays in cache meanwhile.
+const ROW_BLOCK: usize = 384;
+
+/// Weights of a product, ready for the kernels. The matrix is (inputs, outputs).
+#[derive(Clone, Debug)]
+pub struct Packed {
+    inputs: usize,
+    outputs: usize,
+    panels: Vec<f32>, // (ceil(outputs / PANEL), inputs, PANEL); columns beyond the last are zero
+}
+
+impl Packed {
+    /// Packs a matrix whose element (input, output) is `at(input, output)`.
+    pub(crate) fn new(inputs: usize, outputs: usize, at: impl Fn(usize, usize) -> f32 + Sync) -> Self {
+        let mut panels = vec![0.0; outputs.div_ceil(PANEL) * inputs * PANEL];
+        panels.par_chunks_mut((inputs * PANEL).max(1)).enumerate().for_each(|(p, panel)| {
+            let width = PANEL.min(outputs - p * PANEL);
+            for (k, row) in panel.chunks_mut(PANEL).enumerate() {
+                for (j, x) in row[..width].iter_mut().enumerate() {
+                    *x = at(k, p * PANEL + j);
+                }
+            }
+        });
+        Self { inputs, outputs, panels }
+    }
+
+    /// The width of x.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// The width of the result.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Writes column `j` of the matrix: what a tied embedding table calls its row `j`.
+    pub(crate) fn column(&self, j: usize, out: &mut [f32]) {
+        let panel = &self.panels[j / PANEL * self.inputs * PANEL..][..self.inputs * PANEL];
+        for (x, row) in out.iter_mut().zip(panel.chunks(PANEL)) {
+            *x = row[j % PANEL];
+        }
+    }
+
+    fn panel_count(&self) -> usize {
+        self.outputs.div_ceil(PANEL)
+    }
+}
+
+/// What happens to a finished tile. Implementations are `#[inline(always)]`, so that they vectorise with the kernel.
+pub(crate) trait Epilogue: Sync {
+    /// Takes columns `col ..` of `row`; `values` is as wide as the columns that exist.
+    ///
+    /// # Safety
+    /// Each element is passed once; no two calls at the same time share one.
+    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]);
+}
+
+/// `x` is (rows, inputs). Runs on the current pool's workers.
+pub(crate) fn product<E: Epilogue>(isa: Isa, x: &[f32], weights: &Packed, epilogue: &E) {
+    let rows = if weights.inputs == 0 { 0 } else { x.len() / weights.inputs };
+    if rows == 0 || weights.outputs == 0 {
+        return;
+    }
+    let panels = weights.panel_count();
+    let group = group_size(panels);
+    let groups = panels.div_ceil(group);
+    for start in (0..rows).step_by(ROW_BLOCK) {
+        let block = start..rows.min(start + ROW_BLOCK);
+        let task = |g: usize| {
+            let columns = g * group..panels.min((g + 1) * group);
+            run(isa, &Task { x, weights, rows: block.clone(), panels: columns }, epilogue);
+        };
+        if groups == 1 {
+            task(0);
+        } else {
+            (0..groups).into_par_iter().for_each(task);
+        }
+    }
+}
+
+/// Panels per task: enough tasks that uneven workers even out, an even number so that pairs stay whole.
+fn group_size(panels: usize) -> usize {
+    let threads = rayon::current_num_threads();
+    if threads == 1 {
+        return panels;
+    }
+    panels.div_ceil(threads * 4).next_multiple_of(PAIR)
+}
+
+/// A block of rows times a group of panels.
+struct Task<'a> {
+    x: &'a [f32],
+    weights: &'a Packed,
+    rows: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+}
+
+fn run<E: Epilogue>(isa: Isa, task: &Task<'_>, epilogue: &E) {
+    match isa {
+        // SAFETY: a device is only made for an instruction set that the processor has.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { x86::run_avx512(task, epilogue) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { x86::run_avx2(task, epilogue) },
+        _ => sweep::<false, E>(task, epilogue, PORTABLE_TILE, portable_tile),
+    }
+}
+
+/// One kernel call: `rows` rows of x (at `a`, `inputs` apart) times `panels` (1 or 2) panels at `b`.
+#[derive(Clone, Copy)]
+struct Call {
+    a: *const f32,
+    b: *const f32,
+    inputs: usize,
+    rows: usize,
+    panels: usize,
+}
+
+/// Where a kernel leaves its result: row r of the tile at `[r]`.
+type Tile = [[f32; TILE_COLS]; MAX_TILE];
+const MAX_TILE: usize = 12;
+
+/// Walks over the task's tiles: panels outside, so that they stay in cache while the rows pass by.
+#[inline(always)]
+fn sweep<const FUSED: bool, E: Epilogue>(task: &Task<'_>, epilogue: &E, tile_rows: usize, kernel: impl Fn(Call, &mut Tile)) {
+    let inputs = task.weights.inputs;
+    let mut tile: Tile = [[0.0; TILE_COLS]; MAX_TILE];
+    for p in task.panels.clone().step_by(PAIR) {
+        let panels = PAIR.min(task.panels.end - p);
+        let col = p * PANEL;
+        let width = (panels * PANEL).min(task.weights.outputs - col);
+        let b = task.weights.panels[p * inputs * PANEL..].as_ptr();
+        // Tiles of nearly equal height: 16 rows go as 8 + 8, not as 12 + 4.
+        let count = task.rows.len().div_ceil(tile_rows);
+        for t in 0..count {
+            let first = task.rows.start + t * task.rows.len() / count;
+            let rows = task.rows.start + (t + 1) * task.rows.len() / count - first;
+            kernel(Call { a: task.x[first * inputs..].as_ptr(), b, inputs, rows, panels }, &mut tile);
+            for (r, values) in tile[..rows].iter_mut().enumerate() {
+                // SAFETY: tasks have no row and panel in common, and each tile is finished once.
+                unsafe { epilogue.finish::<FUSED>(first + r, col, &mut values[..width]) };
+            }
+        }
+    }
+}
+
+const PORTABLE_TILE: usize = 4;
+
+#[inline(always)]
+fn portable_tile(call: Call, tile: &mut Tile) {
+    for r in 0..call.rows {
+        for p in 0..call.panels {
+            let mut acc = [0.0f32; PANEL];
+            for k in 0..call.inputs {
+                // SAFETY: the call's pointers cover `rows` x `inputs` of x and `panels` whole panels.
+                let (a, b) = unsafe { (*call.a.add(r * call.inputs + k), call.b.add((p * call.inputs + k) * PANEL)) };
+                for (j, x) in acc.iter_mut().enumerate() {
+                    // SAFETY: as above.
+                    *x += a * unsafe { *b.add(j) };
+                }
+            }
+            tile[r][p * PANEL..][..PANEL].copy_from_slice(&acc);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Call, Epilogue, MAX_TILE, PANEL, Task, Tile, sweep};
+    use std::arch::x86_64::*;
+
+    /// Calls `$kernel::<R, P>` for the call's rows and panels.
+    macro_rules! by_size {
+        ($call:expr, $tile:expr, $kernel:ident, [$($r:literal)*]) => {
+            match ($call.rows, $call.panels) {
+                $(($r, 1) => $kernel::<$r, 1>($call, $tile), ($r, _) => $kernel::<$r, 2>($call, $tile),)*
+                _ => unreachable!("tiles have 1 to {MAX_TILE} rows"),
+            }
+        };
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 F and DQ, AVX2 and FMA.
+    #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
+    pub(super) unsafe fn run_avx512<E: Epilogue>(task: &Task<'_>, epilogue: &E) {
+        sweep::<true, E>(task, epilogue, 12, |call, tile| {
+            // SAFETY: the features are those of this function; the call covers its operands.
+            unsafe { by_size!(call, tile, avx512, [1 2 3 4 5 6 7 8 9 10 11 12]) }
+        });
+    }
+
+    /// # Safety
+    /// The processor has AVX2 and FMA.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn run_avx2<E: Epilogue>(task: &Task<'_>, epilogue: &E) {
+        sweep::<true, E>(task, epilogue, 6, |call, tile| {
+            // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take them one by one.
+            unsafe {
+                if call.rows <= 3 {
+                    by_size!(call, tile, avx2, [1 2 3]);
+                } else {
+                    for p in 0..call.panels {
+                        let one = Call { b: call.b.add(p * call.inputs * PANEL), panels: 1, ..call };
+                        by_one_panel(one, tile, p);
+                    }
+                }
+            }
+        });
+    }
+
+    /// # Safety
+    /// As the kernels; 4 to 6 rows, one panel, whose result goes to columns `16 * p ..`.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn by_one_panel(call: Call, tile: &mut Tile, p: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            match call.rows {
+                4 => avx2_at::<4, 1>(call, tile, p * PANEL),
+                5 => avx2_at::<5, 1>(call, tile, p * PANEL),
+                _ => avx2_at::<6, 1>(call, tile, p * PANEL),
+            }
+        }
+    }
+
+    /// # Safety
+    /// The processor has AVX-512 F; the call's pointers cover `R` x `inputs` of x and `P` whole panels.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn avx512<const R: usize, const P: usize>(call: Call, tile: &mut Tile) {
+        let mut acc = [[_mm512_setzero_ps(); P]; R];
+        let stride = call.inputs * PANEL;
+        for k in 0..call.inputs {
+            // SAFETY: by the contract.
+            unsafe {
+                let b: [__m512; P] = std::array::from_fn(|p| _mm512_loadu_ps(call.b.add(p * stride + k * PANEL)));
+                for (r, row) in acc.iter_mut().enumerate() {
+                    let a = _mm512_set1_ps(*call.a.add(r * call.inputs + k));
+                    for (x, b) in row.iter_mut().zip(b) {
+                        *x = _mm512_fmadd_ps(a, b, *x);
+                    }
+                }
+            }
+        }
+        for (row, out) in acc.iter().zip(tile) {
+            for (p, x) in row.iter().enumerate() {
+                // SAFETY: a tile's row holds two panels.
+                unsafe { _mm512_storeu_ps(out.as_mut_ptr().add(p * PANEL), *x) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`avx2_at`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2<const R: usize, const P: usize>(call: Call, tile: &mut Tile) {
+        // SAFETY: passed on.
+        unsafe { avx2_at::<R, P>(call, tile, 0) }
+    }
+
+    /// # Safety
+    /// The processor has AVX2 and FMA; the call's pointers cover `R` x `inputs` of x and `P` whole panels; `col + 16 P <= 32`.
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2_at<const R: usize, const P: usize>(call: Call, tile: &mut Tile, col: usize) {
+        let mut acc = [[[_mm256_setzero_ps(); 2]; P]; R];
+        let stride = call.inputs * PANEL;
+        for k in 0..call.inputs {
+            // SAFETY: by the contract.
+            unsafe {
+                let b: [[__m256; 2]; P] = std::array::from_fn(|p| {
+                    let at = call.b.add(p * stride + k * PANEL);
+                    [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))]
+                });
+                for (r, row) in acc.iter_mut().enumerate() {
+                    let a = _mm256_broadcast_ss(&*call.a.add(r * call.inputs + k));
+                    for (x, b) in row.iter_mut().zip(b) {
+                        x[0] = _mm256_fmadd_ps(a, b[0], x[0]);
+                        x[1] = _mm256_fmadd_ps(a, b[1], x[1]);
+                    }
+                }
+            }
+        }
+        for (row, out) in acc.iter().zip(tile) {
+            for (p, x) in row.iter().enumerate() {
+                // SAFETY: by the contract on `col`.
+                unsafe {
+                    _mm256_storeu_ps(out.as_mut_ptr().add(col + p * PANEL), x[0]);
+                    _mm256_storeu_ps(out.as_mut_ptr().add(col + p * PANEL + 8), x[1]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The processor's kernels, one file per operation of [`crate::ops`], each for every instruction set of [`isa`].
+
+pub(crate) mod activation;
+pub(crate) mod attention;
+pub(crate) mod isa;
+pub(crate) mod linear;
+pub(crate) mod math;
+pub(crate) mod norm;
+mod peak;
+pub(crate) mod rope;
+
+pub use peak::peak;

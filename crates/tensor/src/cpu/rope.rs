@@ -1,0 +1,29 @@
+//! Rotary positions. Angles are taken in double precision, so that distant positions keep theirs.
+
+use rayon::prelude::*;
+
+use super::isa::{Isa, fma, per_isa};
+use crate::Tensor;
+use crate::ops::Rope;
+
+/// See [`crate::ops::rope`].
+pub(crate) fn rope(isa: Isa, x: &mut Tensor, by: &Rope, positions: &[u32], heads: usize) {
+    let width = x.cols();
+    let half = by.frequencies.len();
+    x.data_mut().par_chunks_mut(width).zip(positions.par_iter()).with_min_len(4).for_each(|(row, &position)| {
+        let (sin, cos): (Vec<f32>, Vec<f32>) =
+            by.frequencies.iter().map(|f| (f * f64::from(position)).sin_cos()).map(|(s, c)| (s as f32, c as f32)).unzip();
+        for head in row[..heads * 2 * half].chunks_mut(2 * half) {
+            let (sin, cos) = (&sin[..], &cos[..]);
+            per_isa!(isa, turn(head: &mut [f32], sin: &[f32], cos: &[f32]));
+        }
+    });
+}
+
+#[inline(always)]
+fn turn<const FUSED: bool>(head: &mut [f32], sin: &[f32], cos: &[f32]) {
+    let (a, b) = head.split_at_mut(sin.len());
+    for (((x, y), &s), &c) in a.iter_mut().zip(b).zip(sin).zip(cos) {
+        (*x, *y) = (fma::<FUSED>(*x, c, -(*y * s)), fma::<FUSED>(*y, c, *x * s));
+    }
+}

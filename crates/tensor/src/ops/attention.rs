@@ -1,0 +1,193 @@
+//! Keys and values in slots, and attention over spans of them.
+//!
+//! A slot holds the keys and values of one position in every layer. A position sees a list of spans of slots: a shared
+//! prefix, then whatever is its row's own. Forked rows therefore share a prefix by naming the same slots; nothing is
+//! copied and nothing is padded.
+
+use crate::cpu::attention as kernel;
+use crate::{Device, Tensor};
+
+/// Keys and values of `slots` positions in every layer.
+#[derive(Clone, Debug)]
+pub struct KvStore {
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) slots: usize,
+    pub(crate) layers: Vec<LayerKv>,
+}
+
+/// One layer's keys and values, in the layout that the kernels read.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerKv {
+    pub(crate) keys: Vec<f32>,   // (kv_heads, slots / BLOCK, head_dim, BLOCK)
+    pub(crate) values: Vec<f32>, // (kv_heads, slots, head_dim)
+}
+
+impl KvStore {
+    /// A span that starts at a multiple of this is read fastest.
+    pub const ALIGNMENT: usize = kernel::BLOCK;
+
+    /// An empty store.
+    pub fn new(layers: usize, kv_heads: usize, head_dim: usize, slots: usize) -> Self {
+        let slots = slots.next_multiple_of(kernel::BLOCK);
+        let size = kv_heads * head_dim * slots;
+        let layers = (0..layers).map(|_| LayerKv { keys: vec![0.0; size], values: vec![0.0; size] }).collect();
+        Self { kv_heads, head_dim, slots, layers }
+    }
+
+    /// How many positions fit.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Memory that a slot takes in a model of this shape.
+    pub fn bytes_per_slot(layers: usize, kv_heads: usize, head_dim: usize) -> usize {
+        layers * kv_heads * head_dim * 2 * size_of::<f32>()
+    }
+
+    /// Stores, for each row of x, its keys (from column `first` on) and values (right after them) into that row's slot.
+    pub fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
+        let width = self.kv_heads * self.head_dim;
+        assert_eq!(x.rows(), slots.len(), "kv write: {} rows into {} slots", x.rows(), slots.len());
+        assert!(first + 2 * width <= x.cols(), "kv write: keys and values of {width} do not fit {}", x.cols());
+        assert!(slots.iter().all(|&s| (s as usize) < self.slots), "kv write: a slot beyond {}", self.slots);
+        kernel::write(self, layer, x, first, slots);
+    }
+}
+
+/// A run of neighbouring slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first slot.
+    pub start: u32,
+    /// How many.
+    pub len: u32,
+}
+
+/// Which slots each row sees, in the order of their positions.
+#[derive(Clone, Debug, Default)]
+pub struct Attend {
+    pub(crate) spans: Vec<Span>,
+    pub(crate) ends: Vec<usize>, // per row: where its spans end
+}
+
+impl Attend {
+    /// Adds a row that sees `spans`.
+    pub fn push(&mut self, spans: impl IntoIterator<Item = Span>) {
+        self.spans.extend(spans.into_iter().filter(|s| s.len > 0));
+        self.ends.push(self.spans.len());
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// What row `r` sees.
+    pub(crate) fn of(&self, r: usize) -> &[Span] {
+        let start = if r == 0 { 0 } else { self.ends[r - 1] };
+        &self.spans[start..self.ends[r]]
+    }
+}
+
+/// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the slots that row r sees.
+///
+/// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim). Query heads share
+/// key heads in equal groups of neighbours. Every row must see at least one slot.
+pub fn attention(device: &Device, q: &Tensor, kv: &KvStore, layer: usize, heads: usize, attend: &Attend, out: &mut Tensor) {
+    assert_eq!(q.rows(), attend.rows(), "attention: {} rows, views for {}", q.rows(), attend.rows());
+    assert!(heads.is_multiple_of(kv.kv_heads), "attention: {heads} query heads over {} key heads", kv.kv_heads);
+    assert!(heads * kv.head_dim <= q.cols(), "attention: {heads} heads of {} do not fit {}", kv.head_dim, q.cols());
+    let inside = |s: &Span| s.start as usize + s.len as usize <= kv.slots;
+    assert!(attend.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
+    out.reshape(q.rows(), heads * kv.head_dim);
+    kernel::attention(device.isa(), q, kv, &kernel::Shape { layer, heads, attend }, out);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::rng::{Draw, Site};
+
+    fn numbers(n: usize, salt: u64) -> Vec<f32> {
+        let mut x = vec![0.0; n];
+        Draw { seed: salt, question: 0, trajectory: 0, position: 0 }.add_noise(1.0, &mut x);
+        x
+    }
+
+    /// The definition, in double precision, from keys and values by slot.
+    fn naive(q: &[f32], kv: &Tensor, (kv_heads, head_dim, heads): (usize, usize, usize), slots: &[usize]) -> Vec<f64> {
+        let mut out = vec![0.0; heads * head_dim];
+        for h in 0..heads {
+            let g = h / (heads / kv_heads);
+            let dot = |s: usize| -> f64 {
+                (0..head_dim).map(|i| f64::from(q[h * head_dim + i]) * f64::from(kv.row(s)[g * head_dim + i])).sum()
+            };
+            let scores: Vec<f64> = slots.iter().map(|&s| dot(s) / (head_dim as f64).sqrt()).collect();
+            let total: f64 = scores.iter().map(|x| x.exp()).sum();
+            for (&s, score) in slots.iter().zip(&scores) {
+                for i in 0..head_dim {
+                    out[h * head_dim + i] += score.exp() / total * f64::from(kv.row(s)[(kv_heads + g) * head_dim + i]);
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn equals_the_definition_on_every_instruction_set() {
+        for (kv_heads, head_dim, heads) in [(1, 12, 1), (2, 16, 4), (3, 64, 3), (2, 80, 6)] {
+            let slots = 70;
+            let kv_rows = Tensor::from_vec(slots, 2 * kv_heads * head_dim, numbers(slots * 2 * kv_heads * head_dim, 1));
+            let mut kv = KvStore::new(2, kv_heads, head_dim, slots);
+            kv.write(1, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>());
+            let views: Vec<Vec<(u32, u32)>> = vec![
+                vec![(0, 1)],
+                vec![(0, 33), (48, 3)],
+                vec![(0, 33), (50, 2), (69, 1), (60, 1)],
+                vec![(5, 40)],
+                vec![(0, 33), (64, 6)],
+                vec![(16, 16)],
+            ];
+            let mut attend = Attend::default();
+            views.iter().for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
+            let q = Tensor::from_vec(views.len(), heads * head_dim, numbers(views.len() * heads * head_dim, 2));
+            for isa in Isa::ALL.into_iter().filter(|i| i.is_present()) {
+                let device = Device::cpu_with(None, isa).unwrap();
+                let mut out = Tensor::default();
+                device.run(|| attention(&device, &q, &kv, 1, heads, &attend, &mut out));
+                for (r, view) in views.iter().enumerate() {
+                    let slots: Vec<usize> = view.iter().flat_map(|&(s, n)| (s..s + n).map(|x| x as usize)).collect();
+                    let expected = naive(q.row(r), &kv_rows, (kv_heads, head_dim, heads), &slots);
+                    for (x, y) in out.row(r).iter().zip(expected) {
+                        assert!((f64::from(*x) - y).abs() < 2e-6, "{isa} {kv_heads} {head_dim} row {r}: {x} {y}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn where_a_position_is_stored_does_not_matter() {
+        let (kv_heads, head_dim, heads, slots) = (2, 32, 4, 64usize);
+        let kv_rows = Tensor::from_vec(slots, 2 * kv_heads * head_dim, numbers(slots * 2 * kv_heads * head_dim, 3));
+        let mut straight = KvStore::new(1, kv_heads, head_dim, slots);
+        straight.write(0, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>());
+        let mut reversed = KvStore::new(1, kv_heads, head_dim, slots);
+        reversed.write(0, &kv_rows, 0, &(0..slots as u32).rev().collect::<Vec<_>>());
+        let q = Tensor::from_vec(1, heads * head_dim, numbers(heads * head_dim, 4));
+        let device = Device::cpu(None).unwrap();
+        let run = |kv: &KvStore, spans: Vec<Span>| {
+            let (mut attend, mut out) = (Attend::default(), Tensor::default());
+            attend.push(spans);
+            attention(&device, &q, kv, 0, heads, &attend, &mut out);
+            out
+        };
+        let together = run(&straight, vec![Span { start: 0, len: 37 }]);
+        let split = run(&straight, vec![Span { start: 0, len: 20 }, Span { start: 20, len: 17 }]);
+        let scattered = run(&reversed, (0..37).map(|p| Span { start: 63 - p, len: 1 }).collect());
+        assert_eq!(together, split);
+        assert_eq!(together, scattered);
+    }
+}

@@ -1,0 +1,213 @@
+//! Randomness as a pure function: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
+//!
+//! No generator object exists. Every number is named by where it is used (seed, question, trajectory, position, layer,
+//! site, element), so it is the same for every batch, order, thread count and device.
+//!
+//! The 128-bit counter holds, from word 0 to 3: `site << 26 | layer << 16 | element / 4`, position, trajectory, question.
+//! The key is the seed. One call yields four words, for four neighbouring elements.
+
+/// The generator's four output words for a counter and a key.
+#[inline(always)]
+pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let [w] = philox_lanes([counter[0]], [counter[1], counter[2], counter[3]], key);
+    w
+}
+
+/// `philox` for `L` counters that differ in word 0 alone, written so that compilers vectorise it.
+#[inline(always)]
+pub(crate) fn philox_lanes<const L: usize>(word0: [u32; L], rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; L] {
+    const M0: u64 = 0xD251_1F53;
+    const M1: u64 = 0xCD9E_8D57;
+    let mut c0 = word0;
+    let (mut c1, mut c2, mut c3) = ([rest[0]; L], [rest[1]; L], [rest[2]; L]);
+    let [mut k0, mut k1] = key;
+    for _ in 0..10 {
+        for l in 0..L {
+            let (p0, p1) = (M0 * u64::from(c0[l]), M1 * u64::from(c2[l]));
+            let (n0, n2) = ((p1 >> 32) as u32 ^ c1[l] ^ k0, (p0 >> 32) as u32 ^ c3[l] ^ k1);
+            (c0[l], c1[l], c2[l], c3[l]) = (n0, p1 as u32, n2, p0 as u32);
+        }
+        k0 = k0.wrapping_add(0x9E37_79B9);
+        k1 = k1.wrapping_add(0xBB67_AE85);
+    }
+    std::array::from_fn(|l| [c0[l], c1[l], c2[l], c3[l]])
+}
+
+/// What a number is drawn for. Sites never share numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Site {
+    /// Dropout on the attention block's output.
+    AttnOut = 0,
+    /// Dropout on the MLP block's output.
+    MlpOut = 1,
+    /// Gaussian noise on a thought.
+    Noise = 2,
+    /// The number of thoughts of a trajectory.
+    Length = 3,
+}
+
+/// A place where numbers are drawn: everything of a number's name but layer, site and element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// The run's seed.
+    pub seed: u64,
+    /// The question's number in its data set.
+    pub question: u32,
+    /// The trajectory's number within the question.
+    pub trajectory: u32,
+    /// The position in the trajectory's sequence, counted from the first prompt token.
+    pub position: u32,
+}
+
+/// The largest number of elements, layers that a counter can name.
+pub const MAX_ELEMENTS: usize = 1 << 18;
+/// The largest number of layers that a counter can name.
+pub const MAX_LAYERS: usize = 1 << 10;
+
+impl Draw {
+    /// The key and the three upper counter words.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> ([u32; 2], [u32; 3]) {
+        ([self.seed as u32, (self.seed >> 32) as u32], [self.position, self.trajectory, self.question])
+    }
+
+    /// The four words for elements `4 * block ..= 4 * block + 3` of a site.
+    pub fn bits(&self, layer: usize, site: Site, block: usize) -> [u32; 4] {
+        let (key, rest) = self.words();
+        philox([site_word(layer, site) | block as u32, rest[0], rest[1], rest[2]], key)
+    }
+
+    /// Whether dropout keeps element `i` of a site at rate `p`.
+    pub fn keeps(&self, layer: usize, site: Site, i: usize, p: f32) -> bool {
+        self.bits(layer, site, i / 4)[i % 4] >= drop_threshold(p)
+    }
+
+    /// Adds normal noise of standard deviation `std` to a thought.
+    pub fn add_noise(&self, std: f32, thought: &mut [f32]) {
+        for (block, four) in thought.chunks_mut(4).enumerate() {
+            let normals = normals(self.bits(0, Site::Noise, block));
+            for (x, n) in four.iter_mut().zip(normals) {
+                *x += (f64::from(std) * n) as f32;
+            }
+        }
+    }
+
+    /// A whole number drawn evenly from `low ..= high`.
+    pub fn between(&self, site: Site, low: usize, high: usize) -> usize {
+        let span = (high - low + 1) as u64;
+        low + ((u64::from(self.bits(0, site, 0)[0]) * span) >> 32) as usize
+    }
+}
+
+/// The layer and site part of counter word 0.
+#[inline(always)]
+pub(crate) fn site_word(layer: usize, site: Site) -> u32 {
+    debug_assert!(layer < MAX_LAYERS);
+    (site as u32) << 26 | (layer as u32) << 16
+}
+
+/// A word below this is dropped: the share of such words is `p` to within 2^-32.
+#[inline(always)]
+pub fn drop_threshold(p: f32) -> u32 {
+    (f64::from(p) * 4_294_967_296.0) as u32
+}
+
+/// Box-Muller: four words become four standard normal numbers. Double precision, so that devices agree after rounding.
+fn normals(words: [u32; 4]) -> [f64; 4] {
+    let pair = |a: u32, b: u32| {
+        let radius = (-2.0 * ((f64::from(a) + 0.5) / 4_294_967_296.0).ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0).sin_cos();
+        (radius * cos, radius * sin)
+    };
+    let ((a, b), (c, d)) = (pair(words[0], words[1]), pair(words[2], words[3]));
+    [a, b, c, d]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random123's published known-answer vectors for philox4x32-10.
+    #[test]
+    fn philox_gives_the_published_vectors() {
+        let f = 0xffff_ffff;
+        let cases = [
+            ([0, 0, 0, 0], [0, 0], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([f, f, f, f], [f, f], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+            (
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0],
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for (counter, key, expected) in cases {
+            assert_eq!(philox(counter, key), expected);
+        }
+    }
+
+    #[test]
+    fn lanes_equal_single_calls() {
+        let words: [u32; 8] = std::array::from_fn(|i| 1 << 26 | i as u32);
+        let lanes = philox_lanes(words, [7, 8, 9], [1, 2]);
+        for (w, lane) in words.iter().zip(lanes) {
+            assert_eq!(lane, philox([*w, 7, 8, 9], [1, 2]));
+        }
+    }
+
+    fn draw(trajectory: u32) -> Draw {
+        Draw { seed: 42, question: 3, trajectory, position: 71 }
+    }
+
+    #[test]
+    fn dropout_keeps_its_share() {
+        for p in [0.03f32, 0.2, 0.5, 0.9] {
+            let n = 400_000;
+            let kept = (0..n).filter(|&i| draw(i / 1000).keeps(2, Site::MlpOut, (i % 1000) as usize, p)).count() as f64;
+            let (mean, sd) = (f64::from(n) * f64::from(1.0 - p), (f64::from(n) * f64::from(p * (1.0 - p))).sqrt());
+            assert!((kept - mean).abs() < 4.0 * sd, "p {p}: kept {kept}, expected {mean} +- {sd}");
+        }
+        assert!((0..1000).all(|i| draw(0).keeps(0, Site::AttnOut, i, 0.0)));
+    }
+
+    #[test]
+    fn noise_has_its_moments() {
+        let (rows, width) = (500u32, 801usize);
+        let mut all = Vec::new();
+        for r in 0..rows {
+            let mut x = vec![0.0; width];
+            draw(r).add_noise(0.6, &mut x);
+            all.extend(x);
+        }
+        let n = all.len() as f64;
+        let moment = |k: i32| all.iter().map(|&x| (f64::from(x) / 0.6).powi(k)).sum::<f64>() / n;
+        assert!(moment(1).abs() < 4.0 / n.sqrt());
+        assert!((moment(2) - 1.0).abs() < 4.0 * (2.0 / n).sqrt());
+        assert!(moment(3).abs() < 4.0 * (15.0 / n).sqrt());
+        assert!((moment(4) - 3.0).abs() < 4.0 * (96.0 / n).sqrt());
+    }
+
+    #[test]
+    fn every_part_of_the_name_changes_the_bits() {
+        let base = draw(5);
+        let bits = base.bits(1, Site::AttnOut, 9);
+        let others = [
+            Draw { seed: 43, ..base }.bits(1, Site::AttnOut, 9),
+            Draw { seed: 42 | 1 << 40, ..base }.bits(1, Site::AttnOut, 9),
+            Draw { question: 4, ..base }.bits(1, Site::AttnOut, 9),
+            Draw { trajectory: 6, ..base }.bits(1, Site::AttnOut, 9),
+            Draw { position: 72, ..base }.bits(1, Site::AttnOut, 9),
+            base.bits(2, Site::AttnOut, 9),
+            base.bits(1, Site::MlpOut, 9),
+            base.bits(1, Site::AttnOut, 10),
+        ];
+        assert!(others.iter().all(|o| *o != bits));
+    }
+
+    #[test]
+    fn lengths_are_even_over_their_range() {
+        let mut counts = [0usize; 3];
+        (0..30_000).for_each(|t| counts[draw(t).between(Site::Length, 4, 6) - 4] += 1);
+        assert!(counts.iter().all(|&c| (9_600..10_400).contains(&c)), "{counts:?}");
+    }
+}
