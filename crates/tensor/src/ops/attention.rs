@@ -83,6 +83,13 @@ impl Attend {
         self.ends.len()
     }
 
+    /// The rows `picked`, in that order.
+    pub fn select(&self, picked: impl IntoIterator<Item = usize>) -> Self {
+        let mut out = Self::default();
+        picked.into_iter().for_each(|r| out.push(self.of(r).iter().copied()));
+        out
+    }
+
     /// What row `r` sees.
     pub(crate) fn of(&self, r: usize) -> &[Span] {
         let start = if r == 0 { 0 } else { self.ends[r - 1] };

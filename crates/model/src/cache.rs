@@ -1,0 +1,158 @@
+//! Sequences in a store of keys and values: a prefix computed once, rows forked from it.
+//!
+//! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
+//! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once.
+
+use tensor::ops::{Attend, KvStore, Span};
+
+use crate::config::Config;
+
+/// Slots handed to a sequence at a time: whole blocks of the store, so that its own positions are read fastest.
+const CHUNK: u32 = KvStore::ALIGNMENT as u32;
+
+/// A store of keys and values, and how much of it is in use.
+#[derive(Debug)]
+pub struct Cache {
+    pub(crate) kv: KvStore,
+    used: u32,
+}
+
+/// Positions in a cache, in order. The last span may have room for more.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sequence {
+    spans: Vec<Span>,
+    room: u32,
+    len: u32,
+}
+
+impl Sequence {
+    /// How many positions it holds.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A sequence that starts with the same positions and goes its own way. Nothing is copied.
+    pub fn fork(&self) -> Self {
+        Self { room: 0, ..self.clone() }
+    }
+}
+
+impl Cache {
+    /// An empty cache for a decoder of that shape.
+    pub fn new(config: &Config, slots: usize) -> Self {
+        Self { kv: KvStore::new(config.layers, config.kv_heads, config.head_dim, slots), used: 0 }
+    }
+
+    /// Memory that one position takes.
+    pub fn bytes_per_position(config: &Config) -> usize {
+        KvStore::bytes_per_slot(config.layers, config.kv_heads, config.head_dim)
+    }
+
+    /// Slots that a sequence of `own` positions of its own may take: they are handed out in chunks.
+    pub fn slots_for(own: usize) -> usize {
+        own.next_multiple_of(CHUNK as usize)
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.kv.slots()
+    }
+
+    /// Takes all slots back. Sequences made before must not be used any more.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// Makes room for one more position and returns its slot.
+    fn extend(&mut self, sequence: &mut Sequence) -> u32 {
+        if sequence.room == 0 {
+            assert!(self.used + CHUNK <= self.kv.slots() as u32, "the cache was planned too small: {} slots", self.kv.slots());
+            // A sequence that grew last goes on where it ended; others start a span of their own.
+            let follows = sequence.spans.last().is_some_and(|s| s.start + s.len == self.used && s.len.is_multiple_of(CHUNK));
+            if !follows {
+                sequence.spans.push(Span { start: self.used, len: 0 });
+            }
+            sequence.room = CHUNK;
+            self.used += CHUNK;
+        }
+        let Some(last) = sequence.spans.last_mut() else { unreachable!("a sequence with room has a span") };
+        let slot = last.start + last.len;
+        last.len += 1;
+        sequence.room -= 1;
+        sequence.len += 1;
+        slot
+    }
+}
+
+/// New positions that are computed together, in one pass over the weights.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    pub(crate) attend: Attend,
+    pub(crate) slots: Vec<u32>,     // (rows)
+    pub(crate) positions: Vec<u32>, // (rows)
+    pub(crate) wanted: Vec<usize>,  // rows whose hidden state is asked for, ascending
+}
+
+impl Pass {
+    /// Adds the next position of a sequence; `wanted` asks for its hidden state.
+    ///
+    /// Positions of one sequence are added in order. Each sees all before it and itself.
+    pub fn push(&mut self, cache: &mut Cache, sequence: &mut Sequence, wanted: bool) {
+        if wanted {
+            self.wanted.push(self.slots.len());
+        }
+        self.positions.push(sequence.len);
+        self.slots.push(cache.extend(sequence));
+        self.attend.push(sequence.spans.iter().copied());
+    }
+
+    /// How many positions there are.
+    pub fn rows(&self) -> usize {
+        self.slots.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache() -> Cache {
+        Cache { kv: KvStore::new(1, 1, 4, 160), used: 0 }
+    }
+
+    #[test]
+    fn forks_share_the_prefix_and_nothing_else() {
+        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        (0..20).for_each(|_| pass.push(&mut cache, &mut prefix, false));
+        assert_eq!(prefix.spans, [Span { start: 0, len: 20 }]);
+        let (mut a, mut b) = (prefix.fork(), prefix.fork());
+        for _ in 0..17 {
+            pass.push(&mut cache, &mut a, true);
+            pass.push(&mut cache, &mut b, true);
+        }
+        assert_eq!((a.len(), b.len(), prefix.len()), (37, 37, 20));
+        assert_eq!(a.spans[0], prefix.spans[0]);
+        let own = |s: &Sequence| s.spans[1..].iter().flat_map(|s| s.start..s.start + s.len).collect::<Vec<_>>();
+        assert!(own(&a).iter().all(|slot| *slot >= 32 && !own(&b).contains(slot)));
+        assert_eq!(own(&a).len(), 17);
+        assert_eq!(pass.positions[20..24], [20, 20, 21, 21]);
+    }
+
+    #[test]
+    fn a_fork_of_a_fork_shares_both() {
+        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
+        let mut beam = prefix.fork();
+        pass.push(&mut cache, &mut beam, false);
+        let mut next = beam.fork();
+        pass.push(&mut cache, &mut next, false);
+        assert_eq!(next.spans, [Span { start: 0, len: 3 }, Span { start: 16, len: 1 }, Span { start: 32, len: 1 }]);
+        cache.clear();
+        assert_eq!(cache.used, 0);
+    }
+}

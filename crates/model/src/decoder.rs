@@ -1,0 +1,343 @@
+//! The one decoder: GPT-2, Llama and Qwen3 are this transformer with other fields in its [`Config`].
+//!
+//! Three types, three roles: [`Config`] is the blueprint, [`Decoder`] the weights, [`Cache`] the state; only the state
+//! changes. A pass computes any mixture of new positions (whole prompts, single thoughts of many rows) over what the
+//! cache holds.
+
+use tensor::ops::{self, Activation, Finish, Linear, Mask, Norm, Rope};
+use tensor::rng::{Draw, Site};
+use tensor::{Device, Tensor};
+
+use crate::cache::{Cache, Pass};
+use crate::config::{self, Config, Mlp, Positions};
+use crate::error::Error;
+use crate::weights::Weights;
+use crate::source::TensorSource;
+
+/// Positions computed together at most; longer passes go in parts, so that activations stay small.
+const ROWS_PER_PART: usize = 768;
+
+/// A decoder's weights, packed for the device.
+#[derive(Debug)]
+pub struct Decoder {
+    device: Device,
+    config: Config,
+    table: Vec<f32>,           // (vocab, width), empty if the head is tied and serves as the table
+    head: Option<Linear>,      // width -> vocab
+    positions: Vec<f32>,       // (context, width), empty with rotary positions
+    rope: Option<Rope>,
+    blocks: Vec<Block>,
+    final_norm: Norm,
+}
+
+#[derive(Debug)]
+struct Block {
+    attn_norm: Norm,
+    qkv: Linear, // width -> (heads + 2 kv_heads) * head_dim
+    qk_norm: Option<(Norm, Norm)>,
+    attn_out: Linear,
+    mlp_norm: Norm,
+    mlp_in: Linear, // width -> ffn, or both halves of a SwiGLU: width -> 2 ffn
+    mlp_out: Linear,
+}
+
+/// Dropout during a pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout<'a> {
+    /// The share of elements dropped.
+    pub p: f32,
+    /// On the attention block's output?
+    pub attn_out: bool,
+    /// On the MLP block's output?
+    pub mlp_out: bool,
+    /// Where the masks come from.
+    pub masks: Masks<'a>,
+}
+
+/// Where dropout masks come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Masks<'a> {
+    /// Drawn, row by row of the pass; `None` leaves a row clean.
+    Drawn(&'a [Option<Draw>]),
+    /// Recorded elsewhere: for layer l, `[2 l]` is the attention site's mask, `[2 l + 1]` the MLP site's; each (rows, width).
+    Recorded(&'a [Vec<u8>]),
+}
+
+impl<'a> Dropout<'a> {
+    fn mask(&self, layer: usize, site: Site) -> Option<Mask<'a>> {
+        let chosen = match site {
+            Site::AttnOut => self.attn_out,
+            _ => self.mlp_out,
+        };
+        chosen.then(|| match self.masks {
+            Masks::Drawn(rows) => Mask::Drawn { p: self.p, layer, site, rows },
+            Masks::Recorded(keep) => Mask::Recorded { p: self.p, keep: &keep[2 * layer + usize::from(site == Site::MlpOut)] },
+        })
+    }
+}
+
+/// Whether a decoder is loaded with the map from hidden states to tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LmHead {
+    /// A reasoner answers in words.
+    With,
+    /// A reward model does not.
+    Without,
+}
+
+impl Decoder {
+    /// Takes a decoder's weights from `source` and packs them.
+    pub fn load(device: &Device, config: &Config, source: &impl TensorSource, head: LmHead) -> Result<Self, Error> {
+        let weights = Weights::new(config, source);
+        let width = config.width;
+        let mut table = weights.embedding()?;
+        let head = match head {
+            LmHead::Without => None,
+            LmHead::With if config.tied || !weights.has_head() => {
+                let tied = Linear::from_output_major(width, config.vocab, &table, None);
+                table = Vec::new();
+                Some(tied)
+            }
+            LmHead::With => Some(Linear::from_output_major(width, config.vocab, &weights.head()?, None)),
+        };
+        let positions = if config.positions == Positions::Learned { weights.positions()? } else { Vec::new() };
+        let blocks = (0..config.layers).map(|i| Block::load(config, &weights, i)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            device: device.clone(),
+            table,
+            head,
+            positions,
+            rope: rope(config),
+            blocks,
+            final_norm: weights.final_norm()?,
+            config: config.clone(),
+        })
+    }
+
+    /// The blueprint.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The device that computes.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Writes a token's embedding.
+    ///
+    /// # Panics
+    /// If the token is not in the vocabulary.
+    pub fn embed(&self, token: u32, out: &mut [f32]) {
+        let (token, width) = (token as usize, self.config.width);
+        match &self.head {
+            Some(head) if self.table.is_empty() => head.output_weights(token, out),
+            _ => out.copy_from_slice(&self.table[token * width..(token + 1) * width]),
+        }
+    }
+
+    /// The map from hidden states to logits.
+    ///
+    /// # Panics
+    /// If the decoder was loaded without.
+    pub fn head(&self) -> &Linear {
+        self.head.as_ref().unwrap_or_else(|| panic!("this decoder was loaded without its LM head"))
+    }
+
+    /// Computes a pass over the positions' input vectors x (rows, width) and stores their keys and values.
+    ///
+    /// Returns the hidden states after the final norm of the rows that the pass wants: (wanted, width).
+    pub fn forward(&self, cache: &mut Cache, pass: &Pass, x: &Tensor, dropout: Option<Dropout<'_>>) -> Tensor {
+        assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
+        let mut hidden = Tensor::zeros(0, self.config.width);
+        let mut work = Work::default();
+        for start in (0..pass.rows()).step_by(ROWS_PER_PART) {
+            let part = Part::cut(pass, x, start..pass.rows().min(start + ROWS_PER_PART), dropout);
+            let out = self.forward_part(cache, part, &mut work);
+            (0..out.rows()).for_each(|r| hidden.push(out.row(r)));
+        }
+        hidden
+    }
+
+    fn forward_part(&self, cache: &mut Cache, mut part: Part<'_>, work: &mut Work) -> Tensor {
+        let device = &self.device;
+        self.add_positions(&mut part);
+        let last = self.blocks.len() - 1;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            ops::norm(device, &part.x, &block.attn_norm, &mut work.normed);
+            ops::linear(device, &work.normed, &block.qkv, Finish::Write(Activation::None), &mut work.qkv);
+            self.place(block, &part.positions, &mut work.qkv);
+            cache.kv.write(layer, &work.qkv, self.config.heads * self.config.head_dim, &part.slots);
+            if layer == last {
+                part.narrow(&mut work.qkv); // from here on only what was asked for
+            }
+            ops::attention(device, &work.qkv, &cache.kv, layer, self.config.heads, &part.attend, &mut work.mixed);
+            let mask = part.dropout().and_then(|d| d.mask(layer, Site::AttnOut));
+            ops::linear(device, &work.mixed, &block.attn_out, Finish::Residual(mask), &mut part.x);
+            self.mlp(block, &part.x, work);
+            let mask = part.dropout().and_then(|d| d.mask(layer, Site::MlpOut));
+            ops::linear(device, &work.inner, &block.mlp_out, Finish::Residual(mask), &mut part.x);
+        }
+        ops::norm(device, &part.x, &self.final_norm, &mut work.normed);
+        std::mem::take(&mut work.normed)
+    }
+
+    /// The MLP up to its last product: from the residual stream into `work.inner`.
+    fn mlp(&self, block: &Block, x: &Tensor, work: &mut Work) {
+        let device = &self.device;
+        ops::norm(device, x, &block.mlp_norm, &mut work.normed);
+        let mut into = |activation, out: &mut Tensor| {
+            ops::linear(device, &work.normed, &block.mlp_in, Finish::Write(activation), out);
+        };
+        match self.config.mlp {
+            Mlp::Gelu => into(Activation::GeluTanh, &mut work.inner),
+            Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner),
+            Mlp::SwiGlu => {
+                into(Activation::None, &mut work.gates);
+                ops::swiglu(device, &work.gates, &mut work.inner);
+            }
+        }
+    }
+
+    /// Adds learned position vectors to the inputs.
+    fn add_positions(&self, part: &mut Part<'_>) {
+        if self.positions.is_empty() {
+            return;
+        }
+        let width = self.config.width;
+        for (r, &p) in part.positions.iter().enumerate() {
+            let vector = &self.positions[p as usize * width..][..width];
+            part.x.row_mut(r).iter_mut().zip(vector).for_each(|(x, v)| *x += v);
+        }
+    }
+
+    /// Normalises and rotates queries and keys where the architecture does.
+    fn place(&self, block: &Block, positions: &[u32], qkv: &mut Tensor) {
+        let (heads, kv_heads) = (self.config.heads, self.config.kv_heads);
+        if let Some((q, k)) = &block.qk_norm {
+            ops::norm_heads(&self.device, qkv, q, 0, heads);
+            ops::norm_heads(&self.device, qkv, k, heads * self.config.head_dim, kv_heads);
+        }
+        if let Some(rope) = &self.rope {
+            ops::rope(&self.device, qkv, rope, positions, heads + kv_heads);
+        }
+    }
+
+    /// Floating-point operations of one position in the blocks, leaving out what depends on how much it sees.
+    pub fn flops_per_position(&self) -> f64 {
+        let products = |b: &Block| [&b.qkv, &b.attn_out, &b.mlp_in, &b.mlp_out].map(|l| l.inputs() * l.outputs()).iter().sum::<usize>();
+        2.0 * self.blocks.iter().map(products).sum::<usize>() as f64
+    }
+
+    /// Floating-point operations of attention for each position that a position sees.
+    pub fn flops_per_seen(&self) -> f64 {
+        4.0 * (self.config.layers * self.config.heads * self.config.head_dim) as f64
+    }
+
+    /// Floating-point operations of one row of logits.
+    pub fn flops_per_logits(&self) -> f64 {
+        2.0 * (self.config.width * self.config.vocab) as f64
+    }
+}
+
+impl Block {
+    fn load(config: &Config, weights: &Weights<'_, impl TensorSource>, i: usize) -> Result<Self, Error> {
+        Ok(Self {
+            attn_norm: weights.attn_norm(i)?,
+            qkv: weights.qkv(i)?,
+            qk_norm: if config.qk_norm { Some(weights.qk_norm(i)?) } else { None },
+            attn_out: weights.attn_out(i)?,
+            mlp_norm: weights.mlp_norm(i)?,
+            mlp_in: weights.mlp_in(i)?,
+            mlp_out: weights.mlp_out(i)?,
+        })
+    }
+}
+
+/// The rotation frequencies, with Llama 3's stretching of the slow ones.
+fn rope(config: &Config) -> Option<Rope> {
+    let Positions::Rope { theta, scaling } = config.positions else { return None };
+    let base = |i: usize| theta.powf(-2.0 * i as f64 / config.head_dim as f64);
+    let stretch = |f: f64| {
+        let Some(config::Llama3Scaling { factor, low, high, original_context }) = scaling else { return f };
+        let turns = original_context as f64 * f / std::f64::consts::TAU; // over the original context
+        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        kept * f + (1.0 - kept) * f / factor
+    };
+    // transformers keeps frequencies in single precision; so do we, or far positions would drift apart.
+    let frequencies = (0..config.head_dim / 2).map(|i| f64::from(stretch(base(i)) as f32)).collect();
+    Some(Rope { frequencies })
+}
+
+/// Activations of one part of a pass, kept from layer to layer.
+#[derive(Default)]
+struct Work {
+    normed: Tensor, // (rows, width)
+    qkv: Tensor,    // (rows, (heads + 2 kv_heads) * head_dim)
+    mixed: Tensor,  // (rows, heads * head_dim)
+    gates: Tensor,  // (rows, 2 ffn), SwiGLU only
+    inner: Tensor,  // (rows, ffn)
+}
+
+/// Some rows of a pass, with everything that belongs to them.
+struct Part<'a> {
+    x: Tensor, // (rows, width): the residual stream
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    attend: ops::Attend,
+    wanted: Vec<usize>,
+    setting: Option<Dropout<'a>>,
+    draws: Vec<Option<Draw>>,
+    recorded: Vec<Vec<u8>>,
+}
+
+impl<'a> Part<'a> {
+    fn cut(pass: &Pass, x: &Tensor, rows: std::ops::Range<usize>, setting: Option<Dropout<'a>>) -> Self {
+        let width = x.cols();
+        let (draws, recorded) = match setting.map(|d| d.masks) {
+            Some(Masks::Drawn(draws)) => (draws[rows.clone()].to_vec(), Vec::new()),
+            Some(Masks::Recorded(masks)) => {
+                (Vec::new(), masks.iter().map(|m| m[rows.start * width..rows.end * width].to_vec()).collect())
+            }
+            None => (Vec::new(), Vec::new()),
+        };
+        Self {
+            x: x.select(rows.clone()),
+            positions: pass.positions[rows.clone()].to_vec(),
+            slots: pass.slots[rows.clone()].to_vec(),
+            attend: pass.attend.select(rows.clone()),
+            wanted: pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect(),
+            setting,
+            draws,
+            recorded,
+        }
+    }
+
+    fn dropout(&self) -> Option<Dropout<'_>> {
+        self.setting.map(|d| Dropout {
+            masks: match d.masks {
+                Masks::Drawn(_) => Masks::Drawn(&self.draws),
+                Masks::Recorded(_) => Masks::Recorded(&self.recorded),
+            },
+            ..d
+        })
+    }
+
+    /// Leaves the rows out that nobody asked for.
+    fn narrow(&mut self, qkv: &mut Tensor) {
+        if self.wanted.len() == self.slots.len() {
+            return;
+        }
+        let (wanted, width) = (std::mem::take(&mut self.wanted), self.x.cols());
+        let pick = || wanted.iter().copied();
+        self.x = self.x.select(pick());
+        *qkv = qkv.select(pick());
+        self.attend = self.attend.select(pick());
+        if !self.draws.is_empty() {
+            self.draws = pick().map(|r| self.draws[r]).collect();
+        }
+        for mask in &mut self.recorded {
+            *mask = pick().flat_map(|r| mask[r * width..(r + 1) * width].to_vec()).collect();
+        }
+    }
+}
