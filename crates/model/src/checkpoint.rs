@@ -1,0 +1,438 @@
+//! A directory as `save_pretrained` writes it, opened: tensors by canonical name, as f32.
+//!
+//! [`files`] finds and maps the files, [`crate::names`] says what each tensor is, [`crate::adapter`] merges low-rank parts,
+//! `convert` makes numbers. Opening reads headers only; [`Checkpoint::tensor`] touches the bytes of one tensor.
+//!
+//! Invariants: one canonical name is one tensor; a returned tensor has the shape that was asked for and only finite values.
+
+mod convert;
+mod files;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use safetensors::Dtype;
+
+use crate::adapter::{self, Factors, Orientation, Scale};
+use crate::config::{Architecture, Config};
+use crate::error::Error;
+use crate::names::{self, Role};
+use files::{Described, Mapped, Sources};
+
+/// An opened checkpoint.
+pub struct Checkpoint {
+    dir: PathBuf,
+    config: Config,
+    files: Vec<Mapped>,
+    weights: BTreeMap<String, Stored>,
+    adapters: BTreeMap<String, Adapter>,
+    scale: Scale,
+    ignored: Vec<(Stored, &'static str)>,
+    pickles: Vec<PathBuf>,
+}
+
+/// A tensor in one of the files.
+struct Stored {
+    original: String,
+    /// Index into `Checkpoint::files`.
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+    used: AtomicBool,
+}
+
+/// The low-rank factors of one module; both are there once a checkpoint is open.
+#[derive(Default)]
+struct Adapter {
+    a: Option<Stored>,
+    b: Option<Stored>,
+}
+
+/// One tensor of a checkpoint, for those who list it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry<'a> {
+    /// The name that the decoder asks for; of a low-rank factor, its module and `lora_A` or `lora_B`.
+    pub canonical: String,
+    /// The name in the file.
+    pub original: &'a str,
+    /// The file.
+    pub file: &'a Path,
+    /// The number format, as safetensors spells it.
+    pub dtype: String,
+    /// The shape in the file.
+    pub shape: &'a [usize],
+    /// Size in the file.
+    pub bytes: usize,
+    /// Whether somebody has asked for it.
+    pub used: bool,
+    /// Why nobody needs to ask for it, if so.
+    pub ignored: Option<&'static str>,
+}
+
+impl Checkpoint {
+    /// Reads config.json and the headers of all weight files.
+    pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
+        let config = Config::read(dir)?;
+        let Sources {
+            files: sources,
+            index,
+            pickles,
+        } = files::find(dir)?;
+        let scale = Scale::read(dir, config.architecture)?;
+        let mut checkpoint = Checkpoint {
+            dir: dir.to_path_buf(),
+            config,
+            files: Vec::new(),
+            weights: BTreeMap::new(),
+            adapters: BTreeMap::new(),
+            scale,
+            ignored: Vec::new(),
+            pickles,
+        };
+        for source in &sources {
+            let (mapped, described) = Mapped::open(source)?;
+            if let Some((index, map)) = &index {
+                check_index(dir, &mapped.path, &described, index, map)?;
+            }
+            checkpoint.files.push(mapped);
+            for tensor in described {
+                checkpoint.add(tensor)?;
+            }
+        }
+        checkpoint.check_adapters()?;
+        checkpoint.check_vocabulary()?;
+        Ok(checkpoint)
+    }
+
+    /// What config.json says.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether a weight is there, by canonical name.
+    pub fn has(&self, name: &str) -> bool {
+        self.weights.contains_key(name)
+    }
+
+    /// The shape of a weight, by canonical name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.weights.get(name).map(|stored| stored.shape.as_slice())
+    }
+
+    /// Reads a weight by canonical name, in the layout of its file (GPT-2's `Conv1D` stays (in, out)), with its adapter
+    /// merged.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        let stored = self.weights.get(name).ok_or_else(|| self.missing(name))?;
+        let mut values = self.values(stored, shape)?;
+        let module = name.strip_suffix(".weight");
+        if let Some((module, adapter)) = module.and_then(|m| Some((m, self.adapters.get(m)?))) {
+            self.merge(&mut values, shape, module, adapter)?;
+            self.check_finite(stored, &values)?;
+        }
+        Ok(values)
+    }
+
+    /// Tensors that nobody asked for and that are not known to be harmless, as `canonical (original in file)`.
+    pub fn unused(&self) -> Vec<String> {
+        self.names()
+            .filter(|e| !e.used && e.ignored.is_none())
+            .map(|e| e.describe())
+            .collect()
+    }
+
+    /// Every tensor of every file: weights, then low-rank factors, then what is ignored.
+    pub fn names(&self) -> impl Iterator<Item = Entry<'_>> {
+        let weights = self
+            .weights
+            .iter()
+            .map(|(name, s)| self.entry(name.clone(), s, self.redundant(name)));
+        let factors = self.adapters.iter().flat_map(|(module, adapter)| {
+            let halves = [("lora_A", &adapter.a), ("lora_B", &adapter.b)];
+            halves
+                .into_iter()
+                .filter_map(move |(half, s)| Some((format!("{module}.{half}.weight"), s.as_ref()?)))
+        });
+        let factors = factors.map(|(name, s)| self.entry(name, s, None));
+        let ignored = self
+            .ignored
+            .iter()
+            .map(|(s, why)| self.entry(s.original.clone(), s, Some(why)));
+        weights.chain(factors).chain(ignored)
+    }
+
+    fn entry<'a>(
+        &'a self,
+        canonical: String,
+        stored: &'a Stored,
+        ignored: Option<&'static str>,
+    ) -> Entry<'a> {
+        Entry {
+            canonical,
+            original: &stored.original,
+            file: self.path(stored),
+            dtype: stored.dtype.to_string(),
+            shape: &stored.shape,
+            bytes: stored.range.len(),
+            used: stored.used.load(Ordering::Relaxed),
+            ignored,
+        }
+    }
+
+    /// Why a weight with a canonical name is not needed after all.
+    fn redundant(&self, name: &str) -> Option<&'static str> {
+        (name == "lm_head.weight" && self.config.tied).then_some("tied to the token embedding")
+    }
+
+    /// Files a tensor of the newest file under what it is.
+    fn add(&mut self, tensor: Described) -> Result<(), Error> {
+        let Described {
+            name,
+            dtype,
+            shape,
+            range,
+        } = tensor;
+        let file = self.files.len() - 1;
+        let role = names::role(&name);
+        let stored = Stored {
+            original: name,
+            file,
+            dtype,
+            shape,
+            range,
+            used: AtomicBool::new(false),
+        };
+        let slot = match role {
+            Role::Ignored(why) => {
+                self.ignored.push((stored, why));
+                return Ok(());
+            }
+            Role::Unmergeable(what) => {
+                let (file, what) = (
+                    self.path(&stored).to_path_buf(),
+                    format!("`{}`, {what},", stored.original),
+                );
+                return Err(Error::UnsupportedAdapter { file, what });
+            }
+            Role::Weight(name) => return self.add_weight(name, stored),
+            Role::LoraA(module) => &mut self.adapters.entry(module).or_default().a,
+            Role::LoraB(module) => &mut self.adapters.entry(module).or_default().b,
+        };
+        match slot.take() {
+            None => *slot = Some(stored),
+            Some(first) => {
+                return Err(self.duplicate("one low-rank factor".to_owned(), &first, &stored));
+            }
+        }
+        Ok(())
+    }
+
+    /// Training scripts save some weights twice; equal copies are one weight, unlike ones an error.
+    fn add_weight(&mut self, name: String, stored: Stored) -> Result<(), Error> {
+        match self.weights.get(&name) {
+            None => {
+                self.weights.insert(name, stored);
+            }
+            Some(first) if self.same(first, &stored) => self
+                .ignored
+                .push((stored, "a second copy, equal to the first")),
+            Some(first) => return Err(self.duplicate(name, first, &stored)),
+        }
+        Ok(())
+    }
+
+    fn same(&self, a: &Stored, b: &Stored) -> bool {
+        a.dtype == b.dtype && a.shape == b.shape && self.bytes(a) == self.bytes(b)
+    }
+
+    fn duplicate(&self, tensor: String, first: &Stored, second: &Stored) -> Error {
+        Error::DuplicateTensor {
+            file: self.path(second).to_path_buf(),
+            tensor,
+            first: first.original.clone(),
+            second: second.original.clone(),
+        }
+    }
+
+    fn check_adapters(&self) -> Result<(), Error> {
+        for (module, adapter) in &self.adapters {
+            let (present, missing) = match (&adapter.a, &adapter.b) {
+                (Some(_), None) => ("lora_A", "lora_B"),
+                (None, Some(_)) => ("lora_B", "lora_A"),
+                _ => continue,
+            };
+            return Err(Error::HalfAdapter {
+                dir: self.dir.clone(),
+                module: module.clone(),
+                present,
+                missing,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_vocabulary(&self) -> Result<(), Error> {
+        let name = match self.config.architecture {
+            Architecture::Gpt2 => "wte.weight",
+            Architecture::Llama | Architecture::Qwen3 => "embed_tokens.weight",
+        };
+        let Some(stored) = self.weights.get(name) else {
+            return Ok(());
+        };
+        match stored.shape.first() {
+            Some(&rows) if rows != self.config.vocab => Err(Error::VocabMismatch {
+                file: self.path(stored).to_path_buf(),
+                tensor: stored.original.clone(),
+                rows,
+                vocab: self.config.vocab,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn merge(
+        &self,
+        values: &mut [f32],
+        shape: &[usize],
+        module: &str,
+        adapter: &Adapter,
+    ) -> Result<(), Error> {
+        let (Some(a), Some(b), &[rows, columns]) = (&adapter.a, &adapter.b, shape) else {
+            return Ok(());
+        };
+        let orientation = Orientation::of(self.config.architecture, module);
+        let (inputs, outputs) = match orientation {
+            Orientation::Linear => (columns, rows),
+            Orientation::Conv1D => (rows, columns),
+        };
+        let rank = a.shape.first().copied().unwrap_or(0);
+        let scale = self
+            .scale
+            .of(rank)
+            .ok_or_else(|| Error::UnknownAdapterScale {
+                dir: self.dir.clone(),
+                module: module.to_owned(),
+                rank,
+            })?;
+        let (a, b) = (
+            self.values(a, &[rank, inputs])?,
+            self.values(b, &[outputs, rank])?,
+        );
+        adapter::merge(
+            values,
+            rows,
+            orientation,
+            Factors {
+                a: &a,
+                b: &b,
+                rank,
+                scale,
+            },
+        );
+        Ok(())
+    }
+
+    /// One stored tensor as f32, checked, and marked as used.
+    fn values(&self, stored: &Stored, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        stored.used.store(true, Ordering::Relaxed);
+        if stored.shape != shape {
+            return Err(Error::WrongShape {
+                file: self.path(stored).to_path_buf(),
+                tensor: stored.original.clone(),
+                expected: shape.to_vec(),
+                found: stored.shape.clone(),
+            });
+        }
+        let values = convert::to_f32(stored.dtype, self.bytes(stored)).ok_or_else(|| {
+            Error::UnsupportedDtype {
+                file: self.path(stored).to_path_buf(),
+                tensor: stored.original.clone(),
+                dtype: stored.dtype.to_string(),
+            }
+        })?;
+        self.check_finite(stored, &values)?;
+        Ok(values)
+    }
+
+    fn check_finite(&self, stored: &Stored, values: &[f32]) -> Result<(), Error> {
+        match convert::first_non_finite(values) {
+            None => Ok(()),
+            Some((index, value)) => Err(Error::NonFinite {
+                file: self.path(stored).to_path_buf(),
+                tensor: stored.original.clone(),
+                index,
+                value: f64::from(value),
+            }),
+        }
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let hint = if let Some(pickle) = self.pickles.first() {
+            Error::PickleWeights {
+                file: pickle.clone(),
+            }
+            .to_string()
+        } else if name == "lm_head.weight" {
+            "set tie_word_embeddings to true if the embedding is the output matrix".to_owned()
+        } else {
+            format!(
+                "{} tensors were read from {} files",
+                self.names().count(),
+                self.files.len()
+            )
+        };
+        Error::MissingTensor {
+            dir: self.dir.clone(),
+            tensor: name.to_owned(),
+            hint,
+        }
+    }
+
+    fn path(&self, stored: &Stored) -> &Path {
+        &self.files[stored.file].path
+    }
+
+    fn bytes(&self, stored: &Stored) -> &[u8] {
+        self.files[stored.file].slice(&stored.range)
+    }
+}
+
+impl Entry<'_> {
+    fn describe(&self) -> String {
+        format!(
+            "{} ({} in {})",
+            self.canonical,
+            self.original,
+            self.file.display()
+        )
+    }
+}
+
+/// Each tensor that the index puts into this shard must be in it.
+fn check_index(
+    dir: &Path,
+    shard: &Path,
+    described: &[Described],
+    index: &Path,
+    map: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let held: std::collections::HashSet<&str> = described.iter().map(|d| d.name.as_str()).collect();
+    let expected = map.iter().filter(|(_, file)| dir.join(file) == shard);
+    for (tensor, file) in expected {
+        if !held.contains(tensor.as_str()) {
+            return Err(Error::MissingInShard {
+                index: index.to_path_buf(),
+                shard: file.clone(),
+                tensor: tensor.clone(),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Bytes of a file to f32, and the search for values that are no numbers.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+/// Elements converted at a time: a buffer that stays in the first-level cache.
+const BLOCK: usize = 2048;
+
+/// Converts little-endian values to f32; `None` for a dtype that is not read.
+///
+/// Allocates one f32 per element, so at most twice the size of the bytes.
+pub(super) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+    match dtype {
+        Dtype::F32 => Some(plain(bytes, f32::from_le_bytes)),
+        Dtype::F64 => Some(plain(bytes, |b| f64::from_le_bytes(b) as f32)),
+        Dtype::F16 => Some(halves(bytes, f16::from_le_bytes)),
+        Dtype::BF16 => Some(halves(bytes, bf16::from_le_bytes)),
+        _ => None,
+    }
+}
+
+fn plain<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    let (chunks, _) = bytes.as_chunks::<N>();
+    chunks.iter().map(|c| value(*c)).collect()
+}
+
+/// By blocks, because the half crate converts slices with the processor's own instruction and single values without.
+fn halves<T: Copy + Default>(bytes: &[u8], value: impl Fn([u8; 2]) -> T) -> Vec<f32>
+where
+    [T]: HalfFloatSliceExt,
+{
+    let (chunks, _) = bytes.as_chunks::<2>();
+    let mut values = vec![0.0; chunks.len()];
+    let mut block = [T::default(); BLOCK];
+    for (out, chunks) in values.chunks_mut(BLOCK).zip(chunks.chunks(BLOCK)) {
+        let block = &mut block[..chunks.len()];
+        for (to, from) in block.iter_mut().zip(chunks) {
+            *to = value(*from);
+        }
+        block.convert_to_f32_slice(out);
+    }
+    values
+}
+
+/// The first value that is infinite or not a number.
+pub(super) fn first_non_finite(values: &[f32]) -> Option<(usize, f32)> {
+    // Whole blocks first: a loop without an early exit is one the compiler turns into vector instructions.
+    let block = values
+        .chunks(BLOCK)
+        .position(|b| !b.iter().fold(true, |ok, v| ok & v.is_finite()))?;
+    let start = block * BLOCK;
+    let offset = values[start..].iter().position(|v| !v.is_finite())?;
+    Some((start + offset, values[start + offset]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_dtypes_give_the_same_values() {
+        let values: Vec<f32> = (0..5000)
+            .map(|i| ((i % 1000) as f32 - 500.0) * 0.25)
+            .collect();
+        let f64s: Vec<u8> = values
+            .iter()
+            .flat_map(|v| f64::from(*v).to_le_bytes())
+            .collect();
+        let f16s: Vec<u8> = values
+            .iter()
+            .flat_map(|v| f16::from_f32(*v).to_le_bytes())
+            .collect();
+        assert!(to_f32(Dtype::F64, &f64s).unwrap() == values);
+        assert!(to_f32(Dtype::F16, &f16s).unwrap() == values);
+        let bf16s: Vec<u8> = values
+            .iter()
+            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
+            .collect();
+        let rounded: Vec<f32> = values.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
+        assert!(to_f32(Dtype::BF16, &bf16s).unwrap() == rounded);
+        assert_eq!(to_f32(Dtype::I64, &f64s), None);
+    }
+
+    #[test]
+    fn the_first_bad_value_is_found_wherever_it_is() {
+        for at in [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 3, 3 * BLOCK - 1] {
+            let mut values = vec![1.0; 3 * BLOCK];
+            values[at] = f32::NAN;
+            assert_eq!(first_non_finite(&values).unwrap().0, at);
+        }
+        assert!(first_non_finite(&vec![1.0; 3 * BLOCK]).is_none());
+    }
+}

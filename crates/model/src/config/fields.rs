@@ -1,0 +1,171 @@
+//! Single values out of a JSON object, with bounds; every refusal names the file and the field.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+
+/// No real count comes near; products of two stay far from overflow.
+const LARGEST_COUNT: u64 = 1 << 31;
+
+/// One JSON object of a file.
+#[derive(Clone, Copy)]
+pub(super) struct Fields<'a> {
+    file: &'a Path,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    pub fn new(file: &'a Path, value: &'a Value) -> Result<Fields<'a>, Error> {
+        match value {
+            Value::Object(map) => Ok(Fields { file, map }),
+            other => Err(Error::BadJson {
+                file: file.to_path_buf(),
+                why: format!("an object was expected, not {}", kind(other)),
+            }),
+        }
+    }
+
+    /// A nested object; absent and null are both `None`.
+    pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>, Error> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Fields {
+                file: self.file,
+                map,
+            })),
+            Some(_) => Err(self.bad(name, "must be an object")),
+        }
+    }
+
+    /// A value that is there and not null.
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|v| !v.is_null())
+    }
+
+    /// A count from 1 to 2^31.
+    pub fn opt_count(&self, name: &str) -> Result<Option<usize>, Error> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        match value.as_u64() {
+            Some(n) if (1..=LARGEST_COUNT).contains(&n) => Ok(Some(n as usize)),
+            _ => Err(self.bad(
+                name,
+                &format!("is {value}; it must be a whole number from 1 to {LARGEST_COUNT}"),
+            )),
+        }
+    }
+
+    pub fn count(&self, name: &str) -> Result<usize, Error> {
+        self.opt_count(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    /// A finite number above zero.
+    pub fn positive(&self, name: &str) -> Result<Option<f64>, Error> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        match value.as_f64() {
+            // As f32 too: a value that becomes 0 or infinity there would make every hidden state so.
+            Some(x) if x > 0.0 && (x as f32) > 0.0 && (x as f32).is_finite() => Ok(Some(x)),
+            _ => Err(self.bad(
+                name,
+                &format!("is {value}; it must be a finite number above zero"),
+            )),
+        }
+    }
+
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, Error> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        value
+            .as_bool()
+            .map(Some)
+            .ok_or_else(|| self.bad(name, &format!("is {value}; it must be true or false")))
+    }
+
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, Error> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        value
+            .as_str()
+            .map(Some)
+            .ok_or_else(|| self.bad(name, &format!("is {value}; it must be a string")))
+    }
+
+    /// A token id; negative ones mean "none" in the published files.
+    pub fn token(&self, name: &str) -> Result<Option<u32>, Error> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        self.as_token(name, value)
+    }
+
+    /// A token id or a list of them.
+    pub fn tokens(&self, name: &str) -> Result<Vec<u32>, Error> {
+        let values = match self.get(name) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(values)) => values.as_slice(),
+            Some(value) => std::slice::from_ref(value),
+        };
+        values
+            .iter()
+            .filter_map(|v| self.as_token(name, v).transpose())
+            .collect()
+    }
+
+    fn as_token(&self, name: &str, value: &Value) -> Result<Option<u32>, Error> {
+        match value.as_i64() {
+            Some(id) if id < 0 => Ok(None),
+            Some(id) if id <= i64::from(u32::MAX) => Ok(Some(id as u32)),
+            _ => Err(self.bad(name, &format!("holds {value}; it must be a token id"))),
+        }
+    }
+
+    /// Refuses a switch that is on.
+    pub fn must_be_off(&self, name: &str) -> Result<(), Error> {
+        match self.flag(name)? {
+            Some(true) => Err(self.unsupported(name, "true", "false")),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn missing(&self, name: &str) -> Error {
+        Error::MissingField {
+            file: self.file.to_path_buf(),
+            field: name.to_owned(),
+        }
+    }
+
+    pub fn bad(&self, name: &str, why: &str) -> Error {
+        Error::BadField {
+            file: self.file.to_path_buf(),
+            field: name.to_owned(),
+            why: why.to_owned(),
+        }
+    }
+
+    pub fn unsupported(&self, name: &str, found: &str, supported: &str) -> Error {
+        Error::Unsupported {
+            file: self.file.to_path_buf(),
+            field: name.to_owned(),
+            found: found.to_owned(),
+            supported: supported.to_owned(),
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,290 @@
+//! Each architecture's spelling of the same blueprint.
+//!
+//! Defaults are those of the transformers class that owns the field; a switch that would change the computation and that
+//! the decoder does not have is refused here, by name, rather than ignored.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::{Architecture, Config, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
+use crate::error::{self, Error};
+
+/// More blocks than any model has; a loop over them stays short.
+const MOST_LAYERS: usize = 10_000;
+/// More positions than any model has; a table over them stays small.
+const MOST_POSITIONS: usize = 1 << 24;
+
+pub(super) fn config(file: &Path, json: &str) -> Result<Config, Error> {
+    let value: Value = error::parse_json(file, json)?;
+    let top = Fields::new(file, &value)?;
+    let model_type = top
+        .text("model_type")?
+        .ok_or_else(|| top.missing("model_type"))?;
+    let config = match model_type {
+        "gpt2" => gpt2(top)?,
+        "llama" => llama(top, Architecture::Llama)?,
+        "qwen3" | "qwen3_vl_text" => llama(top, Architecture::Qwen3)?,
+        "qwen3_vl" => qwen3_vl(top)?,
+        other => return Err(top.unsupported("model_type", other, "gpt2, llama, qwen3, qwen3_vl")),
+    };
+    check(top, &config)?;
+    Ok(config)
+}
+
+/// The end tokens of a generation_config.json; none if it does not say.
+pub(super) fn end_tokens(file: &Path, json: &str) -> Result<Vec<u32>, Error> {
+    let value: Value = error::parse_json(file, json)?;
+    Fields::new(file, &value)?.tokens("eos_token_id")
+}
+
+fn gpt2(f: Fields) -> Result<Config, Error> {
+    f.must_be_off("scale_attn_by_inverse_layer_idx")?;
+    f.must_be_off("add_cross_attention")?;
+    if f.flag("scale_attn_weights")? == Some(false) {
+        return Err(f.unsupported("scale_attn_weights", "false", "true"));
+    }
+    let width = f.count("n_embd")?;
+    let heads = f.count("n_head")?;
+    if !width.is_multiple_of(heads) {
+        return Err(f.bad(
+            "n_head",
+            &format!("is {heads}; it must divide n_embd, {width}"),
+        ));
+    }
+    let mlp = match f.text("activation_function")?.unwrap_or("gelu_new") {
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Mlp::Gelu,
+        "gelu" => Mlp::GeluErf,
+        other => {
+            return Err(f.unsupported(
+                "activation_function",
+                other,
+                "gelu_new, gelu_pytorch_tanh, gelu_fast, gelu",
+            ));
+        }
+    };
+    Ok(Config {
+        architecture: Architecture::Gpt2,
+        class_name: class_name(f),
+        layers: f.count("n_layer")?,
+        width,
+        heads,
+        kv_heads: heads,
+        head_dim: width / heads,
+        ffn: f.opt_count("n_inner")?.unwrap_or(4 * width),
+        vocab: f.count("vocab_size")?,
+        context: f
+            .opt_count("n_positions")?
+            .map_or_else(|| f.count("n_ctx"), Ok)?,
+        norm: Norm::LayerNorm {
+            eps: f.positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
+        },
+        positions: Positions::Learned,
+        mlp,
+        qk_norm: false,
+        tied: f.flag("tie_word_embeddings")?.unwrap_or(true),
+        eos: f.tokens("eos_token_id")?,
+        latent: latent(f)?,
+    })
+}
+
+/// Llama, and Qwen3, which spells the same fields.
+fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
+    let qwen = architecture == Architecture::Qwen3;
+    for switch in ["attention_bias", "mlp_bias", "use_sliding_window"] {
+        f.must_be_off(switch)?;
+    }
+    full_attention_only(f)?;
+    match f.text("hidden_act")?.unwrap_or("silu") {
+        "silu" | "swish" => {}
+        other => return Err(f.unsupported("hidden_act", other, "silu")),
+    }
+    let width = f.count("hidden_size")?;
+    let heads = f.count("num_attention_heads")?;
+    let head_dim = match f.opt_count("head_dim")? {
+        Some(head_dim) => head_dim,
+        None if qwen => 128,
+        None if width.is_multiple_of(heads) => width / heads,
+        None => {
+            return Err(f.bad(
+                "num_attention_heads",
+                &format!("is {heads}; it must divide hidden_size, {width}"),
+            ));
+        }
+    };
+    Ok(Config {
+        architecture,
+        class_name: class_name(f),
+        layers: f.count("num_hidden_layers")?,
+        width,
+        heads,
+        kv_heads: f.opt_count("num_key_value_heads")?.unwrap_or(heads),
+        head_dim,
+        ffn: f.count("intermediate_size")?,
+        vocab: f.count("vocab_size")?,
+        context: f.count("max_position_embeddings")?,
+        norm: Norm::RmsNorm {
+            eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        },
+        positions: rope(f)?,
+        mlp: Mlp::SwiGlu,
+        qk_norm: qwen,
+        tied: f.flag("tie_word_embeddings")?.unwrap_or(false),
+        eos: f.tokens("eos_token_id")?,
+        latent: latent(f)?,
+    })
+}
+
+/// Qwen3-VL keeps its text tower under `text_config`; what concerns the whole model stays at the top.
+fn qwen3_vl(top: Fields) -> Result<Config, Error> {
+    let text = top
+        .object("text_config")?
+        .ok_or_else(|| top.missing("text_config"))?;
+    let mut config = llama(text, Architecture::Qwen3)?;
+    config.class_name = class_name(top);
+    config.latent = latent(top)?;
+    if let Some(tied) = top.flag("tie_word_embeddings")? {
+        config.tied = tied;
+    }
+    if config.eos.is_empty() {
+        config.eos = top.tokens("eos_token_id")?;
+    }
+    Ok(config)
+}
+
+fn full_attention_only(f: Fields) -> Result<(), Error> {
+    let Some(types) = f.get("layer_types") else {
+        return Ok(());
+    };
+    let types = types
+        .as_array()
+        .ok_or_else(|| f.bad("layer_types", "must be a list"))?;
+    match types.iter().find(|t| t.as_str() != Some("full_attention")) {
+        Some(other) => Err(f.unsupported(
+            "layer_types",
+            &other.to_string(),
+            "full_attention in every layer",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Rope in either spelling: `rope_theta` beside `rope_scaling`, or both inside `rope_parameters`.
+///
+/// Qwen3-VL's `mrope_section` splits the frequencies among three position axes. Text has the same position on all
+/// three, so the split changes nothing.
+fn rope(f: Fields) -> Result<Positions, Error> {
+    let parameters = f.object("rope_parameters")?;
+    let scaling = match parameters {
+        Some(parameters) => Some(parameters),
+        None => f.object("rope_scaling")?,
+    };
+    let theta = match parameters
+        .map(|p| p.positive("rope_theta"))
+        .transpose()?
+        .flatten()
+    {
+        Some(theta) => theta,
+        None => f.positive("rope_theta")?.unwrap_or(10_000.0),
+    };
+    for holder in [Some(f), scaling].into_iter().flatten() {
+        if holder
+            .positive("partial_rotary_factor")?
+            .is_some_and(|x| x != 1.0)
+        {
+            return Err(f.unsupported("partial_rotary_factor", "not 1", "1"));
+        }
+    }
+    let scaling = match scaling {
+        None => None,
+        Some(s) => match s
+            .text("rope_type")?
+            .or(s.text("type")?)
+            .unwrap_or("default")
+        {
+            "default" | "mrope" => None,
+            "llama3" => Some(llama3(s)?),
+            other => return Err(f.unsupported("rope_scaling.rope_type", other, "default, llama3")),
+        },
+    };
+    Ok(Positions::Rope { theta, scaling })
+}
+
+fn llama3(s: Fields) -> Result<Llama3Scaling, Error> {
+    let number = |name: &str| s.positive(name)?.ok_or_else(|| s.missing(name));
+    let scaling = Llama3Scaling {
+        factor: number("factor")?,
+        low: number("low_freq_factor")?,
+        high: number("high_freq_factor")?,
+        original_context: s.count("original_max_position_embeddings")?,
+    };
+    if scaling.high <= scaling.low {
+        return Err(s.bad("high_freq_factor", "must be larger than low_freq_factor"));
+    }
+    Ok(scaling)
+}
+
+fn latent(f: Fields) -> Result<LatentFields, Error> {
+    Ok(LatentFields {
+        latent_id: f.token("latent_id")?,
+        start_id: f.token("latent_start_id")?,
+        end_id: f.token("latent_end_id")?,
+        projector_hidden: f.opt_count("projector_hidden_size")?,
+        latent_intermediate: f.opt_count("latent_intermediate_size")?,
+        embedding_std: f.positive("latent_embedding_std")?.map(|x| x as f32),
+    })
+}
+
+fn class_name(f: Fields) -> Option<String> {
+    Some(f.get("architectures")?.get(0)?.as_str()?.to_owned())
+}
+
+/// The invariants of the module header.
+fn check(f: Fields, c: &Config) -> Result<(), Error> {
+    if c.layers > MOST_LAYERS {
+        return Err(f.bad(
+            "num_hidden_layers",
+            &format!("is {}; at most {MOST_LAYERS} are read", c.layers),
+        ));
+    }
+    if c.context > MOST_POSITIONS {
+        return Err(f.bad(
+            "max_position_embeddings",
+            &format!("is {}; at most {MOST_POSITIONS} are read", c.context),
+        ));
+    }
+    if !c.heads.is_multiple_of(c.kv_heads) {
+        let why = format!(
+            "is {}; it must divide num_attention_heads, {}",
+            c.kv_heads, c.heads
+        );
+        return Err(f.bad("num_key_value_heads", &why));
+    }
+    if c.positions != Positions::Learned && !c.head_dim.is_multiple_of(2) {
+        return Err(f.bad(
+            "head_dim",
+            &format!("is {}; rotary positions need an even number", c.head_dim),
+        ));
+    }
+    parameter_bytes(c)
+        .map(|_| ())
+        .ok_or_else(|| f.bad("hidden_size", "makes a model larger than any memory"))
+}
+
+/// Bytes of all weights as f32, if that is a number; all sizes that the decoder computes are smaller.
+fn parameter_bytes(c: &Config) -> Option<usize> {
+    let attention = c
+        .heads
+        .checked_mul(c.head_dim)?
+        .checked_mul(c.width)?
+        .checked_mul(4)?;
+    let mlp = c.width.checked_mul(c.ffn)?.checked_mul(3)?;
+    let blocks = attention.checked_add(mlp)?.checked_mul(c.layers)?;
+    let tables = c
+        .vocab
+        .checked_mul(2)?
+        .checked_add(c.context)?
+        .checked_mul(c.width)?;
+    blocks.checked_add(tables)?.checked_mul(4)
+}

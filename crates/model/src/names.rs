@@ -1,0 +1,227 @@
+//! The table of weight names: what a tensor of a published file is, whatever wrappers saved it.
+//!
+//! The same matrix is `transformer.h.0.attn.c_attn.weight` in a plain GPT-2, `base_causallm.transformer.…` in COCONUT's own
+//! checkpoints, `codi.base_model.model.transformer.….base_layer.weight` in CODI's. Its canonical name, the one the decoder
+//! asks for, is `h.0.attn.c_attn.weight` in all of them. Nothing is transposed or split here.
+
+/// Wrappers that a training script may have put around the model, outermost first; any nesting of them is stripped.
+const WRAPPERS: [&str; 9] = [
+    "module.",
+    "_orig_mod.",
+    "base_causallm.",
+    "codi.",
+    "llm.",
+    "base_model.model.",
+    "transformer.",
+    "language_model.",
+    "model.",
+];
+
+/// Heads that are spelled in more than one way, as (published prefix, canonical prefix).
+const HEADS: [(&str, &str); 5] = [
+    ("prj.ln.", "projector.4."),
+    ("projector.ln.", "projector.4."),
+    ("prj.", "projector."),
+    ("latent_policy.", "lt_head."),
+    ("score.", "classifier."),
+];
+
+/// What a tensor of a file is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Role {
+    /// A weight, under its canonical name.
+    Weight(String),
+    /// The low-rank factor A, (rank, in), of the module with this canonical name.
+    LoraA(String),
+    /// The low-rank factor B, (out, rank), of the module with this canonical name.
+    LoraB(String),
+    /// Not needed to run the model, and why.
+    Ignored(&'static str),
+    /// Part of an adapter that cannot be merged, and what it is.
+    Unmergeable(&'static str),
+}
+
+/// Says what the tensor called `original` is.
+pub fn role(original: &str) -> Role {
+    let name = unwrapped(original);
+    if let Some(reason) = harmless(name) {
+        return Role::Ignored(reason);
+    }
+    if let Some(role) = adapter(name) {
+        return role;
+    }
+    let name = name
+        .replace(".base_layer.", ".")
+        .replace(".modules_to_save.default.", ".");
+    Role::Weight(canonical_head(&name))
+}
+
+/// The name without wrapper prefixes.
+fn unwrapped(original: &str) -> &str {
+    let mut name = original;
+    while let Some(rest) = WRAPPERS.iter().find_map(|w| name.strip_prefix(w)) {
+        name = rest;
+    }
+    name
+}
+
+fn canonical_head(name: &str) -> String {
+    match HEADS
+        .iter()
+        .find_map(|(from, to)| Some((to, name.strip_prefix(from)?)))
+    {
+        Some((to, rest)) => format!("{to}{rest}"),
+        None => name.to_owned(),
+    }
+}
+
+/// Tensors that a file may hold and no decoder reads.
+fn harmless(name: &str) -> Option<&'static str> {
+    let in_block = name.starts_with("h.");
+    if in_block && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) {
+        Some("a causal mask saved as a buffer")
+    } else if name.ends_with("rotary_emb.inv_freq") {
+        Some("rotary frequencies, computed from config.json")
+    } else if name.starts_with("visual.") {
+        Some("the vision tower, not used by text")
+    } else if name.starts_with("dynamic_cls.") {
+        Some("a training-time classifier")
+    } else if name.contains("log_std.") {
+        Some("the spread of sampled thoughts; thoughts here are the mean")
+    } else if name == "embedding.weight" {
+        Some("a second name of the token embedding")
+    } else if name.contains(".original_module.") {
+        Some("replaced by modules_to_save")
+    } else {
+        None
+    }
+}
+
+/// Reads `<module>.lora_A.weight` and `<module>.lora_A.<adapter>.weight`.
+fn adapter(name: &str) -> Option<Role> {
+    if name.contains("lora_magnitude_vector") {
+        return Some(Role::Unmergeable("a DoRA magnitude"));
+    }
+    if name.contains("lora_embedding_") {
+        return Some(Role::Unmergeable("a low-rank embedding"));
+    }
+    let (module, rest, is_a) = match name.split_once(".lora_A.") {
+        Some((module, rest)) => (module, rest, true),
+        None => {
+            let (module, rest) = name.split_once(".lora_B.")?;
+            (module, rest, false)
+        }
+    };
+    if rest != "weight" && !rest.ends_with(".weight") {
+        return Some(Role::Unmergeable("a low-rank factor that is not a weight"));
+    }
+    let module = canonical_head(module);
+    Some(if is_a {
+        Role::LoraA(module)
+    } else {
+        Role::LoraB(module)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(original: &str) -> String {
+        match role(original) {
+            Role::Weight(name) => name,
+            other => panic!("{original}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_published_spelling_has_one_canonical_name() {
+        for (original, canonical) in [
+            ("transformer.wte.weight", "wte.weight"),
+            ("wte.weight", "wte.weight"),
+            ("base_causallm.transformer.h.3.ln_1.bias", "h.3.ln_1.bias"),
+            ("base_causallm.lm_head.weight", "lm_head.weight"),
+            (
+                "codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.weight",
+                "h.0.attn.c_attn.weight",
+            ),
+            (
+                "codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.bias",
+                "h.0.attn.c_attn.bias",
+            ),
+            (
+                "codi.base_model.model.model.layers.2.mlp.up_proj.base_layer.weight",
+                "layers.2.mlp.up_proj.weight",
+            ),
+            (
+                "llm.base_model.model.model.embed_tokens.weight",
+                "embed_tokens.weight",
+            ),
+            (
+                "model.language_model.layers.0.self_attn.q_norm.weight",
+                "layers.0.self_attn.q_norm.weight",
+            ),
+            (
+                "base_model.model.model.language_model.layers.7.self_attn.q_proj.base_layer.weight",
+                "layers.7.self_attn.q_proj.weight",
+            ),
+            ("model.norm.weight", "norm.weight"),
+            ("prj.1.weight", "projector.1.weight"),
+            ("prj.3.bias", "projector.3.bias"),
+            ("prj.ln.weight", "projector.4.weight"),
+            ("projector.4.bias", "projector.4.bias"),
+            ("latent_policy.fc.0.weight", "lt_head.fc.0.weight"),
+            ("lt_head.mean.bias", "lt_head.mean.bias"),
+            ("score.weight", "classifier.weight"),
+            ("classifier.bias", "classifier.bias"),
+            ("img_begin_emb", "img_begin_emb"),
+        ] {
+            assert_eq!(weight(original), canonical, "{original}");
+        }
+    }
+
+    #[test]
+    fn low_rank_factors_name_their_module() {
+        let module = "layers.0.self_attn.q_proj".to_owned();
+        let prefix = "llm.base_model.model.model.layers.0.self_attn.q_proj";
+        assert_eq!(
+            role(&format!("{prefix}.lora_A.default.weight")),
+            Role::LoraA(module.clone())
+        );
+        assert_eq!(
+            role(&format!("{prefix}.lora_B.default.weight")),
+            Role::LoraB(module.clone())
+        );
+        assert_eq!(
+            role(&format!("{prefix}.lora_A.weight")),
+            Role::LoraA(module)
+        );
+        assert!(matches!(
+            role(&format!("{prefix}.lora_B.default.bias")),
+            Role::Unmergeable(_)
+        ));
+        assert!(matches!(
+            role(&format!("{prefix}.lora_magnitude_vector.default.weight")),
+            Role::Unmergeable(_)
+        ));
+    }
+
+    #[test]
+    fn buffers_and_unused_towers_are_ignored_with_a_reason() {
+        for original in [
+            "transformer.h.0.attn.bias",
+            "transformer.h.11.attn.masked_bias",
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "model.visual.blocks.0.attn.qkv.weight",
+            "dynamic_cls.0.weight",
+            "latent_policy.log_std.weight",
+            "embedding.weight",
+        ] {
+            assert!(matches!(role(original), Role::Ignored(_)), "{original}");
+        }
+        assert_eq!(
+            weight("transformer.h.0.attn.c_attn.bias"),
+            "h.0.attn.c_attn.bias"
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! Text to token ids and back, exactly as transformers does it.
+//!
+//! The `tokenizers` library does the work; [`files`] reads what the published directories hold (tokenizer.json, or vocab.json
+//! with merges.txt), refuses what would make the library panic or answer differently each time, and builds one kind of
+//! tokenizer: byte-level BPE. Nothing is ever added to a text: prompts that start with a begin token say so themselves.
+
+mod files;
+
+use std::path::Path;
+
+use tokenizers::models::bpe::BPE;
+use tokenizers::{
+    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
+
+use crate::error::Error;
+
+type Inner = TokenizerImpl<
+    BPE,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// What transformers replaces when `clean_up_tokenization_spaces` is set, in its order.
+const CLEAN_UP: [(&str, &str); 10] = [
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+];
+
+/// A byte-level BPE tokenizer with its added tokens.
+pub struct Tokenizer {
+    inner: Inner,
+    vocab_size: usize,
+    eos: Option<u32>,
+    clean_up: bool,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a checkpoint directory.
+    pub fn read(dir: &Path) -> Result<Tokenizer, Error> {
+        let files::Parts {
+            inner,
+            eos,
+            clean_up,
+        } = files::read(dir)?;
+        let largest = inner.get_vocab(true).into_values().max();
+        let eos = eos.and_then(|token| inner.token_to_id(&token));
+        Ok(Tokenizer {
+            vocab_size: largest.map_or(0, |id| id as usize + 1),
+            inner,
+            eos,
+            clean_up,
+        })
+    }
+
+    /// The ids of a text. Added tokens are recognised inside it; no begin or end token is put around it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let encoding = self
+            .inner
+            .encode_fast(text, false)
+            .map_err(|e| Error::Encode { why: e.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of some ids without special tokens, like transformers' `decode(ids, skip_special_tokens=True)`.
+    /// Bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
+        if let Some(&id) = ids.iter().find(|id| self.inner.id_to_token(**id).is_none()) {
+            return Err(Error::UnknownTokenId {
+                id,
+                vocab: self.vocab_size,
+            });
+        }
+        let text = self
+            .inner
+            .decode(ids, true)
+            .map_err(|e| Error::Encode { why: e.to_string() })?;
+        if !self.clean_up {
+            return Ok(text);
+        }
+        Ok(CLEAN_UP
+            .iter()
+            .fold(text, |text, (from, to)| text.replace(from, to)))
+    }
+
+    /// The id of a token, added tokens included.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The id of the token that the tokenizer's own files call the end token.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// One more than the largest id, added tokens included: the rows that an embedding needs.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+}

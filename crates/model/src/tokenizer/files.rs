@@ -1,0 +1,465 @@
+//! The files a tokenizer is published in, and the tokenizer built from them.
+//!
+//! tokenizer.json is not handed to the library whole: its model, normalizer, pre-tokenizer and decoder are checked and
+//! built part by part, because the library trusts what it reads (subword prefixes are sliced, ids are added without
+//! minding overflow), and because truncation, padding and post-processing must not happen here.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
+
+use super::Inner;
+use crate::error::{self, Error};
+
+/// No vocabulary comes near; ids below it can be counted up without overflow.
+const LARGEST_ID: u32 = 1 << 30;
+/// The fields that name a special token.
+const NAMED: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+/// What GPT-2's tokenizer calls its end token when no file says.
+const GPT2_END: &str = "<|endoftext|>";
+
+/// A tokenizer and what its side files say.
+pub(super) struct Parts {
+    pub inner: Inner,
+    /// The end token's text.
+    pub eos: Option<String>,
+    /// `clean_up_tokenization_spaces`.
+    pub clean_up: bool,
+}
+
+/// tokenizer.json, as far as it is read.
+#[derive(Deserialize)]
+struct TokenizerFile {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
+    model: ModelFile,
+}
+
+/// The BPE model inside tokenizer.json.
+#[derive(Deserialize)]
+struct ModelFile {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    dropout: Option<f64>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+    vocab: Vocab,
+    merges: Vec<Merge>,
+}
+
+type Vocab = HashMap<String, u32>;
+
+/// A merge: two strings, or one with a space between in older files.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair(String, String),
+    Line(String),
+}
+
+/// An added token, in tokenizer.json with its id, in tokenizer_config.json under it.
+#[derive(Deserialize, Clone)]
+struct Added {
+    id: Option<u32>,
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    #[serde(default)]
+    normalized: bool,
+    #[serde(default)]
+    special: bool,
+}
+
+/// Reads whichever form the directory holds; tokenizer.json wins.
+pub(super) fn read(dir: &Path) -> Result<Parts, Error> {
+    if !dir.is_dir() {
+        return Err(Error::MissingDirectory {
+            dir: dir.to_path_buf(),
+        });
+    }
+    let side = Side::read(dir)?;
+    let whole = dir.join("tokenizer.json");
+    let (vocab, merges) = (dir.join("vocab.json"), dir.join("merges.txt"));
+    let (file, inner, added) = if whole.is_file() {
+        let (inner, added) = from_whole(&whole)?;
+        (whole, inner, added)
+    } else if vocab.is_file() && merges.is_file() {
+        let inner = from_pair(&vocab, &merges, side.prefix_space)?;
+        (vocab, inner, Vec::new())
+    } else {
+        return Err(Error::MissingTokenizer {
+            dir: dir.to_path_buf(),
+        });
+    };
+    build(file, inner, added, side)
+}
+
+/// Adds the tokens of all files in the order that transformers does: the tokenizer's own, those of the configuration by
+/// id, then named special tokens that none of them holds.
+fn build(
+    file: PathBuf,
+    mut inner: Inner,
+    mut added: Vec<Added>,
+    side: Side,
+) -> Result<Parts, Error> {
+    let eos = side
+        .eos
+        .or_else(|| inner.token_to_id(GPT2_END).map(|_| GPT2_END.to_owned()));
+    let mut known: HashSet<String> = added.iter().map(|t| t.content.clone()).collect();
+    let named = side
+        .named
+        .iter()
+        .chain(&eos)
+        .map(|name| Added::special(name));
+    for token in side.added.into_iter().chain(named) {
+        if known.insert(token.content.clone()) {
+            added.push(token);
+        }
+    }
+    added.retain(|t| !t.content.is_empty());
+    let tokens: Vec<AddedToken> = added
+        .iter()
+        .map(|t| t.token(side.named.contains(&t.content)))
+        .collect();
+    inner.add_tokens(&tokens);
+    for token in &added {
+        let given = inner.token_to_id(&token.content);
+        if token.id.is_some() && token.id != given {
+            let why = format!(
+                "added token `{}` has id {} in the files but is number {} in order; ids must follow each other",
+                token.content,
+                token.id.unwrap_or_default(),
+                given.unwrap_or_default()
+            );
+            return Err(Error::BadTokenizer { file, why });
+        }
+    }
+    Ok(Parts {
+        inner,
+        eos,
+        clean_up: side.clean_up,
+    })
+}
+
+impl Added {
+    fn special(content: &str) -> Added {
+        let content = content.to_owned();
+        Added {
+            id: None,
+            content,
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            special: true,
+        }
+    }
+
+    fn token(&self, named: bool) -> AddedToken {
+        AddedToken {
+            content: self.content.clone(),
+            single_word: self.single_word,
+            lstrip: self.lstrip,
+            rstrip: self.rstrip,
+            normalized: self.normalized,
+            // Named tokens of a tokenizer.json keep their own mark, as in transformers; those with no mark are special.
+            special: self.special || (named && self.id.is_none()),
+        }
+    }
+}
+
+fn from_whole(file: &Path) -> Result<(Inner, Vec<Added>), Error> {
+    let text = error::read_text(file)?;
+    let parsed: TokenizerFile = error::parse_json(file, &text)?;
+    let mut inner = Inner::new(bpe(file, parsed.model)?);
+    inner.with_normalizer(part::<NormalizerWrapper>(
+        file,
+        "normalizer",
+        parsed.normalizer,
+        &["NFC", "NFD", "NFKC", "NFKD", "Sequence"],
+    )?);
+    inner.with_pre_tokenizer(part::<PreTokenizerWrapper>(
+        file,
+        "pre_tokenizer",
+        parsed.pre_tokenizer,
+        &["ByteLevel", "Split", "Digits", "Sequence"],
+    )?);
+    inner.with_decoder(part::<DecoderWrapper>(
+        file,
+        "decoder",
+        parsed.decoder,
+        &["ByteLevel", "Sequence"],
+    )?);
+    let mut added = parsed.added_tokens;
+    check_ids(file, added.iter().filter_map(|t| t.id))?;
+    added.sort_by_key(|t| t.id);
+    Ok((inner, added))
+}
+
+/// GPT-2's own two files.
+fn from_pair(vocab: &Path, merges: &Path, prefix_space: bool) -> Result<Inner, Error> {
+    let model = ModelFile {
+        kind: None,
+        dropout: None,
+        unk_token: None,
+        continuing_subword_prefix: None,
+        end_of_word_suffix: None,
+        fuse_unk: false,
+        byte_fallback: false,
+        ignore_merges: false,
+        vocab: error::parse_json(vocab, &error::read_text(vocab)?)?,
+        merges: merge_lines(&error::read_text(merges)?),
+    };
+    let mut inner = Inner::new(bpe(vocab, model)?);
+    let bytes = ByteLevel::new(prefix_space, true, true);
+    inner.with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(bytes)));
+    inner.with_decoder(Some(DecoderWrapper::ByteLevel(bytes)));
+    Ok(inner)
+}
+
+fn merge_lines(text: &str) -> Vec<Merge> {
+    // Only the first line can be the version; `#version` may be a merge further down.
+    let skip = usize::from(text.starts_with("#version"));
+    text.lines()
+        .skip(skip)
+        .filter(|l| !l.is_empty())
+        .map(|l| Merge::Line(l.to_owned()))
+        .collect()
+}
+
+fn bpe(file: &Path, model: ModelFile) -> Result<BPE, Error> {
+    let bad = |why: String| Error::BadTokenizer {
+        file: file.to_path_buf(),
+        why,
+    };
+    if let Some(kind) = model.kind.filter(|kind| kind != "BPE") {
+        return Err(bad(format!(
+            "model type {kind} is not supported; supported: BPE"
+        )));
+    }
+    if model.dropout.is_some_and(|p| p != 0.0) {
+        return Err(bad(
+            "the model drops merges at random; set its dropout to null".to_owned(),
+        ));
+    }
+    for affix in [model.continuing_subword_prefix, model.end_of_word_suffix] {
+        if affix.is_some_and(|affix| !affix.is_empty()) {
+            return Err(bad(
+                "subword prefixes and suffixes are not supported; supported: byte-level BPE"
+                    .to_owned(),
+            ));
+        }
+    }
+    check_ids(file, model.vocab.values().copied())?;
+    let distinct: HashSet<u32> = model.vocab.values().copied().collect();
+    if distinct.len() != model.vocab.len() {
+        return Err(bad("two tokens of the vocabulary share an id".to_owned()));
+    }
+    let merges = model
+        .merges
+        .into_iter()
+        .map(|m| m.pair(file))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut builder = BPE::builder()
+        .vocab_and_merges(
+            model
+                .vocab
+                .into_iter()
+                .collect::<tokenizers::models::bpe::Vocab>(),
+            merges,
+        )
+        .fuse_unk(model.fuse_unk)
+        .byte_fallback(model.byte_fallback)
+        .ignore_merges(model.ignore_merges);
+    if let Some(unknown) = model.unk_token {
+        builder = builder.unk_token(unknown);
+    }
+    builder.build().map_err(|e| bad(e.to_string()))
+}
+
+impl Merge {
+    fn pair(self, file: &Path) -> Result<(String, String), Error> {
+        match self {
+            Merge::Pair(a, b) => Ok((a, b)),
+            Merge::Line(line) => match line.split_once(' ') {
+                Some((a, b)) if !b.contains(' ') => Ok((a.to_owned(), b.to_owned())),
+                _ => Err(Error::BadTokenizer {
+                    file: file.to_path_buf(),
+                    why: format!("merge `{line}` is not two tokens with a space between"),
+                }),
+            },
+        }
+    }
+}
+
+fn check_ids(file: &Path, mut ids: impl Iterator<Item = u32>) -> Result<(), Error> {
+    match ids.find(|id| *id > LARGEST_ID) {
+        Some(id) => Err(Error::BadTokenizer {
+            file: file.to_path_buf(),
+            why: format!("token id {id} is larger than {LARGEST_ID}"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Builds a stage of the pipeline if every type in it is one that is known to be safe.
+fn part<T: DeserializeOwned>(
+    file: &Path,
+    field: &str,
+    value: Value,
+    allowed: &[&str],
+) -> Result<Option<T>, Error> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    if let Some(found) = foreign_type(&value, allowed) {
+        return Err(Error::Unsupported {
+            file: file.to_path_buf(),
+            field: field.to_owned(),
+            found,
+            supported: allowed.join(", "),
+        });
+    }
+    let bad = |e: serde_json::Error| Error::BadTokenizer {
+        file: file.to_path_buf(),
+        why: format!("{field}: {e}"),
+    };
+    serde_json::from_value(value).map(Some).map_err(bad)
+}
+
+/// The first stage whose type is not allowed, looking into sequences.
+fn foreign_type(value: &Value, allowed: &[&str]) -> Option<String> {
+    let kind = value
+        .get("type")
+        .and_then(Value::as_str)
+        .unwrap_or("without a type");
+    if !allowed.contains(&kind) {
+        return Some(kind.to_owned());
+    }
+    let inner = ["normalizers", "pretokenizers", "decoders"]
+        .iter()
+        .find_map(|key| value.get(key)?.as_array());
+    inner?.iter().find_map(|stage| foreign_type(stage, allowed))
+}
+
+/// What the files beside the vocabulary say.
+#[derive(Default)]
+struct Side {
+    added: Vec<Added>,
+    named: Vec<String>,
+    eos: Option<String>,
+    clean_up: bool,
+    prefix_space: bool,
+}
+
+impl Side {
+    fn read(dir: &Path) -> Result<Side, Error> {
+        let mut side = Side::default();
+        if let Some((file, config)) = optional::<Value>(dir, "tokenizer_config.json")? {
+            side.name_specials(&config);
+            side.clean_up = flag(&config, "clean_up_tokenization_spaces");
+            side.prefix_space = flag(&config, "add_prefix_space");
+            side.take_decoder(&file, &config)?;
+        }
+        if let Some((_, map)) = optional::<Value>(dir, "special_tokens_map.json")? {
+            side.name_specials(&map);
+        }
+        if let Some((file, map)) = optional::<BTreeMap<String, u32>>(dir, "added_tokens.json")? {
+            check_ids(&file, map.values().copied())?;
+            for (content, id) in map {
+                let special = side.named.contains(&content);
+                side.added.push(Added {
+                    id: Some(id),
+                    special,
+                    ..Added::special(&content)
+                });
+            }
+        }
+        side.added.sort_by_key(|t| t.id);
+        Ok(side)
+    }
+
+    /// Each named special token is a string or an object with its text.
+    fn name_specials(&mut self, fields: &Value) {
+        let text = |v: &Value| {
+            v.as_str()
+                .or_else(|| v.get("content")?.as_str())
+                .map(str::to_owned)
+        };
+        let single = NAMED.iter().filter_map(|name| text(fields.get(name)?));
+        let listed = fields
+            .get("additional_special_tokens")
+            .and_then(Value::as_array);
+        self.named
+            .extend(single.chain(listed.into_iter().flatten().filter_map(text)));
+        self.eos = self.eos.take().or_else(|| text(fields.get("eos_token")?));
+    }
+
+    /// `added_tokens_decoder`: id to token.
+    fn take_decoder(&mut self, file: &Path, config: &Value) -> Result<(), Error> {
+        let Some(decoder) = config.get("added_tokens_decoder") else {
+            return Ok(());
+        };
+        let bad = |why: String| Error::BadTokenizer {
+            file: file.to_path_buf(),
+            why: format!("added_tokens_decoder: {why}"),
+        };
+        let decoder: BTreeMap<String, Added> =
+            serde_json::from_value(decoder.clone()).map_err(|e| bad(e.to_string()))?;
+        for (id, token) in decoder {
+            let id: u32 = id
+                .parse()
+                .map_err(|_| bad(format!("`{id}` is not a token id")))?;
+            check_ids(file, std::iter::once(id))?;
+            self.added.push(Added {
+                id: Some(id),
+                ..token
+            });
+        }
+        Ok(())
+    }
+}
+
+fn flag(config: &Value, name: &str) -> bool {
+    config.get(name).and_then(Value::as_bool).unwrap_or(false)
+}
+
+fn optional<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<(PathBuf, T)>, Error> {
+    let file = dir.join(name);
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let value = error::parse_json(&file, &error::read_text(&file)?)?;
+    Ok(Some((file, value)))
+}
