@@ -63,19 +63,6 @@ pub enum Masks<'a> {
     Recorded(&'a [Vec<u8>]),
 }
 
-impl<'a> Dropout<'a> {
-    fn mask(&self, layer: usize, site: Site) -> Option<Mask<'a>> {
-        let chosen = match site {
-            Site::AttnOut => self.attn_out,
-            _ => self.mlp_out,
-        };
-        chosen.then(|| match self.masks {
-            Masks::Drawn(rows) => Mask::Drawn { p: self.p, layer, site, rows },
-            Masks::Recorded(keep) => Mask::Recorded { p: self.p, keep: &keep[2 * layer + usize::from(site == Site::MlpOut)] },
-        })
-    }
-}
-
 /// Whether a decoder is loaded with the map from hidden states to tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LmHead {
@@ -159,7 +146,7 @@ impl Decoder {
         hidden
     }
 
-    fn forward_part(&self, cache: &mut Cache, mut part: Part<'_>, work: &mut Work) -> Tensor {
+    fn forward_part(&self, cache: &mut Cache, mut part: Part, work: &mut Work) -> Tensor {
         let device = &self.device;
         self.add_positions(&mut part);
         let last = self.blocks.len() - 1;
@@ -172,10 +159,10 @@ impl Decoder {
                 part.narrow(&mut work.qkv); // from here on only what was asked for
             }
             ops::attention(device, &work.qkv, &cache.kv, layer, self.config.heads, &part.attend, &mut work.mixed);
-            let mask = part.dropout().and_then(|d| d.mask(layer, Site::AttnOut));
+            let mask = part.dropout.mask(layer, Site::AttnOut);
             ops::linear(device, &work.mixed, &block.attn_out, Finish::Residual(mask), &mut part.x);
             self.mlp(block, &part.x, work);
-            let mask = part.dropout().and_then(|d| d.mask(layer, Site::MlpOut));
+            let mask = part.dropout.mask(layer, Site::MlpOut);
             ops::linear(device, &work.inner, &block.mlp_out, Finish::Residual(mask), &mut part.x);
         }
         ops::norm(device, &part.x, &self.final_norm, &mut work.normed);
@@ -186,7 +173,7 @@ impl Decoder {
     fn mlp(&self, block: &Block, x: &Tensor, work: &mut Work) {
         let device = &self.device;
         ops::norm(device, x, &block.mlp_norm, &mut work.normed);
-        let mut into = |activation, out: &mut Tensor| {
+        let into = |activation, out: &mut Tensor| {
             ops::linear(device, &work.normed, &block.mlp_in, Finish::Write(activation), out);
         };
         match self.config.mlp {
@@ -200,7 +187,7 @@ impl Decoder {
     }
 
     /// Adds learned position vectors to the inputs.
-    fn add_positions(&self, part: &mut Part<'_>) {
+    fn add_positions(&self, part: &mut Part) {
         if self.positions.is_empty() {
             return;
         }
@@ -280,47 +267,25 @@ struct Work {
 }
 
 /// Some rows of a pass, with everything that belongs to them.
-struct Part<'a> {
+struct Part {
     x: Tensor, // (rows, width): the residual stream
     positions: Vec<u32>,
     slots: Vec<u32>,
     attend: ops::Attend,
     wanted: Vec<usize>,
-    setting: Option<Dropout<'a>>,
-    draws: Vec<Option<Draw>>,
-    recorded: Vec<Vec<u8>>,
+    dropout: PartDropout,
 }
 
-impl<'a> Part<'a> {
-    fn cut(pass: &Pass, x: &Tensor, rows: std::ops::Range<usize>, setting: Option<Dropout<'a>>) -> Self {
-        let width = x.cols();
-        let (draws, recorded) = match setting.map(|d| d.masks) {
-            Some(Masks::Drawn(draws)) => (draws[rows.clone()].to_vec(), Vec::new()),
-            Some(Masks::Recorded(masks)) => {
-                (Vec::new(), masks.iter().map(|m| m[rows.start * width..rows.end * width].to_vec()).collect())
-            }
-            None => (Vec::new(), Vec::new()),
-        };
+impl Part {
+    fn cut(pass: &Pass, x: &Tensor, rows: std::ops::Range<usize>, dropout: Option<Dropout<'_>>) -> Self {
         Self {
             x: x.select(rows.clone()),
             positions: pass.positions[rows.clone()].to_vec(),
             slots: pass.slots[rows.clone()].to_vec(),
             attend: pass.attend.select(rows.clone()),
             wanted: pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect(),
-            setting,
-            draws,
-            recorded,
+            dropout: PartDropout::cut(dropout, x.cols(), rows),
         }
-    }
-
-    fn dropout(&self) -> Option<Dropout<'_>> {
-        self.setting.map(|d| Dropout {
-            masks: match d.masks {
-                Masks::Drawn(_) => Masks::Drawn(&self.draws),
-                Masks::Recorded(_) => Masks::Recorded(&self.recorded),
-            },
-            ..d
-        })
     }
 
     /// Leaves the rows out that nobody asked for.
@@ -328,16 +293,52 @@ impl<'a> Part<'a> {
         if self.wanted.len() == self.slots.len() {
             return;
         }
-        let (wanted, width) = (std::mem::take(&mut self.wanted), self.x.cols());
-        let pick = || wanted.iter().copied();
-        self.x = self.x.select(pick());
-        *qkv = qkv.select(pick());
-        self.attend = self.attend.select(pick());
-        if !self.draws.is_empty() {
-            self.draws = pick().map(|r| self.draws[r]).collect();
+        let wanted = std::mem::take(&mut self.wanted);
+        self.x = self.x.select(wanted.iter().copied());
+        *qkv = qkv.select(wanted.iter().copied());
+        self.attend = self.attend.select(wanted.iter().copied());
+        self.dropout.select(&wanted, self.x.cols());
+    }
+}
+
+/// The dropout of some rows.
+enum PartDropout {
+    None,
+    Drawn { p: f32, sites: [bool; 2], rows: Vec<Option<Draw>> },
+    Recorded { p: f32, sites: [bool; 2], masks: Vec<Vec<u8>> },
+}
+
+impl PartDropout {
+    fn cut(dropout: Option<Dropout<'_>>, width: usize, rows: std::ops::Range<usize>) -> Self {
+        let Some(Dropout { p, attn_out, mlp_out, masks }) = dropout else { return Self::None };
+        let sites = [attn_out, mlp_out];
+        match masks {
+            Masks::Drawn(draws) => Self::Drawn { p, sites, rows: draws[rows].to_vec() },
+            Masks::Recorded(masks) => {
+                let masks = masks.iter().map(|m| m[rows.start * width..rows.end * width].to_vec()).collect();
+                Self::Recorded { p, sites, masks }
+            }
         }
-        for mask in &mut self.recorded {
-            *mask = pick().flat_map(|r| mask[r * width..(r + 1) * width].to_vec()).collect();
+    }
+
+    fn select(&mut self, wanted: &[usize], width: usize) {
+        match self {
+            Self::None => {}
+            Self::Drawn { rows, .. } => *rows = wanted.iter().map(|&r| rows[r]).collect(),
+            Self::Recorded { masks, .. } => {
+                for mask in masks {
+                    *mask = wanted.iter().flat_map(|&r| mask[r * width..(r + 1) * width].to_vec()).collect();
+                }
+            }
+        }
+    }
+
+    fn mask(&self, layer: usize, site: Site) -> Option<Mask<'_>> {
+        let which = usize::from(site == Site::MlpOut);
+        match self {
+            Self::Drawn { p, sites, rows } if sites[which] => Some(Mask::Drawn { p: *p, layer, site, rows }),
+            Self::Recorded { p, sites, masks } if sites[which] => Some(Mask::Recorded { p: *p, keep: &masks[2 * layer + which] }),
+            _ => None,
         }
     }
 }

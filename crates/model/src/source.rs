@@ -2,6 +2,7 @@
 
 use tensor::rng::Draw;
 
+use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 
 /// Named tensors. Names are the canonical ones of [`crate::names`].
@@ -11,6 +12,16 @@ pub trait TensorSource {
 
     /// The numbers of a tensor, which must have that shape.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error>;
+}
+
+impl TensorSource for Checkpoint {
+    fn has(&self, name: &str) -> bool {
+        Self::has(self, name)
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        Self::tensor(self, name, shape)
+    }
 }
 
 /// Random weights, scaled so that activations stay in range: norms near one, matrices by the root of their width.
