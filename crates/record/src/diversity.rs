@@ -18,7 +18,7 @@ pub struct StepDiversity {
 /// One step over the trajectories that have it.
 #[derive(Debug, Clone)]
 struct Step {
-    /// Sum of unit vectors, [width].
+    /// Sum of unit vectors, `[width]`.
     sum: Vec<f64>,
     /// Thoughts added.
     rows: usize,
