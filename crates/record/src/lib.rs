@@ -1,1 +1,58 @@
-//! The run directory.
+//! The run directory: what a run was, what it sampled, what came of it.
+//!
+//! The engine and the trainer write it, the report reads it, and this crate knows neither.
+//!
+//! ```text
+//! runs/<name>/manifest.json    what was asked: settings, seeds, host, versions      (manifest)
+//!             samples.jsonl    one line per question and seed, in the order of work (sample)
+//!             timings.jsonl    seconds by stage, one line per flush                 (results)
+//!             results.json     metrics and cost                                     (results)
+//! ```
+//!
+//! Two invariants carry the rest. `samples.jsonl` is a function of the manifest alone: no clock, no host, so
+//! that a killed and resumed run ends with the bytes of an uninterrupted one. And a reader never holds more
+//! than one line, so a run may be larger than memory.
+//!
+//! [`aggregate`] and [`diversity`] are here too, because the engine uses them on live trajectories and the
+//! report on recorded ones, and the two must agree.
+//!
+//! ```
+//! use record::{Manifest, RunDir, Sample};
+//! # fn main() -> Result<(), record::Error> {
+//! # let scratch = tempfile::tempdir().map_err(|source| record::Error::Read { path: ".".into(), source })?;
+//! # let path = scratch.path().join("run");
+//! let manifest = Manifest { seeds: vec![7], questions: 1, ..Manifest::default() };
+//! let sample = Sample { id: 0, seed: 7, question: "1 + 1".into(), gold: "2".into(), ..Sample::default() };
+//!
+//! let mut run = RunDir::resume(&path, &manifest)?;
+//! if !run.is_done(sample.seed, sample.id) {
+//!     run.append(&sample)?;
+//! }
+//! let run = run.finish()?;
+//! for line in run.samples()? {
+//!     assert_eq!(line?, sample);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod aggregate;
+pub mod diversity;
+mod document;
+mod error;
+mod fingerprint;
+mod lines;
+mod manifest;
+mod results;
+mod run_dir;
+mod sample;
+mod writer;
+
+pub use error::Error;
+pub use fingerprint::Fingerprint;
+pub use lines::Lines;
+pub use manifest::{FORMAT, Manifest};
+pub use results::{Cost, Metric, MetricName, Results, Seconds};
+pub use run_dir::RunDir;
+pub use sample::{Beam, Sample, Trajectory};
+pub use writer::Writer;

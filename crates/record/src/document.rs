@@ -1,0 +1,122 @@
+//! Whole JSON files: `manifest.json` and `results.json`.
+//!
+//! A document is written beside its place and renamed into it, so that a reader, or a run killed halfway, sees
+//! the old file or the new one and never a part.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::manifest::FORMAT;
+
+/// Writes `content` to `path`, all or nothing.
+pub(crate) fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
+    let beside = beside(path);
+    replace(path, &beside, content).map_err(|source| {
+        // The half-written file is of no use to anyone; that it cannot be removed changes nothing.
+        let _ = fs::remove_file(&beside);
+        Error::Write {
+            path: path.into(),
+            source,
+        }
+    })
+}
+
+fn replace(path: &Path, beside: &Path, content: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(content)?;
+    text.push(b'\n');
+    let mut file = File::create(beside)?;
+    file.write_all(&text)?;
+    // Without this a power cut could leave the new name on an empty file.
+    file.sync_all()?;
+    fs::rename(beside, path)
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(".tmp");
+    name.into()
+}
+
+/// Reads the document at `path`, after checking that it is of our format.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
+    let text = fs::read(path).map_err(|source| Error::Read {
+        path: path.into(),
+        source,
+    })?;
+    let version: Version = parse(path, &text)?;
+    if version.version != u64::from(FORMAT) {
+        return Err(Error::Version {
+            path: path.into(),
+            found: version.version,
+        });
+    }
+    parse(path, &text)
+}
+
+/// The one field every format has. It is read first: a document of another version would otherwise be
+/// reported as lacking whatever field that version does not have.
+#[derive(Deserialize)]
+struct Version {
+    version: u64,
+}
+
+fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(text).map_err(|source| Error::Json {
+        path: path.into(),
+        line: source.line(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Results;
+
+    #[test]
+    fn a_document_replaces_its_forerunner_and_leaves_nothing_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("results.json");
+        for questions in [1, 2] {
+            let results = Results {
+                questions,
+                ..Results::default()
+            };
+            write(&path, &results).unwrap();
+            assert_eq!(read::<Results>(&path).unwrap(), results);
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn another_version_is_named_before_any_missing_field() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("results.json");
+        fs::write(&path, r#"{"version": 99}"#).unwrap();
+        let error = read::<Results>(&path).unwrap_err();
+        assert!(matches!(error, Error::Version { found: 99, .. }), "{error}");
+        assert!(error.to_string().contains("format version 99"), "{error}");
+    }
+
+    #[test]
+    fn a_write_that_fails_names_the_path_and_keeps_the_cause() {
+        let path = Path::new("/dev/null/results.json");
+        let Err(Error::Write {
+            path: named,
+            source,
+        }) = write(path, &Results::default())
+        else {
+            panic!("nothing can be written below a file");
+        };
+        assert_eq!(
+            (named.as_path(), source.kind()),
+            (path, io::ErrorKind::NotADirectory)
+        );
+    }
+}

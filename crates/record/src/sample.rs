@@ -1,0 +1,286 @@
+//! One question under one seed: a line of `samples.jsonl`.
+//!
+//! The order and names of the fields are a contract with scripts. What a line may say is checked on the way in
+//! and on the way out ([`Check`]), so that readers need not ask: every number is finite, trajectories are
+//! in the order of `k`, and what has no answer is not correct.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Fault;
+
+/// A record that can tell whether it makes sense.
+pub(crate) trait Check {
+    /// The first broken rule.
+    fn check(&self) -> Result<(), Fault>;
+}
+
+/// Everything that was sampled for one question under one seed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The question's number in its data set.
+    pub id: u32,
+    /// The seed of the run.
+    pub seed: u64,
+    /// The question as it was asked.
+    pub question: String,
+    /// The right answer, canonical.
+    pub gold: String,
+    /// The sampled trajectories, `k` ascending.
+    pub trajectories: Vec<Trajectory>,
+    /// The beam search, where one ran.
+    #[serde(default)]
+    pub beam: Option<Beam>,
+    /// The trajectory without perturbation, where one ran.
+    #[serde(default)]
+    pub greedy: Option<Trajectory>,
+    /// d_t of each thought step, over the sampled trajectories; see [`diversity`](crate::diversity).
+    #[serde(default)]
+    pub diversity: Option<Vec<f64>>,
+    /// Decoding steps: positions computed one after another, over all trajectories.
+    #[serde(default)]
+    pub steps: u64,
+    /// Floating-point operations spent on this question.
+    #[serde(default)]
+    pub flops: f64,
+}
+
+/// One path of thoughts and the answer it came to.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trajectory {
+    /// Its number among the trajectories of the question.
+    pub k: u32,
+    /// The number of thoughts.
+    pub thoughts: u32,
+    /// The decoded text.
+    pub text: String,
+    /// The canonical answer: equal answers are equal strings. `None` never votes and is never correct.
+    #[serde(default)]
+    pub answer: Option<String>,
+    /// One step reward per thought, where a reward model scored it.
+    #[serde(default)]
+    pub scores: Option<Vec<f32>>,
+    /// Whether the answer equals the right one.
+    pub correct: bool,
+}
+
+/// The best finished beam of a reward-guided search.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Beam {
+    /// Beams kept at each step, B.
+    pub width: u32,
+    /// Extensions tried for each beam, K.
+    pub candidates: u32,
+    /// The number of thoughts of the best beam.
+    pub thoughts: u32,
+    /// Its decoded text.
+    pub text: String,
+    /// Its canonical answer; `None` is never correct.
+    #[serde(default)]
+    pub answer: Option<String>,
+    /// Its cumulative reward.
+    pub reward: f32,
+    /// Whether the answer equals the right one.
+    pub correct: bool,
+}
+
+const NOT_FINITE: &str = "holds a number that is not finite";
+
+impl Check for Sample {
+    fn check(&self) -> Result<(), Fault> {
+        for (index, trajectory) in self.trajectories.iter().enumerate() {
+            trajectory.check_as(&format!("trajectories[{index}]"))?;
+        }
+        if let Some(index) = self
+            .trajectories
+            .windows(2)
+            .position(|pair| pair[0].k >= pair[1].k)
+        {
+            return Err(Fault::new(
+                format!("trajectories[{}].k", index + 1),
+                "does not ascend",
+            ));
+        }
+        if let Some(greedy) = &self.greedy {
+            greedy.check_as("greedy")?;
+        }
+        if let Some(beam) = &self.beam {
+            finite("beam.reward", [f64::from(beam.reward)])?;
+            answered("beam", &beam.answer, beam.correct)?;
+        }
+        finite("diversity", self.diversity.iter().flatten().copied())?;
+        finite("flops", [self.flops])
+    }
+}
+
+impl Trajectory {
+    fn check_as(&self, field: &str) -> Result<(), Fault> {
+        answered(field, &self.answer, self.correct)?;
+        let Some(scores) = &self.scores else {
+            return Ok(());
+        };
+        let field = format!("{field}.scores");
+        if scores.len() != self.thoughts as usize {
+            return Err(Fault::new(field, "does not hold one score per thought"));
+        }
+        finite(&field, scores.iter().copied().map(f64::from))
+    }
+}
+
+fn answered(field: &str, answer: &Option<String>, correct: bool) -> Result<(), Fault> {
+    if correct && answer.is_none() {
+        return Err(Fault::new(
+            format!("{field}.correct"),
+            "is true although there is no answer",
+        ));
+    }
+    Ok(())
+}
+
+/// JSON has no word for NaN and infinity; serde_json would write `null`, which no reader could take back.
+pub(crate) fn finite(field: &str, values: impl IntoIterator<Item = f64>) -> Result<(), Fault> {
+    match values.into_iter().all(f64::is_finite) {
+        true => Ok(()),
+        false => Err(Fault::new(field, NOT_FINITE)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(trajectory: Trajectory) -> Sample {
+        Sample {
+            trajectories: vec![trajectory],
+            ..Sample::default()
+        }
+    }
+
+    fn fault(sample: Sample) -> String {
+        sample.check().expect_err("a broken rule").field
+    }
+
+    #[test]
+    fn a_line_starts_as_scripts_expect() {
+        let trajectory = Trajectory {
+            thoughts: 1,
+            scores: Some(vec![0.5]),
+            ..Trajectory::default()
+        };
+        let line = serde_json::to_string(&sample(trajectory)).unwrap();
+        let expected = concat!(
+            r#"{"id":0,"seed":0,"question":"","gold":"","trajectories":[{"k":0,"thoughts":1,"text":"","#,
+            r#""answer":null,"scores":[0.5],"correct":false}],"beam":null,"greedy":null,"#,
+            r#""diversity":null,"steps":0,"flops":0.0}"#,
+        );
+        assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn the_contract_alone_is_enough_to_read() {
+        let line = r#"{"id":1,"seed":2,"question":"q","gold":"3","trajectories":[],"later":true}"#;
+        let sample: Sample = serde_json::from_str(line).unwrap();
+        assert_eq!((sample.id, sample.beam, sample.steps), (1, None, 0));
+    }
+
+    #[test]
+    fn numbers_must_be_finite() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let scored = Trajectory {
+                thoughts: 2,
+                scores: Some(vec![0.0, bad]),
+                ..Trajectory::default()
+            };
+            assert_eq!(fault(sample(scored.clone())), "trajectories[0].scores");
+            assert_eq!(
+                fault(Sample {
+                    greedy: Some(scored),
+                    ..Sample::default()
+                }),
+                "greedy.scores"
+            );
+            let beam = Beam {
+                reward: bad,
+                ..Beam::default()
+            };
+            assert_eq!(
+                fault(Sample {
+                    beam: Some(beam),
+                    ..Sample::default()
+                }),
+                "beam.reward"
+            );
+            let bad = f64::from(bad);
+            assert_eq!(
+                fault(Sample {
+                    diversity: Some(vec![bad]),
+                    ..Sample::default()
+                }),
+                "diversity"
+            );
+            assert_eq!(
+                fault(Sample {
+                    flops: bad,
+                    ..Sample::default()
+                }),
+                "flops"
+            );
+        }
+    }
+
+    #[test]
+    fn a_score_per_thought() {
+        let unscored = Trajectory {
+            thoughts: 2,
+            ..Trajectory::default()
+        };
+        sample(unscored.clone()).check().unwrap();
+        let short = Trajectory {
+            scores: Some(vec![1.0]),
+            ..unscored
+        };
+        assert_eq!(fault(sample(short)), "trajectories[0].scores");
+        sample(Trajectory {
+            scores: Some(vec![]),
+            ..Trajectory::default()
+        })
+        .check()
+        .unwrap();
+    }
+
+    #[test]
+    fn trajectories_ascend() {
+        let numbered = |ks: &[u32]| Sample {
+            trajectories: ks
+                .iter()
+                .map(|&k| Trajectory {
+                    k,
+                    ..Trajectory::default()
+                })
+                .collect(),
+            ..Sample::default()
+        };
+        numbered(&[0, 1, 2]).check().unwrap();
+        assert_eq!(fault(numbered(&[0, 2, 1])), "trajectories[2].k");
+        assert_eq!(fault(numbered(&[0, 0])), "trajectories[1].k");
+    }
+
+    #[test]
+    fn what_has_no_answer_is_not_correct() {
+        let lucky = Trajectory {
+            correct: true,
+            ..Trajectory::default()
+        };
+        assert_eq!(fault(sample(lucky)), "trajectories[0].correct");
+        let lucky = Beam {
+            correct: true,
+            ..Beam::default()
+        };
+        assert_eq!(
+            fault(Sample {
+                beam: Some(lucky),
+                ..Sample::default()
+            }),
+            "beam.correct"
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! How far a mean over questions can be trusted: the percentile bootstrap.
+//!
+//! Questions are drawn with replacement, as many as there are, again and again; the interval holds the middle 95%
+//! of the means. The generator starts anew for every call, so figures of one run see the same draws, and
+//! the same run gives the same interval on every machine.
+
+/// A figure and the interval it lies in with 95% confidence.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// The mean.
+    pub value: f64,
+    /// The lower end, at most `value`.
+    pub low: f64,
+    /// The upper end, at least `value`.
+    pub high: f64,
+}
+
+/// How the questions are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bootstrap {
+    /// How many times. With 0 the interval is the value alone.
+    pub resamples: usize,
+    /// Where the generator starts.
+    pub seed: u64,
+}
+
+impl Default for Bootstrap {
+    fn default() -> Self {
+        Self {
+            resamples: 1000,
+            seed: 0,
+        }
+    }
+}
+
+impl Bootstrap {
+    /// The mean of `values`, one per question, with its interval; `None` of nothing.
+    pub fn mean(&self, values: &[f64]) -> Option<Interval> {
+        if values.is_empty() {
+            return None;
+        }
+        let mut draws = SplitMix64(self.seed);
+        let mut means: Vec<f64> = (0..self.resamples)
+            .map(|_| mean(values.len(), || values[draws.below(values.len())]))
+            .collect();
+        means.sort_by(f64::total_cmp);
+        let mut questions = values.iter().copied();
+        let value = mean(values.len(), || questions.next().unwrap_or_default());
+        // With few questions or draws the middle 95% may miss the mean itself, and a figure outside its own
+        // interval would only puzzle.
+        let low = quantile(&means, 0.025).unwrap_or(value).min(value);
+        let high = quantile(&means, 0.975).unwrap_or(value).max(value);
+        Some(Interval { value, low, high })
+    }
+}
+
+fn mean(count: usize, mut next: impl FnMut() -> f64) -> f64 {
+    (0..count).map(|_| next()).sum::<f64>() / count as f64
+}
+
+/// The q-quantile of sorted values, between its two neighbours.
+fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
+    let place = q * sorted.len().checked_sub(1)? as f64;
+    let (below, above) = (
+        sorted[place.floor() as usize],
+        sorted[place.ceil() as usize],
+    );
+    Some(below + (above - below) * place.fract())
+}
+
+/// Steele, Lea and Flood's generator: enough for drawing questions, and the same everywhere.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`: the high half of a product, which needs no division.
+    fn below(&mut self, n: usize) -> usize {
+        ((u128::from(self.next()) * n as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_generator_is_the_published_one() {
+        let mut generator = SplitMix64(1234567);
+        assert_eq!(generator.next(), 6457827717110365317);
+        assert_eq!(generator.next(), 3203168211198807973);
+    }
+
+    #[test]
+    fn quantiles_lie_between_neighbours() {
+        assert_eq!(quantile(&[0.0, 1.0, 2.0], 0.5), Some(1.0));
+        assert_eq!(quantile(&[0.0, 1.0], 0.25), Some(0.25));
+        assert_eq!(quantile(&[3.0], 0.975), Some(3.0));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+
+    #[test]
+    fn a_known_interval() {
+        // 400 questions, half of them right: the interval is 0.5 +- 1.96 sqrt(0.25 / 400) = 0.5 +- 0.049.
+        let values: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();
+        let interval = Bootstrap {
+            resamples: 10_000,
+            seed: 1,
+        }
+        .mean(&values)
+        .unwrap();
+        assert_eq!(interval.value, 0.5);
+        assert!((interval.low - 0.451).abs() < 0.004, "{interval:?}");
+        assert!((interval.high - 0.549).abs() < 0.004, "{interval:?}");
+    }
+
+    #[test]
+    fn the_edges() {
+        assert_eq!(Bootstrap::default().mean(&[]), None);
+        let point = |value| {
+            Some(Interval {
+                value,
+                low: value,
+                high: value,
+            })
+        };
+        assert_eq!(Bootstrap::default().mean(&[0.25]), point(0.25));
+        assert_eq!(
+            Bootstrap {
+                resamples: 0,
+                seed: 0
+            }
+            .mean(&[0.0, 1.0]),
+            point(0.5)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_interval_holds_the_value_and_repeats(
+            values in prop::collection::vec(0.0f64..=1.0, 1..40),
+            resamples in 0usize..60,
+            seed in any::<u64>(),
+        ) {
+            let bootstrap = Bootstrap { resamples, seed };
+            let interval = bootstrap.mean(&values).unwrap();
+            prop_assert!(interval.low <= interval.value && interval.value <= interval.high);
+            prop_assert!(interval.low >= 0.0 && interval.high <= 1.0 + 1e-12);
+            prop_assert_eq!(bootstrap.mean(&values).unwrap(), interval);
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Results as plain text, for someone who sees them for the first time.
+//!
+//! A row is a way to get one answer out of k trajectories, a column is a k; below each figure is its 95% interval.
+//! Columns that do not fit the terminal continue in a second table. What a row means is said underneath.
+
+use record::{Cost, Metric, MetricName, Results};
+
+/// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has no row.
+const ROWS: [(MetricName, &str, &str); 6] = [
+    (
+        MetricName::Greedy,
+        "greedy",
+        "one trajectory without perturbation",
+    ),
+    (
+        MetricName::Maj,
+        "majority",
+        "the answer most of k trajectories give",
+    ),
+    (
+        MetricName::Weighted,
+        "weighted",
+        "the same, each vote weighted by its reward",
+    ),
+    (
+        MetricName::BestOf,
+        "best of k",
+        "the answer of the trajectory with the highest reward",
+    ),
+    (
+        MetricName::Beam,
+        "beam",
+        "search guided by rewards, k extensions tried at each step",
+    ),
+    (
+        MetricName::Coverage,
+        "coverage",
+        "at least one of k is right: no rule can do better (pass@k)",
+    ),
+];
+const LABEL: usize = 10;
+const GAP: &str = "  ";
+
+/// The results as text of lines at most `width` characters long, where a single column allows it.
+pub fn render(results: &Results, width: usize) -> String {
+    let mut text = heading(results);
+    for columns in columns(results, width) {
+        text.push('\n');
+        grid(&mut text, results, &columns);
+    }
+    legend(&mut text, results);
+    footer(&mut text, results);
+    text
+}
+
+fn heading(results: &Results) -> String {
+    let (questions, seeds) = (
+        count(results.questions, "question"),
+        count(results.seeds, "seed"),
+    );
+    let trajectories = count(results.trajectories, "trajectory");
+    format!(
+        "{questions}, {seeds}, {trajectories} each\naccuracy in %, its 95% interval below; k = trajectories used\n"
+    )
+}
+
+fn count(number: usize, noun: &str) -> String {
+    match (number, noun.strip_suffix('y')) {
+        (1, _) => format!("1 {noun}"),
+        (_, Some(stem)) => format!("{number} {stem}ies"),
+        (_, None) => format!("{number} {noun}s"),
+    }
+}
+
+/// One k and the width its figures need.
+struct Column {
+    k: usize,
+    width: usize,
+}
+
+/// The columns, in groups that fit side by side.
+fn columns(results: &Results, width: usize) -> Vec<Vec<Column>> {
+    let rows = || {
+        results
+            .metrics
+            .iter()
+            .filter(|metric| ROWS.iter().any(|row| row.0 == metric.name))
+    };
+    let mut ks: Vec<usize> = rows().map(|metric| metric.k).collect();
+    ks.sort_unstable();
+    ks.dedup();
+
+    let mut groups: Vec<Vec<Column>> = Vec::new();
+    let mut room = 0;
+    for k in ks {
+        let cells = rows()
+            .filter(|metric| metric.k == k)
+            .map(|metric| interval(metric).len());
+        let column = Column {
+            k,
+            width: cells.max().unwrap_or(0).max(k.to_string().len()),
+        };
+        let needed = GAP.len() + column.width;
+        match groups.last_mut() {
+            Some(group) if needed <= room => group.push(column),
+            _ => {
+                room = width.saturating_sub(LABEL).max(needed);
+                groups.push(vec![column]);
+            }
+        }
+        room -= needed;
+    }
+    groups
+}
+
+fn grid(text: &mut String, results: &Results, columns: &[Column]) {
+    line(
+        text,
+        "k",
+        columns.iter().map(|column| (column, column.k.to_string())),
+    );
+    for (name, label, _) in ROWS {
+        let cells: Vec<_> = columns
+            .iter()
+            .map(|column| (column, find(results, name, column.k)))
+            .collect();
+        if cells.iter().any(|(_, metric)| metric.is_some()) {
+            let show = |cell: fn(&Metric) -> String| {
+                cells
+                    .iter()
+                    .map(move |(column, metric)| (*column, metric.map(cell).unwrap_or_default()))
+            };
+            line(text, label, show(|metric| percent(metric.value)));
+            line(text, "", show(interval));
+        }
+    }
+}
+
+fn line<'a>(text: &mut String, label: &str, cells: impl Iterator<Item = (&'a Column, String)>) {
+    let mut line = format!("{label:<LABEL$}");
+    for (column, cell) in cells {
+        line.push_str(GAP);
+        line.push_str(&format!("{cell:>width$}", width = column.width));
+    }
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+fn find(results: &Results, name: MetricName, k: usize) -> Option<&Metric> {
+    results
+        .metrics
+        .iter()
+        .find(|metric| metric.name == name && metric.k == k)
+}
+
+fn interval(metric: &Metric) -> String {
+    format!("{}-{}", percent(metric.low), percent(metric.high))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}", 100.0 * share)
+}
+
+fn legend(text: &mut String, results: &Results) {
+    text.push('\n');
+    for (name, label, meaning) in ROWS {
+        if results.metrics.iter().any(|metric| metric.name == name) {
+            text.push_str(&format!("{label:<LABEL$}{GAP}{meaning}\n"));
+        }
+    }
+}
+
+fn footer(text: &mut String, results: &Results) {
+    text.push('\n');
+    for Metric {
+        value,
+        low,
+        high,
+        k,
+        ..
+    } in results.metrics.iter().filter(is_diversity)
+    {
+        text.push_str(&format!(
+            "diversity   {value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike\n"
+        ));
+    }
+    let Cost {
+        steps,
+        flops,
+        seconds,
+    } = &results.cost;
+    text.push_str(&format!(
+        "cost        {steps:.1} decoding steps and {} per question\n",
+        flop(*flops)
+    ));
+    text.push_str(&format!(
+        "time        {:.1} s: prefill {:.1}, thoughts {:.1}, scores {:.1}, answers {:.1}\n",
+        seconds.total, seconds.prefill, seconds.thoughts, seconds.scores, seconds.answers
+    ));
+}
+
+fn is_diversity(metric: &&Metric) -> bool {
+    metric.name == MetricName::Diversity
+}
+
+/// Floating-point operations, with the prefix that leaves one to three digits before the point.
+fn flop(count: f64) -> String {
+    let prefixes = ["", "k", "M", "G", "T", "P"];
+    let scale = (0..prefixes.len() - 1)
+        .take_while(|&power| count >= 1000f64.powi(power as i32 + 1))
+        .count();
+    format!(
+        "{:.1} {}FLOP",
+        count / 1000f64.powi(scale as i32),
+        prefixes[scale]
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use record::Seconds;
+
+    use super::*;
+
+    fn results() -> Results {
+        let metric = |name, k, value| Metric {
+            name,
+            k,
+            value,
+            low: value - 0.05,
+            high: value + 0.05,
+            seeds: 3,
+        };
+        Results {
+            metrics: vec![
+                metric(MetricName::Greedy, 1, 0.341),
+                metric(MetricName::Coverage, 1, 0.3),
+                metric(MetricName::Coverage, 4, 0.95),
+                metric(MetricName::Pass, 4, 0.95),
+                metric(MetricName::Maj, 1, 0.3),
+                metric(MetricName::Maj, 4, 0.3456),
+                metric(MetricName::Beam, 4, 0.4),
+                metric(MetricName::Diversity, 4, 0.125),
+            ],
+            cost: Cost {
+                steps: 53.25,
+                flops: 12.345e9,
+                seconds: Seconds {
+                    prefill: 0.5,
+                    thoughts: 2.0,
+                    scores: 1.0,
+                    answers: 1.25,
+                    total: 5.0,
+                },
+            },
+            questions: 1319,
+            seeds: 3,
+            trajectories: 4,
+            ..Results::default()
+        }
+    }
+
+    #[test]
+    fn a_table() {
+        let expected = "\
+1319 questions, 3 seeds, 4 trajectories each
+accuracy in %, its 95% interval below; k = trajectories used
+
+k                   1           4
+greedy           34.1
+            29.1-39.1
+majority         30.0        34.6
+            25.0-35.0   29.6-39.6
+beam                         40.0
+                        35.0-45.0
+coverage         30.0        95.0
+            25.0-35.0  90.0-100.0
+
+greedy      one trajectory without perturbation
+majority    the answer most of k trajectories give
+beam        search guided by rewards, k extensions tried at each step
+coverage    at least one of k is right: no rule can do better (pass@k)
+
+diversity   0.125 (0.075-0.175) over 4 trajectories; 0 = all thoughts alike
+cost        53.2 decoding steps and 12.3 GFLOP per question
+time        5.0 s: prefill 0.5, thoughts 2.0, scores 1.0, answers 1.2
+";
+        assert_eq!(render(&results(), 80), expected);
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_continue_below() {
+        let text = render(&results(), 30);
+        let tables: Vec<&str> = text.split("\n\n").collect();
+        assert!(tables[1].starts_with("k                   1\n"), "{text}");
+        assert!(tables[2].starts_with("k                    4\n"), "{text}");
+        assert!(
+            tables[1].contains("greedy") && !tables[2].contains("greedy"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn nothing_is_a_table_too() {
+        let text = render(&Results::default(), 0);
+        assert!(
+            text.starts_with("0 questions, 0 seeds, 0 trajectories each\n"),
+            "{text}"
+        );
+        assert!(text.contains("0.0 FLOP per question"), "{text}");
+    }
+
+    #[test]
+    fn operations_have_prefixes() {
+        assert_eq!(flop(999.0), "999.0 FLOP");
+        assert_eq!(flop(1e3), "1.0 kFLOP");
+        assert_eq!(flop(2.5e13), "25.0 TFLOP");
+        assert_eq!(flop(1e19), "10000.0 PFLOP");
+    }
+}

@@ -1,0 +1,321 @@
+//! Metrics of run directories made by hand, against values worked out by hand.
+
+use record::{Beam, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
+use report::Error;
+use report::interval::Bootstrap;
+use report::metrics::{MetricSettings, PerQuestion, compute, difference, of_run};
+
+/// A question whose right answer is "1" and whose trajectories gave `answers` (an empty one is none).
+fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> Sample {
+    let trajectory = |k: usize| Trajectory {
+        k: k as u32,
+        thoughts: 1,
+        text: answers[k].into(),
+        answer: (!answers[k].is_empty()).then(|| answers[k].into()),
+        scores: scores.map(|scores| vec![scores[k]]),
+        correct: answers[k] == "1",
+    };
+    let trajectories = (0..4).map(trajectory).collect();
+    Sample {
+        id,
+        seed,
+        gold: "1".into(),
+        trajectories,
+        ..Sample::default()
+    }
+}
+
+fn beam(correct: bool) -> Option<Beam> {
+    Some(Beam {
+        width: 2,
+        candidates: 2,
+        answer: Some("x".into()),
+        correct,
+        ..Beam::default()
+    })
+}
+
+/// Two questions under two seeds.
+///
+/// | seed | question | answers | scores | greedy | beam | d |
+/// |---|---|---|---|---|---|---|
+/// | 5 | 0 | 2 1 1 none | 0 1 0 5 | right | right | 0.2, 0.4 |
+/// | 5 | 1 | 3 3 1 2    | 1 0 4 0 | wrong | wrong | 0.5 |
+/// | 6 | 0 | 1 1 2 2    | 0 0 2 2 | right | wrong | 0.1 |
+/// | 6 | 1 | none x 4   | 0 0 0 0 | wrong | wrong | nothing |
+fn samples() -> Vec<Sample> {
+    let greedy = |correct: bool| {
+        Some(Trajectory {
+            answer: Some("g".into()),
+            correct,
+            ..Trajectory::default()
+        })
+    };
+    let a = sample(5, 0, ["2", "1", "1", ""], Some([0.0, 1.0, 0.0, 5.0]));
+    let b = sample(5, 1, ["3", "3", "1", "2"], Some([1.0, 0.0, 4.0, 0.0]));
+    let c = sample(6, 0, ["1", "1", "2", "2"], Some([0.0, 0.0, 2.0, 2.0]));
+    let d = sample(6, 1, [""; 4], Some([0.0; 4]));
+    vec![
+        Sample {
+            greedy: greedy(true),
+            beam: beam(true),
+            diversity: Some(vec![0.2, 0.4]),
+            steps: 10,
+            flops: 1e9,
+            ..a
+        },
+        Sample {
+            greedy: greedy(false),
+            beam: beam(false),
+            diversity: Some(vec![0.5]),
+            steps: 20,
+            flops: 2e9,
+            ..b
+        },
+        Sample {
+            greedy: greedy(true),
+            beam: beam(false),
+            diversity: Some(vec![0.1]),
+            steps: 30,
+            flops: 3e9,
+            ..c
+        },
+        Sample {
+            greedy: greedy(false),
+            beam: beam(false),
+            diversity: Some(vec![]),
+            steps: 40,
+            flops: 6e9,
+            ..d
+        },
+    ]
+}
+
+fn read(samples: Vec<Sample>) -> impl Iterator<Item = Result<Sample, record::Error>> {
+    samples.into_iter().map(Ok)
+}
+
+fn value(results: &Results, name: MetricName, k: usize) -> f64 {
+    find(results, name, k).expect("the metric is there").value
+}
+
+fn find(results: &Results, name: MetricName, k: usize) -> Option<&Metric> {
+    results
+        .metrics
+        .iter()
+        .find(|metric| metric.name == name && metric.k == k)
+}
+
+fn assert_close(a: f64, b: f64) {
+    assert!((a - b).abs() < 1e-12, "{a} is not {b}");
+}
+
+#[test]
+fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = RunDir::create(dir.path(), &Manifest::default()).unwrap();
+    for sample in samples() {
+        run.append(&sample).unwrap();
+    }
+    let seconds = Seconds {
+        thoughts: 2.0,
+        total: 3.0,
+        ..Seconds::default()
+    };
+    run.time(&seconds).unwrap();
+    let results = of_run(&run.finish().unwrap(), &MetricSettings::default()).unwrap();
+
+    // Correct of 4: question 0 has 2 and 2, question 1 has 1 and 0.
+    for name in [MetricName::Coverage, MetricName::Pass] {
+        assert_close(value(&results, name, 1), (0.5 + (0.25 + 0.0) / 2.0) / 2.0);
+        assert_close(
+            value(&results, name, 2),
+            (5.0 / 6.0 + (0.5 + 0.0) / 2.0) / 2.0,
+        );
+        assert_close(value(&results, name, 4), (1.0 + (1.0 + 0.0) / 2.0) / 2.0);
+    }
+    // At 2 the first sample is a tie that the reward gives to the second answer, the right one.
+    assert_close(value(&results, MetricName::Maj, 1), (0.5 + 0.0) / 2.0);
+    assert_close(value(&results, MetricName::Maj, 2), (1.0 + 0.0) / 2.0);
+    // At 4 the third is a tie that the reward gives to the wrong one.
+    assert_close(value(&results, MetricName::Maj, 4), (0.5 + 0.0) / 2.0);
+    // The second question under seed 5: e^0 for "1" against e^-3 + e^-4 for "3".
+    assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
+    assert_close(value(&results, MetricName::BestOf, 2), (1.0 + 0.0) / 2.0);
+    assert_close(value(&results, MetricName::BestOf, 4), (0.5 + 0.5) / 2.0);
+    assert_close(value(&results, MetricName::Greedy, 1), 0.5);
+    assert_close(value(&results, MetricName::Beam, 4), 0.25);
+    // Under seed 6 question 1 has no diversity and is left out.
+    assert_close(
+        value(&results, MetricName::Diversity, 4),
+        ((0.3 + 0.1) / 2.0 + 0.5) / 2.0,
+    );
+
+    assert_eq!(
+        (results.questions, results.seeds, results.trajectories),
+        (2, 2, 4)
+    );
+    assert_eq!(
+        (results.cost.steps, results.cost.flops, results.cost.seconds),
+        (25.0, 3e9, seconds)
+    );
+    let ks: Vec<usize> = results.metrics.iter().map(|metric| metric.k).collect();
+    assert_eq!(ks, [1, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 4, 4]);
+    for metric in &results.metrics {
+        assert_eq!(metric.seeds, 2, "{metric:?}");
+        assert!(
+            metric.low <= metric.value && metric.value <= metric.high,
+            "{metric:?}"
+        );
+    }
+}
+
+#[test]
+fn a_vote_at_k_sees_the_first_k_only() {
+    let late = vec![sample(0, 0, ["2", "2", "1", "1"], None)];
+    let mut later = late.clone();
+    later[0].trajectories[3].answer = Some("7".into());
+    later[0].trajectories[3].correct = false;
+    for samples in [late, later] {
+        let results = compute(read(samples), &MetricSettings::default()).unwrap();
+        assert_eq!(value(&results, MetricName::Maj, 2), 0.0);
+    }
+    let settings = MetricSettings {
+        ks: vec![3, 1],
+        ..MetricSettings::default()
+    };
+    let results = compute(
+        read(vec![sample(0, 0, ["2", "1", "1", "2"], None)]),
+        &settings,
+    )
+    .unwrap();
+    assert_eq!(
+        (
+            value(&results, MetricName::Maj, 1),
+            value(&results, MetricName::Maj, 3)
+        ),
+        (0.0, 1.0)
+    );
+    assert!(find(&results, MetricName::Maj, 4).is_none());
+}
+
+#[test]
+fn what_was_not_run_has_no_metric() {
+    let results = compute(
+        read(vec![sample(0, 0, ["1"; 4], None)]),
+        &MetricSettings::default(),
+    )
+    .unwrap();
+    for metric in &results.metrics {
+        assert!(
+            matches!(
+                metric.name,
+                MetricName::Coverage | MetricName::Pass | MetricName::Maj
+            ),
+            "{metric:?}"
+        );
+    }
+    let alone = Sample {
+        beam: beam(true),
+        ..Sample::default()
+    };
+    let results = compute(read(vec![alone]), &MetricSettings::default()).unwrap();
+    assert_eq!(results.metrics.len(), 1);
+    assert_eq!(
+        (results.metrics[0].name, results.metrics[0].k),
+        (MetricName::Beam, 4)
+    );
+}
+
+#[test]
+fn an_unfinished_run_counts_what_it_has() {
+    let mut unfinished = samples();
+    unfinished.truncate(3);
+    let results = compute(read(unfinished), &MetricSettings::default()).unwrap();
+    assert_close(value(&results, MetricName::Coverage, 1), (0.5 + 0.25) / 2.0);
+}
+
+#[test]
+fn the_order_of_the_samples_does_not_matter() {
+    let ordered = compute(read(samples()), &MetricSettings::default()).unwrap();
+    let reversed = compute(
+        read(samples().into_iter().rev().collect()),
+        &MetricSettings::default(),
+    )
+    .unwrap();
+    assert_eq!(ordered, reversed);
+}
+
+#[test]
+fn differences_are_paired() {
+    let collected = PerQuestion::collect(read(samples()), &MetricSettings::default()).unwrap();
+    let column = |name, k| collected.column(name, k).unwrap();
+    let bootstrap = Bootstrap::default();
+    // Greedy is right on question 0 alone, and coverage@4 is 1 there and 0.5 on question 1.
+    let gain = difference(
+        column(MetricName::Coverage, 4),
+        column(MetricName::Greedy, 1),
+        &bootstrap,
+    )
+    .unwrap();
+    assert_eq!((gain.value, gain.low, gain.high), (0.25, 0.0, 0.5));
+    let none = difference(
+        column(MetricName::Maj, 2),
+        column(MetricName::Maj, 2),
+        &bootstrap,
+    )
+    .unwrap();
+    assert_eq!((none.value, none.low, none.high), (0.0, 0.0, 0.0));
+
+    let other = PerQuestion::collect(
+        read(vec![sample(0, 9, ["1"; 4], None)]),
+        &MetricSettings::default(),
+    )
+    .unwrap();
+    let elsewhere = other.column(MetricName::Maj, 2).unwrap();
+    assert_eq!(
+        difference(column(MetricName::Maj, 2), elsewhere, &bootstrap),
+        None
+    );
+}
+
+#[test]
+fn what_cannot_be_measured_is_said() {
+    let fail = |samples: Vec<Sample>, ks: &[usize]| {
+        compute(
+            read(samples),
+            &MetricSettings {
+                ks: ks.into(),
+                ..MetricSettings::default()
+            },
+        )
+        .unwrap_err()
+    };
+    assert!(matches!(fail(vec![], &[]), Error::Empty));
+    let error = fail(samples(), &[8]);
+    assert!(
+        error.to_string().ends_with("ask for k >= 1 and <= 4"),
+        "{error}"
+    );
+    assert!(matches!(
+        fail([samples(), samples()].concat(), &[]),
+        Error::Duplicate { id: 0, seed: 5 }
+    ));
+    let mut uneven = samples();
+    uneven[1].trajectories.pop();
+    assert!(matches!(
+        fail(uneven, &[]),
+        Error::Uneven {
+            id: 1,
+            seed: 5,
+            found: 3,
+            expected: 4
+        }
+    ));
+    let broken = std::iter::once(Err(record::Error::NotARun { path: "x".into() }));
+    let error = compute(broken, &MetricSettings::default()).unwrap_err();
+    assert!(
+        error.to_string().starts_with("x is not a run directory"),
+        "{error}"
+    );
+}
