@@ -1,0 +1,112 @@
+//! Every way in which a question cannot be thought about.
+
+use std::path::PathBuf;
+
+use crate::method::Family;
+
+/// Why the engine could not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A checkpoint, a configuration or a tokenizer could not be read.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+
+    /// Nothing in the checkpoint says which family it is.
+    #[error("{}: not recognised as a latent reasoner: no projector, mean head or projection head, and no {} token; pass --method coconut|codi|colar|latent-sft|rot if you know better", dir.display(), "<|start-latent|>")]
+    Unrecognised {
+        /// The checkpoint directory.
+        dir: PathBuf,
+    },
+
+    /// A reward model was given where a reasoner belongs.
+    #[error("{}: this is a reward model (it has `classifier`); pass it as --reward-model and a reasoner as --model", dir.display())]
+    RewardModelAsReasoner {
+        /// The checkpoint directory.
+        dir: PathBuf,
+    },
+
+    /// A reasoner was given where a reward model belongs.
+    #[error("{}: no tensor `classifier.weight` or `score.weight`, so this is not a reward model; pass a LatentRM directory as --reward-model", dir.display())]
+    NotARewardModel {
+        /// The checkpoint directory.
+        dir: PathBuf,
+    },
+
+    /// The reward model reads thoughts of another width.
+    #[error("the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the thoughts of the reasoner it was made from")]
+    WidthDiffers {
+        /// The reward model's width.
+        reward: usize,
+        /// The reasoner's width.
+        reasoner: usize,
+    },
+
+    /// The vocabulary lacks a token that the family needs.
+    #[error("{}: the tokenizer has no `{token}` {how}, which {family} needs; use the tokenizer that came with the checkpoint", dir.display())]
+    AbsentToken {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// The token.
+        token: String,
+        /// The family.
+        family: Family,
+        /// In which form it is missing.
+        how: &'static str,
+    },
+
+    /// The tokenizer is larger than the embedding table.
+    #[error("{}: token `{token}` has id {id}, but the model has {vocab} embeddings; tokenizer and weights do not belong together", dir.display())]
+    TokenBeyondVocabulary {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// The token.
+        token: String,
+        /// Its id.
+        id: u32,
+        /// Rows of the embedding table.
+        vocab: usize,
+    },
+
+    /// Tensors that no part of the model asked for.
+    #[error("{}: {} tensors are not part of a {family} model, among them {}; check --method with `latent-tts inspect`", dir.display(), unused.len(), unused[0])]
+    UnusedTensors {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// The family.
+        family: Family,
+        /// What they are.
+        unused: Vec<String>,
+    },
+
+    /// A prompt that leaves no room to think and answer.
+    #[error("question {id}: {prompt} prompt tokens and {thoughts} thoughts leave no room for an answer in the model's {context} positions; leave the question out or pass fewer thoughts")]
+    TooLong {
+        /// The question's number.
+        id: u32,
+        /// Tokens of its prompt.
+        prompt: usize,
+        /// Thoughts at most.
+        thoughts: usize,
+        /// Positions that the model has.
+        context: usize,
+    },
+
+    /// A prompt without tokens.
+    #[error("question {id}: its prompt has no tokens; give it some text")]
+    Empty {
+        /// The question's number.
+        id: u32,
+    },
+
+    /// One row does not fit the memory budget.
+    #[error("question {id}: one trajectory needs {need} MiB for its keys and values, the budget is {budget} MiB; raise --memory or lower --max-new-tokens")]
+    Memory {
+        /// The question's number.
+        id: u32,
+        /// What one row needs.
+        need: usize,
+        /// What there is.
+        budget: usize,
+    },
+}

@@ -1,0 +1,257 @@
+//! The five families as data: what a prompt looks like, how long to think, how thoughts end, where the answer is.
+//!
+//! One method runs them all. A family is recognised by what its checkpoint holds; nothing else in the engine asks which
+//! family it is.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+
+use model::config::Architecture;
+use model::{Checkpoint, Tokenizer};
+
+use crate::answer::{Rule, Scope as Text};
+use crate::error::Error;
+use crate::perturb::Sites;
+
+/// A family of latent reasoners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Hidden states are fed back as they are.
+    Coconut,
+    /// Hidden states go through a projector first.
+    Codi,
+    /// A head predicts the mean of the next compressed embedding.
+    Colar,
+    /// Thoughts are mixtures of token embeddings.
+    LatentSft,
+    /// Render-of-Thought: a head predicts what a picture of the thought would look like.
+    Rot,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Coconut, Self::Codi, Self::Colar, Self::LatentSft, Self::Rot];
+
+    /// The name that commands take.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Coconut => "coconut",
+            Self::Codi => "codi",
+            Self::Colar => "colar",
+            Self::LatentSft => "latent-sft",
+            Self::Rot => "rot",
+        }
+    }
+
+    /// The family of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|f| f.name() == name)
+    }
+
+    /// What a checkpoint's tensors, tokens and configuration say.
+    pub fn recognise(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Option<Self> {
+        let config = checkpoint.config();
+        let heads = [
+            ("projector.1.weight", Self::Codi),
+            ("lt_head.mean.weight", Self::Colar),
+            ("projection_head.1.weight", Self::Rot),
+        ];
+        if let Some((_, family)) = heads.iter().find(|(tensor, _)| checkpoint.has(tensor)) {
+            return Some(*family);
+        }
+        let marked = tokenizer.id(START).is_some() || config.latent.start_id.is_some();
+        match config.architecture {
+            Architecture::Gpt2 if marked => Some(Self::Coconut),
+            Architecture::Llama if marked => Some(Self::Coconut),
+            Architecture::Llama => Some(Self::LatentSft),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How many thoughts a row has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LatentLength {
+    /// That many.
+    Exactly(NonZeroUsize),
+    /// Until the model's likeliest token is the end of thinking; at the limit the end is forced. None at all is legal.
+    AtMost(NonZeroUsize),
+    /// Each row draws its number from the range, ends included.
+    Between(NonZeroUsize, NonZeroUsize),
+}
+
+impl LatentLength {
+    /// The most thoughts that a row can have.
+    pub fn limit(self) -> usize {
+        match self {
+            Self::Exactly(n) | Self::AtMost(n) | Self::Between(_, n) => n.get(),
+        }
+    }
+}
+
+const START: &str = "<|start-latent|>";
+const END: &str = "<|end-latent|>";
+
+/// Everything that differs between families, resolved for one checkpoint.
+#[derive(Clone, Debug)]
+pub struct Method {
+    /// The family.
+    pub family: Family,
+    /// Text before the question.
+    pub before: &'static str,
+    /// Text after the question.
+    pub after: &'static str,
+    /// Tokens after that text.
+    pub then: Vec<u32>,
+    /// Tokens fed after the last thought. The first one is the token that ends thoughts of open length.
+    pub end: Vec<u32>,
+    /// Tokens that end an answer.
+    pub eos: Vec<u32>,
+    /// How long to think if nothing else is said.
+    pub length: LatentLength,
+    /// Answer tokens at most if nothing else is said.
+    pub max_new_tokens: usize,
+    /// Where the answer is in the decoded text.
+    pub rule: Rule,
+    /// The paper's dropout rate for this backbone.
+    pub p: f32,
+    /// The paper's noise for this backbone.
+    pub sigma: f32,
+    /// Where dropout falls if nothing else is said.
+    pub sites: Sites,
+}
+
+impl Method {
+    /// The method of a family for a checkpoint's vocabulary.
+    pub fn resolve(family: Family, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        let tokens = Tokens { checkpoint, tokenizer, family };
+        let gpt2 = checkpoint.config().architecture == Architecture::Gpt2;
+        let fixed = |n| LatentLength::Exactly(count(n));
+        let base = Self {
+            family,
+            before: "",
+            after: "",
+            then: Vec::new(),
+            end: Vec::new(),
+            eos: tokens.eos()?,
+            length: fixed(6),
+            max_new_tokens: 64,
+            rule: Rule::Hash,
+            p: if gpt2 { 0.2 } else { 0.02 },
+            sigma: if gpt2 { 0.6 } else { 0.02 },
+            sites: if gpt2 { Sites::BOTH } else { Sites::MLP },
+        };
+        Ok(match family {
+            Family::Coconut => {
+                let [start, end] = tokens.markers()?;
+                Self { after: "\n", then: vec![start], end: vec![end], ..base }
+            }
+            Family::Codi => {
+                let [start, end] = tokens.markers()?;
+                let before = if gpt2 { "" } else { "<|begin_of_text|>" };
+                let rule = Rule::LastNumber(Text::Answer);
+                Self { before, then: vec![start], end: vec![end], rule, sigma: if gpt2 { 1.4 } else { base.sigma }, ..base }
+            }
+            Family::Colar => {
+                let end = tokens.encoded("###")?;
+                if end.len() != 1 {
+                    return Err(tokens.absent("###", "as one token of its own"));
+                }
+                let after = " Let's think step by step:(Thinking speed: 2)###";
+                let length = LatentLength::AtMost(count(64));
+                Self { before: "Question: ", after, end, length, rule: Rule::AnswerColon, p: 0.03, sigma: 0.01, ..base }
+            }
+            Family::LatentSft => Self {
+                before: "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final answer within \\boxed{}.\n",
+                after: "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+                then: tokens.encoded("<think>")?,
+                end: tokens.encoded("</think>")?,
+                length: LatentLength::AtMost(count(64)),
+                max_new_tokens: 128,
+                rule: Rule::Boxed,
+                ..base
+            },
+            Family::Rot => Self {
+                before: "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
+                after: "<|im_end|>\n<|im_start|>assistant\n",
+                then: vec![tokens.named("<img_begin>")?],
+                end: vec![tokens.named("<img_end>")?],
+                length: fixed(32),
+                rule: Rule::Cascade,
+                ..base
+            },
+        })
+    }
+}
+
+/// A constant that is not zero.
+fn count(n: usize) -> NonZeroUsize {
+    NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Looks tokens up and says what is missing.
+struct Tokens<'a> {
+    checkpoint: &'a Checkpoint,
+    tokenizer: &'a Tokenizer,
+    family: Family,
+}
+
+impl Tokens<'_> {
+    fn absent(&self, token: &str, how: &'static str) -> Error {
+        Error::AbsentToken { dir: self.checkpoint.dir().to_owned(), token: token.to_owned(), family: self.family, how }
+    }
+
+    fn checked(&self, token: &str, id: u32) -> Result<u32, Error> {
+        let vocab = self.checkpoint.config().vocab;
+        if id as usize >= vocab {
+            return Err(Error::TokenBeyondVocabulary { dir: self.checkpoint.dir().to_owned(), token: token.to_owned(), id, vocab });
+        }
+        Ok(id)
+    }
+
+    fn named(&self, token: &str) -> Result<u32, Error> {
+        let id = self.tokenizer.id(token).ok_or_else(|| self.absent(token, "as an added token"))?;
+        self.checked(token, id)
+    }
+
+    fn encoded(&self, text: &str) -> Result<Vec<u32>, Error> {
+        self.tokenizer.encode(text)?.into_iter().map(|id| self.checked(text, id)).collect()
+    }
+
+    /// The start and end markers: from the tokenizer, else from config.json, else where the published CODI checkpoints,
+    /// whose markers have no text, put them: the last two rows of the vocabulary.
+    fn markers(&self) -> Result<[u32; 2], Error> {
+        let latent = &self.checkpoint.config().latent;
+        let vocab = self.checkpoint.config().vocab as u32;
+        let tokenizer_is_short = self.tokenizer.vocab_size() + 3 == vocab as usize;
+        let unnamed = (self.family == Family::Codi && tokenizer_is_short).then(|| [vocab - 2, vocab - 1]);
+        let find = |token: &str, field: Option<u32>, i: usize| {
+            let id = self.tokenizer.id(token).or(field).or(unnamed.map(|u| u[i]));
+            self.checked(token, id.ok_or_else(|| self.absent(token, "as an added token"))?)
+        };
+        Ok([find(START, latent.start_id, 0)?, find(END, latent.end_id, 1)?])
+    }
+
+    /// What ends an answer: what the checkpoint's files say, else the base model's customary token.
+    fn eos(&self) -> Result<Vec<u32>, Error> {
+        let config = self.checkpoint.config();
+        let mut ids = config.eos.clone();
+        ids.extend(self.tokenizer.eos());
+        let customary = match config.architecture {
+            Architecture::Gpt2 => "<|endoftext|>",
+            Architecture::Llama => "<|eot_id|>",
+            Architecture::Qwen3 => "<|im_end|>",
+        };
+        ids.extend(self.tokenizer.id(customary));
+        ids.sort_unstable();
+        ids.dedup();
+        ids.retain(|&id| (id as usize) < config.vocab);
+        if ids.is_empty() { Err(self.absent(customary, "as the token that ends an answer")) } else { Ok(ids) }
+    }
+}

@@ -1,0 +1,154 @@
+//! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed.
+
+use tensor::rng::{Draw, Site};
+
+/// A share in `[0, 1)`.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Probability(f32);
+
+impl Probability {
+    /// The share, if it is one.
+    pub fn new(p: f32) -> Option<Self> {
+        (0.0..1.0).contains(&p).then_some(Self(p))
+    }
+
+    /// The share.
+    pub fn get(self) -> f32 {
+        self.0
+    }
+}
+
+/// Which outputs dropout falls on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sites {
+    /// The attention block's output, before the residual.
+    pub attn_out: bool,
+    /// The MLP block's output, before the residual.
+    pub mlp_out: bool,
+}
+
+impl Sites {
+    /// Both sites.
+    pub const BOTH: Self = Self { attn_out: true, mlp_out: true };
+    /// The MLP alone.
+    pub const MLP: Self = Self { attn_out: false, mlp_out: true };
+    /// The attention alone.
+    pub const ATTN: Self = Self { attn_out: true, mlp_out: false };
+}
+
+/// Which passes dropout falls on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Those whose output becomes a thought: the last prompt token and thoughts 1 to T-1. The prompt before is shared.
+    Thoughts,
+    /// The whole prompt as well, as the Python reference does. Each row then has a prompt of its own.
+    Prompt,
+    /// Everything, through the answer.
+    All,
+}
+
+/// How the rows of a question are made to differ.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Perturbation {
+    /// Not at all.
+    None,
+    /// Inverted dropout, fresh for every row, position, layer and site.
+    Dropout {
+        /// The share of elements dropped.
+        p: Probability,
+        /// On which outputs.
+        sites: Sites,
+        /// In which passes.
+        scope: Scope,
+    },
+    /// Normal noise added to every thought just before it is fed.
+    Gaussian {
+        /// Its standard deviation.
+        std: f32,
+    },
+}
+
+impl Perturbation {
+    /// Whether rows have a prompt of their own, so that no prefix can be shared.
+    pub fn prompt_is_private(&self) -> bool {
+        matches!(self, Self::Dropout { scope: Scope::Prompt | Scope::All, .. })
+    }
+
+    /// Whether the pass over the last prompt token differs from row to row.
+    pub fn last_token_is_private(&self) -> bool {
+        matches!(self, Self::Dropout { .. })
+    }
+
+    /// Whether dropout goes on after the thoughts.
+    pub fn reaches_the_answer(&self) -> bool {
+        matches!(self, Self::Dropout { scope: Scope::All, .. })
+    }
+}
+
+/// Where the random numbers come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Randomness<'a> {
+    /// The random function under a seed.
+    Seeded(u64),
+    /// Another implementation's masks and noise, for one question's rows.
+    Recorded(&'a Recording),
+}
+
+/// Masks and noise that another implementation used.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// Thoughts, layers, rows and width of what follows.
+    pub shape: [usize; 4],
+    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, width).
+    pub keep: Vec<u8>,
+    /// (thoughts, rows, width)
+    pub noise: Vec<f32>,
+}
+
+impl Recording {
+    /// The masks of pass `t` for some rows, as [`model::Masks::Recorded`] wants them.
+    pub(crate) fn masks(&self, t: usize, rows: &[u32]) -> Vec<Vec<u8>> {
+        let [_, layers, n, width] = self.shape;
+        let site = |s: usize| {
+            let start = (t * layers * 2 + s) * n * width;
+            rows.iter().flat_map(|&r| self.keep[start + r as usize * width..][..width].to_vec()).collect()
+        };
+        (0..2 * layers).map(site).collect()
+    }
+
+    fn noise(&self, t: usize, row: u32) -> &[f32] {
+        let [_, _, n, width] = self.shape;
+        &self.noise[(t * n + row as usize) * width..][..width]
+    }
+}
+
+/// A row's identity in the random function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowId {
+    /// The question's number in its data set.
+    pub question: u32,
+    /// The trajectory's number within the question.
+    pub trajectory: u32,
+}
+
+impl RowId {
+    /// Where this row's numbers at a position are drawn.
+    pub fn draw(self, seed: u64, position: usize) -> Draw {
+        Draw { seed, question: self.question, trajectory: self.trajectory, position: position as u32 }
+    }
+
+    /// The number of thoughts that a row of variable length draws.
+    pub(crate) fn length(self, seed: u64, low: usize, high: usize) -> usize {
+        self.draw(seed, 0).between(Site::Length, low, high)
+    }
+}
+
+impl Randomness<'_> {
+    /// Adds the noise of thought `t` (counted from 0), which is fed at `position`.
+    pub(crate) fn add_noise(&self, row: RowId, (t, position): (usize, usize), std: f32, thought: &mut [f32]) {
+        match self {
+            Self::Seeded(seed) => row.draw(*seed, position).add_noise(std, thought),
+            Self::Recorded(r) => thought.iter_mut().zip(r.noise(t, row.trajectory)).for_each(|(x, n)| *x += n),
+        }
+    }
+}

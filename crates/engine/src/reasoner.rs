@@ -1,0 +1,114 @@
+//! A checkpoint directory becomes a reasoner or a reward model.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use model::{Checkpoint, Decoder, LatentHead, LmHead, RewardHead, Tokenizer};
+use tensor::{Device, Tensor};
+
+use crate::error::Error;
+use crate::method::{Family, Method};
+
+/// A latent reasoner, ready to think.
+pub struct Reasoner {
+    /// The transformer.
+    pub decoder: Decoder,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// What differs between families.
+    pub method: Method,
+    /// What makes a thought of a hidden state.
+    pub head: LatentHead,
+    markers: BTreeMap<u32, Vec<f32>>, // embeddings that the checkpoint gives beside its table
+}
+
+/// Tokens that Latent-SFT mixes.
+const MIXTURE: usize = 10;
+/// CoLaR's embedding scale where config.json does not say.
+const COLAR_STD: f32 = 0.018;
+
+impl Reasoner {
+    /// Loads a checkpoint; `family` overrides what is recognised.
+    pub fn load(device: &Device, dir: &Path, family: Option<Family>) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::open(dir)?;
+        if checkpoint.has("classifier.weight") {
+            return Err(Error::RewardModelAsReasoner { dir: dir.to_owned() });
+        }
+        let tokenizer = Tokenizer::read(dir)?;
+        let recognised = || Family::recognise(&checkpoint, &tokenizer);
+        let family = family.or_else(recognised).ok_or_else(|| Error::Unrecognised { dir: dir.to_owned() })?;
+        let method = Method::resolve(family, &checkpoint, &tokenizer)?;
+        let head = latent_head(family, &checkpoint)?;
+        let markers = markers(&method, &checkpoint)?;
+        let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
+        let unused = checkpoint.unused();
+        if !unused.is_empty() {
+            return Err(Error::UnusedTensors { dir: dir.to_owned(), family, unused });
+        }
+        Ok(Self { decoder, tokenizer, method, head, markers })
+    }
+
+    /// The input vectors of some tokens: (tokens, width).
+    pub fn embed(&self, tokens: &[u32]) -> Tensor {
+        let mut out = Tensor::zeros(tokens.len(), self.decoder.config().width);
+        for (r, &token) in tokens.iter().enumerate() {
+            match self.markers.get(&token) {
+                Some(vector) => out.row_mut(r).copy_from_slice(vector),
+                None => self.decoder.embed(token, out.row_mut(r)),
+            }
+        }
+        out
+    }
+}
+
+fn latent_head(family: Family, checkpoint: &Checkpoint) -> Result<LatentHead, Error> {
+    let config = checkpoint.config();
+    let rows = |name: &str, otherwise: usize| checkpoint.shape(name).map_or(otherwise, |s| s.first().copied().unwrap_or(otherwise));
+    let width = config.width;
+    Ok(match family {
+        Family::Coconut => LatentHead::Identity,
+        Family::Codi => LatentHead::projector(config, checkpoint, rows("projector.1.weight", width))?,
+        Family::Colar => {
+            let std = config.latent.embedding_std.unwrap_or(COLAR_STD);
+            LatentHead::mean(config, checkpoint, rows("lt_head.fc.0.weight", width), std)?
+        }
+        Family::LatentSft => LatentHead::Mixture { k: MIXTURE },
+        Family::Rot => LatentHead::projection(config, checkpoint, rows("projection_head.1.weight", width))?,
+    })
+}
+
+/// Render-of-Thought's frozen marker embeddings, which live beside the table.
+fn markers(method: &Method, checkpoint: &Checkpoint) -> Result<BTreeMap<u32, Vec<f32>>, Error> {
+    let mut out = BTreeMap::new();
+    for (name, tokens) in [("img_begin_emb", &method.then), ("img_end_emb", &method.end)] {
+        if checkpoint.has(name) {
+            out.insert(tokens[0], checkpoint.tensor(name, &[checkpoint.config().width])?);
+        }
+    }
+    Ok(out)
+}
+
+/// A Latent Reward Model: a decoder that reads prompt and thoughts, and a scalar head.
+pub struct RewardModel {
+    /// The transformer.
+    pub decoder: Decoder,
+    /// What makes a reward of a hidden state.
+    pub head: RewardHead,
+}
+
+impl RewardModel {
+    /// Loads a LatentRM for thoughts of a reasoner.
+    pub fn load(device: &Device, dir: &Path, reasoner: &Reasoner) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::open(dir)?;
+        if !checkpoint.has("classifier.weight") {
+            return Err(Error::NotARewardModel { dir: dir.to_owned() });
+        }
+        let (reward, width) = (checkpoint.config().width, reasoner.decoder.config().width);
+        if reward != width {
+            return Err(Error::WidthDiffers { reward, reasoner: width });
+        }
+        let head = RewardHead::load(checkpoint.config(), &checkpoint)?;
+        let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::Without))?;
+        Ok(Self { decoder, head })
+    }
+}
