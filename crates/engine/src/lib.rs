@@ -1,1 +1,4 @@
 //! Parallel latent reasoning.
+
+pub mod answer;
+pub mod question;

@@ -1,0 +1,495 @@
+//! One test per quirk of each family's judge, and what must hold for every text.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::question;
+
+const CODI: Rule = Rule::LastNumber(Scope::Answer);
+const RULES: [Rule; 6] = [
+    Rule::Hash,
+    CODI,
+    Rule::LastNumber(Scope::Sequence),
+    Rule::AnswerColon,
+    Rule::Boxed,
+    Rule::Cascade,
+];
+
+fn number(rule: Rule, text: &str) -> Option<String> {
+    rule.extract(GoldKind::Number, "", text)
+        .map(|answer| answer.canonical())
+}
+
+fn math(rule: Rule, text: &str) -> Option<String> {
+    rule.extract(GoldKind::Math, "", text)
+        .map(|answer| answer.canonical())
+}
+
+fn correct(rule: Rule, kind: GoldKind, text: &str, gold: &str) -> bool {
+    rule.extract(kind, "", text)
+        .is_some_and(|answer| answer.matches(gold))
+}
+
+#[track_caller]
+fn expect(rule: Rule, cases: &[(&str, Option<&str>)]) {
+    for (text, answer) in cases {
+        assert_eq!(number(rule, text).as_deref(), *answer, "{text:?}");
+    }
+}
+
+#[test]
+fn python_floats() {
+    let cases = [
+        (" 18\n", Some(18.0)),
+        ("1_000", Some(1000.0)),
+        ("1_0e1_0", Some(1e11)),
+        ("+5.", Some(5.0)),
+        (".5", Some(0.5)),
+        ("1e3", Some(1000.0)),
+        ("-0", Some(0.0)),
+        ("\u{a0}7\u{2003}", Some(7.0)),
+        ("7\x1f", None),
+        ("1__0", None),
+        ("_1", None),
+        ("1_", None),
+        ("1_.5", None),
+        ("", None),
+        (".", None),
+        ("1e", None),
+        ("1 2", None),
+        ("0x10", None),
+        ("18 apples", None),
+        // Python reads these as infinite or not a number; such answers must not vote.
+        ("inf", None),
+        ("-Infinity", None),
+        ("nan", None),
+        ("1e999", None),
+    ];
+    for (text, value) in cases {
+        assert_eq!(number::python_float(text), value, "{text:?}");
+    }
+}
+
+#[test]
+fn coconut_reads_after_the_last_hash() {
+    expect(
+        Rule::Hash,
+        &[
+            ("### 18", Some("18")),
+            ("<<3*6=18>>\n### 1,018 ", Some("1018")),
+            ("# 5 ## 6", Some("6")),
+            ("###-3.50", Some("-3.5")),
+            ("### 1e3", Some("1000")),
+            ("### 18 apples", None),
+            ("### $18", None),
+            ("### 18 #", None),
+            ("###\x1f7", Some("7")),
+            ("### inf", None),
+            ("18", None),
+            ("", None),
+        ],
+    );
+}
+
+#[test]
+fn codi_takes_the_last_number() {
+    expect(
+        CODI,
+        &[
+            ("The answer is: 18", Some("18")),
+            ("The answer is: 1,234.50 dollars.", Some("1234.5")),
+            ("5 then -7", Some("-7")),
+            ("18.", Some("18")),
+            // Left to right: the minus belongs to the second number, the point to the first.
+            ("10-2", Some("-2")),
+            ("1.2.3", Some("3")),
+            ("--4", Some("-4")),
+            // Commas vanish before the search, so two numbers may become one.
+            ("1, 2", Some("2")),
+            ("1,2", Some("12")),
+            // The expression knows no exponents.
+            ("2e-06", Some("-6")),
+            ("none", None),
+        ],
+    );
+}
+
+#[test]
+fn codi_may_fall_back_to_the_question_as_the_reference_does() {
+    let prompt = "Ann has 3 figs and 4 plums.";
+    let read = |scope, text| {
+        let answer = Rule::LastNumber(scope).extract(GoldKind::Number, prompt, text);
+        answer.map(|answer| answer.canonical())
+    };
+    assert_eq!(read(Scope::default(), "The answer is: many"), None);
+    assert_eq!(
+        read(Scope::Sequence, "The answer is: many").as_deref(),
+        Some("4")
+    );
+    assert_eq!(
+        read(Scope::Sequence, "The answer is: 9").as_deref(),
+        Some("9")
+    );
+    // A number too large for a float is a failed answer, not a reason to look elsewhere.
+    assert_eq!(read(Scope::Sequence, &"9".repeat(400)), None);
+}
+
+#[test]
+fn colar_reads_after_the_last_answer_colon_and_keeps_commas() {
+    expect(
+        Rule::AnswerColon,
+        &[
+            ("Answer:18", Some("18")),
+            ("###Answer: 18 ###", Some("18")),
+            ("Answer:5 Answer:-6.0", Some("-6")),
+            ("Answer:1,000", None),
+            ("Answer:18.", Some("18")),
+            ("answer:18", None),
+            ("18", None),
+        ],
+    );
+}
+
+#[test]
+fn latent_sft_reads_the_last_box() {
+    expect(
+        Rule::Boxed,
+        &[
+            ("so \\boxed{5}, no, \\boxed{18}.", Some("18")),
+            ("$\\boxed{\\frac{1}{2}}$", Some("0.5")),
+            ("\\boxed{18", Some("18")),
+            ("\\boxed{\\$1,234.00}", Some("1234")),
+            ("\\boxed{18 dollars}", Some("18")),
+            ("\\boxed{x+{y}}", Some("x+{y}")),
+            ("\\boxed{}", None),
+            ("18", None),
+        ],
+    );
+}
+
+#[test]
+fn latent_sft_compares_loosely() {
+    let is = |text: &str, gold| correct(Rule::Boxed, GoldKind::Number, text, gold);
+    assert!(is("\\boxed{0.33335}", "0.3333"));
+    assert!(!is("\\boxed{0.3336}", "0.3333"));
+    assert!(is("\\boxed{50}", "0.5"), "a percentage for a fraction");
+    assert!(is("\\boxed{0.5}", "50"), "a fraction for a percentage");
+    assert!(is("\\boxed{50\\%}", "50"));
+    assert!(!is("\\boxed{5}", "50"));
+    assert!(
+        is("\\boxed{0}", "0.0000020107"),
+        "below the tolerance everything is zero"
+    );
+}
+
+#[test]
+fn rot_tries_its_patterns_in_order() {
+    expect(
+        Rule::Cascade,
+        &[
+            ("assistant\n### 120 ", Some("120")),
+            ("#### 7 and then 8", Some("7")),
+            ("##### 7 and then 8", Some("7")),
+            ("答案是：\n42 或 43", Some("42")),
+            ("答案是: 42 or 43", Some("42")),
+            ("答案 42 or 43", Some("43")),
+            ("THEREFORE, we have 3 or 4", Some("3")),
+            ("Therefore \n it is 3.5 of 4", Some("3.5")),
+            ("therefore we\nhave 3 of them, Answer: 4 !", Some("4")),
+            ("Therefore3 $5 !", Some("5")),
+            ("answer：9 of 10", Some("9")),
+            ("it costs $5.25 today", Some("5.25")),
+            ("so 12.", Some("12")),
+            ("1.2.3\n", Some("2.3")),
+            (".5", Some("5")),
+            ("no number !", None),
+            ("5 apples", None),
+        ],
+    );
+}
+
+#[test]
+fn rot_knows_neither_sign_nor_comma_nor_exponent() {
+    expect(
+        Rule::Cascade,
+        &[
+            ("### -5", Some("5")),
+            ("### 1,234", Some("234")),
+            ("### 2e-06", Some("6")),
+        ],
+    );
+    assert!(!correct(Rule::Cascade, GoldKind::Number, "### -5", "-5"));
+}
+
+#[test]
+fn rot_compares_to_a_billionth() {
+    let is = |gold| correct(Rule::Cascade, GoldKind::Number, "### 0.3", gold);
+    assert!(is("0.30000000000000004"));
+    assert!(!is("0.300001"));
+    let exact = |gold| correct(Rule::Hash, GoldKind::Number, "### 0.3", gold);
+    assert!(!exact("0.30000000000000004"), "the others compare exactly");
+}
+
+#[test]
+fn golds_lose_their_commas() {
+    for (rule, text) in [
+        (Rule::Hash, "### 2125"),
+        (CODI, "2125"),
+        (Rule::AnswerColon, "Answer:2125"),
+    ] {
+        assert!(correct(rule, GoldKind::Number, text, "2,125"));
+        assert!(!correct(rule, GoldKind::Number, text, "two"));
+    }
+}
+
+#[test]
+fn canonical_numbers_are_short_and_unsigned_at_zero() {
+    for (text, canonical) in [
+        ("-0", "0"),
+        ("18.0", "18"),
+        ("0.10", "0.1"),
+        ("1e21", "1000000000000000000000"),
+        ("2e-6", "0.000002"),
+    ] {
+        assert_eq!(
+            number(Rule::Hash, &format!("# {text}")).as_deref(),
+            Some(canonical)
+        );
+    }
+    assert_eq!(number(Rule::Boxed, "boxed{-0}").as_deref(), Some("0"));
+}
+
+#[test]
+fn formulas_are_found_where_each_family_puts_its_answer() {
+    for (rule, text) in [
+        (Rule::Hash, "### \\frac{1}{2}"),
+        (CODI, "The answer is: \\frac{1}{2}"),
+        (Rule::AnswerColon, "Answer:\\frac12###"),
+        (Rule::Boxed, "it is \\boxed{\\dfrac{1}{2}}."),
+        (Rule::Cascade, "assistant\n### 1/2 "),
+        (Rule::Cascade, "assistant\n### $\\boxed{0.5}$ "),
+        (Rule::Hash, "it is \\boxed{\\dfrac{1}{2}}."),
+    ] {
+        assert_eq!(math(rule, text).as_deref(), Some("0.5"), "{text}");
+        assert!(correct(rule, GoldKind::Math, text, "\\frac{1}{2}"));
+    }
+    assert_eq!(math(Rule::Hash, "nothing marked"), None);
+    assert_eq!(math(CODI, "The answer is: "), None);
+}
+
+#[test]
+fn formulas_in_many_spellings_are_one() {
+    let same = [
+        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3,\\frac{\\pi}{2})"),
+        ("\\tfrac34", "\\frac{3}{4}"),
+        ("\\frac{72}1", "72"),
+        ("\\frac a2", "\\frac{a}{2}"),
+        ("90^\\circ", "90"),
+        ("90^{\\circ}", "90\u{b0}"),
+        ("-\\frac{1}{2}", "-0.5"),
+        ("x = 5", "5"),
+        ("x \\in [-2,7]", "[-2,7]"),
+        ("(-\\infty, 5]", "(-\\infty,5]"),
+        ("10\\text{ cm}^2", "10"),
+        ("\\text{5 cm}", "5"),
+        ("\\text{Evelyn}", "evelyn"),
+        ("\\sqrt3", "\\sqrt{3}"),
+        ("10,\\!080", "10080"),
+        ("11,111,111,100", "11111111100"),
+        (
+            "\\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}",
+            "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+        ),
+        ("007", "7"),
+        ("2.50", "2.5"),
+        ("x \\leq 3", "x\\le3"),
+        ("18 square feet.", "18"),
+    ];
+    for (text, gold) in same {
+        assert!(
+            correct(
+                Rule::Boxed,
+                GoldKind::Math,
+                &format!("\\boxed{{{text}}}"),
+                gold
+            ),
+            "{text} {gold}"
+        );
+    }
+}
+
+#[test]
+fn formulas_that_differ_stay_apart() {
+    for (text, gold) in [
+        ("1,2", "12"),
+        ("3 x", "3"),
+        ("x", "y"),
+        ("\\frac{1}{0}", "0"),
+        ("p-q", "q-p"),
+    ] {
+        assert!(
+            !correct(
+                Rule::Boxed,
+                GoldKind::Math,
+                &format!("\\boxed{{{text}}}"),
+                gold
+            ),
+            "{text} {gold}"
+        );
+    }
+}
+
+#[test]
+fn letters_of_choices() {
+    let cases = [
+        ("(B)", Some("B")),
+        ("B) because A is wrong", Some("B")),
+        ("The answer is B, not A", Some("B")),
+        ("Answer: (C)\nI checked A.", Some("C")),
+        ("the correct ANSWER is **D**", Some("D")),
+        ("\\boxed{B}, whatever (A) says", Some("B")),
+        ("\\boxed{\\text{(D)}}", Some("D")),
+        ("### C", Some("C")),
+        ("A or B? I say B", Some("B")),
+        ("选B项", Some("B")),
+        ("I think so", None),
+        ("Answers Abound", None),
+        ("", None),
+    ];
+    for (text, letter) in cases {
+        for rule in RULES {
+            let answer = rule.extract(GoldKind::Choice, "", text);
+            assert_eq!(
+                answer.as_ref().map(Answer::canonical).as_deref(),
+                letter,
+                "{text:?}"
+            );
+            assert_eq!(
+                answer.is_some_and(|answer| answer.matches("B")),
+                letter == Some("B")
+            );
+        }
+    }
+}
+
+/// `gold` as a model of the rule's family would write it.
+fn rendered(rule: Rule, gold: f64) -> String {
+    match rule {
+        Rule::Hash => format!("### {gold}"),
+        Rule::LastNumber(_) => format!("The answer is: {gold}"),
+        Rule::AnswerColon => format!("Answer:{gold}"),
+        Rule::Boxed => format!("The answer is \\boxed{{{gold}}}."),
+        Rule::Cascade => format!("assistant\n### {gold} "),
+    }
+}
+
+#[test]
+fn every_published_gold_matches_itself() {
+    for name in [
+        "gsm_test.json",
+        "gsm_hard.json",
+        "gsm_valid.json",
+        "multiarith.json",
+    ] {
+        let Some(path) = question::tests::shared(name) else {
+            return;
+        };
+        for question in question::read(&path, None).expect(name) {
+            let gold = plain(&question.gold).expect("a number");
+            for rule in RULES {
+                let unsigned = rule == Rule::Cascade && gold < 0.0;
+                let matches = correct(rule, question.kind, &rendered(rule, gold), &question.gold);
+                assert_eq!(matches, !unsigned, "{rule:?} {}", question.gold);
+            }
+        }
+    }
+}
+
+/// Texts made of what the scanners look for.
+fn fragments() -> impl Strategy<Value = String> {
+    let fragment = prop_oneof![
+        proptest::sample::select(vec![
+            "#",
+            "####",
+            "Answer:",
+            "answer is:",
+            "Therefore, ",
+            "答案是：",
+            "$",
+            "boxed{",
+            "{",
+            "}",
+            "\\",
+            "\\frac",
+            "\\sqrt",
+            "\\text{",
+            "\\left",
+            "1",
+            "23",
+            ".",
+            ",",
+            "-",
+            "/",
+            " ",
+            "\n",
+            "=",
+            "\\in",
+            "e5",
+            "_",
+            "x",
+            "B",
+            "(",
+            ")",
+            "é",
+            "cm",
+            "%",
+            "^2",
+        ])
+        .prop_map(str::to_owned),
+        any::<char>().prop_map(String::from),
+    ];
+    proptest::collection::vec(fragment, 0..24).prop_map(|fragments| fragments.concat())
+}
+
+proptest! {
+    #[test]
+    fn extraction_never_panics(prompt in fragments(), text in fragments(), gold in fragments()) {
+        for rule in RULES {
+            for kind in [GoldKind::Number, GoldKind::Math, GoldKind::Choice] {
+                if let Some(answer) = rule.extract(kind, &prompt, &text) {
+                    prop_assert!(!answer.canonical().is_empty());
+                    answer.matches(&gold);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn canonical_numbers_read_back_as_themselves(value in any::<f64>()) {
+        prop_assume!(value.is_finite());
+        for rule in [Rule::Hash, CODI, Rule::AnswerColon, Rule::Boxed] {
+            let once = number(rule, &rendered(rule, value)).expect("a number");
+            prop_assert_eq!(once.parse::<f64>().expect("a number"), value);
+            prop_assert_eq!(number(rule, &rendered(rule, value + 0.0)), Some(once));
+        }
+    }
+
+    #[test]
+    fn normalising_twice_changes_nothing(text in "[-+0-9a-z (),./=^{}]{0,20}|(\\\\(frac|sqrt|text|left|right|pi|d?frac)|[{}0-9x ,.()]){0,12}") {
+        let once = latex::normalise(&text);
+        prop_assert_eq!(latex::normalise(&once), once);
+    }
+
+    #[test]
+    fn an_answer_matches_itself_as_gold(text in fragments()) {
+        if let Some(answer) = Rule::Boxed.extract(GoldKind::Math, "", &format!("boxed{{{text}}}")) {
+            prop_assert!(answer.matches(&answer.canonical()));
+        }
+    }
+
+    #[test]
+    fn the_box_ends_where_its_brace_closes(inside in "([a-z]|\\{[a-z]{0,3}\\}){0,12}", tail in "[a-z{}]{0,8}") {
+        let text = format!("\\boxed{{{inside}}}{tail}");
+        prop_assert_eq!(latex::boxed(&text), Some(inside.as_str()));
+    }
+}

@@ -1,0 +1,115 @@
+//! Quoted CSV, as GPQA is published: cells may hold commas, line breaks and doubled quotes.
+
+use super::{Place, Problem};
+
+/// One row and the line it starts on.
+#[derive(Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) line: usize,
+    pub(super) cells: Vec<String>,
+}
+
+/// The rows of a table, empty lines passed over; ends after the first flaw.
+pub(super) struct Rows<'a> {
+    rest: &'a str,
+    line: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// `skipped` lines came before `text`.
+    pub(super) fn new(text: &'a str, skipped: usize) -> Self {
+        Rows {
+            rest: text,
+            line: skipped + 1,
+        }
+    }
+
+    /// A cell, and whether the row goes on after it.
+    fn cell(&mut self) -> Result<(String, bool), Problem> {
+        let cell = match self.rest.strip_prefix('"') {
+            Some(rest) => self.quoted(rest)?,
+            None => {
+                let end = self.rest.find([',', '\n']).unwrap_or(self.rest.len());
+                self.take(end).trim_end_matches('\r').to_owned()
+            }
+        };
+        if let Some(rest) = self.rest.strip_prefix(',') {
+            self.rest = rest;
+            return Ok((cell, true));
+        }
+        let end = self.rest.strip_prefix('\r').unwrap_or(self.rest);
+        match end.strip_prefix('\n') {
+            Some(rest) => {
+                self.rest = rest;
+                self.line += 1;
+            }
+            None if end.is_empty() => self.rest = end,
+            None => return Err(self.flaw("text follows a closing quote")),
+        }
+        Ok((cell, false))
+    }
+
+    /// The cell whose opening quote came just before `rest`.
+    fn quoted(&mut self, rest: &'a str) -> Result<String, Problem> {
+        let mut cell = String::new();
+        self.rest = rest;
+        loop {
+            let Some(quote) = self.rest.find('"') else {
+                return Err(self.flaw("a quoted cell is never closed"));
+            };
+            cell.push_str(self.take(quote));
+            self.rest = &self.rest[1..];
+            match self.rest.strip_prefix('"') {
+                Some(rest) => self.rest = rest,
+                None => break,
+            }
+            cell.push('"');
+        }
+        self.line += cell.matches('\n').count();
+        Ok(cell)
+    }
+
+    fn take(&mut self, end: usize) -> &'a str {
+        let (taken, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        taken
+    }
+
+    fn flaw(&mut self, reason: &str) -> Problem {
+        self.rest = "";
+        Problem::Syntax {
+            place: Place::Line(self.line),
+            reason: reason.to_owned(),
+        }
+    }
+}
+
+impl Iterator for Rows<'_> {
+    type Item = Result<Row, Problem>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let Some(rest) = self
+            .rest
+            .strip_prefix("\r\n")
+            .or(self.rest.strip_prefix('\n'))
+        {
+            self.rest = rest;
+            self.line += 1;
+        }
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (line, mut cells) = (self.line, Vec::new());
+        loop {
+            match self.cell() {
+                Ok((cell, more)) => {
+                    cells.push(cell);
+                    if !more {
+                        return Some(Ok(Row { line, cells }));
+                    }
+                }
+                Err(flaw) => return Some(Err(flaw)),
+            }
+        }
+    }
+}

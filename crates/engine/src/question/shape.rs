@@ -1,0 +1,262 @@
+//! Which benchmark calls what by which name.
+//!
+//! | benchmark | question | gold answer |
+//! |---|---|---|
+//! | the paper's files, MultiArith | `question` | `answer` or `final_ans` |
+//! | GSM8K | `question` | after `####` in `answer`, steps between `<<` and `>>` |
+//! | GSM-Hard | `input` | `target` |
+//! | SVAMP | `Body` and `Question` | `Answer` |
+//! | MATH-500 | `problem` | `answer`, with a `level` or `subject` |
+//! | AIME | `problem` or `Problem` | `answer` or `Answer` |
+//! | GPQA | `Question` | `Correct Answer`, `Incorrect Answer 1` to `3` |
+//! | MMLU and its like | `question`, `choices` | `answer`, a letter or an index from 0 |
+
+use super::record::{Field, Record};
+use super::{Flaw, GoldKind, Question};
+use crate::answer;
+
+/// Every field that is read; all others are skipped.
+pub(super) const FIELDS: [&str; 18] = [
+    "question",
+    "Question",
+    "problem",
+    "Problem",
+    "input",
+    "Body",
+    "answer",
+    "Answer",
+    "target",
+    "final_ans",
+    "steps",
+    "choices",
+    "Correct Answer",
+    "Incorrect Answer 1",
+    "Incorrect Answer 2",
+    "Incorrect Answer 3",
+    "level",
+    "subject",
+];
+
+const QUESTIONS: [&str; 5] = ["question", "Question", "problem", "Problem", "input"];
+const ANSWERS: [&str; 4] = ["answer", "Answer", "target", "final_ans"];
+const INCORRECT: [&str; 3] = [
+    "Incorrect Answer 1",
+    "Incorrect Answer 2",
+    "Incorrect Answer 3",
+];
+const LETTERS: &str = "ABCDEFGHIJ";
+
+/// Whether a CSV header names a question.
+pub(super) fn is_header(cells: &[String]) -> bool {
+    cells.iter().any(|cell| QUESTIONS.contains(&cell.as_str()))
+}
+
+/// Makes a question of a record, by the benchmark that its fields betray.
+pub(super) fn question(record: &Record, index: usize) -> Result<Question, Flaw> {
+    // The size limit keeps the number of records far below 2^32.
+    let id = index as u32;
+    let text = question_text(record)?;
+    if let Some(correct) = text_of(record, "Correct Answer")? {
+        return four_options(record, id, &text, correct);
+    }
+    if record.get("choices").is_some() {
+        return listed_options(record, id, &text);
+    }
+    let (field, answer) = gold(record)?;
+    let (gold, worked) = match answer.rsplit_once("####") {
+        Some((work, gold)) => (gold.trim(), annotations(work)),
+        None => (answer, Vec::new()),
+    };
+    if gold.is_empty() {
+        return Err(empty(field));
+    }
+    let (gold, kind) = classified(record, gold);
+    let steps = if worked.is_empty() {
+        steps(record)?
+    } else {
+        worked
+    };
+    Ok(Question {
+        id,
+        text,
+        gold,
+        kind,
+        steps,
+    })
+}
+
+/// The question, after the body it refers to where there is one (SVAMP).
+fn question_text(record: &Record) -> Result<String, Flaw> {
+    let (field, question) = first_text(record, &QUESTIONS)?.ok_or(Flaw::Missing {
+        field: "question",
+        accepted: "question, problem, input, Body with Question",
+    })?;
+    if question.trim().is_empty() {
+        return Err(empty(field));
+    }
+    match text_of(record, "Body")? {
+        Some(body) => Ok(format!("{} {}", body.trim_end(), question.trim_start())),
+        None => Ok(question.to_owned()),
+    }
+}
+
+fn gold(record: &Record) -> Result<(&'static str, &str), Flaw> {
+    let found = first_text(record, &ANSWERS)?;
+    let (field, gold) = found.ok_or(Flaw::Missing {
+        field: "answer",
+        accepted: "answer, target, final_ans",
+    })?;
+    let gold = gold.trim();
+    if gold.is_empty() {
+        Err(empty(field))
+    } else {
+        Ok((field, gold))
+    }
+}
+
+/// Numbers lose their commas; what is no number, and everything in MATH, is mathematics.
+fn classified(record: &Record, gold: &str) -> (String, GoldKind) {
+    let in_math = record.get("level").or(record.get("subject")).is_some();
+    let is_number = answer::plain(gold).is_some();
+    match is_number && !in_math {
+        true => (gold.replace(',', ""), GoldKind::Number),
+        false => (gold.to_owned(), GoldKind::Math),
+    }
+}
+
+/// The `<<...>>` calculator annotations of a GSM8K solution, brackets kept as the paper's files do.
+fn annotations(work: &str) -> Vec<String> {
+    let after_open = work.split("<<").skip(1);
+    let inside = after_open.filter_map(|piece| piece.split_once(">>"));
+    inside.map(|(step, _)| format!("<<{step}>>")).collect()
+}
+
+fn steps(record: &Record) -> Result<Vec<String>, Flaw> {
+    match record.get("steps") {
+        None => Ok(Vec::new()),
+        Some(Field::List(steps)) => Ok(steps.clone()),
+        Some(other) => Err(wrong("steps", other, "a list of strings")),
+    }
+}
+
+/// GPQA: the right answer is told apart by its column, so the options are put in an order of our own.
+fn four_options(record: &Record, id: u32, text: &str, correct: &str) -> Result<Question, Flaw> {
+    let mut options = vec![correct];
+    for field in INCORRECT {
+        let missing = Flaw::Missing {
+            field,
+            accepted: "Incorrect Answer 1, 2 and 3",
+        };
+        options.push(text_of(record, field)?.ok_or(missing)?);
+    }
+    let order = shuffled(options.len(), id);
+    let options: Vec<&str> = order.iter().map(|&option| options[option]).collect();
+    let right = order
+        .iter()
+        .position(|&option| option == 0)
+        .unwrap_or_default();
+    Ok(multiple_choice(id, text, &options, right))
+}
+
+/// Options that come as a list keep its order, which the answer, and sometimes an option, refers to.
+fn listed_options(record: &Record, id: u32, text: &str) -> Result<Question, Flaw> {
+    let options = match record.get("choices") {
+        Some(Field::List(options)) if (2..=LETTERS.len()).contains(&options.len()) => options,
+        Some(Field::List(options)) => {
+            let problem = format!("has {} options; give it 2 to 10", options.len());
+            return Err(Flaw::Field {
+                field: "choices",
+                problem,
+            });
+        }
+        Some(other) => return Err(wrong("choices", other, "a list of strings")),
+        None => {
+            return Err(Flaw::Missing {
+                field: "choices",
+                accepted: "choices",
+            });
+        }
+    };
+    let (field, gold) = gold(record)?;
+    let letter = LETTERS.find(gold).filter(|_| gold.len() == 1);
+    let right = letter
+        .or_else(|| gold.parse().ok())
+        .filter(|right| *right < options.len());
+    let right = right.ok_or_else(|| {
+        let last = options.len() - 1;
+        let problem = format!("is {gold:?}; give it a letter from A or an index from 0 to {last}");
+        Flaw::Field { field, problem }
+    })?;
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    Ok(multiple_choice(id, text, &options, right))
+}
+
+fn multiple_choice(id: u32, text: &str, options: &[&str], right: usize) -> Question {
+    let mut text = format!("{}\n", text.trim_end());
+    for (letter, option) in LETTERS.chars().zip(options) {
+        text.push_str(&format!("\n{letter}) {}", option.trim()));
+    }
+    let gold = LETTERS[right..=right].to_owned();
+    Question {
+        id,
+        text,
+        gold,
+        kind: GoldKind::Choice,
+        steps: Vec::new(),
+    }
+}
+
+/// A permutation of `0..n` that depends on `id` alone: Fisher-Yates over splitmix64.
+fn shuffled(n: usize, id: u32) -> Vec<usize> {
+    let mut state = u64::from(id);
+    let mut order: Vec<usize> = (0..n).collect();
+    for last in (1..n).rev() {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        order.swap(last, ((z ^ (z >> 31)) % (last as u64 + 1)) as usize);
+    }
+    order
+}
+
+/// The first of `names` that the record has, with its text.
+fn first_text<'a>(
+    record: &'a Record,
+    names: &[&'static str],
+) -> Result<Option<(&'static str, &'a str)>, Flaw> {
+    for &name in names {
+        if let Some(text) = text_of(record, name)? {
+            return Ok(Some((name, text)));
+        }
+    }
+    Ok(None)
+}
+
+fn text_of<'a>(record: &'a Record, name: &'static str) -> Result<Option<&'a str>, Flaw> {
+    match record.get(name) {
+        None => Ok(None),
+        Some(Field::Text(text) | Field::Number(text)) => Ok(Some(text)),
+        Some(other) => Err(wrong(name, other, "a string or a number")),
+    }
+}
+
+fn empty(field: &'static str) -> Flaw {
+    Flaw::Field {
+        field,
+        problem: "is empty; give it a text".to_owned(),
+    }
+}
+
+fn wrong(field: &'static str, found: &Field, wanted: &str) -> Flaw {
+    let found = match found {
+        Field::Text(_) => "a string",
+        Field::Number(_) => "a number",
+        Field::List(_) => "a list",
+        Field::Other(what) => what,
+    };
+    Flaw::Field {
+        field,
+        problem: format!("is {found}; give it {wanted}"),
+    }
+}
