@@ -1,4 +1,35 @@
-//! Parallel latent reasoning.
+//! Parallel latent reasoning, one file per stage, in the order of the flow:
+//!
+//! ```text
+//! question -> prompt -> prefill -> think -> score -> decode -> answer -> record::aggregate
+//!                                    ^
+//!                                 perturb
+//! ```
+//!
+//! [`pipeline`] strings the stages together over waves that [`settings::Settings::memory`] bounds; [`method`] holds what
+//! differs between the five families; [`replay`] opens the stages for comparison with other implementations.
 
 pub mod answer;
+mod cost;
+mod decode;
+mod error;
+pub mod method;
+pub mod perturb;
+pub mod pipeline;
+mod plan;
+mod prefill;
+pub mod prompt;
 pub mod question;
+pub mod reasoner;
+pub mod replay;
+mod score;
+pub mod settings;
+mod think;
+
+pub use error::Error;
+pub use method::{Family, LatentLength, Method};
+pub use perturb::{Perturbation, Probability, Scope, Sites};
+pub use pipeline::{Engine, Outcome};
+pub use question::Question;
+pub use reasoner::{Reasoner, RewardModel};
+pub use settings::Settings;

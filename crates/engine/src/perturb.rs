@@ -1,5 +1,6 @@
 //! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed.
 
+use model::{Dropout, Masks};
 use tensor::rng::{Draw, Site};
 
 /// A share in `[0, 1)`.
@@ -143,12 +144,28 @@ impl RowId {
     }
 }
 
-impl Randomness<'_> {
-    /// Adds the noise of thought `t` (counted from 0), which is fed at `position`.
-    pub(crate) fn add_noise(&self, row: RowId, (t, position): (usize, usize), std: f32, thought: &mut [f32]) {
-        match self {
-            Self::Seeded(seed) => row.draw(*seed, position).add_noise(std, thought),
-            Self::Recorded(r) => thought.iter_mut().zip(r.noise(t, row.trajectory)).for_each(|(x, n)| *x += n),
+/// A perturbation and where its random numbers come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Chance<'a> {
+    /// What is done.
+    pub perturbation: Perturbation,
+    /// With which numbers.
+    pub randomness: Randomness<'a>,
+}
+
+impl Chance<'_> {
+    /// Adds noise, if there is any, to thought `t` (counted from 0) of a row, which is fed at `position`.
+    pub(crate) fn add_noise(&self, row: RowId, (t, position): (usize, usize), thought: &mut [f32]) {
+        let Perturbation::Gaussian { std } = self.perturbation else { return };
+        match self.randomness {
+            Randomness::Seeded(seed) => row.draw(seed, position).add_noise(std, thought),
+            Randomness::Recorded(r) => thought.iter_mut().zip(r.noise(t, row.trajectory)).for_each(|(x, n)| *x += n),
         }
+    }
+
+    /// Dropout with such masks, if this is dropout.
+    pub(crate) fn dropout<'m>(&self, masks: Masks<'m>) -> Option<Dropout<'m>> {
+        let Perturbation::Dropout { p, sites, .. } = self.perturbation else { return None };
+        Some(Dropout { p: p.get(), attn_out: sites.attn_out, mlp_out: sites.mlp_out, masks })
     }
 }

@@ -59,6 +59,15 @@ pub enum LatentHead {
     },
 }
 
+/// Thoughts, and what fell off on the way.
+#[derive(Debug)]
+pub struct Made {
+    /// (rows, width)
+    pub thoughts: Tensor,
+    /// The likeliest token of each row, where the head had to look at the logits anyway.
+    pub likeliest: Option<Vec<u32>>,
+}
+
 impl LatentHead {
     /// CODI's projector.
     pub fn projector(config: &Config, source: &impl TensorSource, hidden: usize) -> Result<Self, Error> {
@@ -95,30 +104,31 @@ impl LatentHead {
         })
     }
 
-    /// The next thought of each row: hidden (rows, width) to (rows, width).
-    pub fn thoughts(&self, decoder: &Decoder, hidden: Tensor) -> Tensor {
+    /// The next thought of each row of hidden (rows, width).
+    pub fn thoughts(&self, decoder: &Decoder, hidden: &Tensor) -> Made {
         let device = decoder.device();
-        match self {
-            Self::Identity => hidden,
+        let thoughts = match self {
+            Self::Identity => hidden.clone(),
             Self::Projector { up, down, norm } => {
-                let inner = map(device, &hidden, up, Activation::GeluErf);
+                let inner = map(device, hidden, up, Activation::GeluErf);
                 normed(device, &map(device, &inner, down, Activation::None), norm)
             }
             Self::Mean { up, down, norm, mean, std } => {
-                let inner = map(device, &hidden, up, Activation::GeluErf);
+                let inner = map(device, hidden, up, Activation::GeluErf);
                 let inner = normed(device, &map(device, &inner, down, Activation::None), norm);
                 let mut out = map(device, &inner, mean, Activation::None);
                 out.data_mut().iter_mut().for_each(|x| *x *= std);
                 out
             }
-            Self::Mixture { k } => mixture(decoder, &hidden, *k),
+            Self::Mixture { k } => return mixture(decoder, hidden, *k),
             Self::Projection { norm, up, gates, down, out } => {
-                let inner = map(device, &normed(device, &hidden, norm), up, Activation::None);
+                let inner = map(device, &normed(device, hidden, norm), up, Activation::None);
                 let mut gated = Tensor::default();
                 ops::swiglu(device, &map(device, &inner, gates, Activation::None), &mut gated);
                 map(device, &map(device, &gated, down, Activation::None), out, Activation::None)
             }
-        }
+        };
+        Made { thoughts, likeliest: None }
     }
 
     /// Floating-point operations of one thought.
@@ -147,22 +157,25 @@ fn normed(device: &Device, x: &Tensor, by: &Norm) -> Tensor {
 }
 
 /// `sum_i softmax_i(top k logits) E[i]` for each row.
-fn mixture(decoder: &Decoder, hidden: &Tensor, k: usize) -> Tensor {
+fn mixture(decoder: &Decoder, hidden: &Tensor, k: usize) -> Made {
     let width = hidden.cols();
-    let (mut out, mut row, mut embedding) = (Tensor::zeros(0, width), vec![0.0; width], vec![0.0; width]);
+    let mut likeliest = Vec::with_capacity(hidden.rows());
+    let (mut thoughts, mut row, mut embedding) = (Tensor::zeros(0, width), vec![0.0; width], vec![0.0; width]);
     for start in (0..hidden.rows()).step_by(LOGIT_ROWS) {
         let some = hidden.select(start..hidden.rows().min(start + LOGIT_ROWS));
         let logits = logits(decoder, &some);
         for r in 0..some.rows() {
+            let best = ops::top_k(logits.row(r), k);
+            likeliest.push(best.first().map_or(0, |&(token, _)| token as u32));
             row.fill(0.0);
-            for (token, weight) in softmax(ops::top_k(logits.row(r), k)) {
+            for (token, weight) in softmax(best) {
                 decoder.embed(token as u32, &mut embedding);
                 row.iter_mut().zip(&embedding).for_each(|(x, e)| *x += weight * e);
             }
-            out.push(&row);
+            thoughts.push(&row);
         }
     }
-    out
+    Made { thoughts, likeliest: Some(likeliest) }
 }
 
 fn softmax(mut scored: Vec<(usize, f32)>) -> Vec<(usize, f32)> {

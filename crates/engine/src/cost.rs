@@ -1,0 +1,47 @@
+//! What a question costs, counted and not timed: a function of lengths, the same on every machine and in every batch.
+
+use crate::method::LatentLength;
+use crate::pipeline::Engine;
+
+/// Decoding steps and floating-point operations of a question.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Cost {
+    /// Positions computed after the prompt: thoughts, end tokens and answer tokens of all rows.
+    pub(crate) steps: u64,
+    /// Operations of all positions, heads and logits; a multiply-add counts as two.
+    pub(crate) flops: f64,
+}
+
+impl Cost {
+    /// The prompt, computed once a question however the rows are batched.
+    pub(crate) fn of_prompt(engine: &Engine<'_>, prompt: usize) -> Self {
+        let shared = !engine.settings.perturbation.prompt_is_private();
+        let reasoner = if shared { positions(&engine.reasoner.decoder, 0, prompt) } else { 0.0 };
+        let judge = engine.judge.map_or(0.0, |judge| positions(&judge.decoder, 0, prompt));
+        Self { steps: 0, flops: reasoner + judge }
+    }
+
+    /// One row with so many thoughts and answer tokens.
+    pub(crate) fn add_row(&mut self, engine: &Engine<'_>, prompt: usize, thoughts: usize, answer: usize) {
+        let reasoner = engine.reasoner;
+        let perturbation = engine.settings.perturbation;
+        let own = if perturbation.prompt_is_private() { prompt } else { usize::from(perturbation.last_token_is_private()) };
+        let steps = thoughts + reasoner.method.end.len() + answer;
+        // The last answer token is said, not fed.
+        self.flops += positions(&reasoner.decoder, prompt - own, prompt + steps - 1);
+        self.flops += thoughts as f64 * reasoner.head.flops(&reasoner.decoder) + answer as f64 * reasoner.decoder.flops_per_logits();
+        if matches!(engine.settings.length, LatentLength::AtMost(_)) {
+            self.flops += thoughts as f64 * reasoner.decoder.flops_per_logits();
+        }
+        if let Some(judge) = engine.judge {
+            self.flops += positions(&judge.decoder, prompt, prompt + thoughts);
+        }
+        self.steps += steps as u64;
+    }
+}
+
+/// Positions `from .. to` of a sequence: the products, and attention over all before.
+fn positions(decoder: &model::Decoder, from: usize, to: usize) -> f64 {
+    let seen = (to * (to + 1) - from * (from + 1)) / 2;
+    (to - from) as f64 * decoder.flops_per_position() + seen as f64 * decoder.flops_per_seen()
+}

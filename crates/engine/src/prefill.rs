@@ -1,0 +1,101 @@
+//! Prompts become prefixes in the cache: computed once, shared by all rows of a question.
+//!
+//! How much is shared depends on the perturbation. Without one, or with noise, all of the prompt and the first hidden
+//! state; with dropout on thoughts, all but the last token, which every row passes with masks of its own; with dropout
+//! in the prompt, nothing.
+
+use model::{Cache, Masks, Pass, Sequence};
+use tensor::Tensor;
+
+use crate::perturb::{Chance, Randomness, RowId};
+use crate::prompt::Prompt;
+use crate::reasoner::Reasoner;
+use crate::think::Row;
+
+/// Rows that have passed their prompt, and the hidden state at its last token of each: (rows, width).
+pub(crate) struct Started {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) hidden: Tensor,
+}
+
+/// A row to start: its prompt, its name, and whether it is perturbed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    pub(crate) prompt: usize,
+    pub(crate) id: RowId,
+    pub(crate) perturbed: bool,
+}
+
+/// Passes the prompts and forks their rows. Rows of one prompt are neighbours.
+pub(crate) fn prefill(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
+    if chance.perturbation.prompt_is_private() {
+        return private(reasoner, cache, prompts, starts, chance);
+    }
+    let forks_early = chance.perturbation.last_token_is_private();
+    let shared = |prompt: &Prompt| prompt.tokens.len() - usize::from(forks_early);
+    let (mut pass, mut tokens) = (Pass::default(), Vec::new());
+    let mut prefixes = vec![Sequence::default(); prompts.len()];
+    for (prompt, prefix) in prompts.iter().zip(&mut prefixes) {
+        for (i, &token) in prompt.tokens[..shared(prompt)].iter().enumerate() {
+            pass.push(cache, prefix, i + 1 == prompt.tokens.len());
+            tokens.push(token);
+        }
+    }
+    let hidden = reasoner.decoder.forward(cache, &pass, &reasoner.embed(&tokens), None);
+    let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect();
+    if !forks_early {
+        let hidden = hidden.select(starts.iter().map(|s| s.prompt));
+        return Started { rows, hidden };
+    }
+    let last: Vec<u32> = starts.iter().map(|s| prompts[s.prompt].tokens[shared(prompts[s.prompt])]).collect();
+    let mut live: Vec<&mut Row> = rows.iter_mut().collect();
+    let hidden = step(reasoner, cache, &mut live, &reasoner.embed(&last), Some((chance, 0)));
+    Started { rows, hidden }
+}
+
+/// Rows whose private prompts are passed together: enough for full speed, few enough to keep the inputs small.
+const PRIVATE_ROWS: usize = 16;
+
+/// Every row passes the whole prompt by itself.
+fn private(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
+    let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, Sequence::default())).collect();
+    let mut hidden = Tensor::zeros(0, reasoner.decoder.config().width);
+    for some in rows.chunks_mut(PRIVATE_ROWS) {
+        let (mut pass, mut draws, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
+        for row in some {
+            let prompt = &prompts[row.start.prompt].tokens;
+            for (i, &token) in prompt.iter().enumerate() {
+                draws.push(row.draw(chance.randomness));
+                pass.push(cache, &mut row.sequence, i + 1 == prompt.len());
+                tokens.push(token);
+            }
+        }
+        let out = reasoner.decoder.forward(cache, &pass, &reasoner.embed(&tokens), chance.dropout(Masks::Drawn(&draws)));
+        (0..out.rows()).for_each(|r| hidden.push(out.row(r)));
+    }
+    Started { rows, hidden }
+}
+
+/// One position of each row: x (rows, width) to the hidden states (rows, width).
+///
+/// `perturbed` gives the pass its number for replayed masks, counted from the one over the last prompt token; `None` is a
+/// clean pass.
+pub(crate) fn step(
+    reasoner: &Reasoner,
+    cache: &mut Cache,
+    rows: &mut [&mut Row],
+    x: &Tensor,
+    perturbed: Option<(Chance<'_>, usize)>,
+) -> Tensor {
+    let draws: Vec<_> = rows.iter().map(|row| perturbed.and_then(|(c, _)| row.draw(c.randomness))).collect();
+    let mut pass = Pass::default();
+    rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
+    let Some((chance, t)) = perturbed else { return reasoner.decoder.forward(cache, &pass, x, None) };
+    match chance.randomness {
+        Randomness::Recorded(recording) if chance.perturbation.last_token_is_private() => {
+            let masks = recording.masks(t, &rows.iter().map(|row| row.start.id.trajectory).collect::<Vec<_>>());
+            reasoner.decoder.forward(cache, &pass, x, chance.dropout(Masks::Recorded(&masks)))
+        }
+        _ => reasoner.decoder.forward(cache, &pass, x, chance.dropout(Masks::Drawn(&draws))),
+    }
+}

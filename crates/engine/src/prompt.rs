@@ -1,0 +1,28 @@
+//! A question becomes the tokens that the family was trained to see.
+
+use crate::error::Error;
+use crate::question::Question;
+use crate::reasoner::Reasoner;
+
+/// A question in the family's form.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    /// The question's number in its data set.
+    pub id: u32,
+    /// The text, without the tokens that have none.
+    pub text: String,
+    /// All tokens.
+    pub tokens: Vec<u32>,
+}
+
+/// Puts a question into the family's form.
+pub fn prompt(reasoner: &Reasoner, question: &Question) -> Result<Prompt, Error> {
+    let method = &reasoner.method;
+    let text = format!("{}{}{}", method.before, question.text, method.after);
+    let mut tokens = reasoner.tokenizer.encode(&text)?;
+    tokens.extend(&method.then);
+    if tokens.is_empty() {
+        return Err(Error::Empty { id: question.id });
+    }
+    Ok(Prompt { id: question.id, text, tokens })
+}

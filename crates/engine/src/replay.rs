@@ -1,0 +1,81 @@
+//! The stages one by one, for comparison with another implementation: its prompt, its masks, its noise, its thoughts.
+
+use std::num::NonZeroUsize;
+
+use model::{Cache, Pass, Sequence, head};
+use tensor::Tensor;
+
+use crate::decode::decode;
+use crate::method::LatentLength;
+use crate::perturb::{Chance, Perturbation, Randomness, RowId};
+use crate::prefill::{Start, prefill};
+use crate::prompt::Prompt;
+use crate::reasoner::{Reasoner, RewardModel};
+use crate::score::score;
+use crate::think::{Row, think};
+
+/// How rows are run again.
+#[derive(Clone, Copy, Debug)]
+pub struct Replay<'a> {
+    /// How many rows.
+    pub rows: usize,
+    /// How long they think.
+    pub length: LatentLength,
+    /// What makes them differ.
+    pub perturbation: Perturbation,
+    /// Where its random numbers come from.
+    pub randomness: Randomness<'a>,
+    /// Answer tokens at most.
+    pub max_new_tokens: NonZeroUsize,
+}
+
+/// What a row did.
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    /// The vectors that were fed: (thoughts, width).
+    pub thoughts: Tensor,
+    /// The answer's tokens.
+    pub tokens: Vec<u32>,
+    /// Logits at the last end token.
+    pub first_logits: Vec<f32>,
+}
+
+/// Hidden states of all tokens after the final norm: (tokens, width).
+pub fn prompt_hidden(reasoner: &Reasoner, tokens: &[u32]) -> Tensor {
+    let decoder = &reasoner.decoder;
+    let mut cache = Cache::new(decoder.config(), Cache::slots_for(tokens.len()));
+    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
+    decoder.device().run(|| decoder.forward(&mut cache, &pass, &reasoner.embed(tokens), None))
+}
+
+/// Runs the rows of one prompt through prefill, thoughts and answer.
+pub fn rows(reasoner: &Reasoner, prompt: &Prompt, how: Replay<'_>) -> Vec<Replayed> {
+    let own = 1 + how.length.limit() + reasoner.method.end.len() + how.max_new_tokens.get();
+    let slots = (how.rows + 1) * Cache::slots_for(prompt.tokens.len() + own);
+    let mut cache = Cache::new(reasoner.decoder.config(), slots);
+    let chance = Chance { perturbation: how.perturbation, randomness: how.randomness };
+    let start = |r: usize| Start { prompt: 0, id: RowId { question: prompt.id, trajectory: r as u32 }, perturbed: true };
+    let starts: Vec<Start> = (0..how.rows).map(start).collect();
+    reasoner.decoder.device().run(|| {
+        let started = prefill(reasoner, &mut cache, &[prompt], &starts, chance);
+        let mut rows = think(reasoner, &mut cache, started, how.length, chance);
+        let (spoken, first) = decode(reasoner, &mut cache, &mut rows, how.max_new_tokens.get(), chance);
+        let logits = head::logits(&reasoner.decoder, &first);
+        let both = rows.into_iter().zip(spoken).enumerate();
+        both.map(|(r, (row, said))| Replayed { thoughts: row.thoughts, tokens: said.tokens, first_logits: logits.row(r).to_vec() })
+            .collect()
+    })
+}
+
+/// Step rewards of given thoughts, row by row.
+pub fn rewards(judge: &RewardModel, prompt: &Prompt, thoughts: &[Tensor]) -> Vec<Vec<f32>> {
+    let row = |r: usize, t: &Tensor| {
+        let start = Start { prompt: 0, id: RowId { question: prompt.id, trajectory: r as u32 }, perturbed: true };
+        Row { thoughts: t.clone(), ..Row::new(start, Sequence::default()) }
+    };
+    let rows: Vec<Row> = thoughts.iter().enumerate().map(|(r, t)| row(r, t)).collect();
+    let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows())).sum();
+    let mut cache = Cache::new(judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()));
+    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &rows))
+}
