@@ -1,0 +1,135 @@
+//! A tokenizer over single bytes with the tokens that a backbone's families need, or a copy of a real one.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+use super::{Backbone, Spec, writer};
+use crate::error::Error;
+
+/// The files a tokenizer may consist of.
+const FILES: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+];
+
+/// What a backbone's tokenizer holds beyond bytes. One list serves all families of a backbone, so that a reward model
+/// understands its reasoner's prompts.
+struct Tokens {
+    /// Tokens that two bytes or shorter tokens merge into; each is the one before it and a last byte.
+    merges: &'static [(&'static str, &'static str)],
+    special: &'static [&'static str],
+    added: &'static [&'static str],
+    named: &'static [(&'static str, &'static str)],
+}
+
+const GPT2: Tokens = Tokens {
+    merges: &[],
+    special: &["<|endoftext|>"],
+    added: &["<|start-latent|>", "<|end-latent|>", "<|latent|>"],
+    named: &[
+        ("bos_token", "<|endoftext|>"),
+        ("eos_token", "<|endoftext|>"),
+        ("unk_token", "<|endoftext|>"),
+    ],
+};
+const LLAMA: Tokens = Tokens {
+    // CoLaR's `###` is one token of Llama's vocabulary, not an added one.
+    merges: &[("#", "#"), ("##", "#")],
+    special: &[
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "[PAD]",
+    ],
+    added: &["<|latent|>", "<|start-latent|>", "<|end-latent|>"],
+    named: &[
+        ("bos_token", "<|begin_of_text|>"),
+        ("eos_token", "<|eot_id|>"),
+        ("pad_token", "[PAD]"),
+    ],
+};
+const QWEN: Tokens = Tokens {
+    merges: &[],
+    special: &["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    added: &["<img_begin>", "<img>", "<img_end>"],
+    named: &[("eos_token", "<|im_end|>"), ("pad_token", "<|endoftext|>")],
+};
+
+/// Writes the tokenizer files of a checkpoint.
+pub(super) fn write(dir: &Path, spec: &Spec) -> Result<(), Error> {
+    if let Some(from) = &spec.tokenizer_from {
+        return copy(from, dir);
+    }
+    let tokens = match spec.family.backbone() {
+        Backbone::Gpt2 => &GPT2,
+        Backbone::Llama => &LLAMA,
+        Backbone::Qwen3Vl => &QWEN,
+    };
+    let (tokenizer, decoder) = tokenizer(tokens);
+    let named: Map<String, Value> = tokens
+        .named
+        .iter()
+        .map(|(k, v)| ((*k).to_owned(), json!(v)))
+        .collect();
+    let mut config = named.clone();
+    config.insert("added_tokens_decoder".to_owned(), decoder);
+    config.insert("clean_up_tokenization_spaces".to_owned(), json!(false));
+    config.insert(
+        "tokenizer_class".to_owned(),
+        json!("PreTrainedTokenizerFast"),
+    );
+    writer::json(&dir.join("tokenizer.json"), &tokenizer)?;
+    writer::json(&dir.join("tokenizer_config.json"), &Value::Object(config))?;
+    writer::json(&dir.join("special_tokens_map.json"), &Value::Object(named))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+    for name in FILES {
+        let file = from.join(name);
+        if file.is_file() {
+            std::fs::copy(&file, to.join(name)).map_err(|e| Error::io(&file, e))?;
+        }
+    }
+    Ok(())
+}
+
+/// tokenizer.json, and the same added tokens as tokenizer_config.json lists them.
+fn tokenizer(tokens: &Tokens) -> (Value, Value) {
+    let mut bytes: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    bytes.sort_unstable();
+    let mut vocab: Map<String, Value> = Map::new();
+    let merged = tokens.merges.iter().map(|(a, b)| format!("{a}{b}"));
+    for token in bytes.into_iter().map(String::from).chain(merged) {
+        vocab.insert(token, json!(vocab.len()));
+    }
+    let special = tokens.special.iter().map(|t| (t, true));
+    let all = special.chain(tokens.added.iter().map(|t| (t, false)));
+    let (mut added, mut decoder) = (Vec::new(), Map::new());
+    for (id, (content, special)) in (vocab.len()..).zip(all) {
+        let mut token = json!({
+            "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": special,
+        });
+        decoder.insert(id.to_string(), token.clone());
+        token["id"] = json!(id);
+        added.push(token);
+    }
+    let stage = |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true });
+    let whole = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": stage(false), "post_processor": null, "decoder": stage(true),
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": tokens.merges.iter().map(|(a, b)| json!([a, b])).collect::<Vec<_>>(),
+        },
+    });
+    (whole, Value::Object(decoder))
+}
