@@ -26,7 +26,7 @@ use crate::question::Question;
 use crate::reasoner::{Reasoner, RewardModel};
 use crate::score::score;
 use crate::settings::Settings;
-use crate::think::{Row, think};
+use crate::think::{Row, Thinking, think};
 
 /// A reasoner, perhaps a judge, and how to use them.
 #[derive(Clone, Copy)]
@@ -93,7 +93,7 @@ impl Engine<'_> {
 
         let started = prefill(self.reasoner, cache.as_mut(), &prompts, &starts, chance);
         lap(&mut seconds.prefill);
-        let mut rows = think(self.reasoner, cache.as_mut(), started, settings.length, chance);
+        let mut rows = think(self.reasoner, cache.as_mut(), started, Thinking { length: settings.length, chance, steer: None });
         lap(&mut seconds.thoughts);
         let rewards = self.judge.map(|judge| score(judge, judge_cache.as_mut(), &prompts, &rows));
         lap(&mut seconds.scores);

@@ -12,7 +12,7 @@ use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Reasoner, RewardModel};
 use crate::score::score;
-use crate::think::{Row, think};
+use crate::think::{Row, Thinking, think};
 
 /// How rows are run again.
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +27,15 @@ pub struct Replay<'a> {
     pub randomness: Randomness<'a>,
     /// Answer tokens at most.
     pub max_new_tokens: NonZeroUsize,
+    /// Thoughts to feed instead of one's own, row by row: (thoughts, width). Thought t is then computed from the given
+    /// ones before it, so that differences do not grow from thought to thought.
+    pub follow: Option<&'a [Tensor]>,
 }
 
 /// What a row did.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// The vectors that were fed: (thoughts, width).
+    /// The vectors that were computed, perturbation included: (thoughts, width). They were fed, unless others were given.
     pub thoughts: Tensor,
     /// The answer's tokens.
     pub tokens: Vec<u32>,
@@ -59,12 +62,20 @@ pub fn rows(reasoner: &Reasoner, prompt: &Prompt, how: Replay<'_>) -> Vec<Replay
     let starts: Vec<Start> = (0..how.rows).map(start).collect();
     reasoner.decoder.device().run(|| {
         let started = prefill(reasoner, &mut cache, &[prompt], &starts, chance);
-        let mut rows = think(reasoner, &mut cache, started, how.length, chance);
+        let mut made = vec![Tensor::zeros(0, reasoner.decoder.config().width); how.rows];
+        let mut steer = |row: &Row, thought: &mut [f32]| {
+            let r = row.start.id.trajectory as usize;
+            made[r].push(thought);
+            if let Some(given) = how.follow.map(|rows| &rows[r]).filter(|given| row.thoughts.rows() < given.rows()) {
+                thought.copy_from_slice(given.row(row.thoughts.rows()));
+            }
+        };
+        let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer) };
+        let mut rows = think(reasoner, &mut cache, started, thinking);
         let (spoken, first) = decode(reasoner, &mut cache, &mut rows, how.max_new_tokens.get(), chance);
         let logits = head::logits(&reasoner.decoder, &first);
-        let both = rows.into_iter().zip(spoken).enumerate();
-        both.map(|(r, (row, said))| Replayed { thoughts: row.thoughts, tokens: said.tokens, first_logits: logits.row(r).to_vec() })
-            .collect()
+        let both = made.into_iter().zip(spoken).enumerate();
+        both.map(|(r, (thoughts, said))| Replayed { thoughts, tokens: said.tokens, first_logits: logits.row(r).to_vec() }).collect()
     })
 }
 

@@ -41,15 +41,18 @@ impl Row {
     }
 }
 
+/// How to think.
+pub(crate) struct Thinking<'a> {
+    pub(crate) length: LatentLength,
+    pub(crate) chance: Chance<'a>,
+    /// Sees, and may replace, the next thought of a row before it is stored and fed.
+    pub(crate) steer: Option<&'a mut dyn FnMut(&Row, &mut [f32])>,
+}
+
 /// Thinks until every row has ended: by its length, by its own decision, or at the limit.
-pub(crate) fn think(
-    reasoner: &Reasoner,
-    cache: &mut Cache,
-    started: Started,
-    length: LatentLength,
-    chance: Chance<'_>,
-) -> Vec<Row> {
+pub(crate) fn think(reasoner: &Reasoner, cache: &mut Cache, started: Started, how: Thinking<'_>) -> Vec<Row> {
     let Started { mut rows, mut hidden } = started;
+    let Thinking { length, chance, mut steer } = how;
     let limits: Vec<usize> = rows.iter().map(|row| limit(row, length, chance.randomness)).collect();
     let mut live: Vec<usize> = (0..rows.len()).collect();
     for t in 0..length.limit() {
@@ -66,6 +69,9 @@ pub(crate) fn think(
             let row = &mut rows[r];
             if row.start.perturbed {
                 chance.add_noise(row.start.id, (t, row.sequence.len()), hidden.row_mut(i));
+            }
+            if let Some(steer) = &mut steer {
+                steer(row, hidden.row_mut(i));
             }
             row.add_thought(hidden.row(i));
             row.pending = t + 1 == limits[r];
