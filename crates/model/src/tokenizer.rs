@@ -68,7 +68,7 @@ impl Tokenizer {
         let encoding = self
             .inner
             .encode_fast(text, false)
-            .map_err(|e| Error::Encode { why: e.to_string() })?;
+            .map_err(|e| Error::Tokenize { why: e.to_string() })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -84,7 +84,7 @@ impl Tokenizer {
         let text = self
             .inner
             .decode(ids, true)
-            .map_err(|e| Error::Encode { why: e.to_string() })?;
+            .map_err(|e| Error::Tokenize { why: e.to_string() })?;
         if !self.clean_up {
             return Ok(text);
         }
