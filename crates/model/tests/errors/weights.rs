@@ -356,6 +356,21 @@ fn unsupported_adapter() {
         );
     }
     let fixture = Fixture::tiny();
+    let factor = || Some((Dtype::F32, vec![1, 1], vec![0; 4]));
+    fixture.tensors(&[
+        ("ln_f.lora_A.weight", factor()),
+        ("ln_f.lora_B.weight", factor()),
+    ]);
+    let error = fixture
+        .open()
+        .unwrap()
+        .tensor("ln_f.weight", &[32])
+        .unwrap_err();
+    assert_is!(
+        says(error, &["ln_f.lora_A", "no matrix"]),
+        Error::UnsupportedAdapter { .. }
+    );
+    let fixture = Fixture::tiny();
     let name = "transformer.h.0.attn.c_attn.lora_magnitude_vector.default.weight";
     fixture.tensors(&[(name, Some((Dtype::F32, vec![1], vec![0; 4])))]);
     assert_is!(fixture.fails(&[name]), Error::UnsupportedAdapter { .. });
