@@ -298,9 +298,11 @@ pub enum Error {
         why: String,
     },
 
-    /// A text that the tokenizer could not take apart.
-    #[error("cannot tokenize the text: {why}")]
-    Encode {
+    /// A text that the tokenizer could not take apart, or ids that it could not put together.
+    #[error(
+        "the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer"
+    )]
+    Tokenize {
         /// What the tokenizer said.
         why: String,
     },
