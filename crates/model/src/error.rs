@@ -306,17 +306,6 @@ pub enum Error {
         /// What the tokenizer said.
         why: String,
     },
-
-    /// A token id that no token has.
-    #[error(
-        "token id {id} is not in the tokenizer's vocabulary of {vocab}; model and tokenizer do not belong together"
-    )]
-    UnknownTokenId {
-        /// The id.
-        id: u32,
-        /// One more than the largest id.
-        vocab: usize,
-    },
 }
 
 impl Error {

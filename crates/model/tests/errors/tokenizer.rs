@@ -61,19 +61,3 @@ fn tokenize() {
         Error::Tokenize { .. }
     );
 }
-
-#[test]
-fn unknown_token_id() {
-    let error = Fixture::tiny()
-        .tokenizer()
-        .unwrap()
-        .decode(&[1, 260])
-        .unwrap_err();
-    assert_is!(
-        says(error, &["260"]),
-        Error::UnknownTokenId {
-            id: 260,
-            vocab: 260
-        }
-    );
-}
