@@ -1,6 +1,6 @@
 //! What dropout and noise do to a trajectory, and that they do nothing at zero.
 
-use engine::replay::{self};
+use engine::replay;
 use engine::{Outcome, Perturbation, Scope, Settings, Sites};
 use model::config::Config;
 use model::testkit::Family;
@@ -120,7 +120,8 @@ fn next_thought(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Tensor {
 }
 
 /// Weights that let a mask be seen: everything is zero but the bias of one projection, which is one. The residual then is
-/// the mask times its scale, and after the final norm dropped elements are below zero and kept ones above.
+/// the mask times its scale, and after the final norm kept elements are at least about zero (zero where all are kept) and
+/// dropped ones, being fewer than three in four, well below.
 struct OneBias(&'static str);
 
 impl TensorSource for OneBias {
@@ -142,7 +143,7 @@ fn kept(bias: &'static str, config: &Config, p: f32, draws: &[Option<Draw>]) -> 
     draws.iter().for_each(|_| pass.push(&mut cache, &mut Sequence::default(), true));
     let dropout = Dropout { p, attn_out: true, mlp_out: true, masks: Masks::Drawn(draws) };
     let out = decoder.forward(&mut cache, &pass, &Tensor::zeros(draws.len(), config.width), Some(dropout));
-    (0..out.rows()).map(|r| out.row(r).iter().map(|&x| x > 0.0).collect()).collect()
+    (0..out.rows()).map(|r| out.row(r).iter().map(|&x| x > -0.3).collect()).collect()
 }
 
 #[test]

@@ -1,1 +1,142 @@
-//! x
+//! Where rows end, and what is refused rather than tried.
+
+use std::ops::ControlFlow;
+
+use engine::{Engine, Error, Perturbation, Question, Reasoner, RewardModel, Settings};
+use model::testkit::{Family, Spec};
+use tensor::Tensor;
+
+use crate::common::*;
+
+fn tokens(reasoner: &Reasoner, settings: &Settings) -> Vec<Vec<u32>> {
+    let prompts = questions().iter().map(|q| prompted(reasoner, q)).collect::<Vec<_>>();
+    prompts.iter().flat_map(|prompt| replayed(reasoner, settings, prompt)).map(|row| row.tokens).collect()
+}
+
+/// Rows that finish leave; those that stay must not notice.
+#[test]
+fn answers_end_at_the_first_ending_token() {
+    for family in FAMILIES {
+        let mut reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        let settings = Settings { max_new_tokens: count(12), ..settings(&reasoner, 4, thoughtful(0.3)) };
+        reasoner.method.eos.clear();
+        let endless = tokens(&reasoner, &settings);
+        assert!(endless.iter().all(|t| t.len() == 12), "{family:?}: without an ending token the limit is what ends");
+        // Any token that some rows say, at unlike places, can be the one that ends.
+        reasoner.method.eos = vec![endless[0][3], endless[5][0]];
+        let cut = |row: &Vec<u32>| row.iter().position(|t| reasoner.method.eos.contains(t)).map_or(12, |at| at + 1);
+        let expected: Vec<Vec<u32>> = endless.iter().map(|row| row[..cut(row)].to_vec()).collect();
+        assert_eq!(tokens(&reasoner, &settings), expected, "{family:?}");
+        assert!(expected.iter().any(|row| row.len() < 12), "{family:?}");
+    }
+}
+
+#[test]
+fn fewer_tokens_are_the_first_ones() {
+    for family in FAMILIES {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        let long = Settings { max_new_tokens: count(9), ..settings(&reasoner, 3, thoughtful(0.3)) };
+        for limit in [1, 4] {
+            let short = tokens(&reasoner, &Settings { max_new_tokens: count(limit), ..long });
+            for (short, long) in short.iter().zip(tokens(&reasoner, &long)) {
+                assert_eq!(*short, long[..limit.min(long.len())], "{family:?}");
+            }
+        }
+    }
+}
+
+/// A reasoner whose context ends `room` positions after the end tokens of a question, and what it was asked.
+fn cramped(family: Family, room: isize) -> (Reasoner, Settings, Question) {
+    let asked = questions().remove(2);
+    let roomy = reasoner(device(), &Spec { family, ..Spec::default() });
+    let used = prompted(&roomy, &asked).tokens.len() + 4 + roomy.method.end.len();
+    let mut cramped = reasoner(device(), &Spec { family, context: used.strict_add_signed(room), ..Spec::default() });
+    cramped.method.eos.clear();
+    let settings = Settings { length: exactly(4), max_new_tokens: count(20), ..settings(&cramped, 3, thoughtful(0.2)) };
+    (cramped, settings, asked)
+}
+
+#[test]
+fn answers_never_pass_the_context() {
+    for family in FAMILIES {
+        for room in [1, 2, 5] {
+            let (reasoner, settings, asked) = cramped(family, room);
+            // A token is read off the last position as well, and not fed.
+            for row in replayed(&reasoner, &settings, &prompted(&reasoner, &asked)) {
+                assert_eq!(row.tokens.len(), room as usize + 1, "{family:?}");
+            }
+            let outcomes = ask(Engine { reasoner: &reasoner, judge: None, settings }, &[asked]).unwrap();
+            assert_eq!(outcomes[0].thoughts[0].rows(), 4, "{family:?}");
+        }
+    }
+}
+
+#[test]
+fn what_leaves_no_room_for_an_answer_is_too_long() {
+    for family in FAMILIES {
+        for room in [0, -1, -4] {
+            let (reasoner, settings, asked) = cramped(family, room);
+            let id = asked.id;
+            let result = ask(Engine { reasoner: &reasoner, judge: None, settings }, &[question(0, "x"), asked]);
+            assert!(matches!(result, Err(Error::TooLong { id: found, .. }) if found == id), "{family:?}, {room}: {result:?}");
+        }
+    }
+}
+
+/// The judge's context counts as well.
+#[test]
+fn what_the_judge_cannot_read_is_too_long() {
+    let pair = Pair::of(Family::Coconut);
+    let spec = Spec { family: Family::RewardGpt2, context: 24, ..Spec::default() };
+    let judge = written(&spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).unwrap());
+    let settings = settings(&pair.reasoner, 1, thoughtful(0.2));
+    let asked = [question(8, "twenty bytes are much")];
+    assert!(ask(pair.engine(settings), &asked).is_ok());
+    let result = ask(Engine { judge: Some(&judge), ..pair.engine(settings) }, &asked);
+    assert!(matches!(result, Err(Error::TooLong { id: 8, context: 24, .. })), "{result:?}");
+}
+
+#[test]
+fn a_row_that_does_not_fit_the_memory_is_refused() {
+    let pair = Pair::of(Family::Coconut);
+    for perturbation in perturbations() {
+        for memory in [0, 1, 4096] {
+            let result = ask(pair.engine(Settings { memory, ..settings(&pair.reasoner, 2, perturbation) }), &questions()[1..2]);
+            assert!(matches!(result, Err(Error::Memory { id: 2, .. })), "{perturbation:?}, {memory}: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_without_tokens_is_refused() {
+    let mut pair = Pair::of(Family::Coconut);
+    (pair.reasoner.method.after, pair.reasoner.method.then) = ("", Vec::new());
+    let result = ask(pair.engine(settings(&pair.reasoner, 1, Perturbation::None)), &[question(4, "")]);
+    assert!(matches!(result, Err(Error::Empty { id: 4 })), "{result:?}");
+}
+
+#[test]
+fn a_judge_is_no_reasoner_and_a_reasoner_no_judge() {
+    let pair = Pair::of(Family::Coconut);
+    let load = |spec: &Spec| written(spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).err());
+    let wide = Spec { family: Family::RewardGpt2, width: 64, ..Spec::default() };
+    assert!(matches!(load(&wide), Some(Error::WidthDiffers { reward: 64, reasoner: 32 })));
+    assert!(matches!(load(&Spec::default()), Some(Error::NotARewardModel { .. })));
+    let judge = Spec { family: Family::RewardGpt2, ..Spec::default() };
+    assert!(matches!(written(&judge, |dir| Reasoner::load(device(), dir, None).err()), Some(Error::RewardModelAsReasoner { .. })));
+}
+
+#[test]
+fn a_run_ends_when_its_reader_has_enough() {
+    let pair = Pair::of(Family::Coconut);
+    let mut seen: Vec<Vec<Tensor>> = Vec::new();
+    let engine = pair.engine(settings(&pair.reasoner, 2, thoughtful(0.2)));
+    engine
+        .run(&questions(), &mut |outcome| {
+            seen.push(outcome.thoughts);
+            if seen.len() == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+    assert_eq!(seen.len(), 2);
+    assert!(ask(engine, &[]).unwrap().is_empty());
+}
