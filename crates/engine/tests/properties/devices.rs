@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use engine::{Engine, Outcome, Perturbation, Reasoner};
+use half::{bf16, f16};
 use model::testkit::{Dtype, Family, Spec, write_checkpoint};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -15,13 +16,12 @@ fn run(reasoner: &Reasoner, perturbation: Perturbation) -> Vec<Outcome> {
     ask(Engine { reasoner, judge: None, settings: settings(reasoner, 4, perturbation) }, &questions()).unwrap()
 }
 
-/// The largest relative distance of any row's thoughts, and whether all texts are the same. Rows of unlike length, which
+/// The largest relative distance of any row's thoughts. Rows of unlike length, which
 /// rounding at a near tie may bring about, are compared as far as both go.
-fn distance(a: &[Outcome], b: &[Outcome]) -> (f32, bool) {
+fn distance(a: &[Outcome], b: &[Outcome]) -> f32 {
     let rows = a.iter().zip(b).flat_map(|(a, b)| a.thoughts.iter().zip(&b.thoughts));
     let shared = rows.map(|(a, b)| (a, b, a.rows().min(b.rows()))).filter(|&(_, _, n)| n > 0);
-    let far = shared.map(|(a, b, n)| apart(&first(n, a), &first(n, b))).fold(0.0, f32::max);
-    (far, a.iter().zip(b).all(|(a, b)| a.sample.trajectories == b.sample.trajectories))
+    shared.map(|(a, b, n)| apart(&first(n, a), &first(n, b))).fold(0.0, f32::max)
 }
 
 /// The vector kernels sum every element in one order with the same fused steps, whatever the vectors' width; the portable
@@ -40,7 +40,7 @@ fn instruction_sets_agree() {
             for other in &vectors {
                 let what = format!("{family:?}, {perturbation:?}");
                 vectors[0].iter().zip(other).for_each(|(a, b)| assert_same(a, b, &what));
-                let (far, _) = distance(other, &portable);
+                let far = distance(other, &portable);
                 assert!(far < 1e-4, "{what}: portable kernels are {far:e} away");
             }
         }
@@ -64,17 +64,35 @@ fn shards_of_a_checkpoint_are_the_checkpoint() {
     }
 }
 
-/// A weight in half precision is off by up to 2^-11 (f16) or 2^-8 (bf16) of itself. Over two layers and a few thoughts fed
-/// back into them the errors add up to some tens of that, at random.
+/// A weight in half precision is off by up to 2^-11 (f16) or 2^-8 (bf16) of itself. Over two layers the errors add up to
+/// some tens of that, at random. Thoughts are not compared: where a mixture takes its ten likeliest tokens, or a row decides
+/// to stop, the smallest difference can change them wholly.
 #[test]
 fn number_formats_agree_to_their_precision() {
     for family in FAMILIES {
-        let of = |dtype| run(&reasoner(device(), &Spec { family, dtype, ..Spec::default() }), Perturbation::None);
-        let exact = of(Dtype::F32);
-        for (dtype, tolerance) in [(Dtype::F16, 0.03), (Dtype::Bf16, 0.25)] {
-            let (far, same) = distance(&of(dtype), &exact);
-            println!("{family:?} {dtype:?} {far} {same}");
-            assert!(far < tolerance, "{family:?}, {dtype:?}: {far}");
+        let hidden = |dtype| {
+            let reasoner = reasoner(device(), &Spec { family, dtype, ..Spec::default() });
+            engine::replay::prompt_hidden(&reasoner, &prompted(&reasoner, &questions()[2]).tokens)
+        };
+        let exact = hidden(Dtype::F32);
+        for (dtype, tolerance) in [(Dtype::F16, 0.01), (Dtype::Bf16, 0.08)] {
+            let far = apart(&hidden(dtype), &exact);
+            assert!(far > 0.0 && far < tolerance, "{family:?}, {dtype:?}: {far}");
+        }
+    }
+}
+
+/// Widening loses nothing: 16-bit weights think exactly as the same weights written with 32 bits.
+#[test]
+fn sixteen_bits_are_their_thirty_two_to_the_bit() {
+    for family in FAMILIES {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let dir = tempfile::tempdir().unwrap();
+            write_checkpoint(dir.path(), &Spec { family, dtype, ..Spec::default() }).unwrap();
+            let narrow = run(&load(device(), dir.path(), family), thoughtful(0.2));
+            write(dir.path(), &read(dir.path()));
+            let wide = run(&load(device(), dir.path(), family), thoughtful(0.2));
+            narrow.iter().zip(&wide).for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {dtype:?}")));
         }
     }
 }
@@ -85,8 +103,15 @@ type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 fn read(dir: &Path) -> Weights {
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let number = |four: &[u8]| f32::from_le_bytes(four.try_into().unwrap());
-    let one = |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), view.data().chunks(4).map(number).collect()));
+    let numbers = |view: &TensorView<'_>| -> Vec<f32> {
+        let pairs = view.data().chunks(2).map(|b| [b[0], b[1]]);
+        match view.dtype() {
+            safetensors::Dtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+            safetensors::Dtype::BF16 => pairs.map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+            _ => view.data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+        }
+    };
+    let one = |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), numbers(&view)));
     file.tensors().into_iter().map(one).collect()
 }
 
@@ -135,9 +160,9 @@ fn unmerged_adapters_think_as_merged_ones() {
         assert!(merged(&mut weights, &read(adapted.path()), scale, gpt2(family)) > 0, "{family:?}: no adapters");
         write(plain.path(), &weights);
         let by_hand = run(&load(device(), plain.path(), family), thoughtful(0.2));
-        let (far, _) = distance(&run(&load(device(), adapted.path(), family), thoughtful(0.2)), &by_hand);
+        let far = distance(&run(&load(device(), adapted.path(), family), thoughtful(0.2)), &by_hand);
         assert!(far < 1e-3, "{family:?}: {far:e} from the weights merged by hand");
-        let (moved, _) = distance(&untouched, &by_hand);
+        let moved = distance(&untouched, &by_hand);
         assert!(moved > 0.05, "{family:?}: the adapters change too little ({moved:e}) to be missed");
     }
 }
