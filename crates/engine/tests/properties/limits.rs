@@ -140,3 +140,16 @@ fn a_run_ends_when_its_reader_has_enough() {
     assert_eq!(seen.len(), 2);
     assert!(ask(engine, &[]).unwrap().is_empty());
 }
+
+/// Thoughts that overflow have no likeliest token; the first token of the vocabulary stands in, and nothing panics.
+#[test]
+fn thoughts_that_are_not_numbers_still_end() {
+    for family in FAMILIES {
+        let pair = Pair::of(family);
+        for std in [1e30, f32::MAX, f32::INFINITY, f32::NAN] {
+            let settings = Settings { length: exactly(3), ..settings(&pair.reasoner, 2, Perturbation::Gaussian { std }) };
+            let outcome = pair.ask_one(settings, &questions()[0]);
+            assert_eq!(outcome.sample.trajectories.len(), 2, "{family:?}, {std}");
+        }
+    }
+}
