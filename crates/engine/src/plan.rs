@@ -38,14 +38,14 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     pub(crate) fn new(reasoner: &Reasoner, judge: Option<&RewardModel>, settings: &Settings, prompts: &'a [Prompt]) -> Result<Self, Error> {
-        let thoughts = settings.length.limit();
-        let own = 1 + thoughts + reasoner.method.end.len() + settings.max_new_tokens.get();
+        // More thoughts than the context has positions are refused below, whatever their number.
+        let thoughts = settings.length.limit().min(reasoner.decoder.config().context);
         let plan = Self {
             prompts,
             rows: settings.samples.get() + usize::from(settings.greedy),
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
-            own: Cache::slots_for(own),
+            own: Cache::slots_for(own_positions(reasoner, thoughts, settings.max_new_tokens.get())),
             reward: judge.map(|j| (Cache::bytes_per_position(j.decoder.config()), Cache::slots_for(thoughts))),
             position: Cache::bytes_per_position(reasoner.decoder.config()),
             next: (0, 0),
@@ -108,6 +108,11 @@ impl Iterator for Plan<'_> {
         }
         (!wave.is_empty()).then_some(wave)
     }
+}
+
+/// Positions that a row may have beside its prompt. Answers end with the context, so that no limit makes them longer.
+pub(crate) fn own_positions(reasoner: &Reasoner, thoughts: usize, max_new_tokens: usize) -> usize {
+    1 + thoughts + reasoner.method.end.len() + max_new_tokens.min(reasoner.decoder.config().context)
 }
 
 fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(), Error> {

@@ -8,6 +8,7 @@ use tensor::Tensor;
 use crate::decode::decode;
 use crate::method::LatentLength;
 use crate::perturb::{Chance, Perturbation, Randomness, RowId};
+use crate::plan::own_positions;
 use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Reasoner, RewardModel};
@@ -51,7 +52,7 @@ pub fn prompt_hidden(reasoner: &Reasoner, tokens: &[u32]) -> Tensor {
 
 /// Runs the rows of one prompt through prefill, thoughts and answer.
 pub fn rows(reasoner: &Reasoner, prompt: &Prompt, how: Replay<'_>) -> Vec<Replayed> {
-    let own = 1 + how.length.limit() + reasoner.method.end.len() + how.max_new_tokens.get();
+    let own = own_positions(reasoner, how.length.limit(), how.max_new_tokens.get());
     let slots = (how.rows + 1) * Cache::slots_for(prompt.tokens.len() + own);
     let mut cache = Cache::new(reasoner.decoder.config(), slots);
     let chance = Chance { perturbation: how.perturbation, randomness: how.randomness };

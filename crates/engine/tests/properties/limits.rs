@@ -153,3 +153,20 @@ fn thoughts_that_are_not_numbers_still_end() {
         }
     }
 }
+
+/// Numbers that no machine could serve are answered, not overflowed.
+#[test]
+fn absurd_lengths_are_refused_or_bounded() {
+    let pair = Pair::of(Family::Coconut);
+    let base = settings(&pair.reasoner, 1, thoughtful(0.2));
+    for length in [exactly(usize::MAX), at_most(usize::MAX), between(1, usize::MAX), exactly(usize::MAX - 4)] {
+        let result = ask(pair.engine(Settings { length, ..base }), &questions());
+        assert!(matches!(result, Err(Error::TooLong { .. })), "{length:?}: {result:?}");
+    }
+    // No answer passes the context, so that an unlimited one is planned as one that fills it.
+    let bounded = ask(pair.engine(Settings { max_new_tokens: count(1024), ..base }), &questions()[..1]).unwrap();
+    let unbounded = ask(pair.engine(Settings { max_new_tokens: count(usize::MAX), ..base }), &questions()[..1]).unwrap();
+    assert_same(&bounded[0], &unbounded[0], "unlimited answers");
+    let rows = replayed(&pair.reasoner, &Settings { max_new_tokens: count(usize::MAX), ..base }, &prompted(&pair.reasoner, &questions()[0]));
+    assert_same_bits(&rows[0].thoughts, &unbounded[0].thoughts[0], "unlimited answers, replayed");
+}
