@@ -99,6 +99,17 @@ pub enum Error {
         id: u32,
     },
 
+    /// A prompt holds a token that the reasoner or its reward model has no embedding for.
+    #[error("question {id}: its prompt has token {token}, but a model that reads it has {vocab} embeddings; use a tokenizer and a reward model made for this reasoner")]
+    UnknownToken {
+        /// The question's number.
+        id: u32,
+        /// The token.
+        token: u32,
+        /// Rows of the embedding table.
+        vocab: usize,
+    },
+
     /// One row does not fit the memory budget.
     #[error("question {id}: one trajectory needs {need} MiB for its keys and values, the budget is {budget} MiB; raise --memory or lower --max-new-tokens")]
     Memory {

@@ -116,6 +116,9 @@ pub(crate) fn own_positions(reasoner: &Reasoner, thoughts: usize, max_new_tokens
 }
 
 fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(), Error> {
+    if let Some(&token) = prompt.tokens.iter().find(|&&token| token as usize >= config.vocab) {
+        return Err(Error::UnknownToken { id: prompt.id, token, vocab: config.vocab });
+    }
     if prompt.tokens.len() + more >= config.context {
         return Err(Error::TooLong { id: prompt.id, prompt: prompt.tokens.len(), thoughts: more, context: config.context });
     }

@@ -1,9 +1,11 @@
 //! Where rows end, and what is refused rather than tried.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use engine::{Engine, Error, Perturbation, Question, Reasoner, RewardModel, Settings};
-use model::testkit::{Family, Spec};
+use model::testkit::{Family, Spec, write_checkpoint};
+use serde_json::{Value, json};
 use tensor::Tensor;
 
 use crate::common::*;
@@ -169,4 +171,36 @@ fn absurd_lengths_are_refused_or_bounded() {
     assert_same(&bounded[0], &unbounded[0], "unlimited answers");
     let rows = replayed(&pair.reasoner, &Settings { max_new_tokens: count(usize::MAX), ..base }, &prompted(&pair.reasoner, &questions()[0]));
     assert_same_bits(&rows[0].thoughts, &unbounded[0].thoughts[0], "unlimited answers, replayed");
+}
+
+/// A token without an embedding: the tokenizer of another model, of the reasoner or of its judge.
+#[test]
+fn tokens_beyond_the_vocabulary_are_refused() {
+    let pair = Pair::of(Family::CodiLlama);
+    // GPT-2's tiny vocabulary is smaller than Llama's, whose start token it lacks.
+    let spec = Spec { family: Family::RewardGpt2, ..Spec::default() };
+    let judge = written(&spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).unwrap());
+    let settings = settings(&pair.reasoner, 1, thoughtful(0.2));
+    let result = ask(Engine { judge: Some(&judge), ..pair.engine(settings) }, &questions()[..1]);
+    assert!(matches!(result, Err(Error::UnknownToken { id: 9, vocab: 260, .. })), "{result:?}");
+    // A tokenizer that knows a token more than the table has, and a question that says it.
+    let larger = tempfile::tempdir().unwrap();
+    write_checkpoint(larger.path(), &Spec::default()).unwrap();
+    let reasoner = add_token(larger.path(), "<|extra|>");
+    let engine = Engine { reasoner: &reasoner, judge: None, settings };
+    assert!(ask(engine, &questions()[..1]).is_ok());
+    let result = ask(engine, &[question(6, "what is <|extra|>?")]);
+    assert!(matches!(result, Err(Error::UnknownToken { id: 6, token: 260, vocab: 260 })), "{result:?}");
+}
+
+/// Loads a COCONUT whose tokenizer got a token more than its weights.
+fn add_token(dir: &Path, content: &str) -> Reasoner {
+    let file = dir.join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let tokens = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let mut token = tokens[0].clone();
+    (token["id"], token["content"]) = (json!(tokens[tokens.len() - 1]["id"].as_u64().unwrap() + 1), json!(content));
+    tokens.push(token);
+    std::fs::write(file, tokenizer.to_string()).unwrap();
+    load(device(), dir, Family::Coconut)
 }
