@@ -204,3 +204,29 @@ fn add_token(dir: &Path, content: &str) -> Reasoner {
     std::fs::write(file, tokenizer.to_string()).unwrap();
     load(device(), dir, Family::Coconut)
 }
+
+/// Published CODI checkpoints have markers without a text. A model that says one says nothing; the run goes on.
+#[test]
+fn tokens_without_a_text_are_left_out_of_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), &Spec { family: Family::CodiGpt2, ..Spec::default() }).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let file = dir.path().join(name);
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        if let Some(tokens) = json.get_mut("added_tokens").and_then(Value::as_array_mut) {
+            tokens.retain(|t| t["special"] == true);
+        }
+        if let Some(tokens) = json.get_mut("added_tokens_decoder").and_then(Value::as_object_mut) {
+            tokens.retain(|_, t| t["special"] == true);
+        }
+        std::fs::write(file, json.to_string()).unwrap();
+    }
+    let reasoner = load(device(), dir.path(), Family::CodiGpt2);
+    let unnamed = reasoner.tokenizer.vocab_size() as u32..;
+    assert!(unnamed.contains(&reasoner.method.end[0]));
+    let settings = Settings { max_new_tokens: count(40), ..settings(&reasoner, 16, thoughtful(0.5)) };
+    let said = questions().iter().flat_map(|q| replayed(&reasoner, &settings, &prompted(&reasoner, q))).map(|r| r.tokens).collect::<Vec<_>>();
+    assert!(said.iter().flatten().any(|t| unnamed.contains(t)), "no row says a token without a text");
+    let outcomes = ask(Engine { reasoner: &reasoner, judge: None, settings }, &questions()).unwrap();
+    assert_eq!(outcomes.len(), questions().len());
+}
