@@ -92,8 +92,15 @@ pub enum Error {
         context: usize,
     },
 
-    /// A prompt with a token that has no embedding.
-    #[error("question {id}: its prompt has token {token}, but the model has {vocab} embeddings; use the tokenizer that came with the checkpoint")]
+    /// A prompt without tokens.
+    #[error("question {id}: its prompt has no tokens; give it some text")]
+    Empty {
+        /// The question's number.
+        id: u32,
+    },
+
+    /// A prompt holds a token that the reasoner or its reward model has no embedding for.
+    #[error("question {id}: its prompt has token {token}, but a model that reads it has {vocab} embeddings; use a tokenizer and a reward model made for this reasoner")]
     UnknownToken {
         /// The question's number.
         id: u32,
@@ -101,13 +108,6 @@ pub enum Error {
         token: u32,
         /// Rows of the embedding table.
         vocab: usize,
-    },
-
-    /// A prompt without tokens.
-    #[error("question {id}: its prompt has no tokens; give it some text")]
-    Empty {
-        /// The question's number.
-        id: u32,
     },
 
     /// One row does not fit the memory budget.
