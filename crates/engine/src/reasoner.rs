@@ -1,6 +1,7 @@
 //! A checkpoint directory becomes a reasoner or a reward model.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::Path;
 
 use model::{Checkpoint, Decoder, LatentHead, LmHead, RewardHead, Tokenizer};
@@ -9,17 +10,46 @@ use tensor::{Device, Tensor};
 use crate::error::Error;
 use crate::method::{Family, Method};
 
-/// A latent reasoner, ready to think.
-pub struct Reasoner {
+/// What thinks: tokens in, tokens out. It knows nothing of text.
+pub struct Mind {
     /// The transformer.
     pub decoder: Decoder,
-    /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
     /// What differs between families.
     pub method: Method,
     /// What makes a thought of a hidden state.
     pub head: LatentHead,
-    markers: BTreeMap<u32, Vec<f32>>, // embeddings that the checkpoint gives beside its table
+    /// Embeddings that a checkpoint gives beside its table.
+    pub markers: BTreeMap<u32, Vec<f32>>,
+}
+
+impl Mind {
+    /// The input vectors of some tokens: (tokens, width).
+    pub fn embed(&self, tokens: &[u32]) -> Tensor {
+        let mut out = Tensor::zeros(tokens.len(), self.decoder.config().width);
+        for (r, &token) in tokens.iter().enumerate() {
+            match self.markers.get(&token) {
+                Some(vector) => out.row_mut(r).copy_from_slice(vector),
+                None => self.decoder.embed(token, out.row_mut(r)),
+            }
+        }
+        out
+    }
+}
+
+/// A latent reasoner: a mind that reads and writes text.
+pub struct Reasoner {
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// What thinks.
+    pub mind: Mind,
+}
+
+impl Deref for Reasoner {
+    type Target = Mind;
+
+    fn deref(&self) -> &Mind {
+        &self.mind
+    }
 }
 
 /// Tokens that Latent-SFT mixes.
@@ -45,19 +75,7 @@ impl Reasoner {
         if !unused.is_empty() {
             return Err(Error::UnusedTensors { dir: dir.to_owned(), family, unused });
         }
-        Ok(Self { decoder, tokenizer, method, head, markers })
-    }
-
-    /// The input vectors of some tokens: (tokens, width).
-    pub fn embed(&self, tokens: &[u32]) -> Tensor {
-        let mut out = Tensor::zeros(tokens.len(), self.decoder.config().width);
-        for (r, &token) in tokens.iter().enumerate() {
-            match self.markers.get(&token) {
-                Some(vector) => out.row_mut(r).copy_from_slice(vector),
-                None => self.decoder.embed(token, out.row_mut(r)),
-            }
-        }
-        out
+        Ok(Self { tokenizer, mind: Mind { decoder, method, head, markers } })
     }
 }
 

@@ -186,6 +186,7 @@ pub fn replayed(reasoner: &Reasoner, settings: &Settings, prompt: &Prompt) -> Ve
         perturbation: settings.perturbation,
         randomness: Randomness::Seeded(settings.seed),
         max_new_tokens: settings.max_new_tokens,
+        follow: None,
     };
     replay::rows(reasoner, prompt, how)
 }

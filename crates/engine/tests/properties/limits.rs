@@ -21,11 +21,11 @@ fn answers_end_at_the_first_ending_token() {
     for family in FAMILIES {
         let mut reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
         let settings = Settings { max_new_tokens: count(12), ..settings(&reasoner, 4, thoughtful(0.3)) };
-        reasoner.method.eos.clear();
+        reasoner.mind.method.eos.clear();
         let endless = tokens(&reasoner, &settings);
         assert!(endless.iter().all(|t| t.len() == 12), "{family:?}: without an ending token the limit is what ends");
         // Any token that some rows say, at unlike places, can be the one that ends.
-        reasoner.method.eos = vec![endless[0][3], endless[5][0]];
+        reasoner.mind.method.eos = vec![endless[0][3], endless[5][0]];
         let cut = |row: &Vec<u32>| row.iter().position(|t| reasoner.method.eos.contains(t)).map_or(12, |at| at + 1);
         let expected: Vec<Vec<u32>> = endless.iter().map(|row| row[..cut(row)].to_vec()).collect();
         assert_eq!(tokens(&reasoner, &settings), expected, "{family:?}");
@@ -53,7 +53,7 @@ fn cramped(family: Family, room: isize) -> (Reasoner, Settings, Question) {
     let roomy = reasoner(device(), &Spec { family, ..Spec::default() });
     let used = prompted(&roomy, &asked).tokens.len() + 4 + roomy.method.end.len();
     let mut cramped = reasoner(device(), &Spec { family, context: used.strict_add_signed(room), ..Spec::default() });
-    cramped.method.eos.clear();
+    cramped.mind.method.eos.clear();
     let settings = Settings { length: exactly(4), max_new_tokens: count(20), ..settings(&cramped, 3, thoughtful(0.2)) };
     (cramped, settings, asked)
 }
@@ -112,7 +112,7 @@ fn a_row_that_does_not_fit_the_memory_is_refused() {
 #[test]
 fn a_prompt_without_tokens_is_refused() {
     let mut pair = Pair::of(Family::Coconut);
-    (pair.reasoner.method.after, pair.reasoner.method.then) = ("", Vec::new());
+    (pair.reasoner.mind.method.after, pair.reasoner.mind.method.then) = ("", Vec::new());
     let result = ask(pair.engine(settings(&pair.reasoner, 1, Perturbation::None)), &[question(4, "")]);
     assert!(matches!(result, Err(Error::Empty { id: 4 })), "{result:?}");
 }
