@@ -52,7 +52,7 @@ fn cramped(family: Family, room: isize) -> (Reasoner, Settings, Question) {
     let asked = questions().remove(2);
     let roomy = reasoner(device(), &Spec { family, ..Spec::default() });
     let used = prompted(&roomy, &asked).tokens.len() + 4 + roomy.method.end.len();
-    let mut cramped = reasoner(device(), &Spec { family, context: used.strict_add_signed(room), ..Spec::default() });
+    let mut cramped = reasoner(device(), &Spec { family, context: used.checked_add_signed(room).unwrap(), ..Spec::default() });
     cramped.mind.method.eos.clear();
     let settings = Settings { length: exactly(4), max_new_tokens: count(20), ..settings(&cramped, 3, thoughtful(0.2)) };
     (cramped, settings, asked)

@@ -221,7 +221,7 @@ fn one_stochastic_position_more_or_less_shows() {
     let flipped = |from_prompt: isize| {
         let stochastic = |prompt: usize| {
             let mut designed = Coconut::stochastic(Scope::Thoughts, prompt, THOUGHTS);
-            let at = prompt.strict_add_signed(from_prompt);
+            let at = prompt.checked_add_signed(from_prompt).unwrap();
             designed[at] = !designed[at];
             designed
         };
