@@ -92,13 +92,6 @@ pub enum Error {
         context: usize,
     },
 
-    /// A prompt without tokens.
-    #[error("question {id}: its prompt has no tokens; give it some text")]
-    Empty {
-        /// The question's number.
-        id: u32,
-    },
-
     /// A prompt holds a token that the reasoner or its reward model has no embedding for.
     #[error("question {id}: its prompt has token {token}, but a model that reads it has {vocab} embeddings; use a tokenizer and a reward model made for this reasoner")]
     UnknownToken {
@@ -108,6 +101,13 @@ pub enum Error {
         token: u32,
         /// Rows of the embedding table.
         vocab: usize,
+    },
+
+    /// A prompt without tokens.
+    #[error("question {id}: its prompt has no tokens; give it some text")]
+    Empty {
+        /// The question's number.
+        id: u32,
     },
 
     /// One row does not fit the memory budget.

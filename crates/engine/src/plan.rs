@@ -54,6 +54,7 @@ impl<'a> Plan<'a> {
         for prompt in prompts {
             check(mind.decoder.config(), prompt, thoughts + mind.method.end.len())?;
             if let Some(judge) = judge {
+                prompt.check_tokens(judge.decoder.config().vocab)?;
                 check(judge.decoder.config(), prompt, thoughts)?;
             }
             let (shared, row) = plan.bytes(prompt);
@@ -117,9 +118,6 @@ pub(crate) fn own_positions(mind: &Mind, thoughts: usize, max_new_tokens: usize)
 }
 
 fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(), Error> {
-    if let Some(&token) = prompt.tokens.iter().find(|&&token| token as usize >= config.vocab) {
-        return Err(Error::UnknownToken { id: prompt.id, token, vocab: config.vocab });
-    }
     if prompt.tokens.len() + more >= config.context {
         return Err(Error::TooLong { id: prompt.id, prompt: prompt.tokens.len(), thoughts: more, context: config.context });
     }

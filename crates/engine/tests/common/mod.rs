@@ -9,7 +9,9 @@ use engine::perturb::{Randomness, RowId};
 use engine::prompt::{Prompt, prompt};
 use engine::question::GoldKind;
 use engine::replay::{self, Replay, Replayed};
-use engine::{Engine, Family, LatentLength, Outcome, Perturbation, Probability, Question, Reasoner, RewardModel, Scope, Settings, Sites};
+use engine::{
+    Engine, Family, LatentLength, Outcome, Perturbation, Probability, Question, Reasoner, RewardModel, Scope, Settings, Sites,
+};
 use model::testkit::{self, Spec, write_checkpoint};
 use tensor::{Device, Tensor};
 
@@ -178,17 +180,21 @@ pub fn prompted(reasoner: &Reasoner, question: &Question) -> Prompt {
     prompt(reasoner, question).unwrap()
 }
 
-/// The rows of a run once more, with their tokens and logits.
-pub fn replayed(reasoner: &Reasoner, settings: &Settings, prompt: &Prompt) -> Vec<Replayed> {
-    let how = Replay {
+/// How the rows of a run are run once more.
+pub fn replay_of(settings: &Settings) -> Replay<'static> {
+    Replay {
         rows: settings.samples.get(),
         length: settings.length,
         perturbation: settings.perturbation,
         randomness: Randomness::Seeded(settings.seed),
         max_new_tokens: settings.max_new_tokens,
         follow: None,
-    };
-    replay::rows(reasoner, prompt, how)
+    }
+}
+
+/// The rows of a run once more, with their tokens and logits.
+pub fn replayed(reasoner: &Reasoner, settings: &Settings, prompt: &Prompt) -> Vec<Replayed> {
+    replay::rows(reasoner, prompt, replay_of(settings))
 }
 
 /// The name of a question's trajectory in the random function.

@@ -37,9 +37,8 @@ fn the_greedy_trajectory_of_a_stochastic_run_is_the_deterministic_one() {
     }
 }
 
-/// Zero noise adds 0, which changes no number (nor the sign of a zero thought that matters to anyone: sums are compared);
-/// a rate of zero keeps every element and multiplies it by 1 / (1 - 0) = 1. Both are exact, so that nothing is lost to
-/// rounding: the runs are equal to the bit.
+/// Noise of no width adds a zero; a rate of zero keeps every element and multiplies it by 1 / (1 - 0) = 1. Both are exact,
+/// so that nothing is lost to rounding: the runs are equal to the bit, not merely close.
 #[test]
 fn nothing_perturbed_is_no_perturbation_to_the_bit() {
     for family in FAMILIES {
@@ -88,8 +87,8 @@ fn the_first_thought_is_the_clean_one_and_the_drawn_noise() {
     }
 }
 
-/// The stored vector, noise included, is what is fed: a longer trajectory starts with the shorter one, and a run that
-/// feeds other vectors would part from it.
+/// Each stored thought is the noised head output after all stored ones before it, the last one included; so the stored
+/// vectors are those that were fed. And they are those that were scored.
 #[test]
 fn every_noised_thought_is_stored_fed_and_scored() {
     let pair = Pair::of(Family::CodiGpt2);
@@ -152,7 +151,11 @@ fn the_masks_of_a_pass_are_the_drawn_ones_and_keep_their_share() {
     let config = Config::parse("config.json".as_ref(), text).unwrap();
     let draw = |i: u32| Draw { seed: SEED, question: i % 7, trajectory: i / 7, position: 3 + i % 5 };
     let draws: Vec<_> = (0..1000).map(|i| Some(draw(i))).collect();
-    let sites = [("h.0.attn.c_proj.bias", 0, Site::AttnOut), ("h.1.mlp.c_proj.bias", 1, Site::MlpOut), ("h.2.attn.c_proj.bias", 2, Site::AttnOut)];
+    let sites = [
+        ("h.0.attn.c_proj.bias", 0, Site::AttnOut),
+        ("h.1.mlp.c_proj.bias", 1, Site::MlpOut),
+        ("h.2.attn.c_proj.bias", 2, Site::AttnOut),
+    ];
     for p in [0.03f32, 0.2, 0.5] {
         for (bias, layer, site) in sites {
             let found = kept(bias, &config, p, &draws);
@@ -172,7 +175,10 @@ fn diversity_grows_with_the_perturbation() {
     for family in [Family::Coconut, Family::CodiLlama, Family::Rot] {
         let pair = Pair::of(family);
         let mean = |perturbation| {
-            let all = pair.ask(Settings { samples: count(16), length: exactly(4), ..settings(&pair.reasoner, 1, perturbation) }, &questions());
+            let all = pair.ask(
+                Settings { samples: count(16), length: exactly(4), ..settings(&pair.reasoner, 1, perturbation) },
+                &questions(),
+            );
             let steps: Vec<f64> = all.iter().flat_map(|o| o.sample.diversity.clone().unwrap()).collect();
             steps.iter().sum::<f64>() / steps.len() as f64
         };

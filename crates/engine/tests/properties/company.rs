@@ -21,7 +21,11 @@ fn a_question_among_others_is_the_question_alone() {
             let together = pair.ask(settings, &questions());
             for question in questions() {
                 let alone = pair.ask_one(settings, &question);
-                assert_same(of(&together, question.id), &alone, &format!("{family:?}, {perturbation:?}, question {}", question.id));
+                assert_same(
+                    of(&together, question.id),
+                    &alone,
+                    &format!("{family:?}, {perturbation:?}, question {}", question.id),
+                );
             }
         }
     }
@@ -55,7 +59,11 @@ fn prompts_that_are_cut_into_parts_stay_whole() {
             let settings = settings(&pair.reasoner, 2, perturbation);
             let together = pair.ask(settings, &many);
             for question in &many {
-                assert_same(of(&together, question.id), &pair.ask_one(settings, question), &format!("{family:?}, {perturbation:?}"));
+                assert_same(
+                    of(&together, question.id),
+                    &pair.ask_one(settings, question),
+                    &format!("{family:?}, {perturbation:?}"),
+                );
             }
         }
     }
@@ -115,7 +123,10 @@ fn a_small_budget_splits_rows_and_changes_nothing() {
             let least = smallest_budget(&pair, settings);
             for memory in [least, least + least / 3, 3 * least] {
                 let split = pair.ask(Settings { memory, ..settings }, &questions());
-                whole.iter().zip(&split).for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {perturbation:?}, {memory} bytes")));
+                whole
+                    .iter()
+                    .zip(&split)
+                    .for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {perturbation:?}, {memory} bytes")));
             }
         }
     }

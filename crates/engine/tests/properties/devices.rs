@@ -118,7 +118,8 @@ fn read(dir: &Path) -> Weights {
 fn write(dir: &Path, weights: &Weights) {
     let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> =
         weights.iter().map(|(name, (shape, data))| (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect())).collect();
-    let views = bytes.iter().map(|(name, shape, data)| (name, TensorView::new(safetensors::Dtype::F32, shape.to_vec(), data).unwrap()));
+    let views =
+        bytes.iter().map(|(name, shape, data)| (name, TensorView::new(safetensors::Dtype::F32, shape.to_vec(), data).unwrap()));
     std::fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
 }
 

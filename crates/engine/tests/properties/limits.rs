@@ -52,7 +52,7 @@ fn cramped(family: Family, room: isize) -> (Reasoner, Settings, Question) {
     let asked = questions().remove(2);
     let roomy = reasoner(device(), &Spec { family, ..Spec::default() });
     let used = prompted(&roomy, &asked).tokens.len() + 4 + roomy.method.end.len();
-    let mut cramped = reasoner(device(), &Spec { family, context: used.strict_add_signed(room), ..Spec::default() });
+    let mut cramped = reasoner(device(), &Spec { family, context: used.checked_add_signed(room).unwrap(), ..Spec::default() });
     cramped.mind.method.eos.clear();
     let settings = Settings { length: exactly(4), max_new_tokens: count(20), ..settings(&cramped, 3, thoughtful(0.2)) };
     (cramped, settings, asked)
@@ -125,7 +125,10 @@ fn a_judge_is_no_reasoner_and_a_reasoner_no_judge() {
     assert!(matches!(load(&wide), Some(Error::WidthDiffers { reward: 64, reasoner: 32 })));
     assert!(matches!(load(&Spec::default()), Some(Error::NotARewardModel { .. })));
     let judge = Spec { family: Family::RewardGpt2, ..Spec::default() };
-    assert!(matches!(written(&judge, |dir| Reasoner::load(device(), dir, None).err()), Some(Error::RewardModelAsReasoner { .. })));
+    assert!(matches!(
+        written(&judge, |dir| Reasoner::load(device(), dir, None).err()),
+        Some(Error::RewardModelAsReasoner { .. })
+    ));
 }
 
 #[test]
@@ -169,7 +172,11 @@ fn absurd_lengths_are_refused_or_bounded() {
     let bounded = ask(pair.engine(Settings { max_new_tokens: count(1024), ..base }), &questions()[..1]).unwrap();
     let unbounded = ask(pair.engine(Settings { max_new_tokens: count(usize::MAX), ..base }), &questions()[..1]).unwrap();
     assert_same(&bounded[0], &unbounded[0], "unlimited answers");
-    let rows = replayed(&pair.reasoner, &Settings { max_new_tokens: count(usize::MAX), ..base }, &prompted(&pair.reasoner, &questions()[0]));
+    let rows = replayed(
+        &pair.reasoner,
+        &Settings { max_new_tokens: count(usize::MAX), ..base },
+        &prompted(&pair.reasoner, &questions()[0]),
+    );
     assert_same_bits(&rows[0].thoughts, &unbounded[0].thoughts[0], "unlimited answers, replayed");
 }
 
@@ -225,7 +232,11 @@ fn tokens_without_a_text_are_left_out_of_answers() {
     let unnamed = reasoner.tokenizer.vocab_size() as u32..;
     assert!(unnamed.contains(&reasoner.method.end[0]));
     let settings = Settings { max_new_tokens: count(40), ..settings(&reasoner, 16, thoughtful(0.5)) };
-    let said = questions().iter().flat_map(|q| replayed(&reasoner, &settings, &prompted(&reasoner, q))).map(|r| r.tokens).collect::<Vec<_>>();
+    let said = questions()
+        .iter()
+        .flat_map(|q| replayed(&reasoner, &settings, &prompted(&reasoner, q)))
+        .map(|r| r.tokens)
+        .collect::<Vec<_>>();
     assert!(said.iter().flatten().any(|t| unnamed.contains(t)), "no row says a token without a text");
     let outcomes = ask(Engine { reasoner: &reasoner, judge: None, settings }, &questions()).unwrap();
     assert_eq!(outcomes.len(), questions().len());

@@ -12,6 +12,8 @@
 //! * [`limits`]: where rows end, and what is refused;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint.
 
+#![expect(clippy::unwrap_used, reason = "what fails to load or to run fails the test")]
+
 #[path = "../common/mod.rs"]
 mod common;
 

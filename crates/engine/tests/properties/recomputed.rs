@@ -4,12 +4,14 @@
 //! decoder and the latent head to the crates under test. Sums run in the order of positions whatever the slots, so that
 //! the two agree to the bit.
 
-use engine::perturb::RowId;
+use engine::perturb::{Randomness, Recording, RowId};
+use engine::prompt::Prompt;
+use engine::replay::Replay;
 use engine::{LatentLength, Perturbation, Reasoner, Scope, Settings, Sites};
 use model::testkit::{Family, Spec};
 use model::{Cache, Dropout, Masks, Pass, Sequence, head};
 use tensor::Tensor;
-use tensor::rng::Draw;
+use tensor::rng::{Draw, Site};
 
 use crate::common::*;
 
@@ -18,8 +20,8 @@ struct Naive<'a> {
     reasoner: &'a Reasoner,
     settings: &'a Settings,
     row: RowId,
-    inputs: Tensor,            // (positions, width): everything that was fed
-    draws: Vec<Option<Draw>>,  // (positions): where its masks are drawn, if its pass is stochastic
+    inputs: Tensor,           // (positions, width): everything that was fed
+    draws: Vec<Option<Draw>>, // (positions): where its masks are drawn, if its pass is stochastic
 }
 
 /// What it did.
@@ -108,7 +110,8 @@ fn check(reasoner: &Reasoner, settings: &Settings, what: &str) {
     for question in &questions()[2..4] {
         let prompt = prompted(reasoner, question);
         let rows = replayed(reasoner, settings, &prompt);
-        let outcome = ask(engine::Engine { reasoner, judge: None, settings: *settings }, std::slice::from_ref(question)).unwrap().remove(0);
+        let outcome =
+            ask(engine::Engine { reasoner, judge: None, settings: *settings }, std::slice::from_ref(question)).unwrap().remove(0);
         for (k, found) in rows.iter().enumerate() {
             let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
             let naive = Naive { reasoner, settings, row: row(question.id, k), inputs, draws: Vec::new() };
@@ -144,6 +147,56 @@ fn every_scope_and_site_is_the_one_recomputed() {
             for sites in [Sites::BOTH, Sites::MLP, Sites::ATTN, Sites { attn_out: false, mlp_out: false }] {
                 let settings = settings(&reasoner, 2, dropout(0.25, sites, scope));
                 check(&reasoner, &settings, &format!("{family:?}, {scope:?}, {sites:?}"));
+            }
+        }
+    }
+}
+
+/// Masks and noise written out as another implementation would record them, for rows of one length.
+fn recorded(reasoner: &Reasoner, settings: &Settings, prompt: &Prompt) -> Recording {
+    let (thoughts, rows) = (settings.length.limit(), settings.samples.get());
+    let (layers, width) = (reasoner.decoder.config().layers, reasoner.decoder.config().width);
+    let mut recording = Recording { shape: [thoughts, layers, rows, width], ..Recording::default() };
+    for t in 0..thoughts {
+        // Pass t runs over the position before thought t, which is fed at the next one.
+        let draw = |k: usize, position: usize| row(prompt.id, k).draw(settings.seed, position);
+        let at = prompt.tokens.len() + t;
+        if let Perturbation::Dropout { p, .. } = settings.perturbation {
+            for (layer, site) in (0..layers).flat_map(|l| [(l, Site::AttnOut), (l, Site::MlpOut)]) {
+                let keep = |k: usize| (0..width).map(move |i| u8::from(draw(k, at - 1).keeps(layer, site, i, p.get())));
+                recording.keep.extend((0..rows).flat_map(keep));
+            }
+        }
+        if let Perturbation::Gaussian { std } = settings.perturbation {
+            for k in 0..rows {
+                let mut noise = vec![0.0; width];
+                draw(k, at).add_noise(std, &mut noise);
+                recording.noise.extend(noise);
+            }
+        }
+    }
+    recording
+}
+
+/// Replaying another implementation's masks, noise or thoughts is what a run of one's own is compared by; so replaying
+/// one's own must change nothing.
+#[test]
+fn replaying_what_was_drawn_changes_nothing() {
+    for family in FAMILIES {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        let prompt = prompted(&reasoner, &questions()[0]);
+        for perturbation in [thoughtful(0.2), dropout(0.3, Sites::MLP, Scope::Thoughts), Perturbation::Gaussian { std: 0.3 }] {
+            let settings = Settings { length: exactly(4), ..settings(&reasoner, 3, perturbation) };
+            let drawn = replayed(&reasoner, &settings, &prompt);
+            let recording = recorded(&reasoner, &settings, &prompt);
+            let own: Vec<Tensor> = drawn.iter().map(|row| row.thoughts.clone()).collect();
+            let how = replay_of(&settings);
+            for how in [Replay { randomness: Randomness::Recorded(&recording), ..how }, Replay { follow: Some(&own), ..how }] {
+                for (a, b) in drawn.iter().zip(engine::replay::rows(&reasoner, &prompt, how)) {
+                    let what = format!("{family:?}, {perturbation:?}, follows {}", how.follow.is_some());
+                    assert_same_bits(&a.thoughts, &b.thoughts, &what);
+                    assert_eq!((&a.tokens, &a.first_logits), (&b.tokens, &b.first_logits), "{what}");
+                }
             }
         }
     }

@@ -44,7 +44,8 @@ impl Gpt2 {
     }
 
     fn layer_norm(&self, name: &str, x: &Matrix) -> Matrix {
-        let (g, b) = (self.vector(&format!("{name}.weight"), self.spec.width), self.vector(&format!("{name}.bias"), self.spec.width));
+        let (g, b) =
+            (self.vector(&format!("{name}.weight"), self.spec.width), self.vector(&format!("{name}.bias"), self.spec.width));
         let one = |row: &Vec<f64>| {
             let n = row.len() as f64;
             let mean = row.iter().sum::<f64>() / n;
@@ -106,7 +107,8 @@ fn gelu(x: f64) -> f64 {
 /// The residual: `x += out`, with inverted dropout on `out` at positions that are stochastic.
 fn add(x: &mut Matrix, out: &Matrix, dropping: Option<&Dropping>, (layer, site): (usize, Site)) {
     for t in 0..x.len() {
-        let drawn = dropping.filter(|d| d.stochastic[t] && if site == Site::AttnOut { d.sites.attn_out } else { d.sites.mlp_out });
+        let drawn =
+            dropping.filter(|d| d.stochastic[t] && if site == Site::AttnOut { d.sites.attn_out } else { d.sites.mlp_out });
         for i in 0..x[t].len() {
             x[t][i] += match drawn {
                 Some(d) if d.row.draw(SEED, t).keeps(layer, site, i, d.p) => out[t][i] / (1.0 - f64::from(d.p)),
@@ -219,7 +221,7 @@ fn one_stochastic_position_more_or_less_shows() {
     let flipped = |from_prompt: isize| {
         let stochastic = |prompt: usize| {
             let mut designed = Coconut::stochastic(Scope::Thoughts, prompt, THOUGHTS);
-            let at = prompt.strict_add_signed(from_prompt);
+            let at = prompt.checked_add_signed(from_prompt).unwrap();
             designed[at] = !designed[at];
             designed
         };

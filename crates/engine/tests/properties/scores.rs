@@ -45,7 +45,11 @@ fn scored_together_is_scored_alone_is_scored_step_by_step() {
                     assert_eq!(scores.len(), thoughts.rows());
                     assert_eq!(scores, again[k], "{family:?}, {perturbation:?}: once more");
                     assert_eq!(scores, alone, "{family:?}, {perturbation:?}: alone");
-                    assert_eq!(scores, step_by_step(&pair, &prompt.tokens, thoughts), "{family:?}, {perturbation:?}: step by step");
+                    assert_eq!(
+                        scores,
+                        step_by_step(&pair, &prompt.tokens, thoughts),
+                        "{family:?}, {perturbation:?}: step by step"
+                    );
                 }
             }
         }
