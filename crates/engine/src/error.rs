@@ -12,6 +12,10 @@ pub enum Error {
     #[error(transparent)]
     Model(#[from] model::Error),
 
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] tensor::DeviceError),
+
     /// Nothing in the checkpoint says which family it is.
     #[error("{}: not recognised as a latent reasoner: no projector, mean head or projection head, and no {} token; pass --method coconut|codi|colar|latent-sft|rot if you know better", dir.display(), "<|start-latent|>")]
     Unrecognised {

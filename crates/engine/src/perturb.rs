@@ -1,7 +1,9 @@
 //! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed.
 
 use model::{Dropout, Masks};
+use tensor::ops;
 use tensor::rng::{Draw, Site};
+use tensor::{Device, DeviceError, Tensor};
 
 /// A share in `[0, 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -154,12 +156,16 @@ pub struct Chance<'a> {
 }
 
 impl Chance<'_> {
-    /// Adds noise, if there is any, to thought `t` (counted from 0) of a row, which is fed at `position`.
-    pub(crate) fn add_noise(&self, row: RowId, (t, position): (usize, usize), thought: &mut [f32]) {
-        let Perturbation::Gaussian { std } = self.perturbation else { return };
+    /// Adds noise, if there is any, to thought `t` (counted from 0) of some rows. `draws` names the perturbed rows' numbers at
+    /// the position where the thought is fed; x is (rows, width).
+    pub(crate) fn add_noise(&self, device: &Device, rows: &[RowId], draws: &[Option<Draw>], t: usize, x: &mut Tensor) -> Result<(), DeviceError> {
+        let Perturbation::Gaussian { std } = self.perturbation else { return Ok(()) };
         match self.randomness {
-            Randomness::Seeded(seed) => row.draw(seed, position).add_noise(std, thought),
-            Randomness::Recorded(r) => thought.iter_mut().zip(r.noise(t, row.trajectory)).for_each(|(x, n)| *x += n),
+            Randomness::Seeded(_) => ops::add_noise(device, x, draws, std),
+            Randomness::Recorded(recording) => {
+                let noise = rows.iter().flat_map(|row| recording.noise(t, row.trajectory).to_vec()).collect();
+                ops::add(device, x, &Tensor::from_vec(rows.len(), x.cols(), noise))
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 //! in the prompt, nothing.
 
 use model::{Cache, Masks, Pass, Sequence};
-use tensor::Tensor;
+use tensor::{DeviceError, Tensor, ops};
 
 use crate::perturb::{Chance, Randomness, RowId};
 use crate::prompt::Prompt;
@@ -27,7 +27,7 @@ pub(crate) struct Start {
 }
 
 /// Passes the prompts and forks their rows. Rows of one prompt are neighbours.
-pub(crate) fn prefill(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
+pub(crate) fn prefill(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Result<Started, DeviceError> {
     if chance.perturbation.prompt_is_private() {
         return private(mind, cache, prompts, starts, chance);
     }
@@ -41,25 +41,25 @@ pub(crate) fn prefill(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], start
             tokens.push(token);
         }
     }
-    let hidden = mind.decoder.forward(cache, &pass, &mind.embed(&tokens), None);
+    let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
     let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect();
     if !forks_early {
-        let hidden = hidden.select(starts.iter().map(|s| s.prompt));
-        return Started { rows, hidden };
+        let hidden = ops::select(mind.decoder.device(), &hidden, &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
+        return Ok(Started { rows, hidden });
     }
     let last: Vec<u32> = starts.iter().map(|s| prompts[s.prompt].tokens[shared(prompts[s.prompt])]).collect();
     let mut live: Vec<&mut Row> = rows.iter_mut().collect();
-    let hidden = step(mind, cache, &mut live, &mind.embed(&last), Some((chance, 0)));
-    Started { rows, hidden }
+    let hidden = step(mind, cache, &mut live, mind.embed(&last)?, Some((chance, 0)))?;
+    Ok(Started { rows, hidden })
 }
 
 /// Rows whose private prompts are passed together: enough for full speed, few enough to keep the inputs small.
 const PRIVATE_ROWS: usize = 16;
 
 /// Every row passes the whole prompt by itself.
-fn private(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
+fn private(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Result<Started, DeviceError> {
     let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, Sequence::default())).collect();
-    let mut hidden = Tensor::zeros(0, mind.decoder.config().width);
+    let mut hidden = Vec::new();
     for some in rows.chunks_mut(PRIVATE_ROWS) {
         let (mut pass, mut draws, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
         for row in some {
@@ -70,10 +70,10 @@ fn private(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start]
                 tokens.push(token);
             }
         }
-        let out = mind.decoder.forward(cache, &pass, &mind.embed(&tokens), chance.dropout(Masks::Drawn(&draws)));
-        (0..out.rows()).for_each(|r| hidden.push(out.row(r)));
+        hidden.push(mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?);
     }
-    Started { rows, hidden }
+    let hidden = ops::concat(mind.decoder.device(), &hidden.iter().collect::<Vec<_>>(), mind.decoder.config().width)?;
+    Ok(Started { rows, hidden })
 }
 
 /// One position of each row: x (rows, width) to the hidden states (rows, width).
@@ -84,9 +84,9 @@ pub(crate) fn step(
     mind: &Mind,
     cache: &mut Cache,
     rows: &mut [&mut Row],
-    x: &Tensor,
+    x: Tensor,
     perturbed: Option<(Chance<'_>, usize)>,
-) -> Tensor {
+) -> Result<Tensor, DeviceError> {
     let draws: Vec<_> = rows.iter().map(|row| perturbed.and_then(|(c, _)| row.draw(c.randomness))).collect();
     let mut pass = Pass::default();
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));

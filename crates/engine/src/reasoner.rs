@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::Path;
 
 use model::{Checkpoint, Decoder, LatentHead, LmHead, RewardHead, Tokenizer};
-use tensor::{Device, Tensor};
+use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::Error;
 use crate::method::{Family, Method};
@@ -24,15 +24,12 @@ pub struct Mind {
 
 impl Mind {
     /// The input vectors of some tokens: (tokens, width).
-    pub fn embed(&self, tokens: &[u32]) -> Tensor {
-        let mut out = Tensor::zeros(tokens.len(), self.decoder.config().width);
-        for (r, &token) in tokens.iter().enumerate() {
-            match self.markers.get(&token) {
-                Some(vector) => out.row_mut(r).copy_from_slice(vector),
-                None => self.decoder.embed(token, out.row_mut(r)),
-            }
+    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, DeviceError> {
+        let mut out = self.decoder.embed(tokens)?;
+        for (r, vector) in tokens.iter().enumerate().filter_map(|(r, token)| Some((r, self.markers.get(token)?))) {
+            out.row_mut(r).copy_from_slice(vector);
         }
-        out
+        Ok(out)
     }
 }
 

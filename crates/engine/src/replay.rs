@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use model::{Cache, Pass, Sequence, head};
-use tensor::Tensor;
+use tensor::{DeviceError, Tensor};
 
 use crate::decode::decode;
 use crate::method::LatentLength;
@@ -13,7 +13,7 @@ use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
 use crate::score::score;
-use crate::think::{Row, Thinking, think};
+use crate::think::{Row, Thinking, Thoughts, think};
 
 /// How rows are run again.
 #[derive(Clone, Copy, Debug)]
@@ -45,49 +45,54 @@ pub struct Replayed {
 }
 
 /// Hidden states of all tokens after the final norm: (tokens, width).
-pub fn prompt_hidden(mind: &Mind, tokens: &[u32]) -> Tensor {
+pub fn prompt_hidden(mind: &Mind, tokens: &[u32]) -> Result<Tensor, DeviceError> {
     let decoder = &mind.decoder;
-    let mut cache = Cache::new(decoder.config(), Cache::slots_for(tokens.len()));
+    let mut cache = Cache::new(decoder.config(), Cache::slots_for(tokens.len()))?;
     let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
-    decoder.device().run(|| decoder.forward(&mut cache, &pass, &mind.embed(tokens), None))
+    decoder.device().run(|| decoder.forward(&mut cache, &pass, mind.embed(tokens)?, None))
 }
 
 /// Runs the rows of one prompt through prefill, thoughts and answer.
-pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Vec<Replayed> {
+pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Result<Vec<Replayed>, DeviceError> {
     let own = own_positions(mind, how.length.limit(), how.max_new_tokens.get());
     let slots = (how.rows + 1) * Cache::slots_for(prompt.tokens.len() + own);
-    let mut cache = Cache::new(mind.decoder.config(), slots);
+    let mut cache = Cache::new(mind.decoder.config(), slots)?;
     let chance = Chance { perturbation: how.perturbation, randomness: how.randomness };
-    let start = |r: usize| Start { prompt: 0, id: RowId { question: prompt.id, trajectory: r as u32 }, perturbed: true };
-    let starts: Vec<Start> = (0..how.rows).map(start).collect();
-    mind.decoder.device().run(|| {
-        let started = prefill(mind, &mut cache, &[prompt], &starts, chance);
-        let mut made = vec![Tensor::zeros(0, mind.decoder.config().width); how.rows];
-        let mut steer = |row: &Row, thought: &mut [f32]| {
-            let r = row.start.id.trajectory as usize;
-            made[r].push(thought);
-            if let Some(given) = how.follow.map(|rows| &rows[r]).filter(|given| row.thoughts.rows() < given.rows()) {
-                thought.copy_from_slice(given.row(row.thoughts.rows()));
-            }
-        };
-        let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer) };
-        let mut rows = think(mind, &mut cache, started, thinking);
-        let (spoken, first) = decode(mind, &mut cache, &mut rows, how.max_new_tokens.get(), chance);
-        let logits = head::logits(&mind.decoder, &first);
-        let both = made.into_iter().zip(spoken).enumerate();
-        both.map(|(r, (thoughts, said))| Replayed { thoughts, tokens: said.tokens, first_logits: logits.row(r).to_vec() }).collect()
-    })
+    let starts: Vec<Start> = (0..how.rows).map(|r| start(prompt, r)).collect();
+    let mut made = vec![Tensor::zeros(0, mind.decoder.config().width); how.rows];
+    let mut steer = |row: &Row, thought: &mut [f32]| {
+        let r = row.start.id.trajectory as usize;
+        made[r].push(thought);
+        if let Some(given) = how.follow.map(|rows| &rows[r]).filter(|given| row.thoughts.len() < given.rows()) {
+            thought.copy_from_slice(given.row(row.thoughts.len()));
+        }
+    };
+    let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer) };
+    let (spoken, logits) = mind.decoder.device().run(|| {
+        let started = prefill(mind, &mut cache, &[prompt], &starts, chance)?;
+        let mut thoughts = think(mind, &mut cache, started, thinking)?;
+        let spoken = decode(mind, &mut cache, &mut thoughts, how.max_new_tokens.get(), chance)?;
+        let logits = head::logits(&mind.decoder, &spoken.first)?;
+        Ok::<_, DeviceError>((spoken.tokens, logits))
+    })?;
+    let both = made.into_iter().zip(spoken).enumerate();
+    Ok(both.map(|(r, (thoughts, tokens))| Replayed { thoughts, tokens, first_logits: logits.row(r).to_vec() }).collect())
 }
 
 /// Step rewards of given thoughts, row by row.
-pub fn rewards(judge: &RewardModel, prompt: &Prompt, thoughts: &[Tensor]) -> Vec<Vec<f32>> {
-    let row = |r: usize, t: &Tensor| {
-        let start = Start { prompt: 0, id: RowId { question: prompt.id, trajectory: r as u32 }, perturbed: true };
-        Row { thoughts: t.clone(), ..Row::new(start, Sequence::default()) }
-    };
-    let rows: Vec<Row> = thoughts.iter().enumerate().map(|(r, t)| row(r, t)).collect();
+pub fn rewards(judge: &RewardModel, prompt: &Prompt, thoughts: &[Tensor]) -> Result<Vec<Vec<f32>>, DeviceError> {
+    let (mut all, mut rows) = (Tensor::zeros(0, judge.decoder.config().width), Vec::new());
+    for (r, own) in thoughts.iter().enumerate() {
+        let places = all.rows()..all.rows() + own.rows();
+        rows.push(Row { thoughts: places.collect(), ..Row::new(start(prompt, r), Sequence::default()) });
+        all.extend(own);
+    }
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows())).sum();
-    let mut cache = Cache::new(judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()));
-    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &rows))
+    let mut cache = Cache::new(judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()))?;
+    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &Thoughts { rows, all }))
+}
+
+fn start(prompt: &Prompt, row: usize) -> Start {
+    Start { prompt: 0, id: RowId { question: prompt.id, trajectory: row as u32 }, perturbed: true }
 }

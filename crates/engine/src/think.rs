@@ -1,12 +1,11 @@
 //! N latent paths: hidden states become thoughts, thoughts are fed back, until each row has thought enough.
 
 use model::{Cache, Sequence};
-use tensor::Tensor;
-use tensor::ops;
 use tensor::rng::Draw;
+use tensor::{DeviceError, Tensor, ops};
 
 use crate::method::LatentLength;
-use crate::perturb::{Chance, Randomness};
+use crate::perturb::{Chance, Randomness, RowId};
 use crate::prefill::{Start, Started, step};
 use crate::reasoner::Mind;
 
@@ -15,30 +14,31 @@ use crate::reasoner::Mind;
 pub(crate) struct Row {
     pub(crate) start: Start,
     pub(crate) sequence: Sequence,
-    pub(crate) thoughts: Tensor, // (thoughts, width): the vectors that are fed
+    /// Its thoughts, as rows of the wave's [`Thoughts::all`].
+    pub(crate) thoughts: Vec<usize>,
     /// Whether the last thought has not been fed yet. It goes with the end tokens, in a clean pass.
     pub(crate) pending: bool,
 }
 
 impl Row {
     pub(crate) fn new(start: Start, sequence: Sequence) -> Self {
-        Self { start, sequence, thoughts: Tensor::default(), pending: false }
+        Self { start, sequence, thoughts: Vec::new(), pending: false }
     }
 
-    /// Where the masks of this row's next position are drawn; a clean row has none.
+    /// Where this row's numbers at its next position are drawn; a clean row has none.
     pub(crate) fn draw(&self, randomness: Randomness<'_>) -> Option<Draw> {
         match randomness {
             Randomness::Seeded(seed) if self.start.perturbed => Some(self.start.id.draw(seed, self.sequence.len())),
             _ => None,
         }
     }
+}
 
-    fn add_thought(&mut self, thought: &[f32]) {
-        if self.thoughts.rows() == 0 {
-            self.thoughts = Tensor::zeros(0, thought.len());
-        }
-        self.thoughts.push(thought);
-    }
+/// Rows that have thought, and all their thoughts.
+pub(crate) struct Thoughts {
+    pub(crate) rows: Vec<Row>,
+    /// The vectors that are fed, step after step: (thoughts of all rows, width). They stay on the device.
+    pub(crate) all: Tensor,
 }
 
 /// How to think.
@@ -46,45 +46,53 @@ pub(crate) struct Thinking<'a> {
     pub(crate) length: LatentLength,
     pub(crate) chance: Chance<'a>,
     /// Sees, and may replace, the next thought of a row before it is stored and fed.
-    pub(crate) steer: Option<&'a mut dyn FnMut(&Row, &mut [f32])>,
+    pub(crate) steer: Option<&'a mut (dyn FnMut(&Row, &mut [f32]) + Send)>,
 }
 
 /// Thinks until every row has ended: by its length, by its own decision, or at the limit.
-pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Thinking<'_>) -> Vec<Row> {
+pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Thinking<'_>) -> Result<Thoughts, DeviceError> {
     let Started { mut rows, mut hidden } = started;
     let Thinking { length, chance, mut steer } = how;
+    let device = mind.decoder.device();
     let limits: Vec<usize> = rows.iter().map(|row| limit(row, length, chance.randomness)).collect();
     let mut live: Vec<usize> = (0..rows.len()).collect();
+    let (mut steps, mut count) = (Vec::new(), 0);
     for t in 0..length.limit() {
-        let made = mind.head.thoughts(&mind.decoder, &hidden);
+        let made = mind.head.thoughts(&mind.decoder, &hidden)?;
+        let mut thoughts = made.thoughts;
         if matches!(length, LatentLength::AtMost(_)) {
-            let likeliest = made.likeliest.unwrap_or_else(|| ops::argmax(mind.decoder.device(), &hidden, mind.decoder.head()));
-            let stay: Vec<usize> = (0..live.len()).filter(|&i| likeliest[i] != mind.method.end[0]).collect();
-            live = stay.iter().map(|&i| live[i]).collect();
-            hidden = made.thoughts.select(stay.into_iter());
-        } else {
-            hidden = made.thoughts;
+            let likeliest = made.likeliest.map_or_else(|| ops::argmax(device, &hidden, mind.decoder.head()), Ok)?;
+            let stay = keep(&mut live, |i, _| likeliest[i] != mind.method.end[0]);
+            thoughts = ops::select(device, &thoughts, &stay)?;
         }
-        for (i, &r) in live.iter().enumerate() {
-            let row = &mut rows[r];
-            if row.start.perturbed {
-                chance.add_noise(row.start.id, (t, row.sequence.len()), hidden.row_mut(i));
-            }
-            if let Some(steer) = &mut steer {
-                steer(row, hidden.row_mut(i));
-            }
-            row.add_thought(hidden.row(i));
-            row.pending = t + 1 == limits[r];
+        let ids: Vec<RowId> = live.iter().map(|&r| rows[r].start.id).collect();
+        let draws: Vec<Option<Draw>> = live.iter().map(|&r| rows[r].draw(chance.randomness)).collect();
+        chance.add_noise(device, &ids, &draws, t, &mut thoughts)?;
+        if let Some(steer) = &mut steer {
+            live.iter().enumerate().for_each(|(i, &r)| steer(&rows[r], thoughts.row_mut(i)));
         }
-        let stay: Vec<usize> = (0..live.len()).filter(|&i| !rows[live[i]].pending).collect();
-        live = stay.iter().map(|&i| live[i]).collect();
+        for &r in &live {
+            rows[r].thoughts.push(count);
+            rows[r].pending = t + 1 == limits[r];
+            count += 1;
+        }
+        let stay = keep(&mut live, |_, r| !rows[r].pending);
+        let x = ops::select(device, &thoughts, &stay)?;
+        steps.push(thoughts);
         if live.is_empty() {
             break;
         }
-        let x = hidden.select(stay.into_iter());
-        hidden = step(mind, cache, &mut pick(&mut rows, &live), &x, Some((chance, t + 1)));
+        hidden = step(mind, cache, &mut pick(&mut rows, &live), x, Some((chance, t + 1)))?;
     }
-    rows
+    let all = ops::concat(device, &steps.iter().collect::<Vec<_>>(), mind.decoder.config().width)?;
+    Ok(Thoughts { rows, all })
+}
+
+/// Leaves rows out of `live`; returns the places in it of those that stay.
+fn keep(live: &mut Vec<usize>, stays: impl Fn(usize, usize) -> bool) -> Vec<usize> {
+    let (places, rows) = live.iter().copied().enumerate().filter(|&(i, r)| stays(i, r)).unzip();
+    *live = rows;
+    places
 }
 
 fn limit(row: &Row, length: LatentLength, randomness: Randomness<'_>) -> usize {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use model::Cache;
 use record::Seconds;
-use tensor::Tensor;
+use tensor::{DeviceError, Tensor};
 
 use crate::decode::decode;
 use crate::perturb::{Chance, Randomness, RowId};
@@ -40,35 +40,35 @@ impl Party<'_> {
     }
 
     /// Passes a wave through the stages. Returns the rows of each share.
-    pub(crate) fn pass(&self, prompts: &[Prompt], wave: &[Share], caches: &mut Caches, seconds: &mut Seconds) -> Vec<Vec<Finished>> {
+    pub(crate) fn pass(&self, prompts: &[Prompt], wave: &[Share], caches: &mut Caches, seconds: &mut Seconds) -> Result<Vec<Vec<Finished>>, DeviceError> {
         let settings = &self.settings;
         let chance = Chance { perturbation: settings.perturbation, randomness: Randomness::Seeded(settings.seed) };
         let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();
         let starts: Vec<Start> = wave.iter().enumerate().flat_map(|(i, share)| self.starts(i, prompts[i], share)).collect();
-        let Caches { mind: Some(cache), judge: judge_cache } = caches else { return Vec::new() };
+        let Caches { mind: Some(cache), judge: judge_cache } = caches else { return Ok(Vec::new()) };
         let mut clock = Instant::now();
         let mut lap = |stage: &mut f64| *stage += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
 
-        let started = prefill(self.mind, cache, &prompts, &starts, chance);
+        let started = prefill(self.mind, cache, &prompts, &starts, chance)?;
         lap(&mut seconds.prefill);
-        let mut rows = think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None });
+        let mut thoughts = think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None })?;
         lap(&mut seconds.thoughts);
         let judging = self.judge.zip(judge_cache.as_mut());
-        let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &rows));
+        let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &thoughts)).transpose()?;
         lap(&mut seconds.scores);
-        let (spoken, _) = decode(self.mind, cache, &mut rows, settings.max_new_tokens.get(), chance);
+        let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
         lap(&mut seconds.answers);
         seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers;
 
         let mut scores = scores.map(Vec::into_iter);
-        let mut finished = rows.into_iter().zip(spoken).map(|(row, spoken)| Finished {
+        let mut finished = thoughts.rows.into_iter().zip(spoken.tokens).map(|(row, tokens)| Finished {
             id: row.start.id,
             perturbed: row.start.perturbed,
-            thoughts: row.thoughts,
-            tokens: spoken.tokens,
+            thoughts: thoughts.all.select(row.thoughts.into_iter()),
+            tokens,
             scores: scores.as_mut().and_then(Iterator::next),
         });
-        wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect()
+        Ok(wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect())
     }
 
     fn starts(&self, prompt: usize, of: &Prompt, share: &Share) -> impl Iterator<Item = Start> {
@@ -86,21 +86,22 @@ pub(crate) struct Caches {
 
 impl Caches {
     /// Empty caches of so many slots for the mind and for the judge.
-    pub(crate) fn ready(&mut self, party: &Party<'_>, (mind, judge): (usize, usize)) -> &mut Self {
-        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.config(), n));
+    pub(crate) fn ready(&mut self, party: &Party<'_>, (mind, judge): (usize, usize)) -> Result<&mut Self, DeviceError> {
+        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.config(), n))?;
         if let Some(model) = party.judge {
-            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.config(), n));
+            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.config(), n))?;
         }
-        self
+        Ok(self)
     }
 }
 
-fn ready(cache: &mut Option<Cache>, slots: usize, make: impl Fn(usize) -> Cache) {
+fn ready(cache: &mut Option<Cache>, slots: usize, make: impl Fn(usize) -> Result<Cache, DeviceError>) -> Result<(), DeviceError> {
     match cache {
         Some(cache) if cache.slots() >= slots => cache.clear(),
         _ => {
             *cache = None; // before the new one is made: both at once would break the budget
-            *cache = Some(make(slots));
+            *cache = Some(make(slots)?);
         }
     }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 //! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
 //! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once.
 
+use tensor::DeviceError;
 use tensor::ops::{Attend, KvStore, Span};
 
 use crate::config::Config;
@@ -44,8 +45,8 @@ impl Sequence {
 
 impl Cache {
     /// An empty cache for a decoder of that shape.
-    pub fn new(config: &Config, slots: usize) -> Self {
-        Self { kv: KvStore::new(config.layers, config.kv_heads, config.head_dim, slots), used: 0 }
+    pub fn new(config: &Config, slots: usize) -> Result<Self, DeviceError> {
+        Ok(Self { kv: KvStore::new(config.layers, config.kv_heads, config.head_dim, slots)?, used: 0 })
     }
 
     /// Memory that one position takes.
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     fn cache() -> Cache {
-        Cache { kv: KvStore::new(1, 1, 4, 160), used: 0 }
+        Cache { kv: KvStore::new(1, 1, 4, 160).unwrap(), used: 0 }
     }
 
     #[test]

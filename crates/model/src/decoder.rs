@@ -6,7 +6,7 @@
 
 use tensor::ops::{self, Activation, Finish, Linear, Mask, Norm, Rope};
 use tensor::rng::{Draw, Site};
-use tensor::{Device, Tensor};
+use tensor::{Device, DeviceError, Tensor};
 
 use crate::cache::{Cache, Pass};
 use crate::config::{self, Config, Mlp, Positions};
@@ -22,9 +22,9 @@ const ROWS_PER_PART: usize = 768;
 pub struct Decoder {
     device: Device,
     config: Config,
-    table: Vec<f32>,           // (vocab, width), empty if the head is tied and serves as the table
+    table: Option<Tensor>,     // (vocab, width), unless the head is tied and serves as the table
     head: Option<Linear>,      // width -> vocab
-    positions: Vec<f32>,       // (context, width), empty with rotary positions
+    positions: Option<Tensor>, // (context, width), unless positions are rotary
     rope: Option<Rope>,
     blocks: Vec<Block>,
     final_norm: Norm,
@@ -76,24 +76,20 @@ impl Decoder {
     /// Takes a decoder's weights from `source` and packs them.
     pub fn load(device: &Device, config: &Config, source: &impl TensorSource, head: LmHead) -> Result<Self, Error> {
         let weights = Weights::new(config, source);
-        let width = config.width;
-        let mut table = weights.embedding()?;
-        let head = match head {
-            LmHead::Without => None,
-            LmHead::With if config.tied || !weights.has_head() => {
-                let tied = Linear::from_output_major(width, config.vocab, &table, None);
-                table = Vec::new();
-                Some(tied)
-            }
-            LmHead::With => Some(Linear::from_output_major(width, config.vocab, &weights.head()?, None)),
+        let Config { width, vocab, context, .. } = *config;
+        let table = weights.embedding()?;
+        let (table, head) = match head {
+            LmHead::Without => (Some(table), None),
+            LmHead::With if config.tied || !weights.has_head() => (None, Some(Linear::from_output_major(width, vocab, &table, None))),
+            LmHead::With => (Some(table), Some(Linear::from_output_major(width, vocab, &weights.head()?, None))),
         };
-        let positions = if config.positions == Positions::Learned { weights.positions()? } else { Vec::new() };
+        let positions = if config.positions == Positions::Learned { Some(weights.positions()?) } else { None };
         let blocks = (0..config.layers).map(|i| Block::load(config, &weights, i)).collect::<Result<_, _>>()?;
         Ok(Self {
             device: device.clone(),
-            table,
+            table: table.map(|t| Tensor::from_vec(vocab, width, t)),
             head,
-            positions,
+            positions: positions.map(|p| Tensor::from_vec(context, width, p)),
             rope: rope(config),
             blocks,
             final_norm: weights.final_norm()?,
@@ -111,15 +107,15 @@ impl Decoder {
         &self.device
     }
 
-    /// Writes a token's embedding.
+    /// Embeddings of some tokens: (tokens, width).
     ///
     /// # Panics
-    /// If the token is not in the vocabulary.
-    pub fn embed(&self, token: u32, out: &mut [f32]) {
-        let (token, width) = (token as usize, self.config.width);
-        match &self.head {
-            Some(head) if self.table.is_empty() => head.output_weights(token, out),
-            _ => out.copy_from_slice(&self.table[token * width..(token + 1) * width]),
+    /// If a token is not in the vocabulary.
+    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, DeviceError> {
+        match (&self.table, &self.head) {
+            (Some(table), _) => ops::select(&self.device, table, &tokens.iter().map(|&t| t as usize).collect::<Vec<_>>()),
+            (None, Some(head)) => ops::lookup(&self.device, head, tokens),
+            (None, None) => unreachable!("a decoder has a table or a head"),
         }
     }
 
@@ -134,80 +130,73 @@ impl Decoder {
     /// Computes a pass over the positions' input vectors x (rows, width) and stores their keys and values.
     ///
     /// Returns the hidden states after the final norm of the rows that the pass wants: (wanted, width).
-    pub fn forward(&self, cache: &mut Cache, pass: &Pass, x: &Tensor, dropout: Option<Dropout<'_>>) -> Tensor {
+    pub fn forward(&self, cache: &mut Cache, pass: &Pass, x: Tensor, dropout: Option<Dropout<'_>>) -> Result<Tensor, DeviceError> {
         assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
-        let mut hidden = Tensor::zeros(0, self.config.width);
         let mut work = Work::default();
-        for start in (0..pass.rows()).step_by(ROWS_PER_PART) {
-            let part = Part::cut(pass, x, start..pass.rows().min(start + ROWS_PER_PART), dropout);
-            let out = self.forward_part(cache, part, &mut work);
-            (0..out.rows()).for_each(|r| hidden.push(out.row(r)));
+        if pass.rows() <= ROWS_PER_PART {
+            let part = Part::cut(pass, x, 0..pass.rows(), dropout);
+            return self.forward_part(cache, part, &mut work);
         }
-        hidden
+        let mut parts = Vec::new();
+        for start in (0..pass.rows()).step_by(ROWS_PER_PART) {
+            let rows = start..pass.rows().min(start + ROWS_PER_PART);
+            let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
+            parts.push(self.forward_part(cache, Part::cut(pass, some, rows, dropout), &mut work)?);
+        }
+        ops::concat(&self.device, &parts.iter().collect::<Vec<_>>(), self.config.width)
     }
 
-    fn forward_part(&self, cache: &mut Cache, mut part: Part, work: &mut Work) -> Tensor {
+    fn forward_part(&self, cache: &mut Cache, mut part: Part, work: &mut Work) -> Result<Tensor, DeviceError> {
         let device = &self.device;
-        self.add_positions(&mut part);
+        if let Some(table) = &self.positions {
+            ops::add_rows(device, &mut part.x, table, &part.positions)?;
+        }
         let last = self.blocks.len() - 1;
         for (layer, block) in self.blocks.iter().enumerate() {
-            ops::norm(device, &part.x, &block.attn_norm, &mut work.normed);
-            ops::linear(device, &work.normed, &block.qkv, Finish::Write(Activation::None), &mut work.qkv);
-            self.place(block, &part.positions, &mut work.qkv);
-            cache.kv.write(layer, &work.qkv, self.config.heads * self.config.head_dim, &part.slots);
+            ops::norm(device, &part.x, &block.attn_norm, &mut work.normed)?;
+            ops::linear(device, &work.normed, &block.qkv, Finish::Write(Activation::None), &mut work.qkv)?;
+            self.place(block, &part.positions, &mut work.qkv)?;
+            cache.kv.write(layer, &work.qkv, self.config.heads * self.config.head_dim, &part.slots)?;
             if layer == last {
-                part.narrow(&mut work.qkv); // from here on only what was asked for
+                part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
             }
-            ops::attention(device, &work.qkv, &cache.kv, layer, self.config.heads, &part.attend, &mut work.mixed);
+            ops::attention(device, &work.qkv, &cache.kv, layer, self.config.heads, &part.attend, &mut work.mixed)?;
             let mask = part.dropout.mask(layer, Site::AttnOut);
-            ops::linear(device, &work.mixed, &block.attn_out, Finish::Residual(mask), &mut part.x);
-            self.mlp(block, &part.x, work);
+            ops::linear(device, &work.mixed, &block.attn_out, Finish::Residual(mask), &mut part.x)?;
+            self.mlp(block, &part.x, work)?;
             let mask = part.dropout.mask(layer, Site::MlpOut);
-            ops::linear(device, &work.inner, &block.mlp_out, Finish::Residual(mask), &mut part.x);
+            ops::linear(device, &work.inner, &block.mlp_out, Finish::Residual(mask), &mut part.x)?;
         }
-        ops::norm(device, &part.x, &self.final_norm, &mut work.normed);
-        std::mem::take(&mut work.normed)
+        ops::norm(device, &part.x, &self.final_norm, &mut work.normed)?;
+        Ok(std::mem::take(&mut work.normed))
     }
 
     /// The MLP up to its last product: from the residual stream into `work.inner`.
-    fn mlp(&self, block: &Block, x: &Tensor, work: &mut Work) {
+    fn mlp(&self, block: &Block, x: &Tensor, work: &mut Work) -> Result<(), DeviceError> {
         let device = &self.device;
-        ops::norm(device, x, &block.mlp_norm, &mut work.normed);
-        let into = |activation, out: &mut Tensor| {
-            ops::linear(device, &work.normed, &block.mlp_in, Finish::Write(activation), out);
-        };
+        ops::norm(device, x, &block.mlp_norm, &mut work.normed)?;
+        let into = |activation, out: &mut Tensor| ops::linear(device, &work.normed, &block.mlp_in, Finish::Write(activation), out);
         match self.config.mlp {
             Mlp::Gelu => into(Activation::GeluTanh, &mut work.inner),
             Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner),
             Mlp::SwiGlu => {
-                into(Activation::None, &mut work.gates);
-                ops::swiglu(device, &work.gates, &mut work.inner);
+                into(Activation::None, &mut work.gates)?;
+                ops::swiglu(device, &work.gates, &mut work.inner)
             }
         }
     }
 
-    /// Adds learned position vectors to the inputs.
-    fn add_positions(&self, part: &mut Part) {
-        if self.positions.is_empty() {
-            return;
-        }
-        let width = self.config.width;
-        for (r, &p) in part.positions.iter().enumerate() {
-            let vector = &self.positions[p as usize * width..][..width];
-            part.x.row_mut(r).iter_mut().zip(vector).for_each(|(x, v)| *x += v);
-        }
-    }
-
     /// Normalises and rotates queries and keys where the architecture does.
-    fn place(&self, block: &Block, positions: &[u32], qkv: &mut Tensor) {
+    fn place(&self, block: &Block, positions: &[u32], qkv: &mut Tensor) -> Result<(), DeviceError> {
         let (heads, kv_heads) = (self.config.heads, self.config.kv_heads);
         if let Some((q, k)) = &block.qk_norm {
-            ops::norm_heads(&self.device, qkv, q, 0, heads);
-            ops::norm_heads(&self.device, qkv, k, heads * self.config.head_dim, kv_heads);
+            ops::norm_heads(&self.device, qkv, q, 0, heads)?;
+            ops::norm_heads(&self.device, qkv, k, heads * self.config.head_dim, kv_heads)?;
         }
         if let Some(rope) = &self.rope {
-            ops::rope(&self.device, qkv, rope, positions, heads + kv_heads);
+            ops::rope(&self.device, qkv, rope, positions, heads + kv_heads)?;
         }
+        Ok(())
     }
 
     /// Floating-point operations of one position in the blocks, leaving out what depends on how much it sees.
@@ -285,27 +274,28 @@ struct Part {
 }
 
 impl Part {
-    fn cut(pass: &Pass, x: &Tensor, rows: std::ops::Range<usize>, dropout: Option<Dropout<'_>>) -> Self {
+    /// The rows `rows` of a pass; x holds those rows alone.
+    fn cut(pass: &Pass, x: Tensor, rows: std::ops::Range<usize>, dropout: Option<Dropout<'_>>) -> Self {
         Self {
-            x: x.select(rows.clone()),
             positions: pass.positions[rows.clone()].to_vec(),
             slots: pass.slots[rows.clone()].to_vec(),
             attend: pass.attend.select(rows.clone()),
             wanted: pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect(),
             dropout: PartDropout::cut(dropout, x.cols(), rows),
+            x,
         }
     }
 
     /// Leaves the rows out that nobody asked for.
-    fn narrow(&mut self, qkv: &mut Tensor) {
+    fn narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
         if self.wanted.len() == self.slots.len() {
-            return;
+            return Ok(());
         }
-        let wanted = std::mem::take(&mut self.wanted);
-        self.x = self.x.select(wanted.iter().copied());
-        *qkv = qkv.select(wanted.iter().copied());
-        self.attend = self.attend.select(wanted.iter().copied());
-        self.dropout.select(&wanted, self.x.cols());
+        self.x = ops::select(device, &self.x, &self.wanted)?;
+        *qkv = ops::select(device, qkv, &self.wanted)?;
+        self.attend = self.attend.select(self.wanted.iter().copied());
+        self.dropout.select(&self.wanted, self.x.cols());
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! What turns a hidden state into something else: the next thought, or a reward.
 
 use tensor::ops::{self, Activation, Finish, Linear, Norm};
-use tensor::{Device, Tensor};
+use tensor::{Device, DeviceError, Tensor};
 
 use crate::config::Config;
 use crate::decoder::Decoder;
@@ -105,30 +105,30 @@ impl LatentHead {
     }
 
     /// The next thought of each row of hidden (rows, width).
-    pub fn thoughts(&self, decoder: &Decoder, hidden: &Tensor) -> Made {
+    pub fn thoughts(&self, decoder: &Decoder, hidden: &Tensor) -> Result<Made, DeviceError> {
         let device = decoder.device();
         let thoughts = match self {
             Self::Identity => hidden.clone(),
             Self::Projector { up, down, norm } => {
-                let inner = map(device, hidden, up, Activation::GeluErf);
-                normed(device, &map(device, &inner, down, Activation::None), norm)
+                let inner = map(device, hidden, up, Activation::GeluErf)?;
+                normed(device, &map(device, &inner, down, Activation::None)?, norm)?
             }
             Self::Mean { up, down, norm, mean, std } => {
-                let inner = map(device, hidden, up, Activation::GeluErf);
-                let inner = normed(device, &map(device, &inner, down, Activation::None), norm);
-                let mut out = map(device, &inner, mean, Activation::None);
-                out.data_mut().iter_mut().for_each(|x| *x *= std);
+                let inner = map(device, hidden, up, Activation::GeluErf)?;
+                let inner = normed(device, &map(device, &inner, down, Activation::None)?, norm)?;
+                let mut out = map(device, &inner, mean, Activation::None)?;
+                ops::scale(device, &mut out, *std)?;
                 out
             }
             Self::Mixture { k } => return mixture(decoder, hidden, *k),
             Self::Projection { norm, up, gates, down, out } => {
-                let inner = map(device, &normed(device, hidden, norm), up, Activation::None);
+                let inner = map(device, &normed(device, hidden, norm)?, up, Activation::None)?;
                 let mut gated = Tensor::default();
-                ops::swiglu(device, &map(device, &inner, gates, Activation::None), &mut gated);
-                map(device, &map(device, &gated, down, Activation::None), out, Activation::None)
+                ops::swiglu(device, &map(device, &inner, gates, Activation::None)?, &mut gated)?;
+                map(device, &map(device, &gated, down, Activation::None)?, out, Activation::None)?
             }
         };
-        Made { thoughts, likeliest: None }
+        Ok(Made { thoughts, likeliest: None })
     }
 
     /// Floating-point operations of one thought.
@@ -144,38 +144,37 @@ impl LatentHead {
     }
 }
 
-fn map(device: &Device, x: &Tensor, by: &Linear, activation: Activation) -> Tensor {
+fn map(device: &Device, x: &Tensor, by: &Linear, activation: Activation) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::linear(device, x, by, Finish::Write(activation), &mut out);
-    out
+    ops::linear(device, x, by, Finish::Write(activation), &mut out)?;
+    Ok(out)
 }
 
-fn normed(device: &Device, x: &Tensor, by: &Norm) -> Tensor {
+fn normed(device: &Device, x: &Tensor, by: &Norm) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::norm(device, x, by, &mut out);
-    out
+    ops::norm(device, x, by, &mut out)?;
+    Ok(out)
 }
 
 /// `sum_i softmax_i(top k logits) E[i]` for each row.
-fn mixture(decoder: &Decoder, hidden: &Tensor, k: usize) -> Made {
-    let width = hidden.cols();
+fn mixture(decoder: &Decoder, hidden: &Tensor, k: usize) -> Result<Made, DeviceError> {
     let mut likeliest = Vec::with_capacity(hidden.rows());
-    let (mut thoughts, mut row, mut embedding) = (Tensor::zeros(0, width), vec![0.0; width], vec![0.0; width]);
+    let mut thoughts = Tensor::zeros(0, hidden.cols());
     for start in (0..hidden.rows()).step_by(LOGIT_ROWS) {
-        let some = hidden.select(start..hidden.rows().min(start + LOGIT_ROWS));
-        let logits = logits(decoder, &some);
-        for r in 0..some.rows() {
-            let best = ops::top_k(logits.row(r), k);
+        let rows: Vec<usize> = (start..hidden.rows().min(start + LOGIT_ROWS)).collect();
+        let logits = logits(decoder, &ops::select(decoder.device(), hidden, &rows)?)?;
+        for r in 0..rows.len() {
+            let best = softmax(ops::top_k(logits.row(r), k));
+            let embeddings = decoder.embed(&best.iter().map(|&(token, _)| token as u32).collect::<Vec<_>>())?;
             likeliest.push(best.first().map_or(0, |&(token, _)| token as u32));
-            row.fill(0.0);
-            for (token, weight) in softmax(best) {
-                decoder.embed(token as u32, &mut embedding);
-                row.iter_mut().zip(&embedding).for_each(|(x, e)| *x += weight * e);
+            let mut thought = vec![0.0; hidden.cols()];
+            for (i, (_, weight)) in best.iter().enumerate() {
+                thought.iter_mut().zip(embeddings.row(i)).for_each(|(x, e)| *x += weight * e);
             }
-            thoughts.push(&row);
+            thoughts.push(&thought);
         }
     }
-    Made { thoughts, likeliest: Some(likeliest) }
+    Ok(Made { thoughts, likeliest: Some(likeliest) })
 }
 
 fn softmax(mut scored: Vec<(usize, f32)>) -> Vec<(usize, f32)> {
@@ -187,7 +186,7 @@ fn softmax(mut scored: Vec<(usize, f32)>) -> Vec<(usize, f32)> {
 }
 
 /// Whole rows of logits: hidden (rows, width) to (rows, vocab).
-pub fn logits(decoder: &Decoder, hidden: &Tensor) -> Tensor {
+pub fn logits(decoder: &Decoder, hidden: &Tensor) -> Result<Tensor, DeviceError> {
     map(decoder.device(), hidden, decoder.head(), Activation::None)
 }
 
@@ -204,7 +203,7 @@ impl RewardHead {
     }
 
     /// Rewards of hidden states (rows, width).
-    pub fn rewards(&self, device: &Device, hidden: &Tensor) -> Vec<f32> {
-        map(device, hidden, &self.classifier, Activation::None).data().to_vec()
+    pub fn rewards(&self, device: &Device, hidden: &Tensor) -> Result<Vec<f32>, DeviceError> {
+        Ok(map(device, hidden, &self.classifier, Activation::None)?.data().to_vec())
     }
 }

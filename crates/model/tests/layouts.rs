@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use model::testkit::{Dtype, Family, Spec, write_checkpoint};
-use model::{Checkpoint, Error, Tokenizer};
+use model::{Checkpoint, Tokenizer};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 

@@ -70,6 +70,16 @@ impl Tensor {
         Self { rows, cols: self.cols, data }
     }
 
+    /// Adds all rows of another matrix at the end.
+    ///
+    /// # Panics
+    /// If they are not as wide as these.
+    pub fn extend(&mut self, other: &Self) {
+        assert!(other.rows == 0 || other.cols == self.cols, "every row of a matrix has {} columns", self.cols);
+        self.data.extend_from_slice(&other.data);
+        self.rows += other.rows;
+    }
+
     /// Adds a row at the end.
     ///
     /// # Panics

@@ -194,7 +194,7 @@ pub fn replay_of(settings: &Settings) -> Replay<'static> {
 
 /// The rows of a run once more, with their tokens and logits.
 pub fn replayed(reasoner: &Reasoner, settings: &Settings, prompt: &Prompt) -> Vec<Replayed> {
-    replay::rows(reasoner, prompt, replay_of(settings))
+    replay::rows(reasoner, prompt, replay_of(settings)).unwrap()
 }
 
 /// The name of a question's trajectory in the random function.

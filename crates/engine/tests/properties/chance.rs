@@ -69,9 +69,9 @@ fn the_first_thought_is_the_clean_one_and_the_drawn_noise() {
         let pair = Pair::of(family);
         let asked = &questions()[2];
         let prompt = prompted(&pair.reasoner, asked);
-        let hidden = replay::prompt_hidden(&pair.reasoner, &prompt.tokens);
+        let hidden = replay::prompt_hidden(&pair.reasoner, &prompt.tokens).unwrap();
         let last = matrix(hidden.row(hidden.rows() - 1));
-        let clean = pair.reasoner.head.thoughts(&pair.reasoner.decoder, &last).thoughts;
+        let clean = pair.reasoner.head.thoughts(&pair.reasoner.decoder, &last).unwrap().thoughts;
         for std in [0.3, 1.4] {
             let settings = settings(&pair.reasoner, 3, Perturbation::Gaussian { std });
             // Of exact length, lest a family that may stop at once does; at length 1 the first thought is the last as well.
@@ -96,7 +96,7 @@ fn every_noised_thought_is_stored_fed_and_scored() {
     let prompt = prompted(&pair.reasoner, asked);
     let settings = settings(&pair.reasoner, 3, Perturbation::Gaussian { std: 0.7 });
     let outcome = pair.ask_one(settings, asked);
-    let scores = replay::rewards(&pair.judge, &prompt, &outcome.thoughts);
+    let scores = replay::rewards(&pair.judge, &prompt, &outcome.thoughts).unwrap();
     for (k, thoughts) in outcome.thoughts.iter().enumerate() {
         assert_eq!(outcome.sample.trajectories[k].scores.as_ref(), Some(&scores[k]));
         for t in 0..thoughts.rows() {
@@ -110,12 +110,13 @@ fn every_noised_thought_is_stored_fed_and_scored() {
 /// The clean thought after a prompt and some thoughts, however those came about.
 fn next_thought(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Tensor {
     let decoder = &pair.reasoner.decoder;
-    let mut x = pair.reasoner.embed(prompt);
+    let mut x = pair.reasoner.embed(prompt).unwrap();
     (0..thoughts.rows()).for_each(|t| x.push(thoughts.row(t)));
-    let mut cache = Cache::new(decoder.config(), Cache::slots_for(x.rows()));
+    let mut cache = Cache::new(decoder.config(), Cache::slots_for(x.rows())).unwrap();
     let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
     (0..x.rows()).for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == x.rows()));
-    pair.reasoner.head.thoughts(decoder, &decoder.forward(&mut cache, &pass, &x, None)).thoughts
+    let hidden = decoder.forward(&mut cache, &pass, x, None).unwrap();
+    pair.reasoner.head.thoughts(decoder, &hidden).unwrap().thoughts
 }
 
 /// Weights that let a mask be seen: everything is zero but the bias of one projection, which is one. The residual then is
@@ -137,11 +138,11 @@ impl TensorSource for OneBias {
 /// Which elements of the site a decoder keeps, row by row.
 fn kept(bias: &'static str, config: &Config, p: f32, draws: &[Option<Draw>]) -> Vec<Vec<bool>> {
     let decoder = Decoder::load(device(), config, &OneBias(bias), LmHead::Without).unwrap();
-    let mut cache = Cache::new(config, draws.len() * Cache::slots_for(1));
+    let mut cache = Cache::new(config, draws.len() * Cache::slots_for(1)).unwrap();
     let mut pass = Pass::default();
     draws.iter().for_each(|_| pass.push(&mut cache, &mut Sequence::default(), true));
     let dropout = Dropout { p, attn_out: true, mlp_out: true, masks: Masks::Drawn(draws) };
-    let out = decoder.forward(&mut cache, &pass, &Tensor::zeros(draws.len(), config.width), Some(dropout));
+    let out = decoder.forward(&mut cache, &pass, Tensor::zeros(draws.len(), config.width), Some(dropout)).unwrap();
     (0..out.rows()).map(|r| out.row(r).iter().map(|&x| x > -0.3).collect()).collect()
 }
 

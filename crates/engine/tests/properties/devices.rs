@@ -72,7 +72,7 @@ fn number_formats_agree_to_their_precision() {
     for family in FAMILIES {
         let hidden = |dtype| {
             let reasoner = reasoner(device(), &Spec { family, dtype, ..Spec::default() });
-            engine::replay::prompt_hidden(&reasoner, &prompted(&reasoner, &questions()[2]).tokens)
+            engine::replay::prompt_hidden(&reasoner, &prompted(&reasoner, &questions()[2]).tokens).unwrap()
         };
         let exact = hidden(Dtype::F32);
         for (dtype, tolerance) in [(Dtype::F16, 0.01), (Dtype::Bf16, 0.08)] {

@@ -39,14 +39,14 @@ impl Naive<'_> {
     }
 
     fn feed_tokens(&mut self, tokens: &[u32], stochastic: bool) {
-        let vectors = self.reasoner.embed(tokens);
+        let vectors = self.reasoner.embed(tokens).unwrap();
         (0..vectors.rows()).for_each(|i| self.feed(vectors.row(i), stochastic));
     }
 
     /// The hidden state at the last position, from nothing.
     fn hidden(&self) -> Tensor {
         let decoder = &self.reasoner.decoder;
-        let mut cache = Cache::new(decoder.config(), Cache::slots_for(self.inputs.rows()));
+        let mut cache = Cache::new(decoder.config(), Cache::slots_for(self.inputs.rows())).unwrap();
         let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
         (0..self.inputs.rows()).for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == self.inputs.rows()));
         let dropout = match self.settings.perturbation {
@@ -55,16 +55,16 @@ impl Naive<'_> {
             }
             _ => None,
         };
-        decoder.device().run(|| decoder.forward(&mut cache, &pass, &self.inputs, dropout))
+        decoder.device().run(|| decoder.forward(&mut cache, &pass, self.inputs.clone(), dropout)).unwrap()
     }
 
     fn logits(&self) -> Vec<f32> {
-        head::logits(&self.reasoner.decoder, &self.hidden()).data().to_vec()
+        head::logits(&self.reasoner.decoder, &self.hidden()).unwrap().data().to_vec()
     }
 
     /// The thought that follows what was fed.
     fn thought(&self) -> Vec<f32> {
-        let mut thought = self.reasoner.head.thoughts(&self.reasoner.decoder, &self.hidden()).thoughts.data().to_vec();
+        let mut thought = self.reasoner.head.thoughts(&self.reasoner.decoder, &self.hidden()).unwrap().thoughts.data().to_vec();
         if let Perturbation::Gaussian { std } = self.settings.perturbation {
             self.row.draw(self.settings.seed, self.draws.len()).add_noise(std, &mut thought);
         }
@@ -192,7 +192,7 @@ fn replaying_what_was_drawn_changes_nothing() {
             let own: Vec<Tensor> = drawn.iter().map(|row| row.thoughts.clone()).collect();
             let how = replay_of(&settings);
             for how in [Replay { randomness: Randomness::Recorded(&recording), ..how }, Replay { follow: Some(&own), ..how }] {
-                for (a, b) in drawn.iter().zip(engine::replay::rows(&reasoner, &prompt, how)) {
+                for (a, b) in drawn.iter().zip(engine::replay::rows(&reasoner, &prompt, how).unwrap()) {
                     let what = format!("{family:?}, {perturbation:?}, follows {}", how.follow.is_some());
                     assert_same_bits(&a.thoughts, &b.thoughts, &what);
                     assert_eq!((&a.tokens, &a.first_logits), (&b.tokens, &b.first_logits), "{what}");

@@ -10,19 +10,18 @@ use crate::common::*;
 /// Rewards computed one position after the other.
 fn step_by_step(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Vec<f32> {
     let decoder = &pair.judge.decoder;
-    let mut cache = Cache::new(decoder.config(), Cache::slots_for(prompt.len() + thoughts.rows()));
+    let mut cache = Cache::new(decoder.config(), Cache::slots_for(prompt.len() + thoughts.rows())).unwrap();
     let mut sequence = Sequence::default();
-    let mut pass_one = |x: &Tensor| {
+    let mut pass_one = |x: Tensor| {
         let mut pass = Pass::default();
         pass.push(&mut cache, &mut sequence, true);
-        decoder.forward(&mut cache, &pass, x, None)
+        decoder.forward(&mut cache, &pass, x, None).unwrap()
     };
     for &token in prompt {
-        let mut x = Tensor::zeros(1, decoder.config().width);
-        decoder.embed(token, x.row_mut(0));
-        pass_one(&x);
+        pass_one(decoder.embed(&[token]).unwrap());
     }
-    (0..thoughts.rows()).map(|t| pair.judge.head.rewards(decoder.device(), &pass_one(&matrix(thoughts.row(t))))[0]).collect()
+    let mut reward = |t| pair.judge.head.rewards(decoder.device(), &pass_one(matrix(thoughts.row(t)))).unwrap()[0];
+    (0..thoughts.rows()).map(&mut reward).collect()
 }
 
 #[test]
@@ -38,10 +37,10 @@ fn scored_together_is_scored_alone_is_scored_step_by_step() {
             let settings = Settings { length, ..settings(&pair.reasoner, 4, perturbation) };
             for (outcome, question) in pair.ask(settings, &questions()).iter().zip(questions()) {
                 let prompt = prompted(&pair.reasoner, &question);
-                let again = replay::rewards(&pair.judge, &prompt, &outcome.thoughts);
+                let again = replay::rewards(&pair.judge, &prompt, &outcome.thoughts).unwrap();
                 for (k, thoughts) in outcome.thoughts.iter().enumerate() {
                     let scores = outcome.sample.trajectories[k].scores.clone().unwrap();
-                    let alone = replay::rewards(&pair.judge, &prompt, &outcome.thoughts[k..=k]).remove(0);
+                    let alone = replay::rewards(&pair.judge, &prompt, &outcome.thoughts[k..=k]).unwrap().remove(0);
                     assert_eq!(scores.len(), thoughts.rows());
                     assert_eq!(scores, again[k], "{family:?}, {perturbation:?}: once more");
                     assert_eq!(scores, alone, "{family:?}, {perturbation:?}: alone");
@@ -81,7 +80,7 @@ fn a_score_does_not_look_ahead() {
     let asked = &questions()[0];
     let prompt = prompted(&pair.reasoner, asked);
     let thoughts = &pair.ask_one(settings(&pair.reasoner, 1, thoughtful(0.3)), asked).thoughts[0];
-    let whole = replay::rewards(&pair.judge, &prompt, std::slice::from_ref(thoughts)).remove(0);
-    let part = replay::rewards(&pair.judge, &prompt, &[first(2, thoughts)]).remove(0);
+    let whole = replay::rewards(&pair.judge, &prompt, std::slice::from_ref(thoughts)).unwrap().remove(0);
+    let part = replay::rewards(&pair.judge, &prompt, &[first(2, thoughts)]).unwrap().remove(0);
     assert_eq!(whole[..2], part);
 }

@@ -5,7 +5,7 @@
 //! copied and nothing is padded.
 
 use crate::cpu::attention as kernel;
-use crate::{Device, Tensor};
+use crate::{Device, DeviceError, Tensor};
 
 /// Keys and values of `slots` positions in every layer.
 #[derive(Clone, Debug)]
@@ -28,11 +28,11 @@ impl KvStore {
     pub const ALIGNMENT: usize = kernel::BLOCK;
 
     /// An empty store.
-    pub fn new(layers: usize, kv_heads: usize, head_dim: usize, slots: usize) -> Self {
+    pub fn new(layers: usize, kv_heads: usize, head_dim: usize, slots: usize) -> Result<Self, DeviceError> {
         let slots = slots.next_multiple_of(kernel::BLOCK);
         let size = kv_heads * head_dim * slots;
         let layers = (0..layers).map(|_| LayerKv { keys: vec![0.0; size], values: vec![0.0; size] }).collect();
-        Self { kv_heads, head_dim, slots, layers }
+        Ok(Self { kv_heads, head_dim, slots, layers })
     }
 
     /// How many positions fit.
@@ -46,12 +46,13 @@ impl KvStore {
     }
 
     /// Stores, for each row of x, its keys (from column `first` on) and values (right after them) into that row's slot.
-    pub fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
+    pub fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) -> Result<(), DeviceError> {
         let width = self.kv_heads * self.head_dim;
         assert_eq!(x.rows(), slots.len(), "kv write: {} rows into {} slots", x.rows(), slots.len());
         assert!(first + 2 * width <= x.cols(), "kv write: keys and values of {width} do not fit {}", x.cols());
         assert!(slots.iter().all(|&s| (s as usize) < self.slots), "kv write: a slot beyond {}", self.slots);
         kernel::write(self, layer, x, first, slots);
+        Ok(())
     }
 }
 
@@ -101,7 +102,7 @@ impl Attend {
 ///
 /// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim). Query heads share
 /// key heads in equal groups of neighbours. Every row must see at least one slot.
-pub fn attention(device: &Device, q: &Tensor, kv: &KvStore, layer: usize, heads: usize, attend: &Attend, out: &mut Tensor) {
+pub fn attention(device: &Device, q: &Tensor, kv: &KvStore, layer: usize, heads: usize, attend: &Attend, out: &mut Tensor) -> Result<(), DeviceError> {
     assert_eq!(q.rows(), attend.rows(), "attention: {} rows, views for {}", q.rows(), attend.rows());
     assert!(heads.is_multiple_of(kv.kv_heads), "attention: {heads} query heads over {} key heads", kv.kv_heads);
     assert!(heads * kv.head_dim <= q.cols(), "attention: {heads} heads of {} do not fit {}", kv.head_dim, q.cols());
@@ -109,13 +110,14 @@ pub fn attention(device: &Device, q: &Tensor, kv: &KvStore, layer: usize, heads:
     assert!(attend.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
     out.reshape(q.rows(), heads * kv.head_dim);
     kernel::attention(device.isa(), q, kv, &kernel::Shape { layer, heads, attend }, out);
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::rng::{Draw, Site};
+    use crate::rng::Draw;
 
     fn numbers(n: usize, salt: u64) -> Vec<f32> {
         let mut x = vec![0.0; n];
@@ -147,8 +149,8 @@ mod tests {
         for (kv_heads, head_dim, heads) in [(1, 12, 1), (2, 16, 4), (3, 64, 3), (2, 80, 6)] {
             let slots = 70;
             let kv_rows = Tensor::from_vec(slots, 2 * kv_heads * head_dim, numbers(slots * 2 * kv_heads * head_dim, 1));
-            let mut kv = KvStore::new(2, kv_heads, head_dim, slots);
-            kv.write(1, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>());
+            let mut kv = KvStore::new(2, kv_heads, head_dim, slots).unwrap();
+            kv.write(1, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>()).unwrap();
             let views: Vec<Vec<(u32, u32)>> = vec![
                 vec![(0, 1)],
                 vec![(0, 33), (48, 3)],
@@ -163,7 +165,7 @@ mod tests {
             for isa in Isa::ALL.into_iter().filter(|i| i.is_present()) {
                 let device = Device::cpu_with(None, isa).unwrap();
                 let mut out = Tensor::default();
-                device.run(|| attention(&device, &q, &kv, 1, heads, &attend, &mut out));
+                device.run(|| attention(&device, &q, &kv, 1, heads, &attend, &mut out)).unwrap();
                 for (r, view) in views.iter().enumerate() {
                     let slots: Vec<usize> = view.iter().flat_map(|&(s, n)| (s..s + n).map(|x| x as usize)).collect();
                     let expected = naive(q.row(r), &kv_rows, (kv_heads, head_dim, heads), &slots);
@@ -179,16 +181,16 @@ mod tests {
     fn where_a_position_is_stored_does_not_matter() {
         let (kv_heads, head_dim, heads, slots) = (2, 32, 4, 64usize);
         let kv_rows = Tensor::from_vec(slots, 2 * kv_heads * head_dim, numbers(slots * 2 * kv_heads * head_dim, 3));
-        let mut straight = KvStore::new(1, kv_heads, head_dim, slots);
-        straight.write(0, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>());
-        let mut reversed = KvStore::new(1, kv_heads, head_dim, slots);
-        reversed.write(0, &kv_rows, 0, &(0..slots as u32).rev().collect::<Vec<_>>());
+        let mut straight = KvStore::new(1, kv_heads, head_dim, slots).unwrap();
+        straight.write(0, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>()).unwrap();
+        let mut reversed = KvStore::new(1, kv_heads, head_dim, slots).unwrap();
+        reversed.write(0, &kv_rows, 0, &(0..slots as u32).rev().collect::<Vec<_>>()).unwrap();
         let q = Tensor::from_vec(1, heads * head_dim, numbers(heads * head_dim, 4));
         let device = Device::cpu(None).unwrap();
         let run = |kv: &KvStore, spans: Vec<Span>| {
             let (mut attend, mut out) = (Attend::default(), Tensor::default());
             attend.push(spans);
-            attention(&device, &q, kv, 0, heads, &attend, &mut out);
+            attention(&device, &q, kv, 0, heads, &attend, &mut out).unwrap();
             out
         };
         let together = run(&straight, vec![Span { start: 0, len: 37 }]);

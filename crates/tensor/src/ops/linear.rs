@@ -6,7 +6,7 @@ use super::Activation;
 use crate::cpu::linear::{Epilogue, Packed, TILE_COLS, product};
 use crate::cpu::math;
 use crate::rng::{Draw, MAX_ELEMENTS, Site, drop_threshold, philox_lanes, site_word};
-use crate::{Device, Tensor};
+use crate::{Device, DeviceError, Tensor};
 
 /// A linear map `x W + b`, its weights packed for the kernels.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub enum Finish<'a> {
 }
 
 /// Applies a linear map to x (rows, inputs) and finishes into out.
-pub fn linear(device: &Device, x: &Tensor, map: &Linear, finish: Finish<'_>, out: &mut Tensor) {
+pub fn linear(device: &Device, x: &Tensor, map: &Linear, finish: Finish<'_>, out: &mut Tensor) -> Result<(), DeviceError> {
     assert_eq!(x.cols(), map.inputs(), "linear: rows of {} into a map of {}", x.cols(), map.inputs());
     match finish {
         Finish::Write(_) => out.reshape(x.rows(), map.outputs()),
@@ -93,6 +93,7 @@ pub fn linear(device: &Device, x: &Tensor, map: &Linear, finish: Finish<'_>, out
     }
     let store = Store { out: out.data_mut().as_mut_ptr(), cols: map.outputs(), bias: map.bias.as_deref(), finish };
     product(device.isa(), x.data(), &map.weights, &store);
+    Ok(())
 }
 
 fn check_mask(mask: Option<Mask<'_>>, rows: usize, cols: usize) {
@@ -171,11 +172,11 @@ fn drop_drawn(values: &mut [f32], draw: &Draw, site: u32, col: usize, p: f32) {
 ///
 /// Not-a-number counts as smaller than everything; a row of nothing else has index 0, so that an index is always one.
 /// The results themselves, a row of which may be a whole vocabulary, are never stored.
-pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Vec<u32> {
+pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, DeviceError> {
     assert_eq!(x.cols(), map.inputs(), "argmax: rows of {} into a map of {}", x.cols(), map.inputs());
     let best = Best { bias: map.bias.as_deref(), rows: (0..x.rows()).map(|_| AtomicU64::new(NOTHING)).collect() };
     product(device.isa(), x.data(), &map.weights, &best);
-    best.rows.into_iter().map(|b| !(b.into_inner() as u32)).collect()
+    Ok(best.rows.into_iter().map(|b| !(b.into_inner() as u32)).collect())
 }
 
 /// Index 0, below every value.

@@ -30,7 +30,7 @@ fn every_instruction_set_equals_the_naive_product() {
         let map = Linear::from_output_major(inputs, outputs, &w, Some(bias.clone()));
         for device in devices() {
             let mut out = Tensor::default();
-            device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut out));
+            device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut out)).unwrap();
             assert_eq!((out.rows(), out.cols()), (rows, outputs));
             for r in 0..rows {
                 for j in 0..outputs {
@@ -52,10 +52,10 @@ fn a_row_of_a_batch_equals_the_row_alone() {
     let map = Linear::from_input_major(inputs, outputs, &numbers(outputs * inputs, 5), None);
     for device in devices() {
         let (mut all, mut one) = (Tensor::default(), Tensor::default());
-        device.run(|| linear(&device, &x, &map, Finish::Write(Activation::GeluTanh), &mut all));
+        device.run(|| linear(&device, &x, &map, Finish::Write(Activation::GeluTanh), &mut all)).unwrap();
         for r in 0..rows {
             let alone = x.select([r].into_iter());
-            device.run(|| linear(&device, &alone, &map, Finish::Write(Activation::GeluTanh), &mut one));
+            device.run(|| linear(&device, &alone, &map, Finish::Write(Activation::GeluTanh), &mut one)).unwrap();
             assert_eq!(one.data(), all.row(r), "{device:?} row {r}");
         }
     }
@@ -70,7 +70,7 @@ fn fused_instruction_sets_agree_to_the_bit() {
         .filter(|d| d.isa() != Isa::Portable)
         .map(|device| {
             let mut out = Tensor::default();
-            device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut out));
+            device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut out)).unwrap();
             out
         })
         .collect();
@@ -87,10 +87,10 @@ fn dropout_drops_what_the_draws_say_and_adds_to_the_residual() {
         (0..rows as u32).map(|r| (r != 2).then_some(Draw { seed: 1, question: 2, trajectory: r, position: 9 })).collect();
     for device in devices() {
         let mut plain = Tensor::default();
-        device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut plain));
+        device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut plain)).unwrap();
         let mask = Mask::Drawn { p, layer: 4, site: Site::MlpOut, rows: &draws };
         let mut out = start.clone();
-        device.run(|| linear(&device, &x, &map, Finish::Residual(Some(mask)), &mut out));
+        device.run(|| linear(&device, &x, &map, Finish::Residual(Some(mask)), &mut out)).unwrap();
         let keeps = |r: usize, j: usize| draws[r].is_none_or(|d| d.keeps(4, Site::MlpOut, j, p));
         let scale = |r: usize| if draws[r].is_some() { 1.0 / (1.0 - p) } else { 1.0 };
         let keep: Vec<u8> = (0..rows * outputs).map(|i| keeps(i / outputs, i % outputs).into()).collect();
@@ -102,7 +102,7 @@ fn dropout_drops_what_the_draws_say_and_adds_to_the_residual() {
         }
         let mut replayed = start.clone();
         let recorded = Mask::Recorded { p, keep: &keep };
-        device.run(|| linear(&device, &x, &map, Finish::Residual(Some(recorded)), &mut replayed));
+        device.run(|| linear(&device, &x, &map, Finish::Residual(Some(recorded)), &mut replayed)).unwrap();
         for r in (0..rows).filter(|&r| draws[r].is_some()) {
             assert_eq!(replayed.row(r), out.row(r));
         }
@@ -118,9 +118,9 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
     let map = Linear::from_output_major(inputs, outputs, &w, None);
     for device in devices() {
         let mut out = Tensor::default();
-        device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut out));
+        device.run(|| linear(&device, &x, &map, Finish::Write(Activation::None), &mut out)).unwrap();
         let expected: Vec<u32> = (0..rows).map(|r| super::super::top_k(out.row(r), 1)[0].0 as u32).collect();
-        assert_eq!(device.run(|| argmax(&device, &x, &map)), expected, "{device:?}");
+        assert_eq!(device.run(|| argmax(&device, &x, &map)).unwrap(), expected, "{device:?}");
     }
 }
 
@@ -130,7 +130,7 @@ fn argmax_of_what_is_no_number_is_an_index() {
     let map = Linear::from_output_major(2, 40, &numbers(80, 15), None);
     let x = Tensor::from_vec(3, 2, vec![f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, 1.0]);
     for device in devices() {
-        let found = device.run(|| argmax(&device, &x, &map));
+        let found = device.run(|| argmax(&device, &x, &map)).unwrap();
         assert_eq!(found[0], 0, "{device:?}");
         assert!(found.iter().all(|&i| i < 40), "{device:?}: {found:?}");
     }

@@ -1,6 +1,6 @@
 //! Normalisation of rows.
 
-use crate::{Device, Tensor, cpu};
+use crate::{Device, DeviceError, Tensor, cpu};
 
 /// A normalisation and its parameters.
 #[derive(Clone, Debug)]
@@ -33,14 +33,16 @@ impl Norm {
 }
 
 /// Normalises each row of x (rows, width) into out (rows, width).
-pub fn norm(device: &Device, x: &Tensor, by: &Norm, out: &mut Tensor) {
+pub fn norm(device: &Device, x: &Tensor, by: &Norm, out: &mut Tensor) -> Result<(), DeviceError> {
     assert_eq!(x.cols(), by.width(), "norm: rows of {} against parameters of {}", x.cols(), by.width());
     out.reshape(x.rows(), x.cols());
     cpu::norm::norm(device.isa(), x, by, out);
+    Ok(())
 }
 
 /// Normalises, in place, each of `heads` neighbouring groups of columns from column `first` on, each as wide as the norm.
-pub fn norm_heads(device: &Device, x: &mut Tensor, by: &Norm, first: usize, heads: usize) {
+pub fn norm_heads(device: &Device, x: &mut Tensor, by: &Norm, first: usize, heads: usize) -> Result<(), DeviceError> {
     assert!(first + heads * by.width() <= x.cols(), "norm_heads: {heads} heads of {} do not fit {}", by.width(), x.cols());
     cpu::norm::norm_heads(device.isa(), x, by, first..first + heads * by.width());
+    Ok(())
 }

@@ -131,7 +131,7 @@ fn prompt_ids(golden: &Golden, prompts: &[Prompt]) -> Check {
 fn prompt_hidden(golden: &Golden, reasoner: &Reasoner, prompts: &[Prompt]) -> Result<Check> {
     let mut check = Check::within("prompt hidden states");
     for (i, prompt) in prompts.iter().enumerate() {
-        let hidden = replay::prompt_hidden(reasoner, &prompt.tokens);
+        let hidden = replay::prompt_hidden(reasoner, &prompt.tokens)?;
         check.close(&format!("question {i}"), hidden.data(), &golden.tensor(&format!("{i}.prompt_hidden"))?.values);
     }
     Ok(check)
@@ -153,8 +153,8 @@ fn replayed(golden: &Golden, reasoner: &Reasoner, prompts: &[Prompt], run: &str)
         let path = expected.iter().enumerate().map(|(r, row)| path(golden, &format!("{i}.{run}.{r}.latents"), row.lengths));
         let path = path.collect::<Result<Vec<_>>>()?;
         let free = how(golden, run, expected, &recording)?;
-        let led = replay::rows(reasoner, prompt, Replay { follow: Some(&path), ..free });
-        let free = replay::rows(reasoner, prompt, free);
+        let led = replay::rows(reasoner, prompt, Replay { follow: Some(&path), ..free })?;
+        let free = replay::rows(reasoner, prompt, free)?;
         for (r, expected) in expected.iter().enumerate() {
             let what = format!("question {i} row {r}");
             thoughts.same_thoughts(&what, &led[r].thoughts, &path[r]);
@@ -206,7 +206,7 @@ fn rewards(golden: &Golden, judge: &RewardModel, prompts: &[Prompt]) -> Result<C
         ensure!(rows == golden.meta.n, "`rm.latents.{i}` has {rows} rows, expected {}", golden.meta.n);
         let row = |r: usize| Tensor::from_vec(thoughts, width, latents.values[r * thoughts * width..][..thoughts * width].to_vec());
         let thoughts: Vec<Tensor> = (0..rows).map(row).collect();
-        found.extend(replay::rewards(judge, prompt, &thoughts).concat());
+        found.extend(replay::rewards(judge, prompt, &thoughts)?.concat());
     }
     check.close("all questions", &found, &expected.values);
     Ok(check)
