@@ -59,9 +59,9 @@ impl Engine<'_> {
         let mut plan = Plan::new(self.reasoner, self.judge, &self.settings, &prompts)?;
         let mut caches = Caches::default();
         let mut open: Option<Gathering> = None;
+        let mut seconds = Seconds::default();
         while let Some(wave) = plan.next() {
             let slots = plan.slots(&wave);
-            let mut seconds = Seconds::default();
             let done = self.reasoner.decoder.device().run(|| self.wave(&prompts, &wave, caches.ready(self, slots), &mut seconds));
             for (share, rows) in wave.iter().zip(done) {
                 let (question, prompt) = (&questions[share.question], &prompts[share.question]);
@@ -75,6 +75,12 @@ impl Engine<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether all questions can be thought about: every prompt fits the model and the memory.
+    pub fn check(&self, questions: &[Question]) -> Result<(), Error> {
+        let prompts = questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
+        Plan::new(self.reasoner, self.judge, &self.settings, &prompts).map(|_| ())
     }
 
     fn rows(&self) -> usize {
