@@ -12,9 +12,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use engine::Probability;
 
-pub use common::{DeviceKind, MachineArgs, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+pub use common::{DeviceArgs, DeviceKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
 pub use layers::parse;
 
 /// Said under every command's help.
@@ -138,7 +137,11 @@ pub struct EvalArgs {
 
     /// With what.
     #[command(flatten)]
-    pub machine: MachineArgs,
+    pub device: DeviceArgs,
+
+    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
+    pub memory: Option<usize>,
 
     /// The run directory [default: runs/<model>-<data>-<digest of the settings>]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
@@ -182,7 +185,11 @@ pub struct SolveArgs {
 
     /// With what.
     #[command(flatten)]
-    pub machine: MachineArgs,
+    pub device: DeviceArgs,
+
+    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
+    pub memory: Option<usize>,
 
     /// How to print.
     #[command(flatten)]
@@ -218,7 +225,7 @@ pub struct InspectArgs {
 pub struct DoctorArgs {
     /// With what.
     #[command(flatten)]
-    pub machine: MachineArgs,
+    pub device: DeviceArgs,
 
     /// How to print.
     #[command(flatten)]
@@ -234,7 +241,7 @@ pub struct VerifyArgs {
 
     /// With what.
     #[command(flatten)]
-    pub machine: MachineArgs,
+    pub device: DeviceArgs,
 
     /// How to print.
     #[command(flatten)]
@@ -251,22 +258,7 @@ pub enum Shape {
     Llama1b,
     /// Qwen3-VL's text tower, 2B
     #[value(name = "qwen3-2b")]
-    Qwen3_2b,
-    /// The embedded model
-    Embedded,
-}
-
-/// A choice of instruction set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum IsaKind {
-    /// The best one this processor has
-    Auto,
-    /// 512-bit vectors
-    Avx512,
-    /// 256-bit vectors
-    Avx2,
-    /// What every processor has
-    Portable,
+    Qwen32b,
 }
 
 /// Flags of `bench`.
@@ -278,43 +270,43 @@ pub struct BenchArgs {
 
     /// Questions thought about together
     #[arg(long, value_name = "Q", default_value = "4")]
-    pub questions: NonZeroU32,
+    pub questions: NonZeroUsize,
 
     /// Trajectories of each question
     #[arg(long, short = 'n', value_name = "N", default_value = "64")]
-    pub samples: NonZeroU32,
+    pub samples: NonZeroUsize,
 
     /// Tokens of each prompt
     #[arg(long, value_name = "L", default_value = "72")]
-    pub prompt: NonZeroU32,
+    pub prompt: NonZeroUsize,
 
     /// Thoughts of each trajectory
     #[arg(long, value_name = "T", default_value = "6")]
-    pub thoughts: NonZeroU32,
+    pub thoughts: NonZeroUsize,
 
     /// Answer tokens of each trajectory
     #[arg(long, value_name = "A", default_value = "6")]
-    pub answer: NonZeroU32,
+    pub answer: NonZeroUsize,
 
     /// The share of elements that dropout drops; 0 for none
-    #[arg(long, value_name = "P", value_parser = values::probability, default_value = "0.2")]
-    pub p: Probability,
+    #[arg(long, value_name = "P", value_parser = values::share, allow_negative_numbers = true, default_value = "0.2")]
+    pub p: f32,
 
     /// How often to measure; the best is reported
     #[arg(long, value_name = "COUNT", default_value = "3")]
-    pub repeat: NonZeroU32,
+    pub repeat: NonZeroUsize,
 
     /// The seed of weights and masks
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// The instruction set
-    #[arg(long, value_enum, default_value = "auto", hide = true)]
-    pub isa: IsaKind,
+    /// Memory for keys and values, e.g. 512MiB
+    #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "1GiB")]
+    pub memory: usize,
 
     /// With what.
     #[command(flatten)]
-    pub machine: MachineArgs,
+    pub device: DeviceArgs,
 
     /// How to print.
     #[command(flatten)]

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Family, Reasoner, RewardModel, Settings};
-use tensor::Device;
+use tensor::{Device, Isa};
 
-use crate::args::{DeviceKind, MachineArgs, ModelArgs};
+use crate::args::{DeviceArgs, DeviceKind, IsaKind, ModelArgs};
 use crate::printer::{Printer, show_seconds};
 use crate::settings::model_dir;
 
@@ -59,10 +59,18 @@ impl Loaded {
     }
 }
 
-/// The device that the flags name.
-pub fn device(args: &MachineArgs) -> Result<Device> {
-    if args.device == Some(DeviceKind::Cuda) {
-        bail!("this build has no CUDA device; use --device cpu");
+impl DeviceArgs {
+    /// The device that the flags name.
+    pub fn open(&self) -> Result<Device> {
+        if self.device == Some(DeviceKind::Cuda) {
+            bail!("this build has no CUDA device; use --device cpu");
+        }
+        let isa = match self.isa.unwrap_or(IsaKind::Auto) {
+            IsaKind::Auto => Isa::detect(),
+            IsaKind::Avx512 => Isa::Avx512,
+            IsaKind::Avx2 => Isa::Avx2,
+            IsaKind::Portable => Isa::Portable,
+        };
+        Ok(Device::cpu_with(self.threads, isa)?)
     }
-    Ok(Device::cpu(args.threads)?)
 }

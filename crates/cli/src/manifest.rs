@@ -34,7 +34,7 @@ fn sampler(perturbation: Perturbation) -> Value {
 }
 
 /// The number that was typed: an f32 written as an f64 would gain digits that nobody gave.
-fn exact(x: f32) -> f64 {
+pub fn exact(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 

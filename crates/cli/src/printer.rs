@@ -30,14 +30,28 @@ impl Printer {
         Self { json: args.json, quiet: args.quiet }
     }
 
-    /// The command's result: `value` as one JSON object if that was asked for, else the text.
-    pub fn result(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
-        let text = if self.json { serde_json::to_string(value)? } else { text() };
+    /// Whether the result is wanted as JSON.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// One JSON object on standard output.
+    pub fn json(&self, value: &impl Serialize) -> Result<()> {
+        self.line(&serde_json::to_string(value)?)
+    }
+
+    /// A line on standard output.
+    pub fn line(&self, line: &str) -> Result<()> {
         let mut out = io::stdout().lock();
-        match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
+        match writeln!(out, "{line}").and_then(|()| out.flush()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot write to standard output"),
             _ => Ok(()),
         }
+    }
+
+    /// The command's result: `value` as JSON if that was asked for, else the text.
+    pub fn result(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+        if self.json { self.json(value) } else { self.line(text().trim_end()) }
     }
 
     /// A line on standard error.

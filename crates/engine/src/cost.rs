@@ -1,7 +1,7 @@
 //! What a question costs, counted and not timed: a function of lengths, the same on every machine and in every batch.
 
 use crate::method::LatentLength;
-use crate::pipeline::Engine;
+use crate::wave::Party;
 
 /// Decoding steps and floating-point operations of a question.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -14,26 +14,25 @@ pub(crate) struct Cost {
 
 impl Cost {
     /// The prompt, computed once a question however the rows are batched.
-    pub(crate) fn of_prompt(engine: &Engine<'_>, prompt: usize) -> Self {
-        let shared = !engine.settings.perturbation.prompt_is_private();
-        let reasoner = if shared { positions(&engine.reasoner.decoder, 0, prompt) } else { 0.0 };
-        let judge = engine.judge.map_or(0.0, |judge| positions(&judge.decoder, 0, prompt));
-        Self { steps: 0, flops: reasoner + judge }
+    pub(crate) fn of_prompt(party: &Party<'_>, prompt: usize) -> Self {
+        let shared = !party.settings.perturbation.prompt_is_private();
+        let mind = if shared { positions(&party.mind.decoder, 0, prompt) } else { 0.0 };
+        let judge = party.judge.map_or(0.0, |judge| positions(&judge.decoder, 0, prompt));
+        Self { steps: 0, flops: mind + judge }
     }
 
     /// One row with so many thoughts and answer tokens.
-    pub(crate) fn add_row(&mut self, engine: &Engine<'_>, prompt: usize, thoughts: usize, answer: usize) {
-        let reasoner = engine.reasoner;
-        let perturbation = engine.settings.perturbation;
+    pub(crate) fn add_row(&mut self, party: &Party<'_>, prompt: usize, thoughts: usize, answer: usize) {
+        let (mind, perturbation) = (party.mind, party.settings.perturbation);
         let own = if perturbation.prompt_is_private() { prompt } else { usize::from(perturbation.last_token_is_private()) };
-        let steps = thoughts + reasoner.method.end.len() + answer;
+        let steps = thoughts + mind.method.end.len() + answer;
         // The last answer token is said, not fed.
-        self.flops += positions(&reasoner.decoder, prompt - own, prompt + steps - 1);
-        self.flops += thoughts as f64 * reasoner.head.flops(&reasoner.decoder) + answer as f64 * reasoner.decoder.flops_per_logits();
-        if matches!(engine.settings.length, LatentLength::AtMost(_)) {
-            self.flops += thoughts as f64 * reasoner.decoder.flops_per_logits();
+        self.flops += positions(&mind.decoder, prompt - own, prompt + steps - 1);
+        self.flops += thoughts as f64 * mind.head.flops(&mind.decoder) + answer as f64 * mind.decoder.flops_per_logits();
+        if matches!(party.settings.length, LatentLength::AtMost(_)) {
+            self.flops += thoughts as f64 * mind.decoder.flops_per_logits();
         }
-        if let Some(judge) = engine.judge {
+        if let Some(judge) = party.judge {
             self.flops += positions(&judge.decoder, prompt, prompt + thoughts);
         }
         self.steps += steps as u64;

@@ -5,7 +5,7 @@ use tensor::{Tensor, ops};
 
 use crate::perturb::Chance;
 use crate::prefill::step;
-use crate::reasoner::Reasoner;
+use crate::reasoner::Mind;
 use crate::think::{Row, pick};
 
 /// What a row said.
@@ -19,37 +19,37 @@ pub(crate) struct Spoken {
 ///
 /// Also returns the hidden state at the last end token of each row, from which the first token was read: (rows, width).
 pub(crate) fn decode(
-    reasoner: &Reasoner,
+    mind: &Mind,
     cache: &mut Cache,
     rows: &mut [Row],
     limit: usize,
     chance: Chance<'_>,
 ) -> (Vec<Spoken>, Tensor) {
     let chance = chance.perturbation.reaches_the_answer().then_some((chance, usize::MAX));
-    let first = end_thoughts(reasoner, cache, rows, chance.map(|(c, _)| c));
+    let first = end_thoughts(mind, cache, rows, chance.map(|(c, _)| c));
     let mut spoken = vec![Spoken::default(); rows.len()];
     let (mut live, mut hidden): (Vec<usize>, _) = ((0..rows.len()).collect(), first.clone());
     for _ in 0..limit {
-        let tokens = ops::argmax(reasoner.decoder.device(), &hidden, reasoner.decoder.head());
+        let tokens = ops::argmax(mind.decoder.device(), &hidden, mind.decoder.head());
         live.iter().zip(&tokens).for_each(|(&r, &token)| spoken[r].tokens.push(token));
         let goes_on = |&(i, r): &(usize, usize)| {
-            let said = spoken[r].tokens.len() < limit && rows[r].sequence.len() < reasoner.decoder.config().context;
-            said && !reasoner.method.eos.contains(&tokens[i])
+            let said = spoken[r].tokens.len() < limit && rows[r].sequence.len() < mind.decoder.config().context;
+            said && !mind.method.eos.contains(&tokens[i])
         };
         let (stay, next): (Vec<usize>, Vec<usize>) = live.iter().copied().enumerate().filter(goes_on).unzip();
         if next.is_empty() {
             break;
         }
-        let x = reasoner.embed(&stay.iter().map(|&i| tokens[i]).collect::<Vec<_>>());
-        hidden = step(reasoner, cache, &mut pick(rows, &next), &x, chance);
+        let x = mind.embed(&stay.iter().map(|&i| tokens[i]).collect::<Vec<_>>());
+        hidden = step(mind, cache, &mut pick(rows, &next), &x, chance);
         live = next;
     }
     (spoken, first)
 }
 
 /// Feeds what is left of the thoughts and the end tokens, in one pass; clean unless there is a `chance`.
-fn end_thoughts(reasoner: &Reasoner, cache: &mut Cache, rows: &mut [Row], chance: Option<Chance<'_>>) -> Tensor {
-    let end = reasoner.embed(&reasoner.method.end);
+fn end_thoughts(mind: &Mind, cache: &mut Cache, rows: &mut [Row], chance: Option<Chance<'_>>) -> Tensor {
+    let end = mind.embed(&mind.method.end);
     let (mut pass, mut x, mut draws) = (Pass::default(), Tensor::zeros(0, end.cols()), Vec::new());
     for row in rows {
         if row.pending {
@@ -64,5 +64,5 @@ fn end_thoughts(reasoner: &Reasoner, cache: &mut Cache, rows: &mut [Row], chance
             x.push(end.row(i));
         }
     }
-    reasoner.decoder.forward(cache, &pass, &x, chance.and_then(|c| c.dropout(Masks::Drawn(&draws))))
+    mind.decoder.forward(cache, &pass, &x, chance.and_then(|c| c.dropout(Masks::Drawn(&draws))))
 }

@@ -92,6 +92,17 @@ pub enum Error {
         context: usize,
     },
 
+    /// A prompt with a token that has no embedding.
+    #[error("question {id}: its prompt has token {token}, but a model has {vocab} embeddings; use the tokenizer that came with the checkpoint, and a reward model of the same vocabulary")]
+    UnknownToken {
+        /// The question's number.
+        id: u32,
+        /// The token.
+        token: u32,
+        /// Rows of the embedding table.
+        vocab: usize,
+    },
+
     /// A prompt without tokens.
     #[error("question {id}: its prompt has no tokens; give it some text")]
     Empty {

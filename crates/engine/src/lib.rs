@@ -10,6 +10,7 @@
 //! differs between the five families; [`replay`] opens the stages for comparison with other implementations.
 
 pub mod answer;
+pub mod bench;
 mod cost;
 mod decode;
 mod error;
@@ -25,11 +26,12 @@ pub mod replay;
 mod score;
 pub mod settings;
 mod think;
+mod wave;
 
 pub use error::Error;
 pub use method::{Family, LatentLength, Method};
 pub use perturb::{Perturbation, Probability, Scope, Sites};
 pub use pipeline::{Engine, Outcome};
 pub use question::Question;
-pub use reasoner::{Reasoner, RewardModel};
+pub use reasoner::{Extras, Mind, Reasoner, RewardModel};
 pub use settings::Settings;

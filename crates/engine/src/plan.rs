@@ -9,8 +9,7 @@ use model::{Cache, Config};
 
 use crate::error::Error;
 use crate::prompt::Prompt;
-use crate::reasoner::{Reasoner, RewardModel};
-use crate::settings::Settings;
+use crate::wave::Party;
 
 /// Rows beyond this gain nothing: the products are at full speed long before.
 const MOST_ROWS: usize = 1024;
@@ -37,21 +36,22 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub(crate) fn new(reasoner: &Reasoner, judge: Option<&RewardModel>, settings: &Settings, prompts: &'a [Prompt]) -> Result<Self, Error> {
+    pub(crate) fn new(party: &Party<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
+        let Party { mind, judge, settings } = *party;
         let thoughts = settings.length.limit();
-        let own = 1 + thoughts + reasoner.method.end.len() + settings.max_new_tokens.get();
+        let own = 1 + thoughts + mind.method.end.len() + settings.max_new_tokens.get();
         let plan = Self {
             prompts,
-            rows: settings.samples.get() + usize::from(settings.greedy),
+            rows: party.rows(),
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
             own: Cache::slots_for(own),
             reward: judge.map(|j| (Cache::bytes_per_position(j.decoder.config()), Cache::slots_for(thoughts))),
-            position: Cache::bytes_per_position(reasoner.decoder.config()),
+            position: Cache::bytes_per_position(mind.decoder.config()),
             next: (0, 0),
         };
         for prompt in prompts {
-            check(reasoner.decoder.config(), prompt, thoughts + reasoner.method.end.len())?;
+            check(mind.decoder.config(), prompt, thoughts + mind.method.end.len())?;
             if let Some(judge) = judge {
                 check(judge.decoder.config(), prompt, thoughts)?;
             }
@@ -110,7 +110,11 @@ impl Iterator for Plan<'_> {
     }
 }
 
+/// Whether a model, be it the reasoner or the reward model, has room and embeddings for a prompt.
 fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(), Error> {
+    if let Some(&token) = prompt.tokens.iter().find(|&&token| token as usize >= config.vocab) {
+        return Err(Error::UnknownToken { id: prompt.id, token, vocab: config.vocab });
+    }
     if prompt.tokens.len() + more >= config.context {
         return Err(Error::TooLong { id: prompt.id, prompt: prompt.tokens.len(), thoughts: more, context: config.context });
     }

@@ -9,7 +9,7 @@ use tensor::Tensor;
 
 use crate::perturb::{Chance, Randomness, RowId};
 use crate::prompt::Prompt;
-use crate::reasoner::Reasoner;
+use crate::reasoner::Mind;
 use crate::think::Row;
 
 /// Rows that have passed their prompt, and the hidden state at its last token of each: (rows, width).
@@ -27,9 +27,9 @@ pub(crate) struct Start {
 }
 
 /// Passes the prompts and forks their rows. Rows of one prompt are neighbours.
-pub(crate) fn prefill(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
+pub(crate) fn prefill(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
     if chance.perturbation.prompt_is_private() {
-        return private(reasoner, cache, prompts, starts, chance);
+        return private(mind, cache, prompts, starts, chance);
     }
     let forks_early = chance.perturbation.last_token_is_private();
     let shared = |prompt: &Prompt| prompt.tokens.len() - usize::from(forks_early);
@@ -41,7 +41,7 @@ pub(crate) fn prefill(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt
             tokens.push(token);
         }
     }
-    let hidden = reasoner.decoder.forward(cache, &pass, &reasoner.embed(&tokens), None);
+    let hidden = mind.decoder.forward(cache, &pass, &mind.embed(&tokens), None);
     let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect();
     if !forks_early {
         let hidden = hidden.select(starts.iter().map(|s| s.prompt));
@@ -49,7 +49,7 @@ pub(crate) fn prefill(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt
     }
     let last: Vec<u32> = starts.iter().map(|s| prompts[s.prompt].tokens[shared(prompts[s.prompt])]).collect();
     let mut live: Vec<&mut Row> = rows.iter_mut().collect();
-    let hidden = step(reasoner, cache, &mut live, &reasoner.embed(&last), Some((chance, 0)));
+    let hidden = step(mind, cache, &mut live, &mind.embed(&last), Some((chance, 0)));
     Started { rows, hidden }
 }
 
@@ -57,9 +57,9 @@ pub(crate) fn prefill(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt
 const PRIVATE_ROWS: usize = 16;
 
 /// Every row passes the whole prompt by itself.
-fn private(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
+fn private(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Started {
     let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, Sequence::default())).collect();
-    let mut hidden = Tensor::zeros(0, reasoner.decoder.config().width);
+    let mut hidden = Tensor::zeros(0, mind.decoder.config().width);
     for some in rows.chunks_mut(PRIVATE_ROWS) {
         let (mut pass, mut draws, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
         for row in some {
@@ -70,7 +70,7 @@ fn private(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt], starts: 
                 tokens.push(token);
             }
         }
-        let out = reasoner.decoder.forward(cache, &pass, &reasoner.embed(&tokens), chance.dropout(Masks::Drawn(&draws)));
+        let out = mind.decoder.forward(cache, &pass, &mind.embed(&tokens), chance.dropout(Masks::Drawn(&draws)));
         (0..out.rows()).for_each(|r| hidden.push(out.row(r)));
     }
     Started { rows, hidden }
@@ -81,7 +81,7 @@ fn private(reasoner: &Reasoner, cache: &mut Cache, prompts: &[&Prompt], starts: 
 /// `perturbed` gives the pass its number for replayed masks, counted from the one over the last prompt token; `None` is a
 /// clean pass.
 pub(crate) fn step(
-    reasoner: &Reasoner,
+    mind: &Mind,
     cache: &mut Cache,
     rows: &mut [&mut Row],
     x: &Tensor,
@@ -90,12 +90,12 @@ pub(crate) fn step(
     let draws: Vec<_> = rows.iter().map(|row| perturbed.and_then(|(c, _)| row.draw(c.randomness))).collect();
     let mut pass = Pass::default();
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-    let Some((chance, t)) = perturbed else { return reasoner.decoder.forward(cache, &pass, x, None) };
+    let Some((chance, t)) = perturbed else { return mind.decoder.forward(cache, &pass, x, None) };
     match chance.randomness {
         Randomness::Recorded(recording) if chance.perturbation.last_token_is_private() => {
             let masks = recording.masks(t, &rows.iter().map(|row| row.start.id.trajectory).collect::<Vec<_>>());
-            reasoner.decoder.forward(cache, &pass, x, chance.dropout(Masks::Recorded(&masks)))
+            mind.decoder.forward(cache, &pass, x, chance.dropout(Masks::Recorded(&masks)))
         }
-        _ => reasoner.decoder.forward(cache, &pass, x, chance.dropout(Masks::Drawn(&draws))),
+        _ => mind.decoder.forward(cache, &pass, x, chance.dropout(Masks::Drawn(&draws))),
     }
 }

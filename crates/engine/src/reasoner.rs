@@ -1,6 +1,7 @@
 //! A checkpoint directory becomes a reasoner or a reward model.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::Path;
 
 use model::{Checkpoint, Decoder, LatentHead, LmHead, RewardHead, Tokenizer};
@@ -9,17 +10,46 @@ use tensor::{Device, Tensor};
 use crate::error::Error;
 use crate::method::{Family, Method};
 
-/// A latent reasoner, ready to think.
-pub struct Reasoner {
+/// What thinks: tokens in, tokens out. It knows nothing of text.
+pub struct Mind {
     /// The transformer.
     pub decoder: Decoder,
-    /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
     /// What differs between families.
     pub method: Method,
     /// What makes a thought of a hidden state.
     pub head: LatentHead,
-    markers: BTreeMap<u32, Vec<f32>>, // embeddings that the checkpoint gives beside its table
+    /// Embeddings that a checkpoint gives beside its table.
+    pub markers: BTreeMap<u32, Vec<f32>>,
+}
+
+impl Mind {
+    /// The input vectors of some tokens: (tokens, width).
+    pub fn embed(&self, tokens: &[u32]) -> Tensor {
+        let mut out = Tensor::zeros(tokens.len(), self.decoder.config().width);
+        for (r, &token) in tokens.iter().enumerate() {
+            match self.markers.get(&token) {
+                Some(vector) => out.row_mut(r).copy_from_slice(vector),
+                None => self.decoder.embed(token, out.row_mut(r)),
+            }
+        }
+        out
+    }
+}
+
+/// A latent reasoner: a mind that reads and writes text.
+pub struct Reasoner {
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// What thinks.
+    pub mind: Mind,
+}
+
+impl Deref for Reasoner {
+    type Target = Mind;
+
+    fn deref(&self) -> &Mind {
+        &self.mind
+    }
 }
 
 /// Tokens that Latent-SFT mixes.
@@ -35,29 +65,35 @@ impl Reasoner {
             return Err(Error::RewardModelAsReasoner { dir: dir.to_owned() });
         }
         let tokenizer = Tokenizer::read(dir)?;
-        let recognised = || Family::recognise(&checkpoint, &tokenizer);
-        let family = family.or_else(recognised).ok_or_else(|| Error::Unrecognised { dir: dir.to_owned() })?;
-        let method = Method::resolve(family, &checkpoint, &tokenizer)?;
-        let head = latent_head(family, &checkpoint)?;
-        let markers = markers(&method, &checkpoint)?;
+        let Extras { method, head, markers } = Extras::read(&checkpoint, &tokenizer, family)?;
         let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
         let unused = checkpoint.unused();
         if !unused.is_empty() {
-            return Err(Error::UnusedTensors { dir: dir.to_owned(), family, unused });
+            return Err(Error::UnusedTensors { dir: dir.to_owned(), family: method.family, unused });
         }
-        Ok(Self { decoder, tokenizer, method, head, markers })
+        Ok(Self { tokenizer, mind: Mind { decoder, method, head, markers } })
     }
+}
 
-    /// The input vectors of some tokens: (tokens, width).
-    pub fn embed(&self, tokens: &[u32]) -> Tensor {
-        let mut out = Tensor::zeros(tokens.len(), self.decoder.config().width);
-        for (r, &token) in tokens.iter().enumerate() {
-            match self.markers.get(&token) {
-                Some(vector) => out.row_mut(r).copy_from_slice(vector),
-                None => self.decoder.embed(token, out.row_mut(r)),
-            }
-        }
-        out
+/// What a family adds to a decoder.
+pub struct Extras {
+    /// What differs between families.
+    pub method: Method,
+    /// What makes a thought of a hidden state.
+    pub head: LatentHead,
+    /// Embeddings beside the table.
+    pub markers: BTreeMap<u32, Vec<f32>>,
+}
+
+impl Extras {
+    /// Reads them from a checkpoint; `family` overrides what is recognised.
+    pub fn read(checkpoint: &Checkpoint, tokenizer: &Tokenizer, family: Option<Family>) -> Result<Self, Error> {
+        let recognised = || Family::recognise(checkpoint, tokenizer);
+        let family = family.or_else(recognised).ok_or_else(|| Error::Unrecognised { dir: checkpoint.dir().to_owned() })?;
+        let method = Method::resolve(family, checkpoint, tokenizer)?;
+        let head = latent_head(family, checkpoint)?;
+        let markers = markers(&method, checkpoint)?;
+        Ok(Self { method, head, markers })
     }
 }
 

@@ -10,9 +10,9 @@ use crate::method::LatentLength;
 use crate::perturb::{Chance, Perturbation, Randomness, RowId};
 use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
-use crate::reasoner::{Reasoner, RewardModel};
+use crate::reasoner::{Mind, RewardModel};
 use crate::score::score;
-use crate::think::{Row, think};
+use crate::think::{Row, Thinking, think};
 
 /// How rows are run again.
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +27,15 @@ pub struct Replay<'a> {
     pub randomness: Randomness<'a>,
     /// Answer tokens at most.
     pub max_new_tokens: NonZeroUsize,
+    /// Thoughts to feed instead of one's own, row by row: (thoughts, width). Thought t is then computed from the given
+    /// ones before it, so that differences do not grow from thought to thought.
+    pub follow: Option<&'a [Tensor]>,
 }
 
 /// What a row did.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// The vectors that were fed: (thoughts, width).
+    /// The vectors that were computed, perturbation included: (thoughts, width). They were fed, unless others were given.
     pub thoughts: Tensor,
     /// The answer's tokens.
     pub tokens: Vec<u32>,
@@ -41,30 +44,38 @@ pub struct Replayed {
 }
 
 /// Hidden states of all tokens after the final norm: (tokens, width).
-pub fn prompt_hidden(reasoner: &Reasoner, tokens: &[u32]) -> Tensor {
-    let decoder = &reasoner.decoder;
+pub fn prompt_hidden(mind: &Mind, tokens: &[u32]) -> Tensor {
+    let decoder = &mind.decoder;
     let mut cache = Cache::new(decoder.config(), Cache::slots_for(tokens.len()));
     let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
-    decoder.device().run(|| decoder.forward(&mut cache, &pass, &reasoner.embed(tokens), None))
+    decoder.device().run(|| decoder.forward(&mut cache, &pass, &mind.embed(tokens), None))
 }
 
 /// Runs the rows of one prompt through prefill, thoughts and answer.
-pub fn rows(reasoner: &Reasoner, prompt: &Prompt, how: Replay<'_>) -> Vec<Replayed> {
-    let own = 1 + how.length.limit() + reasoner.method.end.len() + how.max_new_tokens.get();
+pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Vec<Replayed> {
+    let own = 1 + how.length.limit() + mind.method.end.len() + how.max_new_tokens.get();
     let slots = (how.rows + 1) * Cache::slots_for(prompt.tokens.len() + own);
-    let mut cache = Cache::new(reasoner.decoder.config(), slots);
+    let mut cache = Cache::new(mind.decoder.config(), slots);
     let chance = Chance { perturbation: how.perturbation, randomness: how.randomness };
     let start = |r: usize| Start { prompt: 0, id: RowId { question: prompt.id, trajectory: r as u32 }, perturbed: true };
     let starts: Vec<Start> = (0..how.rows).map(start).collect();
-    reasoner.decoder.device().run(|| {
-        let started = prefill(reasoner, &mut cache, &[prompt], &starts, chance);
-        let mut rows = think(reasoner, &mut cache, started, how.length, chance);
-        let (spoken, first) = decode(reasoner, &mut cache, &mut rows, how.max_new_tokens.get(), chance);
-        let logits = head::logits(&reasoner.decoder, &first);
-        let both = rows.into_iter().zip(spoken).enumerate();
-        both.map(|(r, (row, said))| Replayed { thoughts: row.thoughts, tokens: said.tokens, first_logits: logits.row(r).to_vec() })
-            .collect()
+    mind.decoder.device().run(|| {
+        let started = prefill(mind, &mut cache, &[prompt], &starts, chance);
+        let mut made = vec![Tensor::zeros(0, mind.decoder.config().width); how.rows];
+        let mut steer = |row: &Row, thought: &mut [f32]| {
+            let r = row.start.id.trajectory as usize;
+            made[r].push(thought);
+            if let Some(given) = how.follow.map(|rows| &rows[r]).filter(|given| row.thoughts.rows() < given.rows()) {
+                thought.copy_from_slice(given.row(row.thoughts.rows()));
+            }
+        };
+        let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer) };
+        let mut rows = think(mind, &mut cache, started, thinking);
+        let (spoken, first) = decode(mind, &mut cache, &mut rows, how.max_new_tokens.get(), chance);
+        let logits = head::logits(&mind.decoder, &first);
+        let both = made.into_iter().zip(spoken).enumerate();
+        both.map(|(r, (thoughts, said))| Replayed { thoughts, tokens: said.tokens, first_logits: logits.row(r).to_vec() }).collect()
     })
 }
 

@@ -8,7 +8,7 @@ use tensor::rng::Draw;
 use crate::method::LatentLength;
 use crate::perturb::{Chance, Randomness};
 use crate::prefill::{Start, Started, step};
-use crate::reasoner::Reasoner;
+use crate::reasoner::Mind;
 
 /// One trajectory on its way.
 #[derive(Clone, Debug)]
@@ -41,22 +41,25 @@ impl Row {
     }
 }
 
+/// How to think.
+pub(crate) struct Thinking<'a> {
+    pub(crate) length: LatentLength,
+    pub(crate) chance: Chance<'a>,
+    /// Sees, and may replace, the next thought of a row before it is stored and fed.
+    pub(crate) steer: Option<&'a mut dyn FnMut(&Row, &mut [f32])>,
+}
+
 /// Thinks until every row has ended: by its length, by its own decision, or at the limit.
-pub(crate) fn think(
-    reasoner: &Reasoner,
-    cache: &mut Cache,
-    started: Started,
-    length: LatentLength,
-    chance: Chance<'_>,
-) -> Vec<Row> {
+pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Thinking<'_>) -> Vec<Row> {
     let Started { mut rows, mut hidden } = started;
+    let Thinking { length, chance, mut steer } = how;
     let limits: Vec<usize> = rows.iter().map(|row| limit(row, length, chance.randomness)).collect();
     let mut live: Vec<usize> = (0..rows.len()).collect();
     for t in 0..length.limit() {
-        let made = reasoner.head.thoughts(&reasoner.decoder, &hidden);
+        let made = mind.head.thoughts(&mind.decoder, &hidden);
         if matches!(length, LatentLength::AtMost(_)) {
-            let likeliest = made.likeliest.unwrap_or_else(|| ops::argmax(reasoner.decoder.device(), &hidden, reasoner.decoder.head()));
-            let stay: Vec<usize> = (0..live.len()).filter(|&i| likeliest[i] != reasoner.method.end[0]).collect();
+            let likeliest = made.likeliest.unwrap_or_else(|| ops::argmax(mind.decoder.device(), &hidden, mind.decoder.head()));
+            let stay: Vec<usize> = (0..live.len()).filter(|&i| likeliest[i] != mind.method.end[0]).collect();
             live = stay.iter().map(|&i| live[i]).collect();
             hidden = made.thoughts.select(stay.into_iter());
         } else {
@@ -67,6 +70,9 @@ pub(crate) fn think(
             if row.start.perturbed {
                 chance.add_noise(row.start.id, (t, row.sequence.len()), hidden.row_mut(i));
             }
+            if let Some(steer) = &mut steer {
+                steer(row, hidden.row_mut(i));
+            }
             row.add_thought(hidden.row(i));
             row.pending = t + 1 == limits[r];
         }
@@ -76,7 +82,7 @@ pub(crate) fn think(
             break;
         }
         let x = hidden.select(stay.into_iter());
-        hidden = step(reasoner, cache, &mut pick(&mut rows, &live), &x, Some((chance, t + 1)));
+        hidden = step(mind, cache, &mut pick(&mut rows, &live), &x, Some((chance, t + 1)));
     }
     rows
 }

@@ -1,6 +1,6 @@
 //! A directory as `save_pretrained` writes it, opened: tensors by canonical name, as f32.
 //!
-//! [`files`] finds and maps the files, [`crate::names`] says what each tensor is, [`crate::adapter`] merges low-rank parts,
+//! `files` finds and maps the files, [`crate::names`] says what each tensor is, [`crate::adapter`] merges low-rank parts,
 //! `convert` makes numbers. Opening reads headers only; [`Checkpoint::tensor`] touches the bytes of one tensor.
 //!
 //! Invariants: one canonical name is one tensor; a returned tensor has the shape that was asked for and only finite values.
@@ -81,7 +81,7 @@ impl Checkpoint {
             index,
             pickles,
         } = files::find(dir)?;
-        let scale = Scale::read(dir, config.architecture)?;
+        let scale = Scale::Family(config.architecture);
         let mut checkpoint = Checkpoint {
             dir: dir.to_path_buf(),
             config,
@@ -261,7 +261,11 @@ impl Checkpoint {
         }
     }
 
-    fn check_adapters(&self) -> Result<(), Error> {
+    /// Both halves of each pair must be there. Only then does adapter_config.json matter: a merged model may keep its own.
+    fn check_adapters(&mut self) -> Result<(), Error> {
+        if !self.adapters.is_empty() {
+            self.scale = Scale::read(&self.dir, self.config.architecture)?;
+        }
         for (module, adapter) in &self.adapters {
             let (present, missing) = match (&adapter.a, &adapter.b) {
                 (Some(_), None) => ("lora_A", "lora_B"),
@@ -304,8 +308,14 @@ impl Checkpoint {
         module: &str,
         adapter: &Adapter,
     ) -> Result<(), Error> {
-        let (Some(a), Some(b), &[rows, columns]) = (&adapter.a, &adapter.b, shape) else {
+        let (Some(a), Some(b)) = (&adapter.a, &adapter.b) else {
             return Ok(());
+        };
+        let &[rows, columns] = shape else {
+            return Err(Error::UnsupportedAdapter {
+                file: self.path(a).to_path_buf(),
+                what: format!("`{}` on a weight that is no matrix", a.original),
+            });
         };
         let orientation = Orientation::of(self.config.architecture, module);
         let (inputs, outputs) = match orientation {

@@ -1,7 +1,7 @@
 //! What config.json says, as types.
 //!
 //! GPT-2, Llama and Qwen3 are one decoder; what differs between them is a field here, never a second code path by name.
-//! [`fields`] reads single values with bounds, [`parse`] knows each architecture's spelling.
+//! `fields` reads single values with bounds, `parse` knows each architecture's spelling.
 //!
 //! Invariants of a parsed [`Config`]: no count is zero, `kv_heads` divides `heads`, `head_dim` is even where positions are
 //! rotary, and no tensor size computed from the counts overflows.

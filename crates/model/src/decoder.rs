@@ -242,18 +242,26 @@ impl Block {
 }
 
 /// The rotation frequencies, with Llama 3's stretching of the slow ones.
+///
+/// In single precision step by step, as transformers has it: at position 1000 a last-place difference in a frequency is a
+/// difference in the fourth digit of an angle, and random models amplify it from thought to thought.
 fn rope(config: &Config) -> Option<Rope> {
     let Positions::Rope { theta, scaling } = config.positions else { return None };
-    let base = |i: usize| theta.powf(-2.0 * i as f64 / config.head_dim as f64);
-    let stretch = |f: f64| {
+    let base = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / config.head_dim as f32);
+    let stretch = |f: f32| {
         let Some(config::Llama3Scaling { factor, low, high, original_context }) = scaling else { return f };
-        let turns = original_context as f64 * f / std::f64::consts::TAU; // over the original context
-        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-        kept * f + (1.0 - kept) * f / factor
+        let (factor, low, high, context) = (factor as f32, low as f32, high as f32, original_context as f32);
+        let wavelength = std::f32::consts::TAU / f;
+        if wavelength < context / high {
+            f
+        } else if wavelength > context / low {
+            f / factor
+        } else {
+            let kept = (context / wavelength - low) / (high - low);
+            (1.0 - kept) * f / factor + kept * f
+        }
     };
-    // transformers keeps frequencies in single precision; so do we, or far positions would drift apart.
-    let frequencies = (0..config.head_dim / 2).map(|i| f64::from(stretch(base(i)) as f32)).collect();
-    Some(Rope { frequencies })
+    Some(Rope { frequencies: (0..config.head_dim / 2).map(|i| stretch(base(i))).collect() })
 }
 
 /// Activations of one part of a pass, kept from layer to layer.

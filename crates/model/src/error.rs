@@ -298,22 +298,13 @@ pub enum Error {
         why: String,
     },
 
-    /// A text that the tokenizer could not take apart.
-    #[error("cannot tokenize the text: {why}")]
-    Encode {
+    /// A text that the tokenizer could not take apart, or ids that it could not put together.
+    #[error(
+        "the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer"
+    )]
+    Tokenize {
         /// What the tokenizer said.
         why: String,
-    },
-
-    /// A token id that no token has.
-    #[error(
-        "token id {id} is not in the tokenizer's vocabulary of {vocab}; model and tokenizer do not belong together"
-    )]
-    UnknownTokenId {
-        /// The id.
-        id: u32,
-        /// One more than the largest id.
-        vocab: usize,
     },
 }
 

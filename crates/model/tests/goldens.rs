@@ -2,6 +2,8 @@
 //!
 //! The goldens are not part of the repository. Without them these tests say so and pass.
 
+#![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
+
 use std::path::{Path, PathBuf};
 
 use model::config::{Architecture, Mlp, Norm, Positions};

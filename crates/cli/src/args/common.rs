@@ -110,10 +110,23 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// With what.
+/// A choice of instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IsaKind {
+    /// The best one this processor has
+    Auto,
+    /// 512-bit vectors
+    Avx512,
+    /// 256-bit vectors
+    Avx2,
+    /// What every processor has
+    Portable,
+}
+
+/// With what; [`crate::load`] opens it.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
-pub struct MachineArgs {
+pub struct DeviceArgs {
     /// Where to compute [default: auto]
     #[arg(long, value_enum)]
     pub device: Option<DeviceKind>,
@@ -122,9 +135,9 @@ pub struct MachineArgs {
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<NonZeroUsize>,
 
-    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
-    pub memory: Option<NonZeroUsize>,
+    /// The instruction set, for measurements and tests [default: auto]
+    #[arg(long, value_enum, hide = true)]
+    pub isa: Option<IsaKind>,
 }
 
 /// How to print.

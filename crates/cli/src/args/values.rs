@@ -20,6 +20,11 @@ pub fn probability(text: &str) -> Result<Probability, String> {
     Probability::new(number).ok_or_else(|| "must be at least 0 and below 1".to_owned())
 }
 
+/// A share in [0, 1), as a plain number.
+pub fn share(text: &str) -> Result<f32, String> {
+    probability(text).map(Probability::get)
+}
+
 /// A standard deviation.
 pub fn deviation(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
@@ -73,7 +78,7 @@ const UNITS: [(&str, u64); 14] = [
 ];
 
 /// A size such as `1GiB`, `1.5G` or `800MB`.
-pub fn bytes(text: &str) -> Result<NonZeroUsize, String> {
+pub fn size(text: &str) -> Result<usize, String> {
     let lower = text.trim().to_ascii_lowercase();
     let wrong = || "write a size such as 512MiB or 2GiB".to_owned();
     let (number, unit) = UNITS.iter().find_map(|(name, unit)| Some((lower.strip_suffix(name)?.trim(), *unit))).ok_or_else(wrong)?;
@@ -82,7 +87,7 @@ pub fn bytes(text: &str) -> Result<NonZeroUsize, String> {
     if !(1.0..=(1u64 << 50) as f64).contains(&size) {
         return Err("must be at least one byte and at most 1024 TiB".to_owned());
     }
-    NonZeroUsize::new(size as usize).ok_or_else(wrong)
+    Ok(size as usize)
 }
 
 /// A size as people read it.
@@ -125,10 +130,10 @@ mod tests {
     #[test]
     fn sizes_are_human() {
         for (text, size) in [("1GiB", 1 << 30), ("1.5G", 3 << 29), ("800MB", 800_000_000), ("64 kib", 65536), ("1000", 1000), ("7b", 7)] {
-            assert_eq!(bytes(text).map(NonZeroUsize::get), Ok(size), "{text}");
+            assert_eq!(super::size(text), Ok(size), "{text}");
         }
         for text in ["", "GiB", "0", "-1G", "nan", "inf", "1e300", "1 giga"] {
-            assert!(bytes(text).is_err(), "{text}");
+            assert!(size(text).is_err(), "{text}");
         }
         assert_eq!((show_bytes(12), show_bytes(3 << 29)), ("12 B".into(), "1.5 GiB".into()));
     }

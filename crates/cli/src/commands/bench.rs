@@ -1,11 +1,159 @@
-//! `latent-tts bench`: not here yet.
+//! `bench`: trajectories per second at real shapes, with random weights, and their share of the machine's peak.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use crate::args::BenchArgs;
+use anyhow::{Context, Result};
+use engine::answer::Rule;
+use engine::bench::{Bench, Measured};
+use engine::prompt::Prompt;
+use engine::{Family, LatentLength, Method, Mind, Perturbation, Probability, Scope, Settings, Sites};
+use model::config::{Architecture, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
+use model::{Config, Decoder, LatentHead, LmHead, RandomWeights};
+use tensor::Device;
+
+use crate::args::{BenchArgs, Shape};
 use crate::printer::Printer;
 
-/// Runs the command.
-pub fn run(_args: &BenchArgs, _printer: &Printer) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("`bench` is not part of this build")
+/// Measures and prints.
+pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
+    let device = args.device.open()?;
+    let peak = tensor::peak(&device);
+    let mind = mind(&device, args)?;
+    let settings = settings(args, &mind)?;
+    let prompts: Vec<Prompt> = (0..args.questions.get()).map(|q| made_up(&mind, q as u32, args.prompt.get())).collect();
+    let mut bench = Bench::new(&mind, None, settings);
+    bench.run(&prompts)?; // warms caches and workers
+    let mut runs = (0..args.repeat.get()).map(|_| bench.run(&prompts)).collect::<Result<Vec<_>, _>>()?;
+    runs.sort_by(|a, b| a.seconds.total.total_cmp(&b.seconds.total));
+    let (best, median) = (runs[0], runs[runs.len() / 2]);
+    if printer.is_json() {
+        printer.json(&summary(&best, &median, peak, &device))?;
+    } else {
+        print(&best, &median, peak, &device, printer)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rate(run: &Measured) -> f64 {
+    run.trajectories as f64 / run.seconds.total
+}
+
+fn summary(best: &Measured, median: &Measured, peak: f64, device: &Device) -> serde_json::Value {
+    serde_json::json!({
+        "trajectories_per_s": rate(best), "prefill_s": best.seconds.prefill, "thoughts_s": best.seconds.thoughts,
+        "answer_s": best.seconds.answers, "flops": best.flops, "peak_flops": peak, "best_s": best.seconds.total,
+        "median_s": median.seconds.total, "peak_share": best.flops / best.seconds.total / peak,
+        "threads": device.threads(), "isa": device.isa().to_string(),
+    })
+}
+
+fn print(best: &Measured, median: &Measured, peak: f64, device: &Device, printer: &Printer) -> Result<()> {
+    let speed = best.flops / best.seconds.total;
+    printer.line(&format!("{:.1} trajectories/s (median {:.1})", rate(best), rate(median)))?;
+    let Measured { seconds, trajectories, flops } = best;
+    printer.line(&format!(
+        "{trajectories} trajectories in {:.3} s: prefill {:.3}, thoughts {:.3}, answers {:.3}",
+        seconds.total, seconds.prefill, seconds.thoughts, seconds.answers
+    ))?;
+    printer.line(&format!(
+        "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s that {} threads of {} reach on registers",
+        flops / 1e9,
+        speed / 1e9,
+        100.0 * speed / peak,
+        peak / 1e9,
+        device.threads(),
+        device.isa()
+    ))
+}
+
+/// Random weights of a real model's shape. Thoughts are hidden states as they are; no answer ends by itself.
+fn mind(device: &Device, args: &BenchArgs) -> Result<Mind> {
+    let config = shape(args.shape);
+    let decoder = device.run(|| Decoder::load(device, &config, &RandomWeights { seed: args.seed }, LmHead::With))?;
+    let count = LatentLength::Exactly(args.thoughts);
+    let method = Method {
+        family: Family::Coconut,
+        before: "",
+        after: "",
+        then: Vec::new(),
+        end: vec![1],
+        eos: Vec::new(),
+        length: count,
+        max_new_tokens: args.answer.get(),
+        rule: Rule::Hash,
+        p: args.p,
+        sigma: 0.0,
+        sites: if config.architecture == Architecture::Gpt2 { Sites::BOTH } else { Sites::MLP },
+    };
+    Ok(Mind { decoder, method, head: LatentHead::Identity, markers: BTreeMap::new() })
+}
+
+fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
+    let p = Probability::new(args.p).with_context(|| format!("--p {} is not in [0, 1)", args.p))?;
+    let perturbation = match args.p {
+        0.0 => Perturbation::None,
+        _ => Perturbation::Dropout { p, sites: mind.method.sites, scope: Scope::Thoughts },
+    };
+    Ok(Settings { samples: args.samples, perturbation, seed: args.seed, memory: args.memory, ..Settings::of(&mind.method) })
+}
+
+fn made_up(mind: &Mind, question: u32, length: usize) -> Prompt {
+    let vocab = mind.decoder.config().vocab as u32;
+    let tokens = (0..length as u32).map(|i| (question.wrapping_mul(7919) + i.wrapping_mul(104_729)) % vocab).collect();
+    Prompt { id: question, text: String::new(), tokens }
+}
+
+/// The published shapes.
+fn shape(shape: Shape) -> Config {
+    match shape {
+        Shape::Gpt2 => Config {
+            architecture: Architecture::Gpt2,
+            class_name: None,
+            layers: 12,
+            width: 768,
+            heads: 12,
+            kv_heads: 12,
+            head_dim: 64,
+            ffn: 3072,
+            vocab: 50_257,
+            context: 1024,
+            norm: Norm::LayerNorm { eps: 1e-5 },
+            positions: Positions::Learned,
+            mlp: Mlp::Gelu,
+            qk_norm: false,
+            tied: true,
+            eos: Vec::new(),
+            latent: LatentFields::default(),
+        },
+        Shape::Llama1b => Config {
+            architecture: Architecture::Llama,
+            layers: 16,
+            width: 2048,
+            heads: 32,
+            kv_heads: 8,
+            ffn: 8192,
+            vocab: 128_256,
+            context: 131_072,
+            norm: Norm::RmsNorm { eps: 1e-5 },
+            positions: Positions::Rope {
+                theta: 500_000.0,
+                scaling: Some(Llama3Scaling { factor: 32.0, low: 1.0, high: 4.0, original_context: 8192 }),
+            },
+            mlp: Mlp::SwiGlu,
+            ..self::shape(Shape::Gpt2)
+        },
+        Shape::Qwen32b => Config {
+            architecture: Architecture::Qwen3,
+            layers: 28,
+            heads: 16,
+            head_dim: 128,
+            ffn: 6144,
+            vocab: 151_936,
+            norm: Norm::RmsNorm { eps: 1e-6 },
+            positions: Positions::Rope { theta: 5_000_000.0, scaling: None },
+            qk_norm: true,
+            ..self::shape(Shape::Llama1b)
+        },
+    }
 }

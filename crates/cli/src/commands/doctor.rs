@@ -10,7 +10,6 @@ use tensor::{Device, Isa};
 
 use crate::args::DoctorArgs;
 use crate::args::values::show_bytes;
-use crate::load;
 use crate::printer::Printer;
 
 /// Words that each thread reads to measure memory: beyond any cache, and done in a blink.
@@ -20,7 +19,7 @@ const LITTLE_MEMORY: u64 = 2 << 30;
 
 /// Runs the command.
 pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
-    let device = load::device(&args.machine)?;
+    let device = args.device.open()?;
     let findings = Findings::measure(&device);
     let advice = findings.advice();
     let document = json!({

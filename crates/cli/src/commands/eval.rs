@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::args::EvalArgs;
 use crate::interrupt::{Gate, resume_command};
-use crate::load::{self, Models};
+use crate::load::Models;
 use crate::printer::{Printer, Progress, show_seconds};
 use crate::settings::{self, Sampling};
 use crate::{fingerprint, manifest};
@@ -31,9 +31,9 @@ const BATCH: f64 = 10.0;
 pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let job = Job::of(args)?;
     let questions = question::read(&job.data, args.limit.map(NonZeroUsize::get))?;
-    let device = load::device(&args.machine)?;
+    let device = args.device.open()?;
     let loaded = job.models.load(&device, printer)?;
-    let engine = loaded.engine(job.sampling.settings(&loaded.reasoner.method, args.machine.memory));
+    let engine = loaded.engine(job.sampling.settings(&loaded.reasoner.method, args.memory));
     engine.check(&questions)?;
 
     let manifest = job.manifest(&engine, &questions)?;

@@ -13,7 +13,7 @@ use record::{Sample, Seconds, Trajectory};
 use serde_json::{Value, json};
 
 use crate::args::SolveArgs;
-use crate::load::{self, Models};
+use crate::load::Models;
 use crate::printer::{Printer, show_seconds};
 use crate::settings::Sampling;
 
@@ -27,9 +27,9 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let sampling = Sampling::of(&args.sampling, SAMPLES)?;
     let models = Models::of(&args.model)?;
     let text = question(&args.text)?;
-    let device = load::device(&args.machine)?;
+    let device = args.device.open()?;
     let loaded = models.load(&device, printer)?;
-    let engine = loaded.engine(sampling.settings(&loaded.reasoner.method, args.machine.memory));
+    let engine = loaded.engine(sampling.settings(&loaded.reasoner.method, args.memory));
 
     // Nobody knows the right answer, so nothing is ever marked as correct.
     let question = Question { id: 0, text, gold: String::new(), kind: GoldKind::Number, steps: Vec::new() };

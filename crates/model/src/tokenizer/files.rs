@@ -148,28 +148,52 @@ fn build(
         }
     }
     added.retain(|t| !t.content.is_empty());
-    let tokens: Vec<AddedToken> = added
-        .iter()
-        .map(|t| t.token(side.named.contains(&t.content)))
-        .collect();
-    inner.add_tokens(&tokens);
-    for token in &added {
-        let given = inner.token_to_id(&token.content);
-        if token.id.is_some() && token.id != given {
-            let why = format!(
-                "added token `{}` has id {} in the files but is number {} in order; ids must follow each other",
-                token.content,
-                token.id.unwrap_or_default(),
-                given.unwrap_or_default()
-            );
-            return Err(Error::BadTokenizer { file, why });
-        }
-    }
+    check_stripping(&file, &added)?;
+    inner.add_tokens(&added.iter().map(Added::token).collect::<Vec<_>>());
+    check_order(&file, &inner, &added)?;
     Ok(Parts {
         inner,
         eos,
         clean_up: side.clean_up,
     })
+}
+
+/// The library numbers added tokens itself; files whose ids it would change are refused.
+fn check_order(file: &Path, inner: &Inner, added: &[Added]) -> Result<(), Error> {
+    for token in added {
+        let given = inner.token_to_id(&token.content);
+        if let (Some(id), Some(given)) = (token.id, given)
+            && id != given
+        {
+            let content = &token.content;
+            return Err(Error::BadTokenizer {
+                file: file.to_path_buf(),
+                why: format!(
+                    "added token `{content}` has id {id} but comes at {given}; ids must follow each other"
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A token that takes the spaces after it would take those that another token begins with; the library then cuts the
+/// text at places that overlap, and panics.
+fn check_stripping(file: &Path, added: &[Added]) -> Result<(), Error> {
+    let takes = added.iter().find(|t| t.rstrip);
+    let begins = added
+        .iter()
+        .find(|t| t.content.starts_with(char::is_whitespace));
+    match (takes, begins) {
+        (Some(a), Some(b)) => Err(Error::BadTokenizer {
+            file: file.to_path_buf(),
+            why: format!(
+                "added token `{}` takes the spaces that `{}` begins with; set its rstrip to false",
+                a.content, b.content
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 impl Added {
@@ -186,15 +210,14 @@ impl Added {
         }
     }
 
-    fn token(&self, named: bool) -> AddedToken {
+    fn token(&self) -> AddedToken {
         AddedToken {
             content: self.content.clone(),
             single_word: self.single_word,
             lstrip: self.lstrip,
             rstrip: self.rstrip,
             normalized: self.normalized,
-            // Named tokens of a tokenizer.json keep their own mark, as in transformers; those with no mark are special.
-            special: self.special || (named && self.id.is_none()),
+            special: self.special,
         }
     }
 }
@@ -207,7 +230,7 @@ fn from_whole(file: &Path) -> Result<(Inner, Vec<Added>), Error> {
         file,
         "normalizer",
         parsed.normalizer,
-        &["NFC", "NFD", "NFKC", "NFKD", "Sequence"],
+        &["NFC", "Sequence"],
     )?);
     inner.with_pre_tokenizer(part::<PreTokenizerWrapper>(
         file,
@@ -397,14 +420,15 @@ impl Side {
         }
         if let Some((file, map)) = optional::<BTreeMap<String, u32>>(dir, "added_tokens.json")? {
             check_ids(&file, map.values().copied())?;
-            for (content, id) in map {
-                let special = side.named.contains(&content);
-                side.added.push(Added {
-                    id: Some(id),
-                    special,
-                    ..Added::special(&content)
-                });
-            }
+            let tokens = map.into_iter();
+            side.added.extend(tokens.map(|(content, id)| Added {
+                id: Some(id),
+                special: false,
+                ..Added::special(&content)
+            }));
+        }
+        for token in &mut side.added {
+            token.special |= side.named.contains(&token.content);
         }
         side.added.sort_by_key(|t| t.id);
         Ok(side)

@@ -1,4 +1,4 @@
-//! Rotary positions. Angles are taken in double precision, so that distant positions keep theirs.
+//! Rotary positions.
 
 use rayon::prelude::*;
 
@@ -12,7 +12,7 @@ pub(crate) fn rope(isa: Isa, x: &mut Tensor, by: &Rope, positions: &[u32], heads
     let half = by.frequencies.len();
     x.data_mut().par_chunks_mut(width).zip(positions.par_iter()).with_min_len(4).for_each(|(row, &position)| {
         let (sin, cos): (Vec<f32>, Vec<f32>) =
-            by.frequencies.iter().map(|f| (f * f64::from(position)).sin_cos()).map(|(s, c)| (s as f32, c as f32)).unzip();
+            by.frequencies.iter().map(|f| (f * position as f32).sin_cos()).unzip();
         for head in row[..heads * 2 * half].chunks_mut(2 * half) {
             let (sin, cos) = (&sin[..], &cos[..]);
             per_isa!(isa, turn(head: &mut [f32], sin: &[f32], cos: &[f32]));

@@ -2,13 +2,13 @@
 
 use crate::{Device, Tensor, cpu};
 
-/// The rotation frequencies of a head: pair i turns by `position * frequencies[i]`.
+/// The rotation frequencies of a head: pair i turns by `position * frequencies[i]`, a product in single precision.
 ///
 /// Pairs are (i, i + head_dim / 2), as Llama's and Qwen's checkpoints have them.
 #[derive(Clone, Debug)]
 pub struct Rope {
     /// (head_dim / 2)
-    pub frequencies: Vec<f64>,
+    pub frequencies: Vec<f32>,
 }
 
 /// Turns, in place, the first `heads` heads of each row of x by that row's position. x is (rows, >= heads * head_dim).

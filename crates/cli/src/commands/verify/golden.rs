@@ -1,0 +1,105 @@
+//! Reading a reference dump: golden.json says what was run, golden.safetensors holds the numbers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use engine::perturb::Recording;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+
+/// golden.json.
+#[derive(Debug, Deserialize)]
+pub(super) struct Meta {
+    pub(super) family: String,
+    pub(super) latents_exactly: Option<usize>,
+    pub(super) latents_at_most: Option<usize>,
+    pub(super) n: usize,
+    pub(super) p: f32,
+    pub(super) std: f32,
+    pub(super) end_ids: Vec<u32>,
+    pub(super) eos_id: u32,
+    pub(super) max_new_tokens: usize,
+    pub(super) questions: Vec<Asked>,
+    pub(super) training: Option<serde_json::Value>,
+}
+
+/// A question, as the reference put it and answered it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Asked {
+    pub(super) question: String,
+    pub(super) prompt_ids: Vec<u32>,
+    pub(super) runs: BTreeMap<String, Vec<Answered>>,
+}
+
+/// One row's answer.
+#[derive(Debug, Deserialize)]
+pub(super) struct Answered {
+    pub(super) lengths: usize,
+    pub(super) answer_ids: Vec<u32>,
+    pub(super) text: String,
+}
+
+/// A dump in memory.
+#[derive(Debug)]
+pub(super) struct Golden {
+    pub(super) family: String,
+    pub(super) meta: Meta,
+    file: PathBuf,
+    tensors: BTreeMap<String, Numbers>,
+}
+
+/// A tensor of the dump.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    pub(super) shape: Vec<usize>,
+    pub(super) values: Vec<f32>,
+}
+
+impl Golden {
+    pub(super) fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join("golden.json");
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("{}: cannot read; give a folder with golden.json, golden.safetensors and checkpoint/", path.display()))?;
+        let meta: Meta = serde_json::from_str(&text).with_context(|| format!("{}: not a reference dump", path.display()))?;
+        let file = dir.join("golden.safetensors");
+        let bytes = std::fs::read(&file).with_context(|| format!("{}: cannot read", file.display()))?;
+        let parsed = SafeTensors::deserialize(&bytes).with_context(|| format!("{}: damaged", file.display()))?;
+        let tensors = parsed.iter().map(|(name, view)| Ok((name.to_owned(), numbers(&view)?))).collect::<Result<_>>();
+        let tensors = tensors.with_context(|| format!("{}: cannot be used", file.display()))?;
+        ensure!(!meta.questions.is_empty(), "{}: `questions` is empty, so there is nothing to compare", path.display());
+        Ok(Self { family: meta.family.clone(), meta, file, tensors })
+    }
+
+    pub(super) fn has_reward_model(&self) -> bool {
+        self.tensors.contains_key("rm.scores")
+    }
+
+    /// A tensor that must be there.
+    pub(super) fn tensor(&self, name: &str) -> Result<&Numbers> {
+        self.tensors.get(name).with_context(|| format!("{}: no tensor `{name}`; the dump is incomplete", self.file.display()))
+    }
+
+    /// The masks and the noise of question `i`.
+    pub(super) fn recording(&self, i: usize) -> Result<Recording> {
+        let (keep, noise) = (self.tensor(&format!("{i}.keep"))?, self.tensor(&format!("{i}.noise"))?);
+        let &[thoughts, layers, 2, rows, width] = &keep.shape[..] else {
+            bail!("{}: `{i}.keep` has shape {:?}, expected (thoughts, layers, 2, rows, width)", self.file.display(), keep.shape)
+        };
+        ensure!(noise.shape == [thoughts, rows, width], "{}: `{i}.noise` does not fit `{i}.keep`", self.file.display());
+        Ok(Recording {
+            shape: [thoughts, layers, rows, width],
+            keep: keep.values.iter().map(|&x| u8::from(x != 0.0)).collect(),
+            noise: noise.values.clone(),
+        })
+    }
+}
+
+fn numbers(view: &safetensors::tensor::TensorView<'_>) -> Result<Numbers> {
+    let values = match view.dtype() {
+        Dtype::F32 => view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dtype::U8 => view.data().iter().map(|&b| f32::from(b)).collect(),
+        other => bail!("a tensor of type {other:?}; dumps hold F32 and U8"),
+    };
+    Ok(Numbers { shape: view.shape().to_vec(), values })
+}

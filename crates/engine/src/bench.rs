@@ -1,0 +1,59 @@
+//! The stages on prompts of made-up tokens, for measuring.
+
+use record::Seconds;
+
+use crate::cost::Cost;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::prompt::Prompt;
+use crate::reasoner::{Mind, RewardModel};
+use crate::settings::Settings;
+use crate::wave::{Caches, Party};
+
+/// What a run took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured {
+    /// Time by stage.
+    pub seconds: Seconds,
+    /// Floating-point operations of the algorithm.
+    pub flops: f64,
+    /// Rows that answered.
+    pub trajectories: usize,
+}
+
+/// A mind that can be measured again and again; its caches are kept.
+pub struct Bench<'a> {
+    party: Party<'a>,
+    caches: Caches,
+}
+
+impl<'a> Bench<'a> {
+    /// Prepares to measure.
+    pub fn new(mind: &'a Mind, judge: Option<&'a RewardModel>, settings: Settings) -> Self {
+        Self { party: Party { mind, judge, settings }, caches: Caches::default() }
+    }
+
+    /// Passes all prompts through the stages once.
+    pub fn run(&mut self, prompts: &[Prompt]) -> Result<Measured, Error> {
+        let party = self.party;
+        let mut plan = Plan::new(&party, prompts)?;
+        let mut measured = Measured::default();
+        while let Some(wave) = plan.next() {
+            let caches = self.caches.ready(&party, plan.slots(&wave));
+            let mut seconds = Seconds::default();
+            let done = party.mind.decoder.device().run(|| party.pass(prompts, &wave, caches, &mut seconds));
+            measured.seconds += seconds;
+            for (share, rows) in wave.iter().zip(done) {
+                let length = prompts[share.question].tokens.len();
+                let mut cost = Cost::default();
+                if share.rows.start == 0 {
+                    cost = Cost::of_prompt(&party, length);
+                }
+                rows.iter().for_each(|row| cost.add_row(&party, length, row.thoughts.rows(), row.tokens.len()));
+                measured.flops += cost.flops;
+                measured.trajectories += rows.len();
+            }
+        }
+        Ok(measured)
+    }
+}

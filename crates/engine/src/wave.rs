@@ -1,0 +1,106 @@
+//! One wave of rows through the stages, with the time of each.
+
+use std::time::Instant;
+
+use model::Cache;
+use record::Seconds;
+use tensor::Tensor;
+
+use crate::decode::decode;
+use crate::perturb::{Chance, Randomness, RowId};
+use crate::plan::Share;
+use crate::prefill::{Start, prefill};
+use crate::prompt::Prompt;
+use crate::reasoner::{Mind, RewardModel};
+use crate::score::score;
+use crate::settings::Settings;
+use crate::think::{Thinking, think};
+
+/// Who takes part, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Party<'a> {
+    pub(crate) mind: &'a Mind,
+    pub(crate) judge: Option<&'a RewardModel>,
+    pub(crate) settings: Settings,
+}
+
+/// A row that has answered.
+pub(crate) struct Finished {
+    pub(crate) id: RowId,
+    pub(crate) perturbed: bool,
+    pub(crate) thoughts: Tensor, // (thoughts, width)
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) scores: Option<Vec<f32>>,
+}
+
+impl Party<'_> {
+    /// Rows a question: the samples, and the deterministic one if it was asked for.
+    pub(crate) fn rows(&self) -> usize {
+        self.settings.samples.get() + usize::from(self.settings.greedy)
+    }
+
+    /// Passes a wave through the stages. Returns the rows of each share.
+    pub(crate) fn pass(&self, prompts: &[Prompt], wave: &[Share], caches: &mut Caches, seconds: &mut Seconds) -> Vec<Vec<Finished>> {
+        let settings = &self.settings;
+        let chance = Chance { perturbation: settings.perturbation, randomness: Randomness::Seeded(settings.seed) };
+        let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();
+        let starts: Vec<Start> = wave.iter().enumerate().flat_map(|(i, share)| self.starts(i, prompts[i], share)).collect();
+        let Caches { mind: Some(cache), judge: judge_cache } = caches else { return Vec::new() };
+        let mut clock = Instant::now();
+        let mut lap = |stage: &mut f64| *stage += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+
+        let started = prefill(self.mind, cache, &prompts, &starts, chance);
+        lap(&mut seconds.prefill);
+        let mut rows = think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None });
+        lap(&mut seconds.thoughts);
+        let judging = self.judge.zip(judge_cache.as_mut());
+        let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &rows));
+        lap(&mut seconds.scores);
+        let (spoken, _) = decode(self.mind, cache, &mut rows, settings.max_new_tokens.get(), chance);
+        lap(&mut seconds.answers);
+        seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers;
+
+        let mut scores = scores.map(Vec::into_iter);
+        let mut finished = rows.into_iter().zip(spoken).map(|(row, spoken)| Finished {
+            id: row.start.id,
+            perturbed: row.start.perturbed,
+            thoughts: row.thoughts,
+            tokens: spoken.tokens,
+            scores: scores.as_mut().and_then(Iterator::next),
+        });
+        wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect()
+    }
+
+    fn starts(&self, prompt: usize, of: &Prompt, share: &Share) -> impl Iterator<Item = Start> {
+        let (question, samples) = (of.id, self.settings.samples.get());
+        share.rows.clone().map(move |r| Start { prompt, id: RowId { question, trajectory: r as u32 }, perturbed: r < samples })
+    }
+}
+
+/// Caches that are kept from wave to wave.
+#[derive(Default)]
+pub(crate) struct Caches {
+    mind: Option<Cache>,
+    judge: Option<Cache>,
+}
+
+impl Caches {
+    /// Empty caches of so many slots for the mind and for the judge.
+    pub(crate) fn ready(&mut self, party: &Party<'_>, (mind, judge): (usize, usize)) -> &mut Self {
+        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.config(), n));
+        if let Some(model) = party.judge {
+            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.config(), n));
+        }
+        self
+    }
+}
+
+fn ready(cache: &mut Option<Cache>, slots: usize, make: impl Fn(usize) -> Cache) {
+    match cache {
+        Some(cache) if cache.slots() >= slots => cache.clear(),
+        _ => {
+            *cache = None; // before the new one is made: both at once would break the budget
+            *cache = Some(make(slots));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! One test per way in which a checkpoint can be wrong: the variant, and a message that names file and remedy.
+
+#![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
+
+use std::fs;
+use std::path::PathBuf;
+
+use model::testkit::{Family, Spec, write_checkpoint};
+use model::{Checkpoint, Error, Tokenizer};
+use safetensors::Dtype;
+use safetensors::tensor::{SafeTensors, TensorView};
+use serde_json::Value;
+
+/// A tensor as it will be in the file: dtype, shape, bytes.
+type Raw = (Dtype, Vec<usize>, Vec<u8>);
+
+/// A tiny checkpoint to break.
+struct Fixture(tempfile::TempDir);
+
+impl Fixture {
+    fn new(spec: Spec) -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        write_checkpoint(dir.path(), &spec).unwrap();
+        Fixture(dir)
+    }
+
+    fn tiny() -> Fixture {
+        Fixture::new(Spec::default())
+    }
+
+    fn family(family: Family) -> Fixture {
+        Fixture::new(Spec {
+            family,
+            ..Spec::default()
+        })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn open(&self) -> Result<Checkpoint, Error> {
+        Checkpoint::open(self.0.path())
+    }
+
+    fn tokenizer(&self) -> Result<Tokenizer, Error> {
+        Tokenizer::read(self.0.path())
+    }
+
+    /// The error of opening, whose message must name all of `words`.
+    fn fails(&self, words: &[&str]) -> Error {
+        says(self.open().err().expect("the checkpoint opens"), words)
+    }
+
+    fn edit(&self, name: &str, change: impl FnOnce(&mut Value)) -> &Fixture {
+        let path = self.path(name);
+        let mut value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(path, value.to_string()).unwrap();
+        self
+    }
+
+    fn bytes(&self, change: impl FnOnce(&mut Vec<u8>)) -> &Fixture {
+        let path = self.path("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(path, bytes).unwrap();
+        self
+    }
+
+    /// Writes model.safetensors again with tensors added, replaced or (by `None`) left out.
+    fn tensors(&self, changes: &[(&str, Option<Raw>)]) -> &Fixture {
+        let path = self.path("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let raw = SafeTensors::deserialize(&bytes).unwrap();
+        let kept = raw
+            .iter()
+            .filter(|(name, _)| !changes.iter().any(|(n, _)| n == name));
+        let mut tensors: Vec<(&str, TensorView)> = kept.collect();
+        for (name, change) in changes {
+            if let Some((dtype, shape, data)) = change {
+                tensors.push((name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+            }
+        }
+        let serialized = safetensors::serialize(tensors, None).unwrap();
+        fs::write(path, serialized).unwrap();
+        self
+    }
+}
+
+/// Messages are one line, lower case at the start of the reason, without a full stop, and name what they should.
+fn says(error: Error, words: &[&str]) -> Error {
+    let message = error.to_string();
+    assert!(
+        !message.contains('\n') && !message.ends_with('.'),
+        "{message}"
+    );
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+    error
+}
+
+/// Asserts the variant of an error.
+macro_rules! assert_is {
+    ($error:expr, $pattern:pat) => {
+        let error = $error;
+        assert!(matches!(error, $pattern), "{error:?}");
+    };
+}
+
+mod config;
+mod tokenizer;
+mod weights;

@@ -1,0 +1,63 @@
+//! The tokenizer's files.
+
+use std::fs;
+
+use model::Error;
+use serde_json::{Value, json};
+
+use crate::{Fixture, says};
+
+#[test]
+fn missing_tokenizer() {
+    let fixture = Fixture::tiny();
+    fs::remove_file(fixture.path("tokenizer.json")).unwrap();
+    fs::write(fixture.path("vocab.json"), "{}").unwrap();
+    assert_is!(
+        says(fixture.tokenizer().err().unwrap(), &["merges.txt"]),
+        Error::MissingTokenizer { .. }
+    );
+}
+
+#[test]
+fn bad_tokenizer() {
+    let changes: [fn(&mut Value); 9] = [
+        |t| t["model"]["type"] = json!("Unigram"),
+        |t| t["model"]["dropout"] = json!(0.1),
+        |t| t["model"]["continuing_subword_prefix"] = json!("##"),
+        |t| t["model"]["merges"] = json!([["x", "nowhere"]]),
+        |t| t["model"]["merges"] = json!(["one"]),
+        |t| t["model"]["vocab"]["!"] = json!(1),
+        |t| t["model"]["vocab"]["!"] = json!(u32::MAX),
+        |t| t["added_tokens"][0]["id"] = json!(900),
+        // The library panics on the text `a  ` with these two.
+        |t| {
+            t["added_tokens"] = json!([
+                { "content": "a", "rstrip": true },
+                { "content": " ", "lstrip": true },
+            ]);
+        },
+    ];
+    for change in changes {
+        let fixture = Fixture::tiny();
+        fixture.edit("tokenizer.json", change);
+        assert_is!(
+            says(fixture.tokenizer().err().unwrap(), &["bad tokenizer"]),
+            Error::BadTokenizer { .. }
+        );
+    }
+}
+
+#[test]
+fn tokenize() {
+    let fixture = Fixture::tiny();
+    fixture.edit("tokenizer.json", |t| {
+        t["model"]["unk_token"] = json!("<nowhere>");
+        let vocab = t["model"]["vocab"].as_object_mut().unwrap();
+        let id = vocab.remove("!").unwrap();
+        vocab.insert("~~~".to_owned(), id);
+    });
+    assert_is!(
+        fixture.tokenizer().unwrap().encode("!").unwrap_err(),
+        Error::Tokenize { .. }
+    );
+}

@@ -1,0 +1,271 @@
+//! Broken files give errors or load; they never panic, hang or allocate beyond their size.
+//!
+//! Each case takes a valid checkpoint, damages one file (flipped bytes, a cut, any bytes at all, or any JSON value replaced
+//! by an odd one), and uses whatever still opens.
+
+#![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
+
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use model::testkit::{Family, Spec, write_checkpoint};
+use model::{Checkpoint, Tokenizer};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// The undamaged files of one checkpoint.
+struct Valid {
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Valid {
+    fn new(spec: Spec) -> Valid {
+        let dir = tempfile::tempdir().unwrap();
+        write_checkpoint(dir.path(), &spec).unwrap();
+        let read = |e: std::io::Result<fs::DirEntry>| {
+            let e = e.unwrap();
+            (
+                e.file_name().into_string().unwrap(),
+                fs::read(e.path()).unwrap(),
+            )
+        };
+        Valid {
+            files: fs::read_dir(dir.path()).unwrap().map(read).collect(),
+        }
+    }
+
+    fn bytes(&self, name: &str) -> &[u8] {
+        &self.files.iter().find(|(n, _)| n == name).unwrap().1
+    }
+
+    /// Writes all files, one of them changed, and uses what opens.
+    fn try_with(&self, name: &str, bytes: &[u8]) {
+        let dir = tempfile::tempdir().unwrap();
+        for (n, b) in &self.files {
+            fs::write(dir.path().join(n), if n == name { bytes } else { b }).unwrap();
+        }
+        use_all(dir.path());
+    }
+}
+
+fn tiny(family: Family) -> Spec {
+    Spec {
+        family,
+        layers: 1,
+        width: 8,
+        heads: 2,
+        head_dim: 4,
+        ffn: 8,
+        context: 16,
+        head_width: 8,
+        ..Spec::default()
+    }
+}
+
+static WHOLE: LazyLock<Valid> = LazyLock::new(|| Valid::new(tiny(Family::Coconut)));
+static SHARDED: LazyLock<Valid> = LazyLock::new(|| {
+    Valid::new(Spec {
+        shards: 2,
+        lora: true,
+        ..tiny(Family::LatentSft)
+    })
+});
+static NESTED: LazyLock<Valid> = LazyLock::new(|| Valid::new(tiny(Family::Rot)));
+
+fn use_all(dir: &Path) {
+    if let Ok(checkpoint) = Checkpoint::open(dir) {
+        let entries: Vec<_> = checkpoint
+            .names()
+            .map(|e| (e.canonical.clone(), e.shape.to_vec()))
+            .collect();
+        for (name, shape) in entries {
+            let _ = checkpoint.tensor(&name, &shape);
+        }
+        let _ = checkpoint.unused();
+    }
+    if let Ok(tokenizer) = Tokenizer::read(dir) {
+        for text in [
+            "",
+            "a b",
+            "2)### <|latent|> <|start-latent|>x  <|endoftext|>",
+            "ünï\u{0}\n\n",
+        ] {
+            if let Ok(ids) = tokenizer.encode(text) {
+                let _ = tokenizer.decode(&ids);
+            }
+        }
+        let _ = tokenizer.decode(&[0, u32::MAX]);
+    }
+}
+
+/// A file with some bytes changed, or cut, or both.
+fn damaged(valid: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
+    // Most of what can go wrong is in the header, so half of the flips are near the start.
+    let place = prop_oneof![0..valid.len(), 0..valid.len().min(600)];
+    let flips = prop::collection::vec((place, any::<u8>()), 0..6);
+    let cut = prop_oneof![3 => Just(valid.len()), 1 => 0..=valid.len()];
+    (flips, cut).prop_map(move |(flips, cut)| {
+        let mut bytes = valid.to_vec();
+        for (at, value) in flips {
+            bytes[at] = value;
+        }
+        bytes.truncate(cut);
+        bytes
+    })
+}
+
+fn odd() -> impl Strategy<Value = Value> {
+    let values = vec![
+        json!(null),
+        json!(true),
+        json!(-1),
+        json!(0),
+        json!(1),
+        json!(7),
+        json!(1u64 << 31),
+        json!(u32::MAX),
+        json!(u64::MAX),
+        json!(0.5),
+        json!(1e308),
+        json!(""),
+        json!("x"),
+        json!(" "),
+        json!("../x"),
+        json!("(a+)+$"),
+        json!([]),
+        json!({}),
+        json!([["x"], 3]),
+        json!({ "type": "Split", "pattern": { "Regex": "(?=(a+)+b)" }, "behavior": "Isolated", "invert": true }),
+        json!({ "type": "Sequence", "pretokenizers": [] }),
+        json!({ "type": "ByteLevel" }),
+    ];
+    prop::sample::select(values)
+}
+
+/// Replaces the value that a path of numbers leads to; each number picks a member at its depth.
+fn replaced(mut root: Value, path: &[usize], odd: Value) -> Vec<u8> {
+    let mut at = &mut root;
+    for &step in path {
+        let len = match at {
+            Value::Array(items) => items.len(),
+            Value::Object(map) => map.len(),
+            _ => 0,
+        };
+        if len == 0 {
+            break;
+        }
+        at = match at {
+            Value::Array(items) => &mut items[step % len],
+            Value::Object(map) => map.values_mut().nth(step % len).unwrap(),
+            _ => unreachable!(),
+        };
+    }
+    *at = odd;
+    root.to_string().into_bytes()
+}
+
+fn path() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(0usize..300, 1..5)
+}
+
+/// All JSON files of a checkpoint.
+fn json_file(valid: &'static Valid) -> impl Strategy<Value = &'static str> {
+    let names: Vec<&str> = valid
+        .files
+        .iter()
+        .map(|(n, _)| n.as_str())
+        .filter(|n| n.ends_with(".json"))
+        .collect();
+    prop::sample::select(names)
+}
+
+fn check_json(valid: &'static Valid, name: &str, path: &[usize], odd: Value) {
+    let root = serde_json::from_slice(valid.bytes(name)).unwrap();
+    valid.try_with(name, &replaced(root, path, odd));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_weights(bytes in damaged(WHOLE.bytes("model.safetensors"))) {
+        WHOLE.try_with("model.safetensors", &bytes);
+    }
+
+    #[test]
+    fn arbitrary_weights(size in any::<u16>(), rest in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut bytes = u64::from(size % 256).to_le_bytes().to_vec();
+        bytes.extend(rest);
+        WHOLE.try_with("model.safetensors", &bytes);
+    }
+
+    #[test]
+    fn damaged_side_file(bytes in damaged(NESTED.bytes("projection_head.safetensors"))) {
+        NESTED.try_with("projection_head.safetensors", &bytes);
+    }
+
+    #[test]
+    fn damaged_config(bytes in damaged(WHOLE.bytes("config.json"))) {
+        WHOLE.try_with("config.json", &bytes);
+    }
+
+    #[test]
+    fn damaged_index(bytes in damaged(SHARDED.bytes("model.safetensors.index.json"))) {
+        SHARDED.try_with("model.safetensors.index.json", &bytes);
+    }
+
+    #[test]
+    fn damaged_tokenizer(bytes in damaged(WHOLE.bytes("tokenizer.json"))) {
+        WHOLE.try_with("tokenizer.json", &bytes);
+    }
+
+    #[test]
+    fn arbitrary_text(name in json_file(&WHOLE), text in any::<String>()) {
+        WHOLE.try_with(name, text.as_bytes());
+    }
+
+    #[test]
+    fn odd_values_gpt2(name in json_file(&WHOLE), path in path(), odd in odd()) {
+        check_json(&WHOLE, name, &path, odd);
+    }
+
+    #[test]
+    fn odd_values_llama(name in json_file(&SHARDED), path in path(), odd in odd()) {
+        check_json(&SHARDED, name, &path, odd);
+    }
+
+    #[test]
+    fn odd_values_qwen(name in json_file(&NESTED), path in path(), odd in odd()) {
+        check_json(&NESTED, name, &path, odd);
+    }
+
+    /// Added tokens with every mixture of marks, in texts made of their pieces.
+    #[test]
+    fn odd_added_tokens(marks in prop::collection::vec((0usize..8, any::<[bool; 5]>()), 1..6),
+                        text in "[ab <|>#ü]{0,24}") {
+        let words = ["a", " ", "ab", "<|", "ba ", "###", "ü", " a "];
+        let mut root: Value = serde_json::from_slice(WHOLE.bytes("tokenizer.json")).unwrap();
+        root["added_tokens"] = marks.iter().map(|(word, m)| json!({
+            "content": words[*word], "single_word": m[0], "lstrip": m[1], "rstrip": m[2], "normalized": m[3],
+            "special": m[4],
+        })).collect();
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("tokenizer.json"), root.to_string()).unwrap();
+        if let Ok(tokenizer) = Tokenizer::read(dir.path()) && let Ok(ids) = tokenizer.encode(&text) {
+            tokenizer.decode(&ids).unwrap();
+        }
+    }
+
+    #[test]
+    fn odd_vocabulary_and_merges(merges in "[#!\\. a-c\n]{0,60}", vocab in any::<String>()) {
+        let dir = tempfile::tempdir().unwrap();
+        let root: Value = serde_json::from_slice(WHOLE.bytes("tokenizer.json")).unwrap();
+        let vocabulary = root["model"]["vocab"].to_string();
+        fs::write(dir.path().join("vocab.json"), vocabulary).unwrap();
+        fs::write(dir.path().join("merges.txt"), &merges).unwrap();
+        use_all(dir.path());
+        fs::write(dir.path().join("vocab.json"), vocab).unwrap();
+        use_all(dir.path());
+    }
+}
