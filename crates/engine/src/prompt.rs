@@ -24,5 +24,9 @@ pub fn prompt(reasoner: &Reasoner, question: &Question) -> Result<Prompt, Error>
     if tokens.is_empty() {
         return Err(Error::Empty { id: question.id });
     }
+    let vocab = reasoner.decoder.config().vocab;
+    if let Some(&token) = tokens.iter().find(|&&t| t as usize >= vocab) {
+        return Err(Error::UnknownToken { id: question.id, token, vocab });
+    }
     Ok(Prompt { id: question.id, text, tokens })
 }

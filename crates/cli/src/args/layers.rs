@@ -82,8 +82,9 @@ fn read(file: &Path) -> Result<Table> {
     let bytes = std::fs::read(file)?;
     let text = std::str::from_utf8(&bytes).map_err(|e| anyhow::anyhow!("not UTF-8 at byte {}", e.valid_up_to()))?;
     text.parse::<Table>().map_err(|error| {
-        let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-        anyhow::anyhow!("line {line}: {}", error.message())
+        let before = error.span().map_or(0, |span| bytes.iter().take(span.start).filter(|byte| **byte == b'\n').count());
+        let content = text.lines().nth(before).unwrap_or_default().trim();
+        anyhow::anyhow!("line {}, `{content}`: {}", before + 1, error.message())
     })
 }
 

@@ -86,10 +86,11 @@ impl Bench {
         finished(self.command(args).output().unwrap())
     }
 
-    /// A small eval of `model` on `data.jsonl`, with more arguments.
+    /// A small eval of `model` on `data.jsonl`, with more arguments, which may replace those.
     pub fn eval_args<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
-        let base = ["eval", "--model", "model", "--data", "data.jsonl", "--samples", "4", "--max-new-tokens", "6", "--threads", "1"];
-        base.iter().chain(more).copied().collect()
+        let base = [["--model", "model"], ["--data", "data.jsonl"], ["--samples", "4"], ["--max-new-tokens", "6"], ["--threads", "1"]];
+        let kept = base.into_iter().filter(|[flag, _]| !more.contains(flag)).flatten();
+        ["eval"].into_iter().chain(kept).chain(more.iter().copied()).collect()
     }
 
     pub fn eval(&self, more: &[&str]) -> Done {
