@@ -27,7 +27,9 @@ over the environment, the environment over the file, the file over the model's d
 /// thoughts for each question, scores them with a latent reward model if there is one, and aggregates their answers.
 #[derive(Debug, Parser)]
 #[command(name = "latent-tts", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
-#[command(after_help = "Start with `latent-tts doctor`, then `latent-tts inspect DIR` on your checkpoint, then `latent-tts eval`.")]
+#[command(
+    after_help = "Start with `latent-tts doctor`, then `latent-tts inspect DIR` on your checkpoint, then `latent-tts eval`."
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -33,9 +33,10 @@ impl Models {
     pub fn load(&self, device: &Device, printer: &Printer) -> Result<Loaded> {
         let start = Instant::now();
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
-        let judge = self.judge.as_deref().map(|dir| {
-            RewardModel::load(device, dir, &reasoner).with_context(|| format!("reward model {}", dir.display()))
-        });
+        let judge = self
+            .judge
+            .as_deref()
+            .map(|dir| RewardModel::load(device, dir, &reasoner).with_context(|| format!("reward model {}", dir.display())));
         let judge = judge.transpose()?;
         let with = if judge.is_some() { " and its reward model" } else { "" };
         let took = show_seconds(start.elapsed().as_secs_f64());

@@ -1,5 +1,7 @@
 //! Input that is not as it should be: one message that names the file and what is wrong, exit code 2, nothing lost.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod support;
 
 use std::path::Path;
@@ -136,7 +138,9 @@ fn weights_that_are_no_numbers() {
 fn configurations_that_make_no_sense() {
     let guarded = Guarded::new();
     let good = guarded.bench.read("model/config.json");
-    for (field, value) in [("n_head", serde_json::json!(0)), ("n_layer", serde_json::json!(-1)), ("n_embd", serde_json::json!("x"))] {
+    for (field, value) in
+        [("n_head", serde_json::json!(0)), ("n_layer", serde_json::json!(-1)), ("n_embd", serde_json::json!("x"))]
+    {
         guarded.edit("model/config.json", |config| config[field] = value);
         guarded.refuses(&[], &["config.json", field]);
         guarded.bench.write("model/config.json", &good);

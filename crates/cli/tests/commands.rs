@@ -1,5 +1,7 @@
 //! Every command on input that is as it should be.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod support;
 
 use std::io::Write;
@@ -15,7 +17,8 @@ fn eval_runs_every_family() {
     for (i, (name, family)) in REASONERS.into_iter().enumerate() {
         let model = format!("model-{i}");
         bench.model(&model, &Spec { family, ..Spec::default() });
-        let mut args = vec!["eval", "--model", &model, "--data", "data.jsonl", "--limit", "2", "-n", "3", "--max-new-tokens", "4"];
+        let mut args =
+            vec!["eval", "--model", &model, "--data", "data.jsonl", "--limit", "2", "-n", "3", "--max-new-tokens", "4"];
         if name == "latent-sft" {
             // The testkit gives all Llamas one tokenizer, with markers that a published Latent-SFT does not have.
             args.extend(["--method", name]);

@@ -1,5 +1,7 @@
 //! Where a flag's value comes from: command line, environment, file, model; and what contradicts what.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod support;
 
 use serde_json::Value;
@@ -20,7 +22,10 @@ fn run(bench: &Bench, args: &[&str], env: &[(&str, &str)]) -> Done {
 #[test]
 fn the_command_line_wins_over_the_environment_over_the_file_over_the_model() {
     let bench = Bench::new();
-    bench.write("all.toml", "samples = 2\np = 0.5\nthoughts = \"<=3\"\nsites = \"attn\"\nmax-new-tokens = 9\nk = [1, 2]\nquiet = true\n");
+    bench.write(
+        "all.toml",
+        "samples = 2\np = 0.5\nthoughts = \"<=3\"\nsites = \"attn\"\nmax-new-tokens = 9\nk = [1, 2]\nquiet = true\n",
+    );
     let env = [("LATENT_TTS_P", "0.4"), ("LATENT_TTS_SITES", "mlp")];
     let file = ["--config", "all.toml"];
     let layered = settings(&bench, &[&file[..], &["--p", "0.3", "--out", "a"]].concat(), &env);

@@ -2,6 +2,8 @@
 
 #![cfg(unix)]
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 mod support;
 
 use std::process::{Child, Stdio};
@@ -95,7 +97,11 @@ fn ctrl_c_and_sigterm_exit_with_3_and_say_how_to_go_on() {
         signal(&child, name);
         let done = end(child);
         assert_eq!(done.code, Some(3), "{}", done.err);
-        assert!(done.err.contains("latent-tts eval --model model") && done.err.trim_end().ends_with("--out stopped --resume"), "{}", done.err);
+        assert!(
+            done.err.contains("latent-tts eval --model model") && done.err.trim_end().ends_with("--out stopped --resume"),
+            "{}",
+            done.err
+        );
         assert_eq!(done.out, "");
         assert!(!bench.path("stopped/results.json").exists());
     }

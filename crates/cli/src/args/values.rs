@@ -35,9 +35,9 @@ pub fn deviation(text: &str) -> Result<f32, String> {
 pub fn thoughts(text: &str) -> Result<LatentLength, String> {
     let count = |text: &str| {
         let number: Option<NonZeroUsize> = text.trim().parse().ok();
-        number.filter(|n| n.get() <= MOST_THOUGHTS).ok_or_else(|| {
-            format!("{:?} is no count from 1 to {MOST_THOUGHTS}; write 6, <=64 or 4-6", text.trim())
-        })
+        number
+            .filter(|n| n.get() <= MOST_THOUGHTS)
+            .ok_or_else(|| format!("{:?} is no count from 1 to {MOST_THOUGHTS}; write 6, <=64 or 4-6", text.trim()))
     };
     if let Some(most) = text.trim().strip_prefix("<=") {
         return Ok(LatentLength::AtMost(count(most)?));
@@ -81,7 +81,8 @@ const UNITS: [(&str, u64); 14] = [
 pub fn size(text: &str) -> Result<usize, String> {
     let lower = text.trim().to_ascii_lowercase();
     let wrong = || "write a size such as 512MiB or 2GiB".to_owned();
-    let (number, unit) = UNITS.iter().find_map(|(name, unit)| Some((lower.strip_suffix(name)?.trim(), *unit))).ok_or_else(wrong)?;
+    let (number, unit) =
+        UNITS.iter().find_map(|(name, unit)| Some((lower.strip_suffix(name)?.trim(), *unit))).ok_or_else(wrong)?;
     let number: f64 = number.parse().map_err(|_| wrong())?;
     let size = number * unit as f64;
     if !(1.0..=(1u64 << 50) as f64).contains(&size) {
@@ -129,7 +130,9 @@ mod tests {
 
     #[test]
     fn sizes_are_human() {
-        for (text, size) in [("1GiB", 1 << 30), ("1.5G", 3 << 29), ("800MB", 800_000_000), ("64 kib", 65536), ("1000", 1000), ("7b", 7)] {
+        for (text, size) in
+            [("1GiB", 1 << 30), ("1.5G", 3 << 29), ("800MB", 800_000_000), ("64 kib", 65536), ("1000", 1000), ("7b", 7)]
+        {
             assert_eq!(super::size(text), Ok(size), "{text}");
         }
         for text in ["", "GiB", "0", "-1G", "nan", "inf", "1e300", "1 giga"] {

@@ -99,12 +99,13 @@ impl Findings {
         let little = self.memory.filter(|memory| *memory < LITTLE_MEMORY);
         let all = [
             cfg!(debug_assertions).then(|| "this is a debug build; build with `cargo build --release`".to_owned()),
-            (self.isa == Isa::Portable).then(|| {
-                "no AVX2 or AVX-512 was found, so the portable kernels run, several times slower".to_owned()
-            }),
+            (self.isa == Isa::Portable)
+                .then(|| "no AVX2 or AVX-512 was found, so the portable kernels run, several times slower".to_owned()),
             (threads > cores).then(|| format!("{threads} threads share {cores} cores; leave --threads out")),
             (threads < cores).then(|| format!("{threads} of {cores} cores are used; leave --threads out to use all")),
-            busy.map(|load| format!("other work keeps the cores busy (load average {load:.1}); figures will be lower than they could be")),
+            busy.map(|load| {
+                format!("other work keeps the cores busy (load average {load:.1}); figures will be lower than they could be")
+            }),
             little.map(|memory| format!("only {} of memory are available; pass a smaller --memory", show_bytes(memory))),
         ];
         all.into_iter().flatten().collect()

@@ -37,9 +37,10 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     engine.check(&questions)?;
 
     let manifest = job.manifest(&engine, &questions)?;
-    let out = job.out.clone().unwrap_or_else(|| {
-        Path::new("runs").join(manifest::default_name(&job.models.reasoner, &job.data, &manifest))
-    });
+    let out = job
+        .out
+        .clone()
+        .unwrap_or_else(|| Path::new("runs").join(manifest::default_name(&job.models.reasoner, &job.data, &manifest)));
     let writer = job.start.open(&out, &manifest)?;
     printer.note(&format!("run directory {}", out.display()));
     let run = sample(&engine, &questions, &job.seeds, writer, printer)?;

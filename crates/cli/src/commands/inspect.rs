@@ -135,13 +135,22 @@ impl Found<'_> {
         }
         lines.extend(c.class_name.clone().map(|class| ("class", class)));
         lines.push(("backbone", format!("{}, {} layers, {} wide", backbone(c.architecture), c.layers, c.width)));
-        lines.push(("heads", format!("{} of {}, {} for keys and values; feed-forward {}", c.heads, c.head_dim, c.kv_heads, c.ffn)));
-        lines.push(("vocabulary", format!("{} embeddings, {}", c.vocab, if c.tied { "tied to the head" } else { "head of its own" })));
+        lines.push((
+            "heads",
+            format!("{} of {}, {} for keys and values; feed-forward {}", c.heads, c.head_dim, c.kv_heads, c.ffn),
+        ));
+        lines.push((
+            "vocabulary",
+            format!("{} embeddings, {}", c.vocab, if c.tied { "tied to the head" } else { "head of its own" }),
+        ));
         lines.push(("context", format!("{} positions", c.context)));
         lines.push(("weights", self.weights()));
         lines.extend(self.kind.tokenizer().map(|t| ("tokenizer", format!("{} tokens", t.vocab_size()))));
         if let Some(method) = self.kind.method() {
-            lines.push(("tokens", format!("{:?} end the prompt, {:?} the thoughts, {:?} the answer", method.then, method.end, method.eos)));
+            lines.push((
+                "tokens",
+                format!("{:?} end the prompt, {:?} the thoughts, {:?} the answer", method.then, method.end, method.eos),
+            ));
             lines.push(("defaults", show_defaults(method)));
         }
         let mut text: String = lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect();
@@ -189,16 +198,26 @@ impl Listing<'_> {
     fn complain(&self, dir: &Path, refuses_unknown: bool) -> Result<()> {
         let dir = dir.display();
         if let Some(first) = self.missing().first() {
-            bail!("{dir}: {} tensors are missing, the first is `{}`; download the checkpoint again", self.missing().len(), first.name);
+            bail!(
+                "{dir}: {} tensors are missing, the first is `{}`; download the checkpoint again",
+                self.missing().len(),
+                first.name
+            );
         }
         if let Some((entry, expected)) = self.misshapen().first() {
             let (name, found) = (entry.original, entry.shape);
-            bail!("{dir}: tensor `{name}` has shape {found:?}, {:?} expected; config.json and weights do not belong together", expected.shape);
+            bail!(
+                "{dir}: tensor `{name}` has shape {found:?}, {:?} expected; config.json and weights do not belong together",
+                expected.shape
+            );
         }
         match self.unknown().first() {
             Some(first) if refuses_unknown => {
                 let count = self.unknown().len();
-                bail!("{dir}: {count} tensors belong to no known part, the first is `{}`; pass --method if it is another family", first.original)
+                bail!(
+                    "{dir}: {count} tensors belong to no known part, the first is `{}`; pass --method if it is another family",
+                    first.original
+                )
             }
             _ => Ok(()),
         }

@@ -55,7 +55,11 @@ fn question(text: &str) -> Result<String> {
 
 fn from_stdin() -> Result<String> {
     let mut text = String::new();
-    std::io::stdin().lock().take(LONGEST + 1).read_to_string(&mut text).context("cannot read the question from standard input")?;
+    std::io::stdin()
+        .lock()
+        .take(LONGEST + 1)
+        .read_to_string(&mut text)
+        .context("cannot read the question from standard input")?;
     if text.len() as u64 > LONGEST {
         bail!("standard input holds more than {LONGEST} bytes; give one question");
     }

@@ -88,7 +88,8 @@ impl Bench {
 
     /// A small eval of `model` on `data.jsonl`, with more arguments, which may replace those.
     pub fn eval_args<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
-        let base = [["--model", "model"], ["--data", "data.jsonl"], ["--samples", "4"], ["--max-new-tokens", "6"], ["--threads", "1"]];
+        let base =
+            [["--model", "model"], ["--data", "data.jsonl"], ["--samples", "4"], ["--max-new-tokens", "6"], ["--threads", "1"]];
         let kept = base.into_iter().filter(|[flag, _]| !more.contains(flag)).flatten();
         ["eval"].into_iter().chain(kept).chain(more.iter().copied()).collect()
     }

@@ -22,8 +22,7 @@ impl<'a> Listing<'a> {
     pub fn new(checkpoint: &'a Checkpoint, expected: &'a [Expected]) -> Self {
         let wanted: BTreeMap<&str, &Expected> = expected.iter().map(|e| (e.name.as_str(), e)).collect();
         let missing = expected.iter().filter(|e| !checkpoint.has(&e.name)).collect();
-        let mut listing =
-            Self { used: Vec::new(), ignored: Vec::new(), unknown: Vec::new(), misshapen: Vec::new(), missing };
+        let mut listing = Self { used: Vec::new(), ignored: Vec::new(), unknown: Vec::new(), misshapen: Vec::new(), missing };
         for entry in checkpoint.names() {
             match (wanted.get(weight(&entry.canonical).as_str()), entry.ignored) {
                 (_, Some(_)) => listing.ignored.push(entry),
@@ -71,9 +70,7 @@ impl<'a> Listing<'a> {
 
     /// For programs.
     pub fn document(&self) -> Value {
-        let entry = |e: &Entry<'_>| {
-            json!({ "name": e.canonical, "original": e.original, "file": e.file, "dtype": e.dtype, "shape": e.shape, "why": e.ignored })
-        };
+        let entry = |e: &Entry<'_>| json!({ "name": e.canonical, "original": e.original, "file": e.file, "dtype": e.dtype, "shape": e.shape, "why": e.ignored });
         let entries = |some: &[Entry<'_>]| some.iter().map(entry).collect::<Vec<_>>();
         let misshapen = self.misshapen.iter().map(|(e, expected)| {
             json!({ "name": e.canonical, "original": e.original, "file": e.file, "shape": e.shape, "expected": expected.shape })
