@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use record::Fingerprint;
@@ -22,14 +22,17 @@ const ENDINGS: [&str; 3] = ["safetensors", "json", "txt"];
 pub fn of(models: &[&Path], data: &Path) -> Result<String> {
     let mut digest = Fingerprint::default();
     for dir in models {
-        for file in files(dir)? {
-            digest = with_file(digest, &file)?;
+        // Some families keep their projector in a folder of its own.
+        let side = dir.join("prj");
+        let side = if side.is_dir() { files(&side)? } else { Vec::new() };
+        for file in files(dir)?.iter().chain(&side) {
+            digest = with_file(digest, file)?;
         }
     }
     Ok(with_file(digest, data)?.finish())
 }
 
-fn files(dir: &Path) -> Result<Vec<std::path::PathBuf>> {
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
     let relevant = |path: &Path| path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known));
     let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| relevant(path)).collect();

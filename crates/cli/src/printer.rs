@@ -93,12 +93,18 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// One step more; `message` says how it goes.
-    pub fn advance(&mut self, message: &str) {
+    /// One step more.
+    pub fn advance(&mut self) {
         self.done += 1;
         if let Some(bar) = &self.bar {
-            bar.set_message(message.to_owned());
             bar.set_position(self.done as u64);
+        }
+    }
+
+    /// How it goes; said at once the first time and at the end, and every few seconds in between.
+    pub fn report(&mut self, message: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(message.to_owned());
         } else if self.plain && (self.done == self.total || self.said.is_none_or(|at| at.elapsed() >= EVERY)) {
             say(&format!("{}/{} {message}", self.done, self.total));
             self.said = Some(Instant::now());

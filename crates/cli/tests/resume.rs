@@ -1,7 +1,6 @@
 //! Whatever ends a run, `--resume` brings it to the same bytes.
 
 #![cfg(unix)]
-
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 mod support;
@@ -62,7 +61,7 @@ fn a_killed_run_ends_with_the_bytes_of_one_that_was_not() {
     for attempt in 0..8u64 {
         let mut child = spawn(&bench, &args("killed", &["--resume"]));
         wait_for(&bench, "killed", lines(&bench, "killed") + 1, &mut child);
-        std::thread::sleep(Duration::from_micros(attempt * 7919 % 20_000));
+        std::thread::sleep(Duration::from_micros(attempt * 7919 % 6_000));
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -155,6 +155,7 @@ fn sample(engine: &Engine<'_>, questions: &[Question], seeds: &[u64], mut writer
                 }
             })?;
             failure.map_or(Ok(()), Err)?;
+            tally.report();
         }
     }
     Ok(writer.finish()?)
@@ -205,19 +206,21 @@ impl Tally {
         self.trajectories += trajectories.len();
         self.majority += usize::from(aggregate::majority(trajectories).is_some_and(|i| trajectories[i].correct));
         self.covered += usize::from(trajectories.iter().any(|t| t.correct));
-        self.progress.advance(&self.line());
+        self.progress.advance();
     }
 
-    fn line(&self) -> String {
+    /// Questions that were thought about together arrive together, so the pace is only known after a batch.
+    fn report(&mut self) {
         let seconds = self.start.elapsed().as_secs_f64();
         let share = |n: usize| 100.0 * n as f64 / self.questions as f64;
-        format!(
+        let line = format!(
             "majority {:.1}%, coverage {:.1}%, {:.1} trajectories/s, {} left",
             share(self.majority),
             share(self.covered),
             self.trajectories as f64 / seconds.max(1e-9),
             show_seconds(seconds / self.questions as f64 * self.left as f64)
-        )
+        );
+        self.progress.report(&line);
     }
 }
 
