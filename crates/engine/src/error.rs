@@ -92,8 +92,8 @@ pub enum Error {
         context: usize,
     },
 
-    /// A prompt with a token that has no embedding.
-    #[error("question {id}: its prompt has token {token}, but a model has {vocab} embeddings; use the tokenizer that came with the checkpoint, and a reward model of the same vocabulary")]
+    /// A prompt holds a token that the reasoner or its reward model has no embedding for.
+    #[error("question {id}: its prompt has token {token}, but a model that reads it has {vocab} embeddings; use a tokenizer and a reward model made for this reasoner")]
     UnknownToken {
         /// The question's number.
         id: u32,

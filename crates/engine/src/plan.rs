@@ -9,6 +9,7 @@ use model::{Cache, Config};
 
 use crate::error::Error;
 use crate::prompt::Prompt;
+use crate::reasoner::Mind;
 use crate::wave::Party;
 
 /// Rows beyond this gain nothing: the products are at full speed long before.
@@ -38,14 +39,14 @@ pub(crate) struct Plan<'a> {
 impl<'a> Plan<'a> {
     pub(crate) fn new(party: &Party<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
         let Party { mind, judge, settings } = *party;
-        let thoughts = settings.length.limit();
-        let own = 1 + thoughts + mind.method.end.len() + settings.max_new_tokens.get();
+        // More thoughts than the context has positions are refused below, whatever their number.
+        let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let plan = Self {
             prompts,
             rows: party.rows(),
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
-            own: Cache::slots_for(own),
+            own: Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get())),
             reward: judge.map(|j| (Cache::bytes_per_position(j.decoder.config()), Cache::slots_for(thoughts))),
             position: Cache::bytes_per_position(mind.decoder.config()),
             next: (0, 0),
@@ -53,6 +54,7 @@ impl<'a> Plan<'a> {
         for prompt in prompts {
             check(mind.decoder.config(), prompt, thoughts + mind.method.end.len())?;
             if let Some(judge) = judge {
+                prompt.check_tokens(judge.decoder.config().vocab)?;
                 check(judge.decoder.config(), prompt, thoughts)?;
             }
             let (shared, row) = plan.bytes(prompt);
@@ -110,11 +112,12 @@ impl Iterator for Plan<'_> {
     }
 }
 
-/// Whether a model, be it the reasoner or the reward model, has room and embeddings for a prompt.
+/// Positions that a row may have beside its prompt. Answers end with the context, so that no limit makes them longer.
+pub(crate) fn own_positions(mind: &Mind, thoughts: usize, max_new_tokens: usize) -> usize {
+    1 + thoughts + mind.method.end.len() + max_new_tokens.min(mind.decoder.config().context)
+}
+
 fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(), Error> {
-    if let Some(&token) = prompt.tokens.iter().find(|&&token| token as usize >= config.vocab) {
-        return Err(Error::UnknownToken { id: prompt.id, token, vocab: config.vocab });
-    }
     if prompt.tokens.len() + more >= config.context {
         return Err(Error::TooLong { id: prompt.id, prompt: prompt.tokens.len(), thoughts: more, context: config.context });
     }

@@ -24,9 +24,17 @@ pub fn prompt(reasoner: &Reasoner, question: &Question) -> Result<Prompt, Error>
     if tokens.is_empty() {
         return Err(Error::Empty { id: question.id });
     }
-    let vocab = reasoner.decoder.config().vocab;
-    if let Some(&token) = tokens.iter().find(|&&t| t as usize >= vocab) {
-        return Err(Error::UnknownToken { id: question.id, token, vocab });
+    let prompt = Prompt { id: question.id, text, tokens };
+    prompt.check_tokens(reasoner.decoder.config().vocab)?;
+    Ok(prompt)
+}
+
+impl Prompt {
+    /// Refuses tokens that a model of so many embeddings does not have.
+    pub(crate) fn check_tokens(&self, vocab: usize) -> Result<(), Error> {
+        match self.tokens.iter().find(|&&token| token as usize >= vocab) {
+            Some(&token) => Err(Error::UnknownToken { id: self.id, token, vocab }),
+            None => Ok(()),
+        }
     }
-    Ok(Prompt { id: question.id, text, tokens })
 }

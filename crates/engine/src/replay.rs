@@ -8,6 +8,7 @@ use tensor::Tensor;
 use crate::decode::decode;
 use crate::method::LatentLength;
 use crate::perturb::{Chance, Perturbation, Randomness, RowId};
+use crate::plan::own_positions;
 use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
@@ -54,7 +55,7 @@ pub fn prompt_hidden(mind: &Mind, tokens: &[u32]) -> Tensor {
 
 /// Runs the rows of one prompt through prefill, thoughts and answer.
 pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Vec<Replayed> {
-    let own = 1 + how.length.limit() + mind.method.end.len() + how.max_new_tokens.get();
+    let own = own_positions(mind, how.length.limit(), how.max_new_tokens.get());
     let slots = (how.rows + 1) * Cache::slots_for(prompt.tokens.len() + own);
     let mut cache = Cache::new(mind.decoder.config(), slots);
     let chance = Chance { perturbation: how.perturbation, randomness: how.randomness };

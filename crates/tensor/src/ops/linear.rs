@@ -169,13 +169,17 @@ fn drop_drawn(values: &mut [f32], draw: &Draw, site: u32, col: usize, p: f32) {
 
 /// For each row of x (rows, inputs) the index of the largest element of `x W + b`; the lowest index among equals.
 ///
+/// Not-a-number counts as smaller than everything; a row of nothing else has index 0, so that an index is always one.
 /// The results themselves, a row of which may be a whole vocabulary, are never stored.
 pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Vec<u32> {
     assert_eq!(x.cols(), map.inputs(), "argmax: rows of {} into a map of {}", x.cols(), map.inputs());
-    let best = Best { bias: map.bias.as_deref(), rows: (0..x.rows()).map(|_| AtomicU64::new(0)).collect() };
+    let best = Best { bias: map.bias.as_deref(), rows: (0..x.rows()).map(|_| AtomicU64::new(NOTHING)).collect() };
     product(device.isa(), x.data(), &map.weights, &best);
     best.rows.into_iter().map(|b| !(b.into_inner() as u32)).collect()
 }
+
+/// Index 0, below every value.
+const NOTHING: u64 = !0u32 as u64;
 
 struct Best<'a> {
     bias: Option<&'a [f32]>,

@@ -124,6 +124,18 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
     }
 }
 
+/// An index outside the row would be looked up in an embedding table.
+#[test]
+fn argmax_of_what_is_no_number_is_an_index() {
+    let map = Linear::from_output_major(2, 40, &numbers(80, 15), None);
+    let x = Tensor::from_vec(3, 2, vec![f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, 1.0]);
+    for device in devices() {
+        let found = device.run(|| argmax(&device, &x, &map));
+        assert_eq!(found[0], 0, "{device:?}");
+        assert!(found.iter().all(|&i| i < 40), "{device:?}: {found:?}");
+    }
+}
+
 #[test]
 fn packed_weights_can_be_read_back() {
     let w = numbers(19 * 21, 14);

@@ -1,0 +1,182 @@
+//! A trajectory does not depend on its company: not on other questions, N, the batch, threads, order or shard.
+
+use engine::{Outcome, Perturbation, Settings};
+use model::testkit::{Family, Spec};
+use proptest::prelude::*;
+use tensor::Device;
+
+use crate::common::*;
+
+/// The outcome of a question, found by its number.
+fn of(outcomes: &[Outcome], id: u32) -> &Outcome {
+    outcomes.iter().find(|o| o.sample.id == id).unwrap()
+}
+
+#[test]
+fn a_question_among_others_is_the_question_alone() {
+    for family in FAMILIES {
+        let pair = Pair::of(family);
+        for perturbation in perturbations() {
+            let settings = Settings { greedy: true, ..settings(&pair.reasoner, 3, perturbation) };
+            let together = pair.ask(settings, &questions());
+            for question in questions() {
+                let alone = pair.ask_one(settings, &question);
+                assert_same(
+                    of(&together, question.id),
+                    &alone,
+                    &format!("{family:?}, {perturbation:?}, question {}", question.id),
+                );
+            }
+        }
+    }
+}
+
+/// The tokens too, which records do not hold: rows run by themselves say what they said together.
+#[test]
+fn a_row_among_others_says_what_it_says_alone() {
+    for family in FAMILIES {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        let prompt = prompted(&reasoner, &questions()[2]);
+        for perturbation in perturbations() {
+            let many = settings(&reasoner, 7, perturbation);
+            let few = Settings { samples: count(1), ..many };
+            let (many, few) = (replayed(&reasoner, &many, &prompt), replayed(&reasoner, &few, &prompt));
+            assert_eq!(many[0].tokens, few[0].tokens, "{family:?}, {perturbation:?}");
+            assert_eq!(many[0].first_logits, few[0].first_logits, "{family:?}, {perturbation:?}");
+            assert_same_bits(&many[0].thoughts, &few[0].thoughts, &format!("{family:?}, {perturbation:?}"));
+        }
+    }
+}
+
+/// A pass longer than the decoder computes at once is cut, perhaps within a prompt.
+#[test]
+fn prompts_that_are_cut_into_parts_stay_whole() {
+    let long = |id: u32| question(id, &format!("{id} ").repeat(80));
+    let many: Vec<_> = (1000..1003).map(long).collect();
+    for family in [Family::Coconut, Family::CodiLlama] {
+        let pair = Pair::of(family);
+        for perturbation in [Perturbation::None, thoughtful(0.2), perturbations()[2]] {
+            let settings = settings(&pair.reasoner, 2, perturbation);
+            let together = pair.ask(settings, &many);
+            for question in &many {
+                assert_same(
+                    of(&together, question.id),
+                    &pair.ask_one(settings, question),
+                    &format!("{family:?}, {perturbation:?}"),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn fewer_samples_are_the_first_ones() {
+    for family in FAMILIES {
+        let pair = Pair::of(family);
+        for perturbation in perturbations() {
+            let many = pair.ask(settings(&pair.reasoner, 16, perturbation), &questions()[..3]);
+            let few = pair.ask(settings(&pair.reasoner, 4, perturbation), &questions()[..3]);
+            for (many, few) in many.iter().zip(&few) {
+                assert_eq!(many.sample.trajectories[..4], few.sample.trajectories, "{family:?}, {perturbation:?}");
+                let both = many.thoughts.iter().zip(&few.thoughts);
+                both.for_each(|(a, b)| assert_same_bits(a, b, &format!("{family:?}, {perturbation:?}")));
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_change_nothing() {
+    for family in [Family::Coconut, Family::Colar, Family::Rot] {
+        let spec = Spec { family, ..Spec::default() };
+        let run = |threads| {
+            let pair = Pair::new(&Device::cpu(Some(count(threads))).unwrap(), &spec);
+            let settings = Settings { greedy: true, ..settings(&pair.reasoner, 8, thoughtful(0.2)) };
+            pair.ask(settings, &questions())
+        };
+        let one = run(1);
+        for threads in [2, 3] {
+            one.iter().zip(run(threads)).for_each(|(a, b)| assert_same(a, &b, &format!("{family:?}, {threads} threads")));
+        }
+    }
+}
+
+/// The smallest budget that holds a row of the longest question, by bisection on what is refused.
+fn smallest_budget(pair: &Pair, settings: Settings) -> usize {
+    let one = Settings { samples: count(1), greedy: false, ..settings };
+    let fits = |memory: usize| ask(pair.engine(Settings { memory, ..one }), &questions()[1..2]).is_ok();
+    let (mut no, mut yes) = (0, 1 << 26);
+    while yes - no > 1 {
+        let middle = (no + yes) / 2;
+        if fits(middle) { yes = middle } else { no = middle }
+    }
+    yes
+}
+
+#[test]
+fn a_small_budget_splits_rows_and_changes_nothing() {
+    for family in [Family::Coconut, Family::LatentSft] {
+        let pair = Pair::of(family);
+        for perturbation in [Perturbation::None, thoughtful(0.3), perturbations()[2]] {
+            let settings = Settings { greedy: true, ..settings(&pair.reasoner, 6, perturbation) };
+            let whole = pair.ask(settings, &questions());
+            let least = smallest_budget(&pair, settings);
+            for memory in [least, least + least / 3, 3 * least] {
+                let split = pair.ask(Settings { memory, ..settings }, &questions());
+                whole
+                    .iter()
+                    .zip(&split)
+                    .for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {perturbation:?}, {memory} bytes")));
+            }
+        }
+    }
+}
+
+/// More rows than any wave takes, whatever the memory.
+#[test]
+fn more_samples_than_a_wave_holds_are_all_there() {
+    let pair = Pair::of(Family::Coconut);
+    let short = Settings { length: exactly(2), max_new_tokens: count(2), ..settings(&pair.reasoner, 1030, thoughtful(0.2)) };
+    let many = pair.ask(short, &questions()[..2]);
+    for outcome in &many {
+        assert!(outcome.sample.trajectories.iter().map(|t| t.k).eq(0..1030));
+        let few = pair.ask_one(Settings { samples: count(2), ..short }, &question(outcome.sample.id, &outcome.sample.question));
+        assert_eq!(outcome.sample.trajectories[..2], few.sample.trajectories);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// A shard is some of the questions in some order. Numbers name the randomness, so that nothing else matters.
+    #[test]
+    fn shards_and_order_change_nothing(
+        order in Just(vec![0usize, 1, 2, 3, 4]).prop_shuffle(),
+        size in 1usize..6,
+        noise in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        static PAIR: std::sync::LazyLock<Pair> = std::sync::LazyLock::new(|| Pair::of(Family::CodiGpt2));
+        let perturbation = if noise { Perturbation::Gaussian { std: 0.5 } } else { thoughtful(0.2) };
+        let settings = Settings { seed, ..settings(&PAIR.reasoner, 3, perturbation) };
+        let all = PAIR.ask(settings, &questions());
+        let shard: Vec<_> = order[..size].iter().map(|&i| questions()[i].clone()).collect();
+        let some = PAIR.ask(settings, &shard);
+        prop_assert!(some.iter().map(|o| o.sample.id).eq(shard.iter().map(|q| q.id)));
+        some.iter().for_each(|outcome| assert_same(of(&all, outcome.sample.id), outcome, "a shard"));
+    }
+}
+
+/// The same text under another number has the same prompt and other randomness; likewise under another seed.
+#[test]
+fn randomness_belongs_to_the_number_and_the_seed() {
+    let pair = Pair::of(Family::Coconut);
+    let settings = settings(&pair.reasoner, 2, thoughtful(0.2));
+    let thoughts = |id, seed| pair.ask_one(Settings { seed, ..settings }, &question(id, "2+2?")).thoughts;
+    let base = thoughts(1, 5);
+    assert_ne!(base[0], base[1]);
+    assert_eq!(base, thoughts(1, 5));
+    assert_ne!(base[0], thoughts(2, 5)[0]);
+    assert_ne!(base[0], thoughts(1, 6)[0]);
+    assert_ne!(base[0], thoughts(1, 5 | 1 << 40)[0], "the seed's upper half counts");
+}

@@ -1,0 +1,219 @@
+//! Forked rows equal whole sequences computed from scratch: no cache, no sharing, one row, every step anew.
+//!
+//! The recomputation here knows the method (which vector comes next, which positions are stochastic) and leaves only the
+//! decoder and the latent head to the crates under test. Sums run in the order of positions whatever the slots, so that
+//! the two agree to the bit.
+
+use engine::perturb::{Randomness, Recording, RowId};
+use engine::prompt::Prompt;
+use engine::replay::Replay;
+use engine::{LatentLength, Perturbation, Reasoner, Scope, Settings, Sites};
+use model::testkit::{Family, Spec};
+use model::{Cache, Dropout, Masks, Pass, Sequence, head};
+use tensor::Tensor;
+use tensor::rng::{Draw, Site};
+
+use crate::common::*;
+
+/// A row computed without any cleverness.
+struct Naive<'a> {
+    reasoner: &'a Reasoner,
+    settings: &'a Settings,
+    row: RowId,
+    inputs: Tensor,           // (positions, width): everything that was fed
+    draws: Vec<Option<Draw>>, // (positions): where its masks are drawn, if its pass is stochastic
+}
+
+/// What it did.
+struct Done {
+    thoughts: Tensor,
+    tokens: Vec<u32>,
+    first_logits: Vec<f32>,
+}
+
+impl Naive<'_> {
+    fn feed(&mut self, vector: &[f32], stochastic: bool) {
+        let position = self.draws.len();
+        self.draws.push(stochastic.then(|| self.row.draw(self.settings.seed, position)));
+        self.inputs.push(vector);
+    }
+
+    fn feed_tokens(&mut self, tokens: &[u32], stochastic: bool) {
+        let vectors = self.reasoner.embed(tokens);
+        (0..vectors.rows()).for_each(|i| self.feed(vectors.row(i), stochastic));
+    }
+
+    /// The hidden state at the last position, from nothing.
+    fn hidden(&self) -> Tensor {
+        let decoder = &self.reasoner.decoder;
+        let mut cache = Cache::new(decoder.config(), Cache::slots_for(self.inputs.rows()));
+        let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+        (0..self.inputs.rows()).for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == self.inputs.rows()));
+        let dropout = match self.settings.perturbation {
+            Perturbation::Dropout { p, sites: Sites { attn_out, mlp_out }, .. } => {
+                Some(Dropout { p: p.get(), attn_out, mlp_out, masks: Masks::Drawn(&self.draws) })
+            }
+            _ => None,
+        };
+        decoder.device().run(|| decoder.forward(&mut cache, &pass, &self.inputs, dropout))
+    }
+
+    fn logits(&self) -> Vec<f32> {
+        head::logits(&self.reasoner.decoder, &self.hidden()).data().to_vec()
+    }
+
+    /// The thought that follows what was fed.
+    fn thought(&self) -> Vec<f32> {
+        let mut thought = self.reasoner.head.thoughts(&self.reasoner.decoder, &self.hidden()).thoughts.data().to_vec();
+        if let Perturbation::Gaussian { std } = self.settings.perturbation {
+            self.row.draw(self.settings.seed, self.draws.len()).add_noise(std, &mut thought);
+        }
+        thought
+    }
+
+    fn run(mut self, prompt: &[u32]) -> Done {
+        let method = &self.reasoner.method;
+        let scope = match self.settings.perturbation {
+            Perturbation::Dropout { scope, .. } => Some(scope),
+            _ => None,
+        };
+        let (last, before) = prompt.split_last().unwrap();
+        self.feed_tokens(before, matches!(scope, Some(Scope::Prompt | Scope::All)));
+        self.feed_tokens(&[*last], scope.is_some());
+        let mut thoughts = Tensor::zeros(0, self.inputs.cols());
+        let limit = self.settings.length.limit();
+        let open = matches!(self.settings.length, LatentLength::AtMost(_));
+        while thoughts.rows() < limit && !(open && likeliest(&self.logits()) == method.end[0]) {
+            let thought = self.thought();
+            thoughts.push(&thought);
+            // The pass over the last thought makes no thought.
+            self.feed(&thought, scope.is_some() && (thoughts.rows() < limit || scope == Some(Scope::All)));
+        }
+        self.feed_tokens(&method.end, scope == Some(Scope::All));
+        let first_logits = self.logits();
+        let mut tokens = vec![likeliest(&first_logits)];
+        while tokens.len() < self.settings.max_new_tokens.get() && !method.eos.contains(&tokens[tokens.len() - 1]) {
+            self.feed_tokens(&tokens[tokens.len() - 1..], scope == Some(Scope::All));
+            tokens.push(likeliest(&self.logits()));
+        }
+        Done { thoughts, tokens, first_logits }
+    }
+}
+
+/// The index of the largest element, the lowest among equals.
+fn likeliest(logits: &[f32]) -> u32 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&x| x == largest).unwrap() as u32
+}
+
+fn check(reasoner: &Reasoner, settings: &Settings, what: &str) {
+    for question in &questions()[2..4] {
+        let prompt = prompted(reasoner, question);
+        let rows = replayed(reasoner, settings, &prompt);
+        let outcome =
+            ask(engine::Engine { reasoner, judge: None, settings: *settings }, std::slice::from_ref(question)).unwrap().remove(0);
+        for (k, found) in rows.iter().enumerate() {
+            let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
+            let naive = Naive { reasoner, settings, row: row(question.id, k), inputs, draws: Vec::new() };
+            let expected = naive.run(&prompt.tokens);
+            let what = format!("{what}, trajectory {k}");
+            assert_eq!(found.tokens, expected.tokens, "{what}");
+            assert_eq!(found.first_logits, expected.first_logits, "{what}");
+            assert_eq!(found.thoughts.rows(), expected.thoughts.rows(), "{what}");
+            if expected.thoughts.rows() > 0 {
+                assert_same_bits(&found.thoughts, &expected.thoughts, &what);
+                assert_same_bits(&outcome.thoughts[k], &expected.thoughts, &what);
+            }
+            assert_eq!(outcome.sample.trajectories[k].text, reasoner.tokenizer.decode(&expected.tokens).unwrap(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn every_family_forked_is_the_family_recomputed() {
+    for family in FAMILIES {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        for perturbation in perturbations() {
+            check(&reasoner, &settings(&reasoner, 3, perturbation), &format!("{family:?}, {perturbation:?}"));
+        }
+    }
+}
+
+#[test]
+fn every_scope_and_site_is_the_one_recomputed() {
+    for family in [Family::Coconut, Family::Colar] {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        for scope in [Scope::Thoughts, Scope::Prompt, Scope::All] {
+            for sites in [Sites::BOTH, Sites::MLP, Sites::ATTN, Sites { attn_out: false, mlp_out: false }] {
+                let settings = settings(&reasoner, 2, dropout(0.25, sites, scope));
+                check(&reasoner, &settings, &format!("{family:?}, {scope:?}, {sites:?}"));
+            }
+        }
+    }
+}
+
+/// Masks and noise written out as another implementation would record them, for rows of one length.
+fn recorded(reasoner: &Reasoner, settings: &Settings, prompt: &Prompt) -> Recording {
+    let (thoughts, rows) = (settings.length.limit(), settings.samples.get());
+    let (layers, width) = (reasoner.decoder.config().layers, reasoner.decoder.config().width);
+    let mut recording = Recording { shape: [thoughts, layers, rows, width], ..Recording::default() };
+    for t in 0..thoughts {
+        // Pass t runs over the position before thought t, which is fed at the next one.
+        let draw = |k: usize, position: usize| row(prompt.id, k).draw(settings.seed, position);
+        let at = prompt.tokens.len() + t;
+        if let Perturbation::Dropout { p, .. } = settings.perturbation {
+            for (layer, site) in (0..layers).flat_map(|l| [(l, Site::AttnOut), (l, Site::MlpOut)]) {
+                let keep = |k: usize| (0..width).map(move |i| u8::from(draw(k, at - 1).keeps(layer, site, i, p.get())));
+                recording.keep.extend((0..rows).flat_map(keep));
+            }
+        }
+        if let Perturbation::Gaussian { std } = settings.perturbation {
+            for k in 0..rows {
+                let mut noise = vec![0.0; width];
+                draw(k, at).add_noise(std, &mut noise);
+                recording.noise.extend(noise);
+            }
+        }
+    }
+    recording
+}
+
+/// Replaying another implementation's masks, noise or thoughts is what a run of one's own is compared by; so replaying
+/// one's own must change nothing.
+#[test]
+fn replaying_what_was_drawn_changes_nothing() {
+    for family in FAMILIES {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        let prompt = prompted(&reasoner, &questions()[0]);
+        for perturbation in [thoughtful(0.2), dropout(0.3, Sites::MLP, Scope::Thoughts), Perturbation::Gaussian { std: 0.3 }] {
+            let settings = Settings { length: exactly(4), ..settings(&reasoner, 3, perturbation) };
+            let drawn = replayed(&reasoner, &settings, &prompt);
+            let recording = recorded(&reasoner, &settings, &prompt);
+            let own: Vec<Tensor> = drawn.iter().map(|row| row.thoughts.clone()).collect();
+            let how = replay_of(&settings);
+            for how in [Replay { randomness: Randomness::Recorded(&recording), ..how }, Replay { follow: Some(&own), ..how }] {
+                for (a, b) in drawn.iter().zip(engine::replay::rows(&reasoner, &prompt, how)) {
+                    let what = format!("{family:?}, {perturbation:?}, follows {}", how.follow.is_some());
+                    assert_same_bits(&a.thoughts, &b.thoughts, &what);
+                    assert_eq!((&a.tokens, &a.first_logits), (&b.tokens, &b.first_logits), "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// A prompt of one token: nothing is left to share when its last token is private.
+#[test]
+fn a_prompt_of_one_token_is_a_prompt() {
+    let pair = Pair::of(Family::CodiGpt2);
+    let empty = question(5, "");
+    let prompt = prompted(&pair.reasoner, &empty);
+    assert_eq!(prompt.tokens.len(), 1);
+    for perturbation in perturbations() {
+        let settings = settings(&pair.reasoner, 2, perturbation);
+        let outcome = pair.ask_one(settings, &empty);
+        let inputs = Tensor::zeros(0, pair.reasoner.decoder.config().width);
+        let naive = Naive { reasoner: &pair.reasoner, settings: &settings, row: row(5, 1), inputs, draws: Vec::new() };
+        assert_same_bits(&outcome.thoughts[1], &naive.run(&prompt.tokens).thoughts, &format!("{perturbation:?}"));
+    }
+}

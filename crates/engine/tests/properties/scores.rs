@@ -1,0 +1,87 @@
+//! Rewards are read at each thought's own position, whatever else is scored with it.
+
+use engine::{LatentLength, Perturbation, Settings, replay};
+use model::testkit::{Family, Spec};
+use model::{Cache, Pass, Sequence};
+use tensor::Tensor;
+
+use crate::common::*;
+
+/// Rewards computed one position after the other.
+fn step_by_step(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Vec<f32> {
+    let decoder = &pair.judge.decoder;
+    let mut cache = Cache::new(decoder.config(), Cache::slots_for(prompt.len() + thoughts.rows()));
+    let mut sequence = Sequence::default();
+    let mut pass_one = |x: &Tensor| {
+        let mut pass = Pass::default();
+        pass.push(&mut cache, &mut sequence, true);
+        decoder.forward(&mut cache, &pass, x, None)
+    };
+    for &token in prompt {
+        let mut x = Tensor::zeros(1, decoder.config().width);
+        decoder.embed(token, x.row_mut(0));
+        pass_one(&x);
+    }
+    (0..thoughts.rows()).map(|t| pair.judge.head.rewards(decoder.device(), &pass_one(&matrix(thoughts.row(t))))[0]).collect()
+}
+
+#[test]
+fn scored_together_is_scored_alone_is_scored_step_by_step() {
+    for family in FAMILIES {
+        let pair = Pair::new(device(), &Spec { family, seed: 11, ..Spec::default() });
+        for perturbation in [thoughtful(0.3), Perturbation::Gaussian { std: 0.3 }] {
+            // Rows of unlike length, in every family.
+            let length = match pair.reasoner.method.length {
+                LatentLength::AtMost(_) => at_most(6),
+                _ => between(1, 6),
+            };
+            let settings = Settings { length, ..settings(&pair.reasoner, 4, perturbation) };
+            for (outcome, question) in pair.ask(settings, &questions()).iter().zip(questions()) {
+                let prompt = prompted(&pair.reasoner, &question);
+                let again = replay::rewards(&pair.judge, &prompt, &outcome.thoughts);
+                for (k, thoughts) in outcome.thoughts.iter().enumerate() {
+                    let scores = outcome.sample.trajectories[k].scores.clone().unwrap();
+                    let alone = replay::rewards(&pair.judge, &prompt, &outcome.thoughts[k..=k]).remove(0);
+                    assert_eq!(scores.len(), thoughts.rows());
+                    assert_eq!(scores, again[k], "{family:?}, {perturbation:?}: once more");
+                    assert_eq!(scores, alone, "{family:?}, {perturbation:?}: alone");
+                    assert_eq!(
+                        scores,
+                        step_by_step(&pair, &prompt.tokens, thoughts),
+                        "{family:?}, {perturbation:?}: step by step"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A judge reads and does not interfere.
+#[test]
+fn a_judge_changes_no_trajectory() {
+    for family in [Family::Coconut, Family::Colar] {
+        let pair = Pair::of(family);
+        let engine = pair.engine(Settings { greedy: true, ..settings(&pair.reasoner, 3, thoughtful(0.2)) });
+        let judged = ask(engine, &questions()).unwrap();
+        let unjudged = ask(engine::Engine { judge: None, ..engine }, &questions()).unwrap();
+        for (a, b) in judged.iter().zip(&unjudged) {
+            assert_eq!(a.thoughts, b.thoughts);
+            let (a, b) = (&a.sample, &b.sample);
+            for (a, b) in a.trajectories.iter().chain(&a.greedy).zip(b.trajectories.iter().chain(&b.greedy)) {
+                assert_eq!((a.k, &a.text, &a.answer, b.scores.as_ref()), (b.k, &b.text, &b.answer, None));
+            }
+        }
+    }
+}
+
+/// A score depends on what comes before its thought, and on nothing after it.
+#[test]
+fn a_score_does_not_look_ahead() {
+    let pair = Pair::of(Family::CodiLlama);
+    let asked = &questions()[0];
+    let prompt = prompted(&pair.reasoner, asked);
+    let thoughts = &pair.ask_one(settings(&pair.reasoner, 1, thoughtful(0.3)), asked).thoughts[0];
+    let whole = replay::rewards(&pair.judge, &prompt, std::slice::from_ref(thoughts)).remove(0);
+    let part = replay::rewards(&pair.judge, &prompt, &[first(2, thoughts)]).remove(0);
+    assert_eq!(whole[..2], part);
+}

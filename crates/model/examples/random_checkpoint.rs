@@ -1,0 +1,45 @@
+//! Writes a checkpoint of GPT-2 124M's shape with random weights, in COCONUT's published layout, with a given tokenizer.
+//!
+//! For measurements that need real prompts and a real size but no trained weights:
+//!
+//! ```text
+//! cargo run --release -p model --features testkit --example random_checkpoint -- TOKENIZER_DIR OUT_DIR [reward]
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use model::testkit::{Family, Spec, write_checkpoint};
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let (Some(tokenizer), Some(out)) = (args.next(), args.next()) else {
+        eprintln!("usage: random_checkpoint TOKENIZER_DIR OUT_DIR [reward]");
+        return ExitCode::from(2);
+    };
+    let family = if args.next().as_deref() == Some("reward") { Family::RewardGpt2 } else { Family::Coconut };
+    match write(family, PathBuf::from(tokenizer), Path::new(&out)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn write(family: Family, tokenizer: PathBuf, out: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    std::fs::create_dir_all(out)?;
+    let spec = Spec {
+        family,
+        layers: 12,
+        width: 768,
+        heads: 12,
+        kv_heads: 12,
+        head_dim: 64,
+        ffn: 3072,
+        context: 1024,
+        tokenizer_from: Some(tokenizer),
+        ..Spec::default()
+    };
+    Ok(write_checkpoint(out, &spec)?)
+}

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The CPU figures of BENCHMARKS.md: this engine and PyTorch on the same work, interleaved, on an otherwise idle machine.
+# Usage: runs/cpu_speed.sh PYTHON [ROUNDS]     (PYTHON has torch; each round runs every program once)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${1:?give a python that has torch} rounds=${2:-3}
+cargo build --release --quiet
+ours=target/release/latent-tts
+for round in $(seq "$rounds"); do
+  echo "round $round"
+  echo "4x64 ours:               $($ours bench --questions 4 --samples 64 --repeat 3 --json)"
+  echo "4x64 pytorch:            $("$python" runs/pytorch_cpu.py --mode same --questions 4 --samples 64 --repeat 2 --json)"
+  echo "4x64 pytorch packed:     $("$python" runs/pytorch_cpu.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json)"
+  echo "1x64 ours:               $($ours bench --questions 1 --samples 64 --repeat 3 --json)"
+  echo "1x64 reference:          $("$python" runs/pytorch_cpu.py --mode reference --questions 1 --samples 64 --repeat 1 --json)"
+  echo "1x1 ours:                $($ours bench --questions 1 --samples 1 --p 0 --repeat 9 --json)"
+  echo "1x1 pytorch:             $("$python" runs/pytorch_cpu.py --mode latency --repeat 9 --linear addmm --json)"
+  echo "1x1 pytorch packed:      $("$python" runs/pytorch_cpu.py --mode latency --repeat 9 --linear packed --json)"
+done
