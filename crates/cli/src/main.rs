@@ -1,2 +1,51 @@
 //! `latent-tts`: the command line.
-fn main() {}
+//!
+//! ```text
+//! args (what was typed) -> settings (what it means) -> commands (one file each) -> printer
+//! ```
+
+mod args;
+mod commands;
+mod fingerprint;
+mod interrupt;
+mod load;
+mod manifest;
+mod printer;
+mod settings;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use args::{Cli, Command};
+use printer::Printer;
+
+/// Bad usage or bad input.
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let result = args::parse(&argv).and_then(|cli| dispatch(&cli));
+    result.unwrap_or_else(|error| fail(&error))
+}
+
+fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Eval(args) => commands::eval::run(args, &Printer::new(&args.output)),
+        Command::Solve(args) => commands::solve::run(args, &Printer::new(&args.output)),
+        Command::Inspect(args) => commands::inspect::run(args, &Printer::new(&args.output)),
+        Command::Doctor(args) => commands::doctor::run(args, &Printer::new(&args.output)),
+        Command::Verify(args) => commands::verify::run(args, &Printer::new(&args.output)),
+        Command::Bench(args) => commands::bench::run(args, &Printer::new(&args.output)),
+    }
+}
+
+/// Says once what went wrong.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    if let Some(usage) = error.downcast_ref::<clap::Error>() {
+        // Help and version come this way too, with an exit code of their own. Nobody is left to tell if printing fails.
+        let _ = usage.print();
+        return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(BAD_INPUT));
+    }
+    printer::error(error);
+    ExitCode::from(BAD_INPUT)
+}

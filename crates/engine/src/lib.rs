@@ -33,5 +33,5 @@ pub use method::{Family, LatentLength, Method};
 pub use perturb::{Perturbation, Probability, Scope, Sites};
 pub use pipeline::{Engine, Outcome};
 pub use question::Question;
-pub use reasoner::{Mind, Reasoner, RewardModel};
+pub use reasoner::{Extras, Mind, Reasoner, RewardModel};
 pub use settings::Settings;

@@ -50,7 +50,7 @@ impl Engine<'_> {
     /// Stops early when `take` breaks.
     pub fn run(&self, questions: &[Question], take: &mut dyn FnMut(Outcome) -> ControlFlow<()>) -> Result<(), Error> {
         let prompts = questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
-        let party = Party { mind: &self.reasoner.mind, judge: self.judge, settings: self.settings };
+        let party = self.party();
         let mut plan = Plan::new(&party, &prompts)?;
         let mut caches = Caches::default();
         let mut open: Option<Gathering> = None;
@@ -72,6 +72,16 @@ impl Engine<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether all questions can be thought about: every prompt fits the models and the memory.
+    pub fn check(&self, questions: &[Question]) -> Result<(), Error> {
+        let prompts = questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
+        Plan::new(&self.party(), &prompts).map(|_| ())
+    }
+
+    fn party(&self) -> Party<'_> {
+        Party { mind: &self.reasoner.mind, judge: self.judge, settings: self.settings }
     }
 }
 

@@ -62,17 +62,35 @@ impl Reasoner {
             return Err(Error::RewardModelAsReasoner { dir: dir.to_owned() });
         }
         let tokenizer = Tokenizer::read(dir)?;
-        let recognised = || Family::recognise(&checkpoint, &tokenizer);
-        let family = family.or_else(recognised).ok_or_else(|| Error::Unrecognised { dir: dir.to_owned() })?;
-        let method = Method::resolve(family, &checkpoint, &tokenizer)?;
-        let head = latent_head(family, &checkpoint)?;
-        let markers = markers(&method, &checkpoint)?;
+        let Extras { method, head, markers } = Extras::read(&checkpoint, &tokenizer, family)?;
         let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
         let unused = checkpoint.unused();
         if !unused.is_empty() {
-            return Err(Error::UnusedTensors { dir: dir.to_owned(), family, unused });
+            return Err(Error::UnusedTensors { dir: dir.to_owned(), family: method.family, unused });
         }
         Ok(Self { tokenizer, mind: Mind { decoder, method, head, markers } })
+    }
+}
+
+/// What a family adds to a decoder.
+pub struct Extras {
+    /// What differs between families.
+    pub method: Method,
+    /// What makes a thought of a hidden state.
+    pub head: LatentHead,
+    /// Embeddings beside the table.
+    pub markers: BTreeMap<u32, Vec<f32>>,
+}
+
+impl Extras {
+    /// Reads them from a checkpoint; `family` overrides what is recognised.
+    pub fn read(checkpoint: &Checkpoint, tokenizer: &Tokenizer, family: Option<Family>) -> Result<Self, Error> {
+        let recognised = || Family::recognise(checkpoint, tokenizer);
+        let family = family.or_else(recognised).ok_or_else(|| Error::Unrecognised { dir: checkpoint.dir().to_owned() })?;
+        let method = Method::resolve(family, checkpoint, tokenizer)?;
+        let head = latent_head(family, checkpoint)?;
+        let markers = markers(&method, checkpoint)?;
+        Ok(Self { method, head, markers })
     }
 }
 

@@ -21,11 +21,8 @@ pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
     let golden = Golden::read(&args.dir)?;
     let reasoner = Reasoner::load(&device, &args.dir.join("checkpoint"), None)?;
-    let judge = if golden.has_reward_model() {
-        Some(RewardModel::load(&device, &args.dir.join("latent-rm"), &reasoner)?)
-    } else {
-        None
-    };
+    let judge =
+        if golden.has_reward_model() { Some(RewardModel::load(&device, &args.dir.join("latent-rm"), &reasoner)?) } else { None };
     let checks = checks::all(&golden, &reasoner, judge.as_ref())?;
     let missed = checks.iter().filter(|c| c.verdict == Verdict::Missed).count();
     if printer.is_json() {

@@ -202,9 +202,12 @@ fn rewards(golden: &Golden, judge: &RewardModel, prompts: &[Prompt]) -> Result<C
     let mut found = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let latents = golden.tensor(&format!("rm.latents.{i}"))?;
-        let &[rows, thoughts, width] = &latents.shape[..] else { anyhow::bail!("`rm.latents.{i}` is not (rows, thoughts, width)") };
+        let &[rows, thoughts, width] = &latents.shape[..] else {
+            anyhow::bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
+        };
         ensure!(rows == golden.meta.n, "`rm.latents.{i}` has {rows} rows, expected {}", golden.meta.n);
-        let row = |r: usize| Tensor::from_vec(thoughts, width, latents.values[r * thoughts * width..][..thoughts * width].to_vec());
+        let row =
+            |r: usize| Tensor::from_vec(thoughts, width, latents.values[r * thoughts * width..][..thoughts * width].to_vec());
         let thoughts: Vec<Tensor> = (0..rows).map(row).collect();
         found.extend(replay::rewards(judge, prompt, &thoughts)?.concat());
     }

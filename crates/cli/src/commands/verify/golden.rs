@@ -59,8 +59,9 @@ pub(super) struct Numbers {
 impl Golden {
     pub(super) fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("golden.json");
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("{}: cannot read; give a folder with golden.json, golden.safetensors and checkpoint/", path.display()))?;
+        let text = std::fs::read_to_string(&path).with_context(|| {
+            format!("{}: cannot read; give a folder with golden.json, golden.safetensors and checkpoint/", path.display())
+        })?;
         let meta: Meta = serde_json::from_str(&text).with_context(|| format!("{}: not a reference dump", path.display()))?;
         let file = dir.join("golden.safetensors");
         let bytes = std::fs::read(&file).with_context(|| format!("{}: cannot read", file.display()))?;

@@ -1,0 +1,316 @@
+//! What was typed: every command's flags, as clap reads them.
+//!
+//! Nothing here has a default that depends on the model; [`crate::settings`] says what the flags mean. Values come from
+//! the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`; [`layers`] merges the three, and a flag that
+//! none of them gives is `None`. `common` holds what commands share, `values` the readers of single values.
+
+mod common;
+mod layers;
+pub mod values;
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use common::{DeviceArgs, DeviceKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+pub use layers::parse;
+
+/// Said under every command's help.
+const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
+or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval and solve). The command line wins \
+over the environment, the environment over the file, the file over the model's defaults.";
+
+/// Makes latent reasoning models better at answering by thinking many times in parallel.
+///
+/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought), samples N trajectories of latent
+/// thoughts for each question, scores them with a latent reward model if there is one, and aggregates their answers.
+#[derive(Debug, Parser)]
+#[command(name = "latent-tts", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    after_help = "Start with `latent-tts doctor`, then `latent-tts inspect DIR` on your checkpoint, then `latent-tts eval`."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a benchmark under parallel scaling
+    ///
+    /// Samples N trajectories for every question of a data file, records them in a run directory, and reports what each way
+    /// of choosing an answer gives for every number of trajectories up to N. A run that was stopped, by whatever
+    /// cause, goes on with --resume and ends with the same samples as one that was not.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
+  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 --sampler noise --sigma 0.5
+  latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
+
+{LAYERS}"))]
+    Eval(EvalArgs),
+
+    /// Answer one question
+    ///
+    /// Thinks N times about one question and prints the answer, how the trajectories voted, and where the time went. The
+    /// question is the argument, or standard input if the argument is `-`.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts solve --model ./coconut-gpt2 \"Tom has 3 boxes of 4 apples and eats 2. How many are left?\"
+  echo \"What is 12 times 11?\" | latent-tts solve --model ./codi --samples 64 -
+
+{LAYERS}"))]
+    Solve(SolveArgs),
+
+    /// Say what a checkpoint holds
+    ///
+    /// Reads the headers of a checkpoint directory: the family and the backbone that were recognised, the defaults they bring,
+    /// and every tensor that is used, ignored, unknown or missing. Works on reasoners and on reward models.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts inspect ./coconut-gpt2
+  latent-tts inspect ./latent-rm --json
+  latent-tts inspect ./coconut-gpt2 --values    (also reads every weight and checks that it is finite)
+
+{LAYERS}"))]
+    Inspect(InspectArgs),
+
+    /// Say what this machine can do
+    ///
+    /// Names the device, the instruction set, threads and memory, measures arithmetic and memory speed for about a second, and
+    /// says what is not as fast as it could be.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts doctor
+  latent-tts doctor --threads 1 --json
+
+{LAYERS}"))]
+    Doctor(DoctorArgs),
+
+    /// Compare this engine with a reference dump
+    ///
+    /// Runs the engine on what another implementation recorded and prints one line per check with its largest error. Exits with
+    /// 1 if any check misses its tolerance.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts verify ./goldens
+
+{LAYERS}"))]
+    Verify(VerifyArgs),
+
+    /// Measure speed at real shapes
+    ///
+    /// Runs a model of random weights and reports trajectories per second and the share of the machine's peak.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts bench
+  latent-tts bench --shape gpt2 --questions 4 --samples 64 --threads 2 --json
+
+{LAYERS}"))]
+    Bench(BenchArgs),
+}
+
+/// Flags of `eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// Which models.
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA and their like), or
+    /// embedded:test, embedded:hard, embedded:ood
+    #[arg(long, value_name = "FILE", help_heading = "Data")]
+    pub data: Option<String>,
+
+    /// Take only the first questions of the file
+    #[arg(long, value_name = "COUNT", help_heading = "Data")]
+    pub limit: Option<NonZeroUsize>,
+
+    /// How to sample.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    /// Repeat everything under this many seeds, counted up from --seed [default: 1]
+    #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
+    pub seeds: Option<NonZeroU32>,
+
+    /// With what.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+
+    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
+    pub memory: Option<usize>,
+
+    /// The run directory [default: runs/<model>-<data>-<digest of the settings>]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub out: Option<PathBuf>,
+
+    /// Continue the run in the run directory, or begin it where there is none
+    #[arg(long, help_heading = "Output")]
+    pub resume: bool,
+
+    /// Replace the run in the run directory
+    #[arg(long, help_heading = "Output")]
+    pub overwrite: bool,
+
+    /// Report these numbers of trajectories [default: powers of two up to --samples]
+    #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
+    pub k: Option<Vec<NonZeroUsize>>,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// Read flags that are not given otherwise from a TOML file
+    #[arg(long, value_name = "FILE.toml", help_heading = "Output")]
+    pub config: Option<PathBuf>,
+}
+
+/// Flags of `solve`.
+#[derive(Debug, Args)]
+pub struct SolveArgs {
+    /// The question; `-` reads it from standard input
+    #[arg(value_name = "TEXT")]
+    pub text: String,
+
+    /// Which models.
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    /// How to sample.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+
+    /// With what.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+
+    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
+    pub memory: Option<usize>,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+
+    /// Read flags that are not given otherwise from a TOML file
+    #[arg(long, value_name = "FILE.toml", help_heading = "Output")]
+    pub config: Option<PathBuf>,
+}
+
+/// Flags of `inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// The checkpoint: a directory or a Hugging Face id in the local cache
+    #[arg(value_name = "DIR")]
+    pub dir: String,
+
+    /// Take it for this family instead of the one that is recognised
+    #[arg(long, value_name = "FAMILY", value_parser = values::family())]
+    pub method: Option<engine::Family>,
+
+    /// Also read every weight and check that it is finite
+    #[arg(long)]
+    pub values: bool,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Flags of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// With what.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Flags of `verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The reference dump
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+
+    /// With what.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// The shape of a model of random weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Shape {
+    /// GPT-2, 124M
+    Gpt2,
+    /// Llama 3.2, 1B
+    #[value(name = "llama-1b")]
+    Llama1b,
+    /// Qwen3-VL's text tower, 2B
+    #[value(name = "qwen3-2b")]
+    Qwen32b,
+}
+
+/// Flags of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The model's shape
+    #[arg(long, value_enum, default_value = "gpt2")]
+    pub shape: Shape,
+
+    /// Questions thought about together
+    #[arg(long, value_name = "Q", default_value = "4")]
+    pub questions: NonZeroUsize,
+
+    /// Trajectories of each question
+    #[arg(long, short = 'n', value_name = "N", default_value = "64")]
+    pub samples: NonZeroUsize,
+
+    /// Tokens of each prompt
+    #[arg(long, value_name = "L", default_value = "72")]
+    pub prompt: NonZeroUsize,
+
+    /// Thoughts of each trajectory
+    #[arg(long, value_name = "T", default_value = "6")]
+    pub thoughts: NonZeroUsize,
+
+    /// Answer tokens of each trajectory
+    #[arg(long, value_name = "A", default_value = "6")]
+    pub answer: NonZeroUsize,
+
+    /// The share of elements that dropout drops; 0 for none
+    #[arg(long, value_name = "P", value_parser = values::share, allow_negative_numbers = true, default_value = "0.2")]
+    pub p: f32,
+
+    /// How often to measure; the best is reported
+    #[arg(long, value_name = "COUNT", default_value = "3")]
+    pub repeat: NonZeroUsize,
+
+    /// The seed of weights and masks
+    #[arg(long, default_value = "0")]
+    pub seed: u64,
+
+    /// Memory for keys and values, e.g. 512MiB
+    #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "1GiB")]
+    pub memory: usize,
+
+    /// With what.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+
+    /// How to print.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}

@@ -1,0 +1,154 @@
+//! Flags that several commands share.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+
+use clap::{Args, ValueEnum};
+use engine::{Family, LatentLength, Probability};
+
+use super::values;
+
+/// Which models.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<String>,
+
+    /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local cache, or `embedded`
+    #[arg(long, value_name = "DIR")]
+    pub reward_model: Option<String>,
+
+    /// The reasoner's family [default: what the checkpoint says]
+    #[arg(long, value_name = "FAMILY", value_parser = values::family())]
+    pub method: Option<Family>,
+}
+
+/// What makes trajectories differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SamplerKind {
+    /// Monte Carlo dropout (see --p, --sites, --scope)
+    Dropout,
+    /// Gaussian noise on every thought (see --sigma)
+    Noise,
+    /// Nothing: all trajectories are the same
+    None,
+}
+
+/// Where dropout falls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SitesKind {
+    /// Attention and MLP outputs
+    Both,
+    /// Attention outputs
+    Attn,
+    /// MLP outputs
+    Mlp,
+}
+
+/// When dropout falls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ScopeKind {
+    /// In the passes whose output becomes a thought
+    Thoughts,
+    /// In the prompt as well
+    Prompt,
+    /// Through the answer as well
+    All,
+}
+
+/// How to sample.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Trajectories of each question [default: 64 for eval, 16 for solve]
+    #[arg(long, short = 'n', value_name = "N")]
+    pub samples: Option<NonZeroU32>,
+
+    /// What makes trajectories differ [default: dropout, or noise if --sigma is given]
+    #[arg(long, value_enum)]
+    pub sampler: Option<SamplerKind>,
+
+    /// Dropout: the share of elements dropped, at least 0 and below 1 [default: the paper's for the backbone]
+    #[arg(long, value_name = "P", value_parser = values::probability, allow_negative_numbers = true)]
+    pub p: Option<Probability>,
+
+    /// Noise: its standard deviation [default: the paper's for the backbone]
+    #[arg(long, value_name = "S", value_parser = values::deviation, allow_negative_numbers = true)]
+    pub sigma: Option<f32>,
+
+    /// Dropout: where it falls [default: both for GPT-2, mlp for Llama and Qwen]
+    #[arg(long, value_enum)]
+    pub sites: Option<SitesKind>,
+
+    /// Dropout: when it falls [default: thoughts]
+    #[arg(long, value_enum)]
+    pub scope: Option<ScopeKind>,
+
+    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a number drawn from the range
+    /// [default: the family's]
+    #[arg(long, value_name = "T", value_parser = values::thoughts)]
+    pub thoughts: Option<LatentLength>,
+
+    /// Answer tokens at most [default: the family's]
+    #[arg(long, value_name = "COUNT")]
+    pub max_new_tokens: Option<NonZeroU32>,
+
+    /// The seed of all randomness [default: 0]
+    #[arg(long)]
+    pub seed: Option<u64>,
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// The fastest device of this build
+    Auto,
+    /// The processor
+    Cpu,
+    /// An NVIDIA GPU
+    Cuda,
+}
+
+/// A choice of instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IsaKind {
+    /// The best one this processor has
+    Auto,
+    /// 512-bit vectors
+    Avx512,
+    /// 256-bit vectors
+    Avx2,
+    /// What every processor has
+    Portable,
+}
+
+/// With what; [`crate::load`] opens it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Machine")]
+pub struct DeviceArgs {
+    /// Where to compute [default: auto]
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceKind>,
+
+    /// Worker threads [default: all cores]
+    #[arg(long, value_name = "COUNT")]
+    pub threads: Option<NonZeroUsize>,
+
+    /// The instruction set, for measurements and tests [default: auto]
+    #[arg(long, value_enum, hide = true)]
+    pub isa: Option<IsaKind>,
+}
+
+/// How to print.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Print one JSON object on standard output instead of tables
+    #[arg(long)]
+    pub json: bool,
+
+    /// Say nothing on standard error but errors
+    #[arg(long, short = 'q')]
+    pub quiet: bool,
+}

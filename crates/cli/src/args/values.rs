@@ -1,0 +1,151 @@
+//! Readers of single values. Each says what would be right; clap adds the flag and what was given.
+
+use std::num::NonZeroUsize;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use engine::{Family, LatentLength, Probability};
+
+/// More thoughts than any model has positions for.
+const MOST_THOUGHTS: usize = 1 << 20;
+
+/// A family by its name.
+pub fn family() -> impl TypedValueParser<Value = Family> {
+    PossibleValuesParser::new(Family::ALL.map(Family::name))
+        .try_map(|name| Family::from_name(&name).ok_or_else(|| format!("no family is called {name}")))
+}
+
+/// A share in [0, 1).
+pub fn probability(text: &str) -> Result<Probability, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    Probability::new(number).ok_or_else(|| "must be at least 0 and below 1".to_owned())
+}
+
+/// A share in [0, 1), as a plain number.
+pub fn share(text: &str) -> Result<f32, String> {
+    probability(text).map(Probability::get)
+}
+
+/// A standard deviation.
+pub fn deviation(text: &str) -> Result<f32, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("must be finite and at least 0".to_owned()) }
+}
+
+/// `6`, `<=64` or `4-6`.
+pub fn thoughts(text: &str) -> Result<LatentLength, String> {
+    let count = |text: &str| {
+        let number: Option<NonZeroUsize> = text.trim().parse().ok();
+        number
+            .filter(|n| n.get() <= MOST_THOUGHTS)
+            .ok_or_else(|| format!("{:?} is no count from 1 to {MOST_THOUGHTS}; write 6, <=64 or 4-6", text.trim()))
+    };
+    if let Some(most) = text.trim().strip_prefix("<=") {
+        return Ok(LatentLength::AtMost(count(most)?));
+    }
+    let Some((low, high)) = text.split_once('-') else { return Ok(LatentLength::Exactly(count(text)?)) };
+    let (low, high) = (count(low)?, count(high)?);
+    if low > high {
+        return Err(format!("the range is empty; write {high}-{low}"));
+    }
+    Ok(LatentLength::Between(low, high))
+}
+
+/// A length as [`thoughts`] reads it.
+pub fn show_thoughts(length: LatentLength) -> String {
+    match length {
+        LatentLength::Exactly(n) => n.to_string(),
+        LatentLength::AtMost(n) => format!("<={n}"),
+        LatentLength::Between(low, high) => format!("{low}-{high}"),
+    }
+}
+
+/// Units of memory: those with an `i`, and bare letters, are powers of 1024.
+const UNITS: [(&str, u64); 14] = [
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("k", 1 << 10),
+    ("m", 1 << 20),
+    ("g", 1 << 30),
+    ("t", 1 << 40),
+    ("b", 1),
+    ("", 1),
+];
+
+/// A size such as `1GiB`, `1.5G` or `800MB`.
+pub fn size(text: &str) -> Result<usize, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let wrong = || "write a size such as 512MiB or 2GiB".to_owned();
+    let (number, unit) =
+        UNITS.iter().find_map(|(name, unit)| Some((lower.strip_suffix(name)?.trim(), *unit))).ok_or_else(wrong)?;
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let size = number * unit as f64;
+    if !(1.0..=(1u64 << 50) as f64).contains(&size) {
+        return Err("must be at least one byte and at most 1024 TiB".to_owned());
+    }
+    Ok(size as usize)
+}
+
+/// A size as people read it.
+pub fn show_bytes(size: u64) -> String {
+    let (mut value, mut unit) = (size as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if unit == "B" { format!("{size} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(n: usize) -> NonZeroUsize {
+        NonZeroUsize::new(n).unwrap()
+    }
+
+    #[test]
+    fn thoughts_read_back() {
+        let all = [
+            ("6", LatentLength::Exactly(count(6))),
+            ("<=64", LatentLength::AtMost(count(64))),
+            ("4-6", LatentLength::Between(count(4), count(6))),
+            ("5-5", LatentLength::Between(count(5), count(5))),
+        ];
+        for (text, length) in all {
+            assert_eq!(thoughts(text), Ok(length));
+            assert_eq!(show_thoughts(length), text);
+        }
+        for text in ["", "0", "6-4", "-3", "4-", "<=", "<=0", "six", "99999999999999999999", "1-99999999"] {
+            assert!(thoughts(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_human() {
+        for (text, size) in
+            [("1GiB", 1 << 30), ("1.5G", 3 << 29), ("800MB", 800_000_000), ("64 kib", 65536), ("1000", 1000), ("7b", 7)]
+        {
+            assert_eq!(super::size(text), Ok(size), "{text}");
+        }
+        for text in ["", "GiB", "0", "-1G", "nan", "inf", "1e300", "1 giga"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+        assert_eq!((show_bytes(12), show_bytes(3 << 29)), ("12 B".into(), "1.5 GiB".into()));
+    }
+
+    #[test]
+    fn numbers_are_checked() {
+        assert!(probability("0").is_ok() && probability("0.999").is_ok());
+        assert!(["1", "-0.1", "NaN", "x", "inf"].iter().all(|p| probability(p).is_err()));
+        assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
+        assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
+    }
+}

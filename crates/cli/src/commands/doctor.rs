@@ -1,0 +1,147 @@
+//! `latent-tts doctor`: what this machine can do, and what is not as fast as it could be.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use serde_json::json;
+use tensor::{Device, Isa};
+
+use crate::args::DoctorArgs;
+use crate::args::values::show_bytes;
+use crate::printer::Printer;
+
+/// Words that each thread reads to measure memory: beyond any cache, and done in a blink.
+const WORDS: usize = 16 << 20;
+/// Below this even a small model is tight.
+const LITTLE_MEMORY: u64 = 2 << 30;
+
+/// Runs the command.
+pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
+    let device = args.device.open()?;
+    let findings = Findings::measure(&device);
+    let advice = findings.advice();
+    let document = json!({
+        "device": "cpu",
+        "processor": findings.processor,
+        "cores": findings.cores,
+        "isa": findings.isa.to_string(),
+        "threads": findings.threads,
+        "memory_available": findings.memory,
+        "peak_flops": findings.flops,
+        "memory_bandwidth": findings.bandwidth,
+        "load": findings.load,
+        "cuda": null,
+        "version": env!("CARGO_PKG_VERSION"),
+        "advice": advice,
+    });
+    printer.result(&document, || findings.text(&advice))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was found.
+struct Findings {
+    processor: Option<String>,
+    cores: usize,
+    isa: Isa,
+    threads: usize,
+    /// Bytes that a new process can have.
+    memory: Option<u64>,
+    /// Operations per second on registers.
+    flops: f64,
+    /// Bytes per second read by all threads.
+    bandwidth: f64,
+    /// Mean number of running processes over the last minute, before measuring.
+    load: Option<f64>,
+}
+
+impl Findings {
+    fn measure(device: &Device) -> Self {
+        let load = load_average();
+        Self {
+            processor: processor(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            isa: device.isa(),
+            threads: device.threads(),
+            memory: memory_available(),
+            load,
+            bandwidth: bandwidth(device.threads()),
+            flops: tensor::peak(device),
+        }
+    }
+
+    fn text(&self, advice: &[String]) -> String {
+        let unknown = || "unknown".to_owned();
+        let lines = [
+            ("device", "cpu".to_owned()),
+            ("processor", self.processor.clone().unwrap_or_else(unknown)),
+            ("cores", self.cores.to_string()),
+            ("instructions", self.isa.to_string()),
+            ("threads", self.threads.to_string()),
+            ("memory", self.memory.map_or_else(unknown, |bytes| format!("{} available", show_bytes(bytes)))),
+            ("arithmetic", format!("{:.1} GFLOP/s at most, measured", self.flops / 1e9)),
+            ("bandwidth", format!("{:.1} GB/s read, measured", self.bandwidth / 1e9)),
+            ("cuda", "not in this build".to_owned()),
+        ];
+        let mut text: String = lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect();
+        text.push('\n');
+        match advice {
+            [] => text.push_str("nothing found that would make it faster\n"),
+            some => some.iter().for_each(|line| text.push_str(&format!("- {line}\n"))),
+        }
+        text
+    }
+
+    fn advice(&self) -> Vec<String> {
+        let (threads, cores) = (self.threads, self.cores);
+        let busy = self.load.filter(|load| *load > 0.5 * cores as f64);
+        let little = self.memory.filter(|memory| *memory < LITTLE_MEMORY);
+        let all = [
+            cfg!(debug_assertions).then(|| "this is a debug build; build with `cargo build --release`".to_owned()),
+            (self.isa == Isa::Portable)
+                .then(|| "no AVX2 or AVX-512 was found, so the portable kernels run, several times slower".to_owned()),
+            (threads > cores).then(|| format!("{threads} threads share {cores} cores; leave --threads out")),
+            (threads < cores).then(|| format!("{threads} of {cores} cores are used; leave --threads out to use all")),
+            busy.map(|load| {
+                format!("other work keeps the cores busy (load average {load:.1}); figures will be lower than they could be")
+            }),
+            little.map(|memory| format!("only {} of memory are available; pass a smaller --memory", show_bytes(memory))),
+        ];
+        all.into_iter().flatten().collect()
+    }
+}
+
+/// The processor's name, where the system tells.
+pub fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn memory_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+fn load_average() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// The best of three, since other load can only lower it.
+fn bandwidth(threads: usize) -> f64 {
+    let words: Vec<u64> = (0..WORDS as u64).collect();
+    let pass = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let share = words.len().div_ceil(threads.max(1));
+            words.chunks(share).for_each(|part| {
+                scope.spawn(move || black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word))));
+            });
+        });
+        size_of_val(words.as_slice()) as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..3).map(|_| pass()).fold(0.0, f64::max)
+}

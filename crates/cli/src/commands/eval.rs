@@ -1,0 +1,234 @@
+//! `latent-tts eval`: a benchmark under parallel scaling.
+//!
+//! Everything that can be wrong is found before the run directory is touched. Then each question is recorded as soon as it is
+//! done, and whatever ends the process, `--resume` goes on after the last record.
+
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use engine::{Engine, Outcome, Question, question};
+use record::{Manifest, Results, RunDir, Sample, Seconds, Writer, aggregate};
+use report::metrics::{self, MetricSettings};
+use serde_json::{Value, json};
+
+use crate::args::EvalArgs;
+use crate::interrupt::{Gate, resume_command};
+use crate::load::Models;
+use crate::printer::{Printer, Progress, show_seconds};
+use crate::settings::{self, Sampling};
+use crate::{fingerprint, manifest};
+
+/// Trajectories of each question.
+const SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+/// Seconds that a batch should take: long enough to fill the machine, short enough to show progress and to lose little.
+const BATCH: f64 = 10.0;
+
+/// Runs the command.
+pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
+    let job = Job::of(args)?;
+    let questions = question::read(&job.data, args.limit.map(NonZeroUsize::get))?;
+    let device = args.device.open()?;
+    let loaded = job.models.load(&device, printer)?;
+    let engine = loaded.engine(job.sampling.settings(&loaded.reasoner.method, args.memory));
+    engine.check(&questions)?;
+
+    let manifest = job.manifest(&engine, &questions)?;
+    let out = job
+        .out
+        .clone()
+        .unwrap_or_else(|| Path::new("runs").join(manifest::default_name(&job.models.reasoner, &job.data, &manifest)));
+    let writer = job.start.open(&out, &manifest)?;
+    printer.note(&format!("run directory {}", out.display()));
+    let run = sample(&engine, &questions, &job.seeds, writer, printer)?;
+
+    let results = metrics::of_run(&run, &MetricSettings { ks: job.ks, ..MetricSettings::default() })?;
+    run.write_results(&results)?;
+    let text = || format!("{}\nsamples and results are in {}", report::table::render(&results, printer.width()), out.display());
+    printer.result(&document(&out, &manifest, &results)?, text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the flags mean, as far as it can be known before anything is read.
+struct Job {
+    models: Models,
+    data: PathBuf,
+    sampling: Sampling,
+    seeds: Vec<u64>,
+    ks: Vec<usize>,
+    out: Option<PathBuf>,
+    start: Start,
+}
+
+impl Job {
+    fn of(args: &EvalArgs) -> Result<Self> {
+        let sampling = Sampling::of(&args.sampling, SAMPLES)?;
+        Ok(Self {
+            start: Start::of(args)?,
+            seeds: settings::seeds(sampling.seed, args.seeds)?,
+            ks: settings::ks(args.k.as_deref(), sampling.samples)?,
+            models: Models::of(&args.model)?,
+            data: settings::data_file(args.data.as_deref())?,
+            sampling,
+            out: args.out.clone(),
+        })
+    }
+
+    fn manifest(&self, engine: &Engine<'_>, questions: &[Question]) -> Result<Manifest> {
+        let models: Vec<&Path> = std::iter::once(self.models.reasoner.as_path()).chain(self.models.judge.as_deref()).collect();
+        let mut host = manifest::host(engine.reasoner.decoder.device(), engine.settings.memory);
+        // Paths say where the inputs were; what they held is in the fingerprint.
+        host["model"] = json!(self.models.reasoner);
+        host["reward_model"] = json!(self.models.judge);
+        host["data"] = json!(self.data);
+        Ok(Manifest {
+            program: manifest::program(),
+            commit: manifest::commit(),
+            created: manifest::now(),
+            host,
+            settings: manifest::settings(&engine.reasoner.method, &engine.settings, engine.judge.is_some()),
+            seeds: self.seeds.clone(),
+            questions: questions.len(),
+            fingerprint: fingerprint::of(&models, &self.data)?,
+            ..Manifest::default()
+        })
+    }
+}
+
+/// What to do with a run that is there already.
+#[derive(Clone, Copy)]
+enum Start {
+    Create,
+    Resume,
+    Overwrite,
+}
+
+impl Start {
+    fn of(args: &EvalArgs) -> Result<Self> {
+        match (args.resume, args.overwrite) {
+            (true, true) => bail!("--resume continues a run and --overwrite replaces it; give one of them"),
+            (true, false) => Ok(Self::Resume),
+            (false, true) => Ok(Self::Overwrite),
+            (false, false) => Ok(Self::Create),
+        }
+    }
+
+    fn open(self, out: &Path, manifest: &Manifest) -> Result<Writer> {
+        let opened = match self {
+            Self::Create => RunDir::create(out, manifest),
+            Self::Resume => RunDir::resume(out, manifest),
+            Self::Overwrite => RunDir::overwrite(out, manifest),
+        };
+        let changed = matches!(&opened, Err(record::Error::Differs { field, .. }) if field == "fingerprint");
+        opened.with_context(|| match changed {
+            true => "a file of the model, the reward model or the data is not what it was",
+            false => "run directory",
+        })
+    }
+}
+
+/// Samples what is not on file yet and records it.
+fn sample(engine: &Engine<'_>, questions: &[Question], seeds: &[u64], mut writer: Writer, printer: &Printer) -> Result<RunDir> {
+    let command = resume_command(std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()));
+    let gate = Gate::install(format!("\ninterrupted; what is done is kept, continue with:\n  {command}"))?;
+    let mut tally = Tally::new(writer.done(), seeds.len() * questions.len(), printer);
+    for &seed in seeds {
+        let mut engine = *engine;
+        engine.settings.seed = seed;
+        let left: Vec<Question> = questions.iter().filter(|q| !writer.is_done(seed, q.id)).cloned().collect();
+        let mut rest = left.as_slice();
+        while !rest.is_empty() {
+            let batch;
+            (batch, rest) = rest.split_at(tally.batch().min(rest.len()));
+            let mut failure = None;
+            engine.run(batch, &mut |outcome| match gate.write(|| record(&mut writer, &outcome)) {
+                Ok(()) => {
+                    tally.add(&outcome.sample);
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    ControlFlow::Break(())
+                }
+            })?;
+            failure.map_or(Ok(()), Err)?;
+            tally.report();
+        }
+    }
+    Ok(writer.finish()?)
+}
+
+fn record(writer: &mut Writer, outcome: &Outcome) -> Result<(), record::Error> {
+    writer.append(&outcome.sample)?;
+    if outcome.seconds == Seconds::default() { Ok(()) } else { writer.time(&outcome.seconds) }
+}
+
+/// How it goes, over the questions of this process.
+struct Tally {
+    start: Instant,
+    questions: usize,
+    trajectories: usize,
+    majority: usize,
+    covered: usize,
+    left: usize,
+    progress: Progress,
+}
+
+impl Tally {
+    fn new(done: usize, total: usize, printer: &Printer) -> Self {
+        if done > 0 {
+            printer.note(&format!("{done} of {total} questions are on file"));
+        }
+        Self {
+            start: Instant::now(),
+            questions: 0,
+            trajectories: 0,
+            majority: 0,
+            covered: 0,
+            left: total.saturating_sub(done),
+            progress: printer.progress(done, total),
+        }
+    }
+
+    /// How many questions to hand over next: one at first, so that a figure appears soon, then as many as the pace allows.
+    fn batch(&self) -> usize {
+        let pace = self.start.elapsed().as_secs_f64() / self.questions.max(1) as f64;
+        if self.questions == 0 { 1 } else { ((BATCH / pace) as usize).max(1) }
+    }
+
+    fn add(&mut self, sample: &Sample) {
+        let trajectories = &sample.trajectories;
+        self.questions += 1;
+        self.left = self.left.saturating_sub(1);
+        self.trajectories += trajectories.len();
+        self.majority += usize::from(aggregate::majority(trajectories).is_some_and(|i| trajectories[i].correct));
+        self.covered += usize::from(trajectories.iter().any(|t| t.correct));
+        self.progress.advance();
+    }
+
+    /// Questions that were thought about together arrive together, so the pace is only known after a batch.
+    fn report(&mut self) {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let share = |n: usize| 100.0 * n as f64 / self.questions as f64;
+        let line = format!(
+            "majority {:.1}%, coverage {:.1}%, {:.1} trajectories/s, {} left",
+            share(self.majority),
+            share(self.covered),
+            self.trajectories as f64 / seconds.max(1e-9),
+            show_seconds(seconds / self.questions as f64 * self.left as f64)
+        );
+        self.progress.report(&line);
+    }
+}
+
+/// The results, and where they came from.
+fn document(out: &Path, manifest: &Manifest, results: &Results) -> Result<Value> {
+    let mut document = json!({ "run": out, "settings": manifest.settings, "fingerprint": manifest.fingerprint });
+    if let (Value::Object(document), Value::Object(results)) = (&mut document, serde_json::to_value(results)?) {
+        document.extend(results);
+    }
+    Ok(document)
+}

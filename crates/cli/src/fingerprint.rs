@@ -1,0 +1,64 @@
+//! A digest of what a run reads, so that a resumed run notices that a file under the same path has changed.
+//!
+//! Small files go in whole. Weight files of gigabytes go in by their size and by blocks spread over them: another training
+//! run's weights differ everywhere, and a file that was cut differs in size.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use record::Fingerprint;
+
+/// Files larger than this are sampled.
+const WHOLE: u64 = 32 << 20;
+/// Blocks of a sampled file, and the bytes of each.
+const BLOCKS: u64 = 64;
+const BLOCK: usize = 4096;
+/// What of a checkpoint directory can change a result.
+const ENDINGS: [&str; 3] = ["safetensors", "json", "txt"];
+
+/// The digest of models and questions.
+pub fn of(models: &[&Path], data: &Path) -> Result<String> {
+    let mut digest = Fingerprint::default();
+    for dir in models {
+        // Some families keep their projector in a folder of its own.
+        let side = dir.join("prj");
+        let side = if side.is_dir() { files(&side)? } else { Vec::new() };
+        for file in files(dir)?.iter().chain(&side) {
+            digest = with_file(digest, file)?;
+        }
+    }
+    Ok(with_file(digest, data)?.finish())
+}
+
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
+    let relevant = |path: &Path| path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known));
+    let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| relevant(path)).collect();
+    files.sort();
+    Ok(files)
+}
+
+fn with_file(digest: Fingerprint, path: &Path) -> Result<Fingerprint> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let content = content(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(digest.with(&name, &content))
+}
+
+fn content(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut content = size.to_le_bytes().to_vec();
+    if size <= WHOLE {
+        file.read_to_end(&mut content)?;
+        return Ok(content);
+    }
+    let mut block = [0; BLOCK];
+    for i in 0..BLOCKS {
+        file.seek(SeekFrom::Start((size - BLOCK as u64) / (BLOCKS - 1) * i))?;
+        file.read_exact(&mut block)?;
+        content.extend(block);
+    }
+    Ok(content)
+}

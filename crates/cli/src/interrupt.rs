@@ -1,0 +1,83 @@
+//! Ctrl-C and SIGTERM end a run between two records, never within one.
+//!
+//! What was recorded is kept and everything else can be computed again, so there is no reason to make the user wait for
+//! the batch at hand: the first signal ends the process as soon as no line is being written, with exit code 3. Should even
+//! that hang (a dead network disk), a second signal ends it at once. A hang-up is left alone, so that `nohup` works.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+
+/// The exit code of a run that can be resumed.
+#[cfg(unix)]
+const INTERRUPTED: i32 = 3;
+
+/// Writing goes through here; a signal waits until nothing is inside.
+#[derive(Debug, Clone)]
+pub struct Gate(Arc<Mutex<()>>);
+
+impl Gate {
+    /// From here on a signal says `farewell` and ends the process.
+    #[cfg(unix)]
+    pub fn install(farewell: String) -> Result<Self> {
+        use anyhow::Context;
+        use signal_hook::consts::{SIGINT, SIGTERM};
+
+        let gate = Self(Arc::default());
+        let inner = gate.clone();
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).context("cannot listen for Ctrl-C")?;
+        std::thread::spawn(move || {
+            let mut farewell = Some(farewell);
+            for signal in signals.forever() {
+                let Some(farewell) = farewell.take() else { std::process::exit(128 + signal) };
+                let gate = inner.clone();
+                std::thread::spawn(move || gate.write(|| leave(&farewell)));
+            }
+        });
+        Ok(gate)
+    }
+
+    /// Elsewhere the system's own way of ending a process is kept; what was recorded can be resumed all the same.
+    #[cfg(not(unix))]
+    pub fn install(_farewell: String) -> Result<Self> {
+        Ok(Self(Arc::default()))
+    }
+
+    /// Runs `work`, which no signal then cuts in two.
+    pub fn write<R>(&self, work: impl FnOnce() -> R) -> R {
+        // A poisoned lock only says that a thread died inside; a signal must end the process even then.
+        let _inside = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        work()
+    }
+}
+
+#[cfg(unix)]
+fn leave(farewell: &str) -> ! {
+    crate::printer::say(farewell);
+    std::process::exit(INTERRUPTED)
+}
+
+/// The command that continues what `argv` began.
+pub fn resume_command(argv: impl Iterator<Item = String>) -> String {
+    let kept = argv.filter(|arg| arg != "--overwrite" && arg != "--resume");
+    let words: Vec<String> = kept.map(|arg| quoted(&arg)).collect();
+    format!("{} --resume", words.join(" "))
+}
+
+/// A word that a shell reads back as it was.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_reads_back() {
+        let argv = ["latent-tts", "eval", "--data", "it's here", "--overwrite", "--thoughts", "<=6"];
+        let command = resume_command(argv.iter().map(|s| (*s).to_owned()));
+        assert_eq!(command, r"latent-tts eval --data 'it'\''s here' --thoughts '<=6' --resume");
+    }
+}

@@ -1,0 +1,142 @@
+//! The one place that writes: standard output is data, standard error is progress.
+//!
+//! A reader that leaves early (`| head`) is no error. On a terminal progress is a bar; elsewhere it is a plain line every
+//! few seconds, so that logs stay short. Nothing here is coloured, so `NO_COLOR` has nothing to switch off.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::args::OutputArgs;
+
+/// How often a plain line of progress is written.
+const EVERY: Duration = Duration::from_secs(5);
+/// Columns of a table where the terminal does not say.
+const COLUMNS: usize = 100;
+
+/// Writes for people or for programs.
+#[derive(Debug, Clone, Copy)]
+pub struct Printer {
+    json: bool,
+    quiet: bool,
+}
+
+impl Printer {
+    /// As the flags say.
+    pub fn new(args: &OutputArgs) -> Self {
+        Self { json: args.json, quiet: args.quiet }
+    }
+
+    /// Whether the result is wanted as JSON.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// One JSON object on standard output.
+    pub fn json(&self, value: &impl Serialize) -> Result<()> {
+        self.line(&serde_json::to_string(value)?)
+    }
+
+    /// A line on standard output.
+    pub fn line(&self, line: &str) -> Result<()> {
+        let mut out = io::stdout().lock();
+        match writeln!(out, "{line}").and_then(|()| out.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot write to standard output"),
+            _ => Ok(()),
+        }
+    }
+
+    /// The command's result: `value` as JSON if that was asked for, else the text.
+    pub fn result(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+        if self.json { self.json(value) } else { self.line(text().trim_end()) }
+    }
+
+    /// A line on standard error.
+    pub fn note(&self, line: &str) {
+        if !self.quiet {
+            say(line);
+        }
+    }
+
+    /// Columns that a table may take.
+    pub fn width(&self) -> usize {
+        let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        columns.filter(|&columns| columns >= 20).unwrap_or(COLUMNS)
+    }
+
+    /// Progress over `total` steps, of which some are done already.
+    pub fn progress(&self, done: usize, total: usize) -> Progress {
+        let terminal = !self.quiet && io::stderr().is_terminal();
+        let bar = terminal.then(|| {
+            let style = ProgressStyle::with_template("[{elapsed}] {bar:20} {pos}/{len} {msg}");
+            let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
+            let bar = style.map(|style| bar.clone().with_style(style)).unwrap_or(bar);
+            bar.set_position(done as u64);
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        Progress { bar, plain: !self.quiet && !terminal, said: None, done, total }
+    }
+}
+
+/// How far a command is.
+#[derive(Debug)]
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    plain: bool,
+    said: Option<Instant>,
+    done: usize,
+    total: usize,
+}
+
+impl Progress {
+    /// One step more.
+    pub fn advance(&mut self) {
+        self.done += 1;
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done as u64);
+        }
+    }
+
+    /// How it goes; said at once the first time and at the end, and every few seconds in between.
+    pub fn report(&mut self, message: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(message.to_owned());
+        } else if self.plain && (self.done == self.total || self.said.is_none_or(|at| at.elapsed() >= EVERY)) {
+            say(&format!("{}/{} {message}", self.done, self.total));
+            self.said = Some(Instant::now());
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+}
+
+/// An error, once, with its causes.
+pub fn error(error: &anyhow::Error) {
+    say(&format!("error: {error:#}"));
+}
+
+/// A line on standard error. That nobody reads it is no reason to stop, so unlike `eprintln!` this cannot panic.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// A duration as people read it.
+pub fn show_seconds(seconds: f64) -> String {
+    match seconds {
+        s if !s.is_finite() => "?".to_owned(),
+        s if s < 10.0 => format!("{s:.1} s"),
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}

@@ -1,0 +1,181 @@
+//! What the flags mean. The one place where defaults are resolved and contradictions found, before anything is loaded.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use engine::{LatentLength, Method, Perturbation, Probability, Scope, Settings, Sites};
+
+use crate::args::{SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+
+/// How to sample, as far as it can be known without a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// Trajectories of each question.
+    pub samples: NonZeroUsize,
+    /// The first seed.
+    pub seed: u64,
+    sampler: Sampler,
+    length: Option<LatentLength>,
+    max_new_tokens: Option<NonZeroUsize>,
+}
+
+/// A perturbation whose open parts the model fills in.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Sampler {
+    None,
+    Dropout { p: Option<Probability>, sites: Option<Sites>, scope: Scope },
+    Noise { sigma: Option<f32> },
+}
+
+impl Sampling {
+    /// What the flags say; `samples` where they say nothing.
+    pub fn of(args: &SamplingArgs, samples: NonZeroUsize) -> Result<Self> {
+        Ok(Self {
+            samples: args.samples.map_or(samples, wide),
+            seed: args.seed.unwrap_or_default(),
+            sampler: Sampler::of(args)?,
+            length: args.thoughts,
+            max_new_tokens: args.max_new_tokens.map(wide),
+        })
+    }
+
+    /// The same for a model, with its family's defaults.
+    pub fn settings(&self, method: &Method, memory: Option<usize>) -> Settings {
+        let family = Settings::of(method);
+        Settings {
+            samples: self.samples,
+            greedy: true,
+            perturbation: self.sampler.perturbation(method),
+            length: self.length.unwrap_or(family.length),
+            max_new_tokens: self.max_new_tokens.unwrap_or(family.max_new_tokens),
+            seed: self.seed,
+            memory: memory.unwrap_or(Settings::MEMORY),
+        }
+    }
+}
+
+impl Sampler {
+    fn of(args: &SamplingArgs) -> Result<Self> {
+        let dropout = [("--p", args.p.is_some()), ("--sites", args.sites.is_some()), ("--scope", args.scope.is_some())];
+        let noise = [("--sigma", args.sigma.is_some())];
+        let given = |flags: &[(&'static str, bool)]| flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag);
+        if let (None, Some(a), Some(b)) = (args.sampler, given(&dropout), given(&noise)) {
+            bail!("{a} belongs to --sampler dropout and {b} to --sampler noise; give one of them");
+        }
+        let inferred = if args.sigma.is_some() { SamplerKind::Noise } else { SamplerKind::Dropout };
+        let (sampler, name, foreign) = match args.sampler.unwrap_or(inferred) {
+            SamplerKind::None => (Self::None, "none", given(&dropout).or(given(&noise))),
+            SamplerKind::Noise => (Self::Noise { sigma: args.sigma }, "noise", given(&dropout)),
+            SamplerKind::Dropout => {
+                let scope = args.scope.map_or(Scope::Thoughts, scope);
+                (Self::Dropout { p: args.p, sites: args.sites.map(sites), scope }, "dropout", given(&noise))
+            }
+        };
+        match foreign {
+            Some(flag) => bail!("{flag} has no meaning with --sampler {name}; leave one of them out"),
+            None => Ok(sampler),
+        }
+    }
+
+    fn perturbation(self, method: &Method) -> Perturbation {
+        match self {
+            Self::None => Perturbation::None,
+            Self::Noise { sigma } => Perturbation::Gaussian { std: sigma.unwrap_or(method.sigma) },
+            Self::Dropout { p, sites, scope } => match p.or_else(|| Probability::new(method.p)) {
+                Some(p) => Perturbation::Dropout { p, sites: sites.unwrap_or(method.sites), scope },
+                None => Perturbation::None,
+            },
+        }
+    }
+}
+
+fn wide(n: NonZeroU32) -> NonZeroUsize {
+    NonZeroUsize::try_from(n).unwrap_or(NonZeroUsize::MAX)
+}
+
+fn sites(kind: SitesKind) -> Sites {
+    match kind {
+        SitesKind::Both => Sites::BOTH,
+        SitesKind::Attn => Sites::ATTN,
+        SitesKind::Mlp => Sites::MLP,
+    }
+}
+
+fn scope(kind: ScopeKind) -> Scope {
+    match kind {
+        ScopeKind::Thoughts => Scope::Thoughts,
+        ScopeKind::Prompt => Scope::Prompt,
+        ScopeKind::All => Scope::All,
+    }
+}
+
+/// The seeds of a run: `count` of them, counted up from `seed`.
+pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
+    let count = u64::from(count.map_or(1, NonZeroU32::get));
+    match seed.checked_add(count) {
+        Some(end) => Ok((seed..end).collect()),
+        None => bail!("--seed {seed} and --seeds {count} go beyond the largest seed, {}", u64::MAX),
+    }
+}
+
+/// A number of trajectories to report must be one that was sampled.
+pub fn ks(asked: Option<&[NonZeroUsize]>, samples: NonZeroUsize) -> Result<Vec<usize>> {
+    let asked = asked.unwrap_or_default();
+    match asked.iter().find(|k| **k > samples) {
+        Some(k) => bail!("--k {k} asks for more trajectories than --samples {samples} gives"),
+        None => Ok(asked.iter().map(|k| k.get()).collect()),
+    }
+}
+
+const EXAMPLE: &str = "for example `latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl`";
+
+/// The directory that `--model` or `--reward-model` names.
+pub fn model_dir(flag: &str, name: Option<&str>) -> Result<PathBuf> {
+    let Some(name) = name else {
+        bail!("no {flag} was given; give a checkpoint directory and a data file, {EXAMPLE}");
+    };
+    if name == "embedded" {
+        bail!("{flag} embedded: this build has no embedded model; give a checkpoint directory, {EXAMPLE}");
+    }
+    let dir = Path::new(name);
+    // A path is taken as it is, so that what is wrong with it is said of the path that was given.
+    let is_id = name.split('/').count() == 2 && !name.starts_with(['/', '.', '~']) && !name.ends_with('/');
+    if dir.exists() || !is_id { Ok(dir.to_owned()) } else { cached(flag, name) }
+}
+
+/// The newest snapshot of a Hugging Face model in the local cache. Nothing is ever downloaded.
+fn cached(flag: &str, id: &str) -> Result<PathBuf> {
+    let Some(hub) = hub() else { bail!("{flag} {id}: no such directory, and no HF_HOME or HOME to look for a cached model in") };
+    let model = hub.join(format!("models--{}", id.replace('/', "--")));
+    let snapshots = model.join("snapshots");
+    let main = std::fs::read_to_string(model.join("refs/main")).ok().map(|commit| snapshots.join(commit.trim()));
+    match main.filter(|dir| dir.is_dir()).or_else(|| newest(&snapshots)) {
+        Some(dir) => Ok(dir),
+        None => bail!("{flag} {id}: no such directory, and not in {}; fetch it with `hf download {id}`", hub.display()),
+    }
+}
+
+/// Where huggingface_hub keeps models.
+fn hub() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || Some(variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?.join("huggingface"));
+    variable("HF_HUB_CACHE").or_else(|| Some(variable("HF_HOME").or_else(home)?.join("hub")))
+}
+
+fn newest(dir: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
+    let dated = entries.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
+    dated.max().map(|(_, path)| path)
+}
+
+/// The file that `--data` names.
+pub fn data_file(name: Option<&str>) -> Result<PathBuf> {
+    match name {
+        None => bail!("no --data was given; give a file of questions, {EXAMPLE}"),
+        Some(name) if name.starts_with("embedded:") => {
+            bail!("--data {name}: this build has no embedded questions; give a file, {EXAMPLE}")
+        }
+        Some(name) => Ok(name.into()),
+    }
+}

@@ -1,0 +1,300 @@
+//! Input that is not as it should be: one message that names the file and what is wrong, exit code 2, nothing lost.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod support;
+
+use std::path::Path;
+
+use model::testkit::{Family, Spec};
+use serde_json::Value;
+use support::{Bench, Done};
+
+/// Runs an eval over a finished run with `--overwrite`, which must be refused without touching it.
+struct Guarded {
+    bench: Bench,
+    before: Vec<(std::path::PathBuf, Vec<u8>)>,
+}
+
+impl Guarded {
+    fn new() -> Self {
+        let bench = Bench::new();
+        bench.eval(&["--out", "run", "--limit", "1"]).ok();
+        let before = bench.snapshot("run");
+        Self { bench, before }
+    }
+
+    #[track_caller]
+    fn refuses(&self, more: &[&str], words: &[&str]) -> Done {
+        let done = self.bench.eval(&[&["--out", "run", "--overwrite"], more].concat()).refused(words);
+        assert_eq!(self.bench.snapshot("run"), self.before, "the run that was there changed");
+        done
+    }
+
+    /// The header of the model's weights, and the data after it.
+    fn weights(&self) -> (Value, Vec<u8>) {
+        let bytes = self.bench.read("model/model.safetensors");
+        let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        (serde_json::from_slice(&bytes[8..8 + size]).unwrap(), bytes[8 + size..].to_vec())
+    }
+
+    fn write_weights(&self, header: &Value, data: &[u8]) {
+        let header = header.to_string();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
+        self.bench.write("model/model.safetensors", bytes);
+    }
+
+    /// Changes a field of a JSON file of the model.
+    fn edit(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let mut value = self.bench.json(name);
+        change(&mut value);
+        self.bench.write(name, value.to_string());
+    }
+}
+
+#[test]
+fn truncated_weights() {
+    let guarded = Guarded::new();
+    let bytes = guarded.bench.read("model/model.safetensors");
+    for length in [bytes.len() - 1, bytes.len() / 2, 100, 8, 3, 0] {
+        guarded.bench.write("model/model.safetensors", &bytes[..length]);
+        let done = guarded.refuses(&[], &["model.safetensors"]);
+        assert!(["truncated", "Invalid", "empty", "header"].iter().any(|word| done.err.contains(word)), "{}", done.err);
+        guarded.bench.run(&["inspect", "model"]).refused(&["model.safetensors"]);
+    }
+}
+
+#[test]
+fn flipped_bits_in_the_header() {
+    let guarded = Guarded::new();
+    let bytes = guarded.bench.read("model/model.safetensors");
+    let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for i in 0..24 {
+        let mut damaged = bytes.clone();
+        // The header's length first, then places all over the header.
+        let at = if i < 8 { i } else { 8 + (i - 8) * size / 16 };
+        damaged[at] ^= 1 << (i % 8);
+        guarded.bench.write("model/model.safetensors", &damaged);
+        let done = guarded.bench.eval(&["--out", "other", "--overwrite", "--limit", "1"]);
+        // A flip in a space or in the metadata may do no harm; what it must not do is crash.
+        assert!(matches!(done.code, Some(0 | 2)), "flip {i}: {:?} {}", done.code, done.err);
+        if done.code == Some(2) {
+            done.refused(&["model"]);
+        }
+    }
+}
+
+#[test]
+fn a_header_larger_than_any() {
+    let guarded = Guarded::new();
+    let mut bytes = guarded.bench.read("model/model.safetensors");
+    bytes[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    guarded.bench.write("model/model.safetensors", bytes);
+    guarded.refuses(&[], &["model.safetensors", "header"]);
+}
+
+#[test]
+fn weights_of_another_shape() {
+    let guarded = Guarded::new();
+    let (mut header, data) = guarded.weights();
+    let name = header.as_object().unwrap().keys().find(|name| name.ends_with("attn.c_attn.weight")).unwrap().clone();
+    let shape = header[&name]["shape"].clone();
+    header[&name]["shape"] = serde_json::json!([shape[1], shape[0]]);
+    guarded.write_weights(&header, &data);
+    guarded.refuses(&[], &["model.safetensors", &name, "shape"]);
+    let done = guarded.bench.run(&["inspect", "model"]);
+    assert_eq!(done.code, Some(2), "{}", done.out);
+    assert!(done.err.contains(&name) && done.out.contains("1 of another shape"), "{}{}", done.err, done.out);
+}
+
+#[test]
+fn a_weight_that_is_not_there() {
+    let guarded = Guarded::new();
+    let (mut header, data) = guarded.weights();
+    let renamed = header.as_object_mut().unwrap();
+    let info = renamed.remove("transformer.h.1.ln_2.weight").unwrap();
+    renamed.insert("transformer.h.1.ln_9.weight".to_owned(), info);
+    guarded.write_weights(&header, &data);
+    guarded.refuses(&[], &["model", "h.1.ln_2.weight"]);
+    let done = guarded.bench.run(&["inspect", "model", "--json"]);
+    assert_eq!(done.code, Some(2), "{}", done.err);
+    assert_eq!(done.json()["tensors"]["missing"][0]["name"], "h.1.ln_2.weight");
+    assert_eq!(done.json()["tensors"]["unknown"][0]["original"], "transformer.h.1.ln_9.weight");
+}
+
+#[test]
+fn weights_that_are_no_numbers() {
+    let guarded = Guarded::new();
+    let (header, mut data) = guarded.weights();
+    let middle = data.len() / 8 * 4;
+    data[middle..middle + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    guarded.write_weights(&header, &data);
+    guarded.refuses(&[], &["model.safetensors", "NaN", "tensor"]);
+    guarded.bench.run(&["inspect", "model"]).ok();
+    assert_eq!(guarded.bench.run(&["inspect", "model", "--values"]).code, Some(2));
+}
+
+#[test]
+fn configurations_that_make_no_sense() {
+    let guarded = Guarded::new();
+    let good = guarded.bench.read("model/config.json");
+    for (field, value) in
+        [("n_head", serde_json::json!(0)), ("n_layer", serde_json::json!(-1)), ("n_embd", serde_json::json!("x"))]
+    {
+        guarded.edit("model/config.json", |config| config[field] = value);
+        guarded.refuses(&[], &["config.json", field]);
+        guarded.bench.write("model/config.json", &good);
+    }
+    guarded.bench.write("model/config.json", b"{\"model_type\": \"gpt2\xff\"}");
+    guarded.refuses(&[], &["config.json", "UTF-8"]);
+    guarded.bench.write("model/config.json", "{\"model_type\": ");
+    guarded.refuses(&[], &["config.json", "json"]);
+    std::fs::remove_file(guarded.bench.path("model/config.json")).unwrap();
+    guarded.refuses(&[], &["model", "config.json"]);
+}
+
+#[test]
+fn pickled_weights() {
+    let guarded = Guarded::new();
+    std::fs::rename(guarded.bench.path("model/model.safetensors"), guarded.bench.path("model/pytorch_model.bin")).unwrap();
+    guarded.refuses(&[], &["pytorch_model.bin", "pickle", "safetensors"]);
+}
+
+#[test]
+fn a_tokenizer_without_the_latent_token() {
+    let guarded = Guarded::new();
+    let name = "<|start-latent|>";
+    let rename = |text: Vec<u8>| String::from_utf8(text).unwrap().replace(name, "<|other|>");
+    for file in ["model/tokenizer.json", "model/tokenizer_config.json"] {
+        guarded.bench.write(file, rename(guarded.bench.read(file)));
+    }
+    guarded.edit("model/config.json", |config| config["latent_start_id"] = serde_json::json!(-1));
+    guarded.refuses(&["--method", "coconut"], &["model", name]);
+    guarded.refuses(&[], &["model", "--method"]);
+}
+
+#[test]
+fn a_damaged_tokenizer() {
+    let guarded = Guarded::new();
+    for content in [&b"{}"[..], b"{\"model\":", b"\xff\xfe", b""] {
+        guarded.bench.write("model/tokenizer.json", content);
+        guarded.refuses(&[], &["tokenizer.json"]);
+    }
+}
+
+#[test]
+fn reward_models_that_do_not_fit() {
+    let guarded = Guarded::new();
+    guarded.bench.model("wide", &Spec { family: Family::RewardGpt2, width: 64, ..Spec::default() });
+    guarded.refuses(&["--reward-model", "wide"], &["wide", "64", "32"]);
+    guarded.refuses(&["--reward-model", "model"], &["model", "not a reward model"]);
+    guarded.bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
+    guarded.refuses(&["--model", "judge"], &["judge", "--reward-model"]);
+    // The same width, but another vocabulary: too small for the reasoner's markers.
+    guarded.bench.model("codi", &Spec { family: Family::CodiLlama, ..Spec::default() });
+    let llama = ["--model", "codi", "--reward-model", "judge"];
+    guarded.refuses(&llama, &["question 0", "embeddings", "reward model"]);
+}
+
+#[test]
+fn data_that_is_no_data() {
+    let guarded = Guarded::new();
+    let refuses = |content: &[u8], words: &[&str]| {
+        guarded.bench.write("bad.jsonl", content);
+        guarded.refuses(&["--data", "bad.jsonl"], &[&["bad.jsonl"], words].concat());
+    };
+    refuses(b"", &["no questions"]);
+    refuses(b" \n \n", &["no questions"]);
+    refuses(b"[]", &["no questions"]);
+    refuses(b"{\"question\": \"1 + 1?\xff\", \"answer\": \"2\"}\n", &["line 1"]);
+    refuses(b"\xff\xfe\x00garbage", &["UTF-8"]);
+    refuses(b"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}\n", &["line 2", "answer"]);
+    refuses(b"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": ", &["line 2"]);
+    refuses(b"hello, world\n", &["hello"]);
+    guarded.refuses(&["--data", "absent.jsonl"], &["absent.jsonl"]);
+    guarded.refuses(&["--data", "model"], &["model"]);
+}
+
+#[test]
+fn a_huge_line_of_garbage() {
+    let guarded = Guarded::new();
+    for first in [&b"{\"question\": \""[..], b"[", b"x"] {
+        let mut garbage = first.to_vec();
+        garbage.resize(50 << 20, b'7');
+        guarded.bench.write("huge", &garbage);
+        let done = guarded.refuses(&["--data", "huge"], &["huge"]);
+        assert!(done.err.len() < 2000, "the message must not repeat the file");
+    }
+}
+
+#[test]
+fn questions_that_do_not_fit() {
+    let guarded = Guarded::new();
+    let long = format!("{{\"question\": \"{}\", \"answer\": \"1\"}}\n", "why? ".repeat(400));
+    guarded.bench.write("long.jsonl", [guarded.bench.read("data.jsonl"), long.into_bytes()].concat());
+    guarded.refuses(&["--data", "long.jsonl"], &["question 8", "1024"]);
+    guarded.refuses(&["--memory", "1KiB"], &["question 0", "--memory"]);
+    guarded.refuses(&["--thoughts", "100000"], &["question 0", "thoughts"]);
+    assert!(!guarded.bench.path("runs").exists());
+}
+
+/// Root may write where permissions forbid it, so the folder is made impossible rather than forbidden.
+#[test]
+fn a_place_where_nothing_can_be_written() {
+    let guarded = Guarded::new();
+    guarded.bench.write("file", "not a folder");
+    guarded.bench.eval(&["--out", "file/run"]).refused(&["file/run", "--out"]);
+    assert_eq!(guarded.bench.read("file"), b"not a folder");
+    if Path::new("/proc/self").exists() {
+        guarded.bench.eval(&["--out", "/proc/latent-tts"]).refused(&["/proc/latent-tts", "--out"]);
+    }
+}
+
+/// A limit on the size of files stops a write in the middle of a line, as a full disk does.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_that_fills_up() {
+    let bench = Bench::new();
+    bench.eval(&["--out", "whole"]).ok();
+    let blocks = (bench.read("whole/samples.jsonl").len() / 2 / 512).to_string();
+    let limited = "trap '' XFSZ; ulimit -f \"$1\"; shift; exec \"$@\"";
+    let inner = bench.command(&bench.eval_args(&["--out", "full"]));
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", limited, "sh", &blocks]).arg(inner.get_program()).args(inner.get_args()).current_dir(bench.path(""));
+    support::finished(command.output().unwrap()).refused(&["full/samples.jsonl", "--resume"]);
+    let kept = bench.read("full/samples.jsonl");
+    assert!(kept.ends_with(b"\n") && bench.read("whole/samples.jsonl").starts_with(&kept), "whole lines are kept");
+    bench.eval(&["--out", "full", "--resume"]).ok();
+    assert_eq!(bench.read("full/samples.jsonl"), bench.read("whole/samples.jsonl"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk() {
+    let bench = Bench::new();
+    if !Path::new("/dev/full").exists() {
+        println!("skipped: this system has no /dev/full");
+        return;
+    }
+    // The manifest is written beside its place first.
+    std::fs::create_dir(bench.path("run")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", bench.path("run/manifest.json.tmp")).unwrap();
+    bench.eval(&["--out", "run"]).refused(&["run/manifest.json", "space"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = bench.command(&["inspect", "model"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard output"));
+}
+
+#[test]
+fn a_damaged_run_directory() {
+    let bench = Bench::new();
+    bench.eval(&["--out", "run"]).ok();
+    let good = bench.read("run/samples.jsonl");
+    bench.write("run/samples.jsonl", [b"{\"id\": ", &good[..]].concat());
+    let before = bench.snapshot("run");
+    bench.eval(&["--out", "run", "--resume"]).refused(&["samples.jsonl", ":1"]);
+    assert_eq!(bench.snapshot("run"), before);
+    bench.write("run/manifest.json", "{}");
+    bench.eval(&["--out", "run", "--resume"]).refused(&["manifest.json", "version"]);
+}

@@ -1,0 +1,182 @@
+//! Every command on input that is as it should be.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod support;
+
+use std::io::Write;
+use std::process::Stdio;
+
+use model::testkit::{Family, Spec};
+use serde_json::Value;
+use support::{Bench, REASONERS, finished};
+
+#[test]
+fn eval_runs_every_family() {
+    let bench = Bench::new();
+    for (i, (name, family)) in REASONERS.into_iter().enumerate() {
+        let model = format!("model-{i}");
+        bench.model(&model, &Spec { family, ..Spec::default() });
+        let mut args =
+            vec!["eval", "--model", &model, "--data", "data.jsonl", "--limit", "2", "-n", "3", "--max-new-tokens", "4"];
+        if name == "latent-sft" {
+            // The testkit gives all Llamas one tokenizer, with markers that a published Latent-SFT does not have.
+            args.extend(["--method", name]);
+        }
+        let result = bench.run(&[&args[..], &["--json"]].concat()).ok().json();
+        assert_eq!(result["settings"]["method"], name);
+        assert_eq!((&result["questions"], &result["trajectories"]), (&Value::from(2), &Value::from(3)));
+    }
+}
+
+#[test]
+fn eval_as_json_follows_its_schema() {
+    let bench = Bench::new();
+    bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
+    let done = bench.eval(&["--reward-model", "judge", "--json", "--k", "1,4", "--seeds", "2", "--out", "run"]).ok();
+    let result = done.json();
+    for (name, ks) in [
+        ("greedy", &[1][..]),
+        ("coverage", &[1, 4]),
+        ("pass", &[1, 4]),
+        ("maj", &[1, 4]),
+        ("weighted", &[1, 4]),
+        ("best_of", &[1, 4]),
+        ("diversity", &[4]),
+    ] {
+        let metrics: Vec<&Value> = result["metrics"].as_array().unwrap().iter().filter(|m| m["name"] == name).collect();
+        assert_eq!(metrics.iter().map(|m| m["k"].as_u64().unwrap()).collect::<Vec<_>>(), ks, "{name}");
+        for metric in metrics {
+            let [low, value, high] = ["low", "value", "high"].map(|field| metric[field].as_f64().unwrap());
+            assert!(low <= value && value <= high, "{metric}");
+            assert_eq!(metric["seeds"], 2);
+        }
+    }
+    assert!(result["cost"]["flops"].as_f64().unwrap() > 0.0);
+    assert!(result["cost"]["seconds"]["thoughts"].as_f64().unwrap() > 0.0);
+    assert_eq!(result["run"], "run");
+    assert_eq!(result["settings"]["sampler"]["p"], 0.2);
+
+    let manifest = bench.json("run/manifest.json");
+    assert_eq!(manifest["seeds"], serde_json::json!([0, 1]));
+    assert_eq!(manifest["questions"], 8);
+    assert_eq!(manifest["host"]["threads"], 1);
+    assert!(manifest["settings"].get("threads").is_none());
+    assert_eq!(bench.json("run/results.json")["metrics"], result["metrics"]);
+    assert_eq!(String::from_utf8(bench.read("run/samples.jsonl")).unwrap().lines().count(), 16);
+}
+
+#[test]
+fn eval_prints_a_table_and_keeps_progress_off_standard_output() {
+    let bench = Bench::new();
+    let done = bench.eval(&[]).ok();
+    assert!(done.out.contains("coverage") && done.out.contains("samples and results are in runs/model-data-"), "{}", done.out);
+    assert!(done.err.contains("run directory runs/model-data-") && done.err.contains("trajectories/s"), "{}", done.err);
+    assert_eq!(bench.eval(&["--quiet", "--out", "other"]).ok().err, "");
+}
+
+#[test]
+fn a_batch_of_other_size_or_threads_gives_the_same_samples() {
+    let bench = Bench::new();
+    bench.eval(&["--out", "a"]).ok();
+    bench.eval(&["--out", "b", "--memory", "300KiB"]).ok();
+    bench.eval(&["--out", "c", "--threads", "3"]).ok();
+    assert_eq!(bench.read("a/samples.jsonl"), bench.read("b/samples.jsonl"));
+    assert_eq!(bench.read("a/samples.jsonl"), bench.read("c/samples.jsonl"));
+}
+
+#[test]
+fn samplers_and_lengths_reach_the_manifest() {
+    let bench = Bench::new();
+    let sampler = |more: &[&str], out: &str| {
+        bench.eval(&[more, &["--limit", "1", "--out", out]].concat()).ok();
+        bench.json(&format!("{out}/manifest.json"))["settings"].clone()
+    };
+    let noise = sampler(&["--sigma", "0.3", "--thoughts", "2-4"], "a");
+    assert_eq!(noise["sampler"], serde_json::json!({ "kind": "noise", "sigma": 0.3 }));
+    assert_eq!(noise["thoughts"], "2-4");
+    let dropout = sampler(&["--p", "0.1", "--sites", "mlp", "--scope", "all", "--thoughts", "<=3"], "b");
+    assert_eq!(dropout["sampler"], serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" }));
+    assert_eq!(sampler(&["--sampler", "none"], "c")["sampler"], serde_json::json!({ "kind": "none" }));
+}
+
+#[test]
+fn solve_answers_from_an_argument_and_from_standard_input() {
+    let bench = Bench::new();
+    bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
+    let base = ["solve", "--model", "model", "--max-new-tokens", "8", "--samples", "5"];
+    let plain = bench.run(&[&base[..], &["What is 2 plus 2?"]].concat()).ok();
+    for word in ["answer", "majority", "greedy", "votes", "prefill", "trajectories/s"] {
+        assert!(plain.out.contains(word), "{word} in {}", plain.out);
+    }
+    assert!(!plain.out.contains("correct"));
+
+    let mut command = bench.command(&[&base[..], &["--reward-model", "judge", "--json", "-"]].concat());
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"What is 2 plus 2?\n").unwrap();
+    let result = finished(child.wait_with_output().unwrap()).ok().json();
+    assert_eq!(result["question"], "What is 2 plus 2?");
+    assert_eq!(result["trajectories"].as_array().unwrap().len(), 5);
+    for field in ["answer", "majority", "weighted", "best_of", "greedy", "votes", "seconds", "trajectories_per_s"] {
+        assert!(result.get(field).is_some(), "{field} in {result}");
+    }
+    assert!(!result.to_string().contains("correct"));
+}
+
+#[test]
+fn inspect_tells_what_a_checkpoint_is() {
+    let bench = Bench::new();
+    for (i, family) in Family::ALL.into_iter().enumerate() {
+        let model = format!("model-{i}");
+        bench.model(&model, &Spec { family, lora: i % 2 == 1, ..Spec::default() });
+        let result = bench.run(&["inspect", &model, "--json", "--values"]).ok().json();
+        let reward = matches!(family, Family::RewardGpt2 | Family::RewardLlama);
+        assert_eq!(result["kind"], if reward { "reward model" } else { "reasoner" });
+        assert_eq!(result["family"].is_null(), reward);
+        assert!(!result["tensors"]["used"].as_array().unwrap().is_empty());
+        for fate in ["missing", "misshapen", "unknown"] {
+            assert_eq!(result["tensors"][fate], serde_json::json!([]), "{family:?} {fate}");
+        }
+        assert_eq!(result["config"]["width"], 32);
+        assert!(result["parameters"].as_u64().unwrap() > 10_000);
+    }
+    let text = bench.run(&["inspect", "model"]).ok().out;
+    for word in ["coconut (recognised)", "gpt2, 2 layers, 32 wide", "--thoughts 6", "F32", "0 missing", "wte.weight"] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+}
+
+#[test]
+fn doctor_measures() {
+    let bench = Bench::new();
+    let result = bench.run(&["doctor", "--json", "--threads", "1"]).ok().json();
+    assert!(result["peak_flops"].as_f64().unwrap() > 1e8);
+    assert!(result["memory_bandwidth"].as_f64().unwrap() > 1e7);
+    assert_eq!(result["threads"], 1);
+    let text = bench.run(&["doctor"]).ok().out;
+    assert!(text.contains("GFLOP/s") && text.contains("not in this build"), "{text}");
+}
+
+#[test]
+fn help_teaches() {
+    let bench = Bench::new();
+    for command in ["eval", "solve", "inspect", "doctor", "verify", "bench"] {
+        let help = bench.run(&[command, "--help"]).ok().out;
+        assert!(help.contains("Examples:") && help.contains("LATENT_TTS_"), "{help}");
+    }
+    let help = bench.run(&["--help"]).ok().out;
+    assert!(["eval", "solve", "inspect", "doctor", "verify", "bench"].iter().all(|c| help.contains(c)), "{help}");
+    assert!(bench.run(&["--version"]).ok().out.contains("latent-tts"));
+}
+
+/// `latent-tts ... | head` is not a crash.
+#[cfg(unix)]
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let bench = Bench::new();
+    let mut child = bench.command(&["doctor"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}

@@ -1,0 +1,148 @@
+//! Where a flag's value comes from: command line, environment, file, model; and what contradicts what.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod support;
+
+use serde_json::Value;
+use support::{Bench, Done, finished};
+
+/// The settings that an eval with these layers recorded.
+fn settings(bench: &Bench, args: &[&str], env: &[(&str, &str)]) -> Value {
+    let done = run(bench, args, env).ok();
+    done.json()["settings"].clone()
+}
+
+fn run(bench: &Bench, args: &[&str], env: &[(&str, &str)]) -> Done {
+    let base = ["eval", "--model", "model", "--data", "data.jsonl", "--limit", "1", "--max-new-tokens", "4", "--json"];
+    let mut command = bench.command(&[&base[..], args].concat());
+    finished(command.envs(env.iter().copied()).output().unwrap())
+}
+
+#[test]
+fn the_command_line_wins_over_the_environment_over_the_file_over_the_model() {
+    let bench = Bench::new();
+    bench.write(
+        "all.toml",
+        "samples = 2\np = 0.5\nthoughts = \"<=3\"\nsites = \"attn\"\nmax-new-tokens = 9\nk = [1, 2]\nquiet = true\n",
+    );
+    let env = [("LATENT_TTS_P", "0.4"), ("LATENT_TTS_SITES", "mlp")];
+    let file = ["--config", "all.toml"];
+    let layered = settings(&bench, &[&file[..], &["--p", "0.3", "--out", "a"]].concat(), &env);
+    assert_eq!(layered["samples"], 2, "from the file");
+    assert_eq!(layered["thoughts"], "<=3", "from the file");
+    assert_eq!(layered["sampler"]["sites"], "mlp", "from the environment");
+    assert_eq!(layered["sampler"]["p"], 0.3, "from the command line");
+    assert_eq!(layered["max_new_tokens"], 4, "from the command line, over the file");
+    assert_eq!(layered["sampler"]["scope"], "thoughts", "from nobody");
+
+    let file_by_env = settings(&bench, &["--out", "b"], &[("LATENT_TTS_CONFIG", "all.toml")]);
+    assert_eq!(file_by_env["sampler"], serde_json::json!({ "kind": "dropout", "p": 0.5, "sites": "attn", "scope": "thoughts" }));
+    let default = settings(&bench, &["--out", "c", "-n", "2"], &[]);
+    assert_eq!(default["sampler"]["p"], 0.2);
+}
+
+#[test]
+fn switches_come_from_everywhere_too() {
+    let bench = Bench::new();
+    bench.write("quiet.toml", "quiet = true\njson = false\n");
+    assert_eq!(run(&bench, &["-n", "1", "--out", "a", "--config", "quiet.toml"], &[]).ok().err, "");
+    assert_eq!(run(&bench, &["-n", "1", "--out", "b"], &[("LATENT_TTS_QUIET", "1")]).ok().err, "");
+    assert_ne!(run(&bench, &["-n", "1", "--out", "c"], &[("LATENT_TTS_QUIET", "0")]).ok().err, "");
+    run(&bench, &["-n", "1", "--out", "a"], &[("LATENT_TTS_OVERWRITE", "yes")]).ok();
+    run(&bench, &[], &[("LATENT_TTS_QUIET", "perhaps")]).refused(&["perhaps", "--quiet"]);
+    run(&bench, &[], &[("LATENT_TTS_SAMPLES", "many")]).refused(&["many", "--samples"]);
+}
+
+#[test]
+fn one_file_may_serve_several_commands() {
+    let bench = Bench::new();
+    bench.write("both.toml", "model = \"model\"\nsamples = 2\nmax-new-tokens = 4\nout = \"run\"\ndata = \"data.jsonl\"\n");
+    bench.run(&["solve", "--config", "both.toml", "What is 1 plus 1?"]).ok();
+    bench.run(&["eval", "--config", "both.toml"]).ok();
+    assert!(bench.path("run/results.json").is_file());
+}
+
+#[test]
+fn a_bad_file_of_settings_is_named_with_its_key() {
+    let bench = Bench::new();
+    let refused = |content: &[u8], words: &[&str]| {
+        bench.write("bad.toml", content);
+        run(&bench, &["--config", "bad.toml"], &[]).refused(&[&["bad.toml"], words].concat());
+        assert!(!bench.path("runs").exists());
+    };
+    refused(b"sampels = 4\n", &["`sampels`", "`samples`"]);
+    refused(b"max_new_tokens = 4\n", &["`max_new_tokens`", "`max-new-tokens`"]);
+    refused(b"zzz = 4\n", &["`zzz`", "names of flags"]);
+    refused(b"config = \"other.toml\"\n", &["`config`"]);
+    refused(b"p = 1.5\n", &["`p`", "below 1"]);
+    refused(b"p = nan\n", &["`p`", "below 1"]);
+    refused(b"samples = 0\n", &["`samples`"]);
+    refused(b"samples = -3\n", &["`samples`"]);
+    refused(b"quiet = \"yes\"\n", &["`quiet`", "true or false"]);
+    refused(b"[p]\nvalue = 1\n", &["`p`", "table"]);
+    refused(b"p = 0.1\np = 0.2\n", &["line 2", "p = 0.2"]);
+    refused(b"p = \n", &["line 1"]);
+    refused(b"p = 0.1 \xff\n", &["UTF-8", "byte 8"]);
+    refused(&vec![b'#'; 2 << 20], &["too many"]);
+    run(&bench, &["--config", "absent.toml"], &[]).refused(&["absent.toml", "o such file"]);
+    run(&bench, &["--config", "model"], &[]).refused(&["model"]);
+}
+
+#[test]
+fn contradictions_name_both_flags() {
+    let bench = Bench::new();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--p", "0.1", "--sampler", "noise"], &["--p", "--sampler noise"]),
+        (&["--sigma", "0.1", "--sampler", "dropout"], &["--sigma", "--sampler dropout"]),
+        (&["--sites", "mlp", "--sampler", "noise"], &["--sites", "--sampler noise"]),
+        (&["--scope", "all", "--sampler", "none"], &["--scope", "--sampler none"]),
+        (&["--sigma", "0.1", "--p", "0.1"], &["--sigma", "--p"]),
+        (&["--resume", "--overwrite"], &["--resume", "--overwrite"]),
+        (&["--k", "1,8", "--samples", "4"], &["--k 8", "--samples 4"]),
+        (&["--seed", "18446744073709551615", "--seeds", "2"], &["--seed", "--seeds"]),
+        (&["--thoughts", "6-4"], &["--thoughts", "6-4"]),
+        (&["--p", "1"], &["--p", "below 1"]),
+        (&["--p", "-0.1"], &["--p", "below 1"]),
+        (&["--p", "NaN"], &["--p", "below 1"]),
+        (&["--sigma", "NaN"], &["--sigma", "finite"]),
+        (&["--sigma", "-1"], &["--sigma", "finite"]),
+        (&["--samples", "0"], &["--samples"]),
+        (&["--limit", "0"], &["--limit"]),
+        (&["--k", "0"], &["--k"]),
+        (&["--threads", "0"], &["--threads"]),
+        (&["--memory", "0"], &["--memory"]),
+        (&["--memory", "much"], &["--memory", "512MiB"]),
+        (&["--device", "cuda"], &["no CUDA device", "--device cpu"]),
+        (&["--method", "magic"], &["--method", "coconut"]),
+        (&["--smaples", "4"], &["--smaples", "--samples"]),
+    ];
+    for (args, words) in cases {
+        run(&bench, args, &[]).refused(words);
+    }
+    assert!(!bench.path("runs").exists());
+}
+
+#[test]
+fn models_are_found_by_path_and_by_hugging_face_id() {
+    let bench = Bench::new();
+    let snapshots = "hf/hub/models--org--tiny/snapshots";
+    for commit in ["aaa", "bbb"] {
+        bench.model(&format!("{snapshots}/{commit}"), &model::testkit::Spec::default());
+    }
+    std::fs::create_dir_all(bench.path("hf/hub/models--org--tiny/refs")).unwrap();
+    bench.write("hf/hub/models--org--tiny/refs/main", "aaa");
+    let inspect = |id: &str| bench.run(&["inspect", id, "--json"]);
+    assert!(inspect("org/tiny").ok().json()["dir"].as_str().unwrap().ends_with("snapshots/aaa"));
+    std::fs::remove_file(bench.path("hf/hub/models--org--tiny/refs/main")).unwrap();
+    assert!(inspect("org/tiny").ok().json()["dir"].as_str().unwrap().ends_with("snapshots/bbb"));
+    inspect("org/absent").refused(&["org/absent", "hf download"]);
+    inspect("./nowhere").refused(&["./nowhere", "no such directory"]);
+    bench.run(&["eval", "--data", "data.jsonl"]).refused(&["--model", "latent-tts eval --model"]);
+    bench.run(&["eval", "--model", "embedded"]).refused(&["embedded", "latent-tts eval --model"]);
+    bench.run(&["eval", "--model", "model"]).refused(&["--data", "latent-tts eval --model"]);
+    bench.run(&["eval", "--model", "model", "--data", "embedded:test"]).refused(&["embedded:test", "latent-tts eval --model"]);
+    bench.run(&["solve", "--model", "model", "  "]).refused(&["empty"]);
+    bench.run(&["solve", "--model", "model", "-"]).refused(&["empty"]);
+    bench.run(&["solve", "--model", "model"]).refused(&["TEXT"]);
+}
