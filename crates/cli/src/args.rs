@@ -145,7 +145,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
     pub memory: Option<usize>,
 
-    /// The run directory [default: runs/<model>-<data>-<digest of the settings>]
+    /// The run directory [default: runs/MODEL-DATA-DIGEST, named by model, data and settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
