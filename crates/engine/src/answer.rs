@@ -63,9 +63,7 @@ impl Rule {
         match kind {
             GoldKind::Number => self.number(prompt_text, answer_text),
             GoldKind::Math => Answer::math(self.formula(answer_text)?),
-            GoldKind::Choice => {
-                choice::letter(answer_text).map(|letter| Answer(Form::Letter(letter)))
-            }
+            GoldKind::Choice => choice::letter(answer_text).map(|letter| Answer(Form::Letter(letter))),
         }
     }
 
@@ -73,9 +71,7 @@ impl Rule {
         let exactly = |value: f64| Answer::number(value, 0.0);
         match self {
             Rule::Hash => scan::after_hash(answer).map(exactly),
-            Rule::LastNumber(Scope::Sequence) if !scan::has_digit(answer) => {
-                scan::last_number(prompt).map(exactly)
-            }
+            Rule::LastNumber(Scope::Sequence) if !scan::has_digit(answer) => scan::last_number(prompt).map(exactly),
             Rule::LastNumber(_) => scan::last_number(answer).map(exactly),
             Rule::AnswerColon => scan::after_answer_colon(answer).map(exactly),
             Rule::Boxed => Answer::math(latex::boxed(answer)?),
@@ -120,10 +116,7 @@ enum Formula {
 
 impl Answer {
     fn number(value: f64, within: f64) -> Self {
-        Answer(Form::Number {
-            value: unsigned_zero(value),
-            within,
-        })
+        Answer(Form::Number { value: unsigned_zero(value), within })
     }
 
     fn math(text: &str) -> Option<Self> {
@@ -149,8 +142,9 @@ impl Answer {
     /// normalised string.
     pub fn matches(&self, gold: &str) -> bool {
         match &self.0 {
-            Form::Number { value, within } => number::plain(gold)
-                .is_some_and(|gold| *value == gold || (value - gold).abs() < *within),
+            Form::Number { value, within } => {
+                number::plain(gold).is_some_and(|gold| *value == gold || (value - gold).abs() < *within)
+            }
             Form::Math(formula) => Formula::read(gold).is_some_and(|gold| formula.same(&gold)),
             Form::Letter(letter) => gold.trim().chars().eq([*letter]),
         }

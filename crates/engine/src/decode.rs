@@ -48,7 +48,12 @@ pub(crate) fn decode(
 }
 
 /// Feeds what is left of the thoughts and the end tokens, in one pass; clean unless there is a `chance`.
-fn end_thoughts(mind: &Mind, cache: &mut Cache, thoughts: &mut Thoughts, chance: Option<Chance<'_>>) -> Result<Tensor, DeviceError> {
+fn end_thoughts(
+    mind: &Mind,
+    cache: &mut Cache,
+    thoughts: &mut Thoughts,
+    chance: Option<Chance<'_>>,
+) -> Result<Tensor, DeviceError> {
     let (device, end) = (mind.decoder.device(), &mind.method.end);
     let mut pass = Pass::default();
     let (mut draws, mut order, mut pending) = (Vec::new(), Vec::new(), Vec::new());

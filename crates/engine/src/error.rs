@@ -38,7 +38,9 @@ pub enum Error {
     },
 
     /// The reward model reads thoughts of another width.
-    #[error("the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the thoughts of the reasoner it was made from")]
+    #[error(
+        "the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the thoughts of the reasoner it was made from"
+    )]
     WidthDiffers {
         /// The reward model's width.
         reward: usize,
@@ -84,7 +86,9 @@ pub enum Error {
     },
 
     /// A prompt that leaves no room to think and answer.
-    #[error("question {id}: {prompt} prompt tokens and {thoughts} thoughts leave no room for an answer in the model's {context} positions; leave the question out or pass fewer thoughts")]
+    #[error(
+        "question {id}: {prompt} prompt tokens and {thoughts} thoughts leave no room for an answer in the model's {context} positions; leave the question out or pass fewer thoughts"
+    )]
     TooLong {
         /// The question's number.
         id: u32,
@@ -97,7 +101,9 @@ pub enum Error {
     },
 
     /// A prompt holds a token that the reasoner or its reward model has no embedding for.
-    #[error("question {id}: its prompt has token {token}, but a model that reads it has {vocab} embeddings; use a tokenizer and a reward model made for this reasoner")]
+    #[error(
+        "question {id}: its prompt has token {token}, but a model that reads it has {vocab} embeddings; use a tokenizer and a reward model made for this reasoner"
+    )]
     UnknownToken {
         /// The question's number.
         id: u32,
@@ -115,7 +121,9 @@ pub enum Error {
     },
 
     /// One row does not fit the memory budget.
-    #[error("question {id}: one trajectory needs {need} MiB for its keys and values, the budget is {budget} MiB; raise --memory or lower --max-new-tokens")]
+    #[error(
+        "question {id}: one trajectory needs {need} MiB for its keys and values, the budget is {budget} MiB; raise --memory or lower --max-new-tokens"
+    )]
     Memory {
         /// The question's number.
         id: u32,

@@ -51,11 +51,8 @@ impl Family {
     /// What a checkpoint's tensors, tokens and configuration say.
     pub fn recognise(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Option<Self> {
         let config = checkpoint.config();
-        let heads = [
-            ("projector.1.weight", Self::Codi),
-            ("lt_head.mean.weight", Self::Colar),
-            ("projection_head.1.weight", Self::Rot),
-        ];
+        let heads =
+            [("projector.1.weight", Self::Codi), ("lt_head.mean.weight", Self::Colar), ("projection_head.1.weight", Self::Rot)];
         if let Some((_, family)) = heads.iter().find(|(tensor, _)| checkpoint.has(tensor)) {
             return Some(*family);
         }
@@ -210,7 +207,12 @@ impl Tokens<'_> {
     fn checked(&self, token: &str, id: u32) -> Result<u32, Error> {
         let vocab = self.checkpoint.config().vocab;
         if id as usize >= vocab {
-            return Err(Error::TokenBeyondVocabulary { dir: self.checkpoint.dir().to_owned(), token: token.to_owned(), id, vocab });
+            return Err(Error::TokenBeyondVocabulary {
+                dir: self.checkpoint.dir().to_owned(),
+                token: token.to_owned(),
+                id,
+                vocab,
+            });
         }
         Ok(id)
     }

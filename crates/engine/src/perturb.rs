@@ -158,7 +158,14 @@ pub struct Chance<'a> {
 impl Chance<'_> {
     /// Adds noise, if there is any, to thought `t` (counted from 0) of some rows. `draws` names the perturbed rows' numbers at
     /// the position where the thought is fed; x is (rows, width).
-    pub(crate) fn add_noise(&self, device: &Device, rows: &[RowId], draws: &[Option<Draw>], t: usize, x: &mut Tensor) -> Result<(), DeviceError> {
+    pub(crate) fn add_noise(
+        &self,
+        device: &Device,
+        rows: &[RowId],
+        draws: &[Option<Draw>],
+        t: usize,
+        x: &mut Tensor,
+    ) -> Result<(), DeviceError> {
         let Perturbation::Gaussian { std } = self.perturbation else { return Ok(()) };
         match self.randomness {
             Randomness::Seeded(_) => ops::add_noise(device, x, draws, std),

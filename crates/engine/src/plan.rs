@@ -30,10 +30,10 @@ pub(crate) struct Plan<'a> {
     rows: usize,
     budget: usize,
     private_prompt: bool,
-    own: usize,                   // slots of one row beside the prompt
+    own: usize,                     // slots of one row beside the prompt
     reward: Option<(usize, usize)>, // bytes of a reward model's position, slots of a row there
-    position: usize,              // bytes of a reasoner's position
-    next: (usize, usize),         // the question and the row to start with
+    position: usize,                // bytes of a reasoner's position
+    next: (usize, usize),           // the question and the row to start with
 }
 
 impl<'a> Plan<'a> {

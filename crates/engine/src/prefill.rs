@@ -27,7 +27,13 @@ pub(crate) struct Start {
 }
 
 /// Passes the prompts and forks their rows. Rows of one prompt are neighbours.
-pub(crate) fn prefill(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Result<Started, DeviceError> {
+pub(crate) fn prefill(
+    mind: &Mind,
+    cache: &mut Cache,
+    prompts: &[&Prompt],
+    starts: &[Start],
+    chance: Chance<'_>,
+) -> Result<Started, DeviceError> {
     if chance.perturbation.prompt_is_private() {
         return private(mind, cache, prompts, starts, chance);
     }
@@ -57,7 +63,13 @@ pub(crate) fn prefill(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], start
 const PRIVATE_ROWS: usize = 16;
 
 /// Every row passes the whole prompt by itself.
-fn private(mind: &Mind, cache: &mut Cache, prompts: &[&Prompt], starts: &[Start], chance: Chance<'_>) -> Result<Started, DeviceError> {
+fn private(
+    mind: &Mind,
+    cache: &mut Cache,
+    prompts: &[&Prompt],
+    starts: &[Start],
+    chance: Chance<'_>,
+) -> Result<Started, DeviceError> {
     let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, Sequence::default())).collect();
     let mut hidden = Vec::new();
     for some in rows.chunks_mut(PRIVATE_ROWS) {

@@ -60,10 +60,7 @@ pub enum GoldKind {
 /// When the file cannot be read, is too large, holds no question, or holds something that is not one
 /// before the limit is reached; the error names the file, the place and what is accepted.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, QuestionError> {
-    let named = |problem| QuestionError {
-        path: path.to_owned(),
-        problem,
-    };
+    let named = |problem| QuestionError { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| named(error.into()))?;
     let size = file.metadata().map_err(|error| named(error.into()))?.len();
     if size > MAX_BYTES {
@@ -77,23 +74,12 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, Question
 /// # Errors
 ///
 /// As [`read`].
-pub fn parse(
-    name: &Path,
-    input: impl BufRead,
-    limit: Option<usize>,
-) -> Result<Vec<Question>, QuestionError> {
+pub fn parse(name: &Path, input: impl BufRead, limit: Option<usize>) -> Result<Vec<Question>, QuestionError> {
     let mut input = input.take(MAX_BYTES + 1);
     let questions = questions(&mut input, limit.unwrap_or(usize::MAX));
     // A pipe has no size to ask for beforehand.
-    let result = if input.limit() == 0 {
-        Err(Problem::TooLarge)
-    } else {
-        questions
-    };
-    result.map_err(|problem| QuestionError {
-        path: name.to_owned(),
-        problem,
-    })
+    let result = if input.limit() == 0 { Err(Problem::TooLarge) } else { questions };
+    result.map_err(|problem| QuestionError { path: name.to_owned(), problem })
 }
 
 fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, Problem> {
@@ -107,11 +93,7 @@ fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, Pr
         Some(b'{') => lines(input, limit, skipped)?,
         Some(_) => table(input, limit, skipped)?,
     };
-    if questions.is_empty() {
-        Err(Problem::Empty)
-    } else {
-        Ok(questions)
-    }
+    if questions.is_empty() { Err(Problem::Empty) } else { Ok(questions) }
 }
 
 /// The first byte that is neither a byte-order mark nor white space, still unread, and the number of
@@ -141,18 +123,11 @@ fn array(input: impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Questi
             Err(found) => flaw = Some(found),
         }
         let done = flaw.is_some() || questions.len() == limit;
-        if done {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     outcome.map_err(|error| Problem::json(&error, skipped))?;
     match flaw {
-        Some(flaw) => Err(Problem::Record {
-            place: Place::Element(questions.len() + 1),
-            flaw,
-        }),
+        Some(flaw) => Err(Problem::Record { place: Place::Element(questions.len() + 1), flaw }),
         None => Ok(questions),
     }
 }
@@ -162,8 +137,7 @@ fn lines(input: &mut impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Q
     let (mut questions, mut bytes, mut line) = (Vec::new(), Vec::new(), skipped);
     while questions.len() < limit && input.read_until(b'\n', &mut bytes)? > 0 {
         if !bytes.trim_ascii().is_empty() {
-            let record =
-                serde_json::from_slice(&bytes).map_err(|error| Problem::json(&error, line))?;
+            let record = serde_json::from_slice(&bytes).map_err(|error| Problem::json(&error, line))?;
             questions.push(numbered(&record, questions.len(), line + 1)?);
         }
         bytes.clear();
@@ -176,14 +150,9 @@ fn lines(input: &mut impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Q
 fn table(input: &mut impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Question>, Problem> {
     let mut bytes = Vec::new();
     input.read_to_end(&mut bytes)?;
-    let text = std::str::from_utf8(&bytes)
-        .map_err(|error| Problem::Unrecognised(format!("neither JSON nor UTF-8, {error}")))?;
+    let text = std::str::from_utf8(&bytes).map_err(|error| Problem::Unrecognised(format!("neither JSON nor UTF-8, {error}")))?;
     let mut rows = csv::Rows::new(text, skipped);
-    let header = rows
-        .next()
-        .transpose()?
-        .map(|row| row.cells)
-        .unwrap_or_default();
+    let header = rows.next().transpose()?.map(|row| row.cells).unwrap_or_default();
     if !shape::is_header(&header) {
         let start: String = text.chars().take(40).collect();
         return Err(Problem::Unrecognised(format!("it starts with {start:?}")));
@@ -191,18 +160,13 @@ fn table(input: &mut impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Q
     let mut questions = Vec::new();
     for row in rows.take(limit) {
         let row = row?;
-        let record = Record::from_row(&header, row.cells).map_err(|reason| Problem::Syntax {
-            place: Place::Line(row.line),
-            reason,
-        })?;
+        let record =
+            Record::from_row(&header, row.cells).map_err(|reason| Problem::Syntax { place: Place::Line(row.line), reason })?;
         questions.push(numbered(&record, questions.len(), row.line)?);
     }
     Ok(questions)
 }
 
 fn numbered(record: &Record, index: usize, line: usize) -> Result<Question, Problem> {
-    shape::question(record, index).map_err(|flaw| Problem::Record {
-        place: Place::Line(line),
-        flaw,
-    })
+    shape::question(record, index).map_err(|flaw| Problem::Record { place: Place::Line(line), flaw })
 }

@@ -96,7 +96,8 @@ impl Extras {
 
 fn latent_head(family: Family, checkpoint: &Checkpoint) -> Result<LatentHead, Error> {
     let config = checkpoint.config();
-    let rows = |name: &str, otherwise: usize| checkpoint.shape(name).map_or(otherwise, |s| s.first().copied().unwrap_or(otherwise));
+    let rows =
+        |name: &str, otherwise: usize| checkpoint.shape(name).map_or(otherwise, |s| s.first().copied().unwrap_or(otherwise));
     let width = config.width;
     Ok(match family {
         Family::Coconut => LatentHead::Identity,

@@ -8,7 +8,12 @@ use crate::reasoner::RewardModel;
 use crate::think::Thoughts;
 
 /// Step rewards of every row. The prompt is passed once a question; all thoughts go in one pass after it.
-pub(crate) fn score(judge: &RewardModel, cache: &mut Cache, prompts: &[&Prompt], thoughts: &Thoughts) -> Result<Vec<Vec<f32>>, DeviceError> {
+pub(crate) fn score(
+    judge: &RewardModel,
+    cache: &mut Cache,
+    prompts: &[&Prompt],
+    thoughts: &Thoughts,
+) -> Result<Vec<Vec<f32>>, DeviceError> {
     let (device, width) = (judge.decoder.device(), judge.decoder.config().width);
     let (mut pass, mut tokens, mut picked) = (Pass::default(), Vec::new(), Vec::new());
     let mut prefixes = vec![Sequence::default(); prompts.len()];

@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 
 use crate::method::{LatentLength, Method};
-use crate::perturb::{Perturbation, Scope};
 use crate::perturb::Probability;
+use crate::perturb::{Perturbation, Scope};
 
 /// How to think, and how much.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -40,7 +40,13 @@ impl Party<'_> {
     }
 
     /// Passes a wave through the stages. Returns the rows of each share.
-    pub(crate) fn pass(&self, prompts: &[Prompt], wave: &[Share], caches: &mut Caches, seconds: &mut Seconds) -> Result<Vec<Vec<Finished>>, DeviceError> {
+    pub(crate) fn pass(
+        &self,
+        prompts: &[Prompt],
+        wave: &[Share],
+        caches: &mut Caches,
+        seconds: &mut Seconds,
+    ) -> Result<Vec<Vec<Finished>>, DeviceError> {
         let settings = &self.settings;
         let chance = Chance { perturbation: settings.perturbation, randomness: Randomness::Seeded(settings.seed) };
         let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();

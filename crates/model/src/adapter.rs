@@ -67,27 +67,22 @@ pub fn merge(weight: &mut [f32], rows: usize, orientation: Orientation, factors:
         Orientation::Linear => (b.to_vec(), a.to_vec()),
         Orientation::Conv1D => (transposed(a, rank, rows), transposed(b, columns, rank)),
     };
-    weight
-        .par_chunks_mut(columns)
-        .zip(left.par_chunks(rank))
-        .for_each(|(row, left)| {
-            let mut delta = vec![0.0f32; columns];
-            for (l, right) in left.iter().zip(right.chunks(columns)) {
-                for (d, r) in delta.iter_mut().zip(right) {
-                    *d += l * r;
-                }
+    weight.par_chunks_mut(columns).zip(left.par_chunks(rank)).for_each(|(row, left)| {
+        let mut delta = vec![0.0f32; columns];
+        for (l, right) in left.iter().zip(right.chunks(columns)) {
+            for (d, r) in delta.iter_mut().zip(right) {
+                *d += l * r;
             }
-            for (w, d) in row.iter_mut().zip(delta) {
-                *w += scale * d;
-            }
-        });
+        }
+        for (w, d) in row.iter_mut().zip(delta) {
+            *w += scale * d;
+        }
+    });
 }
 
 /// (rows, columns) to (columns, rows).
 fn transposed(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    (0..columns)
-        .flat_map(|c| (0..rows).map(move |r| matrix[r * columns + c]))
-        .collect()
+    (0..columns).flat_map(|c| (0..rows).map(move |r| matrix[r * columns + c])).collect()
 }
 
 /// Where the scale of a directory's adapters comes from.
@@ -113,35 +108,17 @@ impl Scale {
         }
         let config: Value = error::parse_json(&file, &error::read_text(&file)?)?;
         refuse_unmergeable(&file, &config)?;
-        let alpha = config
-            .get("lora_alpha")
-            .and_then(Value::as_f64)
-            .filter(|a| a.is_finite());
-        let alpha = alpha.ok_or_else(|| Error::MissingField {
-            file,
-            field: "lora_alpha".to_owned(),
-        })?;
-        let rank_stabilized = config
-            .get("use_rslora")
-            .and_then(Value::as_bool)
-            .unwrap_or(false);
-        Ok(Scale::Written {
-            alpha: alpha as f32,
-            rank_stabilized,
-        })
+        let alpha = config.get("lora_alpha").and_then(Value::as_f64).filter(|a| a.is_finite());
+        let alpha = alpha.ok_or_else(|| Error::MissingField { file, field: "lora_alpha".to_owned() })?;
+        let rank_stabilized = config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
+        Ok(Scale::Written { alpha: alpha as f32, rank_stabilized })
     }
 
     /// The scale for a rank; `None` when nothing says.
     pub fn of(&self, rank: usize) -> Option<f32> {
         match self {
-            Scale::Written {
-                alpha,
-                rank_stabilized: false,
-            } => Some(alpha / rank as f32),
-            Scale::Written {
-                alpha,
-                rank_stabilized: true,
-            } => Some(alpha / (rank as f32).sqrt()),
+            Scale::Written { alpha, rank_stabilized: false } => Some(alpha / rank as f32),
+            Scale::Written { alpha, rank_stabilized: true } => Some(alpha / (rank as f32).sqrt()),
             Scale::Family(architecture) => FAMILIES
                 .iter()
                 .find(|(architectures, r, _)| architectures.contains(architecture) && *r == rank)
@@ -152,12 +129,7 @@ impl Scale {
 
 /// Variants of LoRA whose merge is not `W + scale B A` with one scale.
 fn refuse_unmergeable(file: &Path, config: &Value) -> Result<(), Error> {
-    let refuse = |what: String| {
-        Err(Error::UnsupportedAdapter {
-            file: PathBuf::from(file),
-            what,
-        })
-    };
+    let refuse = |what: String| Err(Error::UnsupportedAdapter { file: PathBuf::from(file), what });
     match config.get("peft_type").and_then(Value::as_str) {
         None | Some("LORA") => {}
         Some(other) => return refuse(format!("peft_type {other}")),
@@ -166,11 +138,7 @@ fn refuse_unmergeable(file: &Path, config: &Value) -> Result<(), Error> {
         return refuse("use_dora".to_owned());
     }
     for pattern in ["rank_pattern", "alpha_pattern"] {
-        if config
-            .get(pattern)
-            .and_then(Value::as_object)
-            .is_some_and(|p| !p.is_empty())
-        {
+        if config.get(pattern).and_then(Value::as_object).is_some_and(|p| !p.is_empty()) {
             return refuse(pattern.to_owned());
         }
     }
@@ -182,35 +150,20 @@ mod tests {
     use super::*;
 
     fn numbers(n: usize, seed: u32) -> Vec<f32> {
-        (0..n as u32)
-            .map(|i| {
-                ((i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 20) as f32 - 2048.0) / 1024.0
-            })
-            .collect()
+        (0..n as u32).map(|i| ((i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 20) as f32 - 2048.0) / 1024.0).collect()
     }
 
     /// Element (o, i) of W + scale B A, by the definition.
     fn naive(w: f32, factors: &Factors, (o, i): (usize, usize), inputs: usize) -> f32 {
-        let product: f32 = (0..factors.rank)
-            .map(|k| factors.b[o * factors.rank + k] * factors.a[k * inputs + i])
-            .sum();
+        let product: f32 = (0..factors.rank).map(|k| factors.b[o * factors.rank + k] * factors.a[k * inputs + i]).sum();
         w + factors.scale * product
     }
 
     #[test]
     fn both_orientations_equal_the_definition() {
         let (inputs, outputs, rank) = (7, 5, 3);
-        let (a, b, w) = (
-            numbers(rank * inputs, 1),
-            numbers(outputs * rank, 2),
-            numbers(inputs * outputs, 3),
-        );
-        let factors = Factors {
-            a: &a,
-            b: &b,
-            rank,
-            scale: 0.25,
-        };
+        let (a, b, w) = (numbers(rank * inputs, 1), numbers(outputs * rank, 2), numbers(inputs * outputs, 3));
+        let factors = Factors { a: &a, b: &b, rank, scale: 0.25 };
         let mut linear = w.clone();
         merge(&mut linear, outputs, Orientation::Linear, factors);
         let mut conv = w.clone();
@@ -231,37 +184,14 @@ mod tests {
         assert_eq!(Scale::Family(Architecture::Llama).of(128), Some(0.25));
         assert_eq!(Scale::Family(Architecture::Qwen3).of(16), Some(2.0));
         assert_eq!(Scale::Family(Architecture::Llama).of(8), None);
-        assert_eq!(
-            Scale::Written {
-                alpha: 16.0,
-                rank_stabilized: false
-            }
-            .of(64),
-            Some(0.25)
-        );
-        assert_eq!(
-            Scale::Written {
-                alpha: 16.0,
-                rank_stabilized: true
-            }
-            .of(64),
-            Some(2.0)
-        );
+        assert_eq!(Scale::Written { alpha: 16.0, rank_stabilized: false }.of(64), Some(0.25));
+        assert_eq!(Scale::Written { alpha: 16.0, rank_stabilized: true }.of(64), Some(2.0));
     }
 
     #[test]
     fn only_gpt2_transposes() {
-        assert_eq!(
-            Orientation::of(Architecture::Gpt2, "h.0.mlp.c_fc"),
-            Orientation::Conv1D
-        );
-        assert_eq!(
-            Orientation::of(Architecture::Gpt2, "lm_head"),
-            Orientation::Linear
-        );
-        assert_eq!(
-            Orientation::of(Architecture::Llama, "layers.0.self_attn.q_proj"),
-            Orientation::Linear
-        );
+        assert_eq!(Orientation::of(Architecture::Gpt2, "h.0.mlp.c_fc"), Orientation::Conv1D);
+        assert_eq!(Orientation::of(Architecture::Gpt2, "lm_head"), Orientation::Linear);
+        assert_eq!(Orientation::of(Architecture::Llama, "layers.0.self_attn.q_proj"), Orientation::Linear);
     }
 }

@@ -76,11 +76,7 @@ impl Checkpoint {
     /// Reads config.json and the headers of all weight files.
     pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
         let config = Config::read(dir)?;
-        let Sources {
-            files: sources,
-            index,
-            pickles,
-        } = files::find(dir)?;
+        let Sources { files: sources, index, pickles } = files::find(dir)?;
         let scale = Scale::Family(config.architecture);
         let mut checkpoint = Checkpoint {
             dir: dir.to_path_buf(),
@@ -142,38 +138,22 @@ impl Checkpoint {
 
     /// Tensors that nobody asked for and that are not known to be harmless, as `canonical (original in file)`.
     pub fn unused(&self) -> Vec<String> {
-        self.names()
-            .filter(|e| !e.used && e.ignored.is_none())
-            .map(|e| e.describe())
-            .collect()
+        self.names().filter(|e| !e.used && e.ignored.is_none()).map(|e| e.describe()).collect()
     }
 
     /// Every tensor of every file: weights, then low-rank factors, then what is ignored.
     pub fn names(&self) -> impl Iterator<Item = Entry<'_>> {
-        let weights = self
-            .weights
-            .iter()
-            .map(|(name, s)| self.entry(name.clone(), s, self.redundant(name)));
+        let weights = self.weights.iter().map(|(name, s)| self.entry(name.clone(), s, self.redundant(name)));
         let factors = self.adapters.iter().flat_map(|(module, adapter)| {
             let halves = [("lora_A", &adapter.a), ("lora_B", &adapter.b)];
-            halves
-                .into_iter()
-                .filter_map(move |(half, s)| Some((format!("{module}.{half}.weight"), s.as_ref()?)))
+            halves.into_iter().filter_map(move |(half, s)| Some((format!("{module}.{half}.weight"), s.as_ref()?)))
         });
         let factors = factors.map(|(name, s)| self.entry(name, s, None));
-        let ignored = self
-            .ignored
-            .iter()
-            .map(|(s, why)| self.entry(s.original.clone(), s, Some(why)));
+        let ignored = self.ignored.iter().map(|(s, why)| self.entry(s.original.clone(), s, Some(why)));
         weights.chain(factors).chain(ignored)
     }
 
-    fn entry<'a>(
-        &'a self,
-        canonical: String,
-        stored: &'a Stored,
-        ignored: Option<&'static str>,
-    ) -> Entry<'a> {
+    fn entry<'a>(&'a self, canonical: String, stored: &'a Stored, ignored: Option<&'static str>) -> Entry<'a> {
         Entry {
             canonical,
             original: &stored.original,
@@ -193,32 +173,17 @@ impl Checkpoint {
 
     /// Files a tensor of the newest file under what it is.
     fn add(&mut self, tensor: Described) -> Result<(), Error> {
-        let Described {
-            name,
-            dtype,
-            shape,
-            range,
-        } = tensor;
+        let Described { name, dtype, shape, range } = tensor;
         let file = self.files.len() - 1;
         let role = names::role(&name);
-        let stored = Stored {
-            original: name,
-            file,
-            dtype,
-            shape,
-            range,
-            used: AtomicBool::new(false),
-        };
+        let stored = Stored { original: name, file, dtype, shape, range, used: AtomicBool::new(false) };
         let slot = match role {
             Role::Ignored(why) => {
                 self.ignored.push((stored, why));
                 return Ok(());
             }
             Role::Unmergeable(what) => {
-                let (file, what) = (
-                    self.path(&stored).to_path_buf(),
-                    format!("`{}`, {what},", stored.original),
-                );
+                let (file, what) = (self.path(&stored).to_path_buf(), format!("`{}`, {what},", stored.original));
                 return Err(Error::UnsupportedAdapter { file, what });
             }
             Role::Weight(name) => return self.add_weight(name, stored),
@@ -240,9 +205,7 @@ impl Checkpoint {
             None => {
                 self.weights.insert(name, stored);
             }
-            Some(first) if self.same(first, &stored) => self
-                .ignored
-                .push((stored, "a second copy, equal to the first")),
+            Some(first) if self.same(first, &stored) => self.ignored.push((stored, "a second copy, equal to the first")),
             Some(first) => return Err(self.duplicate(name, first, &stored)),
         }
         Ok(())
@@ -272,12 +235,7 @@ impl Checkpoint {
                 (None, Some(_)) => ("lora_B", "lora_A"),
                 _ => continue,
             };
-            return Err(Error::HalfAdapter {
-                dir: self.dir.clone(),
-                module: module.clone(),
-                present,
-                missing,
-            });
+            return Err(Error::HalfAdapter { dir: self.dir.clone(), module: module.clone(), present, missing });
         }
         Ok(())
     }
@@ -301,13 +259,7 @@ impl Checkpoint {
         }
     }
 
-    fn merge(
-        &self,
-        values: &mut [f32],
-        shape: &[usize],
-        module: &str,
-        adapter: &Adapter,
-    ) -> Result<(), Error> {
+    fn merge(&self, values: &mut [f32], shape: &[usize], module: &str, adapter: &Adapter) -> Result<(), Error> {
         let (Some(a), Some(b)) = (&adapter.a, &adapter.b) else {
             return Ok(());
         };
@@ -323,29 +275,13 @@ impl Checkpoint {
             Orientation::Conv1D => (rows, columns),
         };
         let rank = a.shape.first().copied().unwrap_or(0);
-        let scale = self
-            .scale
-            .of(rank)
-            .ok_or_else(|| Error::UnknownAdapterScale {
-                dir: self.dir.clone(),
-                module: module.to_owned(),
-                rank,
-            })?;
-        let (a, b) = (
-            self.values(a, &[rank, inputs])?,
-            self.values(b, &[outputs, rank])?,
-        );
-        adapter::merge(
-            values,
-            rows,
-            orientation,
-            Factors {
-                a: &a,
-                b: &b,
-                rank,
-                scale,
-            },
-        );
+        let scale = self.scale.of(rank).ok_or_else(|| Error::UnknownAdapterScale {
+            dir: self.dir.clone(),
+            module: module.to_owned(),
+            rank,
+        })?;
+        let (a, b) = (self.values(a, &[rank, inputs])?, self.values(b, &[outputs, rank])?);
+        adapter::merge(values, rows, orientation, Factors { a: &a, b: &b, rank, scale });
         Ok(())
     }
 
@@ -360,12 +296,10 @@ impl Checkpoint {
                 found: stored.shape.clone(),
             });
         }
-        let values = convert::to_f32(stored.dtype, self.bytes(stored)).ok_or_else(|| {
-            Error::UnsupportedDtype {
-                file: self.path(stored).to_path_buf(),
-                tensor: stored.original.clone(),
-                dtype: stored.dtype.to_string(),
-            }
+        let values = convert::to_f32(stored.dtype, self.bytes(stored)).ok_or_else(|| Error::UnsupportedDtype {
+            file: self.path(stored).to_path_buf(),
+            tensor: stored.original.clone(),
+            dtype: stored.dtype.to_string(),
         })?;
         self.check_finite(stored, &values)?;
         Ok(values)
@@ -385,24 +319,13 @@ impl Checkpoint {
 
     fn missing(&self, name: &str) -> Error {
         let hint = if let Some(pickle) = self.pickles.first() {
-            Error::PickleWeights {
-                file: pickle.clone(),
-            }
-            .to_string()
+            Error::PickleWeights { file: pickle.clone() }.to_string()
         } else if name == "lm_head.weight" {
             "set tie_word_embeddings to true if the embedding is the output matrix".to_owned()
         } else {
-            format!(
-                "{} tensors were read from {} files",
-                self.names().count(),
-                self.files.len()
-            )
+            format!("{} tensors were read from {} files", self.names().count(), self.files.len())
         };
-        Error::MissingTensor {
-            dir: self.dir.clone(),
-            tensor: name.to_owned(),
-            hint,
-        }
+        Error::MissingTensor { dir: self.dir.clone(), tensor: name.to_owned(), hint }
     }
 
     fn path(&self, stored: &Stored) -> &Path {
@@ -416,12 +339,7 @@ impl Checkpoint {
 
 impl Entry<'_> {
     fn describe(&self) -> String {
-        format!(
-            "{} ({} in {})",
-            self.canonical,
-            self.original,
-            self.file.display()
-        )
+        format!("{} ({} in {})", self.canonical, self.original, self.file.display())
     }
 }
 
@@ -437,11 +355,7 @@ fn check_index(
     let expected = map.iter().filter(|(_, file)| dir.join(file) == shard);
     for (tensor, file) in expected {
         if !held.contains(tensor.as_str()) {
-            return Err(Error::MissingInShard {
-                index: index.to_path_buf(),
-                shard: file.clone(),
-                tensor: tensor.clone(),
-            });
+            return Err(Error::MissingInShard { index: index.to_path_buf(), shard: file.clone(), tensor: tensor.clone() });
         }
     }
     Ok(())

@@ -138,15 +138,11 @@ impl Config {
     /// Reads `config.json`, and `generation_config.json` beside it, whose end tokens win as they do in transformers.
     pub fn read(dir: &Path) -> Result<Config, Error> {
         if !dir.is_dir() {
-            return Err(Error::MissingDirectory {
-                dir: dir.to_path_buf(),
-            });
+            return Err(Error::MissingDirectory { dir: dir.to_path_buf() });
         }
         let file = dir.join("config.json");
         if !file.is_file() {
-            return Err(Error::MissingConfig {
-                dir: dir.to_path_buf(),
-            });
+            return Err(Error::MissingConfig { dir: dir.to_path_buf() });
         }
         let mut config = Config::parse(&file, &error::read_text(&file)?)?;
         let generation = dir.join("generation_config.json");

@@ -11,8 +11,8 @@ use tensor::{Device, DeviceError, Tensor};
 use crate::cache::{Cache, Pass};
 use crate::config::{self, Config, Mlp, Positions};
 use crate::error::Error;
-use crate::weights::Weights;
 use crate::source::TensorSource;
+use crate::weights::Weights;
 
 /// Positions computed together at most; longer passes go in parts, so that activations stay small.
 const ROWS_PER_PART: usize = 768;
@@ -80,7 +80,9 @@ impl Decoder {
         let table = weights.embedding()?;
         let (table, head) = match head {
             LmHead::Without => (Some(table), None),
-            LmHead::With if config.tied || !weights.has_head() => (None, Some(Linear::from_output_major(width, vocab, &table, None))),
+            LmHead::With if config.tied || !weights.has_head() => {
+                (None, Some(Linear::from_output_major(width, vocab, &table, None)))
+            }
             LmHead::With => (Some(table), Some(Linear::from_output_major(width, vocab, &weights.head()?, None))),
         };
         let positions = if config.positions == Positions::Learned { Some(weights.positions()?) } else { None };
@@ -130,7 +132,13 @@ impl Decoder {
     /// Computes a pass over the positions' input vectors x (rows, width) and stores their keys and values.
     ///
     /// Returns the hidden states after the final norm of the rows that the pass wants: (wanted, width).
-    pub fn forward(&self, cache: &mut Cache, pass: &Pass, x: Tensor, dropout: Option<Dropout<'_>>) -> Result<Tensor, DeviceError> {
+    pub fn forward(
+        &self,
+        cache: &mut Cache,
+        pass: &Pass,
+        x: Tensor,
+        dropout: Option<Dropout<'_>>,
+    ) -> Result<Tensor, DeviceError> {
         assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
         let mut work = Work::default();
         if pass.rows() <= ROWS_PER_PART {
@@ -175,7 +183,8 @@ impl Decoder {
     fn mlp(&self, block: &Block, x: &Tensor, work: &mut Work) -> Result<(), DeviceError> {
         let device = &self.device;
         ops::norm(device, x, &block.mlp_norm, &mut work.normed)?;
-        let into = |activation, out: &mut Tensor| ops::linear(device, &work.normed, &block.mlp_in, Finish::Write(activation), out);
+        let into =
+            |activation, out: &mut Tensor| ops::linear(device, &work.normed, &block.mlp_in, Finish::Write(activation), out);
         match self.config.mlp {
             Mlp::Gelu => into(Activation::GeluTanh, &mut work.inner),
             Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner),
@@ -201,7 +210,8 @@ impl Decoder {
 
     /// Floating-point operations of one position in the blocks, leaving out what depends on how much it sees.
     pub fn flops_per_position(&self) -> f64 {
-        let products = |b: &Block| [&b.qkv, &b.attn_out, &b.mlp_in, &b.mlp_out].map(|l| l.inputs() * l.outputs()).iter().sum::<usize>();
+        let products =
+            |b: &Block| [&b.qkv, &b.attn_out, &b.mlp_in, &b.mlp_out].map(|l| l.inputs() * l.outputs()).iter().sum::<usize>();
         2.0 * self.blocks.iter().map(products).sum::<usize>() as f64
     }
 

@@ -299,9 +299,7 @@ pub enum Error {
     },
 
     /// A text that the tokenizer could not take apart, or ids that it could not put together.
-    #[error(
-        "the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer"
-    )]
+    #[error("the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer")]
     Tokenize {
         /// What the tokenizer said.
         why: String,
@@ -310,10 +308,7 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn io(path: &Path, source: std::io::Error) -> Error {
-        Error::Io {
-            path: path.to_path_buf(),
-            source,
-        }
+        Error::Io { path: path.to_path_buf(), source }
     }
 }
 
@@ -336,19 +331,10 @@ fn conversion(file: &Path) -> String {
 /// Reads a text file whole, telling apart what the file system and what the bytes did wrong.
 pub(crate) fn read_text(file: &Path) -> Result<String, Error> {
     let bytes = std::fs::read(file).map_err(|e| Error::io(file, e))?;
-    String::from_utf8(bytes).map_err(|e| Error::NotUtf8 {
-        file: file.to_path_buf(),
-        at: e.utf8_error().valid_up_to(),
-    })
+    String::from_utf8(bytes).map_err(|e| Error::NotUtf8 { file: file.to_path_buf(), at: e.utf8_error().valid_up_to() })
 }
 
 /// Parses JSON into any type, naming the file when it does not parse.
-pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(
-    file: &Path,
-    text: &str,
-) -> Result<T, Error> {
-    serde_json::from_str(text).map_err(|e| Error::BadJson {
-        file: file.to_path_buf(),
-        why: e.to_string(),
-    })
+pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(file: &Path, text: &str) -> Result<T, Error> {
+    serde_json::from_str(text).map_err(|e| Error::BadJson { file: file.to_path_buf(), why: e.to_string() })
 }

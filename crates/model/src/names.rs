@@ -50,9 +50,7 @@ pub fn role(original: &str) -> Role {
     if let Some(role) = adapter(name) {
         return role;
     }
-    let name = name
-        .replace(".base_layer.", ".")
-        .replace(".modules_to_save.default.", ".");
+    let name = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".");
     Role::Weight(canonical_head(&name))
 }
 
@@ -66,10 +64,7 @@ fn unwrapped(original: &str) -> &str {
 }
 
 fn canonical_head(name: &str) -> String {
-    match HEADS
-        .iter()
-        .find_map(|(from, to)| Some((to, name.strip_prefix(from)?)))
-    {
+    match HEADS.iter().find_map(|(from, to)| Some((to, name.strip_prefix(from)?))) {
         Some((to, rest)) => format!("{to}{rest}"),
         None => name.to_owned(),
     }
@@ -116,11 +111,7 @@ fn adapter(name: &str) -> Option<Role> {
         return Some(Role::Unmergeable("a low-rank factor that is not a weight"));
     }
     let module = canonical_head(module);
-    Some(if is_a {
-        Role::LoraA(module)
-    } else {
-        Role::LoraB(module)
-    })
+    Some(if is_a { Role::LoraA(module) } else { Role::LoraB(module) })
 }
 
 #[cfg(test)]
@@ -141,26 +132,11 @@ mod tests {
             ("wte.weight", "wte.weight"),
             ("base_causallm.transformer.h.3.ln_1.bias", "h.3.ln_1.bias"),
             ("base_causallm.lm_head.weight", "lm_head.weight"),
-            (
-                "codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.weight",
-                "h.0.attn.c_attn.weight",
-            ),
-            (
-                "codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.bias",
-                "h.0.attn.c_attn.bias",
-            ),
-            (
-                "codi.base_model.model.model.layers.2.mlp.up_proj.base_layer.weight",
-                "layers.2.mlp.up_proj.weight",
-            ),
-            (
-                "llm.base_model.model.model.embed_tokens.weight",
-                "embed_tokens.weight",
-            ),
-            (
-                "model.language_model.layers.0.self_attn.q_norm.weight",
-                "layers.0.self_attn.q_norm.weight",
-            ),
+            ("codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.weight", "h.0.attn.c_attn.weight"),
+            ("codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.bias", "h.0.attn.c_attn.bias"),
+            ("codi.base_model.model.model.layers.2.mlp.up_proj.base_layer.weight", "layers.2.mlp.up_proj.weight"),
+            ("llm.base_model.model.model.embed_tokens.weight", "embed_tokens.weight"),
+            ("model.language_model.layers.0.self_attn.q_norm.weight", "layers.0.self_attn.q_norm.weight"),
             (
                 "base_model.model.model.language_model.layers.7.self_attn.q_proj.base_layer.weight",
                 "layers.7.self_attn.q_proj.weight",
@@ -184,26 +160,11 @@ mod tests {
     fn low_rank_factors_name_their_module() {
         let module = "layers.0.self_attn.q_proj".to_owned();
         let prefix = "llm.base_model.model.model.layers.0.self_attn.q_proj";
-        assert_eq!(
-            role(&format!("{prefix}.lora_A.default.weight")),
-            Role::LoraA(module.clone())
-        );
-        assert_eq!(
-            role(&format!("{prefix}.lora_B.default.weight")),
-            Role::LoraB(module.clone())
-        );
-        assert_eq!(
-            role(&format!("{prefix}.lora_A.weight")),
-            Role::LoraA(module)
-        );
-        assert!(matches!(
-            role(&format!("{prefix}.lora_B.default.bias")),
-            Role::Unmergeable(_)
-        ));
-        assert!(matches!(
-            role(&format!("{prefix}.lora_magnitude_vector.default.weight")),
-            Role::Unmergeable(_)
-        ));
+        assert_eq!(role(&format!("{prefix}.lora_A.default.weight")), Role::LoraA(module.clone()));
+        assert_eq!(role(&format!("{prefix}.lora_B.default.weight")), Role::LoraB(module.clone()));
+        assert_eq!(role(&format!("{prefix}.lora_A.weight")), Role::LoraA(module));
+        assert!(matches!(role(&format!("{prefix}.lora_B.default.bias")), Role::Unmergeable(_)));
+        assert!(matches!(role(&format!("{prefix}.lora_magnitude_vector.default.weight")), Role::Unmergeable(_)));
     }
 
     #[test]
@@ -219,9 +180,6 @@ mod tests {
         ] {
             assert!(matches!(role(original), Role::Ignored(_)), "{original}");
         }
-        assert_eq!(
-            weight("transformer.h.0.attn.c_attn.bias"),
-            "h.0.attn.c_attn.bias"
-        );
+        assert_eq!(weight("transformer.h.0.attn.c_attn.bias"), "h.0.attn.c_attn.bias");
     }
 }

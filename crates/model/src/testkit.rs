@@ -53,9 +53,7 @@ impl Family {
     pub(crate) fn backbone(self) -> Backbone {
         match self {
             Family::Coconut | Family::CodiGpt2 | Family::RewardGpt2 => Backbone::Gpt2,
-            Family::CodiLlama | Family::Colar | Family::LatentSft | Family::RewardLlama => {
-                Backbone::Llama
-            }
+            Family::CodiLlama | Family::Colar | Family::LatentSft | Family::RewardLlama => Backbone::Llama,
             Family::Rot => Backbone::Qwen3Vl,
         }
     }
@@ -172,11 +170,9 @@ fn config(spec: &Spec, tokenizer: &Tokenizer) -> Value {
     };
     let mut set = |name: &str, value: Value| config[name] = value;
     set("architectures", json!([spec.family.class_name()]));
-    for (field, token) in [
-        ("latent_id", "<|latent|>"),
-        ("latent_start_id", "<|start-latent|>"),
-        ("latent_end_id", "<|end-latent|>"),
-    ] {
+    for (field, token) in
+        [("latent_id", "<|latent|>"), ("latent_start_id", "<|start-latent|>"), ("latent_end_id", "<|end-latent|>")]
+    {
         if let Some(id) = tokenizer.id(token) {
             set(field, json!(id));
         }

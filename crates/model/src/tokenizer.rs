@@ -9,19 +9,11 @@ mod files;
 use std::path::Path;
 
 use tokenizers::models::bpe::BPE;
-use tokenizers::{
-    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
-};
+use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
 use crate::error::Error;
 
-type Inner = TokenizerImpl<
-    BPE,
-    NormalizerWrapper,
-    PreTokenizerWrapper,
-    PostProcessorWrapper,
-    DecoderWrapper,
->;
+type Inner = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// What transformers replaces when `clean_up_tokenization_spaces` is set, in its order.
 const CLEAN_UP: [(&str, &str); 10] = [
@@ -48,27 +40,15 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads the tokenizer of a checkpoint directory.
     pub fn read(dir: &Path) -> Result<Tokenizer, Error> {
-        let files::Parts {
-            inner,
-            eos,
-            clean_up,
-        } = files::read(dir)?;
+        let files::Parts { inner, eos, clean_up } = files::read(dir)?;
         let largest = inner.get_vocab(true).into_values().max();
         let eos = eos.and_then(|token| inner.token_to_id(&token));
-        Ok(Tokenizer {
-            vocab_size: largest.map_or(0, |id| id as usize + 1),
-            inner,
-            eos,
-            clean_up,
-        })
+        Ok(Tokenizer { vocab_size: largest.map_or(0, |id| id as usize + 1), inner, eos, clean_up })
     }
 
     /// The ids of a text. Added tokens are recognised inside it; no begin or end token is put around it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let encoding = self
-            .inner
-            .encode_fast(text, false)
-            .map_err(|e| Error::Tokenize { why: e.to_string() })?;
+        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Tokenize { why: e.to_string() })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -76,16 +56,11 @@ impl Tokenizer {
     /// Bytes that are no UTF-8 become U+FFFD. Ids without a token have no text: embedding tables are often padded, and a
     /// model may say a row that no token has.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
-        let text = self
-            .inner
-            .decode(ids, true)
-            .map_err(|e| Error::Tokenize { why: e.to_string() })?;
+        let text = self.inner.decode(ids, true).map_err(|e| Error::Tokenize { why: e.to_string() })?;
         if !self.clean_up {
             return Ok(text);
         }
-        Ok(CLEAN_UP
-            .iter()
-            .fold(text, |text, (from, to)| text.replace(from, to)))
+        Ok(CLEAN_UP.iter().fold(text, |text, (from, to)| text.replace(from, to)))
     }
 
     /// The id of a token, added tokens included.

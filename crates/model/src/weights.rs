@@ -64,7 +64,9 @@ impl<'a, S: TensorSource> Weights<'a, S> {
     }
 
     pub(crate) fn qk_norm(&self, i: usize) -> Result<(Norm, Norm), Error> {
-        let config::Norm::RmsNorm { eps } = self.config.norm else { unreachable!("only Qwen3 has these norms, and it has RMS norms") };
+        let config::Norm::RmsNorm { eps } = self.config.norm else {
+            unreachable!("only Qwen3 has these norms, and it has RMS norms")
+        };
         let one = |part| {
             let scale = self.source.tensor(&format!("layers.{i}.self_attn.{part}_norm.weight"), &[self.config.head_dim])?;
             Ok(Norm::Rms { eps, scale })
@@ -131,7 +133,13 @@ impl<'a, S: TensorSource> Weights<'a, S> {
 }
 
 /// An `nn.Linear`: (out, in), with a bias if `bias`.
-pub(crate) fn nn_linear(source: &impl TensorSource, name: &str, inputs: usize, outputs: usize, bias: bool) -> Result<Linear, Error> {
+pub(crate) fn nn_linear(
+    source: &impl TensorSource,
+    name: &str,
+    inputs: usize,
+    outputs: usize,
+    bias: bool,
+) -> Result<Linear, Error> {
     let matrix = source.tensor(&format!("{name}.weight"), &[outputs, inputs])?;
     let bias = if bias { Some(source.tensor(&format!("{name}.bias"), &[outputs])?) } else { None };
     Ok(Linear::from_output_major(inputs, outputs, &matrix, bias))

@@ -25,14 +25,9 @@ impl Valid {
         write_checkpoint(dir.path(), &spec).unwrap();
         let read = |e: std::io::Result<fs::DirEntry>| {
             let e = e.unwrap();
-            (
-                e.file_name().into_string().unwrap(),
-                fs::read(e.path()).unwrap(),
-            )
+            (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap())
         };
-        Valid {
-            files: fs::read_dir(dir.path()).unwrap().map(read).collect(),
-        }
+        Valid { files: fs::read_dir(dir.path()).unwrap().map(read).collect() }
     }
 
     fn bytes(&self, name: &str) -> &[u8] {
@@ -50,47 +45,23 @@ impl Valid {
 }
 
 fn tiny(family: Family) -> Spec {
-    Spec {
-        family,
-        layers: 1,
-        width: 8,
-        heads: 2,
-        head_dim: 4,
-        ffn: 8,
-        context: 16,
-        head_width: 8,
-        ..Spec::default()
-    }
+    Spec { family, layers: 1, width: 8, heads: 2, head_dim: 4, ffn: 8, context: 16, head_width: 8, ..Spec::default() }
 }
 
 static WHOLE: LazyLock<Valid> = LazyLock::new(|| Valid::new(tiny(Family::Coconut)));
-static SHARDED: LazyLock<Valid> = LazyLock::new(|| {
-    Valid::new(Spec {
-        shards: 2,
-        lora: true,
-        ..tiny(Family::LatentSft)
-    })
-});
+static SHARDED: LazyLock<Valid> = LazyLock::new(|| Valid::new(Spec { shards: 2, lora: true, ..tiny(Family::LatentSft) }));
 static NESTED: LazyLock<Valid> = LazyLock::new(|| Valid::new(tiny(Family::Rot)));
 
 fn use_all(dir: &Path) {
     if let Ok(checkpoint) = Checkpoint::open(dir) {
-        let entries: Vec<_> = checkpoint
-            .names()
-            .map(|e| (e.canonical.clone(), e.shape.to_vec()))
-            .collect();
+        let entries: Vec<_> = checkpoint.names().map(|e| (e.canonical.clone(), e.shape.to_vec())).collect();
         for (name, shape) in entries {
             let _ = checkpoint.tensor(&name, &shape);
         }
         let _ = checkpoint.unused();
     }
     if let Ok(tokenizer) = Tokenizer::read(dir) {
-        for text in [
-            "",
-            "a b",
-            "2)### <|latent|> <|start-latent|>x  <|endoftext|>",
-            "ünï\u{0}\n\n",
-        ] {
+        for text in ["", "a b", "2)### <|latent|> <|start-latent|>x  <|endoftext|>", "ünï\u{0}\n\n"] {
             if let Ok(ids) = tokenizer.encode(text) {
                 let _ = tokenizer.decode(&ids);
             }
@@ -171,12 +142,7 @@ fn path() -> impl Strategy<Value = Vec<usize>> {
 
 /// All JSON files of a checkpoint.
 fn json_file(valid: &'static Valid) -> impl Strategy<Value = &'static str> {
-    let names: Vec<&str> = valid
-        .files
-        .iter()
-        .map(|(n, _)| n.as_str())
-        .filter(|n| n.ends_with(".json"))
-        .collect();
+    let names: Vec<&str> = valid.files.iter().map(|(n, _)| n.as_str()).filter(|n| n.ends_with(".json")).collect();
     prop::sample::select(names)
 }
 

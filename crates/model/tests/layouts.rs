@@ -36,27 +36,12 @@ fn written(spec: &Spec) -> tempfile::TempDir {
 #[test]
 fn shards_change_nothing() {
     for family in Family::ALL {
-        let spec = Spec {
-            family,
-            ..Spec::default()
-        };
+        let spec = Spec { family, ..Spec::default() };
         let whole = weights(written(&spec).path());
-        let sharded = written(&Spec {
-            shards: 3,
-            ..spec.clone()
-        });
+        let sharded = written(&Spec { shards: 3, ..spec.clone() });
         assert!(weights(sharded.path()) == whole, "{family:?}");
-        let base = if family == Family::Rot {
-            "RoT"
-        } else {
-            "model"
-        };
-        assert!(
-            sharded
-                .path()
-                .join(format!("{base}.safetensors.index.json"))
-                .is_file()
-        );
+        let base = if family == Family::Rot { "RoT" } else { "model" };
+        assert!(sharded.path().join(format!("{base}.safetensors.index.json")).is_file());
         let other = written(&Spec { seed: 2, ..spec });
         assert!(weights(other.path()) != whole, "{family:?}");
     }
@@ -65,18 +50,12 @@ fn shards_change_nothing() {
 #[test]
 fn half_precision_is_the_rounded_weight() {
     for (dtype, tolerance) in [(Dtype::F16, 1.0 / 2048.0), (Dtype::Bf16, 1.0 / 256.0)] {
-        let spec = Spec {
-            family: Family::Colar,
-            ..Spec::default()
-        };
+        let spec = Spec { family: Family::Colar, ..Spec::default() };
         let exact = weights(written(&spec).path());
         let rounded = weights(written(&Spec { dtype, ..spec }).path());
         for (name, exact) in &exact {
             for (a, b) in exact.iter().zip(&rounded[name]) {
-                assert!(
-                    (a - b).abs() <= tolerance * a.abs().max(1e-4),
-                    "{name}: {a} {b}"
-                );
+                assert!((a - b).abs() <= tolerance * a.abs().max(1e-4), "{name}: {a} {b}");
             }
         }
     }
@@ -93,18 +72,11 @@ fn adapters_are_merged_as_defined() {
         (Family::LatentSft, 2.0),
         (Family::Rot, 2.0),
     ] {
-        let spec = Spec {
-            family,
-            ..Spec::default()
-        };
+        let spec = Spec { family, ..Spec::default() };
         let base = weights(written(&spec).path());
         let adapted = written(&Spec { lora: true, ..spec });
         let merged = weights(adapted.path());
-        assert_eq!(
-            merged.keys().collect::<Vec<_>>(),
-            base.keys().collect::<Vec<_>>(),
-            "{family:?}"
-        );
+        assert_eq!(merged.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>(), "{family:?}");
         let bytes = std::fs::read(adapted.path().join("model.safetensors")).unwrap();
         let raw = SafeTensors::deserialize(&bytes).unwrap();
         let mut changed = 0;
@@ -115,10 +87,7 @@ fn adapters_are_merged_as_defined() {
                 None => base.clone(),
             };
             changed += usize::from(factors.is_some());
-            let close = merged[name]
-                .iter()
-                .zip(&expected)
-                .all(|(a, b)| (a - b).abs() < 1e-5);
+            let close = merged[name].iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5);
             assert!(close, "{family:?} {name}");
         }
         assert!(changed >= 2, "{family:?}");
@@ -134,38 +103,18 @@ struct Factors {
 }
 
 fn factors(raw: &SafeTensors, module: &str) -> Option<Factors> {
-    let find = |half: &str| {
-        raw.iter()
-            .find(|(name, _)| name.ends_with(&format!("{module}.{half}.default.weight")))
-    };
+    let find = |half: &str| raw.iter().find(|(name, _)| name.ends_with(&format!("{module}.{half}.default.weight")));
     let (a, b) = (find("lora_A")?.1, find("lora_B")?.1);
-    let read = |bytes: &[u8]| {
-        bytes
-            .chunks(4)
-            .map(|c| f32::from_le_bytes(c.try_into().unwrap()))
-            .collect()
-    };
-    Some(Factors {
-        a: read(a.data()),
-        b: read(b.data()),
-        rank: a.shape()[0],
-        inputs: a.shape()[1],
-        outputs: b.shape()[0],
-    })
+    let read = |bytes: &[u8]| bytes.chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
+    Some(Factors { a: read(a.data()), b: read(b.data()), rank: a.shape()[0], inputs: a.shape()[1], outputs: b.shape()[0] })
 }
 
 fn naive(base: &[f32], f: &Factors, scale: f32, conv: bool) -> Vec<f32> {
     let mut out = base.to_vec();
     for o in 0..f.outputs {
         for i in 0..f.inputs {
-            let delta: f32 = (0..f.rank)
-                .map(|k| f.b[o * f.rank + k] * f.a[k * f.inputs + i])
-                .sum();
-            out[if conv {
-                i * f.outputs + o
-            } else {
-                o * f.inputs + i
-            }] += scale * delta;
+            let delta: f32 = (0..f.rank).map(|k| f.b[o * f.rank + k] * f.a[k * f.inputs + i]).sum();
+            out[if conv { i * f.outputs + o } else { o * f.inputs + i }] += scale * delta;
         }
     }
     out
@@ -174,54 +123,23 @@ fn naive(base: &[f32], f: &Factors, scale: f32, conv: bool) -> Vec<f32> {
 #[test]
 fn tokenizers_hold_what_their_family_needs() {
     for family in Family::ALL {
-        let dir = written(&Spec {
-            family,
-            ..Spec::default()
-        });
-        let (checkpoint, tokenizer) = (
-            Checkpoint::open(dir.path()).unwrap(),
-            Tokenizer::read(dir.path()).unwrap(),
-        );
+        let dir = written(&Spec { family, ..Spec::default() });
+        let (checkpoint, tokenizer) = (Checkpoint::open(dir.path()).unwrap(), Tokenizer::read(dir.path()).unwrap());
         assert_eq!(checkpoint.config().vocab, tokenizer.vocab_size());
-        assert_eq!(
-            checkpoint.config().eos,
-            vec![tokenizer.eos().unwrap()],
-            "{family:?}"
-        );
+        assert_eq!(checkpoint.config().eos, vec![tokenizer.eos().unwrap()], "{family:?}");
         let text = "Is it 7?\n  Ünïcode — ok";
-        assert_eq!(
-            tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(),
-            text
-        );
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(), text);
     }
-    let read = |family| {
-        Tokenizer::read(
-            written(&Spec {
-                family,
-                ..Spec::default()
-            })
-            .path(),
-        )
-        .unwrap()
-    };
+    let read = |family| Tokenizer::read(written(&Spec { family, ..Spec::default() }).path()).unwrap();
     let colar = read(Family::Colar);
     let hashes = colar.id("###").unwrap();
-    assert_eq!(
-        colar.encode("2)###").unwrap(),
-        [colar.id("2").unwrap(), colar.id(")").unwrap(), hashes]
-    );
+    assert_eq!(colar.encode("2)###").unwrap(), [colar.id("2").unwrap(), colar.id(")").unwrap(), hashes]);
     assert_eq!(colar.encode("###").unwrap(), [hashes]);
-    assert_eq!(
-        colar.decode(&[hashes, colar.eos().unwrap()]).unwrap(),
-        "###"
-    );
+    assert_eq!(colar.decode(&[hashes, colar.eos().unwrap()]).unwrap(), "###");
     assert_eq!(read(Family::LatentSft).encode("</think>").unwrap().len(), 8);
     let coconut = read(Family::Coconut);
     let start = coconut.id("<|start-latent|>").unwrap();
-    assert_eq!(
-        coconut.encode("?\n<|start-latent|>").unwrap().last(),
-        Some(&start)
-    );
+    assert_eq!(coconut.encode("?\n<|start-latent|>").unwrap().last(), Some(&start));
     // Added but not special: kept by decoding, as the reward model of the reference relies on.
     assert_eq!(coconut.decode(&[start]).unwrap(), "<|start-latent|>");
     // A row of a padded embedding table that no token has.
@@ -230,49 +148,27 @@ fn tokenizers_hold_what_their_family_needs() {
 
 #[test]
 fn a_real_tokenizer_brings_its_vocabulary() {
-    let from = written(&Spec {
-        family: Family::Rot,
-        ..Spec::default()
-    });
-    let spec = Spec {
-        tokenizer_from: Some(from.path().to_path_buf()),
-        ..Spec::default()
-    };
+    let from = written(&Spec { family: Family::Rot, ..Spec::default() });
+    let spec = Spec { tokenizer_from: Some(from.path().to_path_buf()), ..Spec::default() };
     let dir = written(&spec);
-    assert_eq!(
-        Checkpoint::open(dir.path()).unwrap().config().vocab,
-        256 + 6
-    );
+    assert_eq!(Checkpoint::open(dir.path()).unwrap().config().vocab, 256 + 6);
 }
 
 /// CODI's projector and RoT's parts may come in files of their own, with bare names or full ones.
 #[test]
 fn side_files_are_found() {
-    for (place, prefix) in [
-        ("prj/projector.safetensors", ""),
-        ("projector.safetensors", ""),
-        ("prj.safetensors", "prj."),
-    ] {
+    for (place, prefix) in [("prj/projector.safetensors", ""), ("projector.safetensors", ""), ("prj.safetensors", "prj.")] {
         let dir = written(&Spec::default());
         let path = dir.path().join(place);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let data = [0u8; 8];
-        let view =
-            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
         let names = [format!("{prefix}1.bias"), format!("{prefix}ln.bias")];
         let bytes = safetensors::serialize(names.iter().map(|n| (n, &view)), None).unwrap();
         std::fs::write(path, bytes).unwrap();
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        assert!(
-            checkpoint.has("projector.1.bias") && checkpoint.has("projector.4.bias"),
-            "{place}"
-        );
-        assert!(
-            checkpoint
-                .unused()
-                .iter()
-                .any(|u| u.starts_with("projector.4.bias ("))
-        );
+        assert!(checkpoint.has("projector.1.bias") && checkpoint.has("projector.4.bias"), "{place}");
+        assert!(checkpoint.unused().iter().any(|u| u.starts_with("projector.4.bias (")));
     }
 }
 
@@ -285,11 +181,7 @@ fn copies_are_recognised() {
     let raw = SafeTensors::deserialize(&bytes).unwrap();
     let mut tensors: Vec<(String, _)> = raw.iter().map(|(n, v)| (n.to_owned(), v)).collect();
     let embedding = raw.tensor("transformer.wte.weight").unwrap();
-    for name in [
-        "lm_head.weight",
-        "base_causallm.transformer.wte.weight",
-        "embedding.weight",
-    ] {
+    for name in ["lm_head.weight", "base_causallm.transformer.wte.weight", "embedding.weight"] {
         tensors.push((name.to_owned(), embedding.clone()));
     }
     let mask = raw.tensor("transformer.ln_f.weight").unwrap();
@@ -299,41 +191,32 @@ fn copies_are_recognised() {
     weights(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert!(checkpoint.has("lm_head.weight"));
-    assert_eq!(
-        checkpoint.names().filter(|e| e.ignored.is_some()).count(),
-        4
-    );
+    assert_eq!(checkpoint.names().filter(|e| e.ignored.is_some()).count(), 4);
 }
 
 /// The pipelines of Llama's and Qwen's own tokenizer.json: a split by their expression, then bytes; Qwen normalises first.
 #[test]
 fn published_pipelines_are_read() {
-    let spec = Spec {
-        family: Family::Colar,
-        ..Spec::default()
-    };
+    let spec = Spec { family: Family::Colar, ..Spec::default() };
     let dir = written(&spec);
     let plain = Tokenizer::read(dir.path()).unwrap();
     let file = dir.path().join("tokenizer.json");
     let mut whole: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let expression =
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     whole["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
         { "type": "Split", "pattern": { "Regex": expression }, "behavior": "Isolated", "invert": false },
         { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
     ] });
     whole["normalizer"] = json!({ "type": "NFC" });
     // What would add a begin token, cut or pad is not for prompts that say all of it themselves.
-    whole["post_processor"] =
-        json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": {} }] });
+    whole["post_processor"] = json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": {} }] });
     whole["truncation"] = json!({ "max_length": 2 });
     std::fs::write(file, whole.to_string()).unwrap();
     let published = Tokenizer::read(dir.path()).unwrap();
     let text = "Question: It's 1,234? Let's think step by step:(Thinking speed: 2)###";
     assert_eq!(published.encode(text).unwrap(), plain.encode(text).unwrap());
-    assert_eq!(
-        published.encode("e\u{301}").unwrap(),
-        plain.encode("\u{e9}").unwrap()
-    );
+    assert_eq!(published.encode("e\u{301}").unwrap(), plain.encode("\u{e9}").unwrap());
 }
 
 /// Llama's tokenizer_config.json asks decoding to close up spaces before punctuation, as transformers then does.

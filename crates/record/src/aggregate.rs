@@ -56,9 +56,7 @@ pub fn reward(trajectory: &Trajectory, reduction: Reduction) -> f64 {
         (Reduction::Mean, [_, ..]) if sum.is_finite() => sum / scores.len() as f64,
         (Reduction::Sum, [_, ..]) if sum.is_finite() => sum,
         (Reduction::Last, [.., last]) if sum.is_finite() => f64::from(*last),
-        (Reduction::Min, [first, rest @ ..]) if sum.is_finite() => {
-            f64::from(rest.iter().copied().fold(*first, f32::min))
-        }
+        (Reduction::Min, [first, rest @ ..]) if sum.is_finite() => f64::from(rest.iter().copied().fold(*first, f32::min)),
         _ => f64::NEG_INFINITY,
     }
 }
@@ -66,10 +64,7 @@ pub fn reward(trajectory: &Trajectory, reduction: Reduction) -> f64 {
 /// The different answers, in the order of their first supporters' numbers.
 pub fn candidates(trajectories: &[Trajectory]) -> Vec<Candidate<'_>> {
     let answered = by_number(trajectories);
-    let rewards: Vec<f64> = answered
-        .iter()
-        .map(|&i| reward(&trajectories[i], Reduction::Mean))
-        .collect();
+    let rewards: Vec<f64> = answered.iter().map(|&i| reward(&trajectories[i], Reduction::Mean)).collect();
     let largest = rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let scored = answered.iter().all(|&i| trajectories[i].scores.is_some());
 
@@ -81,23 +76,13 @@ pub fn candidates(trajectories: &[Trajectory]) -> Vec<Candidate<'_>> {
         };
         let place = *places.entry(answer).or_insert_with(|| {
             let reward = scored.then_some(0.0);
-            candidates.push(Candidate {
-                answer,
-                first: index,
-                votes: 0,
-                weight: 0.0,
-                reward,
-            });
+            candidates.push(Candidate { answer, first: index, votes: 0, weight: 0.0, reward });
             candidates.len() - 1
         });
         let candidate = &mut candidates[place];
         candidate.votes += 1;
         // Where nobody has a reward, everybody has the same weight.
-        candidate.weight += if largest.is_finite() {
-            (reward - largest).exp()
-        } else {
-            1.0
-        };
+        candidate.weight += if largest.is_finite() { (reward - largest).exp() } else { 1.0 };
         candidate.reward = candidate.reward.map(|sum| sum + reward);
     }
     candidates
@@ -116,38 +101,26 @@ pub fn weighted(trajectories: &[Trajectory]) -> Option<usize> {
 /// The trajectory with the largest reward among those with an answer.
 pub fn best_of(trajectories: &[Trajectory], reduction: Reduction) -> Option<usize> {
     let reward = |&index: &usize| reward(&trajectories[index], reduction);
-    first_largest(by_number(trajectories), |a, b| {
-        reward(a).total_cmp(&reward(b))
-    })
+    first_largest(by_number(trajectories), |a, b| reward(a).total_cmp(&reward(b)))
 }
 
 fn elect(trajectories: &[Trajectory], strength: impl Fn(&Candidate<'_>) -> f64) -> Option<usize> {
     let summed = |candidate: &Candidate<'_>| candidate.reward.unwrap_or_default();
     let elected = first_largest(candidates(trajectories), |a, b| {
-        strength(a)
-            .total_cmp(&strength(b))
-            .then_with(|| summed(a).total_cmp(&summed(b)))
+        strength(a).total_cmp(&strength(b)).then_with(|| summed(a).total_cmp(&summed(b)))
     });
     elected.map(|candidate| candidate.first)
 }
 
 /// The largest item; of equals the first. (`Iterator::max_by` gives the last.)
 fn first_largest<T>(items: Vec<T>, order: impl Fn(&T, &T) -> Ordering) -> Option<T> {
-    items.into_iter().reduce(|best, item| {
-        if order(&item, &best).is_gt() {
-            item
-        } else {
-            best
-        }
-    })
+    items.into_iter().reduce(|best, item| if order(&item, &best).is_gt() { item } else { best })
 }
 
 /// The indices of the trajectories with an answer, by trajectory number. Everything that sums floats goes in
 /// this order, so that a shuffled slice gives the same bits.
 fn by_number(trajectories: &[Trajectory]) -> Vec<usize> {
-    let mut indices: Vec<usize> = (0..trajectories.len())
-        .filter(|&index| trajectories[index].answer.is_some())
-        .collect();
+    let mut indices: Vec<usize> = (0..trajectories.len()).filter(|&index| trajectories[index].answer.is_some()).collect();
     indices.sort_by_key(|&index| trajectories[index].k);
     indices
 }
@@ -170,19 +143,11 @@ mod tests {
     }
 
     fn unscored(answers: &[&str]) -> Vec<Trajectory> {
-        answers
-            .iter()
-            .zip(0..)
-            .map(|(answer, k)| trajectory(k, answer, None))
-            .collect()
+        answers.iter().zip(0..).map(|(answer, k)| trajectory(k, answer, None)).collect()
     }
 
     fn scored(answers: &[(&str, f32)]) -> Vec<Trajectory> {
-        answers
-            .iter()
-            .zip(0..)
-            .map(|((answer, score), k)| trajectory(k, answer, Some(&[*score])))
-            .collect()
+        answers.iter().zip(0..).map(|((answer, score), k)| trajectory(k, answer, Some(&[*score]))).collect()
     }
 
     #[test]
@@ -194,23 +159,13 @@ mod tests {
     #[test]
     fn none_never_votes() {
         assert_eq!(majority(&unscored(&["", "", "3"])), Some(2));
-        assert_eq!(
-            weighted(&scored(&[("", 9.0), ("", 9.0), ("3", 0.0)])),
-            Some(2)
-        );
-        assert_eq!(
-            best_of(&scored(&[("", 9.0), ("3", 0.0)]), Reduction::Mean),
-            Some(1)
-        );
+        assert_eq!(weighted(&scored(&[("", 9.0), ("", 9.0), ("3", 0.0)])), Some(2));
+        assert_eq!(best_of(&scored(&[("", 9.0), ("3", 0.0)]), Reduction::Mean), Some(1));
     }
 
     #[test]
     fn without_answers_there_is_no_verdict() {
-        for trajectories in [
-            unscored(&[]),
-            unscored(&["", ""]),
-            scored(&[("", 1.0), ("", 2.0)]),
-        ] {
+        for trajectories in [unscored(&[]), unscored(&["", ""]), scored(&[("", 1.0), ("", 2.0)])] {
             assert_eq!(majority(&trajectories), None);
             assert_eq!(weighted(&trajectories), None);
             assert_eq!(best_of(&trajectories, Reduction::Mean), None);
@@ -220,10 +175,7 @@ mod tests {
     #[test]
     fn tied_votes_go_to_the_summed_reward_then_to_the_lowest_number() {
         assert_eq!(majority(&unscored(&["1", "2", "2", "1"])), Some(0));
-        assert_eq!(
-            majority(&scored(&[("1", 0.1), ("2", 0.9), ("2", 0.2), ("1", 0.3)])),
-            Some(1)
-        );
+        assert_eq!(majority(&scored(&[("1", 0.1), ("2", 0.9), ("2", 0.2), ("1", 0.3)])), Some(1));
         assert_eq!(majority(&scored(&[("1", 0.5), ("2", 0.5)])), Some(0));
         // One trajectory without scores, and sums of rewards no longer compare.
         let mut partly = scored(&[("1", 0.1), ("2", 0.9)]);
@@ -234,33 +186,18 @@ mod tests {
     #[test]
     fn weights_outvote_numbers() {
         // e^0 = 1 against 2 e^-2 = 0.27, then against 2 e^-0.5 = 1.21.
-        assert_eq!(
-            weighted(&scored(&[("1", 2.0), ("2", 0.0), ("2", 0.0)])),
-            Some(0)
-        );
-        assert_eq!(
-            weighted(&scored(&[("1", 2.0), ("2", 1.5), ("2", 1.5)])),
-            Some(1)
-        );
+        assert_eq!(weighted(&scored(&[("1", 2.0), ("2", 0.0), ("2", 0.0)])), Some(0));
+        assert_eq!(weighted(&scored(&[("1", 2.0), ("2", 1.5), ("2", 1.5)])), Some(1));
         let trajectories = scored(&[("1", 2.0), ("2", 1.5), ("2", 1.5)]);
-        let weights: Vec<f64> = candidates(&trajectories)
-            .iter()
-            .map(|candidate| candidate.weight)
-            .collect();
+        let weights: Vec<f64> = candidates(&trajectories).iter().map(|candidate| candidate.weight).collect();
         assert_eq!(weights, [1.0, 2.0 * (-0.5f64).exp()]);
     }
 
     #[test]
     fn weights_survive_large_rewards() {
-        assert_eq!(
-            weighted(&scored(&[("1", 1e30), ("2", 3e38), ("1", -3e38)])),
-            Some(1)
-        );
+        assert_eq!(weighted(&scored(&[("1", 1e30), ("2", 3e38), ("1", -3e38)])), Some(1));
         // A large reward without an answer must not push every other weight to zero.
-        assert_eq!(
-            weighted(&scored(&[("", 1e6), ("1", 0.0), ("2", 1.0)])),
-            Some(2)
-        );
+        assert_eq!(weighted(&scored(&[("", 1e6), ("1", 0.0), ("2", 1.0)])), Some(2));
     }
 
     #[test]
@@ -293,10 +230,7 @@ mod tests {
         let thoughtless = [trajectory(0, "1", Some(&[])), trajectory(1, "2", Some(&[]))];
         assert_eq!(best_of(&thoughtless, Reduction::Mean), Some(0));
         assert_eq!(weighted(&thoughtless), Some(0));
-        let mixed = [
-            trajectory(0, "1", Some(&[])),
-            trajectory(1, "2", Some(&[-1e30])),
-        ];
+        let mixed = [trajectory(0, "1", Some(&[])), trajectory(1, "2", Some(&[-1e30]))];
         assert_eq!(best_of(&mixed, Reduction::Mean), Some(1));
         assert_eq!(weighted(&mixed), Some(1));
         assert_eq!(majority(&mixed), Some(1));
@@ -305,16 +239,8 @@ mod tests {
     #[test]
     fn scores_that_are_not_numbers_are_the_lowest() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for reduction in [
-                Reduction::Mean,
-                Reduction::Sum,
-                Reduction::Last,
-                Reduction::Min,
-            ] {
-                let trajectories = [
-                    trajectory(0, "1", Some(&[bad, 0.0])),
-                    trajectory(1, "2", Some(&[-5.0])),
-                ];
+            for reduction in [Reduction::Mean, Reduction::Sum, Reduction::Last, Reduction::Min] {
+                let trajectories = [trajectory(0, "1", Some(&[bad, 0.0])), trajectory(1, "2", Some(&[-5.0]))];
                 assert_eq!(best_of(&trajectories, reduction), Some(1));
                 assert_eq!(weighted(&trajectories), Some(1));
             }
@@ -323,16 +249,11 @@ mod tests {
 
     /// Few answers and few scores, so that ties are common.
     fn trajectories() -> impl Strategy<Value = Vec<Trajectory>> {
-        let scores = prop::option::weighted(
-            0.9,
-            prop::collection::vec((-2i8..3).prop_map(f32::from), 0..3),
-        );
+        let scores = prop::option::weighted(0.9, prop::collection::vec((-2i8..3).prop_map(f32::from), 0..3));
         let one = (prop::sample::select(vec!["", "1", "2", "3"]), scores);
         prop::collection::vec(one, 0..9).prop_map(|drawn| {
             let numbered = drawn.into_iter().zip(0..);
-            numbered
-                .map(|((answer, scores), k)| trajectory(k, answer, scores.as_deref()))
-                .collect()
+            numbered.map(|((answer, scores), k)| trajectory(k, answer, scores.as_deref())).collect()
         })
     }
 

@@ -29,10 +29,7 @@ struct Step {
 impl StepDiversity {
     /// Nothing collected yet; every thought is `width` numbers.
     pub fn new(width: usize) -> Self {
-        Self {
-            width,
-            steps: Vec::new(),
-        }
+        Self { width, steps: Vec::new() }
     }
 
     /// Adds one trajectory's thought at `step`, counted from 0.
@@ -43,11 +40,7 @@ impl StepDiversity {
     pub fn add(&mut self, step: usize, thought: &[f32]) {
         debug_assert_eq!(thought.len(), self.width, "a thought of another width");
         while self.steps.len() <= step {
-            self.steps.push(Step {
-                sum: vec![0.0; self.width],
-                rows: 0,
-                units: 0,
-            });
+            self.steps.push(Step { sum: vec![0.0; self.width], rows: 0, units: 0 });
         }
         self.steps[step].add(thought);
     }
@@ -63,11 +56,7 @@ impl StepDiversity {
 impl Step {
     fn add(&mut self, thought: &[f32]) {
         self.rows += 1;
-        let norm = thought
-            .iter()
-            .map(|&x| f64::from(x).powi(2))
-            .sum::<f64>()
-            .sqrt();
+        let norm = thought.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         if norm == 0.0 {
             // No direction: unlike everything, itself included. It counts as a row with cosine 0 to all.
             return;
@@ -97,21 +86,12 @@ mod tests {
 
     /// The definition, pair by pair.
     fn naive(rows: &[Vec<f32>]) -> f64 {
-        let dot = |a: &[f32], b: &[f32]| {
-            a.iter()
-                .zip(b)
-                .map(|(&a, &b)| f64::from(a) * f64::from(b))
-                .sum::<f64>()
-        };
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
         let mut sum = 0.0;
         for i in 0..rows.len() {
             for j in i + 1..rows.len() {
                 let norms = (dot(&rows[i], &rows[i]) * dot(&rows[j], &rows[j])).sqrt();
-                sum += if norms == 0.0 {
-                    1.0
-                } else {
-                    1.0 - dot(&rows[i], &rows[j]) / norms
-                };
+                sum += if norms == 0.0 { 1.0 } else { 1.0 - dot(&rows[i], &rows[j]) / norms };
             }
         }
         2.0 * sum / (rows.len() * (rows.len() - 1)) as f64

@@ -20,10 +20,7 @@ pub(crate) fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> 
     replace(path, &beside, content).map_err(|source| {
         // The half-written file is of no use to anyone; that it cannot be removed changes nothing.
         let _ = fs::remove_file(&beside);
-        Error::Write {
-            path: path.into(),
-            source,
-        }
+        Error::Write { path: path.into(), source }
     })
 }
 
@@ -45,16 +42,10 @@ fn beside(path: &Path) -> PathBuf {
 
 /// Reads the document at `path`, after checking that it is of our format.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
-    let text = fs::read(path).map_err(|source| Error::Read {
-        path: path.into(),
-        source,
-    })?;
+    let text = fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
     let version: Version = parse(path, &text)?;
     if version.version != u64::from(FORMAT) {
-        return Err(Error::Version {
-            path: path.into(),
-            found: version.version,
-        });
+        return Err(Error::Version { path: path.into(), found: version.version });
     }
     parse(path, &text)
 }
@@ -67,11 +58,7 @@ struct Version {
 }
 
 fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(text).map_err(|source| Error::Json {
-        path: path.into(),
-        line: source.line(),
-        source,
-    })
+    serde_json::from_slice(text).map_err(|source| Error::Json { path: path.into(), line: source.line(), source })
 }
 
 #[cfg(test)]
@@ -84,10 +71,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("results.json");
         for questions in [1, 2] {
-            let results = Results {
-                questions,
-                ..Results::default()
-            };
+            let results = Results { questions, ..Results::default() };
             write(&path, &results).unwrap();
             assert_eq!(read::<Results>(&path).unwrap(), results);
         }
@@ -107,16 +91,9 @@ mod tests {
     #[test]
     fn a_write_that_fails_names_the_path_and_keeps_the_cause() {
         let path = Path::new("/dev/null/results.json");
-        let Err(Error::Write {
-            path: named,
-            source,
-        }) = write(path, &Results::default())
-        else {
+        let Err(Error::Write { path: named, source }) = write(path, &Results::default()) else {
             panic!("nothing can be written below a file");
         };
-        assert_eq!(
-            (named.as_path(), source.kind()),
-            (path, io::ErrorKind::NotADirectory)
-        );
+        assert_eq!((named.as_path(), source.kind()), (path, io::ErrorKind::NotADirectory));
     }
 }

@@ -34,17 +34,13 @@ pub enum Error {
         path: PathBuf,
     },
     /// A directory that should hold a run does not.
-    #[error(
-        "{path} is not a run directory: it has no manifest.json; name a directory that `eval` wrote"
-    )]
+    #[error("{path} is not a run directory: it has no manifest.json; name a directory that `eval` wrote")]
     NotARun {
         /// The directory.
         path: PathBuf,
     },
     /// Another process is writing this run.
-    #[error(
-        "{path} is being written by another process; wait for it or pass --out to write elsewhere"
-    )]
+    #[error("{path} is being written by another process; wait for it or pass --out to write elsewhere")]
     Busy {
         /// The run directory.
         path: PathBuf,
@@ -93,9 +89,7 @@ pub enum Error {
         why: &'static str,
     },
     /// One question appears twice under one seed.
-    #[error(
-        "{path}:{line}: question {id} under seed {seed} is recorded twice; remove one of the lines"
-    )]
+    #[error("{path}:{line}: question {id} under seed {seed} is recorded twice; remove one of the lines")]
     Duplicate {
         /// The file.
         path: PathBuf,
@@ -132,31 +126,20 @@ pub(crate) struct Fault {
 
 impl Fault {
     pub(crate) fn new(field: impl Into<String>, why: &'static str) -> Self {
-        Self {
-            field: field.into(),
-            why,
-        }
+        Self { field: field.into(), why }
     }
 
     /// The error for a record that was about to be written to `path`.
     pub(crate) fn unwritable(self, path: impl Into<PathBuf>) -> Error {
-        Error::Unwritable {
-            path: path.into(),
-            field: self.field,
-            why: self.why,
-        }
+        Error::Unwritable { path: path.into(), field: self.field, why: self.why }
     }
 }
 
 /// What the user can do about a failed write.
 fn next_step(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free some space, then pass --resume"
-        }
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "pass --out to write elsewhere"
-        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, then pass --resume",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "pass --out to write elsewhere",
         _ => "pass --resume to continue or --out to write elsewhere",
     }
 }

@@ -46,13 +46,7 @@ mod tests {
     fn every_part_and_border_counts() {
         let whole = Fingerprint::default().with("a", b"bc").with("d", b"");
         assert_eq!(whole.finish().len(), 16);
-        assert_eq!(
-            whole.finish(),
-            Fingerprint::default()
-                .with("a", b"bc")
-                .with("d", b"")
-                .finish()
-        );
+        assert_eq!(whole.finish(), Fingerprint::default().with("a", b"bc").with("d", b"").finish());
         for other in [
             Fingerprint::default().with("a", b"bc"),
             Fingerprint::default().with("ab", b"c").with("d", b""),

@@ -27,10 +27,7 @@ pub struct Lines<T> {
 
 impl<T> Lines<T> {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let file = open_regular(path).map_err(|source| Error::Read {
-            path: path.into(),
-            source,
-        })?;
+        let file = open_regular(path).map_err(|source| Error::Read { path: path.into(), source })?;
         Ok(Self {
             path: path.into(),
             reader: BufReader::new(file),
@@ -69,17 +66,11 @@ impl<T> Lines<T> {
     }
 
     fn unreadable(&self, source: io::Error) -> Error {
-        Error::Read {
-            path: self.path.clone(),
-            source,
-        }
+        Error::Read { path: self.path.clone(), source }
     }
 }
 
-#[expect(
-    private_bounds,
-    reason = "which records have lines is this crate's to say"
-)]
+#[expect(private_bounds, reason = "which records have lines is this crate's to say")]
 impl<T: DeserializeOwned + Check> Lines<T> {
     /// The record on the line last read.
     fn parse(&self) -> Result<T, Error> {
@@ -90,12 +81,7 @@ impl<T: DeserializeOwned + Check> Lines<T> {
         };
         match record.check() {
             Ok(()) => Ok(record),
-            Err(fault) => Err(Error::Invalid {
-                path,
-                line,
-                field: fault.field,
-                why: fault.why,
-            }),
+            Err(fault) => Err(Error::Invalid { path, line, field: fault.field, why: fault.why }),
         }
     }
 
@@ -147,23 +133,14 @@ pub(crate) fn recover<T: DeserializeOwned + Check>(
 }
 
 fn truncate(path: &Path, length: u64) -> Result<(), Error> {
-    let cut = OpenOptions::new()
-        .write(true)
-        .open(path)
-        .and_then(|file| file.set_len(length));
-    cut.map_err(|source| Error::Write {
-        path: path.into(),
-        source,
-    })
+    let cut = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(length));
+    cut.map_err(|source| Error::Write { path: path.into(), source })
 }
 
 /// Opens a regular file only: a pipe or a device under this name could keep us reading for ever.
 fn open_regular(path: &Path) -> io::Result<File> {
     if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     File::open(path)
 }

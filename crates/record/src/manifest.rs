@@ -57,39 +57,12 @@ impl Manifest {
     /// Checks that a run begun under `self`, stored at `path`, may be continued under `asked`.
     pub(crate) fn admits(&self, asked: &Self, path: &Path) -> Result<(), Error> {
         let difference = difference("settings", &self.settings, &asked.settings)
-            .or_else(|| {
-                differs("seeds", &self.seeds, &asked.seeds, |seeds| {
-                    format!("{seeds:?}")
-                })
-            })
-            .or_else(|| {
-                differs(
-                    "questions",
-                    &self.questions,
-                    &asked.questions,
-                    usize::to_string,
-                )
-            })
-            .or_else(|| {
-                differs(
-                    "fingerprint",
-                    &self.fingerprint,
-                    &asked.fingerprint,
-                    String::clone,
-                )
-            });
+            .or_else(|| differs("seeds", &self.seeds, &asked.seeds, |seeds| format!("{seeds:?}")))
+            .or_else(|| differs("questions", &self.questions, &asked.questions, usize::to_string))
+            .or_else(|| differs("fingerprint", &self.fingerprint, &asked.fingerprint, String::clone));
         match difference {
             None => Ok(()),
-            Some(Difference {
-                field,
-                stored,
-                asked,
-            }) => Err(Error::Differs {
-                path: path.into(),
-                field,
-                stored,
-                asked,
-            }),
+            Some(Difference { field, stored, asked }) => Err(Error::Differs { path: path.into(), field, stored, asked }),
         }
     }
 }
@@ -101,17 +74,8 @@ struct Difference {
     asked: String,
 }
 
-fn differs<T: PartialEq>(
-    field: &str,
-    stored: &T,
-    asked: &T,
-    show: fn(&T) -> String,
-) -> Option<Difference> {
-    (stored != asked).then(|| Difference {
-        field: field.into(),
-        stored: show(stored),
-        asked: show(asked),
-    })
+fn differs<T: PartialEq>(field: &str, stored: &T, asked: &T, show: fn(&T) -> String) -> Option<Difference> {
+    (stored != asked).then(|| Difference { field: field.into(), stored: show(stored), asked: show(asked) })
 }
 
 /// Walks two JSON values side by side and names the innermost field where they first part.
@@ -125,22 +89,14 @@ fn difference(field: &str, stored: &Value, asked: &Value) -> Option<Difference> 
             let field = format!("{field}.{key}");
             let inner = match (stored.get(key), asked.get(key)) {
                 (Some(stored), Some(asked)) => difference(&field, stored, asked),
-                (stored, asked) => Some(Difference {
-                    field,
-                    stored: show(&stored),
-                    asked: show(&asked),
-                }),
+                (stored, asked) => Some(Difference { field, stored: show(&stored), asked: show(&asked) }),
             };
             if inner.is_some() {
                 return inner;
             }
         }
     }
-    Some(Difference {
-        field: field.into(),
-        stored: stored.to_string(),
-        asked: asked.to_string(),
-    })
+    Some(Difference { field: field.into(), stored: stored.to_string(), asked: asked.to_string() })
 }
 
 fn show(value: &Option<&impl fmt::Display>) -> String {
@@ -154,35 +110,17 @@ mod tests {
     use super::*;
 
     fn refusal(stored: Manifest, asked: Manifest) -> String {
-        stored
-            .admits(&asked, Path::new("run/manifest.json"))
-            .expect_err("they differ")
-            .to_string()
+        stored.admits(&asked, Path::new("run/manifest.json")).expect_err("they differ").to_string()
     }
 
     fn with(settings: Value) -> Manifest {
-        Manifest {
-            settings,
-            ..Manifest::default()
-        }
+        Manifest { settings, ..Manifest::default() }
     }
 
     #[test]
     fn circumstances_may_differ() {
-        let stored = Manifest {
-            host: json!({"threads": 2}),
-            created: "then".into(),
-            ..Manifest::default()
-        };
-        stored
-            .admits(
-                &Manifest {
-                    commit: Some("abc".into()),
-                    ..Manifest::default()
-                },
-                Path::new("m"),
-            )
-            .unwrap();
+        let stored = Manifest { host: json!({"threads": 2}), created: "then".into(), ..Manifest::default() };
+        stored.admits(&Manifest { commit: Some("abc".into()), ..Manifest::default() }, Path::new("m")).unwrap();
     }
 
     #[test]
@@ -193,52 +131,25 @@ mod tests {
 
     #[test]
     fn the_innermost_field_is_named_with_both_values() {
-        let message = refusal(
-            with(json!({"n": 4, "noise": {"p": 0.2}})),
-            with(json!({"n": 4, "noise": {"p": 0.3}})),
-        );
-        assert!(
-            message.contains("settings.noise.p = 0.2, now it is 0.3"),
-            "{message}"
-        );
-        assert!(
-            message.starts_with("run/manifest.json") && message.contains("--out"),
-            "{message}"
-        );
+        let message = refusal(with(json!({"n": 4, "noise": {"p": 0.2}})), with(json!({"n": 4, "noise": {"p": 0.3}})));
+        assert!(message.contains("settings.noise.p = 0.2, now it is 0.3"), "{message}");
+        assert!(message.starts_with("run/manifest.json") && message.contains("--out"), "{message}");
     }
 
     #[test]
     fn absent_fields_are_named() {
-        assert!(
-            refusal(with(json!({})), with(json!({"n": 4})))
-                .contains("settings.n = (absent), now it is 4")
-        );
-        assert!(
-            refusal(with(json!({"n": 4})), with(json!({})))
-                .contains("settings.n = 4, now it is (absent)")
-        );
-        assert!(
-            refusal(with(json!([1, 2])), with(json!([1])))
-                .contains("settings = [1,2], now it is [1]")
-        );
+        assert!(refusal(with(json!({})), with(json!({"n": 4}))).contains("settings.n = (absent), now it is 4"));
+        assert!(refusal(with(json!({"n": 4})), with(json!({}))).contains("settings.n = 4, now it is (absent)"));
+        assert!(refusal(with(json!([1, 2])), with(json!([1]))).contains("settings = [1,2], now it is [1]"));
     }
 
     #[test]
     fn seeds_questions_and_fingerprint_count() {
-        let asked = Manifest {
-            seeds: vec![1],
-            ..Manifest::default()
-        };
+        let asked = Manifest { seeds: vec![1], ..Manifest::default() };
         assert!(refusal(Manifest::default(), asked).contains("seeds = [], now it is [1]"));
-        let asked = Manifest {
-            questions: 5,
-            ..Manifest::default()
-        };
+        let asked = Manifest { questions: 5, ..Manifest::default() };
         assert!(refusal(Manifest::default(), asked).contains("questions = 0, now it is 5"));
-        let asked = Manifest {
-            fingerprint: "f".into(),
-            ..Manifest::default()
-        };
+        let asked = Manifest { fingerprint: "f".into(), ..Manifest::default() };
         assert!(refusal(Manifest::default(), asked).contains("fingerprint = , now it is f"));
     }
 }

@@ -30,14 +30,7 @@ pub struct Results {
 
 impl Default for Results {
     fn default() -> Self {
-        Self {
-            version: FORMAT,
-            metrics: Vec::new(),
-            cost: Cost::default(),
-            questions: 0,
-            seeds: 0,
-            trajectories: 0,
-        }
+        Self { version: FORMAT, metrics: Vec::new(), cost: Cost::default(), questions: 0, seeds: 0, trajectories: 0 }
     }
 }
 
@@ -118,26 +111,14 @@ impl AddAssign for Seconds {
 
 impl Check for Seconds {
     fn check(&self) -> Result<(), Fault> {
-        finite(
-            "seconds",
-            [
-                self.prefill,
-                self.thoughts,
-                self.scores,
-                self.answers,
-                self.total,
-            ],
-        )
+        finite("seconds", [self.prefill, self.thoughts, self.scores, self.answers, self.total])
     }
 }
 
 impl Check for Results {
     fn check(&self) -> Result<(), Fault> {
         for (index, metric) in self.metrics.iter().enumerate() {
-            finite(
-                &format!("metrics[{index}]"),
-                [metric.value, metric.low, metric.high],
-            )?;
+            finite(&format!("metrics[{index}]"), [metric.value, metric.low, metric.high])?;
         }
         finite("cost", [self.cost.steps, self.cost.flops])?;
         self.cost.seconds.check()
@@ -150,18 +131,8 @@ mod tests {
 
     #[test]
     fn metrics_are_written_as_scripts_expect() {
-        let metric = Metric {
-            name: MetricName::BestOf,
-            k: 64,
-            value: 0.58,
-            low: 0.55,
-            high: 0.61,
-            seeds: 3,
-        };
-        let results = Results {
-            metrics: vec![metric],
-            ..Results::default()
-        };
+        let metric = Metric { name: MetricName::BestOf, k: 64, value: 0.58, low: 0.55, high: 0.61, seeds: 3 };
+        let results = Results { metrics: vec![metric], ..Results::default() };
         let expected = concat!(
             r#"{"version":1,"metrics":[{"name":"best_of","k":64,"value":0.58,"low":0.55,"high":0.61,"seeds":3}],"#,
             r#""cost":{"steps":0.0,"flops":0.0,"seconds":{"prefill":0.0,"thoughts":0.0,"scores":0.0,"answers":0.0,"#,

@@ -32,10 +32,7 @@ impl RunDir {
     pub fn create(path: impl AsRef<Path>, manifest: &Manifest) -> Result<Writer, Error> {
         let path = path.as_ref();
         let claim = Claim::new(path)?;
-        if [MANIFEST, SAMPLES]
-            .iter()
-            .any(|name| path.join(name).exists())
-        {
+        if [MANIFEST, SAMPLES].iter().any(|name| path.join(name).exists()) {
             return Err(Error::Exists { path: path.into() });
         }
         claim.begin(manifest)
@@ -78,10 +75,7 @@ impl RunDir {
         if !stored.exists() {
             return Err(Error::NotARun { path: path.into() });
         }
-        Ok(Self {
-            path: path.into(),
-            manifest: document::read(&stored)?,
-        })
+        Ok(Self { path: path.into(), manifest: document::read(&stored)? })
     }
 
     /// Where it is.
@@ -126,10 +120,7 @@ impl RunDir {
 
 fn remove(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::Write {
-            path: path.into(),
-            source,
-        }),
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::Write { path: path.into(), source }),
         _ => Ok(()),
     }
 }

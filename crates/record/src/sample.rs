@@ -90,15 +90,8 @@ impl Check for Sample {
         for (index, trajectory) in self.trajectories.iter().enumerate() {
             trajectory.check_as(&format!("trajectories[{index}]"))?;
         }
-        if let Some(index) = self
-            .trajectories
-            .windows(2)
-            .position(|pair| pair[0].k >= pair[1].k)
-        {
-            return Err(Fault::new(
-                format!("trajectories[{}].k", index + 1),
-                "does not ascend",
-            ));
+        if let Some(index) = self.trajectories.windows(2).position(|pair| pair[0].k >= pair[1].k) {
+            return Err(Fault::new(format!("trajectories[{}].k", index + 1), "does not ascend"));
         }
         if let Some(greedy) = &self.greedy {
             greedy.check_as("greedy")?;
@@ -128,10 +121,7 @@ impl Trajectory {
 
 fn answered(field: &str, answer: &Option<String>, correct: bool) -> Result<(), Fault> {
     if correct && answer.is_none() {
-        return Err(Fault::new(
-            format!("{field}.correct"),
-            "is true although there is no answer",
-        ));
+        return Err(Fault::new(format!("{field}.correct"), "is true although there is no answer"));
     }
     Ok(())
 }
@@ -149,10 +139,7 @@ mod tests {
     use super::*;
 
     fn sample(trajectory: Trajectory) -> Sample {
-        Sample {
-            trajectories: vec![trajectory],
-            ..Sample::default()
-        }
+        Sample { trajectories: vec![trajectory], ..Sample::default() }
     }
 
     fn fault(sample: Sample) -> String {
@@ -161,11 +148,7 @@ mod tests {
 
     #[test]
     fn a_line_starts_as_scripts_expect() {
-        let trajectory = Trajectory {
-            thoughts: 1,
-            scores: Some(vec![0.5]),
-            ..Trajectory::default()
-        };
+        let trajectory = Trajectory { thoughts: 1, scores: Some(vec![0.5]), ..Trajectory::default() };
         let line = serde_json::to_string(&sample(trajectory)).unwrap();
         let expected = concat!(
             r#"{"id":0,"seed":0,"question":"","gold":"","trajectories":[{"k":0,"thoughts":1,"text":"","#,
@@ -185,78 +168,30 @@ mod tests {
     #[test]
     fn numbers_must_be_finite() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let scored = Trajectory {
-                thoughts: 2,
-                scores: Some(vec![0.0, bad]),
-                ..Trajectory::default()
-            };
+            let scored = Trajectory { thoughts: 2, scores: Some(vec![0.0, bad]), ..Trajectory::default() };
             assert_eq!(fault(sample(scored.clone())), "trajectories[0].scores");
-            assert_eq!(
-                fault(Sample {
-                    greedy: Some(scored),
-                    ..Sample::default()
-                }),
-                "greedy.scores"
-            );
-            let beam = Beam {
-                reward: bad,
-                ..Beam::default()
-            };
-            assert_eq!(
-                fault(Sample {
-                    beam: Some(beam),
-                    ..Sample::default()
-                }),
-                "beam.reward"
-            );
+            assert_eq!(fault(Sample { greedy: Some(scored), ..Sample::default() }), "greedy.scores");
+            let beam = Beam { reward: bad, ..Beam::default() };
+            assert_eq!(fault(Sample { beam: Some(beam), ..Sample::default() }), "beam.reward");
             let bad = f64::from(bad);
-            assert_eq!(
-                fault(Sample {
-                    diversity: Some(vec![bad]),
-                    ..Sample::default()
-                }),
-                "diversity"
-            );
-            assert_eq!(
-                fault(Sample {
-                    flops: bad,
-                    ..Sample::default()
-                }),
-                "flops"
-            );
+            assert_eq!(fault(Sample { diversity: Some(vec![bad]), ..Sample::default() }), "diversity");
+            assert_eq!(fault(Sample { flops: bad, ..Sample::default() }), "flops");
         }
     }
 
     #[test]
     fn a_score_per_thought() {
-        let unscored = Trajectory {
-            thoughts: 2,
-            ..Trajectory::default()
-        };
+        let unscored = Trajectory { thoughts: 2, ..Trajectory::default() };
         sample(unscored.clone()).check().unwrap();
-        let short = Trajectory {
-            scores: Some(vec![1.0]),
-            ..unscored
-        };
+        let short = Trajectory { scores: Some(vec![1.0]), ..unscored };
         assert_eq!(fault(sample(short)), "trajectories[0].scores");
-        sample(Trajectory {
-            scores: Some(vec![]),
-            ..Trajectory::default()
-        })
-        .check()
-        .unwrap();
+        sample(Trajectory { scores: Some(vec![]), ..Trajectory::default() }).check().unwrap();
     }
 
     #[test]
     fn trajectories_ascend() {
         let numbered = |ks: &[u32]| Sample {
-            trajectories: ks
-                .iter()
-                .map(|&k| Trajectory {
-                    k,
-                    ..Trajectory::default()
-                })
-                .collect(),
+            trajectories: ks.iter().map(|&k| Trajectory { k, ..Trajectory::default() }).collect(),
             ..Sample::default()
         };
         numbered(&[0, 1, 2]).check().unwrap();
@@ -266,21 +201,9 @@ mod tests {
 
     #[test]
     fn what_has_no_answer_is_not_correct() {
-        let lucky = Trajectory {
-            correct: true,
-            ..Trajectory::default()
-        };
+        let lucky = Trajectory { correct: true, ..Trajectory::default() };
         assert_eq!(fault(sample(lucky)), "trajectories[0].correct");
-        let lucky = Beam {
-            correct: true,
-            ..Beam::default()
-        };
-        assert_eq!(
-            fault(Sample {
-                beam: Some(lucky),
-                ..Sample::default()
-            }),
-            "beam.correct"
-        );
+        let lucky = Beam { correct: true, ..Beam::default() };
+        assert_eq!(fault(Sample { beam: Some(lucky), ..Sample::default() }), "beam.correct");
     }
 }

@@ -45,12 +45,7 @@ impl Writer {
     pub fn append(&mut self, sample: &Sample) -> Result<(), Error> {
         if self.is_done(sample.seed, sample.id) {
             let (path, line) = (self.samples.path.clone(), self.done() + 1);
-            return Err(Error::Duplicate {
-                path,
-                line,
-                id: sample.id,
-                seed: sample.seed,
-            });
+            return Err(Error::Duplicate { path, line, id: sample.id, seed: sample.seed });
         }
         self.samples.append(sample)?;
         self.done.insert((sample.seed, sample.id));
@@ -79,19 +74,13 @@ pub(crate) struct Claim<'a> {
 impl<'a> Claim<'a> {
     /// Makes the directory where it is missing and claims it.
     pub(crate) fn new(path: &'a Path) -> Result<Self, Error> {
-        fs::create_dir_all(path).map_err(|source| Error::Write {
-            path: path.into(),
-            source,
-        })?;
+        fs::create_dir_all(path).map_err(|source| Error::Write { path: path.into(), source })?;
         // Not every system can lock a directory; there, the user has to keep writers apart.
         let Ok(lock) = File::open(path) else {
             return Ok(Self { path, lock: None });
         };
         match lock.try_lock() {
-            Ok(()) => Ok(Self {
-                path,
-                lock: Some(lock),
-            }),
+            Ok(()) => Ok(Self { path, lock: Some(lock) }),
             Err(TryLockError::WouldBlock) => Err(Error::Busy { path: path.into() }),
             Err(TryLockError::Error(_)) => Ok(Self { path, lock: None }),
         }
@@ -107,16 +96,9 @@ impl<'a> Claim<'a> {
     pub(crate) fn resume(self) -> Result<Writer, Error> {
         let (samples, timings) = (self.path.join(SAMPLES), self.path.join(TIMINGS));
         let mut done = HashSet::new();
-        recover(&samples, |sample: Sample, line| {
-            match done.insert((sample.seed, sample.id)) {
-                true => Ok(()),
-                false => Err(Error::Duplicate {
-                    path: samples.clone(),
-                    line,
-                    id: sample.id,
-                    seed: sample.seed,
-                }),
-            }
+        recover(&samples, |sample: Sample, line| match done.insert((sample.seed, sample.id)) {
+            true => Ok(()),
+            false => Err(Error::Duplicate { path: samples.clone(), line, id: sample.id, seed: sample.seed }),
         })?;
         recover(&timings, |_: Seconds, _| Ok(()))?;
         Ok(Writer {
@@ -148,16 +130,11 @@ impl Appender {
     }
 
     fn append(&mut self, record: &(impl Serialize + Check)) -> Result<(), Error> {
-        record
-            .check()
-            .map_err(|fault| fault.unwritable(&self.path))?;
+        record.check().map_err(|fault| fault.unwritable(&self.path))?;
         self.write(record).map_err(|source| {
             // A full disk may have taken half a line. Were it left, the next append would put it in the middle.
             let _ = self.file.set_len(self.length);
-            Error::Write {
-                path: self.path.clone(),
-                source,
-            }
+            Error::Write { path: self.path.clone(), source }
         })
     }
 
@@ -170,10 +147,7 @@ impl Appender {
     }
 
     fn sync(&self) -> Result<(), Error> {
-        self.file.sync_all().map_err(|source| Error::Write {
-            path: self.path.clone(),
-            source,
-        })
+        self.file.sync_all().map_err(|source| Error::Write { path: self.path.clone(), source })
     }
 }
 
@@ -186,13 +160,8 @@ mod tests {
     fn a_full_disk_is_named_with_the_next_step() {
         let mut full = Appender::open("/dev/full".into()).unwrap();
         let error = full.append(&Seconds::default()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "cannot write /dev/full (free some space, then pass --resume)"
-        );
-        let Error::Write { source, .. } = error else {
-            panic!("{error}")
-        };
+        assert_eq!(error.to_string(), "cannot write /dev/full (free some space, then pass --resume)");
+        let Error::Write { source, .. } = error else { panic!("{error}") };
         assert_eq!(source.kind(), io::ErrorKind::StorageFull);
     }
 
@@ -201,12 +170,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("timings.jsonl");
         let mut timings = Appender::open(path.clone()).unwrap();
-        let error = timings
-            .append(&Seconds {
-                total: f64::NAN,
-                ..Seconds::default()
-            })
-            .unwrap_err();
+        let error = timings.append(&Seconds { total: f64::NAN, ..Seconds::default() }).unwrap_err();
         assert!(matches!(error, Error::Unwritable { .. }), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"");
     }

@@ -9,12 +9,7 @@ use serde_json::json;
 
 fn manifest() -> Manifest {
     let settings = json!({"samples": 2, "perturbation": {"kind": "dropout", "p": 0.2}});
-    Manifest {
-        settings,
-        seeds: vec![1, 2],
-        questions: 3,
-        ..Manifest::default()
-    }
+    Manifest { settings, seeds: vec![1, 2], questions: 3, ..Manifest::default() }
 }
 
 fn sample(seed: u64, id: u32) -> Sample {
@@ -26,13 +21,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         scores: Some(vec![0.1 + k as f32, -3.5e-7]),
         correct: k == 1,
     };
-    let beam = Beam {
-        width: 2,
-        candidates: 1,
-        answer: Some("1".into()),
-        reward: 0.3,
-        ..Beam::default()
-    };
+    let beam = Beam { width: 2, candidates: 1, answer: Some("1".into()), reward: 0.3, ..Beam::default() };
     Sample {
         id,
         seed,
@@ -49,10 +38,7 @@ fn sample(seed: u64, id: u32) -> Sample {
 
 /// The work of `manifest()`, in order.
 fn work() -> Vec<Sample> {
-    [1, 2]
-        .into_iter()
-        .flat_map(|seed| (0..3).map(move |id| sample(seed, id)))
-        .collect()
+    [1, 2].into_iter().flat_map(|seed| (0..3).map(move |id| sample(seed, id))).collect()
 }
 
 /// Does whatever is left to do and gives back the bytes of the samples.
@@ -81,36 +67,15 @@ fn what_is_written_is_read() {
     let mut run = RunDir::create(&path, &manifest()).unwrap();
     for sample in work() {
         run.append(&sample).unwrap();
-        run.time(&Seconds {
-            prefill: 0.5,
-            total: 1.0,
-            ..Seconds::default()
-        })
-        .unwrap();
+        run.time(&Seconds { prefill: 0.5, total: 1.0, ..Seconds::default() }).unwrap();
     }
     let run = run.finish().unwrap();
     assert_eq!(run, RunDir::open(&path).unwrap());
     assert_eq!((run.path(), run.manifest()), (path.as_path(), &manifest()));
-    assert_eq!(
-        run.samples()
-            .unwrap()
-            .collect::<Result<Vec<_>, _>>()
-            .unwrap(),
-        work()
-    );
-    assert_eq!(
-        run.seconds().unwrap(),
-        Seconds {
-            prefill: 3.0,
-            total: 6.0,
-            ..Seconds::default()
-        }
-    );
+    assert_eq!(run.samples().unwrap().collect::<Result<Vec<_>, _>>().unwrap(), work());
+    assert_eq!(run.seconds().unwrap(), Seconds { prefill: 3.0, total: 6.0, ..Seconds::default() });
 
-    let results = Results {
-        questions: 3,
-        ..Results::default()
-    };
+    let results = Results { questions: 3, ..Results::default() };
     run.write_results(&results).unwrap();
     assert_eq!(run.results().unwrap(), results);
 }
@@ -123,19 +88,8 @@ fn cut_at_any_byte_a_run_resumes_to_the_same_bytes() {
     for length in 0..whole.len() {
         renew(&samples, &whole[..length]);
         let done = RunDir::resume(dir.path(), &manifest()).unwrap().done();
-        assert_eq!(
-            done,
-            whole[..length]
-                .iter()
-                .filter(|&&byte| byte == b'\n')
-                .count()
-        );
-        let read = RunDir::open(dir.path())
-            .unwrap()
-            .samples()
-            .unwrap()
-            .map(Result::unwrap)
-            .count();
+        assert_eq!(done, whole[..length].iter().filter(|&&byte| byte == b'\n').count());
+        let read = RunDir::open(dir.path()).unwrap().samples().unwrap().map(Result::unwrap).count();
         assert_eq!(read, done, "after resuming at {length}");
     }
     for length in (0..whole.len()).step_by(97) {
@@ -152,10 +106,7 @@ fn a_killed_run_can_be_read_as_it_is() {
     fs::write(dir.path().join("samples.jsonl"), cut).unwrap();
     fs::write(dir.path().join("timings.jsonl"), "{\"prefill\": 1").unwrap();
     let run = RunDir::open(dir.path()).unwrap();
-    assert_eq!(
-        run.samples().unwrap().map(Result::unwrap).count(),
-        work().len() - 1
-    );
+    assert_eq!(run.samples().unwrap().map(Result::unwrap).count(), work().len() - 1);
     assert_eq!(run.seconds().unwrap(), Seconds::default());
 }
 
@@ -176,29 +127,16 @@ fn a_damaged_line_before_the_last_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let text = String::from_utf8(carry_on(dir.path())).unwrap();
     let samples = dir.path().join("samples.jsonl");
-    fs::write(
-        &samples,
-        text.replacen("\"seed\":1,\"question\"", "\"seed\":1,,\"question\"", 2),
-    )
-    .unwrap();
+    fs::write(&samples, text.replacen("\"seed\":1,\"question\"", "\"seed\":1,,\"question\"", 2)).unwrap();
     let error = RunDir::resume(dir.path(), &manifest()).unwrap_err();
     assert!(matches!(error, Error::Json { line: 1, .. }), "{error}");
     assert!(error.to_string().contains("samples.jsonl:1: "), "{error}");
 
     let second = text.lines().nth(1).unwrap();
-    fs::write(
-        &samples,
-        text.replace(second, &second.replace("[0.1,", "[")),
-    )
-    .unwrap();
+    fs::write(&samples, text.replace(second, &second.replace("[0.1,", "["))).unwrap();
     let error = RunDir::resume(dir.path(), &manifest()).unwrap_err();
     assert!(matches!(error, Error::Invalid { line: 2, .. }), "{error}");
-    assert!(
-        error
-            .to_string()
-            .contains("samples.jsonl:2: trajectories[0].scores does not hold"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("samples.jsonl:2: trajectories[0].scores does not hold"), "{error}");
 
     let mut lines = RunDir::open(dir.path()).unwrap().samples().unwrap();
     assert!(lines.next().unwrap().is_ok());
@@ -211,29 +149,11 @@ fn a_question_is_recorded_once_under_a_seed() {
     let dir = tempfile::tempdir().unwrap();
     let whole = carry_on(dir.path());
     let mut run = RunDir::resume(dir.path(), &manifest()).unwrap();
-    assert!(matches!(
-        run.append(&sample(1, 0)).unwrap_err(),
-        Error::Duplicate { id: 0, seed: 1, .. }
-    ));
+    assert!(matches!(run.append(&sample(1, 0)).unwrap_err(), Error::Duplicate { id: 0, seed: 1, .. }));
     drop(run);
-    fs::write(
-        dir.path().join("samples.jsonl"),
-        [&whole[..], &whole[..]].concat(),
-    )
-    .unwrap();
+    fs::write(dir.path().join("samples.jsonl"), [&whole[..], &whole[..]].concat()).unwrap();
     let error = RunDir::resume(dir.path(), &manifest()).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Duplicate {
-                line: 7,
-                id: 0,
-                seed: 1,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Duplicate { line: 7, id: 0, seed: 1, .. }), "{error}");
 }
 
 #[test]
@@ -242,12 +162,7 @@ fn a_run_is_not_replaced_unasked() {
     carry_on(dir.path());
     fs::write(dir.path().join("notes.txt"), "mine").unwrap();
     let error = RunDir::create(dir.path(), &manifest()).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .ends_with("pass --resume to continue it or --out to write elsewhere"),
-        "{error}"
-    );
+    assert!(error.to_string().ends_with("pass --resume to continue it or --out to write elsewhere"), "{error}");
 
     let run = RunDir::overwrite(dir.path(), &manifest()).unwrap();
     assert_eq!(run.done(), 0);
@@ -260,29 +175,10 @@ fn another_setting_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let whole = carry_on(dir.path());
     let settings = json!({"samples": 2, "perturbation": {"kind": "dropout", "p": 0.5}});
-    let error = RunDir::resume(
-        dir.path(),
-        &Manifest {
-            settings,
-            ..manifest()
-        },
-    )
-    .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("settings.perturbation.p = 0.2, now it is 0.5"),
-        "{error}"
-    );
+    let error = RunDir::resume(dir.path(), &Manifest { settings, ..manifest() }).unwrap_err();
+    assert!(error.to_string().contains("settings.perturbation.p = 0.2, now it is 0.5"), "{error}");
     // Another host is no other run, and the manifest stays the first one's.
-    RunDir::resume(
-        dir.path(),
-        &Manifest {
-            host: json!("elsewhere"),
-            ..manifest()
-        },
-    )
-    .unwrap();
+    RunDir::resume(dir.path(), &Manifest { host: json!("elsewhere"), ..manifest() }).unwrap();
     assert_eq!(RunDir::open(dir.path()).unwrap().manifest(), &manifest());
     assert!(fs::read(dir.path().join("samples.jsonl")).unwrap() == whole);
 }
@@ -290,21 +186,8 @@ fn another_setting_is_refused_by_name() {
 #[test]
 fn settings_survive_the_file() {
     let dir = tempfile::tempdir().unwrap();
-    let numbers = json!([
-        0.2f32,
-        0.1 + 0.2,
-        -0.0,
-        1.0,
-        1,
-        u64::MAX,
-        i64::MIN,
-        f64::MIN_POSITIVE,
-        "é"
-    ]);
-    let manifest = Manifest {
-        settings: numbers,
-        ..manifest()
-    };
+    let numbers = json!([0.2f32, 0.1 + 0.2, -0.0, 1.0, 1, u64::MAX, i64::MIN, f64::MIN_POSITIVE, "é"]);
+    let manifest = Manifest { settings: numbers, ..manifest() };
     RunDir::create(dir.path(), &manifest).unwrap();
     RunDir::resume(dir.path(), &manifest).unwrap();
 }
@@ -313,10 +196,7 @@ fn settings_survive_the_file() {
 fn one_writer_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let first = RunDir::create(dir.path(), &manifest()).unwrap();
-    assert!(matches!(
-        RunDir::resume(dir.path(), &manifest()).unwrap_err(),
-        Error::Busy { .. }
-    ));
+    assert!(matches!(RunDir::resume(dir.path(), &manifest()).unwrap_err(), Error::Busy { .. }));
     drop(first);
     RunDir::resume(dir.path(), &manifest()).unwrap();
 }
@@ -324,24 +204,12 @@ fn one_writer_at_a_time() {
 #[test]
 fn what_is_no_run_is_said_to_be_none() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(
-        RunDir::open(dir.path()).unwrap_err(),
-        Error::NotARun { .. }
-    ));
+    assert!(matches!(RunDir::open(dir.path()).unwrap_err(), Error::NotARun { .. }));
     fs::write(dir.path().join("samples.jsonl"), "").unwrap();
-    assert!(matches!(
-        RunDir::resume(dir.path(), &manifest()).unwrap_err(),
-        Error::NotARun { .. }
-    ));
-    assert!(matches!(
-        RunDir::create(dir.path(), &manifest()).unwrap_err(),
-        Error::Exists { .. }
-    ));
+    assert!(matches!(RunDir::resume(dir.path(), &manifest()).unwrap_err(), Error::NotARun { .. }));
+    assert!(matches!(RunDir::create(dir.path(), &manifest()).unwrap_err(), Error::Exists { .. }));
     let file = dir.path().join("samples.jsonl");
-    assert!(matches!(
-        RunDir::create(&file, &manifest()).unwrap_err(),
-        Error::Write { .. }
-    ));
+    assert!(matches!(RunDir::create(&file, &manifest()).unwrap_err(), Error::Write { .. }));
 }
 
 #[test]
@@ -350,14 +218,8 @@ fn what_is_no_file_is_not_read() {
     RunDir::create(dir.path(), &manifest()).unwrap();
     fs::remove_file(dir.path().join("samples.jsonl")).unwrap();
     fs::create_dir(dir.path().join("samples.jsonl")).unwrap();
-    assert!(matches!(
-        RunDir::open(dir.path()).unwrap().samples().unwrap_err(),
-        Error::Read { .. }
-    ));
-    assert!(matches!(
-        RunDir::resume(dir.path(), &manifest()).unwrap_err(),
-        Error::Read { .. }
-    ));
+    assert!(matches!(RunDir::open(dir.path()).unwrap().samples().unwrap_err(), Error::Read { .. }));
+    assert!(matches!(RunDir::resume(dir.path(), &manifest()).unwrap_err(), Error::Read { .. }));
 }
 
 #[test]
@@ -367,25 +229,11 @@ fn a_score_that_is_no_number_is_not_written() {
     let mut bad = sample(1, 0);
     bad.trajectories[1].scores = Some(vec![0.0, f32::NAN]);
     let error = run.append(&bad).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .ends_with("trajectories[1].scores holds a number that is not finite"),
-        "{error}"
-    );
+    assert!(error.to_string().ends_with("trajectories[1].scores holds a number that is not finite"), "{error}");
     assert!(!run.is_done(1, 0));
     run.append(&sample(1, 0)).unwrap();
-    let results = Results {
-        cost: record::Cost {
-            flops: f64::NAN,
-            ..Default::default()
-        },
-        ..Results::default()
-    };
-    assert!(matches!(
-        run.finish().unwrap().write_results(&results).unwrap_err(),
-        Error::Unwritable { .. }
-    ));
+    let results = Results { cost: record::Cost { flops: f64::NAN, ..Default::default() }, ..Results::default() };
+    assert!(matches!(run.finish().unwrap().write_results(&results).unwrap_err(), Error::Unwritable { .. }));
 }
 
 #[test]
@@ -397,10 +245,7 @@ fn a_manifest_cut_anywhere_is_an_error() {
     for length in 0..text.len() - 2 {
         fs::write(&stored, &text[..length]).unwrap();
         let error = RunDir::open(dir.path()).unwrap_err();
-        assert!(
-            matches!(error, Error::Json { .. }),
-            "cut at {length}: {error}"
-        );
+        assert!(matches!(error, Error::Json { .. }), "cut at {length}: {error}");
     }
 }
 

@@ -7,14 +7,10 @@ pub enum Error {
     #[error(transparent)]
     Record(#[from] record::Error),
     /// There is nothing to measure.
-    #[error(
-        "the run holds no samples yet; wait for its first question, or continue it with --resume"
-    )]
+    #[error("the run holds no samples yet; wait for its first question, or continue it with --resume")]
     Empty,
     /// A figure was asked for that needs more, or fewer, trajectories than there are.
-    #[error(
-        "k = {k} was asked for, but the run has {n} trajectories per question; ask for k >= 1 and <= {n}"
-    )]
+    #[error("k = {k} was asked for, but the run has {n} trajectories per question; ask for k >= 1 and <= {n}")]
     K {
         /// The k asked for.
         k: usize,
@@ -37,9 +33,7 @@ pub enum Error {
         expected: usize,
     },
     /// One question appears twice under one seed.
-    #[error(
-        "question {id} under seed {seed} appears twice in the samples; remove one of the lines"
-    )]
+    #[error("question {id} under seed {seed} appears twice in the samples; remove one of the lines")]
     Duplicate {
         /// The question.
         id: u32,

@@ -26,10 +26,7 @@ pub struct Bootstrap {
 
 impl Default for Bootstrap {
     fn default() -> Self {
-        Self {
-            resamples: 1000,
-            seed: 0,
-        }
+        Self { resamples: 1000, seed: 0 }
     }
 }
 
@@ -40,9 +37,7 @@ impl Bootstrap {
             return None;
         }
         let mut draws = SplitMix64(self.seed);
-        let mut means: Vec<f64> = (0..self.resamples)
-            .map(|_| mean(values.len(), || values[draws.below(values.len())]))
-            .collect();
+        let mut means: Vec<f64> = (0..self.resamples).map(|_| mean(values.len(), || values[draws.below(values.len())])).collect();
         means.sort_by(f64::total_cmp);
         let mut questions = values.iter().copied();
         let value = mean(values.len(), || questions.next().unwrap_or_default());
@@ -61,10 +56,7 @@ fn mean(count: usize, mut next: impl FnMut() -> f64) -> f64 {
 /// The q-quantile of sorted values, between its two neighbours.
 fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
     let place = q * sorted.len().checked_sub(1)? as f64;
-    let (below, above) = (
-        sorted[place.floor() as usize],
-        sorted[place.ceil() as usize],
-    );
+    let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
     Some(below + (above - below) * place.fract())
 }
 
@@ -111,12 +103,7 @@ mod tests {
     fn a_known_interval() {
         // 400 questions, half of them right: the interval is 0.5 +- 1.96 sqrt(0.25 / 400) = 0.5 +- 0.049.
         let values: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();
-        let interval = Bootstrap {
-            resamples: 10_000,
-            seed: 1,
-        }
-        .mean(&values)
-        .unwrap();
+        let interval = Bootstrap { resamples: 10_000, seed: 1 }.mean(&values).unwrap();
         assert_eq!(interval.value, 0.5);
         assert!((interval.low - 0.451).abs() < 0.004, "{interval:?}");
         assert!((interval.high - 0.549).abs() < 0.004, "{interval:?}");
@@ -125,22 +112,9 @@ mod tests {
     #[test]
     fn the_edges() {
         assert_eq!(Bootstrap::default().mean(&[]), None);
-        let point = |value| {
-            Some(Interval {
-                value,
-                low: value,
-                high: value,
-            })
-        };
+        let point = |value| Some(Interval { value, low: value, high: value });
         assert_eq!(Bootstrap::default().mean(&[0.25]), point(0.25));
-        assert_eq!(
-            Bootstrap {
-                resamples: 0,
-                seed: 0
-            }
-            .mean(&[0.0, 1.0]),
-            point(0.5)
-        );
+        assert_eq!(Bootstrap { resamples: 0, seed: 0 }.mean(&[0.0, 1.0]), point(0.5));
     }
 
     proptest! {

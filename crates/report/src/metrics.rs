@@ -77,11 +77,7 @@ impl PerQuestion {
         for sample in samples {
             collected.add(&sample?, settings)?;
         }
-        if collected.seen.is_empty() {
-            Err(Error::Empty)
-        } else {
-            Ok(collected)
-        }
+        if collected.seen.is_empty() { Err(Error::Empty) } else { Ok(collected) }
     }
 
     /// One metric at one k, where the run has it.
@@ -93,36 +89,15 @@ impl PerQuestion {
     pub fn results(&self, bootstrap: &Bootstrap) -> Results {
         let metrics = self.columns.iter().filter_map(|(&(name, k), column)| {
             let Interval { value, low, high } = column.mean(bootstrap)?;
-            Some(Metric {
-                name,
-                k,
-                value,
-                low,
-                high,
-                seeds: column.seeds.len(),
-            })
+            Some(Metric { name, k, value, low, high, seeds: column.seeds.len() })
         });
         let samples = self.seen.len().max(1) as f64;
         Results {
             version: FORMAT,
             metrics: metrics.collect(),
-            cost: Cost {
-                steps: self.steps / samples,
-                flops: self.flops / samples,
-                seconds: Seconds::default(),
-            },
-            questions: self
-                .seen
-                .iter()
-                .map(|&(_, id)| id)
-                .collect::<HashSet<_>>()
-                .len(),
-            seeds: self
-                .seen
-                .iter()
-                .map(|&(seed, _)| seed)
-                .collect::<HashSet<_>>()
-                .len(),
+            cost: Cost { steps: self.steps / samples, flops: self.flops / samples, seconds: Seconds::default() },
+            questions: self.seen.iter().map(|&(_, id)| id).collect::<HashSet<_>>().len(),
+            seeds: self.seen.iter().map(|&(seed, _)| seed).collect::<HashSet<_>>().len(),
             trajectories: self.shape.as_ref().map_or(0, |shape| shape.n),
         }
     }
@@ -135,24 +110,13 @@ impl PerQuestion {
         let found = sample.trajectories.len();
         let shape = match self.shape.take() {
             Some(shape) => shape,
-            None => Shape {
-                n: found,
-                ks: resolve(&settings.ks, found)?,
-            },
+            None => Shape { n: found, ks: resolve(&settings.ks, found)? },
         };
         if found != shape.n {
-            return Err(Error::Uneven {
-                id,
-                seed,
-                found,
-                expected: shape.n,
-            });
+            return Err(Error::Uneven { id, seed, found, expected: shape.n });
         }
         for (name, k, value) in facts(sample, &shape.ks, settings.reduction) {
-            self.columns
-                .entry((name, k))
-                .or_default()
-                .add(id, seed, value);
+            self.columns.entry((name, k)).or_default().add(id, seed, value);
         }
         self.shape = Some(shape);
         self.steps += sample.steps as f64;
@@ -170,9 +134,7 @@ impl Column {
 
     /// The questions that have this metric, ascending, each with its mean over seeds.
     pub fn values(&self) -> impl Iterator<Item = (u32, f64)> {
-        self.values
-            .iter()
-            .map(|(&id, &(sum, seeds))| (id, sum / f64::from(seeds)))
+        self.values.iter().map(|(&id, &(sum, seeds))| (id, sum / f64::from(seeds)))
     }
 
     fn add(&mut self, id: u32, seed: u64, value: f64) {
@@ -189,10 +151,7 @@ impl Column {
 /// What makes a question hard makes it hard for both, so this interval is narrower than the two apart suggest.
 pub fn difference(a: &Column, b: &Column, bootstrap: &Bootstrap) -> Option<Interval> {
     let b: BTreeMap<u32, f64> = b.values().collect();
-    let differences: Vec<f64> = a
-        .values()
-        .filter_map(|(id, a)| Some(a - b.get(&id)?))
-        .collect();
+    let differences: Vec<f64> = a.values().filter_map(|(id, a)| Some(a - b.get(&id)?)).collect();
     bootstrap.mean(&differences)
 }
 
@@ -204,9 +163,7 @@ pub fn coverage(n: usize, c: usize, k: usize) -> f64 {
     if wrong < k {
         return 1.0;
     }
-    1.0 - (wrong + 1..=n)
-        .map(|i| 1.0 - k as f64 / i as f64)
-        .product::<f64>()
+    1.0 - (wrong + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
 }
 
 /// The ks to measure at: those asked for, or powers of two up to n, and n.
@@ -216,11 +173,7 @@ fn resolve(asked: &[usize], n: usize) -> Result<Vec<usize>, Error> {
     }
     let mut ks = asked.to_vec();
     if asked.is_empty() {
-        ks.extend(
-            (0..usize::BITS)
-                .map(|power| 1 << power)
-                .take_while(|&k| k <= n),
-        );
+        ks.extend((0..usize::BITS).map(|power| 1 << power).take_while(|&k| k <= n));
         ks.extend((n > 0).then_some(n));
     }
     ks.sort_unstable();
@@ -241,40 +194,19 @@ fn facts(sample: &Sample, ks: &[usize], reduction: Reduction) -> Vec<(MetricName
         facts.push((MetricName::Beam, k, truth(beam.correct)));
     }
     if let Some(steps @ [_, ..]) = sample.diversity.as_deref() {
-        facts.push((
-            MetricName::Diversity,
-            n,
-            steps.iter().sum::<f64>() / steps.len() as f64,
-        ));
+        facts.push((MetricName::Diversity, n, steps.iter().sum::<f64>() / steps.len() as f64));
     }
-    let correct = trajectories
-        .iter()
-        .filter(|trajectory| trajectory.correct)
-        .count();
-    let scored = trajectories
-        .iter()
-        .all(|trajectory| trajectory.scores.is_some());
+    let correct = trajectories.iter().filter(|trajectory| trajectory.correct).count();
+    let scored = trajectories.iter().all(|trajectory| trajectory.scores.is_some());
     for &k in ks {
         let first = &trajectories[..k];
         let chance = coverage(n, correct, k);
         facts.push((MetricName::Coverage, k, chance));
         facts.push((MetricName::Pass, k, chance));
-        facts.push((
-            MetricName::Maj,
-            k,
-            verdict(first, aggregate::majority(first)),
-        ));
+        facts.push((MetricName::Maj, k, verdict(first, aggregate::majority(first))));
         if scored {
-            facts.push((
-                MetricName::Weighted,
-                k,
-                verdict(first, aggregate::weighted(first)),
-            ));
-            facts.push((
-                MetricName::BestOf,
-                k,
-                verdict(first, aggregate::best_of(first, reduction)),
-            ));
+            facts.push((MetricName::Weighted, k, verdict(first, aggregate::weighted(first))));
+            facts.push((MetricName::BestOf, k, verdict(first, aggregate::best_of(first, reduction))));
         }
     }
     facts
@@ -295,9 +227,8 @@ mod tests {
     /// The share of k-subsets of n trajectories, the first c correct, that hold a correct one.
     fn enumerated(n: usize, c: usize, k: usize) -> f64 {
         let subsets = (0u32..1 << n).filter(|subset| subset.count_ones() as usize == k);
-        let (all, right) = subsets.fold((0, 0), |(all, right), subset| {
-            (all + 1, right + usize::from(subset & ((1 << c) - 1) != 0))
-        });
+        let (all, right) =
+            subsets.fold((0, 0), |(all, right), subset| (all + 1, right + usize::from(subset & ((1 << c) - 1) != 0)));
         right as f64 / f64::from(all)
     }
 
@@ -329,10 +260,7 @@ mod tests {
         assert_eq!(resolve(&[], 0).unwrap(), [0usize; 0]);
         assert_eq!(resolve(&[4, 1, 4], 5).unwrap(), [1, 4]);
         for k in [0, 6] {
-            assert!(matches!(
-                resolve(&[1, k], 5).unwrap_err(),
-                Error::K { n: 5, .. }
-            ));
+            assert!(matches!(resolve(&[1, k], 5).unwrap_err(), Error::K { n: 5, .. }));
         }
     }
 }

@@ -7,36 +7,12 @@ use record::{Cost, Metric, MetricName, Results};
 
 /// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has no row.
 const ROWS: [(MetricName, &str, &str); 6] = [
-    (
-        MetricName::Greedy,
-        "greedy",
-        "one trajectory without perturbation",
-    ),
-    (
-        MetricName::Maj,
-        "majority",
-        "the answer most of k trajectories give",
-    ),
-    (
-        MetricName::Weighted,
-        "weighted",
-        "the same, each vote weighted by its reward",
-    ),
-    (
-        MetricName::BestOf,
-        "best of k",
-        "the answer of the trajectory with the highest reward",
-    ),
-    (
-        MetricName::Beam,
-        "beam",
-        "search guided by rewards, k extensions tried at each step",
-    ),
-    (
-        MetricName::Coverage,
-        "coverage",
-        "at least one of k is right: no rule can do better (pass@k)",
-    ),
+    (MetricName::Greedy, "greedy", "one trajectory without perturbation"),
+    (MetricName::Maj, "majority", "the answer most of k trajectories give"),
+    (MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
+    (MetricName::BestOf, "best of k", "the answer of the trajectory with the highest reward"),
+    (MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
+    (MetricName::Coverage, "coverage", "at least one of k is right: no rule can do better (pass@k)"),
 ];
 const LABEL: usize = 10;
 const GAP: &str = "  ";
@@ -54,14 +30,9 @@ pub fn render(results: &Results, width: usize) -> String {
 }
 
 fn heading(results: &Results) -> String {
-    let (questions, seeds) = (
-        count(results.questions, "question"),
-        count(results.seeds, "seed"),
-    );
+    let (questions, seeds) = (count(results.questions, "question"), count(results.seeds, "seed"));
     let trajectories = count(results.trajectories, "trajectory");
-    format!(
-        "{questions}, {seeds}, {trajectories} each\naccuracy in %, its 95% interval below; k = trajectories used\n"
-    )
+    format!("{questions}, {seeds}, {trajectories} each\naccuracy in %, its 95% interval below; k = trajectories used\n")
 }
 
 fn count(number: usize, noun: &str) -> String {
@@ -80,12 +51,7 @@ struct Column {
 
 /// The columns, in groups that fit side by side.
 fn columns(results: &Results, width: usize) -> Vec<Vec<Column>> {
-    let rows = || {
-        results
-            .metrics
-            .iter()
-            .filter(|metric| ROWS.iter().any(|row| row.0 == metric.name))
-    };
+    let rows = || results.metrics.iter().filter(|metric| ROWS.iter().any(|row| row.0 == metric.name));
     let mut ks: Vec<usize> = rows().map(|metric| metric.k).collect();
     ks.sort_unstable();
     ks.dedup();
@@ -93,13 +59,8 @@ fn columns(results: &Results, width: usize) -> Vec<Vec<Column>> {
     let mut groups: Vec<Vec<Column>> = Vec::new();
     let mut room = 0;
     for k in ks {
-        let cells = rows()
-            .filter(|metric| metric.k == k)
-            .map(|metric| interval(metric).len());
-        let column = Column {
-            k,
-            width: cells.max().unwrap_or(0).max(k.to_string().len()),
-        };
+        let cells = rows().filter(|metric| metric.k == k).map(|metric| interval(metric).len());
+        let column = Column { k, width: cells.max().unwrap_or(0).max(k.to_string().len()) };
         let needed = GAP.len() + column.width;
         match groups.last_mut() {
             Some(group) if needed <= room => group.push(column),
@@ -114,21 +75,12 @@ fn columns(results: &Results, width: usize) -> Vec<Vec<Column>> {
 }
 
 fn grid(text: &mut String, results: &Results, columns: &[Column]) {
-    line(
-        text,
-        "k",
-        columns.iter().map(|column| (column, column.k.to_string())),
-    );
+    line(text, "k", columns.iter().map(|column| (column, column.k.to_string())));
     for (name, label, _) in ROWS {
-        let cells: Vec<_> = columns
-            .iter()
-            .map(|column| (column, find(results, name, column.k)))
-            .collect();
+        let cells: Vec<_> = columns.iter().map(|column| (column, find(results, name, column.k))).collect();
         if cells.iter().any(|(_, metric)| metric.is_some()) {
             let show = |cell: fn(&Metric) -> String| {
-                cells
-                    .iter()
-                    .map(move |(column, metric)| (*column, metric.map(cell).unwrap_or_default()))
+                cells.iter().map(move |(column, metric)| (*column, metric.map(cell).unwrap_or_default()))
             };
             line(text, label, show(|metric| percent(metric.value)));
             line(text, "", show(interval));
@@ -147,10 +99,7 @@ fn line<'a>(text: &mut String, label: &str, cells: impl Iterator<Item = (&'a Col
 }
 
 fn find(results: &Results, name: MetricName, k: usize) -> Option<&Metric> {
-    results
-        .metrics
-        .iter()
-        .find(|metric| metric.name == name && metric.k == k)
+    results.metrics.iter().find(|metric| metric.name == name && metric.k == k)
 }
 
 fn interval(metric: &Metric) -> String {
@@ -172,27 +121,11 @@ fn legend(text: &mut String, results: &Results) {
 
 fn footer(text: &mut String, results: &Results) {
     text.push('\n');
-    for Metric {
-        value,
-        low,
-        high,
-        k,
-        ..
-    } in results.metrics.iter().filter(is_diversity)
-    {
-        text.push_str(&format!(
-            "diversity   {value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike\n"
-        ));
+    for Metric { value, low, high, k, .. } in results.metrics.iter().filter(is_diversity) {
+        text.push_str(&format!("diversity   {value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike\n"));
     }
-    let Cost {
-        steps,
-        flops,
-        seconds,
-    } = &results.cost;
-    text.push_str(&format!(
-        "cost        {steps:.1} decoding steps and {} per question\n",
-        flop(*flops)
-    ));
+    let Cost { steps, flops, seconds } = &results.cost;
+    text.push_str(&format!("cost        {steps:.1} decoding steps and {} per question\n", flop(*flops)));
     text.push_str(&format!(
         "time        {:.1} s: prefill {:.1}, thoughts {:.1}, scores {:.1}, answers {:.1}\n",
         seconds.total, seconds.prefill, seconds.thoughts, seconds.scores, seconds.answers
@@ -206,14 +139,8 @@ fn is_diversity(metric: &&Metric) -> bool {
 /// Floating-point operations, with the prefix that leaves one to three digits before the point.
 fn flop(count: f64) -> String {
     let prefixes = ["", "k", "M", "G", "T", "P"];
-    let scale = (0..prefixes.len() - 1)
-        .take_while(|&power| count >= 1000f64.powi(power as i32 + 1))
-        .count();
-    format!(
-        "{:.1} {}FLOP",
-        count / 1000f64.powi(scale as i32),
-        prefixes[scale]
-    )
+    let scale = (0..prefixes.len() - 1).take_while(|&power| count >= 1000f64.powi(power as i32 + 1)).count();
+    format!("{:.1} {}FLOP", count / 1000f64.powi(scale as i32), prefixes[scale])
 }
 
 #[cfg(test)]
@@ -223,14 +150,7 @@ mod tests {
     use super::*;
 
     fn results() -> Results {
-        let metric = |name, k, value| Metric {
-            name,
-            k,
-            value,
-            low: value - 0.05,
-            high: value + 0.05,
-            seeds: 3,
-        };
+        let metric = |name, k, value| Metric { name, k, value, low: value - 0.05, high: value + 0.05, seeds: 3 };
         Results {
             metrics: vec![
                 metric(MetricName::Greedy, 1, 0.341),
@@ -245,13 +165,7 @@ mod tests {
             cost: Cost {
                 steps: 53.25,
                 flops: 12.345e9,
-                seconds: Seconds {
-                    prefill: 0.5,
-                    thoughts: 2.0,
-                    scores: 1.0,
-                    answers: 1.25,
-                    total: 5.0,
-                },
+                seconds: Seconds { prefill: 0.5, thoughts: 2.0, scores: 1.0, answers: 1.25, total: 5.0 },
             },
             questions: 1319,
             seeds: 3,
@@ -294,19 +208,13 @@ time        5.0 s: prefill 0.5, thoughts 2.0, scores 1.0, answers 1.2
         let tables: Vec<&str> = text.split("\n\n").collect();
         assert!(tables[1].starts_with("k                   1\n"), "{text}");
         assert!(tables[2].starts_with("k                    4\n"), "{text}");
-        assert!(
-            tables[1].contains("greedy") && !tables[2].contains("greedy"),
-            "{text}"
-        );
+        assert!(tables[1].contains("greedy") && !tables[2].contains("greedy"), "{text}");
     }
 
     #[test]
     fn nothing_is_a_table_too() {
         let text = render(&Results::default(), 0);
-        assert!(
-            text.starts_with("0 questions, 0 seeds, 0 trajectories each\n"),
-            "{text}"
-        );
+        assert!(text.starts_with("0 questions, 0 seeds, 0 trajectories each\n"), "{text}");
         assert!(text.contains("0.0 FLOP per question"), "{text}");
     }
 

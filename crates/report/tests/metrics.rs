@@ -16,23 +16,11 @@ fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> S
         correct: answers[k] == "1",
     };
     let trajectories = (0..4).map(trajectory).collect();
-    Sample {
-        id,
-        seed,
-        gold: "1".into(),
-        trajectories,
-        ..Sample::default()
-    }
+    Sample { id, seed, gold: "1".into(), trajectories, ..Sample::default() }
 }
 
 fn beam(correct: bool) -> Option<Beam> {
-    Some(Beam {
-        width: 2,
-        candidates: 2,
-        answer: Some("x".into()),
-        correct,
-        ..Beam::default()
-    })
+    Some(Beam { width: 2, candidates: 2, answer: Some("x".into()), correct, ..Beam::default() })
 }
 
 /// Two questions under two seeds.
@@ -44,50 +32,16 @@ fn beam(correct: bool) -> Option<Beam> {
 /// | 6 | 0 | 1 1 2 2    | 0 0 2 2 | right | wrong | 0.1 |
 /// | 6 | 1 | none x 4   | 0 0 0 0 | wrong | wrong | nothing |
 fn samples() -> Vec<Sample> {
-    let greedy = |correct: bool| {
-        Some(Trajectory {
-            answer: Some("g".into()),
-            correct,
-            ..Trajectory::default()
-        })
-    };
+    let greedy = |correct: bool| Some(Trajectory { answer: Some("g".into()), correct, ..Trajectory::default() });
     let a = sample(5, 0, ["2", "1", "1", ""], Some([0.0, 1.0, 0.0, 5.0]));
     let b = sample(5, 1, ["3", "3", "1", "2"], Some([1.0, 0.0, 4.0, 0.0]));
     let c = sample(6, 0, ["1", "1", "2", "2"], Some([0.0, 0.0, 2.0, 2.0]));
     let d = sample(6, 1, [""; 4], Some([0.0; 4]));
     vec![
-        Sample {
-            greedy: greedy(true),
-            beam: beam(true),
-            diversity: Some(vec![0.2, 0.4]),
-            steps: 10,
-            flops: 1e9,
-            ..a
-        },
-        Sample {
-            greedy: greedy(false),
-            beam: beam(false),
-            diversity: Some(vec![0.5]),
-            steps: 20,
-            flops: 2e9,
-            ..b
-        },
-        Sample {
-            greedy: greedy(true),
-            beam: beam(false),
-            diversity: Some(vec![0.1]),
-            steps: 30,
-            flops: 3e9,
-            ..c
-        },
-        Sample {
-            greedy: greedy(false),
-            beam: beam(false),
-            diversity: Some(vec![]),
-            steps: 40,
-            flops: 6e9,
-            ..d
-        },
+        Sample { greedy: greedy(true), beam: beam(true), diversity: Some(vec![0.2, 0.4]), steps: 10, flops: 1e9, ..a },
+        Sample { greedy: greedy(false), beam: beam(false), diversity: Some(vec![0.5]), steps: 20, flops: 2e9, ..b },
+        Sample { greedy: greedy(true), beam: beam(false), diversity: Some(vec![0.1]), steps: 30, flops: 3e9, ..c },
+        Sample { greedy: greedy(false), beam: beam(false), diversity: Some(vec![]), steps: 40, flops: 6e9, ..d },
     ]
 }
 
@@ -100,10 +54,7 @@ fn value(results: &Results, name: MetricName, k: usize) -> f64 {
 }
 
 fn find(results: &Results, name: MetricName, k: usize) -> Option<&Metric> {
-    results
-        .metrics
-        .iter()
-        .find(|metric| metric.name == name && metric.k == k)
+    results.metrics.iter().find(|metric| metric.name == name && metric.k == k)
 }
 
 fn assert_close(a: f64, b: f64) {
@@ -117,21 +68,14 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     for sample in samples() {
         run.append(&sample).unwrap();
     }
-    let seconds = Seconds {
-        thoughts: 2.0,
-        total: 3.0,
-        ..Seconds::default()
-    };
+    let seconds = Seconds { thoughts: 2.0, total: 3.0, ..Seconds::default() };
     run.time(&seconds).unwrap();
     let results = of_run(&run.finish().unwrap(), &MetricSettings::default()).unwrap();
 
     // Correct of 4: question 0 has 2 and 2, question 1 has 1 and 0.
     for name in [MetricName::Coverage, MetricName::Pass] {
         assert_close(value(&results, name, 1), (0.5 + (0.25 + 0.0) / 2.0) / 2.0);
-        assert_close(
-            value(&results, name, 2),
-            (5.0 / 6.0 + (0.5 + 0.0) / 2.0) / 2.0,
-        );
+        assert_close(value(&results, name, 2), (5.0 / 6.0 + (0.5 + 0.0) / 2.0) / 2.0);
         assert_close(value(&results, name, 4), (1.0 + (1.0 + 0.0) / 2.0) / 2.0);
     }
     // At 2 the first sample is a tie that the reward gives to the second answer, the right one.
@@ -146,27 +90,15 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     assert_close(value(&results, MetricName::Greedy, 1), 0.5);
     assert_close(value(&results, MetricName::Beam, 4), 0.25);
     // Under seed 6 question 1 has no diversity and is left out.
-    assert_close(
-        value(&results, MetricName::Diversity, 4),
-        ((0.3 + 0.1) / 2.0 + 0.5) / 2.0,
-    );
+    assert_close(value(&results, MetricName::Diversity, 4), ((0.3 + 0.1) / 2.0 + 0.5) / 2.0);
 
-    assert_eq!(
-        (results.questions, results.seeds, results.trajectories),
-        (2, 2, 4)
-    );
-    assert_eq!(
-        (results.cost.steps, results.cost.flops, results.cost.seconds),
-        (25.0, 3e9, seconds)
-    );
+    assert_eq!((results.questions, results.seeds, results.trajectories), (2, 2, 4));
+    assert_eq!((results.cost.steps, results.cost.flops, results.cost.seconds), (25.0, 3e9, seconds));
     let ks: Vec<usize> = results.metrics.iter().map(|metric| metric.k).collect();
     assert_eq!(ks, [1, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 4, 4]);
     for metric in &results.metrics {
         assert_eq!(metric.seeds, 2, "{metric:?}");
-        assert!(
-            metric.low <= metric.value && metric.value <= metric.high,
-            "{metric:?}"
-        );
+        assert!(metric.low <= metric.value && metric.value <= metric.high, "{metric:?}");
     }
 }
 
@@ -180,51 +112,22 @@ fn a_vote_at_k_sees_the_first_k_only() {
         let results = compute(read(samples), &MetricSettings::default()).unwrap();
         assert_eq!(value(&results, MetricName::Maj, 2), 0.0);
     }
-    let settings = MetricSettings {
-        ks: vec![3, 1],
-        ..MetricSettings::default()
-    };
-    let results = compute(
-        read(vec![sample(0, 0, ["2", "1", "1", "2"], None)]),
-        &settings,
-    )
-    .unwrap();
-    assert_eq!(
-        (
-            value(&results, MetricName::Maj, 1),
-            value(&results, MetricName::Maj, 3)
-        ),
-        (0.0, 1.0)
-    );
+    let settings = MetricSettings { ks: vec![3, 1], ..MetricSettings::default() };
+    let results = compute(read(vec![sample(0, 0, ["2", "1", "1", "2"], None)]), &settings).unwrap();
+    assert_eq!((value(&results, MetricName::Maj, 1), value(&results, MetricName::Maj, 3)), (0.0, 1.0));
     assert!(find(&results, MetricName::Maj, 4).is_none());
 }
 
 #[test]
 fn what_was_not_run_has_no_metric() {
-    let results = compute(
-        read(vec![sample(0, 0, ["1"; 4], None)]),
-        &MetricSettings::default(),
-    )
-    .unwrap();
+    let results = compute(read(vec![sample(0, 0, ["1"; 4], None)]), &MetricSettings::default()).unwrap();
     for metric in &results.metrics {
-        assert!(
-            matches!(
-                metric.name,
-                MetricName::Coverage | MetricName::Pass | MetricName::Maj
-            ),
-            "{metric:?}"
-        );
+        assert!(matches!(metric.name, MetricName::Coverage | MetricName::Pass | MetricName::Maj), "{metric:?}");
     }
-    let alone = Sample {
-        beam: beam(true),
-        ..Sample::default()
-    };
+    let alone = Sample { beam: beam(true), ..Sample::default() };
     let results = compute(read(vec![alone]), &MetricSettings::default()).unwrap();
     assert_eq!(results.metrics.len(), 1);
-    assert_eq!(
-        (results.metrics[0].name, results.metrics[0].k),
-        (MetricName::Beam, 4)
-    );
+    assert_eq!((results.metrics[0].name, results.metrics[0].k), (MetricName::Beam, 4));
 }
 
 #[test]
@@ -238,11 +141,7 @@ fn an_unfinished_run_counts_what_it_has() {
 #[test]
 fn the_order_of_the_samples_does_not_matter() {
     let ordered = compute(read(samples()), &MetricSettings::default()).unwrap();
-    let reversed = compute(
-        read(samples().into_iter().rev().collect()),
-        &MetricSettings::default(),
-    )
-    .unwrap();
+    let reversed = compute(read(samples().into_iter().rev().collect()), &MetricSettings::default()).unwrap();
     assert_eq!(ordered, reversed);
 }
 
@@ -252,70 +151,29 @@ fn differences_are_paired() {
     let column = |name, k| collected.column(name, k).unwrap();
     let bootstrap = Bootstrap::default();
     // Greedy is right on question 0 alone, and coverage@4 is 1 there and 0.5 on question 1.
-    let gain = difference(
-        column(MetricName::Coverage, 4),
-        column(MetricName::Greedy, 1),
-        &bootstrap,
-    )
-    .unwrap();
+    let gain = difference(column(MetricName::Coverage, 4), column(MetricName::Greedy, 1), &bootstrap).unwrap();
     assert_eq!((gain.value, gain.low, gain.high), (0.25, 0.0, 0.5));
-    let none = difference(
-        column(MetricName::Maj, 2),
-        column(MetricName::Maj, 2),
-        &bootstrap,
-    )
-    .unwrap();
+    let none = difference(column(MetricName::Maj, 2), column(MetricName::Maj, 2), &bootstrap).unwrap();
     assert_eq!((none.value, none.low, none.high), (0.0, 0.0, 0.0));
 
-    let other = PerQuestion::collect(
-        read(vec![sample(0, 9, ["1"; 4], None)]),
-        &MetricSettings::default(),
-    )
-    .unwrap();
+    let other = PerQuestion::collect(read(vec![sample(0, 9, ["1"; 4], None)]), &MetricSettings::default()).unwrap();
     let elsewhere = other.column(MetricName::Maj, 2).unwrap();
-    assert_eq!(
-        difference(column(MetricName::Maj, 2), elsewhere, &bootstrap),
-        None
-    );
+    assert_eq!(difference(column(MetricName::Maj, 2), elsewhere, &bootstrap), None);
 }
 
 #[test]
 fn what_cannot_be_measured_is_said() {
     let fail = |samples: Vec<Sample>, ks: &[usize]| {
-        compute(
-            read(samples),
-            &MetricSettings {
-                ks: ks.into(),
-                ..MetricSettings::default()
-            },
-        )
-        .unwrap_err()
+        compute(read(samples), &MetricSettings { ks: ks.into(), ..MetricSettings::default() }).unwrap_err()
     };
     assert!(matches!(fail(vec![], &[]), Error::Empty));
     let error = fail(samples(), &[8]);
-    assert!(
-        error.to_string().ends_with("ask for k >= 1 and <= 4"),
-        "{error}"
-    );
-    assert!(matches!(
-        fail([samples(), samples()].concat(), &[]),
-        Error::Duplicate { id: 0, seed: 5 }
-    ));
+    assert!(error.to_string().ends_with("ask for k >= 1 and <= 4"), "{error}");
+    assert!(matches!(fail([samples(), samples()].concat(), &[]), Error::Duplicate { id: 0, seed: 5 }));
     let mut uneven = samples();
     uneven[1].trajectories.pop();
-    assert!(matches!(
-        fail(uneven, &[]),
-        Error::Uneven {
-            id: 1,
-            seed: 5,
-            found: 3,
-            expected: 4
-        }
-    ));
+    assert!(matches!(fail(uneven, &[]), Error::Uneven { id: 1, seed: 5, found: 3, expected: 4 }));
     let broken = std::iter::once(Err(record::Error::NotARun { path: "x".into() }));
     let error = compute(broken, &MetricSettings::default()).unwrap_err();
-    assert!(
-        error.to_string().starts_with("x is not a run directory"),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("x is not a run directory"), "{error}");
 }

@@ -8,16 +8,10 @@ use super::latex::boxed;
 /// The letter that `text` settles on.
 pub(crate) fn letter(text: &str) -> Option<char> {
     let in_box = boxed(text).and_then(|inside| alone(inside).map(|(_, letter)| letter).last());
-    let marked = || {
-        alone(text)
-            .filter(|(at, _)| text[at + 1..].starts_with(')'))
-            .last()
-    };
+    let marked = || alone(text).filter(|(at, _)| text[at + 1..].starts_with(')')).last();
     // "I" is more often the pronoun than the ninth option.
     let bare = || alone(text).filter(|(_, letter)| *letter != 'I').last();
-    in_box
-        .or_else(|| stated(text))
-        .or_else(|| marked().or_else(bare).map(|(_, letter)| letter))
+    in_box.or_else(|| stated(text)).or_else(|| marked().or_else(bare).map(|(_, letter)| letter))
 }
 
 /// The letter after the last `answer`, with at most `is`, punctuation and mark-up between.
@@ -39,10 +33,7 @@ fn stated(text: &str) -> Option<char> {
 /// The option letters of `text` that are not part of a longer word, with their positions.
 fn alone(text: &str) -> impl Iterator<Item = (usize, char)> + '_ {
     let bytes = text.as_bytes();
-    let wordless = move |at: Option<usize>| {
-        !at.and_then(|at| bytes.get(at))
-            .is_some_and(u8::is_ascii_alphanumeric)
-    };
+    let wordless = move |at: Option<usize>| !at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric);
     bytes.iter().enumerate().filter_map(move |(at, byte)| {
         let option = (b'A'..=b'J').contains(byte);
         let alone = option && wordless(at.checked_sub(1)) && wordless(Some(at + 1));

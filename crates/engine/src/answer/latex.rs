@@ -43,10 +43,9 @@ const REWRITES: [(&str, &str); 29] = [
 
 /// Words that may follow a number without changing it.
 const UNITS: [&str; 41] = [
-    "degree", "degrees", "dollar", "dollars", "cent", "cents", "percent", "unit", "units",
-    "square", "sq", "cubic", "mm", "cm", "km", "meter", "meters", "inch", "inches", "foot", "feet",
-    "ft", "yard", "yards", "mile", "miles", "mph", "second", "seconds", "minute", "minutes",
-    "hour", "hours", "day", "days", "week", "weeks", "month", "months", "year", "years",
+    "degree", "degrees", "dollar", "dollars", "cent", "cents", "percent", "unit", "units", "square", "sq", "cubic", "mm", "cm",
+    "km", "meter", "meters", "inch", "inches", "foot", "feet", "ft", "yard", "yards", "mile", "miles", "mph", "second",
+    "seconds", "minute", "minutes", "hour", "hours", "day", "days", "week", "weeks", "month", "months", "year", "years",
 ];
 
 /// The content of the last `boxed{...}`, braces matched; up to the end of the text where the box is
@@ -101,13 +100,8 @@ fn normalise_once(text: &str) -> String {
 /// Drops a final `\text{...}`, with or without a power after it, unless it is all there is.
 fn drop_text_unit(text: &str) -> &str {
     let powers = ["^2", "^3", "^{2}", "^{3}"];
-    let body = powers
-        .iter()
-        .find_map(|power| text.strip_suffix(power))
-        .unwrap_or(text);
-    let unit = body
-        .strip_suffix('}')
-        .and_then(|body| body.rsplit_once("\\text{"));
+    let body = powers.iter().find_map(|power| text.strip_suffix(power)).unwrap_or(text);
+    let unit = body.strip_suffix('}').and_then(|body| body.rsplit_once("\\text{"));
     match unit {
         Some((rest, unit)) if !rest.trim().is_empty() && !unit.contains('}') => rest.trim_end(),
         _ => text,
@@ -131,27 +125,16 @@ fn drop_word_unit(text: &str) -> &str {
     let Some((number, words)) = text.split_once(char::is_whitespace) else {
         return text;
     };
-    let bare = |word: &str| {
-        word.trim_end_matches(['.', '^', '2', '3'])
-            .to_ascii_lowercase()
-    };
-    let all_units = words
-        .split_whitespace()
-        .all(|word| UNITS.contains(&bare(word).as_str()));
-    if all_units && value(number).is_some() {
-        number
-    } else {
-        text
-    }
+    let bare = |word: &str| word.trim_end_matches(['.', '^', '2', '3']).to_ascii_lowercase();
+    let all_units = words.split_whitespace().all(|word| UNITS.contains(&bare(word).as_str()));
+    if all_units && value(number).is_some() { number } else { text }
 }
 
 /// `x = 5` is 5 and `x \in [0,1]` is `[0,1]`, where what stands before is at most two characters.
 fn drop_subject(text: &str) -> &str {
     // A letter after "\in" makes it another command, such as "\infty".
     let goes_on = |(_, rest): &(&str, &str)| !rest.starts_with(|c: char| c.is_ascii_alphabetic());
-    let split = text
-        .split_once('=')
-        .or_else(|| text.split_once("\\in").filter(goes_on));
+    let split = text.split_once('=').or_else(|| text.split_once("\\in").filter(goes_on));
     match split {
         Some((subject, rest)) if subject.trim().chars().count() <= 2 && !rest.contains('=') => rest,
         _ => text,
@@ -166,11 +149,7 @@ fn brace_roots(text: &str) -> String {
         let radicand = piece.len() - piece.trim_start_matches(char::is_alphanumeric).len();
         let (inside, rest) = piece.split_at(radicand);
         braced.push_str("\\sqrt");
-        braced.push_str(&if inside.is_empty() {
-            String::new()
-        } else {
-            format!("{{{inside}}}")
-        });
+        braced.push_str(&if inside.is_empty() { String::new() } else { format!("{{{inside}}}") });
         braced.push_str(rest);
     }
     braced
@@ -195,9 +174,7 @@ fn brace_fractions(text: &str) -> String {
 /// The first argument of a command and what follows it: a flat `{...}` or a single character.
 fn argument(text: &str) -> Option<(&str, &str)> {
     if let Some(inside) = text.strip_prefix('{') {
-        return inside
-            .split_once('}')
-            .filter(|(argument, _)| !argument.contains('{'));
+        return inside.split_once('}').filter(|(argument, _)| !argument.contains('{'));
     }
     let first = text.chars().next().filter(|c| c.is_alphanumeric())?;
     Some(text.split_at(first.len_utf8()))
@@ -227,9 +204,7 @@ fn parts(text: &str) -> Option<(&str, &str)> {
 /// A number whose commas, if any, part thousands. Unlike the grader, which drops every comma, this does
 /// not read the list `1,2` as 12.
 fn grouped(text: &str) -> Option<f64> {
-    let (first, rest) = text
-        .split_once(',')
-        .map_or((text, None), |(a, b)| (a, Some(b)));
+    let (first, rest) = text.split_once(',').map_or((text, None), |(a, b)| (a, Some(b)));
     if let Some(rest) = rest {
         let whole = rest.split_once('.').map_or(rest, |(whole, _)| whole);
         let is_group = |group: &str| group.len() == 3 && group.bytes().all(|b| b.is_ascii_digit());

@@ -28,12 +28,8 @@ pub(crate) fn is_space(c: char) -> bool {
 /// Drops underscores; `None` if one does not stand between two digits, where Python refuses it.
 fn without_underscores(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
-    let is_digit = |at: Option<usize>| {
-        at.and_then(|at| bytes.get(at))
-            .is_some_and(u8::is_ascii_digit)
-    };
-    let misplaced =
-        |at: usize| bytes[at] == b'_' && !(is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)));
+    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
+    let misplaced = |at: usize| bytes[at] == b'_' && !(is_digit(at.checked_sub(1)) && is_digit(Some(at + 1)));
     if (0..bytes.len()).any(misplaced) {
         return None;
     }

@@ -48,11 +48,7 @@ pub(crate) fn has_digit(text: &str) -> bool {
 }
 
 fn without_commas(text: &str) -> Cow<'_, str> {
-    if text.contains(',') {
-        text.replace(',', "").into()
-    } else {
-        text.into()
-    }
+    if text.contains(',') { text.replace(',', "").into() } else { text.into() }
 }
 
 /// `\d+\.?\d*` at the very start of `text`, empty if it does not start with a digit.
@@ -82,11 +78,7 @@ pub(crate) fn cascade(text: &str) -> Option<f64> {
 
 /// The number after the first `mark` that is followed by what `separator` accepts, white space and a
 /// digit. Marks may overlap, as in `##### 5`.
-fn marked_number<'a>(
-    text: &'a str,
-    mark: &str,
-    separator: impl Fn(&'a str) -> Option<&'a str>,
-) -> Option<&'a str> {
+fn marked_number<'a>(text: &'a str, mark: &str, separator: impl Fn(&'a str) -> Option<&'a str>) -> Option<&'a str> {
     positions(text, mark).find_map(|at| {
         let tail = separator(&text[at + mark.len()..])?;
         some_number(leading_number(tail.trim_start_matches(is_space)))
@@ -95,9 +87,7 @@ fn marked_number<'a>(
 
 /// Every position of `mark`, overlapping ones included.
 fn positions<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = usize> + 'a {
-    text.char_indices()
-        .map(|(at, _)| at)
-        .filter(move |&at| text[at..].starts_with(mark))
+    text.char_indices().map(|(at, _)| at).filter(move |&at| text[at..].starts_with(mark))
 }
 
 fn some_number(number: &str) -> Option<&str> {
@@ -114,18 +104,14 @@ fn therefore(text: &str) -> Option<&str> {
         let tail = &text[at + "therefore".len()..];
         let tail = tail.strip_prefix(',').unwrap_or(tail);
         let rest = tail.trim_start_matches(is_space);
-        let line = rest
-            .split('\n')
-            .next()
-            .filter(|_| rest.len() < tail.len())?;
+        let line = rest.split('\n').next().filter(|_| rest.len() < tail.len())?;
         let digit = line.find(|c: char| c.is_ascii_digit())?;
         Some(leading_number(&line[digit..]))
     })
 }
 
 fn dollars(text: &str) -> Option<&str> {
-    text.match_indices('$')
-        .find_map(|(at, _)| some_number(leading_number(&text[at + 1..])))
+    text.match_indices('$').find_map(|(at, _)| some_number(leading_number(&text[at + 1..])))
 }
 
 /// The longest `\d+\.?\d*` that ends the text, white space aside.
@@ -133,9 +119,7 @@ fn trailing_number(text: &str) -> Option<&str> {
     let text = text.trim_end_matches(is_space);
     let digit = |c: char| c.is_ascii_digit();
     let before_fraction = text.trim_end_matches(digit);
-    let decimal = before_fraction
-        .strip_suffix('.')
-        .map(|head| head.trim_end_matches(digit).len());
+    let decimal = before_fraction.strip_suffix('.').map(|head| head.trim_end_matches(digit).len());
     let has_whole = |&start: &usize| text.as_bytes()[start].is_ascii_digit();
     let start = decimal.filter(has_whole).unwrap_or(before_fraction.len());
     some_number(&text[start..])

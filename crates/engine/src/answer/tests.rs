@@ -6,28 +6,18 @@ use super::*;
 use crate::question;
 
 const CODI: Rule = Rule::LastNumber(Scope::Answer);
-const RULES: [Rule; 6] = [
-    Rule::Hash,
-    CODI,
-    Rule::LastNumber(Scope::Sequence),
-    Rule::AnswerColon,
-    Rule::Boxed,
-    Rule::Cascade,
-];
+const RULES: [Rule; 6] = [Rule::Hash, CODI, Rule::LastNumber(Scope::Sequence), Rule::AnswerColon, Rule::Boxed, Rule::Cascade];
 
 fn number(rule: Rule, text: &str) -> Option<String> {
-    rule.extract(GoldKind::Number, "", text)
-        .map(|answer| answer.canonical())
+    rule.extract(GoldKind::Number, "", text).map(|answer| answer.canonical())
 }
 
 fn math(rule: Rule, text: &str) -> Option<String> {
-    rule.extract(GoldKind::Math, "", text)
-        .map(|answer| answer.canonical())
+    rule.extract(GoldKind::Math, "", text).map(|answer| answer.canonical())
 }
 
 fn correct(rule: Rule, kind: GoldKind, text: &str, gold: &str) -> bool {
-    rule.extract(kind, "", text)
-        .is_some_and(|answer| answer.matches(gold))
+    rule.extract(kind, "", text).is_some_and(|answer| answer.matches(gold))
 }
 
 #[track_caller]
@@ -122,14 +112,8 @@ fn codi_may_fall_back_to_the_question_as_the_reference_does() {
         answer.map(|answer| answer.canonical())
     };
     assert_eq!(read(Scope::default(), "The answer is: many"), None);
-    assert_eq!(
-        read(Scope::Sequence, "The answer is: many").as_deref(),
-        Some("4")
-    );
-    assert_eq!(
-        read(Scope::Sequence, "The answer is: 9").as_deref(),
-        Some("9")
-    );
+    assert_eq!(read(Scope::Sequence, "The answer is: many").as_deref(), Some("4"));
+    assert_eq!(read(Scope::Sequence, "The answer is: 9").as_deref(), Some("9"));
     // A number too large for a float is a failed answer, not a reason to look elsewhere.
     assert_eq!(read(Scope::Sequence, &"9".repeat(400)), None);
 }
@@ -176,10 +160,7 @@ fn latent_sft_compares_loosely() {
     assert!(is("\\boxed{0.5}", "50"), "a fraction for a percentage");
     assert!(is("\\boxed{50\\%}", "50"));
     assert!(!is("\\boxed{5}", "50"));
-    assert!(
-        is("\\boxed{0}", "0.0000020107"),
-        "below the tolerance everything is zero"
-    );
+    assert!(is("\\boxed{0}", "0.0000020107"), "below the tolerance everything is zero");
 }
 
 #[test]
@@ -210,14 +191,7 @@ fn rot_tries_its_patterns_in_order() {
 
 #[test]
 fn rot_knows_neither_sign_nor_comma_nor_exponent() {
-    expect(
-        Rule::Cascade,
-        &[
-            ("### -5", Some("5")),
-            ("### 1,234", Some("234")),
-            ("### 2e-06", Some("6")),
-        ],
-    );
+    expect(Rule::Cascade, &[("### -5", Some("5")), ("### 1,234", Some("234")), ("### 2e-06", Some("6"))]);
     assert!(!correct(Rule::Cascade, GoldKind::Number, "### -5", "-5"));
 }
 
@@ -232,11 +206,7 @@ fn rot_compares_to_a_billionth() {
 
 #[test]
 fn golds_lose_their_commas() {
-    for (rule, text) in [
-        (Rule::Hash, "### 2125"),
-        (CODI, "2125"),
-        (Rule::AnswerColon, "Answer:2125"),
-    ] {
+    for (rule, text) in [(Rule::Hash, "### 2125"), (CODI, "2125"), (Rule::AnswerColon, "Answer:2125")] {
         assert!(correct(rule, GoldKind::Number, text, "2,125"));
         assert!(!correct(rule, GoldKind::Number, text, "two"));
     }
@@ -244,17 +214,10 @@ fn golds_lose_their_commas() {
 
 #[test]
 fn canonical_numbers_are_short_and_unsigned_at_zero() {
-    for (text, canonical) in [
-        ("-0", "0"),
-        ("18.0", "18"),
-        ("0.10", "0.1"),
-        ("1e21", "1000000000000000000000"),
-        ("2e-6", "0.000002"),
-    ] {
-        assert_eq!(
-            number(Rule::Hash, &format!("# {text}")).as_deref(),
-            Some(canonical)
-        );
+    for (text, canonical) in
+        [("-0", "0"), ("18.0", "18"), ("0.10", "0.1"), ("1e21", "1000000000000000000000"), ("2e-6", "0.000002")]
+    {
+        assert_eq!(number(Rule::Hash, &format!("# {text}")).as_deref(), Some(canonical));
     }
     assert_eq!(number(Rule::Boxed, "boxed{-0}").as_deref(), Some("0"));
 }
@@ -296,46 +259,21 @@ fn formulas_in_many_spellings_are_one() {
         ("\\sqrt3", "\\sqrt{3}"),
         ("10,\\!080", "10080"),
         ("11,111,111,100", "11111111100"),
-        (
-            "\\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}",
-            "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
-        ),
+        ("\\begin{bmatrix} 1 \\\\ 2 \\end{bmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
         ("007", "7"),
         ("2.50", "2.5"),
         ("x \\leq 3", "x\\le3"),
         ("18 square feet.", "18"),
     ];
     for (text, gold) in same {
-        assert!(
-            correct(
-                Rule::Boxed,
-                GoldKind::Math,
-                &format!("\\boxed{{{text}}}"),
-                gold
-            ),
-            "{text} {gold}"
-        );
+        assert!(correct(Rule::Boxed, GoldKind::Math, &format!("\\boxed{{{text}}}"), gold), "{text} {gold}");
     }
 }
 
 #[test]
 fn formulas_that_differ_stay_apart() {
-    for (text, gold) in [
-        ("1,2", "12"),
-        ("3 x", "3"),
-        ("x", "y"),
-        ("\\frac{1}{0}", "0"),
-        ("p-q", "q-p"),
-    ] {
-        assert!(
-            !correct(
-                Rule::Boxed,
-                GoldKind::Math,
-                &format!("\\boxed{{{text}}}"),
-                gold
-            ),
-            "{text} {gold}"
-        );
+    for (text, gold) in [("1,2", "12"), ("3 x", "3"), ("x", "y"), ("\\frac{1}{0}", "0"), ("p-q", "q-p")] {
+        assert!(!correct(Rule::Boxed, GoldKind::Math, &format!("\\boxed{{{text}}}"), gold), "{text} {gold}");
     }
 }
 
@@ -359,15 +297,8 @@ fn letters_of_choices() {
     for (text, letter) in cases {
         for rule in RULES {
             let answer = rule.extract(GoldKind::Choice, "", text);
-            assert_eq!(
-                answer.as_ref().map(Answer::canonical).as_deref(),
-                letter,
-                "{text:?}"
-            );
-            assert_eq!(
-                answer.is_some_and(|answer| answer.matches("B")),
-                letter == Some("B")
-            );
+            assert_eq!(answer.as_ref().map(Answer::canonical).as_deref(), letter, "{text:?}");
+            assert_eq!(answer.is_some_and(|answer| answer.matches("B")), letter == Some("B"));
         }
     }
 }
@@ -385,12 +316,7 @@ fn rendered(rule: Rule, gold: f64) -> String {
 
 #[test]
 fn every_published_gold_matches_itself() {
-    for name in [
-        "gsm_test.json",
-        "gsm_hard.json",
-        "gsm_valid.json",
-        "multiarith.json",
-    ] {
+    for name in ["gsm_test.json", "gsm_hard.json", "gsm_valid.json", "multiarith.json"] {
         let Some(path) = question::tests::shared(name) else {
             return;
         };

@@ -18,10 +18,7 @@ pub(super) struct Rows<'a> {
 impl<'a> Rows<'a> {
     /// `skipped` lines came before `text`.
     pub(super) fn new(text: &'a str, skipped: usize) -> Self {
-        Rows {
-            rest: text,
-            line: skipped + 1,
-        }
+        Rows { rest: text, line: skipped + 1 }
     }
 
     /// A cell, and whether the row goes on after it.
@@ -77,10 +74,7 @@ impl<'a> Rows<'a> {
 
     fn flaw(&mut self, reason: &str) -> Problem {
         self.rest = "";
-        Problem::Syntax {
-            place: Place::Line(self.line),
-            reason: reason.to_owned(),
-        }
+        Problem::Syntax { place: Place::Line(self.line), reason: reason.to_owned() }
     }
 }
 
@@ -88,11 +82,7 @@ impl Iterator for Rows<'_> {
     type Item = Result<Row, Problem>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while let Some(rest) = self
-            .rest
-            .strip_prefix("\r\n")
-            .or(self.rest.strip_prefix('\n'))
-        {
+        while let Some(rest) = self.rest.strip_prefix("\r\n").or(self.rest.strip_prefix('\n')) {
             self.rest = rest;
             self.line += 1;
         }

@@ -100,13 +100,8 @@ impl Problem {
     pub(super) fn json(error: &serde_json::Error, lines_before: usize) -> Self {
         let message = error.to_string();
         // The message ends in its own idea of the place, which `Place` says better.
-        let reason = message
-            .rsplit_once(" at line ")
-            .map_or(&*message, |(reason, _)| reason);
+        let reason = message.rsplit_once(" at line ").map_or(&*message, |(reason, _)| reason);
         let place = Place::Column(lines_before + error.line(), error.column());
-        Problem::Syntax {
-            place,
-            reason: reason.to_owned(),
-        }
+        Problem::Syntax { place, reason: reason.to_owned() }
     }
 }

@@ -8,9 +8,7 @@ use std::fmt;
 use std::io::Read;
 use std::ops::ControlFlow;
 
-use serde::de::{
-    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::shape::FIELDS;
 
@@ -38,19 +36,14 @@ pub(super) enum Field {
 impl Record {
     /// The field called `name`. A JSON `null` counts as absent.
     pub(super) fn get(&self, name: &str) -> Option<&Field> {
-        self.0
-            .iter()
-            .find(|(key, _)| *key == name)
-            .map(|(_, field)| field)
+        self.0.iter().find(|(key, _)| *key == name).map(|(_, field)| field)
     }
 
     /// A CSV row under its header; empty cells count as absent.
     pub(super) fn from_row(header: &[String], row: Vec<String>) -> Result<Self, String> {
         if row.len() != header.len() {
             let (found, wanted) = (row.len(), header.len());
-            return Err(format!(
-                "the row has {found} cells where the header has {wanted}"
-            ));
+            return Err(format!("the row has {found} cells where the header has {wanted}"));
         }
         let mut record = Record::default();
         for (name, cell) in header.iter().zip(row) {
@@ -77,16 +70,10 @@ fn known(name: &str) -> Option<&'static str> {
 
 /// Hands the records of a JSON array to `each`, one at a time, until it breaks off. What follows then is
 /// not looked at.
-pub(super) fn array(
-    input: impl Read,
-    each: impl FnMut(Record) -> ControlFlow<()>,
-) -> Result<(), serde_json::Error> {
+pub(super) fn array(input: impl Read, each: impl FnMut(Record) -> ControlFlow<()>) -> Result<(), serde_json::Error> {
     let mut broken_off = false;
     let mut json = serde_json::Deserializer::from_reader(input);
-    let elements = Elements {
-        each,
-        broken_off: &mut broken_off,
-    };
+    let elements = Elements { each, broken_off: &mut broken_off };
     let outcome = elements.deserialize(&mut json);
     // Breaking off leaves the array unfinished, which the deserialiser reports as an error.
     if broken_off {

@@ -39,11 +39,7 @@ pub(super) const FIELDS: [&str; 18] = [
 
 const QUESTIONS: [&str; 5] = ["question", "Question", "problem", "Problem", "input"];
 const ANSWERS: [&str; 4] = ["answer", "Answer", "target", "final_ans"];
-const INCORRECT: [&str; 3] = [
-    "Incorrect Answer 1",
-    "Incorrect Answer 2",
-    "Incorrect Answer 3",
-];
+const INCORRECT: [&str; 3] = ["Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"];
 const LETTERS: &str = "ABCDEFGHIJ";
 
 /// Whether a CSV header names a question.
@@ -71,26 +67,14 @@ pub(super) fn question(record: &Record, index: usize) -> Result<Question, Flaw> 
         return Err(empty(field));
     }
     let (gold, kind) = classified(record, gold);
-    let steps = if worked.is_empty() {
-        steps(record)?
-    } else {
-        worked
-    };
-    Ok(Question {
-        id,
-        text,
-        gold,
-        kind,
-        steps,
-    })
+    let steps = if worked.is_empty() { steps(record)? } else { worked };
+    Ok(Question { id, text, gold, kind, steps })
 }
 
 /// The question, after the body it refers to where there is one (SVAMP).
 fn question_text(record: &Record) -> Result<String, Flaw> {
-    let (field, question) = first_text(record, &QUESTIONS)?.ok_or(Flaw::Missing {
-        field: "question",
-        accepted: "question, problem, input, Body with Question",
-    })?;
+    let (field, question) = first_text(record, &QUESTIONS)?
+        .ok_or(Flaw::Missing { field: "question", accepted: "question, problem, input, Body with Question" })?;
     if question.trim().is_empty() {
         return Err(empty(field));
     }
@@ -102,16 +86,9 @@ fn question_text(record: &Record) -> Result<String, Flaw> {
 
 fn gold(record: &Record) -> Result<(&'static str, &str), Flaw> {
     let found = first_text(record, &ANSWERS)?;
-    let (field, gold) = found.ok_or(Flaw::Missing {
-        field: "answer",
-        accepted: "answer, target, final_ans",
-    })?;
+    let (field, gold) = found.ok_or(Flaw::Missing { field: "answer", accepted: "answer, target, final_ans" })?;
     let gold = gold.trim();
-    if gold.is_empty() {
-        Err(empty(field))
-    } else {
-        Ok((field, gold))
-    }
+    if gold.is_empty() { Err(empty(field)) } else { Ok((field, gold)) }
 }
 
 /// Numbers lose their commas; what is no number, and everything in MATH, is mathematics.
@@ -143,18 +120,12 @@ fn steps(record: &Record) -> Result<Vec<String>, Flaw> {
 fn four_options(record: &Record, id: u32, text: &str, correct: &str) -> Result<Question, Flaw> {
     let mut options = vec![correct];
     for field in INCORRECT {
-        let missing = Flaw::Missing {
-            field,
-            accepted: "Incorrect Answer 1, 2 and 3",
-        };
+        let missing = Flaw::Missing { field, accepted: "Incorrect Answer 1, 2 and 3" };
         options.push(text_of(record, field)?.ok_or(missing)?);
     }
     let order = shuffled(options.len(), id);
     let options: Vec<&str> = order.iter().map(|&option| options[option]).collect();
-    let right = order
-        .iter()
-        .position(|&option| option == 0)
-        .unwrap_or_default();
+    let right = order.iter().position(|&option| option == 0).unwrap_or_default();
     Ok(multiple_choice(id, text, &options, right))
 }
 
@@ -164,24 +135,16 @@ fn listed_options(record: &Record, id: u32, text: &str) -> Result<Question, Flaw
         Some(Field::List(options)) if (2..=LETTERS.len()).contains(&options.len()) => options,
         Some(Field::List(options)) => {
             let problem = format!("has {} options; give it 2 to 10", options.len());
-            return Err(Flaw::Field {
-                field: "choices",
-                problem,
-            });
+            return Err(Flaw::Field { field: "choices", problem });
         }
         Some(other) => return Err(wrong("choices", other, "a list of strings")),
         None => {
-            return Err(Flaw::Missing {
-                field: "choices",
-                accepted: "choices",
-            });
+            return Err(Flaw::Missing { field: "choices", accepted: "choices" });
         }
     };
     let (field, gold) = gold(record)?;
     let letter = LETTERS.find(gold).filter(|_| gold.len() == 1);
-    let right = letter
-        .or_else(|| gold.parse().ok())
-        .filter(|right| *right < options.len());
+    let right = letter.or_else(|| gold.parse().ok()).filter(|right| *right < options.len());
     let right = right.ok_or_else(|| {
         let last = options.len() - 1;
         let problem = format!("is {gold:?}; give it a letter from A or an index from 0 to {last}");
@@ -197,13 +160,7 @@ fn multiple_choice(id: u32, text: &str, options: &[&str], right: usize) -> Quest
         text.push_str(&format!("\n{letter}) {}", option.trim()));
     }
     let gold = LETTERS[right..=right].to_owned();
-    Question {
-        id,
-        text,
-        gold,
-        kind: GoldKind::Choice,
-        steps: Vec::new(),
-    }
+    Question { id, text, gold, kind: GoldKind::Choice, steps: Vec::new() }
 }
 
 /// A permutation of `0..n` that depends on `id` alone: Fisher-Yates over splitmix64.
@@ -221,10 +178,7 @@ fn shuffled(n: usize, id: u32) -> Vec<usize> {
 }
 
 /// The first of `names` that the record has, with its text.
-fn first_text<'a>(
-    record: &'a Record,
-    names: &[&'static str],
-) -> Result<Option<(&'static str, &'a str)>, Flaw> {
+fn first_text<'a>(record: &'a Record, names: &[&'static str]) -> Result<Option<(&'static str, &'a str)>, Flaw> {
     for &name in names {
         if let Some(text) = text_of(record, name)? {
             return Ok(Some((name, text)));
@@ -242,10 +196,7 @@ fn text_of<'a>(record: &'a Record, name: &'static str) -> Result<Option<&'a str>
 }
 
 fn empty(field: &'static str) -> Flaw {
-    Flaw::Field {
-        field,
-        problem: "is empty; give it a text".to_owned(),
-    }
+    Flaw::Field { field, problem: "is empty; give it a text".to_owned() }
 }
 
 fn wrong(field: &'static str, found: &Field, wanted: &str) -> Flaw {
@@ -255,8 +206,5 @@ fn wrong(field: &'static str, found: &Field, wanted: &str) -> Flaw {
         Field::List(_) => "a list",
         Field::Other(what) => what,
     };
-    Flaw::Field {
-        field,
-        problem: format!("is {found}; give it {wanted}"),
-    }
+    Flaw::Field { field, problem: format!("is {found}; give it {wanted}") }
 }

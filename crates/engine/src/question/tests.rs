@@ -37,10 +37,7 @@ fn the_papers_array() {
     let text = r#"[{"question": " Two and two? ", "answer": "1,004", "steps": ["<<2+2=4>>"]}]"#;
     let question = one(text);
     assert_eq!(question.text, " Two and two? ");
-    assert_eq!(
-        (question.gold.as_str(), question.kind),
-        ("1004", GoldKind::Number)
-    );
+    assert_eq!((question.gold.as_str(), question.kind), ("1004", GoldKind::Number));
     assert_eq!(question.steps, ["<<2+2=4>>"]);
 }
 
@@ -48,10 +45,7 @@ fn the_papers_array() {
 fn gsm8k_lines() {
     let text = "{\"question\": \"Q\", \"answer\": \"48/2 = <<48/2=24>>24.\\nSum <<48+24=72>>72\\n#### 1,072\"}\n";
     let question = one(text);
-    assert_eq!(
-        (question.gold.as_str(), question.kind),
-        ("1072", GoldKind::Number)
-    );
+    assert_eq!((question.gold.as_str(), question.kind), ("1072", GoldKind::Number));
     assert_eq!(question.steps, ["<<48/2=24>>", "<<48+24=72>>"]);
 }
 
@@ -59,10 +53,7 @@ fn gsm8k_lines() {
 fn gsm_hard_lines_with_numeric_targets() {
     let text = "{\"input\": \"Q\", \"code\": \"x\", \"target\": -9867630.0}\n\n{\"input\": \"R\", \"target\": 2.0107e-06}";
     let questions = parse_all(text).expect("questions");
-    let golds: Vec<&str> = questions
-        .iter()
-        .map(|question| question.gold.as_str())
-        .collect();
+    let golds: Vec<&str> = questions.iter().map(|question| question.gold.as_str()).collect();
     assert_eq!(golds, ["-9867630", "0.0000020107"]);
     assert_eq!(questions[1].id, 1);
 }
@@ -84,19 +75,13 @@ fn math_500_is_mathematics_even_where_the_answer_is_a_number() {
     let line = r#"{"problem": "P", "solution": "s", "answer": "42", "level": 3}"#;
     assert_eq!(one(line).kind, GoldKind::Math);
     let fraction = one(r#"{"problem": "P", "answer": "\\frac{1}{2}"}"#);
-    assert_eq!(
-        (fraction.gold.as_str(), fraction.kind),
-        ("\\frac{1}{2}", GoldKind::Math)
-    );
+    assert_eq!((fraction.gold.as_str(), fraction.kind), ("\\frac{1}{2}", GoldKind::Math));
 }
 
 #[test]
 fn aime_keeps_leading_zeros() {
     let question = one(r#"{"Problem": "P", "Solution": "s", "Answer": "073"}"#);
-    assert_eq!(
-        (question.gold.as_str(), question.kind),
-        ("073", GoldKind::Number)
-    );
+    assert_eq!((question.gold.as_str(), question.kind), ("073", GoldKind::Number));
     assert_eq!(one(r#"{"problem": "P", "answer": 73}"#).gold, "73");
 }
 
@@ -111,11 +96,7 @@ fn gpqa_options_are_ordered_by_the_index_alone() {
     for question in &many {
         assert_eq!(question.kind, GoldKind::Choice);
         assert!(question.text.starts_with("Which?\n\nA) "));
-        assert!(
-            question
-                .text
-                .contains(&format!("\n{}) right", question.gold))
-        );
+        assert!(question.text.contains(&format!("\n{}) right", question.gold)));
         golds.insert(question.gold.clone());
     }
     assert_eq!(golds.len(), 4, "64 questions use every place");
@@ -130,30 +111,17 @@ fn gpqa_as_csv() {
         r2,Plain?,right,b,c,d";
     let questions = parse_all(csv).expect("questions");
     assert_eq!(questions.len(), 2);
-    assert!(
-        questions[0]
-            .text
-            .starts_with("Is \"this\", or\r\nthat?\n\nA) ")
-    );
+    assert!(questions[0].text.starts_with("Is \"this\", or\r\nthat?\n\nA) "));
     assert!(questions[0].text.contains(") a, b"));
-    assert!(
-        questions[1]
-            .text
-            .contains(&format!("{}) right", questions[1].gold))
-    );
+    assert!(questions[1].text.contains(&format!("{}) right", questions[1].gold)));
 }
 
 #[test]
 fn listed_choices_keep_their_order() {
-    let with = |answer: &str| {
-        format!(r#"{{"question": "Q", "choices": ["x", "y", 3], "answer": {answer}}}"#)
-    };
+    let with = |answer: &str| format!(r#"{{"question": "Q", "choices": ["x", "y", 3], "answer": {answer}}}"#);
     assert_eq!(one(&with("2")).gold, "C");
     let question = one(&with("\"B\""));
-    assert_eq!(
-        (question.gold.as_str(), question.text.as_str()),
-        ("B", "Q\n\nA) x\nB) y\nC) 3")
-    );
+    assert_eq!((question.gold.as_str(), question.text.as_str()), ("B", "Q\n\nA) x\nB) y\nC) 3"));
     for answer in ["3", "\"D\"", "-1", "\"AB\""] {
         assert!(error(with(answer).as_bytes()).contains("a letter from A or an index from 0 to 2"));
     }
@@ -181,19 +149,10 @@ fn byte_order_mark_crlf_and_blank_lines_are_harmless() {
 #[test]
 fn errors_name_the_file_the_place_the_field_and_what_is_accepted() {
     let lines = b"\n{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}";
-    assert_eq!(
-        error(lines),
-        "data file data.json: line 3: no \"answer\" field; accepted names are answer, target, final_ans"
-    );
+    assert_eq!(error(lines), "data file data.json: line 3: no \"answer\" field; accepted names are answer, target, final_ans");
     let array = br#"[{"question": "a", "answer": "1"}, {"text": "b"}]"#;
-    assert!(
-        error(array)
-            .starts_with("data file data.json: element 2 (counted from 1): no \"question\" field")
-    );
-    assert!(
-        error(b"\n{\"question\": 1,}")
-            .contains("line 2, column 16: trailing comma; expected a JSON array")
-    );
+    assert!(error(array).starts_with("data file data.json: element 2 (counted from 1): no \"question\" field"));
+    assert!(error(b"\n{\"question\": 1,}").contains("line 2, column 16: trailing comma; expected a JSON array"));
 }
 
 #[test]
@@ -203,48 +162,18 @@ fn broken_files_are_refused_with_a_reason() {
         (b" \n\t ", "holds no questions"),
         (b"[]", "holds no questions"),
         (b"[1]", "expected an object with a question"),
-        (
-            b"[{\"question\": \"a\", \"answer\": \"1\"}] x",
-            "trailing characters",
-        ),
+        (b"[{\"question\": \"a\", \"answer\": \"1\"}] x", "trailing characters"),
         (b"[{\"question\": \"a\", \"answer\": \"1\"}", "EOF"),
-        (
-            b"{\"question\": \"a\", \"question\": \"b\", \"answer\": 1}",
-            "\"question\" is given twice",
-        ),
-        (
-            b"{\"question\": \"a\xff\", \"answer\": \"1\"}",
-            "invalid unicode",
-        ),
+        (b"{\"question\": \"a\", \"question\": \"b\", \"answer\": 1}", "\"question\" is given twice"),
+        (b"{\"question\": \"a\xff\", \"answer\": \"1\"}", "invalid unicode"),
         (b"\xff\xfe[\0]\0", "neither JSON nor UTF-8"),
-        (
-            b"{\"question\": [[\"a\"]], \"answer\": 1}",
-            "a list of more than strings",
-        ),
-        (
-            b"{\"question\": \"a\", \"answer\": {\"x\": [1, {}]}}",
-            "the field \"answer\" is an object",
-        ),
-        (
-            b"{\"question\": \"a\", \"answer\": null}",
-            "no \"answer\" field",
-        ),
-        (
-            b"{\"question\": \"  \", \"answer\": 1}",
-            "the field \"question\" is empty",
-        ),
-        (
-            b"{\"question\": \"a\", \"answer\": \"work #### \"}",
-            "the field \"answer\" is empty",
-        ),
-        (
-            b"once upon a time",
-            "is of no known kind (it starts with \"once upon a time\")",
-        ),
-        (
-            b"Question,Correct Answer\n\"a,b",
-            "line 2: a quoted cell is never closed",
-        ),
+        (b"{\"question\": [[\"a\"]], \"answer\": 1}", "a list of more than strings"),
+        (b"{\"question\": \"a\", \"answer\": {\"x\": [1, {}]}}", "the field \"answer\" is an object"),
+        (b"{\"question\": \"a\", \"answer\": null}", "no \"answer\" field"),
+        (b"{\"question\": \"  \", \"answer\": 1}", "the field \"question\" is empty"),
+        (b"{\"question\": \"a\", \"answer\": \"work #### \"}", "the field \"answer\" is empty"),
+        (b"once upon a time", "is of no known kind (it starts with \"once upon a time\")"),
+        (b"Question,Correct Answer\n\"a,b", "line 2: a quoted cell is never closed"),
     ];
     for (bytes, reason) in cases {
         let message = error(bytes);
@@ -254,10 +183,7 @@ fn broken_files_are_refused_with_a_reason() {
 
 #[test]
 fn csv_rows_must_fit_the_header() {
-    assert!(
-        error(b"Question,Answer\na,1\nb\n")
-            .contains("line 3: the row has 1 cells where the header has 2")
-    );
+    assert!(error(b"Question,Answer\na,1\nb\n").contains("line 3: the row has 1 cells where the header has 2"));
     assert!(error(b"Question,Answer\n\"a\"b,1\n").contains("text follows a closing quote"));
 }
 
@@ -282,19 +208,13 @@ fn a_huge_line_is_read() {
 #[test]
 fn a_missing_file_is_named() {
     let error = read(Path::new("/nowhere/at/all.json"), None).expect_err("missing");
-    assert!(
-        error
-            .to_string()
-            .contains("/nowhere/at/all.json: cannot be read")
-    );
+    assert!(error.to_string().contains("/nowhere/at/all.json: cannot be read"));
 }
 
 #[test]
 fn a_file_over_the_limit_is_refused_unread() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    file.as_file()
-        .set_len(MAX_BYTES + 1)
-        .expect("a sparse file");
+    file.as_file().set_len(MAX_BYTES + 1).expect("a sparse file");
     let error = read(file.path(), None).expect_err("too large");
     assert!(matches!(error.problem, Problem::TooLarge));
 }
@@ -312,18 +232,8 @@ fn published_counts() {
         let Some(path) = shared(name) else { return };
         let questions = read(&path, None).expect(name);
         assert_eq!(questions.len(), count, "{name}");
-        assert!(
-            questions
-                .iter()
-                .all(|question| question.kind == GoldKind::Number),
-            "{name}"
-        );
-        assert!(
-            questions
-                .iter()
-                .zip(0..)
-                .all(|(question, id)| question.id == id)
-        );
+        assert!(questions.iter().all(|question| question.kind == GoldKind::Number), "{name}");
+        assert!(questions.iter().zip(0..).all(|(question, id)| question.id == id));
     }
 }
 
@@ -333,10 +243,7 @@ fn gsm_hard_golds_are_as_published() {
         return;
     };
     let questions = read(&path, None).expect("gsm_hard");
-    let golds: Vec<f64> = questions
-        .iter()
-        .map(|q| q.gold.parse().expect("a number"))
-        .collect();
+    let golds: Vec<f64> = questions.iter().map(|q| q.gold.parse().expect("a number")).collect();
     let count = |wanted: fn(&f64) -> bool| golds.iter().filter(|gold| wanted(gold)).count();
     assert_eq!(count(|gold| *gold < 0.0), 146);
     assert_eq!(count(|gold| gold.fract() != 0.0), 302);

@@ -46,9 +46,7 @@ where
 /// The first value that is infinite or not a number.
 pub(super) fn first_non_finite(values: &[f32]) -> Option<(usize, f32)> {
     // Whole blocks first: a loop without an early exit is one the compiler turns into vector instructions.
-    let block = values
-        .chunks(BLOCK)
-        .position(|b| !b.iter().fold(true, |ok, v| ok & v.is_finite()))?;
+    let block = values.chunks(BLOCK).position(|b| !b.iter().fold(true, |ok, v| ok & v.is_finite()))?;
     let start = block * BLOCK;
     let offset = values[start..].iter().position(|v| !v.is_finite())?;
     Some((start + offset, values[start + offset]))
@@ -60,23 +58,12 @@ mod tests {
 
     #[test]
     fn all_dtypes_give_the_same_values() {
-        let values: Vec<f32> = (0..5000)
-            .map(|i| ((i % 1000) as f32 - 500.0) * 0.25)
-            .collect();
-        let f64s: Vec<u8> = values
-            .iter()
-            .flat_map(|v| f64::from(*v).to_le_bytes())
-            .collect();
-        let f16s: Vec<u8> = values
-            .iter()
-            .flat_map(|v| f16::from_f32(*v).to_le_bytes())
-            .collect();
+        let values: Vec<f32> = (0..5000).map(|i| ((i % 1000) as f32 - 500.0) * 0.25).collect();
+        let f64s: Vec<u8> = values.iter().flat_map(|v| f64::from(*v).to_le_bytes()).collect();
+        let f16s: Vec<u8> = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
         assert!(to_f32(Dtype::F64, &f64s).unwrap() == values);
         assert!(to_f32(Dtype::F16, &f16s).unwrap() == values);
-        let bf16s: Vec<u8> = values
-            .iter()
-            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
-            .collect();
+        let bf16s: Vec<u8> = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
         let rounded: Vec<f32> = values.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
         assert!(to_f32(Dtype::BF16, &bf16s).unwrap() == rounded);
         assert_eq!(to_f32(Dtype::I64, &f64s), None);

@@ -51,33 +51,21 @@ pub(super) struct Sources {
 /// Finds the main weights (one file, or an index with its shards), then the side files.
 pub(super) fn find(dir: &Path) -> Result<Sources, Error> {
     let names = listing(dir)?;
-    let pickles: Vec<PathBuf> = names
-        .iter()
-        .filter(|n| is_pickle(n))
-        .map(|n| dir.join(n))
-        .collect();
+    let pickles: Vec<PathBuf> = names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
     let mut index = None;
     let mut files = Vec::new();
     if names.iter().any(|n| n == "model.safetensors") {
-        files.push(Source {
-            path: dir.join("model.safetensors"),
-            prefix: "",
-        });
+        files.push(Source { path: dir.join("model.safetensors"), prefix: "" });
     } else if let Some(file) = index_file(dir, &names)? {
         let map = read_index(&file)?;
         files.extend(shards(dir, &file, &map)?);
         index = Some((file, map));
     } else if let Some(file) = lone_file(dir, &names)? {
-        files.push(Source {
-            path: file,
-            prefix: "",
-        });
+        files.push(Source { path: file, prefix: "" });
     } else {
         return Err(match pickles.into_iter().next() {
             Some(file) => Error::PickleWeights { file },
-            None => Error::MissingWeights {
-                dir: dir.to_path_buf(),
-            },
+            None => Error::MissingWeights { dir: dir.to_path_buf() },
         });
     }
     for (name, prefix) in SIDE_FILES {
@@ -86,11 +74,7 @@ pub(super) fn find(dir: &Path) -> Result<Sources, Error> {
             files.push(Source { path, prefix });
         }
     }
-    Ok(Sources {
-        files,
-        index,
-        pickles,
-    })
+    Ok(Sources { files, index, pickles })
 }
 
 /// The plain files of a directory, sorted.
@@ -115,13 +99,8 @@ fn is_pickle(name: &str) -> bool {
 }
 
 fn index_file(dir: &Path, names: &[String]) -> Result<Option<PathBuf>, Error> {
-    let found: Vec<&String> = names
-        .iter()
-        .filter(|n| n.ends_with(".safetensors.index.json"))
-        .collect();
-    let usual = found
-        .iter()
-        .find(|n| n.as_str() == "model.safetensors.index.json");
+    let found: Vec<&String> = names.iter().filter(|n| n.ends_with(".safetensors.index.json")).collect();
+    let usual = found.iter().find(|n| n.as_str() == "model.safetensors.index.json");
     match (usual, found.as_slice()) {
         (Some(name), _) => Ok(Some(dir.join(name))),
         (None, []) => Ok(None),
@@ -133,10 +112,7 @@ fn index_file(dir: &Path, names: &[String]) -> Result<Option<PathBuf>, Error> {
 /// A single safetensors file of any name that is not a side file.
 fn lone_file(dir: &Path, names: &[String]) -> Result<Option<PathBuf>, Error> {
     let is_side = |n: &str| SIDE_FILES.iter().any(|(side, _)| *side == n);
-    let found: Vec<&String> = names
-        .iter()
-        .filter(|n| n.ends_with(".safetensors") && !is_side(n))
-        .collect();
+    let found: Vec<&String> = names.iter().filter(|n| n.ends_with(".safetensors") && !is_side(n)).collect();
     match found.as_slice() {
         [] => Ok(None),
         [name] => Ok(Some(dir.join(name))),
@@ -145,10 +121,7 @@ fn lone_file(dir: &Path, names: &[String]) -> Result<Option<PathBuf>, Error> {
 }
 
 fn ambiguous(dir: &Path, files: &[&String]) -> Error {
-    Error::AmbiguousWeights {
-        dir: dir.to_path_buf(),
-        files: files.iter().map(|f| (*f).clone()).collect(),
-    }
+    Error::AmbiguousWeights { dir: dir.to_path_buf(), files: files.iter().map(|f| (*f).clone()).collect() }
 }
 
 fn read_index(file: &Path) -> Result<BTreeMap<String, String>, Error> {
@@ -164,29 +137,18 @@ fn shards(dir: &Path, index: &Path, map: &BTreeMap<String, String>) -> Result<Ve
     let mut names: Vec<&String> = map.values().collect();
     names.sort();
     names.dedup();
-    names
-        .into_iter()
-        .map(|shard| shard_file(dir, index, shard))
-        .collect()
+    names.into_iter().map(|shard| shard_file(dir, index, shard)).collect()
 }
 
 fn shard_file(dir: &Path, index: &Path, shard: &str) -> Result<Source, Error> {
     let relative = Path::new(shard);
-    let stays = relative
-        .components()
-        .all(|c| matches!(c, Component::Normal(_)));
+    let stays = relative.components().all(|c| matches!(c, Component::Normal(_)));
     if shard.is_empty() || !stays {
-        return Err(Error::EscapingShard {
-            index: index.to_path_buf(),
-            shard: shard.to_owned(),
-        });
+        return Err(Error::EscapingShard { index: index.to_path_buf(), shard: shard.to_owned() });
     }
     let path = dir.join(relative);
     if !path.is_file() {
-        return Err(Error::MissingShard {
-            index: index.to_path_buf(),
-            shard: shard.to_owned(),
-        });
+        return Err(Error::MissingShard { index: index.to_path_buf(), shard: shard.to_owned() });
     }
     Ok(Source { path, prefix: "" })
 }
@@ -227,51 +189,29 @@ impl Mapped {
 
 fn describe(path: &Path, bytes: &[u8], prefix: &str) -> Result<Vec<Described>, Error> {
     let header = header(path, bytes)?;
-    let text = std::str::from_utf8(header).map_err(|e| Error::NotUtf8 {
-        file: path.to_path_buf(),
-        at: 8 + e.valid_up_to(),
-    })?;
+    let text = std::str::from_utf8(header).map_err(|e| Error::NotUtf8 { file: path.to_path_buf(), at: 8 + e.valid_up_to() })?;
     // Parsing checks that offsets are contiguous and agree with shapes; the file's size is compared here, because the
     // library adds offsets without minding overflow.
-    let metadata: Metadata = serde_json::from_str(text).map_err(|e| Error::BadHeader {
-        file: path.to_path_buf(),
-        why: e.to_string(),
-    })?;
+    let metadata: Metadata =
+        serde_json::from_str(text).map_err(|e| Error::BadHeader { file: path.to_path_buf(), why: e.to_string() })?;
     let start = 8 + header.len();
-    check_size(
-        path,
-        bytes.len() as u64,
-        (start as u64).checked_add(metadata.data_len() as u64),
-    )?;
+    check_size(path, bytes.len() as u64, (start as u64).checked_add(metadata.data_len() as u64))?;
     let tensors = metadata.offset_keys().into_iter().filter_map(|name| {
         let info = metadata.info(&name)?;
         let (from, to) = info.data_offsets;
         let range = start + from..start + to;
-        Some(Described {
-            name: prefixed(name, prefix),
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            range,
-        })
+        Some(Described { name: prefixed(name, prefix), dtype: info.dtype, shape: info.shape.clone(), range })
     });
     Ok(tensors.collect())
 }
 
 fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8], Error> {
     let have = bytes.len() as u64;
-    let truncated = |need| Error::Truncated {
-        file: path.to_path_buf(),
-        have,
-        need,
-    };
+    let truncated = |need| Error::Truncated { file: path.to_path_buf(), have, need };
     let (size, rest) = bytes.split_first_chunk::<8>().ok_or_else(|| truncated(8))?;
     let size = u64::from_le_bytes(*size);
     if size > LARGEST_HEADER {
-        return Err(Error::OversizedHeader {
-            file: path.to_path_buf(),
-            size,
-            limit: LARGEST_HEADER,
-        });
+        return Err(Error::OversizedHeader { file: path.to_path_buf(), size, limit: LARGEST_HEADER });
     }
     rest.get(..size as usize).ok_or_else(|| truncated(8 + size))
 }
@@ -279,23 +219,12 @@ fn header<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a [u8], Error> {
 fn check_size(path: &Path, have: u64, need: Option<u64>) -> Result<(), Error> {
     match need {
         Some(need) if need == have => Ok(()),
-        Some(need) if need < have => Err(Error::TrailingBytes {
-            file: path.to_path_buf(),
-            extra: have - need,
-        }),
-        _ => Err(Error::Truncated {
-            file: path.to_path_buf(),
-            have,
-            need: need.unwrap_or(u64::MAX),
-        }),
+        Some(need) if need < have => Err(Error::TrailingBytes { file: path.to_path_buf(), extra: have - need }),
+        _ => Err(Error::Truncated { file: path.to_path_buf(), have, need: need.unwrap_or(u64::MAX) }),
     }
 }
 
 fn prefixed(name: String, prefix: &str) -> String {
     let bare = name.starts_with(|c: char| c.is_ascii_digit()) || name.starts_with("ln.");
-    if bare {
-        format!("{prefix}{name}")
-    } else {
-        name
-    }
+    if bare { format!("{prefix}{name}") } else { name }
 }

@@ -20,10 +20,9 @@ impl<'a> Fields<'a> {
     pub fn new(file: &'a Path, value: &'a Value) -> Result<Fields<'a>, Error> {
         match value {
             Value::Object(map) => Ok(Fields { file, map }),
-            other => Err(Error::BadJson {
-                file: file.to_path_buf(),
-                why: format!("an object was expected, not {}", kind(other)),
-            }),
+            other => {
+                Err(Error::BadJson { file: file.to_path_buf(), why: format!("an object was expected, not {}", kind(other)) })
+            }
         }
     }
 
@@ -31,10 +30,7 @@ impl<'a> Fields<'a> {
     pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>, Error> {
         match self.get(name) {
             None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Fields {
-                file: self.file,
-                map,
-            })),
+            Some(Value::Object(map)) => Ok(Some(Fields { file: self.file, map })),
             Some(_) => Err(self.bad(name, "must be an object")),
         }
     }
@@ -51,10 +47,7 @@ impl<'a> Fields<'a> {
         };
         match value.as_u64() {
             Some(n) if (1..=LARGEST_COUNT).contains(&n) => Ok(Some(n as usize)),
-            _ => Err(self.bad(
-                name,
-                &format!("is {value}; it must be a whole number from 1 to {LARGEST_COUNT}"),
-            )),
+            _ => Err(self.bad(name, &format!("is {value}; it must be a whole number from 1 to {LARGEST_COUNT}"))),
         }
     }
 
@@ -70,10 +63,7 @@ impl<'a> Fields<'a> {
         match value.as_f64() {
             // As f32 too: a value that becomes 0 or infinity there would make every hidden state so.
             Some(x) if x > 0.0 && (x as f32) > 0.0 && (x as f32).is_finite() => Ok(Some(x)),
-            _ => Err(self.bad(
-                name,
-                &format!("is {value}; it must be a finite number above zero"),
-            )),
+            _ => Err(self.bad(name, &format!("is {value}; it must be a finite number above zero"))),
         }
     }
 
@@ -81,20 +71,14 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        value
-            .as_bool()
-            .map(Some)
-            .ok_or_else(|| self.bad(name, &format!("is {value}; it must be true or false")))
+        value.as_bool().map(Some).ok_or_else(|| self.bad(name, &format!("is {value}; it must be true or false")))
     }
 
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, Error> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        value
-            .as_str()
-            .map(Some)
-            .ok_or_else(|| self.bad(name, &format!("is {value}; it must be a string")))
+        value.as_str().map(Some).ok_or_else(|| self.bad(name, &format!("is {value}; it must be a string")))
     }
 
     /// A token id; negative ones mean "none" in the published files.
@@ -112,10 +96,7 @@ impl<'a> Fields<'a> {
             Some(Value::Array(values)) => values.as_slice(),
             Some(value) => std::slice::from_ref(value),
         };
-        values
-            .iter()
-            .filter_map(|v| self.as_token(name, v).transpose())
-            .collect()
+        values.iter().filter_map(|v| self.as_token(name, v).transpose()).collect()
     }
 
     fn as_token(&self, name: &str, value: &Value) -> Result<Option<u32>, Error> {
@@ -135,18 +116,11 @@ impl<'a> Fields<'a> {
     }
 
     pub fn missing(&self, name: &str) -> Error {
-        Error::MissingField {
-            file: self.file.to_path_buf(),
-            field: name.to_owned(),
-        }
+        Error::MissingField { file: self.file.to_path_buf(), field: name.to_owned() }
     }
 
     pub fn bad(&self, name: &str, why: &str) -> Error {
-        Error::BadField {
-            file: self.file.to_path_buf(),
-            field: name.to_owned(),
-            why: why.to_owned(),
-        }
+        Error::BadField { file: self.file.to_path_buf(), field: name.to_owned(), why: why.to_owned() }
     }
 
     pub fn unsupported(&self, name: &str, found: &str, supported: &str) -> Error {

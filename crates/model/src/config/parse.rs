@@ -19,9 +19,7 @@ const MOST_POSITIONS: usize = 1 << 24;
 pub(super) fn config(file: &Path, json: &str) -> Result<Config, Error> {
     let value: Value = error::parse_json(file, json)?;
     let top = Fields::new(file, &value)?;
-    let model_type = top
-        .text("model_type")?
-        .ok_or_else(|| top.missing("model_type"))?;
+    let model_type = top.text("model_type")?.ok_or_else(|| top.missing("model_type"))?;
     let config = match model_type {
         "gpt2" => gpt2(top)?,
         "llama" => llama(top, Architecture::Llama)?,
@@ -48,20 +46,13 @@ fn gpt2(f: Fields) -> Result<Config, Error> {
     let width = f.count("n_embd")?;
     let heads = f.count("n_head")?;
     if !width.is_multiple_of(heads) {
-        return Err(f.bad(
-            "n_head",
-            &format!("is {heads}; it must divide n_embd, {width}"),
-        ));
+        return Err(f.bad("n_head", &format!("is {heads}; it must divide n_embd, {width}")));
     }
     let mlp = match f.text("activation_function")?.unwrap_or("gelu_new") {
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Mlp::Gelu,
         "gelu" => Mlp::GeluErf,
         other => {
-            return Err(f.unsupported(
-                "activation_function",
-                other,
-                "gelu_new, gelu_pytorch_tanh, gelu_fast, gelu",
-            ));
+            return Err(f.unsupported("activation_function", other, "gelu_new, gelu_pytorch_tanh, gelu_fast, gelu"));
         }
     };
     Ok(Config {
@@ -74,12 +65,8 @@ fn gpt2(f: Fields) -> Result<Config, Error> {
         head_dim: width / heads,
         ffn: f.opt_count("n_inner")?.unwrap_or(4 * width),
         vocab: f.count("vocab_size")?,
-        context: f
-            .opt_count("n_positions")?
-            .map_or_else(|| f.count("n_ctx"), Ok)?,
-        norm: Norm::LayerNorm {
-            eps: f.positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
-        },
+        context: f.opt_count("n_positions")?.map_or_else(|| f.count("n_ctx"), Ok)?,
+        norm: Norm::LayerNorm { eps: f.positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32 },
         positions: Positions::Learned,
         mlp,
         qk_norm: false,
@@ -107,10 +94,7 @@ fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
         None if qwen => 128,
         None if width.is_multiple_of(heads) => width / heads,
         None => {
-            return Err(f.bad(
-                "num_attention_heads",
-                &format!("is {heads}; it must divide hidden_size, {width}"),
-            ));
+            return Err(f.bad("num_attention_heads", &format!("is {heads}; it must divide hidden_size, {width}")));
         }
     };
     Ok(Config {
@@ -124,9 +108,7 @@ fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
         ffn: f.count("intermediate_size")?,
         vocab: f.count("vocab_size")?,
         context: f.count("max_position_embeddings")?,
-        norm: Norm::RmsNorm {
-            eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-        },
+        norm: Norm::RmsNorm { eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32 },
         positions: rope(f)?,
         mlp: Mlp::SwiGlu,
         qk_norm: qwen,
@@ -138,9 +120,7 @@ fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
 
 /// Qwen3-VL keeps its text tower under `text_config`; what concerns the whole model stays at the top.
 fn qwen3_vl(top: Fields) -> Result<Config, Error> {
-    let text = top
-        .object("text_config")?
-        .ok_or_else(|| top.missing("text_config"))?;
+    let text = top.object("text_config")?.ok_or_else(|| top.missing("text_config"))?;
     let mut config = llama(text, Architecture::Qwen3)?;
     config.class_name = class_name(top);
     config.latent = latent(top)?;
@@ -157,15 +137,9 @@ fn full_attention_only(f: Fields) -> Result<(), Error> {
     let Some(types) = f.get("layer_types") else {
         return Ok(());
     };
-    let types = types
-        .as_array()
-        .ok_or_else(|| f.bad("layer_types", "must be a list"))?;
+    let types = types.as_array().ok_or_else(|| f.bad("layer_types", "must be a list"))?;
     match types.iter().find(|t| t.as_str() != Some("full_attention")) {
-        Some(other) => Err(f.unsupported(
-            "layer_types",
-            &other.to_string(),
-            "full_attention in every layer",
-        )),
+        Some(other) => Err(f.unsupported("layer_types", &other.to_string(), "full_attention in every layer")),
         None => Ok(()),
     }
 }
@@ -180,29 +154,18 @@ fn rope(f: Fields) -> Result<Positions, Error> {
         Some(parameters) => Some(parameters),
         None => f.object("rope_scaling")?,
     };
-    let theta = match parameters
-        .map(|p| p.positive("rope_theta"))
-        .transpose()?
-        .flatten()
-    {
+    let theta = match parameters.map(|p| p.positive("rope_theta")).transpose()?.flatten() {
         Some(theta) => theta,
         None => f.positive("rope_theta")?.unwrap_or(10_000.0),
     };
     for holder in [Some(f), scaling].into_iter().flatten() {
-        if holder
-            .positive("partial_rotary_factor")?
-            .is_some_and(|x| x != 1.0)
-        {
+        if holder.positive("partial_rotary_factor")?.is_some_and(|x| x != 1.0) {
             return Err(f.unsupported("partial_rotary_factor", "not 1", "1"));
         }
     }
     let scaling = match scaling {
         None => None,
-        Some(s) => match s
-            .text("rope_type")?
-            .or(s.text("type")?)
-            .unwrap_or("default")
-        {
+        Some(s) => match s.text("rope_type")?.or(s.text("type")?).unwrap_or("default") {
             "default" | "mrope" => None,
             "llama3" => Some(llama3(s)?),
             other => return Err(f.unsupported("rope_scaling.rope_type", other, "default, llama3")),
@@ -243,48 +206,26 @@ fn class_name(f: Fields) -> Option<String> {
 /// The invariants of the module header.
 fn check(f: Fields, c: &Config) -> Result<(), Error> {
     if c.layers > MOST_LAYERS {
-        return Err(f.bad(
-            "num_hidden_layers",
-            &format!("is {}; at most {MOST_LAYERS} are read", c.layers),
-        ));
+        return Err(f.bad("num_hidden_layers", &format!("is {}; at most {MOST_LAYERS} are read", c.layers)));
     }
     if c.context > MOST_POSITIONS {
-        return Err(f.bad(
-            "max_position_embeddings",
-            &format!("is {}; at most {MOST_POSITIONS} are read", c.context),
-        ));
+        return Err(f.bad("max_position_embeddings", &format!("is {}; at most {MOST_POSITIONS} are read", c.context)));
     }
     if !c.heads.is_multiple_of(c.kv_heads) {
-        let why = format!(
-            "is {}; it must divide num_attention_heads, {}",
-            c.kv_heads, c.heads
-        );
+        let why = format!("is {}; it must divide num_attention_heads, {}", c.kv_heads, c.heads);
         return Err(f.bad("num_key_value_heads", &why));
     }
     if c.positions != Positions::Learned && !c.head_dim.is_multiple_of(2) {
-        return Err(f.bad(
-            "head_dim",
-            &format!("is {}; rotary positions need an even number", c.head_dim),
-        ));
+        return Err(f.bad("head_dim", &format!("is {}; rotary positions need an even number", c.head_dim)));
     }
-    parameter_bytes(c)
-        .map(|_| ())
-        .ok_or_else(|| f.bad("hidden_size", "makes a model larger than any memory"))
+    parameter_bytes(c).map(|_| ()).ok_or_else(|| f.bad("hidden_size", "makes a model larger than any memory"))
 }
 
 /// Bytes of all weights as f32, if that is a number; all sizes that the decoder computes are smaller.
 fn parameter_bytes(c: &Config) -> Option<usize> {
-    let attention = c
-        .heads
-        .checked_mul(c.head_dim)?
-        .checked_mul(c.width)?
-        .checked_mul(4)?;
+    let attention = c.heads.checked_mul(c.head_dim)?.checked_mul(c.width)?.checked_mul(4)?;
     let mlp = c.width.checked_mul(c.ffn)?.checked_mul(3)?;
     let blocks = attention.checked_add(mlp)?.checked_mul(c.layers)?;
-    let tables = c
-        .vocab
-        .checked_mul(2)?
-        .checked_add(c.context)?
-        .checked_mul(c.width)?;
+    let tables = c.vocab.checked_mul(2)?.checked_add(c.context)?.checked_mul(c.width)?;
     blocks.checked_add(tables)?.checked_mul(4)
 }

@@ -42,31 +42,20 @@ pub(super) struct Layout {
 impl Layout {
     pub fn new(spec: &Spec, tokenizer: &Tokenizer) -> Layout {
         let mut list = List::new(spec);
-        let table = Kind::Table {
-            row: loud_row(spec.family, tokenizer),
-        };
+        let table = Kind::Table { row: loud_row(spec.family, tokenizer) };
         match spec.family.backbone() {
             Backbone::Gpt2 => list.gpt2(tokenizer.vocab_size(), table),
             Backbone::Llama | Backbone::Qwen3Vl => list.llama(tokenizer.vocab_size(), table),
         }
         list.head();
-        let side_files = if spec.family == Family::Rot {
-            rot_files(spec, table)
-        } else {
-            Vec::new()
-        };
+        let side_files = if spec.family == Family::Rot { rot_files(spec, table) } else { Vec::new() };
         // CODI, CoLaR and RoT leave the scale to their training scripts.
         let written = spec.lora && !matches!(list.rank, 128 | 16);
         Layout {
             tensors: list.tensors,
             side_files,
-            adapter_config: written
-                .then(|| json!({ "peft_type": "LORA", "r": 8, "lora_alpha": 16 })),
-            base_name: if spec.family == Family::Rot && spec.shards > 1 {
-                "RoT"
-            } else {
-                "model"
-            },
+            adapter_config: written.then(|| json!({ "peft_type": "LORA", "r": 8, "lora_alpha": 16 })),
+            base_name: if spec.family == Family::Rot && spec.shards > 1 { "RoT" } else { "model" },
         }
     }
 }
@@ -95,18 +84,10 @@ struct List<'a> {
 impl<'a> List<'a> {
     fn new(spec: &'a Spec) -> List<'a> {
         let (prefix, targets, rank): (_, &[&str], _) = match (spec.family, spec.lora) {
-            (Family::CodiGpt2, true) => (
-                "codi.base_model.model.transformer.",
-                &["c_attn", "c_proj", "c_fc"],
-                128,
-            ),
+            (Family::CodiGpt2, true) => ("codi.base_model.model.transformer.", &["c_attn", "c_proj", "c_fc"], 128),
             (Family::CodiLlama, true) => ("codi.base_model.model.model.", &["_proj"], 128),
             (Family::Colar, true) => ("llm.base_model.model.model.", &["q_proj", "v_proj"], 128),
-            (Family::Rot, true) => (
-                "base_model.model.model.language_model.",
-                &["q_proj", "k_proj", "v_proj", "o_proj"],
-                16,
-            ),
+            (Family::Rot, true) => ("base_model.model.model.language_model.", &["q_proj", "k_proj", "v_proj", "o_proj"], 16),
             (family, lora) => match (family.backbone(), lora) {
                 (Backbone::Gpt2, false) => ("transformer.", &[], 0),
                 (Backbone::Gpt2, true) => ("base_model.model.transformer.", &["c_attn"], 8),
@@ -115,22 +96,11 @@ impl<'a> List<'a> {
                 (Backbone::Qwen3Vl, _) => ("model.language_model.", &[], 0),
             },
         };
-        List {
-            spec,
-            tensors: Vec::new(),
-            prefix,
-            targets,
-            rank,
-        }
+        List { spec, tensors: Vec::new(), prefix, targets, rank }
     }
 
     fn push(&mut self, name: String, stream: &str, shape: &[usize], kind: Kind) {
-        self.tensors.push(Tensor {
-            name,
-            stream: stream.to_owned(),
-            shape: shape.to_vec(),
-            kind,
-        });
+        self.tensors.push(Tensor { name, stream: stream.to_owned(), shape: shape.to_vec(), kind });
     }
 
     /// A tensor of the backbone that no adapter touches.
@@ -146,53 +116,23 @@ impl<'a> List<'a> {
 
     /// A matrix of the backbone, with its adapter if it has one. `shape` is that of the file.
     fn matrix(&mut self, module: &str, (inputs, outputs): (usize, usize), conv: bool) {
-        let shape = if conv {
-            [inputs, outputs]
-        } else {
-            [outputs, inputs]
-        };
+        let shape = if conv { [inputs, outputs] } else { [outputs, inputs] };
         let adapted = self.spec.lora && self.targets.iter().any(|t| module.ends_with(t));
         let infix = if adapted { ".base_layer" } else { "" };
         let (stem, rank) = (format!("{}{module}", self.prefix), self.rank);
-        self.push(
-            format!("{stem}{infix}.weight"),
-            &format!("{module}.weight"),
-            &shape,
-            Kind::Matrix { inputs },
-        );
+        self.push(format!("{stem}{infix}.weight"), &format!("{module}.weight"), &shape, Kind::Matrix { inputs });
         if conv {
-            self.push(
-                format!("{stem}{infix}.bias"),
-                &format!("{module}.bias"),
-                &[outputs],
-                Kind::Bias,
-            );
+            self.push(format!("{stem}{infix}.bias"), &format!("{module}.bias"), &[outputs], Kind::Bias);
         }
         if adapted {
             let (a, b) = (format!("{module}.lora_A"), format!("{module}.lora_B"));
-            self.push(
-                format!("{stem}.lora_A.default.weight"),
-                &a,
-                &[rank, inputs],
-                Kind::Factor { inputs },
-            );
-            self.push(
-                format!("{stem}.lora_B.default.weight"),
-                &b,
-                &[outputs, rank],
-                Kind::Factor { inputs: rank },
-            );
+            self.push(format!("{stem}.lora_A.default.weight"), &a, &[rank, inputs], Kind::Factor { inputs });
+            self.push(format!("{stem}.lora_B.default.weight"), &b, &[outputs, rank], Kind::Factor { inputs: rank });
         }
     }
 
     fn gpt2(&mut self, vocab: usize, table: Kind) {
-        let Spec {
-            width,
-            ffn,
-            context,
-            layers,
-            ..
-        } = *self.spec;
+        let Spec { width, ffn, context, layers, .. } = *self.spec;
         self.plain("wte.weight", &[vocab, width], table);
         self.plain("wpe.weight", &[context, width], Kind::Table { row: None });
         for i in 0..layers {
@@ -207,61 +147,21 @@ impl<'a> List<'a> {
     }
 
     fn llama(&mut self, vocab: usize, table: Kind) {
-        let Spec {
-            width,
-            ffn,
-            layers,
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = *self.spec;
+        let Spec { width, ffn, layers, heads, kv_heads, head_dim, .. } = *self.spec;
         let qwen = self.spec.family.backbone() == Backbone::Qwen3Vl;
         self.plain("embed_tokens.weight", &[vocab, width], table);
         for i in 0..layers {
             let attention = format!("layers.{i}.self_attn");
-            self.plain(
-                &format!("layers.{i}.input_layernorm.weight"),
-                &[width],
-                Kind::NormWeight,
-            );
-            self.matrix(
-                &format!("{attention}.q_proj"),
-                (width, heads * head_dim),
-                false,
-            );
-            self.matrix(
-                &format!("{attention}.k_proj"),
-                (width, kv_heads * head_dim),
-                false,
-            );
-            self.matrix(
-                &format!("{attention}.v_proj"),
-                (width, kv_heads * head_dim),
-                false,
-            );
-            self.matrix(
-                &format!("{attention}.o_proj"),
-                (heads * head_dim, width),
-                false,
-            );
+            self.plain(&format!("layers.{i}.input_layernorm.weight"), &[width], Kind::NormWeight);
+            self.matrix(&format!("{attention}.q_proj"), (width, heads * head_dim), false);
+            self.matrix(&format!("{attention}.k_proj"), (width, kv_heads * head_dim), false);
+            self.matrix(&format!("{attention}.v_proj"), (width, kv_heads * head_dim), false);
+            self.matrix(&format!("{attention}.o_proj"), (heads * head_dim, width), false);
             if qwen {
-                self.plain(
-                    &format!("{attention}.q_norm.weight"),
-                    &[head_dim],
-                    Kind::NormWeight,
-                );
-                self.plain(
-                    &format!("{attention}.k_norm.weight"),
-                    &[head_dim],
-                    Kind::NormWeight,
-                );
+                self.plain(&format!("{attention}.q_norm.weight"), &[head_dim], Kind::NormWeight);
+                self.plain(&format!("{attention}.k_norm.weight"), &[head_dim], Kind::NormWeight);
             }
-            self.plain(
-                &format!("layers.{i}.post_attention_layernorm.weight"),
-                &[width],
-                Kind::NormWeight,
-            );
+            self.plain(&format!("layers.{i}.post_attention_layernorm.weight"), &[width], Kind::NormWeight);
             self.matrix(&format!("layers.{i}.mlp.gate_proj"), (width, ffn), false);
             self.matrix(&format!("layers.{i}.mlp.up_proj"), (width, ffn), false);
             self.matrix(&format!("layers.{i}.mlp.down_proj"), (ffn, width), false);
@@ -274,11 +174,7 @@ impl<'a> List<'a> {
         let (d, w, lora) = (self.spec.width, self.spec.head_width, self.spec.lora);
         match self.spec.family {
             Family::CodiGpt2 | Family::CodiLlama => {
-                let (stem, norm) = if lora {
-                    ("prj", "prj.ln")
-                } else {
-                    ("projector", "projector.4")
-                };
+                let (stem, norm) = if lora { ("prj", "prj.ln") } else { ("projector", "projector.4") };
                 self.linear(&format!("{stem}.1"), "projector.1", (d, w));
                 self.linear(&format!("{stem}.3"), "projector.3", (w, d));
                 self.head_norm(norm, "projector.4", d);
@@ -293,78 +189,36 @@ impl<'a> List<'a> {
                     self.linear(&format!("{stem}.log_std"), "lt_head.log_std", (w, d));
                 }
             }
-            Family::RewardGpt2 | Family::RewardLlama => {
-                self.linear("classifier", "classifier", (d, 1))
-            }
+            Family::RewardGpt2 | Family::RewardLlama => self.linear("classifier", "classifier", (d, 1)),
             Family::Coconut | Family::LatentSft | Family::Rot => {}
         }
     }
 
     fn linear(&mut self, name: &str, stream: &str, (inputs, outputs): (usize, usize)) {
         let kind = Kind::Matrix { inputs };
-        self.push(
-            format!("{name}.weight"),
-            &format!("{stream}.weight"),
-            &[outputs, inputs],
-            kind,
-        );
-        self.push(
-            format!("{name}.bias"),
-            &format!("{stream}.bias"),
-            &[outputs],
-            Kind::Bias,
-        );
+        self.push(format!("{name}.weight"), &format!("{stream}.weight"), &[outputs, inputs], kind);
+        self.push(format!("{name}.bias"), &format!("{stream}.bias"), &[outputs], Kind::Bias);
     }
 
     fn head_norm(&mut self, name: &str, stream: &str, width: usize) {
-        self.push(
-            format!("{name}.weight"),
-            &format!("{stream}.weight"),
-            &[width],
-            Kind::NormWeight,
-        );
-        self.push(
-            format!("{name}.bias"),
-            &format!("{stream}.bias"),
-            &[width],
-            Kind::Bias,
-        );
+        self.push(format!("{name}.weight"), &format!("{stream}.weight"), &[width], Kind::NormWeight);
+        self.push(format!("{name}.bias"), &format!("{stream}.bias"), &[width], Kind::Bias);
     }
 }
 
 /// Render-of-Thought's two files beside the model, whose names lack their module.
 fn rot_files(spec: &Spec, table: Kind) -> Vec<(&'static str, Vec<Tensor>)> {
     let (d, w) = (spec.width, spec.head_width);
-    let mut head = List {
-        spec,
-        tensors: Vec::new(),
-        prefix: "",
-        targets: &[],
-        rank: 0,
-    };
+    let mut head = List { spec, tensors: Vec::new(), prefix: "", targets: &[], rank: 0 };
     head.head_norm("0", "projection_head.0", d);
     head.linear("1", "projection_head.1", (d, w));
     for gate in ["w1", "w2", "w3"] {
         let name = format!("2.{gate}.weight");
-        head.push(
-            name.clone(),
-            &format!("projection_head.{name}"),
-            &[w, w],
-            Kind::Matrix { inputs: w },
-        );
+        head.push(name.clone(), &format!("projection_head.{name}"), &[w, w], Kind::Matrix { inputs: w });
     }
     head.linear("3", "projection_head.3", (w, d));
-    let mut markers = List {
-        spec,
-        tensors: Vec::new(),
-        prefix: "",
-        targets: &[],
-        rank: 0,
-    };
+    let mut markers = List { spec, tensors: Vec::new(), prefix: "", targets: &[], rank: 0 };
     markers.plain("img_begin_emb", &[d], table);
     markers.plain("img_end_emb", &[d], table);
-    vec![
-        ("projection_head.safetensors", head.tensors),
-        ("special_tokens.safetensors", markers.tensors),
-    ]
+    vec![("projection_head.safetensors", head.tensors), ("special_tokens.safetensors", markers.tensors)]
 }

@@ -9,14 +9,8 @@ use super::{Backbone, Spec, writer};
 use crate::error::Error;
 
 /// The files a tokenizer may consist of.
-const FILES: [&str; 6] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-];
+const FILES: [&str; 6] =
+    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"];
 
 /// What a backbone's tokenizer holds beyond bytes. One list serves all families of a backbone, so that a reward model
 /// understands its reasoner's prompts.
@@ -32,28 +26,14 @@ const GPT2: Tokens = Tokens {
     merges: &[],
     special: &["<|endoftext|>"],
     added: &["<|start-latent|>", "<|end-latent|>", "<|latent|>"],
-    named: &[
-        ("bos_token", "<|endoftext|>"),
-        ("eos_token", "<|endoftext|>"),
-        ("unk_token", "<|endoftext|>"),
-    ],
+    named: &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")],
 };
 const LLAMA: Tokens = Tokens {
     // CoLaR's `###` is one token of Llama's vocabulary, not an added one.
     merges: &[("#", "#"), ("##", "#")],
-    special: &[
-        "<|begin_of_text|>",
-        "<|eot_id|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "[PAD]",
-    ],
+    special: &["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "[PAD]"],
     added: &["<|latent|>", "<|start-latent|>", "<|end-latent|>"],
-    named: &[
-        ("bos_token", "<|begin_of_text|>"),
-        ("eos_token", "<|eot_id|>"),
-        ("pad_token", "[PAD]"),
-    ],
+    named: &[("bos_token", "<|begin_of_text|>"), ("eos_token", "<|eot_id|>"), ("pad_token", "[PAD]")],
 };
 const QWEN: Tokens = Tokens {
     merges: &[],
@@ -73,18 +53,11 @@ pub(super) fn write(dir: &Path, spec: &Spec) -> Result<(), Error> {
         Backbone::Qwen3Vl => &QWEN,
     };
     let (tokenizer, decoder) = tokenizer(tokens);
-    let named: Map<String, Value> = tokens
-        .named
-        .iter()
-        .map(|(k, v)| ((*k).to_owned(), json!(v)))
-        .collect();
+    let named: Map<String, Value> = tokens.named.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
     let mut config = named.clone();
     config.insert("added_tokens_decoder".to_owned(), decoder);
     config.insert("clean_up_tokenization_spaces".to_owned(), json!(false));
-    config.insert(
-        "tokenizer_class".to_owned(),
-        json!("PreTrainedTokenizerFast"),
-    );
+    config.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));
     writer::json(&dir.join("tokenizer.json"), &tokenizer)?;
     writer::json(&dir.join("tokenizer_config.json"), &Value::Object(config))?;
     writer::json(&dir.join("special_tokens_map.json"), &Value::Object(named))
@@ -121,7 +94,8 @@ fn tokenizer(tokens: &Tokens) -> (Value, Value) {
         token["id"] = json!(id);
         added.push(token);
     }
-    let stage = |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true });
+    let stage =
+        |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true });
     let whole = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
         "pre_tokenizer": stage(false), "post_processor": null, "decoder": stage(true),

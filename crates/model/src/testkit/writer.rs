@@ -12,18 +12,9 @@ use super::{Dtype, Spec};
 use crate::error::Error;
 
 /// Writes the model as one file, or as shards with their index.
-pub(super) fn model(
-    dir: &Path,
-    base_name: &str,
-    tensors_: &[Tensor],
-    spec: &Spec,
-) -> Result<(), Error> {
+pub(super) fn model(dir: &Path, base_name: &str, tensors_: &[Tensor], spec: &Spec) -> Result<(), Error> {
     if spec.shards <= 1 {
-        return tensors(
-            &dir.join(format!("{base_name}.safetensors")),
-            tensors_,
-            spec,
-        );
+        return tensors(&dir.join(format!("{base_name}.safetensors")), tensors_, spec);
     }
     let mut map = Map::new();
     let shards = tensors_.chunks(tensors_.len().div_ceil(spec.shards));
@@ -34,10 +25,7 @@ pub(super) fn model(
         map.extend(shard.iter().map(|t| (t.name.clone(), json!(name))));
     }
     let index = json!({ "metadata": {}, "weight_map": map });
-    json(
-        &dir.join(format!("{base_name}.safetensors.index.json")),
-        &index,
-    )
+    json(&dir.join(format!("{base_name}.safetensors.index.json")), &index)
 }
 
 /// Writes one file.
@@ -77,10 +65,7 @@ fn header(tensors: &[Tensor], dtype: Dtype) -> String {
     }
     let mut text = Value::Object(map).to_string();
     // The data that follows is aligned, as the format recommends.
-    text.extend(std::iter::repeat_n(
-        ' ',
-        text.len().next_multiple_of(8) - text.len(),
-    ));
+    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
     text
 }
 
@@ -104,9 +89,7 @@ fn value(kind: Kind, normal: f32, row: usize) -> f32 {
         Kind::Bias => 0.2 * normal,
         Kind::Matrix { inputs } => 1.6 * normal / (inputs as f32).sqrt(),
         Kind::Factor { inputs } => normal / (inputs as f32).sqrt(),
-        Kind::Table {
-            row: Some((loud, factor)),
-        } if loud == row => 0.12 * normal * factor,
+        Kind::Table { row: Some((loud, factor)) } if loud == row => 0.12 * normal * factor,
         Kind::Table { .. } => 0.12 * normal,
     }
 }
@@ -116,9 +99,7 @@ struct Random(u64);
 
 impl Random {
     fn new(seed: u64, name: &str) -> Random {
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
-        });
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
         Random(hash ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 

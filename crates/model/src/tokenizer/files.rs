@@ -20,15 +20,7 @@ use crate::error::{self, Error};
 /// No vocabulary comes near; ids below it can be counted up without overflow.
 const LARGEST_ID: u32 = 1 << 30;
 /// The fields that name a special token.
-const NAMED: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
+const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// What GPT-2's tokenizer calls its end token when no file says.
 const GPT2_END: &str = "<|endoftext|>";
 
@@ -104,9 +96,7 @@ struct Added {
 /// Reads whichever form the directory holds; tokenizer.json wins.
 pub(super) fn read(dir: &Path) -> Result<Parts, Error> {
     if !dir.is_dir() {
-        return Err(Error::MissingDirectory {
-            dir: dir.to_path_buf(),
-        });
+        return Err(Error::MissingDirectory { dir: dir.to_path_buf() });
     }
     let side = Side::read(dir)?;
     let whole = dir.join("tokenizer.json");
@@ -118,30 +108,17 @@ pub(super) fn read(dir: &Path) -> Result<Parts, Error> {
         let inner = from_pair(&vocab, &merges, side.prefix_space)?;
         (vocab, inner, Vec::new())
     } else {
-        return Err(Error::MissingTokenizer {
-            dir: dir.to_path_buf(),
-        });
+        return Err(Error::MissingTokenizer { dir: dir.to_path_buf() });
     };
     build(file, inner, added, side)
 }
 
 /// Adds the tokens of all files in the order that transformers does: the tokenizer's own, those of the configuration by
 /// id, then named special tokens that none of them holds.
-fn build(
-    file: PathBuf,
-    mut inner: Inner,
-    mut added: Vec<Added>,
-    side: Side,
-) -> Result<Parts, Error> {
-    let eos = side
-        .eos
-        .or_else(|| inner.token_to_id(GPT2_END).map(|_| GPT2_END.to_owned()));
+fn build(file: PathBuf, mut inner: Inner, mut added: Vec<Added>, side: Side) -> Result<Parts, Error> {
+    let eos = side.eos.or_else(|| inner.token_to_id(GPT2_END).map(|_| GPT2_END.to_owned()));
     let mut known: HashSet<String> = added.iter().map(|t| t.content.clone()).collect();
-    let named = side
-        .named
-        .iter()
-        .chain(&eos)
-        .map(|name| Added::special(name));
+    let named = side.named.iter().chain(&eos).map(|name| Added::special(name));
     for token in side.added.into_iter().chain(named) {
         if known.insert(token.content.clone()) {
             added.push(token);
@@ -151,11 +128,7 @@ fn build(
     check_stripping(&file, &added)?;
     inner.add_tokens(&added.iter().map(Added::token).collect::<Vec<_>>());
     check_order(&file, &inner, &added)?;
-    Ok(Parts {
-        inner,
-        eos,
-        clean_up: side.clean_up,
-    })
+    Ok(Parts { inner, eos, clean_up: side.clean_up })
 }
 
 /// The library numbers added tokens itself; files whose ids it would change are refused.
@@ -168,9 +141,7 @@ fn check_order(file: &Path, inner: &Inner, added: &[Added]) -> Result<(), Error>
             let content = &token.content;
             return Err(Error::BadTokenizer {
                 file: file.to_path_buf(),
-                why: format!(
-                    "added token `{content}` has id {id} but comes at {given}; ids must follow each other"
-                ),
+                why: format!("added token `{content}` has id {id} but comes at {given}; ids must follow each other"),
             });
         }
     }
@@ -181,9 +152,7 @@ fn check_order(file: &Path, inner: &Inner, added: &[Added]) -> Result<(), Error>
 /// text at places that overlap, and panics.
 fn check_stripping(file: &Path, added: &[Added]) -> Result<(), Error> {
     let takes = added.iter().find(|t| t.rstrip);
-    let begins = added
-        .iter()
-        .find(|t| t.content.starts_with(char::is_whitespace));
+    let begins = added.iter().find(|t| t.content.starts_with(char::is_whitespace));
     match (takes, begins) {
         (Some(a), Some(b)) => Err(Error::BadTokenizer {
             file: file.to_path_buf(),
@@ -199,15 +168,7 @@ fn check_stripping(file: &Path, added: &[Added]) -> Result<(), Error> {
 impl Added {
     fn special(content: &str) -> Added {
         let content = content.to_owned();
-        Added {
-            id: None,
-            content,
-            single_word: false,
-            lstrip: false,
-            rstrip: false,
-            normalized: false,
-            special: true,
-        }
+        Added { id: None, content, single_word: false, lstrip: false, rstrip: false, normalized: false, special: true }
     }
 
     fn token(&self) -> AddedToken {
@@ -226,24 +187,14 @@ fn from_whole(file: &Path) -> Result<(Inner, Vec<Added>), Error> {
     let text = error::read_text(file)?;
     let parsed: TokenizerFile = error::parse_json(file, &text)?;
     let mut inner = Inner::new(bpe(file, parsed.model)?);
-    inner.with_normalizer(part::<NormalizerWrapper>(
-        file,
-        "normalizer",
-        parsed.normalizer,
-        &["NFC", "Sequence"],
-    )?);
+    inner.with_normalizer(part::<NormalizerWrapper>(file, "normalizer", parsed.normalizer, &["NFC", "Sequence"])?);
     inner.with_pre_tokenizer(part::<PreTokenizerWrapper>(
         file,
         "pre_tokenizer",
         parsed.pre_tokenizer,
         &["ByteLevel", "Split", "Digits", "Sequence"],
     )?);
-    inner.with_decoder(part::<DecoderWrapper>(
-        file,
-        "decoder",
-        parsed.decoder,
-        &["ByteLevel", "Sequence"],
-    )?);
+    inner.with_decoder(part::<DecoderWrapper>(file, "decoder", parsed.decoder, &["ByteLevel", "Sequence"])?);
     let mut added = parsed.added_tokens;
     check_ids(file, added.iter().filter_map(|t| t.id))?;
     added.sort_by_key(|t| t.id);
@@ -274,34 +225,20 @@ fn from_pair(vocab: &Path, merges: &Path, prefix_space: bool) -> Result<Inner, E
 fn merge_lines(text: &str) -> Vec<Merge> {
     // Only the first line can be the version; `#version` may be a merge further down.
     let skip = usize::from(text.starts_with("#version"));
-    text.lines()
-        .skip(skip)
-        .filter(|l| !l.is_empty())
-        .map(|l| Merge::Line(l.to_owned()))
-        .collect()
+    text.lines().skip(skip).filter(|l| !l.is_empty()).map(|l| Merge::Line(l.to_owned())).collect()
 }
 
 fn bpe(file: &Path, model: ModelFile) -> Result<BPE, Error> {
-    let bad = |why: String| Error::BadTokenizer {
-        file: file.to_path_buf(),
-        why,
-    };
+    let bad = |why: String| Error::BadTokenizer { file: file.to_path_buf(), why };
     if let Some(kind) = model.kind.filter(|kind| kind != "BPE") {
-        return Err(bad(format!(
-            "model type {kind} is not supported; supported: BPE"
-        )));
+        return Err(bad(format!("model type {kind} is not supported; supported: BPE")));
     }
     if model.dropout.is_some_and(|p| p != 0.0) {
-        return Err(bad(
-            "the model drops merges at random; set its dropout to null".to_owned(),
-        ));
+        return Err(bad("the model drops merges at random; set its dropout to null".to_owned()));
     }
     for affix in [model.continuing_subword_prefix, model.end_of_word_suffix] {
         if affix.is_some_and(|affix| !affix.is_empty()) {
-            return Err(bad(
-                "subword prefixes and suffixes are not supported; supported: byte-level BPE"
-                    .to_owned(),
-            ));
+            return Err(bad("subword prefixes and suffixes are not supported; supported: byte-level BPE".to_owned()));
         }
     }
     check_ids(file, model.vocab.values().copied())?;
@@ -309,19 +246,9 @@ fn bpe(file: &Path, model: ModelFile) -> Result<BPE, Error> {
     if distinct.len() != model.vocab.len() {
         return Err(bad("two tokens of the vocabulary share an id".to_owned()));
     }
-    let merges = model
-        .merges
-        .into_iter()
-        .map(|m| m.pair(file))
-        .collect::<Result<Vec<_>, _>>()?;
+    let merges = model.merges.into_iter().map(|m| m.pair(file)).collect::<Result<Vec<_>, _>>()?;
     let mut builder = BPE::builder()
-        .vocab_and_merges(
-            model
-                .vocab
-                .into_iter()
-                .collect::<tokenizers::models::bpe::Vocab>(),
-            merges,
-        )
+        .vocab_and_merges(model.vocab.into_iter().collect::<tokenizers::models::bpe::Vocab>(), merges)
         .fuse_unk(model.fuse_unk)
         .byte_fallback(model.byte_fallback)
         .ignore_merges(model.ignore_merges);
@@ -348,21 +275,15 @@ impl Merge {
 
 fn check_ids(file: &Path, mut ids: impl Iterator<Item = u32>) -> Result<(), Error> {
     match ids.find(|id| *id > LARGEST_ID) {
-        Some(id) => Err(Error::BadTokenizer {
-            file: file.to_path_buf(),
-            why: format!("token id {id} is larger than {LARGEST_ID}"),
-        }),
+        Some(id) => {
+            Err(Error::BadTokenizer { file: file.to_path_buf(), why: format!("token id {id} is larger than {LARGEST_ID}") })
+        }
         None => Ok(()),
     }
 }
 
 /// Builds a stage of the pipeline if every type in it is one that is known to be safe.
-fn part<T: DeserializeOwned>(
-    file: &Path,
-    field: &str,
-    value: Value,
-    allowed: &[&str],
-) -> Result<Option<T>, Error> {
+fn part<T: DeserializeOwned>(file: &Path, field: &str, value: Value, allowed: &[&str]) -> Result<Option<T>, Error> {
     if value.is_null() {
         return Ok(None);
     }
@@ -374,25 +295,17 @@ fn part<T: DeserializeOwned>(
             supported: allowed.join(", "),
         });
     }
-    let bad = |e: serde_json::Error| Error::BadTokenizer {
-        file: file.to_path_buf(),
-        why: format!("{field}: {e}"),
-    };
+    let bad = |e: serde_json::Error| Error::BadTokenizer { file: file.to_path_buf(), why: format!("{field}: {e}") };
     serde_json::from_value(value).map(Some).map_err(bad)
 }
 
 /// The first stage whose type is not allowed, looking into sequences.
 fn foreign_type(value: &Value, allowed: &[&str]) -> Option<String> {
-    let kind = value
-        .get("type")
-        .and_then(Value::as_str)
-        .unwrap_or("without a type");
+    let kind = value.get("type").and_then(Value::as_str).unwrap_or("without a type");
     if !allowed.contains(&kind) {
         return Some(kind.to_owned());
     }
-    let inner = ["normalizers", "pretokenizers", "decoders"]
-        .iter()
-        .find_map(|key| value.get(key)?.as_array());
+    let inner = ["normalizers", "pretokenizers", "decoders"].iter().find_map(|key| value.get(key)?.as_array());
     inner?.iter().find_map(|stage| foreign_type(stage, allowed))
 }
 
@@ -421,11 +334,7 @@ impl Side {
         if let Some((file, map)) = optional::<BTreeMap<String, u32>>(dir, "added_tokens.json")? {
             check_ids(&file, map.values().copied())?;
             let tokens = map.into_iter();
-            side.added.extend(tokens.map(|(content, id)| Added {
-                id: Some(id),
-                special: false,
-                ..Added::special(&content)
-            }));
+            side.added.extend(tokens.map(|(content, id)| Added { id: Some(id), special: false, ..Added::special(&content) }));
         }
         for token in &mut side.added {
             token.special |= side.named.contains(&token.content);
@@ -436,17 +345,10 @@ impl Side {
 
     /// Each named special token is a string or an object with its text.
     fn name_specials(&mut self, fields: &Value) {
-        let text = |v: &Value| {
-            v.as_str()
-                .or_else(|| v.get("content")?.as_str())
-                .map(str::to_owned)
-        };
+        let text = |v: &Value| v.as_str().or_else(|| v.get("content")?.as_str()).map(str::to_owned);
         let single = NAMED.iter().filter_map(|name| text(fields.get(name)?));
-        let listed = fields
-            .get("additional_special_tokens")
-            .and_then(Value::as_array);
-        self.named
-            .extend(single.chain(listed.into_iter().flatten().filter_map(text)));
+        let listed = fields.get("additional_special_tokens").and_then(Value::as_array);
+        self.named.extend(single.chain(listed.into_iter().flatten().filter_map(text)));
         self.eos = self.eos.take().or_else(|| text(fields.get("eos_token")?));
     }
 
@@ -455,21 +357,12 @@ impl Side {
         let Some(decoder) = config.get("added_tokens_decoder") else {
             return Ok(());
         };
-        let bad = |why: String| Error::BadTokenizer {
-            file: file.to_path_buf(),
-            why: format!("added_tokens_decoder: {why}"),
-        };
-        let decoder: BTreeMap<String, Added> =
-            serde_json::from_value(decoder.clone()).map_err(|e| bad(e.to_string()))?;
+        let bad = |why: String| Error::BadTokenizer { file: file.to_path_buf(), why: format!("added_tokens_decoder: {why}") };
+        let decoder: BTreeMap<String, Added> = serde_json::from_value(decoder.clone()).map_err(|e| bad(e.to_string()))?;
         for (id, token) in decoder {
-            let id: u32 = id
-                .parse()
-                .map_err(|_| bad(format!("`{id}` is not a token id")))?;
+            let id: u32 = id.parse().map_err(|_| bad(format!("`{id}` is not a token id")))?;
             check_ids(file, std::iter::once(id))?;
-            self.added.push(Added {
-                id: Some(id),
-                ..token
-            });
+            self.added.push(Added { id: Some(id), ..token });
         }
         Ok(())
     }

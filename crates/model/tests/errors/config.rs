@@ -11,90 +11,49 @@ use crate::{Fixture, says};
 
 #[test]
 fn missing_directory() {
-    let error = Checkpoint::open(Path::new("/nowhere/at/all"))
-        .err()
-        .unwrap();
-    assert_is!(
-        says(error, &["/nowhere/at/all", "no such directory"]),
-        Error::MissingDirectory { .. }
-    );
-    assert_is!(
-        Tokenizer::read(Path::new("/nowhere")).err().unwrap(),
-        Error::MissingDirectory { .. }
-    );
+    let error = Checkpoint::open(Path::new("/nowhere/at/all")).err().unwrap();
+    assert_is!(says(error, &["/nowhere/at/all", "no such directory"]), Error::MissingDirectory { .. });
+    assert_is!(Tokenizer::read(Path::new("/nowhere")).err().unwrap(), Error::MissingDirectory { .. });
 }
 
 #[test]
 fn missing_config() {
     let fixture = Fixture::tiny();
     fs::remove_file(fixture.path("config.json")).unwrap();
-    assert_is!(
-        fixture.fails(&["no config.json"]),
-        Error::MissingConfig { .. }
-    );
+    assert_is!(fixture.fails(&["no config.json"]), Error::MissingConfig { .. });
 }
 
 #[test]
 fn not_utf8() {
     let fixture = Fixture::tiny();
     fs::write(fixture.path("config.json"), b"{\"a\": \"\xff\"}").unwrap();
-    assert_is!(
-        fixture.fails(&["config.json", "byte 7"]),
-        Error::NotUtf8 { at: 7, .. }
-    );
+    assert_is!(fixture.fails(&["config.json", "byte 7"]), Error::NotUtf8 { at: 7, .. });
     let fixture = Fixture::tiny();
     fixture.bytes(|b| b[12] = 0xff);
-    assert_is!(
-        fixture.fails(&["model.safetensors"]),
-        Error::NotUtf8 { at: 12, .. }
-    );
+    assert_is!(fixture.fails(&["model.safetensors"]), Error::NotUtf8 { at: 12, .. });
 }
 
 #[test]
 fn bad_json() {
-    for text in [
-        "",
-        "{",
-        "[]",
-        "null",
-        "{\"model_type\": }",
-        &"[".repeat(100_000),
-    ] {
+    for text in ["", "{", "[]", "null", "{\"model_type\": }", &"[".repeat(100_000)] {
         let fixture = Fixture::tiny();
         fs::write(fixture.path("config.json"), text).unwrap();
         assert_is!(fixture.fails(&["config.json"]), Error::BadJson { .. });
     }
-    let fixture = Fixture::new(Spec {
-        shards: 2,
-        ..Spec::default()
-    });
-    fs::write(
-        fixture.path("model.safetensors.index.json"),
-        "{\"weight_map\": 3}",
-    )
-    .unwrap();
-    assert_is!(
-        fixture.fails(&["model.safetensors.index.json"]),
-        Error::BadJson { .. }
-    );
+    let fixture = Fixture::new(Spec { shards: 2, ..Spec::default() });
+    fs::write(fixture.path("model.safetensors.index.json"), "{\"weight_map\": 3}").unwrap();
+    assert_is!(fixture.fails(&["model.safetensors.index.json"]), Error::BadJson { .. });
 }
 
 #[test]
 fn missing_field() {
     for field in ["model_type", "n_layer", "n_embd", "n_head", "vocab_size"] {
         let fixture = Fixture::tiny();
-        fixture.edit("config.json", |c| {
-            drop(c.as_object_mut().unwrap().remove(field))
-        });
-        assert_is!(
-            fixture.fails(&["config.json", field]),
-            Error::MissingField { .. }
-        );
+        fixture.edit("config.json", |c| drop(c.as_object_mut().unwrap().remove(field)));
+        assert_is!(fixture.fails(&["config.json", field]), Error::MissingField { .. });
     }
     let fixture = Fixture::family(Family::Rot);
-    fixture.edit("config.json", |c| {
-        drop(c.as_object_mut().unwrap().remove("text_config"))
-    });
+    fixture.edit("config.json", |c| drop(c.as_object_mut().unwrap().remove("text_config")));
     assert_is!(fixture.fails(&["text_config"]), Error::MissingField { .. });
 }
 
@@ -120,19 +79,13 @@ fn bad_field() {
         fixture.edit("config.json", |c| c[field] = value.clone());
         assert_is!(fixture.fails(&["config.json"]), Error::BadField { .. });
     }
-    for (field, value) in [
-        ("num_key_value_heads", json!(3)),
-        ("head_dim", json!(7)),
-        ("rope_theta", json!(-1)),
-    ] {
+    for (field, value) in [("num_key_value_heads", json!(3)), ("head_dim", json!(7)), ("rope_theta", json!(-1))] {
         let fixture = Fixture::family(Family::Colar);
         fixture.edit("config.json", |c| c[field] = value.clone());
         assert_is!(fixture.fails(&[field]), Error::BadField { .. });
     }
     let fixture = Fixture::family(Family::Colar);
-    fixture.edit("config.json", |c| {
-        c["rope_scaling"]["high_freq_factor"] = json!(1.0)
-    });
+    fixture.edit("config.json", |c| c["rope_scaling"]["high_freq_factor"] = json!(1.0));
     assert_is!(fixture.fails(&["high_freq_factor"]), Error::BadField { .. });
     // Sizes that are each allowed and together overflow.
     let fixture = Fixture::family(Family::Colar);
@@ -140,10 +93,7 @@ fn bad_field() {
         c["hidden_size"] = json!(1u64 << 31);
         c["intermediate_size"] = json!(1u64 << 31);
     });
-    assert_is!(
-        fixture.fails(&["larger than any memory"]),
-        Error::BadField { .. }
-    );
+    assert_is!(fixture.fails(&["larger than any memory"]), Error::BadField { .. });
 }
 
 #[test]
@@ -157,24 +107,15 @@ fn unsupported() {
     ] {
         let fixture = Fixture::tiny();
         fixture.edit("config.json", |c| c[field] = value.clone());
-        assert_is!(
-            fixture.fails(&[field, "supported"]),
-            Error::Unsupported { .. }
-        );
+        assert_is!(fixture.fails(&[field, "supported"]), Error::Unsupported { .. });
     }
     for (field, value) in [
         ("hidden_act", json!("gelu")),
         ("attention_bias", json!(true)),
         ("mlp_bias", json!(true)),
         ("use_sliding_window", json!(true)),
-        (
-            "layer_types",
-            json!(["full_attention", "sliding_attention"]),
-        ),
-        (
-            "rope_scaling",
-            json!({ "rope_type": "yarn", "factor": 4.0 }),
-        ),
+        ("layer_types", json!(["full_attention", "sliding_attention"])),
+        ("rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0 })),
         ("partial_rotary_factor", json!(0.5)),
     ] {
         let fixture = Fixture::family(Family::Colar);
@@ -182,26 +123,14 @@ fn unsupported() {
         assert_is!(fixture.fails(&[field]), Error::Unsupported { .. });
     }
     let fixture = Fixture::tiny();
-    fixture.edit("tokenizer.json", |t| {
-        t["pre_tokenizer"] = json!({ "type": "Metaspace" })
-    });
-    assert_is!(
-        says(
-            fixture.tokenizer().err().unwrap(),
-            &["Metaspace", "ByteLevel"]
-        ),
-        Error::Unsupported { .. }
-    );
+    fixture.edit("tokenizer.json", |t| t["pre_tokenizer"] = json!({ "type": "Metaspace" }));
+    assert_is!(says(fixture.tokenizer().err().unwrap(), &["Metaspace", "ByteLevel"]), Error::Unsupported { .. });
 }
 
 /// Not an error: the end tokens of generation_config.json replace those of config.json.
 #[test]
 fn generation_config_wins() {
     let fixture = Fixture::tiny();
-    fs::write(
-        fixture.path("generation_config.json"),
-        "{\"eos_token_id\": [3, 5, -1]}",
-    )
-    .unwrap();
+    fs::write(fixture.path("generation_config.json"), "{\"eos_token_id\": [3, 5, -1]}").unwrap();
     assert_eq!(Config::read(fixture.0.path()).unwrap().eos, [3, 5]);
 }

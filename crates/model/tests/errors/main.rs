@@ -29,10 +29,7 @@ impl Fixture {
     }
 
     fn family(family: Family) -> Fixture {
-        Fixture::new(Spec {
-            family,
-            ..Spec::default()
-        })
+        Fixture::new(Spec { family, ..Spec::default() })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -73,9 +70,7 @@ impl Fixture {
         let path = self.path("model.safetensors");
         let bytes = fs::read(&path).unwrap();
         let raw = SafeTensors::deserialize(&bytes).unwrap();
-        let kept = raw
-            .iter()
-            .filter(|(name, _)| !changes.iter().any(|(n, _)| n == name));
+        let kept = raw.iter().filter(|(name, _)| !changes.iter().any(|(n, _)| n == name));
         let mut tensors: Vec<(&str, TensorView)> = kept.collect();
         for (name, change) in changes {
             if let Some((dtype, shape, data)) = change {
@@ -91,10 +86,7 @@ impl Fixture {
 /// Messages are one line, lower case at the start of the reason, without a full stop, and name what they should.
 fn says(error: Error, words: &[&str]) -> Error {
     let message = error.to_string();
-    assert!(
-        !message.contains('\n') && !message.ends_with('.'),
-        "{message}"
-    );
+    assert!(!message.contains('\n') && !message.ends_with('.'), "{message}");
     for word in words {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }

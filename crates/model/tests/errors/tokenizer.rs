@@ -12,10 +12,7 @@ fn missing_tokenizer() {
     let fixture = Fixture::tiny();
     fs::remove_file(fixture.path("tokenizer.json")).unwrap();
     fs::write(fixture.path("vocab.json"), "{}").unwrap();
-    assert_is!(
-        says(fixture.tokenizer().err().unwrap(), &["merges.txt"]),
-        Error::MissingTokenizer { .. }
-    );
+    assert_is!(says(fixture.tokenizer().err().unwrap(), &["merges.txt"]), Error::MissingTokenizer { .. });
 }
 
 #[test]
@@ -40,10 +37,7 @@ fn bad_tokenizer() {
     for change in changes {
         let fixture = Fixture::tiny();
         fixture.edit("tokenizer.json", change);
-        assert_is!(
-            says(fixture.tokenizer().err().unwrap(), &["bad tokenizer"]),
-            Error::BadTokenizer { .. }
-        );
+        assert_is!(says(fixture.tokenizer().err().unwrap(), &["bad tokenizer"]), Error::BadTokenizer { .. });
     }
 }
 
@@ -56,8 +50,5 @@ fn tokenize() {
         let id = vocab.remove("!").unwrap();
         vocab.insert("~~~".to_owned(), id);
     });
-    assert_is!(
-        fixture.tokenizer().unwrap().encode("!").unwrap_err(),
-        Error::Tokenize { .. }
-    );
+    assert_is!(fixture.tokenizer().unwrap().encode("!").unwrap_err(), Error::Tokenize { .. });
 }

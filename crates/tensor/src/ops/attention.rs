@@ -102,7 +102,15 @@ impl Attend {
 ///
 /// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim). Query heads share
 /// key heads in equal groups of neighbours. Every row must see at least one slot.
-pub fn attention(device: &Device, q: &Tensor, kv: &KvStore, layer: usize, heads: usize, attend: &Attend, out: &mut Tensor) -> Result<(), DeviceError> {
+pub fn attention(
+    device: &Device,
+    q: &Tensor,
+    kv: &KvStore,
+    layer: usize,
+    heads: usize,
+    attend: &Attend,
+    out: &mut Tensor,
+) -> Result<(), DeviceError> {
     assert_eq!(q.rows(), attend.rows(), "attention: {} rows, views for {}", q.rows(), attend.rows());
     assert!(heads.is_multiple_of(kv.kv_heads), "attention: {heads} query heads over {} key heads", kv.kv_heads);
     assert!(heads * kv.head_dim <= q.cols(), "attention: {heads} heads of {} do not fit {}", kv.head_dim, q.cols());
