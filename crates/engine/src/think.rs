@@ -45,9 +45,11 @@ pub(crate) struct Thoughts {
 pub(crate) struct Thinking<'a> {
     pub(crate) length: LatentLength,
     pub(crate) chance: Chance<'a>,
-    /// Sees, and may replace, the next thought of a row before it is stored and fed.
-    pub(crate) steer: Option<&'a mut (dyn FnMut(&Row, &mut [f32]) + Send)>,
+    pub(crate) steer: Option<&'a mut Steer<'a>>,
 }
+
+/// Sees, and may replace, the next thought of a row before it is stored and fed.
+pub(crate) type Steer<'a> = dyn FnMut(&Row, &mut [f32]) + Send + 'a;
 
 /// Thinks until every row has ended: by its length, by its own decision, or at the limit.
 pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Thinking<'_>) -> Result<Thoughts, DeviceError> {

@@ -168,7 +168,7 @@ impl Decoder {
             if layer == last {
                 part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
             }
-            ops::attention(device, &work.qkv, &cache.kv, layer, self.config.heads, &part.attend, &mut work.mixed)?;
+            ops::attention(device, &work.qkv, cache.kv.layer(layer), self.config.heads, &part.attend, &mut work.mixed)?;
             let mask = part.dropout.mask(layer, Site::AttnOut);
             ops::linear(device, &work.mixed, &block.attn_out, Finish::Residual(mask), &mut part.x)?;
             self.mlp(block, &part.x, work)?;

@@ -77,7 +77,7 @@ pub(crate) trait Epilogue: Sync {
 
 /// `x` is (rows, inputs). Runs on the current pool's workers.
 pub(crate) fn product<E: Epilogue>(isa: Isa, x: &[f32], weights: &Packed, epilogue: &E) {
-    let rows = if weights.inputs == 0 { 0 } else { x.len() / weights.inputs };
+    let rows = x.len().checked_div(weights.inputs).unwrap_or(0);
     if rows == 0 || weights.outputs == 0 {
         return;
     }
@@ -169,7 +169,7 @@ const PORTABLE_TILE: usize = 4;
 
 #[inline(always)]
 fn portable_tile(call: Call, tile: &mut Tile) {
-    for r in 0..call.rows {
+    for (r, out) in tile[..call.rows].iter_mut().enumerate() {
         for p in 0..call.panels {
             let mut acc = [0.0f32; PANEL];
             for k in 0..call.inputs {
@@ -180,7 +180,7 @@ fn portable_tile(call: Call, tile: &mut Tile) {
                     *x += a * unsafe { *b.add(j) };
                 }
             }
-            tile[r][p * PANEL..][..PANEL].copy_from_slice(&acc);
+            out[p * PANEL..][..PANEL].copy_from_slice(&acc);
         }
     }
 }

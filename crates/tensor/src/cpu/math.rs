@@ -29,7 +29,7 @@ pub(crate) fn exp<const FUSED: bool>(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn gelu_tanh<const FUSED: bool>(x: f32) -> f32 {
     // 0.5 (1 + tanh u) = 1 / (1 + e^-2u), which saves a cancellation.
-    let u = 0.797_884_56 * fma::<FUSED>(0.044_715 * x * x, x, x);
+    let u = 0.797_884_6 * fma::<FUSED>(0.044_715 * x * x, x, x);
     x / (1.0 + exp::<FUSED>(-2.0 * u))
 }
 

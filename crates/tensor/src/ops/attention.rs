@@ -45,6 +45,11 @@ impl KvStore {
         layers * kv_heads * head_dim * 2 * size_of::<f32>()
     }
 
+    /// One layer of it, to be read.
+    pub fn layer(&self, layer: usize) -> Layer<'_> {
+        Layer { store: self, layer }
+    }
+
     /// Stores, for each row of x, its keys (from column `first` on) and values (right after them) into that row's slot.
     pub fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) -> Result<(), DeviceError> {
         let width = self.kv_heads * self.head_dim;
@@ -54,6 +59,13 @@ impl KvStore {
         kernel::write(self, layer, x, first, slots);
         Ok(())
     }
+}
+
+/// A layer of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    store: &'a KvStore,
+    layer: usize,
 }
 
 /// A run of neighbouring slots.
@@ -105,12 +117,12 @@ impl Attend {
 pub fn attention(
     device: &Device,
     q: &Tensor,
-    kv: &KvStore,
-    layer: usize,
+    kv: Layer<'_>,
     heads: usize,
     attend: &Attend,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
+    let Layer { store: kv, layer } = kv;
     assert_eq!(q.rows(), attend.rows(), "attention: {} rows, views for {}", q.rows(), attend.rows());
     assert!(heads.is_multiple_of(kv.kv_heads), "attention: {heads} query heads over {} key heads", kv.kv_heads);
     assert!(heads * kv.head_dim <= q.cols(), "attention: {heads} heads of {} do not fit {}", kv.head_dim, q.cols());
@@ -173,7 +185,7 @@ mod tests {
             for isa in Isa::ALL.into_iter().filter(|i| i.is_present()) {
                 let device = Device::cpu_with(None, isa).unwrap();
                 let mut out = Tensor::default();
-                device.run(|| attention(&device, &q, &kv, 1, heads, &attend, &mut out)).unwrap();
+                device.run(|| attention(&device, &q, kv.layer(1), heads, &attend, &mut out)).unwrap();
                 for (r, view) in views.iter().enumerate() {
                     let slots: Vec<usize> = view.iter().flat_map(|&(s, n)| (s..s + n).map(|x| x as usize)).collect();
                     let expected = naive(q.row(r), &kv_rows, (kv_heads, head_dim, heads), &slots);
@@ -198,7 +210,7 @@ mod tests {
         let run = |kv: &KvStore, spans: Vec<Span>| {
             let (mut attend, mut out) = (Attend::default(), Tensor::default());
             attend.push(spans);
-            attention(&device, &q, kv, 0, heads, &attend, &mut out).unwrap();
+            attention(&device, &q, kv.layer(0), heads, &attend, &mut out).unwrap();
             out
         };
         let together = run(&straight, vec![Span { start: 0, len: 37 }]);

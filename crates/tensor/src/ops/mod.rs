@@ -13,7 +13,7 @@ mod rows;
 mod topk;
 
 pub use activation::{Activation, swiglu};
-pub use attention::{Attend, KvStore, Span, attention};
+pub use attention::{Attend, KvStore, Layer, Span, attention};
 pub use linear::{Finish, Linear, Mask, argmax, linear};
 pub use norm::{Norm, norm, norm_heads};
 pub use rope::{Rope, rope};
