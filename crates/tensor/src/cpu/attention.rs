@@ -118,20 +118,25 @@ fn plan<'a>(attend: &Attend, row: usize, (query, keys): (&'a [f32], &'a [f32]), 
 fn score<const FUSED: bool>(jobs: &[Job<'_>], scores: &mut [f32]) {
     let job = |b: usize| &jobs[b.min(jobs.len() - 1)]; // a short last group repeats its last job and ignores the copies
     let dim = jobs[0].query.len();
-    let (q, k): ([&[f32]; TOGETHER], [&[f32]; TOGETHER]) =
-        (std::array::from_fn(|b| &job(b).query[..dim]), std::array::from_fn(|b| &job(b).keys[..dim * BLOCK]));
-    let mut acc = [[0.0f32; BLOCK]; TOGETHER];
+    let q: [&[f32]; TOGETHER] = std::array::from_fn(|b| &job(b).query[..dim]);
+    let k: [&[[f32; BLOCK]]; TOGETHER] = std::array::from_fn(|b| &job(b).keys.as_chunks().0[..dim]);
+    // Named chains, not an array of them: the compiler then keeps each in a register.
+    let [mut a0, mut a1, mut a2, mut a3] = [[0.0f32; BLOCK]; TOGETHER];
     for i in 0..dim {
-        for b in 0..TOGETHER {
-            let (x, row) = (q[b][i], &k[b][i * BLOCK..(i + 1) * BLOCK]);
-            for l in 0..BLOCK {
-                acc[b][l] = fma::<FUSED>(x, row[l], acc[b][l]);
-            }
-        }
+        a0 = lanes::<FUSED>(q[0][i], &k[0][i], a0);
+        a1 = lanes::<FUSED>(q[1][i], &k[1][i], a1);
+        a2 = lanes::<FUSED>(q[2][i], &k[2][i], a2);
+        a3 = lanes::<FUSED>(q[3][i], &k[3][i], a3);
     }
-    for (job, acc) in jobs.iter().zip(&acc) {
+    for (job, acc) in jobs.iter().zip([a0, a1, a2, a3]) {
         scores[job.at..job.at + job.len].copy_from_slice(&acc[job.lane..job.lane + job.len]);
     }
+}
+
+/// `acc + x * row`, lane by lane.
+#[inline(always)]
+fn lanes<const FUSED: bool>(x: f32, row: &[f32; BLOCK], acc: [f32; BLOCK]) -> [f32; BLOCK] {
+    std::array::from_fn(|l| fma::<FUSED>(x, row[l], acc[l]))
 }
 
 /// Turns scores into unnormalised weights; returns what to multiply their mixture with.

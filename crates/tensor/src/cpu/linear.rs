@@ -200,11 +200,17 @@ mod x86 {
         };
     }
 
+    /// Rows of an AVX-512 tile. Rows of x that lie a multiple of 4 KiB apart fall into one set of the first-level cache,
+    /// which has eight ways (measured at 3072 inputs: 8 rows 98% of the peak, 12 rows 83%).
+    fn tile_rows(inputs: usize) -> usize {
+        if (inputs * size_of::<f32>()).is_multiple_of(4096) { 8 } else { MAX_TILE }
+    }
+
     /// # Safety
     /// The processor has AVX-512 F and DQ, AVX2 and FMA.
     #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
     pub(super) unsafe fn run_avx512<E: Epilogue>(task: &Task<'_>, epilogue: &E) {
-        sweep::<true, E>(task, epilogue, 12, |call, tile| {
+        sweep::<true, E>(task, epilogue, tile_rows(task.weights.inputs), |call, tile| {
             // SAFETY: the features are those of this function; the call covers its operands.
             unsafe { by_size!(call, tile, avx512, [1 2 3 4 5 6 7 8 9 10 11 12]) }
         });
