@@ -59,6 +59,26 @@ impl Kv {
         self.dtype
     }
 
+    /// A layer's keys and values, each (kv_heads, slots, head_dim). Waits for the GPU.
+    pub(crate) fn to_host(&self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
+        let count = self.kv_heads * self.slots * self.head_dim;
+        let from = (self.layer(layer).0 - self.buffer.pointer()) as usize;
+        let mut both = match self.dtype {
+            Dtype::F32 => {
+                let mut both = vec![0.0; 2 * count];
+                self.buffer.download(from, &mut both)?;
+                both
+            }
+            Dtype::Bf16 => {
+                let mut both = vec![half::bf16::ZERO; 2 * count];
+                self.buffer.download(from, &mut both)?;
+                both.into_iter().map(half::bf16::to_f32).collect()
+            }
+        };
+        let values = both.split_off(count);
+        Ok((both, values))
+    }
+
     /// Where a layer's keys and values begin.
     pub(crate) fn layer(&self, layer: usize) -> (u64, u64) {
         assert!(layer < self.layers, "attention: no layer {layer} of {}", self.layers);
