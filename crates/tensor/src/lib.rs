@@ -11,6 +11,7 @@
 //! memory or leaves part of its output unwritten.
 
 mod cpu;
+mod cuda;
 mod device;
 pub mod ops;
 pub mod rng;

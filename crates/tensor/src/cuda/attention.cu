@@ -1,0 +1,356 @@
+// Attention over spans of slots.
+//
+// Rows come in tiles: neighbours whose first span starts at the same slot (rows forked from one prefix, or the positions of
+// one prompt). A block takes one tile and one query head. Phase A reads the shared span once for the whole tile through
+// shared memory; phase B reads the spans that are each row's own. Softmax is online and in f32 throughout.
+//
+//   tiles[i] = (first row, rows, first slot of the shared span, its greatest length among the rows)
+//   rows[r]  = (length of the shared span that r sees, where its own spans begin, where they end, slots in them)
+//   spans[i] = (first slot, length)
+//
+// Keys and values of a layer are (kv_heads, slots, dim).
+
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 blocks of shared memory, each transposed; lane l names row l % 8 of block l / 8.
+__device__ __forceinline__ void load_transposed(u32 (&r)[4], const u16* at) {
+    u32 address = (u32)__cvta_generic_to_shared(at);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void widen8(uint4 v, float (&x)[8]) {
+    x[0] = low_half(v.x); x[1] = high_half(v.x); x[2] = low_half(v.y); x[3] = high_half(v.y);
+    x[4] = low_half(v.z); x[5] = high_half(v.z); x[6] = low_half(v.w); x[7] = high_half(v.w);
+}
+
+// Walks the slots of a row's own spans in order.
+struct Walk {
+    const uint2* spans;
+    uint2 span;
+    u32 index, offset;
+    __device__ __forceinline__ Walk(const uint2* all, u32 begin) : spans(all), span(make_uint2(0, 0)), index(begin), offset(0) {}
+    __device__ __forceinline__ u32 next() {
+        while (offset == span.y) {
+            span = spans[index++];
+            offset = 0;
+        }
+        return span.x + offset++;
+    }
+};
+
+#define KEYS 64
+
+// bf16, head dimensions that are powers of two. Phase A on the tensor cores, 16 rows a warp; bound by latency at the short
+// prefixes of prompts, by the tensor cores at long ones. Phase B is bound by memory: a row's own keys and values are read
+// once, 16 bytes a lane, DIM / 8 lanes a row, four keys in flight.
+template <int DIM>
+__device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots,
+                                              u32 group, u16* out, u32 out_cols, const uint4* tiles, const uint4* rows,
+                                              const uint2* spans, float scale) {
+    constexpr int STRIDE = DIM + 8; // 16 bytes more than a row: neighbouring rows fall into other banks
+    constexpr int OSTRIDE = DIM + 4;
+    extern __shared__ uint4 shared[];
+    __shared__ float kept_max[64], kept_sum[64];
+    u16* sk = (u16*)shared;
+    u16* sv = sk + KEYS * STRIDE;
+    const uint4 tile = tiles[blockIdx.x];
+    const u32 h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const u64 head = (u64)(h / group) * slots * DIM;
+    const u32 row0 = warp * 16 + g, row1 = row0 + 8;
+    const u32 len0 = row0 < tile.y ? rows[tile.x + row0].x : 0, len1 = row1 < tile.y ? rows[tile.x + row1].x : 0;
+    u32 longest = len0 > len1 ? len0 : len1;
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+        u32 other = __shfl_xor_sync(FULL, longest, d);
+        longest = other > longest ? other : longest;
+    }
+
+    u32 a[DIM / 16][4];
+    const u16* q0 = q + (u64)(tile.x + row0) * q_cols + h * DIM + 2 * t;
+    const u16* q1 = q + (u64)(tile.x + row1) * q_cols + h * DIM + 2 * t;
+#pragma unroll
+    for (int s = 0; s < DIM / 16; s++) {
+        a[s][0] = row0 < tile.y ? *(const u32*)(q0 + 16 * s) : 0;
+        a[s][1] = row1 < tile.y ? *(const u32*)(q1 + 16 * s) : 0;
+        a[s][2] = row0 < tile.y ? *(const u32*)(q0 + 16 * s + 8) : 0;
+        a[s][3] = row1 < tile.y ? *(const u32*)(q1 + 16 * s + 8) : 0;
+    }
+
+    float o[DIM / 8][4];
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
+    float max0 = -INF, max1 = -INF, sum0 = 0.0f, sum1 = 0.0f;
+
+    for (u32 base = 0; base < tile.w; base += KEYS) {
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < KEYS * DIM / 8; i += blockDim.x) {
+            u32 r = i / (DIM / 8), part = i % (DIM / 8);
+            bool inside = base + r < tile.w;
+            u64 from = head + (u64)(tile.z + base + r) * DIM + 8 * part;
+            uint4 zero = make_uint4(0, 0, 0, 0);
+            *(uint4*)(sk + r * STRIDE + 8 * part) = inside ? *(const uint4*)(keys + from) : zero;
+            *(uint4*)(sv + r * STRIDE + 8 * part) = inside ? *(const uint4*)(values + from) : zero;
+        }
+        __syncthreads();
+        if (base >= longest) continue;
+        float s[KEYS / 8][4];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+            if (base + 8 * n < longest) {
+#pragma unroll
+                for (int k = 0; k < DIM / 16; k++) {
+                    const u16* at = sk + (8 * n + g) * STRIDE + 16 * k + 2 * t;
+                    mma(s[n], a[k], *(const u32*)at, *(const u32*)(at + 8));
+                }
+            }
+        }
+        float new0 = max0, new1 = max1;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                u32 key = base + 8 * n + 2 * t + c;
+                s[n][c] = key < len0 ? s[n][c] : -INF;
+                s[n][2 + c] = key < len1 ? s[n][2 + c] : -INF;
+                new0 = fmaxf(new0, s[n][c]);
+                new1 = fmaxf(new1, s[n][2 + c]);
+            }
+        }
+        new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 1));
+        new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 2));
+        new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 1));
+        new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 2));
+        // Rows that pad a tile see nothing; their maximum stays -inf and must not become a not-a-number.
+        const float use0 = new0 == -INF ? 0.0f : new0, use1 = new1 == -INF ? 0.0f : new1;
+        const float shrink0 = exp2f((max0 - use0) * scale), shrink1 = exp2f((max1 - use1) * scale);
+        max0 = new0;
+        max1 = new1;
+        sum0 *= shrink0;
+        sum1 *= shrink1;
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            o[n][0] *= shrink0; o[n][1] *= shrink0; o[n][2] *= shrink1; o[n][3] *= shrink1;
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            s[n][0] = exp2f((s[n][0] - use0) * scale);
+            s[n][1] = exp2f((s[n][1] - use0) * scale);
+            s[n][2] = exp2f((s[n][2] - use1) * scale);
+            s[n][3] = exp2f((s[n][3] - use1) * scale);
+            sum0 += s[n][0] + s[n][1];
+            sum1 += s[n][2] + s[n][3];
+        }
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            if (base + 16 * k < longest) {
+                u32 p[4] = {pack(s[2 * k][0], s[2 * k][1]), pack(s[2 * k][2], s[2 * k][3]),
+                            pack(s[2 * k + 1][0], s[2 * k + 1][1]), pack(s[2 * k + 1][2], s[2 * k + 1][3])};
+#pragma unroll
+                for (int n = 0; n < DIM / 16; n++) {
+                    u32 v[4];
+                    load_transposed(v, sv + (16 * k + lane % 16) * STRIDE + 16 * n + lane / 16 * 8);
+                    mma(o[2 * n], p, v[0], v[1]);
+                    mma(o[2 * n + 1], p, v[2], v[3]);
+                }
+            }
+        }
+    }
+    sum0 += __shfl_xor_sync(FULL, sum0, 1);
+    sum0 += __shfl_xor_sync(FULL, sum0, 2);
+    sum1 += __shfl_xor_sync(FULL, sum1, 1);
+    sum1 += __shfl_xor_sync(FULL, sum1, 2);
+
+    // From the tensor cores' layout to rows, through the memory that held the tile.
+    __syncthreads();
+    float* so = (float*)shared + warp * 16 * OSTRIDE;
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) {
+        *(float2*)(so + g * OSTRIDE + 8 * n + 2 * t) = make_float2(o[n][0], o[n][1]);
+        *(float2*)(so + (g + 8) * OSTRIDE + 8 * n + 2 * t) = make_float2(o[n][2], o[n][3]);
+    }
+    if (t == 0) {
+        kept_max[row0] = max0; kept_max[row1] = max1;
+        kept_sum[row0] = sum0; kept_sum[row1] = sum1;
+    }
+    __syncwarp();
+
+    constexpr int LANES = DIM / 8, TOGETHER = 32 / LANES, AHEAD = 4;
+    const u32 part = 8 * (lane % LANES);
+#pragma unroll 1
+    for (u32 first = 0; first < 16; first += TOGETHER) {
+        const u32 r = first + lane / LANES, in_tile = warp * 16 + r, row = tile.x + in_tile;
+        const bool real = in_tile < tile.y;
+        const uint4 view = real ? rows[row] : make_uint4(0, 0, 0, 0);
+        u32 most = view.w;
+#pragma unroll
+        for (int d = LANES; d < 32; d <<= 1) {
+            u32 other = __shfl_xor_sync(FULL, most, d);
+            most = other > most ? other : most;
+        }
+        float x[8], query[8], largest = kept_max[in_tile], sum = kept_sum[in_tile];
+        *(float4*)&x[0] = *(const float4*)(so + r * OSTRIDE + part);
+        *(float4*)&x[4] = *(const float4*)(so + r * OSTRIDE + part + 4);
+        widen8(real ? *(const uint4*)(q + (u64)row * q_cols + h * DIM + part) : make_uint4(0, 0, 0, 0), query);
+        Walk walk(spans, view.y);
+        for (u32 j = 0; j < most; j += AHEAD) {
+            uint4 k[AHEAD], v[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                k[u] = v[u] = make_uint4(0, 0, 0, 0);
+                if (j + u < view.w) {
+                    u64 from = head + (u64)walk.next() * DIM + part;
+                    k[u] = *(const uint4*)(keys + from);
+                    v[u] = *(const uint4*)(values + from);
+                }
+            }
+            float score[AHEAD], best = largest;
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                float w[8], dot = 0.0f;
+                widen8(k[u], w);
+#pragma unroll
+                for (int i = 0; i < 8; i++) dot = fmaf(query[i], w[i], dot);
+#pragma unroll
+                for (int d = 1; d < LANES; d <<= 1) dot += __shfl_xor_sync(FULL, dot, d);
+                score[u] = j + u < view.w ? dot : -INF;
+                best = fmaxf(best, score[u]);
+            }
+            const float use = best == -INF ? 0.0f : best, shrink = exp2f((largest - use) * scale);
+            largest = best;
+            sum *= shrink;
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] *= shrink;
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                float w[8], p = exp2f((score[u] - use) * scale);
+                widen8(v[u], w);
+                sum += p;
+#pragma unroll
+                for (int i = 0; i < 8; i++) x[i] = fmaf(p, w[i], x[i]);
+            }
+        }
+        if (real) {
+            const float inverse = 1.0f / sum;
+            *(uint4*)(out + (u64)row * out_cols + h * DIM + part) =
+                make_uint4(pack(x[0] * inverse, x[1] * inverse), pack(x[2] * inverse, x[3] * inverse),
+                           pack(x[4] * inverse, x[5] * inverse), pack(x[6] * inverse, x[7] * inverse));
+        }
+    }
+}
+
+#define ATTENTION(DIM)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128) attention_##DIM(                                                      \
+        const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots, u32 group, u16* out, u32 out_cols,         \
+        const uint4* tiles, const uint4* rows, const uint2* spans, float scale) {                                           \
+        attention_mma<DIM>(q, q_cols, keys, values, slots, group, out, out_cols, tiles, rows, spans, scale);                \
+    }
+
+ATTENTION(32)
+ATTENTION(64)
+ATTENTION(128)
+
+#define ROWS_A_WARP 4
+#define PARTS 8
+#define TILE_KEYS 32
+
+// Any format, any head dimension up to 256, on the ordinary cores: four rows a warp, a lane a key for the scores and a lane
+// a dimension for the mixture. Bound by shared-memory reads in phase A, by latency in phase B.
+extern "C" __global__ void __launch_bounds__(512) attention_any(const void* q, int type, u32 q_cols, const void* keys,
+                                                                const void* values, u32 slots, u32 group, u32 dim, void* out,
+                                                                u32 out_cols, const uint4* tiles, const uint4* rows,
+                                                                const uint2* spans, float scale) {
+    extern __shared__ float memory[];
+    const uint4 tile = tiles[blockIdx.x];
+    const u32 h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, height = blockDim.x / 32 * ROWS_A_WARP;
+    const u64 head = (u64)(h / group) * slots * dim;
+    float* sq = memory;                                   // (height, dim)
+    float* skv = memory + height * dim;                   // (TILE_KEYS, dim + 1)
+    for (u32 i = threadIdx.x; i < height * dim; i += blockDim.x) {
+        u32 r = i / dim;
+        sq[i] = r < tile.y ? load1(q, type, (u64)(tile.x + r) * q_cols + h * dim + i % dim) : 0.0f;
+    }
+    const float* own = sq + warp * ROWS_A_WARP * dim;
+    float largest[ROWS_A_WARP], sum[ROWS_A_WARP], x[ROWS_A_WARP][PARTS];
+    uint4 view[ROWS_A_WARP];
+#pragma unroll
+    for (int k = 0; k < ROWS_A_WARP; k++) {
+        u32 r = warp * ROWS_A_WARP + k;
+        view[k] = r < tile.y ? rows[tile.x + r] : make_uint4(0, 0, 0, 0);
+        largest[k] = -INF;
+        sum[k] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) x[k][i] = 0.0f;
+    }
+    for (u32 base = 0; base < tile.w; base += TILE_KEYS) {
+        const u32 count = tile.w - base < TILE_KEYS ? tile.w - base : TILE_KEYS;
+        const u64 from = head + (u64)(tile.z + base) * dim;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < TILE_KEYS * dim; i += blockDim.x)
+            skv[i / dim * (dim + 1) + i % dim] = i < count * dim ? load1(keys, type, from + i) : 0.0f;
+        __syncthreads();
+        float s[ROWS_A_WARP] = {};
+        for (u32 d = 0; d < dim; d++) {
+            float key = skv[lane * (dim + 1) + d];
+#pragma unroll
+            for (int k = 0; k < ROWS_A_WARP; k++) s[k] = fmaf(own[k * dim + d], key, s[k]);
+        }
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < TILE_KEYS * dim; i += blockDim.x)
+            skv[i / dim * (dim + 1) + i % dim] = i < count * dim ? load1(values, type, from + i) : 0.0f;
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < ROWS_A_WARP; k++) {
+            if (view[k].x <= base) continue;
+            const u32 seen = view[k].x - base < TILE_KEYS ? view[k].x - base : TILE_KEYS;
+            const float score = lane < seen ? s[k] * scale : -INF, best = fmaxf(largest[k], warp_max(score));
+            const float shrink = expf(largest[k] - best), p = lane < seen ? expf(score - best) : 0.0f;
+            largest[k] = best;
+            sum[k] = sum[k] * shrink + warp_sum(p);
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) x[k][i] *= shrink;
+            for (u32 j = 0; j < seen; j++) {
+                const float weight = __shfl_sync(FULL, p, j);
+                const float* value = skv + j * (dim + 1);
+#pragma unroll
+                for (int i = 0; i < PARTS; i++)
+                    if (lane + 32 * i < dim) x[k][i] = fmaf(weight, value[lane + 32 * i], x[k][i]);
+            }
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < ROWS_A_WARP; k++) {
+        const u32 r = warp * ROWS_A_WARP + k;
+        if (r >= tile.y) continue;
+        Walk walk(spans, view[k].y);
+        for (u32 j = 0; j < view[k].w; j++) {
+            const u64 from = head + (u64)walk.next() * dim;
+            float dot = 0.0f, value[PARTS];
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) {
+                const u32 d = lane + 32 * i;
+                value[i] = d < dim ? load1(values, type, from + d) : 0.0f;
+                if (d < dim) dot = fmaf(own[k * dim + d], load1(keys, type, from + d), dot);
+            }
+            const float score = warp_sum(dot) * scale, best = fmaxf(largest[k], score);
+            const float shrink = expf(largest[k] - best), p = expf(score - best);
+            largest[k] = best;
+            sum[k] = sum[k] * shrink + p;
+#pragma unroll
+            for (int i = 0; i < PARTS; i++) x[k][i] = fmaf(p, value[i], x[k][i] * shrink);
+        }
+        const float inverse = 1.0f / sum[k];
+#pragma unroll
+        for (int i = 0; i < PARTS; i++)
+            if (lane + 32 * i < dim)
+                store1(out, type, (u64)(tile.x + r) * out_cols + h * dim + lane + 32 * i, x[k][i] * inverse);
+    }
+}
