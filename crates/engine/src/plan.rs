@@ -47,8 +47,8 @@ impl<'a> Plan<'a> {
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
             own: Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get())),
-            reward: judge.map(|j| (Cache::bytes_per_position(j.decoder.config()), Cache::slots_for(thoughts))),
-            position: Cache::bytes_per_position(mind.decoder.config()),
+            reward: judge.map(|j| (Cache::bytes_per_position(j.decoder.device(), j.decoder.config()), Cache::slots_for(thoughts))),
+            position: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
             next: (0, 0),
         };
         for prompt in prompts {

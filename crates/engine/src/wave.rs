@@ -66,11 +66,12 @@ impl Party<'_> {
         lap(&mut seconds.answers);
         seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers;
 
+        let all = thoughts.all.to_host()?;
         let mut scores = scores.map(Vec::into_iter);
         let mut finished = thoughts.rows.into_iter().zip(spoken.tokens).map(|(row, tokens)| Finished {
             id: row.start.id,
             perturbed: row.start.perturbed,
-            thoughts: thoughts.all.select(row.thoughts.into_iter()),
+            thoughts: all.select(row.thoughts.into_iter()),
             tokens,
             scores: scores.as_mut().and_then(Iterator::next),
         });
@@ -93,9 +94,9 @@ pub(crate) struct Caches {
 impl Caches {
     /// Empty caches of so many slots for the mind and for the judge.
     pub(crate) fn ready(&mut self, party: &Party<'_>, (mind, judge): (usize, usize)) -> Result<&mut Self, DeviceError> {
-        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.config(), n))?;
+        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.device(), party.mind.decoder.config(), n))?;
         if let Some(model) = party.judge {
-            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.config(), n))?;
+            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.device(), model.decoder.config(), n))?;
         }
         Ok(self)
     }

@@ -12,11 +12,20 @@ use super::{CudaError, Dtype};
 
 /// How numbers are kept and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Precision {
+pub enum Precision {
     /// Everything in single precision; no TF32.
     F32,
     /// Weights, operands of products, keys and values in bf16; sums, norms, softmax and the residual stream in f32.
     Bf16,
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
 }
 
 impl Precision {

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUresult;
 
 /// Why a GPU could not be used, or stopped being usable.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CudaError {
+pub enum CudaError {
     /// There is no GPU, or a library to reach it is missing.
     #[error("no usable gpu: {0}; run with --device cpu")]
     Absent(String),

@@ -143,9 +143,19 @@ impl Array {
 /// Bias and tanh-GELU are part of the product where cuBLASLt can (a bf16 GELU; an f32 one is computed more exactly than
 /// its own), else a pass of their own.
 pub(crate) fn linear(x: &Array, by: &Weights, activation: Activation, want: Dtype) -> Result<Array, CudaError> {
+    run(x, by, true, activation, want)
+}
+
+/// `x W` in format `want`, without the bias.
+pub(crate) fn product(x: &Array, by: &Weights, want: Dtype) -> Result<Array, CudaError> {
+    run(x, by, false, Activation::None, want)
+}
+
+fn run(x: &Array, by: &Weights, with_bias: bool, activation: Activation, want: Dtype) -> Result<Array, CudaError> {
     assert_eq!(x.cols(), by.inputs, "linear: rows of {} into a map of {}", x.cols(), by.inputs);
     let out = Array::uninit(x.cuda(), x.rows(), by.outputs, want)?;
     let bias = match want {
+        _ if !with_bias => None,
         Dtype::F32 => by.bias.as_ref(),
         Dtype::Bf16 => by.bias_low.as_ref(),
     };
@@ -172,7 +182,7 @@ pub(crate) fn linear(x: &Array, by: &Weights, activation: Activation, want: Dtyp
     let at = Pointers { x: x.pointer(), weights: by.matrix.pointer(), bias: bias_at, out: out.pointer() };
     // SAFETY: x is (rows, inputs) and the weights (>= outputs, inputs) in the operand format; out is (rows, outputs).
     unsafe { blas.product(x.cuda(), shape(epilogue), at) }?;
-    let bias_left = if epilogue == Epilogue::None { by.bias.as_ref() } else { None };
+    let bias_left = by.bias.as_ref().filter(|_| with_bias && epilogue == Epilogue::None);
     let activation_left = if epilogue == Epilogue::BiasGelu { Activation::None } else { activation };
     if bias_left.is_some() || activation_left != Activation::None {
         finish(&out, bias_left, activation_left)?;

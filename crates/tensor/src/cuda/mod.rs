@@ -27,5 +27,6 @@ pub(crate) mod rope;
 pub(crate) mod topk;
 
 pub(crate) use array::{Array, Dtype, Indices};
-pub(crate) use context::{Cuda, Precision};
-pub(crate) use error::CudaError;
+pub(crate) use context::Cuda;
+pub use context::Precision;
+pub use error::CudaError;

@@ -5,11 +5,22 @@
 //! copied and nothing is padded.
 
 use crate::cpu::attention as kernel;
-use crate::{Device, DeviceError, Tensor};
+use crate::device::Kind;
+use crate::{Device, DeviceError, Tensor, cuda};
 
-/// Keys and values of `slots` positions in every layer.
-#[derive(Clone, Debug)]
-pub struct KvStore {
+/// Keys and values of a number of positions in every layer.
+#[derive(Debug)]
+pub struct KvStore(Store);
+
+#[derive(Debug)]
+enum Store {
+    Cpu(HostKv),
+    Cuda(cuda::attention::Kv),
+}
+
+/// The processor's keys and values.
+#[derive(Debug)]
+pub(crate) struct HostKv {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) slots: usize,
@@ -17,7 +28,7 @@ pub struct KvStore {
 }
 
 /// One layer's keys and values, in the layout that the kernels read.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct LayerKv {
     pub(crate) keys: Vec<f32>,   // (kv_heads, slots / BLOCK, head_dim, BLOCK)
     pub(crate) values: Vec<f32>, // (kv_heads, slots, head_dim)
@@ -28,21 +39,46 @@ impl KvStore {
     pub const ALIGNMENT: usize = kernel::BLOCK;
 
     /// An empty store.
-    pub fn new(layers: usize, kv_heads: usize, head_dim: usize, slots: usize) -> Result<Self, DeviceError> {
+    pub fn new(device: &Device, layers: usize, (kv_heads, head_dim): (usize, usize), slots: usize) -> Result<Self, DeviceError> {
         let slots = slots.next_multiple_of(kernel::BLOCK);
-        let size = kv_heads * head_dim * slots;
-        let layers = (0..layers).map(|_| LayerKv { keys: vec![0.0; size], values: vec![0.0; size] }).collect();
-        Ok(Self { kv_heads, head_dim, slots, layers })
+        Ok(Self(match device.kind() {
+            Kind::Cpu(_) => {
+                let size = kv_heads * head_dim * slots;
+                let layers = (0..layers).map(|_| LayerKv { keys: vec![0.0; size], values: vec![0.0; size] }).collect();
+                Store::Cpu(HostKv { kv_heads, head_dim, slots, layers })
+            }
+            Kind::Cuda(cuda) => Store::Cuda(cuda::attention::Kv::new(cuda, layers, kv_heads, head_dim, slots)?),
+        }))
     }
 
     /// How many positions fit.
     pub fn slots(&self) -> usize {
-        self.slots
+        match &self.0 {
+            Store::Cpu(kv) => kv.slots,
+            Store::Cuda(kv) => kv.slots(),
+        }
+    }
+
+    pub(crate) fn kv_heads(&self) -> usize {
+        match &self.0 {
+            Store::Cpu(kv) => kv.kv_heads,
+            Store::Cuda(kv) => kv.kv_heads(),
+        }
+    }
+
+    pub(crate) fn head_dim(&self) -> usize {
+        match &self.0 {
+            Store::Cpu(kv) => kv.head_dim,
+            Store::Cuda(kv) => kv.head_dim(),
+        }
     }
 
     /// Memory that a slot takes in a model of this shape.
-    pub fn bytes_per_slot(layers: usize, kv_heads: usize, head_dim: usize) -> usize {
-        layers * kv_heads * head_dim * 2 * size_of::<f32>()
+    pub fn bytes_per_slot(device: &Device, layers: usize, (kv_heads, head_dim): (usize, usize)) -> usize {
+        match device.kind() {
+            Kind::Cpu(_) => layers * kv_heads * head_dim * 2 * size_of::<f32>(),
+            Kind::Cuda(cuda) => cuda::attention::Kv::bytes_per_slot(cuda, layers, kv_heads, head_dim),
+        }
     }
 
     /// One layer of it, to be read.
@@ -51,13 +87,20 @@ impl KvStore {
     }
 
     /// Stores, for each row of x, its keys (from column `first` on) and values (right after them) into that row's slot.
-    pub fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) -> Result<(), DeviceError> {
-        let width = self.kv_heads * self.head_dim;
+    pub(crate) fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
+        let Store::Cpu(kv) = &mut self.0 else { panic!("this store is on a gpu") };
+        let width = kv.kv_heads * kv.head_dim;
         assert_eq!(x.rows(), slots.len(), "kv write: {} rows into {} slots", x.rows(), slots.len());
         assert!(first + 2 * width <= x.cols(), "kv write: keys and values of {width} do not fit {}", x.cols());
-        assert!(slots.iter().all(|&s| (s as usize) < self.slots), "kv write: a slot beyond {}", self.slots);
-        kernel::write(self, layer, x, first, slots);
-        Ok(())
+        assert!(slots.iter().all(|&s| (s as usize) < kv.slots), "kv write: a slot beyond {}", kv.slots);
+        kernel::write(kv, layer, x, first, slots);
+    }
+
+    pub(crate) fn gpu_mut(&mut self) -> &mut cuda::attention::Kv {
+        match &mut self.0 {
+            Store::Cuda(kv) => kv,
+            Store::Cpu(_) => panic!("this store is not on the gpu"),
+        }
     }
 }
 
@@ -110,6 +153,27 @@ impl Attend {
     }
 }
 
+/// [`Attend`] where the device can read it.
+#[derive(Debug)]
+pub struct Views {
+    attend: Attend,
+    on_gpu: Option<cuda::attention::Views>,
+}
+
+impl Views {
+    /// Brings it to the device.
+    pub fn new(device: &Device, attend: Attend) -> Result<Self, DeviceError> {
+        let on_gpu = match device.kind() {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => {
+                let of = |r: usize| attend.of(r).iter().map(|s| (s.start, s.len)).collect::<Vec<_>>();
+                Some(cuda::attention::Views::new(cuda, attend.rows(), of)?)
+            }
+        };
+        Ok(Self { attend, on_gpu })
+    }
+}
+
 /// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the slots that row r sees.
 ///
 /// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim). Query heads share
@@ -119,17 +183,26 @@ pub fn attention(
     q: &Tensor,
     kv: Layer<'_>,
     heads: usize,
-    attend: &Attend,
+    views: &Views,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let Layer { store: kv, layer } = kv;
+    let Layer { store, layer } = kv;
+    let (attend, dim) = (&views.attend, store.head_dim());
     assert_eq!(q.rows(), attend.rows(), "attention: {} rows, views for {}", q.rows(), attend.rows());
-    assert!(heads.is_multiple_of(kv.kv_heads), "attention: {heads} query heads over {} key heads", kv.kv_heads);
-    assert!(heads * kv.head_dim <= q.cols(), "attention: {heads} heads of {} do not fit {}", kv.head_dim, q.cols());
-    let inside = |s: &Span| s.start as usize + s.len as usize <= kv.slots;
-    assert!(attend.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
-    out.reshape(q.rows(), heads * kv.head_dim);
-    kernel::attention(device.isa(), q, kv, &kernel::Shape { layer, heads, attend }, out);
+    assert!(heads.is_multiple_of(store.kv_heads()), "attention: {heads} query heads over {} key heads", store.kv_heads());
+    assert!(heads * dim <= q.cols(), "attention: {heads} heads of {dim} do not fit {}", q.cols());
+    match (device.kind(), &store.0, &views.on_gpu) {
+        (Kind::Cpu(cpu), Store::Cpu(kv), _) => {
+            let inside = |s: &Span| s.start as usize + s.len as usize <= kv.slots;
+            assert!(attend.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
+            out.reshape(q.rows(), heads * dim);
+            kernel::attention(cpu.isa, q, kv, &kernel::Shape { layer, heads, attend }, out);
+        }
+        (Kind::Cuda(_), Store::Cuda(kv), Some(views)) => {
+            *out = cuda::attention::attention(q.array(), kv, layer, heads, views)?.into();
+        }
+        _ => panic!("attention: the store or the views are not on the device"),
+    }
     Ok(())
 }
 
