@@ -1,9 +1,29 @@
 // What happens between the qkv product and attention: q/k normalisation, rotary positions, keys and values into slots.
 //
 // Bound by memory: q, k and v are read once, q written back, k and v written to their slots. One block a row, so that a
-// row's sines are computed once for all heads; one warp a head. Lane i holds the pairs (i, i + half), i += 32.
+// row's sines are computed once for all heads; one warp a head. A lane holds TOGETHER neighbours of each half of a head.
 
-#define PAIRS 4
+// Two neighbours; the second is read as 0 if it is not `both`.
+__device__ __forceinline__ float2 load2(const void* p, int type, u64 at, bool both) {
+    if (both && (at & 1) == 0) {
+        if (type == F32) return *(const float2*)((const float*)p + at);
+        u32 two = *(const u32*)((const u16*)p + at);
+        return make_float2(low_half(two), high_half(two));
+    }
+    return make_float2(load1(p, type, at), both ? load1(p, type, at + 1) : 0.0f);
+}
+
+__device__ __forceinline__ void store2(void* p, int type, u64 at, bool both, float2 v) {
+    if (both && (at & 1) == 0) {
+        if (type == F32) *(float2*)((float*)p + at) = v;
+        else *(u32*)((u16*)p + at) = pack(v.x, v.y);
+        return;
+    }
+    store1(p, type, at, v.x);
+    if (both) store1(p, type, at + 1, v.y);
+}
+
+#define TWOS 2
 
 extern "C" __global__ void __launch_bounds__(256) place(
     void* qkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim, const float* frequencies, const u32* positions,
@@ -21,35 +41,42 @@ extern "C" __global__ void __launch_bounds__(256) place(
         const float* scale = is_v ? 0 : is_q ? q_scale : k_scale;
         if (is_q && !scale && !frequencies) continue;
         const u64 from = (u64)row * cols + h * dim;
-        float a[PAIRS], b[PAIRS];
+        float2 a[TWOS], b[TWOS];
         float square = 0.0f;
 #pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            u32 i = lane + 32 * j;
-            a[j] = i < half ? load1(qkv, type, from + i) : 0.0f;
-            b[j] = i + half < dim ? load1(qkv, type, from + half + i) : 0.0f;
-            square += a[j] * a[j] + b[j] * b[j];
+        for (int j = 0; j < TWOS; j++) {
+            const u32 i = 2 * (lane + 32 * j);
+            a[j] = i < half ? load2(qkv, type, from + i, i + 1 < half) : make_float2(0.0f, 0.0f);
+            b[j] = i + half < dim ? load2(qkv, type, from + half + i, i + 1 + half < dim && i + 1 < half) : make_float2(0.0f, 0.0f);
+            square += a[j].x * a[j].x + a[j].y * a[j].y + b[j].x * b[j].x + b[j].y * b[j].y;
         }
         const float inverse = scale ? 1.0f / sqrtf(warp_sum(square) / (float)dim + eps) : 1.0f;
         const u32 kv = is_v ? h - heads - kv_heads : h - heads;
         void* out = is_q ? qkv : is_v ? values : keys;
         const u64 at = is_q ? from : ((u64)kv * slots + slot) * dim;
 #pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            u32 i = lane + 32 * j;
+        for (int j = 0; j < TWOS; j++) {
+            const u32 i = 2 * (lane + 32 * j);
             if (i >= half) continue;
-            float x = a[j], y = b[j];
+            const bool both = i + 1 < half, low = i + half < dim, low_both = both && i + 1 + half < dim;
+            float2 x = a[j], y = b[j];
             if (scale) {
-                x = x * inverse * scale[i];
-                if (i + half < dim) y = y * inverse * scale[i + half];
+                x.x = x.x * inverse * scale[i];
+                if (both) x.y = x.y * inverse * scale[i + 1];
+                if (low) y.x = y.x * inverse * scale[i + half];
+                if (low_both) y.y = y.y * inverse * scale[i + 1 + half];
             }
             if (frequencies && !is_v) {
-                float s = sines[i], c = cosines[i], turned = fmaf(x, c, -(y * s));
-                y = fmaf(y, c, x * s);
-                x = turned;
+                const float2 u = x;
+                x.x = fmaf(u.x, cosines[i], -(y.x * sines[i]));
+                y.x = fmaf(y.x, cosines[i], u.x * sines[i]);
+                if (both) {
+                    x.y = fmaf(u.y, cosines[i + 1], -(y.y * sines[i + 1]));
+                    y.y = fmaf(y.y, cosines[i + 1], u.y * sines[i + 1]);
+                }
             }
-            store1(out, type, at + i, x);
-            if (i + half < dim) store1(out, type, at + half + i, y);
+            store2(out, type, at + i, both, x);
+            if (low) store2(out, type, at + half + i, low_both, y);
         }
     }
 }

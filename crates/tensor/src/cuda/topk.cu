@@ -52,31 +52,43 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u3
 }
 
 #define MOST 64
+#define HELD 4
+
+__device__ __forceinline__ void hold(u64 (&held)[HELD], u64 x) {
+    if (x <= held[HELD - 1]) return;
+    held[HELD - 1] = x;
+#pragma unroll
+    for (int i = HELD - 1; i > 0; i--) {
+        u64 a = held[i - 1], b = held[i];
+        held[i - 1] = a > b ? a : b;
+        held[i] = a > b ? b : a;
+    }
+}
 
 // The k best logits of each row, softmax over them, and the mixture of their table rows; best[r] is the likeliest.
-// Bound by memory: one read of the logits. Then k rounds, in each of which only the thread that owned the last winner
-// looks through its strip (1 / blockDim of the row) again.
+// Bound by memory: one read of the logits, in which each thread holds the best of its strip (1 / blockDim of the row);
+// then k rounds over what is held. A thread looks through its strip again only if all that it held has won.
 extern "C" __global__ void __launch_bounds__(512) mixture(const float* logits, u32 stride, u32 cols, const float* bias, u32 k,
                                                           const void* table, int type, u32 width, float* out, u64* best) {
     __shared__ u64 scratch[16];
     __shared__ u64 won[MOST];
     __shared__ float weight[MOST];
     const float* row = logits + (u64)blockIdx.x * stride;
-    u64 mine = 0;
-    for (u32 c = threadIdx.x; c < cols; c += blockDim.x) {
-        u64 x = candidate(row[c] + (bias ? bias[c] : 0.0f), c);
-        mine = x > mine ? x : mine;
-    }
+    u64 held[HELD] = {}; // this thread's best, largest first
+    for (u32 c = threadIdx.x; c < cols; c += blockDim.x) hold(held, candidate(row[c] + (bias ? bias[c] : 0.0f), c));
     u32 count = 0;
     for (; count < k; count++) {
-        u64 top = block_best(mine, scratch);
+        u64 top = block_best(held[0], scratch);
         if (top == 0) break;
         if (threadIdx.x == 0) won[count] = top;
-        if (top == mine) {
-            mine = 0;
+        if (top != held[0]) continue;
+#pragma unroll
+        for (int i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
+        held[HELD - 1] = 0;
+        if (held[0] == 0) { // all of them won: what comes next in the strip?
             for (u32 c = threadIdx.x; c < cols; c += blockDim.x) {
                 u64 x = candidate(row[c] + (bias ? bias[c] : 0.0f), c);
-                mine = x < top && x > mine ? x : mine;
+                if (x < top) hold(held, x);
             }
         }
     }
