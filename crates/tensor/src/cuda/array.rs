@@ -78,6 +78,7 @@ impl Buffer {
     /// Memory filled with zeros.
     pub(crate) fn zeros(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
         let buffer = Self::new(cuda, bytes)?;
+        cuda.bind()?;
         // SAFETY: the memory is as long and belongs to this stream.
         unsafe { driver::memset_d8_async(buffer.pointer, 0, bytes, cuda.stream()) }.map_err(CudaError::driver("clear memory"))?;
         Ok(buffer)
@@ -87,6 +88,7 @@ impl Buffer {
     pub(crate) fn upload<T: Pod>(cuda: &Cuda, values: &[T]) -> Result<Self, CudaError> {
         let buffer = Self::new(cuda, size_of_val(values))?;
         if !values.is_empty() {
+            cuda.bind()?;
             // SAFETY: as long as `values`; the driver copies pageable memory before it returns.
             unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()) }.map_err(CudaError::driver("take data"))?;
         }
