@@ -1,7 +1,7 @@
 // Attention over spans of slots.
 //
 // Rows come in tiles: neighbours whose first span starts at the same slot (rows forked from one prefix, or the positions of
-// one prompt). A block takes one tile and one query head. Phase A reads the shared span once for the whole tile through
+// one prompt). A block takes one tile and one head. Phase A reads the shared span once for the whole tile through
 // shared memory; phase B reads the spans that are each row's own. Softmax is online and in f32 throughout.
 //
 //   tiles[i] = (first row, rows, first slot of the shared span, its greatest length among the rows)
@@ -68,6 +68,8 @@ struct Walk {
     }
 };
 
+// Slots of a row's own first span that are asked for ahead of need: what a sequence is handed at a time.
+#define PREFETCHED 16
 // Keys of which a warp holds the scores at a time.
 #define SCORED 32
 
@@ -104,18 +106,27 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     __shared__ float kept_max[64], kept_sum[64];
     u16* stages = (u16*)shared; // (2, keys and values, KEYS, STRIDE)
     const uint4 tile = tiles[blockIdx.x];
-    const u32 h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const u64 head = (u64)(h / group) * slots * DIM, start = head + (u64)tile.z * DIM;
+    // The query heads that share a key head are rows of one product: row v is head v % group of the tile's row v / group.
+    const u32 first_row = blockIdx.z * (blockDim.x / 2), height = tile.y * group;
+    if (first_row >= height) return;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = first_row + warp * 16;
+    const u64 head = (u64)blockIdx.y * slots * DIM, start = head + (u64)tile.z * DIM;
     const u32 steps = (tile.w + KEYS - 1) / KEYS;
     fetch<DIM>(stages, keys + start, values + start, 0, tile.w);
     fetch<DIM>(stages + 2 * KEYS * STRIDE, keys + start, values + start, KEYS, tile.w);
 
     // What lane r knows of the warp's row r: read now, needed in phase B.
-    const u32 known = warp * 16 + lane % 16;
-    const uint4 view = known < tile.y ? rows[tile.x + known] : make_uint4(0, 0, 0, 0);
+    const u32 known = warp_row + lane % 16;
+    const uint4 view = known < height ? rows[tile.x + known / group] : make_uint4(0, 0, 0, 0);
     const uint2 first_span = view.w ? spans[view.y] : make_uint2(0, 0);
+    // Its own keys (lower lanes) and values (upper lanes) start on their way to the cache while phase A computes.
+    {
+        const u16* own = (lane < 16 ? keys : values) + head + (u64)first_span.x * DIM;
+        const u32 ahead = first_span.y < PREFETCHED ? first_span.y : PREFETCHED;
+        for (u32 i = 0; i < ahead * DIM; i += 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(own + i));
+    }
 
-    const u32 row0 = warp * 16 + g, row1 = row0 + 8;
+    const u32 row0 = warp_row + g, row1 = row0 + 8;
     const u32 len0 = __shfl_sync(FULL, view.x, g), len1 = __shfl_sync(FULL, view.x, g + 8);
     u32 longest = view.x;
 #pragma unroll
@@ -124,14 +135,14 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         longest = other > longest ? other : longest;
     }
     u32 a[DIM / 16][4];
-    const u16* q0 = q + (u64)(tile.x + row0) * q_cols + h * DIM + 2 * t;
-    const u16* q1 = q + (u64)(tile.x + row1) * q_cols + h * DIM + 2 * t;
+    const u16* q0 = q + (u64)(tile.x + row0 / group) * q_cols + (blockIdx.y * group + row0 % group) * DIM + 2 * t;
+    const u16* q1 = q + (u64)(tile.x + row1 / group) * q_cols + (blockIdx.y * group + row1 % group) * DIM + 2 * t;
 #pragma unroll
     for (int s = 0; s < DIM / 16; s++) {
-        a[s][0] = row0 < tile.y ? *(const u32*)(q0 + 16 * s) : 0;
-        a[s][1] = row1 < tile.y ? *(const u32*)(q1 + 16 * s) : 0;
-        a[s][2] = row0 < tile.y ? *(const u32*)(q0 + 16 * s + 8) : 0;
-        a[s][3] = row1 < tile.y ? *(const u32*)(q1 + 16 * s + 8) : 0;
+        a[s][0] = row0 < height ? *(const u32*)(q0 + 16 * s) : 0;
+        a[s][1] = row1 < height ? *(const u32*)(q1 + 16 * s) : 0;
+        a[s][2] = row0 < height ? *(const u32*)(q0 + 16 * s + 8) : 0;
+        a[s][3] = row1 < height ? *(const u32*)(q1 + 16 * s + 8) : 0;
     }
     float o[DIM / 8][4];
 #pragma unroll
@@ -233,8 +244,8 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         *(float2*)(so + (g + 8) * OSTRIDE + 8 * n + 2 * t) = make_float2(o[n][2], o[n][3]);
     }
     if (t == 0) {
-        kept_max[row0] = max0; kept_max[row1] = max1;
-        kept_sum[row0] = sum0; kept_sum[row1] = sum1;
+        kept_max[warp * 16 + g] = max0; kept_max[warp * 16 + g + 8] = max1;
+        kept_sum[warp * 16 + g] = sum0; kept_sum[warp * 16 + g + 8] = sum1;
     }
     __syncwarp();
 
@@ -244,8 +255,9 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     const u16* own_values = values + head + part;
 #pragma unroll 1
     for (u32 first = 0; first < 16; first += TOGETHER) {
-        const u32 r = first + lane / LANES, in_tile = warp * 16 + r, row = tile.x + in_tile;
-        const bool real = in_tile < tile.y;
+        const u32 r = first + lane / LANES, row = warp_row + r;
+        const bool real = row < height;
+        const u64 at = (u64)(tile.x + row / group), column = (blockIdx.y * group + row % group) * DIM + part;
         const u32 count = __shfl_sync(FULL, view.w, r), spans_at = __shfl_sync(FULL, view.y, r);
         const uint2 span = make_uint2(__shfl_sync(FULL, first_span.x, r), __shfl_sync(FULL, first_span.y, r));
         u32 most = count;
@@ -254,8 +266,8 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
             u32 other = __shfl_xor_sync(FULL, most, d);
             most = other > most ? other : most;
         }
-        float x[8], query[8], largest = kept_max[in_tile], sum = kept_sum[in_tile];
-        widen8(real ? *(const uint4*)(q + (u64)row * q_cols + h * DIM + part) : make_uint4(0, 0, 0, 0), query);
+        float x[8], query[8], largest = kept_max[warp * 16 + r], sum = kept_sum[warp * 16 + r];
+        widen8(real ? *(const uint4*)(q + at * q_cols + column) : make_uint4(0, 0, 0, 0), query);
         *(float4*)&x[0] = *(const float4*)(so + r * OSTRIDE + part);
         *(float4*)&x[4] = *(const float4*)(so + r * OSTRIDE + part + 4);
         Walk walk(spans, span, spans_at + 1);
@@ -298,7 +310,7 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         }
         if (real) {
             const float inverse = 1.0f / sum;
-            *(uint4*)(out + (u64)row * out_cols + h * DIM + part) =
+            *(uint4*)(out + at * out_cols + column) =
                 make_uint4(pack(x[0] * inverse, x[1] * inverse), pack(x[2] * inverse, x[3] * inverse),
                            pack(x[4] * inverse, x[5] * inverse), pack(x[6] * inverse, x[7] * inverse));
         }

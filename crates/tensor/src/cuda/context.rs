@@ -76,7 +76,7 @@ impl Drop for Inner {
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
-    pub(crate) blocks: (usize, usize),
+    pub(crate) blocks: (usize, usize, usize),
     pub(crate) threads: usize,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: usize,
@@ -85,7 +85,12 @@ pub(crate) struct Grid {
 impl Grid {
     /// Enough blocks of 256 threads for `threads` of them.
     pub(crate) fn over(threads: usize) -> Self {
-        Self { blocks: (threads.div_ceil(256), 1), threads: 256, shared: 0 }
+        Self { blocks: (threads.div_ceil(256), 1, 1), threads: 256, shared: 0 }
+    }
+
+    /// A block for each row, of as many threads as a row has work for, up to 256.
+    pub(crate) fn rows(rows: usize, per_row: usize) -> Self {
+        Self { blocks: (rows, 1, 1), threads: per_row.next_multiple_of(32).clamp(32, 256), shared: 0 }
     }
 }
 
@@ -240,7 +245,7 @@ impl Cuda {
     /// The arguments must be those that the kernel takes, its pointers must reach as far as it goes on this stream, and
     /// what it writes must not be read or written by anything that does not wait for the stream.
     pub(crate) unsafe fn launch(&self, kernel: &str, grid: Grid, arguments: &mut [u64]) -> Result<(), CudaError> {
-        if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 || grid.blocks.2 == 0 {
             return Ok(());
         }
         self.bind()?;
@@ -249,7 +254,8 @@ impl Cuda {
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
         assert!(arguments.len() <= MOST_ARGUMENTS, "{kernel} takes too many arguments");
         pointers.iter_mut().zip(arguments).for_each(|(p, a)| *p = (&raw mut *a).cast());
-        let (blocks, threads) = ((int(grid.blocks.0), int(grid.blocks.1), 1), (int(grid.threads), 1, 1));
+        let blocks = (int(grid.blocks.0), int(grid.blocks.1), int(grid.blocks.2));
+        let threads = (int(grid.threads), 1, 1);
         // SAFETY: the function was loaded into this context; the rest is the caller's promise.
         unsafe { driver::launch_kernel(function, blocks, threads, int(grid.shared), self.stream(), &mut pointers) }
             .map_err(CudaError::driver("start a kernel"))

@@ -39,7 +39,7 @@ const SOURCES: &[Source] = &[
         "norm.cu", "add_norm_1_0", "add_norm_1_1", "add_norm_1_2", "add_norm_4_0", "add_norm_4_1", "add_norm_4_2",
         "add_norm_16_0", "add_norm_16_1", "add_norm_16_2"
     ),
-    source!("rope.cu", "place", "place_plain"),
+    source!("rope.cu", "place_1", "place_2", "place_plain"),
     source!("topk.cu", "argmax", "mixture"),
 ];
 

@@ -100,7 +100,7 @@ fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array
 
 /// The kernel whose threads hold a row in registers, for what is added.
 fn plan(rows: usize, cols: usize, y_type: u64) -> (&'static str, Grid) {
-    let grid = |blocks, threads| Grid { blocks: (blocks, 1), threads, shared: 0 };
+    let grid = |blocks, threads| Grid { blocks: (blocks, 1, 1), threads, shared: 0 };
     let (names, grid) = match cols {
         0..=768 => (["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"], grid(rows.div_ceil(4), 128)),
         769..=2048 => (["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"], grid(rows, 128)),

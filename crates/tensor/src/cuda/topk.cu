@@ -26,10 +26,9 @@ __device__ __forceinline__ u64 block_best(u64 best, u64* scratch) {
     return best;
 }
 
-// best[r] = max(best[r], the best of logits[r, ..cols]), whose first column is output `first`.
-// Bound by memory (or the L2 cache, where the product before left the logits): each logit is read once.
-extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u32 stride, u32 first, u32 cols,
-                                                         const float* bias, u64* best) {
+// best[r] = the best of logits[r, ..cols] + bias. Bound by memory: each logit is read once.
+extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u32 stride, u32 cols, const float* bias,
+                                                         u64* best) {
     __shared__ u64 scratch[8];
     const float* row = logits + (u64)blockIdx.x * stride;
     float top = -INF;
@@ -38,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u3
     for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
         float4 v = load4(row, F32, c, (int)(cols - c));
         if (bias) {
-            float4 b = load4(bias + first, F32, c, (int)(cols - c));
+            float4 b = load4(bias, F32, c, (int)(cols - c));
             v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
         }
         if (v.x > top || (at == 0xffffffffu && v.x == top)) { top = v.x; at = c; }
@@ -46,9 +45,9 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u3
         if (c + 2 < cols && (v.z > top || (at == 0xffffffffu && v.z == top))) { top = v.z; at = c + 2; }
         if (c + 3 < cols && (v.w > top || (at == 0xffffffffu && v.w == top))) { top = v.w; at = c + 3; }
     }
-    u64 mine = at == 0xffffffffu ? 0ull : candidate(top, first + at);
+    u64 mine = at == 0xffffffffu ? 0ull : candidate(top, at);
     mine = block_best(mine, scratch);
-    if (threadIdx.x == 0 && mine > best[blockIdx.x]) best[blockIdx.x] = mine; // chunks of a row run one after another
+    if (threadIdx.x == 0) best[blockIdx.x] = mine;
 }
 
 #define MOST 64

@@ -6,13 +6,8 @@ use super::context::{Grid, int, slots};
 use super::linear::{ROW_MULTIPLE, Weights};
 use super::{Array, Cuda, CudaError, Dtype};
 
-/// Bytes of logits made at a time where whole rows of them are needed.
-const CHUNK: usize = 256 << 20;
-/// Bytes of logits made at a time where they are not: what the L2 cache holds from the product to the search.
-const NEAR: usize = 24 << 20;
-/// Rows taken together in that case, and the fewest columns.
-const MANY: usize = 4096;
-const LEAST_COLS: usize = 1024;
+/// Bytes of logits made at a time.
+const CHUNK: usize = 512 << 20;
 /// The most tokens that a mixture takes, as in topk.cu.
 pub(crate) const MOST: usize = 64;
 
@@ -22,12 +17,10 @@ pub(crate) const MOST: usize = 64;
 pub(crate) fn argmax(x: &Array, by: &Weights) -> Result<Vec<u32>, CudaError> {
     let (cuda, best) = (x.cuda(), Best::new(x.cuda(), x.rows())?);
     let bias = by.padded_bias().map_or(0, Buffer::pointer);
-    in_chunks(x, by, NEAR, |chunk| {
-        let cols = chunk.cols.min(by.outputs() - chunk.first_col);
-        let grid = Grid { blocks: (chunk.rows, 1), threads: 256, shared: 0 };
-        let arguments =
-            slots![chunk.logits, int(chunk.cols), int(chunk.first_col), int(cols), bias, best.at(chunk.first_row)];
-        // SAFETY: logits are (rows, cols), of which those of outputs are read; there is a best for every row.
+    in_chunks(x, by, |chunk| {
+        let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 256, shared: 0 };
+        let arguments = slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, best.at(chunk.first)];
+        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a best for every row.
         unsafe { cuda.launch("argmax", grid, arguments) }
     })?;
     best.indices()
@@ -42,13 +35,13 @@ pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> R
     let (width, matrix) = (table.inputs(), table.matrix());
     let out = Array::uninit(x.cuda(), x.rows(), width, Dtype::F32)?;
     let best = Best::new(x.cuda(), x.rows())?;
-    in_chunks(x, head, usize::MAX, |chunk| {
-        let grid = Grid { blocks: (chunk.rows, 1), threads: 512, shared: 0 };
+    in_chunks(x, head, |chunk| {
+        let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 512, shared: 0 };
         let bias = head.padded_bias().map_or(0, Buffer::pointer);
-        let into = out.pointer() + (chunk.first_row * width * 4) as u64;
+        let into = out.pointer() + (chunk.first * width * 4) as u64;
         let arguments = slots![
-            chunk.logits, int(chunk.cols), int(head.outputs()), bias, int(k),
-            matrix.pointer(), matrix.dtype(), int(width), into, best.at(chunk.first_row),
+            chunk.logits, int(head.matrix().rows()), int(head.outputs()), bias, int(k),
+            matrix.pointer(), matrix.dtype(), int(width), into, best.at(chunk.first),
         ];
         // SAFETY: as in `argmax`; a winner is a row of the table; out has as many rows as x.
         unsafe { x.cuda().launch("mixture", grid, arguments) }
@@ -57,37 +50,33 @@ pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> R
     Ok((out, likeliest))
 }
 
-/// Some logits: rows from `first_row` on, outputs from `first_col` on.
+/// Some rows of logits.
 struct Chunk {
-    logits: u64, // (rows, cols)
-    first_row: usize,
+    logits: u64, // (rows, padded outputs)
+    first: usize,
     rows: usize,
-    first_col: usize,
-    cols: usize,
 }
 
-/// Makes the logits of some rows after others and hands them to `work`, in columns of at most `near` bytes.
-fn in_chunks(x: &Array, by: &Weights, near: usize, work: impl Fn(Chunk) -> Result<(), CudaError>) -> Result<(), CudaError> {
+/// Makes the logits of some rows after others and hands them to `work`.
+///
+/// Smaller pieces, such as would stay in the L2 cache, were slower: products of few columns leave multiprocessors idle.
+fn in_chunks(x: &Array, by: &Weights, work: impl Fn(Chunk) -> Result<(), CudaError>) -> Result<(), CudaError> {
     assert_eq!(x.cols(), by.inputs(), "logits: rows of {} into a map of {}", x.cols(), by.inputs());
-    let (cuda, inputs, all, operand) = (x.cuda(), by.inputs(), by.matrix().rows(), by.matrix().dtype());
+    let (cuda, inputs, stride, operand) = (x.cuda(), by.inputs(), by.matrix().rows(), by.matrix().dtype());
     let cast = x.as_operand(by)?;
     let x = cast.as_ref().unwrap_or(x);
-    // Whole hundreds of rows and columns, so that every chunk starts where products like it.
-    let height = (CHUNK / (4 * all)).next_multiple_of(ROW_MULTIPLE).max(if near < usize::MAX { MANY } else { 0 }).min(x.rows()).max(1);
-    let width = (near / (4 * height)).next_multiple_of(ROW_MULTIPLE).max(LEAST_COLS).min(all);
-    let logits = Buffer::new(cuda, height * width * 4)?;
-    for first_row in (0..x.rows()).step_by(height) {
-        let rows = height.min(x.rows() - first_row);
-        let x_at = x.pointer() + (first_row * inputs * operand.size()) as u64;
-        for first_col in (0..all).step_by(width) {
-            let cols = width.min(all - first_col);
-            let shape = Shape { rows, inputs, outputs: cols, stride: cols, operand, out: Dtype::F32, epilogue: Epilogue::None };
-            let weights = by.matrix().pointer() + (first_col * inputs * operand.size()) as u64;
-            let at = Pointers { x: x_at, weights, bias: 0, out: logits.pointer() };
-            // SAFETY: x has `rows` rows and the weights `cols` from there on, and the logits hold (height, width).
-            unsafe { cuda.blas().product(cuda, shape, at) }?;
-            work(Chunk { logits: logits.pointer(), first_row, rows, first_col, cols })?;
-        }
+    // Chunks of like height, in whole hundreds of rows, so that each starts where products like it.
+    let chunks = (x.rows() * stride * 4).div_ceil(CHUNK).max(1);
+    let height = x.rows().div_ceil(chunks).next_multiple_of(ROW_MULTIPLE).min(x.rows().max(1));
+    let logits = Buffer::new(cuda, height * stride * 4)?;
+    for first in (0..x.rows()).step_by(height) {
+        let rows = height.min(x.rows() - first);
+        let shape = Shape { rows, inputs, outputs: stride, stride, operand, out: Dtype::F32, epilogue: Epilogue::None };
+        let x_at = x.pointer() + (first * inputs * operand.size()) as u64;
+        let at = Pointers { x: x_at, weights: by.matrix().pointer(), bias: 0, out: logits.pointer() };
+        // SAFETY: x has `rows` rows from `first` on, the weights `stride` rows, and the logits are (height, stride).
+        unsafe { cuda.blas().product(cuda, shape, at) }?;
+        work(Chunk { logits: logits.pointer(), first, rows })?;
     }
     Ok(())
 }
