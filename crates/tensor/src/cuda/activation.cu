@@ -37,16 +37,27 @@ extern "C" __global__ void bias_activation(void* x, int type, const float* bias,
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-// out[r, c] = silu(x[r, c]) * x[r, n + c]
-extern "C" __global__ void swiglu(const void* x, int type, void* out, u32 rows, u32 n) {
-    const u32 per_row = (n + 3) / 4;
-    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 row = i / per_row;
-    if (row >= rows) return;
-    const u32 c = 4 * (u32)(i % per_row);
-    const int left = (int)(n - c);
-    float4 g = load4(x, type, row * 2 * n + c, left), u = load4(x, type, row * 2 * n + n + c, left);
-    store4(out, type, row * n + c, left, make_float4(silu(g.x) * u.x, silu(g.y) * u.y, silu(g.z) * u.z, silu(g.w) * u.w));
+__device__ __forceinline__ u32 gated(u32 g, u32 u) {
+    return pack(silu(low_half(g)) * low_half(u), silu(high_half(g)) * high_half(u));
+}
+
+// out[r, c] = silu(x[r, c]) * x[r, n + c]; a block a row.
+extern "C" __global__ void __launch_bounds__(256) swiglu(const void* x, int type, void* out, u32 n) {
+    const u64 row = blockIdx.x;
+    if (type == BF16 && n % 8 == 0) {
+        const uint4* gates = (const uint4*)((const u16*)x + row * 2 * n);
+        uint4* to = (uint4*)((u16*)out + row * n);
+        for (u32 i = threadIdx.x; i < n / 8; i += blockDim.x) {
+            const uint4 g = gates[i], u = gates[n / 8 + i];
+            to[i] = make_uint4(gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w));
+        }
+        return;
+    }
+    for (u32 c = 4 * threadIdx.x; c < n; c += 4 * blockDim.x) {
+        const int left = (int)(n - c);
+        float4 g = load4(x, type, row * 2 * n + c, left), u = load4(x, type, row * 2 * n + n + c, left);
+        store4(out, type, row * n + c, left, make_float4(silu(g.x) * u.x, silu(g.y) * u.y, silu(g.z) * u.z, silu(g.w) * u.w));
+    }
 }
 
 // out = by * x, where the two may have different formats.

@@ -8,8 +8,7 @@ pub(crate) fn swiglu(x: &Array) -> Result<Array, CudaError> {
     assert!(x.cols().is_multiple_of(2), "swiglu: {} columns are not two halves", x.cols());
     let n = x.cols() / 2;
     let out = Array::uninit(x.cuda(), x.rows(), n, x.dtype())?;
-    let grid = Grid::over(x.rows() * n.div_ceil(4));
     // SAFETY: x is (rows, 2n) and out (rows, n), in one format.
-    unsafe { x.cuda().launch("swiglu", grid, slots![x.pointer(), x.dtype(), out.pointer(), int(x.rows()), int(n)]) }?;
+    unsafe { x.cuda().launch("swiglu", Grid::rows(x.rows(), n.div_ceil(8)), slots![x.pointer(), x.dtype(), out.pointer(), int(n)]) }?;
     Ok(out)
 }

@@ -1,7 +1,7 @@
 //! Memory on the GPU: raw buffers, matrices of numbers, lists of indices.
 //!
-//! Memory comes from the driver's stream-ordered pool and goes back to it in the stream's order, so taking and dropping a
-//! buffer costs about as much as a launch, and a dropped buffer is safe while kernels that use it are still to run.
+//! Memory comes from the driver's stream-ordered pool, and what is dropped is kept for the next who asks for that size.
+//! Everything runs in the order of one stream, so a dropped buffer is safe while kernels that use it are still to run.
 
 use bytemuck::Pod;
 use cudarc::driver::result as driver;
@@ -49,14 +49,18 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// Fresh memory with unspecified contents.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
+        let piece = Cuda::piece(bytes);
+        if let Some(pointer) = cuda.take_spare(piece) {
+            return Ok(Self { cuda: cuda.clone(), pointer, bytes });
+        }
         cuda.bind()?;
         let take = || {
             // SAFETY: the stream is alive; contents are written before they are read, on this stream alone.
-            unsafe { driver::malloc_async(cuda.stream(), bytes.max(16)) }
+            unsafe { driver::malloc_async(cuda.stream(), piece) }
         };
         let taken = match take() {
             Err(e) if is_out_of_memory(&e) => {
-                cuda.synchronize()?; // what was dropped but is still in use may suffice
+                cuda.release_spare()?; // this, and what was dropped but was still in use, may suffice
                 take()
             }
             other => other,
@@ -74,6 +78,7 @@ impl Buffer {
     /// Memory filled with zeros.
     pub(crate) fn zeros(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
         let buffer = Self::new(cuda, bytes)?;
+        cuda.bind()?;
         // SAFETY: the memory is as long and belongs to this stream.
         unsafe { driver::memset_d8_async(buffer.pointer, 0, bytes, cuda.stream()) }.map_err(CudaError::driver("clear memory"))?;
         Ok(buffer)
@@ -83,6 +88,7 @@ impl Buffer {
     pub(crate) fn upload<T: Pod>(cuda: &Cuda, values: &[T]) -> Result<Self, CudaError> {
         let buffer = Self::new(cuda, size_of_val(values))?;
         if !values.is_empty() {
+            cuda.bind()?;
             // SAFETY: as long as `values`; the driver copies pageable memory before it returns.
             unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()) }.map_err(CudaError::driver("take data"))?;
         }
@@ -129,9 +135,11 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.cuda.bind().is_ok() {
+        if let Err(pointer) = self.cuda.keep_spare(Cuda::piece(self.bytes), self.pointer)
+            && self.cuda.bind().is_ok()
+        {
             // SAFETY: taken from this stream's pool and given back once. A failure has nobody to be told to.
-            unsafe { driver::free_async(self.pointer, self.cuda.stream()) }.ok();
+            unsafe { driver::free_async(pointer, self.cuda.stream()) }.ok();
         }
     }
 }

@@ -1,7 +1,7 @@
 // Attention over spans of slots.
 //
 // Rows come in tiles: neighbours whose first span starts at the same slot (rows forked from one prefix, or the positions of
-// one prompt). A block takes one tile and one query head. Phase A reads the shared span once for the whole tile through
+// one prompt). A block takes one tile and one head. Phase A reads the shared span once for the whole tile through
 // shared memory; phase B reads the spans that are each row's own. Softmax is online and in f32 throughout.
 //
 //   tiles[i] = (first row, rows, first slot of the shared span, its greatest length among the rows)
@@ -16,13 +16,35 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 blocks of shared memory, each transposed; lane l names row l % 8 of block l / 8.
+// Four 8 x 8 blocks of shared memory in the tensor cores' layout; lane l names row l % 8 of block l / 8.
+__device__ __forceinline__ void load_blocks(u32 (&r)[4], const u16* at) {
+    u32 address = (u32)__cvta_generic_to_shared(at);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// The same, each block transposed.
 __device__ __forceinline__ void load_transposed(u32 (&r)[4], const u16* at) {
     u32 address = (u32)__cvta_generic_to_shared(at);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
+}
+
+// 16 bytes into shared memory, without waiting; zeros if not `inside`.
+__device__ __forceinline__ void copy16(u16* to, const u16* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
+                 "r"(inside ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 __device__ __forceinline__ void widen8(uint4 v, float (&x)[8]) {
@@ -35,7 +57,8 @@ struct Walk {
     const uint2* spans;
     uint2 span;
     u32 index, offset;
-    __device__ __forceinline__ Walk(const uint2* all, u32 begin) : spans(all), span(make_uint2(0, 0)), index(begin), offset(0) {}
+    // From a row's first own span, which is read already, and where the next one is.
+    __device__ __forceinline__ Walk(const uint2* all, uint2 first, u32 next) : spans(all), span(first), index(next), offset(0) {}
     __device__ __forceinline__ u32 next() {
         while (offset == span.y) {
             span = spans[index++];
@@ -45,7 +68,31 @@ struct Walk {
     }
 };
 
-#define KEYS 64
+// Slots of a row's own first span that are asked for ahead of need: what a sequence is handed at a time.
+#define PREFETCHED 16
+// Keys of which a warp holds the scores at a time.
+#define SCORED 32
+
+// Keys that are in shared memory at a time, twice: one half is computed with while the other arrives.
+template <int DIM>
+struct Stage {
+    static constexpr int KEYS = DIM <= 64 ? 64 : 32;
+    static constexpr int STRIDE = DIM + 8; // 16 bytes more than a row: neighbouring rows fall into other banks
+};
+
+template <int DIM>
+__device__ __forceinline__ void fetch(u16* stage, const u16* keys, const u16* values, u32 base, u32 len) {
+    constexpr int KEYS = Stage<DIM>::KEYS, STRIDE = Stage<DIM>::STRIDE, PARTS = DIM / 8;
+    // Beyond the end there is nothing to fetch, but a group to count.
+    for (u32 i = threadIdx.x; base < len && i < KEYS * PARTS; i += blockDim.x) {
+        const u32 r = i / PARTS, part = 8 * (i % PARTS);
+        const bool inside = base + r < len;
+        const u64 from = inside ? (u64)(base + r) * DIM + part : 0;
+        copy16(stage + r * STRIDE + part, keys + from, inside);
+        copy16(stage + (KEYS + r) * STRIDE + part, values + from, inside);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // bf16, head dimensions that are powers of two. Phase A on the tensor cores, 16 rows a warp; bound by latency at the short
 // prefixes of prompts, by the tensor cores at long ones. Phase B is bound by memory: a row's own keys and values are read
@@ -54,121 +101,141 @@ template <int DIM>
 __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots,
                                               u32 group, u16* out, u32 out_cols, const uint4* tiles, const uint4* rows,
                                               const uint2* spans, float scale) {
-    constexpr int STRIDE = DIM + 8; // 16 bytes more than a row: neighbouring rows fall into other banks
-    constexpr int OSTRIDE = DIM + 4;
+    constexpr int KEYS = Stage<DIM>::KEYS, STRIDE = Stage<DIM>::STRIDE, OSTRIDE = DIM + 4;
     extern __shared__ uint4 shared[];
     __shared__ float kept_max[64], kept_sum[64];
-    u16* sk = (u16*)shared;
-    u16* sv = sk + KEYS * STRIDE;
+    u16* stages = (u16*)shared; // (2, keys and values, KEYS, STRIDE)
     const uint4 tile = tiles[blockIdx.x];
-    const u32 h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const u64 head = (u64)(h / group) * slots * DIM;
-    const u32 row0 = warp * 16 + g, row1 = row0 + 8;
-    const u32 len0 = row0 < tile.y ? rows[tile.x + row0].x : 0, len1 = row1 < tile.y ? rows[tile.x + row1].x : 0;
-    u32 longest = len0 > len1 ? len0 : len1;
+    // The query heads that share a key head are rows of one product: row v is head v % group of the tile's row v / group.
+    const u32 first_row = blockIdx.z * (blockDim.x / 2), height = tile.y * group;
+    if (first_row >= height) return;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = first_row + warp * 16;
+    const u64 head = (u64)blockIdx.y * slots * DIM, start = head + (u64)tile.z * DIM;
+    const u32 steps = (tile.w + KEYS - 1) / KEYS;
+    fetch<DIM>(stages, keys + start, values + start, 0, tile.w);
+    fetch<DIM>(stages + 2 * KEYS * STRIDE, keys + start, values + start, KEYS, tile.w);
+
+    // What lane r knows of the warp's row r: read now, needed in phase B.
+    const u32 known = warp_row + lane % 16;
+    const uint4 view = known < height ? rows[tile.x + known / group] : make_uint4(0, 0, 0, 0);
+    const uint2 first_span = view.w ? spans[view.y] : make_uint2(0, 0);
+    // Its own keys (lower lanes) and values (upper lanes) start on their way to the cache while phase A computes.
+    {
+        const u16* own = (lane < 16 ? keys : values) + head + (u64)first_span.x * DIM;
+        const u32 ahead = first_span.y < PREFETCHED ? first_span.y : PREFETCHED;
+        for (u32 i = 0; i < ahead * DIM; i += 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(own + i));
+    }
+
+    const u32 row0 = warp_row + g, row1 = row0 + 8;
+    const u32 len0 = __shfl_sync(FULL, view.x, g), len1 = __shfl_sync(FULL, view.x, g + 8);
+    u32 longest = view.x;
 #pragma unroll
-    for (int d = 16; d > 0; d >>= 1) {
+    for (int d = 8; d > 0; d >>= 1) {
         u32 other = __shfl_xor_sync(FULL, longest, d);
         longest = other > longest ? other : longest;
     }
-
     u32 a[DIM / 16][4];
-    const u16* q0 = q + (u64)(tile.x + row0) * q_cols + h * DIM + 2 * t;
-    const u16* q1 = q + (u64)(tile.x + row1) * q_cols + h * DIM + 2 * t;
+    const u16* q0 = q + (u64)(tile.x + row0 / group) * q_cols + (blockIdx.y * group + row0 % group) * DIM + 2 * t;
+    const u16* q1 = q + (u64)(tile.x + row1 / group) * q_cols + (blockIdx.y * group + row1 % group) * DIM + 2 * t;
 #pragma unroll
     for (int s = 0; s < DIM / 16; s++) {
-        a[s][0] = row0 < tile.y ? *(const u32*)(q0 + 16 * s) : 0;
-        a[s][1] = row1 < tile.y ? *(const u32*)(q1 + 16 * s) : 0;
-        a[s][2] = row0 < tile.y ? *(const u32*)(q0 + 16 * s + 8) : 0;
-        a[s][3] = row1 < tile.y ? *(const u32*)(q1 + 16 * s + 8) : 0;
+        a[s][0] = row0 < height ? *(const u32*)(q0 + 16 * s) : 0;
+        a[s][1] = row1 < height ? *(const u32*)(q1 + 16 * s) : 0;
+        a[s][2] = row0 < height ? *(const u32*)(q0 + 16 * s + 8) : 0;
+        a[s][3] = row1 < height ? *(const u32*)(q1 + 16 * s + 8) : 0;
     }
-
     float o[DIM / 8][4];
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
     float max0 = -INF, max1 = -INF, sum0 = 0.0f, sum1 = 0.0f;
 
-    for (u32 base = 0; base < tile.w; base += KEYS) {
+    for (u32 step = 0; step < steps; step++) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
-        for (u32 i = threadIdx.x; i < KEYS * DIM / 8; i += blockDim.x) {
-            u32 r = i / (DIM / 8), part = i % (DIM / 8);
-            bool inside = base + r < tile.w;
-            u64 from = head + (u64)(tile.z + base + r) * DIM + 8 * part;
-            uint4 zero = make_uint4(0, 0, 0, 0);
-            *(uint4*)(sk + r * STRIDE + 8 * part) = inside ? *(const uint4*)(keys + from) : zero;
-            *(uint4*)(sv + r * STRIDE + 8 * part) = inside ? *(const uint4*)(values + from) : zero;
-        }
-        __syncthreads();
-        if (base >= longest) continue;
-        float s[KEYS / 8][4];
+        const u16* sk = stages + (step % 2) * 2 * KEYS * STRIDE;
+        const u16* sv = sk + KEYS * STRIDE;
+#pragma unroll 1
+        for (u32 part = 0; part < KEYS; part += SCORED) {
+            const u32 base = step * KEYS + part;
+            if (base >= longest) break;
+            float s[SCORED / 8][4];
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-            if (base + 8 * n < longest) {
+            for (int n = 0; n < SCORED / 8; n += 2) {
+                s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+                s[n + 1][0] = s[n + 1][1] = s[n + 1][2] = s[n + 1][3] = 0.0f;
+                if (base + 8 * n < longest) {
+                    const u16* at = sk + (part + 8 * n + lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
 #pragma unroll
-                for (int k = 0; k < DIM / 16; k++) {
-                    const u16* at = sk + (8 * n + g) * STRIDE + 16 * k + 2 * t;
-                    mma(s[n], a[k], *(const u32*)at, *(const u32*)(at + 8));
+                    for (int k = 0; k < DIM / 16; k++) {
+                        u32 b[4];
+                        load_blocks(b, at + 16 * k);
+                        mma(s[n], a[k], b[0], b[1]);
+                        mma(s[n + 1], a[k], b[2], b[3]);
+                    }
+                }
+            }
+            float new0 = max0, new1 = max1;
+#pragma unroll
+            for (int n = 0; n < SCORED / 8; n++) {
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    u32 key = base + 8 * n + 2 * t + c;
+                    s[n][c] = key < len0 ? s[n][c] : -INF;
+                    s[n][2 + c] = key < len1 ? s[n][2 + c] : -INF;
+                    new0 = fmaxf(new0, s[n][c]);
+                    new1 = fmaxf(new1, s[n][2 + c]);
+                }
+            }
+            new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 1));
+            new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 2));
+            new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 1));
+            new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 2));
+            // Rows that pad a tile see nothing; their maximum stays -inf and must not become a not-a-number.
+            const float use0 = new0 == -INF ? 0.0f : new0, use1 = new1 == -INF ? 0.0f : new1;
+            const float shrink0 = power_of_2((max0 - use0) * scale), shrink1 = power_of_2((max1 - use1) * scale);
+            max0 = new0;
+            max1 = new1;
+            sum0 *= shrink0;
+            sum1 *= shrink1;
+#pragma unroll
+            for (int n = 0; n < DIM / 8; n++) {
+                o[n][0] *= shrink0; o[n][1] *= shrink0; o[n][2] *= shrink1; o[n][3] *= shrink1;
+            }
+#pragma unroll
+            for (int n = 0; n < SCORED / 8; n++) {
+                s[n][0] = power_of_2((s[n][0] - use0) * scale);
+                s[n][1] = power_of_2((s[n][1] - use0) * scale);
+                s[n][2] = power_of_2((s[n][2] - use1) * scale);
+                s[n][3] = power_of_2((s[n][3] - use1) * scale);
+                sum0 += s[n][0] + s[n][1];
+                sum1 += s[n][2] + s[n][3];
+            }
+#pragma unroll
+            for (int k = 0; k < SCORED / 16; k++) {
+                if (base + 16 * k < longest) {
+                    u32 p[4] = {pack(s[2 * k][0], s[2 * k][1]), pack(s[2 * k][2], s[2 * k][3]),
+                                pack(s[2 * k + 1][0], s[2 * k + 1][1]), pack(s[2 * k + 1][2], s[2 * k + 1][3])};
+                    const u16* at = sv + (part + 16 * k + lane % 16) * STRIDE + lane / 16 * 8;
+#pragma unroll
+                    for (int n = 0; n < DIM / 16; n++) {
+                        u32 v[4];
+                        load_transposed(v, at + 16 * n);
+                        mma(o[2 * n], p, v[0], v[1]);
+                        mma(o[2 * n + 1], p, v[2], v[3]);
+                    }
                 }
             }
         }
-        float new0 = max0, new1 = max1;
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                u32 key = base + 8 * n + 2 * t + c;
-                s[n][c] = key < len0 ? s[n][c] : -INF;
-                s[n][2 + c] = key < len1 ? s[n][2 + c] : -INF;
-                new0 = fmaxf(new0, s[n][c]);
-                new1 = fmaxf(new1, s[n][2 + c]);
-            }
-        }
-        new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 1));
-        new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 2));
-        new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 1));
-        new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 2));
-        // Rows that pad a tile see nothing; their maximum stays -inf and must not become a not-a-number.
-        const float use0 = new0 == -INF ? 0.0f : new0, use1 = new1 == -INF ? 0.0f : new1;
-        const float shrink0 = exp2f((max0 - use0) * scale), shrink1 = exp2f((max1 - use1) * scale);
-        max0 = new0;
-        max1 = new1;
-        sum0 *= shrink0;
-        sum1 *= shrink1;
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
-            o[n][0] *= shrink0; o[n][1] *= shrink0; o[n][2] *= shrink1; o[n][3] *= shrink1;
-        }
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            s[n][0] = exp2f((s[n][0] - use0) * scale);
-            s[n][1] = exp2f((s[n][1] - use0) * scale);
-            s[n][2] = exp2f((s[n][2] - use1) * scale);
-            s[n][3] = exp2f((s[n][3] - use1) * scale);
-            sum0 += s[n][0] + s[n][1];
-            sum1 += s[n][2] + s[n][3];
-        }
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; k++) {
-            if (base + 16 * k < longest) {
-                u32 p[4] = {pack(s[2 * k][0], s[2 * k][1]), pack(s[2 * k][2], s[2 * k][3]),
-                            pack(s[2 * k + 1][0], s[2 * k + 1][1]), pack(s[2 * k + 1][2], s[2 * k + 1][3])};
-#pragma unroll
-                for (int n = 0; n < DIM / 16; n++) {
-                    u32 v[4];
-                    load_transposed(v, sv + (16 * k + lane % 16) * STRIDE + 16 * n + lane / 16 * 8);
-                    mma(o[2 * n], p, v[0], v[1]);
-                    mma(o[2 * n + 1], p, v[2], v[3]);
-                }
-            }
-        }
+        __syncthreads();
+        fetch<DIM>(stages + (step % 2) * 2 * KEYS * STRIDE, keys + start, values + start, (step + 2) * KEYS, tile.w);
     }
     sum0 += __shfl_xor_sync(FULL, sum0, 1);
     sum0 += __shfl_xor_sync(FULL, sum0, 2);
     sum1 += __shfl_xor_sync(FULL, sum1, 1);
     sum1 += __shfl_xor_sync(FULL, sum1, 2);
 
-    // From the tensor cores' layout to rows, through the memory that held the tile.
+    // From the tensor cores' layout to rows, through the memory that held the keys and values.
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
     float* so = (float*)shared + warp * 16 * OSTRIDE;
 #pragma unroll
@@ -177,38 +244,42 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         *(float2*)(so + (g + 8) * OSTRIDE + 8 * n + 2 * t) = make_float2(o[n][2], o[n][3]);
     }
     if (t == 0) {
-        kept_max[row0] = max0; kept_max[row1] = max1;
-        kept_sum[row0] = sum0; kept_sum[row1] = sum1;
+        kept_max[warp * 16 + g] = max0; kept_max[warp * 16 + g + 8] = max1;
+        kept_sum[warp * 16 + g] = sum0; kept_sum[warp * 16 + g + 8] = sum1;
     }
     __syncwarp();
 
     constexpr int LANES = DIM / 8, TOGETHER = 32 / LANES, AHEAD = 4;
     const u32 part = 8 * (lane % LANES);
+    const u16* own_keys = keys + head + part;
+    const u16* own_values = values + head + part;
 #pragma unroll 1
     for (u32 first = 0; first < 16; first += TOGETHER) {
-        const u32 r = first + lane / LANES, in_tile = warp * 16 + r, row = tile.x + in_tile;
-        const bool real = in_tile < tile.y;
-        const uint4 view = real ? rows[row] : make_uint4(0, 0, 0, 0);
-        u32 most = view.w;
+        const u32 r = first + lane / LANES, row = warp_row + r;
+        const bool real = row < height;
+        const u64 at = (u64)(tile.x + row / group), column = (blockIdx.y * group + row % group) * DIM + part;
+        const u32 count = __shfl_sync(FULL, view.w, r), spans_at = __shfl_sync(FULL, view.y, r);
+        const uint2 span = make_uint2(__shfl_sync(FULL, first_span.x, r), __shfl_sync(FULL, first_span.y, r));
+        u32 most = count;
 #pragma unroll
         for (int d = LANES; d < 32; d <<= 1) {
             u32 other = __shfl_xor_sync(FULL, most, d);
             most = other > most ? other : most;
         }
-        float x[8], query[8], largest = kept_max[in_tile], sum = kept_sum[in_tile];
+        float x[8], query[8], largest = kept_max[warp * 16 + r], sum = kept_sum[warp * 16 + r];
+        widen8(real ? *(const uint4*)(q + at * q_cols + column) : make_uint4(0, 0, 0, 0), query);
         *(float4*)&x[0] = *(const float4*)(so + r * OSTRIDE + part);
         *(float4*)&x[4] = *(const float4*)(so + r * OSTRIDE + part + 4);
-        widen8(real ? *(const uint4*)(q + (u64)row * q_cols + h * DIM + part) : make_uint4(0, 0, 0, 0), query);
-        Walk walk(spans, view.y);
+        Walk walk(spans, span, spans_at + 1);
         for (u32 j = 0; j < most; j += AHEAD) {
             uint4 k[AHEAD], v[AHEAD];
 #pragma unroll
             for (int u = 0; u < AHEAD; u++) {
                 k[u] = v[u] = make_uint4(0, 0, 0, 0);
-                if (j + u < view.w) {
-                    u64 from = head + (u64)walk.next() * DIM + part;
-                    k[u] = *(const uint4*)(keys + from);
-                    v[u] = *(const uint4*)(values + from);
+                if (j + u < count) {
+                    const u64 from = (u64)walk.next() * DIM;
+                    k[u] = *(const uint4*)(own_keys + from);
+                    v[u] = *(const uint4*)(own_values + from);
                 }
             }
             float score[AHEAD], best = largest;
@@ -220,17 +291,17 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
                 for (int i = 0; i < 8; i++) dot = fmaf(query[i], w[i], dot);
 #pragma unroll
                 for (int d = 1; d < LANES; d <<= 1) dot += __shfl_xor_sync(FULL, dot, d);
-                score[u] = j + u < view.w ? dot : -INF;
+                score[u] = j + u < count ? dot : -INF;
                 best = fmaxf(best, score[u]);
             }
-            const float use = best == -INF ? 0.0f : best, shrink = exp2f((largest - use) * scale);
+            const float use = best == -INF ? 0.0f : best, shrink = power_of_2((largest - use) * scale);
             largest = best;
             sum *= shrink;
 #pragma unroll
             for (int i = 0; i < 8; i++) x[i] *= shrink;
 #pragma unroll
             for (int u = 0; u < AHEAD; u++) {
-                float w[8], p = exp2f((score[u] - use) * scale);
+                float w[8], p = power_of_2((score[u] - use) * scale);
                 widen8(v[u], w);
                 sum += p;
 #pragma unroll
@@ -239,23 +310,24 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         }
         if (real) {
             const float inverse = 1.0f / sum;
-            *(uint4*)(out + (u64)row * out_cols + h * DIM + part) =
+            *(uint4*)(out + at * out_cols + column) =
                 make_uint4(pack(x[0] * inverse, x[1] * inverse), pack(x[2] * inverse, x[3] * inverse),
                            pack(x[4] * inverse, x[5] * inverse), pack(x[6] * inverse, x[7] * inverse));
         }
     }
 }
 
-#define ATTENTION(DIM)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128) attention_##DIM(                                                      \
+// Registers are capped so that BLOCKS fit a multiprocessor at once: with 4096 rows of 12 heads all blocks run in one wave.
+#define ATTENTION(DIM, BLOCKS)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS) attention_##DIM(                                              \
         const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots, u32 group, u16* out, u32 out_cols,         \
         const uint4* tiles, const uint4* rows, const uint2* spans, float scale) {                                           \
         attention_mma<DIM>(q, q_cols, keys, values, slots, group, out, out_cols, tiles, rows, spans, scale);                \
     }
 
-ATTENTION(32)
-ATTENTION(64)
-ATTENTION(128)
+ATTENTION(32, 6)
+ATTENTION(64, 6)
+ATTENTION(128, 3)
 
 #define ROWS_A_WARP 4
 #define PARTS 8
@@ -330,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(512) attention_any(const void* q, i
     for (int k = 0; k < ROWS_A_WARP; k++) {
         const u32 r = warp * ROWS_A_WARP + k;
         if (r >= tile.y) continue;
-        Walk walk(spans, view[k].y);
+        Walk walk(spans, make_uint2(0, 0), view[k].y);
         for (u32 j = 0; j < view[k].w; j++) {
             const u64 from = head + (u64)walk.next() * dim;
             float dot = 0.0f, value[PARTS];

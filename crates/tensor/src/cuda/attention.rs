@@ -11,9 +11,7 @@ const TILE_MANY: usize = 64;
 const TILE_FEW: usize = 16;
 /// From this many rows on.
 const MANY: usize = 2048;
-/// Keys that the tensor-core kernel holds in shared memory at a time, as in attention.cu.
-const KEYS: usize = 64;
-/// The same of the plain kernel, and the rows of one of its warps.
+/// Keys that the plain kernel holds in shared memory at a time, as in attention.cu, and the rows of one of its warps.
 const PLAIN_KEYS: usize = 32;
 const PLAIN_ROWS: usize = 4;
 
@@ -174,8 +172,9 @@ pub(crate) fn attention(q: &Array, kv: &Kv, layer: usize, heads: usize, views: &
     };
     match fast.filter(|_| q.dtype() == Dtype::Bf16 && q.cols().is_multiple_of(8)) {
         Some(kernel) => {
-            let shared = 2 * KEYS * (dim + 8) * 2;
-            let grid = Grid { blocks: (views.tiles, heads), threads: views.height / 16 * 32, shared };
+            let keys_held = if dim <= 64 { 64 } else { 32 }; // as in attention.cu
+            let shared = 2 * 2 * keys_held * (dim + 8) * 2;
+            let grid = Grid { blocks: (views.tiles, kv.kv_heads, heads / kv.kv_heads), threads: views.height / 16 * 32, shared };
             let scale = scale * std::f32::consts::LOG2_E; // the kernel's powers are of 2
             let arguments = slots![q_at, q_cols, keys, values, slots, group, out_at, out_cols, tiles, rows, spans, scale];
             // SAFETY: spans were checked against the slots, rows and heads against q; out is written whole.
@@ -184,7 +183,7 @@ pub(crate) fn attention(q: &Array, kv: &Kv, layer: usize, heads: usize, views: &
         None => {
             let threads = views.height / PLAIN_ROWS * 32;
             let shared = (views.height * dim + PLAIN_KEYS * (dim + 1)) * 4;
-            let grid = Grid { blocks: (views.tiles, heads), threads, shared };
+            let grid = Grid { blocks: (views.tiles, heads, 1), threads, shared };
             let (type_, dim) = (q.dtype(), int(dim));
             let arguments =
                 slots![q_at, type_, q_cols, keys, values, slots, group, dim, out_at, out_cols, tiles, rows, spans, scale];

@@ -1,11 +1,11 @@
 //! A GPU, opened: its context, its one stream, its kernels and its cuBLASLt.
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
 
-use super::array::Buffer;
 use super::blas::Blas;
 use super::module::Kernels;
 use super::{CudaError, Dtype};
@@ -45,6 +45,7 @@ pub(crate) struct Cuda(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     // Fields are dropped in this order: what uses the context goes first.
+    spare: Mutex<Spare>,
     blas: Blas,
     kernels: Kernels,
     stream: Arc<CudaStream>,
@@ -54,10 +55,37 @@ struct Inner {
     capability: (i32, i32),
 }
 
+/// Memory that was dropped and waits to be taken again. Everything runs in the order of one stream, so what takes it next
+/// runs after what used it last.
+#[derive(Debug, Default)]
+struct Spare {
+    by_size: HashMap<usize, Vec<u64>>,
+    bytes: usize,
+}
+
+/// Larger pieces go back to the driver's pool: they are few, and idle memory is missed.
+const MOST_SPARE_PIECE: usize = 64 << 20;
+/// All spare memory together.
+const MOST_SPARE: usize = 2 << 30;
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for pointer in spare.by_size.into_values().flatten() {
+            // SAFETY: taken from this stream's pool, and nobody else has it. A failure has nobody to be told to.
+            unsafe { driver::free_async(pointer, self.stream.cu_stream()) }.ok();
+        }
+        self.stream.synchronize().ok();
+    }
+}
+
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
-    pub(crate) blocks: (usize, usize),
+    pub(crate) blocks: (usize, usize, usize),
     pub(crate) threads: usize,
     /// Bytes of dynamic shared memory.
     pub(crate) shared: usize,
@@ -66,7 +94,12 @@ pub(crate) struct Grid {
 impl Grid {
     /// Enough blocks of 256 threads for `threads` of them.
     pub(crate) fn over(threads: usize) -> Self {
-        Self { blocks: (threads.div_ceil(256), 1), threads: 256, shared: 0 }
+        Self { blocks: (threads.div_ceil(256), 1, 1), threads: 256, shared: 0 }
+    }
+
+    /// A block for each row, of as many threads as a row has work for, up to 256.
+    pub(crate) fn rows(rows: usize, per_row: usize) -> Self {
+        Self { blocks: (rows, 1, 1), threads: per_row.next_multiple_of(32).clamp(32, 256), shared: 0 }
     }
 }
 
@@ -168,7 +201,7 @@ impl Cuda {
         let kernels = Kernels::load(capability)?;
         allow_shared(&context, &kernels)?;
         let blas = Blas::new(&context)?;
-        Ok(Self(Arc::new(Inner { blas, kernels, stream, context, precision, name, capability })))
+        Ok(Self(Arc::new(Inner { spare: Mutex::default(), blas, kernels, stream, context, precision, name, capability })))
     }
 
     /// The GPU's name.
@@ -221,7 +254,7 @@ impl Cuda {
     /// The arguments must be those that the kernel takes, its pointers must reach as far as it goes on this stream, and
     /// what it writes must not be read or written by anything that does not wait for the stream.
     pub(crate) unsafe fn launch(&self, kernel: &str, grid: Grid, arguments: &mut [u64]) -> Result<(), CudaError> {
-        if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 || grid.blocks.2 == 0 {
             return Ok(());
         }
         self.bind()?;
@@ -230,15 +263,49 @@ impl Cuda {
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
         assert!(arguments.len() <= MOST_ARGUMENTS, "{kernel} takes too many arguments");
         pointers.iter_mut().zip(arguments).for_each(|(p, a)| *p = (&raw mut *a).cast());
-        let (blocks, threads) = ((int(grid.blocks.0), int(grid.blocks.1), 1), (int(grid.threads), 1, 1));
+        let blocks = (int(grid.blocks.0), int(grid.blocks.1), int(grid.blocks.2));
+        let threads = (int(grid.threads), 1, 1);
         // SAFETY: the function was loaded into this context; the rest is the caller's promise.
         unsafe { driver::launch_kernel(function, blocks, threads, int(grid.shared), self.stream(), &mut pointers) }
             .map_err(CudaError::driver("start a kernel"))
     }
 
-    /// Fresh memory with unspecified contents.
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<Buffer, CudaError> {
-        Buffer::new(self, bytes)
+    /// Spare memory of a size, if there is any.
+    pub(crate) fn take_spare(&self, size: usize) -> Option<u64> {
+        let mut spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let pointer = spare.by_size.get_mut(&size)?.pop()?;
+        spare.bytes -= size;
+        Some(pointer)
+    }
+
+    /// Keeps memory of a size for the next who asks; gives it back if there is no room for it.
+    pub(crate) fn keep_spare(&self, size: usize, pointer: u64) -> Result<(), u64> {
+        let mut spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if size > MOST_SPARE_PIECE || spare.bytes + size > MOST_SPARE {
+            return Err(pointer);
+        }
+        spare.bytes += size;
+        spare.by_size.entry(size).or_default().push(pointer);
+        Ok(())
+    }
+
+    /// Gives all spare memory back to the driver and waits until what was given back before can be had.
+    pub(crate) fn release_spare(&self) -> Result<(), CudaError> {
+        let spare = std::mem::take(&mut *self.0.spare.lock().unwrap_or_else(PoisonError::into_inner));
+        for pointer in spare.by_size.into_values().flatten() {
+            // SAFETY: taken from this stream's pool, and nobody else has it.
+            unsafe { driver::free_async(pointer, self.stream()) }.map_err(CudaError::driver("take memory back"))?;
+        }
+        self.synchronize()
+    }
+
+    /// What is taken for so many bytes: rounded by an eighth at most, so that like sizes find each other's memory.
+    pub(crate) fn piece(bytes: usize) -> usize {
+        if bytes > MOST_SPARE_PIECE {
+            return bytes;
+        }
+        let bytes = bytes.max(512);
+        bytes.next_multiple_of((bytes.next_power_of_two() / 16).max(512))
     }
 }
 

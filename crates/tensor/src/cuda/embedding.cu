@@ -1,30 +1,26 @@
-// Rows picked from tables. Bound by memory: each picked row is read once and written once, four numbers at a time.
+// Rows picked from tables. Bound by memory: each picked row is read once and written once, four numbers at a time. A block a row.
 
-// out[r] = table[rows_of[r]] + positions[places[r]]; `positions` may be null.
+// out[r] = table[picked[r]] + positions[places[r]]; `positions` may be null.
 extern "C" __global__ void gather(const void* table, int type, const u32* picked, const float* positions, const u32* places,
-                                  void* out, int out_type, u32 rows, u32 cols) {
-    const u32 per_row = (cols + 3) / 4;
-    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 row = i / per_row;
-    if (row >= rows) return;
-    const u32 c = 4 * (u32)(i % per_row);
-    const int left = (int)(cols - c);
-    float4 v = load4(table, type, (u64)picked[row] * cols + c, left);
-    if (positions) {
-        float4 p = load4(positions, F32, (u64)places[row] * cols + c, left);
-        v.x += p.x; v.y += p.y; v.z += p.z; v.w += p.w;
+                                  void* out, int out_type, u32 cols) {
+    const u64 row = blockIdx.x;
+    for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
+        const int left = (int)(cols - c);
+        float4 v = load4(table, type, (u64)picked[row] * cols + c, left);
+        if (positions) {
+            float4 p = load4(positions, F32, (u64)places[row] * cols + c, left);
+            v.x += p.x; v.y += p.y; v.z += p.z; v.w += p.w;
+        }
+        store4(out, out_type, row * cols + c, left, v);
     }
-    store4(out, out_type, row * cols + c, left, v);
 }
 
 // x[r] += table[picked[r]]
-extern "C" __global__ void add_rows(float* x, const float* table, const u32* picked, u32 rows, u32 cols) {
-    const u32 per_row = (cols + 3) / 4;
-    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 row = i / per_row;
-    if (row >= rows) return;
-    const u32 c = 4 * (u32)(i % per_row);
-    const int left = (int)(cols - c);
-    float4 v = load4(x, F32, row * cols + c, left), p = load4(table, F32, (u64)picked[row] * cols + c, left);
-    store4(x, F32, row * cols + c, left, make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w));
+extern "C" __global__ void add_rows(float* x, const float* table, const u32* picked, u32 cols) {
+    const u64 row = blockIdx.x;
+    for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
+        const int left = (int)(cols - c);
+        float4 v = load4(x, F32, row * cols + c, left), p = load4(table, F32, (u64)picked[row] * cols + c, left);
+        store4(x, F32, row * cols + c, left, make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w));
+    }
 }

@@ -18,7 +18,7 @@ pub(crate) fn lookup(table: &Weights, tokens: &Indices, positions: Option<(&Arra
     });
     let arguments = slots![
         matrix.pointer(), matrix.dtype(), tokens.pointer(), learned, places,
-        out.pointer(), out.dtype(), int(out.rows()), int(out.cols()),
+        out.pointer(), out.dtype(), int(out.cols()),
     ];
     // SAFETY: every index was checked against its table; out is (tokens, width).
     unsafe { out.cuda().launch("gather", grid(&out), arguments) }?;
@@ -29,7 +29,7 @@ pub(crate) fn lookup(table: &Weights, tokens: &Indices, positions: Option<(&Arra
 pub(crate) fn add_positions(x: &mut Array, learned: &Array, places: &Indices) -> Result<(), CudaError> {
     check_positions(x, learned, places);
     assert_eq!(x.dtype(), Dtype::F32, "positions: they are added in f32");
-    let arguments = slots![x.pointer(), learned.pointer(), places.pointer(), int(x.rows()), int(x.cols())];
+    let arguments = slots![x.pointer(), learned.pointer(), places.pointer(), int(x.cols())];
     // SAFETY: every place was checked against the table; x is as wide.
     unsafe { x.cuda().launch("add_rows", grid(x), arguments) }
 }
@@ -44,8 +44,8 @@ fn check_positions(x: &Array, learned: &Array, places: &Indices) {
 pub(crate) fn select(x: &Array, picked: &Indices) -> Result<Array, CudaError> {
     assert!(picked.all_below(x.rows()), "select: a row beyond {}", x.rows());
     let out = Array::uninit(x.cuda(), picked.len(), x.cols(), x.dtype())?;
-    let (none, rows, cols) = (0u64, int(out.rows()), int(out.cols()));
-    let arguments = slots![x.pointer(), x.dtype(), picked.pointer(), none, none, out.pointer(), out.dtype(), rows, cols];
+    let none = 0u64;
+    let arguments = slots![x.pointer(), x.dtype(), picked.pointer(), none, none, out.pointer(), out.dtype(), int(out.cols())];
     // SAFETY: every index was checked against x; out is (picked, width).
     unsafe { x.cuda().launch("gather", grid(&out), arguments) }?;
     Ok(out)
@@ -66,5 +66,5 @@ pub(crate) fn concat(parts: &[&Array]) -> Result<Array, CudaError> {
 }
 
 fn grid(x: &Array) -> Grid {
-    Grid::over(x.rows() * x.cols().div_ceil(4))
+    Grid::rows(x.rows(), x.cols().div_ceil(4))
 }

@@ -56,7 +56,7 @@ impl Weights {
     ) -> Result<Self, CudaError> {
         let staged = Array::from_host(cuda, inputs, outputs, matrix)?;
         let out = Array::zeros(cuda, outputs.next_multiple_of(ROW_MULTIPLE), inputs, cuda.operand())?;
-        let grid = Grid { blocks: (outputs.div_ceil(32), inputs.div_ceil(32)), threads: 256, shared: 0 };
+        let grid = Grid { blocks: (outputs.div_ceil(32), inputs.div_ceil(32), 1), threads: 256, shared: 0 };
         let arguments = slots![staged.pointer(), out.pointer(), out.dtype(), int(inputs), int(outputs)];
         // SAFETY: `transpose` reads (inputs, outputs) and writes (outputs, inputs), which both have.
         unsafe { cuda.launch("transpose", grid, arguments) }?;

@@ -35,8 +35,11 @@ const SOURCES: &[Source] = &[
     source!("attention.cu", "attention_32", "attention_64", "attention_128", "attention_any"),
     source!("embedding.cu", "gather", "add_rows"),
     source!("noise.cu", "add_noise"),
-    source!("norm.cu", "add_norm_1", "add_norm_4", "add_norm_16"),
-    source!("rope.cu", "place", "place_plain"),
+    source!(
+        "norm.cu", "add_norm_1_0", "add_norm_1_1", "add_norm_1_2", "add_norm_4_0", "add_norm_4_1", "add_norm_4_2",
+        "add_norm_16_0", "add_norm_16_1", "add_norm_16_2"
+    ),
+    source!("rope.cu", "place_1", "place_2", "place_plain"),
     source!("topk.cu", "argmax", "mixture"),
 ];
 

@@ -10,15 +10,18 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double* x, double* y) {
     *y = radius * s;
 }
 
-extern "C" __global__ void add_noise(float* x, double std, const Draw* draws, u32 site, u32 rows, u32 cols) {
-    const u32 per_row = (cols + 3) / 4;
-    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 row = i / per_row;
-    if (row >= rows || !draws[row].drawn) return;
-    const u32 block = (u32)(i % per_row);
-    uint4 w = bits(draws[row], site, block);
-    double n[4];
-    pair(w.x, w.y, &n[0], &n[1]);
-    pair(w.z, w.w, &n[2], &n[3]);
-    for (u32 j = 0; j < 4 && 4 * block + j < cols; j++) x[row * cols + 4 * block + j] += (float)(std * n[j]);
+// A block a row.
+extern "C" __global__ void add_noise(float* x, double std, const Draw* draws, u32 site, u32 cols) {
+    const Draw draw = draws[blockIdx.x];
+    if (!draw.drawn) return;
+    float* row = x + (u64)blockIdx.x * cols;
+    for (u32 block = threadIdx.x; 4 * block < cols; block += blockDim.x) {
+        uint4 w = bits(draw, site, block);
+        double n[4];
+        pair(w.x, w.y, &n[0], &n[1]);
+        pair(w.z, w.w, &n[2], &n[3]);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+            if (4 * block + j < cols) row[4 * block + j] += (float)(std * n[j]);
+    }
 }

@@ -10,8 +10,7 @@ pub(crate) fn add_noise(x: &mut Array, std: f32, draws: &Draws) -> Result<(), Cu
     assert_eq!(x.rows(), draws.rows(), "noise: {} rows, {} draws", x.rows(), draws.rows());
     assert_eq!(x.dtype(), Dtype::F32, "noise: thoughts are f32");
     assert!(x.cols() <= MAX_ELEMENTS, "noise: {} elements cannot be named", x.cols());
-    let (rows, cols) = (int(x.rows()), int(x.cols()));
-    let arguments = slots![x.pointer(), f64::from(std), draws.pointer(), site_word(0, Site::Noise), rows, cols];
+    let arguments = slots![x.pointer(), f64::from(std), draws.pointer(), site_word(0, Site::Noise), int(x.cols())];
     // SAFETY: x is (rows, cols) and there is a draw for every row.
-    unsafe { x.cuda().launch("add_noise", Grid::over(x.rows() * x.cols().div_ceil(4)), arguments) }
+    unsafe { x.cuda().launch("add_noise", Grid::rows(x.rows(), x.cols().div_ceil(4)), arguments) }
 }

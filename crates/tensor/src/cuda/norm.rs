@@ -88,23 +88,24 @@ fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array
         let shift = by.shift.as_ref().map_or(0, Buffer::pointer);
         (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), shift)
     });
-    let (kernel, grid) = plan(rows, cols);
+    let (kernel, grid) = plan(rows, cols, y_type);
     let MaskArguments { kind, pointer: masks, site, threshold, keep_scale } = mask;
     let arguments = slots![
-        x.pointer(), y, y_type, bias, kind, masks, site, threshold, keep_scale,
+        x.pointer(), y, bias, kind, masks, site, threshold, keep_scale,
         out, out_type, rms, eps, scale, shift, int(rows), int(cols),
     ];
     // SAFETY: x, y, the mask and out were checked to be (rows, cols), the bias, scale and shift (cols).
     unsafe { x.cuda().launch(kernel, grid, arguments) }
 }
 
-/// The kernel whose threads hold a row in registers, 32 numbers each.
-fn plan(rows: usize, cols: usize) -> (&'static str, Grid) {
-    let grid = |blocks, threads| Grid { blocks: (blocks, 1), threads, shared: 0 };
-    match cols {
-        0..=1024 => ("add_norm_1", grid(rows.div_ceil(4), 128)),
-        1025..=4096 => ("add_norm_4", grid(rows, 128)),
-        4097..=16384 => ("add_norm_16", grid(rows, 512)),
+/// The kernel whose threads hold a row in registers, for what is added.
+fn plan(rows: usize, cols: usize, y_type: u64) -> (&'static str, Grid) {
+    let grid = |blocks, threads| Grid { blocks: (blocks, 1, 1), threads, shared: 0 };
+    let (names, grid) = match cols {
+        0..=768 => (["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"], grid(rows.div_ceil(4), 128)),
+        769..=2048 => (["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"], grid(rows, 128)),
+        2049..=16384 => (["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"], grid(rows, 512)),
         _ => panic!("norm: rows of {cols} are wider than any model's"),
-    }
+    };
+    (names[y_type as usize], grid)
 }

@@ -51,10 +51,9 @@ pub(crate) fn place(qkv: &mut Array, by: Place<'_>, kv: &mut Kv, layer: usize, s
     let per_vector = 16 / qkv.dtype().size();
     if by.norms.is_none() && by.rope.is_none() && dim.is_multiple_of(per_vector) {
         let width = dim / per_vector;
-        let grid = Grid::over(rows * 2 * kv.kv_heads() * width);
+        let grid = Grid::rows(rows, kv.kv_heads() * width);
         let (stride, width) = (int(cols / per_vector), int(width));
-        let arguments =
-            slots![qkv.pointer(), int(rows), stride, heads, kv_heads, width, keys, values, seats.slots.pointer(), int(kv.slots())];
+        let arguments = slots![qkv.pointer(), stride, heads, kv_heads, width, keys, values, seats.slots.pointer(), int(kv.slots())];
         // SAFETY: qkv is (rows, cols) and its rows are whole vectors; slots were checked.
         return unsafe { qkv.cuda().launch("place_plain", grid, arguments) };
     }
@@ -67,11 +66,11 @@ pub(crate) fn place(qkv: &mut Array, by: Place<'_>, kv: &mut Kv, layer: usize, s
         assert_eq!((q.width(), k.width()), (dim, dim), "place: norms of another width than {dim}");
         (q.scale(), k.scale(), q.eps())
     });
-    let grid = Grid { blocks: (rows, 1), threads: 256, shared: 0 };
+    let kernel = if dim <= 128 { "place_1" } else { "place_2" };
     let arguments = slots![
         qkv.pointer(), qkv.dtype(), int(cols), heads, kv_heads, int(dim), frequencies, seats.positions.pointer(),
         q_scale, k_scale, eps, keys, values, seats.slots.pointer(), int(kv.slots()),
     ];
     // SAFETY: as above; frequencies and scales are as wide as a head.
-    unsafe { qkv.cuda().launch("place", grid, arguments) }
+    unsafe { qkv.cuda().launch(kernel, Grid::rows(rows, 256), arguments) }
 }

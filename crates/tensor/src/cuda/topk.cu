@@ -26,10 +26,9 @@ __device__ __forceinline__ u64 block_best(u64 best, u64* scratch) {
     return best;
 }
 
-// best[r] = max(best[r], the best of logits[r, ..cols]), whose first column is output `first`.
-// Bound by memory (or the L2 cache, where the product before left the logits): each logit is read once.
-extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u32 stride, u32 first, u32 cols,
-                                                         const float* bias, u64* best) {
+// best[r] = the best of logits[r, ..cols] + bias. Bound by memory: each logit is read once.
+extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u32 stride, u32 cols, const float* bias,
+                                                         u64* best) {
     __shared__ u64 scratch[8];
     const float* row = logits + (u64)blockIdx.x * stride;
     float top = -INF;
@@ -38,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u3
     for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
         float4 v = load4(row, F32, c, (int)(cols - c));
         if (bias) {
-            float4 b = load4(bias + first, F32, c, (int)(cols - c));
+            float4 b = load4(bias, F32, c, (int)(cols - c));
             v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
         }
         if (v.x > top || (at == 0xffffffffu && v.x == top)) { top = v.x; at = c; }
@@ -46,37 +45,49 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u3
         if (c + 2 < cols && (v.z > top || (at == 0xffffffffu && v.z == top))) { top = v.z; at = c + 2; }
         if (c + 3 < cols && (v.w > top || (at == 0xffffffffu && v.w == top))) { top = v.w; at = c + 3; }
     }
-    u64 mine = at == 0xffffffffu ? 0ull : candidate(top, first + at);
+    u64 mine = at == 0xffffffffu ? 0ull : candidate(top, at);
     mine = block_best(mine, scratch);
-    if (threadIdx.x == 0 && mine > best[blockIdx.x]) best[blockIdx.x] = mine; // chunks of a row run one after another
+    if (threadIdx.x == 0) best[blockIdx.x] = mine;
 }
 
 #define MOST 64
+#define HELD 4
+
+__device__ __forceinline__ void hold(u64 (&held)[HELD], u64 x) {
+    if (x <= held[HELD - 1]) return;
+    held[HELD - 1] = x;
+#pragma unroll
+    for (int i = HELD - 1; i > 0; i--) {
+        u64 a = held[i - 1], b = held[i];
+        held[i - 1] = a > b ? a : b;
+        held[i] = a > b ? b : a;
+    }
+}
 
 // The k best logits of each row, softmax over them, and the mixture of their table rows; best[r] is the likeliest.
-// Bound by memory: one read of the logits. Then k rounds, in each of which only the thread that owned the last winner
-// looks through its strip (1 / blockDim of the row) again.
+// Bound by memory: one read of the logits, in which each thread holds the best of its strip (1 / blockDim of the row);
+// then k rounds over what is held. A thread looks through its strip again only if all that it held has won.
 extern "C" __global__ void __launch_bounds__(512) mixture(const float* logits, u32 stride, u32 cols, const float* bias, u32 k,
                                                           const void* table, int type, u32 width, float* out, u64* best) {
     __shared__ u64 scratch[16];
     __shared__ u64 won[MOST];
     __shared__ float weight[MOST];
     const float* row = logits + (u64)blockIdx.x * stride;
-    u64 mine = 0;
-    for (u32 c = threadIdx.x; c < cols; c += blockDim.x) {
-        u64 x = candidate(row[c] + (bias ? bias[c] : 0.0f), c);
-        mine = x > mine ? x : mine;
-    }
+    u64 held[HELD] = {}; // this thread's best, largest first
+    for (u32 c = threadIdx.x; c < cols; c += blockDim.x) hold(held, candidate(row[c] + (bias ? bias[c] : 0.0f), c));
     u32 count = 0;
     for (; count < k; count++) {
-        u64 top = block_best(mine, scratch);
+        u64 top = block_best(held[0], scratch);
         if (top == 0) break;
         if (threadIdx.x == 0) won[count] = top;
-        if (top == mine) {
-            mine = 0;
+        if (top != held[0]) continue;
+#pragma unroll
+        for (int i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
+        held[HELD - 1] = 0;
+        if (held[0] == 0) { // all of them won: what comes next in the strip?
             for (u32 c = threadIdx.x; c < cols; c += blockDim.x) {
                 u64 x = candidate(row[c] + (bias ? bias[c] : 0.0f), c);
-                mine = x < top && x > mine ? x : mine;
+                if (x < top) hold(held, x);
             }
         }
     }
