@@ -39,9 +39,8 @@ impl<'a> Bench<'a> {
         let mut plan = Plan::new(&party, prompts)?;
         let mut measured = Measured::default();
         while let Some(wave) = plan.next() {
-            let caches = self.caches.ready(&party, plan.slots(&wave))?;
             let mut seconds = Seconds::default();
-            let done = party.mind.decoder.device().run(|| party.pass(prompts, &wave, caches, &mut seconds))?;
+            let done = party.pass(&plan, &wave, &mut self.caches, &mut seconds)?;
             measured.seconds += seconds;
             for (share, rows) in wave.iter().zip(done) {
                 let length = prompts[share.question].tokens.len();

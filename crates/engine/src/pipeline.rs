@@ -56,8 +56,7 @@ impl Engine<'_> {
         let mut open: Option<Gathering> = None;
         let mut seconds = Seconds::default();
         while let Some(wave) = plan.next() {
-            let caches = caches.ready(&party, plan.slots(&wave))?;
-            let done = party.mind.decoder.device().run(|| party.pass(&prompts, &wave, caches, &mut seconds))?;
+            let done = party.pass(&plan, &wave, &mut caches, &mut seconds)?;
             for (share, rows) in wave.iter().zip(done) {
                 let (question, prompt) = (&questions[share.question], &prompts[share.question]);
                 let mut gathering = open.take().unwrap_or_else(|| Gathering::new(&party, prompt));

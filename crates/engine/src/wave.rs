@@ -8,7 +8,7 @@ use tensor::{DeviceError, Tensor};
 
 use crate::decode::decode;
 use crate::perturb::{Chance, Randomness, RowId};
-use crate::plan::Share;
+use crate::plan::{Plan, Share};
 use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
@@ -39,8 +39,37 @@ impl Party<'_> {
         self.settings.samples.get() + usize::from(self.settings.greedy)
     }
 
-    /// Passes a wave through the stages. Returns the rows of each share.
+    /// Passes a wave through the stages, in halves if the device has not the memory for it at once. Returns the rows of
+    /// each share.
     pub(crate) fn pass(
+        &self,
+        plan: &Plan<'_>,
+        wave: &[Share],
+        caches: &mut Caches,
+        seconds: &mut Seconds,
+    ) -> Result<Vec<Vec<Finished>>, DeviceError> {
+        let device = self.mind.decoder.device();
+        let ready = caches.ready(self, plan.slots(wave));
+        let passed = ready.and_then(|caches| device.run(|| self.pass_at_once(plan.prompts(), wave, caches, seconds)));
+        match passed {
+            Err(e) if e.is_out_of_memory() && wave.iter().map(|s| s.rows.len()).sum::<usize>() > 1 => {
+                *caches = Caches::default();
+                let (first, second) = halves(wave);
+                let mut done = self.pass(plan, &first, caches, seconds)?;
+                let mut rest = self.pass(plan, &second, caches, seconds)?.into_iter();
+                // A share that was cut is in both halves: its rows belong together again.
+                if first.last().map(|s| s.question) == second.first().map(|s| s.question) {
+                    let last = done.pop().unwrap_or_default();
+                    done.push(last.into_iter().chain(rest.next().unwrap_or_default()).collect());
+                }
+                done.extend(rest);
+                Ok(done)
+            }
+            other => other,
+        }
+    }
+
+    fn pass_at_once(
         &self,
         prompts: &[Prompt],
         wave: &[Share],
@@ -84,6 +113,22 @@ impl Party<'_> {
     }
 }
 
+/// A wave as two of about as many rows, in order.
+fn halves(wave: &[Share]) -> (Vec<Share>, Vec<Share>) {
+    let mut left = wave.iter().map(|s| s.rows.len()).sum::<usize>() / 2;
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for share in wave {
+        let cut = share.rows.start + left.min(share.rows.len());
+        left -= cut - share.rows.start;
+        for (half, rows) in [(&mut first, share.rows.start..cut), (&mut second, cut..share.rows.end)] {
+            if !rows.is_empty() {
+                half.push(Share { question: share.question, rows });
+            }
+        }
+    }
+    (first, second)
+}
+
 /// Caches that are kept from wave to wave.
 #[derive(Default)]
 pub(crate) struct Caches {
@@ -111,4 +156,19 @@ fn ready(cache: &mut Option<Cache>, slots: usize, make: impl Fn(usize) -> Result
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_keep_every_row_in_order() {
+        let share = |question, rows| Share { question, rows };
+        let wave = [share(3, 0..5), share(4, 0..5), share(5, 2..4)];
+        let (first, second) = halves(&wave);
+        assert_eq!(first, [share(3, 0..5), share(4, 0..1)]);
+        assert_eq!(second, [share(4, 1..5), share(5, 2..4)]);
+        assert_eq!(halves(&wave[..1]), (vec![share(3, 0..2)], vec![share(3, 2..5)]));
+    }
 }
