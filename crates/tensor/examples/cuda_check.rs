@@ -61,7 +61,8 @@ pub(crate) fn numbers(n: usize, salt: u64) -> Vec<f32> {
 }
 
 pub(crate) fn draws(rows: usize) -> Vec<Option<Draw>> {
-    let draw = |r: usize| Draw { seed: 7 << 33 | 5, question: r as u32 / 64, trajectory: r as u32 % 64, position: 70 + r as u32 % 3 };
+    let draw =
+        |r: usize| Draw { seed: 7 << 33 | 5, question: r as u32 / 64, trajectory: r as u32 % 64, position: 70 + r as u32 % 3 };
     (0..rows).map(|r| (r % 5 != 3).then(|| draw(r))).collect()
 }
 
@@ -103,7 +104,11 @@ impl Check {
             largest = largest.max(e);
         }
         let mean = (square / got.len().max(1) as f64).sqrt();
-        self.line(name, sane && mean <= tolerance && largest <= 20.0 * tolerance, &format!("error {mean:.1e}, largest {largest:.1e}"));
+        self.line(
+            name,
+            sane && mean <= tolerance && largest <= 20.0 * tolerance,
+            &format!("error {mean:.1e}, largest {largest:.1e}"),
+        );
     }
 
     fn line(&mut self, name: &str, good: bool, what: &str) {
@@ -161,9 +166,14 @@ impl Check {
             let (x, y, bias) = (numbers(rows * cols, 4), numbers(rows * cols, 5), numbers(cols, 6));
             let (scale, shift) = (numbers(cols, 7), numbers(cols, 8));
             for is_rms in [false, true] {
-                let by = if is_rms { DeviceNorm::rms(&self.cuda, 1e-5, &scale)? } else { DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)? };
+                let by = if is_rms {
+                    DeviceNorm::rms(&self.cuda, 1e-5, &scale)?
+                } else {
+                    DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)?
+                };
                 let want = self.cuda.operand();
-                let normed = |x: &[f64]| -> Vec<f64> { x.chunks(cols).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect() };
+                let normed =
+                    |x: &[f64]| -> Vec<f64> { x.chunks(cols).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect() };
                 let device = Array::from_host(&self.cuda, rows, cols, &x)?;
                 let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 let name = format!("{rows} x {cols} {}", if is_rms { "rms" } else { "layer" });
@@ -177,10 +187,12 @@ impl Check {
                 let (all, p) = (draws(rows), 0.3);
                 let uploaded = Draws::new(&self.cuda, &all)?;
                 let mask = DeviceMask::Drawn { p, layer: 11, site: Site::MlpOut, draws: &uploaded };
-                let got = add_norm(&mut sum, Addend { y: &y_device, bias: Some(&bias_device), mask: Some(mask) }, &by, want)?.to_host()?;
+                let got = add_norm(&mut sum, Addend { y: &y_device, bias: Some(&bias_device), mask: Some(mask) }, &by, want)?
+                    .to_host()?;
                 let kept = |i: usize| {
                     let value = f64::from(y[i]) + f64::from(bias[i % cols]);
-                    let factor = all[i / cols].map_or(1.0, |d| if d.keeps(11, Site::MlpOut, i % cols, p) { 1.0 / 0.7 } else { 0.0 });
+                    let factor =
+                        all[i / cols].map_or(1.0, |d| if d.keeps(11, Site::MlpOut, i % cols, p) { 1.0 / 0.7 } else { 0.0 });
                     f64::from(x[i]) + value * factor
                 };
                 let expected: Vec<f64> = (0..rows * cols).map(kept).collect();
@@ -199,7 +211,9 @@ impl Check {
             let mut x = Array::zeros(&self.cuda, rows, cols, Dtype::F32)?;
             let mask = DeviceMask::Drawn { p, layer: 3, site: Site::AttnOut, draws: &uploaded };
             add(&mut x, Addend { y: &ones, bias: None, mask: Some(mask) })?;
-            let expected = |i: usize| all[i / cols].map_or(1.0, |d| if d.keeps(3, Site::AttnOut, i % cols, p) { 1.0 / (1.0 - p) } else { 0.0 });
+            let expected = |i: usize| {
+                all[i / cols].map_or(1.0, |d| if d.keeps(3, Site::AttnOut, i % cols, p) { 1.0 / (1.0 - p) } else { 0.0 })
+            };
             let got = x.to_host()?;
             let wrong = (0..rows * cols).filter(|&i| got[i] != expected(i)).count();
             self.line(&format!("mask drawn {rows} x {cols} p {p}"), wrong == 0, &format!("{wrong} of {} differ", got.len()));
@@ -308,12 +322,15 @@ impl Check {
         let views = Views::new(&self.cuda, rows, |r| seen[r].iter().copied())?;
         let got = attention(&self.operand(rows, cols, &q)?, &kv, 1, heads, &views)?.to_host()?;
         // Every row where there are few; else some, those at both ends of tiles among them.
-        let picked: Vec<usize> = (0..rows).filter(|r| rows < 500 || r % 37 == 0 || [0, 63, 64, 599, 600].contains(r) || r + 1 == rows).collect();
+        let picked: Vec<usize> =
+            (0..rows).filter(|r| rows < 500 || r % 37 == 0 || [0, 63, 64, 599, 600].contains(r) || r + 1 == rows).collect();
         let mut expected = Vec::new();
         for &r in &picked {
             let slots: Vec<usize> = seen[r].iter().flat_map(|s| s.0 as usize..(s.0 + s.1) as usize).collect();
             for h in 0..heads {
-                let key = |s: usize, part: usize| &filling[s * cols + (heads + part * kv_heads + h / (heads / kv_heads)) * dim..][..dim];
+                let key = |s: usize, part: usize| {
+                    &filling[s * cols + (heads + part * kv_heads + h / (heads / kv_heads)) * dim..][..dim]
+                };
                 expected.extend(mix(&q[r * cols + h * dim..][..dim], &slots, key));
             }
         }
@@ -333,7 +350,8 @@ impl Check {
             let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 31 % vocab as u32).collect();
             let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
             let (t, p) = (Indices::new(&self.cuda, &tokens)?, Indices::new(&self.cuda, &places)?);
-            let at = |r: usize, c: usize| f64::from(table[tokens[r] as usize * width + c] + learned[places[r] as usize * width + c]);
+            let at =
+                |r: usize, c: usize| f64::from(table[tokens[r] as usize * width + c] + learned[places[r] as usize * width + c]);
             let expected: Vec<f64> = (0..rows * width).map(|i| at(i / width, i % width)).collect();
             let together = embedding::lookup(&map, &t, Some((&positions, &p)))?;
             self.report(&format!("lookup {rows} x {width}"), &together.to_host()?, &expected, 0.0);
@@ -347,13 +365,16 @@ impl Check {
             let selected = embedding::select(&x, &Indices::new(&self.cuda, &picked)?)?;
             let joined = embedding::concat(&[&selected, &x, &selected])?.to_host()?;
             let (x, selected) = (x.to_host()?, selected.to_host()?);
-            let expected: Vec<f64> = picked.iter().flat_map(|&r| x[r as usize * width..][..width].to_vec()).map(f64::from).collect();
+            let expected: Vec<f64> =
+                picked.iter().flat_map(|&r| x[r as usize * width..][..width].to_vec()).map(f64::from).collect();
             self.report(&format!("select {rows} x {width}"), &selected, &expected, 0.0);
             self.line("concat", joined == [selected.clone(), x.clone(), selected].concat(), "three parts");
 
             let gates = self.rounded(numbers(rows * 2 * width, 18));
             let got = activation::swiglu(&self.operand(rows, 2 * width, &gates)?)?.to_host()?;
-            let half = |i: usize| (f64::from(gates[i / width * 2 * width + i % width]), f64::from(gates[(i / width * 2 + 1) * width + i % width]));
+            let half = |i: usize| {
+                (f64::from(gates[i / width * 2 * width + i % width]), f64::from(gates[(i / width * 2 + 1) * width + i % width]))
+            };
             let expected: Vec<f64> = (0..rows * width).map(half).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
             self.report(&format!("swiglu {rows} x {width}"), &got, &expected, self.tolerance(self.cuda.operand()));
         }

@@ -85,7 +85,9 @@ fn kernels(cuda: &Cuda) -> Outcome {
     let by = DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
     let uploaded = Draws::new(cuda, &draws(ROWS))?;
     let bytes = ROWS * width * (8 + 2 * operand.size());
-    for (name, mask) in [("clean", None), ("dropout", Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded }))] {
+    for (name, mask) in
+        [("clean", None), ("dropout", Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded }))]
+    {
         let t = time(cuda, || add_norm(&mut x, Addend { y: &y, bias: None, mask }, &by, operand))?;
         moved(&format!("add_norm {ROWS} x {width} {name}"), t, bytes);
     }
@@ -159,7 +161,11 @@ fn logits(cuda: &Cuda) -> Outcome {
         let x = random(cuda, rows, width)?.cast(cuda.operand())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
         computed(&format!("argmax {rows} x {width} -> {vocab}"), time(cuda, || topk::argmax(&x, &head))?, flops);
-        computed(&format!("mixture {rows} x {width} -> {vocab}, k 10"), time(cuda, || topk::mixture(&x, &head, &head, 10))?, flops);
+        computed(
+            &format!("mixture {rows} x {width} -> {vocab}, k 10"),
+            time(cuda, || topk::mixture(&x, &head, &head, 10))?,
+            flops,
+        );
     }
     Ok(())
 }

@@ -9,6 +9,8 @@ pub(crate) fn swiglu(x: &Array) -> Result<Array, CudaError> {
     let n = x.cols() / 2;
     let out = Array::uninit(x.cuda(), x.rows(), n, x.dtype())?;
     // SAFETY: x is (rows, 2n) and out (rows, n), in one format.
-    unsafe { x.cuda().launch("swiglu", Grid::rows(x.rows(), n.div_ceil(8)), slots![x.pointer(), x.dtype(), out.pointer(), int(n)]) }?;
+    unsafe {
+        x.cuda().launch("swiglu", Grid::rows(x.rows(), n.div_ceil(8)), slots![x.pointer(), x.dtype(), out.pointer(), int(n)])
+    }?;
     Ok(out)
 }

@@ -90,7 +90,8 @@ impl Buffer {
         if !values.is_empty() {
             cuda.bind()?;
             // SAFETY: as long as `values`; the driver copies pageable memory before it returns.
-            unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()) }.map_err(CudaError::driver("take data"))?;
+            unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()) }
+                .map_err(CudaError::driver("take data"))?;
         }
         Ok(buffer)
     }

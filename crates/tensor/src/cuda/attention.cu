@@ -68,8 +68,6 @@ struct Walk {
     }
 };
 
-// Slots of a row's own first span that are asked for ahead of need: what a sequence is handed at a time.
-#define PREFETCHED 16
 // Keys of which a warp holds the scores at a time.
 #define SCORED 32
 
@@ -119,21 +117,10 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     const u32 known = warp_row + lane % 16;
     const uint4 view = known < height ? rows[tile.x + known / group] : make_uint4(0, 0, 0, 0);
     const uint2 first_span = view.w ? spans[view.y] : make_uint2(0, 0);
-    // Its own keys (lower lanes) and values (upper lanes) start on their way to the cache while phase A computes.
-    {
-        const u16* own = (lane < 16 ? keys : values) + head + (u64)first_span.x * DIM;
-        const u32 ahead = first_span.y < PREFETCHED ? first_span.y : PREFETCHED;
-        for (u32 i = 0; i < ahead * DIM; i += 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(own + i));
-    }
 
     const u32 row0 = warp_row + g, row1 = row0 + 8;
     const u32 len0 = __shfl_sync(FULL, view.x, g), len1 = __shfl_sync(FULL, view.x, g + 8);
-    u32 longest = view.x;
-#pragma unroll
-    for (int d = 8; d > 0; d >>= 1) {
-        u32 other = __shfl_xor_sync(FULL, longest, d);
-        longest = other > longest ? other : longest;
-    }
+    const u32 longest = __reduce_max_sync(FULL, view.x), shortest = __reduce_min_sync(FULL, view.x);
     u32 a[DIM / 16][4];
     const u16* q0 = q + (u64)(tile.x + row0 / group) * q_cols + (blockIdx.y * group + row0 % group) * DIM + 2 * t;
     const u16* q1 = q + (u64)(tile.x + row1 / group) * q_cols + (blockIdx.y * group + row1 % group) * DIM + 2 * t;
@@ -174,25 +161,30 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
                     }
                 }
             }
+            if (base + SCORED > shortest) {
+#pragma unroll
+                for (int n = 0; n < SCORED / 8; n++) {
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        u32 key = base + 8 * n + 2 * t + c;
+                        s[n][c] = key < len0 ? s[n][c] : -INF;
+                        s[n][2 + c] = key < len1 ? s[n][2 + c] : -INF;
+                    }
+                }
+            }
             float new0 = max0, new1 = max1;
 #pragma unroll
             for (int n = 0; n < SCORED / 8; n++) {
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    u32 key = base + 8 * n + 2 * t + c;
-                    s[n][c] = key < len0 ? s[n][c] : -INF;
-                    s[n][2 + c] = key < len1 ? s[n][2 + c] : -INF;
-                    new0 = fmaxf(new0, s[n][c]);
-                    new1 = fmaxf(new1, s[n][2 + c]);
-                }
+                new0 = fmaxf(new0, fmaxf(s[n][0], s[n][1]));
+                new1 = fmaxf(new1, fmaxf(s[n][2], s[n][3]));
             }
             new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 1));
             new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 2));
             new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 1));
             new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 2));
             // Rows that pad a tile see nothing; their maximum stays -inf and must not become a not-a-number.
-            const float use0 = new0 == -INF ? 0.0f : new0, use1 = new1 == -INF ? 0.0f : new1;
-            const float shrink0 = power_of_2((max0 - use0) * scale), shrink1 = power_of_2((max1 - use1) * scale);
+            const float use0 = new0 == -INF ? 0.0f : new0 * scale, use1 = new1 == -INF ? 0.0f : new1 * scale;
+            const float shrink0 = power_of_2(fmaf(max0, scale, -use0)), shrink1 = power_of_2(fmaf(max1, scale, -use1));
             max0 = new0;
             max1 = new1;
             sum0 *= shrink0;
@@ -203,10 +195,10 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
             }
 #pragma unroll
             for (int n = 0; n < SCORED / 8; n++) {
-                s[n][0] = power_of_2((s[n][0] - use0) * scale);
-                s[n][1] = power_of_2((s[n][1] - use0) * scale);
-                s[n][2] = power_of_2((s[n][2] - use1) * scale);
-                s[n][3] = power_of_2((s[n][3] - use1) * scale);
+                s[n][0] = power_of_2(fmaf(s[n][0], scale, -use0));
+                s[n][1] = power_of_2(fmaf(s[n][1], scale, -use0));
+                s[n][2] = power_of_2(fmaf(s[n][2], scale, -use1));
+                s[n][3] = power_of_2(fmaf(s[n][3], scale, -use1));
                 sum0 += s[n][0] + s[n][1];
                 sum1 += s[n][2] + s[n][3];
             }

@@ -91,8 +91,8 @@ impl Kv {
 pub(crate) struct Views {
     rows: usize,
     tiles: usize,
-    height: usize, // the most rows of a tile
-    end: usize,    // no span goes beyond this slot
+    height: usize,  // the most rows of a tile
+    end: usize,     // no span goes beyond this slot
     buffer: Buffer, // tiles, then rows, then spans
     rows_at: u64,
     spans_at: u64,

@@ -97,7 +97,8 @@ impl Blas {
         if shape.rows == 0 || shape.outputs == 0 {
             return Ok(());
         }
-        let refused = |reason: String| CudaError::Product { rows: shape.rows, inputs: shape.inputs, outputs: shape.outputs, reason };
+        let refused =
+            |reason: String| CudaError::Product { rows: shape.rows, inputs: shape.inputs, outputs: shape.outputs, reason };
         cuda.bind()?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(plan) = self.plan(&mut plans, shape) else { return Err(refused("no algorithm".to_owned())) };

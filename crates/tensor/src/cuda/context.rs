@@ -1,7 +1,7 @@
 //! A GPU, opened: its context, its one stream, its kernels and its cuBLASLt.
 
-use std::ffi::c_void;
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
@@ -224,9 +224,23 @@ impl Cuda {
         self.0.precision.operand()
     }
 
-    /// Bytes of memory: free (not counting what the pool keeps for reuse), and all.
+    /// Bytes of memory: free, what is kept for reuse included, and all.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
-        self.0.context.mem_get_info().map_err(CudaError::driver("say how much memory is free"))
+        let failed = || CudaError::driver("say how much memory is free");
+        let (free, total) = self.0.context.mem_get_info().map_err(failed())?;
+        let read = |attribute| {
+            let mut value = 0u64;
+            // SAFETY: the device is open; the attribute is a 64-bit number that outlives the call.
+            unsafe {
+                let pool = driver::device::get_default_mem_pool(self.0.context.cu_device())?;
+                driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
+            }
+            Ok(value as usize)
+        };
+        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed())?;
+        let used = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
+        let spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).bytes;
+        Ok((free + reserved.saturating_sub(used) + spare, total))
     }
 
     /// Waits until everything asked for so far is done, and says whether it went well.
@@ -314,7 +328,8 @@ fn keep_memory(context: &CudaContext) -> Result<(), CudaError> {
     let failed = CudaError::driver("set up its memory pool");
     // SAFETY: the device is open; the attribute is a 64-bit number that outlives the call.
     unsafe {
-        let pool = driver::device::get_default_mem_pool(context.cu_device()).map_err(CudaError::driver("find its memory pool"))?;
+        let pool =
+            driver::device::get_default_mem_pool(context.cu_device()).map_err(CudaError::driver("find its memory pool"))?;
         let mut threshold = u64::MAX;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         driver::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast()).map_err(failed)

@@ -16,10 +16,8 @@ pub(crate) fn lookup(table: &Weights, tokens: &Indices, positions: Option<(&Arra
         check_positions(&out, learned, places);
         (learned.pointer(), places.pointer())
     });
-    let arguments = slots![
-        matrix.pointer(), matrix.dtype(), tokens.pointer(), learned, places,
-        out.pointer(), out.dtype(), int(out.cols()),
-    ];
+    let arguments =
+        slots![matrix.pointer(), matrix.dtype(), tokens.pointer(), learned, places, out.pointer(), out.dtype(), int(out.cols()),];
     // SAFETY: every index was checked against its table; out is (tokens, width).
     unsafe { out.cuda().launch("gather", grid(&out), arguments) }?;
     Ok(out)

@@ -28,7 +28,8 @@ struct DeviceDraw {
 impl Draws {
     /// Uploads them; `None` leaves a row clean.
     pub(crate) fn new(cuda: &Cuda, rows: &[Option<Draw>]) -> Result<Self, CudaError> {
-        let all: Vec<DeviceDraw> = rows.iter().map(|row| row.as_ref().map_or_else(DeviceDraw::default, DeviceDraw::from)).collect();
+        let all: Vec<DeviceDraw> =
+            rows.iter().map(|row| row.as_ref().map_or_else(DeviceDraw::default, DeviceDraw::from)).collect();
         Ok(Self { rows: rows.len(), buffer: Buffer::upload(cuda, &all)? })
     }
 

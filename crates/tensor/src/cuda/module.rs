@@ -36,10 +36,18 @@ const SOURCES: &[Source] = &[
     source!("embedding.cu", "gather", "add_rows"),
     source!("noise.cu", "add_noise"),
     source!(
-        "norm.cu", "add_norm_1_0", "add_norm_1_1", "add_norm_1_2", "add_norm_4_0", "add_norm_4_1", "add_norm_4_2",
-        "add_norm_16_0", "add_norm_16_1", "add_norm_16_2"
+        "norm.cu",
+        "add_norm_1_0",
+        "add_norm_1_1",
+        "add_norm_1_2",
+        "add_norm_4_0",
+        "add_norm_4_1",
+        "add_norm_4_2",
+        "add_norm_16_0",
+        "add_norm_16_1",
+        "add_norm_16_2"
     ),
-    source!("rope.cu", "place_1", "place_2", "place_plain"),
+    source!("rope.cu", "place_any", "place_fast", "place_plain"),
     source!("topk.cu", "argmax", "mixture"),
 ];
 
@@ -140,7 +148,8 @@ fn read_cached(place: &Path) -> Option<Vec<u8>> {
 
 fn write_cached(place: &Path, image: &[u8]) {
     let beside = place.with_extension(format!("{}.tmp", std::process::id()));
-    let written = place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&beside, [&seal(image), image].concat()));
+    let written =
+        place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&beside, [&seal(image), image].concat()));
     if written.and_then(|()| fs::rename(&beside, place)).is_err() {
         fs::remove_file(&beside).ok();
     }
@@ -155,7 +164,8 @@ fn cache_dir() -> Option<PathBuf> {
 /// Machine code of a source for an architecture. Needs NVRTC, but no GPU.
 fn compile(source: &Source, arch: &str) -> Result<Vec<u8>, CudaError> {
     let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_owned(), log };
-    let text = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.file, source.text)).map_err(|e| failed(e.to_string()))?;
+    let text =
+        CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.file, source.text)).map_err(|e| failed(e.to_string()))?;
     let name = CString::new(source.file).map_err(|e| failed(e.to_string()))?;
     let program = nvrtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
     // SAFETY: the program lives until `destroy_program`, its text and name longer.

@@ -91,8 +91,22 @@ fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array
     let (kernel, grid) = plan(rows, cols, y_type);
     let MaskArguments { kind, pointer: masks, site, threshold, keep_scale } = mask;
     let arguments = slots![
-        x.pointer(), y, bias, kind, masks, site, threshold, keep_scale,
-        out, out_type, rms, eps, scale, shift, int(rows), int(cols),
+        x.pointer(),
+        y,
+        bias,
+        kind,
+        masks,
+        site,
+        threshold,
+        keep_scale,
+        out,
+        out_type,
+        rms,
+        eps,
+        scale,
+        shift,
+        int(rows),
+        int(cols),
     ];
     // SAFETY: x, y, the mask and out were checked to be (rows, cols), the bias, scale and shift (cols).
     unsafe { x.cuda().launch(kernel, grid, arguments) }

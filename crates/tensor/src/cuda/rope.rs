@@ -4,7 +4,7 @@ use super::array::Buffer;
 use super::attention::Kv;
 use super::context::{Grid, int, slots};
 use super::norm::DeviceNorm;
-use super::{Array, Cuda, CudaError, Indices};
+use super::{Array, Cuda, CudaError, Dtype, Indices};
 
 /// The rotation frequencies of a head on the GPU: pair i, (i, i + head_dim / 2), turns by `position * frequencies[i]`.
 #[derive(Debug)]
@@ -53,7 +53,8 @@ pub(crate) fn place(qkv: &mut Array, by: Place<'_>, kv: &mut Kv, layer: usize, s
         let width = dim / per_vector;
         let grid = Grid::rows(rows, kv.kv_heads() * width);
         let (stride, width) = (int(cols / per_vector), int(width));
-        let arguments = slots![qkv.pointer(), stride, heads, kv_heads, width, keys, values, seats.slots.pointer(), int(kv.slots())];
+        let arguments =
+            slots![qkv.pointer(), stride, heads, kv_heads, width, keys, values, seats.slots.pointer(), int(kv.slots())];
         // SAFETY: qkv is (rows, cols) and its rows are whole vectors; slots were checked.
         return unsafe { qkv.cuda().launch("place_plain", grid, arguments) };
     }
@@ -66,11 +67,18 @@ pub(crate) fn place(qkv: &mut Array, by: Place<'_>, kv: &mut Kv, layer: usize, s
         assert_eq!((q.width(), k.width()), (dim, dim), "place: norms of another width than {dim}");
         (q.scale(), k.scale(), q.eps())
     });
-    let kernel = if dim <= 128 { "place_1" } else { "place_2" };
-    let arguments = slots![
-        qkv.pointer(), qkv.dtype(), int(cols), heads, kv_heads, int(dim), frequencies, seats.positions.pointer(),
-        q_scale, k_scale, eps, keys, values, seats.slots.pointer(), int(kv.slots()),
-    ];
+    let (q_at, to, places) = (qkv.pointer(), seats.slots.pointer(), seats.positions.pointer());
+    let (cols, width, slots) = (int(cols), int(dim), int(kv.slots()));
+    let grid = Grid::rows(rows, 256);
+    if qkv.dtype() == Dtype::Bf16 && dim <= 128 && dim.is_multiple_of(4) {
+        let arguments =
+            slots![q_at, cols, heads, kv_heads, width, frequencies, places, q_scale, k_scale, eps, keys, values, to, slots];
+        // SAFETY: as above; frequencies and scales are as wide as a head, whose halves are whole pairs.
+        return unsafe { qkv.cuda().launch("place_fast", grid, arguments) };
+    }
+    let type_ = qkv.dtype();
+    let arguments =
+        slots![q_at, type_, cols, heads, kv_heads, width, frequencies, places, q_scale, k_scale, eps, keys, values, to, slots];
     // SAFETY: as above; frequencies and scales are as wide as a head.
-    unsafe { qkv.cuda().launch(kernel, Grid::rows(rows, 256), arguments) }
+    unsafe { qkv.cuda().launch("place_any", grid, arguments) }
 }

@@ -40,8 +40,16 @@ pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> R
         let bias = head.padded_bias().map_or(0, Buffer::pointer);
         let into = out.pointer() + (chunk.first * width * 4) as u64;
         let arguments = slots![
-            chunk.logits, int(head.matrix().rows()), int(head.outputs()), bias, int(k),
-            matrix.pointer(), matrix.dtype(), int(width), into, best.at(chunk.first),
+            chunk.logits,
+            int(head.matrix().rows()),
+            int(head.outputs()),
+            bias,
+            int(k),
+            matrix.pointer(),
+            matrix.dtype(),
+            int(width),
+            into,
+            best.at(chunk.first),
         ];
         // SAFETY: as in `argmax`; a winner is a row of the table; out has as many rows as x.
         unsafe { x.cuda().launch("mixture", grid, arguments) }
