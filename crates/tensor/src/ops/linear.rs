@@ -215,7 +215,3 @@ fn drop_drawn(values: &mut [f32], draw: &Draw, site: u32, col: usize, p: f32) {
         *x = if b >= threshold { *x * scale } else { 0.0 };
     }
 }
-
-#[cfg(test)]
-#[path = "linear_tests.rs"]
-mod tests;

@@ -13,6 +13,8 @@ mod mask;
 mod norm;
 mod rope;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod topk;
 
 pub use activation::{Activation, Format, swiglu};
