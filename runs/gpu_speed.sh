@@ -15,6 +15,7 @@ for round in $(seq "$rounds"); do
   pytorch "64x64 reference" --mode reference --questions 64 --samples 64 --repeat 3
   ours "1x32 ours" --questions 1 --samples 32 --repeat 10
   pytorch "1x32 pytorch" --mode same --questions 1 --samples 32 --repeat 10
+  pytorch "1x32 pytorch copied" --mode same --questions 1 --samples 32 --repeat 10 --cache copied
   ours "1x1 ours" --questions 1 --samples 1 --p 0 --repeat 10
   ours "1x64 ours" --questions 1 --samples 64 --repeat 10
   for shape in llama-1b qwen3-2b; do

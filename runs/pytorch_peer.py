@@ -13,8 +13,8 @@ random: speed does not depend on them. Written with bare torch operations in eag
   latency    How long does one question take? `same` with one question, one row and no dropout.
 
 Weights and activations are all of one type, `--dtype`: by default float32 on a CPU, bfloat16 on a GPU. Float32 products
-are never rounded to TF32. On a GPU every tensor stays there, tokens too, and the host waits for it only where a stage
-ends.
+are never rounded to TF32. On a GPU every tensor stays there, tokens too, and the host waits only where a stage ends.
+`--cache copied` copies prefixes to every row, where sharing them takes more operations: faster on a GPU at 1 x N.
 
 On a CPU `--linear plain` is F.linear, `addmm` the same with weights stored [in, out] (faster for a single row), `packed`
 oneDNN with weights reordered at load, as frozen compiled models do: not a public API, but the fastest float32 product
@@ -91,7 +91,8 @@ class ForkedCache:
     """Keys and values of a prefix shared by the N rows of a question, and each row's own in buffers allocated once.
 
     Scores over the prefix are matrix products over N rows; one softmax joins them with those over a row's own positions.
-    Against SDPA over prefixes copied to every row, whole runs took a fifth less time at 4 x 64, a twentieth more at 1 x 1.
+    Against SDPA over prefixes copied to every row, whole runs took a fifth less time at 4 x 64, a twentieth more at 1 x 1;
+    on an H200 in bfloat16 a third less at 64 x 64, half as much again at 1 x 32, where launching kernels takes the time.
     """
 
     def __init__(self, questions, samples, own):
@@ -119,10 +120,16 @@ class ForkedCache:
 
 
 class GrowingCache:
-    """Keys and values of every row, grown by torch.cat."""
+    """Keys and values of every row, grown by torch.cat; those of a prefilled prefix are copied to a question's N rows."""
 
-    def __init__(self):
-        self.kv = [None] * LAYERS
+    def __init__(self, samples):
+        self.samples, self.kv = samples, [None] * LAYERS
+
+    def prefill(self, layer, q, k, v):
+        self.kv[layer] = None
+        y = self.step(layer, q, k, v)
+        self.kv[layer] = [x.repeat_interleave(self.samples, 0) for x in self.kv[layer]]
+        return y
 
     def step(self, layer, q, k, v):
         k, v = k.transpose(1, 2), v.transpose(1, 2)
@@ -146,7 +153,7 @@ def trajectories(model, prompts, args, cache=None, read=torch.argmax):
         times.append(now(device))
         hidden = model.forward(model.embed(rows[:, -1:], length - 1), attend, p)
     else:
-        attend = GrowingCache().step
+        attend = GrowingCache(args.samples).step
         hidden = model.forward(model.embed(rows), attend, p)[:, -1:]
         model.logits(hidden)
         times.append(now(device))
@@ -173,10 +180,7 @@ def flops(args):
 
 
 def check(model, args):
-    """Without dropout every row of both algorithms must equal whole forwards without a cache, attention spelled out.
-
-    All read the tokens of the whole forwards, lest a rounding that swaps the two best ones lead them apart.
-    """
+    """Without dropout every row of both algorithms must equal whole forwards without a cache, attention spelled out."""
 
     def full(_, q, k, v):
         scores = torch.einsum("bihd,bjhd->bhij", q, k) / HEAD**0.5
@@ -194,8 +198,9 @@ def check(model, args):
         x = torch.cat([x, hidden + model.wpe[x.shape[1]] if thinking else model.embed(tokens[-1], x.shape[1])], 1)
     for samples in 1, 3:
         args.samples = samples
-        for name, cache in ("same", ForkedCache(2, samples, 1 + args.thoughts + args.answer)), ("reference", None):
-            logits = []
+        forked, copied = ForkedCache(2, samples, 1 + args.thoughts + args.answer), GrowingCache(samples)
+        for name, cache in ("forked", forked), ("copied", copied), ("reference", None):
+            logits = []  # all read the same tokens: rounding may swap the two best
             read = lambda x, _: logits.append(x) or tokens[len(logits)].repeat_interleave(samples, 0)
             trajectories(model, prompts, args, cache, read)
             want = torch.cat(naive, 1).repeat_interleave(samples, 0)
@@ -209,6 +214,7 @@ def main():
     parser.add_argument("--mode", choices=["same", "reference", "latency"], default="same")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32, on cuda bfloat16")
+    parser.add_argument("--cache", choices=["forked", "copied"], default="forked")
     parser.add_argument("--linear", choices=["plain", "addmm", "packed"], default="plain")
     for name, default in dict(questions=4, samples=64, prompt=72, thoughts=6, answer=6, repeat=3).items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -233,10 +239,11 @@ def main():
             if args.check:
                 return check(model, args)
             prompts, cache = torch.randint(END, (args.questions, args.prompt)), None
-            if args.mode != "reference":
+            if args.mode != "reference" and args.cache == "copied":
+                cache = GrowingCache(args.samples)
+            elif args.mode != "reference":
                 cache = ForkedCache(args.questions, args.samples, 1 + args.thoughts + args.answer)
-        warm = 2 if cuda else 1
-        runs = [trajectories(model, prompts, args, cache)[1] for _ in range(warm + args.repeat)][warm:]
+        runs = [trajectories(model, prompts, args, cache)[1] for _ in range(1 + cuda + args.repeat)][1 + cuda :]
     seconds = [t[-1] - t[0] for t in runs]
     best = runs[seconds.index(min(seconds))]
     result = {"trajectories_per_s": args.questions * args.samples / min(seconds)}

@@ -13,7 +13,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub use common::{DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+pub use common::{
+    DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
+};
 pub use layers::parse;
 
 /// Said under every command's help.

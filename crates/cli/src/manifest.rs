@@ -60,6 +60,7 @@ fn show_scope(scope: Scope) -> &'static str {
 pub fn host(device: &Device, memory: usize) -> Value {
     json!({
         "device": device.describe(),
+        "threads": device.threads(),
         "memory": memory,
         "cpu": crate::commands::doctor::processor(),
         "os": std::env::consts::OS,

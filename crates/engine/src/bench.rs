@@ -30,7 +30,7 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// Prepares to measure.
     pub fn new(mind: &'a Mind, judge: Option<&'a RewardModel>, settings: Settings) -> Self {
-        Self { party: Party { mind, judge, settings }, caches: Caches::default() }
+        Self { party: Party { mind, judge, settings, keep_thoughts: false }, caches: Caches::default() }
     }
 
     /// Passes all prompts through the stages once.
@@ -48,7 +48,7 @@ impl<'a> Bench<'a> {
                 if share.rows.start == 0 {
                     cost = Cost::of_prompt(&party, length);
                 }
-                rows.iter().for_each(|row| cost.add_row(&party, length, row.thoughts.rows(), row.tokens.len()));
+                rows.iter().for_each(|row| cost.add_row(&party, length, row.thoughts, row.tokens.len()));
                 measured.flops += cost.flops;
                 measured.trajectories += rows.len();
             }

@@ -80,7 +80,7 @@ impl Engine<'_> {
     }
 
     fn party(&self) -> Party<'_> {
-        Party { mind: &self.reasoner.mind, judge: self.judge, settings: self.settings }
+        Party { mind: &self.reasoner.mind, judge: self.judge, settings: self.settings, keep_thoughts: true }
     }
 }
 
@@ -108,19 +108,20 @@ impl Gathering {
         let (question, prompt) = asked;
         let text = reasoner.tokenizer.decode(&row.tokens)?;
         let answer = reasoner.method.rule.extract(question.kind, &prompt.text, &text);
-        self.cost.add_row(party, prompt.tokens.len(), row.thoughts.rows(), row.tokens.len());
+        self.cost.add_row(party, prompt.tokens.len(), row.thoughts, row.tokens.len());
         let trajectory = Trajectory {
             k: row.id.trajectory,
-            thoughts: row.thoughts.rows() as u32,
+            thoughts: row.thoughts as u32,
             correct: answer.as_ref().is_some_and(|a| a.matches(&question.gold)),
             answer: answer.map(|a| a.canonical()),
             text,
             scores: row.scores,
         };
         if row.perturbed {
-            (0..row.thoughts.rows()).for_each(|t| self.diversity.add(t, row.thoughts.row(t)));
+            let vectors = row.vectors.unwrap_or_default();
+            (0..vectors.rows()).for_each(|t| self.diversity.add(t, vectors.row(t)));
             self.trajectories.push(trajectory);
-            self.thoughts.push(row.thoughts);
+            self.thoughts.push(vectors);
         } else {
             self.greedy = Some(Trajectory { k: 0, ..trajectory });
         }

@@ -36,7 +36,7 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     pub(crate) fn new(party: &Party<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
-        let Party { mind, judge, settings } = *party;
+        let Party { mind, judge, settings, .. } = *party;
         // More thoughts than the context has positions are refused below, whatever their number.
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let plan = Self {
@@ -46,7 +46,8 @@ impl<'a> Plan<'a> {
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
             own: Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get())),
-            reward: judge.map(|j| (Cache::bytes_per_position(j.decoder.device(), j.decoder.config()), Cache::slots_for(thoughts))),
+            reward: judge
+                .map(|j| (Cache::bytes_per_position(j.decoder.device(), j.decoder.config()), Cache::slots_for(thoughts))),
             position: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
             next: (0, 0),
         };

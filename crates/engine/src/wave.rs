@@ -22,13 +22,16 @@ pub(crate) struct Party<'a> {
     pub(crate) mind: &'a Mind,
     pub(crate) judge: Option<&'a RewardModel>,
     pub(crate) settings: Settings,
+    /// Whether thoughts are wanted back from the device.
+    pub(crate) keep_thoughts: bool,
 }
 
 /// A row that has answered.
 pub(crate) struct Finished {
     pub(crate) id: RowId,
     pub(crate) perturbed: bool,
-    pub(crate) thoughts: Tensor, // (thoughts, width)
+    pub(crate) thoughts: usize,
+    pub(crate) vectors: Option<Tensor>, // (thoughts, width), if they are kept
     pub(crate) tokens: Vec<u32>,
     pub(crate) scores: Option<Vec<f32>>,
 }
@@ -95,12 +98,13 @@ impl Party<'_> {
         lap(&mut seconds.answers);
         seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers;
 
-        let all = thoughts.all.to_host()?;
+        let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
         let mut scores = scores.map(Vec::into_iter);
         let mut finished = thoughts.rows.into_iter().zip(spoken.tokens).map(|(row, tokens)| Finished {
             id: row.start.id,
             perturbed: row.start.perturbed,
-            thoughts: all.select(row.thoughts.into_iter()),
+            thoughts: row.thoughts.len(),
+            vectors: all.as_ref().map(|all| all.select(row.thoughts.into_iter())),
             tokens,
             scores: scores.as_mut().and_then(Iterator::next),
         });

@@ -4,6 +4,9 @@
 //! changes. A pass computes any mixture of new positions (whole prompts, single thoughts of many rows) over what the
 //! cache holds.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use tensor::ops::{self, Activation, Draws, Format, Indices, Keep, Linear, Mask, Norm, Place, Rope, Seats, Views};
 use tensor::rng::{Draw, Site};
 use tensor::{Device, DeviceError, Tensor};
@@ -144,7 +147,7 @@ impl Decoder {
         ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
     }
 
-    fn forward_part(&self, cache: &mut Cache, mut part: Part, work: &mut Work) -> Result<Tensor, DeviceError> {
+    fn forward_part(&self, cache: &mut Cache, mut part: Part<'_>, work: &mut Work) -> Result<Tensor, DeviceError> {
         let (device, heads) = (&self.device, self.config.heads);
         if let Some(table) = &self.positions {
             ops::add_rows(device, &mut part.x, table, &part.seats.positions)?;
@@ -176,9 +179,8 @@ impl Decoder {
     /// The MLP up to its last product: from `work.normed` into `work.inner`.
     fn mlp(&self, block: &Block, work: &mut Work) -> Result<(), DeviceError> {
         let device = &self.device;
-        let into = |activation, out: &mut Tensor| {
-            ops::linear(device, &work.normed, &block.mlp_in, (activation, Format::Operand), out)
-        };
+        let into =
+            |activation, out: &mut Tensor| ops::linear(device, &work.normed, &block.mlp_in, (activation, Format::Operand), out);
         match self.config.mlp {
             Mlp::Gelu => into(Activation::GeluTanh, &mut work.inner),
             Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner),
@@ -255,46 +257,50 @@ struct Work {
 }
 
 /// Some rows of a pass, with everything that belongs to them, on the device.
-struct Part {
+struct Part<'a> {
     x: Tensor, // (rows, width): the residual stream
     seats: Seats,
-    views: Views,
-    attend: ops::Attend,
-    wanted: Vec<usize>,
+    views: Views<'a>,
+    pass: &'a Pass,
+    rows: Range<usize>,
+    wanted: Vec<usize>, // counted from the part's first row
     dropout: PartDropout,
 }
 
-impl Part {
+impl<'a> Part<'a> {
     /// The rows `rows` of a pass; x holds those rows alone.
     fn cut(
         device: &Device,
-        pass: &Pass,
+        pass: &'a Pass,
         x: Tensor,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Self, DeviceError> {
-        let attend = pass.attend.select(rows.clone());
+        let whole = rows.len() == pass.rows();
+        let attend = if whole { Cow::Borrowed(&pass.attend) } else { Cow::Owned(pass.attend.select(rows.clone())) };
         Ok(Self {
             seats: Seats {
                 positions: Indices::new(device, pass.positions[rows.clone()].to_vec())?,
                 slots: Indices::new(device, pass.slots[rows.clone()].to_vec())?,
             },
-            views: Views::new(device, attend.clone())?,
-            attend,
+            views: Views::new(device, attend)?,
+            pass,
             wanted: pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect(),
-            dropout: PartDropout::cut(device, dropout, x.cols(), rows)?,
+            dropout: PartDropout::cut(device, dropout, x.cols(), rows.clone())?,
+            rows,
             x,
         })
     }
 
     /// Leaves the rows out that nobody asked for.
     fn narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
-        if self.wanted.len() == self.attend.rows() {
+        if self.wanted.len() == self.rows.len() {
             return Ok(());
         }
         self.x = ops::select(device, &self.x, &self.wanted)?;
         *qkv = ops::select(device, qkv, &self.wanted)?;
-        self.views = Views::new(device, self.attend.select(self.wanted.iter().copied()))?;
+        let seen = self.pass.attend.select(self.wanted.iter().map(|r| self.rows.start + r));
+        self.views = Views::new(device, Cow::Owned(seen))?;
         self.dropout.select(device, &self.wanted, self.x.cols())
     }
 }
@@ -307,12 +313,7 @@ enum PartDropout {
 }
 
 impl PartDropout {
-    fn cut(
-        device: &Device,
-        dropout: Option<Dropout<'_>>,
-        width: usize,
-        rows: std::ops::Range<usize>,
-    ) -> Result<Self, DeviceError> {
+    fn cut(device: &Device, dropout: Option<Dropout<'_>>, width: usize, rows: Range<usize>) -> Result<Self, DeviceError> {
         let Some(Dropout { p, attn_out, mlp_out, masks }) = dropout else { return Ok(Self::None) };
         let sites = [attn_out, mlp_out];
         match masks {

@@ -87,6 +87,14 @@ impl Device {
         matches!(self.kind(), Kind::Cuda(_))
     }
 
+    /// Whether everything is computed in single precision.
+    pub fn is_single(&self) -> bool {
+        match self.kind() {
+            Kind::Cpu(_) => true,
+            Kind::Cuda(cuda) => cuda.precision() == Precision::F32,
+        }
+    }
+
     /// What it is, in a few words.
     pub fn describe(&self) -> String {
         match self.kind() {

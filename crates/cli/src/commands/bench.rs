@@ -94,7 +94,13 @@ fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
         0.0 => Perturbation::None,
         _ => Perturbation::Dropout { p, sites: mind.method.sites, scope: Scope::Thoughts },
     };
-    Ok(Settings { samples: args.samples, perturbation, seed: args.seed, memory: crate::load::memory(args.memory, mind.decoder.device())?, ..Settings::of(&mind.method) })
+    Ok(Settings {
+        samples: args.samples,
+        perturbation,
+        seed: args.seed,
+        memory: crate::load::memory(args.memory, mind.decoder.device())?,
+        ..Settings::of(&mind.method)
+    })
 }
 
 fn made_up(mind: &Mind, question: u32, length: usize) -> Prompt {

@@ -6,16 +6,16 @@
 mod expected;
 mod listing;
 
-use std::path::Path;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use engine::{Extras, Family, Method};
 use model::config::Architecture;
 use model::{Checkpoint, LmHead, RewardHead, Tokenizer};
-use tensor::Device;
 use serde_json::{Value, json};
+use tensor::Device;
 
 use crate::args::InspectArgs;
 use crate::args::values::{show_bytes, show_thoughts};

@@ -4,6 +4,8 @@
 //! prefix, then whatever is its row's own. Forked rows therefore share a prefix by naming the same slots; nothing is
 //! copied and nothing is padded.
 
+use std::borrow::Cow;
+
 use crate::cpu::attention as kernel;
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor, cuda};
@@ -155,18 +157,18 @@ impl Attend {
 
 /// [`Attend`] where the device can read it.
 #[derive(Debug)]
-pub struct Views {
-    attend: Attend,
+pub struct Views<'a> {
+    attend: Cow<'a, Attend>,
     on_gpu: Option<cuda::attention::Views>,
 }
 
-impl Views {
+impl<'a> Views<'a> {
     /// Brings it to the device.
-    pub fn new(device: &Device, attend: Attend) -> Result<Self, DeviceError> {
+    pub fn new(device: &Device, attend: Cow<'a, Attend>) -> Result<Self, DeviceError> {
         let on_gpu = match device.kind() {
             Kind::Cpu(_) => None,
             Kind::Cuda(cuda) => {
-                let of = |r: usize| attend.of(r).iter().map(|s| (s.start, s.len)).collect::<Vec<_>>();
+                let of = |r: usize| attend.of(r).iter().map(|s| (s.start, s.len));
                 Some(cuda::attention::Views::new(cuda, attend.rows(), of)?)
             }
         };
@@ -183,11 +185,11 @@ pub fn attention(
     q: &Tensor,
     kv: Layer<'_>,
     heads: usize,
-    views: &Views,
+    views: &Views<'_>,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let Layer { store, layer } = kv;
-    let (attend, dim) = (&views.attend, store.head_dim());
+    let (attend, dim) = (&*views.attend, store.head_dim());
     assert_eq!(q.rows(), attend.rows(), "attention: {} rows, views for {}", q.rows(), attend.rows());
     assert!(heads.is_multiple_of(store.kv_heads()), "attention: {heads} query heads over {} key heads", store.kv_heads());
     assert!(heads * dim <= q.cols(), "attention: {heads} heads of {dim} do not fit {}", q.cols());

@@ -105,7 +105,8 @@ pub fn linear(
         Kind::Cpu(cpu) => {
             out.reshape(x.rows(), map.outputs());
             let (packed, bias) = map.cpu();
-            let store = Store { out: out.data_mut().as_mut_ptr(), cols: packed.outputs(), bias, finish: Finish::Write(activation) };
+            let store =
+                Store { out: out.data_mut().as_mut_ptr(), cols: packed.outputs(), bias, finish: Finish::Write(activation) };
             product(cpu.isa, x.data(), packed, &store);
         }
         Kind::Cuda(cuda) => *out = cuda::linear::linear(x.array(), map.gpu(), activation.into(), format.on(cuda))?.into(),

@@ -50,7 +50,14 @@ pub struct Seats {
 }
 
 /// Turns qkv (rows, (heads + 2 kv_heads) * head_dim) into queries, in place, and keys and values, in the store.
-pub fn place(device: &Device, qkv: &mut Tensor, by: Place<'_>, kv: &mut KvStore, layer: usize, seats: &Seats) -> Result<(), DeviceError> {
+pub fn place(
+    device: &Device,
+    qkv: &mut Tensor,
+    by: Place<'_>,
+    kv: &mut KvStore,
+    layer: usize,
+    seats: &Seats,
+) -> Result<(), DeviceError> {
     let dim = kv.head_dim();
     let width = (by.heads + 2 * kv.kv_heads()) * dim;
     assert_eq!(qkv.cols(), width, "place: rows of {} are not {} heads of {dim}", qkv.cols(), by.heads);

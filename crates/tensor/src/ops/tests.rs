@@ -174,8 +174,8 @@ fn dropout_drops_what_the_draws_say_and_adds_to_the_stream() {
         };
         let drawn = Draws::new(&device, draws.clone()).unwrap();
         let (stream, out) = run(Mask::Drawn { p, layer: 4, site: Site::MlpOut, draws: &drawn });
-        for r in 0..rows {
-            let scale = if draws[r].is_some() { 1.0 / (1.0 - p) } else { 1.0 };
+        for (r, draw) in draws.iter().enumerate() {
+            let scale = if draw.is_some() { 1.0 / (1.0 - p) } else { 1.0 };
             let one = |j: usize| start.row(r)[j] + if keeps(r, j) { plain.row(r)[j] * scale } else { 0.0 };
             close(stream.row(r), &(0..outputs).map(one).collect::<Vec<_>>(), 1e-6, &format!("{device:?} row {r}"));
             close(out.row(r), &normed(stream.row(r), &vec![1.0; outputs], None, 1e-5), 3e-6, "the new stream's norm");
@@ -288,7 +288,7 @@ fn store(device: &Device, kv: &Tensor, shape: (usize, usize), at: impl Fn(u32) -
 fn attended(device: &Device, q: &Tensor, kv: &KvStore, heads: usize, views: &[Vec<(u32, u32)>]) -> Tensor {
     let (mut attend, mut out) = (Attend::default(), Tensor::default());
     views.iter().for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
-    let views = Views::new(device, attend).unwrap();
+    let views = Views::new(device, std::borrow::Cow::Owned(attend)).unwrap();
     device.run(|| attention(device, &upload(device, q), kv.layer(0), heads, &views, &mut out)).unwrap();
     out.to_host().unwrap()
 }
@@ -370,10 +370,10 @@ fn heads_are_normalised_and_turned_before_they_meet() {
     let positions: Vec<u32> = (0..rows as u32).map(|r| r * 7).collect();
     let mut kv = Tensor::zeros(0, 2 * kv_heads * dim);
     let mut queries = Tensor::zeros(0, heads * dim);
-    for r in 0..rows {
+    for (r, &position) in positions.iter().enumerate() {
         let head = |h: usize| &qkv.row(r)[h * dim..(h + 1) * dim];
-        queries.push(&(0..heads).flat_map(|h| turned(head(h), &q_scale, positions[r])).collect::<Vec<_>>());
-        let keys = (heads..heads + kv_heads).flat_map(|h| turned(head(h), &k_scale, positions[r]));
+        queries.push(&(0..heads).flat_map(|h| turned(head(h), &q_scale, position)).collect::<Vec<_>>());
+        let keys = (heads..heads + kv_heads).flat_map(|h| turned(head(h), &k_scale, position));
         kv.push(&keys.chain(qkv.row(r)[(heads + kv_heads) * dim..].iter().copied()).collect::<Vec<_>>());
     }
     for device in devices() {
