@@ -8,6 +8,7 @@ use engine::prompt::{Prompt, prompt};
 use engine::question::{GoldKind, Question};
 use engine::replay::{self, Replay};
 use engine::{LatentLength, Perturbation, Probability, Reasoner, RewardModel, Scope, Sites};
+use model::LatentHead;
 use serde::Serialize;
 use tensor::Tensor;
 
@@ -17,7 +18,7 @@ use super::golden::{Answered, Golden, Numbers};
 /// another order differ by about 1e-6; the rest is room for deep models.
 const SINGLE: f64 = 2e-4;
 /// The same where operands are rounded to bf16, whose eight bits are 4e-3: random models of a few layers and of width 48 to
-/// 64 average little of it away (measured: at most 7e-2).
+/// 64 average little of it away (measured: at most 9.1e-2).
 const BF16: f64 = 1e-1;
 
 /// How a check ended.
@@ -174,13 +175,20 @@ fn replayed(golden: &Golden, reasoner: &Reasoner, prompts: &[Prompt], run: &str)
         for (r, expected) in expected.iter().enumerate() {
             let what = format!("question {i} row {r}");
             thoughts.same_thoughts(&what, &led[r].thoughts, &path[r]);
-            logits.close(&what, &led[r].first_logits, &golden.tensor(&format!("{i}.{run}.{r}.first_logits"))?.values);
+            // A row that ends its thoughts elsewhere has other logits; in single precision that is a miss already.
+            if led[r].thoughts.rows() == expected.lengths {
+                logits.close(&what, &led[r].first_logits, &golden.tensor(&format!("{i}.{run}.{r}.first_logits"))?.values);
+            }
             answers.equal(&what, &(free[r].thoughts.rows(), &free[r].tokens), &(expected.lengths, &expected.answer_ids));
             texts.equal(&what, &reasoner.tokenizer.decode(&free[r].tokens)?, &expected.text);
         }
     }
     if !reasoner.decoder.device().is_single() {
         [answers, texts] = [answers, texts].map(|check| Check::not_asked(check.name));
+        // Which tokens a mixture takes is a choice as well.
+        if matches!(reasoner.head, LatentHead::Mixture { .. }) {
+            thoughts = Check::not_asked(thoughts.name);
+        }
     }
     Ok([thoughts, logits, answers, texts])
 }
