@@ -9,11 +9,11 @@ ours=target/release/latent-tts
 for round in $(seq "$rounds"); do
   echo "round $round"
   echo "4x64 ours:               $($ours bench --questions 4 --samples 64 --repeat 3 --json)"
-  echo "4x64 pytorch:            $("$python" runs/pytorch_cpu.py --mode same --questions 4 --samples 64 --repeat 2 --json)"
-  echo "4x64 pytorch packed:     $("$python" runs/pytorch_cpu.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json)"
+  echo "4x64 pytorch:            $("$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --json)"
+  echo "4x64 pytorch packed:     $("$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json)"
   echo "1x64 ours:               $($ours bench --questions 1 --samples 64 --repeat 3 --json)"
-  echo "1x64 reference:          $("$python" runs/pytorch_cpu.py --mode reference --questions 1 --samples 64 --repeat 1 --json)"
+  echo "1x64 reference:          $("$python" runs/pytorch_peer.py --mode reference --questions 1 --samples 64 --repeat 1 --json)"
   echo "1x1 ours:                $($ours bench --questions 1 --samples 1 --p 0 --repeat 9 --json)"
-  echo "1x1 pytorch:             $("$python" runs/pytorch_cpu.py --mode latency --repeat 9 --linear addmm --json)"
-  echo "1x1 pytorch packed:      $("$python" runs/pytorch_cpu.py --mode latency --repeat 9 --linear packed --json)"
+  echo "1x1 pytorch:             $("$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear addmm --json)"
+  echo "1x1 pytorch packed:      $("$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear packed --json)"
 done

@@ -13,7 +13,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub use common::{DeviceArgs, DeviceKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+pub use common::{
+    DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
+};
 pub use layers::parse;
 
 /// Said under every command's help.
@@ -302,9 +304,9 @@ pub struct BenchArgs {
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// Memory for keys and values, e.g. 512MiB
-    #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "1GiB")]
-    pub memory: usize,
+    /// Memory for keys and values, e.g. 512MiB [default: 1GiB, or most of a GPU's]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub memory: Option<usize>,
 
     /// With what.
     #[command(flatten)]

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Family, Reasoner, RewardModel, Settings};
-use tensor::{Device, Isa};
+use tensor::{Device, Isa, Precision};
 
-use crate::args::{DeviceArgs, DeviceKind, IsaKind, ModelArgs};
+use crate::args::{DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs};
 use crate::printer::{Printer, show_seconds};
 use crate::settings::model_dir;
 
@@ -63,9 +63,27 @@ impl Loaded {
 impl DeviceArgs {
     /// The device that the flags name.
     pub fn open(&self) -> Result<Device> {
-        if self.device == Some(DeviceKind::Cuda) {
-            bail!("this build has no CUDA device; use --device cpu");
+        let precision = match self.dtype {
+            Some(DtypeKind::F32) => Precision::F32,
+            Some(DtypeKind::Bf16) | None => Precision::Bf16,
+        };
+        let named = self.device.unwrap_or(DeviceKind::Auto);
+        // Flags that only a processor understands ask for one.
+        let for_cpu = self.threads.is_some() || self.isa.is_some();
+        match named {
+            DeviceKind::Cuda(_) if for_cpu => bail!("--threads is for the processor; leave it out, or pass --device cpu"),
+            DeviceKind::Cuda(ordinal) => Ok(Device::cuda(ordinal, precision)?),
+            DeviceKind::Auto if !for_cpu && Device::cuda_presence().is_ok() => Ok(Device::cuda(0, precision)?),
+            DeviceKind::Auto | DeviceKind::Cpu => {
+                if self.dtype == Some(DtypeKind::Bf16) {
+                    bail!("--dtype bf16 is for a GPU; the processor computes in f32, so leave --dtype out");
+                }
+                self.open_cpu()
+            }
         }
+    }
+
+    fn open_cpu(&self) -> Result<Device> {
         let isa = match self.isa.unwrap_or(IsaKind::Auto) {
             IsaKind::Auto => Isa::detect(),
             IsaKind::Avx512 => Isa::Avx512,
@@ -74,4 +92,13 @@ impl DeviceArgs {
         };
         Ok(Device::cpu_with(self.threads, isa)?)
     }
+}
+
+/// Memory for keys and values: what was asked for, else a fixed share of the processor's or most of what a GPU has free.
+pub fn memory(asked: Option<usize>, device: &Device) -> Result<usize> {
+    Ok(match (asked, device.memory()?) {
+        (Some(bytes), _) => bytes,
+        (None, None) => Settings::MEMORY,
+        (None, Some((free, _))) => free / 10 * 6,
+    })
 }

@@ -59,8 +59,7 @@ fn show_scope(scope: Scope) -> &'static str {
 /// The machine, which changes no result beyond rounding.
 pub fn host(device: &Device, memory: usize) -> Value {
     json!({
-        "device": "cpu",
-        "isa": device.isa().to_string(),
+        "device": device.describe(),
         "threads": device.threads(),
         "memory": memory,
         "cpu": crate::commands::doctor::processor(),

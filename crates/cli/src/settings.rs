@@ -41,7 +41,7 @@ impl Sampling {
     }
 
     /// The same for a model, with its family's defaults.
-    pub fn settings(&self, method: &Method, memory: Option<usize>) -> Settings {
+    pub fn settings(&self, method: &Method, memory: usize) -> Settings {
         let family = Settings::of(method);
         Settings {
             samples: self.samples,
@@ -50,7 +50,7 @@ impl Sampling {
             length: self.length.unwrap_or(family.length),
             max_new_tokens: self.max_new_tokens.unwrap_or(family.max_new_tokens),
             seed: self.seed,
-            memory: memory.unwrap_or(Settings::MEMORY),
+            memory,
         }
     }
 }

@@ -154,7 +154,39 @@ fn doctor_measures() {
     assert!(result["memory_bandwidth"].as_f64().unwrap() > 1e7);
     assert_eq!(result["threads"], 1);
     let text = bench.run(&["doctor"]).ok().out;
-    assert!(text.contains("GFLOP/s") && text.contains("not in this build"), "{text}");
+    assert!(text.contains("GFLOP/s") && text.contains("cuda"), "{text}");
+}
+
+/// Numbers of transformers, replayed: every dump beside the checkout, on the processor and on a GPU if there is one.
+#[test]
+fn verify_passes_on_every_reference_dump() {
+    let dumps = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/goldens");
+    let Ok(entries) = std::fs::read_dir(&dumps) else {
+        println!("skipped: no reference dumps at {}", dumps.display());
+        return;
+    };
+    let bench = Bench::new();
+    let has_gpu = tensor::Device::cuda_presence().is_ok();
+    let devices: &[&[&str]] = if has_gpu { &[&["cpu"], &["cuda", "--dtype", "f32"], &["cuda"]] } else { &[&["cpu"]] };
+    for dir in entries.map(|e| e.unwrap().path()).filter(|p| p.join("golden.json").is_file()) {
+        for device in devices {
+            let arguments = [&["verify", dir.to_str().unwrap(), "--json", "--device"], *device].concat();
+            let result = bench.run(&arguments).ok().json();
+            assert_eq!(result["passed"], true, "{result}");
+            assert!(result["checks"].as_array().unwrap().len() >= 19, "{result}");
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_a_clear_error() {
+    if tensor::Device::cuda_presence().is_ok() {
+        println!("skipped: there is a gpu");
+        return;
+    }
+    let bench = Bench::new();
+    let failed = bench.run(&["doctor", "--device", "cuda"]);
+    assert!(failed.err.contains("no usable gpu") && failed.err.contains("--device cpu"), "{}", failed.err);
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn contradictions_name_both_flags() {
         (&["--threads", "0"], &["--threads"]),
         (&["--memory", "0"], &["--memory"]),
         (&["--memory", "much"], &["--memory", "512MiB"]),
-        (&["--device", "cuda"], &["no CUDA device", "--device cpu"]),
+        (&["--device", "cuda"], &["no usable gpu", "--device cpu"]),
         (&["--method", "magic"], &["--method", "coconut"]),
         (&["--smaples", "4"], &["--smaples", "--samples"]),
     ];

@@ -30,7 +30,7 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// Prepares to measure.
     pub fn new(mind: &'a Mind, judge: Option<&'a RewardModel>, settings: Settings) -> Self {
-        Self { party: Party { mind, judge, settings }, caches: Caches::default() }
+        Self { party: Party { mind, judge, settings, keep_thoughts: false }, caches: Caches::default() }
     }
 
     /// Passes all prompts through the stages once.
@@ -39,9 +39,8 @@ impl<'a> Bench<'a> {
         let mut plan = Plan::new(&party, prompts)?;
         let mut measured = Measured::default();
         while let Some(wave) = plan.next() {
-            let caches = self.caches.ready(&party, plan.slots(&wave))?;
             let mut seconds = Seconds::default();
-            let done = party.mind.decoder.device().run(|| party.pass(prompts, &wave, caches, &mut seconds))?;
+            let done = party.pass(&plan, &wave, &mut self.caches, &mut seconds)?;
             measured.seconds += seconds;
             for (share, rows) in wave.iter().zip(done) {
                 let length = prompts[share.question].tokens.len();
@@ -49,7 +48,7 @@ impl<'a> Bench<'a> {
                 if share.rows.start == 0 {
                     cost = Cost::of_prompt(&party, length);
                 }
-                rows.iter().for_each(|row| cost.add_row(&party, length, row.thoughts.rows(), row.tokens.len()));
+                rows.iter().for_each(|row| cost.add_row(&party, length, row.thoughts, row.tokens.len()));
                 measured.flops += cost.flops;
                 measured.trajectories += rows.len();
             }

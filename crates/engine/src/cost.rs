@@ -15,19 +15,17 @@ pub(crate) struct Cost {
 impl Cost {
     /// The prompt, computed once a question however the rows are batched.
     pub(crate) fn of_prompt(party: &Party<'_>, prompt: usize) -> Self {
-        let shared = !party.settings.perturbation.prompt_is_private();
-        let mind = if shared { positions(&party.mind.decoder, 0, prompt) } else { 0.0 };
+        let mind = positions(&party.mind.decoder, 0, prompt - own_prompt(party, prompt));
         let judge = party.judge.map_or(0.0, |judge| positions(&judge.decoder, 0, prompt));
         Self { steps: 0, flops: mind + judge }
     }
 
     /// One row with so many thoughts and answer tokens.
     pub(crate) fn add_row(&mut self, party: &Party<'_>, prompt: usize, thoughts: usize, answer: usize) {
-        let (mind, perturbation) = (party.mind, party.settings.perturbation);
-        let own = if perturbation.prompt_is_private() { prompt } else { usize::from(perturbation.last_token_is_private()) };
+        let mind = party.mind;
         let steps = thoughts + mind.method.end.len() + answer;
         // The last answer token is said, not fed.
-        self.flops += positions(&mind.decoder, prompt - own, prompt + steps - 1);
+        self.flops += positions(&mind.decoder, prompt - own_prompt(party, prompt), prompt + steps - 1);
         self.flops += thoughts as f64 * mind.head.flops(&mind.decoder) + answer as f64 * mind.decoder.flops_per_logits();
         if matches!(party.settings.length, LatentLength::AtMost(_)) {
             self.flops += thoughts as f64 * mind.decoder.flops_per_logits();
@@ -37,6 +35,12 @@ impl Cost {
         }
         self.steps += steps as u64;
     }
+}
+
+/// Positions of the prompt that every row computes for itself.
+fn own_prompt(party: &Party<'_>, prompt: usize) -> usize {
+    let perturbation = party.settings.perturbation;
+    if perturbation.prompt_is_private() { prompt } else { usize::from(perturbation.last_token_is_private()) }
 }
 
 /// Positions `from .. to` of a sequence: the products, and attention over all before.

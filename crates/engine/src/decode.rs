@@ -71,6 +71,6 @@ fn end_thoughts(
         row.pending = false;
     }
     let parts = [&mind.embed(end)?, &ops::select(device, &thoughts.all, &pending)?];
-    let x = ops::select(device, &ops::concat(device, &parts, mind.decoder.config().width)?, &order)?;
+    let x = ops::select(device, &ops::concat(device, &parts)?, &order)?;
     mind.decoder.forward(cache, &pass, x, chance.and_then(|c| c.dropout(Masks::Drawn(&draws))))
 }

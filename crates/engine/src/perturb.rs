@@ -1,7 +1,7 @@
 //! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed.
 
 use model::{Dropout, Masks};
-use tensor::ops;
+use tensor::ops::{self, Draws};
 use tensor::rng::{Draw, Site};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -162,16 +162,16 @@ impl Chance<'_> {
         &self,
         device: &Device,
         rows: &[RowId],
-        draws: &[Option<Draw>],
+        draws: impl FnOnce() -> Vec<Option<Draw>>,
         t: usize,
         x: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let Perturbation::Gaussian { std } = self.perturbation else { return Ok(()) };
         match self.randomness {
-            Randomness::Seeded(_) => ops::add_noise(device, x, draws, std),
+            Randomness::Seeded(_) => ops::add_noise(device, x, &Draws::new(device, draws())?, std),
             Randomness::Recorded(recording) => {
                 let noise = rows.iter().flat_map(|row| recording.noise(t, row.trajectory).to_vec()).collect();
-                ops::add(device, x, &Tensor::from_vec(rows.len(), x.cols(), noise))
+                ops::add(device, x, &Tensor::from_vec(rows.len(), x.cols(), noise).to_device(device)?)
             }
         }
     }

@@ -56,8 +56,7 @@ impl Engine<'_> {
         let mut open: Option<Gathering> = None;
         let mut seconds = Seconds::default();
         while let Some(wave) = plan.next() {
-            let caches = caches.ready(&party, plan.slots(&wave))?;
-            let done = party.mind.decoder.device().run(|| party.pass(&prompts, &wave, caches, &mut seconds))?;
+            let done = party.pass(&plan, &wave, &mut caches, &mut seconds)?;
             for (share, rows) in wave.iter().zip(done) {
                 let (question, prompt) = (&questions[share.question], &prompts[share.question]);
                 let mut gathering = open.take().unwrap_or_else(|| Gathering::new(&party, prompt));
@@ -81,7 +80,7 @@ impl Engine<'_> {
     }
 
     fn party(&self) -> Party<'_> {
-        Party { mind: &self.reasoner.mind, judge: self.judge, settings: self.settings }
+        Party { mind: &self.reasoner.mind, judge: self.judge, settings: self.settings, keep_thoughts: true }
     }
 }
 
@@ -109,19 +108,20 @@ impl Gathering {
         let (question, prompt) = asked;
         let text = reasoner.tokenizer.decode(&row.tokens)?;
         let answer = reasoner.method.rule.extract(question.kind, &prompt.text, &text);
-        self.cost.add_row(party, prompt.tokens.len(), row.thoughts.rows(), row.tokens.len());
+        self.cost.add_row(party, prompt.tokens.len(), row.thoughts, row.tokens.len());
         let trajectory = Trajectory {
             k: row.id.trajectory,
-            thoughts: row.thoughts.rows() as u32,
+            thoughts: row.thoughts as u32,
             correct: answer.as_ref().is_some_and(|a| a.matches(&question.gold)),
             answer: answer.map(|a| a.canonical()),
             text,
             scores: row.scores,
         };
         if row.perturbed {
-            (0..row.thoughts.rows()).for_each(|t| self.diversity.add(t, row.thoughts.row(t)));
+            let vectors = row.vectors.unwrap_or_default();
+            (0..vectors.rows()).for_each(|t| self.diversity.add(t, vectors.row(t)));
             self.trajectories.push(trajectory);
-            self.thoughts.push(row.thoughts);
+            self.thoughts.push(vectors);
         } else {
             self.greedy = Some(Trajectory { k: 0, ..trajectory });
         }

@@ -12,9 +12,6 @@ use crate::prompt::Prompt;
 use crate::reasoner::Mind;
 use crate::wave::Party;
 
-/// Rows beyond this gain nothing: the products are at full speed long before.
-const MOST_ROWS: usize = 1024;
-
 /// Some rows of one question. The row after the last sample, if asked for, is the deterministic one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
@@ -28,6 +25,7 @@ pub(crate) struct Share {
 pub(crate) struct Plan<'a> {
     prompts: &'a [Prompt],
     rows: usize,
+    most_rows: usize, // beyond, speed does not grow
     budget: usize,
     private_prompt: bool,
     own: usize,                     // slots of one row beside the prompt
@@ -38,17 +36,19 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     pub(crate) fn new(party: &Party<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
-        let Party { mind, judge, settings } = *party;
+        let Party { mind, judge, settings, .. } = *party;
         // More thoughts than the context has positions are refused below, whatever their number.
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let plan = Self {
             prompts,
             rows: party.rows(),
+            most_rows: mind.decoder.device().rows_at_once(),
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
             own: Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get())),
-            reward: judge.map(|j| (Cache::bytes_per_position(j.decoder.config()), Cache::slots_for(thoughts))),
-            position: Cache::bytes_per_position(mind.decoder.config()),
+            reward: judge
+                .map(|j| (Cache::bytes_per_position(j.decoder.device(), j.decoder.config()), Cache::slots_for(thoughts))),
+            position: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
             next: (0, 0),
         };
         for prompt in prompts {
@@ -77,6 +77,11 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// The prompts of the run.
+    pub(crate) fn prompts(&self) -> &[Prompt] {
+        self.prompts
+    }
+
     /// Slots of the reasoner's and the reward model's cache that a wave takes at most.
     pub(crate) fn slots(&self, wave: &[Share]) -> (usize, usize) {
         let (mut reasoner, mut reward) = (0, 0);
@@ -95,11 +100,11 @@ impl Iterator for Plan<'_> {
 
     fn next(&mut self) -> Option<Vec<Share>> {
         let (mut wave, mut used, mut rows) = (Vec::new(), 0, 0);
-        while self.next.0 < self.prompts.len() && rows < MOST_ROWS {
+        while self.next.0 < self.prompts.len() && rows < self.most_rows {
             let (question, first) = self.next;
             let (shared, row) = self.bytes(&self.prompts[question]);
             let room = self.budget.saturating_sub(used + shared) / row.max(1);
-            let count = room.min(self.rows - first).min(MOST_ROWS - rows);
+            let count = room.min(self.rows - first).min(self.most_rows - rows);
             // A question that would be split waits for a wave of its own, unless it has one already.
             if count == 0 || (count < self.rows - first && !wave.is_empty()) {
                 break;

@@ -84,7 +84,7 @@ fn private(
         }
         hidden.push(mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?);
     }
-    let hidden = ops::concat(mind.decoder.device(), &hidden.iter().collect::<Vec<_>>(), mind.decoder.config().width)?;
+    let hidden = ops::concat(mind.decoder.device(), &hidden.iter().collect::<Vec<_>>())?;
     Ok(Started { rows, hidden })
 }
 

@@ -25,11 +25,15 @@ pub struct Mind {
 impl Mind {
     /// The input vectors of some tokens: (tokens, width).
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, DeviceError> {
-        let mut out = self.decoder.embed(tokens)?;
+        let out = self.decoder.embed(tokens)?;
+        if !tokens.iter().any(|token| self.markers.contains_key(token)) {
+            return Ok(out);
+        }
+        let mut out = out.to_host()?; // few tokens, once a prompt: not worth a kernel
         for (r, vector) in tokens.iter().enumerate().filter_map(|(r, token)| Some((r, self.markers.get(token)?))) {
             out.row_mut(r).copy_from_slice(vector);
         }
-        Ok(out)
+        out.to_device(self.decoder.device())
     }
 }
 
@@ -62,7 +66,7 @@ impl Reasoner {
             return Err(Error::RewardModelAsReasoner { dir: dir.to_owned() });
         }
         let tokenizer = Tokenizer::read(dir)?;
-        let Extras { method, head, markers } = Extras::read(&checkpoint, &tokenizer, family)?;
+        let Extras { method, head, markers } = Extras::read(device, &checkpoint, &tokenizer, family)?;
         let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
         let unused = checkpoint.unused();
         if !unused.is_empty() {
@@ -84,30 +88,30 @@ pub struct Extras {
 
 impl Extras {
     /// Reads them from a checkpoint; `family` overrides what is recognised.
-    pub fn read(checkpoint: &Checkpoint, tokenizer: &Tokenizer, family: Option<Family>) -> Result<Self, Error> {
+    pub fn read(device: &Device, checkpoint: &Checkpoint, tokenizer: &Tokenizer, family: Option<Family>) -> Result<Self, Error> {
         let recognised = || Family::recognise(checkpoint, tokenizer);
         let family = family.or_else(recognised).ok_or_else(|| Error::Unrecognised { dir: checkpoint.dir().to_owned() })?;
         let method = Method::resolve(family, checkpoint, tokenizer)?;
-        let head = latent_head(family, checkpoint)?;
+        let head = latent_head(device, family, checkpoint)?;
         let markers = markers(&method, checkpoint)?;
         Ok(Self { method, head, markers })
     }
 }
 
-fn latent_head(family: Family, checkpoint: &Checkpoint) -> Result<LatentHead, Error> {
+fn latent_head(device: &Device, family: Family, checkpoint: &Checkpoint) -> Result<LatentHead, Error> {
     let config = checkpoint.config();
     let rows =
         |name: &str, otherwise: usize| checkpoint.shape(name).map_or(otherwise, |s| s.first().copied().unwrap_or(otherwise));
     let width = config.width;
     Ok(match family {
         Family::Coconut => LatentHead::Identity,
-        Family::Codi => LatentHead::projector(config, checkpoint, rows("projector.1.weight", width))?,
+        Family::Codi => LatentHead::projector(device, config, checkpoint, rows("projector.1.weight", width))?,
         Family::Colar => {
             let std = config.latent.embedding_std.unwrap_or(COLAR_STD);
-            LatentHead::mean(config, checkpoint, rows("lt_head.fc.0.weight", width), std)?
+            LatentHead::mean(device, config, checkpoint, (rows("lt_head.fc.0.weight", width), std))?
         }
         Family::LatentSft => LatentHead::Mixture { k: MIXTURE },
-        Family::Rot => LatentHead::projection(config, checkpoint, rows("projection_head.1.weight", width))?,
+        Family::Rot => LatentHead::projection(device, config, checkpoint, rows("projection_head.1.weight", width))?,
     })
 }
 
@@ -141,7 +145,7 @@ impl RewardModel {
         if reward != width {
             return Err(Error::WidthDiffers { reward, reasoner: width });
         }
-        let head = RewardHead::load(checkpoint.config(), &checkpoint)?;
+        let head = RewardHead::load(device, checkpoint.config(), &checkpoint)?;
         let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::Without))?;
         Ok(Self { decoder, head })
     }

@@ -47,17 +47,17 @@ pub struct Replayed {
 /// Hidden states of all tokens after the final norm: (tokens, width).
 pub fn prompt_hidden(mind: &Mind, tokens: &[u32]) -> Result<Tensor, DeviceError> {
     let decoder = &mind.decoder;
-    let mut cache = Cache::new(decoder.config(), Cache::slots_for(tokens.len()))?;
+    let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(tokens.len()))?;
     let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
-    decoder.device().run(|| decoder.forward(&mut cache, &pass, mind.embed(tokens)?, None))
+    decoder.device().run(|| decoder.forward(&mut cache, &pass, mind.embed(tokens)?, None)?.to_host())
 }
 
 /// Runs the rows of one prompt through prefill, thoughts and answer.
 pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Result<Vec<Replayed>, DeviceError> {
     let own = own_positions(mind, how.length.limit(), how.max_new_tokens.get());
     let slots = (how.rows + 1) * Cache::slots_for(prompt.tokens.len() + own);
-    let mut cache = Cache::new(mind.decoder.config(), slots)?;
+    let mut cache = Cache::new(mind.decoder.device(), mind.decoder.config(), slots)?;
     let chance = Chance { perturbation: how.perturbation, randomness: how.randomness };
     let starts: Vec<Start> = (0..how.rows).map(|r| start(prompt, r)).collect();
     let mut made = vec![Tensor::zeros(0, mind.decoder.config().width); how.rows];
@@ -73,7 +73,7 @@ pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Result<Vec<Replaye
         let started = prefill(mind, &mut cache, &[prompt], &starts, chance)?;
         let mut thoughts = think(mind, &mut cache, started, thinking)?;
         let spoken = decode(mind, &mut cache, &mut thoughts, how.max_new_tokens.get(), chance)?;
-        let logits = head::logits(&mind.decoder, &spoken.first)?;
+        let logits = head::logits(&mind.decoder, &spoken.first)?.to_host()?;
         Ok::<_, DeviceError>((spoken.tokens, logits))
     })?;
     let both = made.into_iter().zip(spoken).enumerate();
@@ -89,7 +89,8 @@ pub fn rewards(judge: &RewardModel, prompt: &Prompt, thoughts: &[Tensor]) -> Res
         all.extend(own);
     }
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows())).sum();
-    let mut cache = Cache::new(judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()))?;
+    let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()))?;
+    let all = all.to_device(judge.decoder.device())?;
     judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &Thoughts { rows, all }))
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn score(
     prompts: &[&Prompt],
     thoughts: &Thoughts,
 ) -> Result<Vec<Vec<f32>>, DeviceError> {
-    let (device, width) = (judge.decoder.device(), judge.decoder.config().width);
+    let device = judge.decoder.device();
     let (mut pass, mut tokens, mut picked) = (Pass::default(), Vec::new(), Vec::new());
     let mut prefixes = vec![Sequence::default(); prompts.len()];
     for (prompt, prefix) in prompts.iter().zip(&mut prefixes) {
@@ -26,7 +26,7 @@ pub(crate) fn score(
         row.thoughts.iter().for_each(|_| pass.push(cache, &mut sequence, true));
         picked.extend(&row.thoughts);
     }
-    let x = ops::concat(device, &[&judge.decoder.embed(&tokens)?, &ops::select(device, &thoughts.all, &picked)?], width)?;
+    let x = ops::concat(device, &[&judge.decoder.embed(&tokens)?, &ops::select(device, &thoughts.all, &picked)?])?;
     let hidden = judge.decoder.forward(cache, &pass, x, None)?;
     let mut rewards = judge.head.rewards(device, &hidden)?.into_iter();
     Ok(thoughts.rows.iter().map(|row| rewards.by_ref().take(row.thoughts.len()).collect()).collect())

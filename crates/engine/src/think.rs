@@ -68,10 +68,12 @@ pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Think
             thoughts = ops::select(device, &thoughts, &stay)?;
         }
         let ids: Vec<RowId> = live.iter().map(|&r| rows[r].start.id).collect();
-        let draws: Vec<Option<Draw>> = live.iter().map(|&r| rows[r].draw(chance.randomness)).collect();
-        chance.add_noise(device, &ids, &draws, t, &mut thoughts)?;
+        let draws = || live.iter().map(|&r| rows[r].draw(chance.randomness)).collect();
+        chance.add_noise(device, &ids, draws, t, &mut thoughts)?;
         if let Some(steer) = &mut steer {
+            thoughts = thoughts.to_host()?;
             live.iter().enumerate().for_each(|(i, &r)| steer(&rows[r], thoughts.row_mut(i)));
+            thoughts = thoughts.to_device(device)?;
         }
         for &r in &live {
             rows[r].thoughts.push(count);
@@ -86,7 +88,7 @@ pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Think
         }
         hidden = step(mind, cache, &mut pick(&mut rows, &live), x, Some((chance, t + 1)))?;
     }
-    let all = ops::concat(device, &steps.iter().collect::<Vec<_>>(), mind.decoder.config().width)?;
+    let all = ops::concat(device, &steps.iter().collect::<Vec<_>>())?;
     Ok(Thoughts { rows, all })
 }
 

@@ -8,7 +8,7 @@ use tensor::{DeviceError, Tensor};
 
 use crate::decode::decode;
 use crate::perturb::{Chance, Randomness, RowId};
-use crate::plan::Share;
+use crate::plan::{Plan, Share};
 use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
@@ -22,13 +22,16 @@ pub(crate) struct Party<'a> {
     pub(crate) mind: &'a Mind,
     pub(crate) judge: Option<&'a RewardModel>,
     pub(crate) settings: Settings,
+    /// Whether thoughts are wanted back from the device.
+    pub(crate) keep_thoughts: bool,
 }
 
 /// A row that has answered.
 pub(crate) struct Finished {
     pub(crate) id: RowId,
     pub(crate) perturbed: bool,
-    pub(crate) thoughts: Tensor, // (thoughts, width)
+    pub(crate) thoughts: usize,
+    pub(crate) vectors: Option<Tensor>, // (thoughts, width), if they are kept
     pub(crate) tokens: Vec<u32>,
     pub(crate) scores: Option<Vec<f32>>,
 }
@@ -39,8 +42,37 @@ impl Party<'_> {
         self.settings.samples.get() + usize::from(self.settings.greedy)
     }
 
-    /// Passes a wave through the stages. Returns the rows of each share.
+    /// Passes a wave through the stages, in halves if the device has not the memory for it at once. Returns the rows of
+    /// each share.
     pub(crate) fn pass(
+        &self,
+        plan: &Plan<'_>,
+        wave: &[Share],
+        caches: &mut Caches,
+        seconds: &mut Seconds,
+    ) -> Result<Vec<Vec<Finished>>, DeviceError> {
+        let device = self.mind.decoder.device();
+        let ready = caches.ready(self, plan.slots(wave));
+        let passed = ready.and_then(|caches| device.run(|| self.pass_at_once(plan.prompts(), wave, caches, seconds)));
+        match passed {
+            Err(e) if e.is_out_of_memory() && wave.iter().map(|s| s.rows.len()).sum::<usize>() > 1 => {
+                *caches = Caches::default();
+                let (first, second) = halves(wave);
+                let mut done = self.pass(plan, &first, caches, seconds)?;
+                let mut rest = self.pass(plan, &second, caches, seconds)?.into_iter();
+                // A share that was cut is in both halves: its rows belong together again.
+                if first.last().map(|s| s.question) == second.first().map(|s| s.question) {
+                    let last = done.pop().unwrap_or_default();
+                    done.push(last.into_iter().chain(rest.next().unwrap_or_default()).collect());
+                }
+                done.extend(rest);
+                Ok(done)
+            }
+            other => other,
+        }
+    }
+
+    fn pass_at_once(
         &self,
         prompts: &[Prompt],
         wave: &[Share],
@@ -66,11 +98,13 @@ impl Party<'_> {
         lap(&mut seconds.answers);
         seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers;
 
+        let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
         let mut scores = scores.map(Vec::into_iter);
         let mut finished = thoughts.rows.into_iter().zip(spoken.tokens).map(|(row, tokens)| Finished {
             id: row.start.id,
             perturbed: row.start.perturbed,
-            thoughts: thoughts.all.select(row.thoughts.into_iter()),
+            thoughts: row.thoughts.len(),
+            vectors: all.as_ref().map(|all| all.select(row.thoughts.into_iter())),
             tokens,
             scores: scores.as_mut().and_then(Iterator::next),
         });
@@ -83,6 +117,22 @@ impl Party<'_> {
     }
 }
 
+/// A wave as two of about as many rows, in order.
+fn halves(wave: &[Share]) -> (Vec<Share>, Vec<Share>) {
+    let mut left = wave.iter().map(|s| s.rows.len()).sum::<usize>() / 2;
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for share in wave {
+        let cut = share.rows.start + left.min(share.rows.len());
+        left -= cut - share.rows.start;
+        for (half, rows) in [(&mut first, share.rows.start..cut), (&mut second, cut..share.rows.end)] {
+            if !rows.is_empty() {
+                half.push(Share { question: share.question, rows });
+            }
+        }
+    }
+    (first, second)
+}
+
 /// Caches that are kept from wave to wave.
 #[derive(Default)]
 pub(crate) struct Caches {
@@ -93,9 +143,9 @@ pub(crate) struct Caches {
 impl Caches {
     /// Empty caches of so many slots for the mind and for the judge.
     pub(crate) fn ready(&mut self, party: &Party<'_>, (mind, judge): (usize, usize)) -> Result<&mut Self, DeviceError> {
-        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.config(), n))?;
+        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.device(), party.mind.decoder.config(), n))?;
         if let Some(model) = party.judge {
-            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.config(), n))?;
+            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.device(), model.decoder.config(), n))?;
         }
         Ok(self)
     }
@@ -110,4 +160,19 @@ fn ready(cache: &mut Option<Cache>, slots: usize, make: impl Fn(usize) -> Result
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_keep_every_row_in_order() {
+        let share = |question, rows| Share { question, rows };
+        let wave = [share(3, 0..5), share(4, 0..5), share(5, 2..4)];
+        let (first, second) = halves(&wave);
+        assert_eq!(first, [share(3, 0..5), share(4, 0..1)]);
+        assert_eq!(second, [share(4, 1..5), share(5, 2..4)]);
+        assert_eq!(halves(&wave[..1]), (vec![share(3, 0..2)], vec![share(3, 2..5)]));
+    }
 }

@@ -3,8 +3,8 @@
 //! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
 //! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once.
 
-use tensor::DeviceError;
 use tensor::ops::{Attend, KvStore, Span};
+use tensor::{Device, DeviceError};
 
 use crate::config::Config;
 
@@ -45,13 +45,13 @@ impl Sequence {
 
 impl Cache {
     /// An empty cache for a decoder of that shape.
-    pub fn new(config: &Config, slots: usize) -> Result<Self, DeviceError> {
-        Ok(Self { kv: KvStore::new(config.layers, config.kv_heads, config.head_dim, slots)?, used: 0 })
+    pub fn new(device: &Device, config: &Config, slots: usize) -> Result<Self, DeviceError> {
+        Ok(Self { kv: KvStore::new(device, config.layers, (config.kv_heads, config.head_dim), slots)?, used: 0 })
     }
 
     /// Memory that one position takes.
-    pub fn bytes_per_position(config: &Config) -> usize {
-        KvStore::bytes_per_slot(config.layers, config.kv_heads, config.head_dim)
+    pub fn bytes_per_position(device: &Device, config: &Config) -> usize {
+        KvStore::bytes_per_slot(device, config.layers, (config.kv_heads, config.head_dim))
     }
 
     /// Slots that a sequence of `own` positions of its own may take: they are handed out in chunks.
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn cache() -> Cache {
-        Cache { kv: KvStore::new(1, 1, 4, 160).unwrap(), used: 0 }
+        Cache { kv: KvStore::new(&Device::cpu(None).unwrap(), 1, (1, 4), 160).unwrap(), used: 0 }
     }
 
     #[test]

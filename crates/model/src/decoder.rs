@@ -4,7 +4,10 @@
 //! changes. A pass computes any mixture of new positions (whole prompts, single thoughts of many rows) over what the
 //! cache holds.
 
-use tensor::ops::{self, Activation, Finish, Linear, Mask, Norm, Rope};
+use std::borrow::Cow;
+use std::ops::Range;
+
+use tensor::ops::{self, Activation, Draws, Format, Indices, Keep, Linear, Mask, Norm, Place, Rope, Seats, Views};
 use tensor::rng::{Draw, Site};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -14,15 +17,12 @@ use crate::error::Error;
 use crate::source::TensorSource;
 use crate::weights::Weights;
 
-/// Positions computed together at most; longer passes go in parts, so that activations stay small.
-const ROWS_PER_PART: usize = 768;
-
 /// A decoder's weights, packed for the device.
 #[derive(Debug)]
 pub struct Decoder {
     device: Device,
     config: Config,
-    table: Option<Tensor>,     // (vocab, width), unless the head is tied and serves as the table
+    table: Option<Linear>,     // width -> vocab, unless the head is tied and serves as the table
     head: Option<Linear>,      // width -> vocab
     positions: Option<Tensor>, // (context, width), unless positions are rotary
     rope: Option<Rope>,
@@ -75,28 +75,19 @@ pub enum LmHead {
 impl Decoder {
     /// Takes a decoder's weights from `source` and packs them.
     pub fn load(device: &Device, config: &Config, source: &impl TensorSource, head: LmHead) -> Result<Self, Error> {
-        let weights = Weights::new(config, source);
-        let Config { width, vocab, context, .. } = *config;
+        let weights = Weights::new(device, config, source);
+        let tied = config.tied || !weights.has_head();
         let table = weights.embedding()?;
         let (table, head) = match head {
             LmHead::Without => (Some(table), None),
-            LmHead::With if config.tied || !weights.has_head() => {
-                (None, Some(Linear::from_output_major(width, vocab, &table, None)))
-            }
-            LmHead::With => (Some(table), Some(Linear::from_output_major(width, vocab, &weights.head()?, None))),
+            LmHead::With if tied => (None, Some(table)),
+            LmHead::With => (Some(table), Some(weights.head()?)),
         };
         let positions = if config.positions == Positions::Learned { Some(weights.positions()?) } else { None };
         let blocks = (0..config.layers).map(|i| Block::load(config, &weights, i)).collect::<Result<_, _>>()?;
-        Ok(Self {
-            device: device.clone(),
-            table: table.map(|t| Tensor::from_vec(vocab, width, t)),
-            head,
-            positions: positions.map(|p| Tensor::from_vec(context, width, p)),
-            rope: rope(config),
-            blocks,
-            final_norm: weights.final_norm()?,
-            config: config.clone(),
-        })
+        let rope = rotations(config).map(|frequencies| Rope::new(device, frequencies)).transpose()?;
+        let final_norm = weights.final_norm()?;
+        Ok(Self { device: device.clone(), table, head, positions, rope, blocks, final_norm, config: config.clone() })
     }
 
     /// The blueprint.
@@ -114,11 +105,12 @@ impl Decoder {
     /// # Panics
     /// If a token is not in the vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, DeviceError> {
-        match (&self.table, &self.head) {
-            (Some(table), _) => ops::select(&self.device, table, &tokens.iter().map(|&t| t as usize).collect::<Vec<_>>()),
-            (None, Some(head)) => ops::lookup(&self.device, head, tokens),
-            (None, None) => unreachable!("a decoder has a table or a head"),
-        }
+        ops::lookup(&self.device, self.table(), tokens)
+    }
+
+    /// The embeddings, as weights of a map to the vocabulary.
+    pub fn table(&self) -> &Linear {
+        self.table.as_ref().unwrap_or_else(|| self.head())
     }
 
     /// The map from hidden states to logits.
@@ -140,51 +132,55 @@ impl Decoder {
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
         assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
-        let mut work = Work::default();
-        if pass.rows() <= ROWS_PER_PART {
-            let part = Part::cut(pass, x, 0..pass.rows(), dropout);
+        let (mut work, most) = (Work::default(), self.device.rows_at_once());
+        if pass.rows() <= most {
+            let part = Part::cut(&self.device, pass, x, 0..pass.rows(), dropout)?;
             return self.forward_part(cache, part, &mut work);
         }
         let mut parts = Vec::new();
-        for start in (0..pass.rows()).step_by(ROWS_PER_PART) {
-            let rows = start..pass.rows().min(start + ROWS_PER_PART);
+        for start in (0..pass.rows()).step_by(most) {
+            let rows = start..pass.rows().min(start + most);
             let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
-            parts.push(self.forward_part(cache, Part::cut(pass, some, rows, dropout), &mut work)?);
+            let part = Part::cut(&self.device, pass, some, rows, dropout)?;
+            parts.push(self.forward_part(cache, part, &mut work)?);
         }
-        ops::concat(&self.device, &parts.iter().collect::<Vec<_>>(), self.config.width)
+        ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
     }
 
-    fn forward_part(&self, cache: &mut Cache, mut part: Part, work: &mut Work) -> Result<Tensor, DeviceError> {
-        let device = &self.device;
+    fn forward_part(&self, cache: &mut Cache, mut part: Part<'_>, work: &mut Work) -> Result<Tensor, DeviceError> {
+        let (device, heads) = (&self.device, self.config.heads);
         if let Some(table) = &self.positions {
-            ops::add_rows(device, &mut part.x, table, &part.positions)?;
+            ops::add_rows(device, &mut part.x, table, &part.seats.positions)?;
         }
-        let last = self.blocks.len() - 1;
+        ops::norm(device, &part.x, &self.blocks[0].attn_norm, Format::Operand, &mut work.normed)?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            ops::norm(device, &part.x, &block.attn_norm, &mut work.normed)?;
-            ops::linear(device, &work.normed, &block.qkv, Finish::Write(Activation::None), &mut work.qkv)?;
-            self.place(block, &part.positions, &mut work.qkv)?;
-            cache.kv.write(layer, &work.qkv, self.config.heads * self.config.head_dim, &part.slots)?;
-            if layer == last {
+            let next = self.blocks.get(layer + 1);
+            ops::linear(device, &work.normed, &block.qkv, (Activation::None, Format::Operand), &mut work.qkv)?;
+            let place = Place { heads, norms: block.qk_norm.as_ref().map(|(q, k)| (q, k)), rope: self.rope.as_ref() };
+            ops::place(device, &mut work.qkv, place, &mut cache.kv, layer, &part.seats)?;
+            if next.is_none() {
                 part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
             }
-            ops::attention(device, &work.qkv, cache.kv.layer(layer), self.config.heads, &part.attend, &mut work.mixed)?;
+            ops::attention(device, &work.qkv, cache.kv.layer(layer), heads, &part.views, &mut work.mixed)?;
             let mask = part.dropout.mask(layer, Site::AttnOut);
-            ops::linear(device, &work.mixed, &block.attn_out, Finish::Residual(mask), &mut part.x)?;
-            self.mlp(block, &part.x, work)?;
+            let normed = (&block.mlp_norm, Format::Operand, &mut work.normed);
+            ops::residual(device, &work.mixed, &block.attn_out, mask, &mut part.x, normed)?;
+            self.mlp(block, work)?;
             let mask = part.dropout.mask(layer, Site::MlpOut);
-            ops::linear(device, &work.inner, &block.mlp_out, Finish::Residual(mask), &mut part.x)?;
+            let normed = match next {
+                Some(next) => (&next.attn_norm, Format::Operand, &mut work.normed),
+                None => (&self.final_norm, Format::Single, &mut work.normed),
+            };
+            ops::residual(device, &work.inner, &block.mlp_out, mask, &mut part.x, normed)?;
         }
-        ops::norm(device, &part.x, &self.final_norm, &mut work.normed)?;
         Ok(std::mem::take(&mut work.normed))
     }
 
-    /// The MLP up to its last product: from the residual stream into `work.inner`.
-    fn mlp(&self, block: &Block, x: &Tensor, work: &mut Work) -> Result<(), DeviceError> {
+    /// The MLP up to its last product: from `work.normed` into `work.inner`.
+    fn mlp(&self, block: &Block, work: &mut Work) -> Result<(), DeviceError> {
         let device = &self.device;
-        ops::norm(device, x, &block.mlp_norm, &mut work.normed)?;
         let into =
-            |activation, out: &mut Tensor| ops::linear(device, &work.normed, &block.mlp_in, Finish::Write(activation), out);
+            |activation, out: &mut Tensor| ops::linear(device, &work.normed, &block.mlp_in, (activation, Format::Operand), out);
         match self.config.mlp {
             Mlp::Gelu => into(Activation::GeluTanh, &mut work.inner),
             Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner),
@@ -193,19 +189,6 @@ impl Decoder {
                 ops::swiglu(device, &work.gates, &mut work.inner)
             }
         }
-    }
-
-    /// Normalises and rotates queries and keys where the architecture does.
-    fn place(&self, block: &Block, positions: &[u32], qkv: &mut Tensor) -> Result<(), DeviceError> {
-        let (heads, kv_heads) = (self.config.heads, self.config.kv_heads);
-        if let Some((q, k)) = &block.qk_norm {
-            ops::norm_heads(&self.device, qkv, q, 0, heads)?;
-            ops::norm_heads(&self.device, qkv, k, heads * self.config.head_dim, kv_heads)?;
-        }
-        if let Some(rope) = &self.rope {
-            ops::rope(&self.device, qkv, rope, positions, heads + kv_heads)?;
-        }
-        Ok(())
     }
 
     /// Floating-point operations of one position in the blocks, leaving out what depends on how much it sees.
@@ -244,7 +227,7 @@ impl Block {
 ///
 /// In single precision step by step, as transformers has it: at position 1000 a last-place difference in a frequency is a
 /// difference in the fourth digit of an angle, and random models amplify it from thought to thought.
-fn rope(config: &Config) -> Option<Rope> {
+fn rotations(config: &Config) -> Option<Vec<f32>> {
     let Positions::Rope { theta, scaling } = config.positions else { return None };
     let base = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / config.head_dim as f32);
     let stretch = |f: f32| {
@@ -260,7 +243,7 @@ fn rope(config: &Config) -> Option<Rope> {
             (1.0 - kept) * f / factor + kept * f
         }
     };
-    Some(Rope { frequencies: (0..config.head_dim / 2).map(|i| stretch(base(i))).collect() })
+    Some((0..config.head_dim / 2).map(|i| stretch(base(i))).collect())
 }
 
 /// Activations of one part of a pass, kept from layer to layer.
@@ -273,80 +256,102 @@ struct Work {
     inner: Tensor,  // (rows, ffn)
 }
 
-/// Some rows of a pass, with everything that belongs to them.
-struct Part {
+/// Some rows of a pass, with everything that belongs to them, on the device.
+struct Part<'a> {
     x: Tensor, // (rows, width): the residual stream
-    positions: Vec<u32>,
-    slots: Vec<u32>,
-    attend: ops::Attend,
-    wanted: Vec<usize>,
+    seats: Seats,
+    views: Views<'a>,
+    pass: &'a Pass,
+    rows: Range<usize>,
+    wanted: Vec<usize>, // counted from the part's first row
     dropout: PartDropout,
 }
 
-impl Part {
+impl<'a> Part<'a> {
     /// The rows `rows` of a pass; x holds those rows alone.
-    fn cut(pass: &Pass, x: Tensor, rows: std::ops::Range<usize>, dropout: Option<Dropout<'_>>) -> Self {
-        Self {
-            positions: pass.positions[rows.clone()].to_vec(),
-            slots: pass.slots[rows.clone()].to_vec(),
-            attend: pass.attend.select(rows.clone()),
+    fn cut(
+        device: &Device,
+        pass: &'a Pass,
+        x: Tensor,
+        rows: Range<usize>,
+        dropout: Option<Dropout<'_>>,
+    ) -> Result<Self, DeviceError> {
+        let whole = rows.len() == pass.rows();
+        let attend = if whole { Cow::Borrowed(&pass.attend) } else { Cow::Owned(pass.attend.select(rows.clone())) };
+        Ok(Self {
+            seats: Seats {
+                positions: Indices::new(device, pass.positions[rows.clone()].to_vec())?,
+                slots: Indices::new(device, pass.slots[rows.clone()].to_vec())?,
+            },
+            views: Views::new(device, attend)?,
+            pass,
             wanted: pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect(),
-            dropout: PartDropout::cut(dropout, x.cols(), rows),
+            dropout: PartDropout::cut(device, dropout, x.cols(), rows.clone())?,
+            rows,
             x,
-        }
+        })
     }
 
     /// Leaves the rows out that nobody asked for.
     fn narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
-        if self.wanted.len() == self.slots.len() {
+        if self.wanted.len() == self.rows.len() {
             return Ok(());
         }
         self.x = ops::select(device, &self.x, &self.wanted)?;
         *qkv = ops::select(device, qkv, &self.wanted)?;
-        self.attend = self.attend.select(self.wanted.iter().copied());
-        self.dropout.select(&self.wanted, self.x.cols());
-        Ok(())
+        let seen = self.pass.attend.select(self.wanted.iter().map(|r| self.rows.start + r));
+        self.views = Views::new(device, Cow::Owned(seen))?;
+        self.dropout.select(device, &self.wanted, self.x.cols())
     }
 }
 
 /// The dropout of some rows.
 enum PartDropout {
     None,
-    Drawn { p: f32, sites: [bool; 2], rows: Vec<Option<Draw>> },
-    Recorded { p: f32, sites: [bool; 2], masks: Vec<Vec<u8>> },
+    Drawn { p: f32, sites: [bool; 2], draws: Draws },
+    Recorded { p: f32, sites: [bool; 2], masks: Vec<Vec<u8>>, keep: Vec<Keep> },
 }
 
 impl PartDropout {
-    fn cut(dropout: Option<Dropout<'_>>, width: usize, rows: std::ops::Range<usize>) -> Self {
-        let Some(Dropout { p, attn_out, mlp_out, masks }) = dropout else { return Self::None };
+    fn cut(device: &Device, dropout: Option<Dropout<'_>>, width: usize, rows: Range<usize>) -> Result<Self, DeviceError> {
+        let Some(Dropout { p, attn_out, mlp_out, masks }) = dropout else { return Ok(Self::None) };
         let sites = [attn_out, mlp_out];
         match masks {
-            Masks::Drawn(draws) => Self::Drawn { p, sites, rows: draws[rows].to_vec() },
+            Masks::Drawn(draws) => Ok(Self::Drawn { p, sites, draws: Draws::new(device, draws[rows].to_vec())? }),
             Masks::Recorded(masks) => {
-                let masks = masks.iter().map(|m| m[rows.start * width..rows.end * width].to_vec()).collect();
-                Self::Recorded { p, sites, masks }
+                let masks: Vec<_> = masks.iter().map(|m| m[rows.start * width..rows.end * width].to_vec()).collect();
+                let keep = keep(device, &masks, width)?;
+                Ok(Self::Recorded { p, sites, masks, keep })
             }
         }
     }
 
-    fn select(&mut self, wanted: &[usize], width: usize) {
+    fn select(&mut self, device: &Device, wanted: &[usize], width: usize) -> Result<(), DeviceError> {
         match self {
             Self::None => {}
-            Self::Drawn { rows, .. } => *rows = wanted.iter().map(|&r| rows[r]).collect(),
-            Self::Recorded { masks, .. } => {
-                for mask in masks {
+            Self::Drawn { draws, .. } => *draws = Draws::new(device, wanted.iter().map(|&r| draws.rows()[r]).collect())?,
+            Self::Recorded { masks, keep: kept, .. } => {
+                for mask in &mut *masks {
                     *mask = wanted.iter().flat_map(|&r| mask[r * width..(r + 1) * width].to_vec()).collect();
                 }
+                *kept = keep(device, masks, width)?;
             }
         }
+        Ok(())
     }
 
     fn mask(&self, layer: usize, site: Site) -> Option<Mask<'_>> {
         let which = usize::from(site == Site::MlpOut);
         match self {
-            Self::Drawn { p, sites, rows } if sites[which] => Some(Mask::Drawn { p: *p, layer, site, rows }),
-            Self::Recorded { p, sites, masks } if sites[which] => Some(Mask::Recorded { p: *p, keep: &masks[2 * layer + which] }),
+            Self::Drawn { p, sites, draws } if sites[which] => Some(Mask::Drawn { p: *p, layer, site, draws }),
+            Self::Recorded { p, sites, keep, .. } if sites[which] => {
+                Some(Mask::Recorded { p: *p, keep: &keep[2 * layer + which] })
+            }
             _ => None,
         }
     }
+}
+
+fn keep(device: &Device, masks: &[Vec<u8>], width: usize) -> Result<Vec<Keep>, DeviceError> {
+    masks.iter().map(|m| Keep::new(device, m.len() / width, width, m.clone())).collect()
 }

@@ -9,6 +9,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The device refused to take the weights.
+    #[error(transparent)]
+    Device(#[from] tensor::DeviceError),
+
     /// The operating system refused.
     #[error("{}: {source}", path.display())]
     Io {

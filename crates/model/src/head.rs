@@ -1,16 +1,13 @@
 //! What turns a hidden state into something else: the next thought, or a reward.
 
-use tensor::ops::{self, Activation, Finish, Linear, Norm};
+use tensor::ops::{self, Activation, Format, Linear, Norm};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::error::Error;
 use crate::source::TensorSource;
-use crate::weights::{nn_layer_norm, nn_linear};
-
-/// Rows of logits made at a time where whole rows are needed.
-const LOGIT_ROWS: usize = 64;
+use crate::weights::Modules;
 
 /// How a family makes the next thought from a hidden state.
 #[derive(Debug)]
@@ -70,37 +67,43 @@ pub struct Made {
 
 impl LatentHead {
     /// CODI's projector.
-    pub fn projector(config: &Config, source: &impl TensorSource, hidden: usize) -> Result<Self, Error> {
-        let width = config.width;
+    pub fn projector(device: &Device, config: &Config, source: &impl TensorSource, hidden: usize) -> Result<Self, Error> {
+        let (modules, width) = (Modules { device, source }, config.width);
         Ok(Self::Projector {
-            up: nn_linear(source, "projector.1", width, hidden, true)?,
-            down: nn_linear(source, "projector.3", hidden, width, true)?,
-            norm: nn_layer_norm(source, "projector.4", width, 1e-5)?,
+            up: modules.linear("projector.1", width, hidden)?,
+            down: modules.linear("projector.3", hidden, width)?,
+            norm: modules.layer_norm("projector.4", width, 1e-5)?,
         })
     }
 
     /// CoLaR's mean head.
-    pub fn mean(config: &Config, source: &impl TensorSource, hidden: usize, std: f32) -> Result<Self, Error> {
+    pub fn mean(
+        device: &Device,
+        config: &Config,
+        source: &impl TensorSource,
+        (hidden, std): (usize, f32),
+    ) -> Result<Self, Error> {
+        let modules = Modules { device, source };
         Ok(Self::Mean {
-            up: nn_linear(source, "lt_head.fc.0", config.width, hidden, true)?,
-            down: nn_linear(source, "lt_head.fc.2", hidden, hidden, true)?,
-            norm: nn_layer_norm(source, "lt_head.fc.3", hidden, 1e-5)?,
-            mean: nn_linear(source, "lt_head.mean", hidden, config.width, true)?,
+            up: modules.linear("lt_head.fc.0", config.width, hidden)?,
+            down: modules.linear("lt_head.fc.2", hidden, hidden)?,
+            norm: modules.layer_norm("lt_head.fc.3", hidden, 1e-5)?,
+            mean: modules.linear("lt_head.mean", hidden, config.width)?,
             std,
         })
     }
 
     /// Render-of-Thought's projection head.
-    pub fn projection(config: &Config, source: &impl TensorSource, hidden: usize) -> Result<Self, Error> {
-        let width = config.width;
+    pub fn projection(device: &Device, config: &Config, source: &impl TensorSource, hidden: usize) -> Result<Self, Error> {
+        let (modules, width) = (Modules { device, source }, config.width);
         let mut gates = source.tensor("projection_head.2.w1.weight", &[hidden, hidden])?;
         gates.extend(source.tensor("projection_head.2.w2.weight", &[hidden, hidden])?);
         Ok(Self::Projection {
-            norm: nn_layer_norm(source, "projection_head.0", width, 1e-6)?,
-            up: nn_linear(source, "projection_head.1", width, hidden, true)?,
-            gates: Linear::from_output_major(hidden, 2 * hidden, &gates, None),
-            down: nn_linear(source, "projection_head.2.w3", hidden, hidden, false)?,
-            out: nn_linear(source, "projection_head.3", hidden, width, true)?,
+            norm: modules.layer_norm("projection_head.0", width, 1e-6)?,
+            up: modules.linear("projection_head.1", width, hidden)?,
+            gates: Linear::from_output_major(device, (hidden, 2 * hidden), &gates, None)?,
+            down: modules.linear("projection_head.2.w3", hidden, hidden)?,
+            out: modules.linear("projection_head.3", hidden, width)?,
         })
     }
 
@@ -120,7 +123,10 @@ impl LatentHead {
                 ops::scale(device, &mut out, *std)?;
                 out
             }
-            Self::Mixture { k } => return mixture(decoder, hidden, *k),
+            Self::Mixture { k } => {
+                let (thoughts, likeliest) = ops::mixture(device, hidden, decoder.head(), decoder.table(), *k)?;
+                return Ok(Made { thoughts, likeliest: Some(likeliest) });
+            }
             Self::Projection { norm, up, gates, down, out } => {
                 let inner = map(device, &normed(device, hidden, norm)?, up, Activation::None)?;
                 let mut gated = Tensor::default();
@@ -146,43 +152,14 @@ impl LatentHead {
 
 fn map(device: &Device, x: &Tensor, by: &Linear, activation: Activation) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::linear(device, x, by, Finish::Write(activation), &mut out)?;
+    ops::linear(device, x, by, (activation, Format::Single), &mut out)?;
     Ok(out)
 }
 
 fn normed(device: &Device, x: &Tensor, by: &Norm) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::norm(device, x, by, &mut out)?;
+    ops::norm(device, x, by, Format::Single, &mut out)?;
     Ok(out)
-}
-
-/// `sum_i softmax_i(top k logits) E[i]` for each row.
-fn mixture(decoder: &Decoder, hidden: &Tensor, k: usize) -> Result<Made, DeviceError> {
-    let mut likeliest = Vec::with_capacity(hidden.rows());
-    let mut thoughts = Tensor::zeros(0, hidden.cols());
-    for start in (0..hidden.rows()).step_by(LOGIT_ROWS) {
-        let rows: Vec<usize> = (start..hidden.rows().min(start + LOGIT_ROWS)).collect();
-        let logits = logits(decoder, &ops::select(decoder.device(), hidden, &rows)?)?;
-        for r in 0..rows.len() {
-            let best = softmax(ops::top_k(logits.row(r), k));
-            let embeddings = decoder.embed(&best.iter().map(|&(token, _)| token as u32).collect::<Vec<_>>())?;
-            likeliest.push(best.first().map_or(0, |&(token, _)| token as u32));
-            let mut thought = vec![0.0; hidden.cols()];
-            for (i, (_, weight)) in best.iter().enumerate() {
-                thought.iter_mut().zip(embeddings.row(i)).for_each(|(x, e)| *x += weight * e);
-            }
-            thoughts.push(&thought);
-        }
-    }
-    Ok(Made { thoughts, likeliest: Some(likeliest) })
-}
-
-fn softmax(mut scored: Vec<(usize, f32)>) -> Vec<(usize, f32)> {
-    let largest = scored.first().map_or(0.0, |&(_, x)| x);
-    scored.iter_mut().for_each(|(_, x)| *x = (*x - largest).exp());
-    let total: f32 = scored.iter().map(|(_, x)| x).sum();
-    scored.iter_mut().for_each(|(_, x)| *x /= total);
-    scored
 }
 
 /// Whole rows of logits: hidden (rows, width) to (rows, vocab).
@@ -198,12 +175,12 @@ pub struct RewardHead {
 
 impl RewardHead {
     /// From a LatentRM's checkpoint; the bias is optional.
-    pub fn load(config: &Config, source: &impl TensorSource) -> Result<Self, Error> {
-        Ok(Self { classifier: nn_linear(source, "classifier", config.width, 1, source.has("classifier.bias"))? })
+    pub fn load(device: &Device, config: &Config, source: &impl TensorSource) -> Result<Self, Error> {
+        Ok(Self { classifier: Modules { device, source }.linear("classifier", config.width, 1)? })
     }
 
     /// Rewards of hidden states (rows, width).
     pub fn rewards(&self, device: &Device, hidden: &Tensor) -> Result<Vec<f32>, DeviceError> {
-        Ok(map(device, hidden, &self.classifier, Activation::None)?.data().to_vec())
+        Ok(map(device, hidden, &self.classifier, Activation::None)?.to_host()?.data().to_vec())
     }
 }

@@ -1,5 +1,6 @@
 //! Where weights come from: a checkpoint, or random numbers of a model's shape for benchmarks.
 
+use rayon::prelude::*;
 use tensor::rng::Draw;
 
 use crate::checkpoint::Checkpoint;
@@ -44,9 +45,9 @@ impl TensorSource for RandomWeights {
         };
         let mut out = vec![mean; shape.iter().product()];
         // A draw names at most 2^18 elements; each chunk is a "position" of its own.
-        for (position, chunk) in out.chunks_mut(tensor::rng::MAX_ELEMENTS).enumerate() {
+        out.par_chunks_mut(tensor::rng::MAX_ELEMENTS).enumerate().for_each(|(position, chunk)| {
             Draw { seed: self.seed, question: salt, trajectory: 0, position: position as u32 }.add_noise(std, chunk);
-        }
+        });
         Ok(out)
     }
 }

@@ -1,6 +1,7 @@
 //! What the decoder's parts are called in each architecture's checkpoints, and how they are stored.
 
 use tensor::ops::{Linear, Norm};
+use tensor::{Device, Tensor};
 
 use crate::config::{self, Architecture, Config, Mlp};
 use crate::error::Error;
@@ -8,23 +9,23 @@ use crate::source::TensorSource;
 
 /// A decoder's weights by their role.
 pub(crate) struct Weights<'a, S> {
+    device: &'a Device,
     config: &'a Config,
     source: &'a S,
 }
 
 impl<'a, S: TensorSource> Weights<'a, S> {
-    pub(crate) fn new(config: &'a Config, source: &'a S) -> Self {
-        Self { config, source }
+    pub(crate) fn new(device: &'a Device, config: &'a Config, source: &'a S) -> Self {
+        Self { device, config, source }
     }
 
     fn gpt2(&self) -> bool {
         self.config.architecture == Architecture::Gpt2
     }
 
-    /// (vocab, width)
-    pub(crate) fn embedding(&self) -> Result<Vec<f32>, Error> {
-        let name = if self.gpt2() { "wte.weight" } else { "embed_tokens.weight" };
-        self.source.tensor(name, &[self.config.vocab, self.config.width])
+    /// (vocab, width), as a map from hidden states to tokens.
+    pub(crate) fn embedding(&self) -> Result<Linear, Error> {
+        self.vocabulary(if self.gpt2() { "wte.weight" } else { "embed_tokens.weight" })
     }
 
     pub(crate) fn has_head(&self) -> bool {
@@ -32,13 +33,20 @@ impl<'a, S: TensorSource> Weights<'a, S> {
     }
 
     /// (vocab, width)
-    pub(crate) fn head(&self) -> Result<Vec<f32>, Error> {
-        self.source.tensor("lm_head.weight", &[self.config.vocab, self.config.width])
+    pub(crate) fn head(&self) -> Result<Linear, Error> {
+        self.vocabulary("lm_head.weight")
+    }
+
+    fn vocabulary(&self, name: &str) -> Result<Linear, Error> {
+        let Config { vocab, width, .. } = *self.config;
+        let matrix = self.source.tensor(name, &[vocab, width])?;
+        Ok(Linear::from_output_major(self.device, (width, vocab), &matrix, None)?)
     }
 
     /// (context, width)
-    pub(crate) fn positions(&self) -> Result<Vec<f32>, Error> {
-        self.source.tensor("wpe.weight", &[self.config.context, self.config.width])
+    pub(crate) fn positions(&self) -> Result<Tensor, Error> {
+        let Config { context, width, .. } = *self.config;
+        Ok(Tensor::from_vec(context, width, self.source.tensor("wpe.weight", &[context, width])?).to_device(self.device)?)
     }
 
     pub(crate) fn final_norm(&self) -> Result<Norm, Error> {
@@ -67,9 +75,9 @@ impl<'a, S: TensorSource> Weights<'a, S> {
         let config::Norm::RmsNorm { eps } = self.config.norm else {
             unreachable!("only Qwen3 has these norms, and it has RMS norms")
         };
-        let one = |part| {
+        let one = |part| -> Result<Norm, Error> {
             let scale = self.source.tensor(&format!("layers.{i}.self_attn.{part}_norm.weight"), &[self.config.head_dim])?;
-            Ok(Norm::Rms { eps, scale })
+            Ok(Norm::rms(self.device, eps, scale)?)
         };
         Ok((one("q")?, one("k")?))
     }
@@ -106,19 +114,20 @@ impl<'a, S: TensorSource> Weights<'a, S> {
     fn norm(&self, name: &str) -> Result<Norm, Error> {
         let width = [self.config.width];
         let scale = self.source.tensor(&format!("{name}.weight"), &width)?;
-        Ok(match self.config.norm {
-            config::Norm::RmsNorm { eps } => Norm::Rms { eps, scale },
+        match self.config.norm {
+            config::Norm::RmsNorm { eps } => Ok(Norm::rms(self.device, eps, scale)?),
             config::Norm::LayerNorm { eps } => {
-                Norm::Layer { eps, scale, shift: self.source.tensor(&format!("{name}.bias"), &width)? }
+                let shift = self.source.tensor(&format!("{name}.bias"), &width)?;
+                Ok(Norm::layer(self.device, eps, scale, shift)?)
             }
-        })
+        }
     }
 
     /// GPT-2's `Conv1D`: (in, out) with a bias.
     fn conv1d(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear, Error> {
         let matrix = self.source.tensor(&format!("{name}.weight"), &[inputs, outputs])?;
         let bias = self.source.tensor(&format!("{name}.bias"), &[outputs])?;
-        Ok(Linear::from_input_major(inputs, outputs, &matrix, Some(bias)))
+        Ok(Linear::from_input_major(self.device, (inputs, outputs), &matrix, Some(bias))?)
     }
 
     /// Several (out, in) matrices over the same input as one, without biases.
@@ -128,25 +137,28 @@ impl<'a, S: TensorSource> Weights<'a, S> {
         for (name, n) in parts {
             matrix.extend(self.source.tensor(&format!("{name}.weight"), &[*n, inputs])?);
         }
-        Ok(Linear::from_output_major(inputs, outputs, &matrix, None))
+        Ok(Linear::from_output_major(self.device, (inputs, outputs), &matrix, None)?)
     }
 }
 
-/// An `nn.Linear`: (out, in), with a bias if `bias`.
-pub(crate) fn nn_linear(
-    source: &impl TensorSource,
-    name: &str,
-    inputs: usize,
-    outputs: usize,
-    bias: bool,
-) -> Result<Linear, Error> {
-    let matrix = source.tensor(&format!("{name}.weight"), &[outputs, inputs])?;
-    let bias = if bias { Some(source.tensor(&format!("{name}.bias"), &[outputs])?) } else { None };
-    Ok(Linear::from_output_major(inputs, outputs, &matrix, bias))
+/// Parts of a head beside the decoder, as PyTorch names and stores them.
+pub(crate) struct Modules<'a, S> {
+    pub(crate) device: &'a Device,
+    pub(crate) source: &'a S,
 }
 
-/// An `nn.LayerNorm` with weight and bias.
-pub(crate) fn nn_layer_norm(source: &impl TensorSource, name: &str, width: usize, eps: f32) -> Result<Norm, Error> {
-    let scale = source.tensor(&format!("{name}.weight"), &[width])?;
-    Ok(Norm::Layer { eps, scale, shift: source.tensor(&format!("{name}.bias"), &[width])? })
+impl<S: TensorSource> Modules<'_, S> {
+    /// An `nn.Linear`: (out, in), with a bias if there is one.
+    pub(crate) fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear, Error> {
+        let matrix = self.source.tensor(&format!("{name}.weight"), &[outputs, inputs])?;
+        let bias = format!("{name}.bias");
+        let bias = if self.source.has(&bias) { Some(self.source.tensor(&bias, &[outputs])?) } else { None };
+        Ok(Linear::from_output_major(self.device, (inputs, outputs), &matrix, bias)?)
+    }
+
+    /// An `nn.LayerNorm` with weight and bias.
+    pub(crate) fn layer_norm(&self, name: &str, width: usize, eps: f32) -> Result<Norm, Error> {
+        let scale = self.source.tensor(&format!("{name}.weight"), &[width])?;
+        Ok(Norm::layer(self.device, eps, scale, self.source.tensor(&format!("{name}.bias"), &[width])?)?)
+    }
 }

@@ -1,11 +1,12 @@
-//! Where numbers live: the processor's worker threads and the instruction set chosen for them at run time.
+//! Where numbers live: the processor's worker threads, or a GPU.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::cpu::isa::Isa;
+use crate::cuda::{Cuda, CudaError, Precision};
 
-/// Why a device could not be had.
+/// Why a device could not be had, or could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The operating system refused to start the workers.
@@ -19,16 +20,32 @@ pub enum DeviceError {
     /// The instruction set asked for is not on this processor.
     #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
     Isa(Isa),
+    /// The GPU refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
 }
 
-/// A handle on the machine that computes; cheap to clone.
+impl DeviceError {
+    /// Whether less work at a time would have gone through.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Cuda(CudaError::OutOfMemory { .. }))
+    }
+}
+
+/// A handle on what computes; cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<Cpu>);
+pub struct Device(Arc<Kind>);
 
 #[derive(Debug)]
-struct Cpu {
+pub(crate) enum Kind {
+    Cpu(Cpu),
+    Cuda(Cuda),
+}
+
+#[derive(Debug)]
+pub(crate) struct Cpu {
     pool: rayon::ThreadPool,
-    isa: Isa,
+    pub(crate) isa: Isa,
 }
 
 impl Device {
@@ -48,22 +65,90 @@ impl Device {
             .thread_name(|i| format!("latent-tts-{i}"))
             .build()
             .map_err(|e| DeviceError::Threads { threads, reason: e.to_string() })?;
-        Ok(Self(Arc::new(Cpu { pool, isa })))
+        Ok(Self(Arc::new(Kind::Cpu(Cpu { pool, isa }))))
     }
 
-    /// The instruction set that the kernels use.
-    pub fn isa(&self) -> Isa {
-        self.0.isa
+    /// GPU number `ordinal`.
+    pub fn cuda(ordinal: usize, precision: Precision) -> Result<Self, DeviceError> {
+        Ok(Self(Arc::new(Kind::Cuda(Cuda::open(ordinal, precision)?))))
     }
 
-    /// How many workers share the work.
+    /// Whether there is a GPU and what it takes to use it; if not, why.
+    pub fn cuda_presence() -> Result<(), String> {
+        Cuda::present()
+    }
+
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.0
+    }
+
+    /// Whether this is a GPU.
+    pub fn is_cuda(&self) -> bool {
+        matches!(self.kind(), Kind::Cuda(_))
+    }
+
+    /// Whether everything is computed in single precision.
+    pub fn is_single(&self) -> bool {
+        match self.kind() {
+            Kind::Cpu(_) => true,
+            Kind::Cuda(cuda) => cuda.precision() == Precision::F32,
+        }
+    }
+
+    /// What it is, in a few words.
+    pub fn describe(&self) -> String {
+        match self.kind() {
+            Kind::Cpu(cpu) => format!("{} threads of {}", cpu.pool.current_num_threads(), cpu.isa),
+            Kind::Cuda(cuda) => format!("{} in {}", cuda.name(), cuda.precision()),
+        }
+    }
+
+    /// The instruction set of the processor's kernels.
+    pub fn isa(&self) -> Option<Isa> {
+        match self.kind() {
+            Kind::Cpu(cpu) => Some(cpu.isa),
+            Kind::Cuda(_) => None,
+        }
+    }
+
+    /// How many of the processor's workers share the work.
     pub fn threads(&self) -> usize {
-        self.0.pool.current_num_threads()
+        match self.kind() {
+            Kind::Cpu(cpu) => cpu.pool.current_num_threads(),
+            Kind::Cuda(_) => 1,
+        }
+    }
+
+    /// Bytes of a GPU's own memory: free, and all.
+    pub fn memory(&self) -> Result<Option<(usize, usize)>, DeviceError> {
+        match self.kind() {
+            Kind::Cpu(_) => Ok(None),
+            Kind::Cuda(cuda) => Ok(Some(cuda.memory()?)),
+        }
+    }
+
+    /// Waits until everything asked for so far is done.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        match self.kind() {
+            Kind::Cpu(_) => Ok(()),
+            Kind::Cuda(cuda) => Ok(cuda.synchronize()?),
+        }
+    }
+
+    /// Rows that are best computed together: enough for full speed, few enough that activations stay small.
+    pub fn rows_at_once(&self) -> usize {
+        match self.kind() {
+            Kind::Cpu(_) => 768,
+            Kind::Cuda(_) => 16_384,
+        }
     }
 
     /// Runs `work` on this device's workers, so that the parallel parts of the operations in it use them and no others.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.0.pool.install(work)
+        match self.kind() {
+            Kind::Cpu(cpu) => cpu.pool.install(work),
+            Kind::Cuda(_) => work(),
+        }
     }
 }
 

@@ -3,20 +3,23 @@
 //! * [`Device`] says where numbers live and which instructions work on them.
 //! * [`Tensor`] is a row-major matrix of `f32` on a device.
 //! * [`ops`] holds every operation once: its contract in prose and shapes, the checks, the dispatch to a device.
-//! * `cpu` holds the kernels, one file per operation, under the names of [`ops`].
+//! * `cpu` and `cuda` hold the kernels, one file per operation, under the names of [`ops`].
 //! * [`rng`] is randomness as a pure function: the same bits wherever and whenever they are drawn.
 //!
 //! Two promises hold for every operation here. A row of the result depends on that row of the input alone, never on
-//! its neighbours, the number of rows or the number of threads, bit for bit. And an operation never reads uninitialised
-//! memory or leaves part of its output unwritten.
+//! its neighbours, the number of rows or the number of threads: bit for bit on the processor, to rounding on a GPU. And an
+//! operation never reads uninitialised memory or leaves part of its output unwritten.
 
 mod cpu;
+mod cuda;
 mod device;
 pub mod ops;
+mod peak;
 pub mod rng;
 mod tensor;
 
 pub use cpu::isa::Isa;
-pub use cpu::peak;
+pub use cuda::{CudaError, Precision};
 pub use device::{Device, DeviceError};
+pub use peak::peak;
 pub use tensor::Tensor;

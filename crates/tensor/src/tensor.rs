@@ -1,33 +1,90 @@
-//! A row-major matrix of `f32`. Everything that the engine moves is rows of hidden states, so two dimensions suffice.
+//! A row-major matrix of numbers on a device. Everything that the engine moves is rows of hidden states, so two
+//! dimensions suffice.
+//!
+//! Matrices of the host can be read and written by anyone. Those on a GPU are handled by [`crate::ops`] alone and are
+//! brought back with [`Tensor::to_host`].
+
+use std::sync::Arc;
+
+use crate::cuda::Array;
+use crate::device::Kind;
+use crate::{Device, DeviceError};
 
 /// A matrix of `rows` x `cols` numbers, row after row.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Tensor {
     rows: usize,
     cols: usize,
-    data: Vec<f32>, // (rows, cols)
+    data: Data, // (rows, cols)
+}
+
+#[derive(Clone, Debug)]
+enum Data {
+    Host(Vec<f32>),
+    Cuda(Arc<Array>),
+}
+
+impl Default for Tensor {
+    fn default() -> Self {
+        Self::zeros(0, 0)
+    }
+}
+
+impl PartialEq for Tensor {
+    /// Whether both are of the host and hold equal numbers.
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.data, &other.data) {
+            (Data::Host(a), Data::Host(b)) => (self.rows, self.cols) == (other.rows, other.cols) && a == b,
+            _ => false,
+        }
+    }
+}
+
+impl From<Array> for Tensor {
+    fn from(array: Array) -> Self {
+        Self { rows: array.rows(), cols: array.cols(), data: Data::Cuda(Arc::new(array)) }
+    }
 }
 
 impl Tensor {
-    /// A matrix of zeros.
+    /// A matrix of zeros on the host.
     pub fn zeros(rows: usize, cols: usize) -> Self {
-        Self { rows, cols, data: vec![0.0; rows * cols] }
+        Self { rows, cols, data: Data::Host(vec![0.0; rows * cols]) }
     }
 
-    /// A matrix from its numbers.
+    /// A matrix on the host from its numbers.
     ///
     /// # Panics
     /// If there are not `rows * cols` of them.
     pub fn from_vec(rows: usize, cols: usize, data: Vec<f32>) -> Self {
         assert_eq!(data.len(), rows * cols, "a {rows} x {cols} matrix needs that many numbers");
-        Self { rows, cols, data }
+        Self { rows, cols, data: Data::Host(data) }
     }
 
-    /// Makes this a matrix of `rows` x `cols` with unspecified (old or zero) contents, keeping its memory.
+    /// The same matrix where a device's operations can use it.
+    pub fn to_device(self, device: &Device) -> Result<Self, DeviceError> {
+        match (device.kind(), &self.data) {
+            (Kind::Cuda(cuda), Data::Host(data)) => Ok(Array::from_host(cuda, self.rows, self.cols, data)?.into()),
+            _ => Ok(self),
+        }
+    }
+
+    /// The same matrix on the host. Waits for the device if it has to.
+    pub fn to_host(self) -> Result<Self, DeviceError> {
+        match &self.data {
+            Data::Host(_) => Ok(self),
+            Data::Cuda(array) => Ok(Self::from_vec(self.rows, self.cols, array.to_host()?)),
+        }
+    }
+
+    /// Makes this a matrix of the host of `rows` x `cols` with unspecified (old or zero) contents, keeping its memory.
     pub fn reshape(&mut self, rows: usize, cols: usize) {
-        self.data.resize(rows * cols, 0.0);
-        self.rows = rows;
-        self.cols = cols;
+        let mut data = match std::mem::replace(&mut self.data, Data::Host(Vec::new())) {
+            Data::Host(data) => data,
+            Data::Cuda(_) => Vec::new(),
+        };
+        data.resize(rows * cols, 0.0);
+        *self = Self { rows, cols, data: Data::Host(data) };
     }
 
     /// The number of rows.
@@ -41,23 +98,37 @@ impl Tensor {
     }
 
     /// All numbers, row after row.
+    ///
+    /// # Panics
+    /// If they are on a GPU, as all that follow.
     pub fn data(&self) -> &[f32] {
-        &self.data
+        match &self.data {
+            Data::Host(data) => data,
+            Data::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
+        }
     }
 
     /// All numbers, to be written.
     pub fn data_mut(&mut self) -> &mut [f32] {
-        &mut self.data
+        self.host_mut()
+    }
+
+    fn host_mut(&mut self) -> &mut Vec<f32> {
+        match &mut self.data {
+            Data::Host(data) => data,
+            Data::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
+        }
     }
 
     /// One row.
     pub fn row(&self, i: usize) -> &[f32] {
-        &self.data[i * self.cols..(i + 1) * self.cols]
+        &self.data()[i * self.cols..(i + 1) * self.cols]
     }
 
     /// One row, to be written.
     pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
-        &mut self.data[i * self.cols..(i + 1) * self.cols]
+        let cols = self.cols;
+        &mut self.data_mut()[i * cols..(i + 1) * cols]
     }
 
     /// The rows `picked`, in that order, as a matrix of their own.
@@ -67,7 +138,7 @@ impl Tensor {
         for i in picked {
             data.extend_from_slice(self.row(i));
         }
-        Self { rows, cols: self.cols, data }
+        Self::from_vec(rows, self.cols, data)
     }
 
     /// Adds all rows of another matrix at the end.
@@ -76,7 +147,7 @@ impl Tensor {
     /// If they are not as wide as these.
     pub fn extend(&mut self, other: &Self) {
         assert!(other.rows == 0 || other.cols == self.cols, "every row of a matrix has {} columns", self.cols);
-        self.data.extend_from_slice(&other.data);
+        self.host_mut().extend_from_slice(other.data());
         self.rows += other.rows;
     }
 
@@ -86,7 +157,24 @@ impl Tensor {
     /// If it is not as wide as the others.
     pub fn push(&mut self, row: &[f32]) {
         assert_eq!(row.len(), self.cols, "every row of a matrix has {} columns", self.cols);
-        self.data.extend_from_slice(row);
+        self.host_mut().extend_from_slice(row);
         self.rows += 1;
+    }
+
+    /// The matrix on the GPU.
+    pub(crate) fn array(&self) -> &Array {
+        match &self.data {
+            Data::Cuda(array) => array,
+            Data::Host(_) => panic!("this matrix is on the host; bring it to the gpu first"),
+        }
+    }
+
+    /// The matrix on the GPU, to be written: a copy of its own if others hold it too.
+    pub(crate) fn array_mut(&mut self) -> Result<&mut Array, DeviceError> {
+        let Data::Cuda(array) = &mut self.data else { panic!("this matrix is on the host; bring it to the gpu first") };
+        if Arc::get_mut(array).is_none() {
+            *array = Arc::new(array.copy()?);
+        }
+        Ok(Arc::get_mut(array).unwrap_or_else(|| unreachable!("a copy of one's own")))
     }
 }

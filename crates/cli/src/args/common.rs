@@ -100,14 +100,23 @@ pub struct SamplingArgs {
 }
 
 /// Where to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// The fastest device of this build
+    /// A GPU if there is one that can be used, else the processor
     Auto,
     /// The processor
     Cpu,
-    /// An NVIDIA GPU
-    Cuda,
+    /// An NVIDIA GPU, by its number
+    Cuda(usize),
+}
+
+/// How numbers are kept on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DtypeKind {
+    /// Everything in single precision
+    F32,
+    /// Weights and operands of products in bf16, the rest in single precision
+    Bf16,
 }
 
 /// A choice of instruction set.
@@ -127,9 +136,13 @@ pub enum IsaKind {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct DeviceArgs {
-    /// Where to compute [default: auto]
-    #[arg(long, value_enum)]
+    /// Where to compute: auto, cpu, cuda or cuda:NUMBER [default: auto, a GPU if there is one]
+    #[arg(long, value_name = "DEVICE", value_parser = values::device)]
     pub device: Option<DeviceKind>,
+
+    /// How a GPU keeps numbers; a processor keeps all in f32 [default: bf16]
+    #[arg(long, value_enum)]
+    pub dtype: Option<DtypeKind>,
 
     /// Worker threads [default: all cores]
     #[arg(long, value_name = "COUNT")]

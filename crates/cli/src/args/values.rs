@@ -5,6 +5,8 @@ use std::num::NonZeroUsize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use engine::{Family, LatentLength, Probability};
 
+use super::DeviceKind;
+
 /// More thoughts than any model has positions for.
 const MOST_THOUGHTS: usize = 1 << 20;
 
@@ -29,6 +31,17 @@ pub fn share(text: &str) -> Result<f32, String> {
 pub fn deviation(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
     if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("must be finite and at least 0".to_owned()) }
+}
+
+/// `auto`, `cpu`, `cuda` or `cuda:1`.
+pub fn device(text: &str) -> Result<DeviceKind, String> {
+    match (text, text.strip_prefix("cuda:")) {
+        ("auto", _) => Ok(DeviceKind::Auto),
+        ("cpu", _) => Ok(DeviceKind::Cpu),
+        ("cuda", _) => Ok(DeviceKind::Cuda(0)),
+        (_, Some(number)) => number.parse().map(DeviceKind::Cuda).map_err(|_| format!("{number:?} is no number of a GPU")),
+        _ => Err("write auto, cpu, cuda or cuda:NUMBER".to_owned()),
+    }
 }
 
 /// `6`, `<=64` or `4-6`.

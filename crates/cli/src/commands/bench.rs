@@ -18,7 +18,7 @@ use crate::printer::Printer;
 /// Measures and prints.
 pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let peak = tensor::peak(&device);
+    let peak = tensor::peak(&device)?;
     let mind = mind(&device, args)?;
     let settings = settings(args, &mind)?;
     let prompts: Vec<Prompt> = (0..args.questions.get()).map(|q| made_up(&mind, q as u32, args.prompt.get())).collect();
@@ -44,7 +44,7 @@ fn summary(best: &Measured, median: &Measured, peak: f64, device: &Device) -> se
         "trajectories_per_s": rate(best), "prefill_s": best.seconds.prefill, "thoughts_s": best.seconds.thoughts,
         "answer_s": best.seconds.answers, "flops": best.flops, "peak_flops": peak, "best_s": best.seconds.total,
         "median_s": median.seconds.total, "peak_share": best.flops / best.seconds.total / peak,
-        "threads": device.threads(), "isa": device.isa().to_string(),
+        "device": device.describe(),
     })
 }
 
@@ -57,13 +57,12 @@ fn print(best: &Measured, median: &Measured, peak: f64, device: &Device, printer
         seconds.total, seconds.prefill, seconds.thoughts, seconds.answers
     ))?;
     printer.line(&format!(
-        "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s that {} threads of {} reach on registers",
+        "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s measured as the most that {} can do",
         flops / 1e9,
         speed / 1e9,
         100.0 * speed / peak,
         peak / 1e9,
-        device.threads(),
-        device.isa()
+        device.describe()
     ))
 }
 
@@ -95,7 +94,13 @@ fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
         0.0 => Perturbation::None,
         _ => Perturbation::Dropout { p, sites: mind.method.sites, scope: Scope::Thoughts },
     };
-    Ok(Settings { samples: args.samples, perturbation, seed: args.seed, memory: args.memory, ..Settings::of(&mind.method) })
+    Ok(Settings {
+        samples: args.samples,
+        perturbation,
+        seed: args.seed,
+        memory: crate::load::memory(args.memory, mind.decoder.device())?,
+        ..Settings::of(&mind.method)
+    })
 }
 
 fn made_up(mind: &Mind, question: u32, length: usize) -> Prompt {

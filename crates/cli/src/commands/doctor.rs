@@ -20,10 +20,10 @@ const LITTLE_MEMORY: u64 = 2 << 30;
 /// Runs the command.
 pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let findings = Findings::measure(&device);
+    let findings = Findings::measure(&device)?;
     let advice = findings.advice();
     let document = json!({
-        "device": "cpu",
+        "device": findings.device,
         "processor": findings.processor,
         "cores": findings.cores,
         "isa": findings.isa.to_string(),
@@ -32,7 +32,7 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
         "peak_flops": findings.flops,
         "memory_bandwidth": findings.bandwidth,
         "load": findings.load,
-        "cuda": null,
+        "cuda": findings.cuda.as_ref().err(),
         "version": env!("CARGO_PKG_VERSION"),
         "advice": advice,
     });
@@ -42,6 +42,11 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
 
 /// What was found.
 struct Findings {
+    device: String,
+    /// Whether a GPU can be used; if not, why.
+    cuda: Result<(), String>,
+    /// A GPU's free memory and all of it, if it is the device.
+    gpu_memory: Option<(usize, usize)>,
     processor: Option<String>,
     cores: usize,
     isa: Isa,
@@ -57,24 +62,28 @@ struct Findings {
 }
 
 impl Findings {
-    fn measure(device: &Device) -> Self {
+    fn measure(device: &Device) -> Result<Self> {
         let load = load_average();
-        Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            device: device.describe(),
+            cuda: Device::cuda_presence(),
+            gpu_memory: device.memory()?,
             processor: processor(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            isa: device.isa(),
-            threads: device.threads(),
+            isa: device.isa().unwrap_or_else(Isa::detect),
+            threads: if device.is_cuda() { threads } else { device.threads() },
             memory: memory_available(),
             load,
-            bandwidth: bandwidth(device.threads()),
-            flops: tensor::peak(device),
-        }
+            bandwidth: bandwidth(threads),
+            flops: tensor::peak(device)?,
+        })
     }
 
     fn text(&self, advice: &[String]) -> String {
         let unknown = || "unknown".to_owned();
         let lines = [
-            ("device", "cpu".to_owned()),
+            ("device", self.device.clone()),
             ("processor", self.processor.clone().unwrap_or_else(unknown)),
             ("cores", self.cores.to_string()),
             ("instructions", self.isa.to_string()),
@@ -82,7 +91,7 @@ impl Findings {
             ("memory", self.memory.map_or_else(unknown, |bytes| format!("{} available", show_bytes(bytes)))),
             ("arithmetic", format!("{:.1} GFLOP/s at most, measured", self.flops / 1e9)),
             ("bandwidth", format!("{:.1} GB/s read, measured", self.bandwidth / 1e9)),
-            ("cuda", "not in this build".to_owned()),
+            ("cuda", self.cuda.clone().map_or_else(|why| format!("not used: {why}"), |()| self.gpu())),
         ];
         let mut text: String = lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect();
         text.push('\n');
@@ -91,6 +100,13 @@ impl Findings {
             some => some.iter().for_each(|line| text.push_str(&format!("- {line}\n"))),
         }
         text
+    }
+
+    fn gpu(&self) -> String {
+        match self.gpu_memory {
+            Some((free, all)) => format!("{} of {} free", show_bytes(free as u64), show_bytes(all as u64)),
+            None => "found, and left alone".to_owned(),
+        }
     }
 
     fn advice(&self) -> Vec<String> {
@@ -106,6 +122,8 @@ impl Findings {
             busy.map(|load| {
                 format!("other work keeps the cores busy (load average {load:.1}); figures will be lower than they could be")
             }),
+            (self.cuda.is_ok() && self.gpu_memory.is_none())
+                .then(|| "there is a gpu; leave --device, --threads and --isa out to use it".to_owned()),
             little.map(|memory| format!("only {} of memory are available; pass a smaller --memory", show_bytes(memory))),
         ];
         all.into_iter().flatten().collect()

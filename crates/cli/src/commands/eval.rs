@@ -33,7 +33,7 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let questions = question::read(&job.data, args.limit.map(NonZeroUsize::get))?;
     let device = args.device.open()?;
     let loaded = job.models.load(&device, printer)?;
-    let engine = loaded.engine(job.sampling.settings(&loaded.reasoner.method, args.memory));
+    let engine = loaded.engine(job.sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?));
     engine.check(&questions)?;
 
     let manifest = job.manifest(&engine, &questions)?;

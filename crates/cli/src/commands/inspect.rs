@@ -6,6 +6,7 @@
 mod expected;
 mod listing;
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -14,6 +15,7 @@ use engine::{Extras, Family, Method};
 use model::config::Architecture;
 use model::{Checkpoint, LmHead, RewardHead, Tokenizer};
 use serde_json::{Value, json};
+use tensor::Device;
 
 use crate::args::InspectArgs;
 use crate::args::values::{show_bytes, show_thoughts};
@@ -48,17 +50,17 @@ enum Kind {
 impl Kind {
     /// Recognises the checkpoint and reads its heads, which are small.
     fn of(checkpoint: &Checkpoint, family: Option<Family>) -> Result<Self> {
-        let dir = checkpoint.dir();
+        let (dir, device) = (checkpoint.dir(), Device::cpu(Some(NonZeroUsize::MIN))?);
         if checkpoint.has("classifier.weight") {
             if family.is_some() {
                 bail!("{}: this is a reward model (it has `classifier`), and --method is for reasoners", dir.display());
             }
-            RewardHead::load(checkpoint.config(), checkpoint)?;
+            RewardHead::load(&device, checkpoint.config(), checkpoint)?;
             // A reward model reads the reasoner's tokens and needs no tokenizer of its own.
             return Ok(Self::Reward { tokenizer: Tokenizer::read(dir).ok().map(Box::new) });
         }
         let tokenizer = Tokenizer::read(dir)?;
-        let method = Extras::read(checkpoint, &tokenizer, family)?.method;
+        let method = Extras::read(&device, checkpoint, &tokenizer, family)?.method;
         Ok(Self::Reasoner { method: Box::new(method), tokenizer: Box::new(tokenizer) })
     }
 

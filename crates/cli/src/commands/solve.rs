@@ -29,7 +29,7 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let text = question(&args.text)?;
     let device = args.device.open()?;
     let loaded = models.load(&device, printer)?;
-    let engine = loaded.engine(sampling.settings(&loaded.reasoner.method, args.memory));
+    let engine = loaded.engine(sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?));
 
     // Nobody knows the right answer, so nothing is ever marked as correct.
     let question = Question { id: 0, text, gold: String::new(), kind: GoldKind::Number, steps: Vec::new() };

@@ -45,12 +45,17 @@ fn line(check: &Check, width: usize) -> String {
         Verdict::Passed => "ok",
         Verdict::Missed => "MISSED",
         Verdict::NotYet => "not yet",
+        Verdict::NotAsked => "-",
     };
     let error = match (check.largest_error, check.tolerance) {
         (Some(error), Some(tolerance)) => format!("largest error {error:.1e} of {tolerance:.0e} allowed"),
         _ => "exact".to_owned(),
     };
-    let detail = if check.verdict == Verdict::NotYet { String::new() } else { format!("{} compared, {error}", check.compared) };
+    let detail = if matches!(check.verdict, Verdict::NotYet | Verdict::NotAsked) {
+        String::new()
+    } else {
+        format!("{} compared, {error}", check.compared)
+    };
     let note = check.note.as_deref().map(|n| format!(" ({n})")).unwrap_or_default();
     format!("{:width$}  {verdict:7}  {detail}{note}", check.name)
 }

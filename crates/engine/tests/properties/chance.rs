@@ -112,7 +112,7 @@ fn next_thought(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Tensor {
     let decoder = &pair.reasoner.decoder;
     let mut x = pair.reasoner.embed(prompt).unwrap();
     (0..thoughts.rows()).for_each(|t| x.push(thoughts.row(t)));
-    let mut cache = Cache::new(decoder.config(), Cache::slots_for(x.rows())).unwrap();
+    let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(x.rows())).unwrap();
     let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
     (0..x.rows()).for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == x.rows()));
     let hidden = decoder.forward(&mut cache, &pass, x, None).unwrap();
@@ -138,7 +138,7 @@ impl TensorSource for OneBias {
 /// Which elements of the site a decoder keeps, row by row.
 fn kept(bias: &'static str, config: &Config, p: f32, draws: &[Option<Draw>]) -> Vec<Vec<bool>> {
     let decoder = Decoder::load(device(), config, &OneBias(bias), LmHead::Without).unwrap();
-    let mut cache = Cache::new(config, draws.len() * Cache::slots_for(1)).unwrap();
+    let mut cache = Cache::new(decoder.device(), config, draws.len() * Cache::slots_for(1)).unwrap();
     let mut pass = Pass::default();
     draws.iter().for_each(|_| pass.push(&mut cache, &mut Sequence::default(), true));
     let dropout = Dropout { p, attn_out: true, mlp_out: true, masks: Masks::Drawn(draws) };

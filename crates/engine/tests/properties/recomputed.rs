@@ -46,7 +46,7 @@ impl Naive<'_> {
     /// The hidden state at the last position, from nothing.
     fn hidden(&self) -> Tensor {
         let decoder = &self.reasoner.decoder;
-        let mut cache = Cache::new(decoder.config(), Cache::slots_for(self.inputs.rows())).unwrap();
+        let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(self.inputs.rows())).unwrap();
         let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
         (0..self.inputs.rows()).for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == self.inputs.rows()));
         let dropout = match self.settings.perturbation {

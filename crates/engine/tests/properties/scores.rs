@@ -10,7 +10,7 @@ use crate::common::*;
 /// Rewards computed one position after the other.
 fn step_by_step(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Vec<f32> {
     let decoder = &pair.judge.decoder;
-    let mut cache = Cache::new(decoder.config(), Cache::slots_for(prompt.len() + thoughts.rows())).unwrap();
+    let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(prompt.len() + thoughts.rows())).unwrap();
     let mut sequence = Sequence::default();
     let mut pass_one = |x: Tensor| {
         let mut pass = Pass::default();

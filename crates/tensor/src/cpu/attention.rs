@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::isa::{Isa, fma, per_isa};
 use super::math::{exp, sum_lanes};
 use crate::Tensor;
-use crate::ops::{Attend, KvStore};
+use crate::ops::{Attend, HostKv};
 
 /// Slots whose keys are stored together.
 pub(crate) const BLOCK: usize = 16;
@@ -25,8 +25,8 @@ pub(crate) struct Shape<'a> {
     pub(crate) attend: &'a Attend,
 }
 
-/// See [`KvStore::write`].
-pub(crate) fn write(kv: &mut KvStore, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
+/// See [`crate::ops::KvStore`]: its private `write`.
+pub(crate) fn write(kv: &mut HostKv, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
     let (heads, dim, capacity) = (kv.kv_heads, kv.head_dim, kv.slots);
     let store = &mut kv.layers[layer];
     let per_head = (store.keys.par_chunks_mut(capacity * dim), store.values.par_chunks_mut(capacity * dim));
@@ -45,11 +45,11 @@ pub(crate) fn write(kv: &mut KvStore, layer: usize, x: &Tensor, first: usize, sl
 }
 
 /// See [`crate::ops::attention`].
-pub(crate) fn attention(isa: Isa, q: &Tensor, kv: &KvStore, shape: &Shape<'_>, out: &mut Tensor) {
+pub(crate) fn attention(isa: Isa, q: &Tensor, kv: &HostKv, shape: &Shape<'_>, out: &mut Tensor) {
     let width = out.cols();
     out.data_mut().par_chunks_mut(ROWS * width).enumerate().for_each(|(chunk, out)| {
         let first = chunk * ROWS;
-        per_isa!(isa, rows(q: &Tensor, kv: &KvStore, shape: &Shape<'_>, first: usize, out: &mut [f32]));
+        per_isa!(isa, rows(q: &Tensor, kv: &HostKv, shape: &Shape<'_>, first: usize, out: &mut [f32]));
     });
 }
 
@@ -63,7 +63,7 @@ struct Job<'a> {
 }
 
 #[inline(always)]
-fn rows<const FUSED: bool>(q: &Tensor, kv: &KvStore, shape: &Shape<'_>, first: usize, out: &mut [f32]) {
+fn rows<const FUSED: bool>(q: &Tensor, kv: &HostKv, shape: &Shape<'_>, first: usize, out: &mut [f32]) {
     let (dim, heads) = (kv.head_dim, shape.heads);
     let count = out.len() / (heads * dim);
     let store = &kv.layers[shape.layer];

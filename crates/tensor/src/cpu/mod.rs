@@ -6,7 +6,5 @@ pub(crate) mod isa;
 pub(crate) mod linear;
 pub(crate) mod math;
 pub(crate) mod norm;
-mod peak;
+pub(crate) mod peak;
 pub(crate) mod rope;
-
-pub use peak::peak;

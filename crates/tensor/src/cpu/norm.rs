@@ -18,7 +18,7 @@ pub(crate) fn norm(isa: Isa, x: &Tensor, by: &Norm, out: &mut Tensor) {
     });
 }
 
-/// See [`crate::ops::norm_heads`].
+/// Normalises, in place, each group of columns as wide as the norm.
 pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &Norm, columns: Range<usize>) {
     let (width, head) = (x.cols(), by.width());
     x.data_mut().par_chunks_mut(width).with_min_len(8).for_each(|row| {
@@ -31,8 +31,9 @@ pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &Norm, columns: Range<usi
 #[inline(always)]
 fn norm_row<const FUSED: bool>(x: &mut [f32], by: &Norm) {
     let n = x.len();
-    match by {
-        Norm::Layer { eps, scale, shift } => {
+    let Norm { eps, scale, shift, .. } = by;
+    match shift {
+        Some(shift) => {
             let mean = sum_lanes(n, |i, s| s + x[i]) / n as f32;
             let variance = sum_lanes(n, |i, s| fma::<FUSED>(x[i] - mean, x[i] - mean, s)) / n as f32;
             let inverse = 1.0 / (variance + eps).sqrt();
@@ -40,7 +41,7 @@ fn norm_row<const FUSED: bool>(x: &mut [f32], by: &Norm) {
                 *x = fma::<FUSED>((*x - mean) * inverse, g, b);
             }
         }
-        Norm::Rms { eps, scale } => {
+        None => {
             let square = sum_lanes(n, |i, s| fma::<FUSED>(x[i], x[i], s)) / n as f32;
             let inverse = 1.0 / (square + eps).sqrt();
             for (x, &g) in x.iter_mut().zip(scale) {

@@ -9,9 +9,8 @@ use crate::Device;
 /// registers alone.
 ///
 /// The best of several short runs: other load on the machine can only lower a single one.
-pub fn peak(device: &Device) -> f64 {
+pub(crate) fn peak(device: &Device, isa: Isa) -> f64 {
     const STEPS: usize = 4_000_000;
-    let isa = device.isa();
     let lanes = if isa == Isa::Avx512 { WIDE } else { NARROW } * 16;
     let run = || {
         let start = Instant::now();

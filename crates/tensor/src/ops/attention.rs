@@ -4,12 +4,25 @@
 //! prefix, then whatever is its row's own. Forked rows therefore share a prefix by naming the same slots; nothing is
 //! copied and nothing is padded.
 
-use crate::cpu::attention as kernel;
-use crate::{Device, DeviceError, Tensor};
+use std::borrow::Cow;
 
-/// Keys and values of `slots` positions in every layer.
-#[derive(Clone, Debug)]
-pub struct KvStore {
+use crate::cpu::attention as kernel;
+use crate::device::Kind;
+use crate::{Device, DeviceError, Tensor, cuda};
+
+/// Keys and values of a number of positions in every layer.
+#[derive(Debug)]
+pub struct KvStore(Store);
+
+#[derive(Debug)]
+enum Store {
+    Cpu(HostKv),
+    Cuda(cuda::attention::Kv),
+}
+
+/// The processor's keys and values.
+#[derive(Debug)]
+pub(crate) struct HostKv {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) slots: usize,
@@ -17,7 +30,7 @@ pub struct KvStore {
 }
 
 /// One layer's keys and values, in the layout that the kernels read.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct LayerKv {
     pub(crate) keys: Vec<f32>,   // (kv_heads, slots / BLOCK, head_dim, BLOCK)
     pub(crate) values: Vec<f32>, // (kv_heads, slots, head_dim)
@@ -28,21 +41,46 @@ impl KvStore {
     pub const ALIGNMENT: usize = kernel::BLOCK;
 
     /// An empty store.
-    pub fn new(layers: usize, kv_heads: usize, head_dim: usize, slots: usize) -> Result<Self, DeviceError> {
+    pub fn new(device: &Device, layers: usize, (kv_heads, head_dim): (usize, usize), slots: usize) -> Result<Self, DeviceError> {
         let slots = slots.next_multiple_of(kernel::BLOCK);
-        let size = kv_heads * head_dim * slots;
-        let layers = (0..layers).map(|_| LayerKv { keys: vec![0.0; size], values: vec![0.0; size] }).collect();
-        Ok(Self { kv_heads, head_dim, slots, layers })
+        Ok(Self(match device.kind() {
+            Kind::Cpu(_) => {
+                let size = kv_heads * head_dim * slots;
+                let layers = (0..layers).map(|_| LayerKv { keys: vec![0.0; size], values: vec![0.0; size] }).collect();
+                Store::Cpu(HostKv { kv_heads, head_dim, slots, layers })
+            }
+            Kind::Cuda(cuda) => Store::Cuda(cuda::attention::Kv::new(cuda, layers, kv_heads, head_dim, slots)?),
+        }))
     }
 
     /// How many positions fit.
     pub fn slots(&self) -> usize {
-        self.slots
+        match &self.0 {
+            Store::Cpu(kv) => kv.slots,
+            Store::Cuda(kv) => kv.slots(),
+        }
+    }
+
+    pub(crate) fn kv_heads(&self) -> usize {
+        match &self.0 {
+            Store::Cpu(kv) => kv.kv_heads,
+            Store::Cuda(kv) => kv.kv_heads(),
+        }
+    }
+
+    pub(crate) fn head_dim(&self) -> usize {
+        match &self.0 {
+            Store::Cpu(kv) => kv.head_dim,
+            Store::Cuda(kv) => kv.head_dim(),
+        }
     }
 
     /// Memory that a slot takes in a model of this shape.
-    pub fn bytes_per_slot(layers: usize, kv_heads: usize, head_dim: usize) -> usize {
-        layers * kv_heads * head_dim * 2 * size_of::<f32>()
+    pub fn bytes_per_slot(device: &Device, layers: usize, (kv_heads, head_dim): (usize, usize)) -> usize {
+        match device.kind() {
+            Kind::Cpu(_) => layers * kv_heads * head_dim * 2 * size_of::<f32>(),
+            Kind::Cuda(cuda) => cuda::attention::Kv::bytes_per_slot(cuda, layers, kv_heads, head_dim),
+        }
     }
 
     /// One layer of it, to be read.
@@ -51,13 +89,20 @@ impl KvStore {
     }
 
     /// Stores, for each row of x, its keys (from column `first` on) and values (right after them) into that row's slot.
-    pub fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) -> Result<(), DeviceError> {
-        let width = self.kv_heads * self.head_dim;
+    pub(crate) fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
+        let Store::Cpu(kv) = &mut self.0 else { panic!("this store is on a gpu") };
+        let width = kv.kv_heads * kv.head_dim;
         assert_eq!(x.rows(), slots.len(), "kv write: {} rows into {} slots", x.rows(), slots.len());
         assert!(first + 2 * width <= x.cols(), "kv write: keys and values of {width} do not fit {}", x.cols());
-        assert!(slots.iter().all(|&s| (s as usize) < self.slots), "kv write: a slot beyond {}", self.slots);
-        kernel::write(self, layer, x, first, slots);
-        Ok(())
+        assert!(slots.iter().all(|&s| (s as usize) < kv.slots), "kv write: a slot beyond {}", kv.slots);
+        kernel::write(kv, layer, x, first, slots);
+    }
+
+    pub(crate) fn gpu_mut(&mut self) -> &mut cuda::attention::Kv {
+        match &mut self.0 {
+            Store::Cuda(kv) => kv,
+            Store::Cpu(_) => panic!("this store is not on the gpu"),
+        }
     }
 }
 
@@ -110,6 +155,27 @@ impl Attend {
     }
 }
 
+/// [`Attend`] where the device can read it.
+#[derive(Debug)]
+pub struct Views<'a> {
+    attend: Cow<'a, Attend>,
+    on_gpu: Option<cuda::attention::Views>,
+}
+
+impl<'a> Views<'a> {
+    /// Brings it to the device.
+    pub fn new(device: &Device, attend: Cow<'a, Attend>) -> Result<Self, DeviceError> {
+        let on_gpu = match device.kind() {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => {
+                let of = |r: usize| attend.of(r).iter().map(|s| (s.start, s.len));
+                Some(cuda::attention::Views::new(cuda, attend.rows(), of)?)
+            }
+        };
+        Ok(Self { attend, on_gpu })
+    }
+}
+
 /// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the slots that row r sees.
 ///
 /// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim). Query heads share
@@ -119,104 +185,25 @@ pub fn attention(
     q: &Tensor,
     kv: Layer<'_>,
     heads: usize,
-    attend: &Attend,
+    views: &Views<'_>,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let Layer { store: kv, layer } = kv;
+    let Layer { store, layer } = kv;
+    let (attend, dim) = (&*views.attend, store.head_dim());
     assert_eq!(q.rows(), attend.rows(), "attention: {} rows, views for {}", q.rows(), attend.rows());
-    assert!(heads.is_multiple_of(kv.kv_heads), "attention: {heads} query heads over {} key heads", kv.kv_heads);
-    assert!(heads * kv.head_dim <= q.cols(), "attention: {heads} heads of {} do not fit {}", kv.head_dim, q.cols());
-    let inside = |s: &Span| s.start as usize + s.len as usize <= kv.slots;
-    assert!(attend.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
-    out.reshape(q.rows(), heads * kv.head_dim);
-    kernel::attention(device.isa(), q, kv, &kernel::Shape { layer, heads, attend }, out);
+    assert!(heads.is_multiple_of(store.kv_heads()), "attention: {heads} query heads over {} key heads", store.kv_heads());
+    assert!(heads * dim <= q.cols(), "attention: {heads} heads of {dim} do not fit {}", q.cols());
+    match (device.kind(), &store.0, &views.on_gpu) {
+        (Kind::Cpu(cpu), Store::Cpu(kv), _) => {
+            let inside = |s: &Span| s.start as usize + s.len as usize <= kv.slots;
+            assert!(attend.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
+            out.reshape(q.rows(), heads * dim);
+            kernel::attention(cpu.isa, q, kv, &kernel::Shape { layer, heads, attend }, out);
+        }
+        (Kind::Cuda(_), Store::Cuda(kv), Some(views)) => {
+            *out = cuda::attention::attention(q.array(), kv, layer, heads, views)?.into();
+        }
+        _ => panic!("attention: the store or the views are not on the device"),
+    }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Isa;
-    use crate::rng::Draw;
-
-    fn numbers(n: usize, salt: u64) -> Vec<f32> {
-        let mut x = vec![0.0; n];
-        Draw { seed: salt, question: 0, trajectory: 0, position: 0 }.add_noise(1.0, &mut x);
-        x
-    }
-
-    /// The definition, in double precision, from keys and values by slot.
-    fn naive(q: &[f32], kv: &Tensor, (kv_heads, head_dim, heads): (usize, usize, usize), slots: &[usize]) -> Vec<f64> {
-        let mut out = vec![0.0; heads * head_dim];
-        for h in 0..heads {
-            let g = h / (heads / kv_heads);
-            let dot = |s: usize| -> f64 {
-                (0..head_dim).map(|i| f64::from(q[h * head_dim + i]) * f64::from(kv.row(s)[g * head_dim + i])).sum()
-            };
-            let scores: Vec<f64> = slots.iter().map(|&s| dot(s) / (head_dim as f64).sqrt()).collect();
-            let total: f64 = scores.iter().map(|x| x.exp()).sum();
-            for (&s, score) in slots.iter().zip(&scores) {
-                for i in 0..head_dim {
-                    out[h * head_dim + i] += score.exp() / total * f64::from(kv.row(s)[(kv_heads + g) * head_dim + i]);
-                }
-            }
-        }
-        out
-    }
-
-    #[test]
-    fn equals_the_definition_on_every_instruction_set() {
-        for (kv_heads, head_dim, heads) in [(1, 12, 1), (2, 16, 4), (3, 64, 3), (2, 80, 6)] {
-            let slots = 70;
-            let kv_rows = Tensor::from_vec(slots, 2 * kv_heads * head_dim, numbers(slots * 2 * kv_heads * head_dim, 1));
-            let mut kv = KvStore::new(2, kv_heads, head_dim, slots).unwrap();
-            kv.write(1, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>()).unwrap();
-            let views: Vec<Vec<(u32, u32)>> = vec![
-                vec![(0, 1)],
-                vec![(0, 33), (48, 3)],
-                vec![(0, 33), (50, 2), (69, 1), (60, 1)],
-                vec![(5, 40)],
-                vec![(0, 33), (64, 6)],
-                vec![(16, 16)],
-            ];
-            let mut attend = Attend::default();
-            views.iter().for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
-            let q = Tensor::from_vec(views.len(), heads * head_dim, numbers(views.len() * heads * head_dim, 2));
-            for isa in Isa::ALL.into_iter().filter(|i| i.is_present()) {
-                let device = Device::cpu_with(None, isa).unwrap();
-                let mut out = Tensor::default();
-                device.run(|| attention(&device, &q, kv.layer(1), heads, &attend, &mut out)).unwrap();
-                for (r, view) in views.iter().enumerate() {
-                    let slots: Vec<usize> = view.iter().flat_map(|&(s, n)| (s..s + n).map(|x| x as usize)).collect();
-                    let expected = naive(q.row(r), &kv_rows, (kv_heads, head_dim, heads), &slots);
-                    for (x, y) in out.row(r).iter().zip(expected) {
-                        assert!((f64::from(*x) - y).abs() < 2e-6, "{isa} {kv_heads} {head_dim} row {r}: {x} {y}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn where_a_position_is_stored_does_not_matter() {
-        let (kv_heads, head_dim, heads, slots) = (2, 32, 4, 64usize);
-        let kv_rows = Tensor::from_vec(slots, 2 * kv_heads * head_dim, numbers(slots * 2 * kv_heads * head_dim, 3));
-        let mut straight = KvStore::new(1, kv_heads, head_dim, slots).unwrap();
-        straight.write(0, &kv_rows, 0, &(0..slots as u32).collect::<Vec<_>>()).unwrap();
-        let mut reversed = KvStore::new(1, kv_heads, head_dim, slots).unwrap();
-        reversed.write(0, &kv_rows, 0, &(0..slots as u32).rev().collect::<Vec<_>>()).unwrap();
-        let q = Tensor::from_vec(1, heads * head_dim, numbers(heads * head_dim, 4));
-        let device = Device::cpu(None).unwrap();
-        let run = |kv: &KvStore, spans: Vec<Span>| {
-            let (mut attend, mut out) = (Attend::default(), Tensor::default());
-            attend.push(spans);
-            attention(&device, &q, kv.layer(0), heads, &attend, &mut out).unwrap();
-            out
-        };
-        let together = run(&straight, vec![Span { start: 0, len: 37 }]);
-        let split = run(&straight, vec![Span { start: 0, len: 20 }, Span { start: 20, len: 17 }]);
-        let scattered = run(&reversed, (0..37).map(|p| Span { start: 63 - p, len: 1 }).collect());
-        assert_eq!(together, split);
-        assert_eq!(together, scattered);
-    }
 }

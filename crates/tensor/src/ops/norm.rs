@@ -1,48 +1,58 @@
 //! Normalisation of rows.
 
-use crate::{Device, DeviceError, Tensor, cpu};
+use super::Format;
+use crate::cuda::norm::DeviceNorm;
+use crate::device::Kind;
+use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// A normalisation and its parameters.
-#[derive(Clone, Debug)]
-pub enum Norm {
-    /// Subtract the mean, divide by the standard deviation, scale and shift.
-    Layer {
-        /// Added to the variance.
-        eps: f32,
-        /// (width)
-        scale: Vec<f32>,
-        /// (width)
-        shift: Vec<f32>,
-    },
-    /// Divide by the root of the mean square and scale.
-    Rms {
-        /// Added to the mean square.
-        eps: f32,
-        /// (width)
-        scale: Vec<f32>,
-    },
+#[derive(Debug)]
+pub struct Norm {
+    pub(crate) eps: f32,
+    pub(crate) scale: Vec<f32>,         // (width)
+    pub(crate) shift: Option<Vec<f32>>, // (width) of a layer norm; none of a root-mean-square norm
+    on_gpu: Option<DeviceNorm>,
 }
 
 impl Norm {
+    /// Subtract the mean, divide by the standard deviation, scale and shift.
+    pub fn layer(device: &Device, eps: f32, scale: Vec<f32>, shift: Vec<f32>) -> Result<Self, DeviceError> {
+        assert_eq!(scale.len(), shift.len(), "layer norm: {} scales, {} shifts", scale.len(), shift.len());
+        let on_gpu = match device.kind() {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => Some(DeviceNorm::layer(cuda, eps, &scale, &shift)?),
+        };
+        Ok(Self { eps, scale, shift: Some(shift), on_gpu })
+    }
+
+    /// Divide by the root of the mean square and scale.
+    pub fn rms(device: &Device, eps: f32, scale: Vec<f32>) -> Result<Self, DeviceError> {
+        let on_gpu = match device.kind() {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => Some(DeviceNorm::rms(cuda, eps, &scale)?),
+        };
+        Ok(Self { eps, scale, shift: None, on_gpu })
+    }
+
     /// How many numbers are normalised together.
     pub fn width(&self) -> usize {
-        match self {
-            Self::Layer { scale, .. } | Self::Rms { scale, .. } => scale.len(),
-        }
+        self.scale.len()
+    }
+
+    pub(crate) fn gpu(&self) -> &DeviceNorm {
+        self.on_gpu.as_ref().unwrap_or_else(|| panic!("this norm is not on the gpu"))
     }
 }
 
 /// Normalises each row of x (rows, width) into out (rows, width).
-pub fn norm(device: &Device, x: &Tensor, by: &Norm, out: &mut Tensor) -> Result<(), DeviceError> {
+pub fn norm(device: &Device, x: &Tensor, by: &Norm, format: Format, out: &mut Tensor) -> Result<(), DeviceError> {
     assert_eq!(x.cols(), by.width(), "norm: rows of {} against parameters of {}", x.cols(), by.width());
-    out.reshape(x.rows(), x.cols());
-    cpu::norm::norm(device.isa(), x, by, out);
-    Ok(())
-}
-
-/// Normalises, in place, each of `heads` neighbouring groups of columns from column `first` on, each as wide as the norm.
-pub fn norm_heads(device: &Device, x: &mut Tensor, by: &Norm, first: usize, heads: usize) -> Result<(), DeviceError> {
-    assert!(first + heads * by.width() <= x.cols(), "norm_heads: {heads} heads of {} do not fit {}", by.width(), x.cols());
-    cpu::norm::norm_heads(device.isa(), x, by, first..first + heads * by.width());
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            out.reshape(x.rows(), x.cols());
+            cpu::norm::norm(cpu.isa, x, by, out);
+        }
+        Kind::Cuda(cuda) => *out = cuda::norm::norm(x.array(), by.gpu(), format.on(cuda))?.into(),
+    }
     Ok(())
 }

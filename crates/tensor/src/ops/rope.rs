@@ -1,21 +1,86 @@
-//! Rotary positions.
+//! Between the qkv product and attention: q/k normalisation, rotary positions, keys and values into their slots.
 
-use crate::{Device, DeviceError, Tensor, cpu};
+use super::{Indices, KvStore, Norm};
+use crate::cuda::rope::DeviceRope;
+use crate::device::Kind;
+use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// The rotation frequencies of a head: pair i turns by `position * frequencies[i]`, a product in single precision.
 ///
 /// Pairs are (i, i + head_dim / 2), as Llama's and Qwen's checkpoints have them.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Rope {
-    /// (head_dim / 2)
-    pub frequencies: Vec<f32>,
+    pub(crate) frequencies: Vec<f32>, // (head_dim / 2)
+    on_gpu: Option<DeviceRope>,
 }
 
-/// Turns, in place, the first `heads` heads of each row of x by that row's position. x is (rows, >= heads * head_dim).
-pub fn rope(device: &Device, x: &mut Tensor, by: &Rope, positions: &[u32], heads: usize) -> Result<(), DeviceError> {
-    let head_dim = 2 * by.frequencies.len();
-    assert_eq!(x.rows(), positions.len(), "rope: {} rows against {} positions", x.rows(), positions.len());
-    assert!(heads * head_dim <= x.cols(), "rope: {heads} heads of {head_dim} do not fit {}", x.cols());
-    cpu::rope::rope(device.isa(), x, by, positions, heads);
+impl Rope {
+    /// From the frequencies of a head's pairs.
+    pub fn new(device: &Device, frequencies: Vec<f32>) -> Result<Self, DeviceError> {
+        let on_gpu = match device.kind() {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => Some(DeviceRope::new(cuda, &frequencies)?),
+        };
+        Ok(Self { frequencies, on_gpu })
+    }
+
+    fn gpu(&self) -> &DeviceRope {
+        self.on_gpu.as_ref().unwrap_or_else(|| panic!("these frequencies are not on the gpu"))
+    }
+}
+
+/// What an architecture does to queries and keys before they meet.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Query heads.
+    pub heads: usize,
+    /// Norms of each query head and each key head.
+    pub norms: Option<(&'a Norm, &'a Norm)>,
+    /// Rotary positions.
+    pub rope: Option<&'a Rope>,
+}
+
+/// Rows of a pass: where each is in its sequence, and the slot that takes its keys and values.
+#[derive(Debug)]
+pub struct Seats {
+    /// (rows)
+    pub positions: Indices,
+    /// (rows)
+    pub slots: Indices,
+}
+
+/// Turns qkv (rows, (heads + 2 kv_heads) * head_dim) into queries, in place, and keys and values, in the store.
+pub fn place(
+    device: &Device,
+    qkv: &mut Tensor,
+    by: Place<'_>,
+    kv: &mut KvStore,
+    layer: usize,
+    seats: &Seats,
+) -> Result<(), DeviceError> {
+    let dim = kv.head_dim();
+    let width = (by.heads + 2 * kv.kv_heads()) * dim;
+    assert_eq!(qkv.cols(), width, "place: rows of {} are not {} heads of {dim}", qkv.cols(), by.heads);
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            if let Some((q, k)) = by.norms {
+                cpu::norm::norm_heads(cpu.isa, qkv, q, 0..by.heads * dim);
+                cpu::norm::norm_heads(cpu.isa, qkv, k, by.heads * dim..(by.heads + kv.kv_heads()) * dim);
+            }
+            if let Some(rope) = by.rope {
+                cpu::rope::rope(cpu.isa, qkv, rope, seats.positions.host(), by.heads + kv.kv_heads());
+            }
+            kv.write(layer, qkv, by.heads * dim, seats.slots.host());
+        }
+        Kind::Cuda(_) => {
+            let place = cuda::rope::Place {
+                heads: by.heads,
+                norms: by.norms.map(|(q, k)| (q.gpu(), k.gpu())),
+                rope: by.rope.map(Rope::gpu),
+            };
+            let seats = cuda::rope::Seats { positions: seats.positions.gpu(), slots: seats.slots.gpu() };
+            cuda::rope::place(qkv.array_mut()?, place, kv.gpu_mut(), layer, seats)?;
+        }
+    }
     Ok(())
 }

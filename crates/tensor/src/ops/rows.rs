@@ -1,58 +1,120 @@
 //! Moving rows about: gathering, stacking, adding.
 
-use super::Linear;
-use crate::rng::{Draw, MAX_ELEMENTS};
-use crate::{Device, DeviceError, Tensor};
+use super::{Draws, Linear};
+use crate::cuda::norm::Addend;
+use crate::device::Kind;
+use crate::rng::MAX_ELEMENTS;
+use crate::{Device, DeviceError, Tensor, cuda};
+
+/// Whole numbers where the device can read them: positions, slots, tokens.
+#[derive(Debug)]
+pub struct Indices {
+    host: Vec<u32>,
+    on_gpu: Option<cuda::Indices>,
+}
+
+impl Indices {
+    /// Brings them to the device.
+    pub fn new(device: &Device, host: Vec<u32>) -> Result<Self, DeviceError> {
+        let on_gpu = match device.kind() {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => Some(cuda::Indices::new(cuda, &host)?),
+        };
+        Ok(Self { host, on_gpu })
+    }
+
+    pub(crate) fn host(&self) -> &[u32] {
+        &self.host
+    }
+
+    pub(crate) fn gpu(&self) -> &cuda::Indices {
+        self.on_gpu.as_ref().unwrap_or_else(|| panic!("these indices are not on the gpu"))
+    }
+}
 
 /// The rows `picked`, in that order; a row may be picked more than once.
-pub fn select(_device: &Device, x: &Tensor, picked: &[usize]) -> Result<Tensor, DeviceError> {
-    Ok(x.select(picked.iter().copied()))
+pub fn select(device: &Device, x: &Tensor, picked: &[usize]) -> Result<Tensor, DeviceError> {
+    match device.kind() {
+        Kind::Cpu(_) => Ok(x.select(picked.iter().copied())),
+        Kind::Cuda(cuda) => {
+            let picked: Vec<u32> = picked.iter().map(|&r| r as u32).collect();
+            Ok(cuda::embedding::select(x.array(), &cuda::Indices::new(cuda, &picked)?)?.into())
+        }
+    }
 }
 
-/// All rows of all parts, one part after the other.
-pub fn concat(_device: &Device, parts: &[&Tensor], cols: usize) -> Result<Tensor, DeviceError> {
-    let mut out = Tensor::zeros(0, cols);
-    parts.iter().for_each(|part| out.extend(part));
-    Ok(out)
+/// All rows of all parts (at least one), one part after the other.
+pub fn concat(device: &Device, parts: &[&Tensor]) -> Result<Tensor, DeviceError> {
+    match device.kind() {
+        Kind::Cpu(_) => {
+            let mut out = Tensor::zeros(0, parts[0].cols());
+            parts.iter().for_each(|part| out.extend(part));
+            Ok(out)
+        }
+        Kind::Cuda(_) => Ok(cuda::embedding::concat(&parts.iter().map(|p| p.array()).collect::<Vec<_>>())?.into()),
+    }
 }
 
-/// The weights of some outputs of a map, a row each, in the order of the inputs: embeddings from a tied head.
-pub fn lookup(_device: &Device, map: &Linear, outputs: &[u32]) -> Result<Tensor, DeviceError> {
-    let mut out = Tensor::zeros(outputs.len(), map.inputs());
-    outputs.iter().enumerate().for_each(|(r, &j)| map.output_weights(j as usize, out.row_mut(r)));
-    Ok(out)
+/// The weights of some outputs of a map, a row each, in the order of the inputs: a map serves as an embedding table.
+pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor, DeviceError> {
+    match device.kind() {
+        Kind::Cpu(_) => {
+            let mut out = Tensor::zeros(outputs.len(), table.inputs());
+            outputs.iter().enumerate().for_each(|(r, &j)| table.output_weights(j as usize, out.row_mut(r)));
+            Ok(out)
+        }
+        Kind::Cuda(cuda) => Ok(cuda::embedding::lookup(table.gpu(), &cuda::Indices::new(cuda, outputs)?, None)?.into()),
+    }
 }
 
 /// `x += y`, both (rows, columns).
-pub fn add(_device: &Device, x: &mut Tensor, y: &Tensor) -> Result<(), DeviceError> {
+pub fn add(device: &Device, x: &mut Tensor, y: &Tensor) -> Result<(), DeviceError> {
     assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "add: unlike shapes");
-    x.data_mut().iter_mut().zip(y.data()).for_each(|(x, y)| *x += y);
+    match device.kind() {
+        Kind::Cpu(_) => x.data_mut().iter_mut().zip(y.data()).for_each(|(x, y)| *x += y),
+        Kind::Cuda(_) => cuda::norm::add(x.array_mut()?, Addend { y: y.array(), bias: None, mask: None })?,
+    }
     Ok(())
 }
 
 /// `x *= by`.
-pub fn scale(_device: &Device, x: &mut Tensor, by: f32) -> Result<(), DeviceError> {
-    x.data_mut().iter_mut().for_each(|x| *x *= by);
+pub fn scale(device: &Device, x: &mut Tensor, by: f32) -> Result<(), DeviceError> {
+    match device.kind() {
+        Kind::Cpu(_) => x.data_mut().iter_mut().for_each(|x| *x *= by),
+        Kind::Cuda(_) => *x = x.array().scaled(by, cuda::Dtype::F32)?.into(),
+    }
     Ok(())
 }
 
 /// `x[r] += table[rows[r]]`: x is (rows, columns), the table (any, columns).
-pub fn add_rows(_device: &Device, x: &mut Tensor, table: &Tensor, rows: &[u32]) -> Result<(), DeviceError> {
-    assert_eq!((x.rows(), x.cols()), (rows.len(), table.cols()), "add_rows: {} rows of {} columns", rows.len(), table.cols());
-    for (r, &row) in rows.iter().enumerate() {
-        x.row_mut(r).iter_mut().zip(table.row(row as usize)).for_each(|(x, y)| *x += y);
+pub fn add_rows(device: &Device, x: &mut Tensor, table: &Tensor, rows: &Indices) -> Result<(), DeviceError> {
+    let count = rows.host.len();
+    assert_eq!((x.rows(), x.cols()), (count, table.cols()), "add_rows: {count} rows of {} columns", table.cols());
+    match device.kind() {
+        Kind::Cpu(_) => {
+            for (r, &row) in rows.host.iter().enumerate() {
+                x.row_mut(r).iter_mut().zip(table.row(row as usize)).for_each(|(x, y)| *x += y);
+            }
+        }
+        Kind::Cuda(_) => cuda::embedding::add_positions(x.array_mut()?, table.array(), rows.gpu())?,
     }
     Ok(())
 }
 
 /// Adds normal noise of standard deviation `std` to each row that has a draw.
-pub fn add_noise(_device: &Device, x: &mut Tensor, draws: &[Option<Draw>], std: f32) -> Result<(), DeviceError> {
-    assert_eq!(x.rows(), draws.len(), "add_noise: {} draws for {} rows", draws.len(), x.rows());
+pub fn add_noise(device: &Device, x: &mut Tensor, draws: &Draws, std: f32) -> Result<(), DeviceError> {
+    let count = draws.rows().len();
+    assert_eq!(x.rows(), count, "add_noise: {count} draws for {} rows", x.rows());
     assert!(x.cols() <= MAX_ELEMENTS, "add_noise: {} elements cannot be named", x.cols());
-    for (r, draw) in draws.iter().enumerate() {
-        if let Some(draw) = draw {
-            draw.add_noise(std, x.row_mut(r));
+    match device.kind() {
+        Kind::Cpu(_) => {
+            for (r, draw) in draws.rows().iter().enumerate() {
+                if let Some(draw) = draw {
+                    draw.add_noise(std, x.row_mut(r));
+                }
+            }
         }
+        Kind::Cuda(_) => cuda::noise::add_noise(x.array_mut()?, std, draws.gpu())?,
     }
     Ok(())
 }

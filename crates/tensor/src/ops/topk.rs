@@ -1,4 +1,11 @@
-//! The largest elements of a row.
+//! The largest elements of rows of logits, which are never kept whole.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Activation, Format, Linear, linear, lookup, select};
+use crate::cpu::linear::{Epilogue, product};
+use crate::device::Kind;
+use crate::{Device, DeviceError, Tensor, cuda};
 
 /// The `k` largest elements of a row with their indices, largest first; the lower index first among equals.
 ///
@@ -14,6 +21,91 @@ pub fn top_k(row: &[f32], k: usize) -> Vec<(usize, f32)> {
         best.truncate(k);
     }
     best
+}
+
+/// For each row of x (rows, inputs) the index of the largest element of `x W + b`; the lowest index among equals.
+///
+/// Not-a-number counts as smaller than everything; a row of nothing else has index 0, so that an index is always one.
+/// The results themselves, a row of which may be a whole vocabulary, are never stored.
+pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, DeviceError> {
+    assert_eq!(x.cols(), map.inputs(), "argmax: rows of {} into a map of {}", x.cols(), map.inputs());
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            let (packed, bias) = map.cpu();
+            let best = Best { bias, rows: (0..x.rows()).map(|_| AtomicU64::new(NOTHING)).collect() };
+            product(cpu.isa, x.data(), packed, &best);
+            Ok(best.rows.into_iter().map(|b| !(b.into_inner() as u32)).collect())
+        }
+        Kind::Cuda(_) => Ok(cuda::topk::argmax(x.array(), map.gpu())?),
+    }
+}
+
+/// Index 0, below every value.
+const NOTHING: u64 = !0u32 as u64;
+
+struct Best<'a> {
+    bias: Option<&'a [f32]>,
+    rows: Vec<AtomicU64>, // per row: the value in an order-preserving form, then the index inverted
+}
+
+impl Epilogue for Best<'_> {
+    #[inline(always)]
+    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
+        if let Some(bias) = self.bias {
+            values.iter_mut().zip(&bias[col..]).for_each(|(x, b)| *x += b);
+        }
+        let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let Some(at) = values.iter().position(|&x| x == largest) else { return };
+        let candidate = u64::from(ordered(largest)) << 32 | u64::from(!((col + at) as u32));
+        // A look before the exchange: nearly every tile loses, and a load does not take the line from the others.
+        if candidate > self.rows[row].load(Ordering::Relaxed) {
+            self.rows[row].fetch_max(candidate, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Bits that compare as the numbers do.
+#[inline(always)]
+fn ordered(x: f32) -> u32 {
+    let bits = x.to_bits();
+    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+}
+
+/// Rows of logits made at a time where whole rows are needed.
+const LOGIT_ROWS: usize = 64;
+
+/// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their softmax: (rows, width);
+/// and the likeliest. `table` is the head itself where the two are tied.
+pub fn mixture(device: &Device, x: &Tensor, head: &Linear, table: &Linear, k: usize) -> Result<(Tensor, Vec<u32>), DeviceError> {
+    if let Kind::Cuda(_) = device.kind() {
+        let (thoughts, likeliest) = cuda::topk::mixture(x.array(), head.gpu(), table.gpu(), k)?;
+        return Ok((thoughts.into(), likeliest));
+    }
+    let (mut thoughts, mut likeliest) = (Tensor::zeros(0, table.inputs()), Vec::with_capacity(x.rows()));
+    let mut logits = Tensor::default();
+    for start in (0..x.rows()).step_by(LOGIT_ROWS) {
+        let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
+        linear(device, &select(device, x, &rows)?, head, (Activation::None, Format::Single), &mut logits)?;
+        for r in 0..rows.len() {
+            let best = softmax(top_k(logits.row(r), k));
+            let embeddings = lookup(device, table, &best.iter().map(|&(token, _)| token as u32).collect::<Vec<_>>())?;
+            let mut thought = vec![0.0; table.inputs()];
+            for (i, (_, weight)) in best.iter().enumerate() {
+                thought.iter_mut().zip(embeddings.row(i)).for_each(|(x, e)| *x += weight * e);
+            }
+            thoughts.push(&thought);
+            likeliest.push(best.first().map_or(0, |&(token, _)| token as u32));
+        }
+    }
+    Ok((thoughts, likeliest))
+}
+
+fn softmax(mut scored: Vec<(usize, f32)>) -> Vec<(usize, f32)> {
+    let largest = scored.first().map_or(0.0, |&(_, x)| x);
+    scored.iter_mut().for_each(|(_, x)| *x = (*x - largest).exp());
+    let total: f32 = scored.iter().map(|(_, x)| x).sum();
+    scored.iter_mut().for_each(|(_, x)| *x /= total);
+    scored
 }
 
 #[cfg(test)]

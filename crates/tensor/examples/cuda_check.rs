@@ -1,0 +1,514 @@
+//! Compares every operation of the CUDA backend with a plain host computation, then times the main ones.
+//!
+//! One line per operation with its largest error; exit 1 on a miss. Without a GPU it says so and exits 0.
+//! `cuda_check --check` and `--time` do one of the two.
+
+#[path = "../src/cuda/mod.rs"]
+mod cuda;
+#[path = "../src/rng.rs"]
+#[allow(dead_code, reason = "the backend's own neighbours, included whole")]
+mod rng;
+#[path = "cuda_check/timing.rs"]
+mod timing;
+
+use cuda::attention::{Kv, Views, attention};
+use cuda::linear::{Activation, Weights, linear};
+use cuda::mask::{DeviceMask, Draws, Keep};
+use cuda::norm::{Addend, DeviceNorm, add, add_norm, norm};
+use cuda::rope::{DeviceRope, Place, Seats, place};
+use cuda::{Array, Cuda, CudaError, Dtype, Indices, Precision, activation, embedding, noise, topk};
+use rng::{Draw, Site};
+
+type Outcome = Result<(), CudaError>;
+
+fn main() {
+    if let Err(why) = Cuda::present() {
+        println!("skipped: {why}");
+        return;
+    }
+    let only = std::env::args().nth(1);
+    let mut missed = 0;
+    for precision in [Precision::F32, Precision::Bf16] {
+        if let Err(e) = run(precision, only.as_deref(), &mut missed) {
+            println!("MISS  {e}");
+            missed += 1;
+        }
+    }
+    println!("{}", if missed == 0 { "all within tolerance".to_owned() } else { format!("{missed} missed") });
+    std::process::exit(i32::from(missed > 0));
+}
+
+fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> Outcome {
+    let started = std::time::Instant::now();
+    let cuda = Cuda::open(0, precision)?;
+    let (free, total) = cuda.memory()?;
+    let opened = started.elapsed().as_secs_f64();
+    println!("{} {:?} {precision:?}: opened in {opened:.2} s, {free} of {total} bytes free", cuda.name(), cuda.capability());
+    let mut check = Check { cuda: cuda.clone(), missed: 0 };
+    if only != Some("--time") {
+        check.all()?;
+    }
+    *missed += check.missed;
+    if only != Some("--check") { timing::all(&cuda) } else { Ok(()) }
+}
+
+/// Normal numbers, the same for the same salt.
+pub(crate) fn numbers(n: usize, salt: u64) -> Vec<f32> {
+    let mut x = vec![0.0; n];
+    let rows = x.chunks_mut(4096).enumerate();
+    rows.for_each(|(i, part)| Draw { seed: salt, question: i as u32, trajectory: 0, position: 0 }.add_noise(1.0, part));
+    x
+}
+
+pub(crate) fn draws(rows: usize) -> Vec<Option<Draw>> {
+    let draw =
+        |r: usize| Draw { seed: 7 << 33 | 5, question: r as u32 / 64, trajectory: r as u32 % 64, position: 70 + r as u32 % 3 };
+    (0..rows).map(|r| (r % 5 != 3).then(|| draw(r))).collect()
+}
+
+struct Check {
+    cuda: Cuda,
+    missed: usize,
+}
+
+impl Check {
+    fn all(&mut self) -> Outcome {
+        self.linear()?;
+        self.norm()?;
+        self.masks()?;
+        self.noise()?;
+        self.place()?;
+        self.attention()?;
+        self.rows()?;
+        self.argmax()?;
+        self.mixture()
+    }
+
+    /// What an operand becomes on the way to the GPU.
+    fn rounded(&self, mut x: Vec<f32>) -> Vec<f32> {
+        if self.cuda.precision() == Precision::Bf16 {
+            x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+        }
+        x
+    }
+
+    /// Errors as shares of the expected numbers' root mean square: the root mean square of them, and the largest.
+    fn report(&mut self, name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
+        assert_eq!(got.len(), expected.len(), "{name}: another number of results");
+        let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64).sqrt().max(1e-30);
+        let errors = got.iter().zip(expected).map(|(&g, &e)| (f64::from(g) - e).abs() / rms);
+        let (mut square, mut largest, mut sane) = (0.0, 0.0f64, true);
+        for e in errors {
+            sane &= e.is_finite();
+            square += e * e;
+            largest = largest.max(e);
+        }
+        let mean = (square / got.len().max(1) as f64).sqrt();
+        self.line(
+            name,
+            sane && mean <= tolerance && largest <= 20.0 * tolerance,
+            &format!("error {mean:.1e}, largest {largest:.1e}"),
+        );
+    }
+
+    fn line(&mut self, name: &str, good: bool, what: &str) {
+        println!("{}  {name}: {what}", if good { "ok  " } else { "MISS" });
+        self.missed += usize::from(!good);
+    }
+
+    fn tolerance(&self, out: Dtype) -> f64 {
+        match (self.cuda.precision(), out) {
+            (Precision::F32, Dtype::F32) => 3e-6,
+            (_, Dtype::F32) => 3e-5, // products of bf16 numbers are exact, sums are f32
+            (_, Dtype::Bf16) => 4e-3,
+        }
+    }
+
+    fn operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<Array, CudaError> {
+        Array::from_host(&self.cuda, rows, cols, x)?.cast(self.cuda.operand())
+    }
+
+    fn linear(&mut self) -> Outcome {
+        let shapes = [(9, 12, 1), (3, 24, 50), (17, 13, 7), (64, 801, 257), (129, 100, 33), (37, 768, 2304), (300, 768, 768)];
+        for (rows, inputs, outputs) in shapes {
+            let x = self.rounded(numbers(rows * inputs, 1));
+            let w = self.rounded(numbers(rows + inputs * outputs, 2)[rows..].to_vec());
+            let b = self.rounded(numbers(outputs, 3));
+            let transposed: Vec<f32> = (0..inputs * outputs).map(|i| w[i % outputs * inputs + i / outputs]).collect();
+            for (activation, biased, want) in [
+                (Activation::None, false, Dtype::F32),
+                (Activation::None, true, self.cuda.operand()),
+                (Activation::GeluTanh, true, self.cuda.operand()),
+                (Activation::GeluTanh, true, Dtype::F32),
+                (Activation::GeluErf, true, Dtype::F32),
+            ] {
+                let bias = biased.then_some(&b[..]);
+                let map = if activation == Activation::None {
+                    Weights::from_output_major(&self.cuda, (inputs, outputs), &w, bias)?
+                } else {
+                    Weights::from_input_major(&self.cuda, (inputs, outputs), &transposed, bias)?
+                };
+                let got = linear(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map, activation, want)?.to_host()?;
+                let one = |r: usize, j: usize| {
+                    let dot: f64 = (0..inputs).map(|k| f64::from(x[r * inputs + k]) * f64::from(w[j * inputs + k])).sum();
+                    activate(activation, dot + if biased { f64::from(b[j]) } else { 0.0 })
+                };
+                let expected: Vec<f64> = (0..rows * outputs).map(|i| one(i / outputs, i % outputs)).collect();
+                let name = format!("linear {rows} x {inputs} -> {outputs} {activation:?} bias {biased} {want:?}");
+                self.report(&name, &got, &expected, self.tolerance(want));
+            }
+        }
+        Ok(())
+    }
+
+    fn norm(&mut self) -> Outcome {
+        for (rows, cols) in [(1, 24), (5, 801), (4097, 768), (33, 1024), (9, 2048), (7, 3001), (3, 5120), (2, 16384)] {
+            let (x, y, bias) = (numbers(rows * cols, 4), numbers(rows * cols, 5), numbers(cols, 6));
+            let (scale, shift) = (numbers(cols, 7), numbers(cols, 8));
+            for is_rms in [false, true] {
+                let by = if is_rms {
+                    DeviceNorm::rms(&self.cuda, 1e-5, &scale)?
+                } else {
+                    DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)?
+                };
+                let want = self.cuda.operand();
+                let normed =
+                    |x: &[f64]| -> Vec<f64> { x.chunks(cols).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect() };
+                let device = Array::from_host(&self.cuda, rows, cols, &x)?;
+                let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+                let name = format!("{rows} x {cols} {}", if is_rms { "rms" } else { "layer" });
+                let got = norm(&device, &by, want)?.to_host()?;
+                self.report(&format!("norm {name}"), &got, &normed(&wide), self.tolerance(want));
+
+                let mut sum = device;
+                let y = self.rounded(y.clone());
+                let y_device = self.operand(rows, cols, &y)?;
+                let bias_device = cuda::array::Buffer::upload(&self.cuda, &bias)?;
+                let (all, p) = (draws(rows), 0.3);
+                let uploaded = Draws::new(&self.cuda, &all)?;
+                let mask = DeviceMask::Drawn { p, layer: 11, site: Site::MlpOut, draws: &uploaded };
+                let got = add_norm(&mut sum, Addend { y: &y_device, bias: Some(&bias_device), mask: Some(mask) }, &by, want)?
+                    .to_host()?;
+                let kept = |i: usize| {
+                    let value = f64::from(y[i]) + f64::from(bias[i % cols]);
+                    let factor =
+                        all[i / cols].map_or(1.0, |d| if d.keeps(11, Site::MlpOut, i % cols, p) { 1.0 / 0.7 } else { 0.0 });
+                    f64::from(x[i]) + value * factor
+                };
+                let expected: Vec<f64> = (0..rows * cols).map(kept).collect();
+                self.report(&format!("add_norm sum {name}"), &sum.to_host()?, &expected, 3e-6);
+                self.report(&format!("add_norm {name}"), &got, &normed(&expected), self.tolerance(want));
+            }
+        }
+        Ok(())
+    }
+
+    /// Masks are the same bits as on the host: of ones, what is kept is exactly the scale.
+    fn masks(&mut self) -> Outcome {
+        for (rows, cols, p) in [(70, 768, 0.2f32), (9, 801, 0.5), (3, 2050, 0.03)] {
+            let (all, ones) = (draws(rows), Array::from_host(&self.cuda, rows, cols, &vec![1.0; rows * cols])?);
+            let uploaded = Draws::new(&self.cuda, &all)?;
+            let mut x = Array::zeros(&self.cuda, rows, cols, Dtype::F32)?;
+            let mask = DeviceMask::Drawn { p, layer: 3, site: Site::AttnOut, draws: &uploaded };
+            add(&mut x, Addend { y: &ones, bias: None, mask: Some(mask) })?;
+            let expected = |i: usize| {
+                all[i / cols].map_or(1.0, |d| if d.keeps(3, Site::AttnOut, i % cols, p) { 1.0 / (1.0 - p) } else { 0.0 })
+            };
+            let got = x.to_host()?;
+            let wrong = (0..rows * cols).filter(|&i| got[i] != expected(i)).count();
+            self.line(&format!("mask drawn {rows} x {cols} p {p}"), wrong == 0, &format!("{wrong} of {} differ", got.len()));
+
+            let keep: Vec<u8> = (0..rows * cols).map(|i| u8::from(i % 3 != 1)).collect();
+            let kept = Keep::new(&self.cuda, rows, cols, &keep)?;
+            let mut x = Array::zeros(&self.cuda, rows, cols, Dtype::F32)?;
+            add(&mut x, Addend { y: &ones, bias: None, mask: Some(DeviceMask::Recorded { p, keep: &kept }) })?;
+            let got = x.to_host()?;
+            let wrong = (0..rows * cols).filter(|&i| got[i] != if keep[i] != 0 { 1.0 / (1.0 - p) } else { 0.0 }).count();
+            self.line(&format!("mask recorded {rows} x {cols}"), wrong == 0, &format!("{wrong} differ"));
+        }
+        Ok(())
+    }
+
+    fn noise(&mut self) -> Outcome {
+        let (rows, cols, all) = (65, 803, draws(65));
+        let mut expected = numbers(rows * cols, 9);
+        let mut x = Array::from_host(&self.cuda, rows, cols, &expected)?;
+        noise::add_noise(&mut x, 0.6, &Draws::new(&self.cuda, &all)?)?;
+        for (row, draw) in expected.chunks_mut(cols).zip(&all) {
+            if let Some(draw) = draw {
+                draw.add_noise(0.6, row);
+            }
+        }
+        let got = x.to_host()?;
+        let differ = got.iter().zip(&expected).filter(|(g, e)| g != e).count();
+        let far = got.iter().zip(&expected).filter(|(g, e)| (**g - **e).abs() > 2e-7 * e.abs().max(1.0)).count();
+        self.line("noise", far == 0, &format!("{differ} of {} differ in the last place, {far} by more", got.len()));
+        Ok(())
+    }
+
+    fn place(&mut self) -> Outcome {
+        let (rows, slots, layers) = (33usize, 80usize, 2usize);
+        for (heads, kv_heads, dim) in [(12, 12, 64), (16, 8, 128), (4, 2, 12), (3, 1, 80), (5, 5, 13), (2, 1, 256)] {
+            for fancy in [false, true] {
+                if fancy && dim % 2 == 1 {
+                    continue;
+                }
+                let cols = (heads + 2 * kv_heads) * dim;
+                let x = self.rounded(numbers(rows * cols, 10));
+                let (qs, ks) = (numbers(dim, 11), numbers(dim, 12));
+                let norms = (DeviceNorm::rms(&self.cuda, 1e-6, &qs)?, DeviceNorm::rms(&self.cuda, 1e-6, &ks)?);
+                let frequencies: Vec<f32> = (0..dim / 2).map(|i| 1.0 / 10_000f32.powf((2 * i) as f32 / dim as f32)).collect();
+                let rope = DeviceRope::new(&self.cuda, &frequencies)?;
+                let positions: Vec<u32> = (0..rows as u32).map(|r| r * 37 % 1500).collect();
+                let to: Vec<u32> = (0..rows as u32).map(|r| (r * 7 + 3) % slots as u32).collect();
+                let (p, s) = (Indices::new(&self.cuda, &positions)?, Indices::new(&self.cuda, &to)?);
+                let mut kv = Kv::new(&self.cuda, layers, kv_heads, dim, slots)?;
+                let mut qkv = self.operand(rows, cols, &x)?;
+                let by = Place { heads, norms: fancy.then_some((&norms.0, &norms.1)), rope: fancy.then_some(&rope) };
+                place(&mut qkv, by, &mut kv, 1, Seats { positions: &p, slots: &s })?;
+
+                let mut expected: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+                if fancy {
+                    for (r, row) in expected.chunks_mut(cols).enumerate() {
+                        for (h, head) in row.chunks_mut(dim).take(heads + kv_heads).enumerate() {
+                            let normed = norm_row(head, true, if h < heads { &qs } else { &ks }, &[]);
+                            head.copy_from_slice(&normed);
+                            turn(head, &frequencies, positions[r]);
+                        }
+                    }
+                }
+                let q = qkv.to_host()?;
+                let pick = |from: &[f64]| -> Vec<f64> { from.chunks(cols).flat_map(|row| row[..heads * dim].to_vec()).collect() };
+                let got: Vec<f32> = q.chunks(cols).flat_map(|row| row[..heads * dim].to_vec()).collect();
+                let name = format!("{heads}/{kv_heads} heads of {dim} {}", if fancy { "normed and turned" } else { "plain" });
+                let tolerance = if fancy { self.tolerance(self.cuda.operand()) } else { 0.0 };
+                self.report(&format!("place queries {name}"), &got, &pick(&expected), tolerance);
+                let (keys, values) = kv.to_host(1)?;
+                for (what, store, first) in [("keys", keys, heads), ("values", values, heads + kv_heads)] {
+                    let (mut got, mut want) = (Vec::new(), Vec::new());
+                    for r in 0..rows {
+                        for h in 0..kv_heads {
+                            got.extend_from_slice(&store[(h * slots + to[r] as usize) * dim..][..dim]);
+                            want.extend_from_slice(&expected[r * cols + (first + h) * dim..][..dim]);
+                        }
+                    }
+                    self.report(&format!("place {what} {name}"), &got, &want, if what == "keys" { tolerance } else { 0.0 });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self) -> Outcome {
+        for (heads, kv_heads, dim) in [(12, 12, 64), (16, 8, 128), (4, 2, 32), (4, 2, 12), (3, 1, 80), (2, 2, 13), (2, 1, 256)] {
+            self.attention_over("prompts", (heads, kv_heads, dim), &prompts(&[72, 5, 130]))?;
+            self.attention_over("forks", (heads, kv_heads, dim), &forks(&[72, 33, 1, 200], 19, 11))?;
+            self.attention_over("lone rows", (heads, kv_heads, dim), &forks(&[64, 65, 63, 16, 1, 129], 1, 0))?;
+        }
+        self.attention_over("many forks", (12, 12, 64), &forks(&[72, 100, 40, 90], 600, 9))?;
+        self.attention_over("many forks", (4, 2, 48), &forks(&[72, 100, 40, 90], 600, 9))
+    }
+
+    fn attention_over(&mut self, what: &str, (heads, kv_heads, dim): (usize, usize, usize), seen: &[Vec<(u32, u32)>]) -> Outcome {
+        let slots = seen.iter().flatten().map(|s| (s.0 + s.1) as usize).max().unwrap_or(0) + 3;
+        let (rows, cols) = (seen.len(), (heads + 2 * kv_heads) * dim);
+        let filling = self.rounded(numbers(slots * cols, 13));
+        let all: Vec<u32> = (0..slots as u32).collect();
+        let seats = Indices::new(&self.cuda, &all)?;
+        let mut kv = Kv::new(&self.cuda, 2, kv_heads, dim, slots)?;
+        let mut fill = self.operand(slots, cols, &filling)?;
+        place(&mut fill, Place { heads, norms: None, rope: None }, &mut kv, 1, Seats { positions: &seats, slots: &seats })?;
+        let q = self.rounded(numbers(rows * cols, 14));
+        let views = Views::new(&self.cuda, rows, |r| seen[r].iter().copied())?;
+        let got = attention(&self.operand(rows, cols, &q)?, &kv, 1, heads, &views)?.to_host()?;
+        // Every row where there are few; else some, those at both ends of tiles among them.
+        let picked: Vec<usize> =
+            (0..rows).filter(|r| rows < 500 || r % 37 == 0 || [0, 63, 64, 599, 600].contains(r) || r + 1 == rows).collect();
+        let mut expected = Vec::new();
+        for &r in &picked {
+            let slots: Vec<usize> = seen[r].iter().flat_map(|s| s.0 as usize..(s.0 + s.1) as usize).collect();
+            for h in 0..heads {
+                let key = |s: usize, part: usize| {
+                    &filling[s * cols + (heads + part * kv_heads + h / (heads / kv_heads)) * dim..][..dim]
+                };
+                expected.extend(mix(&q[r * cols + h * dim..][..dim], &slots, key));
+            }
+        }
+        let width = heads * dim;
+        let got: Vec<f32> = picked.iter().flat_map(|r| got[r * width..(r + 1) * width].to_vec()).collect();
+        let tolerance = if self.cuda.precision() == Precision::F32 { 1e-5 } else { 6e-3 };
+        self.report(&format!("attention {what} {rows} rows, {heads}/{kv_heads} heads of {dim}"), &got, &expected, tolerance);
+        Ok(())
+    }
+
+    fn rows(&mut self) -> Outcome {
+        for (rows, width) in [(7, 24), (65, 801), (300, 768)] {
+            let (vocab, context) = (113, 40);
+            let (table, learned) = (self.rounded(numbers(vocab * width, 15)), numbers(context * width, 16));
+            let map = Weights::from_output_major(&self.cuda, (width, vocab), &table, None)?;
+            let positions = Array::from_host(&self.cuda, context, width, &learned)?;
+            let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 31 % vocab as u32).collect();
+            let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
+            let (t, p) = (Indices::new(&self.cuda, &tokens)?, Indices::new(&self.cuda, &places)?);
+            let at =
+                |r: usize, c: usize| f64::from(table[tokens[r] as usize * width + c] + learned[places[r] as usize * width + c]);
+            let expected: Vec<f64> = (0..rows * width).map(|i| at(i / width, i % width)).collect();
+            let together = embedding::lookup(&map, &t, Some((&positions, &p)))?;
+            self.report(&format!("lookup {rows} x {width}"), &together.to_host()?, &expected, 0.0);
+            let mut apart = embedding::lookup(&map, &t, None)?;
+            embedding::add_positions(&mut apart, &positions, &p)?;
+            self.report(&format!("add_positions {rows} x {width}"), &apart.to_host()?, &expected, 0.0);
+            self.line("weights row", map.row(5)? == table[5 * width..6 * width], "row 5 of the table");
+
+            let x = self.operand(rows, width, &self.rounded(numbers(rows * width, 17)))?;
+            let picked: Vec<u32> = (0..rows as u32 + 3).map(|r| r * 5 % rows as u32).collect();
+            let selected = embedding::select(&x, &Indices::new(&self.cuda, &picked)?)?;
+            let joined = embedding::concat(&[&selected, &x, &selected])?.to_host()?;
+            let (x, selected) = (x.to_host()?, selected.to_host()?);
+            let expected: Vec<f64> =
+                picked.iter().flat_map(|&r| x[r as usize * width..][..width].to_vec()).map(f64::from).collect();
+            self.report(&format!("select {rows} x {width}"), &selected, &expected, 0.0);
+            self.line("concat", joined == [selected.clone(), x.clone(), selected].concat(), "three parts");
+
+            let gates = self.rounded(numbers(rows * 2 * width, 18));
+            let got = activation::swiglu(&self.operand(rows, 2 * width, &gates)?)?.to_host()?;
+            let half = |i: usize| {
+                (f64::from(gates[i / width * 2 * width + i % width]), f64::from(gates[(i / width * 2 + 1) * width + i % width]))
+            };
+            let expected: Vec<f64> = (0..rows * width).map(half).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+            self.report(&format!("swiglu {rows} x {width}"), &got, &expected, self.tolerance(self.cuda.operand()));
+        }
+        Ok(())
+    }
+
+    fn argmax(&mut self) -> Outcome {
+        for (rows, inputs, vocab) in [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257)] {
+            // Small whole numbers: sums are exact in every format, and ties are many.
+            let whole = |n: usize, salt: u64| -> Vec<f32> { numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect() };
+            let (mut x, w, bias) = (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
+            x[inputs] = f32::NAN; // row 1: nothing but not-a-number
+            let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&bias))?;
+            let got = topk::argmax(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?;
+            let logits = |r: usize| -> Vec<f32> {
+                let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + bias[j];
+                (0..vocab).map(dot).collect()
+            };
+            let picked: Vec<usize> = (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
+            let wrong = picked.iter().filter(|&&r| got[r] as usize != best(&logits(r))).count();
+            self.line(&format!("argmax {rows} x {inputs} -> {vocab}"), wrong == 0, &format!("{wrong} of {} wrong", picked.len()));
+        }
+        Ok(())
+    }
+
+    fn mixture(&mut self) -> Outcome {
+        for (rows, width, vocab, k) in [(5, 24, 50, 3), (2, 16, 7, 10), (70, 64, 50257, 10), (9, 128, 3001, 64)] {
+            let (x, w) = (self.rounded(numbers(rows * width, 22)), self.rounded(numbers(vocab * width, 23)));
+            let map = Weights::from_output_major(&self.cuda, (width, vocab), &w, None)?;
+            let (got, likeliest) = topk::mixture(&Array::from_host(&self.cuda, rows, width, &x)?, &map, &map, k)?;
+            let (mut expected, mut wrong) = (Vec::new(), 0);
+            for r in 0..rows {
+                let dot = |j: usize| (0..width).map(|c| f64::from(x[r * width + c]) * f64::from(w[j * width + c])).sum::<f64>();
+                let mut scored: Vec<(usize, f64)> = (0..vocab).map(|j| (j, dot(j))).collect();
+                scored.sort_by(|a, b| b.1.total_cmp(&a.1));
+                scored.truncate(k);
+                wrong += usize::from(scored[0].0 != likeliest[r] as usize);
+                let total: f64 = scored.iter().map(|s| (s.1 - scored[0].1).exp()).sum();
+                let weight = |s: &(usize, f64), c: usize| (s.1 - scored[0].1).exp() / total * f64::from(w[s.0 * width + c]);
+                expected.extend((0..width).map(|c| scored.iter().map(|s| weight(s, c)).sum::<f64>()));
+            }
+            let name = format!("mixture {rows} x {width} -> {vocab} k {k}");
+            self.report(&name, &got.to_host()?, &expected, 3e-5);
+            self.line(&name, wrong == 0, &format!("{wrong} likeliest wrong"));
+        }
+        Ok(())
+    }
+}
+
+/// Rows of whole prompts: each position sees those before it and itself.
+fn prompts(lengths: &[u32]) -> Vec<Vec<(u32, u32)>> {
+    let starts = lengths.iter().scan(0, |at, l| Some(std::mem::replace(at, (*at + l).next_multiple_of(16))));
+    starts.zip(lengths).flat_map(|(start, &l)| (1..=l).map(move |n| vec![(start, n)])).collect()
+}
+
+/// `samples` rows for each prefix, with up to `own` slots of their own in one, two or no spans.
+pub(crate) fn forks(prefixes: &[u32], samples: u32, own: u32) -> Vec<Vec<(u32, u32)>> {
+    let (mut next, mut rows) = (0u32, Vec::new());
+    let mut take = |n: u32| {
+        let start = next;
+        next = (start + n).next_multiple_of(16);
+        start
+    };
+    for &len in prefixes {
+        let prefix = (take(len), len);
+        for k in 0..samples {
+            let mine = if own == 0 { 0 } else { (own + k) % (own + 1) };
+            let mut row = vec![prefix];
+            let first = mine / 3;
+            for n in [first, mine - first] {
+                if n > 0 {
+                    row.push((take(n), n));
+                }
+            }
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::None => x,
+        Activation::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh()),
+        Activation::GeluErf => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+    }
+}
+
+/// The error function by its series, which converges everywhere.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+fn norm_row(x: &[f64], is_rms: bool, scale: &[f32], shift: &[f32]) -> Vec<f64> {
+    let n = x.len() as f64;
+    let mean = if is_rms { 0.0 } else { x.iter().sum::<f64>() / n };
+    let eps = if shift.is_empty() { 1e-6 } else { 1e-5 };
+    let inverse = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + eps).sqrt();
+    let shifted = |i: usize| if is_rms { 0.0 } else { f64::from(shift[i]) };
+    x.iter().enumerate().map(|(i, x)| (x - mean) * inverse * f64::from(scale[i]) + shifted(i)).collect()
+}
+
+/// A rotation whose angle is the product in single precision, as the contract has it.
+fn turn(head: &mut [f64], frequencies: &[f32], position: u32) {
+    let half = frequencies.len();
+    for (i, f) in frequencies.iter().enumerate() {
+        let (s, c) = f64::from(f * position as f32).sin_cos();
+        let (x, y) = (head[i], head[i + half]);
+        (head[i], head[i + half]) = (x * c - y * s, y * c + x * s);
+    }
+}
+
+/// One head's attention over slots: `key(slot, 0)` is a key, `key(slot, 1)` a value.
+fn mix<'a>(q: &[f32], slots: &[usize], key: impl Fn(usize, usize) -> &'a [f32]) -> Vec<f64> {
+    let dot = |k: &[f32]| q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() / (q.len() as f64).sqrt();
+    let scores: Vec<f64> = slots.iter().map(|&s| dot(key(s, 0))).collect();
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+    let mut out = vec![0.0; q.len()];
+    for (&slot, score) in slots.iter().zip(&scores) {
+        out.iter_mut().zip(key(slot, 1)).for_each(|(o, v)| *o += (score - largest).exp() / total * f64::from(*v));
+    }
+    out
+}
+
+fn best(row: &[f32]) -> usize {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter().position(|&x| x == largest).unwrap_or(0)
+}

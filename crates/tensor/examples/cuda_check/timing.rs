@@ -1,0 +1,209 @@
+//! Times the main kernels and products at GPT-2's and Qwen3's shapes, with the bytes or operations that they imply.
+
+use std::time::Instant;
+
+use crate::cuda::attention::{Kv, Views, attention};
+use crate::cuda::linear::{Activation, Weights, linear};
+use crate::cuda::mask::{DeviceMask, Draws};
+use crate::cuda::norm::{Addend, DeviceNorm, add_norm, norm};
+use crate::cuda::rope::{DeviceRope, Place, Seats, place};
+use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, topk};
+use crate::rng::Site;
+use crate::{Outcome, draws, numbers};
+
+const ROWS: usize = 4096;
+
+/// What one call of something takes.
+#[derive(Clone, Copy)]
+struct Taken {
+    seconds: f64,
+    host: f64, // to ask for it
+}
+
+fn time<T>(cuda: &Cuda, mut work: impl FnMut() -> Result<T, CudaError>) -> Result<Taken, CudaError> {
+    for _ in 0..3 {
+        work()?;
+    }
+    cuda.synchronize()?;
+    let mut best = Taken { seconds: f64::INFINITY, host: 0.0 };
+    for _ in 0..5 {
+        let (count, start) = (40, Instant::now());
+        for _ in 0..count {
+            work()?;
+        }
+        let host = start.elapsed().as_secs_f64() / f64::from(count);
+        cuda.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64() / f64::from(count);
+        if seconds < best.seconds {
+            best = Taken { seconds, host };
+        }
+    }
+    Ok(best)
+}
+
+fn moved(name: &str, t: Taken, bytes: usize) {
+    println!("time  {name}: {:.1} us ({:.1} to ask), {:.2} TB/s", t.seconds * 1e6, t.host * 1e6, bytes as f64 / t.seconds / 1e12);
+}
+
+fn computed(name: &str, t: Taken, flops: f64) {
+    println!("time  {name}: {:.1} us ({:.1} to ask), {:.0} TFLOP/s", t.seconds * 1e6, t.host * 1e6, flops / t.seconds / 1e12);
+}
+
+pub(crate) fn all(cuda: &Cuda) -> Outcome {
+    kernels(cuda)?;
+    attentions(cuda)?;
+    logits(cuda)?;
+    for rows in [32, 1024, 4096] {
+        passes(cuda, rows)?;
+    }
+    Ok(())
+}
+
+fn weights(cuda: &Cuda, inputs: usize, outputs: usize) -> Result<Weights, CudaError> {
+    let w: Vec<f32> = numbers(1 << 16, 1).into_iter().cycle().take(inputs * outputs).map(|x| 0.02 * x).collect();
+    Weights::from_output_major(cuda, (inputs, outputs), &w, Some(&numbers(outputs, 2)))
+}
+
+fn random(cuda: &Cuda, rows: usize, cols: usize) -> Result<Array, CudaError> {
+    let x: Vec<f32> = numbers(1 << 16, 3).into_iter().cycle().take(rows * cols).collect();
+    Array::from_host(cuda, rows, cols, &x)
+}
+
+fn kernels(cuda: &Cuda) -> Outcome {
+    let (operand, width) = (cuda.operand(), 768);
+    for (inputs, outputs, function) in [
+        (768, 2304, Activation::None),
+        (768, 768, Activation::None),
+        (768, 3072, Activation::GeluTanh),
+        (3072, 768, Activation::None),
+    ] {
+        let (map, x) = (weights(cuda, inputs, outputs)?, random(cuda, ROWS, inputs)?.cast(operand)?);
+        let t = time(cuda, || linear(&x, &map, function, operand))?;
+        computed(&format!("linear {ROWS} x {inputs} -> {outputs} {function:?}"), t, 2.0 * (ROWS * inputs * outputs) as f64);
+    }
+    let (mut x, y) = (random(cuda, ROWS, width)?, random(cuda, ROWS, width)?.scaled(1e-4, operand)?);
+    let by = DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
+    let uploaded = Draws::new(cuda, &draws(ROWS))?;
+    let bytes = ROWS * width * (8 + 2 * operand.size());
+    for (name, mask) in
+        [("clean", None), ("dropout", Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded }))]
+    {
+        let t = time(cuda, || add_norm(&mut x, Addend { y: &y, bias: None, mask }, &by, operand))?;
+        moved(&format!("add_norm {ROWS} x {width} {name}"), t, bytes);
+    }
+    moved("norm", time(cuda, || norm(&x, &by, operand))?, ROWS * width * (4 + operand.size()));
+    let gates = random(cuda, ROWS, 6144)?.cast(operand)?;
+    moved("swiglu 4096 x 6144", time(cuda, || activation::swiglu(&gates))?, ROWS * 6144 * operand.size() * 3 / 2);
+    let picked = Indices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;
+    moved("select 4096 x 768", time(cuda, || embedding::select(&x, &picked))?, ROWS * width * 8);
+    Ok(())
+}
+
+/// Rows of `questions` with one prefix each and `own` slots of their own, in chunks of 16.
+fn forked(questions: usize, samples: usize, prefix: u32, own: u32) -> (Vec<[(u32, u32); 2]>, usize) {
+    let (mut next, mut rows) = (0, Vec::new());
+    for _ in 0..questions {
+        let shared = (next, prefix);
+        next += prefix.next_multiple_of(16);
+        for _ in 0..samples {
+            rows.push([shared, (next, own)]);
+            next += own.next_multiple_of(16);
+        }
+    }
+    (rows, next as usize)
+}
+
+fn attentions(cuda: &Cuda) -> Outcome {
+    for (name, heads, kv_heads, dim, fancy) in [("gpt2", 12, 12, 64, false), ("qwen3", 16, 8, 128, true)] {
+        for (prefix, own) in [(72, 1), (72, 6), (72, 12), (512, 64)] {
+            let (seen, slots) = forked(64, 64, prefix, own);
+            let mut kv = Kv::new(cuda, 1, kv_heads, dim, slots)?;
+            let views = Views::new(cuda, ROWS, |r| seen[r])?;
+            let mut qkv = random(cuda, ROWS, (heads + 2 * kv_heads) * dim)?.cast(cuda.operand())?;
+            let positions = Indices::new(cuda, &vec![prefix + own; ROWS])?;
+            let to = Indices::new(cuda, &seen.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>())?;
+            let size = cuda.operand().size();
+            let cells = 64 * prefix as usize + ROWS * own as usize;
+            let bytes = (2 * ROWS * heads * dim + 2 * cells * kv_heads * dim) * size;
+            let t = time(cuda, || attention(&qkv, &kv, 0, heads, &views))?;
+            moved(&format!("attention {name} {ROWS} rows, prefix {prefix}, own {own}"), t, bytes);
+            if own == 6 {
+                let rope = DeviceRope::new(cuda, &numbers(dim / 2, 6))?;
+                let scale = DeviceNorm::rms(cuda, 1e-6, &numbers(dim, 7))?;
+                let by = Place { heads, norms: fancy.then_some((&scale, &scale)), rope: fancy.then_some(&rope) };
+                let t = time(cuda, || place(&mut qkv, by, &mut kv, 0, Seats { positions: &positions, slots: &to }))?;
+                let read = if fancy { 2 * heads + 4 * kv_heads } else { 4 * kv_heads };
+                moved(&format!("place {name} {ROWS} rows"), t, ROWS * read * dim * size);
+            }
+        }
+        let lengths = vec![72u32; 64];
+        let mut seen = Vec::new();
+        for q in 0..64u32 {
+            seen.extend((1..=lengths[q as usize]).map(|n| [(q * 80, n)]));
+        }
+        let kv = Kv::new(cuda, 1, kv_heads, dim, 64 * 80)?;
+        let views = Views::new(cuda, seen.len(), |r| seen[r])?;
+        let q = random(cuda, seen.len(), (heads + 2 * kv_heads) * dim)?.cast(cuda.operand())?;
+        let flops = 4.0 * (64 * 72 * 73 / 2 * heads * dim) as f64;
+        computed(&format!("attention {name} 64 prompts of 72"), time(cuda, || attention(&q, &kv, 0, heads, &views))?, flops);
+    }
+    let (seen, _) = forked(64, 64, 72, 6);
+    moved("views of 4096 rows", time(cuda, || Views::new(cuda, ROWS, |r| seen[r]))?, ROWS * 24);
+    let all = draws(ROWS);
+    moved("draws of 4096 rows", time(cuda, || Draws::new(cuda, &all))?, ROWS * 32);
+    Ok(())
+}
+
+fn logits(cuda: &Cuda) -> Outcome {
+    let (width, vocab) = (768, 50257);
+    let head = weights(cuda, width, vocab)?;
+    for rows in [64, 1024, ROWS] {
+        let x = random(cuda, rows, width)?.cast(cuda.operand())?;
+        let flops = 2.0 * (rows * width * vocab) as f64;
+        computed(&format!("argmax {rows} x {width} -> {vocab}"), time(cuda, || topk::argmax(&x, &head))?, flops);
+        computed(
+            &format!("mixture {rows} x {width} -> {vocab}, k 10"),
+            time(cuda, || topk::mixture(&x, &head, &head, 10))?,
+            flops,
+        );
+    }
+    Ok(())
+}
+
+/// A whole pass of GPT-2 124M over single positions of forked rows with dropout, all but the LM head.
+fn passes(cuda: &Cuda, rows: usize) -> Outcome {
+    let (operand, width, heads, dim, layers) = (cuda.operand(), 768, 12, 64, 12);
+    let maps = |i, o| (0..layers).map(|_| weights(cuda, i, o)).collect::<Result<Vec<_>, _>>();
+    let (qkv, out, up, down) = (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
+    let by = DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
+    let questions = rows.div_ceil(64);
+    let (seen, slots) = forked(questions, rows / questions, 72, 6);
+    let mut kv = Kv::new(cuda, layers, heads, dim, slots)?;
+    let x = random(cuda, rows, width)?;
+    let (positions, to) = (vec![77u32; rows], seen.iter().map(|s| s[1].0 + 5).collect::<Vec<_>>());
+    let all = draws(rows);
+    let mut pass = || -> Result<Array, CudaError> {
+        let views = Views::new(cuda, rows, |r| seen[r])?;
+        let (positions, to) = (Indices::new(cuda, &positions)?, Indices::new(cuda, &to)?);
+        let uploaded = Draws::new(cuda, &all)?;
+        let mask = |layer, site| Some(DeviceMask::Drawn { p: 0.2, layer, site, draws: &uploaded });
+        let mut x = x.copy()?;
+        let mut normed = norm(&x, &by, operand)?;
+        for layer in 0..layers {
+            let mut q = linear(&normed, &qkv[layer], Activation::None, operand)?;
+            let how = Place { heads, norms: None, rope: None };
+            place(&mut q, how, &mut kv, layer, Seats { positions: &positions, slots: &to })?;
+            let mixed = attention(&q, &kv, layer, heads, &views)?;
+            let y = linear(&mixed, &out[layer], Activation::None, operand)?;
+            normed = add_norm(&mut x, Addend { y: &y, bias: None, mask: mask(layer, Site::AttnOut) }, &by, operand)?;
+            let inner = linear(&normed, &up[layer], Activation::GeluTanh, operand)?;
+            let y = linear(&inner, &down[layer], Activation::None, operand)?;
+            let want = if layer + 1 == layers { Dtype::F32 } else { operand };
+            normed = add_norm(&mut x, Addend { y: &y, bias: None, mask: mask(layer, Site::MlpOut) }, &by, want)?;
+        }
+        Ok(normed)
+    };
+    let flops = 2.0 * (rows * layers * (768 * 2304 + 768 * 768 + 2 * 768 * 3072)) as f64;
+    computed(&format!("gpt2 pass of {rows} rows"), time(cuda, &mut pass)?, flops);
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! Memory on the GPU: raw buffers, matrices of numbers, lists of indices.
+//!
+//! Memory comes from the driver's stream-ordered pool, and what is dropped is kept for the next who asks for that size.
+//! Everything runs in the order of one stream, so a dropped buffer is safe while kernels that use it are still to run.
+
+use bytemuck::Pod;
+use cudarc::driver::result as driver;
+
+use super::context::{Grid, int, slots};
+use super::error::is_out_of_memory;
+use super::{Cuda, CudaError};
+
+/// A format of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Dtype {
+    F32,
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// What kernels call it (prelude.cuh).
+    pub(crate) fn code(self) -> u64 {
+        match self {
+            Self::F32 => 1,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// What kernels call the absence of an array.
+pub(crate) const NOTHING: u64 = 0;
+
+/// Memory, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    cuda: Cuda,
+    pointer: u64,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// Fresh memory with unspecified contents.
+    pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
+        let piece = Cuda::piece(bytes);
+        if let Some(pointer) = cuda.take_spare(piece) {
+            return Ok(Self { cuda: cuda.clone(), pointer, bytes });
+        }
+        cuda.bind()?;
+        let take = || {
+            // SAFETY: the stream is alive; contents are written before they are read, on this stream alone.
+            unsafe { driver::malloc_async(cuda.stream(), piece) }
+        };
+        let taken = match take() {
+            Err(e) if is_out_of_memory(&e) => {
+                cuda.release_spare()?; // this, and what was dropped but was still in use, may suffice
+                take()
+            }
+            other => other,
+        };
+        match taken {
+            Ok(pointer) => Ok(Self { cuda: cuda.clone(), pointer, bytes }),
+            Err(e) if is_out_of_memory(&e) => {
+                let (free, total) = cuda.memory()?;
+                Err(CudaError::OutOfMemory { bytes, free, total })
+            }
+            Err(e) => Err(CudaError::driver("give memory")(e)),
+        }
+    }
+
+    /// Memory filled with zeros.
+    pub(crate) fn zeros(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
+        let buffer = Self::new(cuda, bytes)?;
+        cuda.bind()?;
+        // SAFETY: the memory is as long and belongs to this stream.
+        unsafe { driver::memset_d8_async(buffer.pointer, 0, bytes, cuda.stream()) }.map_err(CudaError::driver("clear memory"))?;
+        Ok(buffer)
+    }
+
+    /// Memory with these contents.
+    pub(crate) fn upload<T: Pod>(cuda: &Cuda, values: &[T]) -> Result<Self, CudaError> {
+        let buffer = Self::new(cuda, size_of_val(values))?;
+        if !values.is_empty() {
+            cuda.bind()?;
+            // SAFETY: as long as `values`; the driver copies pageable memory before it returns.
+            unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()) }
+                .map_err(CudaError::driver("take data"))?;
+        }
+        Ok(buffer)
+    }
+
+    /// Its contents from byte `from` on, once everything asked for so far is done.
+    pub(crate) fn download<T: Pod>(&self, from: usize, into: &mut [T]) -> Result<(), CudaError> {
+        assert!(from + size_of_val(into) <= self.bytes, "download: {} bytes of {}", from + size_of_val(into), self.bytes);
+        if into.is_empty() {
+            return Ok(());
+        }
+        self.cuda.bind()?;
+        // SAFETY: inside the buffer, and `into` is not touched until the stream has been waited for.
+        unsafe { driver::memcpy_dtoh_async(into, self.pointer + from as u64, self.cuda.stream()) }
+            .map_err(CudaError::driver("bring data back"))?;
+        self.cuda.synchronize()
+    }
+
+    /// Copies all of `other` to byte `at` of this.
+    pub(crate) fn copy_from(&mut self, at: usize, other: &Self) -> Result<(), CudaError> {
+        assert!(at + other.bytes <= self.bytes, "copy: {} bytes at {at} of {}", other.bytes, self.bytes);
+        if other.bytes == 0 {
+            return Ok(());
+        }
+        self.cuda.bind()?;
+        // SAFETY: both reach that far and belong to this stream.
+        unsafe { driver::memcpy_dtod_async(self.pointer + at as u64, other.pointer, other.bytes, self.cuda.stream()) }
+            .map_err(CudaError::driver("copy"))
+    }
+
+    pub(crate) fn pointer(&self) -> u64 {
+        self.pointer
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Err(pointer) = self.cuda.keep_spare(Cuda::piece(self.bytes), self.pointer)
+            && self.cuda.bind().is_ok()
+        {
+            // SAFETY: taken from this stream's pool and given back once. A failure has nobody to be told to.
+            unsafe { driver::free_async(pointer, self.cuda.stream()) }.ok();
+        }
+    }
+}
+
+/// A row-major matrix on the GPU.
+#[derive(Debug)]
+pub(crate) struct Array {
+    rows: usize,
+    cols: usize,
+    dtype: Dtype,
+    buffer: Buffer, // (rows, cols)
+}
+
+impl Array {
+    /// A matrix with unspecified contents, to be written whole.
+    pub(crate) fn uninit(cuda: &Cuda, rows: usize, cols: usize, dtype: Dtype) -> Result<Self, CudaError> {
+        Ok(Self { rows, cols, dtype, buffer: Buffer::new(cuda, rows * cols * dtype.size())? })
+    }
+
+    /// A matrix of zeros.
+    pub(crate) fn zeros(cuda: &Cuda, rows: usize, cols: usize, dtype: Dtype) -> Result<Self, CudaError> {
+        Ok(Self { rows, cols, dtype, buffer: Buffer::zeros(cuda, rows * cols * dtype.size())? })
+    }
+
+    /// A matrix of f32 from its numbers.
+    pub(crate) fn from_host(cuda: &Cuda, rows: usize, cols: usize, values: &[f32]) -> Result<Self, CudaError> {
+        assert_eq!(values.len(), rows * cols, "a {rows} x {cols} matrix needs that many numbers");
+        Ok(Self { rows, cols, dtype: Dtype::F32, buffer: Buffer::upload(cuda, values)? })
+    }
+
+    /// Its numbers, once everything asked for so far is done.
+    pub(crate) fn to_host(&self) -> Result<Vec<f32>, CudaError> {
+        match self.dtype {
+            Dtype::F32 => {
+                let mut out = vec![0.0; self.rows * self.cols];
+                self.buffer.download(0, &mut out)?;
+                Ok(out)
+            }
+            Dtype::Bf16 => {
+                let mut out = vec![half::bf16::ZERO; self.rows * self.cols];
+                self.buffer.download(0, &mut out)?;
+                Ok(out.into_iter().map(half::bf16::to_f32).collect())
+            }
+        }
+    }
+
+    /// The same numbers in another format.
+    pub(crate) fn cast(&self, dtype: Dtype) -> Result<Self, CudaError> {
+        self.scaled(1.0, dtype)
+    }
+
+    /// `by` times the numbers, in a format.
+    pub(crate) fn scaled(&self, by: f32, dtype: Dtype) -> Result<Self, CudaError> {
+        let out = Self::uninit(self.cuda(), self.rows, self.cols, dtype)?;
+        let count = (self.rows * self.cols) as u64;
+        let grid = Grid::over((self.rows * self.cols).div_ceil(4));
+        // SAFETY: `scale` reads and writes `count` elements, which both have.
+        unsafe { self.cuda().launch("scale", grid, slots![self.pointer(), self.dtype, out.pointer(), dtype, by, count]) }?;
+        Ok(out)
+    }
+
+    /// A copy.
+    pub(crate) fn copy(&self) -> Result<Self, CudaError> {
+        let mut out = Self::uninit(self.cuda(), self.rows, self.cols, self.dtype)?;
+        out.buffer.copy_from(0, &self.buffer)?;
+        Ok(out)
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub(crate) fn pointer(&self) -> u64 {
+        self.buffer.pointer
+    }
+
+    pub(crate) fn cuda(&self) -> &Cuda {
+        &self.buffer.cuda
+    }
+
+    pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
+        &mut self.buffer
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
+/// Whole numbers on the GPU: positions, slots, tokens, picked rows. Uploaded once, used by every layer.
+#[derive(Debug)]
+pub(crate) struct Indices {
+    len: usize,
+    most: u32,
+    buffer: Buffer,
+}
+
+impl Indices {
+    /// Uploads them.
+    pub(crate) fn new(cuda: &Cuda, values: &[u32]) -> Result<Self, CudaError> {
+        int(values.len());
+        Ok(Self { len: values.len(), most: values.iter().copied().max().unwrap_or(0), buffer: Buffer::upload(cuda, values)? })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether all are below `limit`.
+    pub(crate) fn all_below(&self, limit: usize) -> bool {
+        self.len == 0 || (self.most as usize) < limit
+    }
+
+    pub(crate) fn pointer(&self) -> u64 {
+        self.buffer.pointer
+    }
+}

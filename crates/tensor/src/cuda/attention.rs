@@ -1,0 +1,210 @@
+//! Keys and values in slots on the GPU, and attention over spans of them.
+
+use super::array::Buffer;
+use super::context::{Grid, int, slots};
+use super::{Array, Cuda, CudaError, Dtype};
+
+/// The widest head that the kernels take.
+const MOST_DIM: usize = 256;
+/// Rows that share a block and its reads of their prefix: many when there are rows enough to fill the GPU.
+const TILE_MANY: usize = 64;
+const TILE_FEW: usize = 16;
+/// From this many rows on.
+const MANY: usize = 2048;
+/// Keys that the plain kernel holds in shared memory at a time, as in attention.cu, and the rows of one of its warps.
+const PLAIN_KEYS: usize = 32;
+const PLAIN_ROWS: usize = 4;
+
+/// Keys and values of `slots` positions in every layer, in the GPU's operand format.
+#[derive(Debug)]
+pub(crate) struct Kv {
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    slots: usize,
+    dtype: Dtype,
+    buffer: Buffer, // (layers, 2: keys and values, kv_heads, slots, head_dim)
+}
+
+impl Kv {
+    /// An empty store.
+    pub(crate) fn new(cuda: &Cuda, layers: usize, kv_heads: usize, head_dim: usize, slots: usize) -> Result<Self, CudaError> {
+        assert!((1..=MOST_DIM).contains(&head_dim), "attention: heads of {head_dim}, at most {MOST_DIM}");
+        int(slots);
+        let dtype = cuda.operand();
+        let bytes = layers * 2 * kv_heads * slots * head_dim * dtype.size();
+        Ok(Self { layers, kv_heads, head_dim, slots, dtype, buffer: Buffer::zeros(cuda, bytes)? })
+    }
+
+    /// Memory that a slot takes in a model of this shape.
+    pub(crate) fn bytes_per_slot(cuda: &Cuda, layers: usize, kv_heads: usize, head_dim: usize) -> usize {
+        layers * 2 * kv_heads * head_dim * cuda.operand().size()
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    pub(crate) fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    pub(crate) fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// A layer's keys and values, each (kv_heads, slots, head_dim). Waits for the GPU.
+    pub(crate) fn to_host(&self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
+        let count = self.kv_heads * self.slots * self.head_dim;
+        let from = (self.layer(layer).0 - self.buffer.pointer()) as usize;
+        let mut both = match self.dtype {
+            Dtype::F32 => {
+                let mut both = vec![0.0; 2 * count];
+                self.buffer.download(from, &mut both)?;
+                both
+            }
+            Dtype::Bf16 => {
+                let mut both = vec![half::bf16::ZERO; 2 * count];
+                self.buffer.download(from, &mut both)?;
+                both.into_iter().map(half::bf16::to_f32).collect()
+            }
+        };
+        let values = both.split_off(count);
+        Ok((both, values))
+    }
+
+    /// Where a layer's keys and values begin.
+    pub(crate) fn layer(&self, layer: usize) -> (u64, u64) {
+        assert!(layer < self.layers, "attention: no layer {layer} of {}", self.layers);
+        let size = (self.kv_heads * self.slots * self.head_dim * self.dtype.size()) as u64;
+        let keys = self.buffer.pointer() + 2 * layer as u64 * size;
+        (keys, keys + size)
+    }
+}
+
+/// Which slots each row sees, planned for the kernels and uploaded: once a pass, for all its layers.
+#[derive(Debug)]
+pub(crate) struct Views {
+    rows: usize,
+    tiles: usize,
+    height: usize,  // the most rows of a tile
+    end: usize,     // no span goes beyond this slot
+    buffer: Buffer, // tiles, then rows, then spans
+    rows_at: u64,
+    spans_at: u64,
+}
+
+impl Views {
+    /// `of(r)` gives the spans of row r in the order of positions, each as its first slot and its length; lengths are not
+    /// 0 and every row has a span. Neighbouring rows whose first spans start at one slot read it together.
+    pub(crate) fn new<I: IntoIterator<Item = (u32, u32)>>(
+        cuda: &Cuda,
+        rows: usize,
+        of: impl Fn(usize) -> I,
+    ) -> Result<Self, CudaError> {
+        let height = if rows >= MANY { TILE_MANY } else { TILE_FEW };
+        let (tiles, views, spans) = plan(rows, height, of);
+        let ends = spans.iter().map(|&[start, len]| (start, len)).chain(tiles.iter().map(|&[_, _, start, len]| (start, len)));
+        let end = ends.map(|(start, len)| start as usize + len as usize).max().unwrap_or(0);
+        let (rows_at, spans_at) = (tiles.len() * 16, (tiles.len() + views.len()) * 16);
+        let mut words: Vec<u32> = Vec::with_capacity(spans_at / 4 + 2 * spans.len());
+        words.extend_from_slice(tiles.as_flattened());
+        words.extend_from_slice(views.as_flattened());
+        words.extend_from_slice(spans.as_flattened());
+        let buffer = Buffer::upload(cuda, &words)?;
+        let (rows_at, spans_at) = (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
+        Ok(Self { rows, tiles: tiles.len(), height, end, buffer, rows_at, spans_at })
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+}
+
+/// (first row, rows, first slot, greatest length), (shared length, own spans begin, end, own slots), (first slot, length)
+type Plan = (Vec<[u32; 4]>, Vec<[u32; 4]>, Vec<[u32; 2]>);
+
+fn plan<I: IntoIterator<Item = (u32, u32)>>(rows: usize, height: usize, of: impl Fn(usize) -> I) -> Plan {
+    let (mut tiles, mut views, mut spans): Plan = (Vec::new(), Vec::with_capacity(rows), Vec::with_capacity(2 * rows));
+    for r in 0..rows {
+        let mut seen = of(r).into_iter();
+        let (start, len) = seen.next().unwrap_or_else(|| panic!("attention: row {r} sees nothing"));
+        let begin = spans.len();
+        spans.extend(seen.map(|(start, len)| [start, len]));
+        let own = spans[begin..].iter().map(|s: &[u32; 2]| s[1]).sum();
+        views.push([len, int(begin), int(spans.len()), own]);
+        match tiles.last_mut() {
+            Some([_, count, shared, longest]) if *shared == start && (*count as usize) < height => {
+                *count += 1;
+                *longest = len.max(*longest);
+            }
+            _ => tiles.push([int(r), 1, start, len]),
+        }
+    }
+    (tiles, views, spans)
+}
+
+/// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the slots that row r sees.
+///
+/// The first `heads * head_dim` columns of q are the queries; the result is (rows, heads * head_dim) in q's format. Query
+/// heads share key heads in equal groups of neighbours.
+pub(crate) fn attention(q: &Array, kv: &Kv, layer: usize, heads: usize, views: &Views) -> Result<Array, CudaError> {
+    let (cuda, dim) = (q.cuda(), kv.head_dim);
+    assert_eq!(q.rows(), views.rows, "attention: {} rows, views for {}", q.rows(), views.rows);
+    assert!(heads.is_multiple_of(kv.kv_heads), "attention: {heads} query heads over {} key heads", kv.kv_heads);
+    assert!(heads * dim <= q.cols(), "attention: {heads} heads of {dim} do not fit {}", q.cols());
+    assert!(views.end <= kv.slots, "attention: a span beyond {} slots", kv.slots);
+    assert_eq!(q.dtype(), kv.dtype, "attention: queries and keys of unlike formats");
+    let out = Array::uninit(cuda, q.rows(), heads * dim, q.dtype())?;
+    let (keys, values) = kv.layer(layer);
+    let (q_cols, out_cols, slots, group) = (int(q.cols()), int(out.cols()), int(kv.slots), int(heads / kv.kv_heads));
+    let (q_at, out_at, tiles, rows, spans) = (q.pointer(), out.pointer(), views.buffer.pointer(), views.rows_at, views.spans_at);
+    let scale = 1.0 / (dim as f32).sqrt();
+    let fast = match dim {
+        32 => Some("attention_32"),
+        64 => Some("attention_64"),
+        128 => Some("attention_128"),
+        _ => None,
+    };
+    match fast.filter(|_| q.dtype() == Dtype::Bf16 && q.cols().is_multiple_of(8)) {
+        Some(kernel) => {
+            let keys_held = if dim <= 64 { 64 } else { 32 }; // as in attention.cu
+            let shared = 2 * 2 * keys_held * (dim + 8) * 2;
+            let grid = Grid { blocks: (views.tiles, kv.kv_heads, heads / kv.kv_heads), threads: views.height / 16 * 32, shared };
+            let scale = scale * std::f32::consts::LOG2_E; // the kernel's powers are of 2
+            let arguments = slots![q_at, q_cols, keys, values, slots, group, out_at, out_cols, tiles, rows, spans, scale];
+            // SAFETY: spans were checked against the slots, rows and heads against q; out is written whole.
+            unsafe { cuda.launch(kernel, grid, arguments) }?;
+        }
+        None => {
+            let threads = views.height / PLAIN_ROWS * 32;
+            let shared = (views.height * dim + PLAIN_KEYS * (dim + 1)) * 4;
+            let grid = Grid { blocks: (views.tiles, heads, 1), threads, shared };
+            let (type_, dim) = (q.dtype(), int(dim));
+            let arguments =
+                slots![q_at, type_, q_cols, keys, values, slots, group, dim, out_at, out_cols, tiles, rows, spans, scale];
+            // SAFETY: as above.
+            unsafe { cuda.launch("attention_any", grid, arguments) }?;
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plan;
+
+    #[test]
+    fn neighbours_with_one_prefix_share_a_tile() {
+        let seen: [&[(u32, u32)]; 6] =
+            [&[(0, 5), (32, 2)], &[(0, 5), (48, 1), (64, 3)], &[(0, 4)], &[(16, 3), (80, 1)], &[(16, 3)], &[(0, 5)]];
+        let (tiles, views, spans) = plan(6, 2, |r| seen[r].iter().copied());
+        assert_eq!(tiles, [[0, 2, 0, 5], [2, 1, 0, 4], [3, 2, 16, 3], [5, 1, 0, 5]]);
+        assert_eq!(views, [[5, 0, 1, 2], [5, 1, 3, 4], [4, 3, 3, 0], [3, 3, 4, 1], [3, 4, 4, 0], [5, 4, 4, 0]]);
+        assert_eq!(spans, [[32, 2], [48, 1], [64, 3], [80, 1]]);
+    }
+}

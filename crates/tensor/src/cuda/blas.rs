@@ -1,0 +1,250 @@
+//! Matrix products through cuBLASLt, row-major: `out[rows, outputs] = x[rows, inputs] . W`, W stored (outputs, inputs).
+//!
+//! cuBLASLt counts columns first, so it is asked for `out^T = W x^T`: W read (inputs, outputs) and transposed, x^T as it
+//! lies. Descriptions and chosen algorithms are kept by shape; looking them up costs less than a launch.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::cublaslt::{result as lt, sys};
+use cudarc::driver::{CudaContext, result as driver};
+
+use super::{Cuda, CudaError, Dtype};
+
+/// Scratch memory for algorithms that split sums; 32 MiB is what NVIDIA advises for Hopper.
+const WORKSPACE: usize = 64 << 20;
+/// Algorithms asked for; the first that runs is kept.
+const CANDIDATES: usize = 8;
+
+/// cublasOperation_t's CUBLAS_OP_T.
+const TRANSPOSED: i32 = 1;
+
+/// What a product does with its result before it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    None,
+    Bias,
+    /// Bias, then GELU in its tanh form.
+    BiasGelu,
+}
+
+/// A product's shape and formats: everything that an algorithm depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// Numbers from one row of the result to the next.
+    pub(crate) stride: usize,
+    pub(crate) operand: Dtype,
+    pub(crate) out: Dtype,
+    pub(crate) epilogue: Epilogue,
+}
+
+/// Where the matrices are. `bias` is in the result's format, and is read if the epilogue has one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pointers {
+    pub(crate) x: u64,
+    pub(crate) weights: u64,
+    pub(crate) bias: u64,
+    pub(crate) out: u64,
+}
+
+/// cuBLASLt, its scratch memory, and what is known of shapes.
+#[derive(Debug)]
+pub(crate) struct Blas {
+    handle: sys::cublasLtHandle_t,
+    workspace: u64,
+    plans: Mutex<HashMap<Shape, Option<Plan>>>, // None: cuBLASLt cannot
+}
+
+// SAFETY: the handle may be used by every thread; plans are behind a lock; the workspace is used in the stream's order.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Sync for Blas {}
+
+#[derive(Debug)]
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    weights: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Blas {
+    /// Opens cuBLASLt for the current context.
+    pub(crate) fn new(context: &CudaContext) -> Result<Self, CudaError> {
+        context.bind_to_thread().map_err(CudaError::driver("be used from this thread"))?;
+        let handle = lt::create_handle().map_err(CudaError::blas("start cublaslt"))?;
+        // SAFETY: freed once, when this is dropped.
+        let workspace = unsafe { driver::malloc_sync(WORKSPACE) }.map_err(CudaError::driver("give cublaslt its workspace"))?;
+        Ok(Self { handle, workspace, plans: Mutex::default() })
+    }
+
+    /// Whether cuBLASLt can compute a product of this shape.
+    pub(crate) fn can(&self, shape: Shape) -> bool {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        self.plan(&mut plans, shape).is_some()
+    }
+
+    /// Computes a product.
+    ///
+    /// # Safety
+    /// The pointers must reach as far as the shape says, in its formats, on this GPU's stream.
+    pub(crate) unsafe fn product(&self, cuda: &Cuda, shape: Shape, at: Pointers) -> Result<(), CudaError> {
+        if shape.rows == 0 || shape.outputs == 0 {
+            return Ok(());
+        }
+        let refused =
+            |reason: String| CudaError::Product { rows: shape.rows, inputs: shape.inputs, outputs: shape.outputs, reason };
+        cuda.bind()?;
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(plan) = self.plan(&mut plans, shape) else { return Err(refused("no algorithm".to_owned())) };
+        let (one, zero) = (1.0f32, 0.0f32);
+        // SAFETY: the plan's parts live while the lock is held, and cuBLASLt reads them, alpha and beta during the call;
+        // the matrices are the caller's promise.
+        unsafe {
+            if shape.epilogue != Epilogue::None {
+                set(plan.description, sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at.bias)
+                    .map_err(|e| refused(format!("{:?}", e.0)))?;
+            }
+            lt::matmul(
+                self.handle,
+                plan.description,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                at.weights as *const c_void,
+                plan.weights,
+                at.x as *const c_void,
+                plan.x,
+                at.out as *const c_void,
+                plan.out,
+                at.out as *mut c_void,
+                plan.out,
+                &plan.algorithm,
+                self.workspace as *mut c_void,
+                WORKSPACE,
+                cuda.stream().cast(),
+            )
+        }
+        .map_err(|e| refused(format!("{:?}", e.0)))
+    }
+
+    fn plan<'a>(&self, plans: &'a mut HashMap<Shape, Option<Plan>>, shape: Shape) -> Option<&'a Plan> {
+        plans.entry(shape).or_insert_with(|| Plan::new(self.handle, shape).ok()).as_ref()
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        self.plans.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        // SAFETY: both were made by `new` and are given back once; freeing waits for what still uses the workspace.
+        unsafe {
+            driver::free_sync(self.workspace).ok();
+            lt::destroy_handle(self.handle).ok();
+        }
+    }
+}
+
+fn format(dtype: Dtype) -> sys::cudaDataType {
+    match dtype {
+        Dtype::F32 => sys::cudaDataType::CUDA_R_32F,
+        Dtype::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+    }
+}
+
+/// # Safety
+/// The description must be alive, and the attribute of `T`'s type.
+unsafe fn set<T>(
+    description: sys::cublasLtMatmulDesc_t,
+    attribute: sys::cublasLtMatmulDescAttributes_t,
+    value: &T,
+) -> Result<(), lt::CublasError> {
+    // SAFETY: `value` is as long as is said.
+    unsafe { lt::set_matmul_desc_attribute(description, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+impl Plan {
+    fn new(handle: sys::cublasLtHandle_t, shape: Shape) -> Result<Self, lt::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let Shape { rows, inputs, outputs, stride, operand, out, epilogue } = shape;
+        // Plain 32F: neither TF32 nor bf16 splitting, whatever the operands.
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let mut plan = Self {
+            description: lt::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?,
+            weights: std::ptr::null_mut(),
+            x: std::ptr::null_mut(),
+            out: std::ptr::null_mut(),
+            // SAFETY: an array of integers, of which zeros are valid; overwritten below.
+            algorithm: unsafe { std::mem::zeroed() },
+        };
+        plan.weights = lt::create_matrix_layout(format(operand), inputs as u64, outputs as u64, inputs as i64)?;
+        plan.x = lt::create_matrix_layout(format(operand), inputs as u64, rows as u64, inputs as i64)?;
+        plan.out = lt::create_matrix_layout(format(out), outputs as u64, rows as u64, stride as i64)?;
+        let kind = match epilogue {
+            Epilogue::None => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::BiasGelu => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS,
+        };
+        // SAFETY: the description is alive; each attribute has the type that cuBLASLt's manual gives it.
+        unsafe {
+            set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+            set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &kind)?;
+            if epilogue != Epilogue::None {
+                set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &format(out))?;
+            }
+        }
+        plan.algorithm = plan.choose(handle)?;
+        Ok(plan)
+    }
+
+    /// The algorithm that cuBLASLt expects to be fastest.
+    fn choose(&self, handle: sys::cublasLtHandle_t) -> Result<sys::cublasLtMatmulAlgo_t, lt::CublasError> {
+        let preference = lt::create_matmul_pref()?;
+        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let workspace = WORKSPACE as u64;
+        // SAFETY: an array of plain structures, of which zeros are valid; only those reported as found are read.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        // SAFETY: all parts are alive, the attribute is a 64-bit number, and `found` holds as many as are asked for.
+        let asked = unsafe {
+            lt::set_matmul_pref_attribute(preference, attribute, (&raw const workspace).cast(), size_of::<u64>()).and_then(|()| {
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    handle,
+                    self.description,
+                    self.weights,
+                    self.x,
+                    self.out,
+                    self.out,
+                    preference,
+                    CANDIDATES as i32,
+                    found.as_mut_ptr(),
+                    &mut count,
+                )
+                .result()
+            })
+        };
+        // SAFETY: made above and destroyed once.
+        unsafe { lt::destroy_matmul_pref(preference) }?;
+        asked?;
+        let runs = |f: &&sys::cublasLtMatmulHeuristicResult_t| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+        let first = found[..usize::try_from(count).unwrap_or(0)].iter().find(runs);
+        first.map(|f| f.algo).ok_or(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: each was made by `new` or is null, and is destroyed once. A failure has nobody to be told to.
+        unsafe {
+            lt::destroy_matmul_desc(self.description).ok();
+            for layout in [self.weights, self.x, self.out] {
+                if !layout.is_null() {
+                    lt::destroy_matrix_layout(layout).ok();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! A GPU, opened: its context, its one stream, its kernels and its cuBLASLt.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
+
+use super::blas::Blas;
+use super::module::Kernels;
+use super::{CudaError, Dtype};
+
+/// How numbers are kept and multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Everything in single precision; no TF32.
+    F32,
+    /// Weights, operands of products, keys and values in bf16; sums, norms, softmax and the residual stream in f32.
+    Bf16,
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+impl Precision {
+    /// The format of operands.
+    pub(crate) fn operand(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+/// A handle on a GPU; cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Cuda(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    // Fields are dropped in this order: what uses the context goes first.
+    spare: Mutex<Spare>,
+    blas: Blas,
+    kernels: Kernels,
+    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+    precision: Precision,
+    name: String,
+    capability: (i32, i32),
+}
+
+/// Memory that was dropped and waits to be taken again. Everything runs in the order of one stream, so what takes it next
+/// runs after what used it last.
+#[derive(Debug, Default)]
+struct Spare {
+    by_size: HashMap<usize, Vec<u64>>,
+    bytes: usize,
+}
+
+/// Larger pieces go back to the driver's pool: they are few, and idle memory is missed.
+const MOST_SPARE_PIECE: usize = 64 << 20;
+/// All spare memory together.
+const MOST_SPARE: usize = 2 << 30;
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for pointer in spare.by_size.into_values().flatten() {
+            // SAFETY: taken from this stream's pool, and nobody else has it. A failure has nobody to be told to.
+            unsafe { driver::free_async(pointer, self.stream.cu_stream()) }.ok();
+        }
+        self.stream.synchronize().ok();
+    }
+}
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) blocks: (usize, usize, usize),
+    pub(crate) threads: usize,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared: usize,
+}
+
+impl Grid {
+    /// Enough blocks of 256 threads for `threads` of them.
+    pub(crate) fn over(threads: usize) -> Self {
+        Self { blocks: (threads.div_ceil(256), 1, 1), threads: 256, shared: 0 }
+    }
+
+    /// A block for each row, of as many threads as a row has work for, up to 256.
+    pub(crate) fn rows(rows: usize, per_row: usize) -> Self {
+        Self { blocks: (rows, 1, 1), threads: per_row.next_multiple_of(32).clamp(32, 256), shared: 0 }
+    }
+}
+
+/// Arguments that a kernel may take.
+const MOST_ARGUMENTS: usize = 20;
+
+/// A kernel's argument in the eight bytes that any of them fits.
+pub(crate) trait Slot {
+    fn slot(self) -> u64;
+}
+
+impl Slot for u64 {
+    fn slot(self) -> u64 {
+        self
+    }
+}
+
+impl Slot for u32 {
+    fn slot(self) -> u64 {
+        u64::from(self)
+    }
+}
+
+impl Slot for f32 {
+    fn slot(self) -> u64 {
+        u64::from(self.to_bits())
+    }
+}
+
+impl Slot for f64 {
+    fn slot(self) -> u64 {
+        self.to_bits()
+    }
+}
+
+impl Slot for Dtype {
+    fn slot(self) -> u64 {
+        self.code()
+    }
+}
+
+impl Slot for bool {
+    fn slot(self) -> u64 {
+        u64::from(self)
+    }
+}
+
+/// Arguments of a kernel, in its order.
+macro_rules! slots {
+    ($($value:expr),+ $(,)?) => { &mut [$($crate::cuda::context::Slot::slot($value)),+] };
+}
+pub(crate) use slots;
+
+/// A size as kernels take it.
+///
+/// # Panics
+/// If it does not fit 32 bits.
+pub(crate) fn int(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or_else(|_| panic!("{n} is beyond what a kernel counts"))
+}
+
+impl Cuda {
+    /// Whether a GPU and what it takes to use it are here; if not, why.
+    pub(crate) fn present() -> Result<(), String> {
+        // SAFETY: these only try to open the libraries.
+        let libraries = unsafe {
+            [
+                ("the driver (libcuda)", sys::is_culib_present()),
+                ("libnvrtc", cudarc::nvrtc::sys::is_culib_present()),
+                ("libcublasLt", cudarc::cublaslt::sys::is_culib_present()),
+            ]
+        };
+        if let Some((name, _)) = libraries.iter().find(|(_, present)| !present) {
+            return Err(format!("{name} is not on the library path"));
+        }
+        match CudaContext::device_count() {
+            Ok(0) => Err("the driver sees no gpu".to_owned()),
+            Ok(_) => Ok(()),
+            Err(e) => Err(format!("the driver does not start: {:?}", e.0)),
+        }
+    }
+
+    /// Opens GPU `ordinal`.
+    pub(crate) fn open(ordinal: usize, precision: Precision) -> Result<Self, CudaError> {
+        Self::present().map_err(CudaError::Absent)?;
+        let context = CudaContext::new(ordinal).map_err(CudaError::driver("open the gpu"))?;
+        // SAFETY: everything runs on one stream, so there is nothing that events would have to order.
+        unsafe { context.disable_event_tracking() };
+        let name = context.name().map_err(CudaError::driver("say its name"))?;
+        let capability = context.compute_capability().map_err(CudaError::driver("say its capability"))?;
+        if capability < (8, 0) {
+            return Err(CudaError::TooOld { name, major: capability.0, minor: capability.1 });
+        }
+        if !context.has_async_alloc() {
+            return Err(CudaError::Absent(format!("{name} has no memory pools")));
+        }
+        keep_memory(&context)?;
+        let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
+        let kernels = Kernels::load(capability)?;
+        allow_shared(&context, &kernels)?;
+        let blas = Blas::new(&context)?;
+        Ok(Self(Arc::new(Inner { spare: Mutex::default(), blas, kernels, stream, context, precision, name, capability })))
+    }
+
+    /// The GPU's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Its compute capability, major and minor.
+    pub(crate) fn capability(&self) -> (i32, i32) {
+        self.0.capability
+    }
+
+    /// How numbers are kept here.
+    pub(crate) fn precision(&self) -> Precision {
+        self.0.precision
+    }
+
+    /// The format of operands here.
+    pub(crate) fn operand(&self) -> Dtype {
+        self.0.precision.operand()
+    }
+
+    /// Bytes of memory: free, what is kept for reuse included, and all.
+    pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
+        let failed = || CudaError::driver("say how much memory is free");
+        let (free, total) = self.0.context.mem_get_info().map_err(failed())?;
+        let read = |attribute| {
+            let mut value = 0u64;
+            // SAFETY: the device is open; the attribute is a 64-bit number that outlives the call.
+            unsafe {
+                let pool = driver::device::get_default_mem_pool(self.0.context.cu_device())?;
+                driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
+            }
+            Ok(value as usize)
+        };
+        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed())?;
+        let used = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
+        let spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).bytes;
+        Ok((free + reserved.saturating_sub(used) + spare, total))
+    }
+
+    /// Waits until everything asked for so far is done, and says whether it went well.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        self.0.stream.synchronize().map_err(CudaError::driver("finish its work"))
+    }
+
+    pub(crate) fn blas(&self) -> &Blas {
+        &self.0.blas
+    }
+
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.0.stream.cu_stream()
+    }
+
+    /// Makes the context the current thread's.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        self.0.context.bind_to_thread().map_err(CudaError::driver("be used from this thread"))
+    }
+
+    /// Launches a kernel. Nothing is launched over an empty grid.
+    ///
+    /// # Safety
+    /// The arguments must be those that the kernel takes, its pointers must reach as far as it goes on this stream, and
+    /// what it writes must not be read or written by anything that does not wait for the stream.
+    pub(crate) unsafe fn launch(&self, kernel: &str, grid: Grid, arguments: &mut [u64]) -> Result<(), CudaError> {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 || grid.blocks.2 == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        let function = self.0.kernels.get(kernel);
+        // A kernel reads as many bytes of each as its parameter has; the low ones come first on every machine with CUDA.
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
+        assert!(arguments.len() <= MOST_ARGUMENTS, "{kernel} takes too many arguments");
+        pointers.iter_mut().zip(arguments).for_each(|(p, a)| *p = (&raw mut *a).cast());
+        let blocks = (int(grid.blocks.0), int(grid.blocks.1), int(grid.blocks.2));
+        let threads = (int(grid.threads), 1, 1);
+        // SAFETY: the function was loaded into this context; the rest is the caller's promise.
+        unsafe { driver::launch_kernel(function, blocks, threads, int(grid.shared), self.stream(), &mut pointers) }
+            .map_err(CudaError::driver("start a kernel"))
+    }
+
+    /// Spare memory of a size, if there is any.
+    pub(crate) fn take_spare(&self, size: usize) -> Option<u64> {
+        let mut spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let pointer = spare.by_size.get_mut(&size)?.pop()?;
+        spare.bytes -= size;
+        Some(pointer)
+    }
+
+    /// Keeps memory of a size for the next who asks; gives it back if there is no room for it.
+    pub(crate) fn keep_spare(&self, size: usize, pointer: u64) -> Result<(), u64> {
+        let mut spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if size > MOST_SPARE_PIECE || spare.bytes + size > MOST_SPARE {
+            return Err(pointer);
+        }
+        spare.bytes += size;
+        spare.by_size.entry(size).or_default().push(pointer);
+        Ok(())
+    }
+
+    /// Gives all spare memory back to the driver and waits until what was given back before can be had.
+    pub(crate) fn release_spare(&self) -> Result<(), CudaError> {
+        let spare = std::mem::take(&mut *self.0.spare.lock().unwrap_or_else(PoisonError::into_inner));
+        for pointer in spare.by_size.into_values().flatten() {
+            // SAFETY: taken from this stream's pool, and nobody else has it.
+            unsafe { driver::free_async(pointer, self.stream()) }.map_err(CudaError::driver("take memory back"))?;
+        }
+        self.synchronize()
+    }
+
+    /// What is taken for so many bytes: rounded by an eighth at most, so that like sizes find each other's memory.
+    pub(crate) fn piece(bytes: usize) -> usize {
+        if bytes > MOST_SPARE_PIECE {
+            return bytes;
+        }
+        let bytes = bytes.max(512);
+        bytes.next_multiple_of((bytes.next_power_of_two() / 16).max(512))
+    }
+}
+
+/// Lets the pool keep what is freed, so that an allocation is a matter of the host alone.
+fn keep_memory(context: &CudaContext) -> Result<(), CudaError> {
+    let failed = CudaError::driver("set up its memory pool");
+    // SAFETY: the device is open; the attribute is a 64-bit number that outlives the call.
+    unsafe {
+        let pool =
+            driver::device::get_default_mem_pool(context.cu_device()).map_err(CudaError::driver("find its memory pool"))?;
+        let mut threshold = u64::MAX;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        driver::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast()).map_err(failed)
+    }
+}
+
+/// Lets the kernels that ask for more shared memory than every GPU has take what this one has.
+fn allow_shared(context: &CudaContext, kernels: &Kernels) -> Result<(), CudaError> {
+    let most = context
+        .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+        .map_err(CudaError::driver("say its shared memory"))?;
+    // SAFETY: the function was loaded into the current context. Its static shared memory is none.
+    let set = unsafe {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        driver::function::set_function_attribute(kernels.get("attention_any"), attribute, most)
+    };
+    set.map_err(CudaError::driver("give a kernel its shared memory"))
+}

@@ -1,0 +1,68 @@
+//! Rows picked from tables and put together.
+
+use super::context::{Grid, int, slots};
+use super::linear::Weights;
+use super::{Array, CudaError, Dtype, Indices};
+
+/// The tokens' rows of a table, as f32, plus the learned positions' rows if there are any.
+///
+/// A table is a linear map's weights, so that a tied head serves as one. `positions` is a table (context, width) of f32
+/// and each token's place in it.
+pub(crate) fn lookup(table: &Weights, tokens: &Indices, positions: Option<(&Array, &Indices)>) -> Result<Array, CudaError> {
+    assert!(tokens.all_below(table.outputs()), "lookup: a token beyond a vocabulary of {}", table.outputs());
+    let matrix = table.matrix();
+    let out = Array::uninit(matrix.cuda(), tokens.len(), matrix.cols(), Dtype::F32)?;
+    let (learned, places) = positions.map_or((0, 0), |(learned, places)| {
+        check_positions(&out, learned, places);
+        (learned.pointer(), places.pointer())
+    });
+    let arguments =
+        slots![matrix.pointer(), matrix.dtype(), tokens.pointer(), learned, places, out.pointer(), out.dtype(), int(out.cols()),];
+    // SAFETY: every index was checked against its table; out is (tokens, width).
+    unsafe { out.cuda().launch("gather", grid(&out), arguments) }?;
+    Ok(out)
+}
+
+/// `x[r] += learned[places[r]]`; both are f32.
+pub(crate) fn add_positions(x: &mut Array, learned: &Array, places: &Indices) -> Result<(), CudaError> {
+    check_positions(x, learned, places);
+    assert_eq!(x.dtype(), Dtype::F32, "positions: they are added in f32");
+    let arguments = slots![x.pointer(), learned.pointer(), places.pointer(), int(x.cols())];
+    // SAFETY: every place was checked against the table; x is as wide.
+    unsafe { x.cuda().launch("add_rows", grid(x), arguments) }
+}
+
+fn check_positions(x: &Array, learned: &Array, places: &Indices) {
+    assert_eq!(x.rows(), places.len(), "positions: {} rows, {} places", x.rows(), places.len());
+    assert_eq!((x.cols(), learned.dtype()), (learned.cols(), Dtype::F32), "positions: rows of another width or format");
+    assert!(places.all_below(learned.rows()), "positions: one beyond a context of {}", learned.rows());
+}
+
+/// The rows `picked`, in that order, as a matrix of their own in the same format.
+pub(crate) fn select(x: &Array, picked: &Indices) -> Result<Array, CudaError> {
+    assert!(picked.all_below(x.rows()), "select: a row beyond {}", x.rows());
+    let out = Array::uninit(x.cuda(), picked.len(), x.cols(), x.dtype())?;
+    let none = 0u64;
+    let arguments = slots![x.pointer(), x.dtype(), picked.pointer(), none, none, out.pointer(), out.dtype(), int(out.cols())];
+    // SAFETY: every index was checked against x; out is (picked, width).
+    unsafe { x.cuda().launch("gather", grid(&out), arguments) }?;
+    Ok(out)
+}
+
+/// The rows of all parts, one part after another. There must be one at least, all of one width and format.
+pub(crate) fn concat(parts: &[&Array]) -> Result<Array, CudaError> {
+    let first = parts[0];
+    let rows = parts.iter().map(|p| p.rows()).sum();
+    let mut out = Array::uninit(first.cuda(), rows, first.cols(), first.dtype())?;
+    let mut at = 0;
+    for part in parts {
+        assert_eq!((part.cols(), part.dtype()), (first.cols(), first.dtype()), "concat: parts of unlike rows");
+        out.buffer_mut().copy_from(at, part.buffer())?;
+        at += part.buffer().bytes();
+    }
+    Ok(out)
+}
+
+fn grid(x: &Array) -> Grid {
+    Grid::rows(x.rows(), x.cols().div_ceil(4))
+}

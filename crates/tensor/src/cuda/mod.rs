@@ -1,0 +1,32 @@
+//! The kernels of an NVIDIA GPU: cuBLASLt for products, our own for the rest, compiled at run time.
+//!
+//! * [`context`] opens a GPU; everything runs in order on its one stream, and nothing waits for it but what brings numbers
+//!   back to the host.
+//! * [`module`] compiles the `.cu` files beside these with NVRTC and keeps the result on disk.
+//! * [`blas`] wraps cuBLASLt; [`array`] is memory on the GPU.
+//! * One file per operation, under the names of `cpu`: contract and launch here, kernel in the `.cu` of the same name.
+//!
+//! Nothing is linked: the driver, NVRTC and cuBLASLt are found when a GPU is opened, and building needs none of them.
+//! Operations panic when shapes disagree, as those of `ops` do; whatever depends on the machine is a [`CudaError`].
+
+#![allow(dead_code, unused_imports, reason = "every operation is complete; which of them the dispatch calls is its own affair")]
+
+pub(crate) mod activation;
+pub(crate) mod array;
+pub(crate) mod attention;
+pub(crate) mod blas;
+pub(crate) mod context;
+pub(crate) mod embedding;
+pub(crate) mod error;
+pub(crate) mod linear;
+pub(crate) mod mask;
+pub(crate) mod module;
+pub(crate) mod noise;
+pub(crate) mod norm;
+pub(crate) mod rope;
+pub(crate) mod topk;
+
+pub(crate) use array::{Array, Dtype, Indices};
+pub(crate) use context::Cuda;
+pub use context::Precision;
+pub use error::CudaError;

@@ -1,0 +1,27 @@
+// Gaussian noise on thoughts: Box-Muller in double precision from Philox's words, as in rng.rs.
+//
+// Bound by double-precision logarithms and sines: four normals a thread. A thought is noised once, a decoder's pass runs
+// thousands of times as many operations, so this is left as plain as its contract.
+
+__device__ __forceinline__ void pair(u32 a, u32 b, double* x, double* y) {
+    double radius = sqrt(-2.0 * log(((double)a + 0.5) / 4294967296.0)), s, c;
+    sincos(6.283185307179586 * (double)b / 4294967296.0, &s, &c);
+    *x = radius * c;
+    *y = radius * s;
+}
+
+// A block a row.
+extern "C" __global__ void add_noise(float* x, double std, const Draw* draws, u32 site, u32 cols) {
+    const Draw draw = draws[blockIdx.x];
+    if (!draw.drawn) return;
+    float* row = x + (u64)blockIdx.x * cols;
+    for (u32 block = threadIdx.x; 4 * block < cols; block += blockDim.x) {
+        uint4 w = bits(draw, site, block);
+        double n[4];
+        pair(w.x, w.y, &n[0], &n[1]);
+        pair(w.z, w.w, &n[2], &n[3]);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+            if (4 * block + j < cols) row[4 * block + j] += (float)(std * n[j]);
+    }
+}

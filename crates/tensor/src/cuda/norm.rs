@@ -1,0 +1,125 @@
+//! Normalisation of rows, and the residual stream that is normalised.
+
+use super::array::{Buffer, NOTHING};
+use super::context::{Grid, int, slots};
+use super::mask::{DeviceMask, MaskArguments};
+use super::{Array, Cuda, CudaError, Dtype};
+
+/// A normalisation and its parameters on the GPU.
+#[derive(Debug)]
+pub(crate) struct DeviceNorm {
+    width: usize,
+    eps: f32,
+    scale: Buffer,         // (width) of f32
+    shift: Option<Buffer>, // (width) of f32; none: root mean square
+}
+
+impl DeviceNorm {
+    /// Subtract the mean, divide by the standard deviation, scale and shift.
+    pub(crate) fn layer(cuda: &Cuda, eps: f32, scale: &[f32], shift: &[f32]) -> Result<Self, CudaError> {
+        assert_eq!(scale.len(), shift.len(), "layer norm: {} scales, {} shifts", scale.len(), shift.len());
+        let shift = Some(Buffer::upload(cuda, shift)?);
+        Ok(Self { width: scale.len(), eps, scale: Buffer::upload(cuda, scale)?, shift })
+    }
+
+    /// Divide by the root of the mean square and scale.
+    pub(crate) fn rms(cuda: &Cuda, eps: f32, scale: &[f32]) -> Result<Self, CudaError> {
+        Ok(Self { width: scale.len(), eps, scale: Buffer::upload(cuda, scale)?, shift: None })
+    }
+
+    /// How many numbers are normalised together.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    pub(crate) fn eps(&self) -> f32 {
+        self.eps
+    }
+
+    pub(crate) fn is_rms(&self) -> bool {
+        self.shift.is_none()
+    }
+
+    pub(crate) fn scale(&self) -> u64 {
+        self.scale.pointer()
+    }
+}
+
+/// What is added to the residual stream: `dropout(y + bias)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addend<'a> {
+    /// (rows, cols), in any format.
+    pub(crate) y: &'a Array,
+    /// (cols) of f32.
+    pub(crate) bias: Option<&'a Buffer>,
+    pub(crate) mask: Option<DeviceMask<'a>>,
+}
+
+/// `x += dropout(y + bias)`; x is f32.
+pub(crate) fn add(x: &mut Array, addend: Addend<'_>) -> Result<(), CudaError> {
+    run(x, Some(&addend), None)
+}
+
+/// `x += dropout(y + bias)`, then the norm of the new x in format `want`, in one pass over the rows.
+pub(crate) fn add_norm(x: &mut Array, addend: Addend<'_>, by: &DeviceNorm, want: Dtype) -> Result<Array, CudaError> {
+    let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    run(x, Some(&addend), Some((by, &out)))?;
+    Ok(out)
+}
+
+/// The norm of each row of x (f32) in format `want`.
+pub(crate) fn norm(x: &Array, by: &DeviceNorm, want: Dtype) -> Result<Array, CudaError> {
+    let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    run(x, None, Some((by, &out)))?;
+    Ok(out)
+}
+
+fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array)>) -> Result<(), CudaError> {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert_eq!(x.dtype(), Dtype::F32, "norm: the residual stream is f32");
+    let (y, y_type, bias) = addend.map_or((0, NOTHING, 0), |a| {
+        assert_eq!((a.y.rows(), a.y.cols()), (rows, cols), "add: the residual has another shape");
+        assert!(a.bias.is_none_or(|b| b.bytes() == cols * 4), "add: the bias is not {cols} wide");
+        (a.y.pointer(), a.y.dtype().code(), a.bias.map_or(0, Buffer::pointer))
+    });
+    let mask = MaskArguments::new(addend.and_then(|a| a.mask.as_ref()), rows, cols);
+    let (out, out_type, rms, eps, scale, shift) = norm.map_or((0, NOTHING, true, 0.0, 0, 0), |(by, out)| {
+        assert_eq!(cols, by.width, "norm: rows of {cols} against parameters of {}", by.width);
+        let shift = by.shift.as_ref().map_or(0, Buffer::pointer);
+        (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), shift)
+    });
+    let (kernel, grid) = plan(rows, cols, y_type);
+    let MaskArguments { kind, pointer: masks, site, threshold, keep_scale } = mask;
+    let arguments = slots![
+        x.pointer(),
+        y,
+        bias,
+        kind,
+        masks,
+        site,
+        threshold,
+        keep_scale,
+        out,
+        out_type,
+        rms,
+        eps,
+        scale,
+        shift,
+        int(rows),
+        int(cols),
+    ];
+    // SAFETY: x, y, the mask and out were checked to be (rows, cols), the bias, scale and shift (cols).
+    unsafe { x.cuda().launch(kernel, grid, arguments) }
+}
+
+/// The kernel whose threads hold a row in registers, for what is added.
+fn plan(rows: usize, cols: usize, y_type: u64) -> (&'static str, Grid) {
+    let grid = |blocks, threads| Grid { blocks: (blocks, 1, 1), threads, shared: 0 };
+    let (names, grid) = match cols {
+        0..=768 => (["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"], grid(rows.div_ceil(4), 128)),
+        769..=2048 => (["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"], grid(rows, 128)),
+        2049..=16384 => (["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"], grid(rows, 512)),
+        _ => panic!("norm: rows of {cols} are wider than any model's"),
+    };
+    (names[y_type as usize], grid)
+}

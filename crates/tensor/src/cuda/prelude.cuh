@@ -1,0 +1,103 @@
+// Shared by every kernel, prepended to each source: number formats, vector accesses, reductions, the random function.
+// No header of the toolkit is used, so NVRTC alone compiles this.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// What a pointer points to; the same numbers as in array.rs.
+#define NOTHING 0
+#define F32 1
+#define BF16 2
+
+#define INF __int_as_float(0x7f800000)
+#define FULL 0xffffffffu
+
+__device__ __forceinline__ float widen(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+// Two numbers as bf16, rounded to nearest even; `low` goes to the lower address.
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+__device__ __forceinline__ u16 narrow(float x) { return (u16)pack(x, 0.0f); }
+__device__ __forceinline__ float low_half(u32 two) { return __uint_as_float(two << 16); }
+__device__ __forceinline__ float high_half(u32 two) { return __uint_as_float(two & 0xffff0000u); }
+
+__device__ __forceinline__ float load1(const void* p, int type, u64 at) {
+    return type == BF16 ? widen(((const u16*)p)[at]) : ((const float*)p)[at];
+}
+
+__device__ __forceinline__ void store1(void* p, int type, u64 at, float x) {
+    if (type == BF16) ((u16*)p)[at] = narrow(x);
+    else ((float*)p)[at] = x;
+}
+
+// Four neighbours from element `at` on; those from `left` on are read as 0.
+__device__ __forceinline__ float4 load4(const void* p, int type, u64 at, int left) {
+    if (left >= 4 && (at & 3) == 0) {
+        if (type == F32) return *(const float4*)((const float*)p + at);
+        uint2 two = *(const uint2*)((const u16*)p + at);
+        return make_float4(low_half(two.x), high_half(two.x), low_half(two.y), high_half(two.y));
+    }
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (left > 0) v.x = load1(p, type, at);
+    if (left > 1) v.y = load1(p, type, at + 1);
+    if (left > 2) v.z = load1(p, type, at + 2);
+    if (left > 3) v.w = load1(p, type, at + 3);
+    return v;
+}
+
+// Writes four neighbours from element `at` on, but none from `left` on.
+__device__ __forceinline__ void store4(void* p, int type, u64 at, int left, float4 v) {
+    if (left >= 4 && (at & 3) == 0) {
+        if (type == F32) *(float4*)((float*)p + at) = v;
+        else *(uint2*)((u16*)p + at) = make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+        return;
+    }
+    if (left > 0) store1(p, type, at, v.x);
+    if (left > 1) store1(p, type, at + 1, v.y);
+    if (left > 2) store1(p, type, at + 2, v.z);
+    if (left > 3) store1(p, type, at + 3, v.w);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(FULL, x, d);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, d));
+    return x;
+}
+
+// Philox4x32-10, bit for bit as in rng.rs.
+__device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u32 h0 = __umulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
+        u32 h1 = __umulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
+        c0 = h1 ^ c1 ^ k0;
+        c1 = l1;
+        c2 = h0 ^ c3 ^ k1;
+        c3 = l0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return make_uint4(c0, c1, c2, c3);
+}
+
+// Where a row's random numbers are drawn; the same layout as in mask.rs.
+struct Draw {
+    u32 seed_low, seed_high, position, trajectory, question, drawn, unused0, unused1;
+};
+
+// The four words for elements 4 * block .. of a site (`site` holds site and layer).
+__device__ __forceinline__ uint4 bits(const Draw& d, u32 site, u32 block) {
+    return philox(site | block, d.position, d.trajectory, d.question, d.seed_low, d.seed_high);
+}

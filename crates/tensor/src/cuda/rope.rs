@@ -1,0 +1,84 @@
+//! Between the qkv product and attention: q/k normalisation, rotary positions, keys and values into their slots.
+
+use super::array::Buffer;
+use super::attention::Kv;
+use super::context::{Grid, int, slots};
+use super::norm::DeviceNorm;
+use super::{Array, Cuda, CudaError, Dtype, Indices};
+
+/// The rotation frequencies of a head on the GPU: pair i, (i, i + head_dim / 2), turns by `position * frequencies[i]`.
+#[derive(Debug)]
+pub(crate) struct DeviceRope {
+    pairs: usize,
+    frequencies: Buffer, // (pairs) of f32
+}
+
+impl DeviceRope {
+    /// Uploads them.
+    pub(crate) fn new(cuda: &Cuda, frequencies: &[f32]) -> Result<Self, CudaError> {
+        Ok(Self { pairs: frequencies.len(), frequencies: Buffer::upload(cuda, frequencies)? })
+    }
+}
+
+/// What an architecture does to queries and keys before they meet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    /// Query heads.
+    pub(crate) heads: usize,
+    /// Root-mean-square norms of each query head and each key head, with one eps.
+    pub(crate) norms: Option<(&'a DeviceNorm, &'a DeviceNorm)>,
+    pub(crate) rope: Option<&'a DeviceRope>,
+}
+
+/// Rows of a pass: where each is in its sequence, and the slot that takes its keys and values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seats<'a> {
+    /// (rows)
+    pub(crate) positions: &'a Indices,
+    /// (rows)
+    pub(crate) slots: &'a Indices,
+}
+
+/// Turns the product qkv (rows, (heads + 2 kv_heads) * head_dim) into queries, in place, and keys and values, in `kv`.
+pub(crate) fn place(qkv: &mut Array, by: Place<'_>, kv: &mut Kv, layer: usize, seats: Seats<'_>) -> Result<(), CudaError> {
+    let (rows, cols, dim) = (qkv.rows(), qkv.cols(), kv.head_dim());
+    assert_eq!(cols, (by.heads + 2 * kv.kv_heads()) * dim, "place: rows of {cols} are not {} heads of {dim}", by.heads);
+    assert_eq!((rows, rows), (seats.positions.len(), seats.slots.len()), "place: positions and slots for {rows} rows");
+    assert!(seats.slots.all_below(kv.slots()), "place: a slot beyond {}", kv.slots());
+    assert_eq!(qkv.dtype(), kv.dtype(), "place: queries and keys of unlike formats");
+    let (keys, values) = kv.layer(layer);
+    let (heads, kv_heads) = (int(by.heads), int(kv.kv_heads()));
+    let per_vector = 16 / qkv.dtype().size();
+    if by.norms.is_none() && by.rope.is_none() && dim.is_multiple_of(per_vector) {
+        let width = dim / per_vector;
+        let grid = Grid::rows(rows, kv.kv_heads() * width);
+        let (stride, width) = (int(cols / per_vector), int(width));
+        let arguments =
+            slots![qkv.pointer(), stride, heads, kv_heads, width, keys, values, seats.slots.pointer(), int(kv.slots())];
+        // SAFETY: qkv is (rows, cols) and its rows are whole vectors; slots were checked.
+        return unsafe { qkv.cuda().launch("place_plain", grid, arguments) };
+    }
+    let frequencies = by.rope.map_or(0, |r| {
+        assert_eq!(2 * r.pairs, dim, "place: {} pairs in heads of {dim}", r.pairs);
+        r.frequencies.pointer()
+    });
+    let (q_scale, k_scale, eps) = by.norms.map_or((0, 0, 0.0), |(q, k)| {
+        assert!(q.is_rms() && k.is_rms() && q.eps() == k.eps(), "place: heads take a root-mean-square norm");
+        assert_eq!((q.width(), k.width()), (dim, dim), "place: norms of another width than {dim}");
+        (q.scale(), k.scale(), q.eps())
+    });
+    let (q_at, to, places) = (qkv.pointer(), seats.slots.pointer(), seats.positions.pointer());
+    let (cols, width, slots) = (int(cols), int(dim), int(kv.slots()));
+    let grid = Grid::rows(rows, 256);
+    if qkv.dtype() == Dtype::Bf16 && dim <= 128 && dim.is_multiple_of(4) {
+        let arguments =
+            slots![q_at, cols, heads, kv_heads, width, frequencies, places, q_scale, k_scale, eps, keys, values, to, slots];
+        // SAFETY: as above; frequencies and scales are as wide as a head, whose halves are whole pairs.
+        return unsafe { qkv.cuda().launch("place_fast", grid, arguments) };
+    }
+    let type_ = qkv.dtype();
+    let arguments =
+        slots![q_at, type_, cols, heads, kv_heads, width, frequencies, places, q_scale, k_scale, eps, keys, values, to, slots];
+    // SAFETY: as above; frequencies and scales are as wide as a head.
+    unsafe { qkv.cuda().launch("place_any", grid, arguments) }
+}

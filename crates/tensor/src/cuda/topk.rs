@@ -1,0 +1,112 @@
+//! The largest elements of rows of logits, which are never kept whole.
+
+use super::array::Buffer;
+use super::blas::{Epilogue, Pointers, Shape};
+use super::context::{Grid, int, slots};
+use super::linear::{ROW_MULTIPLE, Weights};
+use super::{Array, Cuda, CudaError, Dtype};
+
+/// Bytes of logits made at a time.
+const CHUNK: usize = 512 << 20;
+/// The most tokens that a mixture takes, as in topk.cu.
+pub(crate) const MOST: usize = 64;
+
+/// For each row of x (rows, inputs) the index of the largest element of `x W + b`; the lowest index among equals.
+///
+/// Not-a-number never wins; a row of nothing else gives 0. Waits for the GPU.
+pub(crate) fn argmax(x: &Array, by: &Weights) -> Result<Vec<u32>, CudaError> {
+    let (cuda, best) = (x.cuda(), Best::new(x.cuda(), x.rows())?);
+    let bias = by.padded_bias().map_or(0, Buffer::pointer);
+    in_chunks(x, by, |chunk| {
+        let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 256, shared: 0 };
+        let arguments = slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, best.at(chunk.first)];
+        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a best for every row.
+        unsafe { cuda.launch("argmax", grid, arguments) }
+    })?;
+    best.indices()
+}
+
+/// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their softmax; and the likeliest.
+///
+/// `table` is the head itself where the two are tied. Waits for the GPU.
+pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> Result<(Array, Vec<u32>), CudaError> {
+    assert!((1..=MOST).contains(&k), "mixture: of {k} tokens, at most {MOST}");
+    assert!(table.outputs() >= head.outputs(), "mixture: a table of {} for {}", table.outputs(), head.outputs());
+    let (width, matrix) = (table.inputs(), table.matrix());
+    let out = Array::uninit(x.cuda(), x.rows(), width, Dtype::F32)?;
+    let best = Best::new(x.cuda(), x.rows())?;
+    in_chunks(x, head, |chunk| {
+        let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 512, shared: 0 };
+        let bias = head.padded_bias().map_or(0, Buffer::pointer);
+        let into = out.pointer() + (chunk.first * width * 4) as u64;
+        let arguments = slots![
+            chunk.logits,
+            int(head.matrix().rows()),
+            int(head.outputs()),
+            bias,
+            int(k),
+            matrix.pointer(),
+            matrix.dtype(),
+            int(width),
+            into,
+            best.at(chunk.first),
+        ];
+        // SAFETY: as in `argmax`; a winner is a row of the table; out has as many rows as x.
+        unsafe { x.cuda().launch("mixture", grid, arguments) }
+    })?;
+    let likeliest = best.indices()?;
+    Ok((out, likeliest))
+}
+
+/// Some rows of logits.
+struct Chunk {
+    logits: u64, // (rows, padded outputs)
+    first: usize,
+    rows: usize,
+}
+
+/// Makes the logits of some rows after others and hands them to `work`.
+///
+/// Smaller pieces, such as would stay in the L2 cache, were slower: products of few columns leave multiprocessors idle.
+fn in_chunks(x: &Array, by: &Weights, work: impl Fn(Chunk) -> Result<(), CudaError>) -> Result<(), CudaError> {
+    assert_eq!(x.cols(), by.inputs(), "logits: rows of {} into a map of {}", x.cols(), by.inputs());
+    let (cuda, inputs, stride, operand) = (x.cuda(), by.inputs(), by.matrix().rows(), by.matrix().dtype());
+    let cast = x.as_operand(by)?;
+    let x = cast.as_ref().unwrap_or(x);
+    // Chunks of like height, in whole hundreds of rows, so that each starts where products like it.
+    let chunks = (x.rows() * stride * 4).div_ceil(CHUNK).max(1);
+    let height = x.rows().div_ceil(chunks).next_multiple_of(ROW_MULTIPLE).min(x.rows().max(1));
+    let logits = Buffer::new(cuda, height * stride * 4)?;
+    for first in (0..x.rows()).step_by(height) {
+        let rows = height.min(x.rows() - first);
+        let shape = Shape { rows, inputs, outputs: stride, stride, operand, out: Dtype::F32, epilogue: Epilogue::None };
+        let x_at = x.pointer() + (first * inputs * operand.size()) as u64;
+        let at = Pointers { x: x_at, weights: by.matrix().pointer(), bias: 0, out: logits.pointer() };
+        // SAFETY: x has `rows` rows from `first` on, the weights `stride` rows, and the logits are (height, stride).
+        unsafe { cuda.blas().product(cuda, shape, at) }?;
+        work(Chunk { logits: logits.pointer(), first, rows })?;
+    }
+    Ok(())
+}
+
+/// Per row: the best value in an order-preserving form, then its index inverted; 0 is none.
+struct Best {
+    rows: usize,
+    buffer: Buffer,
+}
+
+impl Best {
+    fn new(cuda: &Cuda, rows: usize) -> Result<Self, CudaError> {
+        Ok(Self { rows, buffer: Buffer::zeros(cuda, rows * 8)? })
+    }
+
+    fn at(&self, row: usize) -> u64 {
+        self.buffer.pointer() + 8 * row as u64
+    }
+
+    fn indices(&self) -> Result<Vec<u32>, CudaError> {
+        let mut best = vec![0u64; self.rows];
+        self.buffer.download(0, &mut best)?;
+        Ok(best.into_iter().map(|b| if b == 0 { 0 } else { !(b as u32) }).collect())
+    }
+}
