@@ -284,6 +284,18 @@ pub struct BenchArgs {
     #[arg(long, value_name = "L", default_value = "72")]
     pub prompt: NonZeroUsize,
 
+    /// Take the prompts of all questions of a file instead, read by --tokenizer
+    #[arg(long, value_name = "FILE", requires = "tokenizer", conflicts_with_all = ["questions", "prompt"])]
+    pub data: Option<PathBuf>,
+
+    /// The tokenizer's directory, for --data
+    #[arg(long, value_name = "DIR", requires = "data")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// Score every thought with a reward model of the same shape
+    #[arg(long)]
+    pub reward: bool,
+
     /// Thoughts of each trajectory
     #[arg(long, value_name = "T", default_value = "6")]
     pub thoughts: NonZeroUsize,

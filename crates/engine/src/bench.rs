@@ -1,5 +1,7 @@
 //! The stages on prompts of made-up tokens, for measuring.
 
+use std::time::Instant;
+
 use record::Seconds;
 
 use crate::cost::Cost;
@@ -13,7 +15,7 @@ use crate::wave::{Caches, Party};
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
-    /// Time by stage.
+    /// Time by stage, and from start to end.
     pub seconds: Seconds,
     /// Floating-point operations of the algorithm.
     pub flops: f64,
@@ -36,6 +38,7 @@ impl<'a> Bench<'a> {
     /// Passes all prompts through the stages once.
     pub fn run(&mut self, prompts: &[Prompt]) -> Result<Measured, Error> {
         let party = self.party;
+        let start = Instant::now();
         let mut plan = Plan::new(&party, prompts)?;
         let mut measured = Measured::default();
         while let Some(wave) = plan.next() {
@@ -53,6 +56,7 @@ impl<'a> Bench<'a> {
                 measured.trajectories += rows.len();
             }
         }
+        measured.seconds.total = start.elapsed().as_secs_f64();
         Ok(measured)
     }
 }

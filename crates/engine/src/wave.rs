@@ -85,17 +85,22 @@ impl Party<'_> {
         let starts: Vec<Start> = wave.iter().enumerate().flat_map(|(i, share)| self.starts(i, prompts[i], share)).collect();
         let Caches { mind: Some(cache), judge: judge_cache } = caches else { return Ok(Vec::new()) };
         let mut clock = Instant::now();
-        let mut lap = |stage: &mut f64| *stage += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+        let device = self.mind.decoder.device();
+        let mut lap = |stage: &mut f64| {
+            device.synchronize()?; // or a stage's time would be counted where a later one waits for it
+            *stage += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+            Ok::<_, DeviceError>(())
+        };
 
         let started = prefill(self.mind, cache, &prompts, &starts, chance)?;
-        lap(&mut seconds.prefill);
+        lap(&mut seconds.prefill)?;
         let mut thoughts = think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None })?;
-        lap(&mut seconds.thoughts);
+        lap(&mut seconds.thoughts)?;
         let judging = self.judge.zip(judge_cache.as_mut());
         let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &thoughts)).transpose()?;
-        lap(&mut seconds.scores);
+        lap(&mut seconds.scores)?;
         let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
-        lap(&mut seconds.answers);
+        lap(&mut seconds.answers)?;
         seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers;
 
         let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };

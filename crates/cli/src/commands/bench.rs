@@ -7,9 +7,10 @@ use anyhow::{Context, Result};
 use engine::answer::Rule;
 use engine::bench::{Bench, Measured};
 use engine::prompt::Prompt;
-use engine::{Family, LatentLength, Method, Mind, Perturbation, Probability, Scope, Settings, Sites};
+use engine::question::{self, Question};
+use engine::{Family, LatentLength, Method, Mind, Perturbation, Probability, RewardModel, Scope, Settings, Sites};
 use model::config::{Architecture, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
-use model::{Config, Decoder, LatentHead, LmHead, RandomWeights};
+use model::{Config, Decoder, LatentHead, LmHead, RandomWeights, RewardHead, Tokenizer};
 use tensor::Device;
 
 use crate::args::{BenchArgs, Shape};
@@ -21,8 +22,9 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let peak = tensor::peak(&device)?;
     let mind = mind(&device, args)?;
     let settings = settings(args, &mind)?;
-    let prompts: Vec<Prompt> = (0..args.questions.get()).map(|q| made_up(&mind, q as u32, args.prompt.get())).collect();
-    let mut bench = Bench::new(&mind, None, settings);
+    let prompts = prompts(args, &mind)?;
+    let judge = if args.reward { Some(judge(&device, args)?) } else { None };
+    let mut bench = Bench::new(&mind, judge.as_ref(), settings);
     bench.run(&prompts)?; // warms caches and workers
     let mut runs = (0..args.repeat.get()).map(|_| bench.run(&prompts)).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|a, b| a.seconds.total.total_cmp(&b.seconds.total));
@@ -42,7 +44,7 @@ fn rate(run: &Measured) -> f64 {
 fn summary(best: &Measured, median: &Measured, peak: f64, device: &Device) -> serde_json::Value {
     serde_json::json!({
         "trajectories_per_s": rate(best), "prefill_s": best.seconds.prefill, "thoughts_s": best.seconds.thoughts,
-        "answer_s": best.seconds.answers, "flops": best.flops, "peak_flops": peak, "best_s": best.seconds.total,
+        "score_s": best.seconds.scores, "answer_s": best.seconds.answers, "flops": best.flops, "peak_flops": peak, "best_s": best.seconds.total,
         "median_s": median.seconds.total, "peak_share": best.flops / best.seconds.total / peak,
         "device": device.describe(),
     })
@@ -53,8 +55,8 @@ fn print(best: &Measured, median: &Measured, peak: f64, device: &Device, printer
     printer.line(&format!("{:.1} trajectories/s (median {:.1})", rate(best), rate(median)))?;
     let Measured { seconds, trajectories, flops } = best;
     printer.line(&format!(
-        "{trajectories} trajectories in {:.3} s: prefill {:.3}, thoughts {:.3}, answers {:.3}",
-        seconds.total, seconds.prefill, seconds.thoughts, seconds.answers
+        "{trajectories} trajectories in {:.4} s: prefill {:.4}, thoughts {:.4}, scores {:.4}, answers {:.4}",
+        seconds.total, seconds.prefill, seconds.thoughts, seconds.scores, seconds.answers
     ))?;
     printer.line(&format!(
         "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s measured as the most that {} can do",
@@ -101,6 +103,29 @@ fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
         memory: crate::load::memory(args.memory, mind.decoder.device())?,
         ..Settings::of(&mind.method)
     })
+}
+
+/// A reward model of the same shape, its weights random too.
+fn judge(device: &Device, args: &BenchArgs) -> Result<RewardModel> {
+    let (config, weights) = (shape(args.shape), RandomWeights { seed: args.seed + 1 });
+    let head = RewardHead::load(device, &config, &weights)?;
+    Ok(RewardModel { decoder: device.run(|| Decoder::load(device, &config, &weights, LmHead::Without))?, head })
+}
+
+/// Prompts of made-up tokens, or those of a data set.
+fn prompts(args: &BenchArgs, mind: &Mind) -> Result<Vec<Prompt>> {
+    let (Some(data), Some(tokenizer)) = (&args.data, &args.tokenizer) else {
+        return Ok((0..args.questions.get()).map(|q| made_up(mind, q as u32, args.prompt.get())).collect());
+    };
+    let tokenizer = Tokenizer::read(tokenizer)?;
+    let vocab = mind.decoder.config().vocab as u32;
+    let prompt = |question: Question| {
+        let mut tokens = tokenizer.encode(&format!("{}\n", question.text))?;
+        tokens.push(0); // where the start of thinking goes
+        anyhow::ensure!(tokens.iter().all(|&t| t < vocab), "--tokenizer has more tokens than the shape has embeddings");
+        Ok(Prompt { id: question.id, text: String::new(), tokens })
+    };
+    question::read(data, None)?.into_iter().map(prompt).collect()
 }
 
 fn made_up(mind: &Mind, question: u32, length: usize) -> Prompt {
