@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Family, Reasoner, RewardModel, Settings};
-use tensor::{Device, Isa, Precision};
+use tensor::{Device, DeviceError, Isa, Precision};
 
 use crate::args::{DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs};
 use crate::printer::{Printer, show_seconds};
@@ -73,24 +73,27 @@ impl DeviceArgs {
         match named {
             DeviceKind::Cuda(_) if for_cpu => bail!("--threads is for the processor; leave it out, or pass --device cpu"),
             DeviceKind::Cuda(ordinal) => Ok(Device::cuda(ordinal, precision)?),
-            DeviceKind::Auto if !for_cpu && Device::cuda_presence().is_ok() => Ok(Device::cuda(0, precision)?),
+            // A GPU that cannot be used is no reason to stop; `doctor` says why it was left alone.
+            DeviceKind::Auto if !for_cpu && Device::cuda_presence().is_ok() => {
+                Ok(Device::cuda(0, precision).or_else(|_| self.open_cpu())?)
+            }
             DeviceKind::Auto | DeviceKind::Cpu => {
                 if self.dtype == Some(DtypeKind::Bf16) {
                     bail!("--dtype bf16 is for a GPU; the processor computes in f32, so leave --dtype out");
                 }
-                self.open_cpu()
+                Ok(self.open_cpu()?)
             }
         }
     }
 
-    fn open_cpu(&self) -> Result<Device> {
+    fn open_cpu(&self) -> Result<Device, DeviceError> {
         let isa = match self.isa.unwrap_or(IsaKind::Auto) {
             IsaKind::Auto => Isa::detect(),
             IsaKind::Avx512 => Isa::Avx512,
             IsaKind::Avx2 => Isa::Avx2,
             IsaKind::Portable => Isa::Portable,
         };
-        Ok(Device::cpu_with(self.threads, isa)?)
+        Device::cpu_with(self.threads, isa)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use serde_json::json;
-use tensor::{Device, Isa};
+use tensor::{Device, Isa, Precision};
 
 use crate::args::DoctorArgs;
 use crate::args::values::show_bytes;
@@ -67,7 +67,7 @@ impl Findings {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             device: device.describe(),
-            cuda: Device::cuda_presence(),
+            cuda: if device.is_cuda() { Ok(()) } else { usable_gpu() },
             gpu_memory: device.memory()?,
             processor: processor(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -128,6 +128,12 @@ impl Findings {
         ];
         all.into_iter().flatten().collect()
     }
+}
+
+/// Whether a GPU could be used; if not, why.
+fn usable_gpu() -> Result<(), String> {
+    Device::cuda_presence()?;
+    Device::cuda(0, Precision::Bf16).map(drop).map_err(|e| e.to_string())
 }
 
 /// The processor's name, where the system tells.
