@@ -151,6 +151,10 @@ pub struct EvalArgs {
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
+    /// Keep all thoughts as well, in latents.safetensors (trajectories x thoughts x width x 4 bytes a question)
+    #[arg(long, help_heading = "Output")]
+    pub latents: bool,
+
     /// Continue the run in the run directory, or begin it where there is none
     #[arg(long, help_heading = "Output")]
     pub resume: bool,

@@ -157,6 +157,18 @@ fn doctor_measures() {
     assert!(text.contains("GFLOP/s") && text.contains("cuda"), "{text}");
 }
 
+#[test]
+fn thoughts_are_kept_where_asked_for() {
+    let bench = Bench::new();
+    bench.eval(&["--latents", "--samples", "3", "--limit", "2", "--out", "run"]).ok();
+    let bytes = bench.read("run/latents.safetensors");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = tensors.names();
+    names.sort_unstable();
+    assert_eq!(names, ["0.0", "0.1"]);
+    assert_eq!(tensors.tensor("0.1").unwrap().shape()[..2], [3, 6]);
+}
+
 /// Numbers of transformers, replayed: every dump beside the checkout, on the processor and on a GPU if there is one.
 #[test]
 fn verify_passes_on_every_reference_dump() {

@@ -41,6 +41,7 @@ pub mod diversity;
 mod document;
 mod error;
 mod fingerprint;
+mod latents;
 mod lines;
 mod manifest;
 mod results;
@@ -50,6 +51,7 @@ mod writer;
 
 pub use error::Error;
 pub use fingerprint::Fingerprint;
+pub use latents::Latents;
 pub use lines::Lines;
 pub use manifest::{FORMAT, Manifest};
 pub use results::{Cost, Metric, MetricName, Results, Seconds};

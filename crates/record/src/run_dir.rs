@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::document;
 use crate::error::Error;
+use crate::latents;
 use crate::lines::Lines;
 use crate::manifest::Manifest;
 use crate::results::{Results, Seconds};
@@ -18,7 +19,6 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const SAMPLES: &str = "samples.jsonl";
 pub(crate) const TIMINGS: &str = "timings.jsonl";
 const RESULTS: &str = "results.json";
-const LATENTS: &str = "latents.safetensors";
 
 /// A run directory that can be read.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,7 +43,7 @@ impl RunDir {
         let path = path.as_ref();
         let claim = Claim::new(path)?;
         // The manifest goes last: until then the directory is still recognised as a run.
-        for name in [RESULTS, LATENTS, TIMINGS, SAMPLES, MANIFEST] {
+        for name in [RESULTS, latents::FINAL, latents::PART, TIMINGS, SAMPLES, MANIFEST] {
             remove(&path.join(name))?;
         }
         claim.begin(manifest)

@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Outcome, Question, question};
-use record::{Manifest, Results, RunDir, Sample, Seconds, Writer, aggregate};
+use record::{Latents, Manifest, Results, RunDir, Sample, Seconds, Writer, aggregate};
 use report::metrics::{self, MetricSettings};
 use serde_json::{Value, json};
+use tensor::Tensor;
 
 use crate::args::EvalArgs;
 use crate::interrupt::{Gate, resume_command};
@@ -43,7 +44,10 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
         .unwrap_or_else(|| Path::new("runs").join(manifest::default_name(&job.models.reasoner, &job.data, &manifest)));
     let writer = job.start.open(&out, &manifest)?;
     printer.note(&format!("run directory {}", out.display()));
-    let run = sample(&engine, &questions, &job.seeds, writer, printer)?;
+    let width = loaded.reasoner.decoder.config().width;
+    let keep = args.latents && writer.done() < job.seeds.len() * questions.len();
+    let latents = if keep { Some(Latents::open(&out, width)?) } else { None };
+    let run = sample(&engine, &questions, &job.seeds, Records { writer, latents }, printer)?;
 
     let results = metrics::of_run(&run, &MetricSettings { ks: job.ks, ..MetricSettings::default() })?;
     run.write_results(&results)?;
@@ -131,20 +135,20 @@ impl Start {
 }
 
 /// Samples what is not on file yet and records it.
-fn sample(engine: &Engine<'_>, questions: &[Question], seeds: &[u64], mut writer: Writer, printer: &Printer) -> Result<RunDir> {
+fn sample(engine: &Engine<'_>, questions: &[Question], seeds: &[u64], mut records: Records, printer: &Printer) -> Result<RunDir> {
     let command = resume_command(std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()));
     let gate = Gate::install(format!("\ninterrupted; what is done is kept, continue with:\n  {command}"))?;
-    let mut tally = Tally::new(writer.done(), seeds.len() * questions.len(), printer);
+    let mut tally = Tally::new(records.writer.done(), seeds.len() * questions.len(), printer);
     for &seed in seeds {
         let mut engine = *engine;
         engine.settings.seed = seed;
-        let left: Vec<Question> = questions.iter().filter(|q| !writer.is_done(seed, q.id)).cloned().collect();
+        let left: Vec<Question> = questions.iter().filter(|q| !records.writer.is_done(seed, q.id)).cloned().collect();
         let mut rest = left.as_slice();
         while !rest.is_empty() {
             let batch;
             (batch, rest) = rest.split_at(tally.batch().min(rest.len()));
             let mut failure = None;
-            engine.run(batch, &mut |outcome| match gate.write(|| record(&mut writer, &outcome)) {
+            engine.run(batch, &mut |outcome| match gate.write(|| records.add(&outcome)) {
                 Ok(()) => {
                     tally.add(&outcome.sample);
                     ControlFlow::Continue(())
@@ -158,12 +162,29 @@ fn sample(engine: &Engine<'_>, questions: &[Question], seeds: &[u64], mut writer
             tally.report();
         }
     }
-    Ok(writer.finish()?)
+    records.finish()
 }
 
-fn record(writer: &mut Writer, outcome: &Outcome) -> Result<(), record::Error> {
-    writer.append(&outcome.sample)?;
-    if outcome.seconds == Seconds::default() { Ok(()) } else { writer.time(&outcome.seconds) }
+/// What is written of a run.
+struct Records {
+    writer: Writer,
+    latents: Option<Latents>,
+}
+
+impl Records {
+    fn add(&mut self, outcome: &Outcome) -> Result<(), record::Error> {
+        if let Some(latents) = &mut self.latents {
+            latents.append(&outcome.sample, outcome.thoughts.iter().map(Tensor::data))?;
+        }
+        self.writer.append(&outcome.sample)?;
+        if outcome.seconds == Seconds::default() { Ok(()) } else { self.writer.time(&outcome.seconds) }
+    }
+
+    fn finish(self) -> Result<RunDir> {
+        let run = self.writer.finish()?;
+        self.latents.map_or(Ok(()), Latents::finish)?;
+        Ok(run)
+    }
 }
 
 /// How it goes, over the questions of this process.

@@ -1,0 +1,161 @@
+//! The thoughts themselves, where they are asked for: `latents.safetensors`, one tensor per question and seed.
+//!
+//! While a run goes on, the numbers are appended to `latents.part` in the order of `samples.jsonl`, each question's before its
+//! line. How many there must be follows from the lines alone, so a run that was stopped at any moment cuts what is beyond and
+//! goes on. At the end a header is put before them, in a file beside, which is then renamed.
+//!
+//! Tensor `SEED.ID` is (trajectories, thoughts, width), or (thoughts of all trajectories, width) where they differ in length.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::error::Error;
+use crate::run_dir::RunDir;
+use crate::sample::Sample;
+
+pub(crate) const FINAL: &str = "latents.safetensors";
+pub(crate) const PART: &str = "latents.part";
+
+/// Thoughts of a run that is being written.
+#[derive(Debug)]
+pub struct Latents {
+    dir: PathBuf,
+    part: File,
+    width: usize,
+    length: u64,
+}
+
+impl Latents {
+    /// Goes on after the samples that are on file in `dir`; every thought is `width` numbers.
+    pub fn open(dir: &Path, width: usize) -> Result<Self, Error> {
+        let path = dir.join(PART);
+        let length = RunDir::open(dir)?.samples()?.try_fold(0, |sum, s| Ok::<_, Error>(sum + bytes(&s?, width)))?;
+        let opened = OpenOptions::new().append(true).create(true).open(&path);
+        let checked = opened.and_then(|part| {
+            if part.metadata()?.len() < length {
+                let why = "thoughts of samples on file are missing: the run was started without --latents";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+            part.set_len(length)?;
+            Ok(part)
+        });
+        match checked {
+            Ok(part) => Ok(Self { dir: dir.into(), part, width, length }),
+            Err(source) => Err(Error::Write { path, source }),
+        }
+    }
+
+    /// Writes the thoughts of a sample, trajectory after trajectory, before the sample itself is.
+    pub fn append<'a>(&mut self, sample: &Sample, thoughts: impl IntoIterator<Item = &'a [f32]>) -> Result<(), Error> {
+        let numbers: Vec<u8> = thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        debug_assert_eq!(numbers.len() as u64, bytes(sample, self.width), "thoughts of another number or width");
+        self.part.write_all(&numbers).map_err(|source| {
+            let _ = self.part.set_len(self.length); // a full disk may have taken a part
+            Error::Write { path: self.dir.join(PART), source }
+        })?;
+        self.length += numbers.len() as u64;
+        Ok(())
+    }
+
+    /// Puts the header before the numbers; the run's samples must be complete.
+    pub fn finish(self) -> Result<(), Error> {
+        let header = self.header()?;
+        let (part, done) = (self.dir.join(PART), self.dir.join(FINAL));
+        let beside = done.with_extension("safetensors.tmp");
+        let written = || -> io::Result<()> {
+            let mut out = BufWriter::new(File::create(&beside)?);
+            out.write_all(&(header.len() as u64).to_le_bytes())?;
+            out.write_all(&header)?;
+            io::copy(&mut File::open(&part)?, &mut out)?;
+            out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+            fs::rename(&beside, &done)?;
+            fs::remove_file(&part)
+        };
+        written().map_err(|source| Error::Write { path: done.clone(), source })
+    }
+
+    /// The safetensors header: names, shapes and places, padded to eight bytes.
+    fn header(&self) -> Result<Vec<u8>, Error> {
+        let (mut tensors, mut at) = (Map::new(), 0);
+        for sample in RunDir::open(&self.dir)?.samples()? {
+            let sample = sample?;
+            let counts: Vec<u32> = sample.trajectories.iter().map(|t| t.thoughts).collect();
+            let even = counts.windows(2).all(|w| w[0] == w[1]);
+            let shape = match counts.first() {
+                Some(&thoughts) if even => json!([counts.len(), thoughts, self.width]),
+                _ => json!([counts.iter().sum::<u32>(), self.width]),
+            };
+            let end = at + bytes(&sample, self.width);
+            let place = json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
+            tensors.insert(format!("{}.{}", sample.seed, sample.id), place);
+            at = end;
+        }
+        let mut header = Value::Object(tensors).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        Ok(header)
+    }
+}
+
+fn bytes(sample: &Sample, width: usize) -> u64 {
+    let thoughts: u64 = sample.trajectories.iter().map(|t| u64::from(t.thoughts)).sum();
+    thoughts * width as u64 * size_of::<f32>() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Manifest, Trajectory};
+
+    const WIDTH: usize = 3;
+
+    fn sample(id: u32, counts: &[u32]) -> Sample {
+        let one = |(k, &thoughts): (usize, &u32)| Trajectory { k: k as u32, thoughts, ..Trajectory::default() };
+        Sample { id, seed: 7, trajectories: counts.iter().enumerate().map(one).collect(), ..Sample::default() }
+    }
+
+    fn thoughts(sample: &Sample) -> Vec<f32> {
+        let count: u32 = sample.trajectories.iter().map(|t| t.thoughts).sum();
+        (0..count as usize * WIDTH).map(|i| (sample.id * 100) as f32 + i as f32).collect()
+    }
+
+    #[test]
+    fn a_stopped_run_goes_on_and_ends_as_one_that_was_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = Manifest { questions: 2, seeds: vec![7], ..Manifest::default() };
+        let samples = [sample(0, &[2, 2]), sample(1, &[1, 0, 2])];
+        let mut writer = RunDir::create(dir.path(), &manifest).unwrap();
+        let mut latents = Latents::open(dir.path(), WIDTH).unwrap();
+        latents.append(&samples[0], [&thoughts(&samples[0])[..]]).unwrap();
+        writer.append(&samples[0]).unwrap();
+        latents.append(&samples[1], [&thoughts(&samples[1])[..]]).unwrap(); // stopped before its line
+        drop((writer, latents));
+
+        let mut writer = RunDir::resume(dir.path(), &manifest).unwrap();
+        let mut latents = Latents::open(dir.path(), WIDTH).unwrap();
+        latents.append(&samples[1], [&thoughts(&samples[1])[..]]).unwrap();
+        writer.append(&samples[1]).unwrap();
+        writer.finish().unwrap();
+        latents.finish().unwrap();
+
+        let bytes = fs::read(dir.path().join(FINAL)).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        assert_eq!(header["7.0"], json!({ "dtype": "F32", "shape": [2, 2, 3], "data_offsets": [0, 48] }));
+        assert_eq!(header["7.1"], json!({ "dtype": "F32", "shape": [3, 3], "data_offsets": [48, 84] }));
+        let numbers: Vec<f32> = bytes[8 + length..].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        assert_eq!(numbers, [thoughts(&samples[0]), thoughts(&samples[1])].concat());
+        assert!(!dir.path().join(PART).exists());
+    }
+
+    #[test]
+    fn thoughts_that_were_never_kept_are_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = RunDir::create(dir.path(), &Manifest::default()).unwrap();
+        writer.append(&sample(0, &[2])).unwrap();
+        let error = Latents::open(dir.path(), WIDTH).unwrap_err();
+        assert!(std::error::Error::source(&error).unwrap().to_string().contains("without --latents"), "{error}");
+    }
+}
