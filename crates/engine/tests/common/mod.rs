@@ -226,6 +226,12 @@ pub fn apart(a: &Tensor, b: &Tensor) -> f32 {
     a.data().iter().zip(b.data()).map(|(x, y)| x - y).fold(0.0, largest) / scale
 }
 
+/// The same of two rows' thoughts, as far as both go: rounding at a near tie may end one of them earlier.
+pub fn apart_as_far(a: &Tensor, b: &Tensor) -> f32 {
+    let both = a.rows().min(b.rows());
+    if both == 0 { 0.0 } else { apart(&first(both, a), &first(both, b)) }
+}
+
 /// One row as a matrix.
 pub fn matrix(row: &[f32]) -> Tensor {
     Tensor::from_vec(1, row.len(), row.to_vec())

@@ -5,8 +5,8 @@ use engine::{Outcome, Perturbation, Scope, Settings, Sites};
 use model::config::Config;
 use model::testkit::Family;
 use model::{Cache, Decoder, Dropout, LmHead, Masks, Pass, Sequence, TensorSource};
-use tensor::Tensor;
 use tensor::rng::{Draw, Site};
+use tensor::{Device, Tensor};
 
 use crate::common::*;
 
@@ -136,18 +136,24 @@ impl TensorSource for OneBias {
 }
 
 /// Which elements of the site a decoder keeps, row by row.
-fn kept(bias: &'static str, config: &Config, p: f32, draws: &[Option<Draw>]) -> Vec<Vec<bool>> {
-    let decoder = Decoder::load(device(), config, &OneBias(bias), LmHead::Without).unwrap();
-    let mut cache = Cache::new(decoder.device(), config, draws.len() * Cache::slots_for(1)).unwrap();
+fn kept(device: &Device, bias: &'static str, config: &Config, p: f32, draws: &[Option<Draw>]) -> Vec<Vec<bool>> {
+    let decoder = Decoder::load(device, config, &OneBias(bias), LmHead::Without).unwrap();
+    let mut cache = Cache::new(device, config, draws.len() * Cache::slots_for(1)).unwrap();
     let mut pass = Pass::default();
     draws.iter().for_each(|_| pass.push(&mut cache, &mut Sequence::default(), true));
     let dropout = Dropout { p, attn_out: true, mlp_out: true, masks: Masks::Drawn(draws) };
-    let out = decoder.forward(&mut cache, &pass, Tensor::zeros(draws.len(), config.width), Some(dropout)).unwrap();
+    let x = Tensor::zeros(draws.len(), config.width).to_device(device).unwrap();
+    let out = decoder.forward(&mut cache, &pass, x, Some(dropout)).unwrap().to_host().unwrap();
     (0..out.rows()).map(|r| out.row(r).iter().map(|&x| x > -0.3).collect()).collect()
 }
 
 #[test]
 fn the_masks_of_a_pass_are_the_drawn_ones_and_keep_their_share() {
+    assert_masks_are_drawn(device());
+}
+
+/// Fails unless a device's masks are, element by element, those of the random function.
+pub fn assert_masks_are_drawn(device: &Device) {
     let text = r#"{"model_type": "gpt2", "n_layer": 3, "n_embd": 68, "n_head": 4, "n_positions": 8, "vocab_size": 4}"#;
     let config = Config::parse("config.json".as_ref(), text).unwrap();
     let draw = |i: u32| Draw { seed: SEED, question: i % 7, trajectory: i / 7, position: 3 + i % 5 };
@@ -159,7 +165,7 @@ fn the_masks_of_a_pass_are_the_drawn_ones_and_keep_their_share() {
     ];
     for p in [0.03f32, 0.2, 0.5] {
         for (bias, layer, site) in sites {
-            let found = kept(bias, &config, p, &draws);
+            let found = kept(device, bias, &config, p, &draws);
             for (row, draw) in found.iter().zip(draws.iter().flatten()) {
                 assert!(row.iter().enumerate().all(|(i, &k)| k == draw.keeps(layer, site, i, p)), "{bias}, {p}, {draw:?}");
             }

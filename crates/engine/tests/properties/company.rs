@@ -69,15 +69,26 @@ fn prompts_that_are_cut_into_parts_stay_whole() {
     }
 }
 
+/// A run of few samples, and as many of a run of more.
+pub fn few_of_many(pair: &Pair, perturbation: Perturbation) -> [Vec<Outcome>; 2] {
+    [4, 16].map(|samples| {
+        let mut outcomes = pair.ask(settings(&pair.reasoner, samples, perturbation), &questions()[..3]);
+        for outcome in &mut outcomes {
+            outcome.sample.trajectories.truncate(4);
+            outcome.thoughts.truncate(4);
+        }
+        outcomes
+    })
+}
+
 #[test]
 fn fewer_samples_are_the_first_ones() {
     for family in FAMILIES {
         let pair = Pair::of(family);
         for perturbation in perturbations() {
-            let many = pair.ask(settings(&pair.reasoner, 16, perturbation), &questions()[..3]);
-            let few = pair.ask(settings(&pair.reasoner, 4, perturbation), &questions()[..3]);
+            let [few, many] = few_of_many(&pair, perturbation);
             for (many, few) in many.iter().zip(&few) {
-                assert_eq!(many.sample.trajectories[..4], few.sample.trajectories, "{family:?}, {perturbation:?}");
+                assert_eq!(many.sample.trajectories, few.sample.trajectories, "{family:?}, {perturbation:?}");
                 let both = many.thoughts.iter().zip(&few.thoughts);
                 both.for_each(|(a, b)| assert_same_bits(a, b, &format!("{family:?}, {perturbation:?}")));
             }
@@ -104,7 +115,7 @@ fn threads_change_nothing() {
 /// The smallest budget that holds a row of the longest question, by bisection on what is refused.
 fn smallest_budget(pair: &Pair, settings: Settings) -> usize {
     let one = Settings { samples: count(1), greedy: false, ..settings };
-    let fits = |memory: usize| ask(pair.engine(Settings { memory, ..one }), &questions()[1..2]).is_ok();
+    let fits = |memory: usize| pair.engine(Settings { memory, ..one }).check(&questions()[1..2]).is_ok();
     let (mut no, mut yes) = (0, 1 << 26);
     while yes - no > 1 {
         let middle = (no + yes) / 2;
@@ -113,19 +124,25 @@ fn smallest_budget(pair: &Pair, settings: Settings) -> usize {
     yes
 }
 
+/// A run in plenty of memory, and runs in little: with the bytes that they had.
+pub fn in_little_memory(pair: &Pair, perturbation: Perturbation) -> (Vec<Outcome>, [(usize, Vec<Outcome>); 3]) {
+    let settings = Settings { greedy: true, ..settings(&pair.reasoner, 6, perturbation) };
+    let least = smallest_budget(pair, settings);
+    let split = [least, least + least / 3, 3 * least];
+    let split = split.map(|memory| (memory, pair.ask(Settings { memory, ..settings }, &questions())));
+    (pair.ask(settings, &questions()), split)
+}
+
 #[test]
 fn a_small_budget_splits_rows_and_changes_nothing() {
     for family in [Family::Coconut, Family::LatentSft] {
         let pair = Pair::of(family);
         for perturbation in [Perturbation::None, thoughtful(0.3), perturbations()[2]] {
-            let settings = Settings { greedy: true, ..settings(&pair.reasoner, 6, perturbation) };
-            let whole = pair.ask(settings, &questions());
-            let least = smallest_budget(&pair, settings);
-            for memory in [least, least + least / 3, 3 * least] {
-                let split = pair.ask(Settings { memory, ..settings }, &questions());
+            let (whole, split) = in_little_memory(&pair, perturbation);
+            for (memory, split) in &split {
                 whole
                     .iter()
-                    .zip(&split)
+                    .zip(split)
                     .for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {perturbation:?}, {memory} bytes")));
             }
         }

@@ -16,12 +16,10 @@ fn run(reasoner: &Reasoner, perturbation: Perturbation) -> Vec<Outcome> {
     ask(Engine { reasoner, judge: None, settings: settings(reasoner, 4, perturbation) }, &questions()).unwrap()
 }
 
-/// The largest relative distance of any row's thoughts. Rows of unlike length, which
-/// rounding at a near tie may bring about, are compared as far as both go.
+/// The largest relative distance of any row's thoughts.
 fn distance(a: &[Outcome], b: &[Outcome]) -> f32 {
     let rows = a.iter().zip(b).flat_map(|(a, b)| a.thoughts.iter().zip(&b.thoughts));
-    let shared = rows.map(|(a, b)| (a, b, a.rows().min(b.rows()))).filter(|&(_, _, n)| n > 0);
-    shared.map(|(a, b, n)| apart(&first(n, a), &first(n, b))).fold(0.0, f32::max)
+    rows.map(|(a, b)| apart_as_far(a, b)).fold(0.0, f32::max)
 }
 
 /// The vector kernels sum every element in one order with the same fused steps, whatever the vectors' width; the portable

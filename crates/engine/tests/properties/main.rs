@@ -10,7 +10,8 @@
 //! * [`length`]: how many thoughts a row has;
 //! * [`scores`]: rewards are read at each thought's own position;
 //! * [`limits`]: where rows end, and what is refused;
-//! * [`devices`]: instruction sets, number formats and layouts of a checkpoint.
+//! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
+//! * [`gpu`]: the same on a GPU, where there is one, to rounding.
 
 #![expect(clippy::unwrap_used, reason = "what fails to load or to run fails the test")]
 
@@ -20,6 +21,7 @@ mod common;
 mod chance;
 mod company;
 mod devices;
+mod gpu;
 mod length;
 mod limits;
 mod recomputed;

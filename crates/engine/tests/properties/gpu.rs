@@ -1,0 +1,305 @@
+//! The engine on a GPU: what is true to the bit on the processor is true to rounding there, and both do the same.
+//!
+//! A GPU's products sum in an order that depends on how many rows there are, so that a row's numbers depend on its company
+//! in the last places. Where numbers are compared closely, rows are therefore led: thought t is computed from given ones
+//! before it, lest a random model amplify rounding from thought to thought. Rows that are left to themselves are compared by
+//! what they do: how many thoughts they have and what they answer.
+//!
+//! Without a GPU every test here says so and ends.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use engine::replay::{self, Replay, Replayed};
+use engine::{Engine, Outcome, Perturbation, Question, Reasoner, Settings};
+use model::Cache;
+use model::testkit::{Family, Spec};
+use tensor::{Device, Precision, Tensor};
+
+use crate::common::*;
+use crate::{chance, company};
+
+/// Rounding, in parts of the largest element, along a given path. An H200 was 5e-6 from the processor at most.
+const SINGLE: f32 = 2e-4;
+/// The same in bf16; it was 8e-2 at most.
+const BF16: f32 = 0.1;
+/// The same in single precision for rows that feed themselves, a few thoughts long; it was 4e-4 at most, and every row gave
+/// the same answer.
+const FREE: f32 = 2e-3;
+
+/// A GPU that is nobody else's: one test takes all of its memory.
+struct Gpu {
+    device: Device,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// The GPU if there is one; says why if not.
+fn gpu(precision: Precision) -> Option<Gpu> {
+    static TURN: Mutex<()> = Mutex::new(());
+    if let Err(why) = Device::cuda_presence() {
+        println!("skipped: {why}");
+        return None;
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(Gpu { device: Device::cuda(0, precision).unwrap(), _turn })
+}
+
+/// How rows of two runs compare.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    rows: usize,
+    alike: usize,  // as many thoughts, and the same answer
+    thoughts: f32, // the largest distances, in parts of the largest element
+    logits: f32,
+    rewards: f32,
+}
+
+impl Tally {
+    /// Rows that were led along the same thoughts.
+    fn add_led(&mut self, found: &[Replayed], expected: &[Replayed]) {
+        for (a, b) in found.iter().zip(expected) {
+            self.rows += 1;
+            self.thoughts = self.thoughts.max(apart_as_far(&a.thoughts, &b.thoughts));
+            // A row that ends its thoughts elsewhere has other logits.
+            if a.thoughts.rows() == b.thoughts.rows() {
+                self.alike += usize::from(a.tokens == b.tokens);
+                self.logits = self.logits.max(apart(&matrix(&a.first_logits), &matrix(&b.first_logits)));
+            }
+        }
+    }
+
+    /// Rows that went their own way; how far apart they are counts where they did the same.
+    fn add_free(&mut self, found: &[Outcome], expected: &[Outcome]) {
+        assert_eq!(found.len(), expected.len());
+        let (mut rewards, mut wanted) = (Vec::new(), Vec::new());
+        for (a, b) in found.iter().zip(expected) {
+            assert_eq!((a.sample.id, a.thoughts.len()), (b.sample.id, b.thoughts.len()));
+            for (k, (x, y)) in a.sample.trajectories.iter().zip(&b.sample.trajectories).enumerate() {
+                assert_eq!(x.k, y.k);
+                self.rows += 1;
+                if (x.thoughts, &x.text) == (y.thoughts, &y.text) {
+                    self.alike += 1;
+                    self.thoughts = self.thoughts.max(apart_as_far(&a.thoughts[k], &b.thoughts[k]));
+                    rewards.extend(x.scores.iter().flatten());
+                    wanted.extend(y.scores.iter().flatten());
+                }
+            }
+        }
+        self.add_rewards(&rewards, &wanted);
+    }
+
+    fn add_rewards(&mut self, found: &[f32], expected: &[f32]) {
+        self.rewards = self.rewards.max(apart(&matrix(found), &matrix(expected)));
+    }
+
+    /// Adds another tally.
+    fn add(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.alike += other.alike;
+        self.thoughts = self.thoughts.max(other.thoughts);
+        self.logits = self.logits.max(other.logits);
+        self.rewards = self.rewards.max(other.rewards);
+    }
+
+    fn show(&self, what: &str) {
+        let Self { rows, alike, thoughts, logits, rewards } = self;
+        println!(
+            "{what}: {alike} of {rows} rows alike; thoughts {thoughts:.1e}, logits {logits:.1e}, rewards {rewards:.1e} apart"
+        );
+    }
+
+    /// Fails unless 99 rows in 100 do the same.
+    fn assert_alike(&self, what: &str) {
+        assert!(self.alike * 100 >= self.rows * 99, "{what}: only {} of {} rows are alike", self.alike, self.rows);
+    }
+
+    /// Fails unless all numbers are this near.
+    fn assert_within(&self, most: f32, what: &str) {
+        let Self { thoughts, logits, rewards, .. } = *self;
+        assert!(thoughts.max(logits).max(rewards) <= most, "{what}: {thoughts:e}, {logits:e}, {rewards:e} apart");
+    }
+}
+
+/// One of each kind that the paper uses, and none.
+fn kinds() -> [Perturbation; 3] {
+    [Perturbation::None, thoughtful(0.2), Perturbation::Gaussian { std: 0.3 }]
+}
+
+/// Many questions with the texts of the usual ones.
+fn many_questions(n: u32) -> Vec<Question> {
+    let texts = questions();
+    (0..n).map(|i| question(100 + 7 * i, &texts[i as usize % texts.len()].text)).collect()
+}
+
+/// Rows of a run along the thoughts of others.
+fn led(reasoner: &Reasoner, settings: &Settings, asked: &Question, path: &[Replayed]) -> Vec<Replayed> {
+    let path: Vec<Tensor> = path.iter().map(|row| row.thoughts.clone()).collect();
+    let how = Replay { follow: Some(&path), ..replay_of(settings) };
+    replay::rows(reasoner, &prompted(reasoner, asked), how).unwrap()
+}
+
+#[test]
+fn a_row_of_a_batch_is_the_row_alone() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let mut all = Tally::default();
+    for family in FAMILIES {
+        let reasoner = reasoner(&gpu.device, &Spec { family, ..Spec::default() });
+        let mut tally = Tally::default();
+        for perturbation in kinds() {
+            let many = settings(&reasoner, 16, perturbation);
+            let one = Settings { samples: count(1), ..many };
+            for asked in many_questions(20) {
+                let batch = replayed(&reasoner, &many, &prompted(&reasoner, &asked));
+                tally.add_led(&led(&reasoner, &one, &asked, &batch[..1]), &batch[..1]);
+            }
+        }
+        tally.show(&format!("{family:?} alone and in a batch"));
+        tally.assert_within(SINGLE, &format!("{family:?}"));
+        all.add(tally);
+    }
+    all.show("alone and in a batch");
+    all.assert_alike("alone and in a batch");
+}
+
+#[test]
+fn a_seed_gives_the_trajectories_of_the_processor() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let mut all = Tally::default();
+    for family in FAMILIES {
+        let (cpu, gpu) = (Pair::of(family), Pair::new(&gpu.device, &Spec { family, ..Spec::default() }));
+        let mut tally = Tally::default();
+        for perturbation in &kinds()[1..] {
+            let settings = settings(&cpu.reasoner, 16, *perturbation);
+            tally.add_free(&gpu.ask(settings, &many_questions(10)), &cpu.ask(settings, &many_questions(10)));
+        }
+        tally.show(&format!("{family:?} on gpu and cpu, free"));
+        tally.assert_alike(&format!("{family:?}"));
+        tally.assert_within(FREE, &format!("{family:?}"));
+        all.add(tally);
+    }
+    all.show("gpu and cpu, free");
+    assert!(all.rows >= 500);
+}
+
+/// The rows of a family on a device, led along the processor's thoughts.
+fn against_the_processor(device: &Device, family: Family) -> Tally {
+    let (cpu, gpu) = (Pair::of(family), Pair::new(device, &Spec { family, ..Spec::default() }));
+    let mut tally = Tally::default();
+    for perturbation in perturbations() {
+        let settings = settings(&cpu.reasoner, 8, perturbation);
+        for asked in questions() {
+            let prompt = prompted(&cpu.reasoner, &asked);
+            let expected = replayed(&cpu.reasoner, &settings, &prompt);
+            tally.add_led(&led(&gpu.reasoner, &settings, &asked, &expected), &expected);
+            let path: Vec<Tensor> = expected.into_iter().map(|row| row.thoughts).collect();
+            let [found, expected] = [&gpu, &cpu].map(|on| replay::rewards(&on.judge, &prompt, &path).unwrap().concat());
+            tally.add_rewards(&found, &expected);
+        }
+    }
+    tally
+}
+
+#[test]
+fn numbers_are_those_of_the_processor() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    for family in FAMILIES {
+        let tally = against_the_processor(&gpu.device, family);
+        tally.show(&format!("{family:?} on gpu and cpu, led"));
+        tally.assert_within(SINGLE, &format!("{family:?}"));
+        tally.assert_alike(&format!("{family:?}"));
+    }
+}
+
+/// Which tokens a mixture takes is a choice, which a near tie can turn: its thoughts are not compared.
+#[test]
+fn numbers_in_bf16_are_near_those_of_the_processor() {
+    let Some(gpu) = gpu(Precision::Bf16) else { return };
+    for family in FAMILIES {
+        let mut tally = against_the_processor(&gpu.device, family);
+        tally.show(&format!("{family:?} on gpu in bf16 and cpu, led"));
+        if family == Family::LatentSft {
+            tally.thoughts = 0.0;
+        }
+        tally.assert_within(BF16, &format!("{family:?}"));
+    }
+}
+
+/// Fails unless runs of every family agree: `compare` gives runs that differ in nothing but their company.
+fn assert_company_does_not_matter(what: &str, compare: impl Fn(&Pair, Perturbation, &mut Tally)) {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let mut all = Tally::default();
+    for family in FAMILIES {
+        let pair = Pair::new(&gpu.device, &Spec { family, ..Spec::default() });
+        for perturbation in perturbations() {
+            compare(&pair, perturbation, &mut all);
+        }
+    }
+    all.show(what);
+    all.assert_alike(what);
+    all.assert_within(FREE, what);
+}
+
+#[test]
+fn fewer_samples_are_the_first_ones() {
+    assert_company_does_not_matter("4 samples and 16", |pair, perturbation, tally| {
+        let [few, many] = company::few_of_many(pair, perturbation);
+        tally.add_free(&few, &many);
+    });
+}
+
+#[test]
+fn a_small_budget_changes_nothing() {
+    assert_company_does_not_matter("little memory and plenty", |pair, perturbation, tally| {
+        let (whole, split) = company::in_little_memory(pair, perturbation);
+        split.iter().for_each(|(_, split)| tally.add_free(split, &whole));
+    });
+}
+
+#[test]
+fn the_order_of_questions_changes_nothing() {
+    assert_company_does_not_matter("questions in order and reversed", |pair, perturbation, tally| {
+        let settings = settings(&pair.reasoner, 4, perturbation);
+        let (there, mut back) = (questions(), questions());
+        back.reverse();
+        let (there, mut back) = (pair.ask(settings, &there), pair.ask(settings, &back));
+        back.reverse();
+        tally.add_free(&back, &there);
+    });
+}
+
+#[test]
+fn masks_are_drawn_to_the_bit() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    chance::assert_masks_are_drawn(&gpu.device);
+    println!("all masks are the drawn ones");
+}
+
+/// A budget beyond the GPU's memory makes waves that cannot be had; they are cut until they can.
+///
+/// A row's slots are reserved for the longest answer that the context allows, however little of it the prompt leaves. So a
+/// prompt that all but fills a long context makes rows that take much memory and no time.
+#[test]
+fn waves_beyond_the_memory_are_halved() {
+    const CONTEXT: usize = 4096;
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let spec = Spec { family: Family::CodiLlama, kv_heads: 4, head_dim: 128, context: CONTEXT, ..Spec::default() };
+    let reasoner = reasoner(&gpu.device, &spec);
+    let (_, total) = gpu.device.memory().unwrap().unwrap();
+    let row = CONTEXT * Cache::bytes_per_position(&gpu.device, reasoner.decoder.config());
+    let around = prompted(&reasoner, &question(1, "")).tokens.len();
+    let asked = question(1, &"7".repeat(CONTEXT - around - 8));
+    let short = Settings {
+        length: exactly(2),
+        max_new_tokens: count(CONTEXT),
+        memory: total / 8,
+        ..settings(&reasoner, total / row + 1, thoughtful(0.2))
+    };
+    let run = |settings| ask(Engine { reasoner: &reasoner, judge: None, settings }, std::slice::from_ref(&asked)).unwrap();
+    let whole = run(Settings { memory: usize::MAX / 2, ..short });
+    assert!(whole[0].sample.trajectories.iter().map(|t| t.k as usize).eq(0..short.samples.get()));
+    let mut tally = Tally::default();
+    tally.add_free(&whole, &run(short));
+    let what = format!("{} rows of {} MiB in {} MiB", short.samples, row >> 20, total >> 20);
+    tally.show(&what);
+    tally.assert_alike(&what);
+    tally.assert_within(FREE, &what);
+}
