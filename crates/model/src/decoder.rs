@@ -7,7 +7,9 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use tensor::ops::{self, Activation, Draws, Format, Indices, Keep, Linear, Mask, Norm, Place, Rope, Seats, Views};
+use tensor::ops::{
+    self, Activation, Attend, Draws, Format, Indices, Keep, Key, Linear, Mask, Norm, Place, Replays, Rope, Seats, Views,
+};
 use tensor::rng::{Draw, Site};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -22,6 +24,7 @@ use crate::weights::Weights;
 pub struct Decoder {
     device: Device,
     config: Config,
+    replays: Replays,          // of passes: before the weights that they use
     table: Option<Linear>,     // width -> vocab, unless the head is tied and serves as the table
     head: Option<Linear>,      // width -> vocab
     positions: Option<Tensor>, // (context, width), unless positions are rotary
@@ -87,7 +90,17 @@ impl Decoder {
         let blocks = (0..config.layers).map(|i| Block::load(config, &weights, i)).collect::<Result<_, _>>()?;
         let rope = rotations(config).map(|frequencies| Rope::new(device, frequencies)).transpose()?;
         let final_norm = weights.final_norm()?;
-        Ok(Self { device: device.clone(), table, head, positions, rope, blocks, final_norm, config: config.clone() })
+        Ok(Self {
+            device: device.clone(),
+            replays: Replays::default(),
+            table,
+            head,
+            positions,
+            rope,
+            blocks,
+            final_norm,
+            config: config.clone(),
+        })
     }
 
     /// The blueprint.
@@ -132,16 +145,30 @@ impl Decoder {
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
         assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
-        let (mut work, most) = (Work::default(), self.device.rows_at_once());
+        // Checked here for all: a replay does not check again.
+        assert!(pass.slots.iter().all(|&s| (s as usize) < cache.slots()), "decoder: a slot beyond {}", cache.slots());
+        assert!(pass.attend.end() <= cache.slots(), "decoder: a span beyond {} slots", cache.slots());
+        let context = self.positions.as_ref().map_or(usize::MAX, Tensor::rows);
+        assert!(pass.positions.iter().all(|&p| (p as usize) < context), "decoder: a position beyond {context}");
+        let most = self.device.rows_at_once();
         if pass.rows() <= most {
-            let part = Part::cut(&self.device, pass, x, 0..pass.rows(), dropout)?;
-            return self.forward_part(cache, part, &mut work);
+            let seen = Seen::cut(pass, 0..pass.rows());
+            let key = match dropout {
+                Some(Dropout { masks: Masks::Recorded(_), .. }) => None,
+                other => {
+                    let dropout = other.map(|d| (d.p, [d.attn_out, d.mlp_out]));
+                    Key::new(&cache.kv, &seen.all, seen.narrow.as_ref().map(|(_, seen)| seen), dropout)
+                }
+            };
+            let part = |x| Part::cut(&self.device, pass, x, &seen, dropout);
+            return self.replays.run(&self.device, key, x, part, |part| self.forward_part(cache, part, &mut Work::default()));
         }
-        let mut parts = Vec::new();
+        let (mut work, mut parts) = (Work::default(), Vec::new());
         for start in (0..pass.rows()).step_by(most) {
             let rows = start..pass.rows().min(start + most);
             let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
-            let part = Part::cut(&self.device, pass, some, rows, dropout)?;
+            let seen = Seen::cut(pass, rows);
+            let part = Part::cut(&self.device, pass, some, &seen, dropout)?;
             parts.push(self.forward_part(cache, part, &mut work)?);
         }
         ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
@@ -159,7 +186,7 @@ impl Decoder {
             let place = Place { heads, norms: block.qk_norm.as_ref().map(|(q, k)| (q, k)), rope: self.rope.as_ref() };
             ops::place(device, &mut work.qkv, place, &mut cache.kv, layer, &part.seats)?;
             if next.is_none() {
-                part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
+                part.take_narrow(device, &mut work.qkv)?; // from here on only what was asked for
             }
             ops::attention(device, &work.qkv, cache.kv.layer(layer), heads, &part.views, &mut work.mixed)?;
             let mask = part.dropout.mask(layer, Site::AttnOut);
@@ -256,52 +283,78 @@ struct Work {
     inner: Tensor,  // (rows, ffn)
 }
 
+/// What some rows of a pass see.
+struct Seen<'a> {
+    rows: Range<usize>,
+    all: Cow<'a, Attend>,
+    narrow: Option<(Vec<usize>, Attend)>, // the wanted rows, counted from the first, and what they see; unless all are
+}
+
+impl<'a> Seen<'a> {
+    fn cut(pass: &'a Pass, rows: Range<usize>) -> Self {
+        let whole = rows.len() == pass.rows();
+        let all = if whole { Cow::Borrowed(&pass.attend) } else { Cow::Owned(pass.attend.select(rows.clone())) };
+        let wanted: Vec<usize> = pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect();
+        let narrow = (wanted.len() < rows.len()).then(|| {
+            let seen = all.select(wanted.iter().copied());
+            (wanted, seen)
+        });
+        Self { rows, all, narrow }
+    }
+}
+
 /// Some rows of a pass, with everything that belongs to them, on the device.
 struct Part<'a> {
     x: Tensor, // (rows, width): the residual stream
     seats: Seats,
     views: Views<'a>,
-    pass: &'a Pass,
-    rows: Range<usize>,
-    wanted: Vec<usize>, // counted from the part's first row
+    dropout: PartDropout,
+    narrow: Option<Narrow<'a>>,
+}
+
+/// The rows of a part that were asked for.
+struct Narrow<'a> {
+    rows: Indices, // counted from the part's first row
+    views: Views<'a>,
     dropout: PartDropout,
 }
 
 impl<'a> Part<'a> {
-    /// The rows `rows` of a pass; x holds those rows alone.
+    /// Some rows of a pass; x holds those rows alone.
     fn cut(
         device: &Device,
-        pass: &'a Pass,
+        pass: &Pass,
         x: Tensor,
-        rows: Range<usize>,
+        seen: &'a Seen<'_>,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Self, DeviceError> {
-        let whole = rows.len() == pass.rows();
-        let attend = if whole { Cow::Borrowed(&pass.attend) } else { Cow::Owned(pass.attend.select(rows.clone())) };
+        let dropout = PartDropout::cut(device, dropout, x.cols(), seen.rows.clone())?;
+        let narrow = |(wanted, seen): &'a (Vec<usize>, Attend)| {
+            Ok::<_, DeviceError>(Narrow {
+                rows: Indices::new(device, wanted.iter().map(|&r| r as u32).collect())?,
+                views: Views::new(device, Cow::Borrowed(seen))?,
+                dropout: dropout.select(device, wanted, x.cols())?,
+            })
+        };
         Ok(Self {
             seats: Seats {
-                positions: Indices::new(device, pass.positions[rows.clone()].to_vec())?,
-                slots: Indices::new(device, pass.slots[rows.clone()].to_vec())?,
+                positions: Indices::new(device, pass.positions[seen.rows.clone()].to_vec())?,
+                slots: Indices::new(device, pass.slots[seen.rows.clone()].to_vec())?,
             },
-            views: Views::new(device, attend)?,
-            pass,
-            wanted: pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect(),
-            dropout: PartDropout::cut(device, dropout, x.cols(), rows.clone())?,
-            rows,
+            views: Views::new(device, Cow::Borrowed(&*seen.all))?,
+            narrow: seen.narrow.as_ref().map(narrow).transpose()?,
+            dropout,
             x,
         })
     }
 
     /// Leaves the rows out that nobody asked for.
-    fn narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
-        if self.wanted.len() == self.rows.len() {
-            return Ok(());
-        }
-        self.x = ops::select(device, &self.x, &self.wanted)?;
-        *qkv = ops::select(device, qkv, &self.wanted)?;
-        let seen = self.pass.attend.select(self.wanted.iter().map(|r| self.rows.start + r));
-        self.views = Views::new(device, Cow::Owned(seen))?;
-        self.dropout.select(device, &self.wanted, self.x.cols())
+    fn take_narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
+        let Some(Narrow { rows, views, dropout }) = self.narrow.take() else { return Ok(()) };
+        self.x = ops::gather(device, &self.x, &rows)?;
+        *qkv = ops::gather(device, qkv, &rows)?;
+        (self.views, self.dropout) = (views, dropout);
+        Ok(())
     }
 }
 
@@ -326,18 +379,20 @@ impl PartDropout {
         }
     }
 
-    fn select(&mut self, device: &Device, wanted: &[usize], width: usize) -> Result<(), DeviceError> {
-        match self {
-            Self::None => {}
-            Self::Drawn { draws, .. } => *draws = Draws::new(device, wanted.iter().map(|&r| draws.rows()[r]).collect())?,
-            Self::Recorded { masks, keep: kept, .. } => {
-                for mask in &mut *masks {
-                    *mask = wanted.iter().flat_map(|&r| mask[r * width..(r + 1) * width].to_vec()).collect();
-                }
-                *kept = keep(device, masks, width)?;
+    fn select(&self, device: &Device, wanted: &[usize], width: usize) -> Result<Self, DeviceError> {
+        Ok(match self {
+            Self::None => Self::None,
+            Self::Drawn { p, sites, draws } => {
+                let draws = Draws::new(device, wanted.iter().map(|&r| draws.rows()[r]).collect())?;
+                Self::Drawn { p: *p, sites: *sites, draws }
             }
-        }
-        Ok(())
+            Self::Recorded { p, sites, masks, .. } => {
+                let picked = |mask: &Vec<u8>| wanted.iter().flat_map(|&r| &mask[r * width..(r + 1) * width]).copied().collect();
+                let masks: Vec<Vec<u8>> = masks.iter().map(picked).collect();
+                let keep = keep(device, &masks, width)?;
+                Self::Recorded { p: *p, sites: *sites, masks, keep }
+            }
+        })
     }
 
     fn mask(&self, layer: usize, site: Site) -> Option<Mask<'_>> {
