@@ -5,6 +5,7 @@
 //! cache holds.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::ops::Range;
 
 use tensor::ops::{
@@ -145,22 +146,11 @@ impl Decoder {
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
         assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
-        // Checked here for all: a replay does not check again.
-        assert!(pass.slots.iter().all(|&s| (s as usize) < cache.slots()), "decoder: a slot beyond {}", cache.slots());
-        assert!(pass.attend.end() <= cache.slots(), "decoder: a span beyond {} slots", cache.slots());
-        let context = self.positions.as_ref().map_or(usize::MAX, Tensor::rows);
-        assert!(pass.positions.iter().all(|&p| (p as usize) < context), "decoder: a position beyond {context}");
         let most = self.device.rows_at_once();
         if pass.rows() <= most {
             let seen = Seen::cut(pass, 0..pass.rows());
-            let key = match dropout {
-                Some(Dropout { masks: Masks::Recorded(_), .. }) => None,
-                other => {
-                    let dropout = other.map(|d| (d.p, [d.attn_out, d.mlp_out]));
-                    Key::new(&cache.kv, &seen.all, seen.narrow.as_ref().map(|(_, seen)| seen), dropout)
-                }
-            };
-            let part = |x| Part::cut(&self.device, pass, x, &seen, dropout);
+            let key = self.key(cache, pass, &seen, dropout);
+            let part = |x| Part::cut(&self.device, pass, x, &seen, dropout, key.is_some());
             return self.replays.run(&self.device, key, x, part, |part| self.forward_part(cache, part, &mut Work::default()));
         }
         let (mut work, mut parts) = (Work::default(), Vec::new());
@@ -168,10 +158,27 @@ impl Decoder {
             let rows = start..pass.rows().min(start + most);
             let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
             let seen = Seen::cut(pass, rows);
-            let part = Part::cut(&self.device, pass, some, &seen, dropout)?;
+            let part = Part::cut(&self.device, pass, some, &seen, dropout, false)?;
             parts.push(self.forward_part(cache, part, &mut work)?);
         }
         ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
+    }
+
+    /// What a replay of this pass must have in common with it; none if it is not to be replayed.
+    fn key(&self, cache: &Cache, pass: &Pass, seen: &Seen<'_>, dropout: Option<Dropout<'_>>) -> Option<Key> {
+        if let Some(Dropout { masks: Masks::Recorded(_), .. }) = dropout {
+            return None;
+        }
+        if !Key::is_worth_while(&cache.kv, pass.rows()) {
+            return None;
+        }
+        // Checked here, since a replay does not check its inputs again.
+        let (slots, context) = (cache.slots(), self.positions.as_ref().map_or(usize::MAX, Tensor::rows));
+        assert!(pass.slots.iter().all(|&s| (s as usize) < slots), "decoder: a slot beyond {slots}");
+        assert!(pass.attend.end() <= slots, "decoder: a span beyond {slots} slots");
+        assert!(pass.positions.iter().all(|&p| (p as usize) < context), "decoder: a position beyond {context}");
+        let dropout = dropout.map(|d| (d.p, [d.attn_out, d.mlp_out]));
+        Some(Key::new(&cache.kv, &seen.all, seen.is_narrowed().then(|| seen.narrow()), dropout))
     }
 
     fn forward_part(&self, cache: &mut Cache, mut part: Part<'_>, work: &mut Work) -> Result<Tensor, DeviceError> {
@@ -186,7 +193,7 @@ impl Decoder {
             let place = Place { heads, norms: block.qk_norm.as_ref().map(|(q, k)| (q, k)), rope: self.rope.as_ref() };
             ops::place(device, &mut work.qkv, place, &mut cache.kv, layer, &part.seats)?;
             if next.is_none() {
-                part.take_narrow(device, &mut work.qkv)?; // from here on only what was asked for
+                part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
             }
             ops::attention(device, &work.qkv, cache.kv.layer(layer), heads, &part.views, &mut work.mixed)?;
             let mask = part.dropout.mask(layer, Site::AttnOut);
@@ -287,19 +294,24 @@ struct Work {
 struct Seen<'a> {
     rows: Range<usize>,
     all: Cow<'a, Attend>,
-    narrow: Option<(Vec<usize>, Attend)>, // the wanted rows, counted from the first, and what they see; unless all are
+    wanted: Vec<usize>,       // counted from the first row
+    narrow: OnceCell<Attend>, // what the wanted rows see
 }
 
 impl<'a> Seen<'a> {
     fn cut(pass: &'a Pass, rows: Range<usize>) -> Self {
         let whole = rows.len() == pass.rows();
         let all = if whole { Cow::Borrowed(&pass.attend) } else { Cow::Owned(pass.attend.select(rows.clone())) };
-        let wanted: Vec<usize> = pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect();
-        let narrow = (wanted.len() < rows.len()).then(|| {
-            let seen = all.select(wanted.iter().copied());
-            (wanted, seen)
-        });
-        Self { rows, all, narrow }
+        let wanted = pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect();
+        Self { rows, all, wanted, narrow: OnceCell::new() }
+    }
+
+    fn is_narrowed(&self) -> bool {
+        self.wanted.len() < self.rows.len()
+    }
+
+    fn narrow(&self) -> &Attend {
+        self.narrow.get_or_init(|| self.all.select(self.wanted.iter().copied()))
     }
 }
 
@@ -309,7 +321,8 @@ struct Part<'a> {
     seats: Seats,
     views: Views<'a>,
     dropout: PartDropout,
-    narrow: Option<Narrow<'a>>,
+    seen: &'a Seen<'a>,
+    narrow: Option<Narrow<'a>>, // if it is there ahead of time
 }
 
 /// The rows of a part that were asked for.
@@ -319,41 +332,51 @@ struct Narrow<'a> {
     dropout: PartDropout,
 }
 
+impl<'a> Narrow<'a> {
+    fn of(device: &Device, seen: &'a Seen<'_>, dropout: &PartDropout, width: usize) -> Result<Self, DeviceError> {
+        Ok(Self {
+            rows: Indices::new(device, seen.wanted.iter().map(|&r| r as u32).collect())?,
+            views: Views::new(device, Cow::Borrowed(seen.narrow()))?,
+            dropout: dropout.select(device, &seen.wanted, width)?,
+        })
+    }
+}
+
 impl<'a> Part<'a> {
-    /// Some rows of a pass; x holds those rows alone.
+    /// Some rows of a pass; x holds those rows alone. With `ahead`, everything that the pass will need is brought to the
+    /// device at once; without, what is needed last is made while the device is busy.
     fn cut(
         device: &Device,
         pass: &Pass,
         x: Tensor,
-        seen: &'a Seen<'_>,
+        seen: &'a Seen<'a>,
         dropout: Option<Dropout<'_>>,
+        ahead: bool,
     ) -> Result<Self, DeviceError> {
         let dropout = PartDropout::cut(device, dropout, x.cols(), seen.rows.clone())?;
-        let narrow = |(wanted, seen): &'a (Vec<usize>, Attend)| {
-            Ok::<_, DeviceError>(Narrow {
-                rows: Indices::new(device, wanted.iter().map(|&r| r as u32).collect())?,
-                views: Views::new(device, Cow::Borrowed(seen))?,
-                dropout: dropout.select(device, wanted, x.cols())?,
-            })
-        };
+        let narrow = ahead && seen.is_narrowed();
         Ok(Self {
             seats: Seats {
                 positions: Indices::new(device, pass.positions[seen.rows.clone()].to_vec())?,
                 slots: Indices::new(device, pass.slots[seen.rows.clone()].to_vec())?,
             },
             views: Views::new(device, Cow::Borrowed(&*seen.all))?,
-            narrow: seen.narrow.as_ref().map(narrow).transpose()?,
+            narrow: if narrow { Some(Narrow::of(device, seen, &dropout, x.cols())?) } else { None },
             dropout,
+            seen,
             x,
         })
     }
 
     /// Leaves the rows out that nobody asked for.
-    fn take_narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
-        let Some(Narrow { rows, views, dropout }) = self.narrow.take() else { return Ok(()) };
-        self.x = ops::gather(device, &self.x, &rows)?;
-        *qkv = ops::gather(device, qkv, &rows)?;
-        (self.views, self.dropout) = (views, dropout);
+    fn narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
+        if !self.seen.is_narrowed() {
+            return Ok(());
+        }
+        let made = self.narrow.take().map_or_else(|| Narrow::of(device, self.seen, &self.dropout, self.x.cols()), Ok)?;
+        self.x = ops::gather(device, &self.x, &made.rows)?;
+        *qkv = ops::gather(device, qkv, &made.rows)?;
+        (self.views, self.dropout) = (made.views, made.dropout);
         Ok(())
     }
 }

@@ -22,11 +22,19 @@ pub struct Key {
 
 impl Key {
     /// For a pass over `kv` in which rows see `seen` and, after some are left out, `then`; with dropout of a share at either
-    /// site. None if it is not worth while.
-    pub fn new(kv: &KvStore, seen: &Attend, then: Option<&Attend>, dropout: Option<(f32, [bool; 2])>) -> Option<Self> {
-        let store = kv.place().filter(|_| (1..=MOST_ROWS).contains(&seen.rows()))?;
+    /// site.
+    ///
+    /// # Panics
+    /// If [`Key::is_worth_while`] says no.
+    pub fn new(kv: &KvStore, seen: &Attend, then: Option<&Attend>, dropout: Option<(f32, [bool; 2])>) -> Self {
+        let store = kv.place().unwrap_or_else(|| panic!("replay: the store is not on a gpu"));
         let seen = [Some(seen.extent()), then.map(Attend::extent)];
-        Some(Self { store, seen, dropout: dropout.map(|(p, sites)| (p.to_bits(), sites)) })
+        Self { store, seen, dropout: dropout.map(|(p, sites)| (p.to_bits(), sites)) }
+    }
+
+    /// Whether passes of so many rows over `kv` gain from being replayed.
+    pub fn is_worth_while(kv: &KvStore, rows: usize) -> bool {
+        kv.place().is_some() && (1..=MOST_ROWS).contains(&rows)
     }
 }
 
@@ -117,5 +125,26 @@ impl Kept {
             self.all.swap_remove(oldest);
         }
         self.all.push((key, self.now, State::Met));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_unused_makes_room() {
+        let key = |place| Key { store: (place, [0; 4]), seen: [None; 2], dropout: None };
+        let mut kept = Kept::default();
+        for place in 0..MOST_KEPT as u64 {
+            assert!(kept.state(key(place)).is_none());
+            kept.meet(key(place));
+        }
+        assert!(kept.state(key(0)).is_some());
+        assert!(kept.state(key(1000)).is_none());
+        kept.meet(key(1000));
+        assert!(kept.state(key(0)).is_some() && kept.state(key(1000)).is_some());
+        assert!(kept.state(key(1)).is_none());
+        assert_eq!(kept.all.len(), MOST_KEPT);
     }
 }
