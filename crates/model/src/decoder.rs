@@ -5,9 +5,12 @@
 //! cache holds.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::ops::Range;
 
-use tensor::ops::{self, Activation, Draws, Format, Indices, Keep, Linear, Mask, Norm, Place, Rope, Seats, Views};
+use tensor::ops::{
+    self, Activation, Attend, Draws, Format, Indices, Keep, Key, Linear, Mask, Norm, Place, Replays, Rope, Seats, Views,
+};
 use tensor::rng::{Draw, Site};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -22,6 +25,7 @@ use crate::weights::Weights;
 pub struct Decoder {
     device: Device,
     config: Config,
+    replays: Replays,          // of passes: before the weights that they use
     table: Option<Linear>,     // width -> vocab, unless the head is tied and serves as the table
     head: Option<Linear>,      // width -> vocab
     positions: Option<Tensor>, // (context, width), unless positions are rotary
@@ -87,7 +91,17 @@ impl Decoder {
         let blocks = (0..config.layers).map(|i| Block::load(config, &weights, i)).collect::<Result<_, _>>()?;
         let rope = rotations(config).map(|frequencies| Rope::new(device, frequencies)).transpose()?;
         let final_norm = weights.final_norm()?;
-        Ok(Self { device: device.clone(), table, head, positions, rope, blocks, final_norm, config: config.clone() })
+        Ok(Self {
+            device: device.clone(),
+            replays: Replays::default(),
+            table,
+            head,
+            positions,
+            rope,
+            blocks,
+            final_norm,
+            config: config.clone(),
+        })
     }
 
     /// The blueprint.
@@ -132,19 +146,39 @@ impl Decoder {
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
         assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
-        let (mut work, most) = (Work::default(), self.device.rows_at_once());
+        let most = self.device.rows_at_once();
         if pass.rows() <= most {
-            let part = Part::cut(&self.device, pass, x, 0..pass.rows(), dropout)?;
-            return self.forward_part(cache, part, &mut work);
+            let seen = Seen::cut(pass, 0..pass.rows());
+            let key = self.key(cache, pass, &seen, dropout);
+            let part = |x| Part::cut(&self.device, pass, x, &seen, dropout, key.is_some());
+            return self.replays.run(&self.device, key, x, part, |part| self.forward_part(cache, part, &mut Work::default()));
         }
-        let mut parts = Vec::new();
+        let (mut work, mut parts) = (Work::default(), Vec::new());
         for start in (0..pass.rows()).step_by(most) {
             let rows = start..pass.rows().min(start + most);
             let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
-            let part = Part::cut(&self.device, pass, some, rows, dropout)?;
+            let seen = Seen::cut(pass, rows);
+            let part = Part::cut(&self.device, pass, some, &seen, dropout, false)?;
             parts.push(self.forward_part(cache, part, &mut work)?);
         }
         ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
+    }
+
+    /// What a replay of this pass must have in common with it; none if it is not to be replayed.
+    fn key(&self, cache: &Cache, pass: &Pass, seen: &Seen<'_>, dropout: Option<Dropout<'_>>) -> Option<Key> {
+        if let Some(Dropout { masks: Masks::Recorded(_), .. }) = dropout {
+            return None;
+        }
+        if !Key::is_worth_while(&cache.kv, pass.rows()) {
+            return None;
+        }
+        // Checked here, since a replay does not check its inputs again.
+        let (slots, context) = (cache.slots(), self.positions.as_ref().map_or(usize::MAX, Tensor::rows));
+        assert!(pass.slots.iter().all(|&s| (s as usize) < slots), "decoder: a slot beyond {slots}");
+        assert!(pass.attend.end() <= slots, "decoder: a span beyond {slots} slots");
+        assert!(pass.positions.iter().all(|&p| (p as usize) < context), "decoder: a position beyond {context}");
+        let dropout = dropout.map(|d| (d.p, [d.attn_out, d.mlp_out]));
+        Some(Key::new(&cache.kv, &seen.all, seen.is_narrowed().then(|| seen.narrow()), dropout))
     }
 
     fn forward_part(&self, cache: &mut Cache, mut part: Part<'_>, work: &mut Work) -> Result<Tensor, DeviceError> {
@@ -256,52 +290,94 @@ struct Work {
     inner: Tensor,  // (rows, ffn)
 }
 
+/// What some rows of a pass see.
+struct Seen<'a> {
+    rows: Range<usize>,
+    all: Cow<'a, Attend>,
+    wanted: Vec<usize>,       // counted from the first row
+    narrow: OnceCell<Attend>, // what the wanted rows see
+}
+
+impl<'a> Seen<'a> {
+    fn cut(pass: &'a Pass, rows: Range<usize>) -> Self {
+        let whole = rows.len() == pass.rows();
+        let all = if whole { Cow::Borrowed(&pass.attend) } else { Cow::Owned(pass.attend.select(rows.clone())) };
+        let wanted = pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect();
+        Self { rows, all, wanted, narrow: OnceCell::new() }
+    }
+
+    fn is_narrowed(&self) -> bool {
+        self.wanted.len() < self.rows.len()
+    }
+
+    fn narrow(&self) -> &Attend {
+        self.narrow.get_or_init(|| self.all.select(self.wanted.iter().copied()))
+    }
+}
+
 /// Some rows of a pass, with everything that belongs to them, on the device.
 struct Part<'a> {
     x: Tensor, // (rows, width): the residual stream
     seats: Seats,
     views: Views<'a>,
-    pass: &'a Pass,
-    rows: Range<usize>,
-    wanted: Vec<usize>, // counted from the part's first row
+    dropout: PartDropout,
+    seen: &'a Seen<'a>,
+    narrow: Option<Narrow<'a>>, // if it is there ahead of time
+}
+
+/// The rows of a part that were asked for.
+struct Narrow<'a> {
+    rows: Indices, // counted from the part's first row
+    views: Views<'a>,
     dropout: PartDropout,
 }
 
+impl<'a> Narrow<'a> {
+    fn of(device: &Device, seen: &'a Seen<'_>, dropout: &PartDropout, width: usize) -> Result<Self, DeviceError> {
+        Ok(Self {
+            rows: Indices::new(device, seen.wanted.iter().map(|&r| r as u32).collect())?,
+            views: Views::new(device, Cow::Borrowed(seen.narrow()))?,
+            dropout: dropout.select(device, &seen.wanted, width)?,
+        })
+    }
+}
+
 impl<'a> Part<'a> {
-    /// The rows `rows` of a pass; x holds those rows alone.
+    /// Some rows of a pass; x holds those rows alone. With `ahead`, everything that the pass will need is brought to the
+    /// device at once; without, what is needed last is made while the device is busy.
     fn cut(
         device: &Device,
-        pass: &'a Pass,
+        pass: &Pass,
         x: Tensor,
-        rows: Range<usize>,
+        seen: &'a Seen<'a>,
         dropout: Option<Dropout<'_>>,
+        ahead: bool,
     ) -> Result<Self, DeviceError> {
-        let whole = rows.len() == pass.rows();
-        let attend = if whole { Cow::Borrowed(&pass.attend) } else { Cow::Owned(pass.attend.select(rows.clone())) };
+        let dropout = PartDropout::cut(device, dropout, x.cols(), seen.rows.clone())?;
+        let narrow = ahead && seen.is_narrowed();
         Ok(Self {
             seats: Seats {
-                positions: Indices::new(device, pass.positions[rows.clone()].to_vec())?,
-                slots: Indices::new(device, pass.slots[rows.clone()].to_vec())?,
+                positions: Indices::new(device, pass.positions[seen.rows.clone()].to_vec())?,
+                slots: Indices::new(device, pass.slots[seen.rows.clone()].to_vec())?,
             },
-            views: Views::new(device, attend)?,
-            pass,
-            wanted: pass.wanted.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect(),
-            dropout: PartDropout::cut(device, dropout, x.cols(), rows.clone())?,
-            rows,
+            views: Views::new(device, Cow::Borrowed(&*seen.all))?,
+            narrow: if narrow { Some(Narrow::of(device, seen, &dropout, x.cols())?) } else { None },
+            dropout,
+            seen,
             x,
         })
     }
 
     /// Leaves the rows out that nobody asked for.
     fn narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
-        if self.wanted.len() == self.rows.len() {
+        if !self.seen.is_narrowed() {
             return Ok(());
         }
-        self.x = ops::select(device, &self.x, &self.wanted)?;
-        *qkv = ops::select(device, qkv, &self.wanted)?;
-        let seen = self.pass.attend.select(self.wanted.iter().map(|r| self.rows.start + r));
-        self.views = Views::new(device, Cow::Owned(seen))?;
-        self.dropout.select(device, &self.wanted, self.x.cols())
+        let made = self.narrow.take().map_or_else(|| Narrow::of(device, self.seen, &self.dropout, self.x.cols()), Ok)?;
+        self.x = ops::gather(device, &self.x, &made.rows)?;
+        *qkv = ops::gather(device, qkv, &made.rows)?;
+        (self.views, self.dropout) = (made.views, made.dropout);
+        Ok(())
     }
 }
 
@@ -326,18 +402,20 @@ impl PartDropout {
         }
     }
 
-    fn select(&mut self, device: &Device, wanted: &[usize], width: usize) -> Result<(), DeviceError> {
-        match self {
-            Self::None => {}
-            Self::Drawn { draws, .. } => *draws = Draws::new(device, wanted.iter().map(|&r| draws.rows()[r]).collect())?,
-            Self::Recorded { masks, keep: kept, .. } => {
-                for mask in &mut *masks {
-                    *mask = wanted.iter().flat_map(|&r| mask[r * width..(r + 1) * width].to_vec()).collect();
-                }
-                *kept = keep(device, masks, width)?;
+    fn select(&self, device: &Device, wanted: &[usize], width: usize) -> Result<Self, DeviceError> {
+        Ok(match self {
+            Self::None => Self::None,
+            Self::Drawn { p, sites, draws } => {
+                let draws = Draws::new(device, wanted.iter().map(|&r| draws.rows()[r]).collect())?;
+                Self::Drawn { p: *p, sites: *sites, draws }
             }
-        }
-        Ok(())
+            Self::Recorded { p, sites, masks, .. } => {
+                let picked = |mask: &Vec<u8>| wanted.iter().flat_map(|&r| &mask[r * width..(r + 1) * width]).copied().collect();
+                let masks: Vec<Vec<u8>> = masks.iter().map(picked).collect();
+                let keep = keep(device, &masks, width)?;
+                Self::Recorded { p: *p, sites: *sites, masks, keep }
+            }
+        })
     }
 
     fn mask(&self, layer: usize, site: Site) -> Option<Mask<'_>> {

@@ -3,11 +3,14 @@
 //! Memory comes from the driver's stream-ordered pool, and what is dropped is kept for the next who asks for that size.
 //! Everything runs in the order of one stream, so a dropped buffer is safe while kernels that use it are still to run.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
 use cudarc::driver::result as driver;
 
 use super::context::{Grid, int, slots};
 use super::error::is_out_of_memory;
+use super::replay::{self, Pool};
 use super::{Cuda, CudaError};
 
 /// A format of numbers.
@@ -42,6 +45,7 @@ pub(crate) const NOTHING: u64 = 0;
 #[derive(Debug)]
 pub(crate) struct Buffer {
     cuda: Cuda,
+    pool: Option<Arc<Pool>>, // that it goes back to, if not the GPU's
     pointer: u64,
     bytes: usize,
 }
@@ -49,14 +53,25 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// Fresh memory with unspecified contents.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
-        let piece = Cuda::piece(bytes);
+        let (piece, pool) = (Cuda::piece(bytes), replay::pool(cuda));
+        if let Some(pointer) = pool.as_ref().and_then(|p| p.take(piece)) {
+            return Ok(Self { cuda: cuda.clone(), pool, pointer, bytes });
+        }
+        let pointer = Self::take(cuda, bytes, piece)?;
+        if let Some(pool) = &pool {
+            pool.adopt(piece, pointer);
+        }
+        Ok(Self { cuda: cuda.clone(), pool, pointer, bytes })
+    }
+
+    fn take(cuda: &Cuda, bytes: usize, piece: usize) -> Result<u64, CudaError> {
         if let Some(pointer) = cuda.take_spare(piece) {
-            return Ok(Self { cuda: cuda.clone(), pointer, bytes });
+            return Ok(pointer);
         }
         cuda.bind()?;
         let take = || {
             // SAFETY: the stream is alive; contents are written before they are read, on this stream alone.
-            unsafe { driver::malloc_async(cuda.stream(), piece) }
+            unsafe { driver::malloc_async(cuda.main_stream(), piece) }
         };
         let taken = match take() {
             Err(e) if is_out_of_memory(&e) => {
@@ -66,7 +81,7 @@ impl Buffer {
             other => other,
         };
         match taken {
-            Ok(pointer) => Ok(Self { cuda: cuda.clone(), pointer, bytes }),
+            Ok(pointer) => Ok(pointer),
             Err(e) if is_out_of_memory(&e) => {
                 let (free, total) = cuda.memory()?;
                 Err(CudaError::OutOfMemory { bytes, free, total })
@@ -88,6 +103,7 @@ impl Buffer {
     pub(crate) fn upload<T: Pod>(cuda: &Cuda, values: &[T]) -> Result<Self, CudaError> {
         let buffer = Self::new(cuda, size_of_val(values))?;
         if !values.is_empty() {
+            assert!(replay::stream(cuda).is_none(), "upload: not part of what can be recorded");
             cuda.bind()?;
             // SAFETY: as long as `values`; the driver copies pageable memory before it returns.
             unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()) }
@@ -102,6 +118,7 @@ impl Buffer {
         if into.is_empty() {
             return Ok(());
         }
+        assert!(replay::stream(&self.cuda).is_none(), "download: not part of what can be recorded");
         self.cuda.bind()?;
         // SAFETY: inside the buffer, and `into` is not touched until the stream has been waited for.
         unsafe { driver::memcpy_dtoh_async(into, self.pointer + from as u64, self.cuda.stream()) }
@@ -136,11 +153,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Err(pointer) = self.cuda.keep_spare(Cuda::piece(self.bytes), self.pointer)
-            && self.cuda.bind().is_ok()
-        {
-            // SAFETY: taken from this stream's pool and given back once. A failure has nobody to be told to.
-            unsafe { driver::free_async(pointer, self.cuda.stream()) }.ok();
+        match &self.pool {
+            Some(pool) => pool.put(self.pointer),
+            None => self.cuda.give_back(Cuda::piece(self.bytes), self.pointer),
         }
     }
 }

@@ -45,6 +45,11 @@ impl Kv {
         self.slots
     }
 
+    /// Where it is, and its shape.
+    pub(crate) fn place(&self) -> (u64, [usize; 4]) {
+        (self.buffer.pointer(), [self.layers, self.kv_heads, self.head_dim, self.slots])
+    }
+
     pub(crate) fn kv_heads(&self) -> usize {
         self.kv_heads
     }
@@ -106,7 +111,7 @@ impl Views {
         rows: usize,
         of: impl Fn(usize) -> I,
     ) -> Result<Self, CudaError> {
-        let height = if rows >= MANY { TILE_MANY } else { TILE_FEW };
+        let height = height(rows);
         let (tiles, views, spans) = plan(rows, height, of);
         let ends = spans.iter().map(|&[start, len]| (start, len)).chain(tiles.iter().map(|&[_, _, start, len]| (start, len)));
         let end = ends.map(|(start, len)| start as usize + len as usize).max().unwrap_or(0);
@@ -123,6 +128,27 @@ impl Views {
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
+}
+
+/// Tiles of so many rows whose first spans start where `starts` says.
+pub(crate) fn tiles(rows: usize, starts: impl Iterator<Item = u32>) -> usize {
+    let height = height(rows);
+    let (mut tiles, mut last) = (0, None);
+    for start in starts {
+        last = match last {
+            Some((shared, count)) if shared == start && count < height => Some((shared, count + 1)),
+            _ => {
+                tiles += 1;
+                Some((start, 1))
+            }
+        };
+    }
+    tiles
+}
+
+/// The most rows of a tile.
+fn height(rows: usize) -> usize {
+    if rows >= MANY { TILE_MANY } else { TILE_FEW }
 }
 
 /// (first row, rows, first slot, greatest length), (shared length, own spans begin, end, own slots), (first slot, length)
@@ -196,7 +222,11 @@ pub(crate) fn attention(q: &Array, kv: &Kv, layer: usize, heads: usize, views: &
 
 #[cfg(test)]
 mod tests {
-    use super::plan;
+    use super::{plan, tiles};
+
+    fn tiles_of(rows: usize) -> usize {
+        tiles(rows, (0..rows).map(|r| (r / 20) as u32))
+    }
 
     #[test]
     fn neighbours_with_one_prefix_share_a_tile() {
@@ -206,5 +236,6 @@ mod tests {
         assert_eq!(tiles, [[0, 2, 0, 5], [2, 1, 0, 4], [3, 2, 16, 3], [5, 1, 0, 5]]);
         assert_eq!(views, [[5, 0, 1, 2], [5, 1, 3, 4], [4, 3, 3, 0], [3, 3, 4, 1], [3, 4, 4, 0], [5, 4, 4, 0]]);
         assert_eq!(spans, [[32, 2], [48, 1], [64, 3], [80, 1]]);
+        assert_eq!(tiles_of(40), plan(40, 16, |r| [((r / 20) as u32, 1)]).0.len());
     }
 }

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
 
 use super::blas::Blas;
 use super::module::Kernels;
-use super::{CudaError, Dtype};
+use super::{CudaError, Dtype, replay};
 
 /// How numbers are kept and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,8 +253,19 @@ impl Cuda {
         &self.0.blas
     }
 
-    pub(crate) fn stream(&self) -> sys::CUstream {
+    /// The stream that everything runs on.
+    pub(crate) fn main_stream(&self) -> sys::CUstream {
         self.0.stream.cu_stream()
+    }
+
+    /// Where operations of this thread go: the main stream, or the one that it records.
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        replay::stream(self).unwrap_or_else(|| self.main_stream())
+    }
+
+    /// Whether this and `other` are handles on one GPU opened once.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Makes the context the current thread's.
@@ -303,12 +314,22 @@ impl Cuda {
         Ok(())
     }
 
+    /// Keeps memory of a size for the next who asks, or gives it back to the driver.
+    pub(crate) fn give_back(&self, size: usize, pointer: u64) {
+        if let Err(pointer) = self.keep_spare(size, pointer)
+            && self.bind().is_ok()
+        {
+            // SAFETY: taken from this stream's pool and given back once. A failure has nobody to be told to.
+            unsafe { driver::free_async(pointer, self.main_stream()) }.ok();
+        }
+    }
+
     /// Gives all spare memory back to the driver and waits until what was given back before can be had.
     pub(crate) fn release_spare(&self) -> Result<(), CudaError> {
         let spare = std::mem::take(&mut *self.0.spare.lock().unwrap_or_else(PoisonError::into_inner));
         for pointer in spare.by_size.into_values().flatten() {
             // SAFETY: taken from this stream's pool, and nobody else has it.
-            unsafe { driver::free_async(pointer, self.stream()) }.map_err(CudaError::driver("take memory back"))?;
+            unsafe { driver::free_async(pointer, self.main_stream()) }.map_err(CudaError::driver("take memory back"))?;
         }
         self.synchronize()
     }

@@ -4,6 +4,7 @@
 //!   back to the host.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and keeps the result on disk.
 //! * [`blas`] wraps cuBLASLt; [`array`] is memory on the GPU.
+//! * [`replay`] records work that is repeated and replays it.
 //! * One file per operation, under the names of `cpu`: contract and launch here, kernel in the `.cu` of the same name.
 //!
 //! Nothing is linked: the driver, NVRTC and cuBLASLt are found when a GPU is opened, and building needs none of them.
@@ -23,6 +24,7 @@ pub(crate) mod mask;
 pub(crate) mod module;
 pub(crate) mod noise;
 pub(crate) mod norm;
+pub(crate) mod replay;
 pub(crate) mod rope;
 pub(crate) mod topk;
 

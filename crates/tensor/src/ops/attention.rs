@@ -61,6 +61,14 @@ impl KvStore {
         }
     }
 
+    /// Where it is on a GPU, and its shape.
+    pub(crate) fn place(&self) -> Option<(u64, [usize; 4])> {
+        match &self.0 {
+            Store::Cpu(_) => None,
+            Store::Cuda(kv) => Some(kv.place()),
+        }
+    }
+
     pub(crate) fn kv_heads(&self) -> usize {
         match &self.0 {
             Store::Cpu(kv) => kv.kv_heads,
@@ -146,6 +154,19 @@ impl Attend {
         let mut out = Self::default();
         picked.into_iter().for_each(|r| out.push(self.of(r).iter().copied()));
         out
+    }
+
+    /// No span goes beyond this slot.
+    pub fn end(&self) -> usize {
+        self.spans.iter().map(|s| s.start as usize + s.len as usize).max().unwrap_or(0)
+    }
+
+    /// Rows, tiles of them on a GPU, and the size of memory that names them.
+    pub(crate) fn extent(&self) -> (usize, usize, usize) {
+        let rows = self.rows();
+        let starts = (0..rows).filter_map(|r| self.of(r).first()).map(|s| s.start);
+        let tiles = cuda::attention::tiles(rows, starts);
+        (rows, tiles, cuda::Cuda::piece((rows + tiles) * 16 + self.spans.len().saturating_sub(rows) * 8))
     }
 
     /// What row `r` sees.

@@ -11,6 +11,7 @@ mod attention;
 mod linear;
 mod mask;
 mod norm;
+mod replay;
 mod rope;
 mod rows;
 #[cfg(test)]
@@ -23,6 +24,7 @@ pub use attention::{Attend, KvStore, Layer, Span, Views, attention};
 pub use linear::{Linear, linear, residual};
 pub use mask::{Draws, Keep, Mask};
 pub use norm::{Norm, norm};
+pub use replay::{Key, Replays};
 pub use rope::{Place, Rope, Seats, place};
-pub use rows::{Indices, add, add_noise, add_rows, concat, lookup, scale, select};
+pub use rows::{Indices, add, add_noise, add_rows, concat, gather, lookup, scale, select};
 pub use topk::{argmax, mixture, top_k};

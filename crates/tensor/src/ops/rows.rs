@@ -43,6 +43,14 @@ pub fn select(device: &Device, x: &Tensor, picked: &[usize]) -> Result<Tensor, D
     }
 }
 
+/// [`select`] of rows that the device has already.
+pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, DeviceError> {
+    match device.kind() {
+        Kind::Cpu(_) => Ok(x.select(picked.host.iter().map(|&r| r as usize))),
+        Kind::Cuda(_) => Ok(cuda::embedding::select(x.array(), picked.gpu())?.into()),
+    }
+}
+
 /// All rows of all parts (at least one), one part after the other.
 pub fn concat(device: &Device, parts: &[&Tensor]) -> Result<Tensor, DeviceError> {
     match device.kind() {
