@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Peak memory of a whole GSM8K test run at N=64 with default settings: GPT-2 124M's shape, random weights, real prompts.
-# Usage: runs/cpu_memory.sh TOKENIZER_DIR DATA OUT [eval flags...]
-# Random weights never end an answer by themselves, so answers are cut at 6 tokens; the memory is planned for that many.
+# Usage: runs/cpu_memory.sh TOKENIZER_DIR DATA OUT [eval flags...]     (--device cpu --max-new-tokens 6 for the published figure)
+# Random weights never end an answer by themselves: cut answers with --max-new-tokens.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tokenizer=$(realpath "$1") data=$(realpath "$2") out=$3
