@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use model::Cache;
+use model::{Cache, Decoder};
 use record::Seconds;
 use tensor::{DeviceError, Tensor};
 
@@ -148,6 +148,15 @@ pub(crate) struct Caches {
 impl Caches {
     /// Empty caches of so many slots for the mind and for the judge.
     pub(crate) fn ready(&mut self, party: &Party<'_>, (mind, judge): (usize, usize)) -> Result<&mut Self, DeviceError> {
+        // Each keeps the most it ever needed; where that is more than both may have, both begin anew.
+        let kept = |cache: &Option<Cache>, need: usize, decoder: &Decoder| {
+            let slots = cache.as_ref().map_or(need, |c| c.slots().max(need));
+            slots * Cache::bytes_per_position(decoder.device(), decoder.config())
+        };
+        let for_judge = party.judge.map_or(0, |model| kept(&self.judge, judge, &model.decoder));
+        if kept(&self.mind, mind, &party.mind.decoder) + for_judge > party.settings.memory {
+            *self = Self::default();
+        }
         ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.device(), party.mind.decoder.config(), n))?;
         if let Some(model) = party.judge {
             ready(&mut self.judge, judge, |n| Cache::new(model.decoder.device(), model.decoder.config(), n))?;
