@@ -99,7 +99,10 @@ impl Device {
     pub fn describe(&self) -> String {
         match self.kind() {
             Kind::Cpu(cpu) => format!("{} threads of {}", cpu.pool.current_num_threads(), cpu.isa),
-            Kind::Cuda(cuda) => format!("{} in {}", cuda.name(), cuda.precision()),
+            Kind::Cuda(cuda) => {
+                let (major, minor) = cuda.capability();
+                format!("{} (compute capability {major}.{minor}) in {}", cuda.name(), cuda.precision())
+            }
         }
     }
 

@@ -145,10 +145,6 @@ impl Buffer {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
-
-    pub(crate) fn cuda(&self) -> &Cuda {
-        &self.cuda
-    }
 }
 
 impl Drop for Buffer {

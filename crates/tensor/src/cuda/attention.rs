@@ -63,6 +63,7 @@ impl Kv {
     }
 
     /// A layer's keys and values, each (kv_heads, slots, head_dim). Waits for the GPU.
+    #[allow(dead_code, reason = "only the check of every kernel looks inside a store")]
     pub(crate) fn to_host(&self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
         let count = self.kv_heads * self.slots * self.head_dim;
         let from = (self.layer(layer).0 - self.buffer.pointer()) as usize;
@@ -123,10 +124,6 @@ impl Views {
         let buffer = Buffer::upload(cuda, &words)?;
         let (rows_at, spans_at) = (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
         Ok(Self { rows, tiles: tiles.len(), height, end, buffer, rows_at, spans_at })
-    }
-
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
     }
 }
 

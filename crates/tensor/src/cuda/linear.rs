@@ -89,32 +89,9 @@ impl Weights {
         self.outputs
     }
 
-    /// Bytes on the GPU.
-    pub(crate) fn bytes(&self) -> usize {
-        self.matrix.buffer().bytes()
-    }
-
     /// The bias (outputs) in f32, for `norm::Addend`.
     pub(crate) fn bias(&self) -> Option<&Buffer> {
         self.bias_exact.as_ref()
-    }
-
-    /// The weights of output `j`: row `j` of a tied embedding table.
-    pub(crate) fn row(&self, j: usize) -> Result<Vec<f32>, CudaError> {
-        assert!(j < self.outputs, "linear: no output {j} of {}", self.outputs);
-        let from = j * self.inputs * self.matrix.dtype().size();
-        match self.matrix.dtype() {
-            Dtype::F32 => {
-                let mut out = vec![0.0; self.inputs];
-                self.matrix.buffer().download(from, &mut out)?;
-                Ok(out)
-            }
-            Dtype::Bf16 => {
-                let mut out = vec![half::bf16::ZERO; self.inputs];
-                self.matrix.buffer().download(from, &mut out)?;
-                Ok(out.into_iter().map(half::bf16::to_f32).collect())
-            }
-        }
     }
 
     /// All rows, those of padding included: (>= outputs, inputs).

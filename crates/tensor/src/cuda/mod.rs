@@ -10,8 +10,6 @@
 //! Nothing is linked: the driver, NVRTC and cuBLASLt are found when a GPU is opened, and building needs none of them.
 //! Operations panic when shapes disagree, as those of `ops` do; whatever depends on the machine is a [`CudaError`].
 
-#![allow(dead_code, unused_imports, reason = "every operation is complete; which of them the dispatch calls is its own affair")]
-
 pub(crate) mod activation;
 pub(crate) mod array;
 pub(crate) mod attention;
