@@ -1,0 +1,6 @@
+//! Learning to think and to judge.
+//!
+//! ```text
+//! corpus -> reasoner (the latent curriculum) -> annotate (rollouts) -> reward (the LatentRM)
+//! ```
+#![cfg_attr(not(test), deny(clippy::unwrap_used))]
