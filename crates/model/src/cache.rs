@@ -3,7 +3,7 @@
 //! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
 //! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once.
 
-use tensor::ops::{Attend, KvStore, Span};
+use tensor::ops::{Attend, KvGrads, KvStore, Span};
 use tensor::{Device, DeviceError};
 
 use crate::config::Config;
@@ -62,6 +62,11 @@ impl Cache {
     /// How many slots there are.
     pub fn slots(&self) -> usize {
         self.kv.slots()
+    }
+
+    /// Gradients of everything that it holds, all zero.
+    pub fn gradients(&self, device: &Device) -> Result<KvGrads, DeviceError> {
+        KvGrads::zeros(device, &self.kv)
     }
 
     /// Takes all slots back. Sequences made before must not be used any more.
