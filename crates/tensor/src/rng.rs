@@ -45,6 +45,8 @@ pub enum Site {
     Noise = 2,
     /// The number of thoughts of a trajectory.
     Length = 3,
+    /// Dropout on the input embeddings, in training; its layer is 0.
+    Embed = 4,
 }
 
 /// A place where numbers are drawn: everything of a number's name but layer, site and element.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::Array;
+use crate::cuda::{Array, Dtype};
 use crate::device::Kind;
 use crate::{Device, DeviceError};
 
@@ -50,6 +50,14 @@ impl Tensor {
     /// A matrix of zeros on the host.
     pub fn zeros(rows: usize, cols: usize) -> Self {
         Self { rows, cols, data: Data::Host(vec![0.0; rows * cols]) }
+    }
+
+    /// A matrix of zeros in single precision on a device.
+    pub fn zeros_on(device: &Device, rows: usize, cols: usize) -> Result<Self, DeviceError> {
+        match device.kind() {
+            Kind::Cpu(_) => Ok(Self::zeros(rows, cols)),
+            Kind::Cuda(cuda) => Ok(Array::zeros(cuda, rows, cols, Dtype::F32)?.into()),
+        }
     }
 
     /// A matrix on the host from its numbers.

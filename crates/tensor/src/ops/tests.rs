@@ -1,5 +1,7 @@
 //! One test body, every device: each instruction set of the processor, and a GPU in single precision if there is one.
 
+mod backward;
+
 use std::num::NonZeroUsize;
 
 use super::*;
