@@ -95,6 +95,19 @@ impl Tensor {
         *self = Self { rows, cols, data: Data::Host(data) };
     }
 
+    /// The same numbers in rows of another length.
+    ///
+    /// # Panics
+    /// If they are not as many.
+    pub fn with_shape(mut self, rows: usize, cols: usize) -> Result<Self, DeviceError> {
+        assert_eq!(self.rows * self.cols, rows * cols, "{} x {} numbers are not {rows} x {cols}", self.rows, self.cols);
+        if matches!(self.data, Data::Cuda(_)) {
+            self.array_mut()?.set_shape(rows, cols);
+        }
+        (self.rows, self.cols) = (rows, cols);
+        Ok(self)
+    }
+
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows

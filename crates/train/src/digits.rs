@@ -34,11 +34,11 @@ impl Digits {
     /// The loss of reading `numbers` from x (rows, width), each digit weighted by `weight`. Adds to the reader's gradients.
     pub fn learn(&mut self, device: &Device, x: &Tensor, numbers: &[i64], weight: f32) -> Result<Read, DeviceError> {
         assert_eq!(x.rows(), numbers.len(), "digits: {} vectors for {} numbers", x.rows(), numbers.len());
-        let logits = self.map.forward(device, x)?.with_shape(numbers.len() * PLACES, CLASSES);
+        let logits = self.map.forward(device, x)?.with_shape(numbers.len() * PLACES, CLASSES)?;
         let targets = Indices::new(device, numbers.iter().flat_map(|&n| classes(n)).collect())?;
         let mut dlogits = Tensor::default();
         let losses = ops::cross_entropy(device, &logits, &targets, &vec![weight; logits.rows()], &mut dlogits)?;
-        let dlogits = dlogits.with_shape(numbers.len(), PLACES * CLASSES);
+        let dlogits = dlogits.with_shape(numbers.len(), PLACES * CLASSES)?;
         Ok(Read { losses, gradient: self.map.backward(device, x, &dlogits)? })
     }
 }

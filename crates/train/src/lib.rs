@@ -15,6 +15,7 @@ pub mod digits;
 pub mod directory;
 pub mod error;
 pub mod feed;
+pub mod judge;
 pub mod lesson;
 pub mod loss;
 pub mod reasoner;

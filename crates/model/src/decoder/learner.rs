@@ -137,7 +137,8 @@ impl Learner {
 
     /// Writes the parameters to where the kernels read them.
     pub fn refresh(&mut self) -> Result<(), DeviceError> {
-        let (decoder, device) = (&mut self.decoder, &self.decoder.device.clone());
+        let device = &self.decoder.device.clone();
+        let decoder = &mut self.decoder;
         // A tied table is loaded as the head, or as the table where there is no head.
         match (&mut decoder.table, &mut decoder.head, &self.head) {
             (Some(table), head, own) => {
