@@ -135,6 +135,15 @@ pub struct Config {
 }
 
 impl Config {
+    /// What published files put before the decoder's canonical names.
+    pub fn weight_prefix(&self) -> &'static str {
+        match self.architecture {
+            Architecture::Gpt2 => "transformer.",
+            Architecture::Llama => "model.",
+            Architecture::Qwen3 => "model.language_model.",
+        }
+    }
+
     /// Reads `config.json`, and `generation_config.json` beside it, whose end tokens win as they do in transformers.
     pub fn read(dir: &Path) -> Result<Config, Error> {
         if !dir.is_dir() {

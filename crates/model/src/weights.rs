@@ -111,15 +111,6 @@ impl Parts<'_> {
         self.0.architecture == Architecture::Gpt2
     }
 
-    /// What published files put before the canonical names.
-    pub(crate) fn prefix(&self) -> &'static str {
-        match self.0.architecture {
-            Architecture::Gpt2 => "transformer.",
-            Architecture::Llama => "model.",
-            Architecture::Qwen3 => "model.language_model.",
-        }
-    }
-
     /// (vocab, width), as a map from hidden states to tokens.
     pub(crate) fn embedding(&self) -> StoredLinear {
         self.vocabulary(if self.gpt2() { "wte" } else { "embed_tokens" })

@@ -68,7 +68,7 @@ fn shuffled(index: u64, count: u64, seed: u64) -> u64 {
 }
 
 /// What a batch is made with.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Recipe {
     /// Examples.
     pub data: Data,
@@ -114,7 +114,6 @@ impl Recipe {
 }
 
 /// Batches in order, made ahead.
-#[derive(Debug)]
 pub struct Feed {
     recipe: Recipe,
     next: u64,

@@ -189,7 +189,7 @@ pub struct Judging<'a> {
     /// The loss.
     pub objective: Objective,
     /// The weight of each step.
-    pub weight: &'a dyn Fn(usize) -> f32,
+    pub weight: &'a (dyn Fn(usize) -> f32 + Sync),
     /// Dropout in the judge.
     pub droppings: Option<Droppings>,
 }

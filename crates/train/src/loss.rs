@@ -29,7 +29,7 @@ impl Objective {
     /// The loss of one problem; its gradient is written to `gradient`. `weight` is that of each step.
     ///
     /// Contrastive: `- sum_t w_t sum_n y_nt log softmax_n(r_nt)`. BCE: the weighted mean over all thoughts.
-    pub fn of(self, problem: Scored<'_>, weight: &dyn Fn(usize) -> f32, gradient: &mut [f32]) -> f64 {
+    pub fn of(self, problem: Scored<'_>, weight: &(dyn Fn(usize) -> f32 + Sync), gradient: &mut [f32]) -> f64 {
         let Scored { scores, labels, steps } = problem;
         assert!(scores.len() == labels.len() && scores.len() == steps.len() && scores.len() == gradient.len(), "loss: shapes");
         match self {

@@ -19,7 +19,6 @@ use crate::feed::Feed;
 use crate::study::{Droppings, Study};
 
 /// A reasoner's training.
-#[derive(Debug)]
 pub struct ReasonerCourse {
     /// Where it computes.
     pub device: Device,

@@ -23,7 +23,6 @@ pub struct Markers {
 }
 
 /// Writes lessons.
-#[derive(Debug)]
 pub struct Scribe<'a> {
     /// Text to tokens.
     pub tokenizer: &'a Tokenizer,
