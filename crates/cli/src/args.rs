@@ -6,6 +6,7 @@
 
 mod common;
 mod layers;
+mod train;
 pub mod values;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -17,6 +18,9 @@ pub use common::{
     DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
+pub use train::{
+    LearningArgs, Mode, ObjectiveKind, ReasonerArgs, RemovalKind, RewardArgs, ScoreHeadKind, TrainCommand,
+};
 
 /// Said under every command's help.
 const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
@@ -66,6 +70,12 @@ Examples:
 
 {LAYERS}"))]
     Solve(SolveArgs),
+
+    /// Train a reasoner or a reward model
+    ///
+    /// First a model that says its steps, then one that thinks them, then rollouts (annotate), then a model that judges thoughts.
+    #[command(subcommand)]
+    Train(TrainCommand),
 
     /// Say what a checkpoint holds
     ///

@@ -5,4 +5,5 @@ pub mod doctor;
 pub mod eval;
 pub mod inspect;
 pub mod solve;
+pub mod train;
 pub mod verify;

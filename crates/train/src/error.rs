@@ -23,6 +23,17 @@ pub enum Error {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// A file could not be written.
+    #[error(transparent)]
+    Record(Box<record::Error>),
+    /// A file is not what it should be.
+    #[error("{}: {reason}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The loss became infinite.
     #[error("step {step}: the gradient is not finite; lower --lr or --clip, then --resume from the last state")]
     Diverged {

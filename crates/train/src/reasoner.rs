@@ -13,7 +13,7 @@ use tensor::Device;
 
 use crate::course::{Course, Examined};
 use crate::dataset::Example;
-use crate::directory::Directory;
+use crate::directory::save_weights;
 use crate::error::Error;
 use crate::feed::Feed;
 use crate::study::{Droppings, Study};
@@ -32,8 +32,6 @@ pub struct ReasonerCourse {
     pub seed: u64,
     /// Parts of a step.
     pub accumulate: u32,
-    /// What is written beside the weights.
-    pub directory: Directory,
     /// Where the model goes.
     pub out: PathBuf,
     /// The format of its weights.
@@ -89,8 +87,8 @@ impl Course for ReasonerCourse {
     }
 
     fn save(&mut self) -> Result<(), Error> {
-        let decoder = self.study.learner.parameters();
-        self.directory.write(&self.out, decoder, self.study.head.parameters(), self.saved)
+        let Study { learner, head, .. } = &self.study;
+        save_weights(&self.out, learner.decoder.config(), learner.parameters(), head.parameters(), self.saved)
     }
 }
 
