@@ -303,10 +303,26 @@ pub(crate) fn attention_backward(of: Backward<'_>, grads: &mut KvGrads) -> Resul
             // As in attention_backward.cu: two stages of keys and values, queries and gradients, probabilities and slopes.
             let keys_held = if dim <= 64 { 64 } else { 32 };
             let shared = (4 * keys_held * (dim + 8) + 2 * views.height * (dim + 8) + 2 * views.height * (32 + 8)) * 2;
-            let grid = Grid { blocks: (views.tiles, kv.kv_heads, group), threads: views.height / 16 * 32, shared };
+            let grid = Grid { blocks: (views.tiles, kv.kv_heads, group), threads: 128, shared };
             let arguments = slots![
-                q_at, q_cols, keys, values, slots, group_at, out_at, dout_at, out_cols, dqkv_at, dqkv_cols, dkeys, dvalues,
-                tiles, views_at, spans, scale,
+                q_at,
+                q_cols,
+                keys,
+                values,
+                slots,
+                group_at,
+                out_at,
+                dout_at,
+                out_cols,
+                dqkv_at,
+                dqkv_cols,
+                dkeys,
+                dvalues,
+                tiles,
+                views_at,
+                spans,
+                scale,
+                int(views.height),
             ];
             // SAFETY: spans were checked against the slots, rows and heads against q, out and dout; the queries' columns of
             // dqkv are written whole.

@@ -15,21 +15,26 @@ __device__ __forceinline__ void add_tile(float* upper, float* lower, bool in_upp
     }
 }
 
-// bf16, head dimensions that are powers of two. As in attention.cu a warp has 16 rows, which are those of one key head. It
-// computes their probabilities and slopes 32 keys at a time and leaves them in shared memory, where the warps together
+// What is subtracted from a score, in powers of 2, to make it a probability; infinite where nothing is seen.
+__device__ __forceinline__ float normaliser(float largest, float sum, float scale2) {
+    return sum > 0.0f ? fmaf(largest, scale2, log2f(sum)) : INF;
+}
+
+// bf16, head dimensions that are powers of two. As in attention.cu a warp has 16 rows, which are those of one key head; of a
+// block that holds fewer rows than its warps could, some warps have none. A warp
+// computes probabilities and slopes 32 keys at a time and leaves them in shared memory, where all warps together
 // turn them into gradients of these keys and values over all rows: one addition to memory a tile. Prefixes of up to two
 // stages are fetched once. Bound by memory (the gradients of keys and values) for single rows, by latency for whole prompts.
 template <int DIM>
 __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots, u32 group,
                                              const u16* out, const u16* dout, u32 out_cols, u16* dqkv, u32 dqkv_cols,
                                              float* dkeys, float* dvalues, const uint4* tiles, const uint4* rows,
-                                             const uint2* spans, float scale) {
+                                             const uint2* spans, float scale, u32 held) {
     constexpr int KEYS = Stage<DIM>::KEYS, STRIDE = Stage<DIM>::STRIDE, OSTRIDE = DIM + 4, PSTRIDE = SCORED + 8;
-    constexpr int LANES = DIM / 8, TOGETHER = 32 / LANES;
+    constexpr int LANES = DIM / 8, TOGETHER = 32 / LANES, AHEAD = 4;
     extern __shared__ uint4 shared[];
     __shared__ float kept_max[64], kept_sum[64], along[64];
     __shared__ u32 reach[4];
-    const u32 held = blockDim.x / 2; // rows
     u16* stages = (u16*)shared;                   // (2, keys and values, KEYS, STRIDE)
     u16* sq = stages + 4 * KEYS * STRIDE;         // (held, STRIDE)
     u16* sd = sq + held * STRIDE;                 // (held, STRIDE)
@@ -39,7 +44,8 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
     const u32 first_row = blockIdx.z * held, height = tile.y * group;
     if (first_row >= height) return;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = first_row + warp * 16;
-    const u32 part = 8 * (lane % LANES), warps = blockDim.x / 32;
+    const u32 part = 8 * (lane % LANES), warps = blockDim.x / 32, count = height - first_row < held ? height - first_row : held;
+    const bool has_rows = warp * 16 < count;
     const u64 head = (u64)blockIdx.y * slots * DIM, start = head + (u64)tile.z * DIM;
     const u32 steps = (tile.w + KEYS - 1) / KEYS;
     const float scale2 = scale * 1.44269504f; // powers are of 2
@@ -57,33 +63,31 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
 
     // What lane r knows of the warp's row r.
     const u32 known = warp_row + lane % 16;
-    const uint4 view = known < height ? rows[tile.x + known / group] : make_uint4(0, 0, 0, 0);
-    const uint2 first_span = view.w ? spans[view.y] : make_uint2(0, 0);
+    const uint4 view = has_rows && known < height ? rows[tile.x + known / group] : make_uint4(0, 0, 0, 0);
     const u32 len0 = __shfl_sync(FULL, view.x, g), len1 = __shfl_sync(FULL, view.x, g + 8);
     const u32 longest = __reduce_max_sync(FULL, view.x);
-    const bool has_own = __reduce_max_sync(FULL, view.w) > 0;
     if (lane == 0) reach[warp] = longest;
 
 #pragma unroll 1
-    for (u32 first = 0; first < 16; first += TOGETHER) {
-        const u32 r = first + lane / LANES, row = warp_row + r;
+    for (u32 first = warp * TOGETHER; first < count; first += warps * TOGETHER) {
+        const u32 r = first + lane / LANES, row = first_row + r;
         float o[8], d[8], dot = 0.0f;
         const u64 at = (u64)(tile.x + row / group) * out_cols + (blockIdx.y * group + row % group) * DIM + part;
-        widen8(row < height ? *(const uint4*)(out + at) : make_uint4(0, 0, 0, 0), o);
-        widen8(row < height ? *(const uint4*)(dout + at) : make_uint4(0, 0, 0, 0), d);
+        widen8(r < count ? *(const uint4*)(out + at) : make_uint4(0, 0, 0, 0), o);
+        widen8(r < count ? *(const uint4*)(dout + at) : make_uint4(0, 0, 0, 0), d);
 #pragma unroll
         for (int i = 0; i < 8; i++) dot = fmaf(o[i], d[i], dot);
 #pragma unroll
         for (int i = 1; i < LANES; i <<= 1) dot += __shfl_xor_sync(FULL, dot, i);
-        if (lane % LANES == 0) along[warp * 16 + r] = dot;
+        if (lane % LANES == 0 && r < count) along[r] = dot;
     }
 
     asm volatile("cp.async.wait_group 1;" ::: "memory");
-    __syncthreads();
-    u32 a[DIM / 16][4], e[DIM / 16][4];
+    const bool has_own = __syncthreads_or(view.w > 0);
+    u32 a[DIM / 16][4] = {}, e[DIM / 16][4] = {};
     const u32 mine = (warp * 16 + lane % 16) * STRIDE + lane / 16 * 8;
 #pragma unroll
-    for (int s = 0; s < DIM / 16; s++) {
+    for (int s = 0; s < DIM / 16 && has_rows; s++) {
         load_blocks(a[s], sq + mine + 16 * s);
         load_blocks(e[s], sd + mine + 16 * s);
     }
@@ -155,45 +159,56 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
         max0 = new0;
         max1 = new1;
     }
-    if (t == 0) {
+    if (t == 0 && has_rows) {
         kept_max[warp * 16 + g] = max0; kept_max[warp * 16 + g + 8] = max1;
         kept_sum[warp * 16 + g] = sum0; kept_sum[warp * 16 + g + 8] = sum1;
     }
-    __syncwarp();
+    __syncthreads();
 
+    // The same over the rows' own keys.
     const u16* own_keys = keys + head + part;
     const u16* own_values = values + head + part;
-    // The same over the rows' own keys; kept_max becomes the logarithm that normalises a row, infinite where there is none.
 #pragma unroll 1
-    for (u32 first = 0; first < 16; first += TOGETHER) {
+    for (u32 first = warp * TOGETHER; has_own && first < count; first += warps * TOGETHER) {
         const u32 r = first + lane / LANES;
-        const u32 count = has_own ? __shfl_sync(FULL, view.w, r) : 0, spans_at = __shfl_sync(FULL, view.y, r);
-        const uint2 span = make_uint2(__shfl_sync(FULL, first_span.x, r), __shfl_sync(FULL, first_span.y, r));
-        const u32 most = has_own ? __reduce_max_sync(FULL, count) : 0;
-        float query[8], largest = kept_max[warp * 16 + r], sum = kept_sum[warp * 16 + r];
-        widen8(*(const uint4*)(sq + (warp * 16 + r) * STRIDE + part), query);
-        Walk walk(spans, span, spans_at + 1);
-        for (u32 j = 0; j < most; j++) {
-            float w[8], dot = 0.0f;
-            widen8(j < count ? *(const uint4*)(own_keys + (u64)walk.next() * DIM) : make_uint4(0, 0, 0, 0), w);
+        const uint4 seen = r < count ? rows[tile.x + (first_row + r) / group] : make_uint4(0, 0, 0, 0);
+        const u32 most = __reduce_max_sync(FULL, seen.w), at = r < count ? r : 0;
+        float query[8], largest = kept_max[at], sum = kept_sum[at];
+        widen8(*(const uint4*)(sq + at * STRIDE + part), query);
+        Walk walk(spans, make_uint2(0, 0), seen.y);
+        for (u32 j = 0; j < most; j += AHEAD) {
+            uint4 k[AHEAD];
 #pragma unroll
-            for (int i = 0; i < 8; i++) dot = fmaf(query[i], w[i], dot);
+            for (int u = 0; u < AHEAD; u++)
+                k[u] = j + u < seen.w ? *(const uint4*)(own_keys + (u64)walk.next() * DIM) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-            for (int d = 1; d < LANES; d <<= 1) dot += __shfl_xor_sync(FULL, dot, d);
-            if (j >= count) continue;
-            const float best = fmaxf(largest, dot);
-            sum = sum * power_of_2((largest - best) * scale2) + power_of_2((dot - best) * scale2);
-            largest = best;
+            for (int u = 0; u < AHEAD; u++) {
+                float w[8], dot = 0.0f;
+                widen8(k[u], w);
+#pragma unroll
+                for (int i = 0; i < 8; i++) dot = fmaf(query[i], w[i], dot);
+#pragma unroll
+                for (int d = 1; d < LANES; d <<= 1) dot += __shfl_xor_sync(FULL, dot, d);
+                if (j + u < seen.w) {
+                    const float best = fmaxf(largest, dot);
+                    sum = sum * power_of_2((largest - best) * scale2) + power_of_2((dot - best) * scale2);
+                    largest = best;
+                }
+            }
         }
-        __syncwarp();
-        if (lane % LANES == 0) kept_max[warp * 16 + r] = sum > 0.0f ? fmaf(largest, scale2, log2f(sum)) : INF;
+        if (lane % LANES == 0 && r < count) {
+            kept_max[r] = largest;
+            kept_sum[r] = sum;
+        }
     }
-    __syncwarp();
+    __syncthreads();
 
     // The second sweep, from the keys that are still here on.
-    const float norm0 = kept_max[warp * 16 + g], norm1 = kept_max[warp * 16 + g + 8];
-    const float along0 = along[warp * 16 + g], along1 = along[warp * 16 + g + 8];
-    const u32 row_blocks = ((height - first_row < held ? height - first_row : held) + 15) / 16;
+    const u32 upper = warp * 16 + g, lower = upper + 8;
+    const float norm0 = upper < count ? normaliser(kept_max[upper], kept_sum[upper], scale2) : INF;
+    const float norm1 = lower < count ? normaliser(kept_max[lower], kept_sum[lower], scale2) : INF;
+    const float along0 = upper < count ? along[upper] : 0.0f, along1 = lower < count ? along[lower] : 0.0f;
+    const u32 row_blocks = (count + 15) / 16;
     float dq[DIM / 8][4];
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) dq[n][0] = dq[n][1] = dq[n][2] = dq[n][3] = 0.0f;
@@ -295,54 +310,68 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
     // rows own.
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
-    float* so = (float*)shared + warp * 16 * OSTRIDE;
+    float* so = (float*)shared; // (held, OSTRIDE)
+    if (has_rows) {
 #pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-        *(float2*)(so + g * OSTRIDE + 8 * n + 2 * t) = make_float2(dq[n][0], dq[n][1]);
-        *(float2*)(so + (g + 8) * OSTRIDE + 8 * n + 2 * t) = make_float2(dq[n][2], dq[n][3]);
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (u32 first = 0; first < 16; first += TOGETHER) {
-        const u32 r = first + lane / LANES, row = warp_row + r;
-        const u32 count = has_own ? __shfl_sync(FULL, view.w, r) : 0, spans_at = __shfl_sync(FULL, view.y, r);
-        const uint2 span = make_uint2(__shfl_sync(FULL, first_span.x, r), __shfl_sync(FULL, first_span.y, r));
-        const u32 most = has_own ? __reduce_max_sync(FULL, count) : 0;
-        const float norm = kept_max[warp * 16 + r], with = along[warp * 16 + r];
-        float query[8], d[8], x[8];
-        widen8(*(const uint4*)(sq + (warp * 16 + r) * STRIDE + part), query);
-        widen8(*(const uint4*)(sd + (warp * 16 + r) * STRIDE + part), d);
-        *(float4*)&x[0] = *(const float4*)(so + r * OSTRIDE + part);
-        *(float4*)&x[4] = *(const float4*)(so + r * OSTRIDE + part + 4);
-        Walk walk(spans, span, spans_at + 1);
-        for (u32 j = 0; j < most; j++) {
-            const u64 from = j < count ? (u64)walk.next() * DIM : 0;
-            float k[8], v[8], score = 0.0f, reached = 0.0f;
-            widen8(j < count ? *(const uint4*)(own_keys + from) : make_uint4(0, 0, 0, 0), k);
-            widen8(j < count ? *(const uint4*)(own_values + from) : make_uint4(0, 0, 0, 0), v);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                score = fmaf(query[i], k[i], score);
-                reached = fmaf(d[i], v[i], reached);
-            }
-#pragma unroll
-            for (int i = 1; i < LANES; i <<= 1) {
-                score += __shfl_xor_sync(FULL, score, i);
-                reached += __shfl_xor_sync(FULL, reached, i);
-            }
-            if (j >= count) continue;
-            const float p = power_of_2(fmaf(score, scale2, -norm)), s = p * (reached - with) * scale;
-#pragma unroll
-            for (int i = 0; i < 8; i++) x[i] = fmaf(s, k[i], x[i]);
-            float* dk = dkeys + head + from + part;
-            float* dv = dvalues + head + from + part;
-            add4(dk, 4, make_float4(s * query[0], s * query[1], s * query[2], s * query[3]));
-            add4(dk + 4, 4, make_float4(s * query[4], s * query[5], s * query[6], s * query[7]));
-            add4(dv, 4, make_float4(p * d[0], p * d[1], p * d[2], p * d[3]));
-            add4(dv + 4, 4, make_float4(p * d[4], p * d[5], p * d[6], p * d[7]));
+        for (int n = 0; n < DIM / 8; n++) {
+            *(float2*)(so + upper * OSTRIDE + 8 * n + 2 * t) = make_float2(dq[n][0], dq[n][1]);
+            *(float2*)(so + lower * OSTRIDE + 8 * n + 2 * t) = make_float2(dq[n][2], dq[n][3]);
         }
-        __syncwarp();
-        if (row < height)
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (u32 first = warp * TOGETHER; first < count; first += warps * TOGETHER) {
+        const u32 r = first + lane / LANES, at = r < count ? r : 0, row = first_row + r;
+        const uint4 seen = has_own && r < count ? rows[tile.x + row / group] : make_uint4(0, 0, 0, 0);
+        const u32 most = __reduce_max_sync(FULL, seen.w);
+        const float norm = normaliser(kept_max[at], kept_sum[at], scale2), with = along[at];
+        float query[8], d[8], x[8];
+        widen8(*(const uint4*)(sq + at * STRIDE + part), query);
+        widen8(*(const uint4*)(sd + at * STRIDE + part), d);
+        *(float4*)&x[0] = *(const float4*)(so + at * OSTRIDE + part);
+        *(float4*)&x[4] = *(const float4*)(so + at * OSTRIDE + part + 4);
+        Walk walk(spans, make_uint2(0, 0), seen.y);
+        for (u32 j = 0; j < most; j += AHEAD) {
+            u64 from[AHEAD];
+            uint4 keys8[AHEAD], values8[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                keys8[u] = values8[u] = make_uint4(0, 0, 0, 0);
+                from[u] = 0;
+                if (j + u < seen.w) {
+                    from[u] = (u64)walk.next() * DIM;
+                    keys8[u] = *(const uint4*)(own_keys + from[u]);
+                    values8[u] = *(const uint4*)(own_values + from[u]);
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < AHEAD; u++) {
+                float k[8], v[8], score = 0.0f, reached = 0.0f;
+                widen8(keys8[u], k);
+                widen8(values8[u], v);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    score = fmaf(query[i], k[i], score);
+                    reached = fmaf(d[i], v[i], reached);
+                }
+#pragma unroll
+                for (int i = 1; i < LANES; i <<= 1) {
+                    score += __shfl_xor_sync(FULL, score, i);
+                    reached += __shfl_xor_sync(FULL, reached, i);
+                }
+                if (j + u >= seen.w) continue;
+                const float p = power_of_2(fmaf(score, scale2, -norm)), s = p * (reached - with) * scale;
+#pragma unroll
+                for (int i = 0; i < 8; i++) x[i] = fmaf(s, k[i], x[i]);
+                float* dk = dkeys + head + from[u] + part;
+                float* dv = dvalues + head + from[u] + part;
+                add4(dk, 4, make_float4(s * query[0], s * query[1], s * query[2], s * query[3]));
+                add4(dk + 4, 4, make_float4(s * query[4], s * query[5], s * query[6], s * query[7]));
+                add4(dv, 4, make_float4(p * d[0], p * d[1], p * d[2], p * d[3]));
+                add4(dv + 4, 4, make_float4(p * d[4], p * d[5], p * d[6], p * d[7]));
+            }
+        }
+        if (r < count)
             *(uint4*)(dqkv + (u64)(tile.x + row / group) * dqkv_cols + (blockIdx.y * group + row % group) * DIM + part) =
                 make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
     }
@@ -352,9 +381,9 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
     extern "C" __global__ void __launch_bounds__(128, BLOCKS) attention_backward_##DIM(                                     \
         const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots, u32 group, const u16* out, const u16* dout, \
         u32 out_cols, u16* dqkv, u32 dqkv_cols, float* dkeys, float* dvalues, const uint4* tiles, const uint4* rows,        \
-        const uint2* spans, float scale) {                                                                                  \
+        const uint2* spans, float scale, u32 held) {                                                                        \
         backward_mma<DIM>(q, q_cols, keys, values, slots, group, out, dout, out_cols, dqkv, dqkv_cols, dkeys, dvalues,      \
-                          tiles, rows, spans, scale);                                                                       \
+                          tiles, rows, spans, scale, held);                                                                 \
     }
 
 BACKWARD(32, 4)

@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(256) column_sums(const void* x, int
     const int left = c < cols ? (int)(cols - c) : 0;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (left > 0) {
-#pragma unroll 4
+#pragma unroll 8
         for (u32 r = blockIdx.y * SUM_LANES + which; r < rows; r += gridDim.y * SUM_LANES) {
             const float4 v = load4(x, type, (u64)r * stride + c, left);
             sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;

@@ -291,7 +291,7 @@ pub(crate) fn linear_dw(x: &Array, dy: &Array, dw: &mut Array, db: Option<&mut A
 }
 
 /// Blocks that keep a GPU busy.
-const BLOCKS: usize = 512;
+const BLOCKS: usize = 1024;
 
 /// `to += the sum of x's rows`; to is (1, cols) of f32.
 fn column_sums(x: &Array, to: &mut Array) -> Result<(), CudaError> {

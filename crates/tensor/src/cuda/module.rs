@@ -72,7 +72,7 @@ const SOURCES: &[Source] = &[
         "add_norm_16_1",
         "add_norm_16_2",
         "norm_backward_1_2",
-        "norm_backward_1_6",
+        "norm_backward_4_2",
         "norm_backward_4_4",
         "norm_backward_16_8"
     ),

@@ -163,13 +163,14 @@ __device__ __forceinline__ void norm_backward(const float* x, const void* dy, in
     for (int i = 0; i < CHUNKS; i++) sum_scale[i] = sum_shift[i] = nothing4();
     for (u32 row = start; row < rows; row += step) {
         const u64 base = (u64)row * cols;
-        float4 v[CHUNKS], d[CHUNKS];
+        float4 v[CHUNKS], d[CHUNKS], to[CHUNKS];
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
             const u32 c = 4 * (lane + threads * i);
             v[i] = c < cols ? load4(x, F32, base + c, (int)(cols - c)) : nothing4();
             d[i] = c < cols ? load4(dy, type, base + c, (int)(cols - c)) : nothing4();
+            to[i] = c < cols ? load4(dx, F32, base + c, (int)(cols - c)) : nothing4();
             sum += v[i].x + v[i].y + v[i].z + v[i].w;
         }
         const float mean = rms ? 0.0f : row_sum<WARPS>(sum, scratch) / (float)cols;
@@ -199,12 +200,11 @@ __device__ __forceinline__ void norm_backward(const float* x, const void* dy, in
             if (c >= cols) continue;
             const int left = (int)(cols - c);
             const float4 g = load4(scale, F32, c, left);
-            float4 to = load4(dx, F32, base + c, left);
-            to.x += inverse * (d[i].x * g.x - common - v[i].x * along);
-            to.y += inverse * (d[i].y * g.y - common - v[i].y * along);
-            to.z += inverse * (d[i].z * g.z - common - v[i].z * along);
-            to.w += inverse * (d[i].w * g.w - common - v[i].w * along);
-            store4(dx, F32, base + c, left, to);
+            to[i].x += inverse * (d[i].x * g.x - common - v[i].x * along);
+            to[i].y += inverse * (d[i].y * g.y - common - v[i].y * along);
+            to[i].z += inverse * (d[i].z * g.z - common - v[i].z * along);
+            to[i].w += inverse * (d[i].w * g.w - common - v[i].w * along);
+            store4(dx, F32, base + c, left, to[i]);
             sum_scale[i].x += d[i].x * v[i].x; sum_scale[i].y += d[i].y * v[i].y;
             sum_scale[i].z += d[i].z * v[i].z; sum_scale[i].w += d[i].w * v[i].w;
             sum_shift[i].x += d[i].x; sum_shift[i].y += d[i].y; sum_shift[i].z += d[i].z; sum_shift[i].w += d[i].w;
@@ -247,6 +247,6 @@ __device__ __forceinline__ void norm_backward(const float* x, const void* dy, in
     }
 
 NORM_BACKWARD(1, 2, 256)
-NORM_BACKWARD(1, 6, 256)
+NORM_BACKWARD(4, 2, 128)
 NORM_BACKWARD(4, 4, 128)
 NORM_BACKWARD(16, 8, 512)

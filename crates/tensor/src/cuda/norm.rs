@@ -150,8 +150,10 @@ pub(crate) struct Reached<'a> {
     pub(crate) dshift: Option<&'a mut Array>,
 }
 
-/// Blocks that share the rows: enough to keep a GPU busy, few enough that adding up their sums is cheap.
-const BLOCKS: usize = 264;
+/// Threads that share the rows: enough to keep a GPU busy, few enough that adding up their blocks' sums is cheap.
+const THREADS: usize = 1 << 17;
+/// From this many rows on, short rows share a block.
+const MANY: usize = 2048;
 
 /// Adds what reaches the norm's input x (f32) and its parameters.
 pub(crate) fn norm_backward(x: &Array, by: &DeviceNorm, to: Reached<'_>) -> Result<(), CudaError> {
@@ -162,14 +164,16 @@ pub(crate) fn norm_backward(x: &Array, by: &DeviceNorm, to: Reached<'_>) -> Resu
     let sums = [Some(&to.dscale), to.dshift.as_ref()].into_iter().flatten();
     assert!(sums.into_iter().all(|d| d.cols() == cols && d.dtype() == Dtype::F32), "norm_backward: sums of {cols} in f32");
     assert_eq!((x.dtype(), to.dx.dtype()), (Dtype::F32, Dtype::F32), "norm_backward: the residual stream is f32");
+    let few = rows < MANY;
     let (kernel, together, threads) = match cols {
+        0..=256 if few => ("norm_backward_1_2", 2, 64),
         0..=256 => ("norm_backward_1_2", 8, 256),
-        257..=768 => ("norm_backward_1_6", 8, 256),
-        769..=2048 => ("norm_backward_4_4", 1, 128),
+        257..=1024 => ("norm_backward_4_2", 1, 128),
+        1025..=2048 => ("norm_backward_4_4", 1, 128),
         2049..=16384 => ("norm_backward_16_8", 1, 512),
         _ => panic!("norm_backward: rows of {cols} are wider than any model's"),
     };
-    let grid = Grid { blocks: (rows.div_ceil(together).min(BLOCKS * 256 / threads), 1, 1), threads, shared: 0 };
+    let grid = Grid { blocks: (rows.div_ceil(together).min(THREADS / threads), 1, 1), threads, shared: 0 };
     let dshift = to.dshift.map_or(0, |d| d.pointer());
     let arguments = slots![
         x.pointer(),
