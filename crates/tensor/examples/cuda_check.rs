@@ -1,7 +1,7 @@
 //! Compares every operation of the CUDA backend with a plain host computation, then times the main ones.
 //!
 //! One line per operation with its largest error; exit 1 on a miss. Without a GPU it says so and exits 0.
-//! `cuda_check --check` and `--time` do one of the two.
+//! `cuda_check --check` and `--time` do one of the two; `--training` times what a training step is made of.
 
 #[path = "../src/cuda/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the backend, included whole; not all of it is checked here")]
@@ -11,6 +11,8 @@ mod cuda;
 mod rng;
 #[path = "cuda_check/timing.rs"]
 mod timing;
+#[path = "cuda_check/training.rs"]
+mod training;
 
 use cuda::attention::{Kv, Views, attention};
 use cuda::linear::{Activation, Weights, linear};
@@ -46,11 +48,14 @@ fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> Outcome 
     let opened = started.elapsed().as_secs_f64();
     println!("{} {:?} {precision:?}: opened in {opened:.2} s, {free} of {total} bytes free", cuda.name(), cuda.capability());
     let mut check = Check { cuda: cuda.clone(), missed: 0 };
-    if only != Some("--time") {
+    if !matches!(only, Some("--time" | "--training")) {
         check.all()?;
     }
     *missed += check.missed;
-    if only != Some("--check") { timing::all(&cuda) } else { Ok(()) }
+    if precision == Precision::Bf16 && only != Some("--check") {
+        training::all(&cuda)?;
+    }
+    if matches!(only, Some("--check" | "--training")) { Ok(()) } else { timing::all(&cuda) }
 }
 
 /// Normal numbers, the same for the same salt.

@@ -69,9 +69,8 @@ pub fn activate(
             out.reshape(x.rows(), x.cols());
             cpu::activation::activate(cpu.isa, x, activation, out);
         }
-        Kind::Cuda(_cuda) => {
-            let _ = format;
-            unimplemented!()
+        Kind::Cuda(cuda) => {
+            *out = cuda::activation::activate(x.array(), activation.into(), format.on(cuda))?.into();
         }
     }
     Ok(())
@@ -92,9 +91,8 @@ pub fn activate_backward(
             dx.reshape(x.rows(), x.cols());
             cpu::activation::activate_backward(cpu.isa, x, activation, dy, dx);
         }
-        Kind::Cuda(_cuda) => {
-            let _ = format;
-            unimplemented!()
+        Kind::Cuda(cuda) => {
+            *dx = cuda::activation::activate_backward(x.array(), activation.into(), dy.array(), format.on(cuda))?.into();
         }
     }
     Ok(())
@@ -108,9 +106,8 @@ pub fn swiglu_backward(device: &Device, x: &Tensor, dy: &Tensor, format: Format,
             dx.reshape(x.rows(), x.cols());
             cpu::activation::swiglu_backward(cpu.isa, x, dy, dx);
         }
-        Kind::Cuda(_cuda) => {
-            let _ = format;
-            unimplemented!()
+        Kind::Cuda(cuda) => {
+            *dx = cuda::activation::swiglu_backward(x.array(), dy.array(), format.on(cuda))?.into();
         }
     }
     Ok(())

@@ -236,7 +236,7 @@ pub struct KvGrads(Grads);
 #[derive(Debug)]
 enum Grads {
     Cpu(HostKv), // keys and values both (kv_heads, slots, head_dim)
-    Cuda,
+    Cuda(cuda::attention::KvGrads),
 }
 
 impl KvGrads {
@@ -247,7 +247,7 @@ impl KvGrads {
                 let empty = |l: &LayerKv| LayerKv { keys: vec![0.0; l.keys.len()], values: vec![0.0; l.values.len()] };
                 Grads::Cpu(HostKv { layers: kv.layers.iter().map(empty).collect(), ..*kv })
             }
-            (Kind::Cuda(_), Store::Cuda(_kv)) => Grads::Cuda,
+            (Kind::Cuda(cuda), Store::Cuda(kv)) => Grads::Cuda(cuda::attention::KvGrads::zeros(cuda, kv)?),
             _ => panic!("gradients: the store is not on the device"),
         }))
     }
@@ -261,7 +261,7 @@ impl KvGrads {
                     layer.values.fill(0.0);
                 }
             }
-            (Kind::Cuda(_), Grads::Cuda) => unimplemented!(),
+            (Kind::Cuda(_), Grads::Cuda(grads)) => grads.clear()?,
             _ => panic!("gradients: not on the device"),
         }
         Ok(())
@@ -282,10 +282,18 @@ impl KvGrads {
         }
     }
 
+    pub(crate) fn gpu(&self) -> &cuda::attention::KvGrads {
+        match &self.0 {
+            Grads::Cuda(grads) => grads,
+            Grads::Cpu(_) => panic!("these gradients are not on the gpu"),
+        }
+    }
+
+    /// Key heads and their width.
     pub(crate) fn shape(&self) -> (usize, usize) {
         match &self.0 {
             Grads::Cpu(grads) => (grads.kv_heads, grads.head_dim),
-            Grads::Cuda => unimplemented!(),
+            Grads::Cuda(grads) => grads.shape(),
         }
     }
 }
@@ -333,7 +341,12 @@ pub fn attention_backward(
             let shape = kernel::Shape { layer, heads, attend };
             kernel::attention_backward(cpu.isa, &of, kv, &shape, (&mut grads.layers[layer], dqkv));
         }
-        (Kind::Cuda(_), Store::Cuda(_), Grads::Cuda) => unimplemented!(),
+        (Kind::Cuda(_), Store::Cuda(kv), Grads::Cuda(grads)) => {
+            let Some(views) = &of.views.on_gpu else { panic!("attention_backward: the views are not on the gpu") };
+            let (q, out, dout) = (of.q.array(), of.out.array(), of.dout.array());
+            let of = cuda::attention::Backward { q, kv, layer, heads, views, out, dout };
+            *dqkv = cuda::attention::attention_backward(of, grads)?.into();
+        }
         _ => panic!("attention_backward: the store or the gradients are not on the device"),
     }
     Ok(())

@@ -96,7 +96,7 @@ impl Linear {
                     to.copy_from_slice(from.data());
                 }
             }
-            (Kind::Cuda(_), Weights::Cuda(_weights)) => unimplemented!(),
+            (Kind::Cuda(_), Weights::Cuda(weights)) => weights.assign(matrix.array(), bias.map(Tensor::array))?,
             _ => panic!("assign: the map is not on the device"),
         }
         Ok(())
@@ -188,7 +188,7 @@ pub fn residual(
         }
         Kind::Cuda(cuda) => {
             let y = cuda::linear::product(x.array(), map.gpu(), cuda.operand())?;
-            let addend = Addend { y: &y, bias: map.gpu().bias(), mask: mask.map(Mask::gpu) };
+            let addend = Addend { y: &y, bias: map.gpu().padded_bias(), mask: mask.map(Mask::gpu) };
             *out = cuda::norm::add_norm(stream.array_mut()?, addend, norm.gpu(), format.on(cuda))?.into();
         }
     }
@@ -209,9 +209,8 @@ pub fn linear_dx(device: &Device, dy: &Tensor, map: &Linear, format: Format, dx:
             let store = Store { out: dx.data_mut().as_mut_ptr(), cols, bias: None, finish: Finish::Write(Activation::None) };
             product(cpu.isa, dy.data(), backward, &store);
         }
-        (Kind::Cuda(_cuda), Weights::Cuda(_weights)) => {
-            let _ = format;
-            unimplemented!()
+        (Kind::Cuda(cuda), Weights::Cuda(weights)) => {
+            *dx = cuda::linear::linear_dx(dy.array(), weights, format.on(cuda))?.into();
         }
         _ => panic!("linear_dx: the map is not on the device"),
     }
@@ -225,7 +224,10 @@ pub fn linear_dw(device: &Device, x: &Tensor, dy: &Tensor, dw: &mut Tensor, db: 
     assert!(db.as_ref().is_none_or(|b| (b.rows(), b.cols()) == (1, dy.cols())), "linear_dw: a bias of another width");
     match device.kind() {
         Kind::Cpu(cpu) => host_dw(cpu, x, dy, dw, db),
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => {
+            let db = db.map(Tensor::array_mut).transpose()?;
+            cuda::linear::linear_dw(x.array(), dy.array(), dw.array_mut()?, db)?;
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::{Activation, Format, Indices, Linear, linear};
 use crate::device::Kind;
-use crate::{Device, DeviceError, Tensor, cpu};
+use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// `out = x W + b` for [`cross_entropy`]: x is (rows, width), out becomes (rows, vocabulary) in single precision. Unlike
 /// [`linear`](super::linear) it may leave room between rows on a GPU, where rows of an odd width are slow to multiply, so the
@@ -10,7 +10,10 @@ use crate::{Device, DeviceError, Tensor, cpu};
 pub fn logits(device: &Device, x: &Tensor, head: &Linear, out: &mut Tensor) -> Result<(), DeviceError> {
     match device.kind() {
         Kind::Cpu(_) => linear(device, x, head, (Activation::None, Format::Single), out),
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => {
+            *out = cuda::linear::logits(x.array(), head.gpu())?.into();
+            Ok(())
+        }
     }
 }
 
@@ -32,6 +35,10 @@ pub fn cross_entropy(
             dlogits.reshape(rows, cols);
             Ok(Tensor::from_vec(rows, 1, cpu::loss::cross_entropy(cpu.isa, logits, targets_at, weights, dlogits)))
         }
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => {
+            let (losses, gradient) = cuda::loss::cross_entropy(logits.array(), targets.gpu(), weights)?;
+            *dlogits = gradient.into();
+            Ok(losses.into())
+        }
     }
 }

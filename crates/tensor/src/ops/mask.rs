@@ -145,7 +145,7 @@ pub fn dropout(device: &Device, x: &Tensor, mask: Option<Mask<'_>>, format: Form
                 row.chunks_mut(TILE_COLS).enumerate().for_each(|(i, part)| mask.apply(r, (i * TILE_COLS, cols), part));
             });
         }
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(cuda) => *out = cuda::mask::dropout(x.array(), mask.map(Mask::gpu), format.on(cuda))?.into(),
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Normalisation of rows.
 
 use super::Format;
-use crate::cuda::norm::DeviceNorm;
+use crate::cuda::norm::{DeviceNorm, Reached};
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
@@ -63,7 +63,7 @@ impl Norm {
                     to.copy_from_slice(from.data());
                 }
             }
-            (Kind::Cuda(_), Parameters::Cuda(_norm)) => unimplemented!(),
+            (Kind::Cuda(_), Parameters::Cuda(norm)) => norm.assign(scale.array(), shift.map(Tensor::array))?,
             _ => panic!("assign: the norm is not on the device"),
         }
         Ok(())
@@ -118,7 +118,11 @@ pub fn norm_backward(
                 parts.iter().for_each(|part| to.data_mut().iter_mut().zip(&part[which]).for_each(|(d, x)| *d += x));
             }
         }
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => {
+            let dshift = dshift.map(Tensor::array_mut).transpose()?;
+            let to = Reached { dy: dy.array(), dx: dx.array_mut()?, dscale: dscale.array_mut()?, dshift };
+            cuda::norm::norm_backward(x.array(), by.gpu(), to)?;
+        }
     }
     Ok(())
 }

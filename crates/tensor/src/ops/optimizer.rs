@@ -1,7 +1,8 @@
 //! Steps of the optimizer, and the size of gradients.
 
+pub(crate) use crate::cuda::optimizer::Step;
 use crate::device::Kind;
-use crate::{Device, DeviceError, Tensor, cpu};
+use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), as `torch.optim.AdamW` has it.
 #[derive(Clone, Copy, Debug)]
@@ -29,18 +30,6 @@ pub struct Moments {
     pub first: Tensor,
     /// The mean square.
     pub second: Tensor,
-}
-
-/// What a step multiplies with: the same for all parameters.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
-    pub(crate) beta1: f32,
-    pub(crate) beta2: f32,
-    pub(crate) eps: f32,
-    pub(crate) gradient_scale: f32,
-    pub(crate) keep: f32,         // of the value: 1 - lr * weight_decay
-    pub(crate) rate: f32,         // lr / (1 - beta1^step)
-    pub(crate) second_scale: f32, // of the second moment's root: 1 / sqrt(1 - beta2^step)
 }
 
 impl From<&AdamW> for Step {
@@ -73,7 +62,10 @@ pub fn adamw(
     assert!(by.step > 0, "adamw: steps are counted from 1");
     match device.kind() {
         Kind::Cpu(cpu) => cpu::optimizer::adamw(cpu.isa, &by.into(), value, gradient, moments),
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => {
+            let moments = [moments.first.array_mut()?, moments.second.array_mut()?];
+            cuda::optimizer::adamw(&by.into(), value.array_mut()?, gradient.array_mut()?, moments)?;
+        }
     }
     Ok(())
 }
@@ -82,6 +74,6 @@ pub fn adamw(
 pub fn sum_of_squares(device: &Device, of: &[&Tensor]) -> Result<f64, DeviceError> {
     match device.kind() {
         Kind::Cpu(_) => Ok(of.iter().map(|x| cpu::optimizer::sum_of_squares(x)).sum()),
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => Ok(cuda::optimizer::sum_of_squares(&of.iter().map(|x| x.array()).collect::<Vec<_>>())?),
     }
 }

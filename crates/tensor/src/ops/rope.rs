@@ -108,7 +108,11 @@ pub fn place_backward(
                 cpu::rope::rope(cpu.isa, dqkv, rope, seats.positions.host(), (by.heads + kv_heads, -1.0));
             }
         }
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => {
+            let place = cuda::rope::Place { heads: by.heads, norms: None, rope: by.rope.map(Rope::gpu) };
+            let seats = cuda::rope::Seats { positions: seats.positions.gpu(), slots: seats.slots.gpu() };
+            cuda::rope::place_backward(dqkv.array_mut()?, place, dkv.gpu(), layer, seats)?;
+        }
     }
     Ok(())
 }

@@ -137,7 +137,7 @@ pub fn scatter_add(device: &Device, x: &Tensor, rows: &Indices, to: &mut Tensor)
                 to.row_mut(row as usize).iter_mut().zip(x.row(r)).for_each(|(t, x)| *t += x);
             }
         }
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => cuda::embedding::scatter_add(x.array(), rows.gpu(), to.array_mut()?)?,
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ pub fn scatter_add(device: &Device, x: &Tensor, rows: &Indices, to: &mut Tensor)
 pub fn fill_zero(device: &Device, x: &mut Tensor) -> Result<(), DeviceError> {
     match device.kind() {
         Kind::Cpu(_) => x.data_mut().fill(0.0),
-        Kind::Cuda(_) => unimplemented!(),
+        Kind::Cuda(_) => x.array_mut()?.buffer_mut().clear()?,
     }
     Ok(())
 }

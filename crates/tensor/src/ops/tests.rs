@@ -1,6 +1,7 @@
 //! One test body, every device: each instruction set of the processor, and a GPU in single precision if there is one.
 
 mod backward;
+mod bf16;
 
 use std::num::NonZeroUsize;
 

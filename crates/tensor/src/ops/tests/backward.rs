@@ -94,7 +94,7 @@ fn gained(end: Tensor, start: &Tensor) -> Vec<f32> {
 
 #[test]
 fn norms_have_their_slopes() {
-    for (rows, width) in [(5, 12), (70, 20), (3, 900)] {
+    for (rows, width) in [(5, 12), (70, 20), (2100, 12), (3, 900), (2, 1100), (2, 2050)] {
         let (x, dy) = (matrix(rows, width, 7), matrix(rows, width, 8));
         let (scale, shift) = (matrix(1, width, 9), matrix(1, width, 10));
         for device in devices() {
