@@ -8,3 +8,4 @@ pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod peak;
 pub(crate) mod rope;
+pub(crate) mod topk;

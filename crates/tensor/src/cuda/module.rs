@@ -48,7 +48,7 @@ const SOURCES: &[Source] = &[
         "add_norm_16_2"
     ),
     source!("rope.cu", "place_any", "place_fast", "place_plain"),
-    source!("topk.cu", "argmax", "mixture"),
+    source!("topk.cu", "likeliest", "mixture"),
 ];
 
 /// All kernels, loaded into the current context. They live as long as it does.

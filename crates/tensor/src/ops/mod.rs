@@ -8,6 +8,7 @@
 
 mod activation;
 mod attention;
+mod draw;
 mod linear;
 mod mask;
 mod norm;
@@ -21,10 +22,11 @@ mod topk;
 pub use activation::{Activation, Format, swiglu};
 pub(crate) use attention::HostKv;
 pub use attention::{Attend, KvStore, Layer, Span, Views, attention};
+pub use draw::{Nucleus, drawn};
 pub use linear::{Linear, linear, residual};
 pub use mask::{Draws, Keep, Mask};
 pub use norm::{Norm, norm};
 pub use replay::{Key, Replays};
 pub use rope::{Place, Rope, Seats, place};
 pub use rows::{Indices, add, add_noise, add_rows, concat, gather, lookup, scale, select};
-pub use topk::{argmax, mixture, top_k};
+pub use topk::{Word, argmax, likeliest, mixture, top_k};
