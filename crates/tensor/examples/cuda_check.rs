@@ -399,7 +399,9 @@ impl Check {
                 let at = best(&logits);
                 let sum: f64 = logits.iter().map(|x| f64::from(x - logits[at]).exp()).sum();
                 // Where a logit is no number, neither is the logarithm.
-                token as usize == at && (sum.is_nan() == logprob.is_nan()) && !((f64::from(logprob) + sum.ln()).abs() > 2e-5)
+                token as usize == at
+                    && (sum.is_nan() == logprob.is_nan())
+                    && (sum.is_nan() || (f64::from(logprob) + sum.ln()).abs() < 2e-5)
             };
             let wrong = picked.len() - picked.iter().filter(right).count();
             self.line(

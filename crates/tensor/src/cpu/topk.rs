@@ -87,15 +87,30 @@ impl Epilogue for Parts<'_> {
 }
 
 /// The part of at most a panel's columns, the first of which is `col`.
+///
+/// Plain loops: the closures of `array::map` and its like become functions of their own, which do not have the
+/// instruction set of their caller and call a library for every multiply-add.
 #[inline(always)]
 fn part<const FUSED: bool>(col: usize, values: &[f32]) -> Part {
+    let wide: [f32; PANEL] = values.try_into().unwrap_or_else(|_| padded(values));
+    let largest = folded(wide, f32::max);
+    let (shift, mut places, mut terms) = (finite_or_zero(largest), [NOWHERE; PANEL], [0.0; PANEL]);
+    for l in 0..PANEL {
+        places[l] = if wide[l] == largest { l as u32 } else { NOWHERE };
+        terms[l] = exp::<FUSED>(wide[l] - shift);
+    }
+    // A column that does not exist is as large as the others only if those are all negative infinity, and stands after them.
+    let place = folded(places, u32::min);
+    let at = if (place as usize) < values.len() { col as u32 + place } else { NOWHERE };
+    Part { largest, at, sum: folded(terms, |a, b| a + b) }
+}
+
+/// Columns that do not exist are negative infinity.
+#[cold]
+fn padded(values: &[f32]) -> [f32; PANEL] {
     let mut wide = [f32::NEG_INFINITY; PANEL];
     wide[..values.len()].copy_from_slice(values);
-    let largest = folded(wide, f32::max);
-    let places = std::array::from_fn(|l| if l < values.len() && wide[l] == largest { (col + l) as u32 } else { NOWHERE });
-    let shift = finite_or_zero(largest);
-    let sum = folded(wide.map(|x| exp::<FUSED>(x - shift)), |a, b| a + b);
-    Part { largest, at: folded(places, u32::min), sum }
+    wide
 }
 
 /// Folds halves onto each other: one order for every instruction set, and it vectorises.
@@ -111,7 +126,10 @@ fn folded<T: Copy>(mut lanes: [T; PANEL], f: impl Fn(T, T) -> T) -> T {
 
 #[inline(always)]
 fn whole_row<const FUSED: bool>(logits: &[f32]) -> Whole {
-    let parts: Vec<Part> = logits.chunks(PANEL).enumerate().map(|(i, values)| part::<FUSED>(i * PANEL, values)).collect();
+    let mut parts = vec![Part::default(); logits.len().div_ceil(PANEL)];
+    for (i, out) in parts.iter_mut().enumerate() {
+        *out = part::<FUSED>(i * PANEL, &logits[i * PANEL..logits.len().min((i + 1) * PANEL)]);
+    }
     whole::<FUSED>(&parts)
 }
 

@@ -85,13 +85,14 @@ fn word(isa: Isa, logits: &[f32], draw: Option<Draw>, from: Nucleus) -> Word {
 /// e^((logit - shift) scale); nothing for what is no number.
 #[inline(always)]
 fn weights<const FUSED: bool>(logits: &[f32], shift: f32, scale: f32) -> Vec<f32> {
-    let weight = |&x: &f32| {
+    let mut out = vec![0.0; logits.len()];
+    for (out, &x) in out.iter_mut().zip(logits) {
         // A difference of 0 stays 0 under every scale, that of the coldest temperatures included, which is infinite.
         let exponent = if x == shift { 0.0 } else { (x - shift) * scale };
         let weight = exp::<FUSED>(exponent);
-        if weight.is_nan() { 0.0 } else { weight }
-    };
-    logits.iter().map(weight).collect()
+        *out = if weight.is_nan() { 0.0 } else { weight };
+    }
+    out
 }
 
 fn sum(weights: impl Iterator<Item = f32>) -> f64 {
