@@ -242,8 +242,8 @@ impl Method {
         Self {
             length: said.thoughts.map_or(self.length, |thoughts| self.length.with(thoughts)),
             max_new_tokens: said.max_new_tokens.unwrap_or(self.max_new_tokens),
-            p: said.p.unwrap_or(self.p),
-            sigma: said.sigma.unwrap_or(self.sigma),
+            p: said.p.map_or(self.p, |p| p as f32),
+            sigma: said.sigma.map_or(self.sigma, |sigma| sigma as f32),
             ..self
         }
     }

@@ -98,7 +98,8 @@ pub struct LatentFields {
 }
 
 /// `latent_tts`: what whoever trained a model says about using it. Each field wins over what is recognised and over its
-/// family's default; none has to be there.
+/// family's default; none has to be there. It is written as it is read; numbers are as wide as JSON's, so that they stay
+/// what was typed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Defaults {
     /// The family's name, as `--method` takes it.
@@ -112,10 +113,10 @@ pub struct Defaults {
     pub max_new_tokens: Option<usize>,
     /// The dropout rate, in `[0, 1)`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub p: Option<f32>,
+    pub p: Option<f64>,
     /// The noise's standard deviation; finite and not negative.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sigma: Option<f32>,
+    pub sigma: Option<f64>,
 }
 
 /// The blueprint of a decoder. See the module's header for what holds of every value.

@@ -64,13 +64,13 @@ impl<'a> Fields<'a> {
         self.opt_count(name)?.ok_or_else(|| self.missing(name))
     }
 
-    /// A number that `is_legal`, which `what` puts into words.
-    pub fn number(&self, name: &str, is_legal: impl Fn(f32) -> bool, what: &str) -> Result<Option<f32>, Error> {
+    /// A number that `is_legal` in single precision, where it is used; `what` puts that into words.
+    pub fn number(&self, name: &str, is_legal: impl Fn(f32) -> bool, what: &str) -> Result<Option<f64>, Error> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        match value.as_f64().map(|x| x as f32) {
-            Some(x) if is_legal(x) => Ok(Some(x)),
+        match value.as_f64() {
+            Some(x) if is_legal(x as f32) => Ok(Some(x)),
             _ => Err(self.bad(name, &format!("is {value}; it must be {what}"))),
         }
     }

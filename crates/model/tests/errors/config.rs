@@ -62,10 +62,10 @@ fn missing_field() {
 fn defaults_are_read_or_refused_by_name() {
     let fixture = Fixture::tiny();
     assert_eq!(Config::read(fixture.0.path()).unwrap().defaults, Defaults::default());
-    let said = json!({ "family": "cot", "thoughts": 0, "max_new_tokens": 24, "p": 0.25, "sigma": 0.5 });
+    let said = json!({ "family": "cot", "thoughts": 0, "max_new_tokens": 24, "p": 0.2, "sigma": 0.5 });
     fixture.edit("config.json", |c| c["latent_tts"] = said.clone());
     let read = Config::read(fixture.0.path()).unwrap().defaults;
-    assert_eq!((read.thoughts, read.p), (Some(0), Some(0.25)));
+    assert_eq!((read.thoughts, read.p), (Some(0), Some(0.2)));
     assert_eq!(serde_json::to_value(&read).unwrap(), said, "what is written is what is read");
     for (field, value) in [
         ("family", json!(3)),
