@@ -117,7 +117,8 @@ fn a_language_model_thinks_in_words() {
             assert!(trajectory["logprob"].as_f64().unwrap() < 0.0, "{trajectory}");
         }
     }
-    bench.run(&["inspect", "model", "--method", "cot"]).ok().out.contains("--temperature 1").then_some(()).unwrap();
+    let inspected = bench.run(&["inspect", "model", "--method", "cot"]).ok().out;
+    assert!(inspected.contains("--temperature 1"), "{inspected}");
     bench.run(&["solve", "--model", "model", "--method", "cot", "--max-new-tokens", "5", "What?"]).ok();
     bench.eval(&["--method", "cot", "--p", "0.2"]).refused(&["no thoughts to perturb", "--sampler tokens"]);
     bench.eval(&["--top-p", "0.9", "--sigma", "0.3"]).refused(&["--sampler noise", "--sampler tokens"]);

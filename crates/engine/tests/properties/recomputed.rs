@@ -197,7 +197,7 @@ fn every_family_without_thoughts_is_the_family_recomputed() {
         }
     }
     for spec in [Spec::default(), Spec { family: Family::CodiLlama, ..Spec::default() }] {
-        let reasoner = words::reasoner(&spec);
+        let reasoner = words::reasoner(device(), &spec);
         for perturbation in [Perturbation::None, drawn(0.7, 0.8), dropout(0.2, Sites::BOTH, Scope::All)] {
             check(&reasoner, &settings(&reasoner, 3, perturbation), &format!("words, {perturbation:?}"));
         }

@@ -5,23 +5,25 @@ use std::path::Path;
 use engine::{Error, LatentLength, Outcome, Perturbation, Reasoner, Scope, Settings, Sites};
 use model::testkit::{Family, Spec, write_checkpoint};
 use serde_json::{Value, json};
+use tensor::Device;
 
 use crate::common::*;
 
 /// A language model that thinks in words: the backbone of a family without what the family adds.
-pub fn reasoner(spec: &Spec) -> Reasoner {
+pub fn reasoner(device: &Device, spec: &Spec) -> Reasoner {
     // Their backbones are plain; CODI on Llama is taken for the shape and without its projector.
     let family = if gpt2(spec.family) { Family::Coconut } else { Family::LatentSft };
-    written(&Spec { family, ..spec.clone() }, |dir| Reasoner::load(device(), dir, Some(engine::Family::Cot)).unwrap())
+    written(&Spec { family, ..spec.clone() }, |dir| Reasoner::load(device, dir, Some(engine::Family::Cot)).unwrap())
 }
 
-fn run(reasoner: &Reasoner, settings: Settings) -> Vec<Outcome> {
+/// All questions, without a judge.
+pub fn run(reasoner: &Reasoner, settings: Settings) -> Vec<Outcome> {
     ask(engine::Engine { reasoner, judge: None, settings }, &questions()).unwrap()
 }
 
 #[test]
 fn words_have_no_thoughts_and_the_same_company_rules() {
-    let reasoner = reasoner(&Spec::default());
+    let reasoner = reasoner(device(), &Spec::default());
     assert_eq!((reasoner.method.length, reasoner.method.max_new_tokens), (LatentLength::None, 128));
     assert!(reasoner.method.end.is_empty() && reasoner.method.then.is_empty());
     let many = Settings { greedy: true, ..settings(&reasoner, 16, drawn(1.0, 0.95)) };
@@ -76,7 +78,7 @@ fn drawn_words_leave_thoughts_alone() {
 /// Every token is a step; the first is read off the prompt and the last is not fed.
 #[test]
 fn what_words_cost_is_counted() {
-    let reasoner = reasoner(&Spec::default());
+    let reasoner = reasoner(device(), &Spec::default());
     let settings = Settings { greedy: true, ..settings(&reasoner, 3, drawn(1.0, 1.0)) };
     let outcomes = run(&reasoner, settings);
     for (outcome, question) in outcomes.iter().zip(questions()) {
@@ -98,7 +100,7 @@ fn what_words_cost_is_counted() {
 
 #[test]
 fn what_has_no_meaning_without_thoughts_is_refused() {
-    let reasoner = reasoner(&Spec::default());
+    let reasoner = reasoner(device(), &Spec::default());
     let base = settings(&reasoner, 2, Perturbation::None);
     let result = |settings| ask(engine::Engine { reasoner: &reasoner, judge: None, settings }, &questions());
     for perturbation in [thoughtful(0.2), Perturbation::Gaussian { std: 0.3 }] {
