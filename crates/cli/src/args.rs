@@ -29,7 +29,7 @@ over the environment, the environment over the file, the file over the model's d
 
 /// Makes latent reasoning models better at answering by thinking many times in parallel.
 ///
-/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought), samples N trajectories of latent
+/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its baseline in words, samples N trajectories of latent
 /// thoughts for each question, scores them with a latent reward model if there is one, and aggregates their answers.
 #[derive(Debug, Parser)]
 #[command(name = "latent-tts", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
@@ -55,6 +55,7 @@ Examples:
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 --sampler noise --sigma 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
+  latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
 {LAYERS}"))]
     Eval(EvalArgs),
@@ -226,7 +227,7 @@ pub struct InspectArgs {
     pub dir: String,
 
     /// Take it for this family instead of the one that is recognised
-    #[arg(long, value_name = "FAMILY", value_parser = values::family())]
+    #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<engine::Family>,
 
     /// Also read every weight and check that it is finite

@@ -37,6 +37,7 @@ pub(crate) struct Plan<'a> {
 impl<'a> Plan<'a> {
     pub(crate) fn new(party: &Party<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
         let Party { mind, judge, settings, .. } = *party;
+        settings.check(&mind.method)?;
         // More thoughts than the context has positions are refused below, whatever their number.
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let plan = Self {

@@ -39,6 +39,8 @@ pub(crate) struct Thoughts {
     pub(crate) rows: Vec<Row>,
     /// The vectors that are fed, step after step: (thoughts of all rows, width). They stay on the device.
     pub(crate) all: Tensor,
+    /// The hidden state at each row's last prompt token, where rows do not think and may answer from it: (rows, width).
+    pub(crate) after_prompt: Option<Tensor>,
 }
 
 /// How to think.
@@ -56,6 +58,9 @@ pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Think
     let Started { mut rows, mut hidden } = started;
     let Thinking { length, chance, mut steer } = how;
     let device = mind.decoder.device();
+    if length == LatentLength::None {
+        return Ok(Thoughts { rows, all: ops::select(device, &hidden, &[])?, after_prompt: Some(hidden) });
+    }
     let limits: Vec<usize> = rows.iter().map(|row| limit(row, length, chance.randomness)).collect();
     let mut live: Vec<usize> = (0..rows.len()).collect();
     let (mut steps, mut count) = (Vec::new(), 0);
@@ -64,7 +69,7 @@ pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Think
         let mut thoughts = made.thoughts;
         if matches!(length, LatentLength::AtMost(_)) {
             let likeliest = made.likeliest.map_or_else(|| ops::argmax(device, &hidden, mind.decoder.head()), Ok)?;
-            let stay = keep(&mut live, |i, _| likeliest[i] != mind.method.end[0]);
+            let stay = keep(&mut live, |i, _| mind.method.end.first() != Some(&likeliest[i]));
             thoughts = ops::select(device, &thoughts, &stay)?;
         }
         let ids: Vec<RowId> = live.iter().map(|&r| rows[r].start.id).collect();
@@ -89,7 +94,7 @@ pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Think
         hidden = step(mind, cache, &mut pick(&mut rows, &live), x, Some((chance, t + 1)))?;
     }
     let all = ops::concat(device, &steps.iter().collect::<Vec<_>>())?;
-    Ok(Thoughts { rows, all })
+    Ok(Thoughts { rows, all, after_prompt: None })
 }
 
 /// Leaves rows out of `live`; returns the places in it of those that stay.
@@ -101,9 +106,7 @@ fn keep(live: &mut Vec<usize>, stays: impl Fn(usize, usize) -> bool) -> Vec<usiz
 
 fn limit(row: &Row, length: LatentLength, randomness: Randomness<'_>) -> usize {
     match (length, randomness) {
-        (LatentLength::Between(low, high), Randomness::Seeded(seed)) if row.start.perturbed => {
-            row.start.id.length(seed, low.get(), high.get())
-        }
+        (LatentLength::Between(range), Randomness::Seeded(seed)) if row.start.perturbed => row.start.id.length(seed, range),
         _ => length.limit(),
     }
 }

@@ -33,6 +33,7 @@ pub(crate) struct Finished {
     pub(crate) thoughts: usize,
     pub(crate) vectors: Option<Tensor>, // (thoughts, width), if they are kept
     pub(crate) tokens: Vec<u32>,
+    pub(crate) logprob: f32,
     pub(crate) scores: Option<Vec<f32>>,
 }
 
@@ -105,12 +106,14 @@ impl Party<'_> {
 
         let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
         let mut scores = scores.map(Vec::into_iter);
-        let mut finished = thoughts.rows.into_iter().zip(spoken.tokens).map(|(row, tokens)| Finished {
+        let said = spoken.tokens.into_iter().zip(spoken.logprobs);
+        let mut finished = thoughts.rows.into_iter().zip(said).map(|(row, (tokens, logprob))| Finished {
             id: row.start.id,
             perturbed: row.start.perturbed,
             thoughts: row.thoughts.len(),
             vectors: all.as_ref().map(|all| all.select(row.thoughts.into_iter())),
             tokens,
+            logprob,
             scores: scores.as_mut().and_then(Iterator::next),
         });
         Ok(wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect())

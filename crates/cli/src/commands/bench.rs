@@ -9,7 +9,7 @@ use engine::bench::{Bench, Measured};
 use engine::prompt::Prompt;
 use engine::question::{self, Question};
 use engine::{Family, LatentLength, Method, Mind, Perturbation, Probability, RewardModel, Scope, Settings, Sites};
-use model::config::{Architecture, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
+use model::config::{Architecture, Defaults, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
 use model::{Config, Decoder, LatentHead, LmHead, RandomWeights, RewardHead, Tokenizer};
 use tensor::Device;
 
@@ -155,6 +155,7 @@ fn shape(shape: Shape) -> Config {
             tied: true,
             eos: Vec::new(),
             latent: LatentFields::default(),
+            defaults: Defaults::default(),
         },
         Shape::Llama1b => Config {
             architecture: Architecture::Llama,

@@ -16,7 +16,7 @@ use model::testkit::{Family, Spec};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
-use crate::{chance, company};
+use crate::{chance, company, words};
 
 /// Rounding, in parts of the largest element, along a given path. An H200 was 5e-6 from the processor at most.
 const SINGLE: f32 = 2e-4;
@@ -302,4 +302,27 @@ fn waves_beyond_the_memory_are_halved() {
     tally.show(&what);
     tally.assert_alike(&what);
     tally.assert_within(FREE, &what);
+}
+
+/// Neither thoughts nor end tokens: answers are read off the prompt, some by the likeliest token and some drawn.
+#[test]
+fn words_are_those_of_the_processor() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    for family in [Family::Coconut, Family::LatentSft] {
+        let spec = Spec { family, ..Spec::default() };
+        let [cpu, gpu] = [device(), &gpu.device].map(|device| words::reasoner(device, &spec));
+        let mut tally = Tally::default();
+        for perturbation in [Perturbation::None, drawn(1.0, 1.0), drawn(0.7, 0.9)] {
+            let settings = Settings { max_new_tokens: count(12), ..settings(&cpu, 16, perturbation) };
+            let [expected, found] = [&cpu, &gpu].map(|on| words::run(on, settings));
+            tally.add_free(&found, &expected);
+            let said = |outcomes: &[Outcome]| outcomes.iter().flat_map(|o| o.sample.trajectories.clone()).collect::<Vec<_>>();
+            for (a, b) in said(&found).iter().zip(said(&expected)).filter(|(a, b)| a.text == b.text) {
+                let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
+                assert!((a - b).abs() <= FREE * b.abs().max(1.0), "{family:?}, {perturbation:?}: {a} and {b}");
+            }
+        }
+        tally.show(&format!("{family:?} in words on gpu and cpu"));
+        tally.assert_alike(&format!("{family:?} in words"));
+    }
 }

@@ -10,6 +10,7 @@
 //! * [`length`]: how many thoughts a row has;
 //! * [`scores`]: rewards are read at each thought's own position;
 //! * [`limits`]: where rows end, and what is refused;
+//! * [`words`]: the baseline that thinks in words, drawn answers, and what a checkpoint says about itself;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
 //! * [`gpu`]: the same on a GPU, where there is one, to rounding.
 
@@ -27,3 +28,4 @@ mod limits;
 mod recomputed;
 mod reference;
 mod scores;
+mod words;

@@ -14,6 +14,7 @@ use tensor::Tensor;
 use tensor::rng::{Draw, Site};
 
 use crate::common::*;
+use crate::words;
 
 /// A row computed without any cleverness.
 struct Naive<'a> {
@@ -28,6 +29,7 @@ struct Naive<'a> {
 struct Done {
     thoughts: Tensor,
     tokens: Vec<u32>,
+    logprob: f64,
     first_logits: Vec<f32>,
 }
 
@@ -91,13 +93,55 @@ impl Naive<'_> {
         }
         self.feed_tokens(&method.end, scope == Some(Scope::All));
         let first_logits = self.logits();
-        let mut tokens = vec![likeliest(&first_logits)];
+        let (token, mut logprob) = self.say(&first_logits);
+        let mut tokens = vec![token];
         while tokens.len() < self.settings.max_new_tokens.get() && !method.eos.contains(&tokens[tokens.len() - 1]) {
             self.feed_tokens(&tokens[tokens.len() - 1..], scope == Some(Scope::All));
-            tokens.push(likeliest(&self.logits()));
+            let (token, more) = self.say(&self.logits());
+            tokens.push(token);
+            logprob += more;
         }
-        Done { thoughts, tokens, first_logits }
+        Done { thoughts, tokens, logprob, first_logits }
     }
+
+    /// The next token, by definition and in double precision, and its log-probability.
+    fn say(&self, logits: &[f32]) -> (u32, f64) {
+        let token = match self.settings.perturbation {
+            Perturbation::Tokens(from) => {
+                let at = self.row.draw(self.settings.seed, self.draws.len()).uniform(Site::Token);
+                draw_from(&softmax(logits, f64::from(from.temperature())), f64::from(from.top_p()), at)
+            }
+            _ => likeliest(logits),
+        };
+        (token, softmax(logits, 1.0)[token as usize].ln())
+    }
+}
+
+fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> = logits.iter().map(|&x| ((f64::from(x) - f64::from(largest)) / temperature).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    weights.iter().map(|w| w / total).collect()
+}
+
+/// The token at `at` of the shares in the order of tokens, of the fewest tokens that have `top_p` together.
+fn draw_from(shares: &[f64], top_p: f64, at: f64) -> u32 {
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]).then(a.cmp(&b)));
+    let mut mass = 0.0;
+    let enough = |&i: &usize| {
+        mass += shares[i];
+        mass >= top_p
+    };
+    // All of them may sum to a little less than 1.
+    let mut kept = order[..order.iter().position(enough).map_or(order.len(), |at| at + 1)].to_vec();
+    kept.sort_unstable();
+    let mut left = at * kept.iter().map(|&i| shares[i]).sum::<f64>();
+    let passes = |&&i: &&usize| {
+        left -= shares[i];
+        left < 0.0
+    };
+    *kept.iter().find(passes).unwrap() as u32
 }
 
 /// The index of the largest element, the lowest among equals.
@@ -119,6 +163,9 @@ fn check(reasoner: &Reasoner, settings: &Settings, what: &str) {
             let what = format!("{what}, trajectory {k}");
             assert_eq!(found.tokens, expected.tokens, "{what}");
             assert_eq!(found.first_logits, expected.first_logits, "{what}");
+            let logprob = outcome.sample.trajectories[k].logprob.unwrap();
+            assert_eq!(logprob, found.logprob, "{what}");
+            assert!((f64::from(logprob) - expected.logprob).abs() < 1e-5 * expected.logprob.abs().max(1.0), "{what}: {logprob}");
             assert_eq!(found.thoughts.rows(), expected.thoughts.rows(), "{what}");
             if expected.thoughts.rows() > 0 {
                 assert_same_bits(&found.thoughts, &expected.thoughts, &what);
@@ -136,6 +183,29 @@ fn every_family_forked_is_the_family_recomputed() {
         for perturbation in perturbations() {
             check(&reasoner, &settings(&reasoner, 3, perturbation), &format!("{family:?}, {perturbation:?}"));
         }
+    }
+}
+
+/// Without thoughts and end tokens, answers are read off the prompt; with either, off what follows it.
+#[test]
+fn every_family_without_thoughts_is_the_family_recomputed() {
+    for family in FAMILIES {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        for perturbation in [Perturbation::None, drawn(1.0, 1.0), dropout(0.2, Sites::BOTH, Scope::All)] {
+            let settings = Settings { length: LatentLength::None, ..settings(&reasoner, 3, perturbation) };
+            check(&reasoner, &settings, &format!("{family:?}, {perturbation:?}, no thoughts"));
+        }
+    }
+    for spec in [Spec::default(), Spec { family: Family::CodiLlama, ..Spec::default() }] {
+        let reasoner = words::reasoner(device(), &spec);
+        for perturbation in [Perturbation::None, drawn(0.7, 0.8), dropout(0.2, Sites::BOTH, Scope::All)] {
+            check(&reasoner, &settings(&reasoner, 3, perturbation), &format!("words, {perturbation:?}"));
+        }
+        check(
+            &reasoner,
+            &Settings { length: exactly(2), ..settings(&reasoner, 3, thoughtful(0.2)) },
+            "thoughts without end tokens",
+        );
     }
 }
 

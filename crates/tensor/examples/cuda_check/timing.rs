@@ -165,7 +165,7 @@ fn logits(cuda: &Cuda) -> Outcome {
     for rows in [64, 1024, ROWS] {
         let x = random(cuda, rows, width)?.cast(cuda.operand())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
-        computed(&format!("argmax {rows} x {width} -> {vocab}"), time(cuda, || topk::argmax(&x, &head))?, flops);
+        computed(&format!("likeliest {rows} x {width} -> {vocab}"), time(cuda, || topk::likeliest(&x, &head))?, flops);
         computed(
             &format!("mixture {rows} x {width} -> {vocab}, k 10"),
             time(cuda, || topk::mixture(&x, &head, &head, 10))?,

@@ -18,7 +18,7 @@ const PAIR: usize = 2;
 /// Columns of the widest tile.
 pub(crate) const TILE_COLS: usize = PANEL * PAIR;
 /// Rows that share one sweep over the weights: their part of x stays in cache meanwhile.
-const ROW_BLOCK: usize = 384;
+pub(crate) const ROW_BLOCK: usize = 384;
 
 /// Weights of a product, ready for the kernels. The matrix is (inputs, outputs).
 #[derive(Clone, Debug)]

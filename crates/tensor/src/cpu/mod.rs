@@ -10,3 +10,4 @@ pub(crate) mod norm;
 pub(crate) mod optimizer;
 pub(crate) mod peak;
 pub(crate) mod rope;
+pub(crate) mod topk;

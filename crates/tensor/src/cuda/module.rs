@@ -78,7 +78,7 @@ const SOURCES: &[Source] = &[
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
-    source!("topk.cu", "argmax", "mixture"),
+    source!("topk.cu", "likeliest", "mixture"),
 ];
 
 /// All kernels, loaded into the current context. They live as long as it does.

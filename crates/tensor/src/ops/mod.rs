@@ -8,6 +8,7 @@
 
 mod activation;
 mod attention;
+mod draw;
 mod linear;
 mod loss;
 mod mask;
@@ -23,6 +24,7 @@ mod topk;
 pub use activation::{Activation, Format, activate, activate_backward, swiglu, swiglu_backward};
 pub use attention::{Attend, AttentionBackward, KvGrads, KvStore, Layer, Span, Views, attention, attention_backward};
 pub(crate) use attention::{HostKv, LayerKv};
+pub use draw::{Nucleus, drawn};
 pub use linear::{Linear, linear, linear_dw, linear_dx, residual};
 pub use loss::{cross_entropy, logits};
 pub use mask::{Draws, Keep, Mask, dropout};
@@ -33,4 +35,4 @@ pub use optimizer::{AdamW, Moments, adamw, sum_of_squares};
 pub use replay::{Key, Replays};
 pub use rope::{Place, Rope, Seats, place, place_backward};
 pub use rows::{Indices, add, add_noise, add_rows, concat, fill_zero, gather, lookup, scale, scatter_add, select};
-pub use topk::{argmax, mixture, top_k};
+pub use topk::{Word, argmax, likeliest, mixture, top_k};
