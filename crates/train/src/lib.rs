@@ -4,3 +4,5 @@
 //! corpus -> reasoner (the latent curriculum) -> annotate (rollouts) -> reward (the LatentRM)
 //! ```
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
+
+pub mod annotate;
