@@ -27,7 +27,7 @@ fn judge(_: usize, tokens: &[u32]) -> Result<Verdict, Error> {
     Ok(Verdict { answer: None, correct: is_right(tokens) })
 }
 
-fn rollouts(n: usize) -> Labels {
+pub fn rollouts(n: usize) -> Labels {
     Labels::Rollouts(count(n))
 }
 
@@ -43,11 +43,11 @@ fn explore(explorer: Explorer<'_>, prompts: &[Prompt]) -> Vec<Annotated> {
 }
 
 /// Every question labelled, mixed or not.
-fn all_of(reasoner: &Reasoner, settings: Settings, labels: Labels, prompts: &[Prompt]) -> Vec<Annotated> {
+pub fn all_of(reasoner: &Reasoner, settings: Settings, labels: Labels, prompts: &[Prompt]) -> Vec<Annotated> {
     explore(Explorer { mind: reasoner, settings, labels, keep_all: true, judge: &judge }, prompts)
 }
 
-fn prompts(reasoner: &Reasoner) -> Vec<Prompt> {
+pub fn prompts(reasoner: &Reasoner) -> Vec<Prompt> {
     questions().iter().map(|q| prompted(reasoner, q)).collect()
 }
 

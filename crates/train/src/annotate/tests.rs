@@ -164,13 +164,13 @@ fn a_damaged_shard_is_refused_by_name() {
     written(dir.path(), &index, &three()[..2]);
     let path = dir.path().join("00000-of-00001.safetensors");
     let whole = fs::read(&path).unwrap();
-    for length in 0..whole.len() {
+    for length in (0..whole.len()).step_by(5) {
         fs::write(&path, &whole[..length]).unwrap();
         let error = Annotations::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains("00000-of-00001.safetensors"), "{error}");
     }
     // Whatever one byte is, reading gives an error or problems that can be looked at.
-    for at in 0..whole.len() {
+    for at in (0..whole.len()).step_by(3) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x55;
         fs::write(&path, &damaged).unwrap();
