@@ -4,6 +4,7 @@
 //! the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`; [`layers`] merges the three, and a flag that
 //! none of them gives is `None`. `common` holds what commands share, `values` the readers of single values.
 
+mod annotate;
 mod common;
 mod layers;
 mod train;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsKind};
 pub use common::{
     DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
@@ -24,7 +26,7 @@ pub use train::{
 
 /// Said under every command's help.
 const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
-or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval and solve). The command line wins \
+or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval, solve and annotate). The command line wins \
 over the environment, the environment over the file, the file over the model's defaults.";
 
 /// Makes latent reasoning models better at answering by thinking many times in parallel.
@@ -78,6 +80,20 @@ Examples:
     #[command(subcommand)]
     Train(TrainCommand),
 
+    /// Label thoughts for training a reward model
+    ///
+    /// Samples N trajectories for every question, and from every thought M rollouts to the end; a thought's label is the share of
+    /// its rollouts that answer right. Questions whose trajectories are all right or all wrong are left out. What is done is
+    /// kept shard by shard, and --resume goes on after the last.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --trajectories 8 --rollouts 128 --shard 1/4 --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --labels final --thoughts-dtype bf16 --json
+
+{LAYERS}"))]
+    Annotate(AnnotateArgs),
+
     /// Say what a checkpoint holds
     ///
     /// Reads the headers of a checkpoint directory: the family and the backbone that were recognised, the defaults they bring,
@@ -121,6 +137,7 @@ Examples:
 Examples:
   latent-tts bench
   latent-tts bench --shape gpt2 --questions 4 --samples 64 --threads 2 --json
+  latent-tts bench --annotate --questions 512 --samples 8 --rollouts 4
 
 {LAYERS}"))]
     Bench(BenchArgs),
@@ -291,9 +308,17 @@ pub struct BenchArgs {
     #[arg(long, value_name = "Q", default_value = "4")]
     pub questions: NonZeroUsize,
 
-    /// Trajectories of each question
-    #[arg(long, short = 'n', value_name = "N", default_value = "64")]
-    pub samples: NonZeroUsize,
+    /// Trajectories of each question [default: 64, or 8 with --annotate]
+    #[arg(long, short = 'n', value_name = "N")]
+    pub samples: Option<NonZeroUsize>,
+
+    /// Measure annotation: rollouts from every thought of every trajectory
+    #[arg(long, conflicts_with = "reward")]
+    pub annotate: bool,
+
+    /// Rollouts from every thought, for --annotate
+    #[arg(long, short = 'm', value_name = "M", default_value = "4")]
+    pub rollouts: NonZeroUsize,
 
     /// Tokens of each prompt
     #[arg(long, value_name = "L", default_value = "72")]

@@ -1,5 +1,6 @@
 //! One file per command: `run` takes what was typed and the printer, and gives the exit code.
 
+pub mod annotate;
 pub mod bench;
 pub mod doctor;
 pub mod eval;

@@ -23,7 +23,8 @@ pub fn settings(method: &Method, settings: &Settings, judged: bool) -> Value {
     })
 }
 
-fn sampler(perturbation: Perturbation) -> Value {
+/// What makes trajectories differ.
+pub fn sampler(perturbation: Perturbation) -> Value {
     match perturbation {
         Perturbation::None => json!({ "kind": "none" }),
         Perturbation::Gaussian { std } => json!({ "kind": "noise", "sigma": exact(std) }),

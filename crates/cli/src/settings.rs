@@ -134,6 +134,29 @@ fn scope(kind: ScopeKind) -> Scope {
     }
 }
 
+/// What to do with results that are there already.
+#[derive(Debug, Clone, Copy)]
+pub enum Start {
+    /// Leave them alone and stop.
+    Create,
+    /// Go on after them.
+    Resume,
+    /// Replace them.
+    Overwrite,
+}
+
+impl Start {
+    /// What the flags say.
+    pub fn of(resume: bool, overwrite: bool) -> Result<Self> {
+        match (resume, overwrite) {
+            (true, true) => bail!("--resume continues a run and --overwrite replaces it; give one of them"),
+            (true, false) => Ok(Self::Resume),
+            (false, true) => Ok(Self::Overwrite),
+            (false, false) => Ok(Self::Create),
+        }
+    }
+}
+
 /// The seeds of a run: `count` of them, counted up from `seed`.
 pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
     let count = u64::from(count.map_or(1, NonZeroU32::get));

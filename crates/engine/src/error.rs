@@ -157,4 +157,30 @@ pub enum Error {
         /// What there is.
         budget: usize,
     },
+
+    /// The trajectories of one question do not fit the memory budget.
+    #[error(
+        "question {id}: its {trajectories} trajectories and one rollout need {need} MiB for their keys and values, the budget is {budget} MiB; raise --memory or lower --trajectories or --max-new-tokens"
+    )]
+    RolloutMemory {
+        /// The question's number.
+        id: u32,
+        /// How many there are.
+        trajectories: usize,
+        /// What they need.
+        need: usize,
+        /// What there is.
+        budget: usize,
+    },
+
+    /// Rollouts beyond those that have a name in the random function.
+    #[error("{count} {what} are too many to annotate; pass at most {most}")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
 }

@@ -23,6 +23,7 @@ pub mod prompt;
 pub mod question;
 pub mod reasoner;
 pub mod replay;
+pub mod rollout;
 mod score;
 pub mod settings;
 mod think;

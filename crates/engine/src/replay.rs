@@ -70,7 +70,7 @@ pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Result<Vec<Replaye
             thought.copy_from_slice(given.row(row.thoughts.len()));
         }
     };
-    let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer) };
+    let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer), keep_clean: false };
     let (spoken, logits) = mind.decoder.device().run(|| {
         let started = prefill(mind, &mut cache, &[prompt], &starts, chance)?;
         let mut thoughts = think(mind, &mut cache, started, thinking)?;
@@ -94,7 +94,7 @@ pub fn rewards(judge: &RewardModel, prompt: &Prompt, thoughts: &[Tensor]) -> Res
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows())).sum();
     let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()))?;
     let all = all.to_device(judge.decoder.device())?;
-    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &Thoughts { rows, all, after_prompt: None }))
+    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &Thoughts { rows, all, after_prompt: None, clean: None }))
 }
 
 fn start(prompt: &Prompt, row: usize) -> Start {

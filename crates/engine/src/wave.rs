@@ -95,7 +95,8 @@ impl Party<'_> {
 
         let started = prefill(self.mind, cache, &prompts, &starts, chance)?;
         lap(&mut seconds.prefill)?;
-        let mut thoughts = think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None })?;
+        let mut thoughts =
+            think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None, keep_clean: false })?;
         lap(&mut seconds.thoughts)?;
         let judging = self.judge.zip(judge_cache.as_mut());
         let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &thoughts)).transpose()?;
@@ -168,7 +169,12 @@ impl Caches {
     }
 }
 
-fn ready(cache: &mut Option<Cache>, slots: usize, make: impl Fn(usize) -> Result<Cache, DeviceError>) -> Result<(), DeviceError> {
+/// An empty cache of at least so many slots: the one that is there, or a new one in its place.
+pub(crate) fn ready(
+    cache: &mut Option<Cache>,
+    slots: usize,
+    make: impl Fn(usize) -> Result<Cache, DeviceError>,
+) -> Result<(), DeviceError> {
     match cache {
         Some(cache) if cache.slots() >= slots => cache.clear(),
         _ => {

@@ -22,7 +22,7 @@ pub mod testkit;
 pub mod tokenizer;
 mod weights;
 
-pub use cache::{Cache, Pass, Sequence};
+pub use cache::{Cache, Mark, Pass, Sequence};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{Decoder, Dropout, Learner, LmHead, Masks, Segment};

@@ -23,6 +23,9 @@ pub enum Error {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// Annotations cannot be used.
+    #[error(transparent)]
+    Annotations(#[from] crate::annotate::Error),
     /// A file could not be written.
     #[error(transparent)]
     Record(Box<record::Error>),

@@ -50,7 +50,7 @@ impl Data {
 }
 
 /// A permutation of `0..count`: four rounds of a Feistel network over the next even power of two, walked until inside.
-fn shuffled(index: u64, count: u64, seed: u64) -> u64 {
+pub(crate) fn shuffled(index: u64, count: u64, seed: u64) -> u64 {
     let half = (64 - (count.max(2) - 1).leading_zeros()).div_ceil(2);
     let mask = (1u64 << half) - 1;
     let mut at = index;

@@ -7,6 +7,7 @@
 //! [`study`] is one batch of a reasoner, forward and back; [`course`] is the loop around every training.
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
+pub mod annotate;
 pub mod corpus;
 pub mod course;
 pub mod curriculum;
@@ -19,6 +20,7 @@ pub mod judge;
 pub mod lesson;
 pub mod loss;
 pub mod reasoner;
+pub mod reward;
 pub mod schedule;
 pub mod scribe;
 pub mod study;

@@ -63,8 +63,8 @@ pub enum ScopeKind {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Trajectories of each question [default: 64 for eval, 16 for solve]
-    #[arg(long, short = 'n', value_name = "N")]
+    /// Trajectories of each question [default: 64 for eval, 16 for solve, 8 for annotate]
+    #[arg(long, short = 'n', value_name = "N", visible_alias = "trajectories")]
     pub samples: Option<NonZeroU32>,
 
     /// What makes trajectories differ [default: what the flags below belong to, else dropout, or tokens where there

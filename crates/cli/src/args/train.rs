@@ -243,7 +243,7 @@ pub struct RewardArgs {
     pub init: Option<PathBuf>,
 
     /// What annotate wrote
-    #[arg(long, value_name = "DIR", required_unless_present_any = ["untrained"])]
+    #[arg(long, value_name = "DIR", value_delimiter = ',')]
     pub annotations: Vec<PathBuf>,
 
     /// What annotate wrote for problems to look at

@@ -90,6 +90,15 @@ pub fn show_thoughts(length: LatentLength) -> String {
     }
 }
 
+/// `2/8`: the second of eight parts.
+pub fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
+    match numbers {
+        Some((part, of)) if (1..=of).contains(&part) => Ok((part, of)),
+        _ => Err("write 1/4 for the first of four parts".to_owned()),
+    }
+}
+
 /// Units of memory: those with an `i`, and bare letters, are powers of 1024.
 const UNITS: [(&str, u64); 14] = [
     ("kib", 1 << 10),
@@ -158,6 +167,12 @@ mod tests {
         for text in ["", "00", "0-4", "6-4", "-3", "4-", "<=", "<=0", "six", "99999999999999999999", "1-99999999"] {
             assert!(thoughts(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn parts_are_counted_from_one() {
+        assert_eq!((part("1/1"), part("3/8")), (Ok((1, 1)), Ok((3, 8))));
+        assert!(["", "1", "0/4", "5/4", "1/0", "a/b", "-1/4", "1/4/2"].iter().all(|text| part(text).is_err()));
     }
 
     #[test]

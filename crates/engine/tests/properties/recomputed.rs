@@ -17,23 +17,29 @@ use crate::common::*;
 use crate::words;
 
 /// A row computed without any cleverness.
-struct Naive<'a> {
+pub struct Naive<'a> {
     reasoner: &'a Reasoner,
     settings: &'a Settings,
     row: RowId,
+    limit: usize,             // thoughts at most
     inputs: Tensor,           // (positions, width): everything that was fed
     draws: Vec<Option<Draw>>, // (positions): where its masks are drawn, if its pass is stochastic
 }
 
 /// What it did.
-struct Done {
-    thoughts: Tensor,
-    tokens: Vec<u32>,
-    logprob: f64,
+pub struct Done {
+    pub thoughts: Tensor,
+    pub tokens: Vec<u32>,
+    pub logprob: f64,
     first_logits: Vec<f32>,
 }
 
-impl Naive<'_> {
+impl<'a> Naive<'a> {
+    pub fn new(reasoner: &'a Reasoner, settings: &'a Settings, row: RowId, limit: usize) -> Self {
+        let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
+        Self { reasoner, settings, row, limit, inputs, draws: Vec::new() }
+    }
+
     fn feed(&mut self, vector: &[f32], stochastic: bool) {
         let position = self.draws.len();
         self.draws.push(stochastic.then(|| self.row.draw(self.settings.seed, position)));
@@ -73,23 +79,51 @@ impl Naive<'_> {
         thought
     }
 
-    fn run(mut self, prompt: &[u32]) -> Done {
-        let method = &self.reasoner.method;
-        let scope = match self.settings.perturbation {
+    fn scope(&self) -> Option<Scope> {
+        match self.settings.perturbation {
             Perturbation::Dropout { scope, .. } => Some(scope),
             _ => None,
-        };
-        let (last, before) = prompt.split_last().unwrap();
-        self.feed_tokens(before, matches!(scope, Some(Scope::Prompt | Scope::All)));
-        self.feed_tokens(&[*last], scope.is_some());
+        }
+    }
+
+    pub fn run(mut self, prompt: &[u32]) -> Done {
+        self.feed_prompt(prompt);
+        let thoughts = Tensor::zeros(0, self.inputs.cols());
+        self.go_on(thoughts)
+    }
+
+    /// Thoughts 1 to `t` of its path are given; with fresh numbers after them, those of `rollout`.
+    pub fn roll(mut self, prompt: &[u32], given: &Tensor, rollout: RowId) -> Done {
+        self.feed_prompt(prompt);
         let mut thoughts = Tensor::zeros(0, self.inputs.cols());
-        let limit = self.settings.length.limit();
+        for t in 0..given.rows() {
+            if t + 1 == given.rows() {
+                self.row = rollout;
+            }
+            thoughts.push(given.row(t));
+            self.feed_thought(given.row(t), t + 1);
+        }
+        self.go_on(thoughts)
+    }
+
+    fn feed_prompt(&mut self, prompt: &[u32]) {
+        let (last, before) = prompt.split_last().unwrap();
+        self.feed_tokens(before, matches!(self.scope(), Some(Scope::Prompt | Scope::All)));
+        self.feed_tokens(&[*last], self.scope().is_some());
+    }
+
+    /// The pass over the last thought makes no thought.
+    fn feed_thought(&mut self, thought: &[f32], number: usize) {
+        self.feed(thought, self.scope().is_some_and(|scope| number < self.limit || scope == Scope::All));
+    }
+
+    fn go_on(mut self, mut thoughts: Tensor) -> Done {
+        let (method, scope) = (&self.reasoner.method, self.scope());
         let open = matches!(self.settings.length, LatentLength::AtMost(_));
-        while thoughts.rows() < limit && !(open && likeliest(&self.logits()) == method.end[0]) {
+        while thoughts.rows() < self.limit && !(open && likeliest(&self.logits()) == method.end[0]) {
             let thought = self.thought();
             thoughts.push(&thought);
-            // The pass over the last thought makes no thought.
-            self.feed(&thought, scope.is_some() && (thoughts.rows() < limit || scope == Some(Scope::All)));
+            self.feed_thought(&thought, thoughts.rows());
         }
         self.feed_tokens(&method.end, scope == Some(Scope::All));
         let first_logits = self.logits();
@@ -157,9 +191,7 @@ fn check(reasoner: &Reasoner, settings: &Settings, what: &str) {
         let outcome =
             ask(engine::Engine { reasoner, judge: None, settings: *settings }, std::slice::from_ref(question)).unwrap().remove(0);
         for (k, found) in rows.iter().enumerate() {
-            let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
-            let naive = Naive { reasoner, settings, row: row(question.id, k), inputs, draws: Vec::new() };
-            let expected = naive.run(&prompt.tokens);
+            let expected = Naive::new(reasoner, settings, row(question.id, k), settings.length.limit()).run(&prompt.tokens);
             let what = format!("{what}, trajectory {k}");
             assert_eq!(found.tokens, expected.tokens, "{what}");
             assert_eq!(found.first_logits, expected.first_logits, "{what}");
@@ -282,8 +314,7 @@ fn a_prompt_of_one_token_is_a_prompt() {
     for perturbation in perturbations() {
         let settings = settings(&pair.reasoner, 2, perturbation);
         let outcome = pair.ask_one(settings, &empty);
-        let inputs = Tensor::zeros(0, pair.reasoner.decoder.config().width);
-        let naive = Naive { reasoner: &pair.reasoner, settings: &settings, row: row(5, 1), inputs, draws: Vec::new() };
+        let naive = Naive::new(&pair.reasoner, &settings, row(5, 1), settings.length.limit());
         assert_same_bits(&outcome.thoughts[1], &naive.run(&prompt.tokens).thoughts, &format!("{perturbation:?}"));
     }
 }

@@ -189,13 +189,13 @@ fn dropout_apart_is_the_fused_one_and_its_own_backward() {
         (0..rows as u32).map(|r| (r != 2).then_some(Draw { seed: 5, question: 1, trajectory: r, position: 4 })).collect();
     for device in devices() {
         let drawn = Draws::new(&device, draws.clone()).unwrap();
-        let mask = Mask::Drawn { p, layer: 0, site: Site::Embed, draws: &drawn };
+        let mask = Mask::Drawn { p, layer: 0, site: Site::MlpOut, draws: &drawn };
         let run = |mask| {
             let mut out = Tensor::default();
             device.run(|| dropout(&device, &upload(&device, &x), mask, Format::Single, &mut out)).unwrap();
             host(out)
         };
-        let keeps = |r: usize, j: usize| draws[r].is_none_or(|d| d.keeps(0, Site::Embed, j, p));
+        let keeps = |r: usize, j: usize| draws[r].is_none_or(|d| d.keeps(0, Site::MlpOut, j, p));
         let scale = |r: usize| if draws[r].is_some() { 1.0 / (1.0 - p) } else { 1.0 };
         let one = |r: usize, j: usize| if keeps(r, j) { x.row(r)[j] * scale(r) } else { 0.0 };
         let expected: Vec<f32> = (0..rows * cols).map(|i| one(i / cols, i % cols)).collect();
