@@ -167,7 +167,8 @@ impl Explorer<'_> {
                 !perturbation.reaches_the_answer() && thought == limit(path, self.settings.length, randomness)
             }
             // All passes are clean, so that a model that chose to end would choose so again.
-            Perturbation::Gaussian { .. } | Perturbation::None => thought == path.thoughts.len(),
+            // Drawn words differ even then; one draw, the trajectory's own answer, stands for them.
+            Perturbation::Gaussian { .. } | Perturbation::Tokens(_) | Perturbation::None => thought == path.thoughts.len(),
         }
     }
 
@@ -214,7 +215,7 @@ impl Explorer<'_> {
     fn think_on(&self, cache: &mut Cache, mut rows: Vec<Row>, limits: &[usize], x: &Tensor) -> Result<Thoughts, DeviceError> {
         let (mind, chance) = (self.mind, self.chance());
         if rows.is_empty() {
-            return Ok(Thoughts { rows, all: Tensor::zeros(0, x.cols()), clean: None });
+            return Ok(Thoughts { rows, all: Tensor::zeros(0, x.cols()), after_prompt: None, clean: None });
         }
         let first = ops::select(mind.decoder.device(), x, &(0..rows.len()).collect::<Vec<_>>())?;
         let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), first, Some((chance, 0)))?;
