@@ -1,11 +1,11 @@
-//! Whole JSON files: `manifest.json` and `results.json`.
+//! Whole JSON files: `manifest.json`, `results.json`, and what other crates write the same way.
 //!
 //! A document is written beside its place and renamed into it, so that a reader, or a run killed halfway, sees
 //! the old file or the new one and never a part.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -14,8 +14,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::manifest::FORMAT;
 
-/// Writes `content` to `path`, all or nothing.
-pub(crate) fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
+/// Writes `content` to `path` as indented JSON, all or nothing.
+///
+/// # Errors
+///
+/// When the file cannot be written; the error names it.
+pub fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
     let beside = beside(path);
     replace(path, &beside, content).map_err(|source| {
         // The half-written file is of no use to anyone; that it cannot be removed changes nothing.
@@ -25,12 +29,11 @@ pub(crate) fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> 
 }
 
 fn replace(path: &Path, beside: &Path, content: &impl Serialize) -> io::Result<()> {
-    let mut text = serde_json::to_vec_pretty(content)?;
-    text.push(b'\n');
-    let mut file = File::create(beside)?;
-    file.write_all(&text)?;
+    let mut file = BufWriter::new(File::create(beside)?);
+    serde_json::to_writer_pretty(&mut file, content)?;
+    file.write_all(b"\n")?;
     // Without this a power cut could leave the new name on an empty file.
-    file.sync_all()?;
+    file.into_inner()?.sync_all()?;
     fs::rename(beside, path)
 }
 

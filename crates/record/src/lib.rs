@@ -49,6 +49,7 @@ mod run_dir;
 mod sample;
 mod writer;
 
+pub use document::write as write_document;
 pub use error::Error;
 pub use fingerprint::Fingerprint;
 pub use latents::Latents;
