@@ -6,3 +6,5 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
 pub mod corpus;
+pub mod dataset;
+pub mod vocabulary;
