@@ -1,6 +1,7 @@
 //! One file per command: `run` takes what was typed and the printer, and gives the exit code.
 
 pub mod bench;
+pub mod corpus;
 pub mod doctor;
 pub mod eval;
 pub mod inspect;
