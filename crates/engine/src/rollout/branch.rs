@@ -167,8 +167,8 @@ impl Explorer<'_> {
                 !perturbation.reaches_the_answer() && thought == limit(path, self.settings.length, randomness)
             }
             // All passes are clean, so that a model that chose to end would choose so again.
-            // Drawn words differ even then; one draw, the trajectory's own answer, stands for them.
-            Perturbation::Gaussian { .. } | Perturbation::Tokens(_) | Perturbation::None => thought == path.thoughts.len(),
+            Perturbation::Gaussian { .. } | Perturbation::None => thought == path.thoughts.len(),
+            Perturbation::Tokens(_) => false,
         }
     }
 
