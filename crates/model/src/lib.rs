@@ -25,6 +25,6 @@ pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{Decoder, Dropout, LmHead, Masks};
 pub use error::Error;
-pub use head::{LatentHead, RewardHead};
+pub use head::{Judged, LatentHead, RewardHead};
 pub use source::{RandomWeights, TensorSource};
 pub use tokenizer::Tokenizer;
