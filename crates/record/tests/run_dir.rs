@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
+use record::stopping::{Settled, Stopped};
 use record::{Beam, Error, Manifest, Results, RunDir, Sample, Seconds, Trajectory};
 use serde_json::json;
 
@@ -20,6 +21,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         answer: (k > 0).then(|| k.to_string()),
         scores: Some(vec![0.1 + k as f32, -3.5e-7]),
         correct: k == 1,
+        logprob: (k == 1).then_some(-2.25),
     };
     let beam = Beam { width: 2, candidates: 1, answer: Some("1".into()), reward: 0.3, ..Beam::default() };
     Sample {
@@ -31,6 +33,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         beam: Some(beam),
         greedy: Some(trajectory(0)),
         diversity: Some(vec![0.25, 1.0 / 3.0]),
+        stopped: Some(Stopped { asked: 8, why: Settled::Confident }),
         steps: 14,
         flops: 1.5e9,
     }
