@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! question -> prompt -> prefill -> think -> score -> decode -> answer -> record::aggregate
-//!                                    ^
-//!                                 perturb
+//!                             |      ^        |       ^
+//!                             |   perturb     |       |
+//!                             +----> search (beams) --+
 //! ```
 //!
 //! [`pipeline`] strings the stages together over waves that [`settings::Settings::memory`] bounds; [`method`] holds what
@@ -24,6 +25,7 @@ pub mod question;
 pub mod reasoner;
 pub mod replay;
 mod score;
+mod search;
 pub mod settings;
 mod think;
 mod wave;
@@ -34,4 +36,4 @@ pub use perturb::{Perturbation, Probability, Scope, Sites};
 pub use pipeline::{Engine, Outcome};
 pub use question::Question;
 pub use reasoner::{Extras, Mind, Reasoner, RewardModel};
-pub use settings::Settings;
+pub use settings::{Adaptive, BeamSize, Settings};

@@ -99,7 +99,8 @@ fn keep(live: &mut Vec<usize>, stays: impl Fn(usize, usize) -> bool) -> Vec<usiz
     places
 }
 
-fn limit(row: &Row, length: LatentLength, randomness: Randomness<'_>) -> usize {
+/// How many thoughts a row may have.
+pub(crate) fn limit(row: &Row, length: LatentLength, randomness: Randomness<'_>) -> usize {
     match (length, randomness) {
         (LatentLength::Between(low, high), Randomness::Seeded(seed)) if row.start.perturbed => {
             row.start.id.length(seed, low.get(), high.get())

@@ -9,6 +9,8 @@
 //! * [`chance`]: what dropout and noise do, and that they do nothing at zero;
 //! * [`length`]: how many thoughts a row has;
 //! * [`scores`]: rewards are read at each thought's own position;
+//! * [`beams`]: a beam search is the enumeration of its definition;
+//! * [`rounds`]: stopping early changes no trajectory and no decided vote;
 //! * [`limits`]: where rows end, and what is refused;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
 //! * [`gpu`]: the same on a GPU, where there is one, to rounding.
@@ -18,6 +20,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod beams;
 mod chance;
 mod company;
 mod devices;
@@ -26,4 +29,5 @@ mod length;
 mod limits;
 mod recomputed;
 mod reference;
+mod rounds;
 mod scores;

@@ -16,10 +16,11 @@ use tensor::rng::{Draw, Site};
 use crate::common::*;
 
 /// A row computed without any cleverness.
-struct Naive<'a> {
-    reasoner: &'a Reasoner,
-    settings: &'a Settings,
-    row: RowId,
+#[derive(Clone)]
+pub struct Naive<'a> {
+    pub reasoner: &'a Reasoner,
+    pub settings: &'a Settings,
+    pub row: RowId,
     inputs: Tensor,           // (positions, width): everything that was fed
     draws: Vec<Option<Draw>>, // (positions): where its masks are drawn, if its pass is stochastic
 }
@@ -31,8 +32,22 @@ struct Done {
     first_logits: Vec<f32>,
 }
 
-impl Naive<'_> {
-    fn feed(&mut self, vector: &[f32], stochastic: bool) {
+impl<'a> Naive<'a> {
+    /// A row that was fed nothing yet.
+    pub fn new(reasoner: &'a Reasoner, settings: &'a Settings, row: RowId) -> Self {
+        let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
+        Self { reasoner, settings, row, inputs, draws: Vec::new() }
+    }
+
+    /// When its passes are stochastic, if any is.
+    pub fn scope(&self) -> Option<Scope> {
+        match self.settings.perturbation {
+            Perturbation::Dropout { scope, .. } => Some(scope),
+            _ => None,
+        }
+    }
+
+    pub fn feed(&mut self, vector: &[f32], stochastic: bool) {
         let position = self.draws.len();
         self.draws.push(stochastic.then(|| self.row.draw(self.settings.seed, position)));
         self.inputs.push(vector);
@@ -58,12 +73,12 @@ impl Naive<'_> {
         decoder.device().run(|| decoder.forward(&mut cache, &pass, self.inputs.clone(), dropout)).unwrap()
     }
 
-    fn logits(&self) -> Vec<f32> {
+    pub fn logits(&self) -> Vec<f32> {
         head::logits(&self.reasoner.decoder, &self.hidden()).unwrap().data().to_vec()
     }
 
     /// The thought that follows what was fed.
-    fn thought(&self) -> Vec<f32> {
+    pub fn thought(&self) -> Vec<f32> {
         let mut thought = self.reasoner.head.thoughts(&self.reasoner.decoder, &self.hidden()).unwrap().thoughts.data().to_vec();
         if let Perturbation::Gaussian { std } = self.settings.perturbation {
             self.row.draw(self.settings.seed, self.draws.len()).add_noise(std, &mut thought);
@@ -71,15 +86,15 @@ impl Naive<'_> {
         thought
     }
 
-    fn run(mut self, prompt: &[u32]) -> Done {
-        let method = &self.reasoner.method;
-        let scope = match self.settings.perturbation {
-            Perturbation::Dropout { scope, .. } => Some(scope),
-            _ => None,
-        };
+    pub fn feed_prompt(&mut self, prompt: &[u32]) {
         let (last, before) = prompt.split_last().unwrap();
-        self.feed_tokens(before, matches!(scope, Some(Scope::Prompt | Scope::All)));
-        self.feed_tokens(&[*last], scope.is_some());
+        self.feed_tokens(before, matches!(self.scope(), Some(Scope::Prompt | Scope::All)));
+        self.feed_tokens(&[*last], self.scope().is_some());
+    }
+
+    fn run(mut self, prompt: &[u32]) -> Done {
+        self.feed_prompt(prompt);
+        let (method, scope) = (&self.reasoner.method, self.scope());
         let mut thoughts = Tensor::zeros(0, self.inputs.cols());
         let limit = self.settings.length.limit();
         let open = matches!(self.settings.length, LatentLength::AtMost(_));
@@ -89,19 +104,26 @@ impl Naive<'_> {
             // The pass over the last thought makes no thought.
             self.feed(&thought, scope.is_some() && (thoughts.rows() < limit || scope == Some(Scope::All)));
         }
-        self.feed_tokens(&method.end, scope == Some(Scope::All));
+        let (tokens, first_logits) = self.answer();
+        Done { thoughts, tokens, first_logits }
+    }
+
+    /// The answer after all thoughts were fed, and the logits of its first token.
+    pub fn answer(mut self) -> (Vec<u32>, Vec<f32>) {
+        let (method, stochastic) = (&self.reasoner.method, self.scope() == Some(Scope::All));
+        self.feed_tokens(&method.end, stochastic);
         let first_logits = self.logits();
         let mut tokens = vec![likeliest(&first_logits)];
         while tokens.len() < self.settings.max_new_tokens.get() && !method.eos.contains(&tokens[tokens.len() - 1]) {
-            self.feed_tokens(&tokens[tokens.len() - 1..], scope == Some(Scope::All));
+            self.feed_tokens(&tokens[tokens.len() - 1..], stochastic);
             tokens.push(likeliest(&self.logits()));
         }
-        Done { thoughts, tokens, first_logits }
+        (tokens, first_logits)
     }
 }
 
 /// The index of the largest element, the lowest among equals.
-fn likeliest(logits: &[f32]) -> u32 {
+pub fn likeliest(logits: &[f32]) -> u32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     logits.iter().position(|&x| x == largest).unwrap() as u32
 }
@@ -113,9 +135,7 @@ fn check(reasoner: &Reasoner, settings: &Settings, what: &str) {
         let outcome =
             ask(engine::Engine { reasoner, judge: None, settings: *settings }, std::slice::from_ref(question)).unwrap().remove(0);
         for (k, found) in rows.iter().enumerate() {
-            let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
-            let naive = Naive { reasoner, settings, row: row(question.id, k), inputs, draws: Vec::new() };
-            let expected = naive.run(&prompt.tokens);
+            let expected = Naive::new(reasoner, settings, row(question.id, k)).run(&prompt.tokens);
             let what = format!("{what}, trajectory {k}");
             assert_eq!(found.tokens, expected.tokens, "{what}");
             assert_eq!(found.first_logits, expected.first_logits, "{what}");
@@ -212,8 +232,7 @@ fn a_prompt_of_one_token_is_a_prompt() {
     for perturbation in perturbations() {
         let settings = settings(&pair.reasoner, 2, perturbation);
         let outcome = pair.ask_one(settings, &empty);
-        let inputs = Tensor::zeros(0, pair.reasoner.decoder.config().width);
-        let naive = Naive { reasoner: &pair.reasoner, settings: &settings, row: row(5, 1), inputs, draws: Vec::new() };
+        let naive = Naive::new(&pair.reasoner, &settings, row(5, 1));
         assert_same_bits(&outcome.thoughts[1], &naive.run(&prompt.tokens).thoughts, &format!("{perturbation:?}"));
     }
 }
