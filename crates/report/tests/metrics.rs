@@ -1,6 +1,8 @@
 //! Metrics of run directories made by hand, against values worked out by hand.
 
-use record::{Beam, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
+use record::aggregate::{Aggregator, Reduction};
+use record::stopping::{Settled, Stopped};
+use record::{Beam, Effort, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
 use report::Error;
 use report::interval::Bootstrap;
 use report::metrics::{MetricSettings, PerQuestion, compute, difference, of_run};
@@ -14,6 +16,7 @@ fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> S
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
         scores: scores.map(|scores| vec![scores[k]]),
         correct: answers[k] == "1",
+        logprob: None,
     };
     let trajectories = (0..4).map(trajectory).collect();
     Sample { id, seed, gold: "1".into(), trajectories, ..Sample::default() }
@@ -87,6 +90,10 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
     assert_close(value(&results, MetricName::BestOf, 2), (1.0 + 0.0) / 2.0);
     assert_close(value(&results, MetricName::BestOf, 4), (0.5 + 0.5) / 2.0);
+    // The same: z = 1.78 for "1" against -0.15 and -0.76 for "3". Under seed 6 two wrong ones have the rewards.
+    assert_close(value(&results, MetricName::Normalized, 4), (0.5 + 0.5) / 2.0);
+    // 4 - 1.64 for "1" against 0.5 - 1.64 / sqrt 2 for "3".
+    assert_close(value(&results, MetricName::Pessimistic, 4), (0.5 + 0.5) / 2.0);
     assert_close(value(&results, MetricName::Greedy, 1), 0.5);
     assert_close(value(&results, MetricName::Beam, 4), 0.25);
     // Under seed 6 question 1 has no diversity and is left out.
@@ -95,11 +102,45 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     assert_eq!((results.questions, results.seeds, results.trajectories), (2, 2, 4));
     assert_eq!((results.cost.steps, results.cost.flops, results.cost.seconds), (25.0, 3e9, seconds));
     let ks: Vec<usize> = results.metrics.iter().map(|metric| metric.k).collect();
-    assert_eq!(ks, [1, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 4, 4]);
+    assert_eq!(ks, [&[1][..], &[1, 2, 4].repeat(7), &[4, 4]].concat());
+    assert_eq!(results.sampled, 4.0);
     for metric in &results.metrics {
         assert_eq!(metric.seeds, 2, "{metric:?}");
         assert!(metric.low <= metric.value && metric.value <= metric.high, "{metric:?}");
     }
+}
+
+#[test]
+fn rules_that_were_asked_for_are_the_only_ones() {
+    let rules = vec![Aggregator::Majority, Aggregator::BestOf(Reduction::Min)];
+    let settings = MetricSettings { aggregators: Some(rules), ..MetricSettings::default() };
+    let results = compute(read(samples()), &settings).unwrap();
+    assert!(find(&results, MetricName::BestOfMin, 4).is_some() && find(&results, MetricName::Maj, 4).is_some());
+    assert!(find(&results, MetricName::Weighted, 4).is_none() && find(&results, MetricName::BestOf, 4).is_none());
+    assert!(find(&results, MetricName::Coverage, 4).is_some() && find(&results, MetricName::Beam, 4).is_some());
+}
+
+/// Two of four trajectories settle the second question: votes at 4 see two, coverage at 4 is not known.
+#[test]
+fn a_question_that_stopped_early_counts_with_what_it_has() {
+    let mut samples = vec![sample(0, 0, ["2", "1", "1", "1"], None), sample(0, 1, ["1", "1", "2", "2"], None)];
+    samples[1].trajectories.truncate(2);
+    samples[1].stopped = Some(Stopped { asked: 4, why: Settled::Confident });
+    for samples in [samples.clone(), samples.into_iter().rev().collect()] {
+        let results = compute(read(samples), &MetricSettings::default()).unwrap();
+        assert_eq!((results.trajectories, results.sampled), (4, 3.0));
+        assert_eq!(value(&results, MetricName::Maj, 4), 1.0);
+        assert_eq!(value(&results, MetricName::Coverage, 2), 1.0);
+        assert!(find(&results, MetricName::Coverage, 4).is_none() && find(&results, MetricName::Pass, 4).is_none());
+    }
+}
+
+#[test]
+fn what_a_search_took_stands_beside() {
+    let searched = Beam { width: 2, candidates: 2, steps: 12, flops: 3e6, ..Beam::default() };
+    let one = Sample { beam: Some(searched), steps: 8, flops: 2e6, ..sample(0, 0, ["1"; 4], None) };
+    let cost = compute(read(vec![one]), &MetricSettings::default()).unwrap().cost;
+    assert_eq!((cost.steps, cost.flops, cost.beam), (8.0, 2e6, Some(Effort { steps: 12.0, flops: 3e6 })));
 }
 
 #[test]
