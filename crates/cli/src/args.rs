@@ -4,6 +4,7 @@
 //! the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`; [`layers`] merges the three, and a flag that
 //! none of them gives is `None`. `common` holds what commands share, `values` the readers of single values.
 
+mod aggregation;
 mod common;
 mod layers;
 pub mod values;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use aggregation::AggregationArgs;
 pub use common::{
     DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
@@ -51,6 +53,8 @@ Examples:
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 --sampler noise --sigma 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
+  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam --beam-width 4
+  latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
 
 {LAYERS}"))]
     Eval(EvalArgs),
@@ -139,6 +143,10 @@ pub struct EvalArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub seeds: Option<NonZeroU32>,
 
+    /// How trajectories become one answer.
+    #[command(flatten)]
+    pub aggregation: AggregationArgs,
+
     /// With what.
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -190,6 +198,10 @@ pub struct SolveArgs {
     /// How to sample.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+
+    /// How trajectories become one answer.
+    #[command(flatten)]
+    pub aggregation: AggregationArgs,
 
     /// With what.
     #[command(flatten)]

@@ -51,6 +51,7 @@ impl Sampling {
             max_new_tokens: self.max_new_tokens.unwrap_or(family.max_new_tokens),
             seed: self.seed,
             memory,
+            ..family
         }
     }
 }

@@ -1,0 +1,35 @@
+//! Flags about how many trajectories become one answer; `eval` and `solve` share them.
+
+use std::num::NonZeroU32;
+
+use clap::Args;
+
+use super::values;
+
+/// How trajectories become one answer.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Aggregation")]
+pub struct AggregationArgs {
+    /// The rules to measure: maj, weighted, normalized, likely, combined, pessimistic, best_of, best_of_sum, best_of_last,
+    /// best_of_min, beam. A beam search runs only if beam is among them [default: all that the models allow, but of best_of only
+    /// the first]
+    #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = values::rule())]
+    pub aggregate: Option<Vec<values::Rule>>,
+
+    /// Beam search: beams kept at each step [default: the rounded root of --samples]
+    #[arg(long, value_name = "B")]
+    pub beam_width: Option<NonZeroU32>,
+
+    /// Beam search: extensions tried for each beam [default: the rounded root of --samples]
+    #[arg(long, value_name = "K")]
+    pub beam_candidates: Option<NonZeroU32>,
+
+    /// Stop sampling a question when its vote can no longer change, or when its lead is large enough (see --confidence)
+    #[arg(long)]
+    pub adaptive: bool,
+
+    /// With --adaptive: how sure of the leading answer to be, above 0.5 and at most 1; 1 stops only where no further
+    /// trajectory can change the vote [default: 0.95]
+    #[arg(long, value_name = "SHARE", value_parser = values::confidence, allow_negative_numbers = true)]
+    pub confidence: Option<record::stopping::Confidence>,
+}
