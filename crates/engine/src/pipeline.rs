@@ -57,7 +57,8 @@ impl Engine<'_> {
         let plan = Plan::new(&party, &prompts)?;
         let rounds = party.rounds();
         // Without rounds a question is complete when its rows are: no need to wait for a group.
-        let groups = if rounds.len() > 1 { plan.groups(rounds[0].len()) } else { vec![0..questions.len()] };
+        let all = 0..questions.len();
+        let groups = if rounds.len() > 1 { plan.groups(rounds[0].len()) } else { Vec::from([all]) };
         let mut desk = Desk::new(self.reasoner, &party, (&plan, questions));
         for group in groups {
             desk.take_up(group);
@@ -150,7 +151,8 @@ impl<'a> Desk<'a> {
 
     /// The questions that are complete and have no open one before them.
     fn hand_over(&mut self) -> Result<Vec<Outcome>, Error> {
-        let complete: Vec<Gathering> = std::iter::from_fn(|| self.open.pop_front_if(|g| g.done)).collect();
+        let ready = self.open.iter().take_while(|g| g.done).count();
+        let complete: Vec<Gathering> = self.open.drain(..ready).collect();
         let questions = self.first..self.first + complete.len();
         self.first = questions.end;
         let mut found = Vec::new();

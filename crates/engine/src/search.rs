@@ -206,29 +206,24 @@ impl Searcher<'_> {
     /// Passes the last thought of every beam and makes K paths of each.
     fn extend(&self, kept: Vec<Path>, thoughts: &Tensor, state: &mut State<'_>) -> Result<Extended, DeviceError> {
         let (mind, device) = (self.party.mind, self.party.mind.decoder.device());
-        let (each, made_before) = (self.size.candidates.get(), state.made - thoughts.rows());
         let mut paths = self.forks(&kept);
-        let (rows, place): (Vec<&mut Row>, Vec<usize>) = if self.passes_apart() {
-            (paths.iter_mut().map(|path| &mut path.row).collect(), (0..kept.len() * each).collect())
-        } else {
-            // One pass a beam: its first path makes it, and the others fork from there.
-            let firsts = paths.iter_mut().step_by(each).map(|path| &mut path.row).collect();
-            (firsts, (0..kept.len() * each).map(|i| i / each).collect())
-        };
-        if rows.is_empty() {
-            return Ok(Extended { paths, hidden: Tensor::default(), place });
+        if paths.is_empty() {
+            return Ok(Extended { paths, hidden: Tensor::default(), place: Vec::new() });
         }
-        let mut rows = rows;
+        // Where one pass serves all paths of a beam, the first makes it and the others fork from there.
+        let serves = if self.passes_apart() { 1 } else { self.size.candidates.get() };
+        let place = (0..paths.len()).map(|i| i / serves).collect();
+        let mut rows: Vec<&mut Row> = paths.iter_mut().step_by(serves).map(|path| &mut path.row).collect();
         for row in &rows {
             state.cost[row.start.prompt].add_pass(self.party, row.sequence.len());
         }
-        let last: Vec<usize> = rows.iter().filter_map(|row| row.thoughts.last()).map(|thought| thought - made_before).collect();
+        let before = state.made - thoughts.rows(); // thoughts of earlier steps
+        let last: Vec<usize> = rows.iter().filter_map(|row| row.thoughts.last()).map(|thought| thought - before).collect();
         let x = ops::select(device, thoughts, &last)?;
         let hidden = step(mind, state.cache, &mut rows, x, Some((self.chance, state.steps.len() + 1)))?;
-        if !self.passes_apart() {
-            for siblings in paths.chunks_mut(each) {
-                let (first, others) = siblings.split_at_mut(1);
-                others.iter_mut().for_each(|path| path.row.sequence = first[0].row.sequence.fork());
+        for siblings in paths.chunks_mut(serves) {
+            if let [first, others @ ..] = siblings {
+                others.iter_mut().for_each(|path| path.row.sequence = first.row.sequence.fork());
             }
         }
         Ok(Extended { paths, hidden, place })

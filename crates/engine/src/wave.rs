@@ -99,7 +99,9 @@ impl Party<'_> {
         lap(&mut seconds.thoughts)?;
         let judging = self.judge.zip(judge_cache.as_mut());
         let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &thoughts)).transpose()?;
-        lap(&mut seconds.scores)?;
+        if scores.is_some() {
+            lap(&mut seconds.scores)?;
+        }
         let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
         lap(&mut seconds.answers)?;
         seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers + seconds.beam;

@@ -136,6 +136,20 @@ fn a_question_that_stopped_early_counts_with_what_it_has() {
 }
 
 #[test]
+fn where_all_are_wrong_no_rule_is_right() {
+    let told = |mut sample: Sample| {
+        sample.trajectories.iter_mut().for_each(|t| t.logprob = Some(-1.0));
+        sample
+    };
+    let wrong = vec![sample(0, 0, ["2", "3", "", "2"], Some([0.5, 1.0, 9.0, 0.1])), sample(0, 1, [""; 4], Some([1.0; 4]))];
+    let wrong = wrong.into_iter().map(|s| Sample { beam: beam(false), ..told(s) }).collect();
+    let settings = MetricSettings { aggregators: Some(Aggregator::ALL.to_vec()), ..MetricSettings::default() };
+    let results = compute(read(wrong), &settings).unwrap();
+    assert_eq!(results.metrics.len(), 12 * 3 + 1);
+    assert!(results.metrics.iter().all(|metric| metric.value == 0.0 && metric.high == 0.0), "{:?}", results.metrics);
+}
+
+#[test]
 fn what_a_search_took_stands_beside() {
     let searched = Beam { width: 2, candidates: 2, steps: 12, flops: 3e6, ..Beam::default() };
     let one = Sample { beam: Some(searched), steps: 8, flops: 2e6, ..sample(0, 0, ["1"; 4], None) };

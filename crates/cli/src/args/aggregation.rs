@@ -10,9 +10,8 @@ use super::values;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Aggregation")]
 pub struct AggregationArgs {
-    /// The rules to measure: maj, weighted, normalized, likely, combined, pessimistic, best_of, best_of_sum, best_of_last,
-    /// best_of_min, beam. A beam search runs only if beam is among them [default: all that the models allow, but of best_of only
-    /// the first]
+    /// The rules that make one answer of many trajectories; a beam search runs only if it is among them [default: all that the
+    /// models allow, but of best_of only the first]
     #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = values::rule())]
     pub aggregate: Option<Vec<values::Rule>>,
 

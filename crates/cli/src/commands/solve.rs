@@ -212,12 +212,15 @@ impl Solved<'_> {
         text
     }
 
-    /// How the search went, why sampling stopped, and where the time went.
+    /// The best trajectory, how the search went, why sampling stopped, and where the time went.
     fn details(&self) -> String {
         let mut text = String::new();
+        let best = aggregate::best_of(self.trajectories(), Reduction::Mean).map(|i| &self.trajectories()[i]);
+        if let Some((best, scores)) = best.and_then(|best| Some((best, best.scores.as_ref()?))) {
+            text.push_str(&labelled("best one", &format!("trajectory {}{}", best.k, step_rewards(scores))));
+        }
         if let Some(Beam { width, candidates, scores, .. }) = &self.sample.beam {
-            let rewards: Vec<String> = scores.iter().map(|score| format!("{score:.3}")).collect();
-            text.push_str(&labelled("search", &format!("{width} beams x {candidates}, step rewards {}", rewards.join(" "))));
+            text.push_str(&labelled("search", &format!("{width} beams x {candidates}{}", step_rewards(scores))));
         }
         if let Some(stopped) = self.sample.stopped {
             let why = match stopped.why {
@@ -229,11 +232,19 @@ impl Solved<'_> {
         }
         let Seconds { prefill, thoughts, scores, answers, beam, total } = self.seconds;
         let parts = [("prefill", prefill), ("thoughts", thoughts), ("scores", scores), ("answers", answers), ("beam", beam)];
-        let parts: Vec<String> = parts.iter().map(|(stage, s)| format!("{stage} {s:.3}")).collect();
+        let ran = parts.into_iter().filter(|(stage, s)| *stage != "beam" || *s > 0.0);
+        let parts: Vec<String> = ran.map(|(stage, s)| format!("{stage} {s:.3}")).collect();
         text.push_str(&labelled("time", &format!("{}: {}", show_seconds(total), parts.join(", "))));
         text.push_str(&labelled("speed", &format!("{:.1} trajectories/s", self.rate())));
         text
     }
+}
+
+fn step_rewards(scores: &[f32]) -> String {
+    scores.iter().enumerate().fold(String::new(), |text, (t, score)| {
+        let before = if t == 0 { ", step rewards" } else { "" };
+        format!("{text}{before} {score:.3}")
+    })
 }
 
 fn labelled(label: &str, content: &str) -> String {

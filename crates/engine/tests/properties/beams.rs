@@ -12,7 +12,8 @@ use crate::common::*;
 use crate::length::{OPEN_ENDED, open_ended};
 use crate::recomputed::{Naive, likeliest};
 
-fn size(width: usize, candidates: usize) -> Option<BeamSize> {
+/// A search of that size.
+pub fn size(width: usize, candidates: usize) -> Option<BeamSize> {
     Some(BeamSize { width: count(width), candidates: count(candidates) })
 }
 

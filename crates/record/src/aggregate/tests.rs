@@ -205,13 +205,10 @@ pub(crate) fn trajectories() -> impl Strategy<Value = Vec<Trajectory>> {
     let scores = prop::option::weighted(0.9, prop::collection::vec((-2i8..3).prop_map(f32::from), 0..3));
     let logprob = prop::option::weighted(0.9, (-3i8..1).prop_map(f32::from));
     let one = (prop::sample::select(vec!["", "1", "2", "3"]), scores, logprob);
-    prop::collection::vec(one, 0..9).prop_map(|drawn| {
-        let numbered = drawn.into_iter().zip(0..);
-        let made = |((answer, scores, logprob), k): ((&str, Option<Vec<f32>>, Option<f32>), u32)| Trajectory {
-            logprob,
-            ..trajectory(k, answer, scores.as_deref())
-        };
-        numbered.map(made).collect()
+    let one = one.prop_map(|(answer, scores, logprob)| Trajectory { logprob, ..trajectory(0, answer, scores.as_deref()) });
+    prop::collection::vec(one, 0..9).prop_map(|mut drawn| {
+        drawn.iter_mut().zip(0..).for_each(|(t, k)| t.k = k);
+        drawn
     })
 }
 
