@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 
 use anyhow::{Result, bail};
 use engine::{Adaptive, BeamSize, Settings};
-use record::aggregate::Aggregator;
+use record::aggregate::{Aggregator, Tuning};
 use record::stopping::Confidence;
 
 use crate::args::AggregationArgs;
@@ -15,6 +15,8 @@ use crate::args::values::Rule;
 pub struct Aggregation {
     /// The rules that were asked for, if any were.
     pub rules: Option<Vec<Aggregator>>,
+    /// The numbers in them.
+    pub tuning: Tuning,
     beam: Option<BeamSize>,
     beam_is_asked_for: bool,
     adaptive: Option<Adaptive>,
@@ -31,13 +33,22 @@ impl Aggregation {
         let wanted = args.aggregate.is_none() || asked.contains(&Rule::Beam);
         let beam = beam(args, samples, judged, wanted)?;
         let beam_is_asked_for = asked.contains(&Rule::Beam) || size_flag(args).is_some();
-        Ok(Self { rules, beam, beam_is_asked_for, adaptive: adaptive(args)? })
+        Ok(Self { rules, tuning: tuning(args), beam, beam_is_asked_for, adaptive: adaptive(args)? })
     }
 
     /// Settings with a search and rounds added. Where there are no thoughts, nobody searches unless it was asked for.
     pub fn apply(&self, settings: Settings) -> Settings {
         let beam = self.beam.filter(|_| self.beam_is_asked_for || settings.length.limit() > 0);
         Settings { adaptive: self.adaptive, beam, ..settings }
+    }
+}
+
+fn tuning(args: &AggregationArgs) -> Tuning {
+    let usual = Tuning::default();
+    Tuning {
+        temperature: args.vote_temperature.unwrap_or(usual.temperature),
+        lambda: args.likelihood_weight.unwrap_or(usual.lambda),
+        caution: args.caution.unwrap_or(usual.caution),
     }
 }
 
@@ -92,7 +103,16 @@ mod tests {
     use super::*;
 
     fn args() -> AggregationArgs {
-        AggregationArgs { aggregate: None, beam_width: None, beam_candidates: None, adaptive: false, confidence: None }
+        AggregationArgs {
+            aggregate: None,
+            beam_width: None,
+            beam_candidates: None,
+            adaptive: false,
+            confidence: None,
+            vote_temperature: None,
+            likelihood_weight: None,
+            caution: None,
+        }
     }
 
     fn of(args: AggregationArgs, judged: bool) -> Result<Aggregation, String> {

@@ -95,6 +95,11 @@ fn rules_can_be_chosen() {
         assert!(table.contains(word), "{word} in {table}");
     }
 
+    let tuned = ["--limit", "2", "--out", "table", "--resume", "--vote-temperature", "0.5", "--caution", "2", "--json"];
+    let tuned = bench.eval(&[&judged[..], &tuned].concat()).ok().json();
+    assert_eq!(tuned["tuning"], serde_json::json!({ "temperature": 0.5, "lambda": 1.0, "caution": 2.0 }), "of a run on file");
+    bench.eval(&["--vote-temperature", "0"]).refused(&["--vote-temperature", "above 0"]);
+
     bench.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
     bench.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
     bench.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);

@@ -67,9 +67,9 @@ pub enum Aggregator {
 }
 
 /// The numbers in the rules.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Tuning {
-    /// What normalised signals are divided by before the softmax: small trusts them, large trusts the vote.
+    /// What normalised signals are divided by before the softmax, above 0: small trusts them, large trusts the vote.
     pub temperature: f64,
     /// The weight of a log-probability beside a reward, both in units of their spread.
     pub lambda: f64,

@@ -7,7 +7,7 @@ use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
-use crate::aggregate::{Aggregator, Reduction};
+use crate::aggregate::{Aggregator, Reduction, Tuning};
 use crate::error::Fault;
 use crate::manifest::FORMAT;
 use crate::sample::{Check, finite};
@@ -30,12 +30,15 @@ pub struct Results {
     /// How many were sampled on average: N, unless sampling stopped where the vote was settled.
     #[serde(default)]
     pub sampled: f64,
+    /// The numbers in the voting rules, where they are not the usual ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<Tuning>,
 }
 
 impl Default for Results {
     fn default() -> Self {
         let (metrics, cost) = (Vec::new(), Cost::default());
-        Self { version: FORMAT, metrics, cost, questions: 0, seeds: 0, trajectories: 0, sampled: 0.0 }
+        Self { version: FORMAT, metrics, cost, questions: 0, seeds: 0, trajectories: 0, sampled: 0.0, tuning: None }
     }
 }
 
@@ -181,6 +184,8 @@ impl Check for Results {
             finite(&format!("metrics[{index}]"), [metric.value, metric.low, metric.high])?;
         }
         finite("sampled", [self.sampled])?;
+        let tuning = self.tuning.unwrap_or_default();
+        finite("tuning", [tuning.temperature, tuning.lambda, tuning.caution])?;
         let beam = self.cost.beam.unwrap_or_default();
         finite("cost", [self.cost.steps, self.cost.flops, beam.steps, beam.flops])?;
         self.cost.seconds.check()

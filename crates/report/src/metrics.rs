@@ -43,7 +43,8 @@ pub fn compute<I>(samples: I, settings: &MetricSettings) -> Result<Results, Erro
 where
     I: IntoIterator<Item = Result<Sample, record::Error>>,
 {
-    Ok(PerQuestion::collect(samples, settings)?.results(&settings.bootstrap))
+    let results = PerQuestion::collect(samples, settings)?.results(&settings.bootstrap);
+    Ok(Results { tuning: (settings.tuning != Tuning::default()).then_some(settings.tuning), ..results })
 }
 
 /// Every metric of every question, before the mean over questions is taken.
@@ -116,6 +117,7 @@ impl PerQuestion {
             seeds: self.seen.iter().map(|&(seed, _)| seed).collect::<HashSet<_>>().len(),
             trajectories: self.shape.as_ref().map_or(0, |shape| shape.n),
             sampled: self.trajectories as f64 / samples,
+            tuning: None,
         }
     }
 

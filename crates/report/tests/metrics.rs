@@ -1,6 +1,6 @@
 //! Metrics of run directories made by hand, against values worked out by hand.
 
-use record::aggregate::{Aggregator, Reduction};
+use record::aggregate::{Aggregator, Reduction, Tuning};
 use record::stopping::{Settled, Stopped};
 use record::{Beam, Effort, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
 use report::Error;
@@ -118,6 +118,19 @@ fn rules_that_were_asked_for_are_the_only_ones() {
     assert!(find(&results, MetricName::BestOfMin, 4).is_some() && find(&results, MetricName::Maj, 4).is_some());
     assert!(find(&results, MetricName::Weighted, 4).is_none() && find(&results, MetricName::BestOf, 4).is_none());
     assert!(find(&results, MetricName::Coverage, 4).is_some() && find(&results, MetricName::Beam, 4).is_some());
+}
+
+/// A large temperature trusts the vote, much caution trusts the crowd.
+#[test]
+fn the_numbers_in_the_rules_can_be_changed() {
+    let one = || read(vec![sample(0, 0, ["1", "2", "2", "2"], Some([9.0, 1.0, 1.0, 1.0]))]);
+    let usual = compute(one(), &MetricSettings::default()).unwrap();
+    let tuning = Tuning { temperature: 50.0, caution: 50.0, ..Tuning::default() };
+    let other = compute(one(), &MetricSettings { tuning, ..MetricSettings::default() }).unwrap();
+    for name in [MetricName::Normalized, MetricName::Pessimistic] {
+        assert_eq!((value(&usual, name, 4), value(&other, name, 4)), (1.0, 0.0), "{name:?}");
+    }
+    assert_eq!((usual.tuning, other.tuning), (None, Some(tuning)));
 }
 
 /// Two of four trajectories settle the second question: votes at 4 see two, coverage at 4 is not known.

@@ -31,4 +31,17 @@ pub struct AggregationArgs {
     /// trajectory can change the vote [default: 0.95]
     #[arg(long, value_name = "SHARE", value_parser = values::confidence, allow_negative_numbers = true)]
     pub confidence: Option<record::stopping::Confidence>,
+
+    /// Votes weighted by normalized, likely, combined: what the signal is divided by; small trusts it, large trusts the plain
+    /// vote [default: 1]
+    #[arg(long, value_name = "T", value_parser = values::above_zero, allow_negative_numbers = true)]
+    pub vote_temperature: Option<f64>,
+
+    /// Votes weighted by combined: the weight of the log-probability beside the reward [default: 1]
+    #[arg(long, value_name = "L", value_parser = values::weight, allow_negative_numbers = true)]
+    pub likelihood_weight: Option<f64>,
+
+    /// The pessimistic rule: standard errors that its bound lies below the mean reward [default: 1]
+    #[arg(long, value_name = "C", value_parser = values::weight, allow_negative_numbers = true)]
+    pub caution: Option<f64>,
 }

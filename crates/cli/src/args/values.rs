@@ -50,6 +50,17 @@ pub fn confidence(text: &str) -> Result<Confidence, String> {
     Confidence::new(number).ok_or_else(|| "must be above 0.5 and at most 1".to_owned())
 }
 
+/// A weight.
+pub fn weight(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("must be finite and at least 0".to_owned()) }
+}
+
+/// A divisor.
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    weight(text).ok().filter(|number| *number > 0.0).ok_or_else(|| "must be a number above 0".to_owned())
+}
+
 /// A share in [0, 1).
 pub fn probability(text: &str) -> Result<Probability, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
@@ -194,6 +205,8 @@ mod tests {
         assert!(["1", "-0.1", "NaN", "x", "inf"].iter().all(|p| probability(p).is_err()));
         assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
         assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
+        assert!(weight("0").is_ok() && above_zero("0").is_err() && above_zero("1e-3").is_ok());
+        assert!(["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err()));
         assert!(confidence("0.95").is_ok() && confidence("1").is_ok());
         assert!(["0.5", "1.01", "-1", "NaN", "x"].iter().all(|c| confidence(c).is_err()));
     }

@@ -51,7 +51,8 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let latents = if keep { Some(Latents::open(&out, width)?) } else { None };
     let run = sample(&engine, &questions, &job.seeds, Records { writer, latents }, printer)?;
 
-    let settings = MetricSettings { ks: job.ks, aggregators: job.aggregation.rules, ..MetricSettings::default() };
+    let Aggregation { rules: aggregators, tuning, .. } = job.aggregation;
+    let settings = MetricSettings { ks: job.ks, aggregators, tuning, ..MetricSettings::default() };
     let results = metrics::of_run(&run, &settings)?;
     run.write_results(&results)?;
     let text = || format!("{}\nsamples and results are in {}", report::table::render(&results, printer.width()), out.display());

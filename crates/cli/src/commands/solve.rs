@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use engine::Question;
 use engine::question::GoldKind;
-use record::aggregate::{self, Aggregator, Candidate, Reduction, Tuning};
+use record::aggregate::{self, Aggregator, Candidate, Reduction};
 use record::stopping::Settled;
 use record::{Beam, Sample, Seconds, Trajectory};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
         ControlFlow::Continue(())
     })?;
     let Some(outcome) = outcome else { bail!("the engine gave no outcome for the question") };
-    let solved = Solved { sample: &outcome.sample, seconds: outcome.seconds, rules: aggregation.rules.as_deref() };
+    let solved = Solved { sample: &outcome.sample, seconds: outcome.seconds, aggregation: &aggregation };
     printer.result(&solved.document(), || solved.text())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -74,7 +74,7 @@ fn from_stdin() -> Result<String> {
 struct Solved<'a> {
     sample: &'a Sample,
     seconds: Seconds,
-    rules: Option<&'a [Aggregator]>, // that were asked for
+    aggregation: &'a Aggregation,
 }
 
 /// What a rule chooses.
@@ -98,13 +98,14 @@ impl Solved<'_> {
     /// What each rule chooses, as far as the trajectories allow it; the first is the answer.
     fn verdicts(&self) -> Vec<Verdict<'_>> {
         let all = self.trajectories();
-        let mut rules = self.rules.unwrap_or(Aggregator::USUAL).to_vec();
+        let Aggregation { rules: asked, tuning, .. } = self.aggregation;
+        let mut rules = asked.as_deref().unwrap_or(Aggregator::USUAL).to_vec();
         rules.retain(|rule| rule.applies(all));
-        if self.rules.is_none() && self.scored() {
+        if asked.is_none() && self.scored() {
             rules.sort_by_key(|rule| *rule != Aggregator::Weighted); // the best of the usual ones comes first
         }
         let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
-        let verdict = |rule: &Aggregator| Verdict { rule: name(*rule), answer: answer(rule.choose(all, &Tuning::default())) };
+        let verdict = |rule: &Aggregator| Verdict { rule: name(*rule), answer: answer(rule.choose(all, tuning)) };
         let mut verdicts: Vec<Verdict<'_>> = rules.iter().map(verdict).collect();
         verdicts.extend(self.sample.beam.as_ref().map(|beam| Verdict { rule: "beam", answer: beam.answer.as_deref() }));
         verdicts
