@@ -5,8 +5,10 @@
 //! none of them gives is `None`. `common` holds what commands share, `values` the readers of single values.
 
 mod aggregation;
+mod annotate;
 mod common;
 mod layers;
+mod train;
 pub mod values;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -15,19 +17,21 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use aggregation::AggregationArgs;
+pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsKind};
 pub use common::{
     DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
+pub use train::{LearningArgs, Mode, ObjectiveKind, ReasonerArgs, RemovalKind, RewardArgs, ScoreHeadKind, TrainCommand};
 
 /// Said under every command's help.
 const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
-or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval and solve). The command line wins \
+or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval, solve and annotate). The command line wins \
 over the environment, the environment over the file, the file over the model's defaults.";
 
 /// Makes latent reasoning models better at answering by thinking many times in parallel.
 ///
-/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought), samples N trajectories of latent
+/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its baseline in words, samples N trajectories of latent
 /// thoughts for each question, scores them with a latent reward model if there is one, and aggregates their answers.
 #[derive(Debug, Parser)]
 #[command(name = "latent-tts", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
@@ -55,6 +59,7 @@ Examples:
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam --beam-width 4
   latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
+  latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
 {LAYERS}"))]
     Eval(EvalArgs),
@@ -70,6 +75,26 @@ Examples:
 
 {LAYERS}"))]
     Solve(SolveArgs),
+
+    /// Train a reasoner or a reward model
+    ///
+    /// First a model that says its steps, then one that thinks them, then rollouts (annotate), then a model that judges thoughts.
+    #[command(subcommand)]
+    Train(TrainCommand),
+
+    /// Label thoughts for training a reward model
+    ///
+    /// Samples N trajectories for every question, and from every thought M rollouts to the end; a thought's label is the share of
+    /// its rollouts that answer right. Questions whose trajectories are all right or all wrong are left out. What is done is
+    /// kept shard by shard, and --resume goes on after the last.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --trajectories 8 --rollouts 128 --shard 1/4 --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --labels final --thoughts-dtype bf16 --json
+
+{LAYERS}"))]
+    Annotate(AnnotateArgs),
 
     /// Say what a checkpoint holds
     ///
@@ -114,6 +139,7 @@ Examples:
 Examples:
   latent-tts bench
   latent-tts bench --shape gpt2 --questions 4 --samples 64 --threads 2 --json
+  latent-tts bench --annotate --questions 512 --samples 8 --rollouts 4
 
 {LAYERS}"))]
     Bench(BenchArgs),
@@ -228,7 +254,7 @@ pub struct InspectArgs {
     pub dir: String,
 
     /// Take it for this family instead of the one that is recognised
-    #[arg(long, value_name = "FAMILY", value_parser = values::family())]
+    #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<engine::Family>,
 
     /// Also read every weight and check that it is finite
@@ -292,9 +318,17 @@ pub struct BenchArgs {
     #[arg(long, value_name = "Q", default_value = "4")]
     pub questions: NonZeroUsize,
 
-    /// Trajectories of each question
-    #[arg(long, short = 'n', value_name = "N", default_value = "64")]
-    pub samples: NonZeroUsize,
+    /// Trajectories of each question [default: 64, or 8 with --annotate]
+    #[arg(long, short = 'n', value_name = "N")]
+    pub samples: Option<NonZeroUsize>,
+
+    /// Measure annotation: rollouts from every thought of every trajectory
+    #[arg(long, conflicts_with = "reward")]
+    pub annotate: bool,
+
+    /// Rollouts from every thought, for --annotate
+    #[arg(long, short = 'm', value_name = "M", default_value = "4")]
+    pub rollouts: NonZeroUsize,
 
     /// Tokens of each prompt
     #[arg(long, value_name = "L", default_value = "72")]

@@ -1,8 +1,10 @@
 //! One file per command: `run` takes what was typed and the printer, and gives the exit code.
 
+pub mod annotate;
 pub mod bench;
 pub mod doctor;
 pub mod eval;
 pub mod inspect;
 pub mod solve;
+pub mod train;
 pub mod verify;

@@ -237,7 +237,7 @@ impl Gathering {
             answer: answer.canonical,
             text: answer.text,
             scores: row.scores,
-            logprob: None,
+            logprob: row.logprob.is_finite().then_some(row.logprob),
         };
         if row.perturbed {
             let vectors = row.vectors.unwrap_or_default();

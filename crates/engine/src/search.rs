@@ -276,7 +276,7 @@ impl Searcher<'_> {
         }
         let all = ops::concat(mind.decoder.device(), &state.steps.iter().collect::<Vec<_>>())?;
         let fed: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
-        let mut thoughts = Thoughts { rows, all };
+        let mut thoughts = Thoughts { rows, all, after_prompt: None, clean: None };
         let spoken = decode(mind, state.cache, &mut thoughts, settings.max_new_tokens.get(), self.chance)?;
         let answers = scores.into_iter().zip(spoken.tokens).zip(state.cost).zip(fed);
         let found = answers.zip(thoughts.rows).map(|((((scores, tokens), mut cost), fed), row)| {

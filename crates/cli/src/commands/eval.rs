@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use engine::{Engine, Outcome, Question, question};
 use record::{Latents, Manifest, Results, RunDir, Sample, Seconds, Writer, aggregate};
 use report::metrics::{self, MetricSettings};
@@ -21,7 +21,7 @@ use crate::args::EvalArgs;
 use crate::interrupt::{Gate, resume_command};
 use crate::load::Models;
 use crate::printer::{Printer, Progress, show_seconds};
-use crate::settings::{self, Sampling};
+use crate::settings::{self, Sampling, Start};
 use crate::{fingerprint, manifest};
 
 /// Trajectories of each question.
@@ -44,7 +44,7 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
         .out
         .clone()
         .unwrap_or_else(|| Path::new("runs").join(manifest::default_name(&job.models.reasoner, &job.data, &manifest)));
-    let writer = job.start.open(&out, &manifest)?;
+    let writer = open(job.start, &out, &manifest)?;
     printer.note(&format!("run directory {}", out.display()));
     let width = loaded.reasoner.decoder.config().width;
     let keep = args.latents && writer.done() < job.seeds.len() * questions.len();
@@ -78,7 +78,7 @@ impl Job {
         let models = Models::of(&args.model)?;
         Ok(Self {
             aggregation: Aggregation::of(&args.aggregation, sampling.samples, models.judge.is_some())?,
-            start: Start::of(args)?,
+            start: Start::of(args.resume, args.overwrite)?,
             seeds: settings::seeds(sampling.seed, args.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples)?,
             models,
@@ -109,36 +109,18 @@ impl Job {
     }
 }
 
-/// What to do with a run that is there already.
-#[derive(Clone, Copy)]
-enum Start {
-    Create,
-    Resume,
-    Overwrite,
-}
-
-impl Start {
-    fn of(args: &EvalArgs) -> Result<Self> {
-        match (args.resume, args.overwrite) {
-            (true, true) => bail!("--resume continues a run and --overwrite replaces it; give one of them"),
-            (true, false) => Ok(Self::Resume),
-            (false, true) => Ok(Self::Overwrite),
-            (false, false) => Ok(Self::Create),
-        }
-    }
-
-    fn open(self, out: &Path, manifest: &Manifest) -> Result<Writer> {
-        let opened = match self {
-            Self::Create => RunDir::create(out, manifest),
-            Self::Resume => RunDir::resume(out, manifest),
-            Self::Overwrite => RunDir::overwrite(out, manifest),
-        };
-        let changed = matches!(&opened, Err(record::Error::Differs { field, .. }) if field == "fingerprint");
-        opened.with_context(|| match changed {
-            true => "a file of the model, the reward model or the data is not what it was",
-            false => "run directory",
-        })
-    }
+/// Opens the run directory.
+fn open(start: Start, out: &Path, manifest: &Manifest) -> Result<Writer> {
+    let opened = match start {
+        Start::Create => RunDir::create(out, manifest),
+        Start::Resume => RunDir::resume(out, manifest),
+        Start::Overwrite => RunDir::overwrite(out, manifest),
+    };
+    let changed = matches!(&opened, Err(record::Error::Differs { field, .. }) if field == "fingerprint");
+    opened.with_context(|| match changed {
+        true => "a file of the model, the reward model or the data is not what it was",
+        false => "run directory",
+    })
 }
 
 /// Samples what is not on file yet and records it.

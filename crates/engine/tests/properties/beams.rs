@@ -2,7 +2,7 @@
 //! whole path, the best kept by sorting.
 
 use engine::prompt::Prompt;
-use engine::{BeamSize, Engine, LatentLength, Perturbation, Scope, Settings, replay};
+use engine::{BeamSize, Engine, LatentLength, Perturbation, Settings, replay};
 use model::testkit::Family;
 use model::{Config, RewardHead, TensorSource};
 use tensor::Tensor;
@@ -44,10 +44,12 @@ fn enumerated(pair: &Pair, settings: &Settings, prompt: &Prompt) -> (usize, Vec<
     let empty = |c: usize| {
         let id = row(prompt.id, c);
         let limit = match settings.length {
-            LatentLength::Between(low, high) => id.draw(settings.seed, 0).between(Site::Length, low.get(), high.get()),
+            LatentLength::Between(range) => {
+                id.draw(settings.seed, 0).between(Site::Length, range.low().get(), range.high().get())
+            }
             length => length.limit(),
         };
-        let mut naive = Naive::new(&pair.reasoner, settings, id);
+        let mut naive = Naive::new(&pair.reasoner, settings, id, limit);
         naive.feed_prompt(&prompt.tokens);
         let thoughts = Tensor::zeros(0, pair.reasoner.decoder.config().width);
         Path { naive, thoughts, rewards: Vec::new(), limit, ended_by_itself: false }
@@ -76,13 +78,13 @@ fn enumerated(pair: &Pair, settings: &Settings, prompt: &Prompt) -> (usize, Vec<
         extensions = going.iter().flat_map(|beam| std::iter::repeat_n(beam.clone(), candidates)).collect();
         for (c, path) in extensions.iter_mut().enumerate() {
             path.naive.row = row(prompt.id, c);
-            path.naive.feed(path.thoughts.row(path.thoughts.rows() - 1), path.naive.scope().is_some());
+            path.naive.feed_thought(path.thoughts.row(path.thoughts.rows() - 1), path.thoughts.rows());
         }
     }
     let best = ended.into_iter().reduce(|best, path| if path.mean() > best.mean() { path } else { best }).unwrap();
     let mut naive = best.naive;
     if !best.ended_by_itself {
-        naive.feed(best.thoughts.row(best.thoughts.rows() - 1), naive.scope() == Some(Scope::All));
+        naive.feed_thought(best.thoughts.row(best.thoughts.rows() - 1), best.thoughts.rows());
     }
     (best.thoughts.rows(), best.rewards, naive.answer().0)
 }

@@ -11,7 +11,9 @@
 //! * [`scores`]: rewards are read at each thought's own position;
 //! * [`beams`]: a beam search is the enumeration of its definition;
 //! * [`rounds`]: stopping early changes no trajectory and no decided vote;
+//! * [`rollout`]: labels of thoughts are what rollouts computed from scratch say;
 //! * [`limits`]: where rows end, and what is refused;
+//! * [`words`]: the baseline that thinks in words, drawn answers, and what a checkpoint says about itself;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
 //! * [`gpu`]: the same on a GPU, where there is one, to rounding.
 
@@ -29,5 +31,7 @@ mod length;
 mod limits;
 mod recomputed;
 mod reference;
+mod rollout;
 mod rounds;
 mod scores;
+mod words;
