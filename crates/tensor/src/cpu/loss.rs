@@ -9,14 +9,13 @@ use crate::Tensor;
 /// See [`crate::ops::cross_entropy`]: the losses; dlogits has the shape of the logits.
 pub(crate) fn cross_entropy(isa: Isa, logits: &Tensor, targets: &[u32], weights: &[f32], dlogits: &mut Tensor) -> Vec<f32> {
     let width = logits.cols();
-    let named = targets.par_iter().zip(weights);
-    let rows = dlogits.data_mut().par_chunks_mut(width).zip(logits.data().par_chunks(width)).zip(named);
-    let row = |((dlogits, logits), (&target, &weight)): ((&mut [f32], &[f32]), (&u32, &f32))| {
+    let row = |(r, dlogits): (usize, &mut [f32])| {
+        let (logits, target, weight) = (logits.row(r), targets[r] as usize, weights[r]);
         let (largest, sum) = per_isa!(isa, softmax(logits: &[f32], weight: f32, dlogits: &mut [f32]) -> (f32, f32));
-        dlogits[target as usize] -= weight;
-        largest + sum.ln() - logits[target as usize]
+        dlogits[target] -= weight;
+        largest + sum.ln() - logits[target]
     };
-    rows.map(row).collect()
+    dlogits.data_mut().par_chunks_mut(width).enumerate().map(row).collect()
 }
 
 /// `out = weight * softmax(logits)`; returns the largest logit and the sum of the powers above it.

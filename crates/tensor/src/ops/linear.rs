@@ -25,9 +25,9 @@ struct HostWeights {
     backward: Option<Packed>, // (outputs, inputs), if gradients are to pass
 }
 
-impl HostWeights {
-    fn new(packed: Packed, bias: Option<Vec<f32>>) -> Weights {
-        Weights::Cpu(Self { packed, bias, backward: None })
+impl Weights {
+    fn packed(packed: Packed, bias: Option<Vec<f32>>) -> Self {
+        Self::Cpu(HostWeights { packed, bias, backward: None })
     }
 }
 
@@ -41,7 +41,7 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.kind() {
-            Kind::Cpu(_) => HostWeights::new(Packed::new(inputs, outputs, |k, j| matrix[j * inputs + k]), bias),
+            Kind::Cpu(_) => Weights::packed(Packed::new(inputs, outputs, |k, j| matrix[j * inputs + k]), bias),
             Kind::Cuda(cuda) => {
                 Weights::Cuda(DeviceWeights::from_output_major(cuda, (inputs, outputs), matrix, bias.as_deref())?)
             }
@@ -57,7 +57,7 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.kind() {
-            Kind::Cpu(_) => HostWeights::new(Packed::new(inputs, outputs, |k, j| matrix[k * outputs + j]), bias),
+            Kind::Cpu(_) => Weights::packed(Packed::new(inputs, outputs, |k, j| matrix[k * outputs + j]), bias),
             Kind::Cuda(cuda) => Weights::Cuda(DeviceWeights::from_input_major(cuda, (inputs, outputs), matrix, bias.as_deref())?),
         }))
     }
