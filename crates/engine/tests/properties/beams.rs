@@ -6,7 +6,6 @@ use engine::{BeamSize, Engine, LatentLength, Perturbation, Settings, replay};
 use model::testkit::Family;
 use model::{Config, RewardHead, TensorSource};
 use tensor::Tensor;
-use tensor::rng::Site;
 
 use crate::common::*;
 use crate::length::{OPEN_ENDED, open_ended};
@@ -43,12 +42,7 @@ fn enumerated(pair: &Pair, settings: &Settings, prompt: &Prompt) -> (usize, Vec<
     let (width, candidates) = (width.get(), candidates.get());
     let empty = |c: usize| {
         let id = row(prompt.id, c);
-        let limit = match settings.length {
-            LatentLength::Between(range) => {
-                id.draw(settings.seed, 0).between(Site::Length, range.low().get(), range.high().get())
-            }
-            length => length.limit(),
-        };
+        let limit = most_thoughts(settings, id);
         let mut naive = Naive::new(&pair.reasoner, settings, id, limit);
         naive.feed_prompt(&prompt.tokens);
         let thoughts = Tensor::zeros(0, pair.reasoner.decoder.config().width);
