@@ -132,6 +132,22 @@ Examples:
 {LAYERS}"))]
     Verify(VerifyArgs),
 
+    /// Write word problems of the built-in corpus
+    ///
+    /// Grade-school word problems in English with exact steps, made by a generator: problem I of a split under a seed is
+    /// always the same. Splits: `train` to learn from, `valid` and `test` like it, `hard` with larger numbers, `ood` with
+    /// combinations of sentences that training never shows. No question of one split can be in another, whatever the seed.
+    ///
+    /// Written is the paper's JSON: a list of {question, steps, answer, idx}, which eval --data and training read.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts corpus --split test --count 3
+  latent-tts corpus --split test --count 1000 --out test.json
+  latent-tts corpus --split train --count 50000 --offset 100000 --seed 1 --out part.json
+
+{LAYERS}"))]
+    Corpus(CorpusArgs),
+
     /// Measure speed at real shapes
     ///
     /// Runs a model of random weights and reports trajectories per second and the share of the machine's peak.
@@ -292,6 +308,30 @@ pub struct VerifyArgs {
     /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// Flags of `corpus`.
+#[derive(Debug, Args)]
+pub struct CorpusArgs {
+    /// Which part: train, valid, test, hard or ood
+    #[arg(long, value_name = "SPLIT", default_value = "test")]
+    pub split: train::corpus::Split,
+
+    /// How many problems
+    #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: u64,
+
+    /// The number of the first problem
+    #[arg(long, value_name = "INDEX", default_value = "0")]
+    pub offset: u64,
+
+    /// The seed; another one makes other problems
+    #[arg(long, default_value = "0")]
+    pub seed: u64,
+
+    /// The file to write, replaced if it is there [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// The shape of a model of random weights.

@@ -2,6 +2,7 @@
 
 pub mod annotate;
 pub mod bench;
+pub mod corpus;
 pub mod doctor;
 pub mod eval;
 pub mod inspect;

@@ -38,6 +38,7 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => commands::inspect::run(args, &Printer::new(&args.output)),
         Command::Doctor(args) => commands::doctor::run(args, &Printer::new(&args.output)),
         Command::Verify(args) => commands::verify::run(args, &Printer::new(&args.output)),
+        Command::Corpus(args) => commands::corpus::run(args),
         Command::Bench(args) => commands::bench::run(args, &Printer::new(&args.output)),
     }
 }

@@ -28,6 +28,7 @@ pub use split::Split;
 
 use draft::Draft;
 use draws::Draws;
+use scale::Scale;
 
 /// A word problem.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -98,9 +99,11 @@ impl fmt::Display for Step {
 
 /// Problem number `index` of a split under a seed.
 pub fn problem(split: Split, seed: u64, index: u64) -> Problem {
-    let mut attempt = 0;
+    // The scale is drawn once: small numbers fit more easily, and would win if every attempt drew its own.
+    let scale = Scale::draw(split, &mut Draws::new(seed, index, split as u32, 0));
+    let mut attempt = 1;
     loop {
-        let draft = Draft::new(split, Draws::new(seed, index, split as u32, attempt));
+        let draft = Draft::new(split, scale, Draws::new(seed, index, split as u32, attempt));
         if let Some(problem) = tale(draft).filter(|p| Split::of_question(&p.question) == split) {
             return problem;
         }

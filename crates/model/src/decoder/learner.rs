@@ -214,8 +214,8 @@ impl Learner {
     /// and the gradient of the hidden states. Adds to the head's gradients.
     pub fn cross_entropy(&mut self, hidden: &Tensor, tokens: Vec<u32>, weights: &[f32]) -> Result<(Tensor, Tensor), DeviceError> {
         let device = self.decoder.device().clone();
-        let logits = crate::head::logits(&self.decoder, hidden)?;
-        let (mut dlogits, mut dhidden) = (Tensor::default(), Tensor::default());
+        let (mut logits, mut dlogits, mut dhidden) = Default::default();
+        ops::logits(&device, hidden, self.decoder.head(), &mut logits)?;
         let losses = ops::cross_entropy(&device, &logits, &Indices::new(&device, tokens)?, weights, &mut dlogits)?;
         self.head.as_mut().unwrap_or(&mut self.table).learn(&device, hidden, &dlogits)?;
         ops::linear_dx(&device, &dlogits, self.decoder.head(), Format::Single, &mut dhidden)?;

@@ -202,8 +202,9 @@ impl Array {
 
     /// Sees the same numbers in rows of another length.
     pub(crate) fn set_shape(&mut self, rows: usize, cols: usize) {
+        assert_eq!(self.stride, self.cols, "array: rows that are apart keep their shape");
         assert_eq!(self.rows * self.cols, rows * cols, "array: as many numbers in another shape");
-        (self.rows, self.cols) = (rows, cols);
+        (self.rows, self.cols, self.stride) = (rows, cols, cols);
     }
 
     /// Its numbers, once everything asked for so far is done.

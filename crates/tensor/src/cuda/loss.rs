@@ -2,19 +2,20 @@
 
 use super::array::Buffer;
 use super::context::{Grid, int, slots};
-use super::linear::apart;
 use super::{Array, CudaError, Dtype, Indices};
 
-/// The cross entropy of each row (rows, 1), and its gradient times the row's weight as an operand, in rows that are aligned.
+/// The cross entropy of each row (rows, 1), and its gradient times the row's weight as an operand, its rows as far apart
+/// as those of the logits.
 pub(crate) fn cross_entropy(logits: &Array, targets: &Indices, weights: &[f32]) -> Result<(Array, Array), CudaError> {
     let (cuda, rows, cols) = (logits.cuda(), logits.rows(), logits.cols());
     assert_eq!((targets.len(), weights.len()), (rows, rows), "cross_entropy: targets and weights for {rows} rows");
     assert!(targets.all_below(cols), "cross_entropy: a target beyond a vocabulary of {cols}");
     assert_eq!(logits.dtype(), Dtype::F32, "cross_entropy: logits are f32");
     let losses = Array::uninit(cuda, rows, 1, Dtype::F32)?;
-    let out = Array::uninit_apart(cuda, rows, (cols, apart(cols)), cuda.operand())?;
+    let (from, stride) = logits.rows_at();
+    let out = Array::uninit_apart(cuda, rows, (cols, stride), cuda.operand())?;
     let weights = Buffer::upload(cuda, weights)?;
-    let ((from, stride), (to, to_stride)) = (logits.rows_at(), out.rows_at());
+    let (to, to_stride) = out.rows_at();
     let threads = cols.div_ceil(4).next_multiple_of(32).clamp(32, 512);
     let arguments = slots![
         from,

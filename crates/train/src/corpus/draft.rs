@@ -55,8 +55,7 @@ pub(super) struct Mark {
 
 impl Draft {
     /// An empty draft of a split.
-    pub(super) fn new(split: Split, mut draws: Draws) -> Self {
-        let scale = Scale::draw(split, &mut draws);
+    pub(super) fn new(split: Split, scale: Scale, mut draws: Draws) -> Self {
         let cast = Cast::draw(&mut draws);
         Self {
             draws,
@@ -75,11 +74,12 @@ impl Draft {
         }
     }
 
-    /// The problem, if it has the right number of steps.
+    /// The problem, if it has the right number of steps and is of its scale.
     pub(super) fn finish(self) -> Option<Problem> {
         let answer = self.steps.last()?.result;
-        let steps = (2..=6).contains(&self.steps.len());
-        steps.then_some(Problem { question: self.text, steps: self.steps, answer })
+        let largest = self.steps.iter().map(|step| step.result).max()?;
+        let fits = (2..=6).contains(&self.steps.len()) && largest >= self.scale.floor();
+        fits.then_some(Problem { question: self.text, steps: self.steps, answer })
     }
 
     pub(super) fn split(&self) -> Split {
@@ -120,6 +120,11 @@ impl Draft {
         self.value = mark.value;
     }
 
+    #[cfg(test)]
+    pub(super) fn said(&self) -> &[&'static str] {
+        &self.said
+    }
+
     pub(super) fn has_said(&self, phrase: &'static str) -> bool {
         self.said.iter().any(|said| std::ptr::eq(*said, phrase))
     }
@@ -143,7 +148,7 @@ impl Draft {
 
     /// Years or minutes.
     pub(super) fn time(&mut self) -> i64 {
-        self.draws.between(5, 60)
+        self.draws.between(20, 60)
     }
 
     pub(super) fn factor(&mut self) -> i64 {
@@ -249,7 +254,7 @@ impl Draft {
             "same" => cast.people[0].he,
             "his" => cast.people[0].his,
             "friend" => {
-                self.hero_last_named = false;
+                self.name_next();
                 cast.people[1].name
             }
             "who" => cast.people[self.compared[0]].name,
@@ -298,6 +303,11 @@ impl Draft {
             Some(word) => write!(self.text, "{word}"),
             None => write!(self.text, "{number}{times}"),
         };
+    }
+
+    /// Others were spoken of: the hero is called by name when next mentioned.
+    pub(super) fn name_next(&mut self) {
+        self.hero_last_named = false;
     }
 
     fn name_hero(&mut self) -> &'static str {

@@ -15,7 +15,7 @@ pub(super) struct Draws {
 }
 
 impl Draws {
-    /// The words of an attempt. Attempts beyond 2^20 would repeat; one in 2^1000 seeds gets so far.
+    /// The words of an attempt. They repeat after 2^20 attempts, which no problem comes near.
     pub(super) fn new(seed: u64, index: u64, split: u32, attempt: u32) -> Self {
         let counter = [split << 28 | (attempt & 0xf_ffff) << 8, index as u32, (index >> 32) as u32, TAG];
         Self { key: [seed as u32, (seed >> 32) as u32], counter, words: [0; 4], next: 4 }

@@ -167,17 +167,17 @@ pub(super) mod own {
         say(
             Divide,
             &[
-                "if {hero} shares them equally among {0} friends, how many {items} does each friend get?",
-                "if {hero} puts {0} {items} into each {case}, how many {cases} does {same} need?",
-                "{he} packs all of the {items} into {0} {cases}, with the same number in each. how many {items} are in each {case}?",
-                "if {hero} uses {0} {items} a day, how many days will they last?",
+                "if {hero} shares all of {his} {items} equally among {0} friends, how many {items} does each friend get?",
+                "if {hero} puts {0} {items} into each {case}, how many {cases} does {same} need for all of {his} {items}?",
+                "{he} packs all of {his} {items} into {0} {cases}, with the same number in each. how many {items} are in each {case}?",
+                "if {hero} uses {0} {items} a day, how many days will {his} {items} last?",
             ],
         ),
         say(
             Price,
             &[
-                "if {hero} sells all of them for {0} dollars each, how many dollars does {same} get?",
-                "each of the {items} is worth {0} dollars. how many dollars are all of the {items} worth?",
+                "if {hero} sells all of {his} {items} for {0} dollars each, how many dollars does {same} get?",
+                "each {item} is worth {0} dollars. how many dollars are all of {his} {items} worth?",
             ],
         ),
         say(
@@ -201,13 +201,13 @@ pub(super) mod own {
         say(
             PackAndSell,
             &[
-                "{he} packs all of the {items} into {cases} of {0} and sells each {case} for {1} dollars. how many dollars does {hero} get?",
+                "{he} packs all of {his} {items} into {cases} of {0} and sells each {case} for {1} dollars. how many dollars does {hero} get?",
             ],
         ),
         say(
             SellAndSpend,
             &[
-                "{he} sells all of the {items} for {0} dollars each and spends {1} dollars of this money. how many dollars are left?",
+                "{he} sells all of {his} {items} for {0} dollars each and spends {1} dollars of this money. how many dollars are left?",
             ],
         ),
         say(MissingDivide, &["{hero} wants to have {0} {items} and gets {1} more every day. how many days will it take?"]),
@@ -320,7 +320,7 @@ pub(super) mod stock {
             &[
                 "{0} of the {items} are bad and are thrown away.",
                 "{0} of the {items} are sold.",
-                "{0} of the {items} are given to a school.",
+                "{0} of the {items} are given away.",
                 "people buy {0} of the {items}.",
             ],
         ),
@@ -334,7 +334,7 @@ pub(super) mod stock {
             ],
         ),
         say(Keep, &["all but {part0} of the {items} are sold."]),
-        say(TakePart, &["{part0} of the {items} are sold.", "{part0} of the {items} are given to a school."]),
+        say(TakePart, &["{part0} of the {items} are sold.", "{part0} of the {items} are given away."]),
     ];
 
     pub(crate) static CLOSINGS: &[Maker] = &[
@@ -343,24 +343,24 @@ pub(super) mod stock {
         say(
             Divide,
             &[
-                "the {items} are packed into {cases} of {0}. how many {cases} are needed?",
-                "the {items} are shared equally among {0} classes. how many {items} does each class get?",
-                "the {items} are put into {0} {cases}, with the same number in each. how many {items} are in each {case}?",
-                "if people buy {0} {items} a day, how many days will the {items} last?",
+                "the {items} are now packed into {cases} of {0}. how many {cases} are needed?",
+                "the {items} are now shared equally among {0} classes. how many {items} does each class get?",
+                "the {items} are now put into {0} {cases}, with the same number in each. how many {items} are in each {case}?",
+                "if people now buy {0} {items} a day, how many days will the {items} last?",
             ],
         ),
         say(
             Price,
             &[
-                "if all of the {items} are sold for {0} dollars each, how many dollars is that in all?",
-                "each of the {items} is worth {0} dollars. how many dollars are all of the {items} worth?",
+                "if all of the {items} that are there now are sold for {0} dollars each, how many dollars is that in all?",
+                "each {item} is worth {0} dollars. how many dollars are all of the {items} worth now?",
             ],
         ),
         say(Missing, &["{0} {items} are needed in all. how many more {items} are needed?"]),
         say(
             PackAndSell,
             &[
-                "the {items} are packed into {cases} of {0} and each {case} is sold for {1} dollars. how many dollars is that in all?",
+                "the {items} are now packed into {cases} of {0} and each {case} is sold for {1} dollars. how many dollars is that in all?",
             ],
         ),
         say(
@@ -566,7 +566,7 @@ pub(super) mod ood {
             Product,
             &[
                 "{0} friends gave {hero} {1} {items} each.",
-                "{hero} worked for {0} hours and collected {1} {items} an hour.",
+                "for {0} hours, {hero} collected {1} {items} an hour.",
                 "{hero} had {0} shelves at home with {1} {items} on each shelf.",
             ],
         ),
@@ -578,10 +578,10 @@ pub(super) mod ood {
             &[
                 "how many {cases} of {0} {items} each did {he} then need for all of {his} {items}?",
                 "{0} people then shared all of {his} {items} equally. how many {items} did each of them get?",
-                "if {he} then gave {0} {items} to each friend until all were gone, how many friends got some?",
+                "{he} then gave all of {his} {items} away, {0} to each friend. how many friends got {items}?",
             ],
         ),
-        say(Price, &["people then paid {0} dollars for each of {his} {items}. how much money did {hero} get in all?"]),
+        say(Price, &["people then bought all of {his} {items} for {0} dollars each. how much money did {hero} get in all?"]),
         say(Add, &["then {his} {kin} gave {him} {0} more. how many {items} did {hero} have in all?"]),
         say(Take, &["if {he} then used {0} of {his} {items}, how many {items} were left?"]),
         say(Missing, &["if {he} then needed {0} {items} in all, how many more {items} did {same} need to get?"]),

@@ -8,9 +8,9 @@ use super::split::Split;
 pub(super) enum Scale {
     /// Numbers mostly 3 to 150, results to 999.
     Base,
-    /// Numbers to 400, results to 2,999.
+    /// Numbers to 600, results to 2,999, the largest at least 500.
     Mid,
-    /// Numbers to 800, results to 99,999.
+    /// Numbers to 800, results to 99,999, the largest at least 1,000.
     Hard,
 }
 
@@ -38,14 +38,23 @@ impl Scale {
         }
     }
 
+    /// What the largest result must reach, so that a scale is what it says.
+    pub(super) fn floor(self) -> i64 {
+        match self {
+            Scale::Base => 0,
+            Scale::Mid => 500,
+            Scale::Hard => 1_000,
+        }
+    }
+
     /// How many there are of something.
     pub(super) fn amount(self, draws: &mut Draws) -> i64 {
         let small = draws.chance(60);
         match (self, small) {
             (Scale::Base, true) => draws.between(3, 60),
             (Scale::Base, false) => draws.between(3, 150),
-            (Scale::Mid, true) => draws.between(5, 150),
-            (Scale::Mid, false) => draws.between(20, 400),
+            (Scale::Mid, true) => draws.between(5, 200),
+            (Scale::Mid, false) => draws.between(50, 600),
             (Scale::Hard, true) => draws.between(20, 400),
             (Scale::Hard, false) => draws.between(100, 800),
         }
@@ -57,8 +66,8 @@ impl Scale {
         match (self, small) {
             (Scale::Base, true) => draws.between(2, 9),
             (Scale::Base, false) => draws.between(6, 16),
-            (Scale::Mid, true) => draws.between(2, 12),
-            (Scale::Mid, false) => draws.between(8, 25),
+            (Scale::Mid, true) => draws.between(3, 12),
+            (Scale::Mid, false) => draws.between(8, 30),
             (Scale::Hard, true) => draws.between(4, 30),
             (Scale::Hard, false) => draws.between(12, 90),
         }
@@ -70,8 +79,8 @@ impl Scale {
         match (self, small) {
             (Scale::Base, true) => draws.between(2, 20),
             (Scale::Base, false) => draws.between(10, 60),
-            (Scale::Mid, true) => draws.between(3, 40),
-            (Scale::Mid, false) => draws.between(20, 120),
+            (Scale::Mid, true) => draws.between(5, 60),
+            (Scale::Mid, false) => draws.between(20, 200),
             (Scale::Hard, true) => draws.between(10, 150),
             (Scale::Hard, false) => draws.between(50, 500),
         }

@@ -138,6 +138,7 @@ fn distract(draft: &mut Draft, asides: &'static [Aside]) {
         Aside::Time(_) => draft.time(),
     };
     draft.say(aside.phrase(), [number, 0, 0, 0]);
+    draft.name_next();
 }
 
 /// One of the makers that `fits`, each as likely as it has phrases.
@@ -207,4 +208,40 @@ pub(super) fn is_trained(opening: &'static str, closing: &'static str) -> bool {
         table.iter().flat_map(|maker| maker.phrases).position(|p| std::ptr::eq(*p, phrase)).unwrap_or_default()
     };
     (place(simple::OPENINGS, opening) + place(simple::CLOSINGS, closing)) % 4 != 3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::draws::Draws;
+    use super::super::scale::Scale;
+    use super::*;
+
+    fn said(split: Split, tell: fn(&mut Draft) -> Option<()>) -> impl Iterator<Item = [&'static str; 2]> {
+        (0..20_000).filter_map(move |index| {
+            let mut draft = Draft::new(split, Scale::Base, Draws::new(3, index, 0, 0));
+            tell(&mut draft)?;
+            draft.said().try_into().ok()
+        })
+    }
+
+    #[test]
+    fn pairs_that_are_held_out_are_never_trained_on() {
+        let trained: Vec<_> = said(Split::Train, tell_simple).collect();
+        let held_out: Vec<_> = said(Split::Ood, out_of_distribution).collect();
+        assert!(trained.len() > 5_000 && held_out.len() > 5_000);
+        assert!(trained.iter().all(|[opening, closing]| is_trained(opening, closing)));
+        assert!(held_out.iter().all(|pair| !trained.contains(pair)));
+    }
+
+    #[test]
+    fn every_sentence_of_a_pair_that_is_held_out_is_in_training_with_others() {
+        let all = |table: &'static [Maker]| table.iter().flat_map(|maker| maker.phrases.iter().copied());
+        for opening in all(simple::OPENINGS) {
+            assert!(all(simple::CLOSINGS).any(|closing| is_trained(opening, closing)));
+            assert!(all(simple::CLOSINGS).any(|closing| !is_trained(opening, closing)));
+        }
+        for closing in all(simple::CLOSINGS) {
+            assert!(all(simple::OPENINGS).any(|opening| is_trained(opening, closing)));
+        }
+    }
 }
