@@ -315,7 +315,7 @@ pub struct VerifyArgs {
 pub struct CorpusArgs {
     /// Which part: train, valid, test, hard or ood
     #[arg(long, value_name = "SPLIT", default_value = "test")]
-    pub split: train::corpus::Split,
+    pub split: ::train::corpus::Split,
 
     /// How many problems
     #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]

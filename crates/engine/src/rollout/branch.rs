@@ -168,7 +168,6 @@ impl Explorer<'_> {
             }
             // All passes are clean, so that a model that chose to end would choose so again.
             Perturbation::Gaussian { .. } | Perturbation::None => thought == path.thoughts.len(),
-            // Words are drawn after every thought.
             Perturbation::Tokens(_) => false,
         }
     }
