@@ -71,9 +71,7 @@ impl Cost {
 
     /// A thought made of a hidden state.
     pub(crate) fn add_thought(&mut self, party: &Party<'_>) {
-        let Party { mind, settings, .. } = *party;
-        let asks_to_end = matches!(settings.length, LatentLength::AtMost(_));
-        self.flops += mind.head.flops(&mind.decoder) + if asks_to_end { mind.decoder.flops_per_logits() } else { 0.0 };
+        self.add_made(party, 1, 0);
         self.steps += 1;
     }
 
@@ -89,8 +87,8 @@ impl Cost {
 
     /// What is fed after the search, at such positions, and an answer of so many tokens.
     pub(crate) fn add_answer(&mut self, party: &Party<'_>, fed: Range<usize>, tokens: usize) {
-        let decoder = &party.mind.decoder;
-        self.flops += positions(decoder, fed.start, fed.end) + tokens as f64 * decoder.flops_per_logits();
+        self.flops += positions(&party.mind.decoder, fed.start, fed.end);
+        self.add_made(party, 0, tokens);
         self.steps += (party.mind.method.end.len() + tokens) as u64;
     }
 }
