@@ -4,6 +4,7 @@
 //! the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`; [`layers`] merges the three, and a flag that
 //! none of them gives is `None`. `common` holds what commands share, `values` the readers of single values.
 
+mod aggregation;
 mod annotate;
 mod common;
 mod layers;
@@ -15,14 +16,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsKind};
 pub use common::{
     DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
-pub use train::{
-    LearningArgs, Mode, ObjectiveKind, ReasonerArgs, RemovalKind, RewardArgs, ScoreHeadKind, TrainCommand,
-};
+pub use train::{LearningArgs, Mode, ObjectiveKind, ReasonerArgs, RemovalKind, RewardArgs, ScoreHeadKind, TrainCommand};
 
 /// Said under every command's help.
 const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
@@ -57,6 +57,8 @@ Examples:
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 --sampler noise --sigma 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
+  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam --beam-width 4
+  latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
   latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
 {LAYERS}"))]
@@ -183,6 +185,10 @@ pub struct EvalArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub seeds: Option<NonZeroU32>,
 
+    /// How trajectories become one answer.
+    #[command(flatten)]
+    pub aggregation: AggregationArgs,
+
     /// With what.
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -234,6 +240,10 @@ pub struct SolveArgs {
     /// How to sample.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+
+    /// How trajectories become one answer.
+    #[command(flatten)]
+    pub aggregation: AggregationArgs,
 
     /// With what.
     #[command(flatten)]

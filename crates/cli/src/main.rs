@@ -4,6 +4,7 @@
 //! args (what was typed) -> settings (what it means) -> commands (one file each) -> printer
 //! ```
 
+mod aggregation;
 mod args;
 mod commands;
 mod fingerprint;

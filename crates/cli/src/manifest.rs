@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use engine::{Method, Perturbation, Scope, Settings, Sites};
+use engine::{Adaptive, BeamSize, Method, Perturbation, Scope, Settings, Sites};
 use record::{Fingerprint, Manifest};
 use serde_json::{Value, json};
 use tensor::Device;
@@ -12,7 +12,7 @@ use crate::args::values::show_thoughts;
 
 /// Every setting that changes results, and only those.
 pub fn settings(method: &Method, settings: &Settings, judged: bool) -> Value {
-    json!({
+    let mut said = json!({
         "method": method.family.name(),
         "samples": settings.samples,
         "greedy": settings.greedy,
@@ -20,7 +20,14 @@ pub fn settings(method: &Method, settings: &Settings, judged: bool) -> Value {
         "thoughts": show_thoughts(settings.length),
         "max_new_tokens": settings.max_new_tokens,
         "rewards": judged,
-    })
+    });
+    if let Some(BeamSize { width, candidates }) = settings.beam {
+        said["beam"] = json!({ "width": width, "candidates": candidates });
+    }
+    if let Some(Adaptive { confidence }) = settings.adaptive {
+        said["adaptive"] = json!({ "confidence": confidence.get() });
+    }
+    said
 }
 
 /// What makes trajectories differ.

@@ -54,6 +54,7 @@ impl Sampling {
             max_new_tokens: self.max_new_tokens.unwrap_or(family.max_new_tokens),
             seed: self.seed,
             memory,
+            ..family
         }
     }
 }

@@ -42,6 +42,9 @@ fn eval_as_json_follows_its_schema() {
         ("maj", &[1, 4]),
         ("weighted", &[1, 4]),
         ("best_of", &[1, 4]),
+        ("normalized", &[1, 4]),
+        ("pessimistic", &[1, 4]),
+        ("beam", &[4]),
         ("diversity", &[4]),
     ] {
         let metrics: Vec<&Value> = result["metrics"].as_array().unwrap().iter().filter(|m| m["name"] == name).collect();
@@ -54,8 +57,11 @@ fn eval_as_json_follows_its_schema() {
     }
     assert!(result["cost"]["flops"].as_f64().unwrap() > 0.0);
     assert!(result["cost"]["seconds"]["thoughts"].as_f64().unwrap() > 0.0);
+    assert!(result["cost"]["beam"]["steps"].as_f64().unwrap() > 0.0);
+    assert!(result["cost"]["seconds"]["beam"].as_f64().unwrap() > 0.0);
     assert_eq!(result["run"], "run");
     assert_eq!(result["settings"]["sampler"]["p"], 0.2);
+    assert_eq!(result["settings"]["beam"], serde_json::json!({ "width": 2, "candidates": 2 }));
 
     let manifest = bench.json("run/manifest.json");
     assert_eq!(manifest["seeds"], serde_json::json!([0, 1]));
@@ -64,6 +70,64 @@ fn eval_as_json_follows_its_schema() {
     assert!(manifest["settings"].get("threads").is_none());
     assert_eq!(bench.json("run/results.json")["metrics"], result["metrics"]);
     assert_eq!(String::from_utf8(bench.read("run/samples.jsonl")).unwrap().lines().count(), 16);
+}
+
+#[test]
+fn rules_can_be_chosen() {
+    let bench = Bench::new();
+    bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
+    let names = |more: &[&str]| {
+        let result = bench.eval(&[&["--json", "--limit", "2", "--overwrite", "--out", "run"], more].concat()).ok().json();
+        let mut names: Vec<String> =
+            result["metrics"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap().to_owned()).collect();
+        names.dedup();
+        (names, bench.json("run/manifest.json")["settings"]["beam"].clone())
+    };
+    let judged = ["--reward-model", "judge"];
+    let (some, beam) = names(&[&judged[..], &["--aggregate", "maj,best_of_last"]].concat());
+    assert_eq!(some, ["greedy", "coverage", "pass", "maj", "best_of_last", "diversity"]);
+    assert!(beam.is_null(), "nobody asked for a search");
+    let (some, beam) = names(&[&judged[..], &["--aggregate", "beam", "--beam-width", "3", "--beam-candidates", "2"]].concat());
+    assert_eq!(some, ["greedy", "coverage", "pass", "beam", "diversity"]);
+    assert_eq!(beam, serde_json::json!({ "width": 3, "candidates": 2 }));
+    let table = bench.eval(&[&judged[..], &["--limit", "2", "--out", "table"]].concat()).ok().out;
+    for word in ["pessimistic", "beam's cost", "scoring", "% of the time of samples"] {
+        assert!(table.contains(word), "{word} in {table}");
+    }
+
+    let tuned = ["--limit", "2", "--out", "table", "--resume", "--vote-temperature", "0.5", "--caution", "2", "--json"];
+    let tuned = bench.eval(&[&judged[..], &tuned].concat()).ok().json();
+    assert_eq!(tuned["tuning"], serde_json::json!({ "temperature": 0.5, "lambda": 1.0, "caution": 2.0 }), "of a run on file");
+    bench.eval(&["--vote-temperature", "0"]).refused(&["--vote-temperature", "above 0"]);
+
+    bench.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
+    bench.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
+    bench.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);
+    bench.eval(&["--confidence", "0.9"]).refused(&["--confidence", "--adaptive"]);
+    bench.eval(&["--adaptive", "--confidence", "0.3"]).refused(&["above 0.5"]);
+}
+
+#[test]
+fn adaptive_runs_say_how_much_they_sampled() {
+    let bench = Bench::new();
+    bench.model("codi", &Spec { family: Family::CodiGpt2, ..Spec::default() });
+    let base = ["--model", "codi", "--samples", "16", "--sampler", "none", "--json"];
+    let full = bench.eval(&[&base[..], &["--out", "full"]].concat()).ok().json();
+    let short = bench.eval(&[&base[..], &["--adaptive", "--out", "short"]].concat()).ok().json();
+    assert_eq!((&full["sampled"], &short["trajectories"]), (&Value::from(16.0), &Value::from(16)));
+    assert!(short["sampled"].as_f64().unwrap() < 16.0, "{short}");
+    let votes = |result: &Value| {
+        let metrics = result["metrics"].as_array().unwrap().clone();
+        metrics.into_iter().find(|m| m["name"] == "maj" && m["k"] == 16).unwrap()
+    };
+    assert_eq!(votes(&full), votes(&short), "rows that answer alike vote alike however many they are");
+    assert_eq!(short["settings"]["adaptive"], serde_json::json!({ "confidence": 0.95 }));
+    let samples = String::from_utf8(bench.read("short/samples.jsonl")).unwrap();
+    assert!(samples.contains(r#""stopped":{"asked":16,"why":"confident"}"#), "{samples}");
+
+    let solved =
+        bench.run(&["solve", "--model", "codi", "--sampler", "none", "--adaptive", "-n", "16", "What is 2 plus 2?"]).ok();
+    assert!(solved.out.contains("stopped      after 4 of 16 trajectories: the lead is large enough"), "{}", solved.out);
 }
 
 #[test]
@@ -142,7 +206,9 @@ fn solve_answers_from_an_argument_and_from_standard_input() {
     let result = finished(child.wait_with_output().unwrap()).ok().json();
     assert_eq!(result["question"], "What is 2 plus 2?");
     assert_eq!(result["trajectories"].as_array().unwrap().len(), 5);
-    for field in ["answer", "majority", "weighted", "best_of", "greedy", "votes", "seconds", "trajectories_per_s"] {
+    for field in
+        ["answer", "majority", "weighted", "best_of", "beam", "greedy", "votes", "search", "seconds", "trajectories_per_s"]
+    {
         assert!(result.get(field).is_some(), "{field} in {result}");
     }
     assert!(!result.to_string().contains("correct"));

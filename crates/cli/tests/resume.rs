@@ -75,13 +75,18 @@ fn a_killed_run_ends_with_the_bytes_of_one_that_was_not() {
 #[test]
 fn a_line_cut_in_two_is_done_again() {
     let bench = Bench::new();
-    bench.eval(&["--out", "whole"]).ok();
-    bench.eval(&["--out", "cut"]).ok();
-    let bytes = bench.read("cut/samples.jsonl");
-    for length in [bytes.len() - 1, bytes.len() * 2 / 3, 1, 0] {
-        bench.write("cut/samples.jsonl", &bytes[..length]);
-        bench.eval(&["--out", "cut", "--resume"]).ok();
-        assert_eq!(bench.read("cut/samples.jsonl"), bytes);
+    bench.model("judge", &Spec { family: model::testkit::Family::RewardGpt2, ..Spec::default() });
+    let searching = ["--reward-model", "judge", "--adaptive", "--samples", "9"];
+    for (run, more) in [("plain", &[][..]), ("searching", &searching)] {
+        let args = [&["--out", run][..], more].concat();
+        bench.eval(&args).ok();
+        let samples = format!("{run}/samples.jsonl");
+        let bytes = bench.read(&samples);
+        for length in [bytes.len() - 1, bytes.len() * 2 / 3, 1, 0] {
+            bench.write(&samples, &bytes[..length]);
+            bench.eval(&[&args[..], &["--resume"]].concat()).ok();
+            assert_eq!(bench.read(&samples), bytes);
+        }
     }
 }
 

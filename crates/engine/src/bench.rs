@@ -8,7 +8,7 @@ use record::Seconds;
 
 use crate::cost::Cost;
 use crate::error::Error;
-use crate::plan::Plan;
+use crate::plan::{Plan, Share};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
 use crate::rollout::{Explorer, Kept, Labels, Spent, Verdict};
@@ -45,9 +45,9 @@ impl<'a> Bench<'a> {
     pub fn run(&mut self, prompts: &[Prompt]) -> Result<Measured, Error> {
         let party = self.party;
         let start = Instant::now();
-        let mut plan = Plan::new(&party, prompts)?;
+        let plan = Plan::new(&party, prompts)?;
         let mut measured = Measured::default();
-        while let Some(wave) = plan.next() {
+        for wave in plan.waves(&Share::of_each(0..prompts.len(), &(0..party.rows()))) {
             let mut seconds = Seconds::default();
             let done = party.pass(&plan, &wave, &mut self.caches, &mut seconds)?;
             measured.seconds += seconds;

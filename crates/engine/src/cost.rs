@@ -1,6 +1,9 @@
 //! What a question costs, counted and not timed: a function of lengths, the same on every machine and in every batch.
 
+use std::ops::Range;
+
 use crate::method::LatentLength;
+use crate::reasoner::RewardModel;
 use crate::wave::Party;
 
 /// Decoding steps and floating-point operations of a question.
@@ -13,7 +16,13 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// The prompt, computed once a question however the rows are batched.
+    /// Both.
+    pub(crate) fn add(&mut self, more: Self) {
+        self.steps += more.steps;
+        self.flops += more.flops;
+    }
+
+    /// The prompt, computed once a question and round however the rows are batched.
     pub(crate) fn of_prompt(party: &Party<'_>, prompt: usize) -> Self {
         let mind = positions(&party.mind.decoder, 0, prompt - own_prompt(party, prompt));
         let judge = party.judge.map_or(0.0, |judge| positions(&judge.decoder, 0, prompt));
@@ -48,6 +57,39 @@ impl Cost {
         if matches!(party.settings.length, LatentLength::AtMost(_)) {
             self.flops += thoughts as f64 * mind.decoder.flops_per_logits();
         }
+    }
+}
+
+/// The parts of a search, as they are made.
+impl Cost {
+    /// The prompt, and what each of the first extensions passes of it for itself.
+    pub(crate) fn of_search(party: &Party<'_>, prompt: usize, extensions: usize) -> Self {
+        let own = positions(&party.mind.decoder, prompt - own_prompt(party, prompt), prompt);
+        let shared = Self::of_prompt(party, prompt);
+        Self { flops: shared.flops + extensions as f64 * own, ..shared }
+    }
+
+    /// A thought made of a hidden state.
+    pub(crate) fn add_thought(&mut self, party: &Party<'_>) {
+        self.add_made(party, 1, 0);
+        self.steps += 1;
+    }
+
+    /// A pass of the reasoner over one thought at a position.
+    pub(crate) fn add_pass(&mut self, party: &Party<'_>, position: usize) {
+        self.flops += positions(&party.mind.decoder, position, position + 1);
+    }
+
+    /// The judge's look at one thought at a position.
+    pub(crate) fn add_reading(&mut self, judge: &RewardModel, position: usize) {
+        self.flops += positions(&judge.decoder, position, position + 1);
+    }
+
+    /// What is fed after the search, at such positions, and an answer of so many tokens.
+    pub(crate) fn add_answer(&mut self, party: &Party<'_>, fed: Range<usize>, tokens: usize) {
+        self.flops += positions(&party.mind.decoder, fed.start, fed.end);
+        self.add_made(party, 0, tokens);
+        self.steps += (party.mind.method.end.len() + tokens) as u64;
     }
 }
 

@@ -158,6 +158,23 @@ pub enum Error {
         budget: usize,
     },
 
+    /// A beam search without thoughts or without anybody to reward them.
+    #[error("a beam search needs thoughts and a reward model for them; give --reward-model, or leave beam out of --aggregate")]
+    NothingToSearch,
+
+    /// The beam search of one question does not fit the memory budget.
+    #[error(
+        "question {id}: its beam search needs {need} MiB for keys and values, the budget is {budget} MiB; raise --memory, lower --beam-width or --beam-candidates, or leave beam out of --aggregate"
+    )]
+    BeamMemory {
+        /// The question's number.
+        id: u32,
+        /// What the search needs.
+        need: usize,
+        /// What there is.
+        budget: usize,
+    },
+
     /// The trajectories of one question do not fit the memory budget.
     #[error(
         "question {id}: its {trajectories} trajectories and one rollout need {need} MiB for their keys and values, the budget is {budget} MiB; raise --memory or lower --trajectories or --max-new-tokens"

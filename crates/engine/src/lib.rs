@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! question -> prompt -> prefill -> think -> score -> decode -> answer -> record::aggregate
-//!                                    ^
-//!                                 perturb
+//!                             |      ^        |       ^
+//!                             |   perturb     |       |
+//!                             +----> search (beams) --+
 //! ```
 //!
 //! [`pipeline`] strings the stages together over waves that [`settings::Settings::memory`] bounds; [`method`] holds what
@@ -25,6 +26,7 @@ pub mod reasoner;
 pub mod replay;
 pub mod rollout;
 mod score;
+mod search;
 pub mod settings;
 mod think;
 mod wave;
@@ -35,5 +37,5 @@ pub use perturb::{Perturbation, Probability, Scope, Sites};
 pub use pipeline::{Engine, Outcome};
 pub use question::Question;
 pub use reasoner::{Extras, Mind, Reasoner, RewardModel};
-pub use settings::Settings;
+pub use settings::{Adaptive, BeamSize, Settings};
 pub use tensor::ops::Nucleus;

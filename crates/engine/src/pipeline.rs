@@ -7,19 +7,22 @@
 //! The verdict is a function of the recorded trajectories ([`record::aggregate`]), so that one run holds those of every
 //! smaller N and every rule.
 
-use std::ops::ControlFlow;
+use std::collections::VecDeque;
+use std::ops::{ControlFlow, Range};
 
 use record::diversity::StepDiversity;
-use record::{Sample, Seconds, Trajectory};
+use record::stopping::{Stopped, decided};
+use record::{Beam, Sample, Seconds, Trajectory};
 use tensor::Tensor;
 
 use crate::cost::Cost;
 use crate::error::Error;
-use crate::plan::Plan;
+use crate::plan::{Plan, Share};
 use crate::prompt::{Prompt, prompt};
 use crate::question::Question;
 use crate::reasoner::{Reasoner, RewardModel};
-use crate::settings::Settings;
+use crate::search::Found;
+use crate::settings::{Adaptive, Settings};
 use crate::wave::{Caches, Finished, Party};
 
 /// A reasoner, perhaps a judge, and how to use them.
@@ -51,22 +54,22 @@ impl Engine<'_> {
     pub fn run(&self, questions: &[Question], take: &mut dyn FnMut(Outcome) -> ControlFlow<()>) -> Result<(), Error> {
         let prompts = questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
         let party = self.party();
-        let mut plan = Plan::new(&party, &prompts)?;
-        let mut caches = Caches::default();
-        let mut open: Option<Gathering> = None;
-        let mut seconds = Seconds::default();
-        while let Some(wave) = plan.next() {
-            let done = party.pass(&plan, &wave, &mut caches, &mut seconds)?;
-            for (share, rows) in wave.iter().zip(done) {
-                let (question, prompt) = (&questions[share.question], &prompts[share.question]);
-                let mut gathering = open.take().unwrap_or_else(|| Gathering::new(&party, prompt));
-                for row in rows {
-                    gathering.add(self.reasoner, &party, (question, prompt), row)?;
-                }
-                if share.rows.end < party.rows() {
-                    open = Some(gathering);
-                } else if take(gathering.finish(question, self.settings.seed, std::mem::take(&mut seconds))).is_break() {
-                    return Ok(());
+        let plan = Plan::new(&party, &prompts)?;
+        let rounds = party.rounds();
+        // Without rounds a question is complete when its rows are: no need to wait for a group.
+        let all = 0..questions.len();
+        let groups = if rounds.len() > 1 { plan.groups(rounds[0].len()) } else { Vec::from([all]) };
+        let mut desk = Desk::new(self.reasoner, &party, (&plan, questions));
+        for group in groups {
+            desk.take_up(group);
+            for round in &rounds {
+                for wave in plan.waves(&Share::of_each(desk.undecided(), round)) {
+                    desk.pass(&wave, round)?;
+                    for outcome in desk.hand_over()? {
+                        if take(outcome).is_break() {
+                            return Ok(());
+                        }
+                    }
                 }
             }
         }
@@ -84,6 +87,122 @@ impl Engine<'_> {
     }
 }
 
+impl Party<'_> {
+    /// The rows of a question that are passed before its vote is looked at again; all at once unless the run is adaptive.
+    fn rounds(&self) -> Vec<Range<usize>> {
+        let (rows, greedy) = (self.rows(), self.rows() - self.settings.samples.get());
+        let (mut rounds, mut end) = (Vec::new(), 0);
+        while end < rows {
+            let samples = Adaptive::FIRST_ROUND << rounds.len();
+            let next = if self.settings.adaptive.is_some() { rows.min(greedy + samples) } else { rows };
+            rounds.push(end..next);
+            end = next;
+        }
+        rounds
+    }
+}
+
+/// The questions that are being thought about, in their order.
+struct Desk<'a> {
+    reasoner: &'a Reasoner,
+    party: &'a Party<'a>,
+    plan: &'a Plan<'a>,
+    questions: &'a [Question],
+    caches: Caches,
+    seconds: Seconds,
+    open: VecDeque<Gathering>,
+    first: usize, // the question of the first open one
+}
+
+impl<'a> Desk<'a> {
+    fn new(reasoner: &'a Reasoner, party: &'a Party<'a>, (plan, questions): (&'a Plan<'a>, &'a [Question])) -> Self {
+        let (caches, seconds, open) = (Caches::default(), Seconds::default(), VecDeque::new());
+        Self { reasoner, party, plan, questions, caches, seconds, open, first: 0 }
+    }
+
+    fn take_up(&mut self, questions: Range<usize>) {
+        self.first = questions.start;
+        self.open = questions.map(|_| Gathering::new(self.party.mind.decoder.config().width)).collect();
+    }
+
+    /// The questions whose vote is still open.
+    fn undecided(&self) -> Vec<usize> {
+        self.open.iter().enumerate().filter(|(_, g)| !g.done).map(|(i, _)| self.first + i).collect()
+    }
+
+    /// Passes the rows of a wave and looks at the questions that completed their round.
+    fn pass(&mut self, wave: &[Share], round: &Range<usize>) -> Result<(), Error> {
+        let done = self.party.pass(self.plan, wave, &mut self.caches, &mut self.seconds)?;
+        for (share, rows) in wave.iter().zip(done) {
+            let asked = (&self.questions[share.question], &self.plan.prompts()[share.question]);
+            let gathering = &mut self.open[share.question - self.first];
+            if share.rows.start == round.start {
+                gathering.cost.add(Cost::of_prompt(self.party, asked.1.tokens.len()));
+            }
+            for row in rows {
+                gathering.add(self.reasoner, self.party, asked, row)?;
+            }
+            if share.rows.end == round.end {
+                gathering.decide(&self.party.settings);
+            }
+        }
+        Ok(())
+    }
+
+    /// The questions that are complete and have no open one before them.
+    fn hand_over(&mut self) -> Result<Vec<Outcome>, Error> {
+        let ready = self.open.iter().take_while(|g| g.done).count();
+        let complete: Vec<Gathering> = self.open.drain(..ready).collect();
+        let questions = self.first..self.first + complete.len();
+        self.first = questions.end;
+        let mut found = Vec::new();
+        for group in self.plan.searches(questions.clone()) {
+            found.extend(self.party.search(self.plan, group, &mut self.caches, &mut self.seconds)?);
+        }
+        let mut found = found.into_iter();
+        let mut outcome = |(question, gathering): (usize, Gathering)| {
+            let beam = found.next().map(|found| self.beam(question, found)).transpose()?;
+            let seconds = std::mem::take(&mut self.seconds);
+            let outcome = gathering.finish(&self.questions[question], &self.party.settings, seconds);
+            Ok(Outcome { sample: Sample { beam, ..outcome.sample }, ..outcome })
+        };
+        questions.zip(complete).map(&mut outcome).collect()
+    }
+
+    /// What is recorded of a search.
+    fn beam(&self, question: usize, found: Found) -> Result<Beam, Error> {
+        let size = self.party.settings.beam;
+        let asked = (&self.questions[question], &self.plan.prompts()[question]);
+        let answer = answer(self.reasoner, asked, &found.tokens)?;
+        Ok(Beam {
+            width: size.map_or(0, |size| size.width.get() as u32),
+            candidates: size.map_or(0, |size| size.candidates.get() as u32),
+            thoughts: found.thoughts as u32,
+            text: answer.text,
+            answer: answer.canonical,
+            reward: found.scores.iter().sum(),
+            scores: found.scores,
+            correct: answer.correct,
+            steps: found.cost.steps,
+            flops: found.cost.flops,
+        })
+    }
+}
+
+/// What some tokens say.
+struct Answered {
+    text: String,
+    canonical: Option<String>,
+    correct: bool,
+}
+
+fn answer(reasoner: &Reasoner, (question, prompt): (&Question, &Prompt), tokens: &[u32]) -> Result<Answered, Error> {
+    let text = reasoner.tokenizer.decode(tokens)?;
+    let answer = reasoner.method.rule.extract(question.kind, &prompt.text, &text);
+    let correct = answer.as_ref().is_some_and(|a| a.matches(&question.gold));
+    Ok(Answered { text, correct, canonical: answer.map(|a| a.canonical()) })
+}
+
 /// A question whose rows are coming in.
 struct Gathering {
     trajectories: Vec<Trajectory>,
@@ -91,30 +210,32 @@ struct Gathering {
     thoughts: Vec<Tensor>,
     diversity: StepDiversity,
     cost: Cost,
+    done: bool,
+    stopped: Option<Stopped>,
 }
 
 impl Gathering {
-    fn new(party: &Party<'_>, prompt: &Prompt) -> Self {
+    fn new(width: usize) -> Self {
         Self {
             trajectories: Vec::new(),
             greedy: None,
             thoughts: Vec::new(),
-            diversity: StepDiversity::new(party.mind.decoder.config().width),
-            cost: Cost::of_prompt(party, prompt.tokens.len()),
+            diversity: StepDiversity::new(width),
+            cost: Cost::default(),
+            done: false,
+            stopped: None,
         }
     }
 
     fn add(&mut self, reasoner: &Reasoner, party: &Party<'_>, asked: (&Question, &Prompt), row: Finished) -> Result<(), Error> {
-        let (question, prompt) = asked;
-        let text = reasoner.tokenizer.decode(&row.tokens)?;
-        let answer = reasoner.method.rule.extract(question.kind, &prompt.text, &text);
-        self.cost.add_row(party, prompt.tokens.len(), row.thoughts, row.tokens.len());
+        let answer = answer(reasoner, asked, &row.tokens)?;
+        self.cost.add_row(party, asked.1.tokens.len(), row.thoughts, row.tokens.len());
         let trajectory = Trajectory {
             k: row.id.trajectory,
             thoughts: row.thoughts as u32,
-            correct: answer.as_ref().is_some_and(|a| a.matches(&question.gold)),
-            answer: answer.map(|a| a.canonical()),
-            text,
+            correct: answer.correct,
+            answer: answer.canonical,
+            text: answer.text,
             scores: row.scores,
             logprob: row.logprob.is_finite().then_some(row.logprob),
         };
@@ -124,22 +245,34 @@ impl Gathering {
             self.trajectories.push(trajectory);
             self.thoughts.push(vectors);
         } else {
-            self.greedy = Some(Trajectory { k: 0, ..trajectory });
+            self.greedy = Some(trajectory);
         }
         Ok(())
     }
 
-    fn finish(self, question: &Question, seed: u64, seconds: Seconds) -> Outcome {
+    /// Whether this is enough: all samples are there, or the vote is settled.
+    fn decide(&mut self, settings: &Settings) {
+        let asked = settings.samples.get();
+        let left = asked - self.trajectories.len();
+        if let (Some(Adaptive { confidence }), 1..) = (settings.adaptive, left) {
+            let settled = decided(&self.trajectories, left, confidence);
+            self.stopped = settled.map(|why| Stopped { asked: asked as u32, why });
+        }
+        self.done = left == 0 || self.stopped.is_some();
+    }
+
+    fn finish(self, question: &Question, settings: &Settings, seconds: Seconds) -> Outcome {
         let diversity = self.diversity.values();
         let sample = Sample {
             id: question.id,
-            seed,
+            seed: settings.seed,
             question: question.text.clone(),
             gold: question.gold.clone(),
             greedy: self.greedy,
             trajectories: self.trajectories,
             diversity: (!diversity.is_empty()).then_some(diversity),
             beam: None,
+            stopped: self.stopped,
             steps: self.cost.steps,
             flops: self.cost.flops,
         };

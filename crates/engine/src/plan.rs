@@ -12,7 +12,7 @@ use crate::prompt::Prompt;
 use crate::reasoner::Mind;
 use crate::wave::Party;
 
-/// Some rows of one question. The row after the last sample, if asked for, is the deterministic one.
+/// Some rows of one question. The first one is the deterministic one, if that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     /// Index of the question in the list.
@@ -21,28 +21,45 @@ pub(crate) struct Share {
     pub(crate) rows: Range<usize>,
 }
 
+impl Share {
+    /// The same rows of each of some questions.
+    pub(crate) fn of_each(questions: impl IntoIterator<Item = usize>, rows: &Range<usize>) -> Vec<Self> {
+        questions.into_iter().map(|question| Self { question, rows: rows.clone() }).collect()
+    }
+}
+
 /// What one row, one prompt and the whole wave may take.
 pub(crate) struct Plan<'a> {
     prompts: &'a [Prompt],
-    rows: usize,
     most_rows: usize, // beyond, speed does not grow
     budget: usize,
     private_prompt: bool,
     own: usize,                     // slots of one row beside the prompt
     reward: Option<(usize, usize)>, // bytes of a reward model's position, slots of a row there
     position: usize,                // bytes of a reasoner's position
-    next: (usize, usize),           // the question and the row to start with
+    search: Option<Search>,
+}
+
+/// What a beam search of one question takes.
+struct Search {
+    extensions: usize,
+    paths: usize,  // slots of all its paths in either cache
+    answer: usize, // slots of its answer
 }
 
 impl<'a> Plan<'a> {
+    /// The plan, if every question can be thought about.
     pub(crate) fn new(party: &Party<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
         let Party { mind, judge, settings, .. } = *party;
         settings.check(&mind.method)?;
+        if settings.beam.is_some() && (judge.is_none() || settings.length.limit() == 0) {
+            return Err(Error::NothingToSearch);
+        }
         // More thoughts than the context has positions are refused below, whatever their number.
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
+        let answer = own_positions(mind, 0, settings.max_new_tokens.get());
         let plan = Self {
             prompts,
-            rows: party.rows(),
             most_rows: mind.decoder.device().rows_at_once(),
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
@@ -50,7 +67,12 @@ impl<'a> Plan<'a> {
             reward: judge
                 .map(|j| (Cache::bytes_per_position(j.decoder.device(), j.decoder.config()), Cache::slots_for(thoughts))),
             position: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
-            next: (0, 0),
+            search: settings.beam.map(|size| Search {
+                extensions: size.extensions(),
+                // What is tried at one step, what was kept at each, and the best that ended with the one it replaces.
+                paths: size.extensions() + size.width.get() * thoughts + 2,
+                answer: Cache::slots_for(answer) + Cache::slots_for(1), // chunks start at whole blocks
+            }),
         };
         for prompt in prompts {
             check(mind.decoder.config(), prompt, thoughts + mind.method.end.len())?;
@@ -58,12 +80,22 @@ impl<'a> Plan<'a> {
                 prompt.check_tokens(judge.decoder.config().vocab)?;
                 check(judge.decoder.config(), prompt, thoughts)?;
             }
-            let (shared, row) = plan.bytes(prompt);
-            if shared + row > plan.budget {
-                return Err(Error::Memory { id: prompt.id, need: (shared + row).div_ceil(1 << 20), budget: plan.budget >> 20 });
-            }
+            plan.check_memory(prompt)?;
         }
         Ok(plan)
+    }
+
+    fn check_memory(&self, prompt: &Prompt) -> Result<(), Error> {
+        let (id, budget) = (prompt.id, self.budget >> 20);
+        let (shared, row) = self.bytes(prompt);
+        if shared + row > self.budget {
+            return Err(Error::Memory { id, need: (shared + row).div_ceil(1 << 20), budget });
+        }
+        let search = self.search_bytes(self.search_slots(std::slice::from_ref(prompt)));
+        if search > self.budget {
+            return Err(Error::BeamMemory { id, need: search.div_ceil(1 << 20), budget });
+        }
+        Ok(())
     }
 
     /// What a question takes once, and what each of its rows takes.
@@ -79,7 +111,7 @@ impl<'a> Plan<'a> {
     }
 
     /// The prompts of the run.
-    pub(crate) fn prompts(&self) -> &[Prompt] {
+    pub(crate) fn prompts(&self) -> &'a [Prompt] {
         self.prompts
     }
 
@@ -94,28 +126,82 @@ impl<'a> Plan<'a> {
         }
         (reasoner, reward)
     }
+
+    /// The same of searches for some prompts.
+    pub(crate) fn search_slots(&self, prompts: &[Prompt]) -> (usize, usize) {
+        let Some(Search { extensions, paths, answer }) = self.search else { return (0, 0) };
+        let copies = if self.private_prompt { extensions } else { 1 };
+        let slots = |prompt: &Prompt| {
+            let length = Cache::slots_for(prompt.tokens.len());
+            (copies * length + paths + answer, length + paths)
+        };
+        let all = prompts.iter().map(slots).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        (Cache::slots_for(all.0), Cache::slots_for(all.1))
+    }
+
+    fn search_bytes(&self, (reasoner, reward): (usize, usize)) -> usize {
+        reasoner * self.position + reward * self.reward.map_or(0, |(position, _)| position)
+    }
+
+    /// The questions in groups that are taken up together: as many as a wave holds with `rows` of each, at least one.
+    pub(crate) fn groups(&self, rows: usize) -> Vec<Range<usize>> {
+        let fits = |group: &Range<usize>| {
+            let bytes = |prompt| {
+                let (shared, row) = self.bytes(prompt);
+                shared + rows * row
+            };
+            group.len() * rows <= self.most_rows && self.prompts[group.clone()].iter().map(bytes).sum::<usize>() <= self.budget
+        };
+        cut(0..self.prompts.len(), fits)
+    }
+
+    /// Questions in groups whose searches fit together.
+    pub(crate) fn searches(&self, questions: Range<usize>) -> Vec<Range<usize>> {
+        let Some(Search { extensions, .. }) = self.search else { return Vec::new() };
+        cut(questions, |group| {
+            let bytes = self.search_bytes(self.search_slots(&self.prompts[group.clone()]));
+            group.len() * extensions <= self.most_rows && bytes <= self.budget
+        })
+    }
+
+    /// Rows of some questions in waves that fit, in their order.
+    pub(crate) fn waves(&self, shares: &[Share]) -> Vec<Vec<Share>> {
+        let (mut waves, mut wave, mut used, mut rows) = (Vec::new(), Vec::new(), 0, 0);
+        for share in shares {
+            let (shared, row) = self.bytes(&self.prompts[share.question]);
+            let mut first = share.rows.start;
+            while first < share.rows.end {
+                let (left, room) = (share.rows.end - first, self.budget.saturating_sub(used + shared) / row.max(1));
+                let count = room.min(left).min(self.most_rows - rows);
+                // A question that would be split waits for a wave of its own, unless it has one already.
+                if count < left && !wave.is_empty() {
+                    waves.push(std::mem::take(&mut wave));
+                    (used, rows) = (0, 0);
+                    continue;
+                }
+                // One row always fits: that was checked when the plan was made.
+                let end = first + count.max(1);
+                wave.push(Share { question: share.question, rows: first..end });
+                (used, rows, first) = (used + shared + count * row, rows + count, end);
+            }
+        }
+        waves.extend((!wave.is_empty()).then_some(wave));
+        waves
+    }
 }
 
-impl Iterator for Plan<'_> {
-    type Item = Vec<Share>;
-
-    fn next(&mut self) -> Option<Vec<Share>> {
-        let (mut wave, mut used, mut rows) = (Vec::new(), 0, 0);
-        while self.next.0 < self.prompts.len() && rows < self.most_rows {
-            let (question, first) = self.next;
-            let (shared, row) = self.bytes(&self.prompts[question]);
-            let room = self.budget.saturating_sub(used + shared) / row.max(1);
-            let count = room.min(self.rows - first).min(self.most_rows - rows);
-            // A question that would be split waits for a wave of its own, unless it has one already.
-            if count == 0 || (count < self.rows - first && !wave.is_empty()) {
-                break;
-            }
-            wave.push(Share { question, rows: first..first + count });
-            (used, rows) = (used + shared + count * row, rows + count);
-            self.next = if first + count == self.rows { (question + 1, 0) } else { (question, first + count) };
+/// Cuts a range into the longest pieces that fit; a piece of one always does.
+fn cut(range: Range<usize>, fits: impl Fn(&Range<usize>) -> bool) -> Vec<Range<usize>> {
+    let (mut pieces, mut start) = (Vec::new(), range.start);
+    while start < range.end {
+        let mut end = start + 1;
+        while end < range.end && fits(&(start..end + 1)) {
+            end += 1;
         }
-        (!wave.is_empty()).then_some(wave)
+        pieces.push(start..end);
+        start = end;
     }
+    pieces
 }
 
 /// Positions that a row may have beside its prompt. Answers end with the context, so that no limit makes them longer.

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use record::stopping::Confidence;
 use tensor::ops::Nucleus;
 
 use crate::error::Error;
@@ -15,6 +16,10 @@ pub struct Settings {
     pub samples: NonZeroUsize,
     /// Whether to add the deterministic trajectory.
     pub greedy: bool,
+    /// Whether to stop sampling a question before all its trajectories, and when.
+    pub adaptive: Option<Adaptive>,
+    /// Whether to search with beams beside; it takes a judge.
+    pub beam: Option<BeamSize>,
     /// What makes the trajectories differ.
     pub perturbation: Perturbation,
     /// How long to think.
@@ -25,6 +30,40 @@ pub struct Settings {
     pub seed: u64,
     /// Bytes that keys and values may take.
     pub memory: usize,
+}
+
+/// How wide a beam search is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BeamSize {
+    /// Beams kept at each step, B.
+    pub width: NonZeroUsize,
+    /// Extensions tried for each beam, K.
+    pub candidates: NonZeroUsize,
+}
+
+impl BeamSize {
+    /// The size that spends about what so many samples do: B = K = round(sqrt(N)).
+    pub fn of_samples(samples: NonZeroUsize) -> Self {
+        let root = NonZeroUsize::new((samples.get() as f64).sqrt().round() as usize).unwrap_or(NonZeroUsize::MIN);
+        Self { width: root, candidates: root }
+    }
+
+    /// Extensions tried at each step of a question, B x K.
+    pub fn extensions(self) -> usize {
+        self.width.get() * self.candidates.get()
+    }
+}
+
+/// When a question has been thought about enough: samples are drawn in rounds, and after each the vote is looked at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adaptive {
+    /// How sure of the leading answer to be; 1 waits until no further sample can change the vote.
+    pub confidence: Confidence,
+}
+
+impl Adaptive {
+    /// Samples of the first round; each further round doubles the samples drawn so far.
+    pub const FIRST_ROUND: usize = 4;
 }
 
 impl Settings {
@@ -41,6 +80,8 @@ impl Settings {
         Self {
             samples: NonZeroUsize::MIN,
             greedy: false,
+            adaptive: None,
+            beam: None,
             perturbation,
             length: method.length,
             max_new_tokens: NonZeroUsize::new(method.max_new_tokens).unwrap_or(NonZeroUsize::MIN),

@@ -1,5 +1,6 @@
 //! One wave of rows through the stages, with the time of each.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use model::{Cache, Decoder};
@@ -13,6 +14,7 @@ use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
 use crate::score::score;
+use crate::search::{Found, Searcher};
 use crate::settings::Settings;
 use crate::think::{Thinking, think};
 
@@ -80,8 +82,7 @@ impl Party<'_> {
         caches: &mut Caches,
         seconds: &mut Seconds,
     ) -> Result<Vec<Vec<Finished>>, DeviceError> {
-        let settings = &self.settings;
-        let chance = Chance { perturbation: settings.perturbation, randomness: Randomness::Seeded(settings.seed) };
+        let (settings, chance) = (&self.settings, self.chance());
         let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();
         let starts: Vec<Start> = wave.iter().enumerate().flat_map(|(i, share)| self.starts(i, prompts[i], share)).collect();
         let Caches { mind: Some(cache), judge: judge_cache } = caches else { return Ok(Vec::new()) };
@@ -100,10 +101,12 @@ impl Party<'_> {
         lap(&mut seconds.thoughts)?;
         let judging = self.judge.zip(judge_cache.as_mut());
         let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &thoughts)).transpose()?;
-        lap(&mut seconds.scores)?;
+        if scores.is_some() {
+            lap(&mut seconds.scores)?;
+        }
         let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
         lap(&mut seconds.answers)?;
-        seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers;
+        seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers + seconds.beam;
 
         let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
         let mut scores = scores.map(Vec::into_iter);
@@ -120,9 +123,51 @@ impl Party<'_> {
         Ok(wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect())
     }
 
+    /// The deterministic row, if there is one, comes first, so that later rounds of samples follow on.
     fn starts(&self, prompt: usize, of: &Prompt, share: &Share) -> impl Iterator<Item = Start> {
-        let (question, samples) = (of.id, self.settings.samples.get());
-        share.rows.clone().map(move |r| Start { prompt, id: RowId { question, trajectory: r as u32 }, perturbed: r < samples })
+        let (question, greedy) = (of.id, usize::from(self.settings.greedy));
+        let start = move |row: usize| {
+            let trajectory = row.saturating_sub(greedy) as u32;
+            Start { prompt, id: RowId { question, trajectory }, perturbed: row >= greedy }
+        };
+        share.rows.clone().map(start)
+    }
+
+    /// Searches for the best paths of some questions, in halves if the device has not the memory for them at once.
+    pub(crate) fn search(
+        &self,
+        plan: &Plan<'_>,
+        questions: Range<usize>,
+        caches: &mut Caches,
+        seconds: &mut Seconds,
+    ) -> Result<Vec<Found>, DeviceError> {
+        let prompts = &plan.prompts()[questions.clone()];
+        let (device, start) = (self.mind.decoder.device(), Instant::now());
+        let ready = caches.ready(self, plan.search_slots(prompts));
+        let found = ready.and_then(|caches| device.run(|| self.search_at_once(prompts, caches)));
+        let spent = start.elapsed().as_secs_f64();
+        (seconds.beam, seconds.total) = (seconds.beam + spent, seconds.total + spent);
+        match found {
+            Err(e) if e.is_out_of_memory() && questions.len() > 1 => {
+                *caches = Caches::default();
+                let middle = questions.start + questions.len() / 2;
+                let mut found = self.search(plan, questions.start..middle, caches, seconds)?;
+                found.extend(self.search(plan, middle..questions.end, caches, seconds)?);
+                Ok(found)
+            }
+            other => other,
+        }
+    }
+
+    fn search_at_once(&self, prompts: &[Prompt], caches: &mut Caches) -> Result<Vec<Found>, DeviceError> {
+        let (Some(judge), Some(size)) = (self.judge, self.settings.beam) else { return Ok(Vec::new()) };
+        let Caches { mind: Some(cache), judge: Some(judge_cache) } = caches else { return Ok(Vec::new()) };
+        let prompts: Vec<&Prompt> = prompts.iter().collect();
+        Searcher { party: self, judge, size, chance: self.chance() }.search(&prompts, cache, judge_cache)
+    }
+
+    fn chance(&self) -> Chance<'static> {
+        Chance { perturbation: self.settings.perturbation, randomness: Randomness::Seeded(self.settings.seed) }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Sequences in a store of keys and values: a prefix computed once, rows forked from it.
 //!
 //! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
-//! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once.
+//! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once; only
+//! a search, whose forks mostly live for one position, takes single slots and gives them back one by one.
 
 use tensor::ops::{Attend, KvGrads, KvStore, Span};
 use tensor::{Device, DeviceError};
@@ -16,6 +17,8 @@ const CHUNK: u32 = KvStore::ALIGNMENT as u32;
 pub struct Cache {
     pub(crate) kv: KvStore,
     used: u32,
+    chunk: u32,
+    free: Vec<u32>, // single slots that were given back
 }
 
 /// Positions in a cache, in order. The last span may have room for more.
@@ -68,7 +71,11 @@ pub struct Mark(u32);
 impl Cache {
     /// An empty cache for a decoder of that shape.
     pub fn new(device: &Device, config: &Config, slots: usize) -> Result<Self, DeviceError> {
-        Ok(Self { kv: KvStore::new(device, config.layers, (config.kv_heads, config.head_dim), slots)?, used: 0 })
+        Ok(Self::over(KvStore::new(device, config.layers, (config.kv_heads, config.head_dim), slots)?))
+    }
+
+    fn over(kv: KvStore) -> Self {
+        Self { kv, used: 0, chunk: CHUNK, free: Vec::new() }
     }
 
     /// Memory that one position takes.
@@ -93,7 +100,21 @@ impl Cache {
 
     /// Takes all slots back. Sequences made before must not be used any more.
     pub fn clear(&mut self) {
-        self.used = 0;
+        (self.used, self.chunk) = (0, CHUNK);
+        self.free.clear();
+    }
+
+    /// Whether slots are handed out one at a time from now on, which wastes none where sequences stay short, or in chunks again.
+    pub fn hand_out_singly(&mut self, singly: bool) {
+        self.chunk = if singly { 1 } else { CHUNK };
+    }
+
+    /// Takes back the last position of a sequence that was handed single slots. The position must be its own: neither the
+    /// sequence nor what was forked from it may be used any more.
+    pub fn give_back_last(&mut self, sequence: Sequence) {
+        if let Some(last) = sequence.spans.last().filter(|s| sequence.room == 0 && s.len > 0) {
+            self.free.push(last.start + last.len - 1);
+        }
     }
 
     /// This moment, to come back to.
@@ -104,19 +125,21 @@ impl Cache {
     /// Takes back the slots handed out since then. Of sequences that grew since, only forks at what they held then may be used.
     pub fn rewind(&mut self, mark: Mark) {
         self.used = self.used.min(mark.0);
+        self.free.retain(|&slot| slot < mark.0);
     }
 
     /// Makes room for one more position and returns its slot.
     fn extend(&mut self, sequence: &mut Sequence) -> u32 {
         if sequence.room == 0 {
-            assert!(self.used + CHUNK <= self.kv.slots() as u32, "the cache was planned too small: {} slots", self.kv.slots());
+            let chunk = self.chunk;
+            let start = self.hand_out(chunk);
             // A sequence that grew last goes on where it ended; others start a span of their own.
-            let follows = sequence.spans.last().is_some_and(|s| s.start + s.len == self.used && s.len.is_multiple_of(CHUNK));
+            let whole = |s: &Span| s.len.is_multiple_of(chunk) && s.start.is_multiple_of(chunk);
+            let follows = sequence.spans.last().is_some_and(|s| s.start + s.len == start && whole(s));
             if !follows {
-                sequence.spans.push(Span { start: self.used, len: 0 });
+                sequence.spans.push(Span { start, len: 0 });
             }
-            sequence.room = CHUNK;
-            self.used += CHUNK;
+            sequence.room = chunk;
         }
         let Some(last) = sequence.spans.last_mut() else { unreachable!("a sequence with room has a span") };
         let slot = last.start + last.len;
@@ -124,6 +147,17 @@ impl Cache {
         sequence.room -= 1;
         sequence.len += 1;
         slot
+    }
+
+    /// The first of so many neighbouring slots; chunks start at whole blocks.
+    fn hand_out(&mut self, chunk: u32) -> u32 {
+        if let Some(slot) = self.free.pop_if(|_| chunk == 1) {
+            return slot;
+        }
+        let start = self.used.next_multiple_of(chunk);
+        assert!(start + chunk <= self.kv.slots() as u32, "the cache was planned too small: {} slots", self.kv.slots());
+        self.used = start + chunk;
+        start
     }
 }
 
@@ -160,7 +194,7 @@ mod tests {
     use super::*;
 
     fn cache() -> Cache {
-        Cache { kv: KvStore::new(&Device::cpu(None).unwrap(), 1, (1, 4), 160).unwrap(), used: 0 }
+        Cache::over(KvStore::new(&Device::cpu(None).unwrap(), 1, (1, 4), 160).unwrap())
     }
 
     #[test]
@@ -192,6 +226,25 @@ mod tests {
         assert_eq!(next.spans, [Span { start: 0, len: 3 }, Span { start: 16, len: 1 }, Span { start: 32, len: 1 }]);
         cache.clear();
         assert_eq!(cache.used, 0);
+    }
+
+    #[test]
+    fn single_slots_are_given_back_and_chunks_stay_whole() {
+        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
+        cache.hand_out_singly(true);
+        let mut forks: Vec<Sequence> = (0..3).map(|_| prefix.fork()).collect();
+        forks.iter_mut().for_each(|fork| pass.push(&mut cache, fork, true));
+        assert_eq!(pass.slots[3..], [16, 17, 18]);
+        cache.give_back_last(forks.remove(1));
+        let mut next = forks[1].fork();
+        pass.push(&mut cache, &mut next, true);
+        assert_eq!(next.spans, [Span { start: 0, len: 3 }, Span { start: 18, len: 1 }, Span { start: 17, len: 1 }]);
+        cache.give_back_last(next);
+        cache.hand_out_singly(false);
+        let mut answer = forks[0].fork();
+        pass.push(&mut cache, &mut answer, true);
+        assert_eq!(pass.slots.last(), Some(&32), "a chunk starts at a whole block, whatever is free before it");
     }
 
     #[test]

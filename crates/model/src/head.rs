@@ -171,6 +171,17 @@ pub fn logits(decoder: &Decoder, hidden: &Tensor) -> Result<Tensor, DeviceError>
     map(decoder.device(), hidden, decoder.head(), Activation::None)
 }
 
+/// What a reward is read from, thought by thought: each (rows, width).
+#[derive(Clone, Copy, Debug)]
+pub struct Judged<'a> {
+    /// The judge's hidden states one position earlier: what it expected. Before the first thought, the last prompt token's.
+    pub before: &'a Tensor,
+    /// Its hidden states at the thoughts' own positions.
+    pub at: &'a Tensor,
+    /// The thoughts themselves, as they were fed.
+    pub thoughts: &'a Tensor,
+}
+
 /// The LatentRM's scalar head: a reward for each row.
 #[derive(Debug)]
 pub struct RewardHead {
@@ -183,8 +194,8 @@ impl RewardHead {
         Ok(Self { classifier: Modules { device, source }.linear("classifier", config.width, 1)? })
     }
 
-    /// Rewards of hidden states (rows, width).
-    pub fn rewards(&self, device: &Device, hidden: &Tensor) -> Result<Vec<f32>, DeviceError> {
-        Ok(map(device, hidden, &self.classifier, Activation::None)?.to_host()?.data().to_vec())
+    /// Rewards of some thoughts. The published head reads the hidden states at the thoughts alone.
+    pub fn rewards(&self, device: &Device, judged: Judged<'_>) -> Result<Vec<f32>, DeviceError> {
+        Ok(map(device, judged.at, &self.classifier, Activation::None)?.to_host()?.data().to_vec())
     }
 }

@@ -27,7 +27,7 @@ pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{Decoder, Dropout, Learner, LmHead, Masks, Segment};
 pub use error::Error;
-pub use head::{HeadKept, HeadLearner, LatentHead, LearnedLinear, RewardHead};
+pub use head::{HeadKept, HeadLearner, Judged, LatentHead, LearnedLinear, RewardHead};
 pub use parameters::{LinearParameters, Named, NormParameters, Parameter};
 pub use source::{Grown, InitialWeights, RandomWeights, TensorSource};
 pub use tokenizer::Tokenizer;

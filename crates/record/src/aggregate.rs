@@ -4,23 +4,37 @@
 //! chosen trajectory, or `None` where no trajectory has an answer. The order of the slice never matters; where
 //! an order is needed, it is that of the trajectory numbers.
 //!
-//! | rule | the answer with | ties |
-//! |---|---|---|
-//! | [`majority`] | most votes | larger summed reward if all were scored, then lowest trajectory number |
-//! | [`weighted`] | largest sum of exp(mean reward - largest mean reward) | the same |
-//! | [`best_of`] | the trajectory of the largest reward | lowest trajectory number |
+//! With r the mean step reward of a trajectory, l the log-probability of its text, and z(x) = (x - mean) / deviation of x over
+//! the k trajectories that have an answer:
 //!
-//! A trajectory without an answer never votes and is never chosen. One without thoughts has no step to be
-//! rewarded for: its reward is the lowest there is, and it is chosen only among its like.
+//! | [`Aggregator`] | chooses | needs |
+//! |---|---|---|
+//! | `maj` | the answer with most votes | |
+//! | `weighted` | the answer with the largest sum of exp(r) | rewards |
+//! | `normalized` | the answer with the largest sum of exp(z(r) / temperature) | rewards |
+//! | `likely` | the answer with the largest sum of exp(z(l) / temperature) | log-probabilities |
+//! | `combined` | the answer with the largest sum of exp((z(r) + lambda z(l)) / temperature) | both |
+//! | `pessimistic` | the answer with the largest mean r - caution * deviation / sqrt(votes) | rewards |
+//! | `best_of` and its like | the trajectory with the largest mean (sum, last, smallest) reward | rewards |
+//!
+//! Ties between answers go to the larger summed reward if all were scored, then to the answer whose first
+//! supporter has the lowest number; ties between trajectories to the lowest number. A trajectory without an answer never votes and
+//! is never chosen. One without thoughts has no step to be rewarded for: its reward is the lowest there is, its
+//! weight is 0, and it is chosen only among its like. Where nothing tells trajectories apart (no deviation, no
+//! reward at all), a weighted rule is the plain vote.
+
+mod signal;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use crate::sample::Trajectory;
+use signal::{Spread, softmax};
 
 /// How the step rewards of a trajectory become one number.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reduction {
     /// Their sum divided by the number of thoughts; the paper's.
     #[default]
@@ -31,6 +45,119 @@ pub enum Reduction {
     Last,
     /// The smallest.
     Min,
+}
+
+/// A rule that makes one answer of many trajectories; the module says what each one does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Aggregator {
+    /// Most votes.
+    Majority,
+    /// Votes weighted by exp(reward): a softmax of the rewards as they are.
+    Weighted,
+    /// Votes weighted by a softmax of the rewards in units of their own spread, so that no scale of rewards overrules the vote.
+    Normalized,
+    /// Votes weighted by a softmax of the texts' log-probabilities in units of their own spread. It takes no reward model.
+    Likely,
+    /// Votes weighted by a softmax of both signals.
+    Combined,
+    /// A lower bound on each answer's mean reward: few supporters must be rewarded higher than many.
+    Pessimistic,
+    /// The trajectory with the largest reward.
+    BestOf(Reduction),
+}
+
+/// The numbers in the rules.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Tuning {
+    /// What normalised signals are divided by before the softmax, above 0: small trusts them, large trusts the vote.
+    pub temperature: f64,
+    /// The weight of a log-probability beside a reward, both in units of their spread.
+    pub lambda: f64,
+    /// Standard errors that a lower bound lies below the mean.
+    pub caution: f64,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { temperature: 1.0, lambda: 1.0, caution: 1.0 }
+    }
+}
+
+impl Aggregator {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Majority,
+        Self::Weighted,
+        Self::Normalized,
+        Self::Likely,
+        Self::Combined,
+        Self::Pessimistic,
+        Self::BestOf(Reduction::Mean),
+        Self::BestOf(Reduction::Sum),
+        Self::BestOf(Reduction::Last),
+        Self::BestOf(Reduction::Min),
+    ];
+
+    /// Those that are measured unless others are asked for: all but the other reductions of best-of.
+    pub const USUAL: &[Self] = Self::ALL.split_at(7).0;
+
+    /// The name in commands and results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Majority => "maj",
+            Self::Weighted => "weighted",
+            Self::Normalized => "normalized",
+            Self::Likely => "likely",
+            Self::Combined => "combined",
+            Self::Pessimistic => "pessimistic",
+            Self::BestOf(Reduction::Mean) => "best_of",
+            Self::BestOf(Reduction::Sum) => "best_of_sum",
+            Self::BestOf(Reduction::Last) => "best_of_last",
+            Self::BestOf(Reduction::Min) => "best_of_min",
+        }
+    }
+
+    /// The rule of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|rule| rule.name() == name)
+    }
+
+    /// Whether these trajectories have what the rule looks at.
+    pub fn applies(self, trajectories: &[Trajectory]) -> bool {
+        let (scored, told) = match self {
+            Self::Majority => (false, false),
+            Self::Likely => (false, true),
+            Self::Combined => (true, true),
+            Self::Weighted | Self::Normalized | Self::Pessimistic | Self::BestOf(_) => (true, false),
+        };
+        let has = |t: &Trajectory| (!scored || t.scores.is_some()) && (!told || t.logprob.is_some());
+        trajectories.iter().all(has)
+    }
+
+    /// The index of the chosen trajectory; of an answer's supporters the one with the lowest number.
+    pub fn choose(self, trajectories: &[Trajectory], tuning: &Tuning) -> Option<usize> {
+        let answered = by_number(trajectories);
+        let rewards = || each(&answered, |i| reward(&trajectories[i], Reduction::Mean));
+        let likelihoods = || each(&answered, |i| trajectories[i].logprob.map_or(f64::NEG_INFINITY, f64::from));
+        let sharp = |signal: Vec<f64>| softmax(&each_of(&signal, |x| x / tuning.temperature));
+        let weights = match self {
+            Self::BestOf(reduction) => return best_of(trajectories, reduction),
+            Self::Pessimistic => return pessimistic(trajectories, tuning.caution),
+            Self::Majority => vec![1.0; answered.len()],
+            Self::Weighted => softmax(&rewards()),
+            Self::Normalized => sharp(signal::standardized(&rewards())),
+            Self::Likely => sharp(signal::standardized(&likelihoods())),
+            Self::Combined => {
+                let likely = signal::standardized(&likelihoods());
+                let both = signal::standardized(&rewards())
+                    .into_iter()
+                    .zip(likely)
+                    .map(|(r, l)| if l.is_finite() { r + tuning.lambda * l } else { l });
+                sharp(both.collect())
+            }
+        };
+        elect(weigh(trajectories, &answered, &weights), |candidate| candidate.weight)
+    }
 }
 
 /// One answer and the trajectories behind it.
@@ -64,13 +191,55 @@ pub fn reward(trajectory: &Trajectory, reduction: Reduction) -> f64 {
 /// The different answers, in the order of their first supporters' numbers.
 pub fn candidates(trajectories: &[Trajectory]) -> Vec<Candidate<'_>> {
     let answered = by_number(trajectories);
-    let rewards: Vec<f64> = answered.iter().map(|&i| reward(&trajectories[i], Reduction::Mean)).collect();
-    let largest = rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let scored = answered.iter().all(|&i| trajectories[i].scores.is_some());
+    let weights = softmax(&each(&answered, |i| reward(&trajectories[i], Reduction::Mean)));
+    weigh(trajectories, &answered, &weights)
+}
 
+/// The candidate that a plain vote elects.
+pub fn leader<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+    first_largest(candidates.iter().collect(), |a, b| a.votes.cmp(&b.votes).then_with(|| by_reward(a, b)))
+}
+
+/// The answer with the most votes, as the index of its first supporter.
+pub fn majority(trajectories: &[Trajectory]) -> Option<usize> {
+    leader(&candidates(trajectories)).map(|candidate| candidate.first)
+}
+
+/// The answer with the most votes weighted by reward, as the index of its first supporter.
+pub fn weighted(trajectories: &[Trajectory]) -> Option<usize> {
+    elect(candidates(trajectories), |candidate| candidate.weight)
+}
+
+/// The trajectory with the largest reward among those with an answer.
+pub fn best_of(trajectories: &[Trajectory], reduction: Reduction) -> Option<usize> {
+    let reward = |&index: &usize| reward(&trajectories[index], reduction);
+    first_largest(by_number(trajectories), |a, b| reward(a).total_cmp(&reward(b)))
+}
+
+/// Supporters without a reward count neither in the mean nor in the number that makes it certain.
+fn pessimistic(trajectories: &[Trajectory], caution: f64) -> Option<usize> {
+    let answered = by_number(trajectories);
+    let rewards = each(&answered, |i| reward(&trajectories[i], Reduction::Mean));
+    let Some(Spread { deviation, .. }) = Spread::of(&rewards) else {
+        // Nothing tells those with a reward apart: they vote.
+        let weights = softmax(&signal::standardized(&rewards));
+        return elect(weigh(trajectories, &answered, &weights), |candidate| candidate.weight);
+    };
+    let mut of: HashMap<&str, (f64, f64)> = HashMap::new();
+    for (&index, reward) in answered.iter().zip(rewards).filter(|(_, reward)| reward.is_finite()) {
+        let (sum, count) = of.entry(trajectories[index].answer.as_deref().unwrap_or_default()).or_default();
+        (*sum, *count) = (*sum + reward, *count + 1.0);
+    }
+    let bound = |(sum, count): &(f64, f64)| sum / count - caution * deviation / count.sqrt();
+    elect(candidates(trajectories), |candidate| of.get(candidate.answer).map_or(f64::NEG_INFINITY, bound))
+}
+
+/// The answers of the `answered` trajectories, their weights summed.
+fn weigh<'a>(trajectories: &'a [Trajectory], answered: &[usize], weights: &[f64]) -> Vec<Candidate<'a>> {
+    let scored = answered.iter().all(|&i| trajectories[i].scores.is_some());
     let mut candidates: Vec<Candidate<'_>> = Vec::new();
     let mut places = HashMap::new();
-    for (&index, &reward) in answered.iter().zip(&rewards) {
+    for (&index, &weight) in answered.iter().zip(weights) {
         let Some(answer) = trajectories[index].answer.as_deref() else {
             continue;
         };
@@ -81,35 +250,20 @@ pub fn candidates(trajectories: &[Trajectory]) -> Vec<Candidate<'_>> {
         });
         let candidate = &mut candidates[place];
         candidate.votes += 1;
-        // Where nobody has a reward, everybody has the same weight.
-        candidate.weight += if largest.is_finite() { (reward - largest).exp() } else { 1.0 };
-        candidate.reward = candidate.reward.map(|sum| sum + reward);
+        candidate.weight += weight;
+        candidate.reward = candidate.reward.map(|sum| sum + reward(&trajectories[index], Reduction::Mean));
     }
     candidates
 }
 
-/// The answer with the most votes, as the index of its first supporter.
-pub fn majority(trajectories: &[Trajectory]) -> Option<usize> {
-    elect(trajectories, |candidate| candidate.votes as f64)
+fn elect(candidates: Vec<Candidate<'_>>, strength: impl Fn(&Candidate<'_>) -> f64) -> Option<usize> {
+    let stronger = |a: &Candidate<'_>, b: &Candidate<'_>| strength(a).total_cmp(&strength(b)).then_with(|| by_reward(a, b));
+    first_largest(candidates, stronger).map(|candidate| candidate.first)
 }
 
-/// The answer with the most votes weighted by reward, as the index of its first supporter.
-pub fn weighted(trajectories: &[Trajectory]) -> Option<usize> {
-    elect(trajectories, |candidate| candidate.weight)
-}
-
-/// The trajectory with the largest reward among those with an answer.
-pub fn best_of(trajectories: &[Trajectory], reduction: Reduction) -> Option<usize> {
-    let reward = |&index: &usize| reward(&trajectories[index], reduction);
-    first_largest(by_number(trajectories), |a, b| reward(a).total_cmp(&reward(b)))
-}
-
-fn elect(trajectories: &[Trajectory], strength: impl Fn(&Candidate<'_>) -> f64) -> Option<usize> {
-    let summed = |candidate: &Candidate<'_>| candidate.reward.unwrap_or_default();
-    let elected = first_largest(candidates(trajectories), |a, b| {
-        strength(a).total_cmp(&strength(b)).then_with(|| summed(a).total_cmp(&summed(b)))
-    });
-    elected.map(|candidate| candidate.first)
+/// What decides between candidates that are otherwise equal, before their numbers do.
+fn by_reward(a: &Candidate<'_>, b: &Candidate<'_>) -> Ordering {
+    a.reward.unwrap_or_default().total_cmp(&b.reward.unwrap_or_default())
 }
 
 /// The largest item; of equals the first. (`Iterator::max_by` gives the last.)
@@ -125,165 +279,10 @@ fn by_number(trajectories: &[Trajectory]) -> Vec<usize> {
     indices
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+fn each(indices: &[usize], value: impl Fn(usize) -> f64) -> Vec<f64> {
+    indices.iter().map(|&index| value(index)).collect()
+}
 
-    use super::*;
-
-    /// Trajectory `k`; an empty answer is none.
-    fn trajectory(k: u32, answer: &str, scores: Option<&[f32]>) -> Trajectory {
-        Trajectory {
-            k,
-            thoughts: scores.map_or(0, |scores| scores.len() as u32),
-            answer: (!answer.is_empty()).then(|| answer.into()),
-            scores: scores.map(Into::into),
-            ..Trajectory::default()
-        }
-    }
-
-    fn unscored(answers: &[&str]) -> Vec<Trajectory> {
-        answers.iter().zip(0..).map(|(answer, k)| trajectory(k, answer, None)).collect()
-    }
-
-    fn scored(answers: &[(&str, f32)]) -> Vec<Trajectory> {
-        answers.iter().zip(0..).map(|((answer, score), k)| trajectory(k, answer, Some(&[*score]))).collect()
-    }
-
-    #[test]
-    fn majority_counts() {
-        assert_eq!(majority(&unscored(&["1", "2", "2"])), Some(1));
-        assert_eq!(majority(&unscored(&["7"])), Some(0));
-    }
-
-    #[test]
-    fn none_never_votes() {
-        assert_eq!(majority(&unscored(&["", "", "3"])), Some(2));
-        assert_eq!(weighted(&scored(&[("", 9.0), ("", 9.0), ("3", 0.0)])), Some(2));
-        assert_eq!(best_of(&scored(&[("", 9.0), ("3", 0.0)]), Reduction::Mean), Some(1));
-    }
-
-    #[test]
-    fn without_answers_there_is_no_verdict() {
-        for trajectories in [unscored(&[]), unscored(&["", ""]), scored(&[("", 1.0), ("", 2.0)])] {
-            assert_eq!(majority(&trajectories), None);
-            assert_eq!(weighted(&trajectories), None);
-            assert_eq!(best_of(&trajectories, Reduction::Mean), None);
-        }
-    }
-
-    #[test]
-    fn tied_votes_go_to_the_summed_reward_then_to_the_lowest_number() {
-        assert_eq!(majority(&unscored(&["1", "2", "2", "1"])), Some(0));
-        assert_eq!(majority(&scored(&[("1", 0.1), ("2", 0.9), ("2", 0.2), ("1", 0.3)])), Some(1));
-        assert_eq!(majority(&scored(&[("1", 0.5), ("2", 0.5)])), Some(0));
-        // One trajectory without scores, and sums of rewards no longer compare.
-        let mut partly = scored(&[("1", 0.1), ("2", 0.9)]);
-        partly[0].scores = None;
-        assert_eq!(majority(&partly), Some(0));
-    }
-
-    #[test]
-    fn weights_outvote_numbers() {
-        // e^0 = 1 against 2 e^-2 = 0.27, then against 2 e^-0.5 = 1.21.
-        assert_eq!(weighted(&scored(&[("1", 2.0), ("2", 0.0), ("2", 0.0)])), Some(0));
-        assert_eq!(weighted(&scored(&[("1", 2.0), ("2", 1.5), ("2", 1.5)])), Some(1));
-        let trajectories = scored(&[("1", 2.0), ("2", 1.5), ("2", 1.5)]);
-        let weights: Vec<f64> = candidates(&trajectories).iter().map(|candidate| candidate.weight).collect();
-        assert_eq!(weights, [1.0, 2.0 * (-0.5f64).exp()]);
-    }
-
-    #[test]
-    fn weights_survive_large_rewards() {
-        assert_eq!(weighted(&scored(&[("1", 1e30), ("2", 3e38), ("1", -3e38)])), Some(1));
-        // A large reward without an answer must not push every other weight to zero.
-        assert_eq!(weighted(&scored(&[("", 1e6), ("1", 0.0), ("2", 1.0)])), Some(2));
-    }
-
-    #[test]
-    fn best_of_takes_the_largest_then_the_lowest_number() {
-        let trajectories = scored(&[("1", 0.2), ("2", 0.7), ("3", 0.7)]);
-        assert_eq!(best_of(&trajectories, Reduction::Mean), Some(1));
-        assert_eq!(best_of(&trajectories[..1], Reduction::Mean), Some(0));
-    }
-
-    #[test]
-    fn reductions() {
-        let trajectories = [
-            trajectory(0, "a", Some(&[3.0, 1.0])),
-            trajectory(1, "b", Some(&[1.5, 1.5, 1.5])),
-            trajectory(2, "c", Some(&[0.0, 1.9])),
-        ];
-        let rewards = |reduction| [0, 1, 2].map(|i| reward(&trajectories[i], reduction));
-        assert_eq!(rewards(Reduction::Mean)[..2], [2.0, 1.5]);
-        assert_eq!(rewards(Reduction::Sum)[..2], [4.0, 4.5]);
-        assert_eq!(rewards(Reduction::Last)[..2], [1.0, 1.5]);
-        assert_eq!(rewards(Reduction::Min), [1.0, 1.5, 0.0]);
-        assert_eq!(best_of(&trajectories, Reduction::Mean), Some(0));
-        assert_eq!(best_of(&trajectories, Reduction::Sum), Some(1));
-        assert_eq!(best_of(&trajectories, Reduction::Last), Some(2));
-        assert_eq!(best_of(&trajectories, Reduction::Min), Some(1));
-    }
-
-    #[test]
-    fn without_thoughts_the_reward_is_lowest_but_the_answer_still_counts() {
-        let thoughtless = [trajectory(0, "1", Some(&[])), trajectory(1, "2", Some(&[]))];
-        assert_eq!(best_of(&thoughtless, Reduction::Mean), Some(0));
-        assert_eq!(weighted(&thoughtless), Some(0));
-        let mixed = [trajectory(0, "1", Some(&[])), trajectory(1, "2", Some(&[-1e30]))];
-        assert_eq!(best_of(&mixed, Reduction::Mean), Some(1));
-        assert_eq!(weighted(&mixed), Some(1));
-        assert_eq!(majority(&mixed), Some(1));
-    }
-
-    #[test]
-    fn scores_that_are_not_numbers_are_the_lowest() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for reduction in [Reduction::Mean, Reduction::Sum, Reduction::Last, Reduction::Min] {
-                let trajectories = [trajectory(0, "1", Some(&[bad, 0.0])), trajectory(1, "2", Some(&[-5.0]))];
-                assert_eq!(best_of(&trajectories, reduction), Some(1));
-                assert_eq!(weighted(&trajectories), Some(1));
-            }
-        }
-    }
-
-    /// Few answers and few scores, so that ties are common.
-    fn trajectories() -> impl Strategy<Value = Vec<Trajectory>> {
-        let scores = prop::option::weighted(0.9, prop::collection::vec((-2i8..3).prop_map(f32::from), 0..3));
-        let one = (prop::sample::select(vec!["", "1", "2", "3"]), scores);
-        prop::collection::vec(one, 0..9).prop_map(|drawn| {
-            let numbered = drawn.into_iter().zip(0..);
-            numbered.map(|((answer, scores), k)| trajectory(k, answer, scores.as_deref())).collect()
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn the_order_of_the_slice_does_not_matter(
-            (ordered, shuffled) in trajectories().prop_flat_map(|t| (Just(t.clone()), Just(t).prop_shuffle())),
-        ) {
-            for rule in [majority, weighted, |t: &[Trajectory]| best_of(t, Reduction::Mean)] {
-                let verdict = |t: &[Trajectory]| rule(t).map(|index| t[index].k);
-                prop_assert_eq!(verdict(&ordered), verdict(&shuffled));
-            }
-        }
-
-        #[test]
-        fn of_one_trajectory_every_rule_gives_its_answer(t in trajectories()) {
-            let one = &t[..t.len().min(1)];
-            let answered = one.first().and_then(|t| t.answer.as_ref()).map(|_| 0);
-            prop_assert_eq!(majority(one), answered);
-            prop_assert_eq!(weighted(one), answered);
-            prop_assert_eq!(best_of(one, Reduction::Mean), answered);
-        }
-
-        #[test]
-        fn a_verdict_exists_where_an_answer_does(t in trajectories()) {
-            let answered = t.iter().any(|t| t.answer.is_some());
-            for chosen in [majority(&t), weighted(&t), best_of(&t, Reduction::Mean)] {
-                prop_assert_eq!(chosen.is_some(), answered);
-                prop_assert!(chosen.is_none_or(|index| t[index].answer.is_some()));
-            }
-        }
-    }
+fn each_of(values: &[f64], value: impl Fn(f64) -> f64) -> Vec<f64> {
+    values.iter().map(|&x| value(x)).collect()
 }

@@ -13,7 +13,7 @@
 //! that a killed and resumed run ends with the bytes of an uninterrupted one. And a reader never holds more
 //! than one line, so a run may be larger than memory.
 //!
-//! [`aggregate`] and [`diversity`] are here too, because the engine uses them on live trajectories and the
+//! [`aggregate`], [`stopping`] and [`diversity`] are here too, because the engine uses them on live trajectories and the
 //! report on recorded ones, and the two must agree.
 //!
 //! ```
@@ -47,6 +47,7 @@ mod manifest;
 mod results;
 mod run_dir;
 mod sample;
+pub mod stopping;
 mod writer;
 
 pub use document::{write as write_document, write_file};
@@ -55,7 +56,7 @@ pub use fingerprint::Fingerprint;
 pub use latents::Latents;
 pub use lines::Lines;
 pub use manifest::{Difference, FORMAT, Manifest, difference};
-pub use results::{Cost, Metric, MetricName, Results, Seconds};
+pub use results::{Cost, Effort, Metric, MetricName, Results, Seconds};
 pub use run_dir::RunDir;
 pub use sample::{Beam, Sample, Trajectory};
 pub use writer::Writer;

@@ -7,6 +7,7 @@ use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
+use crate::aggregate::{Aggregator, Reduction, Tuning};
 use crate::error::Fault;
 use crate::manifest::FORMAT;
 use crate::sample::{Check, finite};
@@ -24,13 +25,20 @@ pub struct Results {
     pub questions: usize,
     /// The number of seeds behind them.
     pub seeds: usize,
-    /// The number of sampled trajectories of each question under each seed, N.
+    /// The number of trajectories that each question may have under each seed, N.
     pub trajectories: usize,
+    /// How many were sampled on average: N, unless sampling stopped where the vote was settled.
+    #[serde(default)]
+    pub sampled: f64,
+    /// The numbers in the voting rules, where they are not the usual ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<Tuning>,
 }
 
 impl Default for Results {
     fn default() -> Self {
-        Self { version: FORMAT, metrics: Vec::new(), cost: Cost::default(), questions: 0, seeds: 0, trajectories: 0 }
+        let (metrics, cost) = (Vec::new(), Cost::default());
+        Self { version: FORMAT, metrics, cost, questions: 0, seeds: 0, trajectories: 0, sampled: 0.0, tuning: None }
     }
 }
 
@@ -67,21 +75,64 @@ pub enum MetricName {
     Weighted,
     /// Accuracy of the first k's trajectory with the highest reward.
     BestOf,
+    /// Accuracy of the vote weighted by normalised reward; this and the next as [`Aggregator`] defines them.
+    Normalized,
+    /// Accuracy of the vote weighted by normalised log-probability.
+    Likely,
+    /// Accuracy of the vote weighted by both.
+    Combined,
+    /// Accuracy of the answer with the largest lower bound on its reward.
+    Pessimistic,
+    /// As `best_of`, by the sum of rewards.
+    BestOfSum,
+    /// As `best_of`, by the last reward.
+    BestOfLast,
+    /// As `best_of`, by the smallest reward.
+    BestOfMin,
     /// Accuracy of beam search; k = width x candidates.
     Beam,
     /// Mean pairwise cosine dissimilarity of thoughts.
     Diversity,
 }
 
+impl From<Aggregator> for MetricName {
+    fn from(rule: Aggregator) -> Self {
+        match rule {
+            Aggregator::Majority => Self::Maj,
+            Aggregator::Weighted => Self::Weighted,
+            Aggregator::Normalized => Self::Normalized,
+            Aggregator::Likely => Self::Likely,
+            Aggregator::Combined => Self::Combined,
+            Aggregator::Pessimistic => Self::Pessimistic,
+            Aggregator::BestOf(Reduction::Mean) => Self::BestOf,
+            Aggregator::BestOf(Reduction::Sum) => Self::BestOfSum,
+            Aggregator::BestOf(Reduction::Last) => Self::BestOfLast,
+            Aggregator::BestOf(Reduction::Min) => Self::BestOfMin,
+        }
+    }
+}
+
 /// What a run spent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Decoding steps per question under one seed.
+    /// Decoding steps per question under one seed, of samples and the deterministic trajectory.
     pub steps: f64,
-    /// Floating-point operations per question under one seed.
+    /// Floating-point operations per question under one seed, of the same.
     pub flops: f64,
+    /// What beam search took beside, where it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beam: Option<Effort>,
     /// Wall-clock seconds of the whole run.
     pub seconds: Seconds,
+}
+
+/// Work that was counted, per question under one seed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Effort {
+    /// Decoding steps.
+    pub steps: f64,
+    /// Floating-point operations.
+    pub flops: f64,
 }
 
 /// Wall-clock seconds by stage; a line of `timings.jsonl`.
@@ -95,8 +146,19 @@ pub struct Seconds {
     pub scores: f64,
     /// Decoding answers.
     pub answers: f64,
+    /// Searching with beams, all its stages.
+    #[serde(default)]
+    pub beam: f64,
     /// All of it, the work between the stages included.
     pub total: f64,
+}
+
+impl Seconds {
+    /// The part of sampling that scoring takes: what best-of-N pays for its rewards. None without scores.
+    pub fn scoring_share(&self) -> Option<f64> {
+        let sampling = self.prefill + self.thoughts + self.scores + self.answers;
+        (self.scores > 0.0).then(|| self.scores / sampling)
+    }
 }
 
 impl AddAssign for Seconds {
@@ -105,13 +167,14 @@ impl AddAssign for Seconds {
         self.thoughts += more.thoughts;
         self.scores += more.scores;
         self.answers += more.answers;
+        self.beam += more.beam;
         self.total += more.total;
     }
 }
 
 impl Check for Seconds {
     fn check(&self) -> Result<(), Fault> {
-        finite("seconds", [self.prefill, self.thoughts, self.scores, self.answers, self.total])
+        finite("seconds", [self.prefill, self.thoughts, self.scores, self.answers, self.beam, self.total])
     }
 }
 
@@ -120,7 +183,11 @@ impl Check for Results {
         for (index, metric) in self.metrics.iter().enumerate() {
             finite(&format!("metrics[{index}]"), [metric.value, metric.low, metric.high])?;
         }
-        finite("cost", [self.cost.steps, self.cost.flops])?;
+        finite("sampled", [self.sampled])?;
+        let tuning = self.tuning.unwrap_or_default();
+        finite("tuning", [tuning.temperature, tuning.lambda, tuning.caution])?;
+        let beam = self.cost.beam.unwrap_or_default();
+        finite("cost", [self.cost.steps, self.cost.flops, beam.steps, beam.flops])?;
         self.cost.seconds.check()
     }
 }
@@ -136,8 +203,23 @@ mod tests {
         let expected = concat!(
             r#"{"version":1,"metrics":[{"name":"best_of","k":64,"value":0.58,"low":0.55,"high":0.61,"seeds":3}],"#,
             r#""cost":{"steps":0.0,"flops":0.0,"seconds":{"prefill":0.0,"thoughts":0.0,"scores":0.0,"answers":0.0,"#,
-            r#""total":0.0}},"questions":0,"seeds":0,"trajectories":0}"#,
+            r#""beam":0.0,"total":0.0}},"questions":0,"seeds":0,"trajectories":0,"sampled":0.0}"#,
         );
         assert_eq!(serde_json::to_string(&results).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_rule_and_its_metric_have_one_name() {
+        for rule in Aggregator::ALL {
+            assert_eq!(serde_json::to_value(MetricName::from(rule)).unwrap(), rule.name());
+            assert_eq!(Aggregator::from_name(rule.name()), Some(rule));
+        }
+    }
+
+    #[test]
+    fn scoring_is_a_part_of_sampling() {
+        let seconds = Seconds { prefill: 1.0, thoughts: 4.0, scores: 2.0, answers: 1.0, beam: 9.0, total: 20.0 };
+        assert_eq!(seconds.scoring_share(), Some(0.25));
+        assert_eq!(Seconds::default().scoring_share(), None);
     }
 }

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Fault;
+use crate::stopping::Stopped;
 
 /// A record that can tell whether it makes sense.
 pub(crate) trait Check {
@@ -36,10 +37,13 @@ pub struct Sample {
     /// d_t of each thought step, over the sampled trajectories; see [`diversity`](crate::diversity).
     #[serde(default)]
     pub diversity: Option<Vec<f64>>,
+    /// Why there are fewer trajectories than were asked for, where there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<Stopped>,
     /// Decoding steps: positions computed one after another, over all trajectories.
     #[serde(default)]
     pub steps: u64,
-    /// Floating-point operations spent on this question.
+    /// Floating-point operations spent on this question, without those of its beam search.
     #[serde(default)]
     pub flops: f64,
 }
@@ -80,10 +84,19 @@ pub struct Beam {
     /// Its canonical answer; `None` is never correct.
     #[serde(default)]
     pub answer: Option<String>,
-    /// Its cumulative reward.
+    /// Its cumulative reward; 0 without thoughts.
     pub reward: f32,
+    /// Its step rewards, one per thought.
+    #[serde(default)]
+    pub scores: Vec<f32>,
     /// Whether the answer equals the right one.
     pub correct: bool,
+    /// Decoding steps of the search.
+    #[serde(default)]
+    pub steps: u64,
+    /// Floating-point operations of the search.
+    #[serde(default)]
+    pub flops: f64,
 }
 
 const NOT_FINITE: &str = "holds a number that is not finite";
@@ -99,8 +112,13 @@ impl Check for Sample {
         if let Some(greedy) = &self.greedy {
             greedy.check_as("greedy")?;
         }
+        if self.stopped.is_some_and(|stopped| stopped.asked as usize <= self.trajectories.len()) {
+            return Err(Fault::new("stopped.asked", "is not more than the trajectories that are there"));
+        }
         if let Some(beam) = &self.beam {
             finite("beam.reward", [f64::from(beam.reward)])?;
+            finite("beam.scores", beam.scores.iter().copied().map(f64::from))?;
+            finite("beam.flops", [beam.flops])?;
             answered("beam", &beam.answer, beam.correct)?;
         }
         finite("diversity", self.diversity.iter().flatten().copied())?;
@@ -141,6 +159,7 @@ pub(crate) fn finite(field: &str, values: impl IntoIterator<Item = f64>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stopping::Settled;
 
     fn sample(trajectory: Trajectory) -> Sample {
         Sample { trajectories: vec![trajectory], ..Sample::default() }
@@ -213,6 +232,16 @@ mod tests {
         numbered(&[0, 1, 2]).check().unwrap();
         assert_eq!(fault(numbered(&[0, 2, 1])), "trajectories[2].k");
         assert_eq!(fault(numbered(&[0, 0])), "trajectories[1].k");
+    }
+
+    #[test]
+    fn who_stopped_early_has_fewer_than_were_asked_for() {
+        let stopped = |asked| Some(Stopped { asked, why: Settled::Certain });
+        let one = sample(Trajectory::default());
+        Sample { stopped: stopped(2), ..one.clone() }.check().unwrap();
+        assert_eq!(fault(Sample { stopped: stopped(1), ..one.clone() }), "stopped.asked");
+        let line = serde_json::to_string(&Sample { stopped: stopped(2), ..one }).unwrap();
+        assert!(line.contains(r#""stopped":{"asked":2,"why":"certain"}"#), "{line}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
+use record::stopping::{Settled, Stopped};
 use record::{Beam, Error, Manifest, Results, RunDir, Sample, Seconds, Trajectory};
 use serde_json::json;
 
@@ -32,6 +33,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         beam: Some(beam),
         greedy: Some(trajectory(0)),
         diversity: Some(vec![0.25, 1.0 / 3.0]),
+        stopped: Some(Stopped { asked: 8, why: Settled::Confident }),
         steps: 14,
         flops: 1.5e9,
     }

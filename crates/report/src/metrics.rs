@@ -4,13 +4,16 @@
 //! over questions of the mean over seeds, with an interval over questions.
 //!
 //! Whatever is missing is left out, not guessed: a question counts under the seeds it has (so a run can be
-//! looked at before it ends), and a metric counts over the questions that have it. `weighted` and `best_of` need
-//! scores on every trajectory of the question, `diversity` two trajectories with a thought.
+//! looked at before it ends), and a metric counts over the questions that have it. A voting rule needs what it looks
+//! at on every trajectory of the question, `diversity` two trajectories with a thought.
+//!
+//! Where sampling stopped because a vote was settled, the rules at a larger k see what there is. Coverage at a larger
+//! k cannot be known for such a question, and without the easy questions it would mislead, so it is left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use record::aggregate::{self, Reduction};
-use record::{Cost, FORMAT, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
+use record::aggregate::{Aggregator, Tuning};
+use record::{Cost, Effort, FORMAT, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
 
 use crate::error::Error;
 use crate::interval::{Bootstrap, Interval};
@@ -20,8 +23,10 @@ use crate::interval::{Bootstrap, Interval};
 pub struct MetricSettings {
     /// The numbers of trajectories; empty for powers of two up to N, and N.
     pub ks: Vec<usize>,
-    /// How step rewards become one, for `best_of`.
-    pub reduction: Reduction,
+    /// The voting rules, if not the usual ones.
+    pub aggregators: Option<Vec<Aggregator>>,
+    /// The numbers in them.
+    pub tuning: Tuning,
     /// How intervals are made.
     pub bootstrap: Bootstrap,
 }
@@ -38,7 +43,8 @@ pub fn compute<I>(samples: I, settings: &MetricSettings) -> Result<Results, Erro
 where
     I: IntoIterator<Item = Result<Sample, record::Error>>,
 {
-    Ok(PerQuestion::collect(samples, settings)?.results(&settings.bootstrap))
+    let results = PerQuestion::collect(samples, settings)?.results(&settings.bootstrap);
+    Ok(Results { tuning: (settings.tuning != Tuning::default()).then_some(settings.tuning), ..results })
 }
 
 /// Every metric of every question, before the mean over questions is taken.
@@ -47,8 +53,10 @@ pub struct PerQuestion {
     columns: BTreeMap<(MetricName, usize), Column>,
     seen: HashSet<(u64, u32)>,
     shape: Option<Shape>,
+    trajectories: usize,
     steps: f64,
     flops: f64,
+    beam: Option<Effort>, // summed, as steps and flops are
 }
 
 /// One metric at one k: a value per question.
@@ -65,6 +73,7 @@ pub struct Column {
 struct Shape {
     n: usize,
     ks: Vec<usize>,
+    fewest: usize, // trajectories that a question has
 }
 
 impl PerQuestion {
@@ -77,6 +86,9 @@ impl PerQuestion {
         for sample in samples {
             collected.add(&sample?, settings)?;
         }
+        let fewest = collected.shape.as_ref().map_or(0, |shape| shape.fewest);
+        let is_coverage = |name| matches!(name, MetricName::Coverage | MetricName::Pass);
+        collected.columns.retain(|&(name, k), _| !is_coverage(name) || k <= fewest);
         if collected.seen.is_empty() { Err(Error::Empty) } else { Ok(collected) }
     }
 
@@ -95,10 +107,17 @@ impl PerQuestion {
         Results {
             version: FORMAT,
             metrics: metrics.collect(),
-            cost: Cost { steps: self.steps / samples, flops: self.flops / samples, seconds: Seconds::default() },
+            cost: Cost {
+                steps: self.steps / samples,
+                flops: self.flops / samples,
+                beam: self.beam.map(|Effort { steps, flops }| Effort { steps: steps / samples, flops: flops / samples }),
+                seconds: Seconds::default(),
+            },
             questions: self.seen.iter().map(|&(_, id)| id).collect::<HashSet<_>>().len(),
             seeds: self.seen.iter().map(|&(seed, _)| seed).collect::<HashSet<_>>().len(),
             trajectories: self.shape.as_ref().map_or(0, |shape| shape.n),
+            sampled: self.trajectories as f64 / samples,
+            tuning: None,
         }
     }
 
@@ -107,21 +126,32 @@ impl PerQuestion {
         if !self.seen.insert((seed, id)) {
             return Err(Error::Duplicate { id, seed });
         }
-        let found = sample.trajectories.len();
+        let there = sample.trajectories.len();
+        let found = sample.stopped.map_or(there, |stopped| stopped.asked as usize);
         let shape = match self.shape.take() {
             Some(shape) => shape,
-            None => Shape { n: found, ks: resolve(&settings.ks, found)? },
+            None => Shape { n: found, ks: resolve(&settings.ks, found)?, fewest: there },
         };
         if found != shape.n {
             return Err(Error::Uneven { id, seed, found, expected: shape.n });
         }
-        for (name, k, value) in facts(sample, &shape.ks, settings.reduction) {
+        for (name, k, value) in facts(sample, &shape.ks, settings) {
             self.columns.entry((name, k)).or_default().add(id, seed, value);
         }
-        self.shape = Some(shape);
+        self.shape = Some(Shape { fewest: shape.fewest.min(there), ..shape });
+        self.spend(sample);
+        Ok(())
+    }
+
+    fn spend(&mut self, sample: &Sample) {
+        self.trajectories += sample.trajectories.len();
         self.steps += sample.steps as f64;
         self.flops += sample.flops;
-        Ok(())
+        if let Some(beam) = &sample.beam {
+            let sum = self.beam.get_or_insert_default();
+            sum.steps += beam.steps as f64;
+            sum.flops += beam.flops;
+        }
     }
 }
 
@@ -182,7 +212,7 @@ fn resolve(asked: &[usize], n: usize) -> Result<Vec<usize>, Error> {
 }
 
 /// All that is kept of a sample.
-fn facts(sample: &Sample, ks: &[usize], reduction: Reduction) -> Vec<(MetricName, usize, f64)> {
+fn facts(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> Vec<(MetricName, usize, f64)> {
     let trajectories = &sample.trajectories;
     let n = trajectories.len();
     let mut facts = Vec::new();
@@ -194,26 +224,25 @@ fn facts(sample: &Sample, ks: &[usize], reduction: Reduction) -> Vec<(MetricName
         facts.push((MetricName::Beam, k, truth(beam.correct)));
     }
     if let Some(steps @ [_, ..]) = sample.diversity.as_deref() {
-        facts.push((MetricName::Diversity, n, steps.iter().sum::<f64>() / steps.len() as f64));
+        let asked = sample.stopped.map_or(n, |stopped| stopped.asked as usize);
+        facts.push((MetricName::Diversity, asked, steps.iter().sum::<f64>() / steps.len() as f64));
     }
     let correct = trajectories.iter().filter(|trajectory| trajectory.correct).count();
-    let scored = trajectories.iter().all(|trajectory| trajectory.scores.is_some());
-    for &k in ks {
-        let first = &trajectories[..k];
+    for &k in ks.iter().filter(|&&k| k <= n) {
         let chance = coverage(n, correct, k);
         facts.push((MetricName::Coverage, k, chance));
         facts.push((MetricName::Pass, k, chance));
-        facts.push((MetricName::Maj, k, verdict(first, aggregate::majority(first))));
-        if scored {
-            facts.push((MetricName::Weighted, k, verdict(first, aggregate::weighted(first))));
-            facts.push((MetricName::BestOf, k, verdict(first, aggregate::best_of(first, reduction))));
-        }
+    }
+    let rules = settings.aggregators.as_deref().unwrap_or(Aggregator::USUAL);
+    for rule in rules.iter().filter(|rule| rule.applies(trajectories)) {
+        let verdicts = ks.iter().map(|&k| (k, verdict(&trajectories[..k.min(n)], *rule, &settings.tuning)));
+        facts.extend(verdicts.map(|(k, correct)| ((*rule).into(), k, truth(correct))));
     }
     facts
 }
 
-fn verdict(trajectories: &[Trajectory], chosen: Option<usize>) -> f64 {
-    truth(chosen.is_some_and(|index| trajectories[index].correct))
+fn verdict(trajectories: &[Trajectory], rule: Aggregator, tuning: &Tuning) -> bool {
+    rule.choose(trajectories, tuning).is_some_and(|index| trajectories[index].correct)
 }
 
 fn truth(correct: bool) -> f64 {

@@ -3,18 +3,25 @@
 //! A row is a way to get one answer out of k trajectories, a column is a k; below each figure is its 95% interval.
 //! Columns that do not fit the terminal continue in a second table. What a row means is said underneath.
 
-use record::{Cost, Metric, MetricName, Results};
+use record::{Cost, Effort, Metric, MetricName, Results, Seconds};
 
 /// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has no row.
-const ROWS: [(MetricName, &str, &str); 6] = [
+const ROWS: [(MetricName, &str, &str); 13] = [
     (MetricName::Greedy, "greedy", "one trajectory without perturbation"),
     (MetricName::Maj, "majority", "the answer most of k trajectories give"),
     (MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
+    (MetricName::Normalized, "normalized", "weighted by the reward in units of the question's own spread"),
+    (MetricName::Likely, "likely", "weighted by the text's log-probability in such units"),
+    (MetricName::Combined, "combined", "weighted by both"),
+    (MetricName::Pessimistic, "pessimistic", "the answer with the highest mean reward that its votes make sure of"),
     (MetricName::BestOf, "best of k", "the answer of the trajectory with the highest reward"),
+    (MetricName::BestOfSum, "best sum", "the same, by the sum of its step rewards"),
+    (MetricName::BestOfLast, "best last", "the same, by its last step reward"),
+    (MetricName::BestOfMin, "best min", "the same, by its smallest step reward"),
     (MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
     (MetricName::Coverage, "coverage", "at least one of k is right: no rule can do better (pass@k)"),
 ];
-const LABEL: usize = 10;
+const LABEL: usize = 11;
 const GAP: &str = "  ";
 
 /// The results as text of lines at most `width` characters long, where a single column allows it.
@@ -32,7 +39,9 @@ pub fn render(results: &Results, width: usize) -> String {
 fn heading(results: &Results) -> String {
     let (questions, seeds) = (count(results.questions, "question"), count(results.seeds, "seed"));
     let trajectories = count(results.trajectories, "trajectory");
-    format!("{questions}, {seeds}, {trajectories} each\naccuracy in %, its 95% interval below; k = trajectories used\n")
+    let stopped = results.sampled < results.trajectories as f64;
+    let each = if stopped { format!("each at most, {:.1} on average", results.sampled) } else { "each".to_owned() };
+    format!("{questions}, {seeds}, {trajectories} {each}\naccuracy in %, its 95% interval below; k = trajectories used\n")
 }
 
 fn count(number: usize, noun: &str) -> String {
@@ -121,15 +130,29 @@ fn legend(text: &mut String, results: &Results) {
 
 fn footer(text: &mut String, results: &Results) {
     text.push('\n');
+    let mut line = |label: &str, content: String| text.push_str(&format!("{label:<LABEL$}{GAP}{content}\n"));
     for Metric { value, low, high, k, .. } in results.metrics.iter().filter(is_diversity) {
-        text.push_str(&format!("diversity   {value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike\n"));
+        let over = format!("{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike");
+        line("diversity", over);
     }
-    let Cost { steps, flops, seconds } = &results.cost;
-    text.push_str(&format!("cost        {steps:.1} decoding steps and {} per question\n", flop(*flops)));
-    text.push_str(&format!(
-        "time        {:.1} s: prefill {:.1}, thoughts {:.1}, scores {:.1}, answers {:.1}\n",
-        seconds.total, seconds.prefill, seconds.thoughts, seconds.scores, seconds.answers
-    ));
+    let Cost { steps, flops, beam, seconds } = &results.cost;
+    let effort = |steps: f64, flops: f64| format!("{steps:.1} decoding steps and {} per question", flop(flops));
+    line("cost", effort(*steps, *flops));
+    if let Some(Effort { steps, flops }) = beam {
+        line("beam's cost", effort(*steps, *flops));
+    }
+    line("time", time(seconds));
+    if let Some(share) = seconds.scoring_share() {
+        line("scoring", format!("{}% of the time of samples", percent(share)));
+    }
+}
+
+fn time(seconds: &Seconds) -> String {
+    let Seconds { prefill, thoughts, scores, answers, beam, total } = seconds;
+    let stages = [("prefill", prefill), ("thoughts", thoughts), ("scores", scores), ("answers", answers), ("beam", beam)];
+    let ran = stages.into_iter().filter(|(stage, seconds)| *stage != "beam" || **seconds > 0.0);
+    let stages: Vec<String> = ran.map(|(stage, seconds)| format!("{stage} {seconds:.1}")).collect();
+    format!("{total:.1} s: {}", stages.join(", "))
 }
 
 fn is_diversity(metric: &&Metric) -> bool {
@@ -145,8 +168,6 @@ fn flop(count: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use record::Seconds;
-
     use super::*;
 
     fn results() -> Results {
@@ -165,11 +186,13 @@ mod tests {
             cost: Cost {
                 steps: 53.25,
                 flops: 12.345e9,
-                seconds: Seconds { prefill: 0.5, thoughts: 2.0, scores: 1.0, answers: 1.25, total: 5.0 },
+                beam: Some(Effort { steps: 30.0, flops: 5e9 }),
+                seconds: Seconds { prefill: 0.5, thoughts: 2.0, scores: 1.0, answers: 1.25, beam: 0.25, total: 5.0 },
             },
             questions: 1319,
             seeds: 3,
             trajectories: 4,
+            sampled: 3.5,
             ..Results::default()
         }
     }
@@ -177,37 +200,46 @@ mod tests {
     #[test]
     fn a_table() {
         let expected = "\
-1319 questions, 3 seeds, 4 trajectories each
+1319 questions, 3 seeds, 4 trajectories each at most, 3.5 on average
 accuracy in %, its 95% interval below; k = trajectories used
 
-k                   1           4
-greedy           34.1
-            29.1-39.1
-majority         30.0        34.6
-            25.0-35.0   29.6-39.6
-beam                         40.0
-                        35.0-45.0
-coverage         30.0        95.0
-            25.0-35.0  90.0-100.0
+k                    1           4
+greedy            34.1
+             29.1-39.1
+majority          30.0        34.6
+             25.0-35.0   29.6-39.6
+beam                          40.0
+                         35.0-45.0
+coverage          30.0        95.0
+             25.0-35.0  90.0-100.0
 
-greedy      one trajectory without perturbation
-majority    the answer most of k trajectories give
-beam        search guided by rewards, k extensions tried at each step
-coverage    at least one of k is right: no rule can do better (pass@k)
+greedy       one trajectory without perturbation
+majority     the answer most of k trajectories give
+beam         search guided by rewards, k extensions tried at each step
+coverage     at least one of k is right: no rule can do better (pass@k)
 
-diversity   0.125 (0.075-0.175) over 4 trajectories; 0 = all thoughts alike
-cost        53.2 decoding steps and 12.3 GFLOP per question
-time        5.0 s: prefill 0.5, thoughts 2.0, scores 1.0, answers 1.2
+diversity    0.125 (0.075-0.175) over 4 trajectories; 0 = all thoughts alike
+cost         53.2 decoding steps and 12.3 GFLOP per question
+beam's cost  30.0 decoding steps and 5.0 GFLOP per question
+time         5.0 s: prefill 0.5, thoughts 2.0, scores 1.0, answers 1.2, beam 0.2
+scoring      21.1% of the time of samples
 ";
         assert_eq!(render(&results(), 80), expected);
     }
 
     #[test]
+    fn what_did_not_run_is_not_mentioned() {
+        let text = render(&Results { trajectories: 4, sampled: 4.0, ..Results::default() }, 80);
+        assert!(text.starts_with("0 questions, 0 seeds, 4 trajectories each\n"), "{text}");
+        assert!(!text.contains("beam") && !text.contains("scoring"), "{text}");
+    }
+
+    #[test]
     fn columns_that_do_not_fit_continue_below() {
-        let text = render(&results(), 30);
+        let text = render(&results(), 31);
         let tables: Vec<&str> = text.split("\n\n").collect();
-        assert!(tables[1].starts_with("k                   1\n"), "{text}");
-        assert!(tables[2].starts_with("k                    4\n"), "{text}");
+        assert!(tables[1].starts_with("k                    1\n"), "{text}");
+        assert!(tables[2].starts_with("k                     4\n"), "{text}");
         assert!(tables[1].contains("greedy") && !tables[2].contains("greedy"), "{text}");
     }
 

@@ -1,6 +1,8 @@
 //! Metrics of run directories made by hand, against values worked out by hand.
 
-use record::{Beam, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
+use record::aggregate::{Aggregator, Reduction, Tuning};
+use record::stopping::{Settled, Stopped};
+use record::{Beam, Effort, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
 use report::Error;
 use report::interval::Bootstrap;
 use report::metrics::{MetricSettings, PerQuestion, compute, difference, of_run};
@@ -88,6 +90,10 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
     assert_close(value(&results, MetricName::BestOf, 2), (1.0 + 0.0) / 2.0);
     assert_close(value(&results, MetricName::BestOf, 4), (0.5 + 0.5) / 2.0);
+    // The same: z = 1.78 for "1" against -0.15 and -0.76 for "3". Under seed 6 two wrong ones have the rewards.
+    assert_close(value(&results, MetricName::Normalized, 4), (0.5 + 0.5) / 2.0);
+    // 4 - 1.64 for "1" against 0.5 - 1.64 / sqrt 2 for "3".
+    assert_close(value(&results, MetricName::Pessimistic, 4), (0.5 + 0.5) / 2.0);
     assert_close(value(&results, MetricName::Greedy, 1), 0.5);
     assert_close(value(&results, MetricName::Beam, 4), 0.25);
     // Under seed 6 question 1 has no diversity and is left out.
@@ -96,11 +102,72 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     assert_eq!((results.questions, results.seeds, results.trajectories), (2, 2, 4));
     assert_eq!((results.cost.steps, results.cost.flops, results.cost.seconds), (25.0, 3e9, seconds));
     let ks: Vec<usize> = results.metrics.iter().map(|metric| metric.k).collect();
-    assert_eq!(ks, [1, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 1, 2, 4, 4, 4]);
+    assert_eq!(ks, [&[1][..], &[1, 2, 4].repeat(7), &[4, 4]].concat());
+    assert_eq!(results.sampled, 4.0);
     for metric in &results.metrics {
         assert_eq!(metric.seeds, 2, "{metric:?}");
         assert!(metric.low <= metric.value && metric.value <= metric.high, "{metric:?}");
     }
+}
+
+#[test]
+fn rules_that_were_asked_for_are_the_only_ones() {
+    let rules = vec![Aggregator::Majority, Aggregator::BestOf(Reduction::Min)];
+    let settings = MetricSettings { aggregators: Some(rules), ..MetricSettings::default() };
+    let results = compute(read(samples()), &settings).unwrap();
+    assert!(find(&results, MetricName::BestOfMin, 4).is_some() && find(&results, MetricName::Maj, 4).is_some());
+    assert!(find(&results, MetricName::Weighted, 4).is_none() && find(&results, MetricName::BestOf, 4).is_none());
+    assert!(find(&results, MetricName::Coverage, 4).is_some() && find(&results, MetricName::Beam, 4).is_some());
+}
+
+/// A large temperature trusts the vote, much caution trusts the crowd.
+#[test]
+fn the_numbers_in_the_rules_can_be_changed() {
+    let one = || read(vec![sample(0, 0, ["1", "2", "2", "2"], Some([9.0, 1.0, 1.0, 1.0]))]);
+    let usual = compute(one(), &MetricSettings::default()).unwrap();
+    let tuning = Tuning { temperature: 50.0, caution: 50.0, ..Tuning::default() };
+    let other = compute(one(), &MetricSettings { tuning, ..MetricSettings::default() }).unwrap();
+    for name in [MetricName::Normalized, MetricName::Pessimistic] {
+        assert_eq!((value(&usual, name, 4), value(&other, name, 4)), (1.0, 0.0), "{name:?}");
+    }
+    assert_eq!((usual.tuning, other.tuning), (None, Some(tuning)));
+}
+
+/// Two of four trajectories settle the second question: votes at 4 see two, coverage at 4 is not known.
+#[test]
+fn a_question_that_stopped_early_counts_with_what_it_has() {
+    let mut samples = vec![sample(0, 0, ["2", "1", "1", "1"], None), sample(0, 1, ["1", "1", "2", "2"], None)];
+    samples[1].trajectories.truncate(2);
+    samples[1].stopped = Some(Stopped { asked: 4, why: Settled::Confident });
+    for samples in [samples.clone(), samples.into_iter().rev().collect()] {
+        let results = compute(read(samples), &MetricSettings::default()).unwrap();
+        assert_eq!((results.trajectories, results.sampled), (4, 3.0));
+        assert_eq!(value(&results, MetricName::Maj, 4), 1.0);
+        assert_eq!(value(&results, MetricName::Coverage, 2), 1.0);
+        assert!(find(&results, MetricName::Coverage, 4).is_none() && find(&results, MetricName::Pass, 4).is_none());
+    }
+}
+
+#[test]
+fn where_all_are_wrong_no_rule_is_right() {
+    let told = |mut sample: Sample| {
+        sample.trajectories.iter_mut().for_each(|t| t.logprob = Some(-1.0));
+        sample
+    };
+    let wrong = vec![sample(0, 0, ["2", "3", "", "2"], Some([0.5, 1.0, 9.0, 0.1])), sample(0, 1, [""; 4], Some([1.0; 4]))];
+    let wrong = wrong.into_iter().map(|s| Sample { beam: beam(false), ..told(s) }).collect();
+    let settings = MetricSettings { aggregators: Some(Aggregator::ALL.to_vec()), ..MetricSettings::default() };
+    let results = compute(read(wrong), &settings).unwrap();
+    assert_eq!(results.metrics.len(), 12 * 3 + 1);
+    assert!(results.metrics.iter().all(|metric| metric.value == 0.0 && metric.high == 0.0), "{:?}", results.metrics);
+}
+
+#[test]
+fn what_a_search_took_stands_beside() {
+    let searched = Beam { width: 2, candidates: 2, steps: 12, flops: 3e6, ..Beam::default() };
+    let one = Sample { beam: Some(searched), steps: 8, flops: 2e6, ..sample(0, 0, ["1"; 4], None) };
+    let cost = compute(read(vec![one]), &MetricSettings::default()).unwrap().cost;
+    assert_eq!((cost.steps, cost.flops, cost.beam), (8.0, 2e6, Some(Effort { steps: 12.0, flops: 3e6 })));
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::num::NonZeroUsize;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use engine::{Family, LatentLength, Nucleus, Probability, Range};
+use record::aggregate::Aggregator;
+use record::stopping::Confidence;
 
 use super::DeviceKind;
 
@@ -14,6 +16,49 @@ const MOST_THOUGHTS: usize = 1 << 20;
 pub fn family() -> impl TypedValueParser<Value = Family> {
     PossibleValuesParser::new(Family::ALL.map(Family::name))
         .try_map(|name| Family::from_name(&name).ok_or_else(|| format!("no family is called {name}")))
+}
+
+/// A rule that makes one answer of a question's trajectories, or of a search.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// A vote or a choice among sampled trajectories.
+    Sampled(Aggregator),
+    /// A beam search of its own.
+    Beam,
+}
+
+impl Rule {
+    /// The name that commands take.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sampled(rule) => rule.name(),
+            Self::Beam => "beam",
+        }
+    }
+}
+
+/// A rule by its name.
+pub fn rule() -> impl TypedValueParser<Value = Rule> {
+    let all = || Aggregator::ALL.into_iter().map(Rule::Sampled).chain([Rule::Beam]);
+    PossibleValuesParser::new(all().map(Rule::name))
+        .try_map(move |name| all().find(|rule| rule.name() == name).ok_or_else(|| format!("no rule is called {name}")))
+}
+
+/// A share above one half and at most 1.
+pub fn confidence(text: &str) -> Result<Confidence, String> {
+    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    Confidence::new(number).ok_or_else(|| "must be above 0.5 and at most 1".to_owned())
+}
+
+/// A weight.
+pub fn weight(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("must be finite and at least 0".to_owned()) }
+}
+
+/// A divisor.
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    weight(text).ok().filter(|number| *number > 0.0).ok_or_else(|| "must be a number above 0".to_owned())
 }
 
 /// A share in [0, 1).
@@ -197,5 +242,9 @@ mod tests {
         assert!(["0", "1.1", "NaN", "-0.5", ""].iter().all(|p| top_p(p).is_err()));
         assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
         assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
+        assert!(weight("0").is_ok() && above_zero("0").is_err() && above_zero("1e-3").is_ok());
+        assert!(["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err()));
+        assert!(confidence("0.95").is_ok() && confidence("1").is_ok());
+        assert!(["0.5", "1.01", "-1", "NaN", "x"].iter().all(|c| confidence(c).is_err()));
     }
 }

@@ -16,6 +16,7 @@ use report::metrics::{self, MetricSettings};
 use serde_json::{Value, json};
 use tensor::Tensor;
 
+use crate::aggregation::Aggregation;
 use crate::args::EvalArgs;
 use crate::interrupt::{Gate, resume_command};
 use crate::load::Models;
@@ -34,7 +35,8 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let questions = question::read(&job.data, args.limit.map(NonZeroUsize::get))?;
     let device = args.device.open()?;
     let loaded = job.models.load(&device, printer)?;
-    let engine = loaded.engine(job.sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?));
+    let settings = job.sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?);
+    let engine = loaded.engine(job.aggregation.apply(settings));
     engine.check(&questions)?;
 
     let manifest = job.manifest(&engine, &questions)?;
@@ -49,7 +51,9 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let latents = if keep { Some(Latents::open(&out, width)?) } else { None };
     let run = sample(&engine, &questions, &job.seeds, Records { writer, latents }, printer)?;
 
-    let results = metrics::of_run(&run, &MetricSettings { ks: job.ks, ..MetricSettings::default() })?;
+    let Aggregation { rules: aggregators, tuning, .. } = job.aggregation;
+    let settings = MetricSettings { ks: job.ks, aggregators, tuning, ..MetricSettings::default() };
+    let results = metrics::of_run(&run, &settings)?;
     run.write_results(&results)?;
     let text = || format!("{}\nsamples and results are in {}", report::table::render(&results, printer.width()), out.display());
     printer.result(&document(&out, &manifest, &results)?, text)?;
@@ -61,6 +65,7 @@ struct Job {
     models: Models,
     data: PathBuf,
     sampling: Sampling,
+    aggregation: Aggregation,
     seeds: Vec<u64>,
     ks: Vec<usize>,
     out: Option<PathBuf>,
@@ -70,11 +75,13 @@ struct Job {
 impl Job {
     fn of(args: &EvalArgs) -> Result<Self> {
         let sampling = Sampling::of(&args.sampling, SAMPLES)?;
+        let models = Models::of(&args.model)?;
         Ok(Self {
+            aggregation: Aggregation::of(&args.aggregation, sampling.samples, models.judge.is_some())?,
             start: Start::of(args.resume, args.overwrite)?,
             seeds: settings::seeds(sampling.seed, args.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples)?,
-            models: Models::of(&args.model)?,
+            models,
             data: settings::data_file(args.data.as_deref())?,
             sampling,
             out: args.out.clone(),

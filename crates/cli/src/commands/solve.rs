@@ -8,10 +8,12 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use engine::Question;
 use engine::question::GoldKind;
-use record::aggregate::{self, Candidate, Reduction};
-use record::{Sample, Seconds, Trajectory};
+use record::aggregate::{self, Aggregator, Candidate, Reduction};
+use record::stopping::Settled;
+use record::{Beam, Sample, Seconds, Trajectory};
 use serde_json::{Value, json};
 
+use crate::aggregation::Aggregation;
 use crate::args::SolveArgs;
 use crate::load::Models;
 use crate::printer::{Printer, show_seconds};
@@ -26,10 +28,12 @@ const LONGEST: u64 = 1 << 20;
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let sampling = Sampling::of(&args.sampling, SAMPLES)?;
     let models = Models::of(&args.model)?;
+    let aggregation = Aggregation::of(&args.aggregation, sampling.samples, models.judge.is_some())?;
     let text = question(&args.text)?;
     let device = args.device.open()?;
     let loaded = models.load(&device, printer)?;
-    let engine = loaded.engine(sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?));
+    let settings = sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?);
+    let engine = loaded.engine(aggregation.apply(settings));
 
     // Nobody knows the right answer, so nothing is ever marked as correct.
     let question = Question { id: 0, text, gold: String::new(), kind: GoldKind::Number, steps: Vec::new() };
@@ -39,7 +43,7 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
         ControlFlow::Continue(())
     })?;
     let Some(outcome) = outcome else { bail!("the engine gave no outcome for the question") };
-    let solved = Solved { sample: &outcome.sample, seconds: outcome.seconds };
+    let solved = Solved { sample: &outcome.sample, seconds: outcome.seconds, aggregation: &aggregation };
     printer.result(&solved.document(), || solved.text())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -70,7 +74,17 @@ fn from_stdin() -> Result<String> {
 struct Solved<'a> {
     sample: &'a Sample,
     seconds: Seconds,
+    aggregation: &'a Aggregation,
 }
+
+/// What a rule chooses.
+struct Verdict<'a> {
+    rule: &'static str,
+    answer: Option<&'a str>,
+}
+
+/// Wide enough for the names of the rules.
+const LABEL: usize = 12;
 
 impl Solved<'_> {
     fn trajectories(&self) -> &[Trajectory] {
@@ -81,15 +95,19 @@ impl Solved<'_> {
         self.trajectories().iter().all(|t| t.scores.is_some())
     }
 
-    /// What each rule chooses; the first is the answer. Rules that need rewards are there only with rewards.
-    fn verdicts(&self) -> Vec<(&'static str, Option<&str>)> {
+    /// What each rule chooses, as far as the trajectories allow it; the first is the answer.
+    fn verdicts(&self) -> Vec<Verdict<'_>> {
         let all = self.trajectories();
-        let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
-        let mut verdicts = vec![("majority", answer(aggregate::majority(all)))];
-        if self.scored() {
-            verdicts.insert(0, ("weighted", answer(aggregate::weighted(all))));
-            verdicts.push(("best_of", answer(aggregate::best_of(all, Reduction::Mean))));
+        let Aggregation { rules: asked, tuning, .. } = self.aggregation;
+        let mut rules = asked.as_deref().unwrap_or(Aggregator::USUAL).to_vec();
+        rules.retain(|rule| rule.applies(all));
+        if asked.is_none() && self.scored() {
+            rules.sort_by_key(|rule| *rule != Aggregator::Weighted); // the best of the usual ones comes first
         }
+        let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
+        let verdict = |rule: &Aggregator| Verdict { rule: name(*rule), answer: answer(rule.choose(all, tuning)) };
+        let mut verdicts: Vec<Verdict<'_>> = rules.iter().map(verdict).collect();
+        verdicts.extend(self.sample.beam.as_ref().map(|beam| Verdict { rule: "beam", answer: beam.answer.as_deref() }));
         verdicts
     }
 
@@ -109,25 +127,42 @@ impl Solved<'_> {
     }
 
     fn rate(&self) -> f64 {
-        self.trajectories().len() as f64 / self.seconds.total.max(1e-9)
+        let Seconds { prefill, thoughts, scores, answers, .. } = self.seconds;
+        self.trajectories().len() as f64 / (prefill + thoughts + scores + answers).max(1e-9)
+    }
+
+    /// The largest mean reward among the supporters of an answer.
+    fn best_reward(&self, answer: &str) -> Option<f64> {
+        let supporters = self.trajectories().iter().filter(|t| t.answer.as_deref() == Some(answer));
+        let rewards = supporters.map(|t| aggregate::reward(t, Reduction::Mean));
+        rewards.reduce(f64::max).filter(|reward| reward.is_finite())
     }
 
     fn document(&self) -> Value {
         let verdicts = self.verdicts();
         let votes = self.votes();
-        let votes: Vec<Value> =
-            votes.iter().map(|c| json!({ "answer": c.answer, "votes": c.votes, "reward": mean_reward(c) })).collect();
-        let trajectories: Vec<Value> = self
-            .trajectories()
-            .iter()
-            .map(|t| json!({ "k": t.k, "thoughts": t.thoughts, "text": t.text, "answer": t.answer, "scores": t.scores }))
-            .collect();
-        let mut document = json!({ "question": self.sample.question, "answer": verdicts.first().and_then(|v| v.1) });
-        verdicts.iter().for_each(|(rule, answer)| document[*rule] = json!(answer));
+        let total: f64 = votes.iter().map(|c| c.weight).sum();
+        let vote = |c: &Candidate<'_>| {
+            let (mean, best) = (mean_reward(c), self.best_reward(c.answer));
+            json!({ "answer": c.answer, "votes": c.votes, "weight": c.weight / total, "reward": mean, "best_reward": best })
+        };
+        let trajectory = |t: &Trajectory| {
+            let (k, thoughts, text, answer) = (t.k, t.thoughts, &t.text, &t.answer);
+            json!({ "k": k, "thoughts": thoughts, "text": text, "answer": answer, "scores": t.scores, "logprob": t.logprob })
+        };
+        let mut document = json!({ "question": self.sample.question, "answer": verdicts.first().and_then(|v| v.answer) });
+        verdicts.iter().for_each(|verdict| document[verdict.rule] = json!(verdict.answer));
         document["greedy"] = json!(self.greedy());
-        document["votes"] = json!(votes);
+        document["votes"] = votes.iter().map(vote).collect();
         document["without_answer"] = json!(self.silent());
-        document["trajectories"] = json!(trajectories);
+        document["trajectories"] = self.trajectories().iter().map(trajectory).collect();
+        if let Some(Beam { width, candidates, thoughts, text, answer, scores, .. }) = &self.sample.beam {
+            let size = json!({ "width": width, "candidates": candidates, "thoughts": thoughts, "text": text });
+            document["search"] = size;
+            document["search"]["answer"] = json!(answer);
+            document["search"]["scores"] = json!(scores);
+        }
+        document["stopped"] = json!(self.sample.stopped);
         document["seconds"] = json!(self.seconds);
         document["trajectories_per_s"] = json!(self.rate());
         document
@@ -135,32 +170,91 @@ impl Solved<'_> {
 
     fn text(&self) -> String {
         let verdicts = self.verdicts();
-        let mut text = format!("answer     {}\n", verdicts.first().and_then(|v| v.1).unwrap_or("none"));
-        let lines = verdicts.iter().copied().chain([("greedy", self.greedy())]);
-        lines.for_each(|(rule, answer)| text.push_str(&format!("{rule:<10} {}\n", answer.unwrap_or("none"))));
+        let mut text = labelled("answer", &self.reason(verdicts.first()));
+        for Verdict { rule, answer } in &verdicts {
+            text.push_str(&labelled(rule, answer.unwrap_or("none")));
+        }
+        text.push_str(&labelled("greedy", self.greedy().unwrap_or("none")));
         text.push_str(&self.table());
-        let Seconds { prefill, thoughts, scores, answers, total } = self.seconds;
-        let parts = [("prefill", prefill), ("thoughts", thoughts), ("scores", scores), ("answers", answers)];
-        let parts: Vec<String> = parts.iter().map(|(stage, s)| format!("{stage} {s:.3}")).collect();
-        text.push_str(&format!("\ntime       {}: {}\n", show_seconds(total), parts.join(", ")));
-        text.push_str(&format!("speed      {:.1} trajectories/s\n", self.rate()));
+        text.push_str(&self.details());
         text
+    }
+
+    /// The answer, and what speaks for it.
+    fn reason(&self, verdict: Option<&Verdict<'_>>) -> String {
+        let Some((rule, answer)) = verdict.and_then(|v| Some((v.rule, v.answer?))) else { return "none".to_owned() };
+        let votes = self.votes();
+        let Some(candidate) = votes.iter().find(|c| c.answer == answer) else { return format!("{answer} (by {rule})") };
+        let (total, all) = (votes.iter().map(|c| c.weight).sum::<f64>(), self.trajectories().len());
+        let weight = 100.0 * candidate.weight / total;
+        let weight = if self.scored() { format!(" with {weight:.0}% of the rewards' weight") } else { String::new() };
+        format!("{answer} (by {rule}: {} of {all} trajectories{weight})", candidate.votes)
     }
 
     fn table(&self) -> String {
         let votes = self.votes();
-        let width = votes.iter().map(|c| c.answer.chars().count()).max().unwrap_or(0).clamp(10, 40);
+        let total: f64 = votes.iter().map(|c| c.weight).sum();
+        let width = votes.iter().map(|c| c.answer.chars().count()).max().unwrap_or(0).clamp(LABEL, 40);
         let mut text = format!("\n{:<width$}  votes", "candidate");
-        text.push_str(if self.scored() { "  mean reward\n" } else { "\n" });
+        text.push_str(if self.scored() { "  weight  mean reward  best reward\n" } else { "\n" });
         for candidate in &votes {
-            let reward = mean_reward(candidate).map_or(String::new(), |reward| format!("  {reward:>11.3}"));
-            text.push_str(&format!("{:<width$}  {:>5}{reward}\n", candidate.answer, candidate.votes));
+            text.push_str(&format!("{:<width$}  {:>5}", candidate.answer, candidate.votes));
+            if self.scored() {
+                let number = |reward: Option<f64>| reward.map_or("-".to_owned(), |reward| format!("{reward:.3}"));
+                let (mean, best) = (number(mean_reward(candidate)), number(self.best_reward(candidate.answer)));
+                text.push_str(&format!("  {:>5.1}%  {mean:>11}  {best:>11}", 100.0 * candidate.weight / total));
+            }
+            text.push('\n');
         }
         if self.silent() > 0 {
             text.push_str(&format!("{:<width$}  {:>5}\n", "none", self.silent()));
         }
+        text.push('\n');
         text
     }
+
+    /// The best trajectory, how the search went, why sampling stopped, and where the time went.
+    fn details(&self) -> String {
+        let mut text = String::new();
+        let best = aggregate::best_of(self.trajectories(), Reduction::Mean).map(|i| &self.trajectories()[i]);
+        if let Some((best, scores)) = best.and_then(|best| Some((best, best.scores.as_ref()?))) {
+            text.push_str(&labelled("best one", &format!("trajectory {}{}", best.k, step_rewards(scores))));
+        }
+        if let Some(Beam { width, candidates, scores, .. }) = &self.sample.beam {
+            text.push_str(&labelled("search", &format!("{width} beams x {candidates}{}", step_rewards(scores))));
+        }
+        if let Some(stopped) = self.sample.stopped {
+            let why = match stopped.why {
+                Settled::Certain => "no further one can change the vote",
+                Settled::Confident => "the lead is large enough",
+            };
+            let content = format!("after {} of {} trajectories: {why}", self.trajectories().len(), stopped.asked);
+            text.push_str(&labelled("stopped", &content));
+        }
+        let Seconds { prefill, thoughts, scores, answers, beam, total } = self.seconds;
+        let parts = [("prefill", prefill), ("thoughts", thoughts), ("scores", scores), ("answers", answers), ("beam", beam)];
+        let ran = parts.into_iter().filter(|(stage, s)| *stage != "beam" || *s > 0.0);
+        let parts: Vec<String> = ran.map(|(stage, s)| format!("{stage} {s:.3}")).collect();
+        text.push_str(&labelled("time", &format!("{}: {}", show_seconds(total), parts.join(", "))));
+        text.push_str(&labelled("speed", &format!("{:.1} trajectories/s", self.rate())));
+        text
+    }
+}
+
+fn step_rewards(scores: &[f32]) -> String {
+    scores.iter().enumerate().fold(String::new(), |text, (t, score)| {
+        let before = if t == 0 { ", step rewards" } else { "" };
+        format!("{text}{before} {score:.3}")
+    })
+}
+
+fn labelled(label: &str, content: &str) -> String {
+    format!("{label:<LABEL$} {content}\n")
+}
+
+/// The plain vote goes by its full name here.
+fn name(rule: Aggregator) -> &'static str {
+    if rule == Aggregator::Majority { "majority" } else { rule.name() }
 }
 
 /// Trajectories without thoughts have no reward.

@@ -174,13 +174,14 @@ impl Explorer<'_> {
 
     /// Makes some rollouts and returns their answers.
     ///
-    /// Dropout makes the pass over the thought itself differ, noise the thought after it: that is the first vector fed.
+    /// Dropout makes the pass over the thought itself differ, noise the thought after it: that is the first vector fed. Drawn words
+    /// differ after any thought, the last one included, so the thought itself is fed again.
     fn branch(&self, cache: &mut Cache, wave: &Wave<'_>, some: &[Branch], cost: &mut Cost) -> Result<Vec<Vec<u32>>, DeviceError> {
         let (mind, settings, chance) = (self.mind, &self.settings, self.chance());
         let device = mind.decoder.device();
         cache.rewind(wave.mark);
-        let is_dropout = chance.perturbation.last_token_is_private();
-        let fed = |b: &Branch| b.thought + usize::from(!is_dropout);
+        let is_fed_again = matches!(chance.perturbation, Perturbation::Dropout { .. } | Perturbation::Tokens(_));
+        let fed = |b: &Branch| b.thought + usize::from(!is_fed_again);
         let path = |b: &Branch| &wave.thoughts.rows[b.row];
         let left = |b: &Branch| limit(path(b), settings.length, chance.randomness) - fed(b);
         let fork = |b: &Branch| {
@@ -191,7 +192,7 @@ impl Explorer<'_> {
         let (on, last): (Vec<usize>, Vec<usize>) = (0..some.len()).partition(|&i| left(&some[i]) > 0);
         let order: Vec<usize> = on.iter().chain(&last).copied().collect();
         let mut rows: Vec<Row> = order.iter().map(|&i| fork(&some[i])).collect();
-        let from = wave.thoughts.clean.as_ref().filter(|_| !is_dropout).unwrap_or(&wave.thoughts.all);
+        let from = wave.thoughts.clean.as_ref().filter(|_| !is_fed_again).unwrap_or(&wave.thoughts.all);
         let vectors: Vec<usize> = order.iter().map(|&i| path(&some[i]).thoughts[fed(&some[i]) - 1]).collect();
         let mut x = ops::select(device, from, &vectors)?;
         let ids: Vec<RowId> = rows.iter().map(|row| row.start.id).collect();

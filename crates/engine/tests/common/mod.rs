@@ -14,6 +14,7 @@ use engine::{
     Settings, Sites,
 };
 use model::testkit::{self, Spec, write_checkpoint};
+use tensor::rng::Site;
 use tensor::{Device, Tensor};
 
 /// Every family on the backbone that it is published on.
@@ -208,6 +209,14 @@ pub fn replayed(reasoner: &Reasoner, settings: &Settings, prompt: &Prompt) -> Ve
 /// The name of a question's trajectory in the random function.
 pub fn row(question: u32, trajectory: usize) -> RowId {
     RowId { question, trajectory: trajectory as u32 }
+}
+
+/// How many thoughts a row may have, by definition.
+pub fn most_thoughts(settings: &Settings, id: RowId) -> usize {
+    match settings.length {
+        LatentLength::Between(range) => id.draw(settings.seed, 0).between(Site::Length, range.low().get(), range.high().get()),
+        length => length.limit(),
+    }
 }
 
 /// Fails unless two outcomes are the same to the bit: thoughts, texts, scores, diversity, cost.

@@ -17,7 +17,7 @@ use model::testkit::{Family, Spec};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
-use crate::{chance, company, rollout, words};
+use crate::{beams, chance, company, rollout, words};
 
 /// Rounding, in parts of the largest element, along a given path. An H200 was 5e-6 from the processor at most.
 const SINGLE: f32 = 2e-4;
@@ -265,6 +265,27 @@ fn the_order_of_questions_changes_nothing() {
         back.reverse();
         tally.add_free(&back, &there);
     });
+}
+
+/// Rounding turns only choices between extensions whose rewards are all but equal.
+#[test]
+fn a_search_finds_what_it_finds_on_the_processor() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let (mut alike, mut searches) = (0, 0);
+    for family in FAMILIES {
+        let spec = Spec { family, ..Spec::default() };
+        let (on_gpu, on_cpu) = (Pair::new(&gpu.device, &spec), Pair::of(family));
+        for perturbation in perturbations() {
+            let settings = Settings { beam: beams::size(2, 3), ..settings(&on_cpu.reasoner, 1, perturbation) };
+            let found = on_gpu.ask(settings, &questions()).into_iter().zip(on_cpu.ask(settings, &questions()));
+            for (a, b) in found.map(|(a, b)| (a.sample.beam.unwrap(), b.sample.beam.unwrap())) {
+                searches += 1;
+                alike += usize::from((a.thoughts, &a.text) == (b.thoughts, &b.text));
+            }
+        }
+    }
+    println!("{alike} of {searches} searches find the same on gpu and cpu");
+    assert!(100 * alike >= 95 * searches, "{alike} of {searches}");
 }
 
 #[test]

@@ -8,11 +8,11 @@ use crate::common::*;
 const LIMIT: usize = 6;
 
 /// A family that ends its thoughts by itself. With these weights rows stop at once, later, and not before the limit.
-fn open_ended(family: Family) -> Pair {
+pub fn open_ended(family: Family) -> Pair {
     Pair::new(device(), &Spec { family, seed: 11, ..Spec::default() })
 }
 
-const OPEN_ENDED: [Family; 2] = [Family::Colar, Family::LatentSft];
+pub const OPEN_ENDED: [Family; 2] = [Family::Colar, Family::LatentSft];
 
 fn run(pair: &Pair, length: LatentLength, perturbation: Perturbation) -> Vec<Outcome> {
     pair.ask(Settings { length, ..settings(&pair.reasoner, 16, perturbation) }, &questions())

@@ -9,6 +9,8 @@
 //! * [`chance`]: what dropout and noise do, and that they do nothing at zero;
 //! * [`length`]: how many thoughts a row has;
 //! * [`scores`]: rewards are read at each thought's own position;
+//! * [`beams`]: a beam search is the enumeration of its definition;
+//! * [`rounds`]: stopping early changes no trajectory and no decided vote;
 //! * [`rollout`]: labels of thoughts are what rollouts computed from scratch say;
 //! * [`limits`]: where rows end, and what is refused;
 //! * [`words`]: the baseline that thinks in words, drawn answers, and what a checkpoint says about itself;
@@ -20,6 +22,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod beams;
 mod chance;
 mod company;
 mod devices;
@@ -29,5 +32,6 @@ mod limits;
 mod recomputed;
 mod reference;
 mod rollout;
+mod rounds;
 mod scores;
 mod words;

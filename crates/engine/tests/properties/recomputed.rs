@@ -17,10 +17,11 @@ use crate::common::*;
 use crate::words;
 
 /// A row computed without any cleverness.
+#[derive(Clone)]
 pub struct Naive<'a> {
     reasoner: &'a Reasoner,
     settings: &'a Settings,
-    row: RowId,
+    pub row: RowId,
     limit: usize,             // thoughts at most
     inputs: Tensor,           // (positions, width): everything that was fed
     draws: Vec<Option<Draw>>, // (positions): where its masks are drawn, if its pass is stochastic
@@ -66,12 +67,12 @@ impl<'a> Naive<'a> {
         decoder.device().run(|| decoder.forward(&mut cache, &pass, self.inputs.clone(), dropout)).unwrap()
     }
 
-    fn logits(&self) -> Vec<f32> {
+    pub fn logits(&self) -> Vec<f32> {
         head::logits(&self.reasoner.decoder, &self.hidden()).unwrap().data().to_vec()
     }
 
     /// The thought that follows what was fed.
-    fn thought(&self) -> Vec<f32> {
+    pub fn thought(&self) -> Vec<f32> {
         let mut thought = self.reasoner.head.thoughts(&self.reasoner.decoder, &self.hidden()).unwrap().thoughts.data().to_vec();
         if let Perturbation::Gaussian { std } = self.settings.perturbation {
             self.row.draw(self.settings.seed, self.draws.len()).add_noise(std, &mut thought);
@@ -79,7 +80,8 @@ impl<'a> Naive<'a> {
         thought
     }
 
-    fn scope(&self) -> Option<Scope> {
+    /// When its passes are stochastic, if any is.
+    pub fn scope(&self) -> Option<Scope> {
         match self.settings.perturbation {
             Perturbation::Dropout { scope, .. } => Some(scope),
             _ => None,
@@ -106,36 +108,43 @@ impl<'a> Naive<'a> {
         self.go_on(thoughts)
     }
 
-    fn feed_prompt(&mut self, prompt: &[u32]) {
+    pub fn feed_prompt(&mut self, prompt: &[u32]) {
         let (last, before) = prompt.split_last().unwrap();
         self.feed_tokens(before, matches!(self.scope(), Some(Scope::Prompt | Scope::All)));
         self.feed_tokens(&[*last], self.scope().is_some());
     }
 
     /// The pass over the last thought makes no thought.
-    fn feed_thought(&mut self, thought: &[f32], number: usize) {
+    pub fn feed_thought(&mut self, thought: &[f32], number: usize) {
         self.feed(thought, self.scope().is_some_and(|scope| number < self.limit || scope == Scope::All));
     }
 
     fn go_on(mut self, mut thoughts: Tensor) -> Done {
-        let (method, scope) = (&self.reasoner.method, self.scope());
+        let method = &self.reasoner.method;
         let open = matches!(self.settings.length, LatentLength::AtMost(_));
         while thoughts.rows() < self.limit && !(open && likeliest(&self.logits()) == method.end[0]) {
             let thought = self.thought();
             thoughts.push(&thought);
             self.feed_thought(&thought, thoughts.rows());
         }
-        self.feed_tokens(&method.end, scope == Some(Scope::All));
+        let (tokens, logprob, first_logits) = self.answer();
+        Done { thoughts, tokens, logprob, first_logits }
+    }
+
+    /// The answer after all thoughts were fed: its tokens, their log-probability, and the logits of the first one.
+    pub fn answer(mut self) -> (Vec<u32>, f64, Vec<f32>) {
+        let (method, stochastic) = (&self.reasoner.method, self.scope() == Some(Scope::All));
+        self.feed_tokens(&method.end, stochastic);
         let first_logits = self.logits();
         let (token, mut logprob) = self.say(&first_logits);
         let mut tokens = vec![token];
         while tokens.len() < self.settings.max_new_tokens.get() && !method.eos.contains(&tokens[tokens.len() - 1]) {
-            self.feed_tokens(&tokens[tokens.len() - 1..], scope == Some(Scope::All));
+            self.feed_tokens(&tokens[tokens.len() - 1..], stochastic);
             let (token, more) = self.say(&self.logits());
             tokens.push(token);
             logprob += more;
         }
-        Done { thoughts, tokens, logprob, first_logits }
+        (tokens, logprob, first_logits)
     }
 
     /// The next token, by definition and in double precision, and its log-probability.
@@ -179,7 +188,7 @@ fn draw_from(shares: &[f64], top_p: f64, at: f64) -> u32 {
 }
 
 /// The index of the largest element, the lowest among equals.
-fn likeliest(logits: &[f32]) -> u32 {
+pub fn likeliest(logits: &[f32]) -> u32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     logits.iter().position(|&x| x == largest).unwrap() as u32
 }

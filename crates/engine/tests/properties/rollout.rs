@@ -10,7 +10,7 @@ use engine::perturb::RowId;
 use engine::prompt::Prompt;
 use engine::question::Question;
 use engine::rollout::{self, Annotated, Annotator, Explorer, Labels, Verdict};
-use engine::{Error, LatentLength, Perturbation, Reasoner, Scope, Settings, Sites};
+use engine::{Error, Perturbation, Reasoner, Scope, Settings, Sites};
 use model::testkit::{Family, Spec};
 use tensor::Device;
 
@@ -59,12 +59,7 @@ fn assert_labels(reasoner: &Reasoner, settings: &Settings, of_each: usize, what:
         assert_eq!((found.id, &found.prompt), (prompt.id, &prompt.tokens), "{what}");
         for (k, path) in found.paths.iter().enumerate() {
             let id = row(prompt.id, k);
-            let limit = match settings.length {
-                LatentLength::Between(low, high) => {
-                    id.draw(settings.seed, 0).between(tensor::rng::Site::Length, low.get(), high.get())
-                }
-                length => length.limit(),
-            };
+            let limit = most_thoughts(settings, id);
             let naive = |id| Naive::new(reasoner, settings, id, limit);
             let own = naive(id).run(&prompt.tokens);
             assert_eq!((&path.tokens, path.correct), (&own.tokens, is_right(&own.tokens)), "{what}");

@@ -2,7 +2,7 @@
 
 use engine::{LatentLength, Perturbation, Settings, replay};
 use model::testkit::{Family, Spec};
-use model::{Cache, Pass, Sequence};
+use model::{Cache, Judged, Pass, Sequence};
 use tensor::Tensor;
 
 use crate::common::*;
@@ -17,10 +17,16 @@ fn step_by_step(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Vec<f32> {
         pass.push(&mut cache, &mut sequence, true);
         decoder.forward(&mut cache, &pass, x, None).unwrap()
     };
+    let mut before = Tensor::default();
     for &token in prompt {
-        pass_one(decoder.embed(&[token]).unwrap());
+        before = pass_one(decoder.embed(&[token]).unwrap());
     }
-    let mut reward = |t| pair.judge.head.rewards(decoder.device(), &pass_one(matrix(thoughts.row(t)))).unwrap()[0];
+    let mut reward = |t| {
+        let thought = matrix(thoughts.row(t));
+        let at = pass_one(thought.clone());
+        let judged = Judged { before: &std::mem::replace(&mut before, at.clone()), at: &at, thoughts: &thought };
+        pair.judge.head.rewards(decoder.device(), judged).unwrap()[0]
+    };
     (0..thoughts.rows()).map(&mut reward).collect()
 }
 

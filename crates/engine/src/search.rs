@@ -1,0 +1,294 @@
+//! Latent beam search: paths of thoughts guided by step rewards (the paper's section 4.2).
+//!
+//! At each step every beam of a question is extended K times; the judge rewards each extension's new thought; the B
+//! extensions of largest cumulative reward go on:
+//!
+//! ```text
+//! R_t = R_{t-1} + r_t,   beams_t = the B largest R_t of up to B x K,   result = the largest R_T / T of all that ended
+//! ```
+//!
+//! * The first step extends the empty path B x K times, so that every step tries as many extensions.
+//! * Extension j of beam b draws the numbers of trajectory `b * K + j` at its position; beams are numbered by their rank. What
+//!   is found is therefore a function of seed and question alone, and with B = K = 1 it is trajectory 0.
+//! * A path ends by its own decision, at its drawn length (inherited from its first extension) or at the limit. Ended paths
+//!   leave the beam and compete by their mean reward; one without thoughts only with its like.
+//! * Equal rewards go to the lower number, and among ended paths to the one that ended first.
+//!
+//! Paths share what they have in common: a beam's thoughts are in the caches once, however many extensions it has. With
+//! dropout an extension is a pass with masks of its own; with noise or nothing the pass is one for all K.
+
+use std::cmp::Ordering;
+
+use model::Cache;
+use tensor::{DeviceError, Tensor, ops};
+
+use crate::cost::Cost;
+use crate::decode::decode;
+use crate::method::LatentLength;
+use crate::perturb::{Chance, RowId};
+use crate::prefill::{Start, prefill, step};
+use crate::prompt::Prompt;
+use crate::reasoner::RewardModel;
+use crate::score::Readings;
+use crate::settings::BeamSize;
+use crate::think::{Row, Thoughts, limit};
+use crate::wave::Party;
+
+/// The best path of a question, and its answer.
+pub(crate) struct Found {
+    pub(crate) thoughts: usize,
+    pub(crate) tokens: Vec<u32>,
+    /// Its step rewards.
+    pub(crate) scores: Vec<f32>,
+    pub(crate) cost: Cost,
+}
+
+/// What a search needs beside the questions.
+pub(crate) struct Searcher<'a> {
+    pub(crate) party: &'a Party<'a>,
+    pub(crate) judge: &'a RewardModel,
+    pub(crate) size: BeamSize,
+    pub(crate) chance: Chance<'a>,
+}
+
+/// A path on its way.
+#[derive(Clone)]
+struct Path {
+    row: Row,
+    limit: usize,
+    rewards: Vec<f32>,
+    reading: usize, // what the judge has read of it, or of what it extends
+}
+
+impl Path {
+    fn question(&self) -> usize {
+        self.row.start.prompt
+    }
+
+    /// The sum of its rewards; the lowest number there is where one is not finite.
+    fn cumulative(&self) -> f64 {
+        let sum: f64 = self.rewards.iter().copied().map(f64::from).sum();
+        if sum.is_finite() { sum } else { f64::NEG_INFINITY }
+    }
+
+    /// The same by thought; the lowest number without thoughts.
+    fn mean(&self) -> f64 {
+        if self.rewards.is_empty() { f64::NEG_INFINITY } else { self.cumulative() / self.rewards.len() as f64 }
+    }
+}
+
+/// Extensions, and the hidden state that each one's next thought is made of.
+struct Extended {
+    paths: Vec<Path>,
+    hidden: Tensor,    // (different hidden states, width)
+    place: Vec<usize>, // of each path's among them
+}
+
+/// Where a search stands.
+struct State<'c> {
+    cache: &'c mut Cache,
+    judge_cache: &'c mut Cache,
+    readings: Readings,
+    best: Vec<Option<Path>>, // that ended, by question
+    steps: Vec<Tensor>,      // all thoughts that were made, step after step
+    made: usize,             // how many they are
+    cost: Vec<Cost>,         // by question
+}
+
+impl Searcher<'_> {
+    /// Searches for the best path of every prompt. The caches must be empty.
+    pub(crate) fn search(
+        &self,
+        prompts: &[&Prompt],
+        cache: &mut Cache,
+        judge_cache: &mut Cache,
+    ) -> Result<Vec<Found>, DeviceError> {
+        let Party { mind, settings, .. } = *self.party;
+        cache.hand_out_singly(true);
+        judge_cache.hand_out_singly(true);
+        let started = prefill(mind, cache, prompts, &self.starts(prompts), self.chance)?;
+        let mut state = State {
+            readings: Readings::of_prompts(self.judge, judge_cache, prompts)?,
+            cache,
+            judge_cache,
+            best: vec![None; prompts.len()],
+            steps: Vec::new(),
+            made: 0,
+            cost: prompts.iter().map(|p| Cost::of_search(self.party, p.tokens.len(), self.size.extensions())).collect(),
+        };
+        let path = |row: Row| Path {
+            limit: limit(&row, settings.length, self.chance.randomness),
+            reading: row.start.prompt,
+            rewards: Vec::new(),
+            row,
+        };
+        let paths: Vec<Path> = started.rows.into_iter().map(path).collect();
+        let mut open = Extended { place: (0..paths.len()).collect(), hidden: started.hidden, paths };
+        while !open.paths.is_empty() {
+            let thoughts = self.think(&mut open, &mut state)?;
+            let kept = self.select(open.paths, &thoughts, &mut state)?;
+            open = self.extend(kept, &thoughts, &mut state)?;
+            state.steps.push(thoughts);
+        }
+        self.answer(state)
+    }
+
+    /// The extensions of the empty paths. They are named as samples are.
+    fn starts(&self, prompts: &[&Prompt]) -> Vec<Start> {
+        let numbered = |(prompt, of): (usize, &&Prompt)| {
+            let question = of.id;
+            (0..self.size.extensions() as u32).map(move |trajectory| Start {
+                prompt,
+                id: RowId { question, trajectory },
+                perturbed: true,
+            })
+        };
+        prompts.iter().enumerate().flat_map(numbered).collect()
+    }
+
+    /// The next thought of every path: (paths, width). Paths that end without one leave.
+    fn think(&self, open: &mut Extended, state: &mut State<'_>) -> Result<Tensor, DeviceError> {
+        let (mind, device) = (self.party.mind, self.party.mind.decoder.device());
+        let made = mind.head.thoughts(&mind.decoder, &open.hidden)?;
+        if matches!(self.party.settings.length, LatentLength::AtMost(_)) {
+            let likeliest = made.likeliest.map_or_else(|| ops::argmax(device, &open.hidden, mind.decoder.head()), Ok)?;
+            let places = std::mem::take(&mut open.place);
+            for (path, place) in std::mem::take(&mut open.paths).into_iter().zip(places) {
+                if likeliest[place] == mind.method.end[0] {
+                    self.finish(path, state);
+                } else {
+                    open.paths.push(path);
+                    open.place.push(place);
+                }
+            }
+        }
+        let mut thoughts = ops::select(device, &made.thoughts, &open.place)?;
+        let ids: Vec<RowId> = open.paths.iter().map(|path| path.row.start.id).collect();
+        let draws = || open.paths.iter().map(|path| path.row.draw(self.chance.randomness)).collect();
+        self.chance.add_noise(device, &ids, draws, state.steps.len(), &mut thoughts)?;
+        for path in &mut open.paths {
+            path.row.thoughts.push(state.made);
+            state.made += 1;
+            state.cost[path.question()].add_thought(self.party);
+        }
+        Ok(thoughts)
+    }
+
+    /// Rewards the new thoughts, ends what is long enough, and keeps the best of the rest: question by question, by rank.
+    fn select(&self, mut paths: Vec<Path>, thoughts: &Tensor, state: &mut State<'_>) -> Result<Vec<Path>, DeviceError> {
+        if paths.is_empty() {
+            return Ok(paths);
+        }
+        let of: Vec<usize> = paths.iter().map(|path| path.reading).collect();
+        let (readings, rewards) = state.readings.read(self.judge, state.judge_cache, &of, thoughts)?;
+        for (i, (path, reward)) in paths.iter_mut().zip(rewards).enumerate() {
+            state.cost[path.question()].add_reading(self.judge, path.row.sequence.len());
+            (path.reading, path.row.pending) = (i, path.row.thoughts.len() == path.limit);
+            path.rewards.push(reward);
+        }
+        let (ended, mut going): (Vec<Path>, Vec<Path>) = paths.into_iter().partition(|path| path.row.pending);
+        ended.into_iter().for_each(|path| self.finish(path, state));
+        going.sort_by(by_rank); // stable: equals stay in the order of their numbers
+        let mut taken = vec![0; state.best.len()];
+        let (mut kept, mut left) = (Vec::new(), Vec::new());
+        for path in going {
+            let taken = &mut taken[path.question()];
+            *taken += 1;
+            if *taken <= self.size.width.get() { kept.push(path) } else { left.push(path) }
+        }
+        left.into_iter().for_each(|path| self.discard(path, state));
+        let read: Vec<usize> = kept.iter().map(|path| path.reading).collect();
+        state.readings = readings.keep(self.judge, state.judge_cache, &read)?;
+        kept.iter_mut().enumerate().for_each(|(i, path)| path.reading = i);
+        Ok(kept)
+    }
+
+    /// Passes the last thought of every beam and makes K paths of each.
+    fn extend(&self, kept: Vec<Path>, thoughts: &Tensor, state: &mut State<'_>) -> Result<Extended, DeviceError> {
+        let (mind, device) = (self.party.mind, self.party.mind.decoder.device());
+        let mut paths = self.forks(&kept);
+        if paths.is_empty() {
+            return Ok(Extended { paths, hidden: Tensor::default(), place: Vec::new() });
+        }
+        // Where one pass serves all paths of a beam, the first makes it and the others fork from there.
+        let serves = if self.passes_apart() { 1 } else { self.size.candidates.get() };
+        let place = (0..paths.len()).map(|i| i / serves).collect();
+        let mut rows: Vec<&mut Row> = paths.iter_mut().step_by(serves).map(|path| &mut path.row).collect();
+        for row in &rows {
+            state.cost[row.start.prompt].add_pass(self.party, row.sequence.len());
+        }
+        let before = state.made - thoughts.rows(); // thoughts of earlier steps
+        let last: Vec<usize> = rows.iter().filter_map(|row| row.thoughts.last()).map(|thought| thought - before).collect();
+        let x = ops::select(device, thoughts, &last)?;
+        let hidden = step(mind, state.cache, &mut rows, x, Some((self.chance, state.steps.len() + 1)))?;
+        for siblings in paths.chunks_mut(serves) {
+            if let [first, others @ ..] = siblings {
+                others.iter_mut().for_each(|path| path.row.sequence = first.row.sequence.fork());
+            }
+        }
+        Ok(Extended { paths, hidden, place })
+    }
+
+    /// K forks of every beam, numbered within their question.
+    fn forks(&self, kept: &[Path]) -> Vec<Path> {
+        let mut numbers = vec![0; kept.iter().map(|path| path.question() + 1).max().unwrap_or(0)];
+        let mut paths = Vec::with_capacity(kept.len() * self.size.candidates.get());
+        for beam in kept {
+            for _ in 0..self.size.candidates.get() {
+                let mut path = beam.clone();
+                path.row.sequence = beam.row.sequence.fork();
+                path.row.start.id.trajectory = numbers[beam.question()];
+                numbers[beam.question()] += 1;
+                paths.push(path);
+            }
+        }
+        paths
+    }
+
+    /// Whether extensions of one beam differ in the pass over its last thought.
+    fn passes_apart(&self) -> bool {
+        self.chance.perturbation.last_token_is_private()
+    }
+
+    /// A path that ended competes with those that ended before it.
+    fn finish(&self, path: Path, state: &mut State<'_>) {
+        let best = &mut state.best[path.question()];
+        let loser = if best.as_ref().is_none_or(|best| path.mean() > best.mean()) { best.replace(path) } else { Some(path) };
+        loser.into_iter().for_each(|path| self.discard(path, state));
+    }
+
+    /// A path that nobody goes on with: its last position, where it has one of its own, is given back.
+    fn discard(&self, path: Path, state: &mut State<'_>) {
+        if self.passes_apart() {
+            state.cache.give_back_last(path.row.sequence);
+        }
+    }
+
+    /// Decodes the best path of every question.
+    fn answer(&self, state: State<'_>) -> Result<Vec<Found>, DeviceError> {
+        let (mind, settings) = (self.party.mind, &self.party.settings);
+        state.cache.hand_out_singly(false);
+        let (mut rows, mut scores) = (Vec::new(), Vec::new());
+        for mut path in state.best.into_iter().flatten() {
+            path.row.sequence = path.row.sequence.fork();
+            rows.push(path.row);
+            scores.push(path.rewards);
+        }
+        let all = ops::concat(mind.decoder.device(), &state.steps.iter().collect::<Vec<_>>())?;
+        let fed: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
+        let mut thoughts = Thoughts { rows, all, after_prompt: None, clean: None };
+        let spoken = decode(mind, state.cache, &mut thoughts, settings.max_new_tokens.get(), self.chance)?;
+        let answers = scores.into_iter().zip(spoken.tokens).zip(state.cost).zip(fed);
+        let found = answers.zip(thoughts.rows).map(|((((scores, tokens), mut cost), fed), row)| {
+            let thoughts = row.thoughts.len();
+            cost.add_answer(self.party, fed..row.sequence.len(), tokens.len());
+            Found { thoughts, tokens, scores, cost }
+        });
+        Ok(found.collect())
+    }
+}
+
+/// Question by question, the largest cumulative reward first.
+fn by_rank(a: &Path, b: &Path) -> Ordering {
+    a.question().cmp(&b.question()).then_with(|| b.cumulative().total_cmp(&a.cumulative()))
+}
