@@ -49,14 +49,14 @@ pub enum Error {
     },
 
     /// A reward model was given where a reasoner belongs.
-    #[error("{}: this is a reward model (it has `classifier`); pass it as --reward-model and a reasoner as --model", dir.display())]
+    #[error("{}: this is a reward model (it has a head that scores); pass it as --reward-model and a reasoner as --model", dir.display())]
     RewardModelAsReasoner {
         /// The checkpoint directory.
         dir: PathBuf,
     },
 
     /// A reasoner was given where a reward model belongs.
-    #[error("{}: no tensor `classifier.weight` or `score.weight`, so this is not a reward model; pass a LatentRM directory as --reward-model", dir.display())]
+    #[error("{}: no tensor `classifier.weight`, `score.weight` or `compare.out.weight`, so this is not a reward model; pass a LatentRM directory as --reward-model", dir.display())]
     NotARewardModel {
         /// The checkpoint directory.
         dir: PathBuf,

@@ -62,7 +62,7 @@ impl Reasoner {
     /// Loads a checkpoint; `family` overrides what is recognised.
     pub fn load(device: &Device, dir: &Path, family: Option<Family>) -> Result<Self, Error> {
         let checkpoint = Checkpoint::open(dir)?;
-        if checkpoint.has("classifier.weight") {
+        if RewardHead::find(&checkpoint).is_some() {
             return Err(Error::RewardModelAsReasoner { dir: dir.to_owned() });
         }
         let tokenizer = Tokenizer::read(dir)?;
@@ -137,7 +137,7 @@ impl RewardModel {
     /// Loads a LatentRM for thoughts of a reasoner.
     pub fn load(device: &Device, dir: &Path, reasoner: &Reasoner) -> Result<Self, Error> {
         let checkpoint = Checkpoint::open(dir)?;
-        if !checkpoint.has("classifier.weight") {
+        if RewardHead::find(&checkpoint).is_none() {
             return Err(Error::NotARewardModel { dir: dir.to_owned() });
         }
         let (reward, width) = (checkpoint.config().width, reasoner.decoder.config().width);

@@ -182,20 +182,60 @@ pub struct Judged<'a> {
     pub thoughts: &'a Tensor,
 }
 
-/// The LatentRM's scalar head: a reward for each row.
+/// A reward model's head: a reward for each thought.
 #[derive(Debug)]
-pub struct RewardHead {
-    classifier: Linear, // width -> 1
+pub enum RewardHead {
+    /// A linear map of the hidden state at the thought (the published LatentRM).
+    Linear {
+        /// width -> 1
+        classifier: Linear,
+    },
+    /// Two layers over what the judge expected, what it thinks now and the thought itself.
+    Compare {
+        /// From the hidden state at the thought: width -> inner
+        at: Linear,
+        /// From the hidden state one position before: width -> inner
+        before: Linear,
+        /// From the thought: width -> inner
+        thought: Linear,
+        /// inner -> 1
+        out: Linear,
+    },
 }
 
 impl RewardHead {
-    /// From a LatentRM's checkpoint; the bias is optional.
-    pub fn load(device: &Device, config: &Config, source: &impl TensorSource) -> Result<Self, Error> {
-        Ok(Self { classifier: Modules { device, source }.linear("classifier", config.width, 1)? })
+    /// Whether a checkpoint is a reward model: the name of its head's tensor.
+    pub fn find(source: &impl TensorSource) -> Option<&'static str> {
+        ["classifier.weight", "compare.out.weight"].into_iter().find(|name| source.has(name))
     }
 
-    /// Rewards of some thoughts. The published head reads the hidden states at the thoughts alone.
+    /// From a reward model's checkpoint; the bias of a linear head is optional, a comparing head is as wide inside as the model.
+    pub fn load(device: &Device, config: &Config, source: &impl TensorSource) -> Result<Self, Error> {
+        let (modules, width, inner) = (Modules { device, source }, config.width, config.width);
+        if source.has("classifier.weight") {
+            return Ok(Self::Linear { classifier: modules.linear("classifier", width, 1)? });
+        }
+        Ok(Self::Compare {
+            at: modules.linear("compare.at", width, inner)?,
+            before: modules.linear("compare.before", width, inner)?,
+            thought: modules.linear("compare.thought", width, inner)?,
+            out: modules.linear("compare.out", inner, 1)?,
+        })
+    }
+
+    /// Rewards of some thoughts.
     pub fn rewards(&self, device: &Device, judged: Judged<'_>) -> Result<Vec<f32>, DeviceError> {
-        Ok(map(device, judged.at, &self.classifier, Activation::None)?.to_host()?.data().to_vec())
+        let rewards = match self {
+            Self::Linear { classifier } => map(device, judged.at, classifier, Activation::None)?,
+            Self::Compare { at, before, thought, out } => {
+                let mut sum = map(device, judged.at, at, Activation::None)?;
+                ops::add(device, &mut sum, &map(device, judged.before, before, Activation::None)?)?;
+                ops::add(device, &mut sum, &map(device, judged.thoughts, thought, Activation::None)?)?;
+                let mut inner = Tensor::default();
+                ops::activate(device, &sum, Activation::GeluTanh, Format::Single, &mut inner)?;
+                map(device, &inner, out, Activation::None)?
+            }
+        };
+        Ok(rewards.to_host()?.data().to_vec())
     }
 }

@@ -51,9 +51,9 @@ impl Kind {
     /// Recognises the checkpoint and reads its heads, which are small.
     fn of(checkpoint: &Checkpoint, family: Option<Family>) -> Result<Self> {
         let (dir, device) = (checkpoint.dir(), Device::cpu(Some(NonZeroUsize::MIN))?);
-        if checkpoint.has("classifier.weight") {
+        if RewardHead::find(checkpoint).is_some() {
             if family.is_some() {
-                bail!("{}: this is a reward model (it has `classifier`), and --method is for reasoners", dir.display());
+                bail!("{}: this is a reward model (it has a head that scores), and --method is for reasoners", dir.display());
             }
             RewardHead::load(&device, checkpoint.config(), checkpoint)?;
             // A reward model reads the reasoner's tokens and needs no tokenizer of its own.
