@@ -165,8 +165,9 @@ fn thoughts_are_kept_where_asked_for() {
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut names = tensors.names();
     names.sort_unstable();
-    assert_eq!(names, ["0.0", "0.1"]);
+    assert_eq!(names, ["0.0", "0.0.greedy", "0.1", "0.1.greedy"]);
     assert_eq!(tensors.tensor("0.1").unwrap().shape()[..2], [3, 6]);
+    assert_eq!(tensors.tensor("0.1.greedy").unwrap().shape()[0], 6);
 }
 
 /// Numbers of transformers, replayed: every dump beside the checkout, on the processor and on a GPU if there is one.

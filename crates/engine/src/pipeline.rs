@@ -40,6 +40,8 @@ pub struct Outcome {
     pub sample: Sample,
     /// The thoughts of each trajectory: (thoughts, width), in the order of k.
     pub thoughts: Vec<Tensor>,
+    /// Those of the trajectory without perturbation, where it ran.
+    pub greedy_thoughts: Option<Tensor>,
     /// What was spent since the outcome before.
     pub seconds: Seconds,
 }
@@ -89,6 +91,7 @@ struct Gathering {
     trajectories: Vec<Trajectory>,
     greedy: Option<Trajectory>,
     thoughts: Vec<Tensor>,
+    greedy_thoughts: Option<Tensor>,
     diversity: StepDiversity,
     cost: Cost,
 }
@@ -99,6 +102,7 @@ impl Gathering {
             trajectories: Vec::new(),
             greedy: None,
             thoughts: Vec::new(),
+            greedy_thoughts: None,
             diversity: StepDiversity::new(party.mind.decoder.config().width),
             cost: Cost::of_prompt(party, prompt.tokens.len()),
         }
@@ -124,6 +128,7 @@ impl Gathering {
             self.thoughts.push(vectors);
         } else {
             self.greedy = Some(Trajectory { k: 0, ..trajectory });
+            self.greedy_thoughts = Some(row.vectors.unwrap_or_default());
         }
         Ok(())
     }
@@ -142,6 +147,6 @@ impl Gathering {
             steps: self.cost.steps,
             flops: self.cost.flops,
         };
-        Outcome { sample, thoughts: self.thoughts, seconds }
+        Outcome { sample, thoughts: self.thoughts, greedy_thoughts: self.greedy_thoughts, seconds }
     }
 }

@@ -28,6 +28,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             runs.push(world.write(&out.join(format!("{name}-{strength}")), sampler)?);
         }
     }
+    for fewer in [4, 16].into_iter().filter(|fewer| *fewer < samples) {
+        let sampler = json!({ "kind": "dropout", "p": 0.2, "sites": "both", "scope": "thoughts" });
+        let world = World { questions, samples: fewer, strength: 0.2, noisy: false };
+        runs.push(world.write(&out.join(format!("dropout-0.2-n{fewer}")), sampler)?);
+    }
     let written = report::write(&runs, out, report::Options::default())?;
     println!("{}", written.page.display());
     Ok(())
@@ -78,7 +83,9 @@ impl World {
         let (apples, given) = (3 + shared.below(20), 1 + shared.below(9));
         let mut random = Random(u64::from(id) << 20 | (self.strength * 1000.0) as u64 | u64::from(self.noisy) << 19);
         let rows = (0..self.samples as u32).map(|k| self.trajectory(k, &problem, &base, &mut random));
-        let (trajectories, thoughts): (Vec<Trajectory>, Vec<Vec<f32>>) = rows.unzip();
+        let (trajectories, mut thoughts): (Vec<Trajectory>, Vec<Vec<f32>>) = rows.unzip();
+        let diversity = Some(diversity(&thoughts));
+        thoughts.push(base.iter().map(|x| *x as f32).collect());
         let greedy = self.answer(0, 0.4 - problem.difficulty, &problem, &mut shared);
         let beam = self.answer(0, 0.8 - problem.difficulty, &problem, &mut random);
         let sample = Sample {
@@ -87,15 +94,14 @@ impl World {
                 "Maria picks {apples} baskets of <b>apples</b> & gives {given} away to \"friends\". How many are left of question {id}?"
             ),
             gold: problem.gold.to_string(),
-            diversity: Some(diversity(&thoughts)),
+            diversity,
             beam: Some(Beam {
                 width: 8,
                 candidates: (self.samples / 8).max(1) as u32,
-                thoughts: THOUGHTS as u32,
                 text: beam.text,
                 answer: beam.answer,
-                reward: 1.0,
                 correct: beam.correct,
+                ..Beam::default()
             }),
             greedy: Some(greedy),
             trajectories,
@@ -134,8 +140,8 @@ impl World {
             thoughts: THOUGHTS as u32,
             text: if none { "### I do not".into() } else { format!("### {answer}") },
             answer: (!none).then(|| answer.to_string()),
-            scores: None,
             correct,
+            ..Trajectory::default()
         }
     }
 }

@@ -40,7 +40,7 @@ fn groups<'a, K: PartialEq>(
     groups
 }
 
-/// A name for a pair, with only the part that says something.
+/// A name for a pair among the runs, with only the part that says something.
 fn title(model: &str, split: &str, studies: &[Study]) -> String {
     let one_model = studies.iter().all(|study| study.traits.model == model);
     let one_split = studies.iter().all(|study| study.traits.split == split);

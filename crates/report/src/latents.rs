@@ -116,14 +116,15 @@ mod tests {
 
     use super::*;
 
-    /// A run of one question whose two trajectories have two thoughts of three numbers.
+    /// A run of one question whose two trajectories have two thoughts of three numbers, and the unperturbed one a single one.
     fn run() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let trajectory = |k| Trajectory { k, thoughts: 2, ..Trajectory::default() };
-        let sample = Sample { id: 3, seed: 7, trajectories: vec![trajectory(0), trajectory(1)], ..Sample::default() };
+        let greedy = Some(Trajectory { thoughts: 1, ..Trajectory::default() });
+        let sample = Sample { id: 3, seed: 7, trajectories: vec![trajectory(0), trajectory(1)], greedy, ..Sample::default() };
         let mut writer = RunDir::create(dir.path(), &Manifest::default()).unwrap();
         let mut latents = record::Latents::open(dir.path(), 3).unwrap();
-        let numbers: Vec<f32> = (0..12).map(|i| i as f32).collect();
+        let numbers: Vec<f32> = (0..15).map(|i| i as f32).collect();
         latents.append(&sample, [&numbers[..6], &numbers[6..]]).unwrap();
         writer.append(&sample).unwrap();
         writer.finish().unwrap();
@@ -139,7 +140,8 @@ mod tests {
         assert_eq!((thoughts.width, thoughts.rows()), (3, 4));
         assert_eq!(thoughts.row(2), [6.0, 7.0, 8.0]);
         assert_eq!(latents.of(7, 4).unwrap(), None);
-        assert_eq!(latents.of_greedy(7, 3).unwrap(), None);
+        assert_eq!(latents.of_greedy(7, 3).unwrap().unwrap().numbers, [12.0, 13.0, 14.0]);
+        assert_eq!(latents.of_greedy(7, 4).unwrap(), None);
     }
 
     #[test]

@@ -21,11 +21,16 @@ pub fn label(name: MetricName) -> String {
     }
 }
 
-/// The accuracies that a run has: those of the list in its order, then others. `pass` is coverage under another name.
+/// Where a rule stands among all: those of the list in its order, then others.
+pub fn place(name: MetricName) -> usize {
+    ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len() + name as usize)
+}
+
+/// The accuracies that a run has, in order. `pass` is coverage under another name.
 pub fn of(run: &Study) -> Vec<MetricName> {
     let mut found: Vec<MetricName> = run.results.metrics.iter().map(|metric| metric.name).collect();
     found.retain(|name| !matches!(name, MetricName::Pass | MetricName::Diversity));
-    found.sort_by_key(|name| (ORDER.iter().position(|known| known == name).unwrap_or(ORDER.len()), *name));
+    found.sort_by_key(|name| place(*name));
     found.dedup();
     found
 }

@@ -174,7 +174,7 @@ struct Records {
 impl Records {
     fn add(&mut self, outcome: &Outcome) -> Result<(), record::Error> {
         if let Some(latents) = &mut self.latents {
-            latents.append(&outcome.sample, outcome.thoughts.iter().map(Tensor::data))?;
+            latents.append(&outcome.sample, outcome.thoughts.iter().chain(&outcome.greedy_thoughts).map(Tensor::data))?;
         }
         self.writer.append(&outcome.sample)?;
         if outcome.seconds == Seconds::default() { Ok(()) } else { self.writer.time(&outcome.seconds) }

@@ -5,8 +5,9 @@ use super::scale::Range;
 use super::scene::{Anchor, Ink, Place, Scene, Shape, Symbol, Text};
 use crate::figures::{Figure, Line, Look, Panel, Point, Series, Spread};
 
-/// A panel, axes included.
+/// A panel, axes included, and one that is alone on its sheet.
 const PANEL: (f32, f32) = (420.0, 310.0);
+const ALONE: (f32, f32) = (640.0, 400.0);
 /// From the panel's edges to its axes: left, top, right, bottom.
 const INSET: (f32, f32, f32, f32) = (58.0, 30.0, 14.0, 46.0);
 const MARGIN: f32 = 16.0;
@@ -20,7 +21,7 @@ const SWATCH: (f32, f32) = (26.0, 14.0);
 /// One panel alone, as the page shows it.
 pub fn panel(panel: &Panel) -> Scene {
     let mut scene = Scene { width: PANEL.0, height: PANEL.1, title: panel.title.clone(), shapes: Vec::new() };
-    draw(&mut scene.shapes, panel, (0.0, 0.0));
+    draw(&mut scene.shapes, panel, (0.0, 0.0), PANEL);
     scene
 }
 
@@ -35,16 +36,17 @@ pub fn swatch(look: &Look) -> Scene {
 pub fn sheet(figure: &Figure) -> Scene {
     let columns = figure.panels.len().clamp(1, COLUMNS);
     let rows = figure.panels.len().div_ceil(columns);
-    let width = 2.0 * MARGIN + columns as f32 * PANEL.0;
+    let size = if figure.panels.len() == 1 { ALONE } else { PANEL };
+    let width = 2.0 * MARGIN + columns as f32 * size.0;
     let mut shapes = Vec::new();
     let mut y = MARGIN;
     lines(&mut shapes, &mut y, (&figure.title, width), (TITLE, true, Ink::Text));
     let top = y + 4.0;
     for (i, panel) in figure.panels.iter().enumerate() {
-        let corner = (MARGIN + (i % columns) as f32 * PANEL.0, top + (i / columns) as f32 * PANEL.1);
-        draw(&mut shapes, panel, corner);
+        let corner = (MARGIN + (i % columns) as f32 * size.0, top + (i / columns) as f32 * size.1);
+        draw(&mut shapes, panel, corner, size);
     }
-    y = top + rows as f32 * PANEL.1 + 6.0;
+    y = top + rows as f32 * size.1 + 6.0;
     legend(&mut shapes, &mut y, figure, width);
     y += 4.0;
     lines(&mut shapes, &mut y, (&figure.caption, width), (SMALL, false, Ink::Muted));
@@ -124,7 +126,7 @@ struct Frame {
 }
 
 impl Frame {
-    fn new(panel: &Panel, (left, top): Place) -> Self {
+    fn new(panel: &Panel, (left, top): Place, (width, height): Place) -> Self {
         let points = || panel.series.iter().flat_map(|series| &series.points);
         // Intervals count only where they are drawn.
         let spread = |series: &Series| series.look.spread != Spread::None;
@@ -133,8 +135,8 @@ impl Frame {
         Self {
             left: left + INSET.0,
             top: top + INSET.1,
-            width: PANEL.0 - INSET.0 - INSET.2,
-            height: PANEL.1 - INSET.1 - INSET.3,
+            width: width - INSET.0 - INSET.2,
+            height: height - INSET.1 - INSET.3,
             x: Range::around(panel.x.scale, points().map(|point| point.x)),
             y: Range::around(panel.y.scale, points().map(|point| point.y).chain(ends)),
         }
@@ -153,8 +155,8 @@ impl Frame {
     }
 }
 
-fn draw(shapes: &mut Vec<Shape>, panel: &Panel, corner: Place) {
-    let frame = Frame::new(panel, corner);
+fn draw(shapes: &mut Vec<Shape>, panel: &Panel, corner: Place, size: Place) {
+    let frame = Frame::new(panel, corner, size);
     axes(shapes, panel, &frame);
     let at = (frame.left, corner.1 + 18.0);
     let title = Text {
@@ -231,7 +233,7 @@ fn spread(shapes: &mut Vec<Shape>, series: &Series, frame: &Frame) {
 }
 
 fn joined(shapes: &mut Vec<Shape>, series: &Series, frame: &Frame) {
-    if series.look.line != Line::None {
+    if series.look.line != Line::None && series.points.len() > 1 {
         let points = series.points.iter().map(|point| frame.at(point.x, point.y)).collect();
         let dashed = series.look.line == Line::Dashed;
         shapes.push(Shape::Line { points, ink: Ink::Data(series.look.colour), width: 2.0, dashed });

@@ -17,7 +17,7 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
         let setting =
             format!("{} ({} {})", title(model, split, studies), run.traits.sampler.kind(), run.traits.sampler.setting());
         let (x, y) = (Axis::new("trajectories, N", Scale::Doublings), Axis::new("accuracy (%)", Scale::Percent));
-        (!series.is_empty()).then(|| Panel { title: setting, x, y, series })
+        (!series.is_empty()).then_some(Panel { title: setting, x, y, series })
     };
     let pairs = groups(studies, |s| (s.traits.model.as_str(), s.traits.split.as_str()));
     let panels: Vec<Panel> = pairs.into_iter().filter_map(panel).collect();
@@ -28,7 +28,8 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
             "Greedy: one trajectory without perturbation. Majority: the answer that most of N trajectories give. With a reward \
                   model, best of N takes the trajectory of the highest mean reward, the weighted vote counts each vote by its \
                   reward, and beam search lets rewards guide the thoughts themselves. Coverage, dashed, is the limit of every \
-                  rule. Bands and bars: 95% bootstrap interval over questions."
+                  rule (it is estimated from all trajectories and the rules use the first N of them, so at small N a rule can lie \
+                  above it by chance). Bands and bars: 95% bootstrap interval over questions."
                 .into(),
         panels,
     })
@@ -53,8 +54,8 @@ fn curve(run: &Study, name: MetricName) -> Option<Series> {
 }
 
 fn look(name: MetricName) -> Look {
-    let place = rules::ORDER.iter().position(|known| *known == name).unwrap_or(COLOURS.len() - 1);
-    let look = Look::line(COLOURS[(place + COLOURS.len() - 1) % COLOURS.len()]);
+    // Greedy, the first, takes the last colour, grey.
+    let look = Look::line(COLOURS[(rules::place(name) + COLOURS.len() - 1) % COLOURS.len()]);
     match name {
         MetricName::Greedy => Look { symbol: Symbol::Hidden, line: Line::Dashed, spread: Spread::None, ..look },
         MetricName::Coverage => Look { line: Line::Dashed, ..look },

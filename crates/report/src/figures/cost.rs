@@ -6,16 +6,24 @@
 use record::MetricName;
 
 use super::figure::{Axis, COLOURS, Figure, Line, Look, Panel, Point, Scale, Series, Spread, percent_with};
-use super::{groups, machine};
+use super::{best, groups, machine};
 use crate::draw::scene::Symbol;
 use crate::rules;
 use crate::study::Study;
 
-const RULES: [MetricName; 5] = [MetricName::Greedy, MetricName::Maj, MetricName::Weighted, MetricName::BestOf, MetricName::Beam];
+const RULES: [(MetricName, Symbol); 5] = [
+    (MetricName::Greedy, Symbol::Triangle),
+    (MetricName::Maj, Symbol::Circle),
+    (MetricName::Weighted, Symbol::Square),
+    (MetricName::BestOf, Symbol::Diamond),
+    (MetricName::Beam, Symbol::Star),
+];
 
-/// The figure; none of a single run.
+/// The figure; none where all runs cost the same.
 pub fn figure(studies: &[Study]) -> Option<Figure> {
-    if studies.len() < 2 {
+    let costs = || studies.iter().map(|run| run.results.cost.flops);
+    let (least, most) = (costs().fold(f64::INFINITY, f64::min), costs().fold(0.0, f64::max));
+    if most < 1.05 * least || least.is_infinite() {
         return None;
     }
     let flops: fn(&Study) -> f64 = |run| run.results.cost.flops;
@@ -47,17 +55,22 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
 }
 
 fn series(members: &[&Study], cost: fn(&Study) -> f64) -> Vec<Series> {
-    let kinds = groups(members.iter().copied(), |s| (s.traits.model.clone(), s.traits.sampler.kind().to_owned()));
-    let curve = |(place, ((model, kind), runs)): (usize, &((String, String), Vec<&Study>)), rule: usize| {
-        let mut points: Vec<Point> = runs.iter().filter_map(|run| point(run, RULES[rule], cost(run))).collect();
-        points.sort_by(|a, b| a.x.total_cmp(&b.x));
-        let symbol = [Symbol::Circle, Symbol::Circle, Symbol::Square, Symbol::Diamond, Symbol::Star][rule];
-        let line = if rule > 1 { Line::Dashed } else { Line::Solid };
-        let look = Look { symbol, line, spread: Spread::Bars, radius: 3.4, ..Look::line(COLOURS[place % COLOURS.len()]) };
-        let label = format!("{model}, {kind}: {}", rules::label(RULES[rule]));
-        (!points.is_empty()).then_some(Series { label, look, points })
-    };
-    kinds.iter().enumerate().flat_map(|kind| (0..RULES.len()).filter_map(move |rule| curve(kind, rule))).collect()
+    let kinds = groups(members.iter().copied(), |s| (&s.traits.model, s.traits.sampler.kind()));
+    let mut series = Vec::new();
+    for (place, ((model, kind), runs)) in kinds.iter().enumerate() {
+        // Of runs that differ only in the strength of the sampler, the best.
+        let runs: Vec<&Study> =
+            groups(runs.iter().copied(), |run| run.traits.n).iter().filter_map(|(_, same)| best(same)).collect();
+        for (rule, symbol) in RULES {
+            let mut points: Vec<Point> = runs.iter().filter_map(|run| point(run, rule, cost(run))).collect();
+            points.sort_by(|a, b| a.x.total_cmp(&b.x));
+            let line = if rule == MetricName::Maj { Line::Solid } else { Line::Dashed };
+            let look = Look { symbol, line, spread: Spread::Bars, radius: 3.4, ..Look::line(COLOURS[place % COLOURS.len()]) };
+            let label = format!("{model}, {kind}: {}", rules::label(rule));
+            series.extend((!points.is_empty()).then_some(Series { label, look, points }));
+        }
+    }
+    series
 }
 
 /// A rule's accuracy with all of a run's trajectories. Greedy counts only where it is what the run was for.

@@ -9,16 +9,15 @@ use crate::study::Study;
 
 /// The figure; none where no run has coverage.
 pub fn figure(studies: &[Study]) -> Option<Figure> {
-    let models: Vec<&str> = groups(studies, |s| s.traits.model.as_str()).into_iter().map(|(model, _)| model).collect();
+    let kinds = groups(studies, |s| (&s.traits.split, &s.traits.model, s.traits.sampler.kind()));
+    let chosen: Vec<&Study> = kinds.iter().filter_map(|(_, members)| best(members)).collect();
     let panel = |(split, members): (&str, Vec<&Study>)| {
-        let series: Vec<Series> = groups(members, |s| (&s.traits.model, s.traits.sampler.kind()))
-            .iter()
-            .filter_map(|(_, m)| curve(best(m)?, &models))
-            .collect();
+        let series: Vec<Series> = members.into_iter().filter_map(|run| curve(run, &chosen)).collect();
         let (x, y) = (Axis::new("trajectories, N", Scale::Doublings), Axis::new("coverage (%)", Scale::Percent));
         (!series.is_empty()).then(|| Panel { title: split.into(), x, y, series })
     };
-    let panels: Vec<Panel> = groups(studies, |s| s.traits.split.as_str()).into_iter().filter_map(panel).collect();
+    let splits = groups(chosen.iter().copied(), |s| s.traits.split.as_str());
+    let panels: Vec<Panel> = splits.into_iter().filter_map(panel).collect();
     (!panels.is_empty()).then(|| Figure {
         name: "coverage",
         title: "More thoughts in parallel solve more questions".into(),
@@ -31,24 +30,33 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
     })
 }
 
-fn curve(study: &Study, models: &[&str]) -> Option<Series> {
-    let traits = &study.traits;
-    let sampler = format!("{} {}", traits.sampler.kind(), traits.sampler.setting());
-    let label =
-        if models.len() > 1 { format!("{}, {}", traits.model, traits.sampler.kind()) } else { traits.sampler.kind().into() };
-    let tip = |k: usize, words: String| format!("{}, {sampler}\nN = {k}\ncoverage {words}", traits.model);
-    let points: Vec<Point> = study
+fn curve(run: &Study, chosen: &[&Study]) -> Option<Series> {
+    let traits = &run.traits;
+    let (kind, setting) = (traits.sampler.kind(), traits.sampler.setting());
+    let tip = |k: usize, words: String| format!("{}, {kind} {setting}\nN = {k}\ncoverage {words}", traits.model);
+    let points: Vec<Point> = run
         .curve(MetricName::Coverage)
         .into_iter()
         .map(|(k, interval)| Point::with_interval(k as f64, interval, tip(k, percent_with(&interval))))
         .collect();
-    (!points.is_empty()).then(|| Series { label, look: look(study, models), points })
+    (!points.is_empty()).then(|| Series { label: label(run, chosen), look: look(run, chosen), points })
+}
+
+/// Model and sampler, with its strength where that is the same on every split; else only the values name it.
+fn label(run: &Study, chosen: &[&Study]) -> String {
+    let (traits, kind, setting) = (&run.traits, run.traits.sampler.kind(), run.traits.sampler.setting());
+    let alike = |s: &&&Study| s.traits.model == traits.model && s.traits.sampler.kind() == kind;
+    let settled = chosen.iter().filter(alike).all(|s| s.traits.sampler.setting() == setting);
+    let sampler = if settled && setting != kind { format!("{kind}, {setting}") } else { kind.into() };
+    let one_model = chosen.iter().all(|s| s.traits.model == traits.model);
+    if one_model { sampler } else { format!("{}: {sampler}", traits.model) }
 }
 
 /// One model: a colour for each sampler. Several: a colour for each model, and the sampler by line and symbol.
-fn look(study: &Study, models: &[&str]) -> Look {
-    let noise = study.traits.sampler.kind() == "noise";
-    let place = models.iter().position(|model| *model == study.traits.model).unwrap_or_default();
+fn look(run: &Study, chosen: &[&Study]) -> Look {
+    let noise = run.traits.sampler.kind() == "noise";
+    let models = groups(chosen.iter().copied(), |s| &s.traits.model);
+    let place = models.iter().position(|(model, _)| **model == run.traits.model).unwrap_or_default();
     let colour = match models.len() {
         1 => COLOURS[if noise { 0 } else { 3 }],
         _ => COLOURS[place % COLOURS.len()],

@@ -159,13 +159,15 @@ pub const COLOURS: [Colour; 8] = [
     Colour(0x8a, 0x63, 0xd2),
     Colour(0x14, 0x96, 0x9e),
     Colour(0xa1, 0x6b, 0x47),
-    Colour(0x7a, 0x86, 0x94),
+    GREY,
 ];
 
 /// Dropout, from light to strong.
 pub const REDS: (Colour, Colour) = (Colour(0xf3, 0xae, 0x8d), Colour(0xb0, 0x1c, 0x33));
 /// Noise, from light to strong.
 pub const BLUES: (Colour, Colour) = (Colour(0x8f, 0xc4, 0xee), Colour(0x23, 0x4f, 0xa8));
+/// What is neither.
+pub const GREY: Colour = Colour(0x7a, 0x86, 0x94);
 /// What has no perturbation.
 pub const GREEN: Colour = Colour(0x12, 0xa1, 0x50);
 
