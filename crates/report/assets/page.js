@@ -170,7 +170,8 @@ function votes(q) {
     const word = answer[1] ? "right" : "wrong";
     const bar = make("div", { class: `length ${word}`, style: `width:${((100 * count) / most).toFixed(1)}%` });
     table.append(make("span", { class: `answer ${word}` }, (answer[1] ? "✓ " : "") + show(answer)), bar, make("span", {}, `${count}`));
-    if (answer[2] && answer[2] !== answer[0]) table.append(make("span", { class: "text" }, answer[2]));
+    // A text that is hardly more than its answer says nothing new.
+    if (answer[2].length > 40) table.append(make("span", { class: "text" }, answer[2]));
   }
   box.append(table);
   if (counts.length > 12) box.append(make("p", { class: "note" }, `and ${counts.length - 12} answers with fewer votes`));

@@ -78,8 +78,8 @@ fn summary(studies: &[Study]) -> String {
     let heads: String = shown.iter().map(|name| format!("<th>{}</th>", escape(&rules::label(*name)))).collect();
     let rows: String = studies.iter().map(|run| row(run, &shown)).collect();
     format!(
-        "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n<thead><tr><th>run</th><th>questions</th>\
-         <th>seeds</th><th>N</th>{heads}<th>diversity</th><th>operations a question</th><th>seconds a question</th></tr></thead>\n\
+        "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n<thead><tr><th>run</th><th>N</th>{heads}\
+         <th>diversity</th><th>operations a question</th><th>seconds a question</th><th>questions</th><th>seeds</th></tr></thead>\n\
          <tbody>\n{rows}</tbody></table></div>\n<p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% \
          bootstrap interval over questions. Coverage: at least one of the N is right; no rule can do better. Diversity: mean cosine \
          dissimilarity of thoughts, 0 = all alike.</p>\n</section>\n"
@@ -99,14 +99,14 @@ fn row(run: &Study, shown: &[MetricName]) -> String {
     let cells: String = shown.iter().map(|name| cell(last(*name), 100.0, 1)).collect();
     let results = &run.results;
     format!(
-        "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td>{cells}{}<td>{:.2e}</td><td>{:.3}</td></tr>\n",
+        "<tr><th>{}</th><td>{}</td>{cells}{}<td>{:.2e}</td><td>{:.3}</td><td>{}</td><td>{}</td></tr>\n",
         escape(&run.label),
-        results.questions,
-        results.seeds,
         run.traits.n,
         cell(last(MetricName::Diversity), 1.0, 3),
         results.cost.flops,
-        run.seconds()
+        run.seconds(),
+        results.questions,
+        results.seeds
     )
 }
 

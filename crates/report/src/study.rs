@@ -248,7 +248,9 @@ impl Gathered {
 
 /// Names the runs by what sets them apart.
 pub fn label(studies: &mut [Study]) {
-    let differ = |part: fn(&Traits) -> String| studies.iter().map(|s| part(&s.traits)).collect::<BTreeSet<_>>().len() > 1;
+    // What a run has nothing to say of (a place of noise) does not set it apart.
+    let said = |part: fn(&Traits) -> String| studies.iter().map(move |s| part(&s.traits)).filter(|word| !word.is_empty());
+    let differ = |part: fn(&Traits) -> String| said(part).collect::<BTreeSet<_>>().len() > 1;
     let parts: [fn(&Traits) -> String; 5] = [
         |t| t.model.clone(),
         |t| t.split.clone(),

@@ -62,11 +62,15 @@ impl Range {
     }
 
     fn tenfolds(&self) -> Vec<(f64, String)> {
-        let between: &[f64] = if self.high - self.low < 1.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+        let between: &[f64] = match self.high - self.low {
+            width if width < 0.7 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
+            width if width < 1.2 => &[1.0, 2.0, 5.0],
+            _ => &[1.0],
+        };
         let powers = self.low.floor() as i32..=self.high.ceil() as i32;
         let values = powers.flat_map(|power| between.iter().map(move |digit| digit * 10f64.powi(power)));
         let inside = values.filter(|value| (self.low..=self.high).contains(&value.log10()));
-        inside.map(|value| (value, si(value))).collect()
+        inside.map(|value| (value, plain(value))).collect()
     }
 }
 
@@ -94,8 +98,13 @@ fn nice(step: f64) -> f64 {
         }
 }
 
+/// A number near one as it is (0.02 and not 20 m, which reads as minutes beside seconds), others with a prefix.
+fn plain(value: f64) -> String {
+    if (1e-3..1e3).contains(&value) { format!("{}", (value * 1e6).round() / 1e6) } else { si(value) }
+}
+
 /// A number with the prefix that leaves one to three digits before the point.
-pub fn si(value: f64) -> String {
+fn si(value: f64) -> String {
     const PREFIXES: [&str; 10] = ["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"];
     if value == 0.0 {
         return "0".into();
@@ -122,7 +131,7 @@ mod tests {
         assert_eq!(labels(Scale::Percent, &[0.0, 1.0]), ["0", "20", "40", "60", "80", "100"]);
         assert_eq!(labels(Scale::Linear, &[0.02, 0.11]), ["0.02", "0.04", "0.06", "0.08", "0.10"]);
         assert_eq!(labels(Scale::Tenfolds, &[2e9, 3e11]), ["10 G", "100 G"]);
-        assert_eq!(labels(Scale::Tenfolds, &[0.01, 0.05]), ["10 m", "20 m", "50 m"]);
+        assert_eq!(labels(Scale::Tenfolds, &[0.01, 0.05]), ["0.01", "0.02", "0.05"]);
         assert!(labels(Scale::Unnamed, &[0.0, 1.0]).is_empty());
     }
 

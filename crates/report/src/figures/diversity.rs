@@ -15,12 +15,13 @@ fn ramp_of(sampler: &Sampler) -> (Colour, Colour) {
     if sampler.kind() == "noise" { BLUES } else { REDS }
 }
 
-/// From weak to strong; runs whose sampler has no strength have no place on such a curve.
+/// One run for each strength, from weak to strong: of those that differ in N the largest, which measures best. Runs whose
+/// sampler has no strength have no place on such a curve.
 fn by_strength<'a>(studies: &[&'a Study]) -> Vec<&'a Study> {
-    let mut sorted: Vec<&Study> = studies.iter().copied().filter(|s| s.traits.sampler.strength().is_some()).collect();
-    sorted.sort_by(|a, b| {
-        a.traits.sampler.strength().partial_cmp(&b.traits.sampler.strength()).unwrap_or(std::cmp::Ordering::Equal)
-    });
+    let strength = |study: &Study| study.traits.sampler.strength();
+    let settings = groups(studies.iter().copied().filter(|s| strength(s).is_some()), |s| strength(s).map(f64::to_bits));
+    let mut sorted: Vec<&Study> = settings.iter().filter_map(|(_, members)| best(members)).collect();
+    sorted.sort_by(|a, b| strength(a).unwrap_or_default().total_cmp(&strength(b).unwrap_or_default()));
     sorted
 }
 
@@ -75,9 +76,6 @@ fn point(run: &Study, k: usize) -> Option<Point> {
 pub fn by_step(studies: &[Study]) -> Option<Figure> {
     let panel = |((model, split, kind), members): ((&str, &str, &str), Vec<&Study>)| {
         let runs: Vec<&Study> = by_strength(&members).into_iter().filter(|run| !run.steps.is_empty()).collect();
-        // Runs of other N repeat a setting; the one with the most trajectories measures it best.
-        let settings = groups(runs, |run| run.traits.sampler.strength().map(f64::to_bits));
-        let runs: Vec<&Study> = settings.iter().filter_map(|(_, members)| best(members)).collect();
         let series: Vec<Series> = runs.iter().enumerate().map(|(i, run)| steps(run, i, runs.len())).collect();
         let (x, y) = (Axis::new("thought", Scale::Linear), Axis::new("diversity", Scale::Linear));
         (!series.is_empty()).then(|| Panel { title: format!("{}: {kind}", title(model, split, studies)), x, y, series })

@@ -137,7 +137,8 @@ fn placed(map: Vec<[f64; 2]>, origins: Vec<Origin>) -> Vec<Series> {
             series.push(Series { label: label.into(), look: Look::dots(colour, symbol), points: Vec::new() });
         }
     };
-    for origin in &origins {
+    let (fixed, perturbed): (Vec<&Origin>, Vec<&Origin>) = origins.iter().partition(|origin| origin.symbol == Symbol::Star);
+    for origin in perturbed.into_iter().chain(fixed) {
         let symbol = if origin.symbol == Symbol::Star { Symbol::Star } else { Symbol::Circle };
         entry(&origin.setting, origin.colour, symbol);
     }
