@@ -4,5 +4,7 @@ pub mod bench;
 pub mod doctor;
 pub mod eval;
 pub mod inspect;
+pub mod report;
 pub mod solve;
+pub mod sweep;
 pub mod verify;

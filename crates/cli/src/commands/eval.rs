@@ -18,7 +18,7 @@ use tensor::Tensor;
 
 use crate::args::EvalArgs;
 use crate::interrupt::{Gate, resume_command};
-use crate::load::Models;
+use crate::load::{Loaded, Models};
 use crate::printer::{Printer, Progress, show_seconds};
 use crate::settings::{self, Sampling};
 use crate::{fingerprint, manifest};
@@ -34,30 +34,25 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let questions = question::read(&job.data, args.limit.map(NonZeroUsize::get))?;
     let device = args.device.open()?;
     let loaded = job.models.load(&device, printer)?;
-    let engine = loaded.engine(job.sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?));
-    engine.check(&questions)?;
-
-    let manifest = job.manifest(&engine, &questions)?;
-    let out = job
-        .out
-        .clone()
-        .unwrap_or_else(|| Path::new("runs").join(manifest::default_name(&job.models.reasoner, &job.data, &manifest)));
-    let writer = job.start.open(&out, &manifest)?;
-    printer.note(&format!("run directory {}", out.display()));
-    let width = loaded.reasoner.decoder.config().width;
-    let keep = args.latents && writer.done() < job.seeds.len() * questions.len();
-    let latents = if keep { Some(Latents::open(&out, width)?) } else { None };
-    let run = sample(&engine, &questions, &job.seeds, Records { writer, latents }, printer)?;
-
-    let results = metrics::of_run(&run, &MetricSettings { ks: job.ks, ..MetricSettings::default() })?;
-    run.write_results(&results)?;
+    let engine = job.engine(&loaded, crate::load::memory(args.memory, &device)?);
+    let Evaluated { out, run, results } = job.evaluate(&engine, &questions, printer)?;
     let text = || format!("{}\nsamples and results are in {}", report::table::render(&results, printer.width()), out.display());
-    printer.result(&document(&out, &manifest, &results)?, text)?;
+    printer.result(&document(&out, run.manifest(), &results)?, text)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// A finished run.
+pub struct Evaluated {
+    /// Its directory.
+    pub out: PathBuf,
+    /// Its records.
+    pub run: RunDir,
+    /// What came of it.
+    pub results: Results,
+}
+
 /// What the flags mean, as far as it can be known before anything is read.
-struct Job {
+pub struct Job {
     models: Models,
     data: PathBuf,
     sampling: Sampling,
@@ -65,10 +60,12 @@ struct Job {
     ks: Vec<usize>,
     out: Option<PathBuf>,
     start: Start,
+    keep_latents: bool,
 }
 
 impl Job {
-    fn of(args: &EvalArgs) -> Result<Self> {
+    /// What the flags say.
+    pub fn of(args: &EvalArgs) -> Result<Self> {
         let sampling = Sampling::of(&args.sampling, SAMPLES)?;
         Ok(Self {
             start: Start::of(args)?,
@@ -78,7 +75,30 @@ impl Job {
             data: settings::data_file(args.data.as_deref())?,
             sampling,
             out: args.out.clone(),
+            keep_latents: args.latents,
         })
+    }
+
+    /// The engine with these models, told what to do.
+    pub fn engine<'a>(&self, loaded: &'a Loaded, memory: usize) -> Engine<'a> {
+        loaded.engine(self.sampling.settings(&loaded.reasoner.method, memory))
+    }
+
+    /// Samples and measures all questions; what is on file is not sampled again.
+    pub fn evaluate(&self, engine: &Engine<'_>, questions: &[Question], printer: &Printer) -> Result<Evaluated> {
+        engine.check(questions)?;
+        let manifest = self.manifest(engine, questions)?;
+        let name = || Path::new("runs").join(manifest::default_name(&self.models.reasoner, &self.data, &manifest));
+        let out = self.out.clone().unwrap_or_else(name);
+        let writer = self.start.open(&out, &manifest)?;
+        printer.note(&format!("run directory {}", out.display()));
+        let width = engine.reasoner.decoder.config().width;
+        let keep = self.keep_latents && writer.done() < self.seeds.len() * questions.len();
+        let latents = if keep { Some(Latents::open(&out, width)?) } else { None };
+        let run = sample(engine, questions, &self.seeds, Records { writer, latents }, printer)?;
+        let results = metrics::of_run(&run, &MetricSettings { ks: self.ks.clone(), ..MetricSettings::default() })?;
+        run.write_results(&results)?;
+        Ok(Evaluated { out, run, results })
     }
 
     fn manifest(&self, engine: &Engine<'_>, questions: &[Question]) -> Result<Manifest> {
