@@ -205,12 +205,13 @@ fn a_gpu_that_is_not_there_is_a_clear_error() {
 #[test]
 fn help_teaches() {
     let bench = Bench::new();
-    for command in ["eval", "solve", "inspect", "doctor", "verify", "bench"] {
+    let commands = ["eval", "solve", "sweep", "report", "inspect", "doctor", "verify", "bench"];
+    for command in commands {
         let help = bench.run(&[command, "--help"]).ok().out;
         assert!(help.contains("Examples:") && help.contains("LATENT_TTS_"), "{help}");
     }
     let help = bench.run(&["--help"]).ok().out;
-    assert!(["eval", "solve", "inspect", "doctor", "verify", "bench"].iter().all(|c| help.contains(c)), "{help}");
+    assert!(commands.iter().all(|c| help.contains(c)), "{help}");
     assert!(bench.run(&["--version"]).ok().out.contains("latent-tts"));
 }
 

@@ -1,6 +1,6 @@
 //! The questions of the page, small: every answer once, trajectories as numbers, rewards and places as bytes.
 //!
-//! A page of 1,319 questions by 64 trajectories has to stay below 10 MB. Runs are taken in their order; one that no longer fits
+//! A page of 1,319 questions by 64 trajectories has to stay below 10 MB. Runs are taken by their coverage; one that no longer fits
 //! goes without its map, then without its texts, and at last is left out, which the page says.
 
 use std::io;
@@ -31,17 +31,21 @@ pub fn json(studies: &[Study]) -> Result<String, Error> {
 }
 
 fn within(studies: &[Study], budget: usize) -> Result<String, Error> {
-    let (mut runs, mut size): (Vec<String>, usize) = (Vec::new(), 0);
-    'runs: for study in studies {
+    let mut by_coverage: Vec<usize> = (0..studies.len()).collect();
+    by_coverage.sort_by(|a, b| studies[*b].coverage().total_cmp(&studies[*a].coverage()));
+    let mut told: Vec<Option<String>> = vec![None; studies.len()];
+    let mut left = budget;
+    for place in by_coverage {
         for detail in DETAILS {
-            let text = run(study, detail)?.to_string();
-            if size + text.len() <= budget {
-                size += text.len();
-                runs.push(text);
-                continue 'runs;
+            let text = run(&studies[place], detail)?.to_string();
+            if text.len() <= left {
+                left -= text.len();
+                told[place] = Some(text);
+                break;
             }
         }
     }
+    let runs: Vec<String> = told.into_iter().flatten().collect();
     let left_out = studies.len() - runs.len();
     // A question may hold "</script>"; a JSON string says the same with an escape.
     Ok(format!("{{\"left_out\":{left_out},\"runs\":[{}]}}", runs.join(",")).replace('<', "\\u003c"))
