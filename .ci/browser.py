@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree
 
 
 class Browser:
@@ -140,6 +141,8 @@ def main(chromium, folder, shots=None):
     run = folder / "dropout-0.05"
     samples = [json.loads(line) for line in (run / "samples.jsonl").open()]
     count, thoughts = len(samples[0]["trajectories"]), samples[0]["trajectories"][0]["thoughts"]
+    for figure in (folder / "figures").glob("*.svg"):
+        xml.etree.ElementTree.parse(figure)
     browser = Browser(chromium)
     try:
         target = browser.call("Target.createTarget", url="about:blank")["targetId"]

@@ -2,16 +2,18 @@
 # The pictures of docs/gallery: sweeps, aggregation and cost of one model on its splits, from raw runs to PNG.
 #   runs/gallery.sh MODEL REWARD_MODEL OUT SPLIT...
 # MODEL and REWARD_MODEL as eval takes them (REWARD_MODEL may be "none"), SPLIT a data file or embedded:NAME. What is on file is
-# not run again. LIMIT (questions, default 1000), SAMPLES (default 64) and FLAGS (more flags for every run) come from the environment.
+# not run again. LIMIT (questions, default 1000), SAMPLES (default 64), FLAGS (more flags for every run) and BASELINES (run directories
+# of No-CoT and CoT models, for the figure of costs) come from the environment.
 set -euo pipefail
 if [ $# -lt 4 ]; then
-    sed -n '2,5s/^# //p' "$0" >&2
+    sed -n '2,6s/^# //p' "$0" >&2
     exit 2
 fi
 model=$1 judge=$2 out=$3
 shift 3
 limit=${LIMIT:-1000} samples=${SAMPLES:-64}
 read -ra flags <<<"${FLAGS:-}"
+read -ra baselines <<<"${BASELINES:-}"
 latent_tts=${LATENT_TTS:-cargo run --release --quiet --}
 with_judge=()
 [ "$judge" = none ] || with_judge=(--reward-model "$judge")
@@ -42,7 +44,7 @@ done
 
 $latent_tts report "$out/sweep" --out "$out/report-sweep"
 $latent_tts report "${splits[@]}" --out "$out/report-splits"
-$latent_tts report "${splits[0]}" "${costs[@]}" --out "$out/report-cost"
+$latent_tts report "${splits[0]}" "${costs[@]}" "${baselines[@]}" --out "$out/report-cost"
 mkdir -p "$out/gallery"
 cp "$out"/report-sweep/figures/{coverage,coverage-diversity,diversity-steps,thoughts}.png "$out/gallery/"
 cp "$out/report-splits/figures/accuracy.png" "$out/gallery/accuracy.png"

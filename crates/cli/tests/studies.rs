@@ -111,8 +111,9 @@ fn a_sweep_over_values_has_a_run_each_and_a_verdict() {
         };
         assert!(value(run) <= value(summary["best"].as_str().unwrap()));
     }
-    let best_is_noise = summary["best"] == "noise-0.2";
-    assert_eq!(summary["band"]["low"], if best_is_noise { 0.5 } else { 0.1 });
+    let [dropout, noise] = &summary["samplers"].as_array().unwrap()[..] else { panic!("{summary}") };
+    assert_eq!((&dropout["band"]["low"], &dropout["band"]["high"]), (&Value::from(0.1), &Value::from(0.3)));
+    assert_eq!((&noise["best"], &noise["band"]["contains_best"]), (&Value::from("noise-0.2"), &Value::from(false)));
     assert!(bench.path("s/report.html").exists());
     // The folder of a sweep is a way to name its runs.
     assert_eq!(bench.run(&["report", "s", "--page-only", "--json"]).ok().json()["page"], "s/report.html");

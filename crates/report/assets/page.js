@@ -280,6 +280,10 @@ function start() {
     const button = $("list").querySelector(`button[data-id="${next.id}"]`);
     if (button) button.focus();
   });
+  const [first] = data.runs;
+  if (first && first.seeds > 1) {
+    $("browser").append(make("p", { class: "caption" }, `Shown under the first of ${first.seeds} seeds, ${first.seed}; the figures are over all of them.`));
+  }
   if (data.left_out) {
     $("browser").append(make("p", { class: "caption" }, `${data.left_out} runs are left out here to keep the page small; report them alone to browse them.`));
   }

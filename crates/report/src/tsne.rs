@@ -11,8 +11,8 @@ const STEPS: usize = 500;
 const EARLY: (usize, f64) = (120, 12.0);
 /// Rounds of the power method, and the rows it looks at: two directions of a picture need not be exact, and a page has one for
 /// each of a thousand questions.
-const ROUNDS: usize = 16;
-const ROWS: usize = 128;
+const ROUNDS: usize = 10;
+const ROWS: usize = 64;
 
 /// The two principal components of rows of `width` numbers; largest spread 1.
 pub fn principal(numbers: &[f32], width: usize) -> Vec<[f64; 2]> {

@@ -187,8 +187,21 @@ struct Point {
     columns: PerQuestion,
 }
 
+impl Point {
+    fn kind(&self) -> &str {
+        self.run.manifest().settings["sampler"]["kind"].as_str().unwrap_or_default()
+    }
+}
+
 impl Sweep<'_> {
     fn along(&mut self, axis: &Axis, args: &SweepArgs) -> Result<()> {
+        let before = self.points.len();
+        self.go(axis, args)?;
+        self.points[before..].sort_by(|a, b| a.strength.total_cmp(&b.strength));
+        Ok(())
+    }
+
+    fn go(&mut self, axis: &Axis, args: &SweepArgs) -> Result<()> {
         match &axis.grid {
             Grid::Values(values) => values.iter().try_for_each(|value| self.coverage(axis, *value).map(|_| ())),
             Grid::Interval(low, high) => {
@@ -242,21 +255,46 @@ impl Sweep<'_> {
 
     /// Which point is best, and what that means.
     fn judge(&self) -> Result<Summary> {
+        let Some(best) = self.best(|_| true) else { bail!("there is no value to go over; give --p or --sigma") };
+        let points = self.points.iter().map(|point| self.told(point, self.is_alike(point, best))).collect();
+        let samplers = ["dropout", "noise"].into_iter().filter_map(|kind| self.verdict(kind)).collect();
+        Ok(Summary {
+            version: record::FORMAT,
+            metric: MetricName::Coverage,
+            k: self.largest(),
+            points,
+            best: best.name.clone(),
+            samplers,
+        })
+    }
+
+    /// The largest coverage; of equals the first, which on each axis is the weakest.
+    fn best(&self, among: impl Fn(&Point) -> bool) -> Option<&Point> {
         let k = self.largest();
-        let column = |point: &Point| point.columns.column(MetricName::Coverage, k).cloned();
-        let value = |point: &&Point| metric(&point.results, MetricName::Coverage, k).map_or(0.0, |interval| interval.value);
-        // Of equals the first: the weakest perturbation of a list that ascends.
-        let best = self.points.iter().reduce(|best, point| if value(&point) > value(&best) { point } else { best });
-        let Some(best) = best else { bail!("there is no value to go over; give --p or --sigma") };
-        let alike = |point: &Point| {
-            let difference = difference(&column(best)?, &column(point)?, &Bootstrap::default())?;
-            Some((difference.low <= 0.0 || point.name == best.name, difference.value))
-        };
-        let points = self.points.iter().map(|point| self.told(point, alike(point).is_none_or(|(alike, _)| alike))).collect();
-        let sampler = best.run.manifest().settings["sampler"].clone();
+        let value = |point: &Point| metric(&point.results, MetricName::Coverage, k).map_or(0.0, |interval| interval.value);
+        self.points
+            .iter()
+            .filter(|point| among(point))
+            .reduce(|best, point| if value(point) > value(best) { point } else { best })
+    }
+
+    /// Whether the paired interval of the difference to the best holds zero.
+    fn is_alike(&self, point: &Point, best: &Point) -> bool {
+        let column = |point: &Point| point.columns.column(MetricName::Coverage, self.largest()).cloned();
+        let columns = column(best).zip(column(point));
+        let apart = columns.and_then(|(best, point)| difference(&best, &point, &Bootstrap::default()));
+        point.name == best.name || apart.is_none_or(|apart| apart.low <= 0.0)
+    }
+
+    fn verdict(&self, kind: &str) -> Option<Verdict> {
+        let best = self.best(|point| point.kind() == kind)?;
         let architecture = self.loaded.reasoner.decoder.config().architecture;
-        let band = Band::of(architecture, sampler["kind"] == "noise").map(|band| band.around(best.strength));
-        Ok(Summary { version: record::FORMAT, metric: MetricName::Coverage, k, points, best: best.name.clone(), band })
+        let band = Band::of(architecture, kind == "noise").map(|band| {
+            let inside = |point: &&Point| point.kind() == kind && band.holds(point.strength);
+            let alike = self.points.iter().filter(inside).any(|point| self.is_alike(point, best));
+            Band { contains_best: band.holds(best.strength), contains_as_good: alike, ..band }
+        });
+        Some(Verdict { kind: kind.into(), best: best.name.clone(), band })
     }
 
     fn told(&self, point: &Point, alike: bool) -> Told {
@@ -296,7 +334,17 @@ struct Summary {
     points: Vec<Told>,
     /// The run directory of the best point.
     best: String,
-    /// The paper's band for this backbone and sampler, where it gives one.
+    /// The same for each sampler.
+    samplers: Vec<Verdict>,
+}
+
+/// What came out for one sampler.
+#[derive(Debug, Serialize, Deserialize)]
+struct Verdict {
+    kind: String,
+    /// The run directory of its best point.
+    best: String,
+    /// The paper's band for this backbone, where it gives one.
     band: Option<Band>,
 }
 

@@ -12,6 +12,8 @@ pub struct Range {
 
 /// Ticks that an axis should have, about.
 const TICKS: f64 = 5.0;
+/// An axis of shares is at least this wide: a difference that nobody can measure should look like one.
+const PERCENT: f64 = 0.05;
 
 impl Range {
     /// The range that holds all values with some air; of none, one from 0 to 1.
@@ -22,8 +24,8 @@ impl Range {
         if low > high {
             (low, high) = (0.0, 1.0);
         }
-        let least = if scale == Scale::Percent { 0.02 } else { 1e-9_f64.max(high.abs() * 1e-6) };
-        let air = 0.06 * (high - low).max(least);
+        let least = if scale == Scale::Percent { PERCENT } else { 1e-9_f64.max(high.abs() * 1e-6) };
+        let air = 0.06 * (high - low).max(least) + (least - (high - low)).max(0.0) / 2.0;
         (low, high) = (low - air, high + air);
         if scale == Scale::Percent {
             // Shares beyond 0 and 1 would only puzzle; a hair of air keeps the marks whole.
@@ -128,6 +130,7 @@ mod tests {
     fn ticks_are_round() {
         assert_eq!(labels(Scale::Doublings, &[1.0, 64.0]), ["1", "2", "4", "8", "16", "32", "64"]);
         assert_eq!(labels(Scale::Percent, &[0.3, 0.72]), ["30", "40", "50", "60", "70"]);
+        assert_eq!(labels(Scale::Percent, &[0.0]), ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]);
         assert_eq!(labels(Scale::Percent, &[0.0, 1.0]), ["0", "20", "40", "60", "80", "100"]);
         assert_eq!(labels(Scale::Linear, &[0.02, 0.11]), ["0.02", "0.04", "0.06", "0.08", "0.10"]);
         assert_eq!(labels(Scale::Tenfolds, &[2e9, 3e11]), ["10 G", "100 G"]);

@@ -22,9 +22,6 @@ struct Detail {
     texts: bool,
 }
 
-const DETAILS: [Detail; 3] =
-    [Detail { map: true, texts: true }, Detail { map: false, texts: true }, Detail { map: false, texts: false }];
-
 /// The data of the page as JSON that can stand inside a script element.
 pub fn json(studies: &[Study]) -> Result<String, Error> {
     within(studies, BUDGET)
@@ -36,19 +33,30 @@ fn within(studies: &[Study], budget: usize) -> Result<String, Error> {
     let mut told: Vec<Option<String>> = vec![None; studies.len()];
     let mut left = budget;
     for place in by_coverage {
-        for detail in DETAILS {
-            let text = run(&studies[place], detail)?.to_string();
-            if text.len() <= left {
-                left -= text.len();
-                told[place] = Some(text);
-                break;
-            }
-        }
+        told[place] = fitting(&studies[place], left)?;
+        left -= told[place].as_ref().map_or(0, String::len);
     }
     let runs: Vec<String> = told.into_iter().flatten().collect();
     let left_out = studies.len() - runs.len();
     // A question may hold "</script>"; a JSON string says the same with an escape.
     Ok(format!("{{\"left_out\":{left_out},\"runs\":[{}]}}", runs.join(",")).replace('<', "\\u003c"))
+}
+
+/// As much of a run as fits. Maps take the time of their making, so their size is reckoned first: two bytes a thought, four thirds
+/// of it in base64.
+fn fitting(study: &Study, room: usize) -> Result<Option<String>, Error> {
+    let plain = run(study, Detail { map: false, texts: true })?.to_string();
+    if plain.len() > room {
+        let bare = run(study, Detail { map: false, texts: false })?.to_string();
+        return Ok((bare.len() <= room).then_some(bare));
+    }
+    let rows =
+        |brief: &Brief| brief.thoughts.iter().chain(brief.thoughts.iter().max()).map(|count| *count as usize).sum::<usize>();
+    let maps: usize = study.briefs.iter().map(|brief| (2 * rows(brief)).div_ceil(3) * 4).sum();
+    if study.latents.is_none() || plain.len() + maps > room {
+        return Ok(Some(plain));
+    }
+    Ok(Some(run(study, Detail { map: true, texts: true })?.to_string()).filter(|full| full.len() <= room).or(Some(plain)))
 }
 
 fn run(study: &Study, detail: Detail) -> Result<Value, Error> {
@@ -61,7 +69,8 @@ fn run(study: &Study, detail: Detail) -> Result<Value, Error> {
         questions.push(question(brief, range, map, detail.texts));
     }
     let range = if range.0.is_finite() { json!([range.0, range.1]) } else { Value::Null };
-    Ok(json!({ "label": study.label, "n": study.traits.n, "seed": seed, "range": range, "questions": questions }))
+    let seeds = study.results.seeds;
+    Ok(json!({ "label": study.label, "n": study.traits.n, "seed": seed, "seeds": seeds, "range": range, "questions": questions }))
 }
 
 /// One question as a row; `assets/page.js` names the columns.
@@ -124,7 +133,44 @@ fn base64(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use record::{Latents, Manifest, RunDir, Sample, Trajectory};
+
     use super::*;
+
+    /// A run of one question with texts and thoughts.
+    fn study(dir: &std::path::Path) -> Study {
+        let thoughts: Vec<f32> = (0..400).map(|i| i as f32).collect();
+        let trajectory = Trajectory { thoughts: 100, text: "because ".repeat(20), ..Trajectory::default() };
+        let sample = Sample { trajectories: vec![trajectory], ..Sample::default() };
+        let mut writer = RunDir::create(dir, &Manifest::default()).unwrap();
+        let mut latents = Latents::open(dir, 4).unwrap();
+        latents.append(&sample, [&thoughts[..]]).unwrap();
+        writer.append(&sample).unwrap();
+        let run = writer.finish().unwrap();
+        latents.finish().unwrap();
+        Study::load(run, false).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_fit_goes_map_first_then_texts_then_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let studies = [study(dir.path())];
+        let told = |budget: usize| -> Value { serde_json::from_str(&within(&studies, budget).unwrap()).unwrap() };
+        let of = |told: &Value| {
+            let question = &told["runs"][0]["questions"][0];
+            (
+                question[7].as_str().is_some_and(|map| !map.is_empty()),
+                question[3][0][2].as_str().is_some_and(|text| !text.is_empty()),
+            )
+        };
+        let [full, plain, bare] = [(true, true), (false, true), (false, false)]
+            .map(|(map, texts)| run(&studies[0], Detail { map, texts }).unwrap().to_string().len());
+        assert!(bare < plain && plain < full);
+        assert_eq!(of(&told(2 * full)), (true, true));
+        assert_eq!(of(&told(full - 1)), (false, true));
+        assert_eq!(of(&told(plain - 1)), (false, false));
+        assert_eq!(told(bare - 1), json!({ "left_out": 1, "runs": [] }));
+    }
 
     #[test]
     fn base64_is_the_standard_one() {

@@ -12,6 +12,8 @@ pub struct Band {
     pub high: f64,
     /// Whether the best value lies within.
     pub contains_best: bool,
+    /// Whether a value that cannot be told from the best lies within.
+    pub contains_as_good: bool,
 }
 
 impl Band {
@@ -23,12 +25,12 @@ impl Band {
             (Architecture::Llama, _) => (0.01, 0.03),
             (Architecture::Qwen3, _) => return None,
         };
-        Some(Self { low, high, contains_best: false })
+        Some(Self { low, high, contains_best: false, contains_as_good: false })
     }
 
-    /// The same, with the best value known.
-    pub fn around(self, best: f64) -> Self {
-        Self { contains_best: (self.low..=self.high).contains(&best), ..self }
+    /// Whether a strength lies within.
+    pub fn holds(&self, strength: f64) -> bool {
+        (self.low..=self.high).contains(&strength)
     }
 }
 
@@ -39,8 +41,8 @@ mod tests {
     #[test]
     fn ends_belong_to_the_band() {
         let band = Band::of(Architecture::Gpt2, false).unwrap();
-        assert!([0.1, 0.2, 0.3].iter().all(|p| band.around(*p).contains_best));
-        assert!([0.0, 0.09, 0.31].iter().all(|p| !band.around(*p).contains_best));
+        assert!([0.1, 0.2, 0.3].iter().all(|p| band.holds(*p)));
+        assert!([0.0, 0.09, 0.31].iter().all(|p| !band.holds(*p)));
         assert_eq!(Band::of(Architecture::Qwen3, true), None);
     }
 }

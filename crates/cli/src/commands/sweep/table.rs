@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Band, Summary, Told};
+use super::{Band, Summary, Told, Verdict};
 
 /// The table and the verdict.
 pub fn render(summary: &Summary) -> String {
@@ -72,17 +72,20 @@ fn verdict(summary: &Summary) -> String {
         1 => "one other value is not told apart from it".to_owned(),
         alike => format!("{alike} other values are not told apart from it"),
     };
-    let band = match summary.band {
-        None => "the paper gives no band for this backbone".to_owned(),
-        Some(Band { low, high, contains_best: true }) => {
-            format!("the paper's band for this backbone, {low} to {high}, contains it")
-        }
-        Some(Band { low, high, .. }) => {
-            let inside = |point: &&Told| point.sampler["kind"] == best.sampler["kind"] && (low..=high).contains(&point.strength);
-            let close = summary.points.iter().filter(inside).any(|point| point.as_good_as_best);
-            let but = if close { ", but holds a value that is not told apart from it" } else { "" };
-            format!("the paper's band for this backbone, {low} to {high}, does not contain it{but}")
-        }
+    let bands: String = summary.samplers.iter().map(|verdict| format!("\n{}", advice(verdict, summary))).collect();
+    format!("best: {}, coverage@{k} {value}% ({low}-{high}); {others}{bands}", name(best))
+}
+
+/// Whether the paper's advice would have done.
+fn advice(Verdict { kind, best, band }: &Verdict, summary: &Summary) -> String {
+    let strength = summary.points.iter().find(|point| point.run == *best).map_or(f64::NAN, |point| point.strength);
+    let Some(Band { low, high, contains_best, contains_as_good }) = band else {
+        return format!("{kind}: best at {strength}; the paper gives no band for this backbone");
     };
-    format!("best: {}, coverage@{k} {value}% ({low}-{high}); {others}\n{band}", name(best))
+    let word = match (contains_best, contains_as_good) {
+        (true, _) => "contains it",
+        (false, true) => "does not contain it, but holds a value that is not told apart from it",
+        (false, false) => "does not contain it",
+    };
+    format!("{kind}: best at {strength}; the paper's band for this backbone, {low} to {high}, {word}")
 }
