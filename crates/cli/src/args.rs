@@ -4,10 +4,12 @@
 //! the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`; [`layers`] merges the three, and a flag that
 //! none of them gives is `None`. `common` holds what commands share, `values` the readers of single values.
 
+mod annotate;
 mod common;
 mod layers;
 mod report;
 mod sweep;
+mod train;
 pub mod values;
 
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -15,21 +17,23 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsKind};
 pub use common::{
     DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
 pub use report::ReportArgs;
 pub use sweep::{Grid, SweepArgs, rounded};
+pub use train::{LearningArgs, Mode, ObjectiveKind, ReasonerArgs, RemovalKind, RewardArgs, ScoreHeadKind, TrainCommand};
 
 /// Said under every command's help.
 const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
-or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval, solve and sweep). The command line wins \
+or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval, solve, sweep and annotate). The command line wins \
 over the environment, the environment over the file, the file over the model's defaults.";
 
 /// Makes latent reasoning models better at answering by thinking many times in parallel.
 ///
-/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought), samples N trajectories of latent
+/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its baseline in words, samples N trajectories of latent
 /// thoughts for each question, scores them with a latent reward model if there is one, and aggregates their answers.
 #[derive(Debug, Parser)]
 #[command(name = "latent-tts", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
@@ -55,6 +59,7 @@ Examples:
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 --sampler noise --sigma 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
+  latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
 {LAYERS}"))]
     Eval(EvalArgs),
@@ -97,6 +102,26 @@ Examples:
 {LAYERS}"))]
     Report(ReportArgs),
 
+    /// Train a reasoner or a reward model
+    ///
+    /// First a model that says its steps, then one that thinks them, then rollouts (annotate), then a model that judges thoughts.
+    #[command(subcommand)]
+    Train(TrainCommand),
+
+    /// Label thoughts for training a reward model
+    ///
+    /// Samples N trajectories for every question, and from every thought M rollouts to the end; a thought's label is the share of
+    /// its rollouts that answer right. Questions whose trajectories are all right or all wrong are left out. What is done is
+    /// kept shard by shard, and --resume goes on after the last.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --trajectories 8 --rollouts 128 --shard 1/4 --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --labels final --thoughts-dtype bf16 --json
+
+{LAYERS}"))]
+    Annotate(AnnotateArgs),
+
     /// Say what a checkpoint holds
     ///
     /// Reads the headers of a checkpoint directory: the family and the backbone that were recognised, the defaults they bring,
@@ -133,6 +158,22 @@ Examples:
 {LAYERS}"))]
     Verify(VerifyArgs),
 
+    /// Write word problems of the built-in corpus
+    ///
+    /// Grade-school word problems in English with exact steps, made by a generator: problem I of a split under a seed is
+    /// always the same. Splits: `train` to learn from, `valid` and `test` like it, `hard` with larger numbers, `ood` with
+    /// combinations of sentences that training never shows. No question of one split can be in another, whatever the seed.
+    ///
+    /// Written is the paper's JSON: a list of {question, steps, answer, idx}, which eval --data and training read.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts corpus --split test --count 3
+  latent-tts corpus --split test --count 1000 --out test.json
+  latent-tts corpus --split train --count 50000 --offset 100000 --seed 1 --out part.json
+
+{LAYERS}"))]
+    Corpus(CorpusArgs),
+
     /// Measure speed at real shapes
     ///
     /// Runs a model of random weights and reports trajectories per second and the share of the machine's peak.
@@ -140,6 +181,7 @@ Examples:
 Examples:
   latent-tts bench
   latent-tts bench --shape gpt2 --questions 4 --samples 64 --threads 2 --json
+  latent-tts bench --annotate --questions 512 --samples 8 --rollouts 4
 
 {LAYERS}"))]
     Bench(BenchArgs),
@@ -254,7 +296,7 @@ pub struct InspectArgs {
     pub dir: String,
 
     /// Take it for this family instead of the one that is recognised
-    #[arg(long, value_name = "FAMILY", value_parser = values::family())]
+    #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<engine::Family>,
 
     /// Also read every weight and check that it is finite
@@ -294,6 +336,30 @@ pub struct VerifyArgs {
     pub output: OutputArgs,
 }
 
+/// Flags of `corpus`.
+#[derive(Debug, Args)]
+pub struct CorpusArgs {
+    /// Which part: train, valid, test, hard or ood
+    #[arg(long, value_name = "SPLIT", default_value = "test")]
+    pub split: ::train::corpus::Split,
+
+    /// How many problems
+    #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: u64,
+
+    /// The number of the first problem
+    #[arg(long, value_name = "INDEX", default_value = "0")]
+    pub offset: u64,
+
+    /// The seed; another one makes other problems
+    #[arg(long, default_value = "0")]
+    pub seed: u64,
+
+    /// The file to write, replaced if it is there [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
 /// The shape of a model of random weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Shape {
@@ -318,9 +384,17 @@ pub struct BenchArgs {
     #[arg(long, value_name = "Q", default_value = "4")]
     pub questions: NonZeroUsize,
 
-    /// Trajectories of each question
-    #[arg(long, short = 'n', value_name = "N", default_value = "64")]
-    pub samples: NonZeroUsize,
+    /// Trajectories of each question [default: 64, or 8 with --annotate]
+    #[arg(long, short = 'n', value_name = "N")]
+    pub samples: Option<NonZeroUsize>,
+
+    /// Measure annotation: rollouts from every thought of every trajectory
+    #[arg(long, conflicts_with = "reward")]
+    pub annotate: bool,
+
+    /// Rollouts from every thought, for --annotate
+    #[arg(long, short = 'm', value_name = "M", default_value = "4")]
+    pub rollouts: NonZeroUsize,
 
     /// Tokens of each prompt
     #[arg(long, value_name = "L", default_value = "72")]

@@ -4,6 +4,7 @@
 //! the batch at hand: the first signal ends the process as soon as no line is being written, with exit code 3. Should even
 //! that hang (a dead network disk), a second signal ends it at once. A hang-up is left alone, so that `nohup` works.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::Result;
@@ -66,6 +67,27 @@ impl Gate {
 fn leave(farewell: &str) -> ! {
     crate::printer::say(farewell);
     std::process::exit(INTERRUPTED)
+}
+
+/// From here on a signal raises `flag`, for work that saves its state before it ends; a second signal ends the process.
+#[cfg(unix)]
+pub fn raise(flag: &Arc<AtomicBool>) -> Result<()> {
+    use anyhow::Context;
+    use signal_hook::consts::{SIGINT, SIGTERM};
+
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first signal finds the flag down.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(flag))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(flag)))
+            .context("cannot listen for Ctrl-C")?;
+    }
+    Ok(())
+}
+
+/// Elsewhere the system's own way of ending a process is kept.
+#[cfg(not(unix))]
+pub fn raise(_flag: &Arc<AtomicBool>) -> Result<()> {
+    Ok(())
 }
 
 /// The command that continues what `argv` began.

@@ -34,9 +34,12 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
         Command::Solve(args) => commands::solve::run(args, &Printer::new(&args.output)),
         Command::Sweep(args) => commands::sweep::run(args, &Printer::new(&args.output)),
         Command::Report(args) => commands::report::run(args, &Printer::new(&args.output)),
+        Command::Train(command) => commands::train::run(command),
+        Command::Annotate(args) => commands::annotate::run(args, &Printer::new(&args.output)),
         Command::Inspect(args) => commands::inspect::run(args, &Printer::new(&args.output)),
         Command::Doctor(args) => commands::doctor::run(args, &Printer::new(&args.output)),
         Command::Verify(args) => commands::verify::run(args, &Printer::new(&args.output)),
+        Command::Corpus(args) => commands::corpus::run(args),
         Command::Bench(args) => commands::bench::run(args, &Printer::new(&args.output)),
     }
 }

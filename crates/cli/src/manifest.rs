@@ -23,10 +23,14 @@ pub fn settings(method: &Method, settings: &Settings, judged: bool) -> Value {
     })
 }
 
-fn sampler(perturbation: Perturbation) -> Value {
+/// What makes trajectories differ.
+pub fn sampler(perturbation: Perturbation) -> Value {
     match perturbation {
         Perturbation::None => json!({ "kind": "none" }),
         Perturbation::Gaussian { std } => json!({ "kind": "noise", "sigma": exact(std) }),
+        Perturbation::Tokens(from) => {
+            json!({ "kind": "tokens", "temperature": exact(from.temperature()), "top_p": exact(from.top_p()) })
+        }
         Perturbation::Dropout { p, sites, scope } => {
             json!({ "kind": "dropout", "p": exact(p.get()), "sites": show_sites(sites), "scope": show_scope(scope) })
         }

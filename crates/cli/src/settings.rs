@@ -3,8 +3,9 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
-use engine::{LatentLength, Method, Perturbation, Probability, Scope, Settings, Sites};
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use engine::{LatentLength, Method, Nucleus, Perturbation, Probability, Scope, Settings, Sites};
 
 use crate::args::{SamplerKind, SamplingArgs, ScopeKind, SitesKind};
 
@@ -15,7 +16,7 @@ pub struct Sampling {
     pub samples: NonZeroUsize,
     /// The first seed.
     pub seed: u64,
-    sampler: Sampler,
+    sampler: Option<Sampler>, // none: the family's
     length: Option<LatentLength>,
     max_new_tokens: Option<NonZeroUsize>,
 }
@@ -26,6 +27,7 @@ enum Sampler {
     None,
     Dropout { p: Option<Probability>, sites: Option<Sites>, scope: Scope },
     Noise { sigma: Option<f32> },
+    Tokens(Nucleus),
 }
 
 impl Sampling {
@@ -42,12 +44,13 @@ impl Sampling {
 
     /// The same for a model, with its family's defaults.
     pub fn settings(&self, method: &Method, memory: usize) -> Settings {
-        let family = Settings::of(method);
+        let length = self.length.unwrap_or(method.length);
+        let family = Settings::of(&Method { length, ..method.clone() });
         Settings {
             samples: self.samples,
             greedy: true,
-            perturbation: self.sampler.perturbation(method),
-            length: self.length.unwrap_or(family.length),
+            perturbation: self.sampler.map_or(family.perturbation, |sampler| sampler.perturbation(method)),
+            length,
             max_new_tokens: self.max_new_tokens.unwrap_or(family.max_new_tokens),
             seed: self.seed,
             memory,
@@ -56,31 +59,47 @@ impl Sampling {
 }
 
 impl Sampler {
-    fn of(args: &SamplingArgs) -> Result<Self> {
-        let dropout = [("--p", args.p.is_some()), ("--sites", args.sites.is_some()), ("--scope", args.scope.is_some())];
-        let noise = [("--sigma", args.sigma.is_some())];
-        let given = |flags: &[(&'static str, bool)]| flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag);
-        if let (None, Some(a), Some(b)) = (args.sampler, given(&dropout), given(&noise)) {
-            bail!("{a} belongs to --sampler dropout and {b} to --sampler noise; give one of them");
-        }
-        let inferred = if args.sigma.is_some() { SamplerKind::Noise } else { SamplerKind::Dropout };
-        let (sampler, name, foreign) = match args.sampler.unwrap_or(inferred) {
-            SamplerKind::None => (Self::None, "none", given(&dropout).or(given(&noise))),
-            SamplerKind::Noise => (Self::Noise { sigma: args.sigma }, "noise", given(&dropout)),
-            SamplerKind::Dropout => {
-                let scope = args.scope.map_or(Scope::Thoughts, scope);
-                (Self::Dropout { p: args.p, sites: args.sites.map(sites), scope }, "dropout", given(&noise))
+    /// What is asked for, if anything is.
+    fn of(args: &SamplingArgs) -> Result<Option<Self>> {
+        let flags = [
+            ("--p", SamplerKind::Dropout, args.p.is_some()),
+            ("--sites", SamplerKind::Dropout, args.sites.is_some()),
+            ("--scope", SamplerKind::Dropout, args.scope.is_some()),
+            ("--sigma", SamplerKind::Noise, args.sigma.is_some()),
+            ("--temperature", SamplerKind::Tokens, args.temperature.is_some()),
+            ("--top-p", SamplerKind::Tokens, args.top_p.is_some()),
+        ];
+        let mut given = flags.iter().filter(|(_, _, given)| *given);
+        let first = given.clone().next();
+        let Some(kind) = args.sampler.or(first.map(|(_, kind, _)| *kind)) else { return Ok(None) };
+        match (args.sampler, first, given.find(|(_, of, _)| *of != kind)) {
+            (None, Some((a, of, _)), Some((b, other, _))) => {
+                bail!("{a} belongs to --sampler {} and {b} to --sampler {}; give one of them", name(*of), name(*other))
             }
-        };
-        match foreign {
-            Some(flag) => bail!("{flag} has no meaning with --sampler {name}; leave one of them out"),
-            None => Ok(sampler),
+            (_, _, Some((flag, ..))) => bail!("{flag} has no meaning with --sampler {}; leave one of them out", name(kind)),
+            (_, _, None) => Self::with(kind, args).map(Some),
         }
+    }
+
+    fn with(kind: SamplerKind, args: &SamplingArgs) -> Result<Self> {
+        Ok(match kind {
+            SamplerKind::None => Self::None,
+            SamplerKind::Noise => Self::Noise { sigma: args.sigma },
+            SamplerKind::Dropout => {
+                Self::Dropout { p: args.p, sites: args.sites.map(sites), scope: args.scope.map_or(Scope::Thoughts, scope) }
+            }
+            SamplerKind::Tokens => {
+                let (temperature, top_p) = (args.temperature.unwrap_or(1.0), args.top_p.unwrap_or(1.0));
+                let from = Nucleus::new(temperature, top_p);
+                Self::Tokens(from.with_context(|| format!("--temperature {temperature} with --top-p {top_p}"))?)
+            }
+        })
     }
 
     fn perturbation(self, method: &Method) -> Perturbation {
         match self {
             Self::None => Perturbation::None,
+            Self::Tokens(from) => Perturbation::Tokens(from),
             Self::Noise { sigma } => Perturbation::Gaussian { std: sigma.unwrap_or(method.sigma) },
             Self::Dropout { p, sites, scope } => match p.or_else(|| Probability::new(method.p)) {
                 Some(p) => Perturbation::Dropout { p, sites: sites.unwrap_or(method.sites), scope },
@@ -88,6 +107,11 @@ impl Sampler {
             },
         }
     }
+}
+
+/// A sampler as `--sampler` takes it.
+fn name(kind: SamplerKind) -> String {
+    kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 fn wide(n: NonZeroU32) -> NonZeroUsize {
@@ -107,6 +131,29 @@ fn scope(kind: ScopeKind) -> Scope {
         ScopeKind::Thoughts => Scope::Thoughts,
         ScopeKind::Prompt => Scope::Prompt,
         ScopeKind::All => Scope::All,
+    }
+}
+
+/// What to do with results that are there already.
+#[derive(Debug, Clone, Copy)]
+pub enum Start {
+    /// Leave them alone and stop.
+    Create,
+    /// Go on after them.
+    Resume,
+    /// Replace them.
+    Overwrite,
+}
+
+impl Start {
+    /// What the flags say.
+    pub fn of(resume: bool, overwrite: bool) -> Result<Self> {
+        match (resume, overwrite) {
+            (true, true) => bail!("--resume continues a run and --overwrite replaces it; give one of them"),
+            (true, false) => Ok(Self::Resume),
+            (false, true) => Ok(Self::Overwrite),
+            (false, false) => Ok(Self::Create),
+        }
     }
 }
 

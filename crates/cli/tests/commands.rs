@@ -98,6 +98,31 @@ fn samplers_and_lengths_reach_the_manifest() {
     let dropout = sampler(&["--p", "0.1", "--sites", "mlp", "--scope", "all", "--thoughts", "<=3"], "b");
     assert_eq!(dropout["sampler"], serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" }));
     assert_eq!(sampler(&["--sampler", "none"], "c")["sampler"], serde_json::json!({ "kind": "none" }));
+    let tokens = sampler(&["--temperature", "0.7", "--top-p", "0.9"], "d");
+    assert_eq!(tokens["sampler"], serde_json::json!({ "kind": "tokens", "temperature": 0.7, "top_p": 0.9 }));
+    assert_eq!(tokens["thoughts"], "6");
+}
+
+#[test]
+fn a_language_model_thinks_in_words() {
+    let bench = Bench::new();
+    let done = bench.eval(&["--family", "cot", "--json", "--out", "run"]).ok().json();
+    let settings = serde_json::json!({ "kind": "tokens", "temperature": 1.0, "top_p": 1.0 });
+    assert_eq!((&done["settings"]["method"], &done["settings"]["sampler"]), (&Value::from("cot"), &settings));
+    let samples = String::from_utf8(bench.read("run/samples.jsonl")).unwrap();
+    for line in samples.lines() {
+        let sample: Value = serde_json::from_str(line).unwrap();
+        for trajectory in sample["trajectories"].as_array().unwrap().iter().chain([&sample["greedy"]]) {
+            assert_eq!(trajectory["thoughts"], 0);
+            assert!(trajectory["logprob"].as_f64().unwrap() < 0.0, "{trajectory}");
+        }
+    }
+    let inspected = bench.run(&["inspect", "model", "--method", "cot"]).ok().out;
+    assert!(inspected.contains("--temperature 1"), "{inspected}");
+    bench.run(&["solve", "--model", "model", "--method", "cot", "--max-new-tokens", "5", "What?"]).ok();
+    bench.eval(&["--method", "cot", "--p", "0.2"]).refused(&["no thoughts to perturb", "--sampler tokens"]);
+    bench.eval(&["--top-p", "0.9", "--sigma", "0.3"]).refused(&["--sampler noise", "--sampler tokens"]);
+    bench.eval(&["--temperature", "0"]).refused(&["--temperature", "above 0"]);
 }
 
 #[test]

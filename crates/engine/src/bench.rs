@@ -1,5 +1,7 @@
 //! The stages on prompts of made-up tokens, for measuring.
 
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use record::Seconds;
@@ -9,6 +11,7 @@ use crate::error::Error;
 use crate::plan::Plan;
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
+use crate::rollout::{Explorer, Kept, Labels, Spent, Verdict};
 use crate::settings::Settings;
 use crate::wave::{Caches, Party};
 
@@ -21,18 +24,21 @@ pub struct Measured {
     pub flops: f64,
     /// Rows that answered.
     pub trajectories: usize,
+    /// Rollouts from their thoughts, and the seconds that they took.
+    pub rollouts: (usize, f64),
 }
 
 /// A mind that can be measured again and again; its caches are kept.
 pub struct Bench<'a> {
     party: Party<'a>,
     caches: Caches,
+    kept: Kept,
 }
 
 impl<'a> Bench<'a> {
     /// Prepares to measure.
     pub fn new(mind: &'a Mind, judge: Option<&'a RewardModel>, settings: Settings) -> Self {
-        Self { party: Party { mind, judge, settings, keep_thoughts: false }, caches: Caches::default() }
+        Self { party: Party { mind, judge, settings, keep_thoughts: false }, caches: Caches::default(), kept: Kept::default() }
     }
 
     /// Passes all prompts through the stages once.
@@ -58,5 +64,23 @@ impl<'a> Bench<'a> {
         }
         measured.seconds.total = start.elapsed().as_secs_f64();
         Ok(measured)
+    }
+
+    /// Labels the thoughts of all prompts once, each by so many rollouts; every question counts as one worth labelling.
+    pub fn annotate(&mut self, prompts: &[Prompt], rollouts: NonZeroUsize) -> Result<Measured, Error> {
+        let Party { mind, settings, .. } = self.party;
+        let judge = |_: usize, _: &[u32]| Ok(Verdict::default());
+        let explorer = Explorer { mind, settings, labels: Labels::Rollouts(rollouts), keep_all: true, judge: &judge };
+        self.kept.spent = Spent::default();
+        let mut measured = Measured::default();
+        let start = Instant::now();
+        explorer.run_again(prompts, &mut self.kept, &mut |annotated| {
+            measured.trajectories += annotated.paths.len();
+            measured.rollouts.0 += annotated.rollouts;
+            ControlFlow::Continue(())
+        })?;
+        let Spent { seconds, rollouts, cost } = self.kept.spent;
+        let seconds = Seconds { total: start.elapsed().as_secs_f64(), ..seconds };
+        Ok(Measured { seconds, flops: cost.flops, rollouts: (measured.rollouts.0, rollouts), ..measured })
     }
 }

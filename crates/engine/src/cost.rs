@@ -22,18 +22,32 @@ impl Cost {
 
     /// One row with so many thoughts and answer tokens.
     pub(crate) fn add_row(&mut self, party: &Party<'_>, prompt: usize, thoughts: usize, answer: usize) {
-        let mind = party.mind;
-        let steps = thoughts + mind.method.end.len() + answer;
+        let steps = thoughts + party.mind.method.end.len() + answer;
         // The last answer token is said, not fed.
-        self.flops += positions(&mind.decoder, prompt - own_prompt(party, prompt), prompt + steps - 1);
-        self.flops += thoughts as f64 * mind.head.flops(&mind.decoder) + answer as f64 * mind.decoder.flops_per_logits();
-        if matches!(party.settings.length, LatentLength::AtMost(_)) {
-            self.flops += thoughts as f64 * mind.decoder.flops_per_logits();
-        }
+        self.flops += positions(&party.mind.decoder, prompt - own_prompt(party, prompt), prompt + steps - 1);
+        self.add_made(party, thoughts, answer);
         if let Some(judge) = party.judge {
             self.flops += positions(&judge.decoder, prompt, prompt + thoughts);
         }
         self.steps += steps as u64;
+    }
+
+    /// A rollout that was given thoughts, of which it fed the last itself, and made so many more and answer tokens.
+    pub(crate) fn add_rollout(&mut self, party: &Party<'_>, (prompt, given): (usize, usize), made: usize, answer: usize) {
+        let from = prompt + given - 1;
+        let steps = 1 + made + party.mind.method.end.len() + answer;
+        self.flops += positions(&party.mind.decoder, from, from + steps - 1);
+        self.add_made(party, made, answer);
+        self.steps += steps as u64;
+    }
+
+    /// What heads take: of thoughts, and of logits wherever a token is read.
+    fn add_made(&mut self, party: &Party<'_>, thoughts: usize, answer: usize) {
+        let mind = party.mind;
+        self.flops += thoughts as f64 * mind.head.flops(&mind.decoder) + answer as f64 * mind.decoder.flops_per_logits();
+        if matches!(party.settings.length, LatentLength::AtMost(_)) {
+            self.flops += thoughts as f64 * mind.decoder.flops_per_logits();
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! After the last thought: the end tokens, then the answer, greedily, until it ends. Rows that finish leave the batch.
+//! After the last thought: the end tokens, then the answer, greedily or drawn, until it ends. Rows that finish leave the
+//! batch. Rows that neither think nor have end tokens answer from their prompt's last hidden state.
 
 use model::{Cache, Masks, Pass};
 use tensor::{DeviceError, Tensor, ops};
@@ -12,7 +13,9 @@ use crate::think::{Thoughts, pick};
 pub(crate) struct Spoken {
     /// Each row's tokens, the ending one included.
     pub(crate) tokens: Vec<Vec<u32>>,
-    /// The hidden state at each row's last end token, from which its first token was read: (rows, width).
+    /// The sum of each row's tokens' log-probabilities.
+    pub(crate) logprobs: Vec<f32>,
+    /// The hidden state at each row's last position before the answer, from which its first token was read: (rows, width).
     pub(crate) first: Tensor,
 }
 
@@ -24,27 +27,34 @@ pub(crate) fn decode(
     limit: usize,
     chance: Chance<'_>,
 ) -> Result<Spoken, DeviceError> {
-    let chance = chance.perturbation.reaches_the_answer().then_some((chance, usize::MAX));
-    let first = end_thoughts(mind, cache, thoughts, chance.map(|(c, _)| c))?;
+    let dropout = chance.perturbation.reaches_the_answer().then_some((chance, usize::MAX));
+    let first = match thoughts.after_prompt.take() {
+        Some(hidden) if mind.method.end.is_empty() => hidden,
+        _ => end_thoughts(mind, cache, thoughts, dropout.map(|(c, _)| c))?,
+    };
     let rows = &mut thoughts.rows;
-    let mut spoken = vec![Vec::new(); rows.len()];
+    let (mut spoken, mut logprobs) = (vec![Vec::new(); rows.len()], vec![0.0; rows.len()]);
     let (mut live, mut hidden): (Vec<usize>, _) = ((0..rows.len()).collect(), first.clone());
     for _ in 0..limit {
-        let tokens = ops::argmax(mind.decoder.device(), &hidden, mind.decoder.head())?;
-        live.iter().zip(&tokens).for_each(|(&r, &token)| spoken[r].push(token));
+        let draws = || live.iter().map(|&r| rows[r].draw(chance.randomness)).collect();
+        let words = chance.words(&mind.decoder, &hidden, draws)?;
+        for (&r, word) in live.iter().zip(&words) {
+            spoken[r].push(word.token);
+            logprobs[r] += word.logprob;
+        }
         let goes_on = |&(i, r): &(usize, usize)| {
             let has_room = spoken[r].len() < limit && rows[r].sequence.len() < mind.decoder.config().context;
-            has_room && !mind.method.eos.contains(&tokens[i])
+            has_room && !mind.method.eos.contains(&words[i].token)
         };
         let (stay, next): (Vec<usize>, Vec<usize>) = live.iter().copied().enumerate().filter(goes_on).unzip();
         if next.is_empty() {
             break;
         }
-        let x = mind.embed(&stay.iter().map(|&i| tokens[i]).collect::<Vec<_>>())?;
-        hidden = step(mind, cache, &mut pick(rows, &next), x, chance)?;
+        let x = mind.embed(&stay.iter().map(|&i| words[i].token).collect::<Vec<_>>())?;
+        hidden = step(mind, cache, &mut pick(rows, &next), x, dropout)?;
         live = next;
     }
-    Ok(Spoken { tokens: spoken, first })
+    Ok(Spoken { tokens: spoken, logprobs, first })
 }
 
 /// Feeds what is left of the thoughts and the end tokens, in one pass; clean unless there is a `chance`.

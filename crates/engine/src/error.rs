@@ -17,10 +17,35 @@ pub enum Error {
     Device(#[from] tensor::DeviceError),
 
     /// Nothing in the checkpoint says which family it is.
-    #[error("{}: not recognised as a latent reasoner: no projector, mean head or projection head, and no {} token; pass --method coconut|codi|colar|latent-sft|rot if you know better", dir.display(), "<|start-latent|>")]
+    #[error("{}: not recognised as a latent reasoner: no projector, mean head or projection head, and no {} token; pass --method coconut|codi|colar|latent-sft|rot if you know better, or --method cot for a model that thinks in words", dir.display(), "<|start-latent|>")]
     Unrecognised {
         /// The checkpoint directory.
         dir: PathBuf,
+    },
+
+    /// config.json names a family that there is not.
+    #[error("{}: field `latent_tts.family` is `{name}`, and there is no such family; write one of {}, or pass --method", dir.join("config.json").display(), Family::ALL.map(Family::name).join(", "))]
+    UnknownFamily {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// What it names.
+        name: String,
+    },
+
+    /// Thoughts of open length in a family without a token that ends them.
+    #[error("{family} has no token that ends thoughts, so that `<=` in --thoughts would never end one; give a fixed number")]
+    EndlessThoughts {
+        /// The family.
+        family: Family,
+    },
+
+    /// A perturbation of thoughts where there are none.
+    #[error(
+        "there are no thoughts to perturb: with --thoughts 0, as {family} has it unless told otherwise, trajectories differ by --sampler tokens, or by dropout with --scope all"
+    )]
+    NothingToPerturb {
+        /// The family.
+        family: Family,
     },
 
     /// A reward model was given where a reasoner belongs.
@@ -131,5 +156,31 @@ pub enum Error {
         need: usize,
         /// What there is.
         budget: usize,
+    },
+
+    /// The trajectories of one question do not fit the memory budget.
+    #[error(
+        "question {id}: its {trajectories} trajectories and one rollout need {need} MiB for their keys and values, the budget is {budget} MiB; raise --memory or lower --trajectories or --max-new-tokens"
+    )]
+    RolloutMemory {
+        /// The question's number.
+        id: u32,
+        /// How many there are.
+        trajectories: usize,
+        /// What they need.
+        need: usize,
+        /// What there is.
+        budget: usize,
+    },
+
+    /// Rollouts beyond those that have a name in the random function.
+    #[error("{count} {what} are too many to annotate; pass at most {most}")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// How many there may be.
+        most: usize,
     },
 }

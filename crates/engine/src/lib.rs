@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`pipeline`] strings the stages together over waves that [`settings::Settings::memory`] bounds; [`method`] holds what
-//! differs between the five families; [`replay`] opens the stages for comparison with other implementations.
+//! differs between the families; [`replay`] opens the stages for comparison with other implementations.
 
 pub mod answer;
 pub mod bench;
@@ -23,15 +23,17 @@ pub mod prompt;
 pub mod question;
 pub mod reasoner;
 pub mod replay;
+pub mod rollout;
 mod score;
 pub mod settings;
 mod think;
 mod wave;
 
 pub use error::Error;
-pub use method::{Family, LatentLength, Method};
+pub use method::{Family, LatentLength, Method, Range};
 pub use perturb::{Perturbation, Probability, Scope, Sites};
 pub use pipeline::{Engine, Outcome};
 pub use question::Question;
 pub use reasoner::{Extras, Mind, Reasoner, RewardModel};
 pub use settings::Settings;
+pub use tensor::ops::Nucleus;

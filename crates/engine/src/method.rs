@@ -1,19 +1,19 @@
-//! The five families as data: what a prompt looks like, how long to think, how thoughts end, where the answer is.
+//! The families as data: what a prompt looks like, how long to think, how thoughts end, where the answer is.
 //!
-//! One method runs them all. A family is recognised by what its checkpoint holds; nothing else in the engine asks which
-//! family it is.
+//! One method runs them all, the baseline that thinks in words included. A family is recognised by what its checkpoint
+//! says or holds; nothing else in the engine asks which family it is.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use model::config::Architecture;
+use model::config::{Architecture, Defaults};
 use model::{Checkpoint, Tokenizer};
 
 use crate::answer::{Rule, Scope as Text};
 use crate::error::Error;
 use crate::perturb::Sites;
 
-/// A family of latent reasoners.
+/// A family of reasoners: five that think in vectors, and their baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Hidden states are fed back as they are.
@@ -26,11 +26,14 @@ pub enum Family {
     LatentSft,
     /// Render-of-Thought: a head predicts what a picture of the thought would look like.
     Rot,
+    /// No thoughts but words: explicit chains of thought, or answers without any. Every plain language model could be
+    /// one, so that it is never recognised by what a checkpoint holds.
+    Cot,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Coconut, Self::Codi, Self::Colar, Self::LatentSft, Self::Rot];
+    pub const ALL: [Self; 6] = [Self::Coconut, Self::Codi, Self::Colar, Self::LatentSft, Self::Rot, Self::Cot];
 
     /// The name that commands take.
     pub fn name(self) -> &'static str {
@@ -40,6 +43,7 @@ impl Family {
             Self::Colar => "colar",
             Self::LatentSft => "latent-sft",
             Self::Rot => "rot",
+            Self::Cot => "cot",
         }
     }
 
@@ -48,8 +52,16 @@ impl Family {
         Self::ALL.into_iter().find(|f| f.name() == name)
     }
 
-    /// What a checkpoint's tensors, tokens and configuration say.
-    pub fn recognise(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Option<Self> {
+    /// What a checkpoint's config.json says by name, else what its tensors, tokens and configuration hold.
+    pub fn recognise(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        let dir = || checkpoint.dir().to_owned();
+        match &checkpoint.config().defaults.family {
+            Some(name) => Self::from_name(name).ok_or_else(|| Error::UnknownFamily { dir: dir(), name: name.clone() }),
+            None => Self::by_content(checkpoint, tokenizer).ok_or_else(|| Error::Unrecognised { dir: dir() }),
+        }
+    }
+
+    fn by_content(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Option<Self> {
         let config = checkpoint.config();
         let heads =
             [("projector.1.weight", Self::Codi), ("lt_head.mean.weight", Self::Colar), ("projection_head.1.weight", Self::Rot)];
@@ -75,19 +87,56 @@ impl fmt::Display for Family {
 /// How many thoughts a row has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatentLength {
+    /// None: the answer follows the prompt.
+    None,
     /// That many.
     Exactly(NonZeroUsize),
     /// Until the model's likeliest token is the end of thinking; at the limit the end is forced. None at all is legal.
     AtMost(NonZeroUsize),
-    /// Each row draws its number from the range, ends included.
-    Between(NonZeroUsize, NonZeroUsize),
+    /// Each row draws its number from the range.
+    Between(Range),
+}
+
+/// Numbers of thoughts, ends included; never empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    low: NonZeroUsize,
+    high: NonZeroUsize,
+}
+
+impl Range {
+    /// From `low` to `high`, if there is anything between them.
+    pub fn new(low: NonZeroUsize, high: NonZeroUsize) -> Option<Self> {
+        (low <= high).then_some(Self { low, high })
+    }
+
+    /// The smallest number.
+    pub fn low(self) -> NonZeroUsize {
+        self.low
+    }
+
+    /// The largest number.
+    pub fn high(self) -> NonZeroUsize {
+        self.high
+    }
 }
 
 impl LatentLength {
     /// The most thoughts that a row can have.
     pub fn limit(self) -> usize {
         match self {
-            Self::Exactly(n) | Self::AtMost(n) | Self::Between(_, n) => n.get(),
+            Self::None => 0,
+            Self::Exactly(n) | Self::AtMost(n) => n.get(),
+            Self::Between(range) => range.high.get(),
+        }
+    }
+
+    /// The same rule for another number of thoughts.
+    fn with(self, thoughts: usize) -> Self {
+        match (self, NonZeroUsize::new(thoughts)) {
+            (_, None) => Self::None,
+            (Self::AtMost(_), Some(n)) => Self::AtMost(n),
+            (_, Some(n)) => Self::Exactly(n),
         }
     }
 }
@@ -106,7 +155,7 @@ pub struct Method {
     pub after: &'static str,
     /// Tokens after that text.
     pub then: Vec<u32>,
-    /// Tokens fed after the last thought. The first one is the token that ends thoughts of open length.
+    /// Tokens fed after the last thought; perhaps none. The first one is the token that ends thoughts of open length.
     pub end: Vec<u32>,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
@@ -116,9 +165,9 @@ pub struct Method {
     pub max_new_tokens: usize,
     /// Where the answer is in the decoded text.
     pub rule: Rule,
-    /// The paper's dropout rate for this backbone.
+    /// The dropout rate: the model's own, else the paper's for this backbone.
     pub p: f32,
-    /// The paper's noise for this backbone.
+    /// The noise: the model's own, else the paper's for this backbone.
     pub sigma: f32,
     /// Where dropout falls if nothing else is said.
     pub sites: Sites,
@@ -144,7 +193,7 @@ impl Method {
             sigma: if gpt2 { 0.6 } else { 0.02 },
             sites: if gpt2 { Sites::BOTH } else { Sites::MLP },
         };
-        Ok(match family {
+        let method = match family {
             Family::Coconut => {
                 let [start, end] = tokens.markers()?;
                 Self { after: "\n", then: vec![start], end: vec![end], ..base }
@@ -183,7 +232,20 @@ impl Method {
                 rule: Rule::Cascade,
                 ..base
             },
-        })
+            Family::Cot => Self { after: "\n", length: LatentLength::None, max_new_tokens: 128, ..base },
+        };
+        Ok(method.with(&checkpoint.config().defaults))
+    }
+
+    /// What whoever trained the model says wins over what is customary in its family.
+    fn with(self, said: &Defaults) -> Self {
+        Self {
+            length: said.thoughts.map_or(self.length, |thoughts| self.length.with(thoughts)),
+            max_new_tokens: said.max_new_tokens.unwrap_or(self.max_new_tokens),
+            p: said.p.map_or(self.p, |p| p as f32),
+            sigma: said.sigma.map_or(self.sigma, |sigma| sigma as f32),
+            ..self
+        }
     }
 }
 

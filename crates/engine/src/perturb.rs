@@ -1,9 +1,11 @@
-//! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed.
+//! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed, or words that are drawn.
 
-use model::{Dropout, Masks};
-use tensor::ops::{self, Draws};
+use model::{Decoder, Dropout, Masks};
+use tensor::ops::{self, Draws, Nucleus, Word};
 use tensor::rng::{Draw, Site};
 use tensor::{Device, DeviceError, Tensor};
+
+use crate::method::Range;
 
 /// A share in `[0, 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -69,6 +71,8 @@ pub enum Perturbation {
         /// Its standard deviation.
         std: f32,
     },
+    /// Tokens of the answer are drawn; thoughts, if there are any, are the same in every row.
+    Tokens(Nucleus),
 }
 
 impl Perturbation {
@@ -80,6 +84,11 @@ impl Perturbation {
     /// Whether the pass over the last prompt token differs from row to row.
     pub fn last_token_is_private(&self) -> bool {
         matches!(self, Self::Dropout { .. })
+    }
+
+    /// Whether it falls on thoughts alone, and so does nothing where there are none.
+    pub(crate) fn is_of_thoughts_alone(&self) -> bool {
+        matches!(self, Self::Dropout { scope: Scope::Thoughts, .. } | Self::Gaussian { .. })
     }
 
     /// Whether dropout goes on after the thoughts.
@@ -141,8 +150,8 @@ impl RowId {
     }
 
     /// The number of thoughts that a row of variable length draws.
-    pub(crate) fn length(self, seed: u64, low: usize, high: usize) -> usize {
-        self.draw(seed, 0).between(Site::Length, low, high)
+    pub(crate) fn length(self, seed: u64, range: Range) -> usize {
+        self.draw(seed, 0).between(Site::Length, range.low().get(), range.high().get())
     }
 }
 
@@ -173,6 +182,20 @@ impl Chance<'_> {
                 let noise = rows.iter().flat_map(|row| recording.noise(t, row.trajectory).to_vec()).collect();
                 ops::add(device, x, &Tensor::from_vec(rows.len(), x.cols(), noise).to_device(device)?)
             }
+        }
+    }
+
+    /// The next token of each row of hidden (rows, width): the likeliest, or drawn if tokens are. `draws` names the
+    /// perturbed rows' numbers at the position where the token is fed.
+    pub(crate) fn words(
+        &self,
+        decoder: &Decoder,
+        hidden: &Tensor,
+        draws: impl FnOnce() -> Vec<Option<Draw>>,
+    ) -> Result<Vec<Word>, DeviceError> {
+        match self.perturbation {
+            Perturbation::Tokens(from) => ops::drawn(decoder.device(), hidden, decoder.head(), &draws(), from),
+            _ => ops::likeliest(decoder.device(), hidden, decoder.head()),
         }
     }
 

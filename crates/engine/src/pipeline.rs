@@ -120,6 +120,7 @@ impl Gathering {
             answer: answer.map(|a| a.canonical()),
             text,
             scores: row.scores,
+            logprob: row.logprob.is_finite().then_some(row.logprob),
         };
         if row.perturbed {
             let vectors = row.vectors.unwrap_or_default();

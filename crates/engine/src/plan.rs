@@ -37,6 +37,7 @@ pub(crate) struct Plan<'a> {
 impl<'a> Plan<'a> {
     pub(crate) fn new(party: &Party<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
         let Party { mind, judge, settings, .. } = *party;
+        settings.check(&mind.method)?;
         // More thoughts than the context has positions are refused below, whatever their number.
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let plan = Self {
@@ -122,7 +123,8 @@ pub(crate) fn own_positions(mind: &Mind, thoughts: usize, max_new_tokens: usize)
     1 + thoughts + mind.method.end.len() + max_new_tokens.min(mind.decoder.config().context)
 }
 
-fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(), Error> {
+/// Refuses a prompt that leaves no room for an answer after so many positions more.
+pub(crate) fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(), Error> {
     if prompt.tokens.len() + more >= config.context {
         return Err(Error::TooLong { id: prompt.id, prompt: prompt.tokens.len(), thoughts: more, context: config.context });
     }

@@ -89,8 +89,7 @@ pub struct Extras {
 impl Extras {
     /// Reads them from a checkpoint; `family` overrides what is recognised.
     pub fn read(device: &Device, checkpoint: &Checkpoint, tokenizer: &Tokenizer, family: Option<Family>) -> Result<Self, Error> {
-        let recognised = || Family::recognise(checkpoint, tokenizer);
-        let family = family.or_else(recognised).ok_or_else(|| Error::Unrecognised { dir: checkpoint.dir().to_owned() })?;
+        let family = family.map_or_else(|| Family::recognise(checkpoint, tokenizer), Ok)?;
         let method = Method::resolve(family, checkpoint, tokenizer)?;
         let head = latent_head(device, family, checkpoint)?;
         let markers = markers(&method, checkpoint)?;
@@ -104,7 +103,7 @@ fn latent_head(device: &Device, family: Family, checkpoint: &Checkpoint) -> Resu
         |name: &str, otherwise: usize| checkpoint.shape(name).map_or(otherwise, |s| s.first().copied().unwrap_or(otherwise));
     let width = config.width;
     Ok(match family {
-        Family::Coconut => LatentHead::Identity,
+        Family::Coconut | Family::Cot => LatentHead::Identity,
         Family::Codi => LatentHead::projector(device, config, checkpoint, rows("projector.1.weight", width))?,
         Family::Colar => {
             let std = config.latent.embedding_std.unwrap_or(COLAR_STD);
@@ -119,8 +118,8 @@ fn latent_head(device: &Device, family: Family, checkpoint: &Checkpoint) -> Resu
 fn markers(method: &Method, checkpoint: &Checkpoint) -> Result<BTreeMap<u32, Vec<f32>>, Error> {
     let mut out = BTreeMap::new();
     for (name, tokens) in [("img_begin_emb", &method.then), ("img_end_emb", &method.end)] {
-        if checkpoint.has(name) {
-            out.insert(tokens[0], checkpoint.tensor(name, &[checkpoint.config().width])?);
+        if let (true, Some(&token)) = (checkpoint.has(name), tokens.first()) {
+            out.insert(token, checkpoint.tensor(name, &[checkpoint.config().width])?);
         }
     }
     Ok(out)

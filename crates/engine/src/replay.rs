@@ -40,7 +40,9 @@ pub struct Replayed {
     pub thoughts: Tensor,
     /// The answer's tokens.
     pub tokens: Vec<u32>,
-    /// Logits at the last end token.
+    /// The sum of their log-probabilities.
+    pub logprob: f32,
+    /// Logits at the last position before the answer.
     pub first_logits: Vec<f32>,
 }
 
@@ -68,16 +70,17 @@ pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Result<Vec<Replaye
             thought.copy_from_slice(given.row(row.thoughts.len()));
         }
     };
-    let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer) };
+    let thinking = Thinking { length: how.length, chance, steer: Some(&mut steer), keep_clean: false };
     let (spoken, logits) = mind.decoder.device().run(|| {
         let started = prefill(mind, &mut cache, &[prompt], &starts, chance)?;
         let mut thoughts = think(mind, &mut cache, started, thinking)?;
         let spoken = decode(mind, &mut cache, &mut thoughts, how.max_new_tokens.get(), chance)?;
         let logits = head::logits(&mind.decoder, &spoken.first)?.to_host()?;
-        Ok::<_, DeviceError>((spoken.tokens, logits))
+        Ok::<_, DeviceError>((spoken, logits))
     })?;
-    let both = made.into_iter().zip(spoken).enumerate();
-    Ok(both.map(|(r, (thoughts, tokens))| Replayed { thoughts, tokens, first_logits: logits.row(r).to_vec() }).collect())
+    let said = spoken.tokens.into_iter().zip(spoken.logprobs);
+    let row = |(r, (thoughts, (tokens, logprob)))| Replayed { thoughts, tokens, logprob, first_logits: logits.row(r).to_vec() };
+    Ok(made.into_iter().zip(said).enumerate().map(row).collect())
 }
 
 /// Step rewards of given thoughts, row by row.
@@ -91,7 +94,7 @@ pub fn rewards(judge: &RewardModel, prompt: &Prompt, thoughts: &[Tensor]) -> Res
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows())).sum();
     let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()))?;
     let all = all.to_device(judge.decoder.device())?;
-    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &Thoughts { rows, all }))
+    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &Thoughts { rows, all, after_prompt: None, clean: None }))
 }
 
 fn start(prompt: &Prompt, row: usize) -> Start {

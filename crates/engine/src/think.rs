@@ -39,6 +39,10 @@ pub(crate) struct Thoughts {
     pub(crate) rows: Vec<Row>,
     /// The vectors that are fed, step after step: (thoughts of all rows, width). They stay on the device.
     pub(crate) all: Tensor,
+    /// The hidden state at each row's last prompt token, where rows do not think and may answer from it: (rows, width).
+    pub(crate) after_prompt: Option<Tensor>,
+    /// The same before noise was added, if that was asked for.
+    pub(crate) clean: Option<Tensor>,
 }
 
 /// How to think.
@@ -46,6 +50,8 @@ pub(crate) struct Thinking<'a> {
     pub(crate) length: LatentLength,
     pub(crate) chance: Chance<'a>,
     pub(crate) steer: Option<&'a mut Steer<'a>>,
+    /// Whether thoughts are wanted as they were before noise, too.
+    pub(crate) keep_clean: bool,
 }
 
 /// Sees, and may replace, the next thought of a row before it is stored and fed.
@@ -53,19 +59,36 @@ pub(crate) type Steer<'a> = dyn FnMut(&Row, &mut [f32]) + Send + 'a;
 
 /// Thinks until every row has ended: by its length, by its own decision, or at the limit.
 pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Thinking<'_>) -> Result<Thoughts, DeviceError> {
+    let limits: Vec<usize> = started.rows.iter().map(|row| limit(row, how.length, how.chance.randomness)).collect();
+    think_on(mind, cache, started, &limits, how)
+}
+
+/// [`think`] of rows that may have so many thoughts more, each at least one.
+pub(crate) fn think_on(
+    mind: &Mind,
+    cache: &mut Cache,
+    started: Started,
+    limits: &[usize],
+    how: Thinking<'_>,
+) -> Result<Thoughts, DeviceError> {
     let Started { mut rows, mut hidden } = started;
-    let Thinking { length, chance, mut steer } = how;
+    let Thinking { length, chance, mut steer, keep_clean } = how;
     let device = mind.decoder.device();
-    let limits: Vec<usize> = rows.iter().map(|row| limit(row, length, chance.randomness)).collect();
+    if length == LatentLength::None {
+        return Ok(Thoughts { rows, all: ops::select(device, &hidden, &[])?, after_prompt: Some(hidden), clean: None });
+    }
     let mut live: Vec<usize> = (0..rows.len()).collect();
-    let (mut steps, mut count) = (Vec::new(), 0);
-    for t in 0..length.limit() {
+    let (mut steps, mut clean, mut count) = (Vec::new(), Vec::new(), 0);
+    for t in 0..limits.iter().copied().max().unwrap_or(0) {
         let made = mind.head.thoughts(&mind.decoder, &hidden)?;
         let mut thoughts = made.thoughts;
         if matches!(length, LatentLength::AtMost(_)) {
             let likeliest = made.likeliest.map_or_else(|| ops::argmax(device, &hidden, mind.decoder.head()), Ok)?;
-            let stay = keep(&mut live, |i, _| likeliest[i] != mind.method.end[0]);
+            let stay = keep(&mut live, |i, _| mind.method.end.first() != Some(&likeliest[i]));
             thoughts = ops::select(device, &thoughts, &stay)?;
+        }
+        if keep_clean {
+            clean.push(thoughts.clone());
         }
         let ids: Vec<RowId> = live.iter().map(|&r| rows[r].start.id).collect();
         let draws = || live.iter().map(|&r| rows[r].draw(chance.randomness)).collect();
@@ -88,8 +111,9 @@ pub(crate) fn think(mind: &Mind, cache: &mut Cache, started: Started, how: Think
         }
         hidden = step(mind, cache, &mut pick(&mut rows, &live), x, Some((chance, t + 1)))?;
     }
-    let all = ops::concat(device, &steps.iter().collect::<Vec<_>>())?;
-    Ok(Thoughts { rows, all })
+    let concat = |steps: Vec<Tensor>| ops::concat(device, &steps.iter().collect::<Vec<_>>());
+    let clean = if keep_clean { Some(concat(clean)?) } else { None };
+    Ok(Thoughts { rows, all: concat(steps)?, after_prompt: None, clean })
 }
 
 /// Leaves rows out of `live`; returns the places in it of those that stay.
@@ -99,11 +123,10 @@ fn keep(live: &mut Vec<usize>, stays: impl Fn(usize, usize) -> bool) -> Vec<usiz
     places
 }
 
-fn limit(row: &Row, length: LatentLength, randomness: Randomness<'_>) -> usize {
+/// The most thoughts that a row may have.
+pub(crate) fn limit(row: &Row, length: LatentLength, randomness: Randomness<'_>) -> usize {
     match (length, randomness) {
-        (LatentLength::Between(low, high), Randomness::Seeded(seed)) if row.start.perturbed => {
-            row.start.id.length(seed, low.get(), high.get())
-        }
+        (LatentLength::Between(range), Randomness::Seeded(seed)) if row.start.perturbed => row.start.id.length(seed, range),
         _ => length.limit(),
     }
 }

@@ -33,6 +33,7 @@ pub(crate) struct Finished {
     pub(crate) thoughts: usize,
     pub(crate) vectors: Option<Tensor>, // (thoughts, width), if they are kept
     pub(crate) tokens: Vec<u32>,
+    pub(crate) logprob: f32,
     pub(crate) scores: Option<Vec<f32>>,
 }
 
@@ -94,7 +95,8 @@ impl Party<'_> {
 
         let started = prefill(self.mind, cache, &prompts, &starts, chance)?;
         lap(&mut seconds.prefill)?;
-        let mut thoughts = think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None })?;
+        let mut thoughts =
+            think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None, keep_clean: false })?;
         lap(&mut seconds.thoughts)?;
         let judging = self.judge.zip(judge_cache.as_mut());
         let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &thoughts)).transpose()?;
@@ -105,12 +107,14 @@ impl Party<'_> {
 
         let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
         let mut scores = scores.map(Vec::into_iter);
-        let mut finished = thoughts.rows.into_iter().zip(spoken.tokens).map(|(row, tokens)| Finished {
+        let said = spoken.tokens.into_iter().zip(spoken.logprobs);
+        let mut finished = thoughts.rows.into_iter().zip(said).map(|(row, (tokens, logprob))| Finished {
             id: row.start.id,
             perturbed: row.start.perturbed,
             thoughts: row.thoughts.len(),
             vectors: all.as_ref().map(|all| all.select(row.thoughts.into_iter())),
             tokens,
+            logprob,
             scores: scores.as_mut().and_then(Iterator::next),
         });
         Ok(wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect())
@@ -165,7 +169,12 @@ impl Caches {
     }
 }
 
-fn ready(cache: &mut Option<Cache>, slots: usize, make: impl Fn(usize) -> Result<Cache, DeviceError>) -> Result<(), DeviceError> {
+/// An empty cache of at least so many slots: the one that is there, or a new one in its place.
+pub(crate) fn ready(
+    cache: &mut Option<Cache>,
+    slots: usize,
+    make: impl Fn(usize) -> Result<Cache, DeviceError>,
+) -> Result<(), DeviceError> {
     match cache {
         Some(cache) if cache.slots() >= slots => cache.clear(),
         _ => {

@@ -3,7 +3,7 @@
 //! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
 //! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once.
 
-use tensor::ops::{Attend, KvStore, Span};
+use tensor::ops::{Attend, KvGrads, KvStore, Span};
 use tensor::{Device, DeviceError};
 
 use crate::config::Config;
@@ -39,9 +39,31 @@ impl Sequence {
 
     /// A sequence that starts with the same positions and goes its own way. Nothing is copied.
     pub fn fork(&self) -> Self {
-        Self { room: 0, ..self.clone() }
+        self.fork_at(self.len())
+    }
+
+    /// A fork that shares the first `len` positions alone.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn fork_at(&self, len: usize) -> Self {
+        assert!(len <= self.len(), "a sequence of {} positions cannot be forked at {len}", self.len());
+        let (mut spans, mut left) = (Vec::with_capacity(self.spans.len() + 1), len as u32);
+        for span in &self.spans {
+            let len = span.len.min(left);
+            if len == 0 {
+                break;
+            }
+            spans.push(Span { len, ..*span });
+            left -= len;
+        }
+        Self { spans, room: 0, len: len as u32 }
     }
 }
+
+/// How much of a cache was in use at some moment; see [`Cache::rewind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u32);
 
 impl Cache {
     /// An empty cache for a decoder of that shape.
@@ -64,9 +86,24 @@ impl Cache {
         self.kv.slots()
     }
 
+    /// Gradients of everything that it holds, all zero.
+    pub fn gradients(&self, device: &Device) -> Result<KvGrads, DeviceError> {
+        KvGrads::zeros(device, &self.kv)
+    }
+
     /// Takes all slots back. Sequences made before must not be used any more.
     pub fn clear(&mut self) {
         self.used = 0;
+    }
+
+    /// This moment, to come back to.
+    pub fn mark(&self) -> Mark {
+        Mark(self.used)
+    }
+
+    /// Takes back the slots handed out since then. Of sequences that grew since, only forks at what they held then may be used.
+    pub fn rewind(&mut self, mark: Mark) {
+        self.used = self.used.min(mark.0);
     }
 
     /// Makes room for one more position and returns its slot.
@@ -155,5 +192,23 @@ mod tests {
         assert_eq!(next.spans, [Span { start: 0, len: 3 }, Span { start: 16, len: 1 }, Span { start: 32, len: 1 }]);
         cache.clear();
         assert_eq!(cache.used, 0);
+    }
+
+    #[test]
+    fn a_fork_goes_on_from_any_position_and_what_came_since_is_taken_back() {
+        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        (0..5).for_each(|_| pass.push(&mut cache, &mut prefix, false));
+        let mut path = prefix.fork();
+        (0..3).for_each(|_| pass.push(&mut cache, &mut path, false));
+        let mark = cache.mark();
+        for _ in 0..2 {
+            let mut other = path.fork_at(6);
+            assert_eq!((other.len(), &other.spans[..]), (6, &[Span { start: 0, len: 5 }, Span { start: 16, len: 1 }][..]));
+            pass.push(&mut cache, &mut other, false);
+            assert_eq!(other.spans[2], Span { start: 32, len: 1 });
+            assert_eq!(path.fork_at(5), prefix.fork());
+            cache.rewind(mark);
+        }
+        assert_eq!(path.fork_at(0), Sequence::default());
     }
 }

@@ -11,6 +11,8 @@ mod parse;
 
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::error::{self, Error};
 
 /// Which published model class the weights were written by; decides the weight names.
@@ -95,6 +97,28 @@ pub struct LatentFields {
     pub embedding_std: Option<f32>,
 }
 
+/// `latent_tts`: what whoever trained a model says about using it. Each field wins over what is recognised and over its
+/// family's default; none has to be there. It is written as it is read; numbers are as wide as JSON's, so that they stay
+/// what was typed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Defaults {
+    /// The family's name, as `--method` takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
+    /// Thoughts of a trajectory, exactly or at most as the family counts them; 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thoughts: Option<usize>,
+    /// Answer tokens at most; not 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_new_tokens: Option<usize>,
+    /// The dropout rate, in `[0, 1)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p: Option<f64>,
+    /// The noise's standard deviation; finite and not negative.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sigma: Option<f64>,
+}
+
 /// The blueprint of a decoder. See the module's header for what holds of every value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -132,9 +156,20 @@ pub struct Config {
     pub eos: Vec<u32>,
     /// What latent reasoners add.
     pub latent: LatentFields,
+    /// How to use the model, as far as it says.
+    pub defaults: Defaults,
 }
 
 impl Config {
+    /// What published files put before the decoder's canonical names.
+    pub fn weight_prefix(&self) -> &'static str {
+        match self.architecture {
+            Architecture::Gpt2 => "transformer.",
+            Architecture::Llama => "model.",
+            Architecture::Qwen3 => "model.language_model.",
+        }
+    }
+
     /// Reads `config.json`, and `generation_config.json` beside it, whose end tokens win as they do in transformers.
     pub fn read(dir: &Path) -> Result<Config, Error> {
         if !dir.is_dir() {

@@ -4,6 +4,8 @@
 //! changes. A pass computes any mixture of new positions (whole prompts, single thoughts of many rows) over what the
 //! cache holds.
 
+mod learner;
+
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -18,7 +20,9 @@ use crate::cache::{Cache, Pass};
 use crate::config::{self, Config, Mlp, Positions};
 use crate::error::Error;
 use crate::source::TensorSource;
-use crate::weights::Weights;
+use crate::weights::Parts;
+
+pub use learner::{Learner, Segment};
 
 /// A decoder's weights, packed for the device.
 #[derive(Debug)]
@@ -79,18 +83,18 @@ pub enum LmHead {
 impl Decoder {
     /// Takes a decoder's weights from `source` and packs them.
     pub fn load(device: &Device, config: &Config, source: &impl TensorSource, head: LmHead) -> Result<Self, Error> {
-        let weights = Weights::new(device, config, source);
-        let tied = config.tied || !weights.has_head();
-        let table = weights.embedding()?;
+        let parts = Parts(config);
+        let tied = config.tied || !Parts::has_head(source);
+        let table = parts.embedding().load(device, source)?;
         let (table, head) = match head {
             LmHead::Without => (Some(table), None),
             LmHead::With if tied => (None, Some(table)),
-            LmHead::With => (Some(table), Some(weights.head()?)),
+            LmHead::With => (Some(table), Some(parts.head().load(device, source)?)),
         };
-        let positions = if config.positions == Positions::Learned { Some(weights.positions()?) } else { None };
-        let blocks = (0..config.layers).map(|i| Block::load(config, &weights, i)).collect::<Result<_, _>>()?;
+        let positions = parts.positions(source)?.map(|(_, table)| table.to_device(device)).transpose()?;
+        let blocks = (0..config.layers).map(|i| Block::load(device, parts, source, i)).collect::<Result<_, _>>()?;
         let rope = rotations(config).map(|frequencies| Rope::new(device, frequencies)).transpose()?;
-        let final_norm = weights.final_norm()?;
+        let final_norm = parts.final_norm().load(device, source)?;
         Ok(Self {
             device: device.clone(),
             replays: Replays::default(),
@@ -190,8 +194,7 @@ impl Decoder {
         for (layer, block) in self.blocks.iter().enumerate() {
             let next = self.blocks.get(layer + 1);
             ops::linear(device, &work.normed, &block.qkv, (Activation::None, Format::Operand), &mut work.qkv)?;
-            let place = Place { heads, norms: block.qk_norm.as_ref().map(|(q, k)| (q, k)), rope: self.rope.as_ref() };
-            ops::place(device, &mut work.qkv, place, &mut cache.kv, layer, &part.seats)?;
+            ops::place(device, &mut work.qkv, self.placing(block), &mut cache.kv, layer, &part.seats)?;
             if next.is_none() {
                 part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
             }
@@ -208,6 +211,10 @@ impl Decoder {
             ops::residual(device, &work.inner, &block.mlp_out, mask, &mut part.x, normed)?;
         }
         Ok(std::mem::take(&mut work.normed))
+    }
+
+    fn placing<'a>(&'a self, block: &'a Block) -> Place<'a> {
+        Place { heads: self.config.heads, norms: block.qk_norm.as_ref().map(|(q, k)| (q, k)), rope: self.rope.as_ref() }
     }
 
     /// The MLP up to its last product: from `work.normed` into `work.inner`.
@@ -244,15 +251,19 @@ impl Decoder {
 }
 
 impl Block {
-    fn load(config: &Config, weights: &Weights<'_, impl TensorSource>, i: usize) -> Result<Self, Error> {
+    fn load(device: &Device, parts: Parts<'_>, source: &impl TensorSource, i: usize) -> Result<Self, Error> {
+        let qk_norm = match parts.qk_norm(i) {
+            Some([q, k]) => Some((q.load(device, source)?, k.load(device, source)?)),
+            None => None,
+        };
         Ok(Self {
-            attn_norm: weights.attn_norm(i)?,
-            qkv: weights.qkv(i)?,
-            qk_norm: if config.qk_norm { Some(weights.qk_norm(i)?) } else { None },
-            attn_out: weights.attn_out(i)?,
-            mlp_norm: weights.mlp_norm(i)?,
-            mlp_in: weights.mlp_in(i)?,
-            mlp_out: weights.mlp_out(i)?,
+            attn_norm: parts.attn_norm(i).load(device, source)?,
+            qkv: parts.qkv(i).load(device, source)?,
+            qk_norm,
+            attn_out: parts.attn_out(i).load(device, source)?,
+            mlp_norm: parts.mlp_norm(i).load(device, source)?,
+            mlp_in: parts.mlp_in(i).load(device, source)?,
+            mlp_out: parts.mlp_out(i).load(device, source)?,
         })
     }
 }
@@ -326,6 +337,7 @@ struct Part<'a> {
 }
 
 /// The rows of a part that were asked for.
+#[derive(Debug)]
 struct Narrow<'a> {
     rows: Indices, // counted from the part's first row
     views: Views<'a>,
@@ -382,6 +394,7 @@ impl<'a> Part<'a> {
 }
 
 /// The dropout of some rows.
+#[derive(Debug)]
 enum PartDropout {
     None,
     Drawn { p: f32, sites: [bool; 2], draws: Draws },

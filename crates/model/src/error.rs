@@ -13,6 +13,13 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
 
+    /// The backward of a part is not there.
+    #[error("a model with {what} cannot be trained; use a GPT-2 or a Llama")]
+    CannotLearn {
+        /// The part.
+        what: &'static str,
+    },
+
     /// The operating system refused.
     #[error("{}: {source}", path.display())]
     Io {

@@ -1,5 +1,7 @@
 //! What turns a hidden state into something else: the next thought, or a reward.
 
+mod learner;
+
 use tensor::ops::{self, Activation, Format, Linear, Norm};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -8,6 +10,8 @@ use crate::decoder::Decoder;
 use crate::error::Error;
 use crate::source::TensorSource;
 use crate::weights::Modules;
+
+pub use learner::{HeadKept, HeadLearner, LearnedLinear};
 
 /// How a family makes the next thought from a hidden state.
 #[derive(Debug)]

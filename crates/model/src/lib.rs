@@ -14,17 +14,20 @@ pub mod decoder;
 pub mod error;
 pub mod head;
 pub mod names;
+pub mod parameters;
+pub mod save;
 pub mod source;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
 pub mod tokenizer;
 mod weights;
 
-pub use cache::{Cache, Pass, Sequence};
+pub use cache::{Cache, Mark, Pass, Sequence};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
-pub use decoder::{Decoder, Dropout, LmHead, Masks};
+pub use decoder::{Decoder, Dropout, Learner, LmHead, Masks, Segment};
 pub use error::Error;
-pub use head::{LatentHead, RewardHead};
-pub use source::{RandomWeights, TensorSource};
+pub use head::{HeadKept, HeadLearner, LatentHead, LearnedLinear, RewardHead};
+pub use parameters::{LinearParameters, Named, NormParameters, Parameter};
+pub use source::{Grown, InitialWeights, RandomWeights, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -1,19 +1,19 @@
 //! Text to token ids and back, exactly as transformers does it.
 //!
 //! The `tokenizers` library does the work; `files` reads what the published directories hold (tokenizer.json, or vocab.json
-//! with merges.txt), refuses what would make the library panic or answer differently each time, and builds one kind of
-//! tokenizer: byte-level BPE. Nothing is ever added to a text: prompts that start with a begin token say so themselves.
+//! with merges.txt), refuses what would make the library panic or answer differently each time, and builds one of two kinds
+//! of tokenizer: byte-level BPE, or whole words of a closed vocabulary. Nothing is ever added to a text: prompts that start with a begin token say so themselves.
 
 mod files;
 
 use std::path::Path;
 
-use tokenizers::models::bpe::BPE;
+use tokenizers::models::ModelWrapper;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
 use crate::error::Error;
 
-type Inner = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+type Inner = TokenizerImpl<ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// What transformers replaces when `clean_up_tokenization_spaces` is set, in its order.
 const CLEAN_UP: [(&str, &str); 10] = [
@@ -29,7 +29,7 @@ const CLEAN_UP: [(&str, &str); 10] = [
     (" 're", "'re"),
 ];
 
-/// A byte-level BPE tokenizer with its added tokens.
+/// A tokenizer with its added tokens.
 pub struct Tokenizer {
     inner: Inner,
     vocab_size: usize,

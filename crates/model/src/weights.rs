@@ -1,4 +1,6 @@
 //! What the decoder's parts are called in each architecture's checkpoints, and how they are stored.
+//!
+//! A part is described once, by its role; loading, learning and saving all go by that description.
 
 use tensor::ops::{Linear, Norm};
 use tensor::{Device, Tensor};
@@ -7,138 +9,206 @@ use crate::config::{self, Architecture, Config, Mlp};
 use crate::error::Error;
 use crate::source::TensorSource;
 
-/// A decoder's weights by their role.
-pub(crate) struct Weights<'a, S> {
-    device: &'a Device,
-    config: &'a Config,
-    source: &'a S,
+/// A linear map as files hold it: one matrix, or several over the same input side by side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredLinear {
+    /// Each matrix's name, without `.weight`, and its outputs.
+    pub(crate) parts: Vec<(String, usize)>,
+    pub(crate) inputs: usize,
+    pub(crate) order: Order,
+    pub(crate) has_bias: bool,
 }
 
-impl<'a, S: TensorSource> Weights<'a, S> {
-    pub(crate) fn new(device: &'a Device, config: &'a Config, source: &'a S) -> Self {
-        Self { device, config, source }
+/// How a matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// (outputs, inputs): `nn.Linear`, embedding tables.
+    OutputMajor,
+    /// (inputs, outputs): GPT-2's `Conv1D`.
+    InputMajor,
+}
+
+/// A norm as files hold it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StoredNorm {
+    /// Without `.weight` and `.bias`.
+    pub(crate) name: String,
+    pub(crate) width: usize,
+    pub(crate) kind: config::Norm,
+}
+
+impl StoredLinear {
+    fn one(name: &str, (inputs, outputs): (usize, usize), order: Order, has_bias: bool) -> Self {
+        Self { parts: vec![(name.to_owned(), outputs)], inputs, order, has_bias }
     }
 
+    /// An `nn.Linear`, with a bias if the source has one.
+    pub(crate) fn module(source: &impl TensorSource, name: &str, inputs: usize, outputs: usize) -> Self {
+        Self::one(name, (inputs, outputs), Order::OutputMajor, source.has(&format!("{name}.bias")))
+    }
+
+    pub(crate) fn outputs(&self) -> usize {
+        self.parts.iter().map(|(_, outputs)| outputs).sum()
+    }
+
+    /// The matrix as it is stored; parts are stacked.
+    pub(crate) fn matrix(&self, source: &impl TensorSource) -> Result<Vec<f32>, Error> {
+        let mut matrix = Vec::with_capacity(self.inputs * self.outputs());
+        for (name, outputs) in &self.parts {
+            let shape = match self.order {
+                Order::OutputMajor => [*outputs, self.inputs],
+                Order::InputMajor => [self.inputs, *outputs],
+            };
+            matrix.extend(source.tensor(&format!("{name}.weight"), &shape)?);
+        }
+        Ok(matrix)
+    }
+
+    pub(crate) fn bias(&self, source: &impl TensorSource) -> Result<Option<Vec<f32>>, Error> {
+        if !self.has_bias {
+            return Ok(None);
+        }
+        let parts = self.parts.iter().map(|(name, outputs)| source.tensor(&format!("{name}.bias"), &[*outputs]));
+        Ok(Some(parts.collect::<Result<Vec<_>, _>>()?.concat()))
+    }
+
+    pub(crate) fn load(&self, device: &Device, source: &impl TensorSource) -> Result<Linear, Error> {
+        let (matrix, bias, shape) = (self.matrix(source)?, self.bias(source)?, (self.inputs, self.outputs()));
+        Ok(match self.order {
+            Order::OutputMajor => Linear::from_output_major(device, shape, &matrix, bias)?,
+            Order::InputMajor => Linear::from_input_major(device, shape, &matrix, bias)?,
+        })
+    }
+}
+
+impl StoredNorm {
+    pub(crate) fn scale(&self, source: &impl TensorSource) -> Result<Vec<f32>, Error> {
+        source.tensor(&format!("{}.weight", self.name), &[self.width])
+    }
+
+    pub(crate) fn shift(&self, source: &impl TensorSource) -> Result<Option<Vec<f32>>, Error> {
+        match self.kind {
+            config::Norm::RmsNorm { .. } => Ok(None),
+            config::Norm::LayerNorm { .. } => source.tensor(&format!("{}.bias", self.name), &[self.width]).map(Some),
+        }
+    }
+
+    pub(crate) fn load(&self, device: &Device, source: &impl TensorSource) -> Result<Norm, Error> {
+        let scale = self.scale(source)?;
+        Ok(match (self.kind, self.shift(source)?) {
+            (config::Norm::LayerNorm { eps }, Some(shift)) => Norm::layer(device, eps, scale, shift)?,
+            (config::Norm::LayerNorm { eps } | config::Norm::RmsNorm { eps }, _) => Norm::rms(device, eps, scale)?,
+        })
+    }
+}
+
+/// A decoder's parts by their role.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a>(pub(crate) &'a Config);
+
+impl Parts<'_> {
     fn gpt2(&self) -> bool {
-        self.config.architecture == Architecture::Gpt2
+        self.0.architecture == Architecture::Gpt2
     }
 
     /// (vocab, width), as a map from hidden states to tokens.
-    pub(crate) fn embedding(&self) -> Result<Linear, Error> {
-        self.vocabulary(if self.gpt2() { "wte.weight" } else { "embed_tokens.weight" })
+    pub(crate) fn embedding(&self) -> StoredLinear {
+        self.vocabulary(if self.gpt2() { "wte" } else { "embed_tokens" })
     }
 
-    pub(crate) fn has_head(&self) -> bool {
-        self.source.has("lm_head.weight")
+    /// (vocab, width), where it is not the embedding.
+    pub(crate) fn head(&self) -> StoredLinear {
+        self.vocabulary("lm_head")
     }
 
-    /// (vocab, width)
-    pub(crate) fn head(&self) -> Result<Linear, Error> {
-        self.vocabulary("lm_head.weight")
+    pub(crate) fn has_head(source: &impl TensorSource) -> bool {
+        source.has("lm_head.weight")
     }
 
-    fn vocabulary(&self, name: &str) -> Result<Linear, Error> {
-        let Config { vocab, width, .. } = *self.config;
-        let matrix = self.source.tensor(name, &[vocab, width])?;
-        Ok(Linear::from_output_major(self.device, (width, vocab), &matrix, None)?)
+    fn vocabulary(&self, name: &str) -> StoredLinear {
+        StoredLinear::one(name, (self.0.width, self.0.vocab), Order::OutputMajor, false)
     }
 
-    /// (context, width)
-    pub(crate) fn positions(&self) -> Result<Tensor, Error> {
-        let Config { context, width, .. } = *self.config;
-        Ok(Tensor::from_vec(context, width, self.source.tensor("wpe.weight", &[context, width])?).to_device(self.device)?)
+    /// Learned positions: their name and values (context, width).
+    pub(crate) fn positions(&self, source: &impl TensorSource) -> Result<Option<(&'static str, Tensor)>, Error> {
+        if self.0.positions != config::Positions::Learned {
+            return Ok(None);
+        }
+        let (context, width, name) = (self.0.context, self.0.width, "wpe.weight");
+        Ok(Some((name, Tensor::from_vec(context, width, source.tensor(name, &[context, width])?))))
     }
 
-    pub(crate) fn final_norm(&self) -> Result<Norm, Error> {
-        self.norm(if self.gpt2() { "ln_f" } else { "norm" })
+    pub(crate) fn final_norm(&self) -> StoredNorm {
+        self.norm(if self.gpt2() { "ln_f" } else { "norm" }.to_owned())
     }
 
-    pub(crate) fn attn_norm(&self, i: usize) -> Result<Norm, Error> {
-        self.norm(&self.block(i, "ln_1", "input_layernorm"))
+    pub(crate) fn attn_norm(&self, i: usize) -> StoredNorm {
+        self.norm(self.block(i, "ln_1", "input_layernorm"))
     }
 
-    pub(crate) fn mlp_norm(&self, i: usize) -> Result<Norm, Error> {
-        self.norm(&self.block(i, "ln_2", "post_attention_layernorm"))
+    pub(crate) fn mlp_norm(&self, i: usize) -> StoredNorm {
+        self.norm(self.block(i, "ln_2", "post_attention_layernorm"))
     }
 
     /// Queries, keys and values side by side.
-    pub(crate) fn qkv(&self, i: usize) -> Result<Linear, Error> {
-        let Config { width, heads, kv_heads, head_dim, .. } = *self.config;
+    pub(crate) fn qkv(&self, i: usize) -> StoredLinear {
+        let Config { width, heads, kv_heads, head_dim, .. } = *self.0;
         if self.gpt2() {
-            return self.conv1d(&format!("h.{i}.attn.c_attn"), width, 3 * width);
+            return conv1d(&format!("h.{i}.attn.c_attn"), width, 3 * width);
         }
         let name = |part| format!("layers.{i}.self_attn.{part}_proj");
-        self.stacked(width, &[(name("q"), heads * head_dim), (name("k"), kv_heads * head_dim), (name("v"), kv_heads * head_dim)])
+        stacked(width, [(name("q"), heads * head_dim), (name("k"), kv_heads * head_dim), (name("v"), kv_heads * head_dim)])
     }
 
-    pub(crate) fn qk_norm(&self, i: usize) -> Result<(Norm, Norm), Error> {
-        let config::Norm::RmsNorm { eps } = self.config.norm else {
-            unreachable!("only Qwen3 has these norms, and it has RMS norms")
-        };
-        let one = |part| -> Result<Norm, Error> {
-            let scale = self.source.tensor(&format!("layers.{i}.self_attn.{part}_norm.weight"), &[self.config.head_dim])?;
-            Ok(Norm::rms(self.device, eps, scale)?)
-        };
-        Ok((one("q")?, one("k")?))
+    /// The norms of each query head and each key head, if there are any.
+    pub(crate) fn qk_norm(&self, i: usize) -> Option<[StoredNorm; 2]> {
+        let one =
+            |part| StoredNorm { name: format!("layers.{i}.self_attn.{part}_norm"), width: self.0.head_dim, kind: self.0.norm };
+        self.0.qk_norm.then(|| [one("q"), one("k")])
     }
 
-    pub(crate) fn attn_out(&self, i: usize) -> Result<Linear, Error> {
-        let inputs = self.config.heads * self.config.head_dim;
+    pub(crate) fn attn_out(&self, i: usize) -> StoredLinear {
+        let (inputs, width) = (self.0.heads * self.0.head_dim, self.0.width);
         if self.gpt2() {
-            return self.conv1d(&format!("h.{i}.attn.c_proj"), inputs, self.config.width);
+            return conv1d(&format!("h.{i}.attn.c_proj"), inputs, width);
         }
-        self.stacked(inputs, &[(format!("layers.{i}.self_attn.o_proj"), self.config.width)])
+        stacked(inputs, [(format!("layers.{i}.self_attn.o_proj"), width)])
     }
 
-    pub(crate) fn mlp_in(&self, i: usize) -> Result<Linear, Error> {
-        let Config { width, ffn, mlp, .. } = *self.config;
+    pub(crate) fn mlp_in(&self, i: usize) -> StoredLinear {
+        let Config { width, ffn, mlp, .. } = *self.0;
         if self.gpt2() {
-            return self.conv1d(&format!("h.{i}.mlp.c_fc"), width, ffn);
+            return conv1d(&format!("h.{i}.mlp.c_fc"), width, ffn);
         }
         debug_assert_eq!(mlp, Mlp::SwiGlu, "only GPT-2 has an MLP of two matrices");
-        self.stacked(width, &[(format!("layers.{i}.mlp.gate_proj"), ffn), (format!("layers.{i}.mlp.up_proj"), ffn)])
+        stacked(width, [(format!("layers.{i}.mlp.gate_proj"), ffn), (format!("layers.{i}.mlp.up_proj"), ffn)])
     }
 
-    pub(crate) fn mlp_out(&self, i: usize) -> Result<Linear, Error> {
-        let Config { width, ffn, .. } = *self.config;
+    pub(crate) fn mlp_out(&self, i: usize) -> StoredLinear {
+        let Config { width, ffn, .. } = *self.0;
         if self.gpt2() {
-            return self.conv1d(&format!("h.{i}.mlp.c_proj"), ffn, width);
+            return conv1d(&format!("h.{i}.mlp.c_proj"), ffn, width);
         }
-        self.stacked(ffn, &[(format!("layers.{i}.mlp.down_proj"), width)])
+        stacked(ffn, [(format!("layers.{i}.mlp.down_proj"), width)])
     }
 
     fn block(&self, i: usize, gpt2: &str, llama: &str) -> String {
         if self.gpt2() { format!("h.{i}.{gpt2}") } else { format!("layers.{i}.{llama}") }
     }
 
-    fn norm(&self, name: &str) -> Result<Norm, Error> {
-        let width = [self.config.width];
-        let scale = self.source.tensor(&format!("{name}.weight"), &width)?;
-        match self.config.norm {
-            config::Norm::RmsNorm { eps } => Ok(Norm::rms(self.device, eps, scale)?),
-            config::Norm::LayerNorm { eps } => {
-                let shift = self.source.tensor(&format!("{name}.bias"), &width)?;
-                Ok(Norm::layer(self.device, eps, scale, shift)?)
-            }
-        }
+    fn norm(&self, name: String) -> StoredNorm {
+        StoredNorm { name, width: self.0.width, kind: self.0.norm }
     }
+}
 
-    /// GPT-2's `Conv1D`: (in, out) with a bias.
-    fn conv1d(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear, Error> {
-        let matrix = self.source.tensor(&format!("{name}.weight"), &[inputs, outputs])?;
-        let bias = self.source.tensor(&format!("{name}.bias"), &[outputs])?;
-        Ok(Linear::from_input_major(self.device, (inputs, outputs), &matrix, Some(bias))?)
-    }
+/// GPT-2's `Conv1D`: (in, out) with a bias.
+fn conv1d(name: &str, inputs: usize, outputs: usize) -> StoredLinear {
+    StoredLinear::one(name, (inputs, outputs), Order::InputMajor, true)
+}
 
-    /// Several (out, in) matrices over the same input as one, without biases.
-    fn stacked(&self, inputs: usize, parts: &[(String, usize)]) -> Result<Linear, Error> {
-        let outputs = parts.iter().map(|(_, n)| n).sum();
-        let mut matrix = Vec::with_capacity(inputs * outputs);
-        for (name, n) in parts {
-            matrix.extend(self.source.tensor(&format!("{name}.weight"), &[*n, inputs])?);
-        }
-        Ok(Linear::from_output_major(self.device, (inputs, outputs), &matrix, None)?)
-    }
+/// Several (out, in) matrices over the same input as one, without biases.
+fn stacked<const N: usize>(inputs: usize, parts: [(String, usize); N]) -> StoredLinear {
+    StoredLinear { parts: parts.into(), inputs, order: Order::OutputMajor, has_bias: false }
 }
 
 /// Parts of a head beside the decoder, as PyTorch names and stores them.
@@ -150,15 +220,11 @@ pub(crate) struct Modules<'a, S> {
 impl<S: TensorSource> Modules<'_, S> {
     /// An `nn.Linear`: (out, in), with a bias if there is one.
     pub(crate) fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear, Error> {
-        let matrix = self.source.tensor(&format!("{name}.weight"), &[outputs, inputs])?;
-        let bias = format!("{name}.bias");
-        let bias = if self.source.has(&bias) { Some(self.source.tensor(&bias, &[outputs])?) } else { None };
-        Ok(Linear::from_output_major(self.device, (inputs, outputs), &matrix, bias)?)
+        StoredLinear::module(self.source, name, inputs, outputs).load(self.device, self.source)
     }
 
     /// An `nn.LayerNorm` with weight and bias.
     pub(crate) fn layer_norm(&self, name: &str, width: usize, eps: f32) -> Result<Norm, Error> {
-        let scale = self.source.tensor(&format!("{name}.weight"), &[width])?;
-        Ok(Norm::layer(self.device, eps, scale, self.source.tensor(&format!("{name}.bias"), &[width])?)?)
+        StoredNorm { name: name.to_owned(), width, kind: config::Norm::LayerNorm { eps } }.load(self.device, self.source)
     }
 }

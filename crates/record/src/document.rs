@@ -1,6 +1,6 @@
-//! Whole JSON files: `manifest.json` and `results.json`.
+//! Whole files: `manifest.json`, `results.json`, and what other crates write in one piece.
 //!
-//! A document is written beside its place and renamed into it, so that a reader, or a run killed halfway, sees
+//! A file is written beside its place and renamed into it, so that a reader, or a run killed halfway, sees
 //! the old file or the new one and never a part.
 
 use std::ffi::OsString;
@@ -14,21 +14,31 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::manifest::FORMAT;
 
-/// Writes `content` to `path`, all or nothing.
-pub(crate) fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
+/// Writes `content` to `path` as indented JSON, all or nothing.
+///
+/// # Errors
+///
+/// When the file cannot be written; the error names it.
+pub fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
+    let named = |source| Error::Write { path: path.into(), source };
+    let mut text = serde_json::to_vec_pretty(content).map_err(|e| named(e.into()))?;
+    text.push(b'\n');
+    write_file(path, &text)
+}
+
+/// Puts `bytes` into the file at `path`, all or nothing. Processes that write the same file do not meet.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let beside = beside(path);
-    replace(path, &beside, content).map_err(|source| {
+    replace(path, &beside, bytes).map_err(|source| {
         // The half-written file is of no use to anyone; that it cannot be removed changes nothing.
         let _ = fs::remove_file(&beside);
         Error::Write { path: path.into(), source }
     })
 }
 
-fn replace(path: &Path, beside: &Path, content: &impl Serialize) -> io::Result<()> {
-    let mut text = serde_json::to_vec_pretty(content)?;
-    text.push(b'\n');
+fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(beside)?;
-    file.write_all(&text)?;
+    file.write_all(bytes)?;
     // Without this a power cut could leave the new name on an empty file.
     file.sync_all()?;
     fs::rename(beside, path)
@@ -36,7 +46,7 @@ fn replace(path: &Path, beside: &Path, content: &impl Serialize) -> io::Result<(
 
 fn beside(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
-    name.push(".tmp");
+    name.push(format!(".{}.tmp", std::process::id()));
     name.into()
 }
 

@@ -49,11 +49,12 @@ mod run_dir;
 mod sample;
 mod writer;
 
+pub use document::{write as write_document, write_file};
 pub use error::Error;
 pub use fingerprint::Fingerprint;
 pub use latents::Latents;
 pub use lines::Lines;
-pub use manifest::{FORMAT, Manifest};
+pub use manifest::{Difference, FORMAT, Manifest, difference};
 pub use results::{Cost, Metric, MetricName, Results, Seconds};
 pub use run_dir::RunDir;
 pub use sample::{Beam, Sample, Trajectory};

@@ -67,11 +67,15 @@ impl Manifest {
     }
 }
 
-/// The first field in which two manifests differ.
-struct Difference {
-    field: String,
-    stored: String,
-    asked: String,
+/// A field in which what was stored and what is asked for differ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Its name, from the outermost field to the innermost.
+    pub field: String,
+    /// What was stored.
+    pub stored: String,
+    /// What is asked for.
+    pub asked: String,
 }
 
 fn differs<T: PartialEq>(field: &str, stored: &T, asked: &T, show: fn(&T) -> String) -> Option<Difference> {
@@ -79,7 +83,7 @@ fn differs<T: PartialEq>(field: &str, stored: &T, asked: &T, show: fn(&T) -> Str
 }
 
 /// Walks two JSON values side by side and names the innermost field where they first part.
-fn difference(field: &str, stored: &Value, asked: &Value) -> Option<Difference> {
+pub fn difference(field: &str, stored: &Value, asked: &Value) -> Option<Difference> {
     if stored == asked {
         return None;
     }

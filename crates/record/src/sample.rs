@@ -61,6 +61,9 @@ pub struct Trajectory {
     pub scores: Option<Vec<f32>>,
     /// Whether the answer equals the right one.
     pub correct: bool,
+    /// The natural logarithm of the decoded text's probability, its ending token included, where that is a number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprob: Option<f32>,
 }
 
 /// The best finished beam of a reward-guided search.
@@ -108,6 +111,7 @@ impl Check for Sample {
 impl Trajectory {
     fn check_as(&self, field: &str) -> Result<(), Fault> {
         answered(field, &self.answer, self.correct)?;
+        finite(&format!("{field}.logprob"), self.logprob.map(f64::from))?;
         let Some(scores) = &self.scores else {
             return Ok(());
         };
@@ -166,11 +170,23 @@ mod tests {
     }
 
     #[test]
+    fn a_log_probability_is_written_where_there_is_one() {
+        let without = Trajectory::default();
+        let line = serde_json::to_string(&Trajectory { logprob: Some(-1.5), ..without.clone() }).unwrap();
+        assert!(line.ends_with(r#""correct":false,"logprob":-1.5}"#), "{line}");
+        let line = serde_json::to_string(&without).unwrap();
+        assert!(!line.contains("logprob"));
+        assert_eq!(serde_json::from_str::<Trajectory>(&line).unwrap(), without, "as older runs have it");
+    }
+
+    #[test]
     fn numbers_must_be_finite() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let scored = Trajectory { thoughts: 2, scores: Some(vec![0.0, bad]), ..Trajectory::default() };
             assert_eq!(fault(sample(scored.clone())), "trajectories[0].scores");
             assert_eq!(fault(Sample { greedy: Some(scored), ..Sample::default() }), "greedy.scores");
+            let unlikely = Trajectory { logprob: Some(bad), ..Trajectory::default() };
+            assert_eq!(fault(sample(unlikely)), "trajectories[0].logprob");
             let beam = Beam { reward: bad, ..Beam::default() };
             assert_eq!(fault(Sample { beam: Some(beam), ..Sample::default() }), "beam.reward");
             let bad = f64::from(bad);

@@ -20,6 +20,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         answer: (k > 0).then(|| k.to_string()),
         scores: Some(vec![0.1 + k as f32, -3.5e-7]),
         correct: k == 1,
+        logprob: (k == 1).then_some(-2.25),
     };
     let beam = Beam { width: 2, candidates: 1, answer: Some("1".into()), reward: 0.3, ..Beam::default() };
     Sample {

@@ -101,14 +101,6 @@ pub enum Error {
         /// The system's word.
         source: io::Error,
     },
-    /// A file could not be written.
-    #[error("cannot write {path}; free some space, or pass --out to write elsewhere")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's word.
-        source: io::Error,
-    },
     /// A figure is too large to become pixels.
     #[error("the figure {name} of {panels} panels is too large for a picture; report fewer runs at once")]
     Picture {

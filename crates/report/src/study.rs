@@ -42,6 +42,8 @@ impl Sampler {
             ("noise", _, Some(sigma)) => Self::Noise { sigma },
             ("", ..) => Self::Other("unknown sampler".into()),
             ("none", ..) => Self::Other("no perturbation".into()),
+            // The baselines in words.
+            ("tokens", ..) => Self::Other(format!("tokens at temperature {}", settings["temperature"])),
             (kind, ..) => Self::Other(kind.into()),
         }
     }
@@ -53,6 +55,11 @@ impl Sampler {
             Self::Noise { .. } => "noise",
             Self::Other(name) => name,
         }
+    }
+
+    /// Its kind with its strength.
+    pub fn name(&self) -> String {
+        if self.strength().is_some() { format!("{} {}", self.kind(), self.setting()) } else { self.kind().into() }
     }
 
     /// How strong it is: p or sigma.
@@ -254,7 +261,7 @@ pub fn label(studies: &mut [Study]) {
     let parts: [fn(&Traits) -> String; 5] = [
         |t| t.model.clone(),
         |t| t.split.clone(),
-        |t| format!("{} {}", t.sampler.kind(), t.sampler.setting()),
+        |t| t.sampler.name(),
         |t| t.sampler.place().into(),
         |t| format!("N = {}", t.n),
     ];

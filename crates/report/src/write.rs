@@ -2,9 +2,7 @@
 //!
 //! Each file is written beside its place and renamed into it, so that a browser that is looking never sees a part.
 
-use std::ffi::OsString;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use record::RunDir;
@@ -59,19 +57,8 @@ pub fn write(runs: &[RunDir], out: &Path, options: Options) -> Result<Written, E
 
 /// Writes a file, all or nothing, and makes its folder where it is missing.
 fn put(path: &Path, bytes: &[u8]) -> Result<PathBuf, Error> {
-    let mut beside = OsString::from(path);
-    beside.push(".tmp");
-    let beside = PathBuf::from(beside);
-    let written = || {
-        path.parent().map_or(Ok(()), fs::create_dir_all)?;
-        let mut file = fs::File::create(&beside)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    written().map_err(|source| {
-        let _ = fs::remove_file(&beside);
-        Error::Write { path: path.into(), source }
-    })?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    fs::create_dir_all(folder).map_err(|source| record::Error::Write { path: folder.into(), source })?;
+    record::write_file(path, bytes)?;
     Ok(path.into())
 }

@@ -14,6 +14,7 @@ fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> S
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
         scores: scores.map(|scores| vec![scores[k]]),
         correct: answers[k] == "1",
+        logprob: None,
     };
     let trajectories = (0..4).map(trajectory).collect();
     Sample { id, seed, gold: "1".into(), trajectories, ..Sample::default() }

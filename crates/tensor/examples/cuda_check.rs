@@ -1,7 +1,7 @@
 //! Compares every operation of the CUDA backend with a plain host computation, then times the main ones.
 //!
 //! One line per operation with its largest error; exit 1 on a miss. Without a GPU it says so and exits 0.
-//! `cuda_check --check` and `--time` do one of the two.
+//! `cuda_check --check` and `--time` do one of the two; `--training` times what a training step is made of.
 
 #[path = "../src/cuda/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the backend, included whole; not all of it is checked here")]
@@ -11,6 +11,8 @@ mod cuda;
 mod rng;
 #[path = "cuda_check/timing.rs"]
 mod timing;
+#[path = "cuda_check/training.rs"]
+mod training;
 
 use cuda::attention::{Kv, Views, attention};
 use cuda::linear::{Activation, Weights, linear};
@@ -46,11 +48,14 @@ fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> Outcome 
     let opened = started.elapsed().as_secs_f64();
     println!("{} {:?} {precision:?}: opened in {opened:.2} s, {free} of {total} bytes free", cuda.name(), cuda.capability());
     let mut check = Check { cuda: cuda.clone(), missed: 0 };
-    if only != Some("--time") {
+    if !matches!(only, Some("--time" | "--training")) {
         check.all()?;
     }
     *missed += check.missed;
-    if only != Some("--check") { timing::all(&cuda) } else { Ok(()) }
+    if precision == Precision::Bf16 && only != Some("--check") {
+        training::all(&cuda)?;
+    }
+    if matches!(only, Some("--check" | "--training")) { Ok(()) } else { timing::all(&cuda) }
 }
 
 /// Normal numbers, the same for the same salt.
@@ -81,7 +86,7 @@ impl Check {
         self.place()?;
         self.attention()?;
         self.rows()?;
-        self.argmax()?;
+        self.likeliest()?;
         self.mixture()
     }
 
@@ -381,21 +386,34 @@ impl Check {
         Ok(())
     }
 
-    fn argmax(&mut self) -> Outcome {
+    fn likeliest(&mut self) -> Outcome {
         for (rows, inputs, vocab) in [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257)] {
             // Small whole numbers: sums are exact in every format, and ties are many.
             let whole = |n: usize, salt: u64| -> Vec<f32> { numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect() };
             let (mut x, w, bias) = (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
             x[inputs] = f32::NAN; // row 1: nothing but not-a-number
             let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&bias))?;
-            let got = topk::argmax(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?;
+            let got = topk::likeliest(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?;
             let logits = |r: usize| -> Vec<f32> {
                 let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + bias[j];
                 (0..vocab).map(dot).collect()
             };
             let picked: Vec<usize> = (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
-            let wrong = picked.iter().filter(|&&r| got[r] as usize != best(&logits(r))).count();
-            self.line(&format!("argmax {rows} x {inputs} -> {vocab}"), wrong == 0, &format!("{wrong} of {} wrong", picked.len()));
+            let right = |&&r: &&usize| {
+                let (logits, (token, logprob)) = (logits(r), got[r]);
+                let at = best(&logits);
+                let sum: f64 = logits.iter().map(|x| f64::from(x - logits[at]).exp()).sum();
+                // Where a logit is no number, neither is the logarithm.
+                token as usize == at
+                    && (sum.is_nan() == logprob.is_nan())
+                    && (sum.is_nan() || (f64::from(logprob) + sum.ln()).abs() < 2e-5)
+            };
+            let wrong = picked.len() - picked.iter().filter(right).count();
+            self.line(
+                &format!("likeliest {rows} x {inputs} -> {vocab}"),
+                wrong == 0,
+                &format!("{wrong} of {} wrong", picked.len()),
+            );
         }
         Ok(())
     }

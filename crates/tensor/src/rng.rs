@@ -45,6 +45,8 @@ pub enum Site {
     Noise = 2,
     /// The number of thoughts of a trajectory.
     Length = 3,
+    /// A token of the answer.
+    Token = 4,
 }
 
 /// A place where numbers are drawn: everything of a number's name but layer, site and element.
@@ -97,6 +99,12 @@ impl Draw {
     pub fn between(&self, site: Site, low: usize, high: usize) -> usize {
         let span = (high - low + 1) as u64;
         low + ((u64::from(self.bits(0, site, 0)[0]) * span) >> 32) as usize
+    }
+
+    /// A number drawn evenly from `[0, 1)`, of 53 bits.
+    pub fn uniform(&self, site: Site) -> f64 {
+        let [high, low, ..] = self.bits(0, site, 0);
+        ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::cuda::Array;
+use crate::cuda::{Array, Dtype};
 use crate::device::Kind;
 use crate::{Device, DeviceError};
 
@@ -52,6 +52,14 @@ impl Tensor {
         Self { rows, cols, data: Data::Host(vec![0.0; rows * cols]) }
     }
 
+    /// A matrix of zeros in single precision on a device.
+    pub fn zeros_on(device: &Device, rows: usize, cols: usize) -> Result<Self, DeviceError> {
+        match device.kind() {
+            Kind::Cpu(_) => Ok(Self::zeros(rows, cols)),
+            Kind::Cuda(cuda) => Ok(Array::zeros(cuda, rows, cols, Dtype::F32)?.into()),
+        }
+    }
+
     /// A matrix on the host from its numbers.
     ///
     /// # Panics
@@ -85,6 +93,19 @@ impl Tensor {
         };
         data.resize(rows * cols, 0.0);
         *self = Self { rows, cols, data: Data::Host(data) };
+    }
+
+    /// The same numbers in rows of another length.
+    ///
+    /// # Panics
+    /// If they are not as many.
+    pub fn with_shape(mut self, rows: usize, cols: usize) -> Result<Self, DeviceError> {
+        assert_eq!(self.rows * self.cols, rows * cols, "{} x {} numbers are not {rows} x {cols}", self.rows, self.cols);
+        if matches!(self.data, Data::Cuda(_)) {
+            self.array_mut()?.set_shape(rows, cols);
+        }
+        (self.rows, self.cols) = (rows, cols);
+        Ok(self)
     }
 
     /// The number of rows.

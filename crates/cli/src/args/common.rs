@@ -19,8 +19,8 @@ pub struct ModelArgs {
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 
-    /// The reasoner's family [default: what the checkpoint says]
-    #[arg(long, value_name = "FAMILY", value_parser = values::family())]
+    /// The reasoner's family; cot is a language model that thinks in words [default: what the checkpoint says]
+    #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<Family>,
 }
 
@@ -31,6 +31,8 @@ pub enum SamplerKind {
     Dropout,
     /// Gaussian noise on every thought (see --sigma)
     Noise,
+    /// Words of the answer are drawn (see --temperature, --top-p)
+    Tokens,
     /// Nothing: all trajectories are the same
     None,
 }
@@ -61,11 +63,12 @@ pub enum ScopeKind {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Trajectories of each question [default: 64 for eval, 16 for solve]
-    #[arg(long, short = 'n', value_name = "N")]
+    /// Trajectories of each question [default: 64 for eval, 16 for solve, 8 for annotate]
+    #[arg(long, short = 'n', value_name = "N", visible_alias = "trajectories")]
     pub samples: Option<NonZeroU32>,
 
-    /// What makes trajectories differ [default: dropout, or noise if --sigma is given]
+    /// What makes trajectories differ [default: what the flags below belong to, else dropout, or tokens where there
+    /// are no thoughts]
     #[arg(long, value_enum)]
     pub sampler: Option<SamplerKind>,
 
@@ -77,6 +80,14 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "S", value_parser = values::deviation, allow_negative_numbers = true)]
     pub sigma: Option<f32>,
 
+    /// Tokens: what logits are divided by, above 0 [default: 1]
+    #[arg(long, value_name = "T", value_parser = values::temperature, allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+
+    /// Tokens: draw from the fewest that together have this share, above 0 and at most 1 [default: 1]
+    #[arg(long, value_name = "SHARE", value_parser = values::top_p, allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+
     /// Dropout: where it falls [default: both for GPT-2, mlp for Llama and Qwen]
     #[arg(long, value_enum)]
     pub sites: Option<SitesKind>,
@@ -85,8 +96,8 @@ pub struct SamplingArgs {
     #[arg(long, value_enum)]
     pub scope: Option<ScopeKind>,
 
-    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a number drawn from the range
-    /// [default: the family's]
+    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a number drawn from the range,
+    /// 0 for none [default: the family's]
     #[arg(long, value_name = "T", value_parser = values::thoughts)]
     pub thoughts: Option<LatentLength>,
 

@@ -37,12 +37,15 @@ fn config_of(matches: &clap::ArgMatches) -> Option<PathBuf> {
 
 /// All commands, each flag with its environment variable.
 fn command() -> Command {
-    Cli::command().mut_subcommands(|command| {
-        command.mut_args(|arg| match arg.get_long().map(variable) {
-            Some(variable) => boolish(arg).env(variable).hide_env(true),
-            None => arg,
-        })
-    })
+    Cli::command().mut_subcommands(with_variables)
+}
+
+fn with_variables(command: Command) -> Command {
+    let command = command.mut_args(|arg| match arg.get_long().map(variable) {
+        Some(variable) => boolish(arg).env(variable).hide_env(true),
+        None => arg,
+    });
+    command.mut_subcommands(with_variables)
 }
 
 /// A switch may be set to 1, true, yes or on.

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use engine::{Family, LatentLength, Probability};
+use engine::{Family, LatentLength, Nucleus, Probability, Range};
 
 use super::DeviceKind;
 
@@ -33,6 +33,22 @@ pub fn deviation(text: &str) -> Result<f32, String> {
     if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("must be finite and at least 0".to_owned()) }
 }
 
+/// What logits are divided by.
+pub fn temperature(text: &str) -> Result<f32, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if Nucleus::new(number, 1.0).is_some() {
+        Ok(number)
+    } else {
+        Err("must be finite and above 0; --sampler none takes the likeliest".to_owned())
+    }
+}
+
+/// A share in (0, 1].
+pub fn top_p(text: &str) -> Result<f32, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if Nucleus::new(1.0, number).is_some() { Ok(number) } else { Err("must be above 0 and at most 1".to_owned()) }
+}
+
 /// `auto`, `cpu`, `cuda` or `cuda:1`.
 pub fn device(text: &str) -> Result<DeviceKind, String> {
     match (text, text.strip_prefix("cuda:")) {
@@ -44,7 +60,7 @@ pub fn device(text: &str) -> Result<DeviceKind, String> {
     }
 }
 
-/// `6`, `<=64` or `4-6`.
+/// `6`, `<=64`, `4-6` or `0`.
 pub fn thoughts(text: &str) -> Result<LatentLength, String> {
     let count = |text: &str| {
         let number: Option<NonZeroUsize> = text.trim().parse().ok();
@@ -55,20 +71,31 @@ pub fn thoughts(text: &str) -> Result<LatentLength, String> {
     if let Some(most) = text.trim().strip_prefix("<=") {
         return Ok(LatentLength::AtMost(count(most)?));
     }
+    if text.trim() == "0" {
+        return Ok(LatentLength::None);
+    }
     let Some((low, high)) = text.split_once('-') else { return Ok(LatentLength::Exactly(count(text)?)) };
     let (low, high) = (count(low)?, count(high)?);
-    if low > high {
-        return Err(format!("the range is empty; write {high}-{low}"));
-    }
-    Ok(LatentLength::Between(low, high))
+    let range = Range::new(low, high).ok_or_else(|| format!("the range is empty; write {high}-{low}"))?;
+    Ok(LatentLength::Between(range))
 }
 
 /// A length as [`thoughts`] reads it.
 pub fn show_thoughts(length: LatentLength) -> String {
     match length {
+        LatentLength::None => "0".to_owned(),
         LatentLength::Exactly(n) => n.to_string(),
         LatentLength::AtMost(n) => format!("<={n}"),
-        LatentLength::Between(low, high) => format!("{low}-{high}"),
+        LatentLength::Between(range) => format!("{}-{}", range.low(), range.high()),
+    }
+}
+
+/// `2/8`: the second of eight parts.
+pub fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
+    match numbers {
+        Some((part, of)) if (1..=of).contains(&part) => Ok((part, of)),
+        _ => Err("write 1/4 for the first of four parts".to_owned()),
     }
 }
 
@@ -129,16 +156,23 @@ mod tests {
         let all = [
             ("6", LatentLength::Exactly(count(6))),
             ("<=64", LatentLength::AtMost(count(64))),
-            ("4-6", LatentLength::Between(count(4), count(6))),
-            ("5-5", LatentLength::Between(count(5), count(5))),
+            ("4-6", LatentLength::Between(Range::new(count(4), count(6)).unwrap())),
+            ("5-5", LatentLength::Between(Range::new(count(5), count(5)).unwrap())),
+            ("0", LatentLength::None),
         ];
         for (text, length) in all {
             assert_eq!(thoughts(text), Ok(length));
             assert_eq!(show_thoughts(length), text);
         }
-        for text in ["", "0", "6-4", "-3", "4-", "<=", "<=0", "six", "99999999999999999999", "1-99999999"] {
+        for text in ["", "00", "0-4", "6-4", "-3", "4-", "<=", "<=0", "six", "99999999999999999999", "1-99999999"] {
             assert!(thoughts(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn parts_are_counted_from_one() {
+        assert_eq!((part("1/1"), part("3/8")), (Ok((1, 1)), Ok((3, 8))));
+        assert!(["", "1", "0/4", "5/4", "1/0", "a/b", "-1/4", "1/4/2"].iter().all(|text| part(text).is_err()));
     }
 
     #[test]
@@ -158,6 +192,9 @@ mod tests {
     fn numbers_are_checked() {
         assert!(probability("0").is_ok() && probability("0.999").is_ok());
         assert!(["1", "-0.1", "NaN", "x", "inf"].iter().all(|p| probability(p).is_err()));
+        assert!(temperature("0.7").is_ok() && top_p("1").is_ok() && top_p("0.9").is_ok());
+        assert!(["0", "-1", "NaN", "inf", ""].iter().all(|t| temperature(t).is_err()));
+        assert!(["0", "1.1", "NaN", "-0.5", ""].iter().all(|p| top_p(p).is_err()));
         assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
         assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
     }

@@ -1,6 +1,7 @@
-//! `bench`: trajectories per second at real shapes, with random weights, and their share of the machine's peak.
+//! `bench`: trajectories, or rollouts from their thoughts, per second at real shapes, with random weights, and their share of the machine's peak.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -9,12 +10,17 @@ use engine::bench::{Bench, Measured};
 use engine::prompt::Prompt;
 use engine::question::{self, Question};
 use engine::{Family, LatentLength, Method, Mind, Perturbation, Probability, RewardModel, Scope, Settings, Sites};
-use model::config::{Architecture, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
+use model::config::{Architecture, Defaults, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
 use model::{Config, Decoder, LatentHead, LmHead, RandomWeights, RewardHead, Tokenizer};
 use tensor::Device;
 
 use crate::args::{BenchArgs, Shape};
 use crate::printer::Printer;
+
+/// Trajectories of each question.
+const SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+/// The same for annotation.
+const ANNOTATED: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
@@ -25,8 +31,9 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let prompts = prompts(args, &mind)?;
     let judge = if args.reward { Some(judge(&device, args)?) } else { None };
     let mut bench = Bench::new(&mind, judge.as_ref(), settings);
-    bench.run(&prompts)?; // warms caches and workers
-    let mut runs = (0..args.repeat.get()).map(|_| bench.run(&prompts)).collect::<Result<Vec<_>, _>>()?;
+    let mut measure = || if args.annotate { bench.annotate(&prompts, args.rollouts) } else { bench.run(&prompts) };
+    measure()?; // warms caches and workers
+    let mut runs = (0..args.repeat.get()).map(|_| measure()).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|a, b| a.seconds.total.total_cmp(&b.seconds.total));
     let (best, median) = (runs[0], runs[runs.len() / 2]);
     if printer.is_json() {
@@ -37,13 +44,14 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn rate(run: &Measured) -> f64 {
-    run.trajectories as f64 / run.seconds.total
+/// Trajectories and rollouts a second, each over all of the time.
+fn rates(run: &Measured) -> [f64; 2] {
+    [run.trajectories, run.rollouts.0].map(|count| count as f64 / run.seconds.total)
 }
 
 fn summary(best: &Measured, median: &Measured, peak: f64, device: &Device) -> serde_json::Value {
     serde_json::json!({
-        "trajectories_per_s": rate(best), "prefill_s": best.seconds.prefill, "thoughts_s": best.seconds.thoughts,
+        "trajectories_per_s": rates(best)[0], "rollouts_per_s": rates(best)[1], "rollouts_s": best.rollouts.1, "prefill_s": best.seconds.prefill, "thoughts_s": best.seconds.thoughts,
         "score_s": best.seconds.scores, "answer_s": best.seconds.answers, "flops": best.flops, "peak_flops": peak, "best_s": best.seconds.total,
         "median_s": median.seconds.total, "peak_share": best.flops / best.seconds.total / peak,
         "device": device.describe(),
@@ -52,8 +60,13 @@ fn summary(best: &Measured, median: &Measured, peak: f64, device: &Device) -> se
 
 fn print(best: &Measured, median: &Measured, peak: f64, device: &Device, printer: &Printer) -> Result<()> {
     let speed = best.flops / best.seconds.total;
-    printer.line(&format!("{:.1} trajectories/s (median {:.1})", rate(best), rate(median)))?;
-    let Measured { seconds, trajectories, flops } = best;
+    let ([each, rollouts_each], [middle, rollouts_middle]) = (rates(best), rates(median));
+    let Measured { seconds, trajectories, flops, rollouts: (rollouts, rollouts_s) } = best;
+    if *rollouts > 0 {
+        printer.line(&format!("{rollouts_each:.1} rollouts/s (median {rollouts_middle:.1})"))?;
+        printer.line(&format!("{rollouts} rollouts in {rollouts_s:.4} s, after their trajectories"))?;
+    }
+    printer.line(&format!("{each:.1} trajectories/s (median {middle:.1})"))?;
     printer.line(&format!(
         "{trajectories} trajectories in {:.4} s: prefill {:.4}, thoughts {:.4}, scores {:.4}, answers {:.4}",
         seconds.total, seconds.prefill, seconds.thoughts, seconds.scores, seconds.answers
@@ -97,7 +110,7 @@ fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
         _ => Perturbation::Dropout { p, sites: mind.method.sites, scope: Scope::Thoughts },
     };
     Ok(Settings {
-        samples: args.samples,
+        samples: args.samples.unwrap_or(if args.annotate { ANNOTATED } else { SAMPLES }),
         perturbation,
         seed: args.seed,
         memory: crate::load::memory(args.memory, mind.decoder.device())?,
@@ -155,6 +168,7 @@ fn shape(shape: Shape) -> Config {
             tied: true,
             eos: Vec::new(),
             latent: LatentFields::default(),
+            defaults: Defaults::default(),
         },
         Shape::Llama1b => Config {
             architecture: Architecture::Llama,

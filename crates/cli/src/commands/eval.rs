@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use engine::{Engine, Outcome, Question, question};
 use record::{Latents, Manifest, Results, RunDir, Sample, Seconds, Writer, aggregate};
 use report::metrics::{self, MetricSettings};
@@ -20,7 +20,7 @@ use crate::args::EvalArgs;
 use crate::interrupt::{Gate, resume_command};
 use crate::load::{Loaded, Models};
 use crate::printer::{Printer, Progress, show_seconds};
-use crate::settings::{self, Sampling};
+use crate::settings::{self, Sampling, Start};
 use crate::{fingerprint, manifest};
 
 /// Trajectories of each question.
@@ -68,7 +68,7 @@ impl Job {
     pub fn of(args: &EvalArgs) -> Result<Self> {
         let sampling = Sampling::of(&args.sampling, SAMPLES)?;
         Ok(Self {
-            start: Start::of(args)?,
+            start: Start::of(args.resume, args.overwrite)?,
             seeds: settings::seeds(sampling.seed, args.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples)?,
             models: Models::of(&args.model)?,
@@ -90,7 +90,7 @@ impl Job {
         let manifest = self.manifest(engine, questions)?;
         let name = || Path::new("runs").join(manifest::default_name(&self.models.reasoner, &self.data, &manifest));
         let out = self.out.clone().unwrap_or_else(name);
-        let writer = self.start.open(&out, &manifest)?;
+        let writer = open(self.start, &out, &manifest)?;
         printer.note(&format!("run directory {}", out.display()));
         let width = engine.reasoner.decoder.config().width;
         let keep = self.keep_latents && writer.done() < self.seeds.len() * questions.len();
@@ -122,36 +122,18 @@ impl Job {
     }
 }
 
-/// What to do with a run that is there already.
-#[derive(Clone, Copy)]
-enum Start {
-    Create,
-    Resume,
-    Overwrite,
-}
-
-impl Start {
-    fn of(args: &EvalArgs) -> Result<Self> {
-        match (args.resume, args.overwrite) {
-            (true, true) => bail!("--resume continues a run and --overwrite replaces it; give one of them"),
-            (true, false) => Ok(Self::Resume),
-            (false, true) => Ok(Self::Overwrite),
-            (false, false) => Ok(Self::Create),
-        }
-    }
-
-    fn open(self, out: &Path, manifest: &Manifest) -> Result<Writer> {
-        let opened = match self {
-            Self::Create => RunDir::create(out, manifest),
-            Self::Resume => RunDir::resume(out, manifest),
-            Self::Overwrite => RunDir::overwrite(out, manifest),
-        };
-        let changed = matches!(&opened, Err(record::Error::Differs { field, .. }) if field == "fingerprint");
-        opened.with_context(|| match changed {
-            true => "a file of the model, the reward model or the data is not what it was",
-            false => "run directory",
-        })
-    }
+/// Opens the run directory.
+fn open(start: Start, out: &Path, manifest: &Manifest) -> Result<Writer> {
+    let opened = match start {
+        Start::Create => RunDir::create(out, manifest),
+        Start::Resume => RunDir::resume(out, manifest),
+        Start::Overwrite => RunDir::overwrite(out, manifest),
+    };
+    let changed = matches!(&opened, Err(record::Error::Differs { field, .. }) if field == "fingerprint");
+    opened.with_context(|| match changed {
+        true => "a file of the model, the reward model or the data is not what it was",
+        false => "run directory",
+    })
 }
 
 /// Samples what is not on file yet and records it.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use engine::{Extras, Family, Method};
+use engine::{Extras, Family, LatentLength, Method};
 use model::config::Architecture;
 use model::{Checkpoint, LmHead, RewardHead, Tokenizer};
 use serde_json::{Value, json};
@@ -185,6 +185,9 @@ fn defaults(method: &Method) -> Value {
 }
 
 fn show_defaults(method: &Method) -> String {
+    if method.length == LatentLength::None {
+        return format!("--thoughts 0 --max-new-tokens {} --temperature 1 --top-p 1", method.max_new_tokens);
+    }
     format!(
         "--thoughts {} --max-new-tokens {} --p {} --sites {}, or --sigma {}",
         show_thoughts(method.length),

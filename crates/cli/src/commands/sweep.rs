@@ -58,7 +58,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
         sweep.along(axis, args)?;
     }
     let judged = sweep.judge()?;
-    put(&out.join(SUMMARY), &judged)?;
+    record::write_document(&out.join(SUMMARY), &judged)?;
     let page = if args.no_report { None } else { Some(sweep.page()?) };
     printer.result(&judged, || {
         let page = page.map(|page| format!("\nthe page is {}", page.display())).unwrap_or_default();
@@ -361,13 +361,4 @@ struct Told {
     diversity: Value,
     /// Whether the paired 95% interval of its difference to the best holds zero.
     as_good_as_best: bool,
-}
-
-/// Writes the summary beside its place and renames it.
-fn put(path: &Path, summary: &Summary) -> Result<()> {
-    let beside = path.with_extension("json.tmp");
-    let text = serde_json::to_string_pretty(summary)? + "\n";
-    std::fs::write(&beside, text)
-        .and_then(|()| std::fs::rename(&beside, path))
-        .with_context(|| format!("cannot write {}", path.display()))
 }

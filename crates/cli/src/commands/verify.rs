@@ -5,6 +5,7 @@
 
 mod checks;
 mod golden;
+mod training;
 
 use std::process::ExitCode;
 
@@ -23,7 +24,8 @@ pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     let reasoner = Reasoner::load(&device, &args.dir.join("checkpoint"), None)?;
     let judge =
         if golden.has_reward_model() { Some(RewardModel::load(&device, &args.dir.join("latent-rm"), &reasoner)?) } else { None };
-    let checks = checks::all(&golden, &reasoner, judge.as_ref())?;
+    let mut checks = checks::all(&golden, &reasoner, judge.as_ref())?;
+    checks.extend(training::all(&golden, &device, &args.dir)?);
     let missed = checks.iter().filter(|c| c.verdict == Verdict::Missed).count();
     if printer.is_json() {
         printer.json(&serde_json::json!({
@@ -44,18 +46,13 @@ fn line(check: &Check, width: usize) -> String {
     let verdict = match check.verdict {
         Verdict::Passed => "ok",
         Verdict::Missed => "MISSED",
-        Verdict::NotYet => "not yet",
         Verdict::NotAsked => "-",
     };
     let error = match (check.largest_error, check.tolerance) {
         (Some(error), Some(tolerance)) => format!("largest error {error:.1e} of {tolerance:.0e} allowed"),
         _ => "exact".to_owned(),
     };
-    let detail = if matches!(check.verdict, Verdict::NotYet | Verdict::NotAsked) {
-        String::new()
-    } else {
-        format!("{} compared, {error}", check.compared)
-    };
+    let detail = if check.verdict == Verdict::NotAsked { String::new() } else { format!("{} compared, {error}", check.compared) };
     let note = check.note.as_deref().map(|n| format!(" ({n})")).unwrap_or_default();
     format!("{:width$}  {verdict:7}  {detail}{note}", check.name)
 }

@@ -10,7 +10,8 @@ use engine::prompt::{Prompt, prompt};
 use engine::question::GoldKind;
 use engine::replay::{self, Replay, Replayed};
 use engine::{
-    Engine, Family, LatentLength, Outcome, Perturbation, Probability, Question, Reasoner, RewardModel, Scope, Settings, Sites,
+    Engine, Family, LatentLength, Nucleus, Outcome, Perturbation, Probability, Question, Range, Reasoner, RewardModel, Scope,
+    Settings, Sites,
 };
 use model::testkit::{self, Spec, write_checkpoint};
 use tensor::{Device, Tensor};
@@ -142,7 +143,7 @@ pub fn at_most(n: usize) -> LatentLength {
 }
 
 pub fn between(a: usize, b: usize) -> LatentLength {
-    LatentLength::Between(count(a), count(b))
+    LatentLength::Between(Range::new(count(a), count(b)).unwrap())
 }
 
 pub fn dropout(p: f32, sites: Sites, scope: Scope) -> Perturbation {
@@ -155,19 +156,26 @@ pub fn thoughtful(p: f32) -> Perturbation {
 }
 
 /// One of each kind.
-pub fn perturbations() -> [Perturbation; 5] {
+pub fn perturbations() -> [Perturbation; 6] {
     [
         Perturbation::None,
         thoughtful(0.2),
         dropout(0.2, Sites::MLP, Scope::Prompt),
         dropout(0.1, Sites::ATTN, Scope::All),
         Perturbation::Gaussian { std: 0.3 },
+        drawn(0.8, 0.9),
     ]
+}
+
+/// Words drawn from the nucleus.
+pub fn drawn(temperature: f32, top_p: f32) -> Perturbation {
+    Perturbation::Tokens(Nucleus::new(temperature, top_p).unwrap())
 }
 
 /// A short run; open-ended families stay open-ended.
 pub fn settings(reasoner: &Reasoner, samples: usize, perturbation: Perturbation) -> Settings {
     let length = match reasoner.method.length {
+        LatentLength::None => LatentLength::None,
         LatentLength::AtMost(_) => at_most(5),
         _ => exactly(4),
     };

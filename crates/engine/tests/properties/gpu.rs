@@ -10,13 +10,14 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use engine::replay::{self, Replay, Replayed};
+use engine::rollout::Annotated;
 use engine::{Engine, Outcome, Perturbation, Question, Reasoner, Settings};
 use model::Cache;
 use model::testkit::{Family, Spec};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
-use crate::{chance, company};
+use crate::{chance, company, rollout, words};
 
 /// Rounding, in parts of the largest element, along a given path. An H200 was 5e-6 from the processor at most.
 const SINGLE: f32 = 2e-4;
@@ -302,4 +303,81 @@ fn waves_beyond_the_memory_are_halved() {
     tally.show(&what);
     tally.assert_alike(&what);
     tally.assert_within(FREE, &what);
+}
+
+/// Neither thoughts nor end tokens: answers are read off the prompt, some by the likeliest token and some drawn.
+#[test]
+fn words_are_those_of_the_processor() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    for family in [Family::Coconut, Family::LatentSft] {
+        let spec = Spec { family, ..Spec::default() };
+        let [cpu, gpu] = [device(), &gpu.device].map(|device| words::reasoner(device, &spec));
+        let mut tally = Tally::default();
+        for perturbation in [Perturbation::None, drawn(1.0, 1.0), drawn(0.7, 0.9)] {
+            let settings = Settings { max_new_tokens: count(12), ..settings(&cpu, 16, perturbation) };
+            let [expected, found] = [&cpu, &gpu].map(|on| words::run(on, settings));
+            tally.add_free(&found, &expected);
+            let said = |outcomes: &[Outcome]| outcomes.iter().flat_map(|o| o.sample.trajectories.clone()).collect::<Vec<_>>();
+            for (a, b) in said(&found).iter().zip(said(&expected)).filter(|(a, b)| a.text == b.text) {
+                let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
+                assert!((a - b).abs() <= FREE * b.abs().max(1.0), "{family:?}, {perturbation:?}: {a} and {b}");
+            }
+        }
+        tally.show(&format!("{family:?} in words on gpu and cpu"));
+        tally.assert_alike(&format!("{family:?} in words"));
+    }
+}
+
+/// Labels of two runs, in order, and how many of them are the same.
+fn same_labels(found: &[Annotated], expected: &[Annotated]) -> (usize, usize) {
+    let labels = |all: &[Annotated]| all.iter().flat_map(|a| &a.paths).map(|p| p.labels.clone()).collect::<Vec<_>>();
+    let (found, expected) = (labels(found), labels(expected));
+    assert_eq!(found.len(), expected.len());
+    let pairs = found.iter().zip(&expected).flat_map(|(a, b)| a.iter().zip(b));
+    (pairs.filter(|(a, b)| a == b).count(), expected.iter().map(Vec::len).sum())
+}
+
+#[test]
+fn rollouts_give_the_labels_of_the_processor() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    for family in FAMILIES {
+        let spec = Spec { family, ..Spec::default() };
+        let (cpu, gpu) = (reasoner(device(), &spec), reasoner(&gpu.device, &spec));
+        for perturbation in perturbations() {
+            let settings = settings(&cpu, 8, perturbation);
+            let [found, expected] =
+                [&gpu, &cpu].map(|on| rollout::all_of(on, settings, rollout::rollouts(4), &rollout::prompts(on)));
+            let (same, all) = same_labels(&found, &expected);
+            println!("{family:?}, {perturbation:?}: {same} of {all} labels are those of the processor");
+            assert!(same * 100 >= all * 97, "{family:?}, {perturbation:?}: {same} of {all} labels");
+        }
+    }
+}
+
+/// As [`waves_beyond_the_memory_are_halved`], of rollouts from the thoughts of one question.
+#[test]
+fn rollouts_beyond_the_memory_are_made_in_parts() {
+    const CONTEXT: usize = 4096;
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let spec = Spec { family: Family::CodiLlama, kv_heads: 4, head_dim: 128, context: CONTEXT, ..Spec::default() };
+    let reasoner = reasoner(&gpu.device, &spec);
+    let (_, total) = gpu.device.memory().unwrap().unwrap();
+    let row = CONTEXT * Cache::bytes_per_position(&gpu.device, reasoner.decoder.config());
+    let around = prompted(&reasoner, &question(1, "")).tokens.len();
+    let asked = prompted(&reasoner, &question(1, &"7".repeat(CONTEXT - around - 8)));
+    let few = Settings {
+        length: exactly(2),
+        max_new_tokens: count(CONTEXT),
+        memory: total / 8,
+        ..settings(&reasoner, 2, thoughtful(0.2))
+    };
+    let labels = rollout::rollouts(total / row / 2 + 1);
+    let run = |settings| rollout::all_of(&reasoner, settings, labels, std::slice::from_ref(&asked));
+    let whole = run(Settings { memory: usize::MAX / 2, ..few });
+    let parts = run(few);
+    println!("{} rollouts of {} MiB in {} MiB", whole[0].rollouts, row >> 20, total >> 20);
+    assert_eq!(whole[0].rollouts, 2 * labels.rollouts());
+    for (a, b) in whole[0].paths.iter().zip(&parts[0].paths).flat_map(|(a, b)| a.labels.iter().zip(&b.labels)) {
+        assert!((a - b).abs() < 0.05, "{a} at once and {b} in parts");
+    }
 }

@@ -9,7 +9,9 @@
 //! * [`chance`]: what dropout and noise do, and that they do nothing at zero;
 //! * [`length`]: how many thoughts a row has;
 //! * [`scores`]: rewards are read at each thought's own position;
+//! * [`rollout`]: labels of thoughts are what rollouts computed from scratch say;
 //! * [`limits`]: where rows end, and what is refused;
+//! * [`words`]: the baseline that thinks in words, drawn answers, and what a checkpoint says about itself;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
 //! * [`gpu`]: the same on a GPU, where there is one, to rounding.
 
@@ -26,4 +28,6 @@ mod length;
 mod limits;
 mod recomputed;
 mod reference;
+mod rollout;
 mod scores;
+mod words;

@@ -14,24 +14,32 @@ use tensor::Tensor;
 use tensor::rng::{Draw, Site};
 
 use crate::common::*;
+use crate::words;
 
 /// A row computed without any cleverness.
-struct Naive<'a> {
+pub struct Naive<'a> {
     reasoner: &'a Reasoner,
     settings: &'a Settings,
     row: RowId,
+    limit: usize,             // thoughts at most
     inputs: Tensor,           // (positions, width): everything that was fed
     draws: Vec<Option<Draw>>, // (positions): where its masks are drawn, if its pass is stochastic
 }
 
 /// What it did.
-struct Done {
-    thoughts: Tensor,
-    tokens: Vec<u32>,
+pub struct Done {
+    pub thoughts: Tensor,
+    pub tokens: Vec<u32>,
+    pub logprob: f64,
     first_logits: Vec<f32>,
 }
 
-impl Naive<'_> {
+impl<'a> Naive<'a> {
+    pub fn new(reasoner: &'a Reasoner, settings: &'a Settings, row: RowId, limit: usize) -> Self {
+        let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
+        Self { reasoner, settings, row, limit, inputs, draws: Vec::new() }
+    }
+
     fn feed(&mut self, vector: &[f32], stochastic: bool) {
         let position = self.draws.len();
         self.draws.push(stochastic.then(|| self.row.draw(self.settings.seed, position)));
@@ -71,33 +79,103 @@ impl Naive<'_> {
         thought
     }
 
-    fn run(mut self, prompt: &[u32]) -> Done {
-        let method = &self.reasoner.method;
-        let scope = match self.settings.perturbation {
+    fn scope(&self) -> Option<Scope> {
+        match self.settings.perturbation {
             Perturbation::Dropout { scope, .. } => Some(scope),
             _ => None,
-        };
-        let (last, before) = prompt.split_last().unwrap();
-        self.feed_tokens(before, matches!(scope, Some(Scope::Prompt | Scope::All)));
-        self.feed_tokens(&[*last], scope.is_some());
+        }
+    }
+
+    pub fn run(mut self, prompt: &[u32]) -> Done {
+        self.feed_prompt(prompt);
+        let thoughts = Tensor::zeros(0, self.inputs.cols());
+        self.go_on(thoughts)
+    }
+
+    /// Thoughts 1 to `t` of its path are given; with fresh numbers after them, those of `rollout`.
+    pub fn roll(mut self, prompt: &[u32], given: &Tensor, rollout: RowId) -> Done {
+        self.feed_prompt(prompt);
         let mut thoughts = Tensor::zeros(0, self.inputs.cols());
-        let limit = self.settings.length.limit();
+        for t in 0..given.rows() {
+            if t + 1 == given.rows() {
+                self.row = rollout;
+            }
+            thoughts.push(given.row(t));
+            self.feed_thought(given.row(t), t + 1);
+        }
+        self.go_on(thoughts)
+    }
+
+    fn feed_prompt(&mut self, prompt: &[u32]) {
+        let (last, before) = prompt.split_last().unwrap();
+        self.feed_tokens(before, matches!(self.scope(), Some(Scope::Prompt | Scope::All)));
+        self.feed_tokens(&[*last], self.scope().is_some());
+    }
+
+    /// The pass over the last thought makes no thought.
+    fn feed_thought(&mut self, thought: &[f32], number: usize) {
+        self.feed(thought, self.scope().is_some_and(|scope| number < self.limit || scope == Scope::All));
+    }
+
+    fn go_on(mut self, mut thoughts: Tensor) -> Done {
+        let (method, scope) = (&self.reasoner.method, self.scope());
         let open = matches!(self.settings.length, LatentLength::AtMost(_));
-        while thoughts.rows() < limit && !(open && likeliest(&self.logits()) == method.end[0]) {
+        while thoughts.rows() < self.limit && !(open && likeliest(&self.logits()) == method.end[0]) {
             let thought = self.thought();
             thoughts.push(&thought);
-            // The pass over the last thought makes no thought.
-            self.feed(&thought, scope.is_some() && (thoughts.rows() < limit || scope == Some(Scope::All)));
+            self.feed_thought(&thought, thoughts.rows());
         }
         self.feed_tokens(&method.end, scope == Some(Scope::All));
         let first_logits = self.logits();
-        let mut tokens = vec![likeliest(&first_logits)];
+        let (token, mut logprob) = self.say(&first_logits);
+        let mut tokens = vec![token];
         while tokens.len() < self.settings.max_new_tokens.get() && !method.eos.contains(&tokens[tokens.len() - 1]) {
             self.feed_tokens(&tokens[tokens.len() - 1..], scope == Some(Scope::All));
-            tokens.push(likeliest(&self.logits()));
+            let (token, more) = self.say(&self.logits());
+            tokens.push(token);
+            logprob += more;
         }
-        Done { thoughts, tokens, first_logits }
+        Done { thoughts, tokens, logprob, first_logits }
     }
+
+    /// The next token, by definition and in double precision, and its log-probability.
+    fn say(&self, logits: &[f32]) -> (u32, f64) {
+        let token = match self.settings.perturbation {
+            Perturbation::Tokens(from) => {
+                let at = self.row.draw(self.settings.seed, self.draws.len()).uniform(Site::Token);
+                draw_from(&softmax(logits, f64::from(from.temperature())), f64::from(from.top_p()), at)
+            }
+            _ => likeliest(logits),
+        };
+        (token, softmax(logits, 1.0)[token as usize].ln())
+    }
+}
+
+fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f64> = logits.iter().map(|&x| ((f64::from(x) - f64::from(largest)) / temperature).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    weights.iter().map(|w| w / total).collect()
+}
+
+/// The token at `at` of the shares in the order of tokens, of the fewest tokens that have `top_p` together.
+fn draw_from(shares: &[f64], top_p: f64, at: f64) -> u32 {
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]).then(a.cmp(&b)));
+    let mut mass = 0.0;
+    let enough = |&i: &usize| {
+        mass += shares[i];
+        mass >= top_p
+    };
+    // All of them may sum to a little less than 1.
+    let mut kept = order[..order.iter().position(enough).map_or(order.len(), |at| at + 1)].to_vec();
+    kept.sort_unstable();
+    let mut left = at * kept.iter().map(|&i| shares[i]).sum::<f64>();
+    let passes = |&&i: &&usize| {
+        left -= shares[i];
+        left < 0.0
+    };
+    *kept.iter().find(passes).unwrap() as u32
 }
 
 /// The index of the largest element, the lowest among equals.
@@ -113,12 +191,13 @@ fn check(reasoner: &Reasoner, settings: &Settings, what: &str) {
         let outcome =
             ask(engine::Engine { reasoner, judge: None, settings: *settings }, std::slice::from_ref(question)).unwrap().remove(0);
         for (k, found) in rows.iter().enumerate() {
-            let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
-            let naive = Naive { reasoner, settings, row: row(question.id, k), inputs, draws: Vec::new() };
-            let expected = naive.run(&prompt.tokens);
+            let expected = Naive::new(reasoner, settings, row(question.id, k), settings.length.limit()).run(&prompt.tokens);
             let what = format!("{what}, trajectory {k}");
             assert_eq!(found.tokens, expected.tokens, "{what}");
             assert_eq!(found.first_logits, expected.first_logits, "{what}");
+            let logprob = outcome.sample.trajectories[k].logprob.unwrap();
+            assert_eq!(logprob, found.logprob, "{what}");
+            assert!((f64::from(logprob) - expected.logprob).abs() < 1e-5 * expected.logprob.abs().max(1.0), "{what}: {logprob}");
             assert_eq!(found.thoughts.rows(), expected.thoughts.rows(), "{what}");
             if expected.thoughts.rows() > 0 {
                 assert_same_bits(&found.thoughts, &expected.thoughts, &what);
@@ -136,6 +215,29 @@ fn every_family_forked_is_the_family_recomputed() {
         for perturbation in perturbations() {
             check(&reasoner, &settings(&reasoner, 3, perturbation), &format!("{family:?}, {perturbation:?}"));
         }
+    }
+}
+
+/// Without thoughts and end tokens, answers are read off the prompt; with either, off what follows it.
+#[test]
+fn every_family_without_thoughts_is_the_family_recomputed() {
+    for family in FAMILIES {
+        let reasoner = reasoner(device(), &Spec { family, ..Spec::default() });
+        for perturbation in [Perturbation::None, drawn(1.0, 1.0), dropout(0.2, Sites::BOTH, Scope::All)] {
+            let settings = Settings { length: LatentLength::None, ..settings(&reasoner, 3, perturbation) };
+            check(&reasoner, &settings, &format!("{family:?}, {perturbation:?}, no thoughts"));
+        }
+    }
+    for spec in [Spec::default(), Spec { family: Family::CodiLlama, ..Spec::default() }] {
+        let reasoner = words::reasoner(device(), &spec);
+        for perturbation in [Perturbation::None, drawn(0.7, 0.8), dropout(0.2, Sites::BOTH, Scope::All)] {
+            check(&reasoner, &settings(&reasoner, 3, perturbation), &format!("words, {perturbation:?}"));
+        }
+        check(
+            &reasoner,
+            &Settings { length: exactly(2), ..settings(&reasoner, 3, thoughtful(0.2)) },
+            "thoughts without end tokens",
+        );
     }
 }
 
@@ -212,8 +314,7 @@ fn a_prompt_of_one_token_is_a_prompt() {
     for perturbation in perturbations() {
         let settings = settings(&pair.reasoner, 2, perturbation);
         let outcome = pair.ask_one(settings, &empty);
-        let inputs = Tensor::zeros(0, pair.reasoner.decoder.config().width);
-        let naive = Naive { reasoner: &pair.reasoner, settings: &settings, row: row(5, 1), inputs, draws: Vec::new() };
+        let naive = Naive::new(&pair.reasoner, &settings, row(5, 1), settings.length.limit());
         assert_same_bits(&outcome.thoughts[1], &naive.run(&prompt.tokens).thoughts, &format!("{perturbation:?}"));
     }
 }

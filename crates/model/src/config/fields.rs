@@ -13,13 +13,14 @@ const LARGEST_COUNT: u64 = 1 << 31;
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a> {
     file: &'a Path,
+    within: Option<&'static str>, // the field that this object is the value of
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
     pub fn new(file: &'a Path, value: &'a Value) -> Result<Fields<'a>, Error> {
         match value {
-            Value::Object(map) => Ok(Fields { file, map }),
+            Value::Object(map) => Ok(Fields { file, within: None, map }),
             other => {
                 Err(Error::BadJson { file: file.to_path_buf(), why: format!("an object was expected, not {}", kind(other)) })
             }
@@ -27,11 +28,19 @@ impl<'a> Fields<'a> {
     }
 
     /// A nested object; absent and null are both `None`.
-    pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>, Error> {
+    pub fn object(&self, name: &'static str) -> Result<Option<Fields<'a>>, Error> {
         match self.get(name) {
             None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Fields { file: self.file, map })),
+            Some(Value::Object(map)) => Ok(Some(Fields { file: self.file, within: Some(name), map })),
             Some(_) => Err(self.bad(name, "must be an object")),
+        }
+    }
+
+    /// Refuses fields that nobody would read.
+    pub fn only(&self, known: &[&str]) -> Result<(), Error> {
+        match self.map.keys().find(|name| !known.contains(&name.as_str())) {
+            Some(name) => Err(self.bad(name, &format!("is not known here; the fields are {}", known.join(", ")))),
+            None => Ok(()),
         }
     }
 
@@ -53,6 +62,17 @@ impl<'a> Fields<'a> {
 
     pub fn count(&self, name: &str) -> Result<usize, Error> {
         self.opt_count(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    /// A number that `is_legal` in single precision, where it is used; `what` puts that into words.
+    pub fn number(&self, name: &str, is_legal: impl Fn(f32) -> bool, what: &str) -> Result<Option<f64>, Error> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        match value.as_f64() {
+            Some(x) if is_legal(x as f32) => Ok(Some(x)),
+            _ => Err(self.bad(name, &format!("is {value}; it must be {what}"))),
+        }
     }
 
     /// A finite number above zero.
@@ -116,11 +136,15 @@ impl<'a> Fields<'a> {
     }
 
     pub fn missing(&self, name: &str) -> Error {
-        Error::MissingField { file: self.file.to_path_buf(), field: name.to_owned() }
+        Error::MissingField { file: self.file.to_path_buf(), field: self.path(name) }
     }
 
     pub fn bad(&self, name: &str, why: &str) -> Error {
-        Error::BadField { file: self.file.to_path_buf(), field: name.to_owned(), why: why.to_owned() }
+        Error::BadField { file: self.file.to_path_buf(), field: self.path(name), why: why.to_owned() }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.within.map_or_else(|| name.to_owned(), |within| format!("{within}.{name}"))
     }
 
     pub fn unsupported(&self, name: &str, found: &str, supported: &str) -> Error {

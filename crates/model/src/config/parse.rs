@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::fields::Fields;
-use super::{Architecture, Config, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
+use super::{Architecture, Config, Defaults, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
 use crate::error::{self, Error};
 
 /// More blocks than any model has; a loop over them stays short.
@@ -20,7 +20,7 @@ pub(super) fn config(file: &Path, json: &str) -> Result<Config, Error> {
     let value: Value = error::parse_json(file, json)?;
     let top = Fields::new(file, &value)?;
     let model_type = top.text("model_type")?.ok_or_else(|| top.missing("model_type"))?;
-    let config = match model_type {
+    let mut config = match model_type {
         "gpt2" => gpt2(top)?,
         "llama" => llama(top, Architecture::Llama)?,
         "qwen3" | "qwen3_vl_text" => llama(top, Architecture::Qwen3)?,
@@ -28,6 +28,7 @@ pub(super) fn config(file: &Path, json: &str) -> Result<Config, Error> {
         other => return Err(top.unsupported("model_type", other, "gpt2, llama, qwen3, qwen3_vl")),
     };
     check(top, &config)?;
+    config.defaults = defaults(top)?;
     Ok(config)
 }
 
@@ -73,6 +74,7 @@ fn gpt2(f: Fields) -> Result<Config, Error> {
         tied: f.flag("tie_word_embeddings")?.unwrap_or(true),
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
+        defaults: Defaults::default(),
     })
 }
 
@@ -115,6 +117,7 @@ fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
         tied: f.flag("tie_word_embeddings")?.unwrap_or(false),
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
+        defaults: Defaults::default(),
     })
 }
 
@@ -196,6 +199,19 @@ fn latent(f: Fields) -> Result<LatentFields, Error> {
         projector_hidden: f.opt_count("projector_hidden_size")?,
         latent_intermediate: f.opt_count("latent_intermediate_size")?,
         embedding_std: f.positive("latent_embedding_std")?.map(|x| x as f32),
+    })
+}
+
+fn defaults(top: Fields) -> Result<Defaults, Error> {
+    let Some(f) = top.object("latent_tts")? else { return Ok(Defaults::default()) };
+    f.only(&["family", "thoughts", "max_new_tokens", "p", "sigma"])?;
+    let no_thoughts = f.get("thoughts").is_some_and(|n| n.as_u64() == Some(0));
+    Ok(Defaults {
+        family: f.text("family")?.map(str::to_owned),
+        thoughts: if no_thoughts { Some(0) } else { f.opt_count("thoughts")? },
+        max_new_tokens: f.opt_count("max_new_tokens")?,
+        p: f.number("p", |p| (0.0..1.0).contains(&p), "at least 0 and below 1")?,
+        sigma: f.number("sigma", |s| s.is_finite() && s >= 0.0, "a finite number, at least 0")?,
     })
 }
 

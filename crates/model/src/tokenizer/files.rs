@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
+use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
@@ -47,7 +49,7 @@ struct TokenizerFile {
     model: ModelFile,
 }
 
-/// The BPE model inside tokenizer.json.
+/// The model inside tokenizer.json: BPE, or whole words, which have no merges.
 #[derive(Deserialize)]
 struct ModelFile {
     #[serde(rename = "type")]
@@ -63,7 +65,7 @@ struct ModelFile {
     #[serde(default)]
     ignore_merges: bool,
     vocab: Vocab,
-    merges: Vec<Merge>,
+    merges: Option<Vec<Merge>>,
 }
 
 type Vocab = HashMap<String, u32>;
@@ -186,15 +188,16 @@ impl Added {
 fn from_whole(file: &Path) -> Result<(Inner, Vec<Added>), Error> {
     let text = error::read_text(file)?;
     let parsed: TokenizerFile = error::parse_json(file, &text)?;
-    let mut inner = Inner::new(bpe(file, parsed.model)?);
-    inner.with_normalizer(part::<NormalizerWrapper>(file, "normalizer", parsed.normalizer, &["NFC", "Sequence"])?);
+    let mut inner = Inner::new(model(file, parsed.model)?);
+    inner.with_normalizer(part::<NormalizerWrapper>(file, "normalizer", parsed.normalizer, &["NFC", "Lowercase", "Sequence"])?);
     inner.with_pre_tokenizer(part::<PreTokenizerWrapper>(
         file,
         "pre_tokenizer",
         parsed.pre_tokenizer,
-        &["ByteLevel", "Split", "Digits", "Sequence"],
+        &["ByteLevel", "Split", "Digits", "WhitespaceSplit", "Punctuation", "Sequence"],
     )?);
-    inner.with_decoder(part::<DecoderWrapper>(file, "decoder", parsed.decoder, &["ByteLevel", "Sequence"])?);
+    check_growth(file, &parsed.decoder)?;
+    inner.with_decoder(part::<DecoderWrapper>(file, "decoder", parsed.decoder, &["ByteLevel", "Replace", "Fuse", "Sequence"])?);
     let mut added = parsed.added_tokens;
     check_ids(file, added.iter().filter_map(|t| t.id))?;
     added.sort_by_key(|t| t.id);
@@ -203,7 +206,7 @@ fn from_whole(file: &Path) -> Result<(Inner, Vec<Added>), Error> {
 
 /// GPT-2's own two files.
 fn from_pair(vocab: &Path, merges: &Path, prefix_space: bool) -> Result<Inner, Error> {
-    let model = ModelFile {
+    let parts = ModelFile {
         kind: None,
         dropout: None,
         unk_token: None,
@@ -213,9 +216,9 @@ fn from_pair(vocab: &Path, merges: &Path, prefix_space: bool) -> Result<Inner, E
         byte_fallback: false,
         ignore_merges: false,
         vocab: error::parse_json(vocab, &error::read_text(vocab)?)?,
-        merges: merge_lines(&error::read_text(merges)?),
+        merges: Some(merge_lines(&error::read_text(merges)?)),
     };
-    let mut inner = Inner::new(bpe(vocab, model)?);
+    let mut inner = Inner::new(model(vocab, parts)?);
     let bytes = ByteLevel::new(prefix_space, true, true);
     inner.with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(bytes)));
     inner.with_decoder(Some(DecoderWrapper::ByteLevel(bytes)));
@@ -228,25 +231,30 @@ fn merge_lines(text: &str) -> Vec<Merge> {
     text.lines().skip(skip).filter(|l| !l.is_empty()).map(|l| Merge::Line(l.to_owned())).collect()
 }
 
-fn bpe(file: &Path, model: ModelFile) -> Result<BPE, Error> {
-    let bad = |why: String| Error::BadTokenizer { file: file.to_path_buf(), why };
-    if let Some(kind) = model.kind.filter(|kind| kind != "BPE") {
-        return Err(bad(format!("model type {kind} is not supported; supported: BPE")));
-    }
-    if model.dropout.is_some_and(|p| p != 0.0) {
-        return Err(bad("the model drops merges at random; set its dropout to null".to_owned()));
-    }
-    for affix in [model.continuing_subword_prefix, model.end_of_word_suffix] {
-        if affix.is_some_and(|affix| !affix.is_empty()) {
-            return Err(bad("subword prefixes and suffixes are not supported; supported: byte-level BPE".to_owned()));
-        }
-    }
+fn model(file: &Path, model: ModelFile) -> Result<ModelWrapper, Error> {
     check_ids(file, model.vocab.values().copied())?;
     let distinct: HashSet<u32> = model.vocab.values().copied().collect();
     if distinct.len() != model.vocab.len() {
-        return Err(bad("two tokens of the vocabulary share an id".to_owned()));
+        return Err(bad(file, "two tokens of the vocabulary share an id"));
     }
-    let merges = model.merges.into_iter().map(|m| m.pair(file)).collect::<Result<Vec<_>, _>>()?;
+    match model.kind.as_deref() {
+        None | Some("BPE") => Ok(bpe(file, model)?.into()),
+        Some("WordLevel") => Ok(word_level(file, model)?.into()),
+        Some(kind) => Err(bad(file, format!("model type {kind} is not supported; supported: BPE, WordLevel"))),
+    }
+}
+
+fn bpe(file: &Path, model: ModelFile) -> Result<BPE, Error> {
+    if model.dropout.is_some_and(|p| p != 0.0) {
+        return Err(bad(file, "the model drops merges at random; set its dropout to null"));
+    }
+    for affix in [model.continuing_subword_prefix, model.end_of_word_suffix] {
+        if affix.is_some_and(|affix| !affix.is_empty()) {
+            return Err(bad(file, "subword prefixes and suffixes are not supported; supported: byte-level BPE"));
+        }
+    }
+    let merges = model.merges.ok_or_else(|| bad(file, "the model has no merges; copy the file again"))?;
+    let merges = merges.into_iter().map(|m| m.pair(file)).collect::<Result<Vec<_>, _>>()?;
     let mut builder = BPE::builder()
         .vocab_and_merges(model.vocab.into_iter().collect::<tokenizers::models::bpe::Vocab>(), merges)
         .fuse_unk(model.fuse_unk)
@@ -255,7 +263,19 @@ fn bpe(file: &Path, model: ModelFile) -> Result<BPE, Error> {
     if let Some(unknown) = model.unk_token {
         builder = builder.unk_token(unknown);
     }
-    builder.build().map_err(|e| bad(e.to_string()))
+    builder.build().map_err(|e| bad(file, e.to_string()))
+}
+
+/// Whole words; all others are the unknown token.
+fn word_level(file: &Path, model: ModelFile) -> Result<WordLevel, Error> {
+    let unknown = model.unk_token.filter(|token| model.vocab.contains_key(token));
+    let unknown = unknown.ok_or_else(|| bad(file, "the unk_token of a WordLevel model must be in its vocabulary"))?;
+    let builder = WordLevel::builder().vocab(model.vocab.into_iter().collect()).unk_token(unknown);
+    builder.build().map_err(|e| bad(file, e.to_string()))
+}
+
+fn bad(file: &Path, why: impl Into<String>) -> Error {
+    Error::BadTokenizer { file: file.to_path_buf(), why: why.into() }
 }
 
 impl Merge {
@@ -297,6 +317,20 @@ fn part<T: DeserializeOwned>(file: &Path, field: &str, value: Value, allowed: &[
     }
     let bad = |e: serde_json::Error| Error::BadTokenizer { file: file.to_path_buf(), why: format!("{field}: {e}") };
     serde_json::from_value(value).map(Some).map_err(bad)
+}
+
+/// Replacements multiply: each may put its content between all characters. A few short ones at most keep a text's length
+/// within a small multiple of its tokens'.
+fn check_growth(file: &Path, decoder: &Value) -> Result<(), Error> {
+    const MOST: usize = 4;
+    let stages = decoder.get("decoders").and_then(Value::as_array).map_or(std::slice::from_ref(decoder), Vec::as_slice);
+    let nested = stages.iter().any(|stage| stage.get("decoders").is_some());
+    let contents: Vec<&Value> = stages.iter().filter_map(|stage| stage.get("content")).collect();
+    let short = contents.iter().all(|content| content.as_str().is_some_and(|text| text.len() <= 1));
+    match short && contents.len() <= MOST && !nested {
+        true => Ok(()),
+        false => Err(bad(file, format!("decoder: it may hold {MOST} replacements by one character at most, and none nested"))),
+    }
 }
 
 /// The first stage whose type is not allowed, looking into sequences.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use model::config::Defaults;
 use model::testkit::{Family, Spec};
 use model::{Checkpoint, Config, Error, Tokenizer};
 use serde_json::json;
@@ -55,6 +56,35 @@ fn missing_field() {
     let fixture = Fixture::family(Family::Rot);
     fixture.edit("config.json", |c| drop(c.as_object_mut().unwrap().remove("text_config")));
     assert_is!(fixture.fails(&["text_config"]), Error::MissingField { .. });
+}
+
+#[test]
+fn defaults_are_read_or_refused_by_name() {
+    let fixture = Fixture::tiny();
+    assert_eq!(Config::read(fixture.0.path()).unwrap().defaults, Defaults::default());
+    let said = json!({ "family": "cot", "thoughts": 0, "max_new_tokens": 24, "p": 0.2, "sigma": 0.5 });
+    fixture.edit("config.json", |c| c["latent_tts"] = said.clone());
+    let read = Config::read(fixture.0.path()).unwrap().defaults;
+    assert_eq!((read.thoughts, read.p), (Some(0), Some(0.2)));
+    assert_eq!(serde_json::to_value(&read).unwrap(), said, "what is written is what is read");
+    for (field, value) in [
+        ("family", json!(3)),
+        ("thoughts", json!(-1)),
+        ("thoughts", json!("6")),
+        ("max_new_tokens", json!(0)),
+        ("p", json!(1.0)),
+        ("p", json!(-0.1)),
+        ("sigma", json!(-1)),
+        ("sigma", json!(1e300)),
+        ("temprature", json!(1.0)),
+    ] {
+        let fixture = Fixture::tiny();
+        fixture.edit("config.json", |c| c["latent_tts"] = json!({ field: value }));
+        assert_is!(fixture.fails(&["config.json", &format!("latent_tts.{field}")]), Error::BadField { .. });
+    }
+    let fixture = Fixture::tiny();
+    fixture.edit("config.json", |c| c["latent_tts"] = json!("cot"));
+    assert_is!(fixture.fails(&["latent_tts", "object"]), Error::BadField { .. });
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn missing_tokenizer() {
 
 #[test]
 fn bad_tokenizer() {
-    let changes: [fn(&mut Value); 9] = [
+    let changes: [fn(&mut Value); 12] = [
         |t| t["model"]["type"] = json!("Unigram"),
         |t| t["model"]["dropout"] = json!(0.1),
         |t| t["model"]["continuing_subword_prefix"] = json!("##"),
@@ -26,6 +26,9 @@ fn bad_tokenizer() {
         |t| t["model"]["vocab"]["!"] = json!(1),
         |t| t["model"]["vocab"]["!"] = json!(u32::MAX),
         |t| t["added_tokens"][0]["id"] = json!(900),
+        |t| t["model"] = json!({ "type": "WordLevel", "vocab": { "a": 0 }, "unk_token": "b" }),
+        |t| t["decoder"] = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" }),
+        |t| t["decoder"]["decoders"] = json!([{ "type": "Sequence", "decoders": [] }]),
         // The library panics on the text `a  ` with these two.
         |t| {
             t["added_tokens"] = json!([

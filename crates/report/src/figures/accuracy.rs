@@ -14,8 +14,7 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
     let panel = |((model, split), members): ((&str, &str), Vec<&Study>)| {
         let run = judged(&members)?;
         let series: Vec<Series> = rules::of(run).into_iter().filter_map(|name| curve(run, name)).collect();
-        let setting =
-            format!("{} ({} {})", title(model, split, studies), run.traits.sampler.kind(), run.traits.sampler.setting());
+        let setting = format!("{} ({})", title(model, split, studies), run.traits.sampler.name());
         let (x, y) = (Axis::new("trajectories, N", Scale::Doublings), Axis::new("accuracy (%)", Scale::Percent));
         (!series.is_empty()).then_some(Panel { title: setting, x, y, series })
     };

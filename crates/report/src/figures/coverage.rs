@@ -32,8 +32,8 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
 
 fn curve(run: &Study, chosen: &[&Study]) -> Option<Series> {
     let traits = &run.traits;
-    let (kind, setting) = (traits.sampler.kind(), traits.sampler.setting());
-    let tip = |k: usize, words: String| format!("{}, {kind} {setting}\nN = {k}\ncoverage {words}", traits.model);
+    let name = traits.sampler.name();
+    let tip = |k: usize, words: String| format!("{}, {name}\nN = {k}\ncoverage {words}", traits.model);
     let points: Vec<Point> = run
         .curve(MetricName::Coverage)
         .into_iter()

@@ -66,7 +66,7 @@ fn curves(runs: &[&Study]) -> Vec<Series> {
 fn point(run: &Study, k: usize) -> Option<Point> {
     let (coverage, diversity) = (run.metric(MetricName::Coverage, k)?, run.metric(MetricName::Diversity, run.traits.n)?);
     let Interval { value, low, high } = diversity;
-    let setting = format!("{} {}", run.traits.sampler.kind(), run.traits.sampler.setting());
+    let setting = run.traits.sampler.name();
     let tip =
         format!("{setting}, N = {k}\ncoverage {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})", percent_with(&coverage));
     Some(Point::with_interval(value, coverage, tip))

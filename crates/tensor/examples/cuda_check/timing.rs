@@ -15,19 +15,24 @@ const ROWS: usize = 4096;
 
 /// What one call of something takes.
 #[derive(Clone, Copy)]
-struct Taken {
+pub(crate) struct Taken {
     seconds: f64,
     host: f64, // to ask for it
 }
 
-fn time<T>(cuda: &Cuda, mut work: impl FnMut() -> Result<T, CudaError>) -> Result<Taken, CudaError> {
+pub(crate) fn time<T>(cuda: &Cuda, work: impl FnMut() -> Result<T, CudaError>) -> Result<Taken, CudaError> {
+    time_by(cuda, 40, work)
+}
+
+/// The best of five times, each the mean of `count` calls.
+pub(crate) fn time_by<T>(cuda: &Cuda, count: u32, mut work: impl FnMut() -> Result<T, CudaError>) -> Result<Taken, CudaError> {
     for _ in 0..3 {
         work()?;
     }
     cuda.synchronize()?;
     let mut best = Taken { seconds: f64::INFINITY, host: 0.0 };
     for _ in 0..5 {
-        let (count, start) = (40, Instant::now());
+        let start = Instant::now();
         for _ in 0..count {
             work()?;
         }
@@ -41,11 +46,11 @@ fn time<T>(cuda: &Cuda, mut work: impl FnMut() -> Result<T, CudaError>) -> Resul
     Ok(best)
 }
 
-fn moved(name: &str, t: Taken, bytes: usize) {
+pub(crate) fn moved(name: &str, t: Taken, bytes: usize) {
     println!("time  {name}: {:.1} us ({:.1} to ask), {:.2} TB/s", t.seconds * 1e6, t.host * 1e6, bytes as f64 / t.seconds / 1e12);
 }
 
-fn computed(name: &str, t: Taken, flops: f64) {
+pub(crate) fn computed(name: &str, t: Taken, flops: f64) {
     println!("time  {name}: {:.1} us ({:.1} to ask), {:.0} TFLOP/s", t.seconds * 1e6, t.host * 1e6, flops / t.seconds / 1e12);
 }
 
@@ -59,12 +64,12 @@ pub(crate) fn all(cuda: &Cuda) -> Outcome {
     Ok(())
 }
 
-fn weights(cuda: &Cuda, inputs: usize, outputs: usize) -> Result<Weights, CudaError> {
+pub(crate) fn weights(cuda: &Cuda, inputs: usize, outputs: usize) -> Result<Weights, CudaError> {
     let w: Vec<f32> = numbers(1 << 16, 1).into_iter().cycle().take(inputs * outputs).map(|x| 0.02 * x).collect();
     Weights::from_output_major(cuda, (inputs, outputs), &w, Some(&numbers(outputs, 2)))
 }
 
-fn random(cuda: &Cuda, rows: usize, cols: usize) -> Result<Array, CudaError> {
+pub(crate) fn random(cuda: &Cuda, rows: usize, cols: usize) -> Result<Array, CudaError> {
     let x: Vec<f32> = numbers(1 << 16, 3).into_iter().cycle().take(rows * cols).collect();
     Array::from_host(cuda, rows, cols, &x)
 }
@@ -160,7 +165,7 @@ fn logits(cuda: &Cuda) -> Outcome {
     for rows in [64, 1024, ROWS] {
         let x = random(cuda, rows, width)?.cast(cuda.operand())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
-        computed(&format!("argmax {rows} x {width} -> {vocab}"), time(cuda, || topk::argmax(&x, &head))?, flops);
+        computed(&format!("likeliest {rows} x {width} -> {vocab}"), time(cuda, || topk::likeliest(&x, &head))?, flops);
         computed(
             &format!("mixture {rows} x {width} -> {vocab}, k 10"),
             time(cuda, || topk::mixture(&x, &head, &head, 10))?,

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::isa::{Isa, fma, per_isa};
 use super::math::{exp, sum_lanes};
 use crate::Tensor;
-use crate::ops::{Attend, HostKv};
+use crate::ops::{Attend, AttentionBackward, HostKv, LayerKv};
 
 /// Slots whose keys are stored together.
 pub(crate) const BLOCK: usize = 16;
@@ -57,7 +57,7 @@ pub(crate) fn attention(isa: Isa, q: &Tensor, kv: &HostKv, shape: &Shape<'_>, ou
 struct Job<'a> {
     query: &'a [f32], // (head_dim)
     keys: &'a [f32],  // (head_dim, BLOCK)
-    lane: usize,      // the first of the block's slots that is seen
+    slot: usize,      // the first of the block's slots that is seen
     len: usize,       // how many are
     at: usize,        // where the first one's score goes
 }
@@ -105,9 +105,8 @@ fn plan<'a>(attend: &Attend, row: usize, (query, keys): (&'a [f32], &'a [f32]), 
     for span in attend.of(row) {
         let (mut slot, end) = (span.start as usize, (span.start + span.len) as usize);
         while slot < end {
-            let lane = slot % BLOCK;
-            let len = (BLOCK - lane).min(end - slot);
-            jobs.push(Job { query, keys: &keys[slot / BLOCK * size..][..size], lane, len, at });
+            let len = (BLOCK - slot % BLOCK).min(end - slot);
+            jobs.push(Job { query, keys: &keys[slot / BLOCK * size..][..size], slot, len, at });
             (slot, at) = (slot + len, at + len);
         }
     }
@@ -129,7 +128,7 @@ fn score<const FUSED: bool>(jobs: &[Job<'_>], scores: &mut [f32]) {
         a3 = lanes::<FUSED>(q[3][i], &k[3][i], a3);
     }
     for (job, acc) in jobs.iter().zip([a0, a1, a2, a3]) {
-        scores[job.at..job.at + job.len].copy_from_slice(&acc[job.lane..job.lane + job.len]);
+        scores[job.at..job.at + job.len].copy_from_slice(&acc[job.slot % BLOCK..][..job.len]);
     }
 }
 
@@ -191,5 +190,78 @@ fn mix_columns<const FUSED: bool, const W: usize>(
     }
     for (o, a) in out[first..first + W].iter_mut().zip(acc) {
         *o = a * scale;
+    }
+}
+
+/// See [`crate::ops::attention_backward`]. Key heads share no gradient, so they are worked on side by side; each takes its
+/// rows in order. The gradients are (kv_heads, slots, head_dim), the keys' unlike the keys themselves.
+pub(crate) fn attention_backward(
+    isa: Isa,
+    of: &AttentionBackward<'_>,
+    kv: &HostKv,
+    shape: &Shape<'_>,
+    (grads, dqkv): (&mut LayerKv, &mut Tensor),
+) {
+    let (rows, size) = (of.q.rows(), kv.slots * kv.head_dim);
+    let width = shape.heads / kv.kv_heads * kv.head_dim; // of the query heads that share a key head
+    let mut dq = vec![0.0; rows * shape.heads * kv.head_dim]; // (kv_heads, rows, width)
+    let keys_and_values = grads.keys.par_chunks_mut(size).zip(grads.values.par_chunks_mut(size));
+    dq.par_chunks_mut((rows * width).max(1)).zip(keys_and_values).enumerate().for_each(|(g, (dq, grads))| {
+        per_isa!(isa, head_backward(
+            of: &AttentionBackward<'_>, kv: &HostKv, shape: &Shape<'_>, g: usize,
+            grads: (&mut [f32], &mut [f32]), dq: &mut [f32],
+        ));
+    });
+    let cols = dqkv.cols();
+    dqkv.data_mut().par_chunks_mut(cols).enumerate().for_each(|(r, row)| {
+        for (g, part) in row[..kv.kv_heads * width].chunks_mut(width).enumerate() {
+            part.copy_from_slice(&dq[(g * rows + r) * width..][..width]);
+        }
+    });
+}
+
+/// All rows of the query heads that share key head `g`.
+#[inline(always)]
+fn head_backward<const FUSED: bool>(
+    of: &AttentionBackward<'_>,
+    kv: &HostKv,
+    shape: &Shape<'_>,
+    g: usize,
+    (dk, dv): (&mut [f32], &mut [f32]),
+    dq: &mut [f32],
+) {
+    let dim = kv.head_dim;
+    let (group, scale) = (shape.heads / kv.kv_heads, 1.0 / (dim as f32).sqrt());
+    let store = &kv.layers[shape.layer];
+    let keys = &store.keys[g * kv.slots * dim..][..kv.slots * dim];
+    let values = &store.values[g * kv.slots * dim..][..kv.slots * dim];
+    let (mut jobs, mut scores, mut lanes): (Vec<Job<'_>>, Vec<f32>, Vec<[f32; BLOCK]>) = (Vec::new(), Vec::new(), Vec::new());
+    for (i, dq) in dq.chunks_exact_mut(dim).enumerate() {
+        let (r, column) = (i / group, (g * group + i % group) * dim);
+        let [query, out, dout] = [of.q, of.out, of.dout].map(|x| &x.row(r)[column..column + dim]);
+        jobs.clear();
+        let total = plan(shape.attend, r, (query, keys), 0, &mut jobs);
+        scores.clear();
+        scores.resize(total, 0.0);
+        jobs.chunks(TOGETHER).for_each(|four| score::<FUSED>(four, &mut scores));
+        let inverse = softmax::<FUSED>(&mut scores, scale);
+        let along = sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], out[i], s));
+        lanes.clear();
+        lanes.resize(dim, [0.0; BLOCK]);
+        for job in &jobs {
+            let mut slopes = [0.0; BLOCK]; // of the scores
+            for l in 0..job.len {
+                let (p, at) = (scores[job.at + l] * inverse, (job.slot + l) * dim);
+                let value = &values[at..at + dim];
+                let slope = p * (sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], value[i], s)) - along) * scale;
+                dk[at..at + dim].iter_mut().zip(query).for_each(|(d, &q)| *d = fma::<FUSED>(slope, q, *d));
+                dv[at..at + dim].iter_mut().zip(dout).for_each(|(d, &o)| *d = fma::<FUSED>(p, o, *d));
+                slopes[job.slot % BLOCK + l] = slope;
+            }
+            for (acc, keys) in lanes.iter_mut().zip(job.keys.as_chunks::<BLOCK>().0) {
+                *acc = std::array::from_fn(|l| fma::<FUSED>(slopes[l], keys[l], acc[l]));
+            }
+        }
+        dq.iter_mut().zip(&lanes).for_each(|(d, lanes)| *d = sum_lanes(BLOCK, |l, s| s + lanes[l]));
     }
 }

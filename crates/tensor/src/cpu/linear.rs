@@ -18,7 +18,7 @@ const PAIR: usize = 2;
 /// Columns of the widest tile.
 pub(crate) const TILE_COLS: usize = PANEL * PAIR;
 /// Rows that share one sweep over the weights: their part of x stays in cache meanwhile.
-const ROW_BLOCK: usize = 384;
+pub(crate) const ROW_BLOCK: usize = 384;
 
 /// Weights of a product, ready for the kernels. The matrix is (inputs, outputs).
 #[derive(Clone, Debug)]
@@ -31,8 +31,16 @@ pub struct Packed {
 impl Packed {
     /// Packs a matrix whose element (input, output) is `at(input, output)`.
     pub(crate) fn new(inputs: usize, outputs: usize, at: impl Fn(usize, usize) -> f32 + Sync) -> Self {
-        let mut panels = vec![0.0; outputs.div_ceil(PANEL) * inputs * PANEL];
-        panels.par_chunks_mut((inputs * PANEL).max(1)).enumerate().for_each(|(p, panel)| {
+        let panels = vec![0.0; outputs.div_ceil(PANEL) * inputs * PANEL];
+        let mut packed = Self { inputs, outputs, panels };
+        packed.fill(at);
+        packed
+    }
+
+    /// Packs another matrix of the same shape.
+    pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
+        let (inputs, outputs) = (self.inputs, self.outputs);
+        self.panels.par_chunks_mut((inputs * PANEL).max(1)).enumerate().for_each(|(p, panel)| {
             let width = PANEL.min(outputs - p * PANEL);
             for (k, row) in panel.chunks_mut(PANEL).enumerate() {
                 for (j, x) in row[..width].iter_mut().enumerate() {
@@ -40,7 +48,6 @@ impl Packed {
                 }
             }
         });
-        Self { inputs, outputs, panels }
     }
 
     /// The width of x.
@@ -64,6 +71,22 @@ impl Packed {
     fn panel_count(&self) -> usize {
         self.outputs.div_ceil(PANEL)
     }
+}
+
+/// x (rows, cols) as (cols, rows).
+pub(crate) fn transposed(x: &[f32], cols: usize) -> Vec<f32> {
+    const TOGETHER: usize = 16; // columns, which share the lines of memory that they are read from
+    let rows = x.len().checked_div(cols).unwrap_or(0);
+    let mut out = vec![0.0; x.len()];
+    out.par_chunks_mut((TOGETHER * rows).max(1)).enumerate().for_each(|(i, part)| {
+        let first = i * TOGETHER;
+        for (r, row) in x.chunks(cols).enumerate() {
+            for (c, &value) in row[first..cols.min(first + TOGETHER)].iter().enumerate() {
+                part[c * rows + r] = value;
+            }
+        }
+    });
+    out
 }
 
 /// What happens to a finished tile. Implementations are `#[inline(always)]`, so that they vectorise with the kernel.

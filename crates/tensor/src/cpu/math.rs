@@ -39,6 +39,22 @@ pub(crate) fn gelu_erf<const FUSED: bool>(x: f32) -> f32 {
     0.5 * x * (1.0 + erf::<FUSED>(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
+/// The slope of [`gelu_tanh`].
+#[inline(always)]
+pub(crate) fn gelu_tanh_slope<const FUSED: bool>(x: f32) -> f32 {
+    let u = 0.797_884_6 * fma::<FUSED>(0.044_715 * x * x, x, x);
+    let slope = 0.797_884_6 * fma::<FUSED>(0.134_145 * x, x, 1.0);
+    let share = 1.0 / (1.0 + exp::<FUSED>(-2.0 * u));
+    fma::<FUSED>(2.0 * x * slope * share, 1.0 - share, share)
+}
+
+/// The slope of [`gelu_erf`]: the normal distribution's share below x, plus x times its density.
+#[inline(always)]
+pub(crate) fn gelu_erf_slope<const FUSED: bool>(x: f32) -> f32 {
+    let share = 0.5 * (1.0 + erf::<FUSED>(x * std::f32::consts::FRAC_1_SQRT_2));
+    fma::<FUSED>(0.398_942_3 * x, exp::<FUSED>(-0.5 * x * x), share)
+}
+
 /// The error function to 1.5e-7 (Abramowitz and Stegun 7.1.26).
 #[inline(always)]
 fn erf<const FUSED: bool>(x: f32) -> f32 {
@@ -55,6 +71,13 @@ fn erf<const FUSED: bool>(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn silu<const FUSED: bool>(x: f32) -> f32 {
     x / (1.0 + exp::<FUSED>(-x))
+}
+
+/// The slope of [`silu`].
+#[inline(always)]
+pub(crate) fn silu_slope<const FUSED: bool>(x: f32) -> f32 {
+    let share = 1.0 / (1.0 + exp::<FUSED>(-x));
+    fma::<FUSED>(x * share, 1.0 - share, share)
 }
 
 /// The sum of `f(i)` over `0..n` in sixteen interleaved partial sums, added in one fixed order: vectorises, and the

@@ -6,12 +6,13 @@ use super::isa::{Isa, fma, per_isa};
 use crate::Tensor;
 use crate::ops::Rope;
 
-/// See [`crate::ops::rope`].
-pub(crate) fn rope(isa: Isa, x: &mut Tensor, by: &Rope, positions: &[u32], heads: usize) {
+/// Turns the first `heads` heads of each row by its position times `direction`: 1 as [`crate::ops::place`] does, -1 back.
+pub(crate) fn rope(isa: Isa, x: &mut Tensor, by: &Rope, positions: &[u32], (heads, direction): (usize, f32)) {
     let width = x.cols();
     let half = by.frequencies.len();
     x.data_mut().par_chunks_mut(width).zip(positions.par_iter()).with_min_len(4).for_each(|(row, &position)| {
-        let (sin, cos): (Vec<f32>, Vec<f32>) = by.frequencies.iter().map(|f| (f * position as f32).sin_cos()).unzip();
+        let angle = |f: &f32| (direction * (f * position as f32)).sin_cos();
+        let (sin, cos): (Vec<f32>, Vec<f32>) = by.frequencies.iter().map(angle).unzip();
         for head in row[..heads * 2 * half].chunks_mut(2 * half) {
             let (sin, cos) = (&sin[..], &cos[..]);
             per_isa!(isa, turn(head: &mut [f32], sin: &[f32], cos: &[f32]));

@@ -35,6 +35,37 @@ extern "C" __global__ void bias_activation(void* x, int type, const float* bias,
     store4(x, type, at, left, v);
 }
 
+__device__ __forceinline__ float slope(float x, int activation) {
+    if (activation == 1) {
+        const float u = 0.79788456f * fmaf(0.044715f * x * x, x, x), share = 1.0f / (1.0f + expf(-2.0f * u));
+        return fmaf(2.0f * x * 0.79788456f * fmaf(0.134145f * x, x, 1.0f) * share, 1.0f - share, share);
+    }
+    if (activation == 2) return fmaf(0.39894228f * x, expf(-0.5f * x * x), 0.5f * (1.0f + erff(x * 0.70710678f)));
+    return 1.0f;
+}
+
+// out = activation(x), where the two may have different formats.
+extern "C" __global__ void activate(const void* x, int type, int activation, void* out, int out_type, u64 count) {
+    const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= count) return;
+    const int left = (int)(count - at < 4 ? count - at : 4);
+    const float4 v = load4(x, type, at, left);
+    store4(out, out_type, at, left,
+           make_float4(finish(v.x, activation), finish(v.y, activation), finish(v.z, activation), finish(v.w, activation)));
+}
+
+// dx = dy * activation'(x)
+extern "C" __global__ void activate_backward(const void* x, int type, int activation, const void* dy, int dy_type, void* dx,
+                                             int dx_type, u64 count) {
+    const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= count) return;
+    const int left = (int)(count - at < 4 ? count - at : 4);
+    const float4 v = load4(x, type, at, left), d = load4(dy, dy_type, at, left);
+    store4(dx, dx_type, at, left,
+           make_float4(d.x * slope(v.x, activation), d.y * slope(v.y, activation), d.z * slope(v.z, activation),
+                       d.w * slope(v.w, activation)));
+}
+
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 __device__ __forceinline__ u32 gated(u32 g, u32 u) {
@@ -57,6 +88,27 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(const void* x, int type
         const int left = (int)(n - c);
         float4 g = load4(x, type, row * 2 * n + c, left), u = load4(x, type, row * 2 * n + n + c, left);
         store4(out, type, row * n + c, left, make_float4(silu(g.x) * u.x, silu(g.y) * u.y, silu(g.z) * u.z, silu(g.w) * u.w));
+    }
+}
+
+__device__ __forceinline__ float silu_slope(float x) {
+    const float share = 1.0f / (1.0f + expf(-x));
+    return fmaf(x * share, 1.0f - share, share);
+}
+
+// dx (rows, 2n) from x (rows, 2n) and dy (rows, n); a block a row.
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(const void* x, int type, const void* dy, int dy_type,
+                                                                  void* dx, int dx_type, u32 n) {
+    const u64 row = blockIdx.x;
+    for (u32 c = 4 * threadIdx.x; c < n; c += 4 * blockDim.x) {
+        const int left = (int)(n - c);
+        const float4 g = load4(x, type, row * 2 * n + c, left), u = load4(x, type, row * 2 * n + n + c, left);
+        const float4 d = load4(dy, dy_type, row * n + c, left);
+        store4(dx, dx_type, row * 2 * n + c, left,
+               make_float4(d.x * u.x * silu_slope(g.x), d.y * u.y * silu_slope(g.y), d.z * u.z * silu_slope(g.z),
+                           d.w * u.w * silu_slope(g.w)));
+        store4(dx, dx_type, row * 2 * n + n + c, left,
+               make_float4(d.x * silu(g.x), d.y * silu(g.y), d.z * silu(g.z), d.w * silu(g.w)));
     }
 }
 

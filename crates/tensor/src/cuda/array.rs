@@ -92,11 +92,17 @@ impl Buffer {
 
     /// Memory filled with zeros.
     pub(crate) fn zeros(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
-        let buffer = Self::new(cuda, bytes)?;
-        cuda.bind()?;
-        // SAFETY: the memory is as long and belongs to this stream.
-        unsafe { driver::memset_d8_async(buffer.pointer, 0, bytes, cuda.stream()) }.map_err(CudaError::driver("clear memory"))?;
+        let mut buffer = Self::new(cuda, bytes)?;
+        buffer.clear()?;
         Ok(buffer)
+    }
+
+    /// Fills it with zeros.
+    pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
+        self.cuda.bind()?;
+        // SAFETY: the memory is as long and belongs to this stream.
+        unsafe { driver::memset_d8_async(self.pointer, 0, self.bytes, self.cuda.stream()) }
+            .map_err(CudaError::driver("clear memory"))
     }
 
     /// Memory with these contents.
@@ -129,6 +135,7 @@ impl Buffer {
     /// Copies all of `other` to byte `at` of this.
     pub(crate) fn copy_from(&mut self, at: usize, other: &Self) -> Result<(), CudaError> {
         assert!(at + other.bytes <= self.bytes, "copy: {} bytes at {at} of {}", other.bytes, self.bytes);
+        assert!(self.cuda.is(&other.cuda), "copy: between two gpus");
         if other.bytes == 0 {
             return Ok(());
         }
@@ -156,46 +163,68 @@ impl Drop for Buffer {
     }
 }
 
-/// A row-major matrix on the GPU.
+/// A row-major matrix on the GPU. There may be zeros between its rows: only products and losses know of these.
 #[derive(Debug)]
 pub(crate) struct Array {
     rows: usize,
     cols: usize,
+    stride: usize, // numbers from one row to the next
     dtype: Dtype,
-    buffer: Buffer, // (rows, cols)
+    buffer: Buffer, // (rows, stride)
 }
 
 impl Array {
     /// A matrix with unspecified contents, to be written whole.
     pub(crate) fn uninit(cuda: &Cuda, rows: usize, cols: usize, dtype: Dtype) -> Result<Self, CudaError> {
-        Ok(Self { rows, cols, dtype, buffer: Buffer::new(cuda, rows * cols * dtype.size())? })
+        Self::uninit_apart(cuda, rows, (cols, cols), dtype)
+    }
+
+    /// The same with `stride` numbers from one row to the next. What is between rows must be written as zeros.
+    pub(crate) fn uninit_apart(
+        cuda: &Cuda,
+        rows: usize,
+        (cols, stride): (usize, usize),
+        dtype: Dtype,
+    ) -> Result<Self, CudaError> {
+        Ok(Self { rows, cols, stride, dtype, buffer: Buffer::new(cuda, rows * stride * dtype.size())? })
     }
 
     /// A matrix of zeros.
     pub(crate) fn zeros(cuda: &Cuda, rows: usize, cols: usize, dtype: Dtype) -> Result<Self, CudaError> {
-        Ok(Self { rows, cols, dtype, buffer: Buffer::zeros(cuda, rows * cols * dtype.size())? })
+        Ok(Self { rows, cols, stride: cols, dtype, buffer: Buffer::zeros(cuda, rows * cols * dtype.size())? })
     }
 
     /// A matrix of f32 from its numbers.
     pub(crate) fn from_host(cuda: &Cuda, rows: usize, cols: usize, values: &[f32]) -> Result<Self, CudaError> {
         assert_eq!(values.len(), rows * cols, "a {rows} x {cols} matrix needs that many numbers");
-        Ok(Self { rows, cols, dtype: Dtype::F32, buffer: Buffer::upload(cuda, values)? })
+        Ok(Self { rows, cols, stride: cols, dtype: Dtype::F32, buffer: Buffer::upload(cuda, values)? })
+    }
+
+    /// Sees the same numbers in rows of another length.
+    pub(crate) fn set_shape(&mut self, rows: usize, cols: usize) {
+        assert_eq!(self.stride, self.cols, "array: rows that are apart keep their shape");
+        assert_eq!(self.rows * self.cols, rows * cols, "array: as many numbers in another shape");
+        (self.rows, self.cols, self.stride) = (rows, cols, cols);
     }
 
     /// Its numbers, once everything asked for so far is done.
     pub(crate) fn to_host(&self) -> Result<Vec<f32>, CudaError> {
-        match self.dtype {
+        let all: Vec<f32> = match self.dtype {
             Dtype::F32 => {
-                let mut out = vec![0.0; self.rows * self.cols];
+                let mut out = vec![0.0; self.rows * self.stride];
                 self.buffer.download(0, &mut out)?;
-                Ok(out)
+                out
             }
             Dtype::Bf16 => {
-                let mut out = vec![half::bf16::ZERO; self.rows * self.cols];
+                let mut out = vec![half::bf16::ZERO; self.rows * self.stride];
                 self.buffer.download(0, &mut out)?;
-                Ok(out.into_iter().map(half::bf16::to_f32).collect())
+                out.into_iter().map(half::bf16::to_f32).collect()
             }
-        }
+        };
+        Ok(match self.stride == self.cols {
+            true => all,
+            false => all.chunks(self.stride).flat_map(|row| &row[..self.cols]).copied().collect(),
+        })
     }
 
     /// The same numbers in another format.
@@ -215,7 +244,7 @@ impl Array {
 
     /// A copy.
     pub(crate) fn copy(&self) -> Result<Self, CudaError> {
-        let mut out = Self::uninit(self.cuda(), self.rows, self.cols, self.dtype)?;
+        let mut out = Self::uninit_apart(self.cuda(), self.rows, (self.cols, self.stride), self.dtype)?;
         out.buffer.copy_from(0, &self.buffer)?;
         Ok(out)
     }
@@ -232,8 +261,14 @@ impl Array {
         self.dtype
     }
 
+    /// Where it begins, for those who expect row after row.
     pub(crate) fn pointer(&self) -> u64 {
-        self.buffer.pointer
+        self.buffer().pointer
+    }
+
+    /// Where it begins, and how many numbers there are from one row to the next.
+    pub(crate) fn rows_at(&self) -> (u64, usize) {
+        (self.buffer.pointer, self.stride)
     }
 
     pub(crate) fn cuda(&self) -> &Cuda {
@@ -245,6 +280,7 @@ impl Array {
     }
 
     pub(crate) fn buffer(&self) -> &Buffer {
+        assert_eq!(self.stride, self.cols, "these rows are apart: they are for products and losses alone");
         &self.buffer
     }
 }

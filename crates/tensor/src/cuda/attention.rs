@@ -217,6 +217,147 @@ pub(crate) fn attention(q: &Array, kv: &Kv, layer: usize, heads: usize, views: &
     Ok(out)
 }
 
+/// Gradients of keys and values, f32.
+#[derive(Debug)]
+pub(crate) struct KvGrads {
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    slots: usize,
+    buffer: Buffer, // (layers, 2: keys and values, kv_heads, slots, head_dim)
+}
+
+impl KvGrads {
+    /// No gradients yet, for a store.
+    pub(crate) fn zeros(cuda: &Cuda, like: &Kv) -> Result<Self, CudaError> {
+        let Kv { layers, kv_heads, head_dim, slots, .. } = *like;
+        let buffer = Buffer::zeros(cuda, layers * 2 * kv_heads * slots * head_dim * 4)?;
+        Ok(Self { layers, kv_heads, head_dim, slots, buffer })
+    }
+
+    /// Forgets all gradients.
+    pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
+        self.buffer.clear()
+    }
+
+    /// Key heads and their width.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        (self.kv_heads, self.head_dim)
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Where a layer's keys' and values' gradients begin.
+    pub(crate) fn layer(&self, layer: usize) -> (u64, u64) {
+        assert!(layer < self.layers, "attention: no layer {layer} of {}", self.layers);
+        let size = (self.kv_heads * self.slots * self.head_dim * 4) as u64;
+        let keys = self.buffer.pointer() + 2 * layer as u64 * size;
+        (keys, keys + size)
+    }
+}
+
+/// What [`attention`] was given and returned, and what reaches its result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backward<'a> {
+    pub(crate) q: &'a Array,
+    pub(crate) kv: &'a Kv,
+    pub(crate) layer: usize,
+    pub(crate) heads: usize,
+    pub(crate) views: &'a Views,
+    /// (rows, heads * head_dim), in q's format.
+    pub(crate) out: &'a Array,
+    /// (rows, heads * head_dim), in any format.
+    pub(crate) dout: &'a Array,
+}
+
+/// Adds to the gradients of all keys and values that are seen. The first columns of the result, (rows, (heads + 2 kv_heads) *
+/// head_dim) in q's format, are the queries' gradients; the rest is left to `rope::place_backward`.
+pub(crate) fn attention_backward(of: Backward<'_>, grads: &mut KvGrads) -> Result<Array, CudaError> {
+    let Backward { q, kv, layer, heads, views, out, dout } = of;
+    let (cuda, dim, rows) = (q.cuda(), kv.head_dim, q.rows());
+    assert_eq!(rows, views.rows, "attention_backward: {rows} rows, views for {}", views.rows);
+    assert!(heads.is_multiple_of(kv.kv_heads) && heads * dim <= q.cols(), "attention_backward: {heads} heads of {dim}");
+    assert!([out, dout].iter().all(|x| (x.rows(), x.cols()) == (rows, heads * dim)), "attention_backward: unlike results");
+    assert!(views.end <= kv.slots, "attention_backward: a span beyond {} slots", kv.slots);
+    assert_eq!((q.dtype(), out.dtype()), (kv.dtype, kv.dtype), "attention_backward: queries and keys of unlike formats");
+    let (of_grads, of_kv) = ((grads.layers, grads.slots, grads.shape()), (kv.layers, kv.slots, (kv.kv_heads, dim)));
+    assert_eq!(of_grads, of_kv, "attention_backward: gradients of another store");
+    let dqkv = Array::uninit(cuda, rows, (heads + 2 * kv.kv_heads) * dim, q.dtype())?;
+    let cast = dout.in_format(q.dtype())?;
+    let dout = cast.as_ref().unwrap_or(dout);
+    let ((keys, values), (dkeys, dvalues), group) = (kv.layer(layer), grads.layer(layer), heads / kv.kv_heads);
+    let (q_at, out_at, dout_at, dqkv_at) = (q.pointer(), out.pointer(), dout.pointer(), dqkv.pointer());
+    let (q_cols, out_cols, dqkv_cols, slots) = (int(q.cols()), int(out.cols()), int(dqkv.cols()), int(kv.slots));
+    let (tiles, views_at, spans) = (views.buffer.pointer(), views.rows_at, views.spans_at);
+    let (group_at, scale) = (int(group), 1.0 / (dim as f32).sqrt());
+    let fast = match dim {
+        32 => Some("attention_backward_32"),
+        64 => Some("attention_backward_64"),
+        128 => Some("attention_backward_128"),
+        _ => None,
+    };
+    match fast.filter(|_| q.dtype() == Dtype::Bf16 && q.cols().is_multiple_of(8)) {
+        Some(kernel) => {
+            // As in attention_backward.cu: two stages of keys and values, queries and gradients, probabilities and slopes.
+            let keys_held = if dim <= 64 { 64 } else { 32 };
+            let shared = (4 * keys_held * (dim + 8) + 2 * views.height * (dim + 8) + 2 * views.height * (32 + 8)) * 2;
+            let grid = Grid { blocks: (views.tiles, kv.kv_heads, group), threads: 128, shared };
+            let arguments = slots![
+                q_at,
+                q_cols,
+                keys,
+                values,
+                slots,
+                group_at,
+                out_at,
+                dout_at,
+                out_cols,
+                dqkv_at,
+                dqkv_cols,
+                dkeys,
+                dvalues,
+                tiles,
+                views_at,
+                spans,
+                scale,
+                int(views.height),
+            ];
+            // SAFETY: spans were checked against the slots, rows and heads against q, out and dout; the queries' columns of
+            // dqkv are written whole.
+            unsafe { cuda.launch(kernel, grid, arguments) }?;
+        }
+        None => {
+            let grid = Grid { blocks: (views.tiles, heads, 1), threads: 128, shared: 0 };
+            let arguments = slots![
+                q_at,
+                q.dtype(),
+                q_cols,
+                keys,
+                values,
+                slots,
+                group_at,
+                int(dim),
+                out_at,
+                dout_at,
+                out_cols,
+                dqkv_at,
+                dqkv_cols,
+                dkeys,
+                dvalues,
+                tiles,
+                views_at,
+                spans,
+                scale,
+            ];
+            // SAFETY: as above.
+            unsafe { cuda.launch("attention_backward_any", grid, arguments) }?;
+        }
+    }
+    Ok(dqkv)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{plan, tiles};

@@ -1,4 +1,5 @@
-//! Matrix products through cuBLASLt, row-major: `out[rows, outputs] = x[rows, inputs] . W`, W stored (outputs, inputs).
+//! Matrix products through cuBLASLt, row-major: `out[rows, outputs] = x[rows, inputs] . W`, W stored (outputs, inputs); and
+//! those of gradients, where one or both are stored the other way and the result is added to what is there.
 //!
 //! cuBLASLt counts columns first, so it is asked for `out^T = W x^T`: W read (inputs, outputs) and transposed, x^T as it
 //! lies. Descriptions and chosen algorithms are kept by shape; looking them up costs less than a launch.
@@ -17,7 +18,8 @@ const WORKSPACE: usize = 64 << 20;
 /// Algorithms asked for; the first that runs is kept.
 const CANDIDATES: usize = 8;
 
-/// cublasOperation_t's CUBLAS_OP_T.
+/// cublasOperation_t's CUBLAS_OP_N and CUBLAS_OP_T.
+const PLAIN: i32 = 0;
 const TRANSPOSED: i32 = 1;
 
 /// What a product does with its result before it is stored.
@@ -29,7 +31,7 @@ pub(crate) enum Epilogue {
     BiasGelu,
 }
 
-/// A product's shape and formats: everything that an algorithm depends on.
+/// The shape and formats of a product with weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
@@ -40,6 +42,32 @@ pub(crate) struct Shape {
     pub(crate) operand: Dtype,
     pub(crate) out: Dtype,
     pub(crate) epilogue: Epilogue,
+}
+
+/// How an operand lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Side {
+    /// x as (inputs, rows) instead of (rows, inputs); weights as (inputs, outputs) instead of (outputs, inputs).
+    pub(crate) turned: bool,
+    /// Numbers from one of its rows to the next.
+    pub(crate) stride: usize,
+}
+
+/// Any product: everything that an algorithm depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Product {
+    pub(crate) shape: Shape,
+    pub(crate) x: Side,
+    pub(crate) weights: Side,
+    /// Whether the result is added to what is there.
+    pub(crate) adds: bool,
+}
+
+impl From<Shape> for Product {
+    fn from(shape: Shape) -> Self {
+        let side = Side { turned: false, stride: shape.inputs };
+        Self { shape, x: side, weights: side, adds: false }
+    }
 }
 
 /// Where the matrices are. `bias` is in the result's format, and is read if the epilogue has one.
@@ -56,7 +84,7 @@ pub(crate) struct Pointers {
 pub(crate) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: u64,
-    plans: Mutex<HashMap<Shape, Option<Plan>>>, // None: cuBLASLt cannot
+    plans: Mutex<HashMap<Product, Option<Plan>>>, // None: cuBLASLt cannot
 }
 
 // SAFETY: the handle may be used by every thread; plans are behind a lock; the workspace is used in the stream's order.
@@ -86,14 +114,16 @@ impl Blas {
     /// Whether cuBLASLt can compute a product of this shape.
     pub(crate) fn can(&self, shape: Shape) -> bool {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        self.plan(&mut plans, shape).is_some()
+        self.plan(&mut plans, shape.into()).is_some()
     }
 
     /// Computes a product.
     ///
     /// # Safety
     /// The pointers must reach as far as the shape says, in its formats, on this GPU's stream.
-    pub(crate) unsafe fn product(&self, cuda: &Cuda, shape: Shape, at: Pointers) -> Result<(), CudaError> {
+    pub(crate) unsafe fn product(&self, cuda: &Cuda, product: impl Into<Product>, at: Pointers) -> Result<(), CudaError> {
+        let product = product.into();
+        let shape = product.shape;
         if shape.rows == 0 || shape.outputs == 0 {
             return Ok(());
         }
@@ -101,8 +131,8 @@ impl Blas {
             |reason: String| CudaError::Product { rows: shape.rows, inputs: shape.inputs, outputs: shape.outputs, reason };
         cuda.bind()?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(plan) = self.plan(&mut plans, shape) else { return Err(refused("no algorithm".to_owned())) };
-        let (one, zero) = (1.0f32, 0.0f32);
+        let Some(plan) = self.plan(&mut plans, product) else { return Err(refused("no algorithm".to_owned())) };
+        let (one, kept) = (1.0f32, if product.adds { 1.0f32 } else { 0.0 });
         // SAFETY: the plan's parts live while the lock is held, and cuBLASLt reads them, alpha and beta during the call;
         // the matrices are the caller's promise.
         unsafe {
@@ -114,7 +144,7 @@ impl Blas {
                 self.handle,
                 plan.description,
                 (&raw const one).cast(),
-                (&raw const zero).cast(),
+                (&raw const kept).cast(),
                 at.weights as *const c_void,
                 plan.weights,
                 at.x as *const c_void,
@@ -132,8 +162,8 @@ impl Blas {
         .map_err(|e| refused(format!("{:?}", e.0)))
     }
 
-    fn plan<'a>(&self, plans: &'a mut HashMap<Shape, Option<Plan>>, shape: Shape) -> Option<&'a Plan> {
-        plans.entry(shape).or_insert_with(|| Plan::new(self.handle, shape).ok()).as_ref()
+    fn plan<'a>(&self, plans: &'a mut HashMap<Product, Option<Plan>>, product: Product) -> Option<&'a Plan> {
+        plans.entry(product).or_insert_with(|| Plan::new(self.handle, product).ok()).as_ref()
     }
 }
 
@@ -167,9 +197,9 @@ unsafe fn set<T>(
 }
 
 impl Plan {
-    fn new(handle: sys::cublasLtHandle_t, shape: Shape) -> Result<Self, lt::CublasError> {
+    fn new(handle: sys::cublasLtHandle_t, product: Product) -> Result<Self, lt::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        let Shape { rows, inputs, outputs, stride, operand, out, epilogue } = shape;
+        let Shape { rows, inputs, outputs, stride, operand, out, epilogue } = product.shape;
         // Plain 32F: neither TF32 nor bf16 splitting, whatever the operands.
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let mut plan = Self {
@@ -180,8 +210,12 @@ impl Plan {
             // SAFETY: an array of integers, of which zeros are valid; overwritten below.
             algorithm: unsafe { std::mem::zeroed() },
         };
-        plan.weights = lt::create_matrix_layout(format(operand), inputs as u64, outputs as u64, inputs as i64)?;
-        plan.x = lt::create_matrix_layout(format(operand), inputs as u64, rows as u64, inputs as i64)?;
+        let layout = |side: Side, (tall, wide): (usize, usize)| {
+            let (tall, wide) = if side.turned { (wide, tall) } else { (tall, wide) };
+            lt::create_matrix_layout(format(operand), tall as u64, wide as u64, side.stride as i64)
+        };
+        plan.weights = layout(product.weights, (inputs, outputs))?;
+        plan.x = layout(product.x, (inputs, rows))?;
         plan.out = lt::create_matrix_layout(format(out), outputs as u64, rows as u64, stride as i64)?;
         let kind = match epilogue {
             Epilogue::None => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
@@ -190,7 +224,10 @@ impl Plan {
         };
         // SAFETY: the description is alive; each attribute has the type that cuBLASLt's manual gives it.
         unsafe {
-            set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+            let (weights, x) =
+                (if product.weights.turned { PLAIN } else { TRANSPOSED }, if product.x.turned { TRANSPOSED } else { PLAIN });
+            set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &weights)?;
+            set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &x)?;
             set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &kind)?;
             if epilogue != Epilogue::None {
                 set(plan.description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &format(out))?;

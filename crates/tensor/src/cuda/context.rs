@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
 
 use super::blas::Blas;
-use super::module::Kernels;
+use super::module::{Kernels, LARGE};
 use super::{CudaError, Dtype, replay};
 
 /// How numbers are kept and multiplied.
@@ -102,6 +102,9 @@ impl Grid {
         Self { blocks: (rows, 1, 1), threads: per_row.next_multiple_of(32).clamp(32, 256), shared: 0 }
     }
 }
+
+/// More than the shared memory that those kernels have beside what they ask for.
+const STATIC_SHARED: i32 = 1024;
 
 /// Arguments that a kernel may take.
 const MOST_ARGUMENTS: usize = 20;
@@ -362,10 +365,11 @@ fn allow_shared(context: &CudaContext, kernels: &Kernels) -> Result<(), CudaErro
     let most = context
         .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         .map_err(CudaError::driver("say its shared memory"))?;
-    // SAFETY: the function was loaded into the current context. Its static shared memory is none.
-    let set = unsafe {
-        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        driver::function::set_function_attribute(kernels.get("attention_any"), attribute, most)
-    };
-    set.map_err(CudaError::driver("give a kernel its shared memory"))
+    let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    for kernel in LARGE {
+        // SAFETY: the function was loaded into the current context.
+        unsafe { driver::function::set_function_attribute(kernels.get(kernel), attribute, most - STATIC_SHARED) }
+            .map_err(CudaError::driver("give a kernel its shared memory"))?;
+    }
+    Ok(())
 }

@@ -24,3 +24,12 @@ extern "C" __global__ void add_rows(float* x, const float* table, const u32* pic
         store4(x, F32, row * cols + c, left, make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w));
     }
 }
+
+// to[picked[r]] += x[r]; rows that share a place add up.
+extern "C" __global__ void scatter_add(const void* x, int type, const u32* picked, float* to, u32 cols) {
+    const u64 row = blockIdx.x;
+    for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
+        const int left = (int)(cols - c);
+        add4(to + (u64)picked[row] * cols + c, left, load4(x, type, row * cols + c, left));
+    }
+}

@@ -63,6 +63,16 @@ pub(crate) fn concat(parts: &[&Array]) -> Result<Array, CudaError> {
     Ok(out)
 }
 
+/// `to[picked[r]] += x[r]`: x in any format, to f32.
+pub(crate) fn scatter_add(x: &Array, picked: &Indices, to: &mut Array) -> Result<(), CudaError> {
+    assert_eq!((x.rows(), x.cols()), (picked.len(), to.cols()), "scatter_add: {} rows of {}", picked.len(), to.cols());
+    assert!(picked.all_below(to.rows()), "scatter_add: a row beyond {}", to.rows());
+    assert_eq!(to.dtype(), Dtype::F32, "scatter_add: sums are f32");
+    let arguments = slots![x.pointer(), x.dtype(), picked.pointer(), to.pointer(), int(x.cols())];
+    // SAFETY: every place was checked; both are as wide.
+    unsafe { x.cuda().launch("scatter_add", grid(x), arguments) }
+}
+
 fn grid(x: &Array) -> Grid {
     Grid::rows(x.rows(), x.cols().div_ceil(4))
 }

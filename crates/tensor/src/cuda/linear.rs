@@ -1,7 +1,7 @@
 //! Linear maps on the GPU.
 
 use super::array::Buffer;
-use super::blas::{Epilogue, Pointers, Shape};
+use super::blas::{Epilogue, Pointers, Product, Shape, Side};
 use super::context::{Grid, int, slots};
 use super::{Array, Cuda, CudaError, Dtype};
 
@@ -15,6 +15,17 @@ pub(crate) enum Activation {
     GeluErf,
 }
 
+impl Activation {
+    /// What kernels call it (activation.cu).
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::GeluTanh => 1,
+            Self::GeluErf => 2,
+        }
+    }
+}
+
 /// Rows of weights are followed by rows of zeros up to a multiple of this, so that products over all of them, as of a
 /// vocabulary of 50257, keep their results aligned.
 pub(crate) const ROW_MULTIPLE: usize = 128;
@@ -24,10 +35,9 @@ pub(crate) const ROW_MULTIPLE: usize = 128;
 pub(crate) struct Weights {
     inputs: usize,
     outputs: usize,
-    matrix: Array,              // (outputs padded, inputs)
-    bias: Option<Buffer>,       // (padded outputs) of f32, zeros beyond
-    bias_low: Option<Buffer>,   // the same in bf16, for products that write bf16
-    bias_exact: Option<Buffer>, // (outputs) of f32, for `add`
+    matrix: Array,            // (outputs padded, inputs)
+    bias: Option<Buffer>,     // (padded outputs) of f32, zeros beyond
+    bias_low: Option<Buffer>, // the same in bf16, for products that write bf16
 }
 
 impl Weights {
@@ -40,10 +50,7 @@ impl Weights {
     ) -> Result<Self, CudaError> {
         let staged = Array::from_host(cuda, outputs, inputs, matrix)?;
         let out = Array::zeros(cuda, outputs.next_multiple_of(ROW_MULTIPLE), inputs, cuda.operand())?;
-        let count = outputs * inputs;
-        let arguments = slots![staged.pointer(), Dtype::F32, out.pointer(), out.dtype(), 1.0f32, count as u64];
-        // SAFETY: `scale` reads and writes the first `count` elements, which both have.
-        unsafe { cuda.launch("scale", Grid::over(count.div_ceil(4)), arguments) }?;
+        convert(&staged, (out.pointer(), out.dtype()))?;
         Self::with_bias(cuda, (inputs, outputs), out, bias)
     }
 
@@ -65,7 +72,7 @@ impl Weights {
 
     fn with_bias(cuda: &Cuda, (inputs, outputs): (usize, usize), matrix: Array, bias: Option<&[f32]>) -> Result<Self, CudaError> {
         assert!(bias.is_none_or(|b| b.len() == outputs), "linear: the bias is not {outputs} wide");
-        let Some(bias) = bias else { return Ok(Self { inputs, outputs, matrix, bias: None, bias_low: None, bias_exact: None }) };
+        let Some(bias) = bias else { return Ok(Self { inputs, outputs, matrix, bias: None, bias_low: None }) };
         let mut padded = bias.to_vec();
         padded.resize(matrix.rows(), 0.0);
         let low: Vec<half::bf16> = padded.iter().map(|&x| half::bf16::from_f32(x)).collect();
@@ -75,8 +82,20 @@ impl Weights {
             matrix,
             bias: Some(Buffer::upload(cuda, &padded)?),
             bias_low: Some(Buffer::upload(cuda, &low)?),
-            bias_exact: Some(Buffer::upload(cuda, bias)?),
         })
+    }
+
+    /// Takes a matrix (outputs, inputs) and a bias (1, outputs) of f32 in the place of what there is.
+    pub(crate) fn assign(&mut self, matrix: &Array, bias: Option<&Array>) -> Result<(), CudaError> {
+        assert_eq!((matrix.rows(), matrix.cols()), (self.outputs, self.inputs), "assign: a map of another shape");
+        convert(matrix, (self.matrix.pointer(), self.matrix.dtype()))?;
+        assert_eq!(self.bias.is_some(), bias.is_some(), "assign: the map and what it takes differ in their bias");
+        if let (Some(from), Some(exact), Some(low)) = (bias, &self.bias, &self.bias_low) {
+            assert_eq!((from.rows(), from.cols()), (1, self.outputs), "assign: the bias is not {} wide", self.outputs);
+            convert(from, (exact.pointer(), Dtype::F32))?;
+            convert(from, (low.pointer(), Dtype::Bf16))?;
+        }
+        Ok(())
     }
 
     /// The width of x.
@@ -89,16 +108,12 @@ impl Weights {
         self.outputs
     }
 
-    /// The bias (outputs) in f32, for `norm::Addend`.
-    pub(crate) fn bias(&self) -> Option<&Buffer> {
-        self.bias_exact.as_ref()
-    }
-
     /// All rows, those of padding included: (>= outputs, inputs).
     pub(crate) fn matrix(&self) -> &Array {
         &self.matrix
     }
 
+    /// The bias in f32 (>= outputs).
     pub(crate) fn padded_bias(&self) -> Option<&Buffer> {
         self.bias.as_ref()
     }
@@ -108,10 +123,23 @@ impl Weights {
     }
 }
 
+/// Writes x in another format to memory that is at least as long.
+fn convert(x: &Array, (to, dtype): (u64, Dtype)) -> Result<(), CudaError> {
+    let count = x.rows() * x.cols();
+    let arguments = slots![x.pointer(), x.dtype(), to, dtype, 1.0f32, count as u64];
+    // SAFETY: `scale` reads and writes `count` elements, which x has, and the callers' memory too.
+    unsafe { x.cuda().launch("scale", Grid::over(count.div_ceil(4)), arguments) }
+}
+
 impl Array {
+    /// This in another format, if it is not in it already.
+    pub(crate) fn in_format(&self, dtype: Dtype) -> Result<Option<Self>, CudaError> {
+        if self.dtype() == dtype { Ok(None) } else { self.cast(dtype).map(Some) }
+    }
+
     /// This as an operand for `by`, if it is not one as it is.
     pub(crate) fn as_operand(&self, by: &Weights) -> Result<Option<Self>, CudaError> {
-        if self.dtype() == by.matrix.dtype() { Ok(None) } else { self.cast(by.matrix.dtype()).map(Some) }
+        self.in_format(by.matrix.dtype())
     }
 }
 
@@ -168,14 +196,110 @@ fn run(x: &Array, by: &Weights, with_bias: bool, activation: Activation, want: D
 }
 
 fn finish(x: &Array, bias: Option<&Buffer>, activation: Activation) -> Result<(), CudaError> {
-    let count = x.rows() * x.cols();
-    let code = match activation {
-        Activation::None => 0u32,
-        Activation::GeluTanh => 1,
-        Activation::GeluErf => 2,
-    };
+    let (at, stride) = x.rows_at();
+    let count = x.rows() * stride;
     let bias = bias.map_or(0, Buffer::pointer);
-    let arguments = slots![x.pointer(), x.dtype(), bias, code, count as u64, int(x.cols())];
-    // SAFETY: x has `count` elements in rows of its width, and the bias is at least as wide.
+    let arguments = slots![at, x.dtype(), bias, activation.code(), count as u64, int(stride)];
+    // SAFETY: x has `count` elements in rows of its stride, and the bias is at least as wide.
     unsafe { x.cuda().launch("bias_activation", Grid::over(count.div_ceil(4)), arguments) }
+}
+
+/// `x W + b` in f32 for the losses: (rows, outputs), apart so that rows of any width are aligned.
+pub(crate) fn logits(x: &Array, by: &Weights) -> Result<Array, CudaError> {
+    if apart(by.outputs) == by.outputs {
+        return linear(x, by, Activation::None, Dtype::F32);
+    }
+    assert_eq!(x.cols(), by.inputs, "logits: rows of {} into a map of {}", x.cols(), by.inputs);
+    let padded = by.matrix.rows();
+    let out = Array::uninit_apart(x.cuda(), x.rows(), (by.outputs, padded), Dtype::F32)?;
+    let cast = x.as_operand(by)?;
+    let x = cast.as_ref().unwrap_or(x);
+    let shape = Shape {
+        rows: x.rows(),
+        inputs: by.inputs,
+        outputs: padded,
+        stride: padded,
+        operand: by.matrix.dtype(),
+        out: Dtype::F32,
+        epilogue: Epilogue::None,
+    };
+    let at = Pointers { x: x.pointer(), weights: by.matrix.pointer(), bias: 0, out: out.rows_at().0 };
+    // SAFETY: the weights are (padded, inputs), zeros beyond the outputs, and out is (rows, padded).
+    unsafe { by.cuda().blas().product(x.cuda(), shape, at) }?;
+    if by.bias.is_some() {
+        finish(&out, by.bias.as_ref(), Activation::None)?;
+    }
+    Ok(out)
+}
+
+/// Numbers from one row to the next, for rows of `cols` to be aligned: as many as weights have rows, unless it fits as it is.
+pub(crate) fn apart(cols: usize) -> usize {
+    if cols.is_multiple_of(8) { cols } else { cols.next_multiple_of(ROW_MULTIPLE) }
+}
+
+/// `dy W^T` in format `want`: dy is (rows, outputs) in any format, the result (rows, inputs).
+pub(crate) fn linear_dx(dy: &Array, by: &Weights, want: Dtype) -> Result<Array, CudaError> {
+    assert_eq!(dy.cols(), by.outputs, "linear_dx: rows of {} from a map to {}", dy.cols(), by.outputs);
+    let out = Array::uninit(dy.cuda(), dy.rows(), by.inputs, want)?;
+    let cast = dy.as_operand(by)?;
+    let (from, stride) = cast.as_ref().unwrap_or(dy).rows_at();
+    // Zeros between rows meet the weights' rows of zeros.
+    let summed = if stride == by.matrix.rows() { stride } else { by.outputs };
+    let shape = Shape {
+        rows: dy.rows(),
+        inputs: summed,
+        outputs: by.inputs,
+        stride: by.inputs,
+        operand: by.matrix.dtype(),
+        out: want,
+        epilogue: Epilogue::None,
+    };
+    let (x, weights) = (Side { turned: false, stride }, Side { turned: true, stride: by.inputs });
+    let at = Pointers { x: from, weights: by.matrix.pointer(), bias: 0, out: out.pointer() };
+    // SAFETY: dy is (rows, summed) with its stride, the weights (>= summed, inputs), out (rows, inputs).
+    unsafe { by.cuda().blas().product(dy.cuda(), Product { shape, x, weights, adds: false }, at) }?;
+    Ok(out)
+}
+
+/// `dw += dy^T x`, `db += sum of dy's rows`: x (rows, inputs) and dy (rows, outputs) in any format, dw (outputs, inputs) and
+/// db (1, outputs) f32.
+pub(crate) fn linear_dw(x: &Array, dy: &Array, dw: &mut Array, db: Option<&mut Array>) -> Result<(), CudaError> {
+    assert_eq!(x.rows(), dy.rows(), "linear_dw: {} rows of inputs, {} of gradients", x.rows(), dy.rows());
+    assert_eq!((dw.rows(), dw.cols(), dw.dtype()), (dy.cols(), x.cols(), Dtype::F32), "linear_dw: weights of another shape");
+    if x.rows() == 0 {
+        return Ok(());
+    }
+    let operand = x.cuda().operand();
+    let (cast_x, cast_dy) = (x.in_format(operand)?, dy.in_format(operand)?);
+    let ((x_at, x_stride), (dy_at, dy_stride)) =
+        (cast_x.as_ref().unwrap_or(x).rows_at(), cast_dy.as_ref().unwrap_or(dy).rows_at());
+    let shape = Shape {
+        rows: dy.cols(),
+        inputs: x.rows(),
+        outputs: x.cols(),
+        stride: x.cols(),
+        operand,
+        out: Dtype::F32,
+        epilogue: Epilogue::None,
+    };
+    let sides = (Side { turned: true, stride: dy_stride }, Side { turned: true, stride: x_stride });
+    let at = Pointers { x: dy_at, weights: x_at, bias: 0, out: dw.pointer() };
+    let product = Product { shape, x: sides.0, weights: sides.1, adds: true };
+    // SAFETY: both operands have as many rows as are summed, dw is (outputs, inputs).
+    unsafe { x.cuda().blas().product(x.cuda(), product, at) }?;
+    db.map_or(Ok(()), |db| column_sums(dy, db))
+}
+
+/// Blocks that keep a GPU busy.
+const BLOCKS: usize = 1024;
+
+/// `to += the sum of x's rows`; to is (1, cols) of f32.
+fn column_sums(x: &Array, to: &mut Array) -> Result<(), CudaError> {
+    assert_eq!((to.rows(), to.cols(), to.dtype()), (1, x.cols(), Dtype::F32), "column sums: of {} columns", x.cols());
+    let (at, stride) = x.rows_at();
+    let wide = x.cols().div_ceil(128);
+    let grid = Grid { blocks: (wide, x.rows().div_ceil(32).clamp(1, BLOCKS.div_ceil(wide)), 1), threads: 256, shared: 0 };
+    let arguments = slots![at, x.dtype(), int(stride), int(x.rows()), int(x.cols()), to.pointer()];
+    // SAFETY: x is (rows, cols) with its stride, to (cols).
+    unsafe { x.cuda().launch("column_sums", grid, arguments) }
 }

@@ -1,9 +1,10 @@
-//! Dropout masks for the kernels: drawn where they are used, or recorded elsewhere.
+//! Dropout: masks for the kernels, drawn where they are used or recorded elsewhere, and as an operation of its own.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::array::Buffer;
-use super::{Cuda, CudaError};
+use super::context::{Grid, int, slots};
+use super::{Array, Cuda, CudaError, Dtype};
 use crate::rng::{Draw, Site, drop_threshold, site_word};
 
 /// Row by row, where random numbers are drawn: uploaded once a pass, used at every layer and site of it.
@@ -120,4 +121,16 @@ impl MaskArguments {
             }
         }
     }
+}
+
+/// `dropout(x)` in format `want`; without a mask a copy.
+pub(crate) fn dropout(x: &Array, mask: Option<DeviceMask<'_>>, want: Dtype) -> Result<Array, CudaError> {
+    let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    let MaskArguments { kind, pointer, site, threshold, keep_scale } = MaskArguments::new(mask.as_ref(), x.rows(), x.cols());
+    let grid = Grid::rows(x.rows(), x.cols().div_ceil(4));
+    let (from, to, cols) = ((x.pointer(), x.dtype()), (out.pointer(), out.dtype()), int(x.cols()));
+    let arguments = slots![from.0, from.1, kind, pointer, site, threshold, keep_scale, to.0, to.1, cols];
+    // SAFETY: x, out and the mask are (rows, cols).
+    unsafe { x.cuda().launch("dropout", grid, arguments) }?;
+    Ok(out)
 }

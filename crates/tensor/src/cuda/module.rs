@@ -16,24 +16,49 @@ use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
 use super::CudaError;
 
 const PRELUDE: &str = include_str!("prelude.cuh");
+const ATTENTION: &str = include_str!("attention.cuh");
 
-/// One `.cu` file and the kernels in it.
+/// Kernels that may ask for more shared memory than every GPU has.
+pub(crate) const LARGE: &[&str] = &["attention_any", "attention_backward_32", "attention_backward_64", "attention_backward_128"];
+
+/// One `.cu` file, what it shares with others, and the kernels in it.
 struct Source {
     file: &'static str,
+    shared: &'static str,
     text: &'static str,
     kernels: &'static [&'static str],
 }
 
 macro_rules! source {
-    ($file:literal, $($kernel:literal),+) => {
-        Source { file: $file, text: include_str!($file), kernels: &[$($kernel),+] }
+    ($file:literal, $($kernel:literal),+) => { source!($file with "", $($kernel),+) };
+    ($file:literal with $shared:expr, $($kernel:literal),+) => {
+        Source { file: $file, shared: $shared, text: include_str!($file), kernels: &[$($kernel),+] }
     };
 }
 
 const SOURCES: &[Source] = &[
-    source!("activation.cu", "bias_activation", "swiglu", "scale", "transpose"),
-    source!("attention.cu", "attention_32", "attention_64", "attention_128", "attention_any"),
-    source!("embedding.cu", "gather", "add_rows"),
+    source!(
+        "activation.cu",
+        "bias_activation",
+        "activate",
+        "activate_backward",
+        "swiglu",
+        "swiglu_backward",
+        "scale",
+        "transpose"
+    ),
+    source!("attention.cu" with ATTENTION, "attention_32", "attention_64", "attention_128", "attention_any"),
+    source!(
+        "attention_backward.cu" with ATTENTION,
+        "attention_backward_32",
+        "attention_backward_64",
+        "attention_backward_128",
+        "attention_backward_any"
+    ),
+    source!("embedding.cu", "gather", "add_rows", "scatter_add"),
+    source!("linear.cu", "column_sums"),
+    source!("loss.cu", "cross_entropy"),
+    source!("mask.cu", "dropout"),
     source!("noise.cu", "add_noise"),
     source!(
         "norm.cu",
@@ -45,10 +70,15 @@ const SOURCES: &[Source] = &[
         "add_norm_4_2",
         "add_norm_16_0",
         "add_norm_16_1",
-        "add_norm_16_2"
+        "add_norm_16_2",
+        "norm_backward_1_2",
+        "norm_backward_4_2",
+        "norm_backward_4_4",
+        "norm_backward_16_8"
     ),
-    source!("rope.cu", "place_any", "place_fast", "place_plain"),
-    source!("topk.cu", "argmax", "mixture"),
+    source!("optimizer.cu", "adamw", "sum_of_squares"),
+    source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
+    source!("topk.cu", "likeliest", "mixture"),
 ];
 
 /// All kernels, loaded into the current context. They live as long as it does.
@@ -121,7 +151,7 @@ fn name_of(source: &Source, arch: &str) -> String {
     // SAFETY: both point to integers that outlive the call.
     let known = unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().is_ok();
     let version = if known { format!("{major}.{minor}") } else { String::new() };
-    let parts = [PRELUDE, source.text, &options(arch).join(" "), &version];
+    let parts = [PRELUDE, source.shared, source.text, &options(arch).join(" "), &version];
     let stem = source.file.trim_end_matches(".cu");
     format!("{stem}-{arch}-{:016x}{:016x}", hash(&parts, 0xcbf2_9ce4_8422_2325), hash(&parts, 0x9ae1_6a3b_2f90_404f))
 }
@@ -164,8 +194,8 @@ fn cache_dir() -> Option<PathBuf> {
 /// Machine code of a source for an architecture. Needs NVRTC, but no GPU.
 fn compile(source: &Source, arch: &str) -> Result<Vec<u8>, CudaError> {
     let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_owned(), log };
-    let text =
-        CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", source.file, source.text)).map_err(|e| failed(e.to_string()))?;
+    let text = format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", source.shared, source.file, source.text);
+    let text = CString::new(text).map_err(|e| failed(e.to_string()))?;
     let name = CString::new(source.file).map_err(|e| failed(e.to_string()))?;
     let program = nvrtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
     // SAFETY: the program lives until `destroy_program`, its text and name longer.

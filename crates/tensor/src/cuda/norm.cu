@@ -16,30 +16,6 @@ __device__ __forceinline__ float row_sum(float x, float* scratch) {
     return x;
 }
 
-// y + bias, then dropout, of one chunk of four.
-__device__ __forceinline__ float4 dropped(float4 v, const float* bias, int mask, const void* masks, u32 site, u32 threshold,
-                                          float keep, u32 row, u32 c, u32 cols, const Draw& draw) {
-    int left = (int)(cols - c);
-    if (bias) {
-        float4 b = load4(bias, F32, c, left);
-        v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
-    }
-    if (mask == 1 && draw.drawn) {
-        uint4 w = bits(draw, site, c / 4);
-        v.x = w.x >= threshold ? v.x * keep : 0.0f;
-        v.y = w.y >= threshold ? v.y * keep : 0.0f;
-        v.z = w.z >= threshold ? v.z * keep : 0.0f;
-        v.w = w.w >= threshold ? v.w * keep : 0.0f;
-    } else if (mask == 2) {
-        const u8* k = (const u8*)masks + (u64)row * cols + c;
-        v.x = k[0] ? v.x * keep : 0.0f;
-        v.y = left > 1 && k[1] ? v.y * keep : 0.0f;
-        v.z = left > 2 && k[2] ? v.z * keep : 0.0f;
-        v.w = left > 3 && k[3] ? v.w * keep : 0.0f;
-    }
-    return v;
-}
-
 // Four numbers as they lie in memory.
 template <int TYPE>
 struct Raw {
@@ -92,7 +68,12 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
         for (int i = 0; i < CHUNKS; i++) {
             u32 c = 4 * (lane + threads * i);
             if (c < cols) {
-                float4 d = dropped(z[i].wide(), bias, mask, masks, site, threshold, keep, row, c, cols, draw);
+                float4 d = z[i].wide();
+                if (bias) {
+                    float4 b = load4(bias, F32, c, (int)(cols - c));
+                    d.x += b.x; d.y += b.y; d.z += b.z; d.w += b.w;
+                }
+                d = dropped(d, mask, masks, site, threshold, keep, row, c, cols, draw);
                 v[i].x += d.x; v[i].y += d.y; v[i].z += d.z; v[i].w += d.w;
                 store4(x, F32, base + c, (int)(cols - c), v[i]);
             }
@@ -157,3 +138,115 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
 ALL(0, 8)
 ALL(1, 6)
 ALL(2, 8)
+
+__device__ __forceinline__ float4 nothing4() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+
+// The first `left` of four, the others 0.
+__device__ __forceinline__ float4 first4(float4 v, int left) {
+    return make_float4(v.x, left > 1 ? v.y : 0.0f, left > 2 ? v.z : 0.0f, left > 3 ? v.w : 0.0f);
+}
+
+__device__ __forceinline__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+
+// dx += what reaches x; dscale and dshift (may be null) += what reaches the parameters. Rows go round the blocks, so that a
+// thread sums its columns' part of dscale and dshift in registers; a block adds its sums once. Bound by memory: x, dy and
+// dx are read once, dx is written once.
+template <int WARPS, int CHUNKS>
+__device__ __forceinline__ void norm_backward(const float* x, const void* dy, int type, float* dx, float* dscale, float* dshift,
+                                              int rms, float eps, const float* scale, u32 rows, u32 cols) {
+    __shared__ float scratch[4 * WARPS];
+    const u32 threads = 32 * WARPS, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const u32 lane = WARPS == 1 ? threadIdx.x % 32 : threadIdx.x;
+    const u32 start = WARPS == 1 ? blockIdx.x * warps + warp : blockIdx.x, step = WARPS == 1 ? gridDim.x * warps : gridDim.x;
+    float4 sum_scale[CHUNKS], sum_shift[CHUNKS];
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) sum_scale[i] = sum_shift[i] = nothing4();
+    for (u32 row = start; row < rows; row += step) {
+        const u64 base = (u64)row * cols;
+        float4 v[CHUNKS], d[CHUNKS], to[CHUNKS];
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const u32 c = 4 * (lane + threads * i);
+            v[i] = c < cols ? load4(x, F32, base + c, (int)(cols - c)) : nothing4();
+            d[i] = c < cols ? load4(dy, type, base + c, (int)(cols - c)) : nothing4();
+            to[i] = c < cols ? load4(dx, F32, base + c, (int)(cols - c)) : nothing4();
+            sum += v[i].x + v[i].y + v[i].z + v[i].w;
+        }
+        const float mean = rms ? 0.0f : row_sum<WARPS>(sum, scratch) / (float)cols;
+        float square = 0.0f;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const u32 c = 4 * (lane + threads * i);
+            v[i] = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
+            v[i] = c < cols ? first4(v[i], (int)(cols - c)) : nothing4();
+            square += dot4(v[i], v[i]);
+        }
+        const float inverse = 1.0f / sqrtf(row_sum<WARPS>(square, scratch + WARPS) / (float)cols + eps);
+        float along = 0.0f, common = 0.0f;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const u32 c = 4 * (lane + threads * i);
+            const float4 g = c < cols ? load4(scale, F32, c, (int)(cols - c)) : nothing4();
+            v[i] = make_float4(v[i].x * inverse, v[i].y * inverse, v[i].z * inverse, v[i].w * inverse);
+            along += dot4(make_float4(d[i].x * g.x, d[i].y * g.y, d[i].z * g.z, d[i].w * g.w), v[i]);
+            common += dot4(d[i], g);
+        }
+        along = row_sum<WARPS>(along, scratch + 2 * WARPS) / (float)cols;
+        common = rms ? 0.0f : row_sum<WARPS>(common, scratch + 3 * WARPS) / (float)cols;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const u32 c = 4 * (lane + threads * i);
+            if (c >= cols) continue;
+            const int left = (int)(cols - c);
+            const float4 g = load4(scale, F32, c, left);
+            to[i].x += inverse * (d[i].x * g.x - common - v[i].x * along);
+            to[i].y += inverse * (d[i].y * g.y - common - v[i].y * along);
+            to[i].z += inverse * (d[i].z * g.z - common - v[i].z * along);
+            to[i].w += inverse * (d[i].w * g.w - common - v[i].w * along);
+            store4(dx, F32, base + c, left, to[i]);
+            sum_scale[i].x += d[i].x * v[i].x; sum_scale[i].y += d[i].y * v[i].y;
+            sum_scale[i].z += d[i].z * v[i].z; sum_scale[i].w += d[i].w * v[i].w;
+            sum_shift[i].x += d[i].x; sum_shift[i].y += d[i].y; sum_shift[i].z += d[i].z; sum_shift[i].w += d[i].w;
+        }
+    }
+    if (WARPS == 1) {
+        // Warps hold the same columns: one after another into shared memory, the last adds the block's sums to the rest.
+        __shared__ float4 sums[2][32 * CHUNKS];
+        for (u32 w = 0; w < warps; w++) {
+            if (warp == w) {
+#pragma unroll
+                for (int i = 0; i < CHUNKS; i++) {
+                    if (w > 0) {
+                        const float4 a = sums[0][lane + 32 * i], b = sums[1][lane + 32 * i];
+                        sum_scale[i].x += a.x; sum_scale[i].y += a.y; sum_scale[i].z += a.z; sum_scale[i].w += a.w;
+                        sum_shift[i].x += b.x; sum_shift[i].y += b.y; sum_shift[i].z += b.z; sum_shift[i].w += b.w;
+                    }
+                    sums[0][lane + 32 * i] = sum_scale[i];
+                    sums[1][lane + 32 * i] = sum_shift[i];
+                }
+            }
+            __syncthreads();
+        }
+        if (warp + 1 < warps) return;
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        const u32 c = 4 * (lane + threads * i);
+        if (c >= cols) continue;
+        add4(dscale + c, (int)(cols - c), sum_scale[i]);
+        if (dshift) add4(dshift + c, (int)(cols - c), sum_shift[i]);
+    }
+}
+
+#define NORM_BACKWARD(WARPS, CHUNKS, THREADS)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS) norm_backward_##WARPS##_##CHUNKS(                                 \
+        const float* x, const void* dy, int type, float* dx, float* dscale, float* dshift, int rms, float eps,              \
+        const float* scale, u32 rows, u32 cols) {                                                                           \
+        norm_backward<WARPS, CHUNKS>(x, dy, type, dx, dscale, dshift, rms, eps, scale, rows, cols);                         \
+    }
+
+NORM_BACKWARD(1, 2, 256)
+NORM_BACKWARD(4, 2, 128)
+NORM_BACKWARD(4, 4, 128)
+NORM_BACKWARD(16, 8, 512)

@@ -27,6 +27,19 @@ impl DeviceNorm {
         Ok(Self { width: scale.len(), eps, scale: Buffer::upload(cuda, scale)?, shift: None })
     }
 
+    /// Takes parameters (1, width) of f32 in the place of what there is.
+    pub(crate) fn assign(&mut self, scale: &Array, shift: Option<&Array>) -> Result<(), CudaError> {
+        assert_eq!(self.shift.is_some(), shift.is_some(), "assign: parameters of another norm");
+        for (to, from) in [(Some(&mut self.scale), Some(scale)), (self.shift.as_mut(), shift)] {
+            if let (Some(to), Some(from)) = (to, from) {
+                let shape = (from.rows(), from.cols(), from.dtype());
+                assert_eq!(shape, (1, self.width, Dtype::F32), "assign: a norm of {}", self.width);
+                to.copy_from(0, from.buffer())?;
+            }
+        }
+        Ok(())
+    }
+
     /// How many numbers are normalised together.
     pub(crate) fn width(&self) -> usize {
         self.width
@@ -50,7 +63,7 @@ impl DeviceNorm {
 pub(crate) struct Addend<'a> {
     /// (rows, cols), in any format.
     pub(crate) y: &'a Array,
-    /// (cols) of f32.
+    /// (>= cols) of f32.
     pub(crate) bias: Option<&'a Buffer>,
     pub(crate) mask: Option<DeviceMask<'a>>,
 }
@@ -79,7 +92,7 @@ fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array
     assert_eq!(x.dtype(), Dtype::F32, "norm: the residual stream is f32");
     let (y, y_type, bias) = addend.map_or((0, NOTHING, 0), |a| {
         assert_eq!((a.y.rows(), a.y.cols()), (rows, cols), "add: the residual has another shape");
-        assert!(a.bias.is_none_or(|b| b.bytes() == cols * 4), "add: the bias is not {cols} wide");
+        assert!(a.bias.is_none_or(|b| b.bytes() >= cols * 4), "add: the bias is not {cols} wide");
         (a.y.pointer(), a.y.dtype().code(), a.bias.map_or(0, Buffer::pointer))
     });
     let mask = MaskArguments::new(addend.and_then(|a| a.mask.as_ref()), rows, cols);
@@ -122,4 +135,59 @@ fn plan(rows: usize, cols: usize, y_type: u64) -> (&'static str, Grid) {
         _ => panic!("norm: rows of {cols} are wider than any model's"),
     };
     (names[y_type as usize], grid)
+}
+
+/// What reaches a norm: where from, and where to.
+#[derive(Debug)]
+pub(crate) struct Reached<'a> {
+    /// What the norm returned has this gradient, in any format. (rows, width)
+    pub(crate) dy: &'a Array,
+    /// Added to, as the rest; f32. (rows, width)
+    pub(crate) dx: &'a mut Array,
+    /// (1, width) of f32.
+    pub(crate) dscale: &'a mut Array,
+    /// (1, width) of f32.
+    pub(crate) dshift: Option<&'a mut Array>,
+}
+
+/// Threads that share the rows: enough to keep a GPU busy, few enough that adding up their blocks' sums is cheap.
+const THREADS: usize = 1 << 17;
+/// From this many rows on, short rows share a block.
+const MANY: usize = 2048;
+
+/// Adds what reaches the norm's input x (f32) and its parameters.
+pub(crate) fn norm_backward(x: &Array, by: &DeviceNorm, to: Reached<'_>) -> Result<(), CudaError> {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert_eq!(cols, by.width, "norm_backward: rows of {cols} against parameters of {}", by.width);
+    assert_eq!((to.dy.rows(), to.dy.cols()), (rows, cols), "norm_backward: gradients of another shape");
+    assert_eq!((to.dx.rows(), to.dx.cols()), (rows, cols), "norm_backward: gradients of another shape");
+    let sums = [Some(&to.dscale), to.dshift.as_ref()].into_iter().flatten();
+    assert!(sums.into_iter().all(|d| d.cols() == cols && d.dtype() == Dtype::F32), "norm_backward: sums of {cols} in f32");
+    assert_eq!((x.dtype(), to.dx.dtype()), (Dtype::F32, Dtype::F32), "norm_backward: the residual stream is f32");
+    let few = rows < MANY;
+    let (kernel, together, threads) = match cols {
+        0..=256 if few => ("norm_backward_1_2", 2, 64),
+        0..=256 => ("norm_backward_1_2", 8, 256),
+        257..=1024 => ("norm_backward_4_2", 1, 128),
+        1025..=2048 => ("norm_backward_4_4", 1, 128),
+        2049..=16384 => ("norm_backward_16_8", 1, 512),
+        _ => panic!("norm_backward: rows of {cols} are wider than any model's"),
+    };
+    let grid = Grid { blocks: (rows.div_ceil(together).min(THREADS / threads), 1, 1), threads, shared: 0 };
+    let dshift = to.dshift.map_or(0, |d| d.pointer());
+    let arguments = slots![
+        x.pointer(),
+        to.dy.pointer(),
+        to.dy.dtype(),
+        to.dx.pointer(),
+        to.dscale.pointer(),
+        dshift,
+        by.is_rms(),
+        by.eps,
+        by.scale(),
+        int(rows),
+        int(cols),
+    ];
+    // SAFETY: x, dy and dx were checked to be (rows, cols), the parameters and their gradients (cols).
+    unsafe { x.cuda().launch(kernel, grid, arguments) }
 }

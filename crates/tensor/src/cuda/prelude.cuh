@@ -101,3 +101,38 @@ struct Draw {
 __device__ __forceinline__ uint4 bits(const Draw& d, u32 site, u32 block) {
     return philox(site | block, d.position, d.trajectory, d.question, d.seed_low, d.seed_high);
 }
+
+// Dropout of four neighbours from column `c` of a row on: under a drawn mask (1), a recorded one (2) or none.
+__device__ __forceinline__ float4 dropped(float4 v, int mask, const void* masks, u32 site, u32 threshold, float keep, u32 row,
+                                          u32 c, u32 cols, const Draw& draw) {
+    if (mask == 1 && draw.drawn) {
+        uint4 w = bits(draw, site, c / 4);
+        v.x = w.x >= threshold ? v.x * keep : 0.0f;
+        v.y = w.y >= threshold ? v.y * keep : 0.0f;
+        v.z = w.z >= threshold ? v.z * keep : 0.0f;
+        v.w = w.w >= threshold ? v.w * keep : 0.0f;
+    } else if (mask == 2) {
+        const int left = (int)(cols - c);
+        const u8* k = (const u8*)masks + (u64)row * cols + c;
+        v.x = k[0] ? v.x * keep : 0.0f;
+        v.y = left > 1 && k[1] ? v.y * keep : 0.0f;
+        v.z = left > 2 && k[2] ? v.z * keep : 0.0f;
+        v.w = left > 3 && k[3] ? v.w * keep : 0.0f;
+    }
+    return v;
+}
+
+// Adds to four neighbours in memory, but to none from `left` on, whoever else does at the same time.
+__device__ __forceinline__ void add4(float* p, int left, float4 v) {
+#if __CUDA_ARCH__ >= 900
+    if (left >= 4 && ((u64)p & 15) == 0) {
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                     : "memory");
+        return;
+    }
+#endif
+    if (left > 0) atomicAdd(p, v.x);
+    if (left > 1) atomicAdd(p + 1, v.y);
+    if (left > 2) atomicAdd(p + 2, v.z);
+    if (left > 3) atomicAdd(p + 3, v.w);
+}

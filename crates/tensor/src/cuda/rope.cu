@@ -164,3 +164,50 @@ extern "C" __global__ void __launch_bounds__(256) place_plain(const uint4* qkv, 
         values[at] = value;
     }
 }
+
+// Completes dqkv, whose queries' gradients are there: keys' and values' from the rows' slots (f32, (kv_heads, slots, dim)),
+// queries' and keys' turned back. Bound by memory. A block a row.
+extern "C" __global__ void __launch_bounds__(256) place_backward(void* dqkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim,
+                                                                 const float* frequencies, const u32* positions,
+                                                                 const float* dkeys, const float* dvalues, const u32* from,
+                                                                 u32 slots) {
+    __shared__ float sines[128], cosines[128];
+    const u64 base = (u64)blockIdx.x * cols, slot = from[blockIdx.x];
+    const u32 width = kv_heads * dim;
+    if (!frequencies && dim % 4 == 0) {
+        for (u32 i = 4 * threadIdx.x; i < 2 * width; i += 4 * blockDim.x) {
+            const u32 c = i < width ? i : i - width;
+            const float4 v = *(const float4*)((i < width ? dkeys : dvalues) + (c / dim * (u64)slots + slot) * dim + c % dim);
+            store4(dqkv, type, base + heads * dim + i, 4, v);
+        }
+        return;
+    }
+    const u32 half = (dim + 1) / 2, first = frequencies ? 0 : heads, all = heads + 2 * kv_heads;
+    if (frequencies) {
+        const float position = (float)positions[blockIdx.x];
+        for (u32 i = threadIdx.x; i < half; i += blockDim.x) sincosf(frequencies[i] * position, &sines[i], &cosines[i]);
+        __syncthreads();
+    }
+    for (u32 j = threadIdx.x; j < (all - first) * half; j += blockDim.x) {
+        const u32 h = first + j / half, i = j % half;
+        const bool is_q = h < heads, is_v = h >= heads + kv_heads, both = i + half < dim;
+        const u64 at = base + h * dim + i;
+        float x, y = 0.0f;
+        if (is_q) {
+            x = load1(dqkv, type, at);
+            if (both) y = load1(dqkv, type, at + half);
+        } else {
+            const u32 kv = is_v ? h - heads - kv_heads : h - heads;
+            const float* d = (is_v ? dvalues : dkeys) + (kv * (u64)slots + slot) * dim + i;
+            x = d[0];
+            if (both) y = d[half];
+        }
+        if (frequencies && !is_v) {
+            const float u = x;
+            x = fmaf(u, cosines[i], y * sines[i]);
+            y = fmaf(y, cosines[i], -(u * sines[i]));
+        }
+        store1(dqkv, type, at, x);
+        if (both) store1(dqkv, type, at + half, y);
+    }
+}

@@ -1,7 +1,7 @@
 //! Between the qkv product and attention: q/k normalisation, rotary positions, keys and values into their slots.
 
 use super::array::Buffer;
-use super::attention::Kv;
+use super::attention::{Kv, KvGrads};
 use super::context::{Grid, int, slots};
 use super::norm::DeviceNorm;
 use super::{Array, Cuda, CudaError, Dtype, Indices};
@@ -81,4 +81,42 @@ pub(crate) fn place(qkv: &mut Array, by: Place<'_>, kv: &mut Kv, layer: usize, s
         slots![q_at, type_, cols, heads, kv_heads, width, frequencies, places, q_scale, k_scale, eps, keys, values, to, slots];
     // SAFETY: as above; frequencies and scales are as wide as a head.
     unsafe { qkv.cuda().launch("place_any", grid, arguments) }
+}
+
+/// Completes dqkv, whose first columns are the queries' gradients, with the keys' and values' from the rows' slots, and turns
+/// back what was turned. Norms of heads have no backward.
+pub(crate) fn place_backward(
+    dqkv: &mut Array,
+    by: Place<'_>,
+    grads: &KvGrads,
+    layer: usize,
+    seats: Seats<'_>,
+) -> Result<(), CudaError> {
+    let (rows, cols, (kv_heads, dim)) = (dqkv.rows(), dqkv.cols(), grads.shape());
+    assert!(by.norms.is_none(), "place_backward: norms of queries and keys have no backward");
+    assert_eq!(cols, (by.heads + 2 * kv_heads) * dim, "place_backward: rows of {cols} are not {} heads of {dim}", by.heads);
+    assert_eq!((rows, rows), (seats.positions.len(), seats.slots.len()), "place_backward: positions and slots for {rows} rows");
+    assert!(seats.slots.all_below(grads.slots()), "place_backward: a slot beyond {}", grads.slots());
+    let frequencies = by.rope.map_or(0, |r| {
+        assert_eq!(2 * r.pairs, dim, "place_backward: {} pairs in heads of {dim}", r.pairs);
+        r.frequencies.pointer()
+    });
+    let (keys, values) = grads.layer(layer);
+    let (places, from) = (seats.positions.pointer(), seats.slots.pointer());
+    let arguments = slots![
+        dqkv.pointer(),
+        dqkv.dtype(),
+        int(cols),
+        int(by.heads),
+        int(kv_heads),
+        int(dim),
+        frequencies,
+        places,
+        keys,
+        values,
+        from,
+        int(grads.slots()),
+    ];
+    // SAFETY: dqkv is (rows, cols), slots were checked, frequencies are half as wide as a head.
+    unsafe { dqkv.cuda().launch("place_backward", Grid::rows(rows, cols / 4), arguments) }
 }

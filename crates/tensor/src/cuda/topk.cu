@@ -26,13 +26,18 @@ __device__ __forceinline__ u64 block_best(u64 best, u64* scratch) {
     return best;
 }
 
-// best[r] = the best of logits[r, ..cols] + bias. Bound by memory: each logit is read once.
-extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u32 stride, u32 cols, const float* bias,
-                                                         u64* best) {
+#define NOWHERE 0xffffffffu
+
+// words[r] = index << 32 | log-probability (as bits) of the best of logits[r, ..cols] + bias.
+// Bound by memory: each logit is read once; the sum of exponentials is kept relative to the largest logit so far.
+extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits, u32 stride, u32 cols, const float* bias,
+                                                            u64* words) {
     __shared__ u64 scratch[8];
+    __shared__ float sums[8];
+    __shared__ float shared_top;
     const float* row = logits + (u64)blockIdx.x * stride;
-    float top = -INF;
-    u32 at = 0xffffffffu;
+    float top = -INF, sum = 0.0f;
+    u32 at = NOWHERE;
     // Strictly greater keeps the lowest index a thread meets; threads meet their columns in ascending order.
     for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
         float4 v = load4(row, F32, c, (int)(cols - c));
@@ -40,14 +45,29 @@ extern "C" __global__ void __launch_bounds__(256) argmax(const float* logits, u3
             float4 b = load4(bias, F32, c, (int)(cols - c));
             v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
         }
-        if (v.x > top || (at == 0xffffffffu && v.x == top)) { top = v.x; at = c; }
-        if (c + 1 < cols && (v.y > top || (at == 0xffffffffu && v.y == top))) { top = v.y; at = c + 1; }
-        if (c + 2 < cols && (v.z > top || (at == 0xffffffffu && v.z == top))) { top = v.z; at = c + 2; }
-        if (c + 3 < cols && (v.w > top || (at == 0xffffffffu && v.w == top))) { top = v.w; at = c + 3; }
+        const bool y = c + 1 < cols, z = c + 2 < cols, w = c + 3 < cols;
+        const float before = top;
+        if (v.x > top || (at == NOWHERE && v.x == top)) { top = v.x; at = c; }
+        if (y && (v.y > top || (at == NOWHERE && v.y == top))) { top = v.y; at = c + 1; }
+        if (z && (v.z > top || (at == NOWHERE && v.z == top))) { top = v.z; at = c + 2; }
+        if (w && (v.w > top || (at == NOWHERE && v.w == top))) { top = v.w; at = c + 3; }
+        // Negative infinity cannot be subtracted from itself; what is no number spoils the sum, as it should.
+        const float shift = top == -INF ? 0.0f : top;
+        if (top > before) sum *= __expf(before - top);
+        sum += __expf(v.x - shift) + (y ? __expf(v.y - shift) : 0.0f) + (z ? __expf(v.z - shift) : 0.0f) +
+               (w ? __expf(v.w - shift) : 0.0f);
     }
-    u64 mine = at == 0xffffffffu ? 0ull : candidate(top, at);
-    mine = block_best(mine, scratch);
-    if (threadIdx.x == 0) best[blockIdx.x] = mine;
+    const u64 mine = at == NOWHERE ? 0ull : candidate(top, at);
+    const u64 best = block_best(mine, scratch);
+    if (mine == best) shared_top = top; // one thread, or all if there is no number: then -INF
+    __syncthreads();
+    const float largest = shared_top;
+    sum = warp_sum(top == -INF ? sum : sum * __expf(top - largest));
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (u32 w = 1; w < blockDim.x / 32; w++) sum += sums[w];
+    words[blockIdx.x] = (u64)(best == 0 ? 0u : (u32)~best) << 32 | __float_as_uint(-logf(sum));
 }
 
 #define MOST 64

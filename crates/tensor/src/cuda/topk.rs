@@ -11,19 +11,21 @@ const CHUNK: usize = 512 << 20;
 /// The most tokens that a mixture takes, as in topk.cu.
 pub(crate) const MOST: usize = 64;
 
-/// For each row of x (rows, inputs) the index of the largest element of `x W + b`; the lowest index among equals.
+/// For each row of x (rows, inputs) the index of the largest element of `x W + b`, the lowest among equals, and the
+/// logarithm of its share of the softmax.
 ///
 /// Not-a-number never wins; a row of nothing else gives 0. Waits for the GPU.
-pub(crate) fn argmax(x: &Array, by: &Weights) -> Result<Vec<u32>, CudaError> {
-    let (cuda, best) = (x.cuda(), Best::new(x.cuda(), x.rows())?);
+pub(crate) fn likeliest(x: &Array, by: &Weights) -> Result<Vec<(u32, f32)>, CudaError> {
+    let (cuda, found) = (x.cuda(), PerRow::new(x.cuda(), x.rows())?);
     let bias = by.padded_bias().map_or(0, Buffer::pointer);
     in_chunks(x, by, |chunk| {
         let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 256, shared: 0 };
-        let arguments = slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, best.at(chunk.first)];
-        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a best for every row.
-        unsafe { cuda.launch("argmax", grid, arguments) }
+        let arguments = slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, found.at(chunk.first)];
+        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a place for every row.
+        unsafe { cuda.launch("likeliest", grid, arguments) }
     })?;
-    best.indices()
+    let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
+    Ok(found.words()?.into_iter().map(split).collect())
 }
 
 /// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their softmax; and the likeliest.
@@ -34,7 +36,7 @@ pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> R
     assert!(table.outputs() >= head.outputs(), "mixture: a table of {} for {}", table.outputs(), head.outputs());
     let (width, matrix) = (table.inputs(), table.matrix());
     let out = Array::uninit(x.cuda(), x.rows(), width, Dtype::F32)?;
-    let best = Best::new(x.cuda(), x.rows())?;
+    let best = PerRow::new(x.cuda(), x.rows())?;
     in_chunks(x, head, |chunk| {
         let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 512, shared: 0 };
         let bias = head.padded_bias().map_or(0, Buffer::pointer);
@@ -51,10 +53,12 @@ pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> R
             into,
             best.at(chunk.first),
         ];
-        // SAFETY: as in `argmax`; a winner is a row of the table; out has as many rows as x.
+        // SAFETY: as in `likeliest`; a winner is a row of the table; out has as many rows as x.
         unsafe { x.cuda().launch("mixture", grid, arguments) }
     })?;
-    let likeliest = best.indices()?;
+    // The best value in an order-preserving form, then its index inverted; 0 is none.
+    let index = |best: u64| if best == 0 { 0 } else { !(best as u32) };
+    let likeliest = best.words()?.into_iter().map(index).collect();
     Ok((out, likeliest))
 }
 
@@ -89,13 +93,13 @@ fn in_chunks(x: &Array, by: &Weights, work: impl Fn(Chunk) -> Result<(), CudaErr
     Ok(())
 }
 
-/// Per row: the best value in an order-preserving form, then its index inverted; 0 is none.
-struct Best {
+/// A word of 64 bits for every row.
+struct PerRow {
     rows: usize,
     buffer: Buffer,
 }
 
-impl Best {
+impl PerRow {
     fn new(cuda: &Cuda, rows: usize) -> Result<Self, CudaError> {
         Ok(Self { rows, buffer: Buffer::zeros(cuda, rows * 8)? })
     }
@@ -104,9 +108,9 @@ impl Best {
         self.buffer.pointer() + 8 * row as u64
     }
 
-    fn indices(&self) -> Result<Vec<u32>, CudaError> {
-        let mut best = vec![0u64; self.rows];
-        self.buffer.download(0, &mut best)?;
-        Ok(best.into_iter().map(|b| if b == 0 { 0 } else { !(b as u32) }).collect())
+    fn words(&self) -> Result<Vec<u64>, CudaError> {
+        let mut words = vec![0u64; self.rows];
+        self.buffer.download(0, &mut words)?;
+        Ok(words)
     }
 }

@@ -55,3 +55,60 @@ pub fn swiglu(device: &Device, x: &Tensor, out: &mut Tensor) -> Result<(), Devic
     }
     Ok(())
 }
+
+/// `out = activation(x)`, both (rows, columns): a pass of its own, so that x can be kept for the backward.
+pub fn activate(
+    device: &Device,
+    x: &Tensor,
+    activation: Activation,
+    format: Format,
+    out: &mut Tensor,
+) -> Result<(), DeviceError> {
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            out.reshape(x.rows(), x.cols());
+            cpu::activation::activate(cpu.isa, x, activation, out);
+        }
+        Kind::Cuda(cuda) => {
+            *out = cuda::activation::activate(x.array(), activation.into(), format.on(cuda))?.into();
+        }
+    }
+    Ok(())
+}
+
+/// `dx = dy * activation'(x)`, all (rows, columns): x is what went into the activation.
+pub fn activate_backward(
+    device: &Device,
+    x: &Tensor,
+    activation: Activation,
+    dy: &Tensor,
+    format: Format,
+    dx: &mut Tensor,
+) -> Result<(), DeviceError> {
+    assert_eq!((x.rows(), x.cols()), (dy.rows(), dy.cols()), "activate_backward: unlike shapes");
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            dx.reshape(x.rows(), x.cols());
+            cpu::activation::activate_backward(cpu.isa, x, activation, dy, dx);
+        }
+        Kind::Cuda(cuda) => {
+            *dx = cuda::activation::activate_backward(x.array(), activation.into(), dy.array(), format.on(cuda))?.into();
+        }
+    }
+    Ok(())
+}
+
+/// What reaches the input x (rows, 2n) of [`swiglu`] from dy (rows, n): dx becomes (rows, 2n).
+pub fn swiglu_backward(device: &Device, x: &Tensor, dy: &Tensor, format: Format, dx: &mut Tensor) -> Result<(), DeviceError> {
+    assert_eq!((x.rows(), x.cols()), (dy.rows(), 2 * dy.cols()), "swiglu_backward: unlike shapes");
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            dx.reshape(x.rows(), x.cols());
+            cpu::activation::swiglu_backward(cpu.isa, x, dy, dx);
+        }
+        Kind::Cuda(cuda) => {
+            *dx = cuda::activation::swiglu_backward(x.array(), dy.array(), format.on(cuda))?.into();
+        }
+    }
+    Ok(())
+}

@@ -29,7 +29,7 @@ pub(crate) struct HostKv {
     pub(crate) layers: Vec<LayerKv>,
 }
 
-/// One layer's keys and values, in the layout that the kernels read.
+/// One layer's keys and values in the layout that the kernels read, or their gradients.
 #[derive(Debug)]
 pub(crate) struct LayerKv {
     pub(crate) keys: Vec<f32>,   // (kv_heads, slots / BLOCK, head_dim, BLOCK)
@@ -225,6 +225,129 @@ pub fn attention(
             *out = cuda::attention::attention(q.array(), kv, layer, heads, views)?.into();
         }
         _ => panic!("attention: the store or the views are not on the device"),
+    }
+    Ok(())
+}
+
+/// Gradients of all keys and values of a store, summed over whatever saw them. In single precision.
+#[derive(Debug)]
+pub struct KvGrads(Grads);
+
+#[derive(Debug)]
+enum Grads {
+    Cpu(HostKv), // keys and values both (kv_heads, slots, head_dim)
+    Cuda(cuda::attention::KvGrads),
+}
+
+impl KvGrads {
+    /// No gradients yet, for a store.
+    pub fn zeros(device: &Device, like: &KvStore) -> Result<Self, DeviceError> {
+        Ok(Self(match (device.kind(), &like.0) {
+            (Kind::Cpu(_), Store::Cpu(kv)) => {
+                let empty = |l: &LayerKv| LayerKv { keys: vec![0.0; l.keys.len()], values: vec![0.0; l.values.len()] };
+                Grads::Cpu(HostKv { layers: kv.layers.iter().map(empty).collect(), ..*kv })
+            }
+            (Kind::Cuda(cuda), Store::Cuda(kv)) => Grads::Cuda(cuda::attention::KvGrads::zeros(cuda, kv)?),
+            _ => panic!("gradients: the store is not on the device"),
+        }))
+    }
+
+    /// Forgets all gradients.
+    pub fn clear(&mut self, device: &Device) -> Result<(), DeviceError> {
+        match (device.kind(), &mut self.0) {
+            (Kind::Cpu(_), Grads::Cpu(grads)) => {
+                for layer in &mut grads.layers {
+                    layer.keys.fill(0.0);
+                    layer.values.fill(0.0);
+                }
+            }
+            (Kind::Cuda(_), Grads::Cuda(grads)) => grads.clear()?,
+            _ => panic!("gradients: not on the device"),
+        }
+        Ok(())
+    }
+
+    /// Writes each slot's gradients into a row, the keys' from column `first` on and the values' right after them.
+    pub(crate) fn read(&self, layer: usize, slots: &[u32], first: usize, x: &mut Tensor) {
+        let Grads::Cpu(grads) = &self.0 else { panic!("these gradients are on a gpu") };
+        let (dim, layer) = (grads.head_dim, &grads.layers[layer]);
+        assert_eq!(x.rows(), slots.len(), "gradients: {} rows from {} slots", x.rows(), slots.len());
+        assert!(slots.iter().all(|&s| (s as usize) < grads.slots), "gradients: a slot beyond {}", grads.slots);
+        for (r, &slot) in slots.iter().enumerate() {
+            let (keys, values) = x.row_mut(r)[first..].split_at_mut(grads.kv_heads * dim);
+            for (to, from) in [(keys, &layer.keys), (values, &layer.values)] {
+                let heads = to.chunks_exact_mut(dim).enumerate();
+                heads.for_each(|(h, to)| to.copy_from_slice(&from[(h * grads.slots + slot as usize) * dim..][..dim]));
+            }
+        }
+    }
+
+    pub(crate) fn gpu(&self) -> &cuda::attention::KvGrads {
+        match &self.0 {
+            Grads::Cuda(grads) => grads,
+            Grads::Cpu(_) => panic!("these gradients are not on the gpu"),
+        }
+    }
+
+    /// Key heads and their width.
+    pub(crate) fn shape(&self) -> (usize, usize) {
+        match &self.0 {
+            Grads::Cpu(grads) => (grads.kv_heads, grads.head_dim),
+            Grads::Cuda(grads) => grads.shape(),
+        }
+    }
+}
+
+/// What [`attention`] was given and returned, and what reaches its result.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionBackward<'a> {
+    /// The queries, as [`attention`] took them.
+    pub q: &'a Tensor,
+    /// The keys and values.
+    pub kv: Layer<'a>,
+    /// Query heads.
+    pub heads: usize,
+    /// What each row sees.
+    pub views: &'a Views<'a>,
+    /// What [`attention`] returned. (rows, heads * head_dim)
+    pub out: &'a Tensor,
+    /// What reaches it. (rows, heads * head_dim)
+    pub dout: &'a Tensor,
+}
+
+/// Adds to the gradients of every key and value that a row sees, and begins dqkv (rows, (heads + 2 kv_heads) * head_dim), an
+/// operand: its first columns become the queries' gradients, the rest is for [`place_backward`](super::place_backward).
+pub fn attention_backward(
+    device: &Device,
+    of: AttentionBackward<'_>,
+    dkv: &mut KvGrads,
+    dqkv: &mut Tensor,
+) -> Result<(), DeviceError> {
+    let Layer { store, layer } = of.kv;
+    let (attend, heads, dim, kv_heads) = (&*of.views.attend, of.heads, store.head_dim(), store.kv_heads());
+    let rows = attend.rows();
+    assert_eq!(of.q.rows(), rows, "attention_backward: {} rows, views for {rows}", of.q.rows());
+    assert!(heads.is_multiple_of(kv_heads), "attention_backward: {heads} query heads over {kv_heads} key heads");
+    assert!(heads * dim <= of.q.cols(), "attention_backward: {heads} heads of {dim} do not fit {}", of.q.cols());
+    for x in [of.out, of.dout] {
+        assert_eq!((x.rows(), x.cols()), (rows, heads * dim), "attention_backward: {heads} heads of {dim} for {rows} rows");
+    }
+    match (device.kind(), &store.0, &mut dkv.0) {
+        (Kind::Cpu(cpu), Store::Cpu(kv), Grads::Cpu(grads)) => {
+            let shape = |kv: &HostKv| (kv.kv_heads, kv.head_dim, kv.slots, kv.layers.len());
+            assert_eq!(shape(grads), shape(kv), "attention_backward: gradients of another store");
+            assert!(attend.end() <= kv.slots, "attention_backward: a span beyond {} slots", kv.slots);
+            dqkv.reshape(rows, (heads + 2 * kv_heads) * dim);
+            let shape = kernel::Shape { layer, heads, attend };
+            kernel::attention_backward(cpu.isa, &of, kv, &shape, (&mut grads.layers[layer], dqkv));
+        }
+        (Kind::Cuda(_), Store::Cuda(kv), Grads::Cuda(grads)) => {
+            let Some(views) = &of.views.on_gpu else { panic!("attention_backward: the views are not on the gpu") };
+            let (q, out, dout) = (of.q.array(), of.out.array(), of.dout.array());
+            let of = cuda::attention::Backward { q, kv, layer, heads, views, out, dout };
+            *dqkv = cuda::attention::attention_backward(of, grads)?.into();
+        }
+        _ => panic!("attention_backward: the store or the gradients are not on the device"),
     }
     Ok(())
 }

@@ -1,12 +1,11 @@
 //! Linear maps with what follows them fused in: bias, activation, dropout, residual.
 
 use super::{Activation, Format, Mask, Norm};
-use crate::cpu::linear::{Epilogue, Packed, TILE_COLS, product};
-use crate::cpu::math;
+use crate::cpu::linear::{Epilogue, Packed, product, transposed};
+use crate::cpu::math::sum_lanes;
 use crate::cuda::linear::Weights as DeviceWeights;
 use crate::cuda::norm::Addend;
-use crate::device::Kind;
-use crate::rng::{Draw, drop_threshold, philox_lanes, site_word};
+use crate::device::{Cpu, Kind};
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// A linear map `x W + b`, its weights in the form that the device's kernels read.
@@ -15,8 +14,21 @@ pub struct Linear(Weights);
 
 #[derive(Debug)]
 enum Weights {
-    Cpu { packed: Packed, bias: Option<Vec<f32>> }, // bias: (outputs)
+    Cpu(HostWeights),
     Cuda(DeviceWeights),
+}
+
+#[derive(Debug)]
+struct HostWeights {
+    packed: Packed,           // (inputs, outputs)
+    bias: Option<Vec<f32>>,   // (outputs)
+    backward: Option<Packed>, // (outputs, inputs), if gradients are to pass
+}
+
+impl Weights {
+    fn packed(packed: Packed, bias: Option<Vec<f32>>) -> Self {
+        Self::Cpu(HostWeights { packed, bias, backward: None })
+    }
 }
 
 impl Linear {
@@ -29,7 +41,7 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.kind() {
-            Kind::Cpu(_) => Weights::Cpu { packed: Packed::new(inputs, outputs, |k, j| matrix[j * inputs + k]), bias },
+            Kind::Cpu(_) => Weights::packed(Packed::new(inputs, outputs, |k, j| matrix[j * inputs + k]), bias),
             Kind::Cuda(cuda) => {
                 Weights::Cuda(DeviceWeights::from_output_major(cuda, (inputs, outputs), matrix, bias.as_deref())?)
             }
@@ -45,7 +57,7 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.kind() {
-            Kind::Cpu(_) => Weights::Cpu { packed: Packed::new(inputs, outputs, |k, j| matrix[k * outputs + j]), bias },
+            Kind::Cpu(_) => Weights::packed(Packed::new(inputs, outputs, |k, j| matrix[k * outputs + j]), bias),
             Kind::Cuda(cuda) => Weights::Cuda(DeviceWeights::from_input_major(cuda, (inputs, outputs), matrix, bias.as_deref())?),
         }))
     }
@@ -53,7 +65,7 @@ impl Linear {
     /// The width of x.
     pub fn inputs(&self) -> usize {
         match &self.0 {
-            Weights::Cpu { packed, .. } => packed.inputs(),
+            Weights::Cpu(weights) => weights.packed.inputs(),
             Weights::Cuda(weights) => weights.inputs(),
         }
     }
@@ -61,9 +73,45 @@ impl Linear {
     /// The width of the result.
     pub fn outputs(&self) -> usize {
         match &self.0 {
-            Weights::Cpu { packed, .. } => packed.outputs(),
+            Weights::Cpu(weights) => weights.packed.outputs(),
             Weights::Cuda(weights) => weights.outputs(),
         }
+    }
+
+    /// Takes new weights in the place of the old: the matrix (outputs, inputs), the bias (1, outputs) if there is one, both
+    /// in single precision on the device.
+    pub fn assign(&mut self, device: &Device, matrix: &Tensor, bias: Option<&Tensor>) -> Result<(), DeviceError> {
+        let (inputs, outputs) = (self.inputs(), self.outputs());
+        assert_eq!((matrix.rows(), matrix.cols()), (outputs, inputs), "assign: a map of another shape");
+        assert!(bias.is_none_or(|b| (b.rows(), b.cols()) == (1, outputs)), "assign: the bias is not {outputs} wide");
+        match (device.kind(), &mut self.0) {
+            (Kind::Cpu(_), Weights::Cpu(weights)) => {
+                assert_eq!(weights.bias.is_some(), bias.is_some(), "assign: the map and what it takes differ in their bias");
+                let matrix = matrix.data();
+                weights.packed.fill(|k, j| matrix[j * inputs + k]);
+                if let Some(backward) = &mut weights.backward {
+                    backward.fill(|j, k| matrix[j * inputs + k]);
+                }
+                if let (Some(to), Some(from)) = (&mut weights.bias, bias) {
+                    to.copy_from_slice(from.data());
+                }
+            }
+            (Kind::Cuda(_), Weights::Cuda(weights)) => weights.assign(matrix.array(), bias.map(Tensor::array))?,
+            _ => panic!("assign: the map is not on the device"),
+        }
+        Ok(())
+    }
+
+    /// Makes [`linear_dx`] possible, given the weights that the map has, (outputs, inputs). The processor keeps them in a
+    /// second order from here on; a GPU reads the one it has.
+    pub fn prepare_backward(&mut self, device: &Device, matrix: &Tensor) -> Result<(), DeviceError> {
+        let (inputs, outputs) = (self.inputs(), self.outputs());
+        assert_eq!((matrix.rows(), matrix.cols()), (outputs, inputs), "prepare_backward: a map of another shape");
+        if let (Kind::Cpu(_), Weights::Cpu(weights)) = (device.kind(), &mut self.0) {
+            let matrix = matrix.data();
+            weights.backward = Some(Packed::new(outputs, inputs, |j, k| matrix[j * inputs + k]));
+        }
+        Ok(())
     }
 
     /// Writes the weights of output `j`, in the order of the inputs.
@@ -74,7 +122,7 @@ impl Linear {
 
     pub(crate) fn cpu(&self) -> (&Packed, Option<&[f32]>) {
         match &self.0 {
-            Weights::Cpu { packed, bias } => (packed, bias.as_deref()),
+            Weights::Cpu(weights) => (&weights.packed, weights.bias.as_deref()),
             Weights::Cuda(_) => panic!("these weights are on a gpu"),
         }
     }
@@ -82,7 +130,7 @@ impl Linear {
     pub(crate) fn gpu(&self) -> &DeviceWeights {
         match &self.0 {
             Weights::Cuda(weights) => weights,
-            Weights::Cpu { .. } => panic!("these weights are not on the gpu"),
+            Weights::Cpu(_) => panic!("these weights are not on the gpu"),
         }
     }
 }
@@ -136,15 +184,69 @@ pub fn residual(
             let store = Store { out: stream.data_mut().as_mut_ptr(), cols, bias, finish: Finish::Residual(mask) };
             product(cpu.isa, x.data(), packed, &store);
             out.reshape(rows, cols);
-            cpu::norm::norm(cpu.isa, stream, norm, out);
+            cpu::norm::norm(cpu.isa, stream, norm.cpu(), out);
         }
         Kind::Cuda(cuda) => {
             let y = cuda::linear::product(x.array(), map.gpu(), cuda.operand())?;
-            let addend = Addend { y: &y, bias: map.gpu().bias(), mask: mask.map(Mask::gpu) };
+            let addend = Addend { y: &y, bias: map.gpu().padded_bias(), mask: mask.map(Mask::gpu) };
             *out = cuda::norm::add_norm(stream.array_mut()?, addend, norm.gpu(), format.on(cuda))?.into();
         }
     }
     Ok(())
+}
+
+/// `dx = dy W^T`, what reaches the map's input: dy is (rows, outputs), dx becomes (rows, inputs).
+///
+/// # Panics
+/// On the processor without [`Linear::prepare_backward`].
+pub fn linear_dx(device: &Device, dy: &Tensor, map: &Linear, format: Format, dx: &mut Tensor) -> Result<(), DeviceError> {
+    assert_eq!(dy.cols(), map.outputs(), "linear_dx: rows of {} from a map to {}", dy.cols(), map.outputs());
+    match (device.kind(), &map.0) {
+        (Kind::Cpu(cpu), Weights::Cpu(weights)) => {
+            let Some(backward) = &weights.backward else { panic!("linear_dx: the map was not prepared for gradients") };
+            dx.reshape(dy.rows(), map.inputs());
+            let cols = map.inputs();
+            let store = Store { out: dx.data_mut().as_mut_ptr(), cols, bias: None, finish: Finish::Write(Activation::None) };
+            product(cpu.isa, dy.data(), backward, &store);
+        }
+        (Kind::Cuda(cuda), Weights::Cuda(weights)) => {
+            *dx = cuda::linear::linear_dx(dy.array(), weights, format.on(cuda))?.into();
+        }
+        _ => panic!("linear_dx: the map is not on the device"),
+    }
+    Ok(())
+}
+
+/// `dw += dy^T x` and `db += sum of dy's rows`: x is (rows, inputs), dy (rows, outputs), dw (outputs, inputs), db (1, outputs).
+pub fn linear_dw(device: &Device, x: &Tensor, dy: &Tensor, dw: &mut Tensor, db: Option<&mut Tensor>) -> Result<(), DeviceError> {
+    assert_eq!(x.rows(), dy.rows(), "linear_dw: {} rows of inputs, {} of gradients", x.rows(), dy.rows());
+    assert_eq!((dw.rows(), dw.cols()), (dy.cols(), x.cols()), "linear_dw: weights of another shape");
+    assert!(db.as_ref().is_none_or(|b| (b.rows(), b.cols()) == (1, dy.cols())), "linear_dw: a bias of another width");
+    match device.kind() {
+        Kind::Cpu(cpu) => host_dw(cpu, x, dy, dw, db),
+        Kind::Cuda(_) => {
+            let db = db.map(Tensor::array_mut).transpose()?;
+            cuda::linear::linear_dw(x.array(), dy.array(), dw.array_mut()?, db)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows that are summed by one product on the processor: what is packed for it stays small, and so do rounding errors.
+const SUMMED: usize = 1024;
+
+fn host_dw(cpu: &Cpu, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Option<&mut Tensor>) {
+    let (inputs, outputs) = (x.cols(), dy.cols());
+    for (x, dy) in x.data().chunks(SUMMED * inputs).zip(dy.data().chunks(SUMMED * outputs)) {
+        let rows = x.len() / inputs;
+        let (packed, turned) = (Packed::new(rows, inputs, |r, k| x[r * inputs + k]), transposed(dy, outputs));
+        let store = Store { out: dw.data_mut().as_mut_ptr(), cols: inputs, bias: None, finish: Finish::Residual(None) };
+        product(cpu.isa, &turned, &packed, &store);
+        if let Some(db) = &mut db {
+            let sums = turned.chunks(rows).map(|row| sum_lanes(rows, |i, s| s + row[i]));
+            db.data_mut().iter_mut().zip(sums).for_each(|(d, sum)| *d += sum);
+        }
+    }
 }
 
 /// What the processor's product does with its result.
@@ -176,43 +278,15 @@ impl Epilogue for Store<'_> {
         }
         match self.finish {
             Finish::Write(activation) => {
-                match activation {
-                    Activation::None => {}
-                    Activation::GeluTanh => values.iter_mut().for_each(|x| *x = math::gelu_tanh::<FUSED>(*x)),
-                    Activation::GeluErf => values.iter_mut().for_each(|x| *x = math::gelu_erf::<FUSED>(*x)),
-                }
+                cpu::activation::apply::<FUSED>(values, activation);
                 out.copy_from_slice(values);
             }
             Finish::Residual(mask) => {
-                match mask {
-                    Some(Mask::Drawn { p, layer, site, draws }) => {
-                        if let Some(draw) = &draws.rows()[row] {
-                            drop_drawn(values, draw, site_word(layer, site), col, p);
-                        }
-                    }
-                    Some(Mask::Recorded { p, keep }) => {
-                        let keep = &keep.host()[row * self.cols + col..];
-                        let scale = 1.0 / (1.0 - p);
-                        values.iter_mut().zip(keep).for_each(|(x, &k)| *x = if k != 0 { *x * scale } else { 0.0 });
-                    }
-                    None => {}
+                if let Some(mask) = mask {
+                    mask.apply(row, (col, self.cols), values);
                 }
                 out.iter_mut().zip(values).for_each(|(o, x)| *o += *x);
             }
         }
-    }
-}
-
-/// Inverted dropout of columns `col ..` (a multiple of 4) of a row.
-#[inline(always)]
-fn drop_drawn(values: &mut [f32], draw: &Draw, site: u32, col: usize, p: f32) {
-    const LANES: usize = TILE_COLS / 4;
-    let (key, rest) = draw.words();
-    let (threshold, scale) = (drop_threshold(p), 1.0 / (1.0 - p));
-    let first = site | (col / 4) as u32;
-    let words: [u32; LANES] = std::array::from_fn(|l| first + l as u32);
-    let bits = philox_lanes(words, rest, key);
-    for (x, &b) in values.iter_mut().zip(bits.as_flattened()) {
-        *x = if b >= threshold { *x * scale } else { 0.0 };
     }
 }

@@ -1,9 +1,12 @@
-//! Dropout masks: drawn where they are used, or recorded elsewhere.
+//! Dropout: its masks, drawn where they are used or recorded elsewhere, and as an operation of its own.
 
-use crate::cuda;
+use rayon::prelude::*;
+
+use super::Format;
+use crate::cpu::linear::TILE_COLS;
 use crate::device::Kind;
-use crate::rng::{Draw, MAX_ELEMENTS, Site};
-use crate::{Device, DeviceError};
+use crate::rng::{Draw, MAX_ELEMENTS, Site, drop_threshold, philox_lanes, site_word};
+use crate::{Device, DeviceError, Tensor, cuda};
 
 /// Row by row, where random numbers are drawn; `None` leaves a row as it is.
 #[derive(Debug)]
@@ -50,10 +53,6 @@ impl Keep {
         Ok(Self { keep, on_gpu })
     }
 
-    pub(crate) fn host(&self) -> &[u8] {
-        &self.keep
-    }
-
     fn gpu(&self) -> &cuda::mask::Keep {
         self.on_gpu.as_ref().unwrap_or_else(|| panic!("this mask is not on the gpu"))
     }
@@ -93,10 +92,60 @@ impl<'a> Mask<'a> {
         }
     }
 
+    /// Inverted dropout of columns `col ..` (a multiple of 4; at most `TILE_COLS` of them) of a row of `cols`.
+    #[inline(always)]
+    pub(crate) fn apply(&self, row: usize, (col, cols): (usize, usize), values: &mut [f32]) {
+        match *self {
+            Self::Drawn { p, layer, site, draws } => {
+                if let Some(draw) = &draws.rows[row] {
+                    drop_drawn(values, draw, site_word(layer, site), col, p);
+                }
+            }
+            Self::Recorded { p, keep } => {
+                let keep = &keep.keep[row * cols + col..];
+                let scale = 1.0 / (1.0 - p);
+                values.iter_mut().zip(keep).for_each(|(x, &k)| *x = if k != 0 { *x * scale } else { 0.0 });
+            }
+        }
+    }
+
     pub(crate) fn gpu(self) -> cuda::mask::DeviceMask<'a> {
         match self {
             Self::Drawn { p, layer, site, draws } => cuda::mask::DeviceMask::Drawn { p, layer, site, draws: draws.gpu() },
             Self::Recorded { p, keep } => cuda::mask::DeviceMask::Recorded { p, keep: keep.gpu() },
         }
     }
+}
+
+#[inline(always)]
+fn drop_drawn(values: &mut [f32], draw: &Draw, site: u32, col: usize, p: f32) {
+    const LANES: usize = TILE_COLS / 4;
+    let (key, rest) = draw.words();
+    let (threshold, scale) = (drop_threshold(p), 1.0 / (1.0 - p));
+    let first = site | (col / 4) as u32;
+    let words: [u32; LANES] = std::array::from_fn(|l| first + l as u32);
+    let bits = philox_lanes(words, rest, key);
+    for (x, &b) in values.iter_mut().zip(bits.as_flattened()) {
+        *x = if b >= threshold { *x * scale } else { 0.0 };
+    }
+}
+
+/// `out = dropout(x)`, both (rows, cols); without a mask a copy. Its backward is itself, of the gradient.
+pub fn dropout(device: &Device, x: &Tensor, mask: Option<Mask<'_>>, format: Format, out: &mut Tensor) -> Result<(), DeviceError> {
+    let (rows, cols) = (x.rows(), x.cols());
+    if let Some(mask) = &mask {
+        mask.check(rows, cols);
+    }
+    match device.kind() {
+        Kind::Cpu(_) => {
+            out.reshape(rows, cols);
+            out.data_mut().copy_from_slice(x.data());
+            let Some(mask) = mask else { return Ok(()) };
+            out.data_mut().par_chunks_mut(cols.max(1)).enumerate().for_each(|(r, row)| {
+                row.chunks_mut(TILE_COLS).enumerate().for_each(|(i, part)| mask.apply(r, (i * TILE_COLS, cols), part));
+            });
+        }
+        Kind::Cuda(cuda) => *out = cuda::mask::dropout(x.array(), mask.map(Mask::gpu), format.on(cuda))?.into(),
+    }
+    Ok(())
 }

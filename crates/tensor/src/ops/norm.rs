@@ -1,46 +1,86 @@
 //! Normalisation of rows.
 
 use super::Format;
-use crate::cuda::norm::DeviceNorm;
+use crate::cuda::norm::{DeviceNorm, Reached};
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// A normalisation and its parameters.
 #[derive(Debug)]
-pub struct Norm {
+pub struct Norm(Parameters);
+
+#[derive(Debug)]
+enum Parameters {
+    Cpu(HostNorm),
+    Cuda(DeviceNorm),
+}
+
+/// A normalisation on the processor.
+#[derive(Debug)]
+pub(crate) struct HostNorm {
     pub(crate) eps: f32,
     pub(crate) scale: Vec<f32>,         // (width)
     pub(crate) shift: Option<Vec<f32>>, // (width) of a layer norm; none of a root-mean-square norm
-    on_gpu: Option<DeviceNorm>,
 }
 
 impl Norm {
     /// Subtract the mean, divide by the standard deviation, scale and shift.
     pub fn layer(device: &Device, eps: f32, scale: Vec<f32>, shift: Vec<f32>) -> Result<Self, DeviceError> {
         assert_eq!(scale.len(), shift.len(), "layer norm: {} scales, {} shifts", scale.len(), shift.len());
-        let on_gpu = match device.kind() {
-            Kind::Cpu(_) => None,
-            Kind::Cuda(cuda) => Some(DeviceNorm::layer(cuda, eps, &scale, &shift)?),
-        };
-        Ok(Self { eps, scale, shift: Some(shift), on_gpu })
+        Ok(Self(match device.kind() {
+            Kind::Cpu(_) => Parameters::Cpu(HostNorm { eps, scale, shift: Some(shift) }),
+            Kind::Cuda(cuda) => Parameters::Cuda(DeviceNorm::layer(cuda, eps, &scale, &shift)?),
+        }))
     }
 
     /// Divide by the root of the mean square and scale.
     pub fn rms(device: &Device, eps: f32, scale: Vec<f32>) -> Result<Self, DeviceError> {
-        let on_gpu = match device.kind() {
-            Kind::Cpu(_) => None,
-            Kind::Cuda(cuda) => Some(DeviceNorm::rms(cuda, eps, &scale)?),
-        };
-        Ok(Self { eps, scale, shift: None, on_gpu })
+        Ok(Self(match device.kind() {
+            Kind::Cpu(_) => Parameters::Cpu(HostNorm { eps, scale, shift: None }),
+            Kind::Cuda(cuda) => Parameters::Cuda(DeviceNorm::rms(cuda, eps, &scale)?),
+        }))
     }
 
     /// How many numbers are normalised together.
     pub fn width(&self) -> usize {
-        self.scale.len()
+        match &self.0 {
+            Parameters::Cpu(norm) => norm.scale.len(),
+            Parameters::Cuda(norm) => norm.width(),
+        }
+    }
+
+    /// Takes new parameters in the place of the old: (1, width) each, in single precision on the device. A shift for a layer
+    /// norm, none for a root-mean-square norm.
+    pub fn assign(&mut self, device: &Device, scale: &Tensor, shift: Option<&Tensor>) -> Result<(), DeviceError> {
+        let width = self.width();
+        let fits = |x: &Tensor| (x.rows(), x.cols()) == (1, width);
+        assert!(fits(scale) && shift.is_none_or(fits), "assign: parameters of a norm that is not {width} wide");
+        match (device.kind(), &mut self.0) {
+            (Kind::Cpu(_), Parameters::Cpu(norm)) => {
+                assert_eq!(norm.shift.is_some(), shift.is_some(), "assign: parameters of another norm");
+                norm.scale.copy_from_slice(scale.data());
+                if let (Some(to), Some(from)) = (&mut norm.shift, shift) {
+                    to.copy_from_slice(from.data());
+                }
+            }
+            (Kind::Cuda(_), Parameters::Cuda(norm)) => norm.assign(scale.array(), shift.map(Tensor::array))?,
+            _ => panic!("assign: the norm is not on the device"),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn cpu(&self) -> &HostNorm {
+        match &self.0 {
+            Parameters::Cpu(norm) => norm,
+            Parameters::Cuda(_) => panic!("this norm is on a gpu"),
+        }
     }
 
     pub(crate) fn gpu(&self) -> &DeviceNorm {
-        self.on_gpu.as_ref().unwrap_or_else(|| panic!("this norm is not on the gpu"))
+        match &self.0 {
+            Parameters::Cuda(norm) => norm,
+            Parameters::Cpu(_) => panic!("this norm is not on the gpu"),
+        }
     }
 }
 
@@ -50,9 +90,39 @@ pub fn norm(device: &Device, x: &Tensor, by: &Norm, format: Format, out: &mut Te
     match device.kind() {
         Kind::Cpu(cpu) => {
             out.reshape(x.rows(), x.cols());
-            cpu::norm::norm(cpu.isa, x, by, out);
+            cpu::norm::norm(cpu.isa, x, by.cpu(), out);
         }
         Kind::Cuda(cuda) => *out = cuda::norm::norm(x.array(), by.gpu(), format.on(cuda))?.into(),
+    }
+    Ok(())
+}
+
+/// Adds what reaches the norm's input x (rows, width) to dx (rows, width) and what reaches its parameters to dscale and
+/// dshift (1, width), given dy (rows, width) in any format. Means and deviations are computed again.
+pub fn norm_backward(
+    device: &Device,
+    (x, by, dy): (&Tensor, &Norm, &Tensor),
+    dx: &mut Tensor,
+    dscale: &mut Tensor,
+    dshift: Option<&mut Tensor>,
+) -> Result<(), DeviceError> {
+    let (rows, width) = (x.rows(), by.width());
+    let fits = |x: &Tensor| (x.rows(), x.cols()) == (rows, width);
+    assert!(fits(x) && fits(dy) && fits(dx), "norm_backward: rows that are not {rows} of {width}");
+    assert!(dscale.cols() == width && dshift.as_ref().is_none_or(|d| d.cols() == width), "norm_backward: not {width} wide");
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            let parts = cpu::norm::norm_backward(cpu.isa, (x, by.cpu(), dy), dx);
+            for (to, which) in [Some(dscale), dshift].into_iter().zip(0..) {
+                let Some(to) = to else { continue };
+                parts.iter().for_each(|part| to.data_mut().iter_mut().zip(&part[which]).for_each(|(d, x)| *d += x));
+            }
+        }
+        Kind::Cuda(_) => {
+            let dshift = dshift.map(Tensor::array_mut).transpose()?;
+            let to = Reached { dy: dy.array(), dx: dx.array_mut()?, dscale: dscale.array_mut()?, dshift };
+            cuda::norm::norm_backward(x.array(), by.gpu(), to)?;
+        }
     }
     Ok(())
 }

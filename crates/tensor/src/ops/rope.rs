@@ -1,6 +1,6 @@
 //! Between the qkv product and attention: q/k normalisation, rotary positions, keys and values into their slots.
 
-use super::{Indices, KvStore, Norm};
+use super::{Indices, KvGrads, KvStore, Norm};
 use crate::cuda::rope::DeviceRope;
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
@@ -64,11 +64,11 @@ pub fn place(
     match device.kind() {
         Kind::Cpu(cpu) => {
             if let Some((q, k)) = by.norms {
-                cpu::norm::norm_heads(cpu.isa, qkv, q, 0..by.heads * dim);
-                cpu::norm::norm_heads(cpu.isa, qkv, k, by.heads * dim..(by.heads + kv.kv_heads()) * dim);
+                cpu::norm::norm_heads(cpu.isa, qkv, q.cpu(), 0..by.heads * dim);
+                cpu::norm::norm_heads(cpu.isa, qkv, k.cpu(), by.heads * dim..(by.heads + kv.kv_heads()) * dim);
             }
             if let Some(rope) = by.rope {
-                cpu::rope::rope(cpu.isa, qkv, rope, seats.positions.host(), by.heads + kv.kv_heads());
+                cpu::rope::rope(cpu.isa, qkv, rope, seats.positions.host(), (by.heads + kv.kv_heads(), 1.0));
             }
             kv.write(layer, qkv, by.heads * dim, seats.slots.host());
         }
@@ -80,6 +80,38 @@ pub fn place(
             };
             let seats = cuda::rope::Seats { positions: seats.positions.gpu(), slots: seats.slots.gpu() };
             cuda::rope::place(qkv.array_mut()?, place, kv.gpu_mut(), layer, seats)?;
+        }
+    }
+    Ok(())
+}
+
+/// Turns dqkv (rows, (heads + 2 kv_heads) * head_dim), whose first columns are the queries' gradients, into what reaches the
+/// product before [`place`]: the keys' and values' gradients are taken from the rows' slots.
+///
+/// # Panics
+/// If queries and keys are normalised: that has no backward yet.
+pub fn place_backward(
+    device: &Device,
+    dqkv: &mut Tensor,
+    by: Place<'_>,
+    dkv: &KvGrads,
+    layer: usize,
+    seats: &Seats,
+) -> Result<(), DeviceError> {
+    let (kv_heads, dim) = dkv.shape();
+    assert!(by.norms.is_none(), "place_backward: norms of queries and keys have no backward");
+    assert_eq!(dqkv.cols(), (by.heads + 2 * kv_heads) * dim, "place_backward: rows of {} are not heads of {dim}", dqkv.cols());
+    match device.kind() {
+        Kind::Cpu(cpu) => {
+            dkv.read(layer, seats.slots.host(), by.heads * dim, dqkv);
+            if let Some(rope) = by.rope {
+                cpu::rope::rope(cpu.isa, dqkv, rope, seats.positions.host(), (by.heads + kv_heads, -1.0));
+            }
+        }
+        Kind::Cuda(_) => {
+            let place = cuda::rope::Place { heads: by.heads, norms: None, rope: by.rope.map(Rope::gpu) };
+            let seats = cuda::rope::Seats { positions: seats.positions.gpu(), slots: seats.slots.gpu() };
+            cuda::rope::place_backward(dqkv.array_mut()?, place, dkv.gpu(), layer, seats)?;
         }
     }
     Ok(())

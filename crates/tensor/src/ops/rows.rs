@@ -126,3 +126,27 @@ pub fn add_noise(device: &Device, x: &mut Tensor, draws: &Draws, std: f32) -> Re
     }
     Ok(())
 }
+
+/// `to[rows[r]] += x[r]`: x is (rows, columns) in any format, to (any, columns). Several rows may go to the same.
+pub fn scatter_add(device: &Device, x: &Tensor, rows: &Indices, to: &mut Tensor) -> Result<(), DeviceError> {
+    let count = rows.host.len();
+    assert_eq!((x.rows(), x.cols()), (count, to.cols()), "scatter_add: {count} rows of {} columns", to.cols());
+    match device.kind() {
+        Kind::Cpu(_) => {
+            for (r, &row) in rows.host.iter().enumerate() {
+                to.row_mut(row as usize).iter_mut().zip(x.row(r)).for_each(|(t, x)| *t += x);
+            }
+        }
+        Kind::Cuda(_) => cuda::embedding::scatter_add(x.array(), rows.gpu(), to.array_mut()?)?,
+    }
+    Ok(())
+}
+
+/// `x = 0`.
+pub fn fill_zero(device: &Device, x: &mut Tensor) -> Result<(), DeviceError> {
+    match device.kind() {
+        Kind::Cpu(_) => x.data_mut().fill(0.0),
+        Kind::Cuda(_) => x.array_mut()?.buffer_mut().clear()?,
+    }
+    Ok(())
+}

@@ -1,5 +1,8 @@
 //! One test body, every device: each instruction set of the processor, and a GPU in single precision if there is one.
 
+mod backward;
+mod bf16;
+
 use std::num::NonZeroUsize;
 
 use super::*;
@@ -188,6 +191,108 @@ fn dropout_drops_what_the_draws_say_and_adds_to_the_stream() {
     }
 }
 
+/// log softmax(logits)[token], in double precision.
+fn log_softmax(logits: &[f32], token: usize) -> f32 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
+    (f64::from(logits[token]) - largest - sum.ln()) as f32
+}
+
+#[test]
+fn the_likeliest_have_their_probability() {
+    for (rows, inputs, outputs, loud) in
+        [(1, 3, 1, 1.0), (7, 8, 5, 1.0), (30, 24, 201, 1.0), (400, 16, 70, 30.0), (3, 9, 4097, 8.0)]
+    {
+        let w: Vec<f32> = numbers(outputs * inputs, 33).into_iter().map(|x| x * loud).collect();
+        let (x, bias) = (matrix(rows, inputs, 34), numbers(outputs, 35));
+        for device in devices() {
+            let map = Linear::from_output_major(&device, (inputs, outputs), &w, Some(bias.clone())).unwrap();
+            let logits = mapped(&device, &x, &map, Activation::None);
+            let found = device.run(|| likeliest(&device, &upload(&device, &x), &map)).unwrap();
+            assert_eq!(found.len(), rows);
+            for (r, word) in found.iter().enumerate() {
+                assert_eq!(word.token as usize, top_k(logits.row(r), 1)[0].0, "{device:?} {outputs} row {r}");
+                let expected = log_softmax(logits.row(r), word.token as usize);
+                assert!(
+                    (word.logprob - expected).abs() < 3e-6 * (1.0 + expected.abs()),
+                    "{device:?} {outputs}: {word:?}, {expected}"
+                );
+            }
+            // Whole rows give the same as panels that were never kept.
+            let clean = device.run(|| drawn(&device, &upload(&device, &x), &map, &vec![None; rows], Nucleus::WHOLE)).unwrap();
+            if !device.is_cuda() {
+                assert_eq!(clean, found, "{device:?}");
+            }
+        }
+    }
+}
+
+fn draw(trajectory: u32) -> Option<Draw> {
+    Some(Draw { seed: 77, question: 3, trajectory, position: 40 })
+}
+
+/// Pearson's statistic of a seeded sample stays below what chance exceeds once in 10,000 times.
+#[test]
+fn tokens_are_drawn_as_often_as_the_softmax_says() {
+    let (rows, outputs) = (20_000usize, 12);
+    let (logits, inputs) = (numbers(outputs, 36), 1);
+    let x = Tensor::from_vec(rows, inputs, vec![3.0; rows]);
+    let draws: Vec<_> = (0..rows as u32).map(draw).collect();
+    for (temperature, top_p) in [(1.0, 1.0), (0.5, 1.0), (2.0, 0.7), (1.0, 0.9)] {
+        let mut shares: Vec<f64> = logits.iter().map(|&x| (f64::from(x) * 3.0 / f64::from(temperature)).exp()).collect();
+        let mut sorted = shares.clone();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let total: f64 = sorted.iter().sum();
+        let mut so_far = 0.0;
+        let reaches = |share: &&f64| {
+            so_far += **share;
+            so_far >= f64::from(top_p) * total
+        };
+        let least = *sorted.iter().find(reaches).unwrap_or(&sorted[outputs - 1]);
+        shares.iter_mut().for_each(|share| *share = if *share < least { 0.0 } else { *share });
+        let kept: f64 = shares.iter().sum();
+        for device in devices() {
+            let map = Linear::from_output_major(&device, (inputs, outputs), &logits, None).unwrap();
+            let from = Nucleus::new(temperature, top_p).unwrap();
+            let words = device.run(|| drawn(&device, &upload(&device, &x), &map, &draws, from)).unwrap();
+            let mut counts = vec![0.0; outputs];
+            words.iter().for_each(|word| counts[word.token as usize] += 1.0);
+            let mut statistic = 0.0;
+            for (share, count) in shares.iter().zip(&counts) {
+                let expected = share / kept * rows as f64;
+                assert!(expected > 0.0 || *count == 0.0, "{device:?}: a token outside of the nucleus");
+                statistic += if expected > 0.0 { (count - expected).powi(2) / expected } else { 0.0 };
+            }
+            assert!(statistic < 37.4, "{device:?} {temperature} {top_p}: {statistic}, {counts:?}"); // 11 degrees of freedom
+            let row: Vec<f32> = logits.iter().map(|x| x * 3.0).collect();
+            assert!(words.iter().all(|w| (w.logprob - log_softmax(&row, w.token as usize)).abs() < 1e-5), "{device:?}");
+        }
+    }
+}
+
+#[test]
+fn a_drawn_row_does_not_depend_on_its_company_and_the_narrowest_nucleus_is_the_likeliest() {
+    let (rows, inputs, outputs) = (150, 10, 90);
+    let (x, w) = (matrix(rows, inputs, 37), numbers(outputs * inputs, 38));
+    let draws: Vec<_> = (0..rows as u32).map(|r| draw(r).filter(|_| r % 7 != 0)).collect();
+    for device in devices() {
+        let map = Linear::from_output_major(&device, (inputs, outputs), &w, None).unwrap();
+        let run = |x: &Tensor, draws: &[Option<Draw>], from| {
+            device.run(|| drawn(&device, &upload(&device, x), &map, draws, from)).unwrap()
+        };
+        let from = Nucleus::new(0.8, 0.95).unwrap();
+        let all = run(&x, &draws, from);
+        for r in [0, 1, 63, 64, 149] {
+            assert_eq!(run(&x.select([r].into_iter()), &draws[r..=r], from)[0].token, all[r].token, "{device:?}");
+        }
+        let likely: Vec<u32> = device.run(|| argmax(&device, &upload(&device, &x), &map)).unwrap();
+        let tokens = |words: &[Word]| words.iter().map(|w| w.token).collect::<Vec<_>>();
+        assert_ne!(tokens(&all), likely, "{device:?}");
+        assert!((0..rows).step_by(7).all(|r| all[r].token == likely[r]), "rows without a draw are the likeliest");
+        assert_eq!(tokens(&run(&x, &draws, Nucleus::new(1.0, 1e-6).unwrap())), likely, "{device:?}");
+    }
+}
+
 #[test]
 fn argmax_finds_the_largest_and_the_first_among_equals() {
     let (rows, inputs, outputs) = (30, 24, 200);
@@ -221,6 +326,10 @@ fn argmax_of_what_is_no_number_is_an_index() {
         let found = device.run(|| argmax(&device, &upload(&device, &x), &map)).unwrap();
         assert_eq!(found[0], 0, "{device:?}");
         assert!(found.iter().all(|&i| i < 40), "{device:?}: {found:?}");
+        let draws: Vec<_> = (0..3).map(draw).collect();
+        let drawn = device.run(|| drawn(&device, &upload(&device, &x), &map, &draws, Nucleus::WHOLE)).unwrap();
+        assert!(drawn[0].token == 0 && drawn.iter().all(|word| word.token < 40), "{device:?}: {drawn:?}");
+        assert!(drawn[0].logprob.is_nan() && drawn[2].logprob.is_finite(), "{device:?}: {drawn:?}");
     }
 }
 

@@ -1,9 +1,7 @@
 //! The largest elements of rows of logits, which are never kept whole.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::{Activation, Format, Linear, linear, lookup, select};
-use crate::cpu::linear::{Epilogue, product};
+use crate::cpu::topk;
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor, cuda};
 
@@ -23,56 +21,40 @@ pub fn top_k(row: &[f32], k: usize) -> Vec<(usize, f32)> {
     best
 }
 
-/// For each row of x (rows, inputs) the index of the largest element of `x W + b`; the lowest index among equals.
+/// A token and the natural logarithm of its probability among all tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Word {
+    /// Its index.
+    pub token: u32,
+    /// log softmax(logits)\[token\]; not finite where a logit is not.
+    pub logprob: f32,
+}
+
+/// For each row of x (rows, inputs) the largest element of `x W + b`; the lowest index among equals.
 ///
 /// Not-a-number counts as smaller than everything; a row of nothing else has index 0, so that an index is always one.
 /// The results themselves, a row of which may be a whole vocabulary, are never stored.
-pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, DeviceError> {
-    assert_eq!(x.cols(), map.inputs(), "argmax: rows of {} into a map of {}", x.cols(), map.inputs());
+pub fn likeliest(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<Word>, DeviceError> {
+    assert_eq!(x.cols(), map.inputs(), "likeliest: rows of {} into a map of {}", x.cols(), map.inputs());
     match device.kind() {
         Kind::Cpu(cpu) => {
             let (packed, bias) = map.cpu();
-            let best = Best { bias, rows: (0..x.rows()).map(|_| AtomicU64::new(NOTHING)).collect() };
-            product(cpu.isa, x.data(), packed, &best);
-            Ok(best.rows.into_iter().map(|b| !(b.into_inner() as u32)).collect())
+            Ok(topk::likeliest(cpu.isa, x.data(), packed, bias))
         }
-        Kind::Cuda(_) => Ok(cuda::topk::argmax(x.array(), map.gpu())?),
-    }
-}
-
-/// Index 0, below every value.
-const NOTHING: u64 = !0u32 as u64;
-
-struct Best<'a> {
-    bias: Option<&'a [f32]>,
-    rows: Vec<AtomicU64>, // per row: the value in an order-preserving form, then the index inverted
-}
-
-impl Epilogue for Best<'_> {
-    #[inline(always)]
-    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
-        if let Some(bias) = self.bias {
-            values.iter_mut().zip(&bias[col..]).for_each(|(x, b)| *x += b);
-        }
-        let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let Some(at) = values.iter().position(|&x| x == largest) else { return };
-        let candidate = u64::from(ordered(largest)) << 32 | u64::from(!((col + at) as u32));
-        // A look before the exchange: nearly every tile loses, and a load does not take the line from the others.
-        if candidate > self.rows[row].load(Ordering::Relaxed) {
-            self.rows[row].fetch_max(candidate, Ordering::Relaxed);
+        Kind::Cuda(_) => {
+            let found = cuda::topk::likeliest(x.array(), map.gpu())?;
+            Ok(found.into_iter().map(|(token, logprob)| Word { token, logprob }).collect())
         }
     }
 }
 
-/// Bits that compare as the numbers do.
-#[inline(always)]
-fn ordered(x: f32) -> u32 {
-    let bits = x.to_bits();
-    if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
+/// The indices alone of what [`likeliest`] finds.
+pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, DeviceError> {
+    Ok(likeliest(device, x, map)?.into_iter().map(|word| word.token).collect())
 }
 
 /// Rows of logits made at a time where whole rows are needed.
-const LOGIT_ROWS: usize = 64;
+pub(super) const LOGIT_ROWS: usize = 64;
 
 /// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their softmax: (rows, width);
 /// and the likeliest. `table` is the head itself where the two are tied.

@@ -21,7 +21,38 @@ pub(super) struct Meta {
     pub(super) eos_id: u32,
     pub(super) max_new_tokens: usize,
     pub(super) questions: Vec<Asked>,
-    pub(super) training: Option<serde_json::Value>,
+    pub(super) training: Option<Training>,
+    #[serde(rename = "rm.contrastive.loss")]
+    pub(super) contrastive: Option<f64>,
+    #[serde(rename = "rm.bce.loss")]
+    pub(super) bce: Option<f64>,
+    #[serde(rename = "rm.adamw")]
+    pub(super) adamw: Option<Steps>,
+}
+
+/// One batch of latent training.
+#[derive(Debug, Deserialize)]
+pub(super) struct Training {
+    pub(super) latents: usize,
+    pub(super) items: Vec<Item>,
+    pub(super) loss: f64,
+}
+
+/// An example of it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Item {
+    pub(super) prompt_ids: Vec<u32>,
+    pub(super) target_ids: Vec<u32>,
+}
+
+/// Steps of AdamW on the reward model, and the loss before each.
+#[derive(Debug, Deserialize)]
+pub(super) struct Steps {
+    pub(super) lr: f32,
+    pub(super) betas: (f32, f32),
+    pub(super) eps: f32,
+    pub(super) weight_decay: f32,
+    pub(super) losses: Vec<f64>,
 }
 
 /// A question, as the reference put it and answered it.
@@ -79,6 +110,11 @@ impl Golden {
     /// A tensor that must be there.
     pub(super) fn tensor(&self, name: &str) -> Result<&Numbers> {
         self.tensors.get(name).with_context(|| format!("{}: no tensor `{name}`; the dump is incomplete", self.file.display()))
+    }
+
+    /// All tensors whose name begins with `prefix`, under what follows it.
+    pub(super) fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a Numbers)> {
+        self.tensors.iter().filter_map(move |(name, numbers)| Some((name.strip_prefix(prefix)?, numbers)))
     }
 
     /// The masks and the noise of question `i`.

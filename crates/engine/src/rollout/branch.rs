@@ -1,0 +1,275 @@
+//! One wave: trajectories first, then batches of rollouts, each a fork of its trajectory at a thought.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use model::{Cache, Mark};
+use tensor::{DeviceError, Tensor, ops};
+
+use super::plan::Plan;
+use super::{Annotated, Explorer, Judge, Labels, Path, Spent, Verdict, row};
+use crate::cost::Cost;
+use crate::decode::decode;
+use crate::error::Error;
+use crate::perturb::{Chance, Perturbation, Randomness, RowId};
+use crate::prefill::{Start, Started, prefill, step};
+use crate::prompt::Prompt;
+use crate::think::{Row, Thinking, Thoughts, limit, think, think_on};
+
+/// A rollout to be made.
+#[derive(Clone, Copy, Debug)]
+struct Branch {
+    /// Its trajectory, as a row of the wave.
+    row: usize,
+    /// The thought it starts from, counted from 1.
+    thought: usize,
+    /// Its number among those from that thought.
+    rollout: usize,
+}
+
+/// What a wave's rollouts start from: its trajectories, in the cache up to their last thoughts.
+struct Wave<'a> {
+    prompts: Vec<&'a Prompt>,
+    thoughts: Thoughts,
+    mark: Mark, // the moment after the last thought
+}
+
+impl Wave<'_> {
+    /// Tokens of a row's prompt.
+    fn prompt(&self, row: &Row) -> usize {
+        self.prompts[row.start.prompt].tokens.len()
+    }
+}
+
+impl Explorer<'_> {
+    /// Follows a wave whose cache is planned and empty.
+    pub(super) fn follow(
+        &self,
+        plan: &Plan<'_>,
+        (first, count): (usize, usize),
+        at_once: usize,
+        (cache, spent): (&mut Cache, &mut Spent),
+    ) -> Result<Vec<Annotated>, Error> {
+        let prompts = plan.prompts[first..first + count].iter().collect();
+        let (wave, tokens) = self.trajectories(cache, prompts, spent)?;
+        let mut opinions = Opinions { judge: self.judge, first, known: vec![HashMap::new(); count] };
+        let answers = wave.thoughts.rows.iter().zip(tokens).map(|(row, tokens)| {
+            let verdict = opinions.of(row.start.prompt, &tokens)?;
+            Ok((tokens, verdict))
+        });
+        let answers = answers.collect::<Result<Vec<(Vec<u32>, Verdict)>, Error>>()?;
+        let is_mixed = |of: &[(Vec<u32>, Verdict)]| of.iter().any(|(_, v)| v.correct != of[0].1.correct);
+        let kept: Vec<bool> = answers.chunks(self.settings.samples.get()).map(|of| self.keep_all || is_mixed(of)).collect();
+
+        let start = Instant::now();
+        let of_each = self.labels.rollouts();
+        let branches = self.branches(&wave.thoughts.rows, &kept, of_each);
+        let mut right = Vec::with_capacity(branches.len());
+        for some in branches.chunks(at_once) {
+            let spoken = self.branch(cache, &wave, some, &mut spent.cost)?;
+            for (branch, tokens) in some.iter().zip(spoken) {
+                right.push(opinions.of(wave.thoughts.rows[branch.row].start.prompt, &tokens)?.correct);
+            }
+        }
+        spent.rollouts += start.elapsed().as_secs_f64();
+        let shares = branches.chunks(of_each.max(1)).zip(right.chunks(of_each.max(1)));
+        let shares = shares.map(|(some, right)| (some[0], right.iter().filter(|r| **r).count() as f32 / of_each as f32));
+        self.annotated(&wave, &kept, answers, shares)
+    }
+
+    /// What is handed over: labels are a trajectory's own outcome but where rollouts gave a share.
+    fn annotated(
+        &self,
+        wave: &Wave<'_>,
+        kept: &[bool],
+        answers: Vec<(Vec<u32>, Verdict)>,
+        shares: impl Iterator<Item = (Branch, f32)>,
+    ) -> Result<Vec<Annotated>, Error> {
+        let vectors = self.vectors(&wave.thoughts, kept)?;
+        let path = |(thoughts, (tokens, Verdict { answer, correct })): (Tensor, (Vec<u32>, Verdict))| {
+            let labels = vec![f32::from(u8::from(correct)); thoughts.rows()];
+            Path { thoughts, labels, tokens, answer, correct }
+        };
+        let mut paths: Vec<Path> = vectors.into_iter().zip(answers).map(path).collect();
+        let mut rollouts = vec![0; wave.prompts.len()];
+        for (Branch { row, thought, .. }, share) in shares {
+            paths[row].labels[thought - 1] = share;
+            rollouts[wave.thoughts.rows[row].start.prompt] += self.labels.rollouts();
+        }
+        let (mut paths, each) = (paths.into_iter(), self.settings.samples.get());
+        let questions = wave.prompts.iter().zip(kept).zip(rollouts).map(|((prompt, &kept), rollouts)| Annotated {
+            id: prompt.id,
+            prompt: prompt.tokens.clone(),
+            kept,
+            paths: paths.by_ref().take(each).collect(),
+            rollouts,
+        });
+        Ok(questions.collect())
+    }
+
+    fn chance(&self) -> Chance<'static> {
+        let settings = &self.settings;
+        Chance { perturbation: settings.perturbation, randomness: Randomness::Seeded(settings.seed) }
+    }
+
+    fn thinking(&self) -> Thinking<'static> {
+        Thinking { length: self.settings.length, chance: self.chance(), steer: None, keep_clean: false }
+    }
+
+    /// The wave's trajectories and their answers.
+    fn trajectories<'p>(
+        &self,
+        cache: &mut Cache,
+        prompts: Vec<&'p Prompt>,
+        spent: &mut Spent,
+    ) -> Result<(Wave<'p>, Vec<Vec<u32>>), DeviceError> {
+        let (mind, settings, chance) = (self.mind, &self.settings, self.chance());
+        let starts = prompts.iter().enumerate().flat_map(|(prompt, of)| {
+            let id = |trajectory| RowId { question: of.id, trajectory: trajectory as u32 };
+            (0..settings.samples.get()).map(move |k| Start { prompt, id: id(k), perturbed: true })
+        });
+        let mut clock = Instant::now();
+        let mut lap = |stage: &mut f64| {
+            mind.decoder.device().synchronize()?; // or a stage's time would be counted where a later one waits for it
+            *stage += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+            Ok::<_, DeviceError>(())
+        };
+        let started = prefill(mind, cache, &prompts, &starts.collect::<Vec<_>>(), chance)?;
+        lap(&mut spent.seconds.prefill)?;
+        // Rollouts draw other noise on the same thoughts.
+        let keep_clean = self.labels != Labels::Final && matches!(settings.perturbation, Perturbation::Gaussian { .. });
+        let mut thoughts = think(mind, cache, started, Thinking { keep_clean, ..self.thinking() })?;
+        lap(&mut spent.seconds.thoughts)?;
+        let mark = cache.mark();
+        let tokens = decode(mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?.tokens;
+        lap(&mut spent.seconds.answers)?;
+        prompts.iter().for_each(|prompt| spent.cost.flops += Cost::of_prompt(&self.party(), prompt.tokens.len()).flops);
+        let wave = Wave { prompts, thoughts, mark };
+        for (row, tokens) in wave.thoughts.rows.iter().zip(&tokens) {
+            spent.cost.add_row(&self.party(), wave.prompt(row), row.thoughts.len(), tokens.len());
+        }
+        Ok((wave, tokens))
+    }
+
+    /// The rollouts of a wave: those of one thought are neighbours.
+    fn branches(&self, rows: &[Row], kept: &[bool], of_each: usize) -> Vec<Branch> {
+        let kept = rows.iter().enumerate().filter(|(_, row)| kept[row.start.prompt]);
+        let open = kept.flat_map(|(r, row)| (1..=row.thoughts.len()).filter(|&t| !self.is_settled(row, t)).map(move |t| (r, t)));
+        open.flat_map(|(row, thought)| (0..of_each).map(move |rollout| Branch { row, thought, rollout })).collect()
+    }
+
+    /// Whether nothing random happens after a trajectory's thought.
+    fn is_settled(&self, path: &Row, thought: usize) -> bool {
+        let Chance { perturbation, randomness } = self.chance();
+        match perturbation {
+            // The pass over the last thought that a row may have is clean. One after which the model chose to end is not.
+            Perturbation::Dropout { .. } => {
+                !perturbation.reaches_the_answer() && thought == limit(path, self.settings.length, randomness)
+            }
+            // All passes are clean, so that a model that chose to end would choose so again.
+            // Drawn words differ even then; one draw, the trajectory's own answer, stands for them.
+            Perturbation::Gaussian { .. } | Perturbation::Tokens(_) | Perturbation::None => thought == path.thoughts.len(),
+        }
+    }
+
+    /// Makes some rollouts and returns their answers.
+    ///
+    /// Dropout makes the pass over the thought itself differ, noise the thought after it: that is the first vector fed.
+    fn branch(&self, cache: &mut Cache, wave: &Wave<'_>, some: &[Branch], cost: &mut Cost) -> Result<Vec<Vec<u32>>, DeviceError> {
+        let (mind, settings, chance) = (self.mind, &self.settings, self.chance());
+        let device = mind.decoder.device();
+        cache.rewind(wave.mark);
+        let is_dropout = chance.perturbation.last_token_is_private();
+        let fed = |b: &Branch| b.thought + usize::from(!is_dropout);
+        let path = |b: &Branch| &wave.thoughts.rows[b.row];
+        let left = |b: &Branch| limit(path(b), settings.length, chance.randomness) - fed(b);
+        let fork = |b: &Branch| {
+            let start = Start { id: row(path(b).start.id, b.thought, b.rollout), ..path(b).start };
+            Row::new(start, path(b).sequence.fork_at(wave.prompt(path(b)) + fed(b) - 1))
+        };
+        // Rows that think on, then those whose last thought is given: it goes with their end tokens.
+        let (on, last): (Vec<usize>, Vec<usize>) = (0..some.len()).partition(|&i| left(&some[i]) > 0);
+        let order: Vec<usize> = on.iter().chain(&last).copied().collect();
+        let mut rows: Vec<Row> = order.iter().map(|&i| fork(&some[i])).collect();
+        let from = wave.thoughts.clean.as_ref().filter(|_| !is_dropout).unwrap_or(&wave.thoughts.all);
+        let vectors: Vec<usize> = order.iter().map(|&i| path(&some[i]).thoughts[fed(&some[i]) - 1]).collect();
+        let mut x = ops::select(device, from, &vectors)?;
+        let ids: Vec<RowId> = rows.iter().map(|row| row.start.id).collect();
+        chance.add_noise(device, &ids, || rows.iter().map(|row| row.draw(chance.randomness)).collect(), 0, &mut x)?;
+
+        let ending = rows.split_off(on.len());
+        let limits: Vec<usize> = on.iter().map(|&i| left(&some[i])).collect();
+        let mut branched = self.think_on(cache, rows, &limits, &x)?;
+        branched.end_with(device, ending, &x)?;
+        let spoken = decode(mind, cache, &mut branched, settings.max_new_tokens.get(), chance)?.tokens;
+        let mut answers = vec![Vec::new(); some.len()];
+        for ((&i, row), tokens) in order.iter().zip(&branched.rows).zip(spoken) {
+            let made = row.thoughts.len() - usize::from(left(&some[i]) == 0);
+            cost.add_rollout(&self.party(), (wave.prompt(row), fed(&some[i])), made, tokens.len());
+            answers[i] = tokens;
+        }
+        Ok(answers)
+    }
+
+    /// Feeds the first vectors of x to the rows, one each, and lets them think on.
+    fn think_on(&self, cache: &mut Cache, mut rows: Vec<Row>, limits: &[usize], x: &Tensor) -> Result<Thoughts, DeviceError> {
+        let (mind, chance) = (self.mind, self.chance());
+        if rows.is_empty() {
+            return Ok(Thoughts { rows, all: Tensor::zeros(0, x.cols()), after_prompt: None, clean: None });
+        }
+        let first = ops::select(mind.decoder.device(), x, &(0..rows.len()).collect::<Vec<_>>())?;
+        let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), first, Some((chance, 0)))?;
+        think_on(mind, cache, Started { rows, hidden }, limits, self.thinking())
+    }
+
+    /// The thoughts of each trajectory, on the host; none of questions that are left out.
+    fn vectors(&self, thoughts: &Thoughts, kept: &[bool]) -> Result<Vec<Tensor>, DeviceError> {
+        let device = self.mind.decoder.device();
+        let is_kept = |row: &Row| kept[row.start.prompt];
+        let wanted: Vec<usize> = thoughts.rows.iter().filter(|row| is_kept(row)).flat_map(|row| &row.thoughts).copied().collect();
+        let all = match wanted.is_empty() {
+            true => Tensor::zeros(0, thoughts.all.cols()),
+            false => ops::select(device, &thoughts.all, &wanted)?.to_host()?,
+        };
+        let mut next = 0;
+        let own = thoughts.rows.iter().map(|row| {
+            let count = if is_kept(row) { row.thoughts.len() } else { 0 };
+            next += count;
+            all.select(next - count..next)
+        });
+        Ok(own.collect())
+    }
+}
+
+impl Thoughts {
+    /// Adds rows whose last thoughts are the last vectors of x, one each, and are still to be fed.
+    fn end_with(&mut self, device: &tensor::Device, rows: Vec<Row>, x: &Tensor) -> Result<(), DeviceError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let vectors = ops::select(device, x, &(x.rows() - rows.len()..x.rows()).collect::<Vec<_>>())?;
+        let before = self.all.rows();
+        self.all = if before == 0 { vectors } else { ops::concat(device, &[&self.all, &vectors])? };
+        self.rows.extend(rows.into_iter().enumerate().map(|(i, row)| Row { thoughts: vec![before + i], pending: true, ..row }));
+        Ok(())
+    }
+}
+
+/// Verdicts on a wave's answers. Rollouts of a question say the same few things again and again, and reading an answer takes
+/// longer than looking it up.
+struct Opinions<'a> {
+    judge: &'a Judge<'a>,
+    first: usize,
+    known: Vec<HashMap<Vec<u32>, Verdict>>, // of each question of the wave
+}
+
+impl Opinions<'_> {
+    fn of(&mut self, question: usize, tokens: &[u32]) -> Result<Verdict, Error> {
+        if let Some(verdict) = self.known[question].get(tokens) {
+            return Ok(verdict.clone());
+        }
+        let verdict = (self.judge)(self.first + question, tokens)?;
+        self.known[question].insert(tokens.to_vec(), verdict.clone());
+        Ok(verdict)
+    }
+}

@@ -1,0 +1,98 @@
+//! How many questions are followed at once, and how many rollouts, within the memory budget.
+//!
+//! Prompts and thoughts of a wave's trajectories stay in the cache until its last rollout is done. What comes after them, the
+//! trajectories' answers and then one batch of rollouts after the other, takes turns in what is left.
+
+use model::Cache;
+
+use super::{Explorer, MOST_ROLLOUTS, MOST_THOUGHTS, MOST_TRAJECTORIES};
+use crate::error::Error;
+use crate::plan::{check, own_positions};
+use crate::prompt::Prompt;
+
+/// What questions, answers and rollouts take, in slots of the cache.
+pub(super) struct Plan<'a> {
+    pub(super) prompts: &'a [Prompt],
+    most_rows: usize, // beyond, speed does not grow
+    budget: usize,
+    trajectories: usize,
+    private_prompt: bool,
+    path: usize,          // of a trajectory's thoughts
+    answer: usize,        // of its answer
+    branch: usize,        // of a rollout
+    most_branches: usize, // of a question
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(of: &Explorer<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
+        let Explorer { mind, settings, labels, .. } = of;
+        let config = mind.decoder.config();
+        let thoughts = settings.length.limit().min(config.context);
+        let trajectories = settings.samples.get();
+        let rollouts = labels.rollouts();
+        for (what, count, most) in [
+            ("trajectories", trajectories, MOST_TRAJECTORIES),
+            ("thoughts", settings.length.limit(), MOST_THOUGHTS),
+            ("rollouts", rollouts, MOST_ROLLOUTS),
+        ] {
+            if count > most {
+                return Err(Error::TooMany { what, count, most });
+            }
+        }
+        let own = |thoughts| Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get()));
+        let position = Cache::bytes_per_position(mind.decoder.device(), config);
+        let plan = Self {
+            prompts,
+            most_rows: mind.decoder.device().rows_at_once(),
+            budget: settings.memory / position,
+            trajectories,
+            private_prompt: settings.perturbation.prompt_is_private(),
+            path: Cache::slots_for(1 + thoughts),
+            answer: own(0),
+            branch: if rollouts == 0 { 0 } else { own(thoughts) },
+            most_branches: trajectories * thoughts * rollouts,
+        };
+        for (q, prompt) in prompts.iter().enumerate() {
+            check(config, prompt, thoughts + mind.method.end.len())?;
+            let need = plan.slots(q, 1, 1);
+            if need > plan.budget {
+                let (need, budget) = ((need * position).div_ceil(1 << 20), settings.memory >> 20);
+                return Err(Error::RolloutMemory { id: prompt.id, trajectories, need, budget });
+            }
+        }
+        Ok(plan)
+    }
+
+    /// What a question takes until its last rollout is done.
+    fn lasting(&self, question: usize) -> usize {
+        let prompts = if self.private_prompt { self.trajectories } else { 1 };
+        prompts * Cache::slots_for(self.prompts[question].tokens.len()) + self.trajectories * self.path
+    }
+
+    /// Questions of the wave that begins with `first`: at least one.
+    pub(super) fn questions(&self, first: usize) -> usize {
+        let (mut lasting, mut rows) = (0, 0);
+        for question in first..self.prompts.len() {
+            lasting += self.lasting(question);
+            rows += self.trajectories;
+            let fits = lasting + (rows * self.answer).max(self.branch) <= self.budget && rows <= self.most_rows;
+            if !fits && question > first {
+                return question - first;
+            }
+        }
+        self.prompts.len() - first
+    }
+
+    /// Rollouts at a time that fit beside a wave: at least one.
+    pub(super) fn rollouts(&self, first: usize, count: usize) -> usize {
+        let lasting: usize = (first..first + count).map(|q| self.lasting(q)).sum();
+        let room = self.budget.saturating_sub(lasting) / self.branch.max(1);
+        room.min(self.most_rows).min(count * self.most_branches).max(1)
+    }
+
+    /// Slots that a wave takes with so many rollouts at a time.
+    pub(super) fn slots(&self, first: usize, count: usize, at_once: usize) -> usize {
+        let lasting: usize = (first..first + count).map(|q| self.lasting(q)).sum();
+        lasting + (count * self.trajectories * self.answer).max(at_once * self.branch)
+    }
+}

@@ -1,0 +1,163 @@
+//! Gradients with bf16 operands on a GPU against the processor's in single precision, from the same rounded numbers.
+//!
+//! What remains is the rounding of results and of probabilities inside attention, each to 2^-9 of itself: errors are below
+//! one part in a hundred of the root mean square.
+
+use super::*;
+use crate::DeviceError;
+
+const TOLERANCE: f64 = 1e-2;
+
+fn gpu() -> Option<Device> {
+    match Device::cuda_presence() {
+        Ok(()) => Some(Device::cuda(0, Precision::Bf16).unwrap()),
+        Err(why) => {
+            println!("skipped on a gpu: {why}");
+            None
+        }
+    }
+}
+
+fn rounded(x: Tensor) -> Tensor {
+    let (rows, cols) = (x.rows(), x.cols());
+    Tensor::from_vec(rows, cols, x.data().iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect())
+}
+
+fn operand(device: &Device, x: &Tensor) -> Result<Tensor, DeviceError> {
+    let mut out = Tensor::default();
+    dropout(device, &upload(device, x), None, Format::Operand, &mut out)?;
+    Ok(out)
+}
+
+/// Compares by root mean square, which is what rounding errors are measured by.
+fn alike(found: &Tensor, expected: &Tensor, what: &str) {
+    assert_eq!((found.rows(), found.cols()), (expected.rows(), expected.cols()), "{what}");
+    let square = |x: f64| x * x;
+    let size: f64 = expected.data().iter().map(|&x| square(f64::from(x))).sum();
+    let error: f64 = found.data().iter().zip(expected.data()).map(|(f, e)| square(f64::from(f - e))).sum();
+    let share = (error / size.max(1e-30)).sqrt();
+    println!("{what}: error {share:.1e}");
+    assert!(share <= TOLERANCE, "{what}: an error of {share:.1e}");
+}
+
+/// One pass of a scene: where its rows' keys go and what they see.
+struct Segment {
+    slots: Vec<u32>,
+    views: Vec<Vec<(u32, u32)>>,
+}
+
+/// Prompts of unlike length in one pass, thoughts of one row a sequence, and tails that see a span more.
+fn segments(prompts: &[u32], thoughts: u32, tail: u32) -> (Vec<Segment>, usize) {
+    let room = |n: u32| n.next_multiple_of(16);
+    let starts: Vec<u32> = prompts.iter().scan(0, |at, &n| Some(std::mem::replace(at, *at + room(n + thoughts)))).collect();
+    let begun = starts.last().map_or(0, |s| s + room(prompts[prompts.len() - 1] + thoughts));
+    let mut all = Vec::new();
+    let each = || starts.iter().zip(prompts);
+    all.push(Segment {
+        slots: each().flat_map(|(s, n)| *s..s + n).collect(),
+        views: each().flat_map(|(&s, &n)| (1..=n).map(move |k| vec![(s, k)])).collect(),
+    });
+    for t in 0..thoughts {
+        let slots = each().map(|(s, n)| s + n + t).collect();
+        all.push(Segment { slots, views: each().map(|(&s, &n)| vec![(s, n + t + 1)]).collect() });
+    }
+    let own = |i: usize| begun + i as u32 * room(tail);
+    let ends = |i: usize| (own(i)..own(i) + tail).collect::<Vec<_>>();
+    let seen = |i: usize| {
+        let prefix = (starts[i], prompts[i] + thoughts);
+        (1..=tail).map(|k| vec![prefix, (own(i), k)]).collect::<Vec<_>>()
+    };
+    let count = prompts.len();
+    all.push(Segment { slots: (0..count).flat_map(ends).collect(), views: (0..count).flat_map(seen).collect() });
+    (all, own(count) as usize)
+}
+
+/// Forward through all segments, backward in reverse: the gradient of each segment's qkv.
+fn through(
+    device: &Device,
+    (kv_heads, dim, heads): (usize, usize, usize),
+    (segments, slots): &(Vec<Segment>, usize),
+) -> Result<Vec<Tensor>, DeviceError> {
+    let rope = Rope::new(device, (0..dim / 2).map(|i| 0.5 / (i + 1) as f32).collect())?;
+    let by = Place { heads, norms: None, rope: (kv_heads != heads).then_some(&rope) };
+    let mut kv = KvStore::new(device, 2, (kv_heads, dim), *slots)?;
+    let mut kept = Vec::new();
+    for (i, segment) in segments.iter().enumerate() {
+        let rows = segment.slots.len();
+        let mut qkv = operand(device, &matrix(rows, (heads + 2 * kv_heads) * dim, 60 + i as u64))?;
+        let positions = Indices::new(device, segment.slots.iter().map(|s| s % 50).collect())?;
+        let seats = Seats { positions, slots: Indices::new(device, segment.slots.clone())? };
+        place(device, &mut qkv, by, &mut kv, 1, &seats)?;
+        let mut attend = Attend::default();
+        segment.views.iter().for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
+        let views = Views::new(device, std::borrow::Cow::Owned(attend))?;
+        let mut out = Tensor::default();
+        attention(device, &qkv, kv.layer(1), heads, &views, &mut out)?;
+        kept.push((qkv, seats, views, out));
+    }
+    let mut grads = KvGrads::zeros(device, &kv)?;
+    let mut reached = Vec::new();
+    for (i, (q, seats, views, out)) in kept.iter().enumerate().rev() {
+        let dout = operand(device, &matrix(q.rows(), heads * dim, 80 + i as u64))?;
+        let mut dqkv = Tensor::default();
+        let of = AttentionBackward { q, kv: kv.layer(1), heads, views, out, dout: &dout };
+        attention_backward(device, of, &mut grads, &mut dqkv)?;
+        place_backward(device, &mut dqkv, by, &grads, 1, seats)?;
+        reached.push(dqkv.to_host()?);
+    }
+    Ok(reached)
+}
+
+#[test]
+fn attention_gradients_in_bf16_equal_the_processors() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Device::cpu(None).unwrap();
+    let many: Vec<u32> = (0..40).map(|i| 40 + i * 13 % 60).collect();
+    for (name, scene) in [("few", segments(&[75, 20, 1, 64, 130, 300], 3, 5)), ("many", segments(&many, 2, 60))] {
+        for shape in [(2, 32, 2), (2, 64, 2), (1, 64, 3), (2, 128, 4), (1, 80, 1)] {
+            let found = gpu.run(|| through(&gpu, shape, &scene)).unwrap();
+            let expected = cpu.run(|| through(&cpu, shape, &scene)).unwrap();
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                alike(found, expected, &format!("{name}, heads {shape:?}, segment {i} from the end"));
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_in_bf16_equal_the_processors() {
+    let Some(gpu) = gpu() else { return };
+    let (rows, width, vocabulary) = (300, 96, 1003);
+    let w = rounded(matrix(vocabulary, width, 51));
+    let run = |device: &Device| {
+        let mut head = Linear::from_output_major(device, (width, vocabulary), w.data(), Some(vec![0.0; vocabulary]))?;
+        head.prepare_backward(device, &upload(device, &w))?;
+        head.assign(device, &upload(device, &w), Some(&upload(device, &matrix(1, vocabulary, 52))))?;
+        let x = operand(device, &rounded(matrix(rows, width, 53)))?;
+        let (mut given, mut dlogits) = (Tensor::default(), Tensor::default());
+        logits(device, &x, &head, &mut given)?;
+        let targets = Indices::new(device, (0..rows as u32).map(|r| r * 3 % vocabulary as u32).collect())?;
+        let losses = cross_entropy(device, &given, &targets, &vec![0.1; rows], &mut dlogits)?;
+        let (mut dx, mut inner) = (Tensor::default(), Tensor::default());
+        linear_dx(device, &dlogits, &head, Format::Operand, &mut dx)?;
+        let (mut dw, mut db) = (Tensor::zeros_on(device, vocabulary, width)?, Tensor::zeros_on(device, 1, vocabulary)?);
+        linear_dw(device, &x, &dlogits, &mut dw, Some(&mut db))?;
+        activate_backward(device, &x, Activation::GeluTanh, &dx, Format::Operand, &mut inner)?;
+        let mut gates = Tensor::default();
+        swiglu_backward(device, &operand(device, &rounded(matrix(rows, 2 * width, 54)))?, &inner, Format::Single, &mut gates)?;
+        let by = Norm::layer(device, 1e-5, numbers(width, 55), numbers(width, 56))?;
+        let stream = upload(device, &matrix(rows, width, 57));
+        let (mut dstream, mut dscale, mut dshift) =
+            (Tensor::zeros_on(device, rows, width)?, Tensor::zeros_on(device, 1, width)?, Tensor::zeros_on(device, 1, width)?);
+        norm_backward(device, (&stream, &by, &inner), &mut dstream, &mut dscale, Some(&mut dshift))?;
+        let mut table = Tensor::zeros_on(device, 7, width)?;
+        scatter_add(device, &inner, &Indices::new(device, (0..rows as u32).map(|r| r % 7).collect())?, &mut table)?;
+        let all = [losses, dlogits, dx, dw, db, inner, gates, dstream, dscale, dshift, table];
+        all.into_iter().map(Tensor::to_host).collect::<Result<Vec<_>, DeviceError>>()
+    };
+    let cpu = Device::cpu(None).unwrap();
+    let (found, expected) = (gpu.run(|| run(&gpu)).unwrap(), cpu.run(|| run(&cpu)).unwrap());
+    let names =
+        ["losses", "dlogits", "dx", "dw", "db", "activation", "swiglu", "norm", "norm's scale", "norm's shift", "scattered"];
+    names.iter().zip(found.iter().zip(&expected)).for_each(|(name, (f, e))| alike(f, e, name));
+}

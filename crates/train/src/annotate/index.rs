@@ -1,0 +1,202 @@
+//! The directory: what was asked for, and which shards are there.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::error::Error;
+use super::shard::Shard;
+
+/// The version of the format. Raised when a reader of the old one would misread the new one.
+const FORMAT: u32 = 1;
+const INDEX: &str = "index.json";
+
+/// How thoughts are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ThoughtsDtype {
+    /// As they were fed.
+    F32,
+    /// Rounded to half the size.
+    Bf16,
+}
+
+impl ThoughtsDtype {
+    /// As the file calls it.
+    pub(super) fn stored(self) -> safetensors::Dtype {
+        match self {
+            Self::F32 => safetensors::Dtype::F32,
+            Self::Bf16 => safetensors::Dtype::BF16,
+        }
+    }
+}
+
+/// The content of `index.json`: the same on every machine that makes some of the shards.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Index {
+    /// The version of the format.
+    pub version: u32,
+    /// The program and its version. Shards of another one may be added.
+    pub program: String,
+    /// The commit it was built from, where known.
+    pub commit: Option<String>,
+    /// Every setting that changes labels, and only those.
+    pub settings: Value,
+    /// A digest of the reasoner and of the data.
+    pub fingerprint: String,
+    /// Questions of the data.
+    pub questions: usize,
+    /// Questions of a shard.
+    pub per_shard: usize,
+    /// Trajectories of a question.
+    pub trajectories: usize,
+    /// Numbers of a thought.
+    pub width: usize,
+    /// How they are kept.
+    pub dtype: ThoughtsDtype,
+}
+
+impl Index {
+    /// The version that is written and read.
+    pub const VERSION: u32 = FORMAT;
+
+    /// How many shards there are when all is done.
+    pub fn shards(&self) -> usize {
+        self.questions.div_ceil(self.per_shard.max(1))
+    }
+
+    /// The questions of a shard, by their places in the data.
+    pub fn questions_of(&self, shard: usize) -> std::ops::Range<usize> {
+        let at = |shard: usize| shard.saturating_mul(self.per_shard).min(self.questions);
+        at(shard)..at(shard + 1)
+    }
+
+    fn name(&self, shard: usize) -> String {
+        format!("{shard:05}-of-{:05}.safetensors", self.shards())
+    }
+
+    pub(super) fn read(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join(INDEX);
+        let text = match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::Absent { dir: dir.into() }),
+            other => other.map_err(|source| Error::Read { path: path.clone(), source })?,
+        };
+        let bad = |why: String| Error::BadIndex { path: path.clone(), why };
+        let value: Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+        // Read first: an index of another version would otherwise be reported as lacking a field.
+        let found = value.get("version").and_then(Value::as_u64).ok_or_else(|| bad("it has no `version`".into()))?;
+        if found != u64::from(FORMAT) {
+            return Err(Error::Version { path, found, reads: FORMAT });
+        }
+        let index: Self = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
+        let positive = [("per_shard", index.per_shard), ("trajectories", index.trajectories), ("width", index.width)];
+        match positive.iter().find(|(_, count)| *count == 0) {
+            Some((field, _)) => Err(bad(format!("`{field}` is 0"))),
+            None => Ok(index),
+        }
+    }
+
+    /// Refuses to go on with anything that changes what is written.
+    fn admits(&self, asked: &Self, path: PathBuf) -> Result<(), Error> {
+        let comparable = |index: &Self| {
+            let index = Self { program: String::new(), commit: None, ..index.clone() };
+            serde_json::to_value(index).map_err(|e| Error::BadIndex { path: path.clone(), why: e.to_string() })
+        };
+        match record::difference("index", &comparable(self)?, &comparable(asked)?) {
+            Some(by) => Err(Error::Differs { path, by }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A directory that shards are written to. Several processes may write to one, if they make different shards.
+#[derive(Debug)]
+pub struct Store {
+    dir: PathBuf,
+    index: Index,
+}
+
+impl Store {
+    /// Begins in a directory that holds no annotations; it is made where it is missing.
+    pub fn create(dir: &Path, index: &Index) -> Result<Self, Error> {
+        match dir.join(INDEX).exists() {
+            true => Err(Error::Exists { dir: dir.into() }),
+            false => Self::begin(dir, index),
+        }
+    }
+
+    /// Continues what is there, or begins it.
+    pub fn resume(dir: &Path, index: &Index) -> Result<Self, Error> {
+        match Index::read(dir) {
+            Err(Error::Absent { .. }) => Self::begin(dir, index),
+            stored => {
+                stored?.admits(index, dir.join(INDEX))?;
+                Ok(Self { dir: dir.into(), index: index.clone() })
+            }
+        }
+    }
+
+    /// Begins in place of what is there. Files that are not annotations stay.
+    pub fn overwrite(dir: &Path, index: &Index) -> Result<Self, Error> {
+        let failed = |source| Error::Read { path: dir.into(), source };
+        if dir.exists() {
+            for entry in fs::read_dir(dir).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                if is_shard(&entry.file_name().to_string_lossy()) {
+                    fs::remove_file(entry.path()).map_err(failed)?;
+                }
+            }
+        }
+        Self::begin(dir, index)
+    }
+
+    fn begin(dir: &Path, index: &Index) -> Result<Self, Error> {
+        fs::create_dir_all(dir).map_err(|source| record::Error::Write { path: dir.into(), source })?;
+        let path = dir.join(INDEX);
+        let text = serde_json::to_string_pretty(index).map_err(|e| Error::BadIndex { path: path.clone(), why: e.to_string() })?;
+        record::write_file(&path, format!("{text}\n").as_bytes())?;
+        Ok(Self { dir: dir.into(), index: index.clone() })
+    }
+
+    /// Shards of part `part` of `of` (counted from 0) that are not there yet: every `of`-th, so that parts are alike.
+    pub fn missing(&self, part: usize, of: usize) -> Vec<usize> {
+        (0..self.index.shards()).filter(|s| s % of == part && !self.path(*s).exists()).collect()
+    }
+
+    /// Writes a shard, all or nothing.
+    pub fn write(&self, number: usize, shard: &Shard) -> Result<(), Error> {
+        let path = self.path(number);
+        let bytes = shard.bytes().map_err(|why| Error::BadShard { path: path.clone(), why })?;
+        Ok(record::write_file(&path, &bytes)?)
+    }
+
+    fn path(&self, shard: usize) -> PathBuf {
+        self.dir.join(self.index.name(shard))
+    }
+}
+
+/// The files of all shards, if all are there.
+pub(super) fn files(dir: &Path, index: &Index) -> Result<Vec<PathBuf>, Error> {
+    let shards = index.shards();
+    // Names are looked up in the directory's own list: an index that promises billions of shards is refused at once.
+    let entries = fs::read_dir(dir).map_err(|source| Error::Read { path: dir.into(), source })?;
+    let names: std::collections::HashSet<String> =
+        entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect();
+    let there = |s: &usize| names.contains(&index.name(*s));
+    if names.len() < shards || !(0..shards).all(|s| there(&s)) {
+        let found = names.iter().filter(|name| is_shard(name)).count();
+        let first = (0..shards).find(|s| !there(s)).map_or_else(String::new, |s| index.name(s));
+        return Err(Error::Unfinished { dir: dir.into(), shards, missing: shards.saturating_sub(found), first });
+    }
+    Ok((0..shards).map(|s| dir.join(index.name(s))).collect())
+}
+
+/// Whether a file is named as shards are.
+fn is_shard(name: &str) -> bool {
+    let digits = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let numbers = name.strip_suffix(".safetensors").and_then(|stem| stem.split_once("-of-"));
+    numbers.is_some_and(|(shard, of)| digits(shard) && digits(of))
+}

@@ -1,0 +1,148 @@
+//! Labelled questions on their way into a file.
+
+use engine::Question;
+use engine::rollout::{Annotated, Path};
+use half::bf16;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use super::error::Error;
+use super::index::{Index, ThoughtsDtype};
+use super::lists::Lists;
+use super::steps::step_results;
+
+/// What became of a shard's questions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Questions that were looked at.
+    pub questions: u64,
+    /// Left out: all trajectories are right.
+    pub all_right: u64,
+    /// Left out: all are wrong.
+    pub all_wrong: u64,
+    /// Rollouts that were computed.
+    pub rollouts: u64,
+}
+
+/// Labelled questions of one shard.
+#[derive(Debug)]
+pub struct Shard {
+    trajectories: usize,
+    width: usize,
+    dtype: ThoughtsDtype,
+    counts: Counts,
+    ids: Vec<u32>,
+    prompts: Lists<u32>,
+    steps: Lists<i64>,
+    answers: Lists<u32>,
+    labels: Lists<f32>,
+    correct: Vec<u8>,
+    thoughts: Vec<u8>, // in the format of the file
+}
+
+impl Shard {
+    /// A shard without questions.
+    pub fn new(index: &Index) -> Self {
+        Self {
+            trajectories: index.trajectories,
+            width: index.width,
+            dtype: index.dtype,
+            counts: Counts::default(),
+            ids: Vec::new(),
+            prompts: Lists::default(),
+            steps: Lists::default(),
+            answers: Lists::default(),
+            labels: Lists::default(),
+            correct: Vec::new(),
+            thoughts: Vec::new(),
+        }
+    }
+
+    /// What became of its questions so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Problems that were kept.
+    pub fn problems(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Labelled thoughts.
+    pub fn thoughts(&self) -> usize {
+        self.labels.all.len()
+    }
+
+    /// Adds a question, the next one of the data; one that is all right or all wrong is only counted.
+    pub fn add(&mut self, question: &Question, annotated: &Annotated) -> Result<(), Error> {
+        self.counts.questions += 1;
+        self.counts.rollouts += annotated.rollouts as u64;
+        if !annotated.kept {
+            let all_right = annotated.paths.iter().all(|p| p.correct);
+            *(if all_right { &mut self.counts.all_right } else { &mut self.counts.all_wrong }) += 1;
+            return Ok(());
+        }
+        self.check(annotated)?;
+        self.ids.push(annotated.id);
+        self.prompts.push(&annotated.prompt);
+        self.steps.push(&step_results(&question.steps));
+        annotated.paths.iter().for_each(|path| self.add_path(path));
+        Ok(())
+    }
+
+    fn check(&self, annotated: &Annotated) -> Result<(), Error> {
+        let unfit = |what, found, wanted| Err(Error::Unfit { id: annotated.id, what, found, wanted });
+        if annotated.paths.len() != self.trajectories {
+            return unfit("trajectories", annotated.paths.len(), self.trajectories);
+        }
+        for Path { thoughts, labels, .. } in &annotated.paths {
+            if labels.len() != thoughts.rows() {
+                return unfit("labels", labels.len(), thoughts.rows());
+            }
+            if thoughts.rows() > 0 && thoughts.cols() != self.width {
+                return unfit("numbers a thought", thoughts.cols(), self.width);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_path(&mut self, path: &Path) {
+        self.answers.push(&path.tokens);
+        self.labels.push(&path.labels);
+        self.correct.push(u8::from(path.correct));
+        let numbers = path.thoughts.data();
+        match self.dtype {
+            ThoughtsDtype::F32 => self.thoughts.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+            ThoughtsDtype::Bf16 => self.thoughts.extend(numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
+        }
+    }
+
+    /// The whole file.
+    pub(super) fn bytes(&self) -> Result<Vec<u8>, String> {
+        let (problems, rows) = (self.problems(), self.thoughts());
+        let each = || vec![problems, self.trajectories];
+        let Counts { questions, all_right, all_wrong, rollouts } = self.counts;
+        let counts = [questions, all_right, all_wrong, rollouts];
+        let tensors = [
+            ("thoughts", self.dtype.stored(), vec![rows, self.width], self.thoughts.clone()),
+            ("labels", Dtype::F32, vec![rows], bytes(&self.labels.all, |x| x.to_le_bytes())),
+            ("thought_ends", Dtype::U64, each(), bytes(&self.labels.ends, |x| x.to_le_bytes())),
+            ("correct", Dtype::U8, each(), self.correct.clone()),
+            ("answers", Dtype::U32, vec![self.answers.all.len()], bytes(&self.answers.all, |x| x.to_le_bytes())),
+            ("answer_ends", Dtype::U64, each(), bytes(&self.answers.ends, |x| x.to_le_bytes())),
+            ("prompts", Dtype::U32, vec![self.prompts.all.len()], bytes(&self.prompts.all, |x| x.to_le_bytes())),
+            ("prompt_ends", Dtype::U64, vec![problems], bytes(&self.prompts.ends, |x| x.to_le_bytes())),
+            ("steps", Dtype::I64, vec![self.steps.all.len()], bytes(&self.steps.all, |x| x.to_le_bytes())),
+            ("step_ends", Dtype::U64, vec![problems], bytes(&self.steps.ends, |x| x.to_le_bytes())),
+            ("ids", Dtype::U32, vec![problems], bytes(&self.ids, |x| x.to_le_bytes())),
+            ("counts", Dtype::U64, vec![counts.len()], bytes(&counts, |x| x.to_le_bytes())),
+        ];
+        let views = tensors.iter().map(|(name, dtype, shape, data)| Ok((*name, TensorView::new(*dtype, shape.clone(), data)?)));
+        let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>().map_err(|e| e.to_string())?;
+        safetensors::serialize(views, None).map_err(|e| e.to_string())
+    }
+}
+
+fn bytes<T: Copy, const B: usize>(numbers: &[T], of: impl Fn(T) -> [u8; B]) -> Vec<u8> {
+    numbers.iter().flat_map(|&x| of(x)).collect()
+}

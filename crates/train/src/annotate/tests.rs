@@ -1,0 +1,201 @@
+//! What is written is read back; what is damaged, missing or another's is refused by name.
+
+use std::fs;
+use std::path::Path;
+
+use engine::Question;
+use engine::question::GoldKind;
+use engine::rollout::{Annotated, Path as Followed};
+use proptest::prelude::*;
+use serde_json::json;
+use tensor::Tensor;
+
+use super::*;
+
+const WIDTH: usize = 3;
+
+fn index(dtype: ThoughtsDtype, questions: usize) -> Index {
+    Index {
+        version: Index::VERSION,
+        program: "test 1".into(),
+        commit: None,
+        settings: json!({ "p": 0.2 }),
+        fingerprint: "f".into(),
+        questions,
+        per_shard: 2,
+        trajectories: 2,
+        width: WIDTH,
+        dtype,
+    }
+}
+
+fn question(id: u32) -> Question {
+    let steps = (0..id % 3).map(|i| format!("<<{i}+{id}={}>>", i + id)).collect();
+    Question { id, text: "?".into(), gold: "7".into(), kind: GoldKind::Number, steps }
+}
+
+/// A question whose trajectories have so many thoughts.
+fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> Annotated {
+    let path = |k: usize| {
+        let rows = if kept { lengths[k] } else { 0 };
+        let numbers = (0..rows * WIDTH).map(|i| (id as f32 + 1.0) * 0.37 + i as f32 * 1.01 - k as f32).collect();
+        Followed {
+            thoughts: Tensor::from_vec(rows, WIDTH, numbers),
+            labels: (0..rows).map(|t| t as f32 / 4.0 % 1.0).collect(),
+            tokens: vec![id, k as u32],
+            answer: None,
+            correct: k == 0,
+        }
+    };
+    Annotated { id, prompt: (0..id + 1).collect(), kept, paths: vec![path(0), path(1)], rollouts: 5 }
+}
+
+fn shard_of(index: &Index, some: &[Annotated]) -> Shard {
+    let mut shard = Shard::new(index);
+    some.iter().for_each(|a| shard.add(&question(a.id), a).unwrap());
+    shard
+}
+
+/// All questions in a directory, shard by shard.
+fn written(dir: &Path, index: &Index, all: &[Annotated]) {
+    let store = Store::resume(dir, index).unwrap();
+    for number in store.missing(0, 1) {
+        store.write(number, &shard_of(index, &all[index.questions_of(number)])).unwrap();
+    }
+}
+
+fn assert_read_back(dir: &Path, all: &[Annotated], round: impl Fn(f32) -> f32) {
+    let read = Annotations::open(dir).unwrap();
+    let kept: Vec<&Annotated> = all.iter().filter(|a| a.kept).collect();
+    assert_eq!((read.len(), read.problems().len()), (kept.len(), kept.len()));
+    assert!(read.get(kept.len()).is_none());
+    for (problem, wanted) in read.problems().zip(kept) {
+        assert_eq!((problem.id(), problem.prompt()), (wanted.id, &wanted.prompt[..]));
+        assert_eq!(problem.steps(), step_results(&question(wanted.id).steps));
+        assert_eq!(problem.trajectories().len(), wanted.paths.len());
+        for (trajectory, path) in problem.trajectories().zip(&wanted.paths) {
+            assert_eq!((trajectory.labels(), trajectory.correct()), (&path.labels[..], path.correct));
+            assert_eq!(trajectory.answer(), path.tokens);
+            let thoughts: Vec<f32> = path.thoughts.data().iter().map(|&x| round(x)).collect();
+            assert_eq!(trajectory.thoughts(), thoughts);
+        }
+    }
+    assert_eq!((read.counts().questions, read.counts().rollouts), (all.len() as u64, 5 * all.len() as u64));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn what_is_written_is_read_back(lengths in prop::collection::vec(((0usize..4, 0usize..4), any::<bool>()), 0..7)) {
+        let all: Vec<Annotated> =
+            lengths.iter().enumerate().map(|(i, ((a, b), kept))| annotated(i as u32, [*a, *b], *kept)).collect();
+        for (dtype, round) in [(ThoughtsDtype::F32, (|x| x) as fn(f32) -> f32), (ThoughtsDtype::Bf16, |x| half::bf16::from_f32(x).to_f32())] {
+            let dir = tempfile::tempdir().unwrap();
+            written(dir.path(), &index(dtype, all.len()), &all);
+            assert_read_back(dir.path(), &all, round);
+        }
+    }
+}
+
+fn three() -> Vec<Annotated> {
+    vec![annotated(0, [2, 1], true), annotated(1, [0, 3], true), annotated(2, [1, 1], false)]
+}
+
+#[test]
+fn interrupted_or_by_several_machines_the_bytes_are_the_same() {
+    let (index, all) = (index(ThoughtsDtype::F32, 3), three());
+    let [whole, parts] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    written(whole.path(), &index, &all);
+    for part in [1, 0] {
+        let store = Store::resume(parts.path(), &Index { program: "test 2".into(), ..index.clone() }).unwrap();
+        assert_eq!(store.missing(part, 2), [part]);
+        store.write(part, &shard_of(&index, &all[index.questions_of(part)])).unwrap();
+        assert!(store.missing(part, 2).is_empty());
+    }
+    for name in ["00000-of-00002.safetensors", "00001-of-00002.safetensors"] {
+        assert_eq!(fs::read(whole.path().join(name)).unwrap(), fs::read(parts.path().join(name)).unwrap());
+    }
+    assert_eq!(fs::read_dir(parts.path()).unwrap().count(), 3, "nothing is left beside");
+    assert_read_back(parts.path(), &all, |x| x);
+}
+
+#[test]
+fn what_is_there_is_not_replaced_unless_asked() {
+    let (index, dir) = (index(ThoughtsDtype::F32, 3), tempfile::tempdir().unwrap());
+    written(dir.path(), &index, &three());
+    assert!(matches!(Store::create(dir.path(), &index), Err(Error::Exists { .. })));
+    let other = Index { settings: json!({ "p": 0.3 }), ..index.clone() };
+    let refused = Store::resume(dir.path(), &other).unwrap_err().to_string();
+    assert!(refused.contains("index.settings.p = 0.2, now it is 0.3") && refused.contains("index.json"), "{refused}");
+    fs::write(dir.path().join("mine.safetensors"), "kept").unwrap();
+    let store = Store::overwrite(dir.path(), &other).unwrap();
+    assert_eq!(store.missing(0, 1), [0, 1]);
+    assert!(dir.path().join("mine.safetensors").exists());
+}
+
+#[test]
+fn a_directory_that_is_not_complete_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let message = |dir: &Path| Annotations::open(dir).unwrap_err().to_string();
+    assert!(message(dir.path()).contains("no index.json"));
+    let index = index(ThoughtsDtype::F32, 3);
+    let store = Store::create(dir.path(), &index).unwrap();
+    store.write(0, &shard_of(&index, &three()[..2])).unwrap();
+    let missing = message(dir.path());
+    assert!(missing.contains("1 of 2 shards") && missing.contains("00001-of-00002") && missing.contains("--resume"), "{missing}");
+    for (text, words) in [
+        ("{", "not an index"),
+        ("{}", "version"),
+        (r#"{"version": 9}"#, "format version 9"),
+        (r#"{"version": 1}"#, "missing field"),
+    ] {
+        fs::write(dir.path().join("index.json"), text).unwrap();
+        assert!(message(dir.path()).contains(words), "{}", message(dir.path()));
+    }
+    let endless = Index { questions: usize::MAX, per_shard: 1, ..index };
+    fs::write(dir.path().join("index.json"), serde_json::to_vec(&endless).unwrap()).unwrap();
+    assert!(message(dir.path()).contains("are missing"));
+}
+
+#[test]
+fn a_damaged_shard_is_refused_by_name() {
+    let (index, dir) = (index(ThoughtsDtype::F32, 2), tempfile::tempdir().unwrap());
+    written(dir.path(), &index, &three()[..2]);
+    let path = dir.path().join("00000-of-00001.safetensors");
+    let whole = fs::read(&path).unwrap();
+    for length in (0..whole.len()).step_by(5) {
+        fs::write(&path, &whole[..length]).unwrap();
+        let error = Annotations::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("00000-of-00001.safetensors"), "{error}");
+    }
+    // Whatever one byte is, reading gives an error or problems that can be looked at.
+    for at in (0..whole.len()).step_by(3) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x55;
+        fs::write(&path, &damaged).unwrap();
+        if let Ok(read) = Annotations::open(dir.path()) {
+            for trajectory in read.problems().flat_map(|p| p.trajectories()) {
+                assert_eq!(trajectory.thoughts().len(), trajectory.labels().len() * WIDTH);
+            }
+        }
+    }
+    fs::write(&path, &whole).unwrap();
+    let other = Index { trajectories: 3, ..index };
+    fs::write(dir.path().join("index.json"), serde_json::to_vec(&other).unwrap()).unwrap();
+    let error = Annotations::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("`thought_ends` is U64 [2, 2]") && error.contains("--resume"), "{error}");
+}
+
+#[test]
+fn questions_of_another_shape_are_refused() {
+    let index = index(ThoughtsDtype::F32, 1);
+    let mut shard = Shard::new(&index);
+    let mut other = annotated(4, [2, 2], true);
+    other.paths.pop();
+    assert!(shard.add(&question(4), &other).unwrap_err().to_string().contains("1 trajectories"));
+    let mut wide = annotated(4, [2, 2], true);
+    wide.paths[0].thoughts = Tensor::zeros(2, WIDTH + 1);
+    assert!(shard.add(&question(4), &wide).unwrap_err().to_string().contains("4 numbers a thought"));
+    assert_eq!((shard.problems(), shard.thoughts()), (0, 0));
+}

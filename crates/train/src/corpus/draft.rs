@@ -1,0 +1,349 @@
+//! A problem on its way: the text so far, the steps so far, the running quantity, and who and what it is about.
+
+use super::draws::Draws;
+use super::effect::Numbers;
+use super::lexicon::{COLORS, CONTAINERS, Container, GIFTS, ITEMS, Item, PARTS, PEOPLE, PLACES, Person, RELATIVES, SIZES, TIMES};
+use super::scale::Scale;
+use super::split::Split;
+use super::{Op, Problem, Step};
+
+/// Fewer than two of something would need another grammar.
+const FEWEST: i64 = 2;
+
+/// Who and what a problem is about. People and things differ from each other.
+#[derive(Debug, Clone, Copy)]
+struct Cast {
+    people: [&'static Person; 4],
+    items: [&'static Item; 4],
+    containers: [&'static Container; 2],
+    /// Adjectives that tell some of the things from others.
+    looks: [&'static str; 2],
+    gifts: [&'static str; 4],
+    place: &'static str,
+    relatives: [&'static str; 4],
+}
+
+/// A problem on its way.
+#[derive(Debug)]
+pub(super) struct Draft {
+    pub draws: Draws,
+    /// The running quantity.
+    pub value: i64,
+    /// Who a comparison is about, and whom with: places in the cast.
+    pub compared: [usize; 2],
+    split: Split,
+    scale: Scale,
+    cast: Cast,
+    text: String,
+    steps: Vec<Step>,
+    said: Vec<&'static str>,
+    /// Whether `he` can only be the hero.
+    hero_last_named: bool,
+    /// Things of the cast that have been bought.
+    bought: usize,
+    /// Gifts of the cast that have been named.
+    gifts: usize,
+    /// Relatives of the cast that have been named.
+    relatives: usize,
+}
+
+/// A place to come back to when numbers do not fit.
+pub(super) struct Mark {
+    steps: usize,
+    value: i64,
+}
+
+impl Draft {
+    /// An empty draft of a split.
+    pub(super) fn new(split: Split, scale: Scale, mut draws: Draws) -> Self {
+        let cast = Cast::draw(&mut draws);
+        Self {
+            draws,
+            value: 0,
+            compared: [1, 0],
+            split,
+            scale,
+            cast,
+            text: String::with_capacity(400),
+            steps: Vec::with_capacity(6),
+            said: Vec::with_capacity(8),
+            hero_last_named: true,
+            bought: 0,
+            gifts: 0,
+            relatives: 0,
+        }
+    }
+
+    /// The problem, if it has the right number of steps and is of its scale.
+    pub(super) fn finish(self) -> Option<Problem> {
+        let answer = self.steps.last()?.result;
+        let largest = self.steps.iter().map(|step| step.result).max()?;
+        let fits = (2..=6).contains(&self.steps.len()) && largest >= self.scale.floor();
+        fits.then_some(Problem { question: self.text, steps: self.steps, answer })
+    }
+
+    pub(super) fn split(&self) -> Split {
+        self.split
+    }
+
+    /// Makes the problem one about some of these things.
+    pub(super) fn about(&mut self, things: &'static [Item]) {
+        self.cast.items = distinct(&mut self.draws, things);
+        if self.is_about_food() {
+            self.cast.looks = SIZES;
+        }
+    }
+
+    pub(super) fn is_about_food(&self) -> bool {
+        self.cast.items[0].is_food()
+    }
+
+    pub(super) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Keeps only the steps whose place satisfies `needed`.
+    pub(super) fn keep_steps(&mut self, needed: impl Fn(usize) -> bool) {
+        let mut place = 0;
+        self.steps.retain(|_| {
+            place += 1;
+            needed(place - 1)
+        });
+    }
+
+    pub(super) fn mark(&self) -> Mark {
+        Mark { steps: self.steps.len(), value: self.value }
+    }
+
+    pub(super) fn go_back(&mut self, mark: &Mark) {
+        self.steps.truncate(mark.steps);
+        self.value = mark.value;
+    }
+
+    #[cfg(test)]
+    pub(super) fn said(&self) -> &[&'static str] {
+        &self.said
+    }
+
+    pub(super) fn has_said(&self, phrase: &'static str) -> bool {
+        self.said.iter().any(|said| std::ptr::eq(*said, phrase))
+    }
+}
+
+/// Numbers.
+impl Draft {
+    /// Writes a step; `None` if its result is too small, too large, or not whole.
+    pub(super) fn step(&mut self, left: i64, op: Op, right: i64) -> Option<i64> {
+        let result = op.apply(left, right)?;
+        if !(FEWEST..=self.scale.limit()).contains(&result) || left.max(right) > self.scale.limit() {
+            return None;
+        }
+        self.steps.push(Step { left, op, right, result });
+        Some(result)
+    }
+
+    pub(super) fn amount(&mut self) -> i64 {
+        self.scale.amount(&mut self.draws)
+    }
+
+    /// Years or minutes.
+    pub(super) fn time(&mut self) -> i64 {
+        self.draws.between(20, 60)
+    }
+
+    pub(super) fn factor(&mut self) -> i64 {
+        self.scale.factor(&mut self.draws)
+    }
+
+    pub(super) fn each(&mut self) -> i64 {
+        self.scale.each(&mut self.draws)
+    }
+
+    /// How many times as many.
+    pub(super) fn times(&mut self) -> i64 {
+        let most = if self.scale == Scale::Hard { 12 } else { 6 };
+        self.draws.between(2, most)
+    }
+
+    /// An amount that leaves something of `v`.
+    pub(super) fn amount_below(&mut self, v: i64) -> Option<i64> {
+        let amount = self.amount();
+        let most = v - FEWEST;
+        match amount {
+            a if a <= most => Some(a),
+            _ if most >= FEWEST => Some(self.draws.between(FEWEST, most)),
+            _ => None,
+        }
+    }
+
+    /// How many for each and how many groups, so that something of `v` is left.
+    pub(super) fn groups_within(&mut self, v: i64) -> Option<Numbers> {
+        let groups = self.factor().min(v / 3);
+        let most = (v - FEWEST) / groups.max(1);
+        if groups < FEWEST || most < FEWEST {
+            return None;
+        }
+        let each = self.each();
+        let each = if each <= most { each } else { self.draws.between(FEWEST, most) };
+        Some([each, groups, 0, 0])
+    }
+
+    /// A number that divides `v` and leaves more than one in each part.
+    pub(super) fn divisor_of(&mut self, v: i64) -> Option<i64> {
+        self.divisor_between(v, 2, self.scale.divisor())
+    }
+
+    /// A part of `v`, from one of `least` to a fifth.
+    pub(super) fn part_of(&mut self, v: i64, least: i64) -> Option<i64> {
+        self.divisor_between(v, least, 5)
+    }
+
+    fn divisor_between(&mut self, v: i64, low: i64, high: i64) -> Option<i64> {
+        let divides = |k: &i64| v % k == 0 && v / k >= FEWEST;
+        let count = (low..=high).filter(divides).count();
+        let chosen = if count == 0 { return None } else { self.draws.below(count) };
+        (low..=high).filter(divides).nth(chosen)
+    }
+}
+
+/// Words.
+impl Draft {
+    /// Adds a phrase to the text, its slots filled, each sentence with its capital letter.
+    pub(super) fn say(&mut self, phrase: &'static str, numbers: Numbers) {
+        if !self.text.is_empty() && !self.text.ends_with(' ') {
+            self.text.push(' ');
+        }
+        let start = self.text.len();
+        let mut rest = phrase;
+        while let Some((before, slot_on)) = rest.split_once('{') {
+            self.text.push_str(before);
+            let (slot, after) = slot_on.split_once('}').unwrap_or((slot_on, ""));
+            self.fill(slot, numbers);
+            rest = after;
+        }
+        self.text.push_str(rest);
+        self.said.push(phrase);
+        self.capitalise(start);
+    }
+
+    /// Words that open the next sentence.
+    pub(super) fn lead_in(&mut self, words: &'static str) {
+        self.say(words, [0; 4]);
+        self.text.push(' ');
+    }
+
+    fn capitalise(&mut self, start: usize) {
+        let text = self.text.as_bytes();
+        let opens = |at: usize| at == 0 || (at >= 2 && matches!(text[at - 2], b'.' | b'?'));
+        let places: Vec<usize> = (start..text.len()).filter(|&at| opens(at)).collect();
+        for at in places {
+            if let Some(letter) = self.text.get_mut(at..at + 1) {
+                letter.make_ascii_uppercase();
+            }
+        }
+    }
+
+    fn fill(&mut self, slot: &str, numbers: Numbers) {
+        // A copy of a few words, so that naming someone can be noted down.
+        let cast = self.cast;
+        let word = match slot {
+            "hero" => self.name_hero(),
+            "he" if self.can_be_brief() => cast.people[0].he,
+            "him" if self.hero_last_named => cast.people[0].him,
+            "he" | "him" => self.name_hero(),
+            "same" => cast.people[0].he,
+            "his" => cast.people[0].his,
+            "friend" => {
+                self.name_next();
+                cast.people[1].name
+            }
+            "who" => cast.people[self.compared[0]].name,
+            "than" => cast.people[self.compared[1]].name,
+            "items" => cast.items[0].many,
+            "item" => cast.items[0].one,
+            "others" => cast.items[3].many,
+            "new" => {
+                self.bought += 1;
+                cast.items[(self.bought - 1) % 3].many
+            }
+            "box" => cast.containers[0].one,
+            "boxes" => cast.containers[0].many,
+            "case" => cast.containers[1].one,
+            "cases" => cast.containers[1].many,
+            "red" => cast.looks[0],
+            "blue" => cast.looks[1],
+            "place" => cast.place,
+            "kin" => {
+                self.relatives += 1;
+                cast.relatives[(self.relatives - 1) % 4]
+            }
+            "gift" => {
+                self.gifts += 1;
+                cast.gifts[(self.gifts - 1) % 4]
+            }
+            _ => return self.fill_number(slot, numbers),
+        };
+        self.text.push_str(word);
+    }
+
+    /// `{2}`, `{times0}` or `{part0}`.
+    fn fill_number(&mut self, slot: &str, numbers: Numbers) {
+        use std::fmt::Write;
+        let at = slot.bytes().last().map_or(0, |digit| usize::from(digit.wrapping_sub(b'0')));
+        let number = numbers.get(at).copied().unwrap_or_default();
+        let word = |list: &[&'static str]| usize::try_from(number - 2).ok().and_then(|i| list.get(i).copied());
+        let word = match slot.as_bytes().first() {
+            Some(b't') => word(&TIMES),
+            Some(b'p') => word(&PARTS),
+            _ => None,
+        };
+        let times = if slot.starts_with('t') { " times" } else { "" };
+        // Writing to a string cannot fail.
+        let _ = match word {
+            Some(word) => write!(self.text, "{word}"),
+            None => write!(self.text, "{number}{times}"),
+        };
+    }
+
+    /// Others were spoken of: the hero is called by name when next mentioned.
+    pub(super) fn name_next(&mut self) {
+        self.hero_last_named = false;
+    }
+
+    fn name_hero(&mut self) -> &'static str {
+        self.hero_last_named = true;
+        self.cast.people[0].name
+    }
+
+    /// Whether a pronoun does, where a name would do as well.
+    fn can_be_brief(&mut self) -> bool {
+        self.hero_last_named && self.draws.chance(75)
+    }
+}
+
+impl Cast {
+    fn draw(draws: &mut Draws) -> Self {
+        Self {
+            people: distinct(draws, &PEOPLE),
+            // Until `about` chooses.
+            items: std::array::from_fn(|i| &ITEMS[i]),
+            containers: distinct(draws, &CONTAINERS),
+            looks: distinct(draws, &COLORS).map(|color| *color),
+            gifts: distinct(draws, &GIFTS).map(|gift| *gift),
+            place: draws.pick::<&str>(&PLACES),
+            relatives: distinct(draws, &RELATIVES).map(|relative| *relative),
+        }
+    }
+}
+
+/// Some of a list, each once.
+fn distinct<T, const N: usize>(draws: &mut Draws, from: &'static [T]) -> [&'static T; N] {
+    let mut chosen = [0; N];
+    for i in 0..N {
+        chosen[i] = draws.below(from.len());
+        while chosen[..i].contains(&chosen[i]) {
+            chosen[i] = (chosen[i] + 1) % from.len();
+        }
+    }
+    chosen.map(|i| &from[i])
+}

@@ -1,0 +1,84 @@
+//! Every way in which training can fail.
+
+use std::path::PathBuf;
+
+/// Why training cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] tensor::DeviceError),
+    /// A checkpoint cannot be used.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// The engine refused.
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// Annotations cannot be used.
+    #[error(transparent)]
+    Annotations(#[from] crate::annotate::Error),
+    /// A file could not be written.
+    #[error(transparent)]
+    Record(Box<record::Error>),
+    /// A file is not what it should be.
+    #[error("{}: {reason}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The loss became infinite.
+    #[error("step {step}: the gradient is not finite; lower --lr or --clip, then --resume from the last state")]
+    Diverged {
+        /// Counted from 0.
+        step: u32,
+    },
+    /// A state that cannot be read.
+    #[error("{}: damaged ({reason}); delete it to begin anew", path.display())]
+    BadState {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A state of a training with other settings.
+    #[error("{}: was written with other settings; pass the same ones, or another --out", path.display())]
+    OtherTraining {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An example that does not fit.
+    #[error("example {id} takes {length} positions, the model has {context}; leave it out or take a model with more")]
+    TooLong {
+        /// The example's number.
+        id: u64,
+        /// Positions that it takes.
+        length: usize,
+        /// Positions that there are.
+        context: usize,
+    },
+    /// Nothing to learn from.
+    #[error("{what}: nothing to learn from")]
+    Empty {
+        /// What is empty.
+        what: String,
+    },
+    /// A token that the vocabulary lacks.
+    #[error("the tokenizer has no `{token}`; {how}")]
+    AbsentToken {
+        /// The token.
+        token: String,
+        /// What to do.
+        how: &'static str,
+    },
+}

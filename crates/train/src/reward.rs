@@ -1,0 +1,233 @@
+//! `train reward`: a model that judges thoughts, from what annotate wrote.
+
+use std::path::PathBuf;
+
+use model::Parameter;
+use model::save::Saved;
+use serde_json::{Map, Value, json};
+use tensor::{Device, Tensor};
+
+use crate::annotate::{Annotations, Problem};
+use crate::course::{Course, Examined};
+use crate::directory::save_weights;
+use crate::error::Error;
+use crate::feed::shuffled;
+use crate::judge::{Case, Judge, Judging};
+use crate::loss::Objective;
+use crate::study::Droppings;
+
+/// A reward model's training.
+pub struct RewardCourse {
+    /// Where it computes.
+    pub device: Device,
+    /// Who learns.
+    pub judge: Judge,
+    /// What from; all of them are one list.
+    pub annotations: Vec<Annotations>,
+    /// What is looked at.
+    pub held_out: Option<Annotations>,
+    /// The loss; none leaves everything as it was.
+    pub objective: Objective,
+    /// The last step's weight, as a multiple of the first's.
+    pub late: f32,
+    /// Dropout while learning.
+    pub dropout: f32,
+    /// Names the order and the masks.
+    pub seed: u64,
+    /// Problems of a batch.
+    pub batch: usize,
+    /// Parts of a step.
+    pub accumulate: u32,
+    /// Where the model goes.
+    pub out: PathBuf,
+    /// The format of its weights.
+    pub saved: Saved,
+}
+
+/// Problems that are scored together when it is looked at.
+const AT_ONCE: usize = 256;
+
+impl RewardCourse {
+    fn batch(&self, at: u64) -> Vec<Case> {
+        let count: u64 = self.annotations.iter().map(|a| a.len() as u64).sum();
+        let first = at * self.batch as u64;
+        let place = |index: u64| shuffled(index % count, count, self.seed.wrapping_add(index / count)) as usize;
+        (first..first + self.batch as u64).filter_map(|index| self.case(place(index))).collect()
+    }
+
+    fn case(&self, mut place: usize) -> Option<Case> {
+        for part in &self.annotations {
+            if place < part.len() {
+                return part.get(place).map(|problem| case(&problem));
+            }
+            place -= part.len();
+        }
+        None
+    }
+}
+
+/// A problem as the judge takes it.
+pub fn case(problem: &Problem<'_>) -> Case {
+    let mut out = Case { id: problem.id(), prompt: problem.prompt().to_vec(), ..Case::default() };
+    let mut vectors = Vec::new();
+    for trajectory in problem.trajectories() {
+        let labels = trajectory.labels();
+        out.lengths.push(labels.len());
+        out.labels.extend(labels);
+        out.correct.push(trajectory.correct());
+        vectors.extend(trajectory.thoughts());
+    }
+    let rows = out.labels.len();
+    out.thoughts = Tensor::from_vec(rows, vectors.len() / rows.max(1), vectors);
+    out.results = problem.steps().to_vec();
+    out
+}
+
+impl Course for RewardCourse {
+    fn learn(&mut self, step: u32, part: u32) -> Result<Map<String, Value>, Error> {
+        let cases = self.batch(u64::from(step) * u64::from(self.accumulate) + u64::from(part));
+        let longest = cases.iter().flat_map(|case| &case.lengths).max().map_or(1, |&n| n.saturating_sub(1).max(1));
+        let late = self.late;
+        let weight = move |t: usize| 1.0 + (late - 1.0) * (t as f32 / longest as f32).min(1.0);
+        let dropped = Droppings { p: self.dropout, seed: self.seed, step };
+        let how = Judging { objective: self.objective, weight: &weight, droppings: (self.dropout > 0.0).then_some(dropped) };
+        let judge = &mut self.judge;
+        let losses = self.device.run(|| judge.learn(&cases, how))?;
+        let mut said = Map::from_iter([("loss".to_owned(), json!(losses.score))]);
+        if self.judge.expectations.is_some() {
+            said.insert("digits".to_owned(), json!(losses.digits));
+        }
+        Ok(said)
+    }
+
+    fn parameters(&self) -> Vec<&Parameter> {
+        let readers = self.judge.expectations.iter().flat_map(|e| e.current.map.parameters().chain(e.next.map.parameters()));
+        self.judge.learner.parameters().chain(self.judge.head.parameters()).chain(readers).collect()
+    }
+
+    fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
+        let Judge { learner, head, expectations, .. } = &mut self.judge;
+        let readers = expectations.iter_mut().flat_map(|e| e.current.map.parameters_mut().chain(e.next.map.parameters_mut()));
+        learner.parameters_mut().chain(head.parameters_mut()).chain(readers).collect()
+    }
+
+    fn refresh(&mut self) -> Result<(), Error> {
+        let (device, judge) = (&self.device, &mut self.judge);
+        device.run(|| {
+            judge.learner.refresh()?;
+            judge.head.refresh(device)?;
+            judge.expectations.as_mut().map_or(Ok(()), |e| {
+                e.current.map.refresh(device)?;
+                e.next.map.refresh(device)
+            })
+        })?;
+        Ok(())
+    }
+
+    fn examine(&mut self, steps: u32) -> Result<Option<Examined>, Error> {
+        let Some(held_out) = &self.held_out else { return Ok(None) };
+        let cases: Vec<Case> = held_out.problems().map(|problem| case(&problem)).collect();
+        let mut seen = Seen::default();
+        for some in cases.chunks(AT_ONCE) {
+            let judge = &mut self.judge;
+            let scores = self.device.run(|| judge.scores(some))?;
+            some.iter().zip(&scores).for_each(|(case, scores)| seen.add(case, scores));
+        }
+        let mut figures = seen.figures();
+        figures.insert("step".to_owned(), json!(steps));
+        let score = figures.get("best_of").and_then(Value::as_f64).unwrap_or(0.0);
+        Ok(Some(Examined { figures, score }))
+    }
+
+    fn save(&mut self) -> Result<(), Error> {
+        let Judge { learner, head, .. } = &self.judge;
+        save_weights(&self.out, learner.decoder.config(), learner.parameters(), head.parameters(), self.saved)
+    }
+}
+
+/// How well scores tell right trajectories from wrong ones within a problem.
+#[derive(Debug, Default)]
+struct Seen {
+    problems: usize,
+    one: f64,               // the accuracy of a trajectory taken blindly
+    best: f64,              // of the one with the largest mean score
+    order: Vec<(f64, f64)>, // per step: pairs in the right order, pairs
+    mean_order: (f64, f64), // the same of the mean scores
+}
+
+impl Seen {
+    fn add(&mut self, case: &Case, scores: &[f32]) {
+        let right = case.correct.iter().filter(|&&c| c).count();
+        self.problems += 1;
+        self.one += right as f64 / case.correct.len().max(1) as f64;
+        let mut start = 0;
+        let rows: Vec<&[f32]> = case
+            .lengths
+            .iter()
+            .map(|&n| {
+                start += n;
+                &scores[start - n..start]
+            })
+            .collect();
+        let mean = |row: &&[f32]| row.iter().sum::<f32>() / row.len().max(1) as f32;
+        let means: Vec<Option<f32>> = rows.iter().map(|row| Some(mean(row))).collect();
+        let best =
+            (0..rows.len()).max_by(|&a, &b| means[a].partial_cmp(&means[b]).unwrap_or(std::cmp::Ordering::Equal).then(b.cmp(&a)));
+        self.best += best.map_or(0.0, |i| f64::from(u8::from(case.correct[i])));
+        count_pairs(&means, &case.correct, &mut self.mean_order);
+        let longest = case.lengths.iter().copied().max().unwrap_or(0);
+        self.order.resize(self.order.len().max(longest), (0.0, 0.0));
+        for (t, order) in self.order.iter_mut().enumerate() {
+            let at: Vec<Option<f32>> = rows.iter().map(|row| row.get(t).copied()).collect();
+            count_pairs(&at, &case.correct, order);
+        }
+    }
+
+    fn figures(&self) -> Map<String, Value> {
+        let share = |(right, all): (f64, f64)| if all > 0.0 { right / all } else { 0.5 };
+        let problems = self.problems.max(1) as f64;
+        let steps: Vec<f64> = self.order.iter().map(|&o| share(o)).collect();
+        let figures = [
+            ("problems", json!(self.problems)),
+            ("one", json!(self.one / problems)),
+            ("best_of", json!(self.best / problems)),
+            ("auc", json!(steps)),
+            ("auc_mean", json!(share(self.mean_order))),
+        ];
+        figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// Pairs of a right and a wrong trajectory: how many scores put the right one first (ties count half), and how many there are.
+fn count_pairs(scores: &[Option<f32>], correct: &[bool], (right, all): &mut (f64, f64)) {
+    let of = |which: bool| scores.iter().zip(correct).filter(move |(_, c)| **c == which).filter_map(|(s, _)| *s);
+    for good in of(true) {
+        for bad in of(false) {
+            *all += 1.0;
+            *right += if good > bad {
+                1.0
+            } else if good == bad {
+                0.5
+            } else {
+                0.0
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_judged_within_a_problem() {
+        let case = Case { lengths: vec![2, 1, 2], correct: vec![true, false, false], ..Case::default() };
+        let mut seen = Seen::default();
+        seen.add(&case, &[1.0, 3.0, 2.5, 0.0, 3.0]); // means 2, 2.5, 1.5
+        let figures = seen.figures();
+        assert_eq!(figures["best_of"], json!(0.0), "the second has the largest mean and is wrong");
+        assert_eq!(figures["auc_mean"], json!(0.5));
+        assert_eq!(figures["auc"], json!([0.5, 0.5]), "first step: one of two; second: a tie with the only other");
+        assert!((figures["one"].as_f64().unwrap() - 1.0 / 3.0).abs() < 1e-12);
+    }
+}

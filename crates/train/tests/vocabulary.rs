@@ -1,0 +1,93 @@
+//! The tokenizer of the corpus, through the reader that models use.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::collections::HashSet;
+
+use engine::answer::Rule;
+use engine::question::GoldKind;
+use model::Tokenizer;
+use train::corpus::{Split, problem};
+use train::dataset::Example;
+use train::vocabulary::{self, UNKNOWN};
+
+fn tokenizer() -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    vocabulary::write(dir.path()).unwrap();
+    Tokenizer::read(dir.path()).unwrap()
+}
+
+/// The tokenizer looks at words alone, so each is looked at once, however many problems hold it.
+#[test]
+fn no_problem_holds_an_unknown_word() {
+    let tokenizer = tokenizer();
+    let unknown = tokenizer.id(UNKNOWN).unwrap();
+    for split in Split::ALL {
+        let mut words = HashSet::new();
+        for index in 0..50_000 {
+            for word in problem(split, 5, index).question.split_whitespace() {
+                if !words.contains(word) {
+                    words.insert(word.to_owned());
+                }
+            }
+        }
+        let text = words.into_iter().collect::<Vec<_>>().join(" ");
+        assert!(!tokenizer.encode(&text).unwrap().contains(&unknown), "{}", split.name());
+    }
+}
+
+#[test]
+fn examples_read_back_and_are_of_moderate_length() {
+    let tokenizer = tokenizer();
+    let unknown = tokenizer.id(UNKNOWN).unwrap();
+    for split in Split::ALL {
+        let mut length = 0;
+        for index in 0..500 {
+            let example = Example::from(problem(split, 6, index));
+            let text = format!("{}\n{} ### {}", example.question, example.steps.join(" "), example.answer);
+            let ids = tokenizer.encode(&text).unwrap();
+            assert!(!ids.contains(&unknown), "{text}");
+            assert_eq!(tokenizer.decode(&ids).unwrap(), text.to_lowercase().replace('\n', " "));
+            let prompt = tokenizer.encode(&example.question).unwrap().len();
+            assert!((20..=130).contains(&prompt) && ids.len() <= 200, "{prompt}, {}", ids.len());
+            length += prompt;
+        }
+        assert!((30..=65).contains(&(length / 500)), "{}: {} tokens", split.name(), length / 500);
+    }
+}
+
+#[test]
+fn ids_do_not_change() {
+    let (tokenizer, tokens) = (tokenizer(), vocabulary::tokens());
+    assert_eq!(tokenizer.vocab_size(), tokens.len());
+    assert!(tokens.iter().zip(0..).all(|(token, id)| tokenizer.id(token) == Some(id)));
+    assert_eq!(tokens[..8], ["<|endoftext|>", "<unk>", "<|start-latent|>", "<|end-latent|>", "<|latent|>", "<<", ">>", "###"]);
+    assert_eq!(tokenizer.eos(), Some(0));
+    assert_eq!(tokens.len(), 363);
+    assert_eq!(tokenizer.encode("Fiona keeps 15 cups.").unwrap(), [148, 201, 9, 13, 117, 23]);
+    assert_eq!(tokenizer.encode("years yellow").unwrap(), [361, 362]);
+}
+
+#[test]
+fn an_answer_is_found_in_what_is_decoded() {
+    let tokenizer = tokenizer();
+    for (text, decoded, value) in [
+        ("### 19", "### 19", "19"),
+        ("###19<|endoftext|>", "### 19", "19"),
+        ("<<105+15=120>><<120/6=20>> ###20", "<<105+15=120>> <<120/6=20>> ### 20", "20"),
+        ("<|end-latent|>### 1250", "<|end-latent|> ### 1250", "1250"),
+    ] {
+        let found = tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap();
+        assert_eq!(found, decoded);
+        let answer = Rule::Hash.extract(GoldKind::Number, "", &found).unwrap();
+        assert_eq!(answer.canonical(), value);
+    }
+}
+
+#[test]
+fn other_words_are_unknown_and_case_and_spaces_do_not_matter() {
+    let tokenizer = tokenizer();
+    let unknown = tokenizer.id(UNKNOWN).unwrap();
+    assert_eq!(tokenizer.encode("Zebras eat 7 apples").unwrap()[0], unknown);
+    assert_eq!(tokenizer.encode("  TOM has\n12 apples .").unwrap(), tokenizer.encode("Tom has 12 apples.").unwrap());
+}
