@@ -26,13 +26,8 @@ pub struct Parameter {
 #[derive(Clone, Debug)]
 enum Stored {
     /// Names, and how many outputs each has.
-    Matrix {
-        parts: Vec<(String, usize)>,
-        order: Order,
-    },
-    Vector {
-        parts: Vec<(String, usize)>,
-    },
+    Matrix { parts: Vec<(String, usize)>, order: Order },
+    Vector { parts: Vec<(String, usize)> },
 }
 
 /// A tensor by the name and shape that files have.

@@ -92,9 +92,12 @@ impl Curriculum {
 mod tests {
     use super::*;
 
-    const SMOOTH: Curriculum = Curriculum::Latent { thoughts: 6, removal: Removal::Smooth { rise: 0.4, all: 0.15, random: 0.1 } };
-    const STAGES: Curriculum =
-        Curriculum::Latent { thoughts: 6, removal: Removal::Stages { stages: 3, per_step: 2, until: 0.8, uniform: 0.0 } };
+    const SMOOTH: Curriculum =
+        Curriculum::Latent { thoughts: 6, removal: Removal::Smooth { rise: 0.4, all: 0.15, random: 0.1 } };
+    const STAGES: Curriculum = Curriculum::Latent {
+        thoughts: 6,
+        removal: Removal::Stages { stages: 3, per_step: 2, until: 0.8, uniform: 0.0 },
+    };
 
     #[test]
     fn the_smooth_removal_goes_from_none_to_all() {

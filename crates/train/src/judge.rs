@@ -208,8 +208,8 @@ struct Heard {
     hidden: Tensor, // (wanted, width)
     segment: model::Segment,
     tokens: Vec<u32>,
-    at: Vec<usize>,     // per thought: its place among the wanted rows
-    before: Vec<usize>, // per thought: that of the position before it
+    at: Vec<usize>,      // per thought: its place among the wanted rows
+    before: Vec<usize>,  // per thought: that of the position before it
     judged: Judged,
     scores: Tensor, // (thoughts, 1)
     kept: [Tensor; 2],
@@ -298,7 +298,13 @@ impl Judge {
         Ok(Heard { hidden, segment, tokens, at, before, judged, scores, kept })
     }
 
-    fn learn_heard(&mut self, cache: &Cache, cases: &[Case], how: Judging<'_>, heard: Heard) -> Result<JudgeLosses, DeviceError> {
+    fn learn_heard(
+        &mut self,
+        cache: &Cache,
+        cases: &[Case],
+        how: Judging<'_>,
+        heard: Heard,
+    ) -> Result<JudgeLosses, DeviceError> {
         let device = self.learner.decoder.device().clone();
         let Heard { hidden, segment, tokens, at, before, judged, scores, kept } = heard;
         let scores = scores.to_host()?;
@@ -336,7 +342,8 @@ impl Judge {
     ) -> Result<f64, DeviceError> {
         let Some(Expectations { current, next, weight }) = &mut self.expectations else { return Ok(0.0) };
         let results = cases.iter().flat_map(|case| case.steps().into_iter().map(|t| case.results.get(t).copied()));
-        let (told, numbers): (Vec<usize>, Vec<i64>) = results.enumerate().filter_map(|(i, number)| Some((i, number?))).unzip();
+        let (told, numbers): (Vec<usize>, Vec<i64>) =
+            results.enumerate().filter_map(|(i, number)| Some((i, number?))).unzip();
         if told.is_empty() {
             return Ok(0.0);
         }

@@ -149,10 +149,10 @@ impl Course for RewardCourse {
 #[derive(Debug, Default)]
 struct Seen {
     problems: usize,
-    one: f64,               // the accuracy of a trajectory taken blindly
-    best: f64,              // of the one with the largest mean score
-    order: Vec<(f64, f64)>, // per step: pairs in the right order, pairs
-    mean_order: (f64, f64), // the same of the mean scores
+    one: f64,                // the accuracy of a trajectory taken blindly
+    best: f64,               // of the one with the largest mean score
+    order: Vec<(f64, f64)>,  // per step: pairs in the right order, pairs
+    mean_order: (f64, f64),  // the same of the mean scores
 }
 
 impl Seen {
@@ -171,8 +171,7 @@ impl Seen {
             .collect();
         let mean = |row: &&[f32]| row.iter().sum::<f32>() / row.len().max(1) as f32;
         let means: Vec<Option<f32>> = rows.iter().map(|row| Some(mean(row))).collect();
-        let best =
-            (0..rows.len()).max_by(|&a, &b| means[a].partial_cmp(&means[b]).unwrap_or(std::cmp::Ordering::Equal).then(b.cmp(&a)));
+        let best = (0..rows.len()).max_by(|&a, &b| means[a].partial_cmp(&means[b]).unwrap_or(std::cmp::Ordering::Equal).then(b.cmp(&a)));
         self.best += best.map_or(0.0, |i| f64::from(u8::from(case.correct[i])));
         count_pairs(&means, &case.correct, &mut self.mean_order);
         let longest = case.lengths.iter().copied().max().unwrap_or(0);

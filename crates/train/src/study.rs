@@ -136,11 +136,11 @@ struct Stage {
 
 /// The thoughts of one step, of all lessons that have so many.
 struct Thoughts {
-    of: Vec<usize>,      // lessons
-    vectors: Tensor,     // (lessons, width)
-    kept: HeadKept,      // for the way back to the hidden states
-    fed: Vec<usize>,     // places among these that are fed in a pass of their own
-    pending: Vec<usize>, // places among these that are their lesson's last, fed with the tail
+    of: Vec<usize>,       // lessons
+    vectors: Tensor,      // (lessons, width)
+    kept: HeadKept,       // for the way back to the hidden states
+    fed: Vec<usize>,      // places among these that are fed in a pass of their own
+    pending: Vec<usize>,  // places among these that are their lesson's last, fed with the tail
 }
 
 /// A batch on its way.
@@ -157,7 +157,12 @@ fn draw_of(lesson: &Lesson, sequence: &Sequence, droppings: Option<Droppings>) -
 }
 
 impl Way {
-    fn forward(study: &Study, cache: &mut Cache, lessons: &[Lesson], droppings: Option<Droppings>) -> Result<Self, DeviceError> {
+    fn forward(
+        study: &Study,
+        cache: &mut Cache,
+        lessons: &[Lesson],
+        droppings: Option<Droppings>,
+    ) -> Result<Self, DeviceError> {
         let device = study.device();
         let p = droppings.map(|d| d.p);
         let mut sequences = vec![Sequence::default(); lessons.len()];
@@ -204,16 +209,13 @@ impl Way {
         }
 
         let mut rows = Rows::default();
-        let pending: Vec<Tensor> = thoughts.iter().map(|t| rows_of(&device, &t.vectors, &t.pending)).collect::<Result<_, _>>()?;
+        let pending: Vec<Tensor> =
+            thoughts.iter().map(|t| rows_of(&device, &t.vectors, &t.pending)).collect::<Result<_, _>>()?;
         // In the order of the pending thoughts, so that they need no further sorting.
         for i in thoughts.iter().flat_map(|t| t.pending.iter().map(|&at| t.of[at])) {
             let (lesson, sequence) = (&lessons[i], &mut sequences[i]);
             let drawn = draw(i, sequence);
-            rows.push_thought(
-                (cache, sequence),
-                drawn,
-                if lesson.given == 0 { Use::Token(lesson.tail[0]) } else { Use::Nothing },
-            );
+            rows.push_thought((cache, sequence), drawn, if lesson.given == 0 { Use::Token(lesson.tail[0]) } else { Use::Nothing });
             for (at, &token) in lesson.tail[..lesson.tail.len() - 1].iter().enumerate() {
                 let then = if at + 1 >= lesson.given { Use::Token(lesson.tail[at + 1]) } else { Use::Nothing };
                 let drawn = draw(i, sequence);
@@ -295,7 +297,13 @@ impl Thoughts {
 
 impl Stage {
     /// x holds the vectors of the rows that are thoughts.
-    fn run(study: &Study, cache: &mut Cache, rows: Rows, p: Option<f32>, thoughts: Option<Tensor>) -> Result<Self, DeviceError> {
+    fn run(
+        study: &Study,
+        cache: &mut Cache,
+        rows: Rows,
+        p: Option<f32>,
+        thoughts: Option<Tensor>,
+    ) -> Result<Self, DeviceError> {
         let device = study.device();
         let x = match thoughts {
             None => study.learner.decoder.embed(&rows.tokens)?,
@@ -380,7 +388,11 @@ pub(crate) fn scatter(device: &Device, x: &Tensor, places: &[usize], to: &mut Te
 }
 
 /// A matrix whose rows are those of the parts, each at its place, and zeros elsewhere.
-fn gathered(device: &Device, mut parts: Vec<(Tensor, Vec<usize>)>, (rows, cols): (usize, usize)) -> Result<Tensor, DeviceError> {
+fn gathered(
+    device: &Device,
+    mut parts: Vec<(Tensor, Vec<usize>)>,
+    (rows, cols): (usize, usize),
+) -> Result<Tensor, DeviceError> {
     if let [(_, places)] = &parts[..]
         && is_all(places, rows)
     {

@@ -65,7 +65,13 @@ fn saved(dtype: DtypeKind) -> Saved {
 }
 
 /// Runs a course under a plan, with progress, and says how it ended.
-fn follow(course: &mut dyn Course, device: &Device, plan: &Plan, printer: &Printer, out: &Path) -> Result<ExitCode> {
+fn follow(
+    course: &mut dyn Course,
+    device: &Device,
+    plan: &Plan,
+    printer: &Printer,
+    out: &Path,
+) -> Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::raise(&stop)?;
     let (started, mut figures) = (Instant::now(), Map::new());

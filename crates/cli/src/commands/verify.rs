@@ -52,7 +52,11 @@ fn line(check: &Check, width: usize) -> String {
         (Some(error), Some(tolerance)) => format!("largest error {error:.1e} of {tolerance:.0e} allowed"),
         _ => "exact".to_owned(),
     };
-    let detail = if check.verdict == Verdict::NotAsked { String::new() } else { format!("{} compared, {error}", check.compared) };
+    let detail = if check.verdict == Verdict::NotAsked {
+        String::new()
+    } else {
+        format!("{} compared, {error}", check.compared)
+    };
     let note = check.note.as_deref().map(|n| format!(" ({n})")).unwrap_or_default();
     format!("{:width$}  {verdict:7}  {detail}{note}", check.name)
 }

@@ -212,7 +212,12 @@ impl Learner {
 
     /// Cross entropy of tokens after hidden states (rows, width), each row weighted: the rows' losses (rows, 1), unweighted,
     /// and the gradient of the hidden states. Adds to the head's gradients.
-    pub fn cross_entropy(&mut self, hidden: &Tensor, tokens: Vec<u32>, weights: &[f32]) -> Result<(Tensor, Tensor), DeviceError> {
+    pub fn cross_entropy(
+        &mut self,
+        hidden: &Tensor,
+        tokens: Vec<u32>,
+        weights: &[f32],
+    ) -> Result<(Tensor, Tensor), DeviceError> {
         let device = self.decoder.device().clone();
         let (mut logits, mut dlogits, mut dhidden) = Default::default();
         ops::logits(&device, hidden, self.decoder.head(), &mut logits)?;

@@ -127,7 +127,9 @@ impl HeadLearner {
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
         match self {
             Self::Identity => Vec::new(),
-            Self::Projector(of) => of.up.parameters_mut().chain(of.down.parameters_mut()).chain(of.norm.1.all_mut()).collect(),
+            Self::Projector(of) => {
+                of.up.parameters_mut().chain(of.down.parameters_mut()).chain(of.norm.1.all_mut()).collect()
+            }
         }
     }
 

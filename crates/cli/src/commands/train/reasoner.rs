@@ -23,12 +23,7 @@ use crate::printer::Printer;
 /// Trains a reasoner.
 pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     let learning = &args.learning;
-    ensure!(
-        args.width.get().is_multiple_of(args.heads.get()),
-        "--width {} is not a multiple of --heads {}",
-        args.width,
-        args.heads
-    );
+    ensure!(args.width.get().is_multiple_of(args.heads.get()), "--width {} is not a multiple of --heads {}", args.width, args.heads);
     let curriculum = curriculum(args);
     let fingerprint = fingerprint(args, &curriculum);
     let plan = plan(learning, &args.out, fingerprint)?;

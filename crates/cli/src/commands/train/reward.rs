@@ -30,11 +30,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let config = checkpoint.config().clone();
     for part in annotations.iter().chain(&held_out) {
         let width = part.index().width;
-        ensure!(
-            width == config.width,
-            "the annotations' thoughts are {width} wide, the model is {}; annotate with it",
-            config.width
-        );
+        ensure!(width == config.width, "the annotations' thoughts are {width} wide, the model is {}; annotate with it", config.width);
     }
     describe(args)?;
     let fresh = InitialWeights { seed: learning.seed, layers: config.layers };

@@ -81,7 +81,12 @@ fn reasoner(golden: &Golden, training: &Training, device: &Device, dir: &Path) -
 }
 
 /// Every gradient of the dump under `prefix` against the parameters'.
-fn gradients<'a>(name: &str, golden: &Golden, prefix: &str, parameters: impl Iterator<Item = &'a Parameter>) -> Result<Check> {
+fn gradients<'a>(
+    name: &str,
+    golden: &Golden,
+    prefix: &str,
+    parameters: impl Iterator<Item = &'a Parameter>,
+) -> Result<Check> {
     let mut found = BTreeMap::new();
     for parameter in parameters {
         found.extend(parameter.named_gradient()?.into_iter().map(|named| (named.name, named.values)));
