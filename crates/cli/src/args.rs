@@ -8,6 +8,8 @@ mod aggregation;
 mod annotate;
 mod common;
 mod layers;
+mod report;
+mod sweep;
 mod train;
 pub mod values;
 
@@ -22,11 +24,13 @@ pub use common::{
     DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
+pub use report::ReportArgs;
+pub use sweep::{Grid, SweepArgs, rounded};
 pub use train::{LearningArgs, Mode, ObjectiveKind, ReasonerArgs, RemovalKind, RewardArgs, ScoreHeadKind, TrainCommand};
 
 /// Said under every command's help.
 const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
-or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval, solve and annotate). The command line wins \
+or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval, solve, sweep and annotate). The command line wins \
 over the environment, the environment over the file, the file over the model's defaults.";
 
 /// Makes latent reasoning models better at answering by thinking many times in parallel.
@@ -75,6 +79,32 @@ Examples:
 
 {LAYERS}"))]
     Solve(SolveArgs),
+
+    /// Find how strongly to perturb
+    ///
+    /// Runs an eval for each strength of dropout or noise, or searches an interval for the largest coverage as the paper does.
+    /// Each value has a run directory; a table, sweep.json and the page compare them and say which is best.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0:0.9    (search)
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.05:0.5:0.05 --sigma 0.1,0.3,0.5 --limit 200
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.1,0.2 --sites both,mlp --scope thoughts,all --out runs/sites
+
+{LAYERS}"))]
+    Sweep(SweepArgs),
+
+    /// Figures and one page from runs
+    ///
+    /// Reads run directories and writes figures (SVG and PNG) and one self-contained HTML page: summary, figures with values to
+    /// point at, and a browser for single questions. Several runs are compared. Needs no model.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts report runs/mine
+  latent-tts report runs/dropout runs/noise --out docs/report
+  latent-tts report runs/sweep-coconut-test
+
+{LAYERS}"))]
+    Report(ReportArgs),
 
     /// Train a reasoner or a reward model
     ///
@@ -161,8 +191,16 @@ Examples:
     Bench(BenchArgs),
 }
 
+/// The flags of an eval of which nothing is said.
+pub fn bare_eval() -> EvalArgs {
+    match Cli::parse_from(["latent-tts", "eval"]).command {
+        Command::Eval(args) => args,
+        _ => unreachable!("`eval` is the command eval"),
+    }
+}
+
 /// Flags of `eval`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct EvalArgs {
     /// Which models.
     #[command(flatten)]

@@ -6,6 +6,8 @@ pub mod corpus;
 pub mod doctor;
 pub mod eval;
 pub mod inspect;
+pub mod report;
 pub mod solve;
+pub mod sweep;
 pub mod train;
 pub mod verify;

@@ -5,7 +5,7 @@
 //! that hang (a dead network disk), a second signal ends it at once. A hang-up is left alone, so that `nohup` works.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::Result;
 
@@ -19,8 +19,19 @@ pub struct Gate(Arc<Mutex<()>>);
 
 impl Gate {
     /// From here on a signal says `farewell` and ends the process.
-    #[cfg(unix)]
+    ///
+    /// There is one gate in a process: a second would let a signal through while something is inside the first.
     pub fn install(farewell: String) -> Result<Self> {
+        static GATE: OnceLock<Gate> = OnceLock::new();
+        if let Some(gate) = GATE.get() {
+            return Ok(gate.clone());
+        }
+        let gate = Self::listen(farewell)?;
+        Ok(GATE.get_or_init(|| gate).clone())
+    }
+
+    #[cfg(unix)]
+    fn listen(farewell: String) -> Result<Self> {
         use anyhow::Context;
         use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -40,7 +51,7 @@ impl Gate {
 
     /// Elsewhere the system's own way of ending a process is kept; what was recorded can be resumed all the same.
     #[cfg(not(unix))]
-    pub fn install(_farewell: String) -> Result<Self> {
+    fn listen(_farewell: String) -> Result<Self> {
         Ok(Self(Arc::default()))
     }
 

@@ -92,20 +92,16 @@ pub fn program() -> String {
 pub fn default_name(model: &Path, data: &Path, manifest: &Manifest) -> String {
     let settings = json!([manifest.settings, manifest.seeds, manifest.questions, manifest.fingerprint]).to_string();
     let digest = Fingerprint::default().with("run", settings.as_bytes()).finish();
-    format!("{}-{}-{}", plain(model_name(model)), plain(data.file_stem().unwrap_or_default().to_string_lossy()), &digest[..8])
+    format!(
+        "{}-{}-{}",
+        plain(report::study::model_name(model)),
+        plain(data.file_stem().unwrap_or_default().to_string_lossy()),
+        &digest[..8]
+    )
 }
 
-/// The last part of a path that says something: of a cached model, its id and not its commit.
-fn model_name(dir: &Path) -> std::borrow::Cow<'_, str> {
-    let cached = dir.iter().find_map(|part| part.to_str()?.strip_prefix("models--"));
-    match (cached, dir.file_name()) {
-        (Some(id), _) => id.into(),
-        (None, Some(name)) => name.to_string_lossy(),
-        (None, None) => "model".into(),
-    }
-}
-
-fn plain(name: impl AsRef<str>) -> String {
+/// A name without signs that a shell or a file system might take amiss.
+pub fn plain(name: impl AsRef<str>) -> String {
     name.as_ref().chars().map(|c| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' }).collect()
 }
 

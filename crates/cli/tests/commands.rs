@@ -256,8 +256,9 @@ fn thoughts_are_kept_where_asked_for() {
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut names = tensors.names();
     names.sort_unstable();
-    assert_eq!(names, ["0.0", "0.1"]);
+    assert_eq!(names, ["0.0", "0.0.greedy", "0.1", "0.1.greedy"]);
     assert_eq!(tensors.tensor("0.1").unwrap().shape()[..2], [3, 6]);
+    assert_eq!(tensors.tensor("0.1.greedy").unwrap().shape()[0], 6);
 }
 
 /// Numbers of transformers, replayed: every dump beside the checkout, on the processor and on a GPU if there is one.
@@ -295,12 +296,13 @@ fn a_gpu_that_is_not_there_is_a_clear_error() {
 #[test]
 fn help_teaches() {
     let bench = Bench::new();
-    for command in ["eval", "solve", "inspect", "doctor", "verify", "bench"] {
+    let commands = ["eval", "solve", "sweep", "report", "inspect", "doctor", "verify", "bench"];
+    for command in commands {
         let help = bench.run(&[command, "--help"]).ok().out;
         assert!(help.contains("Examples:") && help.contains("LATENT_TTS_"), "{help}");
     }
     let help = bench.run(&["--help"]).ok().out;
-    assert!(["eval", "solve", "inspect", "doctor", "verify", "bench"].iter().all(|c| help.contains(c)), "{help}");
+    assert!(commands.iter().all(|c| help.contains(c)), "{help}");
     assert!(bench.run(&["--version"]).ok().out.contains("latent-tts"));
 }
 

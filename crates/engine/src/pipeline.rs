@@ -43,6 +43,8 @@ pub struct Outcome {
     pub sample: Sample,
     /// The thoughts of each trajectory: (thoughts, width), in the order of k.
     pub thoughts: Vec<Tensor>,
+    /// Those of the trajectory without perturbation, where it ran.
+    pub greedy_thoughts: Option<Tensor>,
     /// What was spent since the outcome before.
     pub seconds: Seconds,
 }
@@ -208,6 +210,7 @@ struct Gathering {
     trajectories: Vec<Trajectory>,
     greedy: Option<Trajectory>,
     thoughts: Vec<Tensor>,
+    greedy_thoughts: Option<Tensor>,
     diversity: StepDiversity,
     cost: Cost,
     done: bool,
@@ -220,6 +223,7 @@ impl Gathering {
             trajectories: Vec::new(),
             greedy: None,
             thoughts: Vec::new(),
+            greedy_thoughts: None,
             diversity: StepDiversity::new(width),
             cost: Cost::default(),
             done: false,
@@ -246,6 +250,7 @@ impl Gathering {
             self.thoughts.push(vectors);
         } else {
             self.greedy = Some(trajectory);
+            self.greedy_thoughts = Some(row.vectors.unwrap_or_default());
         }
         Ok(())
     }
@@ -276,6 +281,6 @@ impl Gathering {
             steps: self.cost.steps,
             flops: self.cost.flops,
         };
-        Outcome { sample, thoughts: self.thoughts, seconds }
+        Outcome { sample, thoughts: self.thoughts, greedy_thoughts: self.greedy_thoughts, seconds }
     }
 }

@@ -190,15 +190,16 @@ pub enum RewardHead {
         /// width -> 1
         classifier: Linear,
     },
-    /// Two layers over what the judge expected, what it thinks now and the thought itself.
+    /// A SwiGLU over what the judge expected, what it thinks now and the thought itself: its products can tell whether two
+    /// of them say the same.
     Compare {
-        /// From the hidden state at the thought: width -> inner
+        /// From the hidden state at the thought: width -> 2 width
         at: Linear,
-        /// From the hidden state one position before: width -> inner
+        /// From the hidden state one position before: width -> 2 width
         before: Linear,
-        /// From the thought: width -> inner
+        /// From the thought: width -> 2 width
         thought: Linear,
-        /// inner -> 1
+        /// width -> 1
         out: Linear,
     },
 }
@@ -211,15 +212,15 @@ impl RewardHead {
 
     /// From a reward model's checkpoint; the bias of a linear head is optional, a comparing head is as wide inside as the model.
     pub fn load(device: &Device, config: &Config, source: &impl TensorSource) -> Result<Self, Error> {
-        let (modules, width, inner) = (Modules { device, source }, config.width, config.width);
+        let (modules, width) = (Modules { device, source }, config.width);
         if source.has("classifier.weight") {
             return Ok(Self::Linear { classifier: modules.linear("classifier", width, 1)? });
         }
         Ok(Self::Compare {
-            at: modules.linear("compare.at", width, inner)?,
-            before: modules.linear("compare.before", width, inner)?,
-            thought: modules.linear("compare.thought", width, inner)?,
-            out: modules.linear("compare.out", inner, 1)?,
+            at: modules.linear("compare.at", width, 2 * width)?,
+            before: modules.linear("compare.before", width, 2 * width)?,
+            thought: modules.linear("compare.thought", width, 2 * width)?,
+            out: modules.linear("compare.out", width, 1)?,
         })
     }
 
@@ -232,7 +233,7 @@ impl RewardHead {
                 ops::add(device, &mut sum, &map(device, judged.before, before, Activation::None)?)?;
                 ops::add(device, &mut sum, &map(device, judged.thoughts, thought, Activation::None)?)?;
                 let mut inner = Tensor::default();
-                ops::activate(device, &sum, Activation::GeluTanh, Format::Single, &mut inner)?;
+                ops::swiglu(device, &sum, &mut inner)?;
                 map(device, &inner, out, Activation::None)?
             }
         };

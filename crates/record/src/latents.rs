@@ -4,7 +4,8 @@
 //! line. How many there must be follows from the lines alone, so a run that was stopped at any moment cuts what is beyond and
 //! goes on. At the end a header is put before them, in a file beside, which is then renamed.
 //!
-//! Tensor `SEED.ID` is (trajectories, thoughts, width), or (thoughts of all trajectories, width) where they differ in length.
+//! Tensor `SEED.ID` is (trajectories, thoughts, width), or (thoughts of all trajectories, width) where they differ in length;
+//! `SEED.ID.greedy` is (thoughts, width) of the trajectory without perturbation, where one ran.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -48,7 +49,8 @@ impl Latents {
         }
     }
 
-    /// Writes the thoughts of a sample, trajectory after trajectory, before the sample itself is.
+    /// Writes the thoughts of a sample, trajectory after trajectory and the one without perturbation last, before the sample
+    /// itself is.
     pub fn append<'a>(&mut self, sample: &Sample, thoughts: impl IntoIterator<Item = &'a [f32]>) -> Result<(), Error> {
         let numbers: Vec<u8> = thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
         debug_assert_eq!(numbers.len() as u64, bytes(sample, self.width), "thoughts of another number or width");
@@ -88,10 +90,16 @@ impl Latents {
                 Some(&thoughts) if even => json!([counts.len(), thoughts, self.width]),
                 _ => json!([counts.iter().sum::<u32>(), self.width]),
             };
-            let end = at + bytes(&sample, self.width);
-            let place = json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
-            tensors.insert(format!("{}.{}", sample.seed, sample.id), place);
-            at = end;
+            let name = format!("{}.{}", sample.seed, sample.id);
+            let mut put = |name: String, shape: Value, thoughts: u64| {
+                let end = at + size(thoughts, self.width);
+                tensors.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] }));
+                at = end;
+            };
+            put(name.clone(), shape, counts.iter().map(|&count| u64::from(count)).sum());
+            if let Some(greedy) = &sample.greedy {
+                put(format!("{name}.greedy"), json!([greedy.thoughts, self.width]), u64::from(greedy.thoughts));
+            }
         }
         let mut header = Value::Object(tensors).to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
@@ -100,7 +108,11 @@ impl Latents {
 }
 
 fn bytes(sample: &Sample, width: usize) -> u64 {
-    let thoughts: u64 = sample.trajectories.iter().map(|t| u64::from(t.thoughts)).sum();
+    let all = sample.trajectories.iter().chain(&sample.greedy);
+    size(all.map(|t| u64::from(t.thoughts)).sum(), width)
+}
+
+fn size(thoughts: u64, width: usize) -> u64 {
     thoughts * width as u64 * size_of::<f32>() as u64
 }
 
@@ -117,7 +129,7 @@ mod tests {
     }
 
     fn thoughts(sample: &Sample) -> Vec<f32> {
-        let count: u32 = sample.trajectories.iter().map(|t| t.thoughts).sum();
+        let count: u32 = sample.trajectories.iter().chain(&sample.greedy).map(|t| t.thoughts).sum();
         (0..count as usize * WIDTH).map(|i| (sample.id * 100) as f32 + i as f32).collect()
     }
 
@@ -125,7 +137,8 @@ mod tests {
     fn a_stopped_run_goes_on_and_ends_as_one_that_was_not() {
         let dir = tempfile::tempdir().unwrap();
         let manifest = Manifest { questions: 2, seeds: vec![7], ..Manifest::default() };
-        let samples = [sample(0, &[2, 2]), sample(1, &[1, 0, 2])];
+        let greedy = Some(Trajectory { thoughts: 1, ..Trajectory::default() });
+        let samples = [Sample { greedy, ..sample(0, &[2, 2]) }, sample(1, &[1, 0, 2])];
         let mut writer = RunDir::create(dir.path(), &manifest).unwrap();
         let mut latents = Latents::open(dir.path(), WIDTH).unwrap();
         latents.append(&samples[0], [&thoughts(&samples[0])[..]]).unwrap();
@@ -144,7 +157,8 @@ mod tests {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
         assert_eq!(header["7.0"], json!({ "dtype": "F32", "shape": [2, 2, 3], "data_offsets": [0, 48] }));
-        assert_eq!(header["7.1"], json!({ "dtype": "F32", "shape": [3, 3], "data_offsets": [48, 84] }));
+        assert_eq!(header["7.0.greedy"], json!({ "dtype": "F32", "shape": [1, 3], "data_offsets": [48, 60] }));
+        assert_eq!(header["7.1"], json!({ "dtype": "F32", "shape": [3, 3], "data_offsets": [60, 96] }));
         let numbers: Vec<f32> = bytes[8 + length..].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         assert_eq!(numbers, [thoughts(&samples[0]), thoughts(&samples[1])].concat());
         assert!(!dir.path().join(PART).exists());

@@ -1,6 +1,9 @@
-//! Every way a run can fail to be measured, one variant each.
+//! Every way a run can fail to be measured or shown, one variant each.
 
-/// Why there are no metrics.
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why there are no metrics, or no report.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The run directory could not be read.
@@ -40,4 +43,80 @@ pub enum Error {
         /// The seed.
         seed: u64,
     },
+    /// Something is wrong with one of several runs.
+    #[error("{path}")]
+    Run {
+        /// The run directory.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<Self>,
+    },
+    /// The run did not end.
+    #[error(
+        "{path} holds {found} of {expected} records; continue it with `latent-tts eval --resume`, or pass --partial to \
+         report what there is"
+    )]
+    Incomplete {
+        /// The run directory.
+        path: PathBuf,
+        /// The records on file.
+        found: usize,
+        /// The records that its manifest promises.
+        expected: usize,
+    },
+    /// The run has more than was asked for.
+    #[error("{path} holds {found} records where its manifest.json says {expected}; its samples.jsonl is of another run")]
+    Surplus {
+        /// The run directory.
+        path: PathBuf,
+        /// The records on file.
+        found: usize,
+        /// The records that its manifest promises.
+        expected: usize,
+    },
+    /// A sample is of another run.
+    #[error("{path} holds records under seed {seed}, which its manifest.json does not name; its samples.jsonl is of another run")]
+    Foreign {
+        /// The run directory.
+        path: PathBuf,
+        /// The seed.
+        seed: u64,
+    },
+    /// The file of thoughts is damaged.
+    #[error("{path} cannot be used; remove it, or run again with --latents --overwrite")]
+    Latents {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// No run was named.
+    #[error("no run directory was given; name one or more that `latent-tts eval` wrote")]
+    NoRuns,
+    /// A file could not be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// A figure is too large to become pixels.
+    #[error("the figure {name} of {panels} panels is too large for a picture; report fewer runs at once")]
+    Picture {
+        /// The figure.
+        name: &'static str,
+        /// Its panels.
+        panels: usize,
+    },
+}
+
+impl Error {
+    /// The same, said of one run of several. What names its files already stays as it is.
+    pub(crate) fn of(self, path: &Path) -> Self {
+        match self {
+            Self::Record(_) => self,
+            source => Self::Run { path: path.into(), source: Box::new(source) },
+        }
+    }
 }

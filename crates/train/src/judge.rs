@@ -4,7 +4,7 @@
 
 use model::{Cache, Dropout, LearnedLinear, Learner, Masks, Parameter, Pass, Sequence, TensorSource};
 use serde::{Deserialize, Serialize};
-use tensor::ops::{self, Activation, Format};
+use tensor::ops::{self, Format};
 use tensor::rng::Draw;
 use tensor::{Device, DeviceError, Tensor};
 
@@ -44,7 +44,7 @@ impl Case {
 pub enum HeadKind {
     /// A linear map of the hidden state at the thought (the published layout).
     Linear,
-    /// Two layers over the hidden states at the thought and one position before it, and the thought itself: the judge may
+    /// A SwiGLU over the hidden states at the thought and one position before it, and the thought itself: the judge may
     /// compare what it expected with what came.
     Compare,
 }
@@ -53,7 +53,7 @@ pub enum HeadKind {
 #[derive(Debug)]
 pub enum ScoreLearner {
     /// width -> 1
-    Linear(LearnedLinear),
+    Linear(Box<LearnedLinear>),
     /// Three maps to one inner layer, and one from it.
     Compare(Box<Comparing>),
 }
@@ -80,16 +80,16 @@ impl ScoreLearner {
         device: &Device,
         source: &impl TensorSource,
         kind: HeadKind,
-        (width, inner): (usize, usize),
+        width: usize,
     ) -> Result<Self, model::Error> {
         let load = |name: &str, shape| LearnedLinear::load(device, source, name, shape);
         Ok(match kind {
-            HeadKind::Linear => Self::Linear(load("classifier", (width, 1))?),
+            HeadKind::Linear => Self::Linear(Box::new(load("classifier", (width, 1))?)),
             HeadKind::Compare => Self::Compare(Box::new(Comparing {
-                at: load("compare.at", (width, inner))?,
-                before: load("compare.before", (width, inner))?,
-                thought: load("compare.thought", (width, inner))?,
-                out: load("compare.out", (inner, 1))?,
+                at: load("compare.at", (width, 2 * width))?,
+                before: load("compare.before", (width, 2 * width))?,
+                thought: load("compare.thought", (width, 2 * width))?,
+                out: load("compare.out", (width, 1))?,
             })),
         })
     }
@@ -132,7 +132,7 @@ impl ScoreLearner {
                 ops::add(device, &mut before, &maps.before.forward(device, &of.before)?)?;
                 ops::add(device, &mut before, &maps.thought.forward(device, &of.thought)?)?;
                 let mut inner = Tensor::default();
-                ops::activate(device, &before, Activation::GeluTanh, Format::Single, &mut inner)?;
+                ops::swiglu(device, &before, &mut inner)?;
                 Ok((maps.out.forward(device, &inner)?, [before, inner]))
             }
         }
@@ -151,7 +151,7 @@ impl ScoreLearner {
             Self::Compare(maps) => {
                 let dinner = maps.out.backward(device, inner, dscores)?;
                 let mut dbefore = Tensor::default();
-                ops::activate_backward(device, before, Activation::GeluTanh, &dinner, Format::Single, &mut dbefore)?;
+                ops::swiglu_backward(device, before, &dinner, Format::Single, &mut dbefore)?;
                 maps.thought.backward(device, &of.thought, &dbefore)?;
                 let dat = maps.at.backward(device, &of.at, &dbefore)?;
                 Ok((dat, Some(maps.before.backward(device, &of.before, &dbefore)?)))

@@ -19,7 +19,7 @@ use tensor::Tensor;
 use crate::aggregation::Aggregation;
 use crate::args::EvalArgs;
 use crate::interrupt::{Gate, resume_command};
-use crate::load::Models;
+use crate::load::{Loaded, Models};
 use crate::printer::{Printer, Progress, show_seconds};
 use crate::settings::{self, Sampling, Start};
 use crate::{fingerprint, manifest};
@@ -35,33 +35,25 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let questions = question::read(&job.data, args.limit.map(NonZeroUsize::get))?;
     let device = args.device.open()?;
     let loaded = job.models.load(&device, printer)?;
-    let settings = job.sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?);
-    let engine = loaded.engine(job.aggregation.apply(settings));
-    engine.check(&questions)?;
-
-    let manifest = job.manifest(&engine, &questions)?;
-    let out = job
-        .out
-        .clone()
-        .unwrap_or_else(|| Path::new("runs").join(manifest::default_name(&job.models.reasoner, &job.data, &manifest)));
-    let writer = open(job.start, &out, &manifest)?;
-    printer.note(&format!("run directory {}", out.display()));
-    let width = loaded.reasoner.decoder.config().width;
-    let keep = args.latents && writer.done() < job.seeds.len() * questions.len();
-    let latents = if keep { Some(Latents::open(&out, width)?) } else { None };
-    let run = sample(&engine, &questions, &job.seeds, Records { writer, latents }, printer)?;
-
-    let Aggregation { rules: aggregators, tuning, .. } = job.aggregation;
-    let settings = MetricSettings { ks: job.ks, aggregators, tuning, ..MetricSettings::default() };
-    let results = metrics::of_run(&run, &settings)?;
-    run.write_results(&results)?;
+    let engine = job.engine(&loaded, crate::load::memory(args.memory, &device)?);
+    let Evaluated { out, run, results } = job.evaluate(&engine, &questions, printer)?;
     let text = || format!("{}\nsamples and results are in {}", report::table::render(&results, printer.width()), out.display());
-    printer.result(&document(&out, &manifest, &results)?, text)?;
+    printer.result(&document(&out, run.manifest(), &results)?, text)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// A finished run.
+pub struct Evaluated {
+    /// Its directory.
+    pub out: PathBuf,
+    /// Its records.
+    pub run: RunDir,
+    /// What came of it.
+    pub results: Results,
+}
+
 /// What the flags mean, as far as it can be known before anything is read.
-struct Job {
+pub struct Job {
     models: Models,
     data: PathBuf,
     sampling: Sampling,
@@ -70,10 +62,12 @@ struct Job {
     ks: Vec<usize>,
     out: Option<PathBuf>,
     start: Start,
+    keep_latents: bool,
 }
 
 impl Job {
-    fn of(args: &EvalArgs) -> Result<Self> {
+    /// What the flags say.
+    pub fn of(args: &EvalArgs) -> Result<Self> {
         let sampling = Sampling::of(&args.sampling, SAMPLES)?;
         let models = Models::of(&args.model)?;
         Ok(Self {
@@ -85,7 +79,32 @@ impl Job {
             data: settings::data_file(args.data.as_deref())?,
             sampling,
             out: args.out.clone(),
+            keep_latents: args.latents,
         })
+    }
+
+    /// The engine with these models, told what to do.
+    pub fn engine<'a>(&self, loaded: &'a Loaded, memory: usize) -> Engine<'a> {
+        loaded.engine(self.aggregation.apply(self.sampling.settings(&loaded.reasoner.method, memory)))
+    }
+
+    /// Samples and measures all questions; what is on file is not sampled again.
+    pub fn evaluate(&self, engine: &Engine<'_>, questions: &[Question], printer: &Printer) -> Result<Evaluated> {
+        engine.check(questions)?;
+        let manifest = self.manifest(engine, questions)?;
+        let name = || Path::new("runs").join(manifest::default_name(&self.models.reasoner, &self.data, &manifest));
+        let out = self.out.clone().unwrap_or_else(name);
+        let writer = open(self.start, &out, &manifest)?;
+        printer.note(&format!("run directory {}", out.display()));
+        let width = engine.reasoner.decoder.config().width;
+        let keep = self.keep_latents && writer.done() < self.seeds.len() * questions.len();
+        let latents = if keep { Some(Latents::open(&out, width)?) } else { None };
+        let run = sample(engine, questions, &self.seeds, Records { writer, latents }, printer)?;
+        let Aggregation { rules: aggregators, tuning, .. } = self.aggregation.clone();
+        let settings = MetricSettings { ks: self.ks.clone(), aggregators, tuning, ..MetricSettings::default() };
+        let results = metrics::of_run(&run, &settings)?;
+        run.write_results(&results)?;
+        Ok(Evaluated { out, run, results })
     }
 
     fn manifest(&self, engine: &Engine<'_>, questions: &[Question]) -> Result<Manifest> {
@@ -163,7 +182,7 @@ struct Records {
 impl Records {
     fn add(&mut self, outcome: &Outcome) -> Result<(), record::Error> {
         if let Some(latents) = &mut self.latents {
-            latents.append(&outcome.sample, outcome.thoughts.iter().map(Tensor::data))?;
+            latents.append(&outcome.sample, outcome.thoughts.iter().chain(&outcome.greedy_thoughts).map(Tensor::data))?;
         }
         self.writer.append(&outcome.sample)?;
         if outcome.seconds == Seconds::default() { Ok(()) } else { self.writer.time(&outcome.seconds) }

@@ -43,7 +43,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         ScoreHeadKind::Compare => HeadKind::Compare,
     };
     let learner = device.run(|| Learner::load(&device, &config, &checkpoint, LmHead::Without))?;
-    let head = ScoreLearner::load(&device, &fresh, kind, (config.width, config.width))?;
+    let head = ScoreLearner::load(&device, &fresh, kind, config.width)?;
     let reader = |name: &str| Digits::new(&device, &fresh, name, config.width);
     let expectations = match args.digits {
         weight if weight > 0.0 => Some(Expectations { current: reader("digits.current")?, next: reader("digits.next")?, weight }),

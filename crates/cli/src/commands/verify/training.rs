@@ -104,7 +104,7 @@ fn judge(device: &Device, dir: &Path) -> Result<Judge> {
     let checkpoint = Checkpoint::open(&dir.join("latent-rm"))?;
     let config = checkpoint.config();
     let learner = device.run(|| Learner::load(device, config, &checkpoint, LmHead::Without))?;
-    let head = ScoreLearner::load(device, &checkpoint, HeadKind::Linear, (config.width, 0))?;
+    let head = ScoreLearner::load(device, &checkpoint, HeadKind::Linear, config.width)?;
     Ok(Judge::new(learner, head, None))
 }
 

@@ -1,0 +1,209 @@
+"""Drives the report's page in Chromium over its DevTools pipe: browser.py CHROMIUM FOLDER [SCREENSHOTS].
+
+FOLDER holds report.html and the run directories it was made from (crates/report/examples/synthetic_runs.rs). What the page
+counts is counted again here from samples.jsonl. With SCREENSHOTS, pictures for people are written there.
+"""
+
+import base64
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+
+
+class Browser:
+    """Chromium's DevTools protocol over two pipes: JSON messages, each ended by a zero byte."""
+
+    def __init__(self, chromium):
+        self.profile = tempfile.mkdtemp()
+        (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
+        wiring = f"exec 3<&{their_in} 4>&{their_out}; exec \"$@\""
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe"]
+        command = ["bash", "-c", wiring, "bash", chromium, *flags, f"--user-data-dir={self.profile}", "about:blank"]
+        self.process = subprocess.Popen(command, pass_fds=(their_in, their_out), stderr=subprocess.DEVNULL)
+        os.close(their_in), os.close(their_out)
+        self.out, self.incoming = os.fdopen(our_out, "wb", 0), os.fdopen(our_in, "rb")
+        self.buffer, self.number, self.session, self.events = b"", 0, None, []
+
+    def read(self):
+        while b"\0" not in self.buffer:
+            part = os.read(self.incoming.fileno(), 1 << 16)
+            if not part:
+                sys.exit("chromium ended early")
+            self.buffer += part
+        text, self.buffer = self.buffer.split(b"\0", 1)
+        return json.loads(text)
+
+    def call(self, method, **parameters):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        self.out.write(json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.read()
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    sys.exit(f"{method}: {answer['error']}")
+                return answer["result"]
+            self.events.append(answer)
+
+    def wait(self, method):
+        while not any(event.get("method") == method for event in self.events):
+            self.events.append(self.read())
+
+    def value(self, expression):
+        """What a JavaScript expression gives."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            sys.exit(f"{expression}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+        shutil.rmtree(self.profile, ignore_errors=True)
+
+
+def complaints(events):
+    """Errors, warnings and requests that are not the page itself."""
+    for event in events:
+        method, about = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            yield about["exceptionDetails"]["text"]
+        elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
+            yield f"console: {about['args']}"
+        elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
+            yield f"log: {about['entry']['text']}"
+        elif method == "Network.requestWillBeSent" and not about["request"]["url"].startswith(("file:", "data:")):
+            yield f"request: {about['request']['url']}"
+
+
+def check(what, found, expected):
+    if found != expected:
+        sys.exit(f"{what}: the page says {found!r}, it should be {expected!r}")
+    print(f"ok {what}: {found}")
+
+
+def right(trajectory):
+    return bool(trajectory and trajectory["correct"])
+
+
+def majority(trajectories):
+    """The first answer with the most votes, ties by summed mean reward, as the records' own rule has it."""
+    votes = {}
+    for trajectory in trajectories:
+        if trajectory["answer"] is not None:
+            entry = votes.setdefault(trajectory["answer"], [0, 0.0, trajectory])
+            entry[0] += 1
+            entry[1] += sum(trajectory["scores"]) / len(trajectory["scores"])
+    return max(votes.values(), key=lambda entry: entry[:2])[2] if votes else None
+
+
+def expected_counts(samples):
+    some = lambda s: any(right(t) for t in s["trajectories"])
+    every = lambda s: all(right(t) for t in s["trajectories"])
+    greedy, vote = lambda s: right(s["greedy"]), lambda s: right(majority(s["trajectories"]))
+    rules = {
+        "all": lambda s: True,
+        "rescued": lambda s: not greedy(s) and some(s),
+        "gained": lambda s: not greedy(s) and vote(s),
+        "lost": lambda s: greedy(s) and not vote(s),
+        "missed": lambda s: not vote(s) and some(s),
+        "never": lambda s: not some(s),
+        "always": every,
+    }
+    return {name: sum(map(rule, samples)) for name, rule in rules.items()}
+
+
+COUNT = "Number(document.getElementById('count').textContent.split(' ')[0])"
+
+
+def choose(browser, control, value, event="change"):
+    browser.value(f"(() => {{ const c = document.getElementById('{control}'); c.value = {json.dumps(value)};"
+                  f" c.dispatchEvent(new Event('{event}')); }})()")
+
+
+def picture(browser, folder, name, width, height, mobile=False, whole=False):
+    if folder is None:
+        return
+    browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+    shot = browser.call("Page.captureScreenshot", captureBeyondViewport=whole)
+    (folder / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+
+
+def main(chromium, folder, shots=None):
+    folder, shots = pathlib.Path(folder).resolve(), pathlib.Path(shots) if shots else None
+    run = folder / "dropout-0.05"
+    samples = [json.loads(line) for line in (run / "samples.jsonl").open()]
+    count, thoughts = len(samples[0]["trajectories"]), samples[0]["trajectories"][0]["thoughts"]
+    for figure in (folder / "figures").glob("*.svg"):
+        xml.etree.ElementTree.parse(figure)
+    browser = Browser(chromium)
+    try:
+        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        browser.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            browser.call(f"{domain}.enable")
+        browser.call("Page.navigate", url=(folder / "report.html").as_uri())
+        browser.wait("Page.loadEventFired")
+        check("ready", browser.value("document.documentElement.dataset.ready"), "true")
+        milliseconds = browser.value("Math.round(performance.getEntriesByType('navigation')[0].loadEventEnd)")
+        print(f"   {(folder / 'report.html').stat().st_size / 1e6:.1f} MB, loaded in {milliseconds} ms")
+
+        panels = "[...document.querySelectorAll('.panel svg')]"
+        check("no panel without size", browser.value(f"{panels}.filter(s => s.getBoundingClientRect().height < 100).length"), 0)
+        check("panels are there", browser.value(f"{panels}.length >= 7"), True)
+        check("rows of the summary", browser.value("document.querySelectorAll('#summary tbody tr').length"),
+              len(list(folder.glob("*/manifest.json"))))
+
+        for name, number in expected_counts(samples).items():
+            choose(browser, "filter", name)
+            check(f"questions, filter {name}", browser.value(COUNT), number)
+        choose(browser, "filter", "all")
+        word = "question 17?"
+        choose(browser, "search", word, "input")
+        check("questions, search", browser.value(COUNT), sum(all(w in s["question"] for w in word.split()) for s in samples))
+        choose(browser, "search", "", "input")
+        choose(browser, "order", "hard")
+        shares = [sum(map(right, s["trajectories"])) for s in samples]
+        check("hardest first", browser.value("state.found[0].right"), min(shares))
+        choose(browser, "order", "given")
+
+        check("rows of the list at first", browser.value("document.querySelectorAll('#list button[data-id]').length"), min(150, len(samples)))
+        browser.value("document.querySelector('#list .more')?.click()")
+        check("rows after more", browser.value("document.querySelectorAll('#list button[data-id]').length"), min(300, len(samples)))
+        browser.value("document.querySelector('#list button[data-id=\"5\"]').click()")
+        check("a question is shown", browser.value("document.querySelector('#detail .question').textContent"), samples[5]["question"])
+        check("text is not markup", browser.value("document.querySelectorAll('#browser b b, .question b, .words b').length"), 0)
+        check("heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 1))
+        check("map", browser.value("document.querySelectorAll('.map polyline').length"), count + 1)
+        browser.value("document.querySelector('.panel [data-tip]').dispatchEvent("
+                      "new PointerEvent('pointermove', {bubbles: true, clientX: 9, clientY: 9}))")
+        check("a value when pointed at", browser.value("tip.style.display + ' ' + tip.textContent.includes('coverage')"), "block true")
+        choose(browser, "run", "1")
+        check("another run", browser.value(COUNT), len(samples))
+
+        picture(browser, shots, "wide", 1300, 900, whole=True)
+        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        check("no sideways scrolling on a phone", browser.value("document.documentElement.scrollWidth <= 390"), True)
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        dark = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(x => x < 40)"
+        check("dark mode", browser.value(dark), True)
+        picture(browser, shots, "phone-dark", 390, 844, mobile=True, whole=True)
+
+        check("complaints", list(complaints(browser.events)), [])
+        # And now one on purpose: the page may not fetch anything, and this script would have noticed.
+        check("a request is refused", browser.value("fetch('https://example.com/').then(() => 'sent', () => 'refused')"), "refused")
+        browser.value("1")
+        check("and seen", bool(list(complaints(browser.events))), True)
+    finally:
+        browser.close()
+    print("the page works")
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,48 @@
+//! The paper's advice for those who do not sweep: the strengths that work well for a backbone (section 5.1).
+
+use model::config::Architecture;
+use serde::{Deserialize, Serialize};
+
+/// The advice, and whether what was found agrees.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Band {
+    /// The weakest strength it names.
+    pub low: f64,
+    /// The strongest.
+    pub high: f64,
+    /// Whether the best value lies within.
+    pub contains_best: bool,
+    /// Whether a value that cannot be told from the best lies within.
+    pub contains_as_good: bool,
+}
+
+impl Band {
+    /// The band for models of an architecture; the paper gives none for Qwen.
+    pub fn of(architecture: Architecture, noise: bool) -> Option<Self> {
+        let (low, high) = match (architecture, noise) {
+            (Architecture::Gpt2, false) => (0.1, 0.3),
+            (Architecture::Gpt2, true) => (0.5, 0.7),
+            (Architecture::Llama, _) => (0.01, 0.03),
+            (Architecture::Qwen3, _) => return None,
+        };
+        Some(Self { low, high, contains_best: false, contains_as_good: false })
+    }
+
+    /// Whether a strength lies within.
+    pub fn holds(&self, strength: f64) -> bool {
+        (self.low..=self.high).contains(&strength)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_belong_to_the_band() {
+        let band = Band::of(Architecture::Gpt2, false).unwrap();
+        assert!([0.1, 0.2, 0.3].iter().all(|p| band.holds(*p)));
+        assert!([0.0, 0.09, 0.31].iter().all(|p| !band.holds(*p)));
+        assert_eq!(Band::of(Architecture::Qwen3, true), None);
+    }
+}

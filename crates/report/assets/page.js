@@ -1,0 +1,295 @@
+// The page's script: values of what is pointed at, and the browser for single questions.
+// Data come from src/page/data.rs; nothing is fetched, and text only ever goes into text nodes and attributes.
+"use strict";
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element with attributes and children; strings become text. */
+function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  return fill(element, attributes, children);
+}
+
+/** The same for SVG. */
+function draw(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+// What is pointed at says its value.
+const tip = document.body.appendChild(make("div", { id: "tip", role: "tooltip" }));
+function showTip(event) {
+  const target = event.target.closest && event.target.closest("[data-tip]");
+  tip.style.display = target ? "block" : "none";
+  if (!target) return;
+  tip.textContent = target.dataset.tip;
+  const { width, height } = tip.getBoundingClientRect();
+  tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 4)) + "px";
+  tip.style.top = Math.max(4, event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18) + "px";
+}
+for (const name of ["pointermove", "pointerdown"]) document.addEventListener(name, showTip);
+
+/** A row of data with names: the columns of `question` in src/page/data.rs. */
+function named(row) {
+  const [id, question, gold, answers, given, thoughts, rewards, map, verdicts, greedy, beam] = row;
+  const right = given.filter((place) => answers[place][1]).length;
+  const verdict = (place) => (place < 0 ? null : answers[place]);
+  const [vote, weighted, best] = verdicts.map(verdict);
+  const lengths = Array.isArray(thoughts) ? thoughts : given.map(() => thoughts);
+  return { id, question, gold, answers, given, lengths, rewards, map, greedy, beam, vote, weighted, best, right };
+}
+
+const isRight = (answer) => Boolean(answer && answer[1]);
+const FILTERS = [
+  ["all", "all questions", () => true],
+  ["rescued", "greedy wrong, but some trajectory right", (q) => q.greedy && !isRight(q.greedy) && q.right > 0],
+  ["gained", "greedy wrong, majority right", (q) => q.greedy && !isRight(q.greedy) && isRight(q.vote)],
+  ["lost", "greedy right, majority wrong", (q) => isRight(q.greedy) && !isRight(q.vote)],
+  ["missed", "majority wrong, but some trajectory right", (q) => !isRight(q.vote) && q.right > 0],
+  ["misjudged", "best of N wrong, but some trajectory right", (q) => q.best && !isRight(q.best) && q.right > 0],
+  ["never", "no trajectory right", (q) => q.right === 0],
+  ["always", "every trajectory right", (q) => q.right > 0 && q.right === q.given.length],
+];
+const ORDERS = [
+  ["given", "as in the data", (a, b) => a.id - b.id],
+  ["hard", "fewest right first", (a, b) => a.right / a.given.length - b.right / b.given.length || a.id - b.id],
+  ["torn", "most different answers first", (a, b) => b.answers.length - a.answers.length || a.id - b.id],
+];
+/** Rows of the list that are made at a time. */
+const PAGE = 150;
+
+const state = { run: 0, questions: [], found: [], shown: 0, current: null, byReward: true };
+
+function options(select, all) {
+  select.append(...all.map(([value, label]) => make("option", { value }, label)));
+}
+
+function openRun(index) {
+  state.run = index;
+  state.questions = data.runs[index].questions.map(named);
+  state.current = null;
+  update();
+}
+
+function update() {
+  const filter = FILTERS.find(([name]) => name === $("filter").value)[2];
+  const order = ORDERS.find(([name]) => name === $("order").value)[2];
+  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const holds = (q) => {
+    const text = `${q.id} ${q.question} ${q.gold} ${q.answers.map(([answer]) => answer).join(" ")}`.toLowerCase();
+    return words.every((word) => text.includes(word));
+  };
+  state.found = state.questions.filter((q) => filter(q) && holds(q)).sort(order);
+  state.shown = 0;
+  $("count").textContent = `${state.found.length} of ${state.questions.length} questions`;
+  $("list").replaceChildren();
+  more();
+  if (!state.found.includes(state.current)) open(state.found[0] || null);
+  else mark();
+}
+
+/** The next rows of the list. */
+function more() {
+  const list = $("list");
+  if (list.lastChild && list.lastChild.firstChild.classList.contains("more")) list.lastChild.remove();
+  const next = state.found.slice(state.shown, state.shown + PAGE);
+  state.shown += next.length;
+  list.append(...next.map(entry));
+  const left = state.found.length - state.shown;
+  if (left > 0) {
+    const button = make("button", { class: "more", type: "button" }, `show more (${left} left)`);
+    button.addEventListener("click", more);
+    list.append(make("li", {}, button));
+  }
+  mark();
+}
+
+function entry(q) {
+  const share = q.given.length ? (100 * q.right) / q.given.length : 0;
+  const bar = make("span", { class: "bar", "data-tip": `${q.right} of ${q.given.length} trajectories right` });
+  bar.append(make("i", { style: `width:${share.toFixed(1)}%` }));
+  bar.style.display = "block";
+  const button = make("button", { type: "button", "data-id": q.id });
+  button.append(make("span", {}, `${q.id}`), make("span", { class: "words" }, q.question), make("span", { class: "share" }, bar));
+  button.addEventListener("click", () => open(q));
+  return make("li", {}, button);
+}
+
+function mark() {
+  for (const button of $("list").querySelectorAll("button[data-id]")) {
+    const current = state.current && Number(button.dataset.id) === state.current.id;
+    button.setAttribute("aria-current", String(Boolean(current)));
+  }
+}
+
+function open(q) {
+  state.current = q;
+  mark();
+  const parts = q ? [heading(q), chips(q), votes(q), ...strip(q), ...map(q)] : [make("p", { class: "note" }, "no question fits")];
+  $("detail").replaceChildren(...parts);
+}
+
+function heading(q) {
+  const box = make("div");
+  box.append(make("h3", {}, `Question ${q.id}`), make("p", { class: "question" }, q.question));
+  return box;
+}
+
+const show = (answer) => (answer[0] === null ? "no answer" : answer[0]);
+
+function chips(q) {
+  const rows = [["greedy", q.greedy], ["majority", q.vote], ["weighted vote", q.weighted], ["best of N", q.best], ["beam search", q.beam]];
+  const box = make("div", { class: "chips" });
+  box.append(make("span", { class: "chip" }, "right answer: ", make("b", {}, q.gold)));
+  for (const [name, answer] of rows) {
+    if (!answer) continue;
+    const word = answer[1] ? "right" : "wrong";
+    const sign = answer[1] ? "✓ " : "✗ ";
+    const chip = make("span", { class: "chip", "data-tip": answer[2] || word }, `${name}: `);
+    chip.append(make("b", { class: word }, sign + show(answer)));
+    box.append(chip);
+  }
+  return box;
+}
+
+function votes(q) {
+  const counts = q.answers.map((answer, place) => ({ answer, count: q.given.filter((given) => given === place).length }));
+  counts.sort((a, b) => b.count - a.count);
+  const box = make("div");
+  box.append(make("h3", {}, `Votes: ${q.given.length} trajectories, ${q.answers.length} different answers, ${q.right} right`));
+  const table = make("div", { class: "votes" });
+  const most = counts.length ? counts[0].count : 1;
+  for (const { answer, count } of counts.slice(0, 12)) {
+    const word = answer[1] ? "right" : "wrong";
+    const bar = make("div", { class: `length ${word}`, style: `width:${((100 * count) / most).toFixed(1)}%` });
+    table.append(make("span", { class: `answer ${word}` }, (answer[1] ? "✓ " : "") + show(answer)), bar, make("span", {}, `${count}`));
+    // A text that is hardly more than its answer says nothing new.
+    if (answer[2].length > 40) table.append(make("span", { class: "text" }, answer[2]));
+  }
+  box.append(table);
+  if (counts.length > 12) box.append(make("p", { class: "note" }, `and ${counts.length - 12} answers with fewer votes`));
+  return box;
+}
+
+const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+/** Step rewards: a column for each trajectory, a row for each thought. */
+function strip(q) {
+  const range = data.runs[state.run].range;
+  if (!range || !q.rewards) return [make("p", { class: "note" }, "No rewards: the run had no reward model.")];
+  const raw = bytes(q.rewards);
+  let at = 0;
+  const columns = q.given.map((place, k) => {
+    const own = Array.from(raw.slice(at, (at += q.lengths[k])), (byte) => range[0] + (byte / 255) * (range[1] - range[0]));
+    return { k, answer: q.answers[place], own, mean: own.length ? own.reduce((a, b) => a + b) / own.length : -Infinity };
+  });
+  if (state.byReward) columns.sort((a, b) => b.mean - a.mean || a.k - b.k);
+  const rows = Math.max(1, ...q.lengths);
+  const [width, height, foot] = [10, 12, 10];
+  const svg = draw("svg", { class: "strip", viewBox: `0 0 ${columns.length * width} ${rows * height + foot}`, preserveAspectRatio: "none" });
+  svg.style.height = `${rows * 14 + foot}px`;
+  columns.forEach(({ k, answer, own, mean }, x) => {
+    const who = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}\nmean reward ${mean.toFixed(3)}`;
+    own.forEach((reward, t) => {
+      const box = { x: x * width, y: t * height, width: width - 0.6, height: height - 0.6 };
+      svg.append(draw("rect", { ...box, fill: heat((reward - range[0]) / (range[1] - range[0] || 1)),
+        "data-tip": `${who}\nthought ${t + 1}: reward ${reward.toFixed(3)}` }));
+    });
+    const foundation = { x: x * width, y: rows * height + 2, width: width - 0.6, height: foot - 2 };
+    svg.append(draw("rect", { ...foundation, style: `fill:var(--${answer[1] ? "right" : "wrong"})`, "data-tip": who }));
+  });
+  const box = make("input", { type: "checkbox", id: "by-reward" });
+  box.checked = state.byReward;
+  box.addEventListener("change", () => { state.byReward = box.checked; open(state.current); });
+  const label = make("label", { class: "note" }, box, " highest mean reward first");
+  const note = `Columns are trajectories, rows their thoughts from first (top) to last; from dark, ${range[0].toFixed(2)}, to bright, ` +
+    `${range[1].toFixed(2)}. The foot is green where the answer is right.`;
+  return [make("h3", {}, "Step rewards"), label, svg, make("p", { class: "note" }, note)];
+}
+
+/** Dark violet over red to light yellow: ordered for the colour-blind and in print. */
+function heat(share) {
+  const stops = [[35, 16, 71], [114, 31, 129], [205, 64, 113], [253, 150, 104], [252, 237, 176]];
+  const place = Math.max(0, Math.min(0.9999, share)) * (stops.length - 1);
+  const [from, to] = [stops[Math.floor(place)], stops[Math.floor(place) + 1]];
+  const mixed = from.map((x, i) => Math.round(x + (to[i] - x) * (place % 1)));
+  return `rgb(${mixed.join(",")})`;
+}
+
+/** The trajectories on the map of their thoughts. */
+function map(q) {
+  if (!q.map) return [make("p", { class: "note" }, "No map: the thoughts were not kept (eval --latents), or the page had no room for them.")];
+  const raw = bytes(q.map);
+  const [width, height, air] = [520, 360, 14];
+  const places = Array.from({ length: raw.length / 2 }, (_, i) => [raw[2 * i], raw[2 * i + 1]]);
+  const span = [0, 1].map((axis) => {
+    const all = places.map((place) => place[axis]);
+    return [Math.min(...all), Math.max(1 + Math.min(...all), ...all)];
+  });
+  const place = ([x, y]) => [
+    air + ((x - span[0][0]) / (span[0][1] - span[0][0])) * (width - 2 * air),
+    height - air - ((y - span[1][0]) / (span[1][1] - span[1][0])) * (height - 2 * air),
+  ].map((number) => number.toFixed(1));
+  const svg = draw("svg", { class: "map", viewBox: `0 0 ${width} ${height}` });
+  let at = 0;
+  const marks = [];
+  q.given.forEach((given, k) => {
+    const answer = q.answers[given];
+    const path = places.slice(at, (at += q.lengths[k])).map(place);
+    if (!path.length) return;
+    const colour = `var(--${answer[1] ? "right" : "wrong"})`;
+    const who = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}`;
+    svg.append(draw("polyline", { points: path.map((p) => p.join()).join(" "), fill: "none", "stroke-opacity": 0.22,
+      style: `stroke:${colour}`, "data-tip": who }));
+    const [x, y] = path[path.length - 1].map(Number);
+    const shape = answer[1] ? `M${x} ${y - 5}l4 5l-4 5l-4 -5z` : `M${x - 3} ${y - 3}l6 6m0 -6l-6 6`;
+    marks.push(draw("path", { d: shape, style: answer[1] ? `fill:${colour}` : `fill:none;stroke:${colour};stroke-width:1.6`, "data-tip": who }));
+  });
+  svg.append(...marks);
+  const rest = places.slice(at).map(place);
+  if (rest.length) {
+    svg.append(draw("polyline", { points: rest.map((p) => p.join()).join(" "), fill: "none", style: "stroke:var(--accent);stroke-width:2" }));
+    const [x, y] = rest[rest.length - 1];
+    svg.append(draw("circle", { cx: x, cy: y, r: 6, style: "fill:var(--accent)", "data-tip": "without perturbation" }));
+  }
+  const note = "Every trajectory's thoughts along the question's two principal components; the sign is at the last thought: diamond " +
+    "right, cross wrong." + (rest.length ? " Blue: without perturbation." : "");
+  return [make("h3", {}, "Map of the thoughts"), svg, make("p", { class: "note" }, note)];
+}
+
+function start() {
+  options($("run"), data.runs.map((run, index) => [String(index), run.label]));
+  options($("filter"), FILTERS);
+  options($("order"), ORDERS);
+  $("run").addEventListener("change", () => openRun(Number($("run").value)));
+  for (const id of ["filter", "order"]) $(id).addEventListener("change", update);
+  $("search").addEventListener("input", update);
+  $("list").addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const next = step && state.found[state.found.indexOf(state.current) + step];
+    if (!next) return;
+    event.preventDefault();
+    open(next);
+    const button = $("list").querySelector(`button[data-id="${next.id}"]`);
+    if (button) button.focus();
+  });
+  const [first] = data.runs;
+  if (first && first.seeds > 1) {
+    $("browser").append(make("p", { class: "caption" }, `Shown under the first of ${first.seeds} seeds, ${first.seed}; the figures are over all of them.`));
+  }
+  if (data.left_out) {
+    $("browser").append(make("p", { class: "caption" }, `${data.left_out} runs are left out here to keep the page small; report them alone to browse them.`));
+  }
+  if (data.runs.length) openRun(0);
+  else $("browser").append(make("p", { class: "caption" }, "No run is small enough to be browsed here; report it alone."));
+  document.documentElement.dataset.ready = "true";
+}
+
+start();

@@ -1,0 +1,18 @@
+//! From a figure's data to a picture: scales, layout, and two ways to write it down.
+//!
+//! ```text
+//! figure (data) -> layout (with scale and font) -> scene (shapes) -> svg, png
+//! ```
+//!
+//! One drawing serves the files and the page: the page shows each panel as inline SVG whose points say their values.
+
+mod font;
+mod layout;
+mod png;
+mod scale;
+pub mod scene;
+mod svg;
+
+pub use layout::{panel, sheet, swatch};
+pub use png::file as png;
+pub use svg::{escape, file as svg, inline};

@@ -1,0 +1,102 @@
+//! The letters: two small fonts in the program, so that pictures look the same on machines that have none.
+
+use ttf_parser::{Face, OutlineBuilder};
+
+static REGULAR: &[u8] = include_bytes!("../../assets/font/DejaVuSans.ttf");
+static BOLD: &[u8] = include_bytes!("../../assets/font/DejaVuSans-Bold.ttf");
+
+/// What stands for a sign that the font lacks.
+const UNKNOWN: char = '?';
+
+/// A font at a size.
+pub struct Font {
+    face: Option<Face<'static>>,
+    size: f32,
+}
+
+impl Font {
+    /// The font of this weight and size.
+    pub fn new(bold: bool, size: f32) -> Self {
+        // The bytes are in the program and a test reads them, so `None` is not met.
+        Self { face: Face::parse(if bold { BOLD } else { REGULAR }, 0).ok(), size }
+    }
+
+    /// How wide the words are.
+    pub fn width(&self, words: &str) -> f32 {
+        let mut width = 0.0;
+        self.glyphs(words, |_, _, advance| width += advance);
+        width
+    }
+
+    /// Hands over each letter's outline: its start along the base line, and a function that draws it at the font's scale.
+    pub fn outlines(&self, words: &str, mut draw: impl FnMut(f32, f32, &dyn Fn(&mut dyn OutlineBuilder))) {
+        let Some(face) = &self.face else { return };
+        let (mut x, scale) = (0.0, self.scale(face));
+        self.glyphs(words, |face, glyph, advance| {
+            draw(x, scale, &|builder| {
+                face.outline_glyph(glyph, builder);
+            });
+            x += advance;
+        });
+    }
+
+    fn glyphs(&self, words: &str, mut each: impl FnMut(&Face<'static>, ttf_parser::GlyphId, f32)) {
+        let Some(face) = &self.face else { return };
+        for letter in words.chars() {
+            let Some(glyph) = face.glyph_index(letter).or_else(|| face.glyph_index(UNKNOWN)) else { continue };
+            each(face, glyph, f32::from(face.glyph_hor_advance(glyph).unwrap_or_default()) * self.scale(face));
+        }
+    }
+
+    fn scale(&self, face: &Face<'static>) -> f32 {
+        self.size / f32::from(face.units_per_em())
+    }
+}
+
+/// Breaks a text into lines of at most `width`; a word that is longer stands alone.
+pub fn wrap(words: &str, font: &Font, width: f32) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in words.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if font.width(line) + font.width(" ") + font.width(word) <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_have_widths() {
+        for bold in [false, true] {
+            let font = Font::new(bold, 10.0);
+            assert!(font.width("m") > font.width("i") && font.width("i") > 1.0);
+            assert!((font.width("coverage@64 (%)") - font.width("coverage") - font.width("@64 (%)")).abs() < 1e-3);
+            for sign in "σ√×≤–±".chars() {
+                assert!(font.face.as_ref().is_some_and(|face| face.glyph_index(sign).is_some()), "{sign}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_sign_is_a_question_mark() {
+        let font = Font::new(false, 10.0);
+        assert_eq!(font.width("語"), font.width("?"));
+    }
+
+    #[test]
+    fn lines_fit() {
+        let font = Font::new(false, 10.0);
+        let text = "the share of questions that at least one of k trajectories answers";
+        let lines = wrap(text, &font, 120.0);
+        assert!(lines.len() > 2 && lines.iter().all(|line| font.width(line) <= 120.0), "{lines:?}");
+        assert_eq!(lines.join(" "), text);
+        assert_eq!(wrap("incomprehensibilities", &font, 5.0), ["incomprehensibilities"]);
+    }
+}

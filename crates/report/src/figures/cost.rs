@@ -1,0 +1,85 @@
+//! Accuracy against what it cost, in operations and in seconds.
+//!
+//! A run is one point for each rule: what was spent is known of the whole run and not of a part of its trajectories, so a curve
+//! needs runs of several N.
+
+use record::MetricName;
+
+use super::figure::{Axis, COLOURS, Figure, Line, Look, Panel, Point, Scale, Series, Spread, percent_with};
+use super::{best, groups, machine};
+use crate::draw::scene::Symbol;
+use crate::rules;
+use crate::study::Study;
+
+const RULES: [(MetricName, Symbol); 5] = [
+    (MetricName::Greedy, Symbol::Triangle),
+    (MetricName::Maj, Symbol::Circle),
+    (MetricName::Weighted, Symbol::Square),
+    (MetricName::BestOf, Symbol::Diamond),
+    (MetricName::Beam, Symbol::Star),
+];
+
+/// The figure; none where all runs cost the same.
+pub fn figure(studies: &[Study]) -> Option<Figure> {
+    let costs = || studies.iter().map(|run| run.results.cost.flops);
+    let (least, most) = (costs().fold(f64::INFINITY, f64::min), costs().fold(0.0, f64::max));
+    if most < 1.05 * least || least.is_infinite() {
+        return None;
+    }
+    let flops: fn(&Study) -> f64 = |run| run.results.cost.flops;
+    let panel = |split: &str, label: &str, members: &[&Study], cost: fn(&Study) -> f64| {
+        let series = series(members, cost);
+        let (x, y) = (Axis::new(label, Scale::Tenfolds), Axis::new("accuracy (%)", Scale::Percent));
+        (!series.is_empty()).then(|| Panel { title: split.into(), x, y, series })
+    };
+    let splits = groups(studies, |s| s.traits.split.as_str());
+    let panels: Vec<Panel> = splits
+        .iter()
+        .flat_map(|(split, members)| {
+            let work = panel(split, "floating-point operations a question", members, flops);
+            [work, panel(split, "seconds a question", members, Study::seconds)]
+        })
+        .flatten()
+        .collect();
+    (!panels.is_empty()).then(|| Figure {
+        name: "cost",
+        title: "What an answer costs: accuracy against operations and time".into(),
+        caption: format!(
+            "Each point is a whole run: all N trajectories, the greedy one, and the rewards if there were any; points of one \
+             model and sampler are joined. Symbols are the rules. Seconds are of throughput, many questions at a time, on {}. \
+             Bars: 95% bootstrap interval over questions.",
+            machine(&studies[0])
+        ),
+        panels,
+    })
+}
+
+fn series(members: &[&Study], cost: fn(&Study) -> f64) -> Vec<Series> {
+    let kinds = groups(members.iter().copied(), |s| (&s.traits.model, s.traits.sampler.kind()));
+    let mut series = Vec::new();
+    for (place, ((model, kind), runs)) in kinds.iter().enumerate() {
+        // Of runs that differ only in the strength of the sampler, the best.
+        let runs: Vec<&Study> =
+            groups(runs.iter().copied(), |run| run.traits.n).iter().filter_map(|(_, same)| best(same)).collect();
+        for (rule, symbol) in RULES {
+            let mut points: Vec<Point> = runs.iter().filter_map(|run| point(run, rule, cost(run))).collect();
+            points.sort_by(|a, b| a.x.total_cmp(&b.x));
+            let line = if rule == MetricName::Maj { Line::Solid } else { Line::Dashed };
+            let look = Look { symbol, line, spread: Spread::Bars, radius: 3.4, ..Look::line(COLOURS[place % COLOURS.len()]) };
+            let label = format!("{model}, {kind}: {}", rules::label(rule));
+            series.extend((!points.is_empty()).then_some(Series { label, look, points }));
+        }
+    }
+    series
+}
+
+/// A rule's accuracy with all of a run's trajectories. Greedy counts only where it is what the run was for.
+fn point(run: &Study, rule: MetricName, cost: f64) -> Option<Point> {
+    if rule == MetricName::Greedy && run.traits.n > 1 {
+        return None;
+    }
+    let accuracy = if rule == MetricName::Beam { run.curve(rule).pop()?.1 } else { run.metric(rule, run.traits.n)? };
+    let words = format!("{}\n{}\naccuracy {}", run.label, rules::label(rule), percent_with(&accuracy));
+    let spent = format!("{:.3e} operations, {:.3} s a question", run.results.cost.flops, run.seconds());
+    (cost > 0.0).then(|| Point::with_interval(cost, accuracy, format!("{words}\n{spent}")))
+}

@@ -1,0 +1,143 @@
+//! One HTML page that tells the story: lead, summary, figures, and a browser for single questions.
+//!
+//! Everything is in the one file: styles, script, data. The page says so to the browser, too, which then refuses any request.
+//! Figures are the same drawings as the files', as inline SVG; `assets/page.js` shows the values of what is pointed at
+//! and draws the questions from the data of [`data`].
+
+mod data;
+
+use record::MetricName;
+
+use crate::draw::{escape, inline, panel, swatch};
+use crate::error::Error;
+use crate::figures::{Figure, percent};
+use crate::interval::Interval;
+use crate::rules;
+use crate::study::Study;
+
+const STYLE: &str = include_str!("../assets/page.css");
+const SCRIPT: &str = include_str!("../assets/page.js");
+const BROWSER: &str = include_str!("../assets/browser.html");
+/// Nothing is fetched from anywhere.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
+
+/// The page.
+pub fn html(studies: &[Study], figures: &[Figure]) -> Result<String, Error> {
+    let title = match studies {
+        [one] => format!("{} on {}", one.traits.model, one.traits.split),
+        many => format!("{} runs compared", many.len()),
+    };
+    let head = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n\
+         <title>{title} – latent-tts</title>\n<style>\n{STYLE}</style>\n</head>\n",
+        title = escape(&title)
+    );
+    let figures: String = figures.iter().map(figure).collect();
+    let body = format!(
+        "<body>\n<header><h1>{}</h1>\n{}</header>\n<main>\n{}{figures}{BROWSER}{}</main>\n",
+        escape(&title),
+        lead(studies),
+        summary(studies),
+        origins(studies)
+    );
+    let data = data::json(studies)?;
+    Ok(format!(
+        "{head}{body}<script id=\"data\" type=\"application/json\">{data}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+    ))
+}
+
+/// What came out, in a sentence or two.
+fn lead(studies: &[Study]) -> String {
+    let Some(run) = studies.iter().max_by(|a, b| a.coverage().total_cmp(&b.coverage())) else { return String::new() };
+    let n = run.traits.n;
+    let which = if studies.len() > 1 { format!("The run with the largest coverage is {}. ", run.label) } else { String::new() };
+    let share = |name, k| run.metric(name, k).map(|interval| percent(interval.value));
+    let mut words = match share(MetricName::Greedy, 1) {
+        Some(greedy) => {
+            format!("{which}Thinking once, without perturbation, answers {greedy} of {} questions. ", run.results.questions)
+        }
+        None => format!("{which}{} questions. ", run.results.questions),
+    };
+    if let Some(coverage) = share(MetricName::Coverage, n) {
+        words.push_str(&format!("Thinking {n} times in parallel finds a right answer for {coverage}. "));
+    }
+    let chosen = [MetricName::Maj, MetricName::Weighted, MetricName::BestOf].into_iter();
+    let chosen: Vec<String> = chosen.filter_map(|name| Some(format!("{} {}", rules::label(name), share(name, n)?))).collect();
+    if !chosen.is_empty() {
+        words.push_str(&format!("Choosing one of the {n} answers: {}.", chosen.join(", ")));
+    }
+    format!("<p class=\"lead\">{}</p>\n", escape(words.trim()))
+}
+
+/// Every run with every rule at its full N.
+fn summary(studies: &[Study]) -> String {
+    let shown: Vec<MetricName> =
+        rules::ORDER.into_iter().filter(|name| studies.iter().any(|run| !run.curve(*name).is_empty())).collect();
+    let heads: String = shown.iter().map(|name| format!("<th>{}</th>", escape(&rules::label(*name)))).collect();
+    let rows: String = studies.iter().map(|run| row(run, &shown)).collect();
+    format!(
+        "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n<thead><tr><th>run</th><th>N</th>{heads}\
+         <th>diversity</th><th>operations a question</th><th>seconds a question</th><th>questions</th><th>seeds</th></tr></thead>\n\
+         <tbody>\n{rows}</tbody></table></div>\n<p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% \
+         bootstrap interval over questions. Coverage: at least one of the N is right; no rule can do better. Diversity: mean cosine \
+         dissimilarity of thoughts, 0 = all alike.</p>\n</section>\n"
+    )
+}
+
+fn row(run: &Study, shown: &[MetricName]) -> String {
+    let cell = |interval: Option<Interval>, unit: f64, digits: usize| match interval {
+        None => "<td>–</td>".to_owned(),
+        Some(Interval { value, low, high }) => {
+            let show = |x: f64| format!("{:.digits$}", unit * x);
+            format!("<td>{}<small>{}–{}</small></td>", show(value), show(low), show(high))
+        }
+    };
+    // Greedy is at k = 1 and beam search at its own k; the others at the full N.
+    let last = |name: MetricName| run.curve(name).pop().map(|(_, interval)| interval);
+    let cells: String = shown.iter().map(|name| cell(last(*name), 100.0, 1)).collect();
+    let results = &run.results;
+    format!(
+        "<tr><th>{}</th><td>{}</td>{cells}{}<td>{:.2e}</td><td>{:.3}</td><td>{}</td><td>{}</td></tr>\n",
+        escape(&run.label),
+        run.traits.n,
+        cell(last(MetricName::Diversity), 1.0, 3),
+        results.cost.flops,
+        run.seconds(),
+        results.questions,
+        results.seeds
+    )
+}
+
+fn figure(figure: &Figure) -> String {
+    let panels: String =
+        figure.panels.iter().map(|one| format!("<div class=\"panel\">{}</div>\n", inline(&panel(one)))).collect();
+    let key = |series: &&crate::figures::Series| format!("<li>{}{}</li>\n", inline(&swatch(&series.look)), escape(&series.label));
+    let keys: String = figure.keys().iter().map(key).collect();
+    format!(
+        "<section class=\"figure\" id=\"{}\">\n<h2>{}</h2>\n<div class=\"panels\">\n{panels}</div>\n<ul class=\"legend\">\n{keys}</ul>\n\
+         <p class=\"caption\">{}</p>\n</section>\n",
+        figure.name,
+        escape(&figure.title),
+        escape(&figure.caption)
+    )
+}
+
+/// Where each figure came from.
+fn origins(studies: &[Study]) -> String {
+    let origin = |run: &Study| {
+        let manifest = run.run.manifest();
+        let settings = serde_json::to_string_pretty(&manifest.settings).unwrap_or_default();
+        let host = serde_json::to_string_pretty(&manifest.host).unwrap_or_default();
+        let (created, commit) = (&manifest.created, manifest.commit.as_deref().unwrap_or("unknown"));
+        let text = format!(
+            "{}\nstarted {created}\n{} (commit {commit})\nsettings {settings}\nhost {host}",
+            run.run.path().display(),
+            manifest.program
+        );
+        format!("<h3>{}</h3>\n<pre>{}</pre>\n", escape(&run.label), escape(&text))
+    };
+    let all: String = studies.iter().map(origin).collect();
+    format!("<section>\n<details><summary>Settings and machines of these runs</summary>\n{all}</details>\n</section>\n")
+}

@@ -1,0 +1,36 @@
+//! The rules that turn trajectories into one answer, as people call them.
+
+use record::MetricName;
+
+use crate::study::Study;
+
+/// The rules in the order in which they are shown.
+pub const ORDER: [MetricName; 6] =
+    [MetricName::Greedy, MetricName::Maj, MetricName::Weighted, MetricName::BestOf, MetricName::Beam, MetricName::Coverage];
+
+/// What a rule is called. One that this list does not know is called as `results.json` calls it.
+pub fn label(name: MetricName) -> String {
+    match name {
+        MetricName::Greedy => "greedy".into(),
+        MetricName::Maj => "majority".into(),
+        MetricName::Weighted => "weighted vote".into(),
+        MetricName::BestOf => "best of N".into(),
+        MetricName::Beam => "beam search".into(),
+        MetricName::Coverage => "coverage".into(),
+        name => serde_json::to_value(name).ok().and_then(|name| name.as_str().map(|n| n.replace('_', " "))).unwrap_or_default(),
+    }
+}
+
+/// Where a rule stands among all: those of the list in its order, then others.
+pub fn place(name: MetricName) -> usize {
+    ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len() + name as usize)
+}
+
+/// The accuracies that a run has, in order. `pass` is coverage under another name.
+pub fn of(run: &Study) -> Vec<MetricName> {
+    let mut found: Vec<MetricName> = run.results.metrics.iter().map(|metric| metric.name).collect();
+    found.retain(|name| !matches!(name, MetricName::Pass | MetricName::Diversity));
+    found.sort_by_key(|name| place(*name));
+    found.dedup();
+    found
+}
