@@ -56,7 +56,7 @@ pub use fingerprint::Fingerprint;
 pub use latents::Latents;
 pub use lines::Lines;
 pub use manifest::{Difference, FORMAT, Manifest, difference};
-pub use results::{Cost, Effort, Metric, MetricName, Results, Seconds};
+pub use results::{Cost, Effort, Gain, Metric, MetricName, Results, Seconds};
 pub use run_dir::RunDir;
 pub use sample::{Beam, Sample, Trajectory};
 pub use writer::Writer;

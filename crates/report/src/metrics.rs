@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use record::aggregate::{Aggregator, Tuning};
-use record::{Cost, Effort, FORMAT, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
+use record::{Cost, Effort, FORMAT, Gain, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
 
 use crate::error::Error;
 use crate::interval::{Bootstrap, Interval};
@@ -118,7 +118,23 @@ impl PerQuestion {
             trajectories: self.shape.as_ref().map_or(0, |shape| shape.n),
             sampled: self.trajectories as f64 / samples,
             tuning: None,
+            gains: self.gains(bootstrap),
         }
+    }
+
+    /// What every rule gains over greedy decoding and over the plain vote at the largest k that it has.
+    fn gains(&self, bootstrap: &Bootstrap) -> Vec<Gain> {
+        let choices = self.columns.keys().filter(|(name, _)| name.is_a_choice() && *name != MetricName::Greedy);
+        let largest: BTreeMap<MetricName, usize> = choices.copied().collect(); // ascending k: the last one stays
+        let gain = |name: MetricName, k: usize, over: MetricName, plain: usize| {
+            let Interval { value, low, high } = difference(self.column(name, k)?, self.column(over, plain)?, bootstrap)?;
+            Some(Gain { name, over, k, value, low, high })
+        };
+        let against = |(&name, &k): (&MetricName, &usize)| {
+            let vote = if name == MetricName::Maj { None } else { gain(name, k, MetricName::Maj, k) };
+            gain(name, k, MetricName::Greedy, 1).into_iter().chain(vote)
+        };
+        largest.iter().flat_map(against).collect()
     }
 
     fn add(&mut self, sample: &Sample, settings: &MetricSettings) -> Result<(), Error> {
