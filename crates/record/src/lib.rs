@@ -45,6 +45,7 @@ mod latents;
 mod lines;
 mod manifest;
 mod results;
+pub mod ranking;
 mod run_dir;
 mod sample;
 pub mod stopping;

@@ -122,12 +122,14 @@ pub enum MetricName {
     Beam,
     /// Mean pairwise cosine dissimilarity of thoughts.
     Diversity,
+    /// Chance that the reward at thought k is larger for a right trajectory than for a wrong one of the same question.
+    Auc,
 }
 
 impl MetricName {
     /// Whether it is the accuracy of one answer a question, rather than a bound or another quantity.
     pub fn is_a_choice(self) -> bool {
-        !matches!(self, Self::Coverage | Self::Pass | Self::Diversity)
+        !matches!(self, Self::Coverage | Self::Pass | Self::Diversity | Self::Auc)
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use model::Parameter;
 use model::save::Saved;
+use record::ranking::ordered_pairs;
 use serde_json::{Map, Value, json};
 use tensor::{Device, Tensor};
 
@@ -198,21 +199,10 @@ impl Seen {
     }
 }
 
-/// Pairs of a right and a wrong trajectory: how many scores put the right one first (ties count half), and how many there are.
 fn count_pairs(scores: &[Option<f32>], correct: &[bool], (right, all): &mut (f64, f64)) {
-    let of = |which: bool| scores.iter().zip(correct).filter(move |(_, c)| **c == which).filter_map(|(s, _)| *s);
-    for good in of(true) {
-        for bad in of(false) {
-            *all += 1.0;
-            *right += if good > bad {
-                1.0
-            } else if good == bad {
-                0.5
-            } else {
-                0.0
-            };
-        }
-    }
+    let (ordered, pairs) = ordered_pairs(scores.iter().copied().zip(correct.iter().copied()));
+    *right += ordered;
+    *all += pairs;
 }
 
 #[cfg(test)]
