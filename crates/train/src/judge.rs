@@ -76,12 +76,7 @@ struct Judged {
 
 impl ScoreLearner {
     /// A head of that kind.
-    pub fn load(
-        device: &Device,
-        source: &impl TensorSource,
-        kind: HeadKind,
-        width: usize,
-    ) -> Result<Self, model::Error> {
+    pub fn load(device: &Device, source: &impl TensorSource, kind: HeadKind, width: usize) -> Result<Self, model::Error> {
         let load = |name: &str, shape| LearnedLinear::load(device, source, name, shape);
         Ok(match kind {
             HeadKind::Linear => Self::Linear(Box::new(load("classifier", (width, 1))?)),
