@@ -268,7 +268,7 @@ fn the_order_of_questions_changes_nothing() {
 }
 
 /// How often each run is asked: a pass is recorded when it is met again and replayed from then on.
-const TIMES: usize = 4;
+const TIMES: usize = 3;
 
 /// Rows that feed themselves, so that a difference anywhere would grow, in both precisions.
 #[test]
