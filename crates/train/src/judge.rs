@@ -240,6 +240,30 @@ impl Judge {
         losses
     }
 
+    /// All parameters, always in the same order.
+    pub fn parameters(&self) -> Vec<&Parameter> {
+        let readers = self.expectations.iter().flat_map(|e| e.current.map.parameters().chain(e.next.map.parameters()));
+        self.learner.parameters().chain(self.head.parameters()).chain(readers).collect()
+    }
+
+    /// All parameters, to be changed. [`Self::refresh`] makes the change known to what computes.
+    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
+        let readers = self.expectations.iter_mut();
+        let readers = readers.flat_map(|e| e.current.map.parameters_mut().chain(e.next.map.parameters_mut()));
+        self.learner.parameters_mut().chain(self.head.parameters_mut()).chain(readers).collect()
+    }
+
+    /// Makes a change of the parameters known to what computes.
+    pub fn refresh(&mut self) -> Result<(), DeviceError> {
+        let device = &self.learner.decoder.device().clone();
+        self.learner.refresh()?;
+        self.head.refresh(device)?;
+        self.expectations.as_mut().map_or(Ok(()), |e| {
+            e.current.map.refresh(device)?;
+            e.next.map.refresh(device)
+        })
+    }
+
     fn ready(&mut self, cases: &[Case]) -> Result<Cache, DeviceError> {
         let own = |case: &Case| case.lengths.iter().map(|&n| Cache::slots_for(n)).sum::<usize>();
         let slots = cases.iter().map(|case| Cache::slots_for(case.prompt.len()) + own(case)).sum();

@@ -54,24 +54,16 @@ impl Course for ReasonerCourse {
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
-        let digits = self.study.digits.iter().flat_map(|(d, _)| d.map.parameters());
-        self.study.learner.parameters().chain(self.study.head.parameters()).chain(digits).collect()
+        self.study.parameters()
     }
 
     fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        let Study { learner, head, digits, .. } = &mut self.study;
-        let digits = digits.iter_mut().flat_map(|(d, _)| d.map.parameters_mut());
-        learner.parameters_mut().chain(head.parameters_mut()).chain(digits).collect()
+        self.study.parameters_mut()
     }
 
     fn refresh(&mut self) -> Result<(), Error> {
-        let (device, study) = (&self.device, &mut self.study);
-        device.run(|| {
-            study.learner.refresh()?;
-            study.head.refresh(device)?;
-            study.digits.as_mut().map_or(Ok(()), |(digits, _)| digits.map.refresh(device))
-        })?;
-        Ok(())
+        let study = &mut self.study;
+        Ok(self.device.run(|| study.refresh())?)
     }
 
     fn examine(&mut self, steps: u32) -> Result<Option<Examined>, Error> {

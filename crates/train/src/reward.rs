@@ -102,27 +102,16 @@ impl Course for RewardCourse {
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
-        let readers = self.judge.expectations.iter().flat_map(|e| e.current.map.parameters().chain(e.next.map.parameters()));
-        self.judge.learner.parameters().chain(self.judge.head.parameters()).chain(readers).collect()
+        self.judge.parameters()
     }
 
     fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        let Judge { learner, head, expectations, .. } = &mut self.judge;
-        let readers = expectations.iter_mut().flat_map(|e| e.current.map.parameters_mut().chain(e.next.map.parameters_mut()));
-        learner.parameters_mut().chain(head.parameters_mut()).chain(readers).collect()
+        self.judge.parameters_mut()
     }
 
     fn refresh(&mut self) -> Result<(), Error> {
-        let (device, judge) = (&self.device, &mut self.judge);
-        device.run(|| {
-            judge.learner.refresh()?;
-            judge.head.refresh(device)?;
-            judge.expectations.as_mut().map_or(Ok(()), |e| {
-                e.current.map.refresh(device)?;
-                e.next.map.refresh(device)
-            })
-        })?;
-        Ok(())
+        let judge = &mut self.judge;
+        Ok(self.device.run(|| judge.refresh())?)
     }
 
     fn examine(&mut self, steps: u32) -> Result<Option<Examined>, Error> {
