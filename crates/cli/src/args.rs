@@ -40,7 +40,7 @@ over the environment, the environment over the file, the file over the model's d
 #[derive(Debug, Parser)]
 #[command(name = "latent-tts", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
 #[command(
-    after_help = "Start with `latent-tts doctor`, then `latent-tts inspect DIR` on your checkpoint, then `latent-tts eval`."
+    after_help = "Start with `latent-tts eval`: it needs nothing but itself. For a checkpoint of yours, `latent-tts inspect DIR`, then `latent-tts eval --model DIR`."
 )]
 pub struct Cli {
     /// What to do.
@@ -53,11 +53,13 @@ pub struct Cli {
 pub enum Command {
     /// Run a benchmark under parallel scaling
     ///
-    /// Samples N trajectories for every question of a data file, records them in a run directory, and reports what each way
+    /// Samples N trajectories for every question, records them in a run directory, and reports what each way
     /// of choosing an answer gives for every number of trajectories up to N. A run that was stopped, by whatever
     /// cause, goes on with --resume and ends with the same samples as one that was not.
     #[command(after_help = format!("\
 Examples:
+  latent-tts eval    (the embedded models on 300 embedded problems, about a minute)
+  latent-tts eval --data embedded:hard --limit 1000 --seeds 3
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 --sampler noise --sigma 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
@@ -74,6 +76,7 @@ Examples:
     /// question is the argument, or standard input if the argument is `-`.
     #[command(after_help = format!("\
 Examples:
+  latent-tts solve \"Tom has 3 boxes of 4 apples and eats 2. How many apples are left?\"
   latent-tts solve --model ./coconut-gpt2 \"Tom has 3 boxes of 4 apples and eats 2. How many are left?\"
   echo \"What is 12 times 11?\" | latent-tts solve --model ./codi --samples 64 -
 
@@ -132,6 +135,7 @@ Examples:
     /// and every tensor that is used, ignored, unknown or missing. Works on reasoners and on reward models.
     #[command(after_help = format!("\
 Examples:
+  latent-tts inspect embedded
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
   latent-tts inspect ./coconut-gpt2 --values    (also reads every weight and checks that it is finite)
@@ -207,12 +211,13 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA and their like), or
-    /// embedded:test, embedded:hard, embedded:ood
+    /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA and their like), or word problems
+    /// that the program makes itself, of embedded:SPLIT or embedded:SPLIT:FIRST..END with a split of test, hard, ood, valid, train
+    /// [default: the first 300 of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
-    /// Take only the first questions of the file
+    /// Take only the first questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
@@ -251,6 +256,10 @@ pub struct EvalArgs {
     /// Replace the run in the run directory
     #[arg(long, help_heading = "Output")]
     pub overwrite: bool,
+
+    /// Do not write the page
+    #[arg(long, help_heading = "Output")]
+    pub no_report: bool,
 
     /// Report these numbers of trajectories [default: powers of two up to --samples]
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
@@ -304,7 +313,7 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory or a Hugging Face id in the local cache
+    /// The checkpoint: a directory, a Hugging Face id in the local cache, `embedded` or `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,
 
@@ -384,6 +393,8 @@ pub enum Shape {
     /// Qwen3-VL's text tower, 2B
     #[value(name = "qwen3-2b")]
     Qwen32b,
+    /// The reasoner inside this program, 5M
+    Embedded,
 }
 
 /// Who is trained.

@@ -8,7 +8,11 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use engine::Question;
+use model::Folder;
 use record::Fingerprint;
+
+use crate::data::Source;
 
 /// Files larger than this are sampled.
 const WHOLE: u64 = 32 << 20;
@@ -18,18 +22,30 @@ const BLOCK: usize = 4096;
 /// What of a checkpoint directory can change a result.
 const ENDINGS: [&str; 3] = ["safetensors", "json", "txt"];
 
-/// The digest of models and questions.
-pub fn of(models: &[&Path], data: &Path) -> Result<String> {
+/// The digest of models and questions, of which `source` says where they are from.
+pub fn of<'a>(models: impl IntoIterator<Item = &'a Folder>, source: &Source, questions: &[Question]) -> Result<String> {
     let mut digest = Fingerprint::default();
-    for dir in models {
-        // Some families keep their projector in a folder of its own.
-        let side = dir.join("prj");
-        let side = if side.is_dir() { files(&side)? } else { Vec::new() };
-        for file in files(dir)?.iter().chain(&side) {
-            digest = with_file(digest, file)?;
-        }
+    for folder in models {
+        digest = match folder {
+            Folder::Disk(dir) => with_directory(digest, dir)?,
+            Folder::Memory(packed) => packed.files.iter().fold(digest, |digest, (name, content)| digest.with(name, content)),
+        };
     }
-    Ok(with_file(digest, data)?.finish())
+    let digest = match source {
+        Source::File(path) => with_file(digest, path)?,
+        Source::Corpus(..) => questions.iter().fold(digest, |digest, q| digest.with(&q.text, q.gold.as_bytes())),
+    };
+    Ok(digest.finish())
+}
+
+fn with_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint> {
+    // Some families keep their projector in a folder of its own.
+    let side = dir.join("prj");
+    let side = if side.is_dir() { files(&side)? } else { Vec::new() };
+    for file in files(dir)?.iter().chain(&side) {
+        digest = with_file(digest, file)?;
+    }
+    Ok(digest)
 }
 
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {

@@ -1,31 +1,42 @@
 //! Settings become parts: a device, a reasoner, perhaps a reward model.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use engine::{Engine, Family, Reasoner, RewardModel, Settings};
+use model::Folder;
 use tensor::{Device, DeviceError, Isa, Precision};
 
 use crate::args::{DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs};
+use crate::embedded;
 use crate::printer::{Printer, show_seconds};
 use crate::settings::model_dir;
+
+/// What `--reward-model` takes for nobody.
+pub const NO_JUDGE: &str = "none";
 
 /// Which models to load.
 #[derive(Debug, Clone)]
 pub struct Models {
-    /// The reasoner's directory.
-    pub reasoner: PathBuf,
-    /// The reward model's directory.
-    pub judge: Option<PathBuf>,
+    /// The reasoner's files.
+    pub reasoner: Folder,
+    /// The reward model's files.
+    pub judge: Option<Folder>,
     family: Option<Family>,
 }
 
 impl Models {
-    /// What the flags name.
+    /// What the flags name. The embedded reasoner brings its judge along.
     pub fn of(args: &ModelArgs) -> Result<Self> {
-        let reasoner = model_dir("--model", args.model.as_deref())?;
-        let judge = args.reward_model.as_deref().map(|name| model_dir("--reward-model", Some(name))).transpose()?;
+        let reasoner = match args.model.as_deref() {
+            None | Some(embedded::NAME) => embedded::reasoner(),
+            Some(name) => Folder::Disk(model_dir("--model", name)?),
+        };
+        let judge = match (args.reward_model.as_deref(), &reasoner) {
+            (Some(NO_JUDGE), _) | (None, Folder::Disk(_)) => None,
+            (Some(embedded::NAME), _) | (None, Folder::Memory(_)) => Some(embedded::reward()),
+            (Some(name), _) => Some(Folder::Disk(model_dir("--reward-model", name)?)),
+        };
         Ok(Self { reasoner, judge, family: args.method })
     }
 
@@ -35,14 +46,18 @@ impl Models {
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
         let judge = self
             .judge
-            .as_deref()
-            .map(|dir| RewardModel::load(device, dir, &reasoner).with_context(|| format!("reward model {}", dir.display())));
+            .as_ref()
+            .map(|from| RewardModel::load(device, from, &reasoner).with_context(|| format!("reward model {}", name(from))));
         let judge = judge.transpose()?;
         let with = if judge.is_some() { " and its reward model" } else { "" };
         let took = show_seconds(start.elapsed().as_secs_f64());
-        printer.note(&format!("loaded {} model {}{with} in {took}", reasoner.method.family, self.reasoner.display()));
+        printer.note(&format!("loaded {} model {}{with} in {took}", reasoner.method.family, name(&self.reasoner)));
         Ok(Loaded { reasoner, judge })
     }
+}
+
+fn name(folder: &Folder) -> std::path::Display<'_> {
+    folder.path().display()
 }
 
 /// Models in memory.

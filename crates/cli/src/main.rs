@@ -7,6 +7,8 @@
 mod aggregation;
 mod args;
 mod commands;
+mod data;
+mod embedded;
 mod fingerprint;
 mod interrupt;
 mod load;

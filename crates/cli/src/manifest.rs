@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tensor::Device;
 
 use crate::args::values::show_thoughts;
+use crate::data::Source;
 
 /// Every setting that changes results, and only those.
 pub fn settings(method: &Method, settings: &Settings, judged: bool) -> Value {
@@ -89,15 +90,10 @@ pub fn program() -> String {
 }
 
 /// A name for a run that the same inputs and settings always get, so that `--resume` finds it.
-pub fn default_name(model: &Path, data: &Path, manifest: &Manifest) -> String {
+pub fn default_name(model: &Path, data: &Source, manifest: &Manifest) -> String {
     let settings = json!([manifest.settings, manifest.seeds, manifest.questions, manifest.fingerprint]).to_string();
     let digest = Fingerprint::default().with("run", settings.as_bytes()).finish();
-    format!(
-        "{}-{}-{}",
-        plain(report::study::model_name(model)),
-        plain(data.file_stem().unwrap_or_default().to_string_lossy()),
-        &digest[..8]
-    )
+    format!("{}-{}-{}", plain(report::study::model_name(model)), plain(data.stem()), &digest[..8])
 }
 
 /// A name without signs that a shell or a file system might take amiss.
@@ -141,7 +137,7 @@ mod tests {
 
     #[test]
     fn runs_are_named_by_what_they_are() {
-        let name = |model, data| default_name(Path::new(model), Path::new(data), &Manifest::default());
+        let name = |model, data| default_name(Path::new(model), &Source::File(data.into()), &Manifest::default());
         assert!(name("/x/coconut", "test 1.json").starts_with("coconut-test-1-"));
         assert!(name("/c/models--org--codi/snapshots/ab12", "d").starts_with("org--codi-d-"));
     }

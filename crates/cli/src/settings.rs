@@ -176,16 +176,8 @@ pub fn ks(asked: Option<&[NonZeroUsize]>, samples: NonZeroUsize) -> Result<Vec<u
     }
 }
 
-const EXAMPLE: &str = "for example `latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl`";
-
 /// The directory that `--model` or `--reward-model` names.
-pub fn model_dir(flag: &str, name: Option<&str>) -> Result<PathBuf> {
-    let Some(name) = name else {
-        bail!("no {flag} was given; give a checkpoint directory and a data file, {EXAMPLE}");
-    };
-    if name == "embedded" {
-        bail!("{flag} embedded: this build has no embedded model; give a checkpoint directory, {EXAMPLE}");
-    }
+pub fn model_dir(flag: &str, name: &str) -> Result<PathBuf> {
     let dir = Path::new(name);
     // A path is taken as it is, so that what is wrong with it is said of the path that was given.
     let is_id = name.split('/').count() == 2 && !name.starts_with(['/', '.', '~']) && !name.ends_with('/');
@@ -215,15 +207,4 @@ fn newest(dir: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
     let dated = entries.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
     dated.max().map(|(_, path)| path)
-}
-
-/// The file that `--data` names.
-pub fn data_file(name: Option<&str>) -> Result<PathBuf> {
-    match name {
-        None => bail!("no --data was given; give a file of questions, {EXAMPLE}"),
-        Some(name) if name.starts_with("embedded:") => {
-            bail!("--data {name}: this build has no embedded questions; give a file, {EXAMPLE}")
-        }
-        Some(name) => Ok(name.into()),
-    }
 }

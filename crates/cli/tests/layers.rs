@@ -138,10 +138,6 @@ fn models_are_found_by_path_and_by_hugging_face_id() {
     assert!(inspect("org/tiny").ok().json()["dir"].as_str().unwrap().ends_with("snapshots/bbb"));
     inspect("org/absent").refused(&["org/absent", "hf download"]);
     inspect("./nowhere").refused(&["./nowhere", "no such directory"]);
-    bench.run(&["eval", "--data", "data.jsonl"]).refused(&["--model", "latent-tts eval --model"]);
-    bench.run(&["eval", "--model", "embedded"]).refused(&["embedded", "latent-tts eval --model"]);
-    bench.run(&["eval", "--model", "model"]).refused(&["--data", "latent-tts eval --model"]);
-    bench.run(&["eval", "--model", "model", "--data", "embedded:test"]).refused(&["embedded:test", "latent-tts eval --model"]);
     bench.run(&["solve", "--model", "model", "  "]).refused(&["empty"]);
     bench.run(&["solve", "--model", "model", "-"]).refused(&["empty"]);
     bench.run(&["solve", "--model", "model"]).refused(&["TEXT"]);

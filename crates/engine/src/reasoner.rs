@@ -1,10 +1,9 @@
-//! A checkpoint directory becomes a reasoner or a reward model.
+//! A checkpoint becomes a reasoner or a reward model.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::path::Path;
 
-use model::{Checkpoint, Decoder, LatentHead, LmHead, RewardHead, Tokenizer};
+use model::{Checkpoint, Decoder, Folder, LatentHead, LmHead, RewardHead, Tokenizer};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::Error;
@@ -60,12 +59,13 @@ const COLAR_STD: f32 = 0.018;
 
 impl Reasoner {
     /// Loads a checkpoint; `family` overrides what is recognised.
-    pub fn load(device: &Device, dir: &Path, family: Option<Family>) -> Result<Self, Error> {
-        let checkpoint = Checkpoint::open(dir)?;
+    pub fn load(device: &Device, from: impl Into<Folder>, family: Option<Family>) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::open(from)?;
+        let dir = checkpoint.dir();
         if RewardHead::find(&checkpoint).is_some() {
             return Err(Error::RewardModelAsReasoner { dir: dir.to_owned() });
         }
-        let tokenizer = Tokenizer::read(dir)?;
+        let tokenizer = Tokenizer::read(checkpoint.folder())?;
         let Extras { method, head, markers } = Extras::read(device, &checkpoint, &tokenizer, family)?;
         let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
         let unused = checkpoint.unused();
@@ -135,10 +135,10 @@ pub struct RewardModel {
 
 impl RewardModel {
     /// Loads a LatentRM for thoughts of a reasoner.
-    pub fn load(device: &Device, dir: &Path, reasoner: &Reasoner) -> Result<Self, Error> {
-        let checkpoint = Checkpoint::open(dir)?;
+    pub fn load(device: &Device, from: impl Into<Folder>, reasoner: &Reasoner) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::open(from)?;
         if RewardHead::find(&checkpoint).is_none() {
-            return Err(Error::NotARewardModel { dir: dir.to_owned() });
+            return Err(Error::NotARewardModel { dir: checkpoint.dir().to_owned() });
         }
         let (reward, width) = (checkpoint.config().width, reasoner.decoder.config().width);
         if reward != width {

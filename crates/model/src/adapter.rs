@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::config::Architecture;
 use crate::error::{self, Error};
+use crate::folder::Folder;
 
 /// Rank and alpha that a family trains with when no file says, for the architectures that it is published on.
 const FAMILIES: [(&[Architecture], usize, f32); 2] = [
@@ -101,12 +102,12 @@ pub enum Scale {
 
 impl Scale {
     /// Reads `adapter_config.json`, if the directory has one.
-    pub fn read(dir: &Path, architecture: Architecture) -> Result<Scale, Error> {
-        let file = dir.join("adapter_config.json");
-        if !file.is_file() {
+    pub fn read(folder: &Folder, architecture: Architecture) -> Result<Scale, Error> {
+        let file = folder.file("adapter_config.json");
+        if !folder.has(&file) {
             return Ok(Scale::Family(architecture));
         }
-        let config: Value = error::parse_json(&file, &error::read_text(&file)?)?;
+        let config: Value = error::parse_json(&file, &folder.text(&file)?)?;
         refuse_unmergeable(&file, &config)?;
         let alpha = config.get("lora_alpha").and_then(Value::as_f64).filter(|a| a.is_finite());
         let alpha = alpha.ok_or_else(|| Error::MissingField { file, field: "lora_alpha".to_owned() })?;

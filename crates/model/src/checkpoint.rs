@@ -1,4 +1,4 @@
-//! A directory as `save_pretrained` writes it, opened: tensors by canonical name, as f32.
+//! A folder as `save_pretrained` writes it, opened: tensors by canonical name, as f32.
 //!
 //! `files` finds and maps the files, [`crate::names`] says what each tensor is, [`crate::adapter`] merges low-rank parts,
 //! `convert` makes numbers. Opening reads headers only; [`Checkpoint::tensor`] touches the bytes of one tensor.
@@ -18,12 +18,13 @@ use safetensors::Dtype;
 use crate::adapter::{self, Factors, Orientation, Scale};
 use crate::config::{Architecture, Config};
 use crate::error::Error;
+use crate::folder::Folder;
 use crate::names::{self, Role};
 use files::{Described, Mapped, Sources};
 
 /// An opened checkpoint.
 pub struct Checkpoint {
-    dir: PathBuf,
+    folder: Folder,
     config: Config,
     files: Vec<Mapped>,
     weights: BTreeMap<String, Stored>,
@@ -74,12 +75,13 @@ pub struct Entry<'a> {
 
 impl Checkpoint {
     /// Reads config.json and the headers of all weight files.
-    pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
-        let config = Config::read(dir)?;
-        let Sources { files: sources, index, pickles } = files::find(dir)?;
+    pub fn open(folder: impl Into<Folder>) -> Result<Checkpoint, Error> {
+        let folder = folder.into();
+        let config = Config::read(&folder)?;
+        let Sources { files: sources, index, pickles } = files::find(&folder)?;
         let scale = Scale::Family(config.architecture);
         let mut checkpoint = Checkpoint {
-            dir: dir.to_path_buf(),
+            folder,
             config,
             files: Vec::new(),
             weights: BTreeMap::new(),
@@ -89,9 +91,9 @@ impl Checkpoint {
             pickles,
         };
         for source in &sources {
-            let (mapped, described) = Mapped::open(source)?;
+            let (mapped, described) = Mapped::open(&checkpoint.folder, source)?;
             if let Some((index, map)) = &index {
-                check_index(dir, &mapped.path, &described, index, map)?;
+                check_index(checkpoint.dir(), &mapped.path, &described, index, map)?;
             }
             checkpoint.files.push(mapped);
             for tensor in described {
@@ -108,9 +110,14 @@ impl Checkpoint {
         &self.config
     }
 
-    /// The directory.
+    /// Where its files are.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// What its folder is called.
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.folder.path()
     }
 
     /// Whether a weight is there, by canonical name.
@@ -227,7 +234,7 @@ impl Checkpoint {
     /// Both halves of each pair must be there. Only then does adapter_config.json matter: a merged model may keep its own.
     fn check_adapters(&mut self) -> Result<(), Error> {
         if !self.adapters.is_empty() {
-            self.scale = Scale::read(&self.dir, self.config.architecture)?;
+            self.scale = Scale::read(&self.folder, self.config.architecture)?;
         }
         for (module, adapter) in &self.adapters {
             let (present, missing) = match (&adapter.a, &adapter.b) {
@@ -235,7 +242,7 @@ impl Checkpoint {
                 (None, Some(_)) => ("lora_B", "lora_A"),
                 _ => continue,
             };
-            return Err(Error::HalfAdapter { dir: self.dir.clone(), module: module.clone(), present, missing });
+            return Err(Error::HalfAdapter { dir: self.dir().to_owned(), module: module.clone(), present, missing });
         }
         Ok(())
     }
@@ -276,7 +283,7 @@ impl Checkpoint {
         };
         let rank = a.shape.first().copied().unwrap_or(0);
         let scale = self.scale.of(rank).ok_or_else(|| Error::UnknownAdapterScale {
-            dir: self.dir.clone(),
+            dir: self.dir().to_owned(),
             module: module.to_owned(),
             rank,
         })?;
@@ -325,7 +332,7 @@ impl Checkpoint {
         } else {
             format!("{} tensors were read from {} files", self.names().count(), self.files.len())
         };
-        Error::MissingTensor { dir: self.dir.clone(), tensor: name.to_owned(), hint }
+        Error::MissingTensor { dir: self.dir().to_owned(), tensor: name.to_owned(), hint }
     }
 
     fn path(&self, stored: &Stored) -> &Path {

@@ -13,7 +13,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::error::{self, Error};
+use crate::error::Error;
+use crate::folder::Folder;
 
 /// Which published model class the weights were written by; decides the weight names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,18 +172,17 @@ impl Config {
     }
 
     /// Reads `config.json`, and `generation_config.json` beside it, whose end tokens win as they do in transformers.
-    pub fn read(dir: &Path) -> Result<Config, Error> {
-        if !dir.is_dir() {
-            return Err(Error::MissingDirectory { dir: dir.to_path_buf() });
+    pub fn read(folder: impl Into<Folder>) -> Result<Config, Error> {
+        let folder = folder.into();
+        folder.check()?;
+        let file = folder.file("config.json");
+        if !folder.has(&file) {
+            return Err(Error::MissingConfig { dir: folder.path().to_owned() });
         }
-        let file = dir.join("config.json");
-        if !file.is_file() {
-            return Err(Error::MissingConfig { dir: dir.to_path_buf() });
-        }
-        let mut config = Config::parse(&file, &error::read_text(&file)?)?;
-        let generation = dir.join("generation_config.json");
-        if generation.is_file() {
-            let eos = parse::end_tokens(&generation, &error::read_text(&generation)?)?;
+        let mut config = Config::parse(&file, &folder.text(&file)?)?;
+        let generation = folder.file("generation_config.json");
+        if folder.has(&generation) {
+            let eos = parse::end_tokens(&generation, &folder.text(&generation)?)?;
             if !eos.is_empty() {
                 config.eos = eos;
             }

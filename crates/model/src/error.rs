@@ -339,9 +339,8 @@ fn conversion(file: &Path) -> String {
     )
 }
 
-/// Reads a text file whole, telling apart what the file system and what the bytes did wrong.
-pub(crate) fn read_text(file: &Path) -> Result<String, Error> {
-    let bytes = std::fs::read(file).map_err(|e| Error::io(file, e))?;
+/// Bytes of a file that should be text.
+pub(crate) fn utf8(file: &Path, bytes: Vec<u8>) -> Result<String, Error> {
     String::from_utf8(bytes).map_err(|e| Error::NotUtf8 { file: file.to_path_buf(), at: e.utf8_error().valid_up_to() })
 }
 

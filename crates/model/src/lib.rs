@@ -1,4 +1,4 @@
-//! A checkpoint becomes a decoder.
+//! A checkpoint becomes a decoder. Its files are in a [`Folder`]: a directory, or memory.
 //!
 //! ```text
 //! config.json ──> Config ─┐
@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod decoder;
 pub mod error;
+pub mod folder;
 pub mod head;
 pub mod names;
 pub mod parameters;
@@ -27,6 +28,7 @@ pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{Decoder, Dropout, Learner, LmHead, Masks, Segment};
 pub use error::Error;
+pub use folder::{Folder, Packed};
 pub use head::{HeadKept, HeadLearner, Judged, LatentHead, LearnedLinear, RewardHead};
 pub use parameters::{LinearParameters, Named, NormParameters, Parameter};
 pub use source::{Grown, InitialWeights, RandomWeights, TensorSource};

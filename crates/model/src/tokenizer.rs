@@ -6,12 +6,11 @@
 
 mod files;
 
-use std::path::Path;
-
 use tokenizers::models::ModelWrapper;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
 use crate::error::Error;
+use crate::folder::Folder;
 
 type Inner = TokenizerImpl<ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
@@ -39,8 +38,8 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// Reads the tokenizer of a checkpoint directory.
-    pub fn read(dir: &Path) -> Result<Tokenizer, Error> {
-        let files::Parts { inner, eos, clean_up } = files::read(dir)?;
+    pub fn read(folder: impl Into<Folder>) -> Result<Tokenizer, Error> {
+        let files::Parts { inner, eos, clean_up } = files::read(&folder.into())?;
         let largest = inner.get_vocab(true).into_values().max();
         let eos = eos.and_then(|token| inner.token_to_id(&token));
         Ok(Tokenizer { vocab_size: largest.map_or(0, |id| id as usize + 1), inner, eos, clean_up })
@@ -50,6 +49,21 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Tokenize { why: e.to_string() })?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The words of a text that a closed vocabulary lacks, each once, in the order of the text; byte-level tokenizers lack none.
+    pub fn unknown(&self, text: &str) -> Result<Vec<String>, Error> {
+        let ModelWrapper::WordLevel(words) = self.inner.get_model() else { return Ok(Vec::new()) };
+        let encoding = self.inner.encode(text, false).map_err(|e| Error::Tokenize { why: e.to_string() })?;
+        let lacks = |token: &String| *token == words.unk_token;
+        let places = encoding.get_tokens().iter().zip(encoding.get_offsets()).filter(|(token, _)| lacks(token));
+        let mut unknown: Vec<String> = Vec::new();
+        for word in places.filter_map(|(_, &(from, to))| text.get(from..to)) {
+            if !unknown.iter().any(|known| known == word) {
+                unknown.push(word.to_owned());
+            }
+        }
+        Ok(unknown)
     }
 
     /// The text of some ids without special tokens, like transformers' `decode(ids, skip_special_tokens=True)`.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use model::testkit::{Dtype, Family, Spec, write_checkpoint};
-use model::{Checkpoint, Tokenizer};
+use model::{Checkpoint, Error, Folder, Packed, Tokenizer};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -230,4 +230,43 @@ fn spaces_are_cleaned_up_when_asked() {
     let tokenizer = Tokenizer::read(dir.path()).unwrap();
     let ids = tokenizer.encode("It is n't 3 , but 4 .").unwrap();
     assert_eq!(tokenizer.decode(&ids).unwrap(), "It isn't 3, but 4.");
+}
+
+#[test]
+fn files_in_memory_are_read_like_files_on_disk() {
+    for spec in [Spec::default(), Spec { family: Family::CodiGpt2, ..Spec::default() }] {
+        let dir = written(&spec);
+        let packed = Packed { name: "carried", files: carried(dir.path()) };
+        let memory = Folder::Memory(packed);
+        let (there, here) = (Checkpoint::open(dir.path()).unwrap(), Checkpoint::open(&memory).unwrap());
+        assert_eq!(there.config(), here.config());
+        assert_eq!(there.names().count(), here.names().count());
+        for entry in there.names().filter(|entry| there.has(&entry.canonical)) {
+            let read = |checkpoint: &Checkpoint| checkpoint.tensor(&entry.canonical, entry.shape).unwrap();
+            assert_eq!(read(&there), read(&here), "{}", entry.canonical);
+        }
+        let text = "What is 3 plus 4?";
+        let ids = |folder: Folder| Tokenizer::read(&folder).unwrap().encode(text).unwrap();
+        assert_eq!(ids(dir.path().into()), ids(memory));
+
+        let fewer = |name: &str| Folder::Memory(Packed { files: Vec::leak(without(packed.files, name)), ..packed });
+        let error = Checkpoint::open(fewer("config.json")).err().unwrap();
+        assert!(matches!(error, Error::MissingConfig { .. }) && error.to_string().contains("carried"), "{error}");
+        assert!(matches!(Checkpoint::open(fewer("model.safetensors")).err().unwrap(), Error::MissingWeights { .. }));
+        assert!(matches!(Tokenizer::read(fewer("tokenizer.json")).err().unwrap(), Error::MissingTokenizer { .. }));
+    }
+}
+
+/// The files of a directory, kept for as long as the tests run.
+fn carried(dir: &Path) -> &'static [(&'static str, &'static [u8])] {
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let leak = |entry: std::fs::DirEntry| -> (&'static str, &'static [u8]) {
+        let name = entry.file_name().into_string().unwrap();
+        (name.leak(), std::fs::read(entry.path()).unwrap().leak())
+    };
+    Vec::leak(files.map(leak).collect())
+}
+
+fn without<'a>(files: &[(&'a str, &'a [u8])], name: &str) -> Vec<(&'a str, &'a [u8])> {
+    files.iter().filter(|(known, _)| *known != name).copied().collect()
 }

@@ -102,10 +102,12 @@ impl Traits {
     fn of(run: &RunDir, n: usize) -> Self {
         let (host, settings) = (&run.manifest().host, &run.manifest().settings);
         let method = settings["method"].as_str().unwrap_or("model");
-        let split = host["data"].as_str().map_or("questions", |data| data.strip_prefix("embedded:").unwrap_or(data));
+        let data = host["data"].as_str().unwrap_or("questions");
+        let file = || Path::new(data).file_stem().map_or(data.into(), |stem| stem.to_string_lossy());
+        let split = data.strip_prefix("embedded:").map_or_else(file, Into::into);
         Self {
             model: host["model"].as_str().map_or_else(|| method.into(), |dir| model_name(Path::new(dir))),
-            split: Path::new(split).file_stem().map_or_else(|| split.into(), |stem| stem.to_string_lossy().into_owned()),
+            split: split.into_owned(),
             sampler: Sampler::of(&settings["sampler"]),
             n,
         }

@@ -5,8 +5,13 @@
 
 use record::{Cost, Effort, Gain, Metric, MetricName, Results, Seconds};
 
+use crate::rules;
+
+/// A rule, what it is called, and what it means.
+type Row = (MetricName, &'static str, &'static str);
+
 /// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has no row.
-const ROWS: [(MetricName, &str, &str); 13] = [
+const ROWS: [Row; 13] = [
     (MetricName::Greedy, "greedy", "one trajectory without perturbation"),
     (MetricName::Maj, "majority", "the answer most of k trajectories give"),
     (MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
@@ -24,15 +29,27 @@ const ROWS: [(MetricName, &str, &str); 13] = [
 const LABEL: usize = 11;
 const GAP: &str = "  ";
 
-/// The results as text of lines at most `width` characters long, where a single column allows it.
-pub fn render(results: &Results, width: usize) -> String {
+/// What is shown of results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// Characters of a line at most, where a single column allows it.
+    pub width: usize,
+    /// Whether every rule has a row, or only the few that tell the story.
+    pub every_rule: bool,
+}
+
+/// The results as text.
+pub fn render(results: &Results, look: Look) -> String {
+    let has = |name: MetricName| results.metrics.iter().any(|metric| metric.name == name);
+    let (rows, others): (Vec<Row>, Vec<Row>) =
+        ROWS.into_iter().filter(|row| has(row.0)).partition(|row| look.every_rule || rules::ORDER.contains(&row.0));
     let mut text = heading(results);
-    for columns in columns(results, width) {
+    for columns in columns(results, &rows, look.width) {
         text.push('\n');
-        grid(&mut text, results, &columns);
+        grid(&mut text, results, &rows, &columns);
     }
-    legend(&mut text, results);
-    gains(&mut text, results);
+    legend(&mut text, &rows, &others);
+    gains(&mut text, results, &rows);
     footer(&mut text, results);
     text
 }
@@ -60,8 +77,8 @@ struct Column {
 }
 
 /// The columns, in groups that fit side by side.
-fn columns(results: &Results, width: usize) -> Vec<Vec<Column>> {
-    let rows = || results.metrics.iter().filter(|metric| ROWS.iter().any(|row| row.0 == metric.name));
+fn columns(results: &Results, rows: &[Row], width: usize) -> Vec<Vec<Column>> {
+    let rows = || results.metrics.iter().filter(|metric| rows.iter().any(|row| row.0 == metric.name));
     let mut ks: Vec<usize> = rows().map(|metric| metric.k).collect();
     ks.sort_unstable();
     ks.dedup();
@@ -84,10 +101,10 @@ fn columns(results: &Results, width: usize) -> Vec<Vec<Column>> {
     groups
 }
 
-fn grid(text: &mut String, results: &Results, columns: &[Column]) {
+fn grid(text: &mut String, results: &Results, rows: &[Row], columns: &[Column]) {
     line(text, "k", columns.iter().map(|column| (column, column.k.to_string())));
-    for (name, label, _) in ROWS {
-        let cells: Vec<_> = columns.iter().map(|column| (column, find(results, name, column.k))).collect();
+    for (name, label, _) in rows {
+        let cells: Vec<_> = columns.iter().map(|column| (column, find(results, *name, column.k))).collect();
         if cells.iter().any(|(_, metric)| metric.is_some()) {
             let show = |cell: fn(&Metric) -> String| {
                 cells.iter().map(move |(column, metric)| (*column, metric.map(cell).unwrap_or_default()))
@@ -120,22 +137,23 @@ fn percent(share: f64) -> String {
     format!("{:.1}", 100.0 * share)
 }
 
-fn legend(text: &mut String, results: &Results) {
+fn legend(text: &mut String, rows: &[Row], others: &[Row]) {
     text.push('\n');
-    for (name, label, meaning) in ROWS {
-        if results.metrics.iter().any(|metric| metric.name == name) {
-            text.push_str(&format!("{label:<LABEL$}{GAP}{meaning}\n"));
-        }
+    let mut line = |label: &str, meaning: &str| text.push_str(&format!("{label:<LABEL$}{GAP}{meaning}\n"));
+    rows.iter().for_each(|(_, label, meaning)| line(label, meaning));
+    if !others.is_empty() {
+        let names: Vec<&str> = others.iter().map(|row| row.1).collect();
+        line("", &format!("{} are in results.json (--aggregate prints them)", names.join(", ")));
     }
 }
 
 /// What rules gain over the plainer ones; a gain whose interval holds zero may be chance.
-fn gains(text: &mut String, results: &Results) {
+fn gains(text: &mut String, results: &Results, rows: &[Row]) {
     let shown = |Gain { over, value, low, high, .. }: &Gain| {
         let over = if *over == MetricName::Greedy { "greedy" } else { "majority" };
         format!("{:+.1} ({:+.1} to {:+.1}) over {over}", 100.0 * value, 100.0 * low, 100.0 * high)
     };
-    let mut lines = ROWS.iter().filter_map(|(name, label, _)| {
+    let mut lines = rows.iter().filter_map(|(name, label, _)| {
         let own: Vec<&Gain> = results.gains.iter().filter(|gain| gain.name == *name).collect();
         let k = own.first()?.k;
         Some(format!("{label:<LABEL$}{GAP}{}\n", own.into_iter().map(shown).collect::<Vec<_>>().join(", "))).map(|line| (k, line))
@@ -223,6 +241,21 @@ mod tests {
         }
     }
 
+    fn wide(width: usize) -> Look {
+        Look { width, every_rule: false }
+    }
+
+    #[test]
+    fn rules_that_only_some_ask_for_are_named_below() {
+        let metric = |name| Metric { name, k: 4, value: 0.5, low: 0.4, high: 0.6, seeds: 1 };
+        let metrics = [MetricName::Maj, MetricName::Likely, MetricName::Combined].map(metric).to_vec();
+        let results = Results { metrics, ..Results::default() };
+        let brief = render(&results, wide(80));
+        assert!(brief.contains("likely, combined are in results.json") && brief.matches("50.0").count() == 1, "{brief}");
+        let whole = render(&results, Look { width: 80, every_rule: true });
+        assert!(!whole.contains("results.json") && whole.matches("50.0").count() == 3, "{whole}");
+    }
+
     #[test]
     fn a_table() {
         let expected = "\
@@ -254,19 +287,19 @@ beam's cost  30.0 decoding steps and 5.0 GFLOP per question
 time         5.0 s: prefill 0.5, thoughts 2.0, scores 1.0, answers 1.2, beam 0.2
 scoring      21.1% of the time of samples
 ";
-        assert_eq!(render(&results(), 80), expected);
+        assert_eq!(render(&results(), wide(80)), expected);
     }
 
     #[test]
     fn what_did_not_run_is_not_mentioned() {
-        let text = render(&Results { trajectories: 4, sampled: 4.0, ..Results::default() }, 80);
+        let text = render(&Results { trajectories: 4, sampled: 4.0, ..Results::default() }, wide(80));
         assert!(text.starts_with("0 questions, 0 seeds, 4 trajectories each\n"), "{text}");
         assert!(!text.contains("beam") && !text.contains("scoring"), "{text}");
     }
 
     #[test]
     fn columns_that_do_not_fit_continue_below() {
-        let text = render(&results(), 31);
+        let text = render(&results(), wide(31));
         let tables: Vec<&str> = text.split("\n\n").collect();
         assert!(tables[1].starts_with("k                    1\n"), "{text}");
         assert!(tables[2].starts_with("k                     4\n"), "{text}");
@@ -275,7 +308,7 @@ scoring      21.1% of the time of samples
 
     #[test]
     fn nothing_is_a_table_too() {
-        let text = render(&Results::default(), 0);
+        let text = render(&Results::default(), wide(0));
         assert!(text.starts_with("0 questions, 0 seeds, 0 trajectories each\n"), "{text}");
         assert!(text.contains("0.0 FLOP per question"), "{text}");
     }

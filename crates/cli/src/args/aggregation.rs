@@ -11,7 +11,7 @@ use super::values;
 #[command(next_help_heading = "Aggregation")]
 pub struct AggregationArgs {
     /// The rules that make one answer of many trajectories; a beam search runs only if it is among them [default: all that the
-    /// models allow, but of best_of only the first]
+    /// models allow, but of best_of only the first; results.json has all, the table those of the paper]
     #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = values::rule())]
     pub aggregate: Option<Vec<values::Rule>>,
 

@@ -29,7 +29,7 @@ pub enum ThoughtsKind {
 /// Flags of `annotate`.
 #[derive(Debug, Args)]
 pub struct AnnotateArgs {
-    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`
+    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded` [default: embedded]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub model: Option<String>,
 
@@ -37,11 +37,11 @@ pub struct AnnotateArgs {
     #[arg(long, value_name = "FAMILY", value_parser = values::family(), help_heading = "Model")]
     pub method: Option<Family>,
 
-    /// The questions: a file, as for eval
+    /// The questions: a file or a part of the embedded corpus, as for eval [default: the first 1024 of embedded:train]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
-    /// Take only the first questions of the file
+    /// Take only the first questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 

@@ -11,11 +11,13 @@ use super::values;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`
+    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`, the small one inside this
+    /// program [default: embedded]
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
 
-    /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local cache, or `embedded`
+    /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local cache, `embedded` or `none`
+    /// [default: embedded for the embedded reasoner, none for others]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 

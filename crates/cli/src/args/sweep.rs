@@ -15,11 +15,11 @@ pub struct SweepArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// The questions: a file as for eval, or embedded:test, embedded:hard, embedded:ood
+    /// The questions: a file or a part of the embedded corpus, as for eval [default: the first 200 of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
-    /// Take only the first questions of the file
+    /// Take only the first questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 

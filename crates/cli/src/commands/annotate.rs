@@ -10,24 +10,28 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use engine::Question;
 use engine::rollout::{Annotated, Annotator, Labels};
-use engine::{Question, question};
+use model::Folder;
 use record::Manifest;
 use serde_json::{Value, json};
 use train::annotate::{Counts, Error, Index, Shard, Store, ThoughtsDtype};
+use train::corpus::Split;
 
 use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, ThoughtsKind};
+use crate::data::Source;
 use crate::interrupt::{Gate, resume_command};
-use crate::load::Models;
+use crate::load::{Models, NO_JUDGE};
 use crate::printer::{Printer, Progress, show_seconds};
-use crate::settings::{self, Sampling, Start};
+use crate::settings::{Sampling, Start};
 use crate::{fingerprint, manifest};
 
 /// Trajectories of each question.
 const TRAJECTORIES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 /// Rollouts from every thought.
 const ROLLOUTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-/// Questions of a shard: enough to fill a GPU, few enough to lose little.
+/// Questions of a shard: enough to fill a GPU, few enough to lose little. Of the embedded corpus one shard is taken where
+/// nobody says how many.
 const PER_SHARD: usize = 1024;
 
 /// Runs the command.
@@ -64,7 +68,7 @@ struct Job {
 
 impl Job {
     fn of(args: &AnnotateArgs) -> Result<Self> {
-        let models = ModelArgs { model: args.model.clone(), reward_model: None, method: args.method };
+        let models = ModelArgs { model: args.model.clone(), reward_model: Some(NO_JUDGE.to_owned()), method: args.method };
         let (part, of) = args.shard.unwrap_or((1, 1));
         Ok(Self {
             start: Start::of(args.resume, args.overwrite)?,
@@ -112,7 +116,7 @@ impl Job {
         let settings = json!([index.settings, index.trajectories, index.per_shard, index.dtype]);
         let (questions, fingerprint) = (index.questions, index.fingerprint.clone());
         let manifest = Manifest { settings, questions, fingerprint, ..Manifest::default() };
-        Path::new("annotations").join(manifest::default_name(&self.models.reasoner, &data.path, &manifest))
+        Path::new("annotations").join(manifest::default_name(self.models.reasoner.path(), &data.source, &manifest))
     }
 }
 
@@ -128,20 +132,20 @@ fn labels(args: &AnnotateArgs) -> Result<Labels> {
 
 /// The questions.
 struct Data {
-    path: PathBuf,
+    source: Source,
     questions: Vec<Question>,
 }
 
 impl Data {
     fn read(args: &AnnotateArgs) -> Result<Self> {
-        let path = settings::data_file(args.data.as_deref())?;
-        let questions = question::read(&path, args.limit.map(NonZeroUsize::get))?;
-        Ok(Self { path, questions })
+        let source = Source::of(args.data.as_deref(), Split::Train)?;
+        let questions = source.read(args.limit, PER_SHARD)?;
+        Ok(Self { source, questions })
     }
 
     /// A digest of them and of the reasoner.
-    fn fingerprint(&self, reasoner: &Path) -> Result<String> {
-        fingerprint::of(&[reasoner], &self.path)
+    fn fingerprint(&self, reasoner: &Folder) -> Result<String> {
+        fingerprint::of([reasoner], &self.source, &self.questions)
     }
 
     /// Those of a shard.

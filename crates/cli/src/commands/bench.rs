@@ -94,7 +94,7 @@ fn print_speed(flops: f64, speed: f64, (peak, device): (f64, &Device), printer: 
 
 /// Random weights of a real model's shape. Thoughts are hidden states as they are; no answer ends by itself.
 fn mind(device: &Device, args: &BenchArgs) -> Result<Mind> {
-    let config = shape(args.shape);
+    let config = shape(args.shape)?;
     let decoder = device.run(|| Decoder::load(device, &config, &RandomWeights { seed: args.seed }, LmHead::With))?;
     let count = LatentLength::Exactly(args.thoughts);
     let method = Method {
@@ -132,7 +132,7 @@ fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
 
 /// A reward model of the same shape, its weights random too.
 fn judge(device: &Device, args: &BenchArgs) -> Result<RewardModel> {
-    let (config, weights) = (shape(args.shape), RandomWeights { seed: args.seed + 1 });
+    let (config, weights) = (shape(args.shape)?, RandomWeights { seed: args.seed + 1 });
     let head = RewardHead::load(device, &config, &weights)?;
     Ok(RewardModel { decoder: device.run(|| Decoder::load(device, &config, &weights, LmHead::Without))?, head })
 }
@@ -158,9 +158,10 @@ fn made_up(mind: &Mind, question: u32, length: usize) -> Prompt {
     Prompt { id: question, text: String::new(), tokens }
 }
 
-/// The published shapes.
-fn shape(shape: Shape) -> Config {
-    match shape {
+/// The published shapes, and that of the embedded reasoner.
+fn shape(shape: Shape) -> Result<Config> {
+    Ok(match shape {
+        Shape::Embedded => Config::read(&crate::embedded::reasoner())?,
         Shape::Gpt2 => Config {
             architecture: Architecture::Gpt2,
             class_name: None,
@@ -196,7 +197,7 @@ fn shape(shape: Shape) -> Config {
                 scaling: Some(Llama3Scaling { factor: 32.0, low: 1.0, high: 4.0, original_context: 8192 }),
             },
             mlp: Mlp::SwiGlu,
-            ..self::shape(Shape::Gpt2)
+            ..self::shape(Shape::Gpt2)?
         },
         Shape::Qwen32b => Config {
             architecture: Architecture::Qwen3,
@@ -208,7 +209,7 @@ fn shape(shape: Shape) -> Config {
             norm: Norm::RmsNorm { eps: 1e-6 },
             positions: Positions::Rope { theta: 5_000_000.0, scaling: None },
             qk_norm: true,
-            ..self::shape(Shape::Llama1b)
+            ..self::shape(Shape::Llama1b)?
         },
-    }
+    })
 }

@@ -10,14 +10,19 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use engine::{Engine, Outcome, Question, question};
+use engine::{Engine, Outcome, Question};
+use model::Folder;
 use record::{Latents, Manifest, Results, RunDir, Sample, Seconds, Writer, aggregate};
+use report::Options;
 use report::metrics::{self, MetricSettings};
+use report::table::Look;
 use serde_json::{Value, json};
 use tensor::Tensor;
+use train::corpus::Split;
 
 use crate::aggregation::Aggregation;
 use crate::args::EvalArgs;
+use crate::data::Source;
 use crate::interrupt::{Gate, resume_command};
 use crate::load::{Loaded, Models};
 use crate::printer::{Printer, Progress, show_seconds};
@@ -26,20 +31,31 @@ use crate::{fingerprint, manifest};
 
 /// Trajectories of each question.
 const SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+/// Questions of the embedded corpus where nobody says how many: about a minute's work on two cores.
+const QUESTIONS: usize = 300;
 /// Seconds that a batch should take: long enough to fill the machine, short enough to show progress and to lose little.
 const BATCH: f64 = 10.0;
 
 /// Runs the command.
 pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let job = Job::of(args)?;
-    let questions = question::read(&job.data, args.limit.map(NonZeroUsize::get))?;
+    let questions = job.data.read(args.limit, QUESTIONS)?;
     let device = args.device.open()?;
     let loaded = job.models.load(&device, printer)?;
     let engine = job.engine(&loaded, crate::load::memory(args.memory, &device)?);
     let Evaluated { out, run, results } = job.evaluate(&engine, &questions, printer)?;
-    let text = || format!("{}\nsamples and results are in {}", report::table::render(&results, printer.width()), out.display());
-    printer.result(&document(&out, run.manifest(), &results)?, text)?;
+    let page = if args.no_report { None } else { Some(report::write(&[run.clone()], &out, Options::default())?.page) };
+    let look = Look { width: printer.width(), every_rule: args.aggregation.aggregate.is_some() };
+    let text = || format!("{}\n{}", report::table::render(&results, look), whereabouts(&out, page.as_deref()));
+    let mut document = document(&out, run.manifest(), &results)?;
+    document["page"] = json!(page);
+    printer.result(&document, text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn whereabouts(out: &Path, page: Option<&Path>) -> String {
+    let page = page.map(|page| format!("the page is {}: open it in a browser\n", page.display())).unwrap_or_default();
+    format!("{page}samples and results are in {}", out.display())
 }
 
 /// A finished run.
@@ -55,7 +71,7 @@ pub struct Evaluated {
 /// What the flags mean, as far as it can be known before anything is read.
 pub struct Job {
     models: Models,
-    data: PathBuf,
+    data: Source,
     sampling: Sampling,
     aggregation: Aggregation,
     seeds: Vec<u64>,
@@ -76,7 +92,7 @@ impl Job {
             seeds: settings::seeds(sampling.seed, args.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples)?,
             models,
-            data: settings::data_file(args.data.as_deref())?,
+            data: Source::of(args.data.as_deref(), Split::Test)?,
             sampling,
             out: args.out.clone(),
             keep_latents: args.latents,
@@ -92,7 +108,7 @@ impl Job {
     pub fn evaluate(&self, engine: &Engine<'_>, questions: &[Question], printer: &Printer) -> Result<Evaluated> {
         engine.check(questions)?;
         let manifest = self.manifest(engine, questions)?;
-        let name = || Path::new("runs").join(manifest::default_name(&self.models.reasoner, &self.data, &manifest));
+        let name = || Path::new("runs").join(manifest::default_name(self.models.reasoner.path(), &self.data, &manifest));
         let out = self.out.clone().unwrap_or_else(name);
         let writer = open(self.start, &out, &manifest)?;
         printer.note(&format!("run directory {}", out.display()));
@@ -108,12 +124,12 @@ impl Job {
     }
 
     fn manifest(&self, engine: &Engine<'_>, questions: &[Question]) -> Result<Manifest> {
-        let models: Vec<&Path> = std::iter::once(self.models.reasoner.as_path()).chain(self.models.judge.as_deref()).collect();
+        let Models { reasoner, judge, .. } = &self.models;
         let mut host = manifest::host(engine.reasoner.decoder.device(), engine.settings.memory);
         // Paths say where the inputs were; what they held is in the fingerprint.
-        host["model"] = json!(self.models.reasoner);
-        host["reward_model"] = json!(self.models.judge);
-        host["data"] = json!(self.data);
+        host["model"] = json!(reasoner.path());
+        host["reward_model"] = json!(judge.as_ref().map(Folder::path));
+        host["data"] = json!(self.data.to_string());
         Ok(Manifest {
             program: manifest::program(),
             commit: manifest::commit(),
@@ -122,7 +138,7 @@ impl Job {
             settings: manifest::settings(&engine.reasoner.method, &engine.settings, engine.judge.is_some()),
             seeds: self.seeds.clone(),
             questions: questions.len(),
-            fingerprint: fingerprint::of(&models, &self.data)?,
+            fingerprint: fingerprint::of([reasoner].into_iter().chain(judge), &self.data, questions)?,
             ..Manifest::default()
         })
     }
@@ -200,6 +216,7 @@ struct Tally {
     start: Instant,
     questions: usize,
     trajectories: usize,
+    greedy: usize,
     majority: usize,
     covered: usize,
     left: usize,
@@ -215,6 +232,7 @@ impl Tally {
             start: Instant::now(),
             questions: 0,
             trajectories: 0,
+            greedy: 0,
             majority: 0,
             covered: 0,
             left: total.saturating_sub(done),
@@ -222,10 +240,11 @@ impl Tally {
         }
     }
 
-    /// How many questions to hand over next: one at first, so that a figure appears soon, then as many as the pace allows.
+    /// How many questions to hand over next: one at first, so that a figure appears soon, then as many as take as long again.
     fn batch(&self) -> usize {
-        let pace = self.start.elapsed().as_secs_f64() / self.questions.max(1) as f64;
-        if self.questions == 0 { 1 } else { ((BATCH / pace) as usize).max(1) }
+        let seconds = self.start.elapsed().as_secs_f64();
+        let pace = seconds / self.questions.max(1) as f64;
+        if self.questions == 0 { 1 } else { ((seconds.clamp(1.0, BATCH) / pace) as usize).max(1) }
     }
 
     fn add(&mut self, sample: &Sample) {
@@ -233,6 +252,7 @@ impl Tally {
         self.questions += 1;
         self.left = self.left.saturating_sub(1);
         self.trajectories += trajectories.len();
+        self.greedy += usize::from(sample.greedy.as_ref().is_some_and(|t| t.correct));
         self.majority += usize::from(aggregate::majority(trajectories).is_some_and(|i| trajectories[i].correct));
         self.covered += usize::from(trajectories.iter().any(|t| t.correct));
         self.progress.advance();
@@ -243,7 +263,8 @@ impl Tally {
         let seconds = self.start.elapsed().as_secs_f64();
         let share = |n: usize| 100.0 * n as f64 / self.questions as f64;
         let line = format!(
-            "majority {:.1}%, coverage {:.1}%, {:.1} trajectories/s, {} left",
+            "greedy {:.1}%, majority {:.1}%, coverage {:.1}%, {:.0} trajectories/s, {} left",
+            share(self.greedy),
             share(self.majority),
             share(self.covered),
             self.trajectories as f64 / seconds.max(1e-9),

@@ -13,12 +13,13 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use engine::{Extras, Family, LatentLength, Method};
 use model::config::Architecture;
-use model::{Checkpoint, LmHead, RewardHead, Tokenizer};
+use model::{Checkpoint, Folder, LmHead, RewardHead, Tokenizer};
 use serde_json::{Value, json};
 use tensor::Device;
 
 use crate::args::InspectArgs;
 use crate::args::values::{show_bytes, show_thoughts};
+use crate::embedded;
 use crate::manifest::show_sites;
 use crate::printer::Printer;
 use crate::settings::model_dir;
@@ -26,14 +27,14 @@ use listing::Listing;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
-    let dir = model_dir("inspect", Some(&args.dir))?;
-    let checkpoint = Checkpoint::open(&dir)?;
+    let folder = embedded::named(&args.dir).map_or_else(|| model_dir("inspect", &args.dir).map(Folder::Disk), Ok)?;
+    let checkpoint = Checkpoint::open(folder)?;
     let kind = Kind::of(&checkpoint, args.method)?;
     let expected = expected::tensors(&checkpoint, kind.lm_head())?;
     let listing = Listing::new(&checkpoint, &expected);
     let found = Found { checkpoint: &checkpoint, kind: &kind, listing: &listing };
     printer.result(&found.document(), || found.text(args.method))?;
-    listing.complain(&dir, kind.refuses_unknown())?;
+    listing.complain(checkpoint.dir(), kind.refuses_unknown())?;
     if args.values {
         expected.iter().try_for_each(|e| checkpoint.tensor(&e.name, &e.shape).map(|_| ()))?;
         printer.note("all weights are finite");
@@ -50,16 +51,19 @@ enum Kind {
 impl Kind {
     /// Recognises the checkpoint and reads its heads, which are small.
     fn of(checkpoint: &Checkpoint, family: Option<Family>) -> Result<Self> {
-        let (dir, device) = (checkpoint.dir(), Device::cpu(Some(NonZeroUsize::MIN))?);
+        let (folder, device) = (checkpoint.folder(), Device::cpu(Some(NonZeroUsize::MIN))?);
         if RewardHead::find(checkpoint).is_some() {
             if family.is_some() {
-                bail!("{}: this is a reward model (it has a head that scores), and --method is for reasoners", dir.display());
+                bail!(
+                    "{}: this is a reward model (it has a head that scores), and --method is for reasoners",
+                    checkpoint.dir().display()
+                );
             }
             RewardHead::load(&device, checkpoint.config(), checkpoint)?;
             // A reward model reads the reasoner's tokens and needs no tokenizer of its own.
-            return Ok(Self::Reward { tokenizer: Tokenizer::read(dir).ok().map(Box::new) });
+            return Ok(Self::Reward { tokenizer: Tokenizer::read(folder).ok().map(Box::new) });
         }
-        let tokenizer = Tokenizer::read(dir)?;
+        let tokenizer = Tokenizer::read(folder)?;
         let method = Extras::read(&device, checkpoint, &tokenizer, family)?.method;
         Ok(Self::Reasoner { method: Box::new(method), tokenizer: Box::new(tokenizer) })
     }

@@ -35,6 +35,10 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let settings = sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?);
     let engine = loaded.engine(aggregation.apply(settings));
 
+    let unknown = loaded.reasoner.tokenizer.unknown(&text)?;
+    if !unknown.is_empty() {
+        printer.note(&lacking(&unknown));
+    }
     // Nobody knows the right answer, so nothing is ever marked as correct.
     let question = Question { id: 0, text, gold: String::new(), kind: GoldKind::Number, steps: Vec::new() };
     let mut outcome = None;
@@ -43,9 +47,18 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
         ControlFlow::Continue(())
     })?;
     let Some(outcome) = outcome else { bail!("the engine gave no outcome for the question") };
-    let solved = Solved { sample: &outcome.sample, seconds: outcome.seconds, aggregation: &aggregation };
+    let solved = Solved { sample: &outcome.sample, seconds: outcome.seconds, aggregation: &aggregation, unknown: &unknown };
     printer.result(&solved.document(), || solved.text())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn lacking(unknown: &[String]) -> String {
+    let words: Vec<String> = unknown.iter().map(|word| format!("{word:?}")).collect();
+    format!(
+        "note: the model does not know {} and reads a blank there; its answer may be wrong for that reason \
+         (`latent-tts corpus --count 5` shows questions in its own words)",
+        words.join(", ")
+    )
 }
 
 fn question(text: &str) -> Result<String> {
@@ -75,6 +88,8 @@ struct Solved<'a> {
     sample: &'a Sample,
     seconds: Seconds,
     aggregation: &'a Aggregation,
+    /// Words that the model does not know.
+    unknown: &'a [String],
 }
 
 /// What a rule chooses.
@@ -162,6 +177,7 @@ impl Solved<'_> {
             document["search"]["answer"] = json!(answer);
             document["search"]["scores"] = json!(scores);
         }
+        document["unknown_words"] = json!(self.unknown);
         document["stopped"] = json!(self.sample.stopped);
         document["seconds"] = json!(self.seconds);
         document["trajectories_per_s"] = json!(self.rate());

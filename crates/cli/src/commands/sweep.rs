@@ -16,19 +16,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use engine::{Probability, Question, question};
+use engine::{Probability, Question};
 use record::{MetricName, Results, RunDir};
 use report::Options;
 use report::interval::{Bootstrap, Interval};
 use report::metrics::{MetricSettings, PerQuestion, difference};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use train::corpus::Split;
 
 use self::band::Band;
 use self::search::Search;
 use super::eval;
-use crate::args::{EvalArgs, Grid, SamplerKind, ScopeKind, SitesKind, SweepArgs, bare_eval, rounded};
-use crate::load::Loaded;
+use crate::args::{EvalArgs, Grid, ModelArgs, SamplerKind, ScopeKind, SitesKind, SweepArgs, bare_eval, rounded};
+use crate::data::Source;
+use crate::embedded;
+use crate::load::{Loaded, Models, NO_JUDGE};
 use crate::manifest;
 use crate::printer::Printer;
 use crate::settings;
@@ -36,6 +39,8 @@ use crate::settings;
 const SUMMARY: &str = "sweep.json";
 /// Trajectories of each question.
 const SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+/// Questions of the embedded corpus where nobody says how many.
+const QUESTIONS: usize = 200;
 /// What the paper searches dropout within, less the end where nothing is left of a thought.
 const DROPOUT: Grid = Grid::Interval(0.0, 0.9);
 /// A search knows its best value to this share of the interval unless told otherwise.
@@ -47,11 +52,12 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let base = base(args);
     // Whatever is wrong with the flags is said before a model is read.
     eval::Job::of(&base)?;
-    let questions = question::read(&settings::data_file(args.data.as_deref())?, args.limit.map(NonZeroUsize::get))?;
+    let source = Source::of(args.data.as_deref(), Split::Test)?;
+    let questions = source.read(args.limit, QUESTIONS)?;
     let device = args.device.open()?;
-    let loaded = crate::load::Models::of(&args.model)?.load(&device, printer)?;
+    let loaded = Models::of(&base.model)?.load(&device, printer)?;
     let memory = crate::load::memory(args.memory, &device)?;
-    let out = args.out.clone().unwrap_or_else(|| default_folder(args));
+    let out = args.out.clone().unwrap_or_else(|| default_folder(&base.model, &source));
 
     let mut sweep = Sweep { loaded: &loaded, questions: &questions, memory, out: &out, ks, base, printer, points: Vec::new() };
     for axis in &axes {
@@ -151,6 +157,8 @@ fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
 fn base(args: &SweepArgs) -> EvalArgs {
     let mut eval = bare_eval();
     (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
+    // Coverage needs no judge, so nobody waits for one that was not asked for.
+    eval.model.reward_model.get_or_insert_with(|| NO_JUDGE.to_owned());
     (eval.device, eval.memory, eval.latents) = (args.device.clone(), args.memory, args.latents);
     (eval.seeds, eval.resume) = (args.seeds, args.resume);
     (eval.sampling.samples, eval.sampling.seed) = (args.samples, args.seed);
@@ -158,12 +166,9 @@ fn base(args: &SweepArgs) -> EvalArgs {
     eval
 }
 
-fn default_folder(args: &SweepArgs) -> PathBuf {
-    let model = args.model.model.as_deref().map(|dir| report::study::model_name(Path::new(dir))).unwrap_or_default();
-    let data = args.data.as_deref().unwrap_or_default();
-    let data = data.strip_prefix("embedded:").unwrap_or(data);
-    let stem = Path::new(data).file_stem().unwrap_or_default().to_string_lossy();
-    Path::new("runs").join(format!("sweep-{}-{}", manifest::plain(model), manifest::plain(stem)))
+fn default_folder(model: &ModelArgs, data: &Source) -> PathBuf {
+    let model = report::study::model_name(Path::new(model.model.as_deref().unwrap_or(embedded::NAME)));
+    Path::new("runs").join(format!("sweep-{}-{}", manifest::plain(model), manifest::plain(data.stem())))
 }
 
 /// A sweep on its way.

@@ -1,19 +1,18 @@
-//! Which files of a directory hold weights, and what their headers say.
+//! Which files of a folder hold weights, and what their headers say.
 //!
 //! Files are mapped, never read into memory: a tensor's pages are touched when it is asked for. Every size in a header is
 //! checked against the size of its file before anything is allocated or sliced.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use memmap2::Mmap;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
 use crate::error::{self, Error};
+use crate::folder::{Bytes, Folder};
 
 /// Weights that some families publish beside the model, with the prefix that their bare names lack.
 const SIDE_FILES: [(&str, &str); 7] = [
@@ -49,16 +48,16 @@ pub(super) struct Sources {
 }
 
 /// Finds the main weights (one file, or an index with its shards), then the side files.
-pub(super) fn find(dir: &Path) -> Result<Sources, Error> {
-    let names = listing(dir)?;
+pub(super) fn find(folder: &Folder) -> Result<Sources, Error> {
+    let (dir, names) = (folder.path(), folder.names()?);
     let pickles: Vec<PathBuf> = names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
     let mut index = None;
     let mut files = Vec::new();
     if names.iter().any(|n| n == "model.safetensors") {
         files.push(Source { path: dir.join("model.safetensors"), prefix: "" });
     } else if let Some(file) = index_file(dir, &names)? {
-        let map = read_index(&file)?;
-        files.extend(shards(dir, &file, &map)?);
+        let map = read_index(folder, &file)?;
+        files.extend(shards(folder, &file, &map)?);
         index = Some((file, map));
     } else if let Some(file) = lone_file(dir, &names)? {
         files.push(Source { path: file, prefix: "" });
@@ -70,25 +69,11 @@ pub(super) fn find(dir: &Path) -> Result<Sources, Error> {
     }
     for (name, prefix) in SIDE_FILES {
         let path = dir.join(name);
-        if path.is_file() && !files.iter().any(|f| f.path == path) {
+        if folder.has(&path) && !files.iter().any(|f| f.path == path) {
             files.push(Source { path, prefix });
         }
     }
     Ok(Sources { files, index, pickles })
-}
-
-/// The plain files of a directory, sorted.
-fn listing(dir: &Path) -> Result<Vec<String>, Error> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))? {
-        let entry = entry.map_err(|e| Error::io(dir, e))?;
-        // Follows links: the model hub's cache is made of them.
-        if entry.path().is_file() {
-            names.push(entry.file_name().to_string_lossy().into_owned());
-        }
-    }
-    names.sort();
-    Ok(names)
 }
 
 fn is_pickle(name: &str) -> bool {
@@ -124,30 +109,30 @@ fn ambiguous(dir: &Path, files: &[&String]) -> Error {
     Error::AmbiguousWeights { dir: dir.to_path_buf(), files: files.iter().map(|f| (*f).clone()).collect() }
 }
 
-fn read_index(file: &Path) -> Result<BTreeMap<String, String>, Error> {
+fn read_index(folder: &Folder, file: &Path) -> Result<BTreeMap<String, String>, Error> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let index: Index = error::parse_json(file, &error::read_text(file)?)?;
+    let index: Index = error::parse_json(file, &folder.text(file)?)?;
     Ok(index.weight_map)
 }
 
-fn shards(dir: &Path, index: &Path, map: &BTreeMap<String, String>) -> Result<Vec<Source>, Error> {
+fn shards(folder: &Folder, index: &Path, map: &BTreeMap<String, String>) -> Result<Vec<Source>, Error> {
     let mut names: Vec<&String> = map.values().collect();
     names.sort();
     names.dedup();
-    names.into_iter().map(|shard| shard_file(dir, index, shard)).collect()
+    names.into_iter().map(|shard| shard_file(folder, index, shard)).collect()
 }
 
-fn shard_file(dir: &Path, index: &Path, shard: &str) -> Result<Source, Error> {
+fn shard_file(folder: &Folder, index: &Path, shard: &str) -> Result<Source, Error> {
     let relative = Path::new(shard);
     let stays = relative.components().all(|c| matches!(c, Component::Normal(_)));
     if shard.is_empty() || !stays {
         return Err(Error::EscapingShard { index: index.to_path_buf(), shard: shard.to_owned() });
     }
-    let path = dir.join(relative);
-    if !path.is_file() {
+    let path = folder.file(relative);
+    if !folder.has(&path) {
         return Err(Error::MissingShard { index: index.to_path_buf(), shard: shard.to_owned() });
     }
     Ok(Source { path, prefix: "" })
@@ -156,7 +141,7 @@ fn shard_file(dir: &Path, index: &Path, shard: &str) -> Result<Source, Error> {
 /// A mapped weight file.
 pub(super) struct Mapped {
     pub path: PathBuf,
-    bytes: Mmap,
+    bytes: Bytes,
 }
 
 /// One tensor of a mapped file, as its header describes it.
@@ -170,13 +155,9 @@ pub(super) struct Described {
 
 impl Mapped {
     /// Maps a file and reads its header.
-    pub fn open(source: &Source) -> Result<(Mapped, Vec<Described>), Error> {
+    pub fn open(folder: &Folder, source: &Source) -> Result<(Mapped, Vec<Described>), Error> {
         let path = source.path.clone();
-        let file = File::open(&path).map_err(|e| Error::io(&path, e))?;
-        // SAFETY: the map is read-only and private to this struct. Like every reader of mapped weights this trusts that
-        // nobody truncates the file while the model runs; a changed byte gives a wrong number, not undefined behaviour
-        // of ours, since every bit pattern is a valid u8 and values are copied out before they are checked.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(&path, e))?;
+        let bytes = folder.map(&path)?;
         let described = describe(&path, &bytes, source.prefix)?;
         Ok((Mapped { path, bytes }, described))
     }

@@ -18,6 +18,7 @@ use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrap
 
 use super::Inner;
 use crate::error::{self, Error};
+use crate::folder::Folder;
 
 /// No vocabulary comes near; ids below it can be counted up without overflow.
 const LARGEST_ID: u32 = 1 << 30;
@@ -96,21 +97,20 @@ struct Added {
 }
 
 /// Reads whichever form the directory holds; tokenizer.json wins.
-pub(super) fn read(dir: &Path) -> Result<Parts, Error> {
-    if !dir.is_dir() {
-        return Err(Error::MissingDirectory { dir: dir.to_path_buf() });
-    }
-    let side = Side::read(dir)?;
-    let whole = dir.join("tokenizer.json");
-    let (vocab, merges) = (dir.join("vocab.json"), dir.join("merges.txt"));
-    let (file, inner, added) = if whole.is_file() {
-        let (inner, added) = from_whole(&whole)?;
+pub(super) fn read(folder: &Folder) -> Result<Parts, Error> {
+    folder.check()?;
+    let side = Side::read(folder)?;
+    let whole = folder.file("tokenizer.json");
+    let (vocab, merges) = (folder.file("vocab.json"), folder.file("merges.txt"));
+    let (file, inner, added) = if folder.has(&whole) {
+        let (inner, added) = from_whole(&whole, &folder.text(&whole)?)?;
         (whole, inner, added)
-    } else if vocab.is_file() && merges.is_file() {
-        let inner = from_pair(&vocab, &merges, side.prefix_space)?;
+    } else if folder.has(&vocab) && folder.has(&merges) {
+        let words = error::parse_json(&vocab, &folder.text(&vocab)?)?;
+        let inner = from_pair(&vocab, words, &folder.text(&merges)?, side.prefix_space)?;
         (vocab, inner, Vec::new())
     } else {
-        return Err(Error::MissingTokenizer { dir: dir.to_path_buf() });
+        return Err(Error::MissingTokenizer { dir: folder.path().to_owned() });
     };
     build(file, inner, added, side)
 }
@@ -185,9 +185,8 @@ impl Added {
     }
 }
 
-fn from_whole(file: &Path) -> Result<(Inner, Vec<Added>), Error> {
-    let text = error::read_text(file)?;
-    let parsed: TokenizerFile = error::parse_json(file, &text)?;
+fn from_whole(file: &Path, text: &str) -> Result<(Inner, Vec<Added>), Error> {
+    let parsed: TokenizerFile = error::parse_json(file, text)?;
     let mut inner = Inner::new(model(file, parsed.model)?);
     inner.with_normalizer(part::<NormalizerWrapper>(file, "normalizer", parsed.normalizer, &["NFC", "Lowercase", "Sequence"])?);
     inner.with_pre_tokenizer(part::<PreTokenizerWrapper>(
@@ -204,8 +203,8 @@ fn from_whole(file: &Path) -> Result<(Inner, Vec<Added>), Error> {
     Ok((inner, added))
 }
 
-/// GPT-2's own two files.
-fn from_pair(vocab: &Path, merges: &Path, prefix_space: bool) -> Result<Inner, Error> {
+/// GPT-2's own two files, of which `file` is the first.
+fn from_pair(file: &Path, vocab: Vocab, merges: &str, prefix_space: bool) -> Result<Inner, Error> {
     let parts = ModelFile {
         kind: None,
         dropout: None,
@@ -215,10 +214,10 @@ fn from_pair(vocab: &Path, merges: &Path, prefix_space: bool) -> Result<Inner, E
         fuse_unk: false,
         byte_fallback: false,
         ignore_merges: false,
-        vocab: error::parse_json(vocab, &error::read_text(vocab)?)?,
-        merges: Some(merge_lines(&error::read_text(merges)?)),
+        vocab,
+        merges: Some(merge_lines(merges)),
     };
-    let mut inner = Inner::new(model(vocab, parts)?);
+    let mut inner = Inner::new(model(file, parts)?);
     let bytes = ByteLevel::new(prefix_space, true, true);
     inner.with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(bytes)));
     inner.with_decoder(Some(DecoderWrapper::ByteLevel(bytes)));
@@ -354,18 +353,18 @@ struct Side {
 }
 
 impl Side {
-    fn read(dir: &Path) -> Result<Side, Error> {
+    fn read(folder: &Folder) -> Result<Side, Error> {
         let mut side = Side::default();
-        if let Some((file, config)) = optional::<Value>(dir, "tokenizer_config.json")? {
+        if let Some((file, config)) = optional::<Value>(folder, "tokenizer_config.json")? {
             side.name_specials(&config);
             side.clean_up = flag(&config, "clean_up_tokenization_spaces");
             side.prefix_space = flag(&config, "add_prefix_space");
             side.take_decoder(&file, &config)?;
         }
-        if let Some((_, map)) = optional::<Value>(dir, "special_tokens_map.json")? {
+        if let Some((_, map)) = optional::<Value>(folder, "special_tokens_map.json")? {
             side.name_specials(&map);
         }
-        if let Some((file, map)) = optional::<BTreeMap<String, u32>>(dir, "added_tokens.json")? {
+        if let Some((file, map)) = optional::<BTreeMap<String, u32>>(folder, "added_tokens.json")? {
             check_ids(&file, map.values().copied())?;
             let tokens = map.into_iter();
             side.added.extend(tokens.map(|(content, id)| Added { id: Some(id), special: false, ..Added::special(&content) }));
@@ -406,11 +405,11 @@ fn flag(config: &Value, name: &str) -> bool {
     config.get(name).and_then(Value::as_bool).unwrap_or(false)
 }
 
-fn optional<T: DeserializeOwned>(dir: &Path, name: &str) -> Result<Option<(PathBuf, T)>, Error> {
-    let file = dir.join(name);
-    if !file.is_file() {
+fn optional<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<(PathBuf, T)>, Error> {
+    let file = folder.file(name);
+    if !folder.has(&file) {
         return Ok(None);
     }
-    let value = error::parse_json(&file, &error::read_text(&file)?)?;
+    let value = error::parse_json(&file, &folder.text(&file)?)?;
     Ok(Some((file, value)))
 }

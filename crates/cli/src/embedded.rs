@@ -1,0 +1,66 @@
+//! The models that this program carries: a small reasoner, its reward model, and the tokenizer of both.
+//!
+//! They are read from the program's own memory, never written anywhere. `assets/README.md` says how they were made.
+
+use model::{Folder, Packed};
+
+/// What `--model`, `--reward-model` and `inspect` call them.
+pub const NAME: &str = "embedded";
+
+/// A file of `assets/`.
+macro_rules! asset {
+    ($path:literal) => {
+        include_bytes!(concat!("../../../assets/", $path)).as_slice()
+    };
+}
+
+const TOKENIZER: &[u8] = asset!("tokenizer.json");
+const TOKENIZER_CONFIG: &[u8] = asset!("tokenizer_config.json");
+
+const REASONER: Packed = Packed {
+    name: NAME,
+    files: &[
+        ("config.json", asset!("reasoner/config.json")),
+        ("model.safetensors", asset!("reasoner/model.safetensors")),
+        ("tokenizer.json", TOKENIZER),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+    ],
+};
+
+const REWARD: Packed = Packed {
+    name: "embedded:reward",
+    files: &[
+        ("config.json", asset!("reward/config.json")),
+        ("model.safetensors", asset!("reward/model.safetensors")),
+        ("tokenizer.json", TOKENIZER),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+    ],
+};
+
+/// Who thinks.
+pub fn reasoner() -> Folder {
+    Folder::Memory(REASONER)
+}
+
+/// Who scores its thoughts.
+pub fn reward() -> Folder {
+    Folder::Memory(REWARD)
+}
+
+/// The model of this name, as messages and `inspect` call it.
+pub fn named(name: &str) -> Option<Folder> {
+    [REASONER, REWARD].into_iter().find(|packed| packed.name == name).map(Folder::Memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever clones the repository pays for them.
+    #[test]
+    fn they_are_small() {
+        let sizes: Vec<usize> = [REASONER, REWARD].iter().flat_map(|packed| packed.files).map(|(_, file)| file.len()).collect();
+        assert!(sizes.iter().all(|&size| size <= 16_000_000), "{sizes:?}");
+        assert!(sizes.iter().sum::<usize>() <= 32_000_000, "{sizes:?}");
+    }
+}
