@@ -81,7 +81,8 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
 fn describe(args: &RewardArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
     let mut config = read_json(&args.model.join("config.json"))?;
-    config["architectures"] = json!(["COCONUTGPT2ForTokenClassification"]);
+    let class = if config["model_type"] == "llama" { "LlamaForTokenClassification" } else { "COCONUTGPT2ForTokenClassification" };
+    config["architectures"] = json!([class]);
     if let Some(config) = config.as_object_mut() {
         config.remove("latent_tts");
     }
