@@ -67,10 +67,10 @@ pub enum Error {
         /// Positions that there are.
         context: usize,
     },
-    /// Nothing to learn from.
-    #[error("{what}: nothing to learn from")]
+    /// Annotations that hold no problem.
+    #[error("{what}: nothing to learn from; of no problem some trajectories are right and others wrong, annotate more of them")]
     Empty {
-        /// What is empty.
+        /// Which annotations.
         what: String,
     },
     /// A token that the vocabulary lacks.

@@ -49,11 +49,14 @@ pub struct RewardCourse {
 const AT_ONCE: usize = 256;
 
 impl RewardCourse {
-    fn batch(&self, at: u64) -> Vec<Case> {
+    fn batch(&self, at: u64) -> Result<Vec<Case>, Error> {
         let count: u64 = self.annotations.iter().map(|a| a.len() as u64).sum();
+        if count == 0 {
+            return Err(Error::Empty { what: "the annotations".to_owned() });
+        }
         let first = at * self.batch as u64;
         let place = |index: u64| shuffled(index % count, count, self.seed.wrapping_add(index / count)) as usize;
-        (first..first + self.batch as u64).filter_map(|index| self.case(place(index))).collect()
+        Ok((first..first + self.batch as u64).filter_map(|index| self.case(place(index))).collect())
     }
 
     fn case(&self, mut place: usize) -> Option<Case> {
@@ -86,7 +89,7 @@ pub fn case(problem: &Problem<'_>) -> Case {
 
 impl Course for RewardCourse {
     fn learn(&mut self, step: u32, part: u32) -> Result<Map<String, Value>, Error> {
-        let cases = self.batch(u64::from(step) * u64::from(self.accumulate) + u64::from(part));
+        let cases = self.batch(u64::from(step) * u64::from(self.accumulate) + u64::from(part))?;
         let longest = cases.iter().flat_map(|case| &case.lengths).max().map_or(1, |&n| n.saturating_sub(1).max(1));
         let late = self.late;
         let weight = move |t: usize| 1.0 + (late - 1.0) * (t as f32 / longest as f32).min(1.0);

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use model::source::InitialWeights;
 use model::{Checkpoint, Learner, LmHead};
 use serde_json::json;
@@ -69,11 +69,10 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(!args.annotations.is_empty(), "nothing to learn from; pass --annotations DIR");
-    ensure!(
-        course.annotations.iter().any(|part| !part.is_empty()),
-        "{}: nothing to learn from: of no problem some trajectories are right and others wrong; annotate more problems",
-        args.annotations.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
-    );
+    if course.annotations.iter().all(Annotations::is_empty) {
+        let dirs: Vec<String> = args.annotations.iter().map(|dir| dir.display().to_string()).collect();
+        bail!(train::Error::Empty { what: dirs.join(", ") });
+    }
     follow(&mut course, &device, &plan, printer, &args.out)
 }
 
@@ -81,7 +80,8 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
 fn describe(args: &RewardArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
     let mut config = read_json(&args.model.join("config.json"))?;
-    config["architectures"] = json!(["COCONUTGPT2ForTokenClassification"]);
+    let class = if config["model_type"] == "llama" { "LlamaForTokenClassification" } else { "COCONUTGPT2ForTokenClassification" };
+    config["architectures"] = json!([class]);
     if let Some(config) = config.as_object_mut() {
         config.remove("latent_tts");
     }

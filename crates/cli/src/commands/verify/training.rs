@@ -76,7 +76,7 @@ fn reasoner(golden: &Golden, training: &Training, device: &Device, dir: &Path) -
     let losses = device.run(|| study.learn(&lessons, None))?;
     let mut loss = Check::within("training loss", LOSS);
     loss.close("the batch", &[losses.tokens as f32], &[training.loss as f32]);
-    let parameters = study.learner.parameters();
+    let parameters = study.learner.parameters().chain(study.head.parameters());
     Ok(vec![loss, gradients("training gradients", golden, "training.grad.", parameters)?])
 }
 
@@ -90,9 +90,6 @@ fn gradients<'a>(name: &str, golden: &Golden, prefix: &str, parameters: impl Ite
     let largest = golden.under(prefix).flat_map(|(_, of)| &of.values).fold(0.0, |m: f64, x| m.max(f64::from(x.abs())));
     for (original, expected) in golden.under(prefix) {
         let Role::Weight(canonical) = role(original) else { bail!("golden.safetensors: `{prefix}{original}` is no weight") };
-        if canonical.starts_with("projector.") {
-            continue;
-        }
         let own = found.get(&canonical).with_context(|| format!("no parameter `{canonical}`"))?;
         check.close_at(original, own, &expected.values, NOTHING * largest);
     }
