@@ -1,13 +1,14 @@
-"""PyTorch on a CPU or an NVIDIA GPU, doing the work of `latent-tts bench --shape gpt2`, so that the two can be compared.
+"""PyTorch on a CPU or an NVIDIA GPU, doing the work of `latent-tts bench --shape ...`, so that the two can be compared.
 
 The work: Q questions of L prompt tokens; N trajectories per question, each of T thoughts (the hidden state after the
-final norm is fed back as the next input) and A greedily decoded answer tokens. The shape is GPT-2 124M's, the weights are
-random: speed does not depend on them. Written with bare torch operations in eager mode, without module overhead.
+final norm is fed back as the next input) and A greedily decoded answer tokens. The shape is GPT-2 124M's, Llama 3.2 1B's
+or that of Qwen3-VL 2B's text tower, the weights are random: speed does not depend on them. Written with bare torch
+operations in eager mode, without module overhead; queries, keys and values are one product, the MLP's gates are another.
 
   same       Is the engine faster, or only its algorithm? The same algorithm: each prompt but its last token is prefilled
              once, clean, and shared by N forked rows; the last prompt token and thoughts 1..T-1 run with dropout on the
-             outputs of attention and MLP, fresh for every row; the last thought, the end token and the answer run
-             clean; the LM head runs only for the A tokens that are read.
+             outputs of attention and MLP (Llama and Qwen: of the MLP), fresh for every row; the last thought, the end
+             token and the answer run clean; the LM head runs only for the A tokens that are read.
   reference  What is gained over the published Python code's algorithm? Prompts are repeated N times before prefill and
              prefilled with dropout; the LM head runs at every step; the cache grows by torch.cat.
   latency    How long does one question take? `same` with one question, one row and no dropout.
@@ -27,10 +28,12 @@ those of the mode's own algorithm: two per multiply-add of weight products and a
 
   python pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 5 --json
   python pytorch_peer.py --device cuda --mode same --questions 64 --samples 64 --repeat 10 --json
+  python pytorch_peer.py --device cuda --shape llama-1b --points 64x64 1x32 --json
   python pytorch_peer.py --check
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -39,9 +42,42 @@ import time
 import torch
 import torch.nn.functional as F
 
-LAYERS, HEADS, D, VOCAB, CONTEXT = 12, 12, 768, 50257, 1024
-HEAD = D // HEADS
-END = VOCAB - 1
+
+@dataclasses.dataclass
+class Shape:
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head: int
+    ffn: int
+    vocab: int
+    theta: float = 0.0  # of rotary positions; 0: learned ones, layer norms, GELU and biases, as GPT-2 has them
+    qk_norm: bool = False
+
+    @property
+    def rotary(self):
+        return self.theta > 0
+
+    @property
+    def qkv(self):
+        return (self.heads + 2 * self.kv_heads) * self.head
+
+    def products(self):
+        """Multiply-adds of one position's weight products."""
+        mlp = (3 if self.rotary else 2) * self.width * self.ffn
+        return self.layers * (self.width * (self.qkv + self.heads * self.head) + mlp)
+
+
+SHAPES = {
+    "gpt2": Shape(12, 768, 12, 12, 64, 3072, 50257),
+    "llama-1b": Shape(16, 2048, 32, 8, 64, 8192, 128256, theta=5e5),
+    "qwen3-2b": Shape(28, 2048, 16, 8, 128, 6144, 151936, theta=5e6, qk_norm=True),
+    "tiny-gpt2": Shape(2, 64, 4, 4, 16, 256, 97),  # for --check
+    "tiny-llama": Shape(2, 64, 4, 2, 16, 96, 97, theta=1e4),
+    "tiny-qwen3": Shape(2, 64, 4, 2, 32, 96, 97, theta=1e4, qk_norm=True),
+}
+CONTEXT = 1024
 
 
 def now(device):
@@ -62,29 +98,71 @@ def linear(kind, weight, bias=None):
 
 
 class Model:
-    def __init__(self, kind):
-        normal = lambda *shape: torch.randn(*shape) * 0.02
-        norm = lambda: (torch.ones(D), torch.zeros(D))
-        dense = lambda out, size: linear(kind, normal(out, size), normal(out))
-        self.wte, self.wpe, self.norm = normal(VOCAB, D), normal(CONTEXT, D), norm()
+    def __init__(self, shape, kind):
+        self.shape, biased = shape, not shape.rotary
+        normal = lambda *size: torch.randn(*size) * 0.02
+        norm = lambda size: (torch.ones(size), torch.zeros(size)) if biased else (torch.ones(size),)
+        dense = lambda out, size: linear(kind, normal(out, size), normal(out) if biased else None)
+        self.wte, self.norm = normal(shape.vocab, shape.width), norm(shape.width)
         self.logits = linear(kind, self.wte)
-        layer = lambda: (norm(), dense(3 * D, D), dense(D, D), norm(), dense(4 * D, D), dense(D, 4 * D))
-        self.layers = [layer() for _ in range(LAYERS)]
+        if shape.rotary:
+            angles = torch.outer(torch.arange(CONTEXT).float(), shape.theta ** -(torch.arange(0, shape.head, 2).float() / shape.head))
+            self.cos, self.sin = (f(torch.cat([angles, angles], -1)).to(self.wte.dtype)[:, None] for f in (torch.cos, torch.sin))
+        else:
+            self.wpe = normal(CONTEXT, shape.width)
+        layer = lambda: (
+            norm(shape.width), dense(shape.qkv, shape.width), dense(shape.width, shape.heads * shape.head),
+            norm(shape.width), dense((1 if biased else 2) * shape.ffn, shape.width), dense(shape.width, shape.ffn),
+            (norm(shape.head), norm(shape.head)) if shape.qk_norm else None,
+        )
+        self.layers = [layer() for _ in range(shape.layers)]
 
-    def embed(self, tokens, first=0):
-        """Tokens [rows, n] at positions first, first + 1, ..."""
-        return F.embedding(tokens, self.wte) + self.wpe[first : first + tokens.shape[1]]
+    def embed(self, tokens):
+        return F.embedding(tokens, self.wte)
 
-    def forward(self, x, attend, p=0.0):
-        """x [rows, n, D] -> hidden states after the final norm; attend(layer, q, k, v) takes [rows, n, HEADS, HEAD]."""
-        rows, n, _ = x.shape
-        for index, (norm1, qkv, proj, norm2, up, down) in enumerate(self.layers):
-            q, k, v = qkv(F.layer_norm(x, (D,), *norm1)).view(rows, n, 3, HEADS, HEAD).unbind(2)
-            y = proj(attend(index, q, k, v).reshape(rows, n, D))
+    def normed(self, x, by):
+        return F.rms_norm(x, x.shape[-1:], *by, 1e-5) if self.shape.rotary else F.layer_norm(x, x.shape[-1:], *by)
+
+    def heads(self, x, norms, first):
+        """One product [rows, n, qkv] -> q, k, v [rows, n, heads, head], turned to their positions first, first + 1, ..."""
+        shape, n = self.shape, x.shape[1]
+        x = x.view(*x.shape[:2], -1, shape.head)
+        q, k, v = x.split([shape.heads, shape.kv_heads, shape.kv_heads], 2)
+        if norms:
+            q, k = self.normed(q, norms[0]), self.normed(k, norms[1])
+        if shape.rotary:
+            cos, sin = self.cos[first : first + n], self.sin[first : first + n]
+            turn = lambda x: x * cos + torch.cat([-x[..., shape.head // 2 :], x[..., : shape.head // 2]], -1) * sin
+            q, k = turn(q), turn(k)
+        return q, k, v
+
+    def forward(self, x, attend, first, p=0.0):
+        """x [rows, n, width] at positions first, first + 1, ... -> hidden states after the final norm.
+
+        attend(layer, q, k, v) takes [rows, n, heads, head] and gives the same of q's heads.
+        """
+        rotary, n = self.shape.rotary, x.shape[1]
+        if not rotary:
+            x = x + self.wpe[first : first + n]
+        for index, (norm1, qkv, proj, norm2, up, down, qk_norms) in enumerate(self.layers):
+            q, k, v = self.heads(qkv(self.normed(x, norm1)), qk_norms, first)
+            y = proj(attend(index, q, k, v).flatten(2))
+            x = x + (F.dropout(y, p) if p and not rotary else y)
+            y = up(self.normed(x, norm2))
+            if rotary:
+                gate, y = y.chunk(2, -1)
+                y = F.silu(gate) * y
+            else:
+                y = F.gelu(y, approximate="tanh")
+            y = down(y)
             x = x + (F.dropout(y, p) if p else y)
-            y = down(F.gelu(up(F.layer_norm(x, (D,), *norm2)), approximate="tanh"))
-            x = x + (F.dropout(y, p) if p else y)
-        return F.layer_norm(x, (D,), *self.norm)
+        return self.normed(x, self.norm)
+
+
+def sdpa(q, k, v, causal):
+    """[rows, heads, n, head] -> [rows, n, heads, head]"""
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, **grouped).transpose(1, 2)
 
 
 class ForkedCache:
@@ -95,35 +173,38 @@ class ForkedCache:
     on an H200 in bfloat16 a third less at 64 x 64, half as much again at 1 x 32, where launching kernels takes the time.
     """
 
-    def __init__(self, questions, samples, own):
-        self.questions, self.samples = questions, samples
-        self.keys, self.values = torch.empty(2, LAYERS, questions * samples, HEADS, own, HEAD)
-        self.shared, self.length = [None] * LAYERS, 0
+    def __init__(self, shape, questions, samples, own):
+        self.shape, self.questions, self.samples = shape, questions, samples
+        self.keys, self.values = torch.empty(2, shape.layers, questions * samples, shape.kv_heads, own, shape.head)
+        self.shared, self.length = [None] * shape.layers, 0
 
     def prefill(self, layer, q, k, v):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
         self.shared[layer], self.length = (k, v), 0
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return sdpa(q, k, v, True)
 
     def step(self, layer, q, k, v):
         self.keys[layer, :, :, self.length], self.values[layer, :, :, self.length] = k[:, 0], v[:, 0]
         keys, values = (x[layer, :, :, : self.length + 1] for x in (self.keys, self.values))
-        self.length += layer == LAYERS - 1
-        by_question = lambda x: x.reshape(self.questions, self.samples, HEADS, -1).transpose(1, 2)
-        by_row = lambda x: x.transpose(1, 2).reshape(len(q), HEADS, 1, -1)
-        q = q.transpose(1, 2) * HEAD**-0.5
+        self.length += layer == self.shape.layers - 1
+        # Heads that share a key head are rows of its products.
+        heads, group, head = self.shape.kv_heads, self.shape.heads // self.shape.kv_heads, self.shape.head
+        by_row = lambda x: x.reshape(self.questions * self.samples, heads, group, -1)
+        by_question = lambda x: x.reshape(self.questions, self.samples, heads, group, -1).transpose(1, 2).flatten(2, 3)
+        rows_of = lambda x: by_row(x.view(self.questions, heads, self.samples, group, -1).transpose(1, 2))
+        q = by_row(q * head**-0.5)
         shared_keys, shared_values = self.shared[layer]
         scores = by_question(q) @ shared_keys.transpose(2, 3), by_question(q @ keys.transpose(2, 3))
         weights = torch.cat(scores, -1).softmax(-1)
         shared, own = weights.split([s.shape[-1] for s in scores], -1)
-        return by_row(shared @ shared_values) + by_row(own) @ values
+        return (rows_of(shared @ shared_values) + rows_of(own) @ values).reshape(len(q), 1, -1, head)
 
 
 class GrowingCache:
     """Keys and values of every row, grown by torch.cat; those of a prefilled prefix are copied to a question's N rows."""
 
-    def __init__(self, samples):
-        self.samples, self.kv = samples, [None] * LAYERS
+    def __init__(self, shape, samples):
+        self.samples, self.kv = samples, [None] * shape.layers
 
     def prefill(self, layer, q, k, v):
         self.kv[layer] = None
@@ -136,7 +217,7 @@ class GrowingCache:
         if self.kv[layer]:
             k, v = torch.cat([self.kv[layer][0], k], 2), torch.cat([self.kv[layer][1], v], 2)
         self.kv[layer] = k, v
-        return F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=q.shape[1] > 1).transpose(1, 2)
+        return sdpa(q.transpose(1, 2), k, v, q.shape[1] > 1)
 
 
 def trajectories(model, prompts, args, cache=None, read=torch.argmax):
@@ -149,56 +230,60 @@ def trajectories(model, prompts, args, cache=None, read=torch.argmax):
     rows = prompts.repeat_interleave(args.samples, 0)
     if cache:
         attend = cache.step
-        model.forward(model.embed(prompts[:, :-1]), cache.prefill)
+        model.forward(model.embed(prompts[:, :-1]), cache.prefill, 0)
         times.append(now(device))
-        hidden = model.forward(model.embed(rows[:, -1:], length - 1), attend, p)
+        hidden = model.forward(model.embed(rows[:, -1:]), attend, length - 1, p)
     else:
-        attend = GrowingCache(args.samples).step
-        hidden = model.forward(model.embed(rows), attend, p)[:, -1:]
+        attend = GrowingCache(model.shape, args.samples).step
+        hidden = model.forward(model.embed(rows), attend, 0, p)[:, -1:]
         model.logits(hidden)
         times.append(now(device))
     for thought in range(args.thoughts):
         last = thought == args.thoughts - 1
-        hidden = model.forward(hidden + model.wpe[length + thought], attend, 0.0 if last else p)
+        hidden = model.forward(hidden, attend, length + thought, 0.0 if last else p)
         if not cache:
             model.logits(hidden)
     times.append(now(device))
-    tokens = [torch.full((len(rows), 1), END, device=device)]
+    tokens = [torch.full((len(rows), 1), model.shape.vocab - 1, device=device)]
     for step in range(args.answer):
-        hidden = model.forward(model.embed(tokens[-1], length + args.thoughts + step), attend)
+        hidden = model.forward(model.embed(tokens[-1]), attend, length + args.thoughts + step)
         tokens.append(read(model.logits(hidden), -1))
     return torch.cat(tokens[1:], 1), times + [now(device)]
 
 
-def flops(args):
+def flops(shape, args):
     """Two per multiply-add of the weight products, and of attention over the positions that each token sees."""
     reference = args.mode == "reference"
     forked, heads = (0, 1 + args.thoughts + args.answer) if reference else (args.prompt - 1, args.answer)
-    tokens = lambda first, end: sum(LAYERS * 2 * (12 * D * D + 2 * D * (i + 1)) for i in range(first, end))
-    row = tokens(forked, args.prompt + args.thoughts + args.answer) + heads * 2 * D * VOCAB
+    seen = 2 * shape.layers * shape.heads * shape.head
+    tokens = lambda first, end: sum(2 * (shape.products() + seen * (i + 1)) for i in range(first, end))
+    row = tokens(forked, args.prompt + args.thoughts + args.answer) + heads * 2 * shape.width * shape.vocab
     return args.questions * (tokens(0, forked) + args.samples * row)
 
 
 def check(model, args):
     """Without dropout every row of both algorithms must equal whole forwards without a cache, attention spelled out."""
 
+    shape = model.shape
+
     def full(_, q, k, v):
-        scores = torch.einsum("bihd,bjhd->bhij", q, k) / HEAD**0.5
+        k, v = (x.repeat_interleave(shape.heads // shape.kv_heads, 2) for x in (k, v))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) / shape.head**0.5
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         return torch.einsum("bhij,bjhd->bihd", scores.masked_fill(future, float("-inf")).softmax(-1), v)
 
-    args.dropout, prompts = 0.0, torch.randint(END, (2, args.prompt))
-    x, naive, tokens, end = model.embed(prompts), [], [torch.full((2, 1), END)], args.prompt + args.thoughts
+    args.dropout, last = 0.0, shape.vocab - 1
+    prompts = torch.randint(last, (2, args.prompt))
+    x, naive, tokens, end = model.embed(prompts), [], [torch.full((2, 1), last)], args.prompt + args.thoughts
     while len(naive) < args.answer:
-        hidden = model.forward(x, full)[:, -1:]
+        hidden = model.forward(x, full, 0)[:, -1:]
         if x.shape[1] > end:
             naive.append(F.linear(hidden, model.wte))
             tokens.append(naive[-1].argmax(-1))
-        thinking = x.shape[1] < end
-        x = torch.cat([x, hidden + model.wpe[x.shape[1]] if thinking else model.embed(tokens[-1], x.shape[1])], 1)
+        x = torch.cat([x, hidden if x.shape[1] < end else model.embed(tokens[-1])], 1)
     for samples in 1, 3:
         args.samples = samples
-        forked, copied = ForkedCache(2, samples, 1 + args.thoughts + args.answer), GrowingCache(samples)
+        forked, copied = ForkedCache(shape, 2, samples, 1 + args.thoughts + args.answer), GrowingCache(shape, samples)
         for name, cache in ("forked", forked), ("copied", copied), ("reference", None):
             logits = []  # all read the same tokens: rounding may swap the two best
             read = lambda x, _: logits.append(x) or tokens[len(logits)].repeat_interleave(samples, 0)
@@ -209,15 +294,37 @@ def check(model, args):
             assert error < (1e-4 if args.dtype == "float32" else 0.1)
 
 
+def measure(model, args):
+    """One point: so many questions with so many samples each."""
+    device, cache = model.wte.device, None
+    with torch.device(device):  # slows every call a little: not around what is measured
+        prompts = torch.randint(model.shape.vocab - 1, (args.questions, args.prompt))
+        if args.mode != "reference" and args.cache == "copied":
+            cache = GrowingCache(model.shape, args.samples)
+        elif args.mode != "reference":
+            cache = ForkedCache(model.shape, args.questions, args.samples, 1 + args.thoughts + args.answer)
+    cuda = device.type == "cuda"
+    runs = [trajectories(model, prompts, args, cache)[1] for _ in range(1 + cuda + args.repeat)][1 + cuda :]
+    seconds = [t[-1] - t[0] for t in runs]
+    best = runs[seconds.index(min(seconds))]
+    result = {"trajectories_per_s": args.questions * args.samples / min(seconds)}
+    result |= {name: b - a for name, a, b in zip(("prefill_s", "thoughts_s", "answer_s"), best, best[1:])}
+    result |= {"flops": flops(model.shape, args), "best_s": min(seconds), "median_s": statistics.median(seconds)}
+    result |= {"torch": torch.__version__, "threads": args.threads, "dtype": args.dtype}
+    return result | {"device": torch.cuda.get_device_name() if cuda else "cpu"}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=["same", "reference", "latency"], default="same")
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32, on cuda bfloat16")
     parser.add_argument("--cache", choices=["forked", "copied"], default="forked")
     parser.add_argument("--linear", choices=["plain", "addmm", "packed"], default="plain")
     for name, default in dict(questions=4, samples=64, prompt=72, thoughts=6, answer=6, repeat=3).items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--points", nargs="+", metavar="QxN", help="several questions x samples, one line each")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--check", action="store_true", help="compare with naive whole forwards, and exit")
@@ -234,24 +341,16 @@ def main():
     if args.mode == "latency":
         args.questions, args.samples, args.dropout = 1, 1, 0.0
     with torch.inference_mode():
-        with torch.device(args.device):  # slows every call a little: not around what is measured
-            model = Model(args.linear)
+        with torch.device(args.device):
+            model = Model(SHAPES[args.shape], args.linear)
             if args.check:
                 return check(model, args)
-            prompts, cache = torch.randint(END, (args.questions, args.prompt)), None
-            if args.mode != "reference" and args.cache == "copied":
-                cache = GrowingCache(args.samples)
-            elif args.mode != "reference":
-                cache = ForkedCache(args.questions, args.samples, 1 + args.thoughts + args.answer)
-        runs = [trajectories(model, prompts, args, cache)[1] for _ in range(1 + cuda + args.repeat)][1 + cuda :]
-    seconds = [t[-1] - t[0] for t in runs]
-    best = runs[seconds.index(min(seconds))]
-    result = {"trajectories_per_s": args.questions * args.samples / min(seconds)}
-    result |= {name: b - a for name, a, b in zip(("prefill_s", "thoughts_s", "answer_s"), best, best[1:])}
-    result |= {"flops": flops(args), "best_s": min(seconds), "median_s": statistics.median(seconds)}
-    result |= {"torch": torch.__version__, "threads": args.threads, "dtype": args.dtype}
-    result |= {"device": torch.cuda.get_device_name() if cuda else "cpu"}
-    print(json.dumps(result) if args.json else "\n".join(f"{name:20}{value}" for name, value in result.items()))
+        for point in args.points or [f"{args.questions}x{args.samples}"]:
+            args.questions, args.samples = map(int, point.split("x"))
+            result = measure(model, args)
+            if args.points:
+                result = {"point": point} | result
+            print(json.dumps(result) if args.json else "\n".join(f"{name:20}{value}" for name, value in result.items()), flush=True)
 
 
 if __name__ == "__main__":

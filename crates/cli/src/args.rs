@@ -190,6 +190,7 @@ Examples:
   latent-tts bench
   latent-tts bench --shape gpt2 --questions 4 --samples 64 --threads 2 --json
   latent-tts bench --annotate --questions 512 --samples 8 --rollouts 4
+  latent-tts bench --train reasoner --batch 256
 
 {LAYERS}"))]
     Bench(BenchArgs),
@@ -396,6 +397,15 @@ pub enum Shape {
     Embedded,
 }
 
+/// Who is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Trained {
+    /// A reasoner that thinks in latent steps, by the tokens that it says afterwards
+    Reasoner,
+    /// A reward model, by the trajectories of problems
+    Reward,
+}
+
 /// Flags of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -407,13 +417,25 @@ pub struct BenchArgs {
     #[arg(long, value_name = "Q", default_value = "4")]
     pub questions: NonZeroUsize,
 
-    /// Trajectories of each question [default: 64, or 8 with --annotate]
+    /// Trajectories of each question [default: 64, or 8 with --annotate and --train reward]
     #[arg(long, short = 'n', value_name = "N")]
     pub samples: Option<NonZeroUsize>,
 
     /// Measure annotation: rollouts from every thought of every trajectory
     #[arg(long, conflicts_with = "reward")]
     pub annotate: bool,
+
+    /// Measure a step of training: forward, backward, optimizer
+    #[arg(long, value_enum, value_name = "WHO", conflicts_with_all = ["annotate", "reward", "data"])]
+    pub train: Option<Trained>,
+
+    /// Sequences of a batch, for --train
+    #[arg(long, value_name = "COUNT", default_value = "256")]
+    pub batch: NonZeroUsize,
+
+    /// Tokens that a reasoner learns to say in each sequence, for --train
+    #[arg(long, value_name = "COUNT", default_value = "16")]
+    pub target: NonZeroUsize,
 
     /// Rollouts from every thought, for --annotate
     #[arg(long, short = 'm', value_name = "M", default_value = "4")]
@@ -443,9 +465,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "A", default_value = "6")]
     pub answer: NonZeroUsize,
 
-    /// The share of elements that dropout drops; 0 for none
-    #[arg(long, value_name = "P", value_parser = values::share, allow_negative_numbers = true, default_value = "0.2")]
-    pub p: f32,
+    /// The share of elements that dropout drops; 0 for none [default: 0.2, or 0 with --train]
+    #[arg(long, value_name = "P", value_parser = values::share, allow_negative_numbers = true)]
+    pub p: Option<f32>,
 
     /// How often to measure; the best is reported
     #[arg(long, value_name = "COUNT", default_value = "3")]

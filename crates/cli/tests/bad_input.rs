@@ -8,7 +8,7 @@ use std::path::Path;
 
 use model::testkit::{Family, Spec};
 use serde_json::Value;
-use support::{Bench, Done};
+use support::{Bench, Done, finished};
 
 /// Runs an eval over a finished run with `--overwrite`, which must be refused without touching it.
 struct Guarded {
@@ -276,10 +276,14 @@ fn a_full_disk() {
         println!("skipped: this system has no /dev/full");
         return;
     }
-    // The manifest is written beside its place first.
+    // The manifest is written beside its place first, under a name that holds the process's number: the shell's, which becomes
+    // the program.
     std::fs::create_dir(bench.path("run")).unwrap();
-    std::os::unix::fs::symlink("/dev/full", bench.path("run/manifest.json.tmp")).unwrap();
-    bench.eval(&["--out", "run"]).refused(&["run/manifest.json", "space"]);
+    let eval = bench.command(&bench.eval_args(&["--out", "run"]));
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ln -s /dev/full run/manifest.json.$$.tmp && exec \"$@\"", "sh"]);
+    shell.arg(eval.get_program()).args(eval.get_args()).current_dir(bench.path(""));
+    finished(shell.output().unwrap()).refused(&["run/manifest.json", "space"]);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = bench.command(&["inspect", "model"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(2));

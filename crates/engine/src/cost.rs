@@ -24,8 +24,8 @@ impl Cost {
 
     /// The prompt, computed once a question and round however the rows are batched.
     pub(crate) fn of_prompt(party: &Party<'_>, prompt: usize) -> Self {
-        let mind = positions(&party.mind.decoder, 0, prompt - own_prompt(party, prompt));
-        let judge = party.judge.map_or(0.0, |judge| positions(&judge.decoder, 0, prompt));
+        let mind = party.mind.decoder.flops_of(0..prompt - own_prompt(party, prompt));
+        let judge = party.judge.map_or(0.0, |judge| judge.decoder.flops_of(0..prompt));
         Self { steps: 0, flops: mind + judge }
     }
 
@@ -33,10 +33,10 @@ impl Cost {
     pub(crate) fn add_row(&mut self, party: &Party<'_>, prompt: usize, thoughts: usize, answer: usize) {
         let steps = thoughts + party.mind.method.end.len() + answer;
         // The last answer token is said, not fed.
-        self.flops += positions(&party.mind.decoder, prompt - own_prompt(party, prompt), prompt + steps - 1);
+        self.flops += party.mind.decoder.flops_of(prompt - own_prompt(party, prompt)..prompt + steps - 1);
         self.add_made(party, thoughts, answer);
         if let Some(judge) = party.judge {
-            self.flops += positions(&judge.decoder, prompt, prompt + thoughts);
+            self.flops += judge.decoder.flops_of(prompt..prompt + thoughts);
         }
         self.steps += steps as u64;
     }
@@ -45,7 +45,7 @@ impl Cost {
     pub(crate) fn add_rollout(&mut self, party: &Party<'_>, (prompt, given): (usize, usize), made: usize, answer: usize) {
         let from = prompt + given - 1;
         let steps = 1 + made + party.mind.method.end.len() + answer;
-        self.flops += positions(&party.mind.decoder, from, from + steps - 1);
+        self.flops += party.mind.decoder.flops_of(from..from + steps - 1);
         self.add_made(party, made, answer);
         self.steps += steps as u64;
     }
@@ -64,7 +64,7 @@ impl Cost {
 impl Cost {
     /// The prompt, and what each of the first extensions passes of it for itself.
     pub(crate) fn of_search(party: &Party<'_>, prompt: usize, extensions: usize) -> Self {
-        let own = positions(&party.mind.decoder, prompt - own_prompt(party, prompt), prompt);
+        let own = party.mind.decoder.flops_of(prompt - own_prompt(party, prompt)..prompt);
         let shared = Self::of_prompt(party, prompt);
         Self { flops: shared.flops + extensions as f64 * own, ..shared }
     }
@@ -77,17 +77,17 @@ impl Cost {
 
     /// A pass of the reasoner over one thought at a position.
     pub(crate) fn add_pass(&mut self, party: &Party<'_>, position: usize) {
-        self.flops += positions(&party.mind.decoder, position, position + 1);
+        self.flops += party.mind.decoder.flops_of(position..position + 1);
     }
 
     /// The judge's look at one thought at a position.
     pub(crate) fn add_reading(&mut self, judge: &RewardModel, position: usize) {
-        self.flops += positions(&judge.decoder, position, position + 1);
+        self.flops += judge.decoder.flops_of(position..position + 1);
     }
 
     /// What is fed after the search, at such positions, and an answer of so many tokens.
     pub(crate) fn add_answer(&mut self, party: &Party<'_>, fed: Range<usize>, tokens: usize) {
-        self.flops += positions(&party.mind.decoder, fed.start, fed.end);
+        self.flops += party.mind.decoder.flops_of(fed);
         self.add_made(party, 0, tokens);
         self.steps += (party.mind.method.end.len() + tokens) as u64;
     }
@@ -97,10 +97,4 @@ impl Cost {
 fn own_prompt(party: &Party<'_>, prompt: usize) -> usize {
     let perturbation = party.settings.perturbation;
     if perturbation.prompt_is_private() { prompt } else { usize::from(perturbation.last_token_is_private()) }
-}
-
-/// Positions `from .. to` of a sequence: the products, and attention over all before.
-fn positions(decoder: &model::Decoder, from: usize, to: usize) -> f64 {
-    let seen = (to * (to + 1) - from * (from + 1)) / 2;
-    (to - from) as f64 * decoder.flops_per_position() + seen as f64 * decoder.flops_per_seen()
 }

@@ -108,6 +108,16 @@ impl Decoder {
         })
     }
 
+    /// The same decoder, every pass of which is launched and none replayed. For tests: replays differ in nothing but time.
+    pub fn without_replays(self) -> Self {
+        Self { replays: Replays::off(), ..self }
+    }
+
+    /// Passes that were replayed so far.
+    pub fn replayed(&self) -> usize {
+        self.replays.count()
+    }
+
     /// The blueprint.
     pub fn config(&self) -> &Config {
         &self.config
@@ -230,6 +240,13 @@ impl Decoder {
                 ops::swiglu(device, &work.gates, &mut work.inner)
             }
         }
+    }
+
+    /// Floating-point operations of some positions of a sequence in the blocks: the products, and attention over all before.
+    pub fn flops_of(&self, positions: Range<usize>) -> f64 {
+        let (from, to) = (positions.start, positions.end);
+        let seen = (to * (to + 1) - from * (from + 1)) / 2;
+        (to - from) as f64 * self.flops_per_position() + seen as f64 * self.flops_per_seen()
     }
 
     /// Floating-point operations of one position in the blocks, leaving out what depends on how much it sees.

@@ -192,16 +192,20 @@ pub enum RewardHead {
     },
     /// A SwiGLU over what the judge expected, what it thinks now and the thought itself: its products can tell whether two
     /// of them say the same.
-    Compare {
-        /// From the hidden state at the thought: width -> 2 width
-        at: Linear,
-        /// From the hidden state one position before: width -> 2 width
-        before: Linear,
-        /// From the thought: width -> 2 width
-        thought: Linear,
-        /// width -> 1
-        out: Linear,
-    },
+    Compare(Box<Comparison>),
+}
+
+/// The maps of a head that compares.
+#[derive(Debug)]
+pub struct Comparison {
+    /// From the hidden state at the thought: width -> 2 width
+    at: Linear,
+    /// From the hidden state one position before: width -> 2 width
+    before: Linear,
+    /// From the thought: width -> 2 width
+    thought: Linear,
+    /// width -> 1
+    out: Linear,
 }
 
 impl RewardHead {
@@ -216,25 +220,25 @@ impl RewardHead {
         if source.has("classifier.weight") {
             return Ok(Self::Linear { classifier: modules.linear("classifier", width, 1)? });
         }
-        Ok(Self::Compare {
+        Ok(Self::Compare(Box::new(Comparison {
             at: modules.linear("compare.at", width, 2 * width)?,
             before: modules.linear("compare.before", width, 2 * width)?,
             thought: modules.linear("compare.thought", width, 2 * width)?,
             out: modules.linear("compare.out", width, 1)?,
-        })
+        })))
     }
 
     /// Rewards of some thoughts.
     pub fn rewards(&self, device: &Device, judged: Judged<'_>) -> Result<Vec<f32>, DeviceError> {
         let rewards = match self {
             Self::Linear { classifier } => map(device, judged.at, classifier, Activation::None)?,
-            Self::Compare { at, before, thought, out } => {
-                let mut sum = map(device, judged.at, at, Activation::None)?;
-                ops::add(device, &mut sum, &map(device, judged.before, before, Activation::None)?)?;
-                ops::add(device, &mut sum, &map(device, judged.thoughts, thought, Activation::None)?)?;
+            Self::Compare(maps) => {
+                let mut sum = map(device, judged.at, &maps.at, Activation::None)?;
+                ops::add(device, &mut sum, &map(device, judged.before, &maps.before, Activation::None)?)?;
+                ops::add(device, &mut sum, &map(device, judged.thoughts, &maps.thought, Activation::None)?)?;
                 let mut inner = Tensor::default();
                 ops::swiglu(device, &sum, &mut inner)?;
-                map(device, &inner, out, Activation::None)?
+                map(device, &inner, &maps.out, Activation::None)?
             }
         };
         Ok(rewards.to_host()?.data().to_vec())

@@ -19,8 +19,12 @@ pub enum Saved {
     Bf16,
 }
 
-/// Writes tensors to a safetensors file, `notes` in its header.
-pub fn tensors(path: &Path, tensors: &[Named], format: Saved, notes: &[(&str, String)]) -> Result<(), Error> {
+/// What transformers asks for in the header of a file of weights.
+pub const WEIGHTS: (&str, &str) = ("format", "pt");
+
+/// Writes tensors to a safetensors file. Its header holds one note: the order of several would be chance, and the same tensors
+/// shall make the same bytes.
+pub fn tensors(path: &Path, tensors: &[Named], format: Saved, note: (&str, &str)) -> Result<(), Error> {
     let bytes: Vec<Vec<u8>> = tensors.iter().map(|t| encoded(&t.values, format)).collect();
     let dtype = match format {
         Saved::F32 => Dtype::F32,
@@ -32,9 +36,7 @@ pub fn tensors(path: &Path, tensors: &[Named], format: Saved, notes: &[(&str, St
         .map(|(t, bytes)| Ok((t.name.as_str(), TensorView::new(dtype, t.shape.clone(), bytes)?)))
         .collect::<Result<_, safetensors::SafeTensorError>>()
         .map_err(|e| failed(path, std::io::Error::other(e)))?;
-    // transformers asks for this note.
-    let mut header = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    header.extend(notes.iter().map(|(name, note)| ((*name).to_owned(), note.clone())));
+    let header = HashMap::from([(note.0.to_owned(), note.1.to_owned())]);
     let out = safetensors::serialize(views, Some(header)).map_err(|e| failed(path, std::io::Error::other(e)))?;
     file(path, &out)
 }

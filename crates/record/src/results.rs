@@ -33,12 +33,41 @@ pub struct Results {
     /// The numbers in the voting rules, where they are not the usual ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuning: Option<Tuning>,
+    /// What each rule gains over the plainer ones at the largest k, question by question.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gains: Vec<Gain>,
+}
+
+/// How much more accurate one rule is than another, with its 95% interval by the paired bootstrap over questions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Gain {
+    /// The rule.
+    pub name: MetricName,
+    /// The plainer one.
+    pub over: MetricName,
+    /// Trajectories that the rule may use.
+    pub k: usize,
+    /// The mean difference.
+    pub value: f64,
+    /// The lower end of the interval.
+    pub low: f64,
+    /// The upper end of the interval.
+    pub high: f64,
 }
 
 impl Default for Results {
     fn default() -> Self {
-        let (metrics, cost) = (Vec::new(), Cost::default());
-        Self { version: FORMAT, metrics, cost, questions: 0, seeds: 0, trajectories: 0, sampled: 0.0, tuning: None }
+        Self {
+            version: FORMAT,
+            metrics: Vec::new(),
+            cost: Cost::default(),
+            questions: 0,
+            seeds: 0,
+            trajectories: 0,
+            sampled: 0.0,
+            tuning: None,
+            gains: Vec::new(),
+        }
     }
 }
 
@@ -93,6 +122,15 @@ pub enum MetricName {
     Beam,
     /// Mean pairwise cosine dissimilarity of thoughts.
     Diversity,
+    /// Chance that the reward at thought k is larger for a right trajectory than for a wrong one of the same question.
+    Auc,
+}
+
+impl MetricName {
+    /// Whether it is the accuracy of one answer a question, rather than a bound or another quantity.
+    pub fn is_a_choice(self) -> bool {
+        !matches!(self, Self::Coverage | Self::Pass | Self::Diversity | Self::Auc)
+    }
 }
 
 impl From<Aggregator> for MetricName {

@@ -13,7 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use record::aggregate::{Aggregator, Tuning};
-use record::{Cost, Effort, FORMAT, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
+use record::ranking::ordered_pairs;
+use record::{Cost, Effort, FORMAT, Gain, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
 
 use crate::error::Error;
 use crate::interval::{Bootstrap, Interval};
@@ -118,7 +119,23 @@ impl PerQuestion {
             trajectories: self.shape.as_ref().map_or(0, |shape| shape.n),
             sampled: self.trajectories as f64 / samples,
             tuning: None,
+            gains: self.gains(bootstrap),
         }
+    }
+
+    /// What every rule gains over greedy decoding and over the plain vote at the largest k that it has.
+    fn gains(&self, bootstrap: &Bootstrap) -> Vec<Gain> {
+        let choices = self.columns.keys().filter(|(name, _)| name.is_a_choice() && *name != MetricName::Greedy);
+        let largest: BTreeMap<MetricName, usize> = choices.copied().collect(); // ascending k: the last one stays
+        let gain = |name: MetricName, k: usize, over: MetricName, plain: usize| {
+            let Interval { value, low, high } = difference(self.column(name, k)?, self.column(over, plain)?, bootstrap)?;
+            Some(Gain { name, over, k, value, low, high })
+        };
+        let against = |(&name, &k): (&MetricName, &usize)| {
+            let vote = if name == MetricName::Maj { None } else { gain(name, k, MetricName::Maj, k) };
+            gain(name, k, MetricName::Greedy, 1).into_iter().chain(vote)
+        };
+        largest.iter().flat_map(against).collect()
     }
 
     fn add(&mut self, sample: &Sample, settings: &MetricSettings) -> Result<(), Error> {
@@ -233,12 +250,23 @@ fn facts(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> Vec<(Metri
         facts.push((MetricName::Coverage, k, chance));
         facts.push((MetricName::Pass, k, chance));
     }
+    facts.extend(ranking(trajectories));
     let rules = settings.aggregators.as_deref().unwrap_or(Aggregator::USUAL);
     for rule in rules.iter().filter(|rule| rule.applies(trajectories)) {
         let verdicts = ks.iter().map(|&k| (k, verdict(&trajectories[..k.min(n)], *rule, &settings.tuning)));
         facts.extend(verdicts.map(|(k, correct)| ((*rule).into(), k, truth(correct))));
     }
     facts
+}
+
+/// How well the rewards at each thought tell right trajectories from wrong ones, where there are both.
+fn ranking(trajectories: &[Trajectory]) -> impl Iterator<Item = (MetricName, usize, f64)> {
+    let rewards = |trajectory: &Trajectory, t: usize| trajectory.scores.as_ref().and_then(|s| s.get(t).copied());
+    let longest = trajectories.iter().filter_map(|t| t.scores.as_ref()).map(Vec::len).max().unwrap_or(0);
+    (0..longest).filter_map(move |t| {
+        let (right, pairs) = ordered_pairs(trajectories.iter().map(|of| (rewards(of, t), of.correct)));
+        (pairs > 0.0).then(|| (MetricName::Auc, t + 1, right / pairs))
+    })
 }
 
 fn verdict(trajectories: &[Trajectory], rule: Aggregator, tuning: &Tuning) -> bool {

@@ -63,7 +63,7 @@ fn lead(studies: &[Study]) -> String {
     if let Some(coverage) = share(MetricName::Coverage, n) {
         words.push_str(&format!("Thinking {n} times in parallel finds a right answer for {coverage}. "));
     }
-    let chosen = [MetricName::Maj, MetricName::Weighted, MetricName::BestOf].into_iter();
+    let chosen = [MetricName::Maj, MetricName::Weighted, MetricName::Normalized, MetricName::BestOf].into_iter();
     let chosen: Vec<String> = chosen.filter_map(|name| Some(format!("{} {}", rules::label(name), share(name, n)?))).collect();
     if !chosen.is_empty() {
         words.push_str(&format!("Choosing one of the {n} answers: {}.", chosen.join(", ")));

@@ -5,8 +5,15 @@ use record::MetricName;
 use crate::study::Study;
 
 /// The rules in the order in which they are shown.
-pub const ORDER: [MetricName; 6] =
-    [MetricName::Greedy, MetricName::Maj, MetricName::Weighted, MetricName::BestOf, MetricName::Beam, MetricName::Coverage];
+pub const ORDER: [MetricName; 7] = [
+    MetricName::Greedy,
+    MetricName::Maj,
+    MetricName::Weighted,
+    MetricName::Normalized,
+    MetricName::BestOf,
+    MetricName::Beam,
+    MetricName::Coverage,
+];
 
 /// What a rule is called. One that this list does not know is called as `results.json` calls it.
 pub fn label(name: MetricName) -> String {
@@ -14,6 +21,7 @@ pub fn label(name: MetricName) -> String {
         MetricName::Greedy => "greedy".into(),
         MetricName::Maj => "majority".into(),
         MetricName::Weighted => "weighted vote".into(),
+        MetricName::Normalized => "normalized vote".into(),
         MetricName::BestOf => "best of N".into(),
         MetricName::Beam => "beam search".into(),
         MetricName::Coverage => "coverage".into(),
@@ -29,7 +37,7 @@ pub fn place(name: MetricName) -> usize {
 /// The accuracies that a run has, in order. `pass` is coverage under another name.
 pub fn of(run: &Study) -> Vec<MetricName> {
     let mut found: Vec<MetricName> = run.results.metrics.iter().map(|metric| metric.name).collect();
-    found.retain(|name| !matches!(name, MetricName::Pass | MetricName::Diversity));
+    found.retain(|name| name.is_a_choice() || *name == MetricName::Coverage);
     found.sort_by_key(|name| place(*name));
     found.dedup();
     found

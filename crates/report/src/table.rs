@@ -3,7 +3,7 @@
 //! A row is a way to get one answer out of k trajectories, a column is a k; below each figure is its 95% interval.
 //! Columns that do not fit the terminal continue in a second table. What a row means is said underneath.
 
-use record::{Cost, Effort, Metric, MetricName, Results, Seconds};
+use record::{Cost, Effort, Gain, Metric, MetricName, Results, Seconds};
 
 use crate::rules;
 
@@ -49,6 +49,7 @@ pub fn render(results: &Results, look: Look) -> String {
         grid(&mut text, results, &rows, &columns);
     }
     legend(&mut text, &rows, &others);
+    gains(&mut text, results, &rows);
     footer(&mut text, results);
     text
 }
@@ -146,12 +147,32 @@ fn legend(text: &mut String, rows: &[Row], others: &[Row]) {
     }
 }
 
+/// What rules gain over the plainer ones; a gain whose interval holds zero may be chance.
+fn gains(text: &mut String, results: &Results, rows: &[Row]) {
+    let shown = |Gain { over, value, low, high, .. }: &Gain| {
+        let over = if *over == MetricName::Greedy { "greedy" } else { "majority" };
+        format!("{:+.1} ({:+.1} to {:+.1}) over {over}", 100.0 * value, 100.0 * low, 100.0 * high)
+    };
+    let mut lines = rows.iter().filter_map(|(name, label, _)| {
+        let own: Vec<&Gain> = results.gains.iter().filter(|gain| gain.name == *name).collect();
+        let k = own.first()?.k;
+        Some(format!("{label:<LABEL$}{GAP}{}\n", own.into_iter().map(shown).collect::<Vec<_>>().join(", "))).map(|line| (k, line))
+    });
+    let Some((k, first)) = lines.next() else { return };
+    text.push_str(&format!("\ngains in points at k = {k}, question by question, with 95% intervals\n{first}"));
+    lines.for_each(|(_, line)| text.push_str(&line));
+}
+
 fn footer(text: &mut String, results: &Results) {
     text.push('\n');
     let mut line = |label: &str, content: String| text.push_str(&format!("{label:<LABEL$}{GAP}{content}\n"));
     for Metric { value, low, high, k, .. } in results.metrics.iter().filter(is_diversity) {
         let over = format!("{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike");
         line("diversity", over);
+    }
+    let ranked: Vec<String> = results.metrics.iter().filter(|m| m.name == MetricName::Auc).map(|m| format!("{:.2}", m.value)).collect();
+    if !ranked.is_empty() {
+        line("ranking", format!("{} by thought: chance that a right path is rewarded above a wrong one", ranked.join(" ")));
     }
     let Cost { steps, flops, beam, seconds } = &results.cost;
     let effort = |steps: f64, flops: f64| format!("{steps:.1} decoding steps and {} per question", flop(flops));
@@ -211,6 +232,11 @@ mod tests {
             seeds: 3,
             trajectories: 4,
             sampled: 3.5,
+            gains: vec![
+                Gain { name: MetricName::Maj, over: MetricName::Greedy, k: 4, value: 0.0046, low: -0.01, high: 0.02 },
+                Gain { name: MetricName::Beam, over: MetricName::Greedy, k: 4, value: 0.059, low: 0.03, high: 0.09 },
+                Gain { name: MetricName::Beam, over: MetricName::Maj, k: 4, value: 0.0544, low: 0.02, high: 0.08 },
+            ],
             ..Results::default()
         }
     }
@@ -250,6 +276,10 @@ greedy       one trajectory without perturbation
 majority     the answer most of k trajectories give
 beam         search guided by rewards, k extensions tried at each step
 coverage     at least one of k is right: no rule can do better (pass@k)
+
+gains in points at k = 4, question by question, with 95% intervals
+majority     +0.5 (-1.0 to +2.0) over greedy
+beam         +5.9 (+3.0 to +9.0) over greedy, +5.4 (+2.0 to +8.0) over majority
 
 diversity    0.125 (0.075-0.175) over 4 trajectories; 0 = all thoughts alike
 cost         53.2 decoding steps and 12.3 GFLOP per question

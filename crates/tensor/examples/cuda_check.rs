@@ -52,7 +52,7 @@ fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> Outcome 
         check.all()?;
     }
     *missed += check.missed;
-    if precision == Precision::Bf16 && only != Some("--check") {
+    if precision == Precision::Bf16 && !matches!(only, Some("--check" | "--time")) {
         training::all(&cuda)?;
     }
     if matches!(only, Some("--check" | "--training")) { Ok(()) } else { timing::all(&cuda) }

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use model::save::{self, Saved};
 use model::{Named, Parameter};
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tensor::{Device, Tensor};
 
@@ -113,32 +114,26 @@ pub fn run(course: &mut dyn Course, device: &Device, plan: &Plan, watch: &mut Wa
     }
     let mut log = Log::open(&plan.dir.join("log.jsonl"), state.steps)?;
     let of = plan.optimizer.schedule.steps;
-    while state.steps < of {
+    while !state.is_over(plan) {
         let line = one_step(course, device, plan, state.steps)?;
         log.write(&line)?;
         state.steps += 1;
-        let interrupted = watch(Event::Stepped { steps: state.steps, of, line: &line }).is_break();
-        let last = state.steps == of;
-        if due(plan.examine_every, state.steps, last) && state.examine(course, plan, watch)? == Verdict::Stop {
-            state.save(course, plan)?;
-            return Ok(Ended::Done);
+        let mut interrupted = watch(Event::Stepped { steps: state.steps, of, line: &line }).is_break();
+        if state.is_due(plan, plan.examine_every) {
+            interrupted |= state.examine(course, plan, watch)?.is_break();
         }
-        if interrupted || due(plan.save_every, state.steps, last) {
+        if interrupted || state.is_due(plan, plan.save_every) {
             log.flush()?;
             state.save(course, plan)?;
         }
-        if interrupted {
-            return Ok(if last { Ended::Done } else { Ended::Interrupted });
+        if interrupted && !state.is_over(plan) {
+            return Ok(Ended::Interrupted);
         }
     }
     if state.best.is_none() {
         course.save()?;
     }
     Ok(Ended::Done)
-}
-
-fn due(every: u32, steps: u32, last: bool) -> bool {
-    last || (every > 0 && steps.is_multiple_of(every))
 }
 
 fn one_step(course: &mut dyn Course, device: &Device, plan: &Plan, step: u32) -> Result<Map<String, Value>, Error> {
@@ -199,20 +194,19 @@ impl Log {
     }
 }
 
-#[derive(PartialEq, Eq)]
-enum Verdict {
-    GoOn,
-    Stop,
-}
-
-/// Where training is.
+/// Where training is: what the state's file says beside its tensors.
+#[derive(Default, Serialize, Deserialize)]
 struct State {
+    /// Everything that a resumed training must have in common with this one.
+    fingerprint: String,
     steps: u32,
     best: Option<f64>,
     looks_since: u32,
 }
 
 const STATE: &str = "state.safetensors";
+/// The name of the note in its header.
+const NOTE: &str = "training";
 
 impl State {
     fn open(course: &mut dyn Course, device: &Device, plan: &Plan) -> Result<Self, Error> {
@@ -220,30 +214,27 @@ impl State {
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Self { steps: 0, best: None, looks_since: 0 });
+                return Ok(Self { fingerprint: plan.fingerprint.clone(), ..Self::default() });
             }
             Err(source) => return Err(Error::Io { path, source }),
         };
         let damaged = |reason: String| Error::BadState { path: path.clone(), reason };
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(e.to_string()))?;
-        let note = |name: &str| {
-            let found = header.metadata().as_ref().and_then(|m| m.get(name)).cloned();
-            found.ok_or_else(|| damaged(format!("no `{name}` in its header")))
-        };
-        if note("fingerprint")? != plan.fingerprint {
+        let note = header.metadata().as_ref().and_then(|notes| notes.get(NOTE));
+        let note = note.ok_or_else(|| damaged(format!("no `{NOTE}` in its header")))?;
+        let state: Self = serde_json::from_str(note).map_err(|e| damaged(format!("`{NOTE}` in its header: {e}")))?;
+        if state.fingerprint != plan.fingerprint {
             return Err(Error::OtherTraining { path: path.clone() });
         }
-        let steps = note("steps")?.parse().map_err(|_| damaged("`steps` is not a number".to_owned()))?;
-        let best = note("best")?.parse().ok();
-        let looks_since = note("looks_since")?.parse().map_err(|_| damaged("`looks_since` is not a number".to_owned()))?;
         let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
         for (i, parameter) in course.parameters_mut().into_iter().enumerate() {
             let (rows, cols) = (parameter.value.rows(), parameter.value.cols());
             let read = |what: &str| -> Result<Tensor, Error> {
                 let name = format!("{i}.{what}");
                 let view = file.tensor(&name).map_err(|e| damaged(format!("`{name}`: {e}")))?;
-                if view.shape() != [rows, cols] {
-                    return Err(damaged(format!("`{name}` has shape {:?}, expected {:?}", view.shape(), [rows, cols])));
+                if view.shape() != [rows, cols] || view.dtype() != Dtype::F32 {
+                    let found = format!("{} {:?}", view.dtype(), view.shape());
+                    return Err(damaged(format!("`{name}` is {found} where F32 {:?} belongs", [rows, cols])));
                 }
                 let numbers = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                 Ok(Tensor::from_vec(rows, cols, numbers.collect()).to_device(device)?)
@@ -253,7 +244,18 @@ impl State {
             parameter.moments.second = read("second")?;
         }
         course.refresh()?;
-        Ok(Self { steps, best, looks_since })
+        Ok(state)
+    }
+
+    /// Whether there is nothing left to do: all steps are done, or patience is at its end.
+    fn is_over(&self, plan: &Plan) -> bool {
+        let tired = plan.patience > 0 && self.looks_since >= plan.patience;
+        tired || self.steps >= plan.optimizer.schedule.steps
+    }
+
+    /// Whether something is to be done that is done `every` so many steps and at the end.
+    fn is_due(&self, plan: &Plan, every: u32) -> bool {
+        self.is_over(plan) || (every > 0 && self.steps.is_multiple_of(every))
     }
 
     fn save(&self, course: &dyn Course, plan: &Plan) -> Result<(), Error> {
@@ -265,26 +267,20 @@ impl State {
                 tensors.push(Named { name: format!("{i}.{what}"), shape, values: host.data().to_vec() });
             }
         }
-        let notes = [
-            ("fingerprint", plan.fingerprint.clone()),
-            ("steps", self.steps.to_string()),
-            ("best", self.best.map_or_else(|| "none".to_owned(), |b| b.to_string())),
-            ("looks_since", self.looks_since.to_string()),
-        ];
-        Ok(save::tensors(&plan.dir.join(STATE), &tensors, Saved::F32, &notes)?)
+        let path = plan.dir.join(STATE);
+        let note = serde_json::to_string(self).map_err(|e| Error::BadState { path: path.clone(), reason: e.to_string() })?;
+        Ok(save::tensors(&path, &tensors, Saved::F32, (NOTE, &note))?)
     }
 
-    /// Looks, keeps what is best, and says whether patience is at its end.
-    fn examine(&mut self, course: &mut dyn Course, plan: &Plan, watch: &mut Watch<'_>) -> Result<Verdict, Error> {
-        let Some(Examined { figures, score }) = course.examine(self.steps)? else { return Ok(Verdict::GoOn) };
+    /// Looks, and keeps what is best.
+    fn examine(&mut self, course: &mut dyn Course, plan: &Plan, watch: &mut Watch<'_>) -> Result<ControlFlow<()>, Error> {
+        let Some(Examined { figures, score }) = course.examine(self.steps)? else { return Ok(ControlFlow::Continue(())) };
         let better = self.best.is_none_or(|best| score > best);
         if better || plan.patience == 0 {
             course.save()?;
         }
         self.looks_since = if better { 0 } else { self.looks_since + 1 };
         self.best = if better { Some(score) } else { self.best };
-        let stopped = watch(Event::Examined { steps: self.steps, figures: &figures }).is_break();
-        let tired = plan.patience > 0 && self.looks_since >= plan.patience;
-        Ok(if tired || stopped { Verdict::Stop } else { Verdict::GoOn })
+        Ok(watch(Event::Examined { steps: self.steps, figures: &figures }))
     }
 }

@@ -79,7 +79,9 @@ impl Curriculum {
             }
             Self::Latent { thoughts, removal: Removal::Stages { stages, per_step, until, uniform } } => {
                 let [which, how_many] = draws;
-                let due = if progress >= until { stages + 1 } else { (progress / until * (stages + 1) as f64) as usize };
+                // A stage begins at its share of training, even where that share was rounded down.
+                let stage_now = (progress / until * (stages + 1) as f64 + 1e-9) as usize;
+                let due = if progress >= until { stages + 1 } else { stage_now };
                 let stage = if which < uniform { (how_many * (stages + 2) as f64) as usize } else { due };
                 let removed = if stage > stages { steps } else { stage.min(steps) };
                 Lot { thoughts: (stage.min(stages) * per_step).min(thoughts), removed }

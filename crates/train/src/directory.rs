@@ -73,23 +73,25 @@ fn continued(device: &Device, dir: &Path, out: &Path, usage: Value) -> Result<Be
     let checkpoint = Checkpoint::open(dir)?;
     let before = Tokenizer::read(dir)?;
     copy_tokenizer(dir, out)?;
-    let vocab = checkpoint.config().vocab;
+    // A table may be longer than its vocabulary: new tokens take the rows behind the last token, and make more where need be.
+    let (rows, first) = (checkpoint.config().vocab, before.vocab_size());
     let absent: Vec<&str> = [START_LATENT, END_LATENT, LATENT].into_iter().filter(|m| before.id(m).is_none()).collect();
     if !absent.is_empty() {
-        add_tokens(&out.join("tokenizer.json"), &absent, vocab)?;
+        add_tokens(&out.join("tokenizer.json"), &absent, first)?;
     }
+    let grown = rows.max(first + absent.len());
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
     let like = tokenizer.encode("<<")?.first().copied().unwrap_or(markers.eos);
     let mut config = read_json(&dir.join("config.json"))?;
-    config["vocab_size"] = json!(vocab + absent.len());
+    config["vocab_size"] = json!(grown);
     config["latent_tts"] = usage;
     for (field, token) in [("latent_id", LATENT), ("latent_start_id", START_LATENT), ("latent_end_id", END_LATENT)] {
         config[field] = json!(tokenizer.id(token));
     }
     write_json(&out.join("config.json"), &config)?;
     let config = Config::read(out)?;
-    let source = Grown { source: &checkpoint, from: vocab, to: vocab + absent.len(), like };
+    let source = Grown { source: &checkpoint, from: rows, to: grown, like };
     let learner = device.run(|| Learner::load(device, &config, &source, LmHead::With))?;
     Ok(Begun { learner, tokenizer, markers })
 }
@@ -121,7 +123,18 @@ const TOKENIZER: [&str; 6] =
 
 /// Copies the files that a tokenizer consists of.
 pub fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), Error> {
-    for name in TOKENIZER {
+    copy(from, to, &TOKENIZER)
+}
+
+/// Copies everything but the weights.
+pub fn copy_description(from: &Path, to: &Path) -> Result<(), Error> {
+    copy_tokenizer(from, to)?;
+    copy(from, to, &["config.json"])
+}
+
+/// Copies those of some files that are there.
+fn copy(from: &Path, to: &Path, names: &[&str]) -> Result<(), Error> {
+    for name in names {
         let path = from.join(name);
         match std::fs::read(&path) {
             Ok(contents) => save::file(&to.join(name), &contents)?,
@@ -175,5 +188,5 @@ pub fn save_weights<'a>(
     for parameter in heads {
         tensors.extend(parameter.named()?);
     }
-    Ok(save::tensors(&out.join("model.safetensors"), &tensors, format, &[])?)
+    Ok(save::tensors(&out.join("model.safetensors"), &tensors, format, save::WEIGHTS)?)
 }

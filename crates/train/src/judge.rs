@@ -76,12 +76,7 @@ struct Judged {
 
 impl ScoreLearner {
     /// A head of that kind.
-    pub fn load(
-        device: &Device,
-        source: &impl TensorSource,
-        kind: HeadKind,
-        width: usize,
-    ) -> Result<Self, model::Error> {
+    pub fn load(device: &Device, source: &impl TensorSource, kind: HeadKind, width: usize) -> Result<Self, model::Error> {
         let load = |name: &str, shape| LearnedLinear::load(device, source, name, shape);
         Ok(match kind {
             HeadKind::Linear => Self::Linear(Box::new(load("classifier", (width, 1))?)),
@@ -243,6 +238,30 @@ impl Judge {
         let losses = self.learn_heard(&cache, cases, how, heard);
         self.cache = Some(cache);
         losses
+    }
+
+    /// All parameters, always in the same order.
+    pub fn parameters(&self) -> Vec<&Parameter> {
+        let readers = self.expectations.iter().flat_map(|e| e.current.map.parameters().chain(e.next.map.parameters()));
+        self.learner.parameters().chain(self.head.parameters()).chain(readers).collect()
+    }
+
+    /// All parameters, to be changed. [`Self::refresh`] makes the change known to what computes.
+    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
+        let readers = self.expectations.iter_mut();
+        let readers = readers.flat_map(|e| e.current.map.parameters_mut().chain(e.next.map.parameters_mut()));
+        self.learner.parameters_mut().chain(self.head.parameters_mut()).chain(readers).collect()
+    }
+
+    /// Makes a change of the parameters known to what computes.
+    pub fn refresh(&mut self) -> Result<(), DeviceError> {
+        let device = &self.learner.decoder.device().clone();
+        self.learner.refresh()?;
+        self.head.refresh(device)?;
+        self.expectations.as_mut().map_or(Ok(()), |e| {
+            e.current.map.refresh(device)?;
+            e.next.map.refresh(device)
+        })
     }
 
     fn ready(&mut self, cases: &[Case]) -> Result<Cache, DeviceError> {

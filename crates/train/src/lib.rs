@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
 pub mod annotate;
+pub mod bench;
 pub mod corpus;
 pub mod course;
 pub mod curriculum;

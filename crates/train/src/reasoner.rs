@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use engine::question::GoldKind;
 use engine::{Engine, Perturbation, Question, Reasoner, Settings};
@@ -13,7 +13,7 @@ use tensor::Device;
 
 use crate::course::{Course, Examined};
 use crate::dataset::Example;
-use crate::directory::save_weights;
+use crate::directory::{copy_description, save_weights};
 use crate::error::Error;
 use crate::feed::Feed;
 use crate::study::{Droppings, Study};
@@ -54,41 +54,43 @@ impl Course for ReasonerCourse {
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
-        let digits = self.study.digits.iter().flat_map(|(d, _)| d.map.parameters());
-        self.study.learner.parameters().chain(self.study.head.parameters()).chain(digits).collect()
+        self.study.parameters()
     }
 
     fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        let Study { learner, head, digits, .. } = &mut self.study;
-        let digits = digits.iter_mut().flat_map(|(d, _)| d.map.parameters_mut());
-        learner.parameters_mut().chain(head.parameters_mut()).chain(digits).collect()
+        self.study.parameters_mut()
     }
 
     fn refresh(&mut self) -> Result<(), Error> {
-        let (device, study) = (&self.device, &mut self.study);
-        device.run(|| {
-            study.learner.refresh()?;
-            study.head.refresh(device)?;
-            study.digits.as_mut().map_or(Ok(()), |(digits, _)| digits.map.refresh(device))
-        })?;
-        Ok(())
+        let study = &mut self.study;
+        Ok(self.device.run(|| study.refresh())?)
     }
 
     fn examine(&mut self, steps: u32) -> Result<Option<Examined>, Error> {
         if self.held_out.is_empty() {
             return Ok(None);
         }
-        self.save()?;
-        let reasoner = Reasoner::load(&self.device, &self.out, None)?;
+        // What is looked at lies aside: the directory holds what was best so far.
+        let aside = self.out.join("training/look");
+        copy_description(&self.out, &aside)?;
+        self.write(&aside)?;
+        let reasoner = Reasoner::load(&self.device, &aside, None)?;
         let accuracy = accuracy(&reasoner, &self.held_out)?;
+        std::fs::remove_dir_all(&aside).map_err(|source| Error::Io { path: aside, source })?;
         let figures = [("step", json!(steps)), ("greedy", json!(accuracy)), ("problems", json!(self.held_out.len()))];
         let figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Ok(Some(Examined { figures, score: accuracy }))
     }
 
     fn save(&mut self) -> Result<(), Error> {
+        self.write(&self.out)
+    }
+}
+
+impl ReasonerCourse {
+    fn write(&self, to: &Path) -> Result<(), Error> {
         let Study { learner, head, .. } = &self.study;
-        save_weights(&self.out, learner.decoder.config(), learner.parameters(), head.parameters(), self.saved)
+        save_weights(to, learner.decoder.config(), learner.parameters(), head.parameters(), self.saved)
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use model::Parameter;
 use model::save::Saved;
+use record::ranking::ordered_pairs;
 use serde_json::{Map, Value, json};
 use tensor::{Device, Tensor};
 
@@ -101,27 +102,16 @@ impl Course for RewardCourse {
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
-        let readers = self.judge.expectations.iter().flat_map(|e| e.current.map.parameters().chain(e.next.map.parameters()));
-        self.judge.learner.parameters().chain(self.judge.head.parameters()).chain(readers).collect()
+        self.judge.parameters()
     }
 
     fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        let Judge { learner, head, expectations, .. } = &mut self.judge;
-        let readers = expectations.iter_mut().flat_map(|e| e.current.map.parameters_mut().chain(e.next.map.parameters_mut()));
-        learner.parameters_mut().chain(head.parameters_mut()).chain(readers).collect()
+        self.judge.parameters_mut()
     }
 
     fn refresh(&mut self) -> Result<(), Error> {
-        let (device, judge) = (&self.device, &mut self.judge);
-        device.run(|| {
-            judge.learner.refresh()?;
-            judge.head.refresh(device)?;
-            judge.expectations.as_mut().map_or(Ok(()), |e| {
-                e.current.map.refresh(device)?;
-                e.next.map.refresh(device)
-            })
-        })?;
-        Ok(())
+        let judge = &mut self.judge;
+        Ok(self.device.run(|| judge.refresh())?)
     }
 
     fn examine(&mut self, steps: u32) -> Result<Option<Examined>, Error> {
@@ -198,21 +188,10 @@ impl Seen {
     }
 }
 
-/// Pairs of a right and a wrong trajectory: how many scores put the right one first (ties count half), and how many there are.
 fn count_pairs(scores: &[Option<f32>], correct: &[bool], (right, all): &mut (f64, f64)) {
-    let of = |which: bool| scores.iter().zip(correct).filter(move |(_, c)| **c == which).filter_map(|(s, _)| *s);
-    for good in of(true) {
-        for bad in of(false) {
-            *all += 1.0;
-            *right += if good > bad {
-                1.0
-            } else if good == bad {
-                0.5
-            } else {
-                0.0
-            };
-        }
-    }
+    let (ordered, pairs) = ordered_pairs(scores.iter().copied().zip(correct.iter().copied()));
+    *right += ordered;
+    *all += pairs;
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! Each arrow is a segment of the decoder; the way back takes them in reverse order. A lesson without thoughts is one
 //! segment. Lessons of unlike length go together without padding.
 
-use model::{Cache, Dropout, HeadKept, HeadLearner, Learner, Masks, Pass, Segment, Sequence};
+use model::{Cache, Dropout, HeadKept, HeadLearner, Learner, Masks, Parameter, Pass, Segment, Sequence};
 use tensor::ops::{self, Indices, KvGrads};
 use tensor::rng::Draw;
 use tensor::{Device, DeviceError, Tensor};
@@ -72,6 +72,26 @@ impl Study {
 
     fn device(&self) -> Device {
         self.learner.decoder.device().clone()
+    }
+
+    /// All parameters, always in the same order.
+    pub fn parameters(&self) -> Vec<&Parameter> {
+        let digits = self.digits.iter().flat_map(|(d, _)| d.map.parameters());
+        self.learner.parameters().chain(self.head.parameters()).chain(digits).collect()
+    }
+
+    /// All parameters, to be changed. [`Self::refresh`] makes the change known to what computes.
+    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
+        let digits = self.digits.iter_mut().flat_map(|(d, _)| d.map.parameters_mut());
+        self.learner.parameters_mut().chain(self.head.parameters_mut()).chain(digits).collect()
+    }
+
+    /// Makes a change of the parameters known to what computes.
+    pub fn refresh(&mut self) -> Result<(), DeviceError> {
+        let device = self.device();
+        self.learner.refresh()?;
+        self.head.refresh(&device)?;
+        self.digits.as_mut().map_or(Ok(()), |(digits, _)| digits.map.refresh(&device))
     }
 }
 

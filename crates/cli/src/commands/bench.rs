@@ -1,4 +1,7 @@
 //! `bench`: trajectories, or rollouts from their thoughts, per second at real shapes, with random weights, and their share of the machine's peak.
+//! `training` measures steps of training.
+
+mod training;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -17,14 +20,19 @@ use tensor::Device;
 use crate::args::{BenchArgs, Shape};
 use crate::printer::Printer;
 
+/// The share of elements that dropout drops while thinking.
+const P: f32 = 0.2;
 /// Trajectories of each question.
 const SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
-/// The same for annotation.
+/// The same for annotation, and for learning from it.
 const ANNOTATED: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
+    if let Some(trained) = args.train {
+        return training::run(args, trained, &device, printer);
+    }
     let peak = tensor::peak(&device)?;
     let mind = mind(&device, args)?;
     let settings = settings(args, &mind)?;
@@ -59,7 +67,6 @@ fn summary(best: &Measured, median: &Measured, peak: f64, device: &Device) -> se
 }
 
 fn print(best: &Measured, median: &Measured, peak: f64, device: &Device, printer: &Printer) -> Result<()> {
-    let speed = best.flops / best.seconds.total;
     let ([each, rollouts_each], [middle, rollouts_middle]) = (rates(best), rates(median));
     let Measured { seconds, trajectories, flops, rollouts: (rollouts, rollouts_s) } = best;
     if *rollouts > 0 {
@@ -71,6 +78,10 @@ fn print(best: &Measured, median: &Measured, peak: f64, device: &Device, printer
         "{trajectories} trajectories in {:.4} s: prefill {:.4}, thoughts {:.4}, scores {:.4}, answers {:.4}",
         seconds.total, seconds.prefill, seconds.thoughts, seconds.scores, seconds.answers
     ))?;
+    print_speed(*flops, flops / seconds.total, (peak, device), printer)
+}
+
+fn print_speed(flops: f64, speed: f64, (peak, device): (f64, &Device), printer: &Printer) -> Result<()> {
     printer.line(&format!(
         "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s measured as the most that {} can do",
         flops / 1e9,
@@ -96,7 +107,7 @@ fn mind(device: &Device, args: &BenchArgs) -> Result<Mind> {
         length: count,
         max_new_tokens: args.answer.get(),
         rule: Rule::Hash,
-        p: args.p,
+        p: args.p.unwrap_or(P),
         sigma: 0.0,
         sites: if config.architecture == Architecture::Gpt2 { Sites::BOTH } else { Sites::MLP },
     };
@@ -104,8 +115,9 @@ fn mind(device: &Device, args: &BenchArgs) -> Result<Mind> {
 }
 
 fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
-    let p = Probability::new(args.p).with_context(|| format!("--p {} is not in [0, 1)", args.p))?;
-    let perturbation = match args.p {
+    let share = args.p.unwrap_or(P);
+    let p = Probability::new(share).with_context(|| format!("--p {share} is not in [0, 1)"))?;
+    let perturbation = match share {
         0.0 => Perturbation::None,
         _ => Perturbation::Dropout { p, sites: mind.method.sites, scope: Scope::Thoughts },
     };
@@ -142,8 +154,7 @@ fn prompts(args: &BenchArgs, mind: &Mind) -> Result<Vec<Prompt>> {
 }
 
 fn made_up(mind: &Mind, question: u32, length: usize) -> Prompt {
-    let vocab = mind.decoder.config().vocab as u32;
-    let tokens = (0..length as u32).map(|i| (question.wrapping_mul(7919) + i.wrapping_mul(104_729)) % vocab).collect();
+    let tokens = train::bench::made_up(mind.decoder.config().vocab, question, length);
     Prompt { id: question, text: String::new(), tokens }
 }
 

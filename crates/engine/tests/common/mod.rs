@@ -51,6 +51,13 @@ impl Pair {
         Self { reasoner, judge }
     }
 
+    /// The same models, every pass of which is launched and none replayed.
+    pub fn without_replays(mut self) -> Self {
+        self.reasoner.mind.decoder = self.reasoner.mind.decoder.without_replays();
+        self.judge.decoder = self.judge.decoder.without_replays();
+        self
+    }
+
     /// An engine that scores what it thinks.
     pub fn engine(&self, settings: Settings) -> Engine<'_> {
         Engine { reasoner: &self.reasoner, judge: Some(&self.judge), settings }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use engine::replay::{self, Replay, Replayed};
 use engine::rollout::Annotated;
 use engine::{Engine, Outcome, Perturbation, Question, Reasoner, Settings};
-use model::Cache;
+use model::{Cache, Decoder};
 use model::testkit::{Family, Spec};
 use tensor::{Device, Precision, Tensor};
 
@@ -265,6 +265,36 @@ fn the_order_of_questions_changes_nothing() {
         back.reverse();
         tally.add_free(&back, &there);
     });
+}
+
+/// How often each run is asked: a pass is recorded when it is met again and replayed from then on.
+const TIMES: usize = 3;
+
+/// Rows that feed themselves, so that a difference anywhere would grow, in both precisions.
+#[test]
+fn replayed_passes_are_those_launched_to_the_bit() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let Some(gpu) = gpu(precision) else { return };
+        for family in FAMILIES {
+            let spec = Spec { family, ..Spec::default() };
+            let (replaying, launching) = (Pair::new(&gpu.device, &spec), Pair::new(&gpu.device, &spec).without_replays());
+            for perturbation in perturbations() {
+                let settings = settings(&launching.reasoner, 8, perturbation);
+                let expected = launching.ask(settings, &questions());
+                for time in 0..TIMES {
+                    let what = format!("{family:?} in {precision}, {perturbation:?}, time {time}");
+                    let found = replaying.ask(settings, &questions());
+                    assert_eq!(found.len(), expected.len(), "{what}");
+                    found.iter().zip(&expected).for_each(|(a, b)| assert_same(a, b, &what));
+                }
+            }
+            let [thought, scored] = [&replaying.reasoner.decoder, &replaying.judge.decoder].map(Decoder::replayed);
+            println!("{family:?} in {precision}: {thought} passes of the reasoner replayed, {scored} of its judge");
+            // A judge sees a wave once: it replays only if its cache is put where the last one was.
+            assert!(thought > 0, "{family:?} in {precision}: nothing was replayed");
+            assert_eq!(launching.reasoner.decoder.replayed() + launching.judge.decoder.replayed(), 0);
+        }
+    }
 }
 
 /// Rounding turns only choices between extensions whose rewards are all but equal.

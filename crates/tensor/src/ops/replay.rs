@@ -44,8 +44,10 @@ pub struct Replays(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
+    off: bool,
     all: Vec<(Key, u64, State)>, // with the time of last use
     now: u64,
+    replayed: usize, // passes
 }
 
 #[derive(Debug)]
@@ -65,6 +67,16 @@ struct Replay {
 }
 
 impl Replays {
+    /// None, ever: every pass is launched.
+    pub fn off() -> Self {
+        Self(Mutex::new(Kept { off: true, ..Kept::default() }))
+    }
+
+    /// How many passes were replayed and not launched.
+    pub fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).replayed
+    }
+
     /// `body(part(x))`, by replay if that is possible. `part` brings the inputs of the pass to the device, `body` computes
     /// it from them and from what stays the same under one `key`, without bringing anything to or from the device.
     pub fn run<P>(
@@ -78,6 +90,10 @@ impl Replays {
         let (Kind::Cuda(cuda), Some(key)) = (device.kind(), key) else { return body(part(x)?) };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let copied = |x: &Tensor| Ok::<Tensor, DeviceError>(x.array().copy()?.into());
+        if kept.off {
+            drop(kept);
+            return body(part(x)?);
+        }
         match kept.state(key) {
             Some(State::Recorded(replay)) => {
                 let (in_place, part) = replay.inputs.again(|| part(copied(&x)?))?;
@@ -85,7 +101,9 @@ impl Replays {
                     return body(part);
                 }
                 replay.recording.replay()?;
-                return copied(&replay.out);
+                let out = copied(&replay.out);
+                kept.replayed += 1;
+                return out;
             }
             Some(state @ State::Met) => {
                 let recorded = Inputs::first(cuda, || part(copied(&x)?)).and_then(|(inputs, part)| {

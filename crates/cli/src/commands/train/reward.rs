@@ -68,7 +68,12 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         printer.result(&json!({ "out": args.out }), || format!("{} is written, untrained", args.out.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    ensure!(!course.annotations.is_empty(), "nothing to learn from; pass --annotations DIR");
+    ensure!(!args.annotations.is_empty(), "nothing to learn from; pass --annotations DIR");
+    ensure!(
+        course.annotations.iter().any(|part| !part.is_empty()),
+        "{}: nothing to learn from: of no problem some trajectories are right and others wrong; annotate more problems",
+        args.annotations.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
+    );
     follow(&mut course, &device, &plan, printer, &args.out)
 }
 

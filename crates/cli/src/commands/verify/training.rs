@@ -159,10 +159,8 @@ fn steps(golden: &Golden, device: &Device, dir: &Path) -> Result<Vec<Check>> {
     for (step, expected) in of.losses.iter().enumerate() {
         let losses = device.run(|| judge.learn(&cases, how))?;
         check.close(&format!("step {step}"), &[losses.score as f32], &[*expected as f32]);
-        let parameters = judge.learner.parameters_mut().chain(judge.head.parameters_mut()).collect();
-        device.run(|| optimizer.step(device, step as u32, 1, parameters))?;
-        device.run(|| judge.learner.refresh())?;
-        judge.head.refresh(device)?;
+        device.run(|| optimizer.step(device, step as u32, 1, judge.parameters_mut()))?;
+        device.run(|| judge.refresh())?;
     }
     Ok(vec![check])
 }

@@ -1,0 +1,56 @@
+//! What a checkpoint says to some texts, as JSON, for `runs/transformers_load.py`: the tokens, and at every position the logits,
+//! or the score where the checkpoint is a reward model with a linear head.
+//!
+//! `cargo run -p model --example logits -- DIR TEXT...`
+
+use std::path::PathBuf;
+
+use model::{Cache, Checkpoint, Decoder, Judged, LmHead, Pass, RewardHead, Sequence, Tokenizer, head};
+use serde_json::{Value, json};
+use tensor::{Device, Tensor};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Result<()> {
+    let mut args = std::env::args().skip(1);
+    let dir = PathBuf::from(args.next().ok_or("usage: logits DIR TEXT...")?);
+    let device = Device::cpu(None)?;
+    let checkpoint = Checkpoint::open(&dir)?;
+    let tokenizer = Tokenizer::read(&dir)?;
+    let judges = RewardHead::find(&checkpoint).is_some();
+    let with = if judges { LmHead::Without } else { LmHead::With };
+    let decoder = Decoder::load(&device, checkpoint.config(), &checkpoint, with)?;
+    let judge = if judges { Some(RewardHead::load(&device, checkpoint.config(), &checkpoint)?) } else { None };
+    let mut said = Vec::new();
+    for text in args {
+        let tokens = tokenizer.encode(&text)?;
+        let hidden = hidden(&decoder, &tokens)?;
+        let outputs = match &judge {
+            Some(judge) => scores(judge, &device, &hidden)?,
+            None => rows(&head::logits(&decoder, &hidden)?.to_host()?),
+        };
+        said.push(json!({ "text": text, "tokens": tokens, "outputs": outputs }));
+    }
+    println!("{}", Value::Array(said));
+    Ok(())
+}
+
+/// Hidden states of all tokens: (tokens, width).
+fn hidden(decoder: &Decoder, tokens: &[u32]) -> Result<Tensor> {
+    let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(tokens.len()))?;
+    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
+    Ok(decoder.forward(&mut cache, &pass, decoder.embed(tokens)?, None)?)
+}
+
+fn scores(judge: &RewardHead, device: &Device, hidden: &Tensor) -> Result<Vec<Vec<f32>>> {
+    if !matches!(judge, RewardHead::Linear { .. }) {
+        return Err("a head that compares reads thoughts, not tokens; take a reward model with a linear head".into());
+    }
+    let judged = Judged { before: hidden, at: hidden, thoughts: hidden };
+    Ok(judge.rewards(device, judged)?.into_iter().map(|score| vec![score]).collect())
+}
+
+fn rows(of: &Tensor) -> Vec<Vec<f32>> {
+    (0..of.rows()).map(|r| of.row(r).to_vec()).collect()
+}

@@ -1,0 +1,35 @@
+#!/bin/bash
+# How the embedded models were made, on one H200 (about 9 minutes of computing). Usage: runs/train_embedded.sh BIN DIR
+# Everything is seeded; on a GPU sums differ in their last bits from run to run, so another run gives another model alike.
+set -euo pipefail
+bin=$1 dir=$2
+mkdir -p "$dir"
+
+# 1. A model that says its steps (56 s).
+"$bin" train reasoner --mode cot --out "$dir/cot" --steps 3300 --batch 512 --lr 1.5e-3 --warmup 300 --floor 0.1 \
+    --look-every 1100 --held-out-count 1000 --save-dtype bf16
+# 2. Steps become thoughts (165 s).
+"$bin" train reasoner --mode latent --init "$dir/cot" --out "$dir/latent-1" --steps 8200 --batch 512 --lr 1e-3 --warmup 200 \
+    --floor 0.01 --dropout 0.1 --look-every 2050 --held-out-count 1000 --save-dtype bf16
+# 3. Thinking alone, a heavier loss on the thoughts' numbers (205 s).
+"$bin" train reasoner --mode latent --init "$dir/latent-1" --out "$dir/latent-2" --steps 12000 --batch 512 --lr 8e-4 --warmup 100 \
+    --floor 0.01 --dropout 0.05 --digits 0.7 --rise 0 --seed 1 --look-every 3000 --held-out-count 1000 --save-dtype bf16
+# 4. Used to dropout, so that sampled thoughts stay good ones (97 s).
+"$bin" train reasoner --mode latent --init "$dir/latent-2" --out "$dir/reasoner" --steps 5500 --batch 512 --lr 5e-4 --warmup 100 \
+    --floor 0.01 --dropout 0.12 --digits 0.7 --rise 0 --seed 2 --look-every 2750 --held-out-count 1000 --save-dtype bf16
+# A baseline that answers at once (43 s).
+"$bin" train reasoner --mode no-cot --out "$dir/no-cot" --steps 5000 --batch 512 --lr 1.5e-3 --warmup 300 --floor 0.02 \
+    --held-out-count 1000 --save-dtype bf16
+
+# 5. Labels: rollouts at the strength that is used, final answers at twice that strength (75 s).
+"$bin" corpus --split train --seed 11 --count 160000 --out "$dir/train-a.json"
+"$bin" corpus --split train --seed 12 --count 160000 --out "$dir/train-b.json"
+"$bin" corpus --split valid --count 3000 --out "$dir/valid.json"
+label=("$bin" annotate --model "$dir/reasoner" --trajectories 8 --max-new-tokens 12)
+"${label[@]}" --data "$dir/train-a.json" --rollouts 4 --p 0.1 --thoughts-dtype bf16 --out "$dir/labels-a"
+"${label[@]}" --data "$dir/train-b.json" --labels final --p 0.2 --thoughts-dtype bf16 --out "$dir/labels-b"
+"${label[@]}" --data "$dir/valid.json" --labels final --p 0.1 --out "$dir/labels-valid"
+
+# 6. The judge (56 s).
+"$bin" train reward --model "$dir/reasoner" --annotations "$dir/labels-a,$dir/labels-b" --held-out "$dir/labels-valid" \
+    --out "$dir/reward" --steps 5000 --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --look-every 1000 --save-dtype bf16
