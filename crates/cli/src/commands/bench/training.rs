@@ -35,7 +35,7 @@ pub fn run(args: &BenchArgs, trained: Trained, device: &Device, printer: &Printe
 }
 
 fn drill(args: &BenchArgs, trained: Trained, device: &Device) -> Result<Drill> {
-    let (config, sequences) = (shape(args.shape), args.batch.get());
+    let (config, sequences) = (shape(args.shape)?, args.batch.get());
     let size = Size { sequences, prompt: args.prompt.get(), thoughts: args.thoughts.get() };
     let longest = size.prompt + size.thoughts + args.target.get();
     ensure!(longest <= config.context, "{longest} positions of a sequence are more than the shape's {}", config.context);
