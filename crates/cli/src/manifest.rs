@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn runs_are_named_by_what_they_are() {
-        let name = |model, data| default_name(Path::new(model), &Source::File(data.into()), &Manifest::default());
+        let name = |model, data: &str| default_name(Path::new(model), &Source::File(data.into()), &Manifest::default());
         assert!(name("/x/coconut", "test 1.json").starts_with("coconut-test-1-"));
         assert!(name("/c/models--org--codi/snapshots/ab12", "d").starts_with("org--codi-d-"));
     }

@@ -11,7 +11,8 @@ use support::{Bench, Done};
 
 /// A small eval without a model or data of one's own.
 fn eval(bench: &Bench, more: &[&str]) -> Done {
-    bench.run(&[&["eval", "--limit", "4", "--samples", "4"], more].concat())
+    let limit: &[&str] = if more.contains(&"--limit") { &[] } else { &["--limit", "4"] };
+    bench.run(&[&["eval", "--samples", "4"], limit, more].concat())
 }
 
 fn samples(bench: &Bench, run: &str) -> Vec<Value> {
@@ -106,23 +107,21 @@ fn a_judge_comes_with_the_embedded_reasoner_alone() {
     eval(&bench, &["--model", "embedded", "--out", "b"]).ok();
     bench.eval(&["--data", "embedded:test", "--limit", "2", "--out", "c"]).ok();
     assert_eq!(["a", "b", "c"].map(scored), [false, true, false]);
-    bench.eval(&["--reward-model", "embedded"]).refused(&["embedded:reward", "width"]);
+    bench.eval(&["--reward-model", "embedded"]).refused(&["embedded:reward", "wide and the reasoner 32"]);
     eval(&bench, &["--reward-model", "none", "--aggregate", "weighted"]).refused(&["--reward-model"]);
 }
 
 #[test]
 fn solve_answers_in_its_own_words_and_names_those_it_lacks() {
     let bench = Bench::new();
-    let known = "Ann has 3 boxes. Each box holds 4 pens. How many pens does Ann have?";
-    let done = bench.run(&["solve", known, "--json"]).ok();
-    assert_eq!(done.json()["unknown_words"], json!([]), "the test's own question is out of the vocabulary");
+    let known: Value = serde_json::from_str(&bench.run(&["corpus", "--count", "1"]).ok().out).unwrap();
+    let done = bench.run(&["solve", known[0]["question"].as_str().unwrap(), "--json"]).ok();
+    assert_eq!(done.json()["unknown_words"], json!([]));
     assert!(!done.err.contains("does not know"), "{}", done.err);
     assert_eq!(done.json()["trajectories"].as_array().unwrap().len(), 16);
-    let strange = "Ann has 3 Quokkas and 4 zeppelins. The quokkas eat 2 zeppelins.";
+    let strange = "There are 3 Quokkas and 4 zeppelins. How many zeppelins are there?";
     let done = bench.run(&["solve", strange, "--json", "--samples", "2"]).ok();
-    let unknown = done.json()["unknown_words"].clone();
-    assert!(["Quokkas", "zeppelins"].iter().all(|word| unknown.as_array().unwrap().contains(&json!(word))), "{unknown}");
-    assert_eq!(unknown.as_array().unwrap().iter().filter(|word| **word == json!("zeppelins")).count(), 1);
+    assert_eq!(done.json()["unknown_words"], json!(["Quokkas", "zeppelins"]));
     assert!(done.err.contains("does not know \"Quokkas\", \"zeppelins\""), "{}", done.err);
 }
 
