@@ -5,7 +5,7 @@
 set -euo pipefail
 binary=${1:?give a latent-tts} python=${2:?give a python that has torch} rounds=${3:-3}
 peer=$(dirname "$0")/pytorch_train_peer.py
-ours() { printf '%-14s' "$1 ours:" && "$binary" bench --device cuda --train "$@" --repeat 10 --json; }
+ours() { printf '%-16s' "$1 ours:" && "$binary" bench --device cuda --train "$@" --repeat 10 --json; }
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 for round in $(seq "$rounds"); do
   echo "round $round"

@@ -28,7 +28,7 @@ those of the mode's own algorithm: two per multiply-add of weight products and a
 
   python pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 5 --json
   python pytorch_peer.py --device cuda --mode same --questions 64 --samples 64 --repeat 10 --json
-  python pytorch_peer.py --device cuda --shape llama-1b --points 64x64 1x32 --json
+  python pytorch_peer.py --device cuda --shape llama-1b --points 64x64 1x32 1x32:copied --json
   python pytorch_peer.py --check
 """
 
@@ -324,7 +324,7 @@ def main():
     parser.add_argument("--linear", choices=["plain", "addmm", "packed"], default="plain")
     for name, default in dict(questions=4, samples=64, prompt=72, thoughts=6, answer=6, repeat=3).items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--points", nargs="+", metavar="QxN", help="several questions x samples, one line each")
+    parser.add_argument("--points", nargs="+", metavar="QxN[:CACHE]", help="several questions x samples, one line each")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--check", action="store_true", help="compare with naive whole forwards, and exit")
@@ -345,8 +345,10 @@ def main():
             model = Model(SHAPES[args.shape], args.linear)
             if args.check:
                 return check(model, args)
-        for point in args.points or [f"{args.questions}x{args.samples}"]:
-            args.questions, args.samples = map(int, point.split("x"))
+        for point in args.points or [f"{args.questions}x{args.samples}:{args.cache}"]:
+            size, _, cache = point.partition(":")
+            args.questions, args.samples = map(int, size.split("x"))
+            args.cache = cache or "forked"
             result = measure(model, args)
             if args.points:
                 result = {"point": point} | result

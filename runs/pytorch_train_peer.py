@@ -137,7 +137,8 @@ class Trainer:
     def __init__(self, args, work, precision):
         self.device, self.loss, self.precision = args.device, LOSSES[work], precision
         torch.manual_seed(0)
-        self.model = Decoder(args.shape, args.dropout).to(args.device)
+        with torch.device(args.device):
+            self.model = Decoder(args.shape, args.dropout)
         if work == "reasoner":
             self.model.score.requires_grad_(False)
         self.learned = self.masters = [p for p in self.model.parameters() if p.requires_grad]

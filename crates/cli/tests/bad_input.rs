@@ -302,3 +302,13 @@ fn a_damaged_run_directory() {
     bench.write("run/manifest.json", "{}");
     bench.eval(&["--out", "run", "--resume"]).refused(&["manifest.json", "version"]);
 }
+
+#[test]
+fn a_batch_that_cannot_be_is_refused_before_any_weights_are_made() {
+    let bench = Bench::new();
+    let train = |more: &[&str]| bench.run(&[&["bench", "--train"], more].concat());
+    train(&["reward", "--batch", "10", "--samples", "4"]).refused(&["--batch 10", "--samples 4"]);
+    train(&["reasoner", "--prompt", "2000"]).refused(&["2022 positions", "1024"]);
+    train(&["reasoner", "--annotate"]).refused(&["--annotate"]);
+    train(&["judge"]).refused(&["reasoner", "reward"]);
+}

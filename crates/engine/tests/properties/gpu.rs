@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use engine::replay::{self, Replay, Replayed};
 use engine::rollout::Annotated;
 use engine::{Engine, Outcome, Perturbation, Question, Reasoner, Settings};
-use model::{Cache, Decoder};
 use model::testkit::{Family, Spec};
+use model::{Cache, Decoder};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
