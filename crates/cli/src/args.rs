@@ -76,7 +76,7 @@ Examples:
     /// question is the argument, or standard input if the argument is `-`.
     #[command(after_help = format!("\
 Examples:
-  latent-tts solve \"Tom has 3 boxes of 4 apples and eats 2. How many apples are left?\"
+  latent-tts solve \"Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?\"
   latent-tts solve --model ./coconut-gpt2 \"Tom has 3 boxes of 4 apples and eats 2. How many are left?\"
   echo \"What is 12 times 11?\" | latent-tts solve --model ./codi --samples 64 -
 

@@ -158,7 +158,7 @@ fn a_sweep_that_makes_no_sense_is_refused_before_anything_is_written() {
     ] {
         sweep(&bench, &[flags, &["--out", "s"]].concat()).refused(words);
     }
-    bench.run(&["sweep", "--model", "model", "--p", "0.1"]).refused(&["--data"]);
+    bench.run(&["sweep", "--model", "model", "--p", "0.1", "--data", "embedded:nope"]).refused(&["--data embedded:nope"]);
     assert!(!bench.path("s").exists());
     bench.write("sweep.json", "{\"version\": 3}");
     bench.run(&["report", "."]).refused(&["sweep.json", "format version 1"]);

@@ -161,7 +161,7 @@ fn made_up(mind: &Mind, question: u32, length: usize) -> Prompt {
 /// The published shapes, and that of the embedded reasoner.
 fn shape(shape: Shape) -> Result<Config> {
     Ok(match shape {
-        Shape::Embedded => Config::read(&crate::embedded::reasoner())?,
+        Shape::Embedded => Config::read(crate::embedded::reasoner())?,
         Shape::Gpt2 => Config {
             architecture: Architecture::Gpt2,
             class_name: None,

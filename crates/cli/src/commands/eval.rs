@@ -44,7 +44,8 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let loaded = job.models.load(&device, printer)?;
     let engine = job.engine(&loaded, crate::load::memory(args.memory, &device)?);
     let Evaluated { out, run, results } = job.evaluate(&engine, &questions, printer)?;
-    let page = if args.no_report { None } else { Some(report::write(&[run.clone()], &out, Options::default())?.page) };
+    let page =
+        if args.no_report { None } else { Some(report::write(std::slice::from_ref(&run), &out, Options::default())?.page) };
     let look = Look { width: printer.width(), every_rule: args.aggregation.aggregate.is_some() };
     let text = || format!("{}\n{}", report::table::render(&results, look), whereabouts(&out, page.as_deref()));
     let mut document = document(&out, run.manifest(), &results)?;
