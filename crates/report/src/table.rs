@@ -170,7 +170,8 @@ fn footer(text: &mut String, results: &Results) {
         let over = format!("{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike");
         line("diversity", over);
     }
-    let ranked: Vec<String> = results.metrics.iter().filter(|m| m.name == MetricName::Auc).map(|m| format!("{:.2}", m.value)).collect();
+    let ranked: Vec<String> =
+        results.metrics.iter().filter(|m| m.name == MetricName::Auc).map(|m| format!("{:.2}", m.value)).collect();
     if !ranked.is_empty() {
         line("ranking", format!("{} by thought: chance that a right path is rewarded above a wrong one", ranked.join(" ")));
     }

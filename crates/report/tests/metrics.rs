@@ -99,10 +99,15 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     // Under seed 6 question 1 has no diversity and is left out.
     assert_close(value(&results, MetricName::Diversity, 4), ((0.3 + 0.1) / 2.0 + 0.5) / 2.0);
 
+    // Pairs of right and wrong: 1.5 of 4 and 0 of 4 in question 0, 3 of 3 in question 1, which has none under seed 6.
+    assert_close(value(&results, MetricName::Auc, 1), ((1.5 / 4.0 + 0.0) / 2.0 + 1.0) / 2.0);
+    let gain = results.gains.iter().find(|g| (g.name, g.over) == (MetricName::BestOf, MetricName::Greedy)).unwrap();
+    assert_close(gain.value, (0.5 + 0.5) / 2.0 - 0.5);
+
     assert_eq!((results.questions, results.seeds, results.trajectories), (2, 2, 4));
     assert_eq!((results.cost.steps, results.cost.flops, results.cost.seconds), (25.0, 3e9, seconds));
     let ks: Vec<usize> = results.metrics.iter().map(|metric| metric.k).collect();
-    assert_eq!(ks, [&[1][..], &[1, 2, 4].repeat(7), &[4, 4]].concat());
+    assert_eq!(ks, [&[1][..], &[1, 2, 4].repeat(7), &[4, 4, 1]].concat());
     assert_eq!(results.sampled, 4.0);
     for metric in &results.metrics {
         assert_eq!(metric.seeds, 2, "{metric:?}");

@@ -213,8 +213,10 @@ fn the_likeliest_have_their_probability() {
             for (r, word) in found.iter().enumerate() {
                 assert_eq!(word.token as usize, top_k(logits.row(r), 1)[0].0, "{device:?} {outputs} row {r}");
                 let expected = log_softmax(logits.row(r), word.token as usize);
+                // Logits that two ways of summing give differ in the last digits of the largest of them.
+                let largest = logits.row(r).iter().fold(0.0f32, |m, x| m.max(x.abs()));
                 assert!(
-                    (word.logprob - expected).abs() < 3e-6 * (1.0 + expected.abs()),
+                    (word.logprob - expected).abs() < 3e-6 * (1.0 + expected.abs()) + 5e-7 * largest,
                     "{device:?} {outputs}: {word:?}, {expected}"
                 );
             }
