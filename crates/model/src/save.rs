@@ -3,6 +3,7 @@
 //! Files are written beside their final name and renamed, so that a killed program leaves whole files or none.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
@@ -56,7 +57,9 @@ pub fn file(path: &Path, contents: &[u8]) -> Result<(), Error> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
     }
-    std::fs::write(beside, contents).map_err(|e| failed(beside, e))?;
+    // Without waiting for the disk a power cut could leave the new name on an empty file.
+    let write = || std::fs::File::create(beside).and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()));
+    write().map_err(|e| failed(beside, e))?;
     std::fs::rename(beside, path).map_err(|e| failed(path, e))
 }
 

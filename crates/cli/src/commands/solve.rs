@@ -117,7 +117,7 @@ impl Solved<'_> {
         let mut rules = asked.as_deref().unwrap_or(Aggregator::USUAL).to_vec();
         rules.retain(|rule| rule.applies(all));
         if asked.is_none() && self.scored() {
-            rules.sort_by_key(|rule| *rule != Aggregator::Weighted); // the best of the usual ones comes first
+            rules.sort_by_key(|rule| *rule != Aggregator::Normalized); // the best of them (docs/latent-rm.md) comes first
         }
         let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
         let verdict = |rule: &Aggregator| Verdict { rule: name(*rule), answer: answer(rule.choose(all, tuning)) };
