@@ -2,8 +2,6 @@
 
 use record::MetricName;
 
-use crate::study::Study;
-
 /// The rules in the order in which they are shown.
 pub const ORDER: [MetricName; 7] = [
     MetricName::Greedy,
@@ -27,18 +25,4 @@ pub fn label(name: MetricName) -> String {
         MetricName::Coverage => "coverage".into(),
         name => serde_json::to_value(name).ok().and_then(|name| name.as_str().map(|n| n.replace('_', " "))).unwrap_or_default(),
     }
-}
-
-/// Where a rule stands among all: those of the list in its order, then others.
-pub fn place(name: MetricName) -> usize {
-    ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len() + name as usize)
-}
-
-/// The accuracies that a run has, in order. `pass` is coverage under another name.
-pub fn of(run: &Study) -> Vec<MetricName> {
-    let mut found: Vec<MetricName> = run.results.metrics.iter().map(|metric| metric.name).collect();
-    found.retain(|name| name.is_a_choice() || *name == MetricName::Coverage);
-    found.sort_by_key(|name| place(*name));
-    found.dedup();
-    found
 }

@@ -44,7 +44,7 @@ pub fn against_coverage(studies: &[Study]) -> Option<Figure> {
             "Each point is a run at one strength of dropout (red, p) or noise (blue, σ), from weak to strong along the line; \
                   darker lines use more trajectories. Diversity: 1 – cosine of two trajectories' thoughts at the same step, \
                   averaged over pairs, steps and questions (its mean does not depend on N). Bars: 95% bootstrap interval of \
-                  coverage over questions."
+                  coverage over questions at the largest N."
                 .into(),
         panels,
     })
@@ -55,9 +55,11 @@ fn curves(runs: &[&Study]) -> Vec<Series> {
     let mut ks: Vec<usize> = runs[0].curve(MetricName::Coverage).into_iter().map(|(k, _)| k).filter(shared).collect();
     ks.drain(..ks.len().saturating_sub(CURVES));
     let sampler = &runs[0].traits.sampler;
+    // Bars of every N would stand in the same place.
+    let spread = |i: usize| if i + 1 == ks.len() { Spread::Bars } else { Spread::None };
     let series = |(i, &k): (usize, &usize)| Series {
         label: format!("{}, N = {k}", sampler.kind()),
-        look: Look { spread: Spread::Bars, radius: 3.2, ..Look::line(ramp(ramp_of(sampler), i, ks.len())) },
+        look: Look { spread: spread(i), radius: 3.2, ..Look::line(ramp(ramp_of(sampler), i, ks.len())) },
         points: runs.iter().filter_map(|run| point(run, k)).collect(),
     };
     ks.iter().enumerate().map(series).filter(|series| series.points.len() > 1).collect()
