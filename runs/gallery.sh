@@ -1,53 +1,33 @@
 #!/usr/bin/env bash
-# The pictures of docs/gallery: sweeps, aggregation and cost of one model on its splits, from raw runs to PNG.
-#   runs/gallery.sh MODEL REWARD_MODEL OUT SPLIT...
-# MODEL and REWARD_MODEL as eval takes them (REWARD_MODEL may be "none"), SPLIT a data file or embedded:NAME. What is on file is
-# not run again. LIMIT (questions, default 1000), SAMPLES (default 64), FLAGS (more flags for every run) and BASELINES (run directories
-# of No-CoT and CoT models, for the figure of costs) come from the environment.
+# The pictures of docs/gallery and the sweeps of docs/findings.md: the embedded models on the embedded problems, from raw runs to PNG.
+#   runs/gallery.sh [OUT [PICTURES]]
+# OUT (default runs/gallery-out) gets run directories and pages, PICTURES (default docs/gallery) the PNG files. About five minutes on
+# two cores; what is on file is not run again. SWEEP and SPLIT are questions of a sweep's value and of a split (defaults 200 and 150),
+# LATENT_TTS the program.
 set -euo pipefail
-if [ $# -lt 4 ]; then
-    sed -n '2,6s/^# //p' "$0" >&2
-    exit 2
-fi
-model=$1 judge=$2 out=$3
-shift 3
-limit=${LIMIT:-1000} samples=${SAMPLES:-64}
-read -ra flags <<<"${FLAGS:-}"
-read -ra baselines <<<"${BASELINES:-}"
+out=${1:-runs/gallery-out} pictures=${2:-docs/gallery}
+sweep=${SWEEP:-200} split=${SPLIT:-150}
 latent_tts=${LATENT_TTS:-cargo run --release --quiet --}
-with_judge=()
-[ "$judge" = none ] || with_judge=(--reward-model "$judge")
-name() { local stem=${1#embedded:}; stem=${stem##*/}; printf '%s' "${stem%.*}"; }
-tts() { $latent_tts "$@" "${flags[@]}"; }
+tts() { $latent_tts "$@"; }
+mkdir -p "$out"
 
-first=$1
-# Figures 2 to 5: strengths of both samplers on the first split, thoughts kept.
-tts sweep --model "$model" --data "$first" --limit "$limit" --samples "$samples" --latents --resume --no-report \
-    --p 0.05,0.1,0.2,0.3,0.4,0.5 --sigma 0.1,0.2,0.3,0.5,0.7,1.0 --out "$out/sweep"
-# The search, as the paper does it.
-tts sweep --model "$model" --data "$first" --limit "$limit" --samples "$samples" --resume --no-report --p 0:0.9 --out "$out/search-p"
-tts sweep --model "$model" --data "$first" --limit "$limit" --samples "$samples" --resume --no-report --sigma 0.01:1.5 --out "$out/search-sigma"
-# Figure 6: every rule on every split, three seeds.
-splits=()
-for split in "$@"; do
-    tts eval --model "$model" "${with_judge[@]}" --data "$split" --limit "$limit" --samples "$samples" --seeds 3 --resume \
-        --out "$out/$(name "$split")"
-    splits+=("$out/$(name "$split")")
+# Strengths of both samplers, thoughts kept: coverage, diversity and the map of thoughts.
+tts sweep --model embedded --reward-model none --data "embedded:test:0..$sweep" --samples 64 --latents --resume \
+    --p 0.02,0.1,0.2,0.4,0.6 --sigma 0.1,0.3,0.5,1,2 --no-report --out "$out/sweep" | tee "$out/sweep.txt"
+# Every rule on every split, with the embedded judge.
+for name in test hard ood; do
+    tts eval --model embedded --data "embedded:$name:0..$split" --samples 64 --resume --no-report --out "$out/$name"
 done
-# Cost: the same at other N.
-costs=()
+# The cost of other N, each a run of its own.
 for n in 1 4 16; do
-    [ "$n" -lt "$samples" ] || continue
-    tts eval --model "$model" "${with_judge[@]}" --data "$first" --limit "$limit" --samples "$n" --resume --out "$out/n$n"
-    costs+=("$out/n$n")
+    tts eval --model embedded --data "embedded:test:0..$split" --samples "$n" --resume --no-report --out "$out/n$n"
 done
 
-$latent_tts report "$out/sweep" --out "$out/report-sweep"
-$latent_tts report "${splits[@]}" --out "$out/report-splits"
-$latent_tts report "${splits[0]}" "${costs[@]}" "${baselines[@]}" --out "$out/report-cost"
-mkdir -p "$out/gallery"
-cp "$out"/report-sweep/figures/{coverage,coverage-diversity,diversity-steps,thoughts}.png "$out/gallery/"
-cp "$out/report-splits/figures/accuracy.png" "$out/gallery/accuracy.png"
-cp "$out/report-splits/figures/coverage.png" "$out/gallery/coverage-splits.png"
-cp "$out/report-cost/figures/cost.png" "$out/gallery/cost.png"
-printf 'pictures in %s\n' "$out/gallery"
+tts report "$out/sweep" --out "$out/report-sweep"
+tts report "$out"/{test,hard,ood} --out "$out/report-splits"
+tts report "$out"/{test,n1,n4,n16} --out "$out/report-cost"
+mkdir -p "$pictures"
+cp "$out"/report-sweep/figures/{coverage,coverage-diversity,diversity-steps,thoughts}.png "$pictures/"
+cp "$out/report-splits/figures/accuracy.png" "$pictures/accuracy.png"
+cp "$out/report-splits/figures/coverage.png" "$pictures/coverage-splits.png"
+cp "$out/report-cost/figures/cost.png" "$pictures/cost.png"
