@@ -38,12 +38,12 @@ for (const name of ["pointermove", "pointerdown"]) document.addEventListener(nam
 
 /** A row of data with names: the columns of `question` in src/page/data.rs. */
 function named(row) {
-  const [id, question, gold, answers, given, thoughts, rewards, map, verdicts, greedy, beam] = row;
+  const [id, question, gold, answers, given, thoughts, rewards, map, verdicts, greedy, beam, range] = row;
   const right = given.filter((place) => answers[place][1]).length;
   const verdict = (place) => (place < 0 ? null : answers[place]);
   const [vote, weighted, best] = verdicts.map(verdict);
   const lengths = Array.isArray(thoughts) ? thoughts : given.map(() => thoughts);
-  return { id, question, gold, answers, given, lengths, rewards, map, greedy, beam, vote, weighted, best, right };
+  return { id, question, gold, answers, given, lengths, rewards, range, map, greedy, beam, vote, weighted, best, right };
 }
 
 const isRight = (answer) => Boolean(answer && answer[1]);
@@ -182,8 +182,8 @@ const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeA
 
 /** Step rewards: a column for each trajectory, a row for each thought. */
 function strip(q) {
-  const range = data.runs[state.run].range;
-  if (!range || !q.rewards) return [make("p", { class: "note" }, "No rewards: the run had no reward model.")];
+  const range = q.range;
+  if (!range) return [make("p", { class: "note" }, "No rewards: the run had no reward model.")];
   const raw = bytes(q.rewards);
   let at = 0;
   const columns = q.given.map((place, k) => {
@@ -209,8 +209,8 @@ function strip(q) {
   box.checked = state.byReward;
   box.addEventListener("change", () => { state.byReward = box.checked; open(state.current); });
   const label = make("label", { class: "note" }, box, " highest mean reward first");
-  const note = `Columns are trajectories, rows their thoughts from first (top) to last; from dark, ${range[0].toFixed(2)}, to bright, ` +
-    `${range[1].toFixed(2)}. The foot is green where the answer is right.`;
+  const note = `Columns are trajectories, rows their thoughts from first (top) to last; from dark, this question's lowest reward ` +
+    `(${range[0].toFixed(2)}), to bright, its highest (${range[1].toFixed(2)}). The foot is green where the answer is right.`;
   return [make("h3", {}, "Step rewards"), label, svg, make("p", { class: "note" }, note)];
 }
 

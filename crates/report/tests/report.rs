@@ -150,8 +150,8 @@ fn the_page_holds_every_question_and_no_markup_of_theirs() {
     assert_eq!((&question[4], &question[5]), (&json!([0, 1, 1, 2]), &json!(2)));
     assert_eq!(question[8], json!([1, 1, 1]), "vote, weighted vote and best of N choose the second answer");
     assert_eq!(question[9][0], "1");
-    // Rewards 0, 1, 2, 3 and 0 between them, as bytes over the range of the run.
-    assert_eq!(data["runs"][0]["range"], json!([0.0, 3.0]));
+    // Rewards 0, 1, 2, 3 and 0 between them, as bytes over the range of the question.
+    assert_eq!(question[11], json!([0.0, 3.0]));
     assert_eq!(question[6], "AABVAKoA/wA=");
     assert_eq!(page.matches("</script>").count(), 2, "only the page's own");
     assert!(!page.contains("http://") || page.matches("http://").count() == page.matches("http://www.w3.org/2000/svg").count());

@@ -208,7 +208,7 @@ fn axes(shapes: &mut Vec<Shape>, panel: &Panel, frame: &Frame) {
     }
     let middle = (frame.left + frame.width / 2.0, frame.bottom() + 36.0);
     shapes.push(label(middle, &panel.x.label, Anchor::Middle, Ink::Text));
-    let at = (frame.left - 42.0, frame.top + frame.height / 2.0);
+    let at = (frame.left - 47.0, frame.top + frame.height / 2.0);
     let words = panel.y.label.clone();
     let upwards = Text { at, words, size: LABEL, bold: false, anchor: Anchor::Middle, upwards: true, ink: Ink::Text };
     shapes.push(Shape::Text(upwards));

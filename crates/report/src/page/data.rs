@@ -60,27 +60,28 @@ fn fitting(study: &Study, room: usize) -> Result<Option<String>, Error> {
 }
 
 fn run(study: &Study, detail: Detail) -> Result<Value, Error> {
-    let scores = || study.briefs.iter().flat_map(|brief| brief.scores.iter().flatten().copied());
-    let range = (scores().fold(f32::INFINITY, f32::min), scores().fold(f32::NEG_INFINITY, f32::max));
     let seed = study.run.manifest().seeds.first().copied().unwrap_or_default();
     let mut questions = Vec::new();
     for brief in &study.briefs {
         let map = if detail.map { map(study, seed, brief)? } else { String::new() };
-        questions.push(question(brief, range, map, detail.texts));
+        questions.push(question(brief, map, detail.texts));
     }
-    let range = if range.0.is_finite() { json!([range.0, range.1]) } else { Value::Null };
     let seeds = study.results.seeds;
-    Ok(json!({ "label": study.label, "n": study.traits.n, "seed": seed, "seeds": seeds, "range": range, "questions": questions }))
+    Ok(json!({ "label": study.label, "n": study.traits.n, "seed": seed, "seeds": seeds, "questions": questions }))
 }
 
 /// One question as a row; `assets/page.js` names the columns.
-fn question(brief: &Brief, (low, high): (f32, f32), map: String, texts: bool) -> Value {
+fn question(brief: &Brief, map: String, texts: bool) -> Value {
     let answer = |answer: &Answer| {
         let text = if texts { answer.text.as_str() } else { "" };
         json!([answer.answer, u8::from(answer.correct), text])
     };
-    let scale = |x: &f32| if high > low { (255.0 * (x - low) / (high - low)).round() as u8 } else { 128 };
-    let rewards: Vec<u8> = brief.scores.iter().flatten().map(scale).collect();
+    // Rewards compare within a question only, and one far-off question would take the bytes and colours of all others.
+    let scores = || brief.scores.iter().flatten().copied();
+    let (low, high) = (scores().fold(f32::INFINITY, f32::min), scores().fold(f32::NEG_INFINITY, f32::max));
+    let range = if low.is_finite() { json!([low, high]) } else { Value::Null };
+    let scale = |x: f32| if high > low { (255.0 * (x - low) / (high - low)).round() as u8 } else { 128 };
+    let rewards: Vec<u8> = scores().map(scale).collect();
     let verdicts = brief.verdicts.map(|chosen| chosen.map_or(-1, |k| brief.given[k] as i64));
     let even = brief.thoughts.windows(2).all(|pair| pair[0] == pair[1]);
     let thoughts = if even { json!(brief.thoughts.first().copied().unwrap_or_default()) } else { json!(brief.thoughts) };
@@ -96,6 +97,7 @@ fn question(brief: &Brief, (low, high): (f32, f32), map: String, texts: bool) ->
         verdicts,
         brief.greedy.as_ref().map(answer),
         brief.beam.as_ref().map(answer),
+        range,
     ])
 }
 
