@@ -19,13 +19,14 @@ const RULES: [(MetricName, Symbol); 5] = [
     (MetricName::Beam, Symbol::Star),
 ];
 
-/// The figure; none where all runs cost the same.
+/// Whether runs differ in what they cost, so that there is something to compare.
+fn differ(runs: &[&Study]) -> bool {
+    let costs = || runs.iter().map(|run| run.results.cost.flops);
+    costs().fold(0.0, f64::max) >= 1.05 * costs().fold(f64::INFINITY, f64::min)
+}
+
+/// The figure, a pair of panels a split; none where all runs of every split cost the same.
 pub fn figure(studies: &[Study]) -> Option<Figure> {
-    let costs = || studies.iter().map(|run| run.results.cost.flops);
-    let (least, most) = (costs().fold(f64::INFINITY, f64::min), costs().fold(0.0, f64::max));
-    if most < 1.05 * least || least.is_infinite() {
-        return None;
-    }
     let flops: fn(&Study) -> f64 = |run| run.results.cost.flops;
     let panel = |split: &str, label: &str, members: &[&Study], cost: fn(&Study) -> f64| {
         let series = series(members, cost);
@@ -35,6 +36,7 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
     let splits = groups(studies, |s| s.traits.split.as_str());
     let panels: Vec<Panel> = splits
         .iter()
+        .filter(|(_, members)| differ(members))
         .flat_map(|(split, members)| {
             let work = panel(split, "floating-point operations a question", members, flops);
             [work, panel(split, "seconds a question", members, Study::seconds)]
@@ -46,8 +48,8 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
         title: "What an answer costs: accuracy against operations and time".into(),
         caption: format!(
             "Each point is a whole run: all N trajectories, the greedy one, and the rewards if there were any; points of one \
-             model and sampler are joined. Symbols are the rules. Seconds are of throughput, many questions at a time, on {}. \
-             Bars: 95% bootstrap interval over questions.",
+             model and sampler are joined. Symbols are the rules, colours the models (with one model, the rules). Seconds are of throughput, many questions at a time, on {}. \
+             Bars: 95% bootstrap interval over questions, of majority and greedy; those of the other rules are as wide.",
             machine(&studies[0])
         ),
         panels,
@@ -61,12 +63,16 @@ fn series(members: &[&Study], cost: fn(&Study) -> f64) -> Vec<Series> {
         // Of runs that differ only in the strength of the sampler, the best.
         let runs: Vec<&Study> =
             groups(runs.iter().copied(), |run| run.traits.n).iter().filter_map(|(_, same)| best(same)).collect();
-        for (rule, symbol) in RULES {
+        for (order, (rule, symbol)) in RULES.into_iter().enumerate() {
             let mut points: Vec<Point> = runs.iter().filter_map(|run| point(run, rule, cost(run))).collect();
             points.sort_by(|a, b| a.x.total_cmp(&b.x));
             let line = if rule == MetricName::Maj { Line::Solid } else { Line::Dashed };
-            let look = Look { symbol, line, spread: Spread::Bars, radius: 3.4, ..Look::line(COLOURS[place % COLOURS.len()]) };
-            let label = format!("{model}, {kind}: {}", rules::label(rule));
+            // Bars of every rule of a run would stand in the same place.
+            let spread = if matches!(rule, MetricName::Maj | MetricName::Greedy) { Spread::Bars } else { Spread::None };
+            let alone = kinds.len() == 1;
+            let colour = COLOURS[if alone { order } else { place } % COLOURS.len()];
+            let look = Look { symbol, line, spread, radius: 3.4, ..Look::line(colour) };
+            let label = if alone { rules::label(rule) } else { format!("{model}, {kind}: {}", rules::label(rule)) };
             series.extend((!points.is_empty()).then_some(Series { label, look, points }));
         }
     }
