@@ -137,6 +137,16 @@ fn data(page: &str) -> Value {
 }
 
 #[test]
+fn costs_are_compared_within_a_split() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut studies = studies(dir.path());
+    let has_cost = |studies: &[Study]| figures::all(studies).unwrap().iter().any(|figure| figure.name == "cost");
+    assert!(has_cost(&studies));
+    studies[2].traits.split = "hard".into();
+    assert!(!has_cost(&studies), "the dear run is alone on its split, and the other two cost the same");
+}
+
+#[test]
 fn the_page_holds_every_question_and_no_markup_of_theirs() {
     let dir = tempfile::tempdir().unwrap();
     let written = write(&runs(dir.path()), &dir.path().join("out"), Options::default()).unwrap();
