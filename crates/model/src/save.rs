@@ -50,7 +50,7 @@ fn encoded(values: &[f32], format: Saved) -> Vec<u8> {
 }
 
 /// Writes a file beside its name, then renames it.
-pub fn file(path: &Path, contents: &[u8]) -> Result<(), Error> {
+fn file(path: &Path, contents: &[u8]) -> Result<(), Error> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".partial");
     let beside = Path::new(&beside);

@@ -179,7 +179,7 @@ impl Log {
         if !kept.is_empty() {
             contents.push('\n');
         }
-        save::file(path, contents.as_bytes())?;
+        record::write_file(path, contents.as_bytes())?;
         let out = File::options().append(true).open(path).map_err(failed)?;
         Ok(Self { path: path.to_owned(), out: BufWriter::new(out) })
     }

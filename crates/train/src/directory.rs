@@ -53,7 +53,7 @@ pub fn begin(device: &Device, start: &Start, out: &Path, usage: Value) -> Result
     std::fs::create_dir_all(out).map_err(|source| Error::Io { path: out.to_owned(), source })?;
     match start {
         Start::Scratch(shape) => {
-            vocabulary::write(out).map_err(|e| Error::Record(Box::new(e)))?;
+            vocabulary::write(out)?;
             let tokenizer = Tokenizer::read(out)?;
             let markers = markers(&tokenizer)?;
             let mut config = fresh_config(shape, tokenizer.vocab_size(), &tokenizer);
@@ -123,6 +123,7 @@ const TOKENIZER: [&str; 6] =
 
 /// Copies the files that a tokenizer consists of.
 pub fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(to).map_err(|source| Error::Io { path: to.to_owned(), source })?;
     copy(from, to, &TOKENIZER)
 }
 
@@ -137,7 +138,7 @@ fn copy(from: &Path, to: &Path, names: &[&str]) -> Result<(), Error> {
     for name in names {
         let path = from.join(name);
         match std::fs::read(&path) {
-            Ok(contents) => save::file(&to.join(name), &contents)?,
+            Ok(contents) => record::write_file(&to.join(name), &contents)?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(source) => return Err(Error::Io { path, source }),
         }
@@ -166,7 +167,7 @@ pub fn read_json(path: &Path) -> Result<Value, Error> {
 
 /// Writes a JSON file beside its name, then renames it.
 pub fn write_json(path: &Path, value: &Value) -> Result<(), Error> {
-    Ok(save::file(path, format!("{value:#}\n").as_bytes())?)
+    Ok(record::write_document(path, value)?)
 }
 
 /// Writes `out`'s weights: the decoder's under the names that published files have, heads under their own.

@@ -82,3 +82,9 @@ pub enum Error {
         how: &'static str,
     },
 }
+
+impl From<record::Error> for Error {
+    fn from(error: record::Error) -> Self {
+        Self::Record(Box::new(error))
+    }
+}
