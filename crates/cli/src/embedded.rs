@@ -17,7 +17,8 @@ macro_rules! asset {
 const TOKENIZER: &[u8] = asset!("tokenizer.json");
 const TOKENIZER_CONFIG: &[u8] = asset!("tokenizer_config.json");
 
-const REASONER: Packed = Packed {
+// Statics, for a constant's bytes would be in the program once for every place that names it.
+static REASONER: Packed = Packed {
     name: NAME,
     files: &[
         ("config.json", asset!("reasoner/config.json")),
@@ -27,7 +28,7 @@ const REASONER: Packed = Packed {
     ],
 };
 
-const REWARD: Packed = Packed {
+static REWARD: Packed = Packed {
     name: "embedded:reward",
     files: &[
         ("config.json", asset!("reward/config.json")),
