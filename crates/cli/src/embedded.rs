@@ -26,6 +26,7 @@ static REASONER: Packed = Packed {
         ("tokenizer.json", TOKENIZER),
         ("tokenizer_config.json", TOKENIZER_CONFIG),
     ],
+    folders: &[],
 };
 
 static REWARD: Packed = Packed {
@@ -36,6 +37,7 @@ static REWARD: Packed = Packed {
         ("tokenizer.json", TOKENIZER),
         ("tokenizer_config.json", TOKENIZER_CONFIG),
     ],
+    folders: &[],
 };
 
 /// Who thinks.

@@ -240,7 +240,8 @@ impl Gathering {
             correct: answer.correct,
             answer: answer.canonical,
             text: answer.text,
-            scores: row.scores,
+            verdict: row.reading.as_ref().and_then(|reading| reading.verdict).filter(|verdict| verdict.is_finite()),
+            scores: row.reading.map(|reading| reading.scores),
             logprob: row.logprob.is_finite().then_some(row.logprob),
         };
         if row.perturbed {

@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 
-use model::{Cache, Config};
+use model::{Cache, Config, Decoder};
 
 use crate::error::Error;
 use crate::prompt::Prompt;
-use crate::reasoner::Mind;
+use crate::reasoner::{Mind, RewardModel};
 use crate::wave::Party;
 
 /// Some rows of one question. The first one is the deterministic one, if that was asked for.
@@ -34,10 +34,42 @@ pub(crate) struct Plan<'a> {
     most_rows: usize, // beyond, speed does not grow
     budget: usize,
     private_prompt: bool,
-    own: usize,                     // slots of one row beside the prompt
-    reward: Option<(usize, usize)>, // bytes of a reward model's position, slots of a row there
-    position: usize,                // bytes of a reasoner's position
+    own: usize, // slots of one row beside the prompt
+    reward: Reward,
+    position: usize, // bytes of a reasoner's position
     search: Option<Search>,
+}
+
+/// What a reward model takes; nothing where there is none.
+#[derive(Clone, Copy, Default)]
+struct Reward {
+    position: usize,   // bytes of a position
+    reflects: usize,   // positions of its own thoughts behind a prompt
+    own: usize,        // slots of a row
+    reflection: usize, // bytes of a position of the mind that reflects
+}
+
+impl Reward {
+    fn of(judge: &RewardModel, thoughts: usize, said: usize) -> Self {
+        let bytes = |decoder: &Decoder| Cache::bytes_per_position(decoder.device(), decoder.config());
+        Self {
+            position: bytes(&judge.decoder),
+            reflects: judge.reflects(),
+            own: Cache::slots_for(judge.reads(thoughts, said)),
+            reflection: judge.mind.as_ref().map_or(0, |mind| bytes(&mind.decoder)),
+        }
+    }
+
+    /// Slots that a prompt of so many tokens takes, the thoughts about it included.
+    fn shared(self, prompt: usize) -> usize {
+        if self.position == 0 { 0 } else { Cache::slots_for(prompt + self.reflects) }
+    }
+
+    /// Bytes of a prompt.
+    fn bytes(self, prompt: usize) -> usize {
+        let reflection = Cache::slots_for(prompt) + Cache::slots_for(self.reflects);
+        self.shared(prompt) * self.position + reflection * self.reflection
+    }
 }
 
 /// What a beam search of one question takes.
@@ -64,8 +96,7 @@ impl<'a> Plan<'a> {
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
             own: Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get())),
-            reward: judge
-                .map(|j| (Cache::bytes_per_position(j.decoder.device(), j.decoder.config()), Cache::slots_for(thoughts))),
+            reward: judge.map_or_else(Reward::default, |judge| Reward::of(judge, thoughts, answer)),
             position: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
             search: settings.beam.map(|size| Search {
                 extensions: size.extensions(),
@@ -78,7 +109,11 @@ impl<'a> Plan<'a> {
             check(mind.decoder.config(), prompt, thoughts + mind.method.end.len())?;
             if let Some(judge) = judge {
                 prompt.check_tokens(judge.decoder.config().vocab)?;
-                check(judge.decoder.config(), prompt, thoughts)?;
+                check(judge.decoder.config(), prompt, judge.reflects() + judge.reads(thoughts, mind.method.end.len()))?;
+                if let Some(own) = &judge.mind {
+                    prompt.check_tokens(own.decoder.config().vocab)?;
+                    check(own.decoder.config(), prompt, judge.reflects())?;
+                }
             }
             plan.check_memory(prompt)?;
         }
@@ -101,8 +136,7 @@ impl<'a> Plan<'a> {
     /// What a question takes once, and what each of its rows takes.
     fn bytes(&self, prompt: &Prompt) -> (usize, usize) {
         let length = Cache::slots_for(prompt.tokens.len());
-        let (reward_position, reward_own) = self.reward.unwrap_or((0, 0));
-        let reward = (length * reward_position, reward_own * reward_position);
+        let reward = (self.reward.bytes(prompt.tokens.len()), self.reward.own * self.reward.position);
         if self.private_prompt {
             (reward.0, (length + self.own) * self.position + reward.1)
         } else {
@@ -119,10 +153,10 @@ impl<'a> Plan<'a> {
     pub(crate) fn slots(&self, wave: &[Share]) -> (usize, usize) {
         let (mut reasoner, mut reward) = (0, 0);
         for share in wave {
-            let length = Cache::slots_for(self.prompts[share.question].tokens.len());
+            let length = self.prompts[share.question].tokens.len();
             let prompts = if self.private_prompt { share.rows.len() } else { 1 };
-            reasoner += prompts * length + share.rows.len() * self.own;
-            reward += self.reward.map_or(0, |(_, own)| length + share.rows.len() * own);
+            reasoner += prompts * Cache::slots_for(length) + share.rows.len() * self.own;
+            reward += self.reward.shared(length) + share.rows.len() * self.reward.own;
         }
         (reasoner, reward)
     }
@@ -133,14 +167,14 @@ impl<'a> Plan<'a> {
         let copies = if self.private_prompt { extensions } else { 1 };
         let slots = |prompt: &Prompt| {
             let length = Cache::slots_for(prompt.tokens.len());
-            (copies * length + paths + answer, length + paths)
+            (copies * length + paths + answer, self.reward.shared(prompt.tokens.len()) + paths)
         };
         let all = prompts.iter().map(slots).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         (Cache::slots_for(all.0), Cache::slots_for(all.1))
     }
 
     fn search_bytes(&self, (reasoner, reward): (usize, usize)) -> usize {
-        reasoner * self.position + reward * self.reward.map_or(0, |(position, _)| position)
+        reasoner * self.position + reward * self.reward.position
     }
 
     /// The questions in groups that are taken up together: as many as a wave holds with `rows` of each, at least one.

@@ -29,6 +29,7 @@ use crate::perturb::{Chance, RowId};
 use crate::prefill::{Start, prefill, step};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
+use crate::reflect::Reflection;
 use crate::score::Readings;
 use crate::settings::BeamSize;
 use crate::think::{Row, Thoughts, limit};
@@ -96,19 +97,19 @@ struct State<'c> {
 }
 
 impl Searcher<'_> {
-    /// Searches for the best path of every prompt. The caches must be empty.
+    /// Searches for the best path of every prompt, of which the judge has its own thoughts. The caches must be empty.
     pub(crate) fn search(
         &self,
         prompts: &[&Prompt],
-        cache: &mut Cache,
-        judge_cache: &mut Cache,
+        own: Option<&Reflection>,
+        (cache, judge_cache): (&mut Cache, &mut Cache),
     ) -> Result<Vec<Found>, DeviceError> {
         let Party { mind, settings, .. } = *self.party;
         cache.hand_out_singly(true);
         judge_cache.hand_out_singly(true);
         let started = prefill(mind, cache, prompts, &self.starts(prompts), self.chance)?;
         let mut state = State {
-            readings: Readings::of_prompts(self.judge, judge_cache, prompts)?,
+            readings: Readings::of_prompts(self.judge, judge_cache, prompts, own)?,
             cache,
             judge_cache,
             best: vec![None; prompts.len()],

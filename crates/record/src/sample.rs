@@ -63,6 +63,9 @@ pub struct Trajectory {
     /// One step reward per thought, where a reward model scored it.
     #[serde(default)]
     pub scores: Option<Vec<f32>>,
+    /// The reward of the answer, where the reward model reads answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<f32>,
     /// Whether the answer equals the right one.
     pub correct: bool,
     /// The natural logarithm of the decoded text's probability, its ending token included, where that is a number.
@@ -130,6 +133,7 @@ impl Trajectory {
     fn check_as(&self, field: &str) -> Result<(), Fault> {
         answered(field, &self.answer, self.correct)?;
         finite(&format!("{field}.logprob"), self.logprob.map(f64::from))?;
+        finite(&format!("{field}.verdict"), self.verdict.map(f64::from))?;
         let Some(scores) = &self.scores else {
             return Ok(());
         };
@@ -206,6 +210,8 @@ mod tests {
             assert_eq!(fault(Sample { greedy: Some(scored), ..Sample::default() }), "greedy.scores");
             let unlikely = Trajectory { logprob: Some(bad), ..Trajectory::default() };
             assert_eq!(fault(sample(unlikely)), "trajectories[0].logprob");
+            let judged = Trajectory { verdict: Some(bad), ..Trajectory::default() };
+            assert_eq!(fault(sample(judged)), "trajectories[0].verdict");
             let beam = Beam { reward: bad, ..Beam::default() };
             assert_eq!(fault(Sample { beam: Some(beam), ..Sample::default() }), "beam.reward");
             let bad = f64::from(bad);

@@ -149,7 +149,7 @@ impl Solved<'_> {
     /// The largest mean reward among the supporters of an answer.
     fn best_reward(&self, answer: &str) -> Option<f64> {
         let supporters = self.trajectories().iter().filter(|t| t.answer.as_deref() == Some(answer));
-        let rewards = supporters.map(|t| aggregate::reward(t, Reduction::Mean));
+        let rewards = supporters.map(|t| aggregate::reward(t, Reduction::Overall));
         rewards.reduce(f64::max).filter(|reward| reward.is_finite())
     }
 
@@ -232,7 +232,7 @@ impl Solved<'_> {
     /// The best trajectory, how the search went, why sampling stopped, and where the time went.
     fn details(&self) -> String {
         let mut text = String::new();
-        let best = aggregate::best_of(self.trajectories(), Reduction::Mean).map(|i| &self.trajectories()[i]);
+        let best = aggregate::best_of(self.trajectories(), Reduction::Overall).map(|i| &self.trajectories()[i]);
         if let Some((best, scores)) = best.and_then(|best| Some((best, best.scores.as_ref()?))) {
             text.push_str(&labelled("best one", &format!("trajectory {}{}", best.k, step_rewards(scores))));
         }
