@@ -1,7 +1,8 @@
-//! The models that this program carries: a small reasoner, its reward model, and the tokenizer of both.
+//! The models that this program carries: a small reasoner, its reward model with the mind that it thinks with, and their tokenizer.
 //!
 //! They are read from the program's own memory, never written anywhere. `assets/README.md` says how they were made.
 
+use engine::reasoner::MIND;
 use model::{Folder, Packed};
 
 /// What `--model`, `--reward-model` and `inspect` call them.
@@ -37,6 +38,17 @@ static REWARD: Packed = Packed {
         ("tokenizer.json", TOKENIZER),
         ("tokenizer_config.json", TOKENIZER_CONFIG),
     ],
+    folders: &[(MIND, REFLECTING)],
+};
+
+const REFLECTING: Packed = Packed {
+    name: "embedded:reward/mind",
+    files: &[
+        ("config.json", asset!("reward/mind/config.json")),
+        ("model.safetensors", asset!("reward/mind/model.safetensors")),
+        ("tokenizer.json", TOKENIZER),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+    ],
     folders: &[],
 };
 
@@ -62,7 +74,8 @@ mod tests {
     /// Whoever clones the repository pays for them.
     #[test]
     fn they_are_small() {
-        let sizes: Vec<usize> = [REASONER, REWARD].iter().flat_map(|packed| packed.files).map(|(_, file)| file.len()).collect();
+        let all = [REASONER, REWARD].into_iter().flat_map(|packed| packed.folders.iter().map(|(_, inner)| *inner).chain([packed]));
+        let sizes: Vec<usize> = all.flat_map(|packed| packed.files).map(|(_, file)| file.len()).collect();
         assert!(sizes.iter().all(|&size| size <= 16_000_000), "{sizes:?}");
         assert!(sizes.iter().sum::<usize>() <= 32_000_000, "{sizes:?}");
     }

@@ -117,7 +117,10 @@ impl Solved<'_> {
         let mut rules = asked.as_deref().unwrap_or(Aggregator::USUAL).to_vec();
         rules.retain(|rule| rule.applies(all));
         if asked.is_none() && self.scored() {
-            rules.sort_by_key(|rule| *rule != Aggregator::Normalized); // the best of them (docs/latent-rm.md) comes first
+            // The best of them comes first (docs/latent-rm.md): verdicts have a scale that means something, step rewards have none.
+            let judged = all.iter().all(|t| t.verdict.is_some());
+            let best = if judged { Aggregator::Weighted } else { Aggregator::Normalized };
+            rules.sort_by_key(|rule| *rule != best);
         }
         let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
         let verdict = |rule: &Aggregator| Verdict { rule: name(*rule), answer: answer(rule.choose(all, tuning)) };
