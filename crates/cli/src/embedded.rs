@@ -74,7 +74,8 @@ mod tests {
     /// Whoever clones the repository pays for them.
     #[test]
     fn they_are_small() {
-        let all = [REASONER, REWARD].into_iter().flat_map(|packed| packed.folders.iter().map(|(_, inner)| *inner).chain([packed]));
+        let all =
+            [REASONER, REWARD].into_iter().flat_map(|packed| packed.folders.iter().map(|(_, inner)| *inner).chain([packed]));
         let sizes: Vec<usize> = all.flat_map(|packed| packed.files).map(|(_, file)| file.len()).collect();
         assert!(sizes.iter().all(|&size| size <= 16_000_000), "{sizes:?}");
         assert!(sizes.iter().sum::<usize>() <= 32_000_000, "{sizes:?}");

@@ -112,6 +112,12 @@ fn every_family_searches_as_its_enumeration_does() {
 }
 
 #[test]
+fn a_judge_that_thinks_steers_as_its_enumeration_does() {
+    let pair = Pair::reflecting(Family::Coconut);
+    check(&pair, Settings { beam: size(2, 3), ..settings(&pair.reasoner, 1, thoughtful(0.3)) }, "a mind of its own");
+}
+
+#[test]
 fn every_size_searches_as_its_enumeration_does() {
     let pair = Pair::of(Family::Coconut);
     for (width, candidates) in [(1, 1), (1, 4), (3, 1), (4, 2)] {

@@ -249,3 +249,20 @@ proptest! {
         prop_assert_eq!(choose(Aggregator::BestOf(Reduction::Overall), &t), best_of(&t, Reduction::Overall));
     }
 }
+
+#[test]
+fn a_verdict_on_the_answer_goes_before_step_rewards() {
+    let mut trajectories = scored(&[("1", 5.0), ("2", 1.0), ("2", 0.0)]);
+    let all = [Aggregator::BestOf(Reduction::Overall), Aggregator::Weighted, Aggregator::Pessimistic];
+    assert_eq!(all.map(|rule| choose(rule, &trajectories)), [Some(0); 3]);
+    for (trajectory, verdict) in trajectories.iter_mut().zip([-3.0, 2.0, 1.0]) {
+        trajectory.verdict = Some(verdict);
+    }
+    assert_eq!(all.map(|rule| choose(rule, &trajectories)), [Some(1); 3]);
+    assert_eq!(reward(&trajectories[0], Reduction::Overall), -3.0);
+    assert_eq!(reward(&trajectories[0], Reduction::Sum), 5.0);
+    assert_eq!(best_of(&trajectories, Reduction::Last), Some(0), "the other reductions are of step rewards");
+    let (thoughtless, silent) =
+        (Trajectory { scores: Some(vec![]), thoughts: 0, ..trajectories[1].clone() }, trajectories[0].clone());
+    assert_eq!(best_of(&[silent, thoughtless], Reduction::Overall), Some(1), "an answer is judged with or without thoughts");
+}
