@@ -94,6 +94,14 @@ impl Cost {
         self.flops += judge.decoder.flops_of(position..position + 1);
     }
 
+    /// The judge's look at a whole path and its answer, after its look at the prompt if this is the question's first path.
+    pub(crate) fn add_verdict(&mut self, party: &Party<'_>, (prompt, is_first): (usize, bool), thoughts: usize, answer: usize) {
+        let Some(judge) = party.judge else { return };
+        let start = prompt + judge.reflects();
+        let read = judge.reads(thoughts, party.mind.method.end.len() + answer);
+        self.flops += judge.decoder.flops_of(if is_first { 0 } else { start }..start + read);
+    }
+
     /// What is fed after the search, at such positions, and an answer of so many tokens.
     pub(crate) fn add_answer(&mut self, party: &Party<'_>, fed: Range<usize>, tokens: usize) {
         self.flops += party.mind.decoder.flops_of(fed);

@@ -183,6 +183,7 @@ impl<'a> Desk<'a> {
             text: answer.text,
             answer: answer.canonical,
             reward: found.scores.iter().sum(),
+            verdict: found.verdict.filter(|verdict| verdict.is_finite()),
             scores: found.scores,
             correct: answer.correct,
             steps: found.cost.steps,

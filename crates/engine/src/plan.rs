@@ -75,8 +75,9 @@ impl Reward {
 /// What a beam search of one question takes.
 struct Search {
     extensions: usize,
-    paths: usize,  // slots of all its paths in either cache
-    answer: usize, // slots of its answer
+    paths: usize,     // slots of all its paths in either cache
+    answer: usize,    // slots of its answers
+    finalists: usize, // paths that are decoded
 }
 
 impl<'a> Plan<'a> {
@@ -90,6 +91,7 @@ impl<'a> Plan<'a> {
         // More thoughts than the context has positions are refused below, whatever their number.
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let answer = own_positions(mind, 0, settings.max_new_tokens.get());
+        let finalists = settings.beam.zip(judge).map_or(1, |(size, judge)| size.finalists(judge));
         let plan = Self {
             prompts,
             most_rows: mind.decoder.device().rows_at_once(),
@@ -100,9 +102,10 @@ impl<'a> Plan<'a> {
             position: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
             search: settings.beam.map(|size| Search {
                 extensions: size.extensions(),
-                // What is tried at one step, what was kept at each, and the best that ended with the one it replaces.
-                paths: size.extensions() + size.width.get() * thoughts + 2,
-                answer: Cache::slots_for(answer) + Cache::slots_for(1), // chunks start at whole blocks
+                // What is tried at one step, what was kept at each, and the best that ended with one that they replace.
+                paths: size.extensions() + size.width.get() * thoughts + finalists + 1,
+                answer: finalists * Cache::slots_for(answer) + Cache::slots_for(1), // chunks start at whole blocks
+                finalists,
             }),
         };
         for prompt in prompts {
@@ -163,11 +166,12 @@ impl<'a> Plan<'a> {
 
     /// The same of searches for some prompts.
     pub(crate) fn search_slots(&self, prompts: &[Prompt]) -> (usize, usize) {
-        let Some(Search { extensions, paths, answer }) = self.search else { return (0, 0) };
+        let Some(Search { extensions, paths, answer, finalists }) = self.search else { return (0, 0) };
         let copies = if self.private_prompt { extensions } else { 1 };
         let slots = |prompt: &Prompt| {
             let length = Cache::slots_for(prompt.tokens.len());
-            (copies * length + paths + answer, self.reward.shared(prompt.tokens.len()) + paths)
+            // The judge reads the answers when the search is over, and its cache is empty again.
+            (copies * length + paths + answer, self.reward.shared(prompt.tokens.len()) + paths.max(finalists * self.reward.own))
         };
         let all = prompts.iter().map(slots).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         (Cache::slots_for(all.0), Cache::slots_for(all.1))

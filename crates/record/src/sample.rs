@@ -92,6 +92,9 @@ pub struct Beam {
     /// Its step rewards, one per thought.
     #[serde(default)]
     pub scores: Vec<f32>,
+    /// The reward of its answer, where the reward model reads answers; it then chose the path among those that ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<f32>,
     /// Whether the answer equals the right one.
     pub correct: bool,
     /// Decoding steps of the search.
@@ -121,6 +124,7 @@ impl Check for Sample {
         if let Some(beam) = &self.beam {
             finite("beam.reward", [f64::from(beam.reward)])?;
             finite("beam.scores", beam.scores.iter().copied().map(f64::from))?;
+            finite("beam.verdict", beam.verdict.map(f64::from))?;
             finite("beam.flops", [beam.flops])?;
             answered("beam", &beam.answer, beam.correct)?;
         }
