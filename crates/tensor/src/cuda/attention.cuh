@@ -7,28 +7,34 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
 }
 
 // Four 8 x 8 blocks of shared memory in the tensor cores' layout; lane l names row l % 8 of block l / 8.
-__device__ __forceinline__ void load_blocks(u32 (&r)[4], const u16* at) {
-    u32 address = (u32)__cvta_generic_to_shared(at);
+__device__ __forceinline__ void load_blocks(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
 }
 
+__device__ __forceinline__ void load_blocks(u32 (&r)[4], const u16* at) { load_blocks(r, (u32)__cvta_generic_to_shared(at)); }
+
 // The same, each block transposed.
-__device__ __forceinline__ void load_transposed(u32 (&r)[4], const u16* at) {
-    u32 address = (u32)__cvta_generic_to_shared(at);
+__device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
 }
 
+__device__ __forceinline__ void load_transposed(u32 (&r)[4], const u16* at) {
+    load_transposed(r, (u32)__cvta_generic_to_shared(at));
+}
+
 // 16 bytes into shared memory, without waiting; zeros if not `inside`.
+__device__ __forceinline__ void copy16(u32 to, const u16* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+
 __device__ __forceinline__ void copy16(u16* to, const u16* from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
-                 "r"(inside ? 16 : 0)
-                 : "memory");
+    copy16((u32)__cvta_generic_to_shared(to), from, inside);
 }
 
 __device__ __forceinline__ float power_of_2(float x) {

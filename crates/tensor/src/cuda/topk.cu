@@ -27,6 +27,8 @@ __device__ __forceinline__ u64 block_best(u64 best, u64* scratch) {
 }
 
 #define NOWHERE 0xffffffffu
+// Reads of a thread that are on their way at a time.
+#define AHEAD 4
 
 // words[r] = index << 32 | log-probability (as bits) of the best of logits[r, ..cols] + bias.
 // Bound by memory: each logit is read once; the sum of exponentials is kept relative to the largest logit so far.
@@ -38,9 +40,20 @@ extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits,
     const float* row = logits + (u64)blockIdx.x * stride;
     float top = -INF, sum = 0.0f;
     u32 at = NOWHERE;
+    after_previous();
     // Strictly greater keeps the lowest index a thread meets; threads meet their columns in ascending order.
-    for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
-        float4 v = load4(row, F32, c, (int)(cols - c));
+    for (u32 first = 4 * threadIdx.x; first < cols; first += AHEAD * 4 * blockDim.x) {
+      float4 ahead[AHEAD];
+#pragma unroll
+      for (int a = 0; a < AHEAD; a++) {
+        const u32 c = first + a * 4 * blockDim.x;
+        if (c < cols) ahead[a] = load4(row, F32, c, (int)(cols - c));
+      }
+#pragma unroll
+      for (int a = 0; a < AHEAD; a++) {
+        const u32 c = first + a * 4 * blockDim.x;
+        if (c >= cols) break;
+        float4 v = ahead[a];
         if (bias) {
             float4 b = load4(bias, F32, c, (int)(cols - c));
             v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
@@ -56,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits,
         if (top > before) sum *= __expf(before - top);
         sum += __expf(v.x - shift) + (y ? __expf(v.y - shift) : 0.0f) + (z ? __expf(v.z - shift) : 0.0f) +
                (w ? __expf(v.w - shift) : 0.0f);
+      }
     }
     const u64 mine = at == NOWHERE ? 0ull : candidate(top, at);
     const u64 best = block_best(mine, scratch);
@@ -93,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(512) mixture(const float* logits, u
     __shared__ u64 won[MOST];
     __shared__ float weight[MOST];
     const float* row = logits + (u64)blockIdx.x * stride;
+    after_previous();
     u64 held[HELD] = {}; // this thread's best, largest first
     for (u32 c = threadIdx.x; c < cols; c += blockDim.x) hold(held, candidate(row[c] + (bias ? bias[c] : 0.0f), c));
     u32 count = 0;
