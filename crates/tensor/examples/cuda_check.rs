@@ -387,15 +387,17 @@ impl Check {
     }
 
     fn likeliest(&mut self) -> Outcome {
-        for (rows, inputs, vocab) in [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257)] {
+        let shapes = [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257), (300, 200, 1000), (1111, 768, 50257)];
+        for ((rows, inputs, vocab), biased) in shapes.into_iter().flat_map(|s| [(s, true), (s, false)]) {
             // Small whole numbers: sums are exact in every format, and ties are many.
             let whole = |n: usize, salt: u64| -> Vec<f32> { numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect() };
             let (mut x, w, bias) = (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
             x[inputs] = f32::NAN; // row 1: nothing but not-a-number
-            let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&bias))?;
+            let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, biased.then_some(&bias[..]))?;
             let got = topk::likeliest(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?;
             let logits = |r: usize| -> Vec<f32> {
-                let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + bias[j];
+                let offset = |j: usize| if biased { bias[j] } else { 0.0 };
+                let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + offset(j);
                 (0..vocab).map(dot).collect()
             };
             let picked: Vec<usize> = (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
@@ -410,7 +412,7 @@ impl Check {
             };
             let wrong = picked.len() - picked.iter().filter(right).count();
             self.line(
-                &format!("likeliest {rows} x {inputs} -> {vocab}"),
+                &format!("likeliest {rows} x {inputs} -> {vocab} bias {biased}"),
                 wrong == 0,
                 &format!("{wrong} of {} wrong", picked.len()),
             );

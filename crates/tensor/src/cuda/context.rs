@@ -107,7 +107,7 @@ impl Grid {
 const STATIC_SHARED: i32 = 1024;
 
 /// Arguments that a kernel may take.
-const MOST_ARGUMENTS: usize = 20;
+const MOST_ARGUMENTS: usize = 48;
 
 /// A kernel's argument in the eight bytes that any of them fits.
 pub(crate) trait Slot {
@@ -210,6 +210,13 @@ impl Cuda {
     /// The GPU's name.
     pub(crate) fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// How many blocks run at once at least.
+    pub(crate) fn multiprocessors(&self) -> Result<usize, CudaError> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = self.0.context.attribute(attribute).map_err(CudaError::driver("count its multiprocessors"))?;
+        Ok(usize::try_from(count).unwrap_or(0))
     }
 
     /// Its compute capability, major and minor.

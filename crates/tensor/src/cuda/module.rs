@@ -19,8 +19,14 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 const ATTENTION: &str = include_str!("attention.cuh");
 
 /// Kernels that may ask for more shared memory than every GPU has.
-pub(crate) const LARGE: &[&str] =
-    &["attention_128", "attention_any", "attention_backward_32", "attention_backward_64", "attention_backward_128"];
+pub(crate) const LARGE: &[&str] = &[
+    "attention_128",
+    "attention_any",
+    "attention_backward_32",
+    "attention_backward_64",
+    "attention_backward_128",
+    "likeliest_parts",
+];
 
 /// Kernels that may start while the one before them ends: the first thing that they do is to wait for it where it matters
 /// (`after_previous` in prelude.cuh), so that only the launch itself overlaps.
@@ -94,6 +100,7 @@ const SOURCES: &[Source] = &[
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
+    source!("likeliest.cu", "likeliest_parts", "likeliest_whole"),
     source!("topk.cu", "likeliest", "mixture"),
 ];
 
@@ -117,7 +124,9 @@ unsafe impl Sync for Kernels {}
 impl Kernels {
     /// Compiles or finds every kernel for a compute capability and loads it into the current context.
     pub(crate) fn load((major, minor): (i32, i32)) -> Result<Self, CudaError> {
-        let arch = format!("sm_{major}{minor}");
+        // Hopper's tensor cores take their instructions only in code that is for Hopper alone.
+        let alone = if (major, minor) == (9, 0) { "a" } else { "" };
+        let arch = format!("sm_{major}{minor}{alone}");
         let cache = cache_dir();
         // Side by side: a compilation takes a good part of a second, and there is one for each file.
         let images: Vec<Result<Vec<u8>, CudaError>> = std::thread::scope(|scope| {
@@ -270,7 +279,7 @@ mod tests {
             println!("skipped: NVRTC is not on the library path (.ci/kernels brings it)");
             return;
         }
-        for arch in ["sm_80", "sm_90"] {
+        for arch in ["sm_80", "sm_90", "sm_90a"] {
             for source in SOURCES {
                 let image = compile(source, arch).unwrap_or_else(|e| panic!("{e}"));
                 for kernel in source.kernels {
