@@ -47,6 +47,19 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
     const u32 threads = 32 * WARPS;
     const u32 row = WARPS == 1 ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
     const u32 lane = WARPS == 1 ? threadIdx.x % 32 : threadIdx.x;
+    // Masks are drawn while the kernel before this one ends; where to draw was uploaded before that one began.
+    static_assert(CHUNKS <= 8, "a lane's mask is 32 bits");
+    u32 keeps = FULL;
+    bool drawn = false;
+    if (Y != NOTHING && mask == 1 && row < rows) {
+        const Draw draw = ((const Draw*)masks)[row];
+        drawn = draw.drawn;
+        if (drawn) {
+            keeps = 0;
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++) keeps |= kept(draw, site, threshold, lane + threads * i) << 4 * i;
+        }
+    }
     after_previous();
     if (row >= rows) return;
     const u64 base = (u64)row * cols;
@@ -57,22 +70,11 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
         v[i] = c < cols ? load4(x, F32, base + c, (int)(cols - c)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     if (Y != NOTHING) {
-        Draw draw = {};
-        if (mask == 1) draw = ((const Draw*)masks)[row];
         Raw<Y> z[CHUNKS];
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
             u32 c = 4 * (lane + threads * i);
             if (c < cols) z[i].load(y, base + c, (int)(cols - c));
-        }
-        // Masks are drawn while x and y are on their way.
-        static_assert(CHUNKS <= 8, "a lane's mask is 32 bits");
-        u32 keeps = FULL;
-        const bool drawn = mask == 1 && draw.drawn;
-        if (drawn) {
-            keeps = 0;
-#pragma unroll 1 // all at once would need registers that x and y have
-            for (int i = 0; i < CHUNKS; i++) keeps |= kept(draw, site, threshold, lane + threads * i) << 4 * i;
         }
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
@@ -89,7 +91,7 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
                     d.z = keeps >> 4 * i & 4 ? d.z * keep : 0.0f;
                     d.w = keeps >> 4 * i & 8 ? d.w * keep : 0.0f;
                 } else if (mask == 2) {
-                    d = dropped(d, mask, masks, site, threshold, keep, row, c, cols, draw);
+                    d = dropped(d, mask, masks, site, threshold, keep, row, c, cols, Draw{});
                 }
                 v[i].x += d.x; v[i].y += d.y; v[i].z += d.z; v[i].w += d.w;
                 store4(x, F32, base + c, (int)(cols - c), v[i]);
