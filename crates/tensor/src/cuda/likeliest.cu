@@ -54,14 +54,14 @@ __device__ __forceinline__ void bring_to_both(u32 to, const u64* matrix, u32 col
         : "memory");
 }
 
-// Tells both blocks of a pair that a warp has read a stage.
+// Tells both blocks of a pair that a warp has read a stage. It has written nothing that they read, so nothing is fenced.
 __device__ __forceinline__ void release(u32 barrier) {
 #pragma unroll
     for (u32 block = 0; block < PAIR; block++) {
         asm volatile(
             "{\n.reg .b32 there;\n"
             "mapa.shared::cluster.u32 there, %0, %1;\n"
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block)
+            "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block)
             : "memory");
     }
 }
@@ -182,6 +182,8 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             if (++stage == STAGES) { stage = 0; parity ^= 1; }
         }
         multiplied<0>();
+#pragma unroll
+        for (int i = 0; i < 128; i++) asm volatile("" : "+f"(d[i])); // read from here on, not before
         if (lane == 0) release(empty_at + 8 * before);
 
         const u32 first = column + 2 * (lane % 4);
