@@ -156,34 +156,18 @@ extern "C" __global__ void __launch_bounds__(256) place_fast(
     }
 }
 
-// Rows of a block, whose loads are in flight together, as in rope.rs.
-#define PLACED 4
-
 // Keys and values into slots, nothing else to do: 16 bytes a thread. `width` is head_dim in units of 16 bytes.
-extern "C" __global__ void __launch_bounds__(256) place_plain(const uint4* qkv, u32 rows, u32 cols, u32 heads, u32 kv_heads,
-                                                              u32 width, uint4* keys, uint4* values, const u32* to, u32 slots) {
+extern "C" __global__ void __launch_bounds__(256) place_plain(const uint4* qkv, u32 cols, u32 heads, u32 kv_heads, u32 width,
+                                                              uint4* keys, uint4* values, const u32* to, u32 slots) {
     after_previous();
     let_next_start();
-    const u32 half = kv_heads * width, first = blockIdx.x * PLACED;
-    const u32 count = rows - first < PLACED ? rows - first : PLACED;
-    const uint4* from = qkv + (u64)first * cols + heads * width;
+    const u32 half = kv_heads * width, slot = to[blockIdx.x];
+    const uint4* row = qkv + (u64)blockIdx.x * cols + heads * width;
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
-        uint4 key[PLACED], value[PLACED];
-        u32 slot[PLACED];
-#pragma unroll
-        for (int r = 0; r < PLACED; r++) {
-            if (r >= count) break;
-            slot[r] = to[first + r];
-            key[r] = from[r * cols + i];
-            value[r] = from[r * cols + half + i];
-        }
-#pragma unroll
-        for (int r = 0; r < PLACED; r++) {
-            if (r >= count) break;
-            const u64 at = ((u64)(i / width) * slots + slot[r]) * width + i % width;
-            keys[at] = key[r];
-            values[at] = value[r];
-        }
+        const u64 at = ((u64)(i / width) * slots + slot) * width + i % width;
+        const uint4 key = row[i], value = row[half + i];
+        keys[at] = key;
+        values[at] = value;
     }
 }
 

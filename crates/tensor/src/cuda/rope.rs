@@ -6,9 +6,6 @@ use super::context::{Grid, int, slots};
 use super::norm::DeviceNorm;
 use super::{Array, Cuda, CudaError, Dtype, Indices};
 
-/// Rows that a block of the plainest kernel takes, as in rope.cu.
-const PLACED: usize = 4;
-
 /// The rotation frequencies of a head on the GPU: pair i, (i, i + head_dim / 2), turns by `position * frequencies[i]`.
 #[derive(Debug)]
 pub(crate) struct DeviceRope {
@@ -54,20 +51,10 @@ pub(crate) fn place(qkv: &mut Array, by: Place<'_>, kv: &mut Kv, layer: usize, s
     let per_vector = 16 / qkv.dtype().size();
     if by.norms.is_none() && by.rope.is_none() && dim.is_multiple_of(per_vector) {
         let width = dim / per_vector;
-        let grid = Grid::rows(rows.div_ceil(PLACED), kv.kv_heads() * width);
+        let grid = Grid::rows(rows, kv.kv_heads() * width);
         let (stride, width) = (int(cols / per_vector), int(width));
-        let arguments = slots![
-            qkv.pointer(),
-            int(rows),
-            stride,
-            heads,
-            kv_heads,
-            width,
-            keys,
-            values,
-            seats.slots.pointer(),
-            int(kv.slots())
-        ];
+        let arguments =
+            slots![qkv.pointer(), stride, heads, kv_heads, width, keys, values, seats.slots.pointer(), int(kv.slots())];
         // SAFETY: qkv is (rows, cols) and its rows are whole vectors; slots were checked.
         return unsafe { qkv.cuda().launch("place_plain", grid, arguments) };
     }

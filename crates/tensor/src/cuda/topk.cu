@@ -66,9 +66,9 @@ extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits,
             if (w && (v.w > top || (at == NOWHERE && v.w == top))) { top = v.w; at = c + 3; }
             // Negative infinity cannot be subtracted from itself; what is no number spoils the sum, as it should.
             const float shift = top == -INF ? 0.0f : top;
-            if (top > before) sum *= __expf(before - top);
-            sum += __expf(v.x - shift) + (y ? __expf(v.y - shift) : 0.0f) + (z ? __expf(v.z - shift) : 0.0f) +
-                   (w ? __expf(v.w - shift) : 0.0f);
+            if (top > before) sum *= exponential(before - top);
+            sum += exponential(v.x - shift) + (y ? exponential(v.y - shift) : 0.0f) + (z ? exponential(v.z - shift) : 0.0f) +
+                   (w ? exponential(v.w - shift) : 0.0f);
         }
     }
     const u64 mine = at == NOWHERE ? 0ull : candidate(top, at);
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits,
     if (mine == best) shared_top = top; // one thread, or all if there is no number: then -INF
     __syncthreads();
     const float largest = shared_top;
-    sum = warp_sum(top == -INF ? sum : sum * __expf(top - largest));
+    sum = warp_sum(top == -INF ? sum : sum * exponential(top - largest));
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;
