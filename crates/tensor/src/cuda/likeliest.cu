@@ -41,6 +41,11 @@ __device__ __forceinline__ void await(u32 barrier, u32 parity) {
         : "memory");
 }
 
+// Says that a stage's bytes are on their way.
+__device__ __forceinline__ void expect(u32 barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(STAGE_BYTES) : "memory");
+}
+
 // A box of 64 columns by 128 rows of a matrix, into this block's shared memory.
 __device__ __forceinline__ void bring(u32 to, const u64* matrix, u32 column, u32 row, u32 barrier) {
     asm volatile(
@@ -94,7 +99,8 @@ __device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, u32 adds
         "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, 0, 0;\n}"
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, p, 1, 1, 0, 0;\n}"
         : D32(0), D32(32), D32(64), D32(96)
         : "l"(a), "l"(b), "r"(adds));
 }
@@ -161,7 +167,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             for (u32 step = 0; threadIdx.x == 256 && step < steps; step++) {
                 const u32 to = stages + stage * STAGE_BYTES, barrier = full_at + 8 * stage;
                 await(empty_at + 8 * stage, parity ^ 1);
-                asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(STAGE_BYTES) : "memory");
+                expect(barrier);
                 bring(to, head.x, step * DEPTH, row, barrier);
                 bring_to_both(to + (1 + rank) * HALF_BYTES, head.weights, step * DEPTH, column + 128 * rank, barrier);
                 if (++stage == STAGES) { stage = 0; parity ^= 1; }
@@ -170,7 +176,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
         }
         float d[128];
         const u32 lane = threadIdx.x % 32;
-        const bool starts = tile == blockIdx.x / PAIR;
+        const bool starts = tile == blockIdx.x / PAIR; // the first tile
         if (starts && warpgroup == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
         u32 before = 0;
         for (u32 step = 0; step < steps; step++) {

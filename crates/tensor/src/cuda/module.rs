@@ -28,8 +28,8 @@ pub(crate) const LARGE: &[&str] = &[
     "likeliest_parts",
 ];
 
-/// Kernels that may start while the one before them ends: the first thing that they do is to wait for it where it matters
-/// (`after_previous` in prelude.cuh), so that only the launch itself overlaps.
+/// How the names of kernels begin that may start while the one before them on the stream ends, from compute capability 9.0 on.
+/// Each waits for it (`after_previous` in prelude.cuh) before it touches anything but what was uploaded for the pass.
 const EARLY: &[&str] = &[
     "add_norm_",
     "attention_32",
