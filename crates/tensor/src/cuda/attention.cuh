@@ -37,6 +37,12 @@ __device__ __forceinline__ void copy16(u16* to, const u16* from, bool inside) {
     copy16((u32)__cvta_generic_to_shared(to), from, inside);
 }
 
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ void widen8(uint4 v, float (&x)[8]) {
     x[0] = low_half(v.x); x[1] = high_half(v.x); x[2] = low_half(v.y); x[3] = high_half(v.y);
     x[4] = low_half(v.z); x[5] = high_half(v.z); x[6] = low_half(v.w); x[7] = high_half(v.w);

@@ -5,8 +5,6 @@
 // blocks of 64 numbers of rows and weights, by the copy engine, through STAGES buffers, across tiles, so that copies run on
 // while results are reduced. Bound by the tensor cores, then by exponentials (one for each logit).
 //
-// The first warpgroup starts LEAD steps before the second and stays ahead, so that one multiplies while the other reduces.
-//
 // Two neighbouring blocks are a pair that takes the same outputs for different rows: each brings half of the weights to both.
 
 #define ROWS 128
@@ -14,7 +12,6 @@
 #define DEPTH 64
 #define STAGES 4
 #define PAIR 2
-#define LEAD 2
 #define HALF_BYTES (128 * DEPTH * 2)                 // 128 rows of x, or of weights
 #define STAGE_BYTES (HALF_BYTES + 2 * HALF_BYTES)    // x, then weights
 #define NOWHERE 0xffffffffu
@@ -126,7 +123,7 @@ __device__ __forceinline__ uint4 reduced(const float (&d)[128], u32 first, u32 o
 #pragma unroll
     for (int j = 124; j >= 0; j -= 4) {
         const float v = d[j + 2 * WHICH], w = d[j + 2 * WHICH + 1];
-        sums[j / 4 % 4] += exponential(v - shift) + exponential(w - shift);
+        sums[j / 4 % 4] += __expf(v - shift) + __expf(w - shift);
         // Downwards, so that the lowest of equals stays.
         at = w == top ? 2 * j + 1 : at;
         at = v == top ? 2 * j : at;
@@ -176,8 +173,6 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
         }
         float d[128];
         const u32 lane = threadIdx.x % 32;
-        const bool starts = tile == blockIdx.x / PAIR; // the first tile
-        if (starts && warpgroup == 1) asm volatile("bar.sync 1, 256;" ::: "memory");
         u32 before = 0;
         for (u32 step = 0; step < steps; step++) {
             await(full_at + 8 * stage, parity);
@@ -188,7 +183,6 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             for (int k = 0; k < DEPTH / 16; k++) multiply(d, a + 2 * k, b + 2 * k, step > 0 || k > 0); // 32 bytes on
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             multiplied<1>();
-            if (starts && warpgroup == 0 && step == min(LEAD, steps) - 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
             if (step > 0 && lane == 0) release(empty_at + 8 * before);
             before = stage;
             if (++stage == STAGES) { stage = 0; parity ^= 1; }
@@ -230,12 +224,12 @@ extern "C" __global__ void __launch_bounds__(256) likeliest_whole(const uint4* p
         const float x = __uint_as_float(part.x), s = __uint_as_float(part.y);
         const float larger = fmaxf(top, x), shift = larger == -INF ? 0.0f : larger;
         // Sums of nothing but negative infinities and not-a-numbers are relative to 0.
-        sum = sum * (top == -INF ? 1.0f : exponential(top - shift)) + s * (x == -INF ? 1.0f : exponential(x - shift));
+        sum = sum * (top == -INF ? 1.0f : __expf(top - shift)) + s * (x == -INF ? 1.0f : __expf(x - shift));
         if (x > top || (x == top && part.z < at)) at = part.z;
         top = larger;
     }
     const float largest = warp_max(top);
-    sum = warp_sum(sum * (top == -INF ? 1.0f : exponential(top - largest)));
+    sum = warp_sum(sum * (top == -INF ? 1.0f : __expf(top - largest)));
     at = __reduce_min_sync(FULL, top == largest ? at : NOWHERE);
     if (lane == 0) words[row] = (u64)(at == NOWHERE ? 0u : at) << 32 | __float_as_uint(-logf(sum));
 }

@@ -90,15 +90,6 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// What is too small for a normal number is 0, which saves most of the instructions.
-__device__ __forceinline__ float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float exponential(float x) { return power_of_2(x * 1.44269504f); }
-
 // Philox4x32-10, bit for bit as in rng.rs.
 __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
 #pragma unroll

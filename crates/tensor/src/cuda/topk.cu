@@ -27,8 +27,6 @@ __device__ __forceinline__ u64 block_best(u64 best, u64* scratch) {
 }
 
 #define NOWHERE 0xffffffffu
-// Reads of a thread that are on their way at a time.
-#define AHEAD 4
 
 // words[r] = index << 32 | log-probability (as bits) of the best of logits[r, ..cols] + bias.
 // Bound by memory: each logit is read once; the sum of exponentials is kept relative to the largest logit so far.
@@ -42,41 +40,30 @@ extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits,
     u32 at = NOWHERE;
     after_previous();
     // Strictly greater keeps the lowest index a thread meets; threads meet their columns in ascending order.
-    for (u32 first = 4 * threadIdx.x; first < cols; first += AHEAD * 4 * blockDim.x) {
-        float4 ahead[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const u32 c = first + a * 4 * blockDim.x;
-            if (c < cols) ahead[a] = load4(row, F32, c, (int)(cols - c));
+    for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
+        float4 v = load4(row, F32, c, (int)(cols - c));
+        if (bias) {
+            float4 b = load4(bias, F32, c, (int)(cols - c));
+            v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
         }
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const u32 c = first + a * 4 * blockDim.x;
-            if (c >= cols) break;
-            float4 v = ahead[a];
-            if (bias) {
-                float4 b = load4(bias, F32, c, (int)(cols - c));
-                v.x += b.x; v.y += b.y; v.z += b.z; v.w += b.w;
-            }
-            const bool y = c + 1 < cols, z = c + 2 < cols, w = c + 3 < cols;
-            const float before = top;
-            if (v.x > top || (at == NOWHERE && v.x == top)) { top = v.x; at = c; }
-            if (y && (v.y > top || (at == NOWHERE && v.y == top))) { top = v.y; at = c + 1; }
-            if (z && (v.z > top || (at == NOWHERE && v.z == top))) { top = v.z; at = c + 2; }
-            if (w && (v.w > top || (at == NOWHERE && v.w == top))) { top = v.w; at = c + 3; }
-            // Negative infinity cannot be subtracted from itself; what is no number spoils the sum, as it should.
-            const float shift = top == -INF ? 0.0f : top;
-            if (top > before) sum *= exponential(before - top);
-            sum += exponential(v.x - shift) + (y ? exponential(v.y - shift) : 0.0f) + (z ? exponential(v.z - shift) : 0.0f) +
-                   (w ? exponential(v.w - shift) : 0.0f);
-        }
+        const bool y = c + 1 < cols, z = c + 2 < cols, w = c + 3 < cols;
+        const float before = top;
+        if (v.x > top || (at == NOWHERE && v.x == top)) { top = v.x; at = c; }
+        if (y && (v.y > top || (at == NOWHERE && v.y == top))) { top = v.y; at = c + 1; }
+        if (z && (v.z > top || (at == NOWHERE && v.z == top))) { top = v.z; at = c + 2; }
+        if (w && (v.w > top || (at == NOWHERE && v.w == top))) { top = v.w; at = c + 3; }
+        // Negative infinity cannot be subtracted from itself; what is no number spoils the sum, as it should.
+        const float shift = top == -INF ? 0.0f : top;
+        if (top > before) sum *= __expf(before - top);
+        sum += __expf(v.x - shift) + (y ? __expf(v.y - shift) : 0.0f) + (z ? __expf(v.z - shift) : 0.0f) +
+               (w ? __expf(v.w - shift) : 0.0f);
     }
     const u64 mine = at == NOWHERE ? 0ull : candidate(top, at);
     const u64 best = block_best(mine, scratch);
     if (mine == best) shared_top = top; // one thread, or all if there is no number: then -INF
     __syncthreads();
     const float largest = shared_top;
-    sum = warp_sum(top == -INF ? sum : sum * exponential(top - largest));
+    sum = warp_sum(top == -INF ? sum : sum * __expf(top - largest));
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;
