@@ -43,11 +43,6 @@ __device__ __forceinline__ float power_of_2(float x) {
     return y;
 }
 
-__device__ __forceinline__ void widen8(uint4 v, float (&x)[8]) {
-    x[0] = low_half(v.x); x[1] = high_half(v.x); x[2] = low_half(v.y); x[3] = high_half(v.y);
-    x[4] = low_half(v.z); x[5] = high_half(v.z); x[6] = low_half(v.w); x[7] = high_half(v.w);
-}
-
 // Walks the slots of a row's own spans in order.
 struct Walk {
     const uint2* spans;
@@ -63,27 +58,3 @@ struct Walk {
         return span.x + offset++;
     }
 };
-
-// Keys of which a warp holds the scores at a time.
-#define SCORED 32
-
-// Keys that are in shared memory at a time, twice: one half is computed with while the other arrives.
-template <int DIM>
-struct Stage {
-    static constexpr int KEYS = DIM <= 64 ? 64 : 32;
-    static constexpr int STRIDE = DIM + 8; // 16 bytes more than a row: neighbouring rows fall into other banks
-};
-
-template <int DIM>
-__device__ __forceinline__ void fetch(u16* stage, const u16* keys, const u16* values, u32 base, u32 len) {
-    constexpr int KEYS = Stage<DIM>::KEYS, STRIDE = Stage<DIM>::STRIDE, PARTS = DIM / 8;
-    // Beyond the end there is nothing to fetch, but a group to count.
-    for (u32 i = threadIdx.x; base < len && i < KEYS * PARTS; i += blockDim.x) {
-        const u32 r = i / PARTS, part = 8 * (i % PARTS);
-        const bool inside = base + r < len;
-        const u64 from = inside ? (u64)(base + r) * DIM + part : 0;
-        copy16(stage + r * STRIDE + part, keys + from, inside);
-        copy16(stage + (KEYS + r) * STRIDE + part, values + from, inside);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
