@@ -1,10 +1,10 @@
 //! The stages in their order, over waves of rows that fit the memory.
 //!
 //! ```text
-//! question -> prompt -> prefix -> N trajectories -> scores -> candidates -> verdict
+//! question -> prompt -> prefix -> N trajectories -> answers -> rewards -> choice
 //! ```
 //!
-//! The verdict is a function of the recorded trajectories ([`record::aggregate`]), so that one run holds those of every
+//! The choice is a function of the recorded trajectories ([`record::aggregate`]), so that one run holds those of every
 //! smaller N and every rule.
 
 use std::collections::VecDeque;
