@@ -72,6 +72,15 @@ fn from_the_corpus_to_an_evaluation() {
     assert!(held_out["best_of"].as_f64().unwrap() >= held_out["one"].as_f64().unwrap(), "{held_out}");
     assert_eq!(held_out["auc"].as_array().unwrap().len(), 6, "{held_out}");
 
+    // One that thinks for itself and reads answers.
+    let thinking = ["--out", "models/thinker", "--mind", "models/latent", "--reads-answers", "--objective", "pairwise", "--json"];
+    let said = train(&bench, "reward", &[&judge[..], &thinking].concat()).ok().json();
+    assert!((0.0..=1.0).contains(&said["held_out"]["auc_verdict"].as_f64().unwrap()), "{said}");
+    bench.run(&[&["eval", "--samples", "4", "--reward-model", "models/thinker", "--out", "judged"][..], &sampling].concat()).ok();
+    let line = String::from_utf8(bench.read("judged/samples.jsonl")).unwrap();
+    let sample: Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
+    assert!(sample["trajectories"][0]["verdict"].is_f64() && sample["beam"]["verdict"].is_f64(), "{sample}");
+
     bench.run(&[&["eval", "--samples", "4", "--reward-model", "models/rm", "--out", "run"][..], &sampling].concat()).ok();
     let results = bench.json("run/results.json");
     assert_eq!(metric(&results, "greedy", 1), 1.0);
