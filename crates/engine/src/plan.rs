@@ -256,3 +256,42 @@ pub(crate) fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(),
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of the waves of so many questions with so many rows each, in two lanes.
+    fn waves(questions: usize, rows: usize) -> Vec<usize> {
+        let prompt = |id| Prompt { id, text: String::new(), tokens: vec![0; 8] };
+        let prompts: Vec<Prompt> = (0..questions as u32).map(prompt).collect();
+        let plan = Plan {
+            prompts: &prompts,
+            lanes: 2,
+            most_rows: 8192,
+            budget: usize::MAX / 4,
+            private_prompt: false,
+            own: 16,
+            reward: None,
+            position: 1,
+            search: None,
+        };
+        let waves = plan.waves(&Share::of_each(0..questions, &(0..rows)));
+        waves.iter().map(|wave| wave.iter().map(|share| share.rows.len()).sum()).collect()
+    }
+
+    #[test]
+    fn lanes_get_like_waves_of_whole_questions() {
+        assert_eq!(waves(64, 64), [2048, 2048]);
+        assert_eq!(waves(65, 64), [33 * 64, 32 * 64]);
+        assert_eq!(waves(256, 64), [8192, 8192]);
+        assert_eq!(waves(300, 64), [4800; 4]);
+        assert_eq!(waves(1, 5000), [2500, 2500]);
+    }
+
+    #[test]
+    fn few_rows_stay_together() {
+        assert_eq!(waves(31, 64), [31 * 64]);
+        assert_eq!(waves(1, 1), [1]);
+    }
+}
