@@ -1,5 +1,5 @@
 #!/bin/bash
-# How the embedded models were made, on one H200 (about 9 minutes of computing). Usage: runs/train_embedded.sh BIN DIR
+# How the embedded models were made, on one H200 (about 12 minutes of computing). Usage: runs/train_embedded.sh BIN DIR
 # Everything is seeded; on a GPU sums differ in their last bits from run to run, so another run gives another model alike.
 # The commands were given one after the other with builds of several commits of one day; the script as a whole has not been run.
 # In assets/reasoner/config.json `latent_tts` was then completed by hand: max_new_tokens 12, p 0.1, sigma 0.5.
@@ -23,15 +23,20 @@ mkdir -p "$dir"
 "$bin" train reasoner --mode no-cot --out "$dir/no-cot" --steps 5000 --batch 512 --lr 1.5e-3 --warmup 300 --floor 0.02 \
     --held-out-count 1000 --save-dtype bf16
 
-# 5. Labels: rollouts at the strength that is used, final answers at twice that strength (75 s).
-"$bin" corpus --split train --seed 11 --count 160000 --out "$dir/train-a.json"
-"$bin" corpus --split train --seed 12 --count 160000 --out "$dir/train-b.json"
+# 5. Labels: final answers of 8 trajectories of 800,000 problems, at the strength that is used and at twice that (75 s, side by side).
+for i in 1 2 3 4 5; do "$bin" corpus --split train --seed 3$i --count 160000 --out "$dir/train-$i.json" & done
 "$bin" corpus --split valid --count 3000 --out "$dir/valid.json"
-label=("$bin" annotate --model "$dir/reasoner" --trajectories 8 --max-new-tokens 12)
-"${label[@]}" --data "$dir/train-a.json" --rollouts 4 --p 0.1 --thoughts-dtype bf16 --out "$dir/labels-a"
-"${label[@]}" --data "$dir/train-b.json" --labels final --p 0.2 --thoughts-dtype bf16 --out "$dir/labels-b"
-"${label[@]}" --data "$dir/valid.json" --labels final --p 0.1 --out "$dir/labels-valid"
+wait
+label() { # DATA P
+    "$bin" annotate --model "$dir/reasoner" --data "$dir/$1.json" --labels final --trajectories 8 --max-new-tokens 12 --p "$2" \
+        --thoughts-dtype bf16 --memory 10GiB --out "$dir/labels-$1" -q
+}
+for i in 1 2 3 4; do label train-$i 0.1 & done
+label train-5 0.2 &
+label valid 0.1 &
+wait
 
-# 6. The judge (56 s).
-"$bin" train reward --model "$dir/reasoner" --annotations "$dir/labels-a,$dir/labels-b" --held-out "$dir/labels-valid" \
-    --out "$dir/reward" --steps 5000 --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --look-every 1000 --save-dtype bf16
+# 6. The judge (two minutes and a half): it thinks with the reasoner as it was before stage 4, begins with its weights, and reads answers.
+"$bin" train reward --model "$dir/reasoner" --init "$dir/latent-2" --mind "$dir/latent-2" --reads-answers --objective pairwise --digits 0.9 \
+    --annotations "$(echo "$dir"/labels-train-* | tr ' ' ,)" --held-out "$dir/labels-valid" --out "$dir/reward" \
+    --steps ${JUDGE_STEPS:-7000} --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --look-every 1750 --save-dtype bf16

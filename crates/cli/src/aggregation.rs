@@ -127,7 +127,7 @@ mod tests {
         let narrow = AggregationArgs { beam_width: NonZeroU32::new(2), ..args() };
         assert_eq!(sizes(of(narrow.clone(), true).unwrap()), Some((2, 8)));
         assert!(of(narrow.clone(), false).unwrap_err().contains("--beam-width"));
-        let best = Rule::Sampled(Aggregator::BestOf(Reduction::Mean));
+        let best = Rule::Sampled(Aggregator::BestOf(Reduction::Overall));
         let without = AggregationArgs { aggregate: Some(vec![best]), ..args() };
         assert_eq!(sizes(of(without, true).unwrap()), None);
         let contradicts = AggregationArgs { aggregate: Some(vec![best]), ..narrow };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use engine::Question;
-use model::Folder;
+use model::{Folder, Packed};
 use record::Fingerprint;
 
 use crate::data::Source;
@@ -28,7 +28,7 @@ pub fn of<'a>(models: impl IntoIterator<Item = &'a Folder>, source: &Source, que
     for folder in models {
         digest = match folder {
             Folder::Disk(dir) => with_directory(digest, dir)?,
-            Folder::Memory(packed) => packed.files.iter().fold(digest, |digest, (name, content)| digest.with(name, content)),
+            Folder::Memory(packed) => with_packed(digest, packed),
         };
     }
     let digest = match source {
@@ -38,12 +38,18 @@ pub fn of<'a>(models: impl IntoIterator<Item = &'a Folder>, source: &Source, que
     Ok(digest.finish())
 }
 
+fn with_packed(digest: Fingerprint, packed: &Packed) -> Fingerprint {
+    let digest = packed.files.iter().fold(digest, |digest, (name, content)| digest.with(name, content));
+    packed.folders.iter().fold(digest, |digest, (_, inner)| with_packed(digest, inner))
+}
+
 fn with_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint> {
-    // Some families keep their projector in a folder of its own.
-    let side = dir.join("prj");
-    let side = if side.is_dir() { files(&side)? } else { Vec::new() };
-    for file in files(dir)?.iter().chain(&side) {
-        digest = with_file(digest, file)?;
+    // Some families keep their projector in a folder of its own, some judges their mind.
+    let inside = ["prj", engine::reasoner::MIND].map(|name| dir.join(name));
+    for dir in [dir].into_iter().chain(inside.iter().map(PathBuf::as_path).filter(|inner| inner.is_dir())) {
+        for file in files(dir)? {
+            digest = with_file(digest, &file)?;
+        }
     }
     Ok(digest)
 }

@@ -25,7 +25,13 @@ impl Cost {
     /// The prompt, computed once a question and round however the rows are batched.
     pub(crate) fn of_prompt(party: &Party<'_>, prompt: usize) -> Self {
         let mind = party.mind.decoder.flops_of(0..prompt - own_prompt(party, prompt));
-        let judge = party.judge.map_or(0.0, |judge| judge.decoder.flops_of(0..prompt));
+        let judge = party.judge.map_or(0.0, |judge| {
+            // The last thought of one's own is made, not fed.
+            let reflection = judge.mind.as_ref().map_or(0.0, |own| {
+                own.decoder.flops_of(0..prompt + judge.reflects() - 1) + judge.reflects() as f64 * own.head.flops(&own.decoder)
+            });
+            reflection + judge.decoder.flops_of(0..prompt + judge.reflects())
+        });
         Self { steps: 0, flops: mind + judge }
     }
 
@@ -36,7 +42,9 @@ impl Cost {
         self.flops += party.mind.decoder.flops_of(prompt - own_prompt(party, prompt)..prompt + steps - 1);
         self.add_made(party, thoughts, answer);
         if let Some(judge) = party.judge {
-            self.flops += judge.decoder.flops_of(prompt..prompt + thoughts);
+            let start = prompt + judge.reflects();
+            let said = party.mind.method.end.len() + answer;
+            self.flops += judge.decoder.flops_of(start..start + judge.reads(thoughts, said));
         }
         self.steps += steps as u64;
     }
@@ -82,7 +90,16 @@ impl Cost {
 
     /// The judge's look at one thought at a position.
     pub(crate) fn add_reading(&mut self, judge: &RewardModel, position: usize) {
+        let position = position + judge.reflects();
         self.flops += judge.decoder.flops_of(position..position + 1);
+    }
+
+    /// The judge's look at a whole path and its answer, after its look at the prompt if this is the question's first path.
+    pub(crate) fn add_verdict(&mut self, party: &Party<'_>, (prompt, is_first): (usize, bool), thoughts: usize, answer: usize) {
+        let Some(judge) = party.judge else { return };
+        let start = prompt + judge.reflects();
+        let read = judge.reads(thoughts, party.mind.method.end.len() + answer);
+        self.flops += judge.decoder.flops_of(if is_first { 0 } else { start }..start + read);
     }
 
     /// What is fed after the search, at such positions, and an answer of so many tokens.

@@ -62,6 +62,17 @@ pub enum Error {
         dir: PathBuf,
     },
 
+    /// The reward model has no embedding for some of the reasoner's tokens.
+    #[error(
+        "the reward model reads answers in a vocabulary of {reads} tokens and the reasoner has {says}; a judge that reads answers belongs to the reasoner it was made from"
+    )]
+    UnreadableAnswers {
+        /// The reward model's vocabulary.
+        reads: usize,
+        /// The reasoner's.
+        says: usize,
+    },
+
     /// The reward model reads thoughts of another width.
     #[error(
         "the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the thoughts of the reasoner it was made from"

@@ -1,10 +1,10 @@
 //! The stages in their order, over waves of rows that fit the memory.
 //!
 //! ```text
-//! question -> prompt -> prefix -> N trajectories -> scores -> candidates -> verdict
+//! question -> prompt -> prefix -> N trajectories -> answers -> rewards -> choice
 //! ```
 //!
-//! The verdict is a function of the recorded trajectories ([`record::aggregate`]), so that one run holds those of every
+//! The choice is a function of the recorded trajectories ([`record::aggregate`]), so that one run holds those of every
 //! smaller N and every rule.
 
 use std::collections::VecDeque;
@@ -199,6 +199,7 @@ impl<'a> Desk<'a> {
             text: answer.text,
             answer: answer.canonical,
             reward: found.scores.iter().sum(),
+            verdict: found.verdict.filter(|verdict| verdict.is_finite()),
             scores: found.scores,
             correct: answer.correct,
             steps: found.cost.steps,
@@ -256,7 +257,8 @@ impl Gathering {
             correct: answer.correct,
             answer: answer.canonical,
             text: answer.text,
-            scores: row.scores,
+            verdict: row.reading.as_ref().and_then(|reading| reading.verdict).filter(|verdict| verdict.is_finite()),
+            scores: row.reading.map(|reading| reading.scores),
             logprob: row.logprob.is_finite().then_some(row.logprob),
         };
         if row.perturbed {

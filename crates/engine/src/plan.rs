@@ -5,12 +5,12 @@
 
 use std::ops::Range;
 
-use model::{Cache, Config};
+use model::{Cache, Config, Decoder};
 
 use crate::error::Error;
 use crate::lanes;
 use crate::prompt::Prompt;
-use crate::reasoner::Mind;
+use crate::reasoner::{Mind, RewardModel};
 use crate::wave::Party;
 
 /// Some rows of one question. The first one is the deterministic one, if that was asked for.
@@ -36,17 +36,50 @@ pub(crate) struct Plan<'a> {
     most_rows: usize, // of a wave: beyond, speed does not grow
     budget: usize,    // of a lane
     private_prompt: bool,
-    own: usize,                     // slots of one row beside the prompt
-    reward: Option<(usize, usize)>, // bytes of a reward model's position, slots of a row there
-    position: usize,                // bytes of a reasoner's position
+    own: usize, // slots of one row beside the prompt
+    reward: Reward,
+    position: usize, // bytes of a reasoner's position
     search: Option<Search>,
+}
+
+/// What a reward model takes; nothing where there is none.
+#[derive(Clone, Copy, Default)]
+struct Reward {
+    position: usize,   // bytes of a position
+    reflects: usize,   // positions of its own thoughts behind a prompt
+    own: usize,        // slots of a row
+    reflection: usize, // bytes of a position of the mind that reflects
+}
+
+impl Reward {
+    fn of(judge: &RewardModel, thoughts: usize, said: usize) -> Self {
+        let bytes = |decoder: &Decoder| Cache::bytes_per_position(decoder.device(), decoder.config());
+        Self {
+            position: bytes(&judge.decoder),
+            reflects: judge.reflects(),
+            own: Cache::slots_for(judge.reads(thoughts, said)),
+            reflection: judge.mind.as_ref().map_or(0, |mind| bytes(&mind.decoder)),
+        }
+    }
+
+    /// Slots that a prompt of so many tokens takes, the thoughts about it included.
+    fn shared(self, prompt: usize) -> usize {
+        if self.position == 0 { 0 } else { Cache::slots_for(prompt + self.reflects) }
+    }
+
+    /// Bytes of a prompt.
+    fn bytes(self, prompt: usize) -> usize {
+        let reflection = Cache::slots_for(prompt) + Cache::slots_for(self.reflects);
+        self.shared(prompt) * self.position + reflection * self.reflection
+    }
 }
 
 /// What a beam search of one question takes.
 struct Search {
     extensions: usize,
-    paths: usize,  // slots of all its paths in either cache
-    answer: usize, // slots of its answer
+    paths: usize,     // slots of all its paths in either cache
+    answer: usize,    // slots of its answers
+    finalists: usize, // paths that are decoded
 }
 
 impl<'a> Plan<'a> {
@@ -60,6 +93,7 @@ impl<'a> Plan<'a> {
         // More thoughts than the context has positions are refused below, whatever their number.
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let answer = own_positions(mind, 0, settings.max_new_tokens.get());
+        let finalists = settings.beam.zip(judge).map_or(1, |(size, judge)| size.finalists(judge));
         let mut plan = Self {
             prompts,
             lanes: 1,
@@ -67,21 +101,25 @@ impl<'a> Plan<'a> {
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
             own: Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get())),
-            reward: judge
-                .map(|j| (Cache::bytes_per_position(j.decoder.device(), j.decoder.config()), Cache::slots_for(thoughts))),
+            reward: judge.map_or_else(Reward::default, |judge| Reward::of(judge, thoughts, answer)),
             position: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
             search: settings.beam.map(|size| Search {
                 extensions: size.extensions(),
-                // What is tried at one step, what was kept at each, and the best that ended with the one it replaces.
-                paths: size.extensions() + size.width.get() * thoughts + 2,
-                answer: Cache::slots_for(answer) + Cache::slots_for(1), // chunks start at whole blocks
+                // What is tried at one step, what was kept at each, and the best that ended with one that they replace.
+                paths: size.extensions() + size.width.get() * thoughts + finalists + 1,
+                answer: finalists * Cache::slots_for(answer) + Cache::slots_for(1), // chunks start at whole blocks
+                finalists,
             }),
         };
         for prompt in prompts {
             check(mind.decoder.config(), prompt, thoughts + mind.method.end.len())?;
             if let Some(judge) = judge {
                 prompt.check_tokens(judge.decoder.config().vocab)?;
-                check(judge.decoder.config(), prompt, thoughts)?;
+                check(judge.decoder.config(), prompt, judge.reflects() + judge.reads(thoughts, mind.method.end.len()))?;
+                if let Some(own) = &judge.mind {
+                    prompt.check_tokens(own.decoder.config().vocab)?;
+                    check(own.decoder.config(), prompt, judge.reflects())?;
+                }
             }
             plan.check_memory(prompt)?;
         }
@@ -126,8 +164,7 @@ impl<'a> Plan<'a> {
     /// What a question takes once, and what each of its rows takes.
     fn bytes(&self, prompt: &Prompt) -> (usize, usize) {
         let length = Cache::slots_for(prompt.tokens.len());
-        let (reward_position, reward_own) = self.reward.unwrap_or((0, 0));
-        let reward = (length * reward_position, reward_own * reward_position);
+        let reward = (self.reward.bytes(prompt.tokens.len()), self.reward.own * self.reward.position);
         if self.private_prompt {
             (reward.0, (length + self.own) * self.position + reward.1)
         } else {
@@ -144,28 +181,29 @@ impl<'a> Plan<'a> {
     pub(crate) fn slots(&self, wave: &[Share]) -> (usize, usize) {
         let (mut reasoner, mut reward) = (0, 0);
         for share in wave {
-            let length = Cache::slots_for(self.prompts[share.question].tokens.len());
+            let length = self.prompts[share.question].tokens.len();
             let prompts = if self.private_prompt { share.rows.len() } else { 1 };
-            reasoner += prompts * length + share.rows.len() * self.own;
-            reward += self.reward.map_or(0, |(_, own)| length + share.rows.len() * own);
+            reasoner += prompts * Cache::slots_for(length) + share.rows.len() * self.own;
+            reward += self.reward.shared(length) + share.rows.len() * self.reward.own;
         }
         (reasoner, reward)
     }
 
     /// The same of searches for some prompts.
     pub(crate) fn search_slots(&self, prompts: &[Prompt]) -> (usize, usize) {
-        let Some(Search { extensions, paths, answer }) = self.search else { return (0, 0) };
+        let Some(Search { extensions, paths, answer, finalists }) = self.search else { return (0, 0) };
         let copies = if self.private_prompt { extensions } else { 1 };
         let slots = |prompt: &Prompt| {
             let length = Cache::slots_for(prompt.tokens.len());
-            (copies * length + paths + answer, length + paths)
+            // The judge reads the answers when the search is over, and its cache is empty again.
+            (copies * length + paths + answer, self.reward.shared(prompt.tokens.len()) + paths.max(finalists * self.reward.own))
         };
         let all = prompts.iter().map(slots).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         (Cache::slots_for(all.0), Cache::slots_for(all.1))
     }
 
     fn search_bytes(&self, (reasoner, reward): (usize, usize)) -> usize {
-        reasoner * self.position + reward * self.reward.map_or(0, |(position, _)| position)
+        reasoner * self.position + reward * self.reward.position
     }
 
     /// The questions in groups that are taken up together: as many as a wave in every lane holds with `rows` of each, at least
@@ -272,7 +310,7 @@ mod tests {
             budget: usize::MAX / 4,
             private_prompt: false,
             own: 16,
-            reward: None,
+            reward: Reward::default(),
             position: 1,
             search: None,
         };

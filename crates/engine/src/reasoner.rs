@@ -131,7 +131,14 @@ pub struct RewardModel {
     pub decoder: Decoder,
     /// What makes a reward of a hidden state.
     pub head: RewardHead,
+    /// What judges whole answers, in a judge that reads them.
+    pub verdict: Option<RewardHead>,
+    /// What it thinks with, before it reads what others thought; a judge may have none.
+    pub mind: Option<Mind>,
 }
+
+/// The folder of a judge's own mind.
+pub const MIND: &str = "mind";
 
 impl RewardModel {
     /// Loads a LatentRM for thoughts of a reasoner.
@@ -145,7 +152,27 @@ impl RewardModel {
             return Err(Error::WidthDiffers { reward, reasoner: width });
         }
         let head = RewardHead::load(device, checkpoint.config(), &checkpoint)?;
+        let verdict = RewardHead::verdict(device, checkpoint.config(), &checkpoint)?;
+        let (reads, says) = (checkpoint.config().vocab, reasoner.decoder.config().vocab);
+        if verdict.is_some() && reads < says {
+            return Err(Error::UnreadableAnswers { reads, says });
+        }
         let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::Without))?;
-        Ok(Self { decoder, head })
+        let mind = checkpoint.folder().folder(MIND).map(|folder| Reasoner::load(device, folder, None)).transpose()?;
+        let mind = mind.map(|reasoner| reasoner.mind);
+        if let Some(own) = mind.as_ref().map(|mind| mind.decoder.config().width).filter(|&own| own != width) {
+            return Err(Error::WidthDiffers { reward: own, reasoner: width });
+        }
+        Ok(Self { decoder, head, verdict, mind })
+    }
+
+    /// Thoughts of its own that it has at most.
+    pub(crate) fn reflects(&self) -> usize {
+        self.mind.as_ref().map_or(0, |mind| mind.method.length.limit())
+    }
+
+    /// Positions of a row that it reads: thoughts, and what was said after them if it reads answers.
+    pub(crate) fn reads(&self, thoughts: usize, said: usize) -> usize {
+        thoughts + if self.verdict.is_some() { said } else { 0 }
     }
 }

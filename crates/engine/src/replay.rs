@@ -12,7 +12,8 @@ use crate::plan::own_positions;
 use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
-use crate::score::score;
+use crate::reflect::Reflections;
+use crate::score::{Reading, Said, score};
 use crate::think::{Row, Thinking, Thoughts, think};
 
 /// How rows are run again.
@@ -85,16 +86,32 @@ pub fn rows(mind: &Mind, prompt: &Prompt, how: Replay<'_>) -> Result<Vec<Replaye
 
 /// Step rewards of given thoughts, row by row.
 pub fn rewards(judge: &RewardModel, prompt: &Prompt, thoughts: &[Tensor]) -> Result<Vec<Vec<f32>>, DeviceError> {
+    Ok(readings(judge, prompt, thoughts, None)?.into_iter().map(|reading| reading.scores).collect())
+}
+
+/// What a judge says of given thoughts and answers, row by row.
+pub fn readings(
+    judge: &RewardModel,
+    prompt: &Prompt,
+    thoughts: &[Tensor],
+    said: Option<Said<'_>>,
+) -> Result<Vec<Reading>, DeviceError> {
     let (mut all, mut rows) = (Tensor::zeros(0, judge.decoder.config().width), Vec::new());
     for (r, own) in thoughts.iter().enumerate() {
         let places = all.rows()..all.rows() + own.rows();
         rows.push(Row { thoughts: places.collect(), ..Row::new(start(prompt, r), Sequence::default()) });
         all.extend(own);
     }
-    let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows())).sum();
-    let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), own + Cache::slots_for(prompt.tokens.len()))?;
+    let longest = said.map_or(0, |said| said.end.len() + said.answers.iter().map(Vec::len).max().unwrap_or(0));
+    let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows() + longest)).sum();
+    let slots = own + Cache::slots_for(prompt.tokens.len() + judge.reflects());
+    let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), slots)?;
     let all = all.to_device(judge.decoder.device())?;
-    judge.decoder.device().run(|| score(judge, &mut cache, &[prompt], &Thoughts { rows, all, after_prompt: None, clean: None }))
+    let thoughts = Thoughts { rows, all, after_prompt: None, clean: None };
+    judge.decoder.device().run(|| {
+        let own = judge.mind.as_ref().map(|mind| Reflections::default().of(mind, &[prompt])).transpose()?;
+        score(judge, &mut cache, (&[prompt], own.as_ref()), &thoughts, said)
+    })
 }
 
 fn start(prompt: &Prompt, row: usize) -> Start {

@@ -1,64 +1,160 @@
-//! The reward model reads thoughts: r_t at thought t's own position.
+//! The reward model reads: r_t at thought t's own position, and, if it is one that reads answers, a verdict at the answer's end.
 //!
 //! Finished rows are read in one pass ([`score`]); [`Readings`] reads paths thought by thought, as a search makes them. Both
-//! pass a prompt once a question and fork it for its paths, and both give the same rewards.
+//! pass a prompt once a question and fork it for its paths, and both give the same rewards. What the judge itself thinks about the
+//! question stands between the prompt and the thoughts.
 
 use model::{Cache, Judged, Pass, Sequence};
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
+use crate::reflect::Reflection;
 use crate::think::Thoughts;
 
-/// Step rewards of every row. The prompt is passed once a question; all thoughts go in one pass with it.
+/// What a judge says of a row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reading {
+    /// The reward of each thought.
+    pub scores: Vec<f32>,
+    /// The reward of the answer.
+    pub verdict: Option<f32>,
+}
+
+/// What rows said after their thoughts.
+#[derive(Clone, Copy, Debug)]
+pub struct Said<'a> {
+    /// The tokens that end thinking.
+    pub end: &'a [u32],
+    /// Each row's answer.
+    pub answers: &'a [Vec<u32>],
+}
+
+/// Reads every row; answers only if they are given and the judge reads answers. The prompt is passed once a question, all in one
+/// pass.
 pub(crate) fn score(
     judge: &RewardModel,
     cache: &mut Cache,
-    prompts: &[&Prompt],
+    (prompts, own): (&[&Prompt], Option<&Reflection>),
     thoughts: &Thoughts,
-) -> Result<Vec<Vec<f32>>, DeviceError> {
+    said: Option<Said<'_>>,
+) -> Result<Vec<Reading>, DeviceError> {
     let device = judge.decoder.device();
-    let Prompted { mut pass, tokens, sequences } = Prompted::new(cache, prompts);
-    let (mut picked, mut before) = (Vec::new(), Vec::new());
+    let Begun { mut pass, x, sequences } = Begun::new(judge, cache, prompts, own)?;
+    let (mut picked, mut before, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for row in &thoughts.rows {
         let mut sequence = sequences[row.start.prompt].fork();
-        for (t, &thought) in row.thoughts.iter().enumerate() {
-            // Hidden states come in the order of positions: the prompts' last, then all thoughts.
-            before.push(if t == 0 { row.start.prompt } else { prompts.len() + picked.len() - 1 });
+        let mut last = row.start.prompt; // hidden states come in the order of positions: the beginnings' last, then all thoughts
+        for &thought in &row.thoughts {
+            before.push(std::mem::replace(&mut last, prompts.len() + picked.len()));
             pass.push(cache, &mut sequence, true);
             picked.push(thought);
         }
+        rows.push(Heard { sequence, thought: last });
     }
-    if picked.is_empty() {
-        return Ok(vec![Vec::new(); thoughts.rows.len()]);
+    let answers = said.filter(|_| judge.verdict.is_some());
+    let answers = answers.map(|said| Answers::new(judge, cache, &mut pass, &mut rows, (said, prompts.len() + picked.len())));
+    if picked.is_empty() && answers.is_none() {
+        return Ok(vec![Reading::default(); thoughts.rows.len()]);
     }
     let read = ops::select(device, &thoughts.all, &picked)?;
-    let x = ops::concat(device, &[&judge.decoder.embed(&tokens)?, &read])?;
-    let hidden = judge.decoder.forward(cache, &pass, x, None)?;
-    let at: Vec<usize> = (prompts.len()..hidden.rows()).collect();
-    let (before, at) = (ops::select(device, &hidden, &before)?, ops::select(device, &hidden, &at)?);
-    let rewards = judge.head.rewards(device, Judged { before: &before, at: &at, thoughts: &read })?;
-    let mut rewards = rewards.into_iter();
-    Ok(thoughts.rows.iter().map(|row| rewards.by_ref().take(row.thoughts.len()).collect()).collect())
+    let spoken = answers.as_ref().map(|answers| judge.decoder.embed(&answers.tokens)).transpose()?;
+    let parts: Vec<&Tensor> = [&x, &read].into_iter().chain(&spoken).collect();
+    let hidden = judge.decoder.forward(cache, &pass, ops::concat(device, &parts)?, None)?;
+    let at: Vec<usize> = (prompts.len()..prompts.len() + picked.len()).collect();
+    let rewards = match picked.is_empty() {
+        true => Vec::new(),
+        false => {
+            let (before, at) = (ops::select(device, &hidden, &before)?, ops::select(device, &hidden, &at)?);
+            judge.head.rewards(device, Judged { before: &before, at: &at, thoughts: &read })?
+        }
+    };
+    let verdicts = match (&judge.verdict, answers) {
+        (Some(head), Some(Answers { at, before, .. })) => {
+            let last: Vec<usize> = rows.iter().map(|row| row.thought).collect();
+            let of = |places: &[usize]| ops::select(device, &hidden, places);
+            head.rewards(device, Judged { before: &of(&before)?, at: &of(&at)?, thoughts: &of(&last)? })?
+        }
+        _ => Vec::new(),
+    };
+    let (mut rewards, mut verdicts) = (rewards.into_iter(), verdicts.into_iter());
+    let reading = |count: usize| Reading { scores: rewards.by_ref().take(count).collect(), verdict: verdicts.next() };
+    Ok(thoughts.rows.iter().map(|row| row.thoughts.len()).map(reading).collect())
 }
 
-/// Prompts at the beginning of a pass; the hidden state at each one's last token is wanted.
-struct Prompted {
-    pass: Pass,
+/// A row whose thoughts are in the pass.
+struct Heard {
+    sequence: Sequence,
+    thought: usize, // the hidden state at its last thought, or where it began without any
+}
+
+/// Answers at the end of a pass.
+struct Answers {
     tokens: Vec<u32>,
+    before: Vec<usize>, // per row: the hidden state before its answer
+    at: Vec<usize>,     // and at its end
+}
+
+impl Answers {
+    /// Puts end tokens and answers behind the rows' thoughts, as far as the judge's context goes; `wanted` hidden states come before.
+    fn new(
+        judge: &RewardModel,
+        cache: &mut Cache,
+        pass: &mut Pass,
+        rows: &mut [Heard],
+        (said, mut wanted): (Said<'_>, usize),
+    ) -> Self {
+        let (mut tokens, mut before, mut at) = (Vec::new(), Vec::new(), Vec::new());
+        for (row, answer) in rows.iter_mut().zip(said.answers) {
+            let room = judge.decoder.config().context.saturating_sub(row.sequence.len() + said.end.len());
+            let answer = &answer[..answer.len().min(room)];
+            let mut last = row.thought;
+            for (part, place) in [(said.end, &mut before), (answer, &mut at)] {
+                for (i, &token) in part.iter().enumerate() {
+                    let is_last = i + 1 == part.len();
+                    pass.push(cache, &mut row.sequence, is_last);
+                    tokens.push(token);
+                    if is_last {
+                        last = wanted;
+                        wanted += 1;
+                    }
+                }
+                place.push(last);
+            }
+        }
+        Self { tokens, before, at }
+    }
+}
+
+/// The beginning of a pass: prompts, and what the judge itself thinks about them. The hidden state at each one's last position is
+/// wanted.
+struct Begun {
+    pass: Pass,
+    x: Tensor,
     sequences: Vec<Sequence>,
 }
 
-impl Prompted {
-    fn new(cache: &mut Cache, prompts: &[&Prompt]) -> Self {
-        let (mut pass, mut tokens) = (Pass::default(), Vec::new());
+impl Begun {
+    fn new(judge: &RewardModel, cache: &mut Cache, prompts: &[&Prompt], own: Option<&Reflection>) -> Result<Self, DeviceError> {
+        let (mut pass, mut vectors) = (Pass::default(), Vec::new());
+        let tokens: Vec<u32> = prompts.iter().flat_map(|prompt| &prompt.tokens).copied().collect();
         let mut sequences = vec![Sequence::default(); prompts.len()];
-        for (prompt, sequence) in prompts.iter().zip(&mut sequences) {
-            let last = prompt.tokens.len() - 1;
-            (0..=last).for_each(|i| pass.push(cache, sequence, i == last));
-            tokens.extend(&prompt.tokens);
+        let (mut token, mut thought) = (0, tokens.len());
+        for (i, (prompt, sequence)) in prompts.iter().zip(&mut sequences).enumerate() {
+            let own = own.map_or(0, |own| own.lengths[i]);
+            vectors.extend(token..token + prompt.tokens.len());
+            vectors.extend(thought..thought + own);
+            (token, thought) = (token + prompt.tokens.len(), thought + own);
+            let count = prompt.tokens.len() + own;
+            (1..=count).for_each(|n| pass.push(cache, sequence, n == count));
         }
-        Self { pass, tokens, sequences }
+        let device = judge.decoder.device();
+        let embedded = judge.decoder.embed(&tokens)?;
+        let x = match own {
+            Some(own) => ops::select(device, &ops::concat(device, &[&embedded, &own.thoughts])?, &vectors)?,
+            None => embedded,
+        };
+        Ok(Self { pass, x, sequences })
     }
 }
 
@@ -69,10 +165,15 @@ pub(crate) struct Readings {
 }
 
 impl Readings {
-    /// The prompts, a path each.
-    pub(crate) fn of_prompts(judge: &RewardModel, cache: &mut Cache, prompts: &[&Prompt]) -> Result<Self, DeviceError> {
-        let Prompted { pass, tokens, sequences } = Prompted::new(cache, prompts);
-        let hidden = judge.decoder.forward(cache, &pass, judge.decoder.embed(&tokens)?, None)?;
+    /// The prompts with the judge's own thoughts about them, a path each.
+    pub(crate) fn of_prompts(
+        judge: &RewardModel,
+        cache: &mut Cache,
+        prompts: &[&Prompt],
+        own: Option<&Reflection>,
+    ) -> Result<Self, DeviceError> {
+        let Begun { pass, x, sequences } = Begun::new(judge, cache, prompts, own)?;
+        let hidden = judge.decoder.forward(cache, &pass, x, None)?;
         Ok(Self { sequences, hidden })
     }
 

@@ -5,6 +5,8 @@
 //!
 //! ```text
 //! R_t = R_{t-1} + r_t,   beams_t = the B largest R_t of up to B x K,   result = the largest R_T / T of all that ended
+//!                                                                     or, by a judge that reads answers: of the B largest
+//!                                                                     R_T / T the one whose answer has the largest verdict
 //! ```
 //!
 //! * The first step extends the empty path B x K times, so that every step tries as many extensions.
@@ -12,7 +14,7 @@
 //!   is found is therefore a function of seed and question alone, and with B = K = 1 it is trajectory 0.
 //! * A path ends by its own decision, at its drawn length (inherited from its first extension) or at the limit. Ended paths
 //!   leave the beam and compete by their mean reward; one without thoughts only with its like.
-//! * Equal rewards go to the lower number, and among ended paths to the one that ended first.
+//! * Equal rewards go to the lower number, among ended paths to the one that ended first, and equal verdicts to the larger mean.
 //!
 //! Paths share what they have in common: a beam's thoughts are in the caches once, however many extensions it has. With
 //! dropout an extension is a pass with masks of its own; with noise or nothing the pass is one for all K.
@@ -29,7 +31,8 @@ use crate::perturb::{Chance, RowId};
 use crate::prefill::{Start, prefill, step};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
-use crate::score::Readings;
+use crate::reflect::Reflection;
+use crate::score::{Reading, Readings, Said, score};
 use crate::settings::BeamSize;
 use crate::think::{Row, Thoughts, limit};
 use crate::wave::Party;
@@ -40,6 +43,8 @@ pub(crate) struct Found {
     pub(crate) tokens: Vec<u32>,
     /// Its step rewards.
     pub(crate) scores: Vec<f32>,
+    /// The reward of its answer, by a judge that reads answers.
+    pub(crate) verdict: Option<f32>,
     pub(crate) cost: Cost,
 }
 
@@ -89,29 +94,29 @@ struct State<'c> {
     cache: &'c mut Cache,
     judge_cache: &'c mut Cache,
     readings: Readings,
-    best: Vec<Option<Path>>, // that ended, by question
-    steps: Vec<Tensor>,      // all thoughts that were made, step after step
-    made: usize,             // how many they are
-    cost: Vec<Cost>,         // by question
+    ended: Vec<Vec<Path>>, // by question, the largest mean first; as many as may yet be chosen
+    steps: Vec<Tensor>,    // all thoughts that were made, step after step
+    made: usize,           // how many they are
+    cost: Vec<Cost>,       // by question
 }
 
 impl Searcher<'_> {
-    /// Searches for the best path of every prompt. The caches must be empty.
+    /// Searches for the best path of every prompt, of which the judge has its own thoughts. The caches must be empty.
     pub(crate) fn search(
         &self,
         prompts: &[&Prompt],
-        cache: &mut Cache,
-        judge_cache: &mut Cache,
+        own: Option<&Reflection>,
+        (cache, judge_cache): (&mut Cache, &mut Cache),
     ) -> Result<Vec<Found>, DeviceError> {
         let Party { mind, settings, .. } = *self.party;
         cache.hand_out_singly(true);
         judge_cache.hand_out_singly(true);
         let started = prefill(mind, cache, prompts, &self.starts(prompts), self.chance)?;
         let mut state = State {
-            readings: Readings::of_prompts(self.judge, judge_cache, prompts)?,
+            readings: Readings::of_prompts(self.judge, judge_cache, prompts, own)?,
             cache,
             judge_cache,
-            best: vec![None; prompts.len()],
+            ended: vec![Vec::new(); prompts.len()],
             steps: Vec::new(),
             made: 0,
             cost: prompts.iter().map(|p| Cost::of_search(self.party, p.tokens.len(), self.size.extensions())).collect(),
@@ -130,7 +135,7 @@ impl Searcher<'_> {
             open = self.extend(kept, &thoughts, &mut state)?;
             state.steps.push(thoughts);
         }
-        self.answer(state)
+        self.answer((prompts, own), state)
     }
 
     /// The extensions of the empty paths. They are named as samples are.
@@ -189,7 +194,7 @@ impl Searcher<'_> {
         let (ended, mut going): (Vec<Path>, Vec<Path>) = paths.into_iter().partition(|path| path.row.pending);
         ended.into_iter().for_each(|path| self.finish(path, state));
         going.sort_by(by_rank); // stable: equals stay in the order of their numbers
-        let mut taken = vec![0; state.best.len()];
+        let mut taken = vec![0; state.ended.len()];
         let (mut kept, mut left) = (Vec::new(), Vec::new());
         for path in going {
             let taken = &mut taken[path.question()];
@@ -252,8 +257,10 @@ impl Searcher<'_> {
 
     /// A path that ended competes with those that ended before it.
     fn finish(&self, path: Path, state: &mut State<'_>) {
-        let best = &mut state.best[path.question()];
-        let loser = if best.as_ref().is_none_or(|best| path.mean() > best.mean()) { best.replace(path) } else { Some(path) };
+        let ended = &mut state.ended[path.question()];
+        let place = ended.partition_point(|other| other.mean() >= path.mean());
+        ended.insert(place, path);
+        let loser = if ended.len() > self.finalists() { ended.pop() } else { None };
         loser.into_iter().for_each(|path| self.discard(path, state));
     }
 
@@ -264,12 +271,17 @@ impl Searcher<'_> {
         }
     }
 
-    /// Decodes the best path of every question.
-    fn answer(&self, state: State<'_>) -> Result<Vec<Found>, DeviceError> {
+    /// Ended paths of a question that are decoded: the best one, or all that a verdict chooses from.
+    fn finalists(&self) -> usize {
+        self.size.finalists(self.judge)
+    }
+
+    /// Decodes what may be chosen, and chooses.
+    fn answer(&self, asked: (&[&Prompt], Option<&Reflection>), state: State<'_>) -> Result<Vec<Found>, DeviceError> {
         let (mind, settings) = (self.party.mind, &self.party.settings);
         state.cache.hand_out_singly(false);
         let (mut rows, mut scores) = (Vec::new(), Vec::new());
-        for mut path in state.best.into_iter().flatten() {
+        for mut path in state.ended.into_iter().flatten() {
             path.row.sequence = path.row.sequence.fork();
             rows.push(path.row);
             scores.push(path.rewards);
@@ -278,13 +290,36 @@ impl Searcher<'_> {
         let fed: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
         let mut thoughts = Thoughts { rows, all, after_prompt: None, clean: None };
         let spoken = decode(mind, state.cache, &mut thoughts, settings.max_new_tokens.get(), self.chance)?;
-        let answers = scores.into_iter().zip(spoken.tokens).zip(state.cost).zip(fed);
-        let found = answers.zip(thoughts.rows).map(|((((scores, tokens), mut cost), fed), row)| {
-            let thoughts = row.thoughts.len();
-            cost.add_answer(self.party, fed..row.sequence.len(), tokens.len());
-            Found { thoughts, tokens, scores, cost }
-        });
-        Ok(found.collect())
+        let verdicts = match self.judge.verdict {
+            Some(_) => {
+                state.judge_cache.clear();
+                let said = Said { end: &mind.method.end, answers: &spoken.tokens };
+                score(self.judge, state.judge_cache, asked, &thoughts, Some(said))?
+            }
+            None => vec![Reading::default(); thoughts.rows.len()],
+        };
+        let (mut cost, mut found) = (state.cost, Vec::<Found>::new());
+        let mut before = None; // the question of the path before
+        for ((((row, scores), tokens), reading), fed) in
+            thoughts.rows.iter().zip(scores).zip(spoken.tokens).zip(verdicts).zip(fed)
+        {
+            let question = row.start.prompt;
+            let is_first = before.replace(question) != Some(question);
+            let spent = &mut cost[question];
+            spent.add_answer(self.party, fed..row.sequence.len(), tokens.len());
+            if reading.verdict.is_some() {
+                let prompt = asked.0[question].tokens.len();
+                spent.add_verdict(self.party, (prompt, is_first), row.thoughts.len(), tokens.len());
+            }
+            let path = Found { thoughts: row.thoughts.len(), tokens, scores, verdict: reading.verdict, cost: Cost::default() };
+            match found.last_mut().filter(|_| !is_first) {
+                None => found.push(path),
+                Some(best) if path.verdict > best.verdict => *best = path,
+                Some(_) => {}
+            }
+        }
+        found.iter_mut().zip(cost).for_each(|(found, cost)| found.cost = cost);
+        Ok(found)
     }
 }
 

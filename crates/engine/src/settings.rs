@@ -8,6 +8,7 @@ use tensor::ops::Nucleus;
 use crate::error::Error;
 use crate::method::{LatentLength, Method};
 use crate::perturb::{Perturbation, Probability, Scope};
+use crate::reasoner::RewardModel;
 
 /// How to think, and how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,6 +52,11 @@ impl BeamSize {
     /// Extensions tried at each step of a question, B x K.
     pub fn extensions(self) -> usize {
         self.width.get() * self.candidates.get()
+    }
+
+    /// Ended paths of a question that are decoded: B if a verdict chooses among their answers, else the best one.
+    pub(crate) fn finalists(self, judge: &RewardModel) -> usize {
+        if judge.verdict.is_some() { self.width.get() } else { 1 }
     }
 }
 

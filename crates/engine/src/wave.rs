@@ -15,7 +15,8 @@ use crate::plan::{Plan, Share};
 use crate::prefill::{Start, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
-use crate::score::score;
+use crate::reflect::{Reflection, Reflections};
+use crate::score::{Reading, Said, score};
 use crate::search::{Found, Searcher};
 use crate::settings::Settings;
 use crate::think::{Thinking, think};
@@ -38,7 +39,7 @@ pub(crate) struct Finished {
     pub(crate) vectors: Option<Tensor>, // (thoughts, width), if they are kept
     pub(crate) tokens: Vec<u32>,
     pub(crate) logprob: f32,
-    pub(crate) scores: Option<Vec<f32>>,
+    pub(crate) reading: Option<Reading>,
 }
 
 impl Party<'_> {
@@ -105,7 +106,7 @@ impl Party<'_> {
         let (settings, chance) = (&self.settings, self.chance());
         let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();
         let starts: Vec<Start> = wave.iter().enumerate().flat_map(|(i, share)| self.starts(i, prompts[i], share)).collect();
-        let Caches { mind: Some(cache), judge: judge_cache } = caches else { return Ok(Vec::new()) };
+        let Caches { mind: Some(cache), judge: judge_cache, reflections } = caches else { return Ok(Vec::new()) };
         let device = self.mind.decoder.device();
         // Nobody waits between stages: the host prepares the next while the device is busy with the last.
         let began = device.moment()?;
@@ -114,22 +115,27 @@ impl Party<'_> {
         let mut thoughts =
             think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None, keep_clean: false })?;
         let thought = device.moment()?;
-        let judging = self.judge.zip(judge_cache.as_mut());
-        let scores = judging.map(|(judge, cache)| score(judge, cache, &prompts, &thoughts)).transpose()?;
-        let scored = device.moment()?;
         let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
         let answered = device.moment()?;
+        let said = Said { end: &self.mind.method.end, answers: &spoken.tokens };
+        let judging = self.judge.zip(judge_cache.as_mut());
+        let read = judging.map(|(judge, cache)| {
+            let own = reflect(judge, reflections, &prompts)?;
+            score(judge, cache, (&prompts, own.as_ref()), &thoughts, Some(said))
+        });
+        let read = read.transpose()?;
+        let scored = device.moment()?;
         let laps = Seconds {
             prefill: began.until(&prefilled)?,
             thoughts: prefilled.until(&thought)?,
-            scores: if scores.is_some() { thought.until(&scored)? } else { 0.0 },
-            answers: scored.until(&answered)?,
+            answers: thought.until(&answered)?,
+            scores: if read.is_some() { answered.until(&scored)? } else { 0.0 },
             ..Seconds::default()
         };
         *seconds += Seconds { total: laps.prefill + laps.thoughts + laps.scores + laps.answers, ..laps };
 
         let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
-        let mut scores = scores.map(Vec::into_iter);
+        let mut read = read.map(Vec::into_iter);
         let said = spoken.tokens.into_iter().zip(spoken.logprobs);
         let mut finished = thoughts.rows.into_iter().zip(said).map(|(row, (tokens, logprob))| Finished {
             id: row.start.id,
@@ -138,7 +144,7 @@ impl Party<'_> {
             vectors: all.as_ref().map(|all| all.select(row.thoughts.into_iter())),
             tokens,
             logprob,
-            scores: scores.as_mut().and_then(Iterator::next),
+            reading: read.as_mut().and_then(Iterator::next),
         });
         Ok(wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect())
     }
@@ -181,14 +187,20 @@ impl Party<'_> {
 
     fn search_at_once(&self, prompts: &[Prompt], caches: &mut Caches) -> Result<Vec<Found>, DeviceError> {
         let (Some(judge), Some(size)) = (self.judge, self.settings.beam) else { return Ok(Vec::new()) };
-        let Caches { mind: Some(cache), judge: Some(judge_cache) } = caches else { return Ok(Vec::new()) };
+        let Caches { mind: Some(cache), judge: Some(judge_cache), reflections } = caches else { return Ok(Vec::new()) };
         let prompts: Vec<&Prompt> = prompts.iter().collect();
-        Searcher { party: self, judge, size, chance: self.chance() }.search(&prompts, cache, judge_cache)
+        let own = reflect(judge, reflections, &prompts)?;
+        Searcher { party: self, judge, size, chance: self.chance() }.search(&prompts, own.as_ref(), (cache, judge_cache))
     }
 
     fn chance(&self) -> Chance<'static> {
         Chance { perturbation: self.settings.perturbation, randomness: Randomness::Seeded(self.settings.seed) }
     }
+}
+
+/// What a judge with a mind of its own thinks about the prompts.
+fn reflect(judge: &RewardModel, by: &mut Reflections, prompts: &[&Prompt]) -> Result<Option<Reflection>, DeviceError> {
+    judge.mind.as_ref().map(|mind| by.of(mind, prompts)).transpose()
 }
 
 /// A wave as two of about as many rows, in order.
@@ -212,6 +224,7 @@ fn halves(wave: &[Share]) -> (Vec<Share>, Vec<Share>) {
 pub(crate) struct Caches {
     mind: Option<Cache>,
     judge: Option<Cache>,
+    reflections: Reflections,
 }
 
 impl Caches {

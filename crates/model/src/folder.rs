@@ -27,6 +27,8 @@ pub struct Packed {
     pub name: &'static str,
     /// Each file's name and content.
     pub files: &'static [(&'static str, &'static [u8])],
+    /// Folders inside, by name.
+    pub folders: &'static [(&'static str, Packed)],
 }
 
 impl From<&Path> for Folder {
@@ -53,6 +55,16 @@ impl Folder {
         match self {
             Self::Disk(dir) => dir,
             Self::Memory(packed) => Path::new(packed.name),
+        }
+    }
+
+    /// The folder `name` inside, if there is one.
+    pub fn folder(&self, name: &str) -> Option<Self> {
+        match self {
+            Self::Disk(dir) => Some(dir.join(name)).filter(|dir| dir.is_dir()).map(Self::Disk),
+            Self::Memory(packed) => {
+                packed.folders.iter().find(|(known, _)| *known == name).map(|(_, inner)| Self::Memory(*inner))
+            }
         }
     }
 

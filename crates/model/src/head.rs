@@ -182,7 +182,7 @@ pub struct Judged<'a> {
     pub thoughts: &'a Tensor,
 }
 
-/// A reward model's head: a reward for each thought.
+/// A reward model's head: a reward for each thought, or for each answer.
 #[derive(Debug)]
 pub enum RewardHead {
     /// A linear map of the hidden state at the thought (the published LatentRM).
@@ -216,16 +216,25 @@ impl RewardHead {
 
     /// From a reward model's checkpoint; the bias of a linear head is optional, a comparing head is as wide inside as the model.
     pub fn load(device: &Device, config: &Config, source: &impl TensorSource) -> Result<Self, Error> {
-        let (modules, width) = (Modules { device, source }, config.width);
         if source.has("classifier.weight") {
-            return Ok(Self::Linear { classifier: modules.linear("classifier", width, 1)? });
+            let modules = Modules { device, source };
+            return Ok(Self::Linear { classifier: modules.linear("classifier", config.width, 1)? });
         }
-        Ok(Self::Compare(Box::new(Comparison {
-            at: modules.linear("compare.at", width, 2 * width)?,
-            before: modules.linear("compare.before", width, 2 * width)?,
-            thought: modules.linear("compare.thought", width, 2 * width)?,
-            out: modules.linear("compare.out", width, 1)?,
-        })))
+        Self::comparison(device, config, source, "compare")
+    }
+
+    /// What judges whole answers, in a checkpoint that has it. It reads the judge's hidden state at the answer's last token, and
+    /// compares it with those before the answer (as [`Judged::before`]) and at the last thought (as [`Judged::thoughts`]).
+    pub fn verdict(device: &Device, config: &Config, source: &impl TensorSource) -> Result<Option<Self>, Error> {
+        let has = source.has("verdict.out.weight");
+        has.then(|| Self::comparison(device, config, source, "verdict")).transpose()
+    }
+
+    fn comparison(device: &Device, config: &Config, source: &impl TensorSource, name: &str) -> Result<Self, Error> {
+        let (modules, width) = (Modules { device, source }, config.width);
+        let inner = |part: &str| modules.linear(&format!("{name}.{part}"), width, 2 * width);
+        let out = modules.linear(&format!("{name}.out"), width, 1)?;
+        Ok(Self::Compare(Box::new(Comparison { at: inner("at")?, before: inner("before")?, thought: inner("thought")?, out })))
     }
 
     /// Rewards of some thoughts.

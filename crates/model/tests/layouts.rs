@@ -236,7 +236,7 @@ fn spaces_are_cleaned_up_when_asked() {
 fn files_in_memory_are_read_like_files_on_disk() {
     for spec in [Spec::default(), Spec { family: Family::CodiGpt2, ..Spec::default() }] {
         let dir = written(&spec);
-        let packed = Packed { name: "carried", files: carried(dir.path()) };
+        let packed = Packed { name: "carried", files: carried(dir.path()), folders: &[] };
         let memory = Folder::Memory(packed);
         let (there, here) = (Checkpoint::open(dir.path()).unwrap(), Checkpoint::open(&memory).unwrap());
         assert_eq!(there.config(), here.config());

@@ -4,8 +4,8 @@
 //! chosen trajectory, or `None` where no trajectory has an answer. The order of the slice never matters; where
 //! an order is needed, it is that of the trajectory numbers.
 //!
-//! With r the mean step reward of a trajectory, l the log-probability of its text, and z(x) = (x - mean) / deviation of x over
-//! the k trajectories that have an answer:
+//! With r the reward of a trajectory (the judge's verdict on its answer where it gives one, else the mean step reward), l the
+//! log-probability of its text, and z(x) = (x - mean) / deviation of x over the k trajectories that have an answer:
 //!
 //! | [`Aggregator`] | chooses | needs |
 //! |---|---|---|
@@ -15,7 +15,8 @@
 //! | `likely` | the answer with the largest sum of exp(z(l) / temperature) | log-probabilities |
 //! | `combined` | the answer with the largest sum of exp((z(r) + lambda z(l)) / temperature) | both |
 //! | `pessimistic` | the answer with the largest mean r - caution * deviation / sqrt(votes) | rewards |
-//! | `best_of` and its like | the trajectory with the largest mean (sum, last, smallest) reward | rewards |
+//! | `best_of` | the trajectory with the largest r | rewards |
+//! | `best_of_sum`, `_last`, `_min` | the trajectory with the largest sum (last, smallest) of step rewards | rewards |
 //!
 //! Ties between answers go to the larger summed reward if all were scored, then to the answer whose first
 //! supporter has the lowest number; ties between trajectories to the lowest number. A trajectory without an answer never votes and
@@ -33,17 +34,17 @@ use std::collections::HashMap;
 use crate::sample::Trajectory;
 use signal::{Spread, softmax};
 
-/// How the step rewards of a trajectory become one number.
+/// How what a judge says of a trajectory becomes one number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reduction {
-    /// Their sum divided by the number of thoughts; the paper's.
+    /// Its verdict on the answer where it gives one, else the sum of the step rewards divided by their number, which is the paper's.
     #[default]
-    Mean,
-    /// Their sum.
+    Overall,
+    /// The sum of the step rewards.
     Sum,
     /// The last thought's.
     Last,
-    /// The smallest.
+    /// The smallest step reward.
     Min,
 }
 
@@ -92,7 +93,7 @@ impl Aggregator {
         Self::Likely,
         Self::Combined,
         Self::Pessimistic,
-        Self::BestOf(Reduction::Mean),
+        Self::BestOf(Reduction::Overall),
         Self::BestOf(Reduction::Sum),
         Self::BestOf(Reduction::Last),
         Self::BestOf(Reduction::Min),
@@ -110,7 +111,7 @@ impl Aggregator {
             Self::Likely => "likely",
             Self::Combined => "combined",
             Self::Pessimistic => "pessimistic",
-            Self::BestOf(Reduction::Mean) => "best_of",
+            Self::BestOf(Reduction::Overall) => "best_of",
             Self::BestOf(Reduction::Sum) => "best_of_sum",
             Self::BestOf(Reduction::Last) => "best_of_last",
             Self::BestOf(Reduction::Min) => "best_of_min",
@@ -137,7 +138,7 @@ impl Aggregator {
     /// The index of the chosen trajectory; of an answer's supporters the one with the lowest number.
     pub fn choose(self, trajectories: &[Trajectory], tuning: &Tuning) -> Option<usize> {
         let answered = by_number(trajectories);
-        let rewards = || each(&answered, |i| reward(&trajectories[i], Reduction::Mean));
+        let rewards = || each(&answered, |i| reward(&trajectories[i], Reduction::Overall));
         let likelihoods = || each(&answered, |i| trajectories[i].logprob.map_or(f64::NEG_INFINITY, f64::from));
         let sharp = |signal: Vec<f64>| softmax(&each_of(&signal, |x| x / tuning.temperature));
         let weights = match self {
@@ -169,18 +170,21 @@ pub struct Candidate<'a> {
     pub first: usize,
     /// How many support it.
     pub votes: usize,
-    /// The sum of their weights, exp(mean reward - largest mean reward).
+    /// The sum of their weights, exp(reward - largest reward).
     pub weight: f64,
-    /// The sum of their mean rewards, where every trajectory with an answer was scored.
+    /// The sum of their rewards, where every trajectory with an answer was scored.
     pub reward: Option<f64>,
 }
 
 /// The reward of a trajectory: negative infinity without thoughts, without scores, or with one that is not finite.
 pub fn reward(trajectory: &Trajectory, reduction: Reduction) -> f64 {
+    if let (Reduction::Overall, Some(verdict)) = (reduction, trajectory.verdict) {
+        return f64::from(verdict);
+    }
     let scores = trajectory.scores.as_deref().unwrap_or_default();
     let sum: f64 = scores.iter().copied().map(f64::from).sum();
     match (reduction, scores) {
-        (Reduction::Mean, [_, ..]) if sum.is_finite() => sum / scores.len() as f64,
+        (Reduction::Overall, [_, ..]) if sum.is_finite() => sum / scores.len() as f64,
         (Reduction::Sum, [_, ..]) if sum.is_finite() => sum,
         (Reduction::Last, [.., last]) if sum.is_finite() => f64::from(*last),
         (Reduction::Min, [first, rest @ ..]) if sum.is_finite() => f64::from(rest.iter().copied().fold(*first, f32::min)),
@@ -191,7 +195,7 @@ pub fn reward(trajectory: &Trajectory, reduction: Reduction) -> f64 {
 /// The different answers, in the order of their first supporters' numbers.
 pub fn candidates(trajectories: &[Trajectory]) -> Vec<Candidate<'_>> {
     let answered = by_number(trajectories);
-    let weights = softmax(&each(&answered, |i| reward(&trajectories[i], Reduction::Mean)));
+    let weights = softmax(&each(&answered, |i| reward(&trajectories[i], Reduction::Overall)));
     weigh(trajectories, &answered, &weights)
 }
 
@@ -219,7 +223,7 @@ pub fn best_of(trajectories: &[Trajectory], reduction: Reduction) -> Option<usiz
 /// Supporters without a reward count neither in the mean nor in the number that makes it certain.
 fn pessimistic(trajectories: &[Trajectory], caution: f64) -> Option<usize> {
     let answered = by_number(trajectories);
-    let rewards = each(&answered, |i| reward(&trajectories[i], Reduction::Mean));
+    let rewards = each(&answered, |i| reward(&trajectories[i], Reduction::Overall));
     let Some(Spread { deviation, .. }) = Spread::of(&rewards) else {
         // Nothing tells those with a reward apart: they vote.
         let weights = softmax(&signal::standardized(&rewards));
@@ -251,7 +255,7 @@ fn weigh<'a>(trajectories: &'a [Trajectory], answered: &[usize], weights: &[f64]
         let candidate = &mut candidates[place];
         candidate.votes += 1;
         candidate.weight += weight;
-        candidate.reward = candidate.reward.map(|sum| sum + reward(&trajectories[index], Reduction::Mean));
+        candidate.reward = candidate.reward.map(|sum| sum + reward(&trajectories[index], Reduction::Overall));
     }
     candidates
 }

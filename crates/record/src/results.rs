@@ -124,12 +124,14 @@ pub enum MetricName {
     Diversity,
     /// Chance that the reward at thought k is larger for a right trajectory than for a wrong one of the same question.
     Auc,
+    /// The same of the answers' verdicts; k = trajectories.
+    AucVerdict,
 }
 
 impl MetricName {
     /// Whether it is the accuracy of one answer a question, rather than a bound or another quantity.
     pub fn is_a_choice(self) -> bool {
-        !matches!(self, Self::Coverage | Self::Pass | Self::Diversity | Self::Auc)
+        !matches!(self, Self::Coverage | Self::Pass | Self::Diversity | Self::Auc | Self::AucVerdict)
     }
 }
 
@@ -142,7 +144,7 @@ impl From<Aggregator> for MetricName {
             Aggregator::Likely => Self::Likely,
             Aggregator::Combined => Self::Combined,
             Aggregator::Pessimistic => Self::Pessimistic,
-            Aggregator::BestOf(Reduction::Mean) => Self::BestOf,
+            Aggregator::BestOf(Reduction::Overall) => Self::BestOf,
             Aggregator::BestOf(Reduction::Sum) => Self::BestOfSum,
             Aggregator::BestOf(Reduction::Last) => Self::BestOfLast,
             Aggregator::BestOf(Reduction::Min) => Self::BestOfMin,

@@ -63,6 +63,9 @@ pub struct Trajectory {
     /// One step reward per thought, where a reward model scored it.
     #[serde(default)]
     pub scores: Option<Vec<f32>>,
+    /// The reward of the answer, where the reward model reads answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<f32>,
     /// Whether the answer equals the right one.
     pub correct: bool,
     /// The natural logarithm of the decoded text's probability, its ending token included, where that is a number.
@@ -89,6 +92,9 @@ pub struct Beam {
     /// Its step rewards, one per thought.
     #[serde(default)]
     pub scores: Vec<f32>,
+    /// The reward of its answer, where the reward model reads answers; it then chose the path among those that ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<f32>,
     /// Whether the answer equals the right one.
     pub correct: bool,
     /// Decoding steps of the search.
@@ -118,6 +124,7 @@ impl Check for Sample {
         if let Some(beam) = &self.beam {
             finite("beam.reward", [f64::from(beam.reward)])?;
             finite("beam.scores", beam.scores.iter().copied().map(f64::from))?;
+            finite("beam.verdict", beam.verdict.map(f64::from))?;
             finite("beam.flops", [beam.flops])?;
             answered("beam", &beam.answer, beam.correct)?;
         }
@@ -130,6 +137,7 @@ impl Trajectory {
     fn check_as(&self, field: &str) -> Result<(), Fault> {
         answered(field, &self.answer, self.correct)?;
         finite(&format!("{field}.logprob"), self.logprob.map(f64::from))?;
+        finite(&format!("{field}.verdict"), self.verdict.map(f64::from))?;
         let Some(scores) = &self.scores else {
             return Ok(());
         };
@@ -206,6 +214,8 @@ mod tests {
             assert_eq!(fault(Sample { greedy: Some(scored), ..Sample::default() }), "greedy.scores");
             let unlikely = Trajectory { logprob: Some(bad), ..Trajectory::default() };
             assert_eq!(fault(sample(unlikely)), "trajectories[0].logprob");
+            let judged = Trajectory { verdict: Some(bad), ..Trajectory::default() };
+            assert_eq!(fault(sample(judged)), "trajectories[0].verdict");
             let beam = Beam { reward: bad, ..Beam::default() };
             assert_eq!(fault(Sample { beam: Some(beam), ..Sample::default() }), "beam.reward");
             let bad = f64::from(bad);

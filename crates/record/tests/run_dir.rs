@@ -20,6 +20,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         text: format!("### {k}\n\u{1f600} \"quoted\""),
         answer: (k > 0).then(|| k.to_string()),
         scores: Some(vec![0.1 + k as f32, -3.5e-7]),
+        verdict: Some(0.25 - k as f32),
         correct: k == 1,
         logprob: (k == 1).then_some(-2.25),
     };

@@ -79,7 +79,7 @@ impl Brief {
             verdicts: [
                 aggregate::majority(trajectories),
                 rewarded(aggregate::weighted),
-                rewarded(|t| aggregate::best_of(t, Reduction::Mean)),
+                rewarded(|t| aggregate::best_of(t, Reduction::Overall)),
             ],
             greedy: sample.greedy.as_ref().map(Answer::of),
             beam: sample.beam.as_ref().map(Answer::of_beam),

@@ -259,14 +259,18 @@ fn facts(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> Vec<(Metri
     facts
 }
 
-/// How well the rewards at each thought tell right trajectories from wrong ones, where there are both.
+/// How well the rewards at each thought and the verdicts tell right trajectories from wrong ones, where there are both.
 fn ranking(trajectories: &[Trajectory]) -> impl Iterator<Item = (MetricName, usize, f64)> {
-    let rewards = |trajectory: &Trajectory, t: usize| trajectory.scores.as_ref().and_then(|s| s.get(t).copied());
+    let ranked = |reward: &dyn Fn(&Trajectory) -> Option<f32>| {
+        let (right, pairs) = ordered_pairs(trajectories.iter().map(|of| (reward(of), of.correct)));
+        (pairs > 0.0).then(|| right / pairs)
+    };
     let longest = trajectories.iter().filter_map(|t| t.scores.as_ref()).map(Vec::len).max().unwrap_or(0);
-    (0..longest).filter_map(move |t| {
-        let (right, pairs) = ordered_pairs(trajectories.iter().map(|of| (rewards(of, t), of.correct)));
-        (pairs > 0.0).then(|| (MetricName::Auc, t + 1, right / pairs))
-    })
+    let by_thought = (0..longest).filter_map(move |t| {
+        let chance = ranked(&|of| of.scores.as_ref().and_then(|s| s.get(t).copied()));
+        chance.map(|chance| (MetricName::Auc, t + 1, chance))
+    });
+    by_thought.chain(ranked(&|of| of.verdict).map(|chance| (MetricName::AucVerdict, trajectories.len(), chance)))
 }
 
 fn verdict(trajectories: &[Trajectory], rule: Aggregator, tuning: &Tuning) -> bool {

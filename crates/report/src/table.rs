@@ -170,10 +170,12 @@ fn footer(text: &mut String, results: &Results) {
         let over = format!("{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike");
         line("diversity", over);
     }
-    let ranked: Vec<String> =
-        results.metrics.iter().filter(|m| m.name == MetricName::Auc).map(|m| format!("{:.2}", m.value)).collect();
-    if !ranked.is_empty() {
-        line("ranking", format!("{} by thought: chance that a right path is rewarded above a wrong one", ranked.join(" ")));
+    let ranked = |name: MetricName| results.metrics.iter().filter(move |m| m.name == name).map(|m| format!("{:.2}", m.value));
+    let by_thought: Vec<String> = ranked(MetricName::Auc).collect();
+    if !by_thought.is_empty() {
+        let verdict = ranked(MetricName::AucVerdict).next().map_or_else(String::new, |auc| format!(", {auc} by answer"));
+        let by = format!("{} by thought{verdict}", by_thought.join(" "));
+        line("ranking", format!("{by}: chance that a right path is rewarded above a wrong one"));
     }
     let Cost { steps, flops, beam, seconds } = &results.cost;
     let effort = |steps: f64, flops: f64| format!("{steps:.1} decoding steps and {} per question", flop(flops));

@@ -15,6 +15,7 @@ fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> S
         text: answers[k].into(),
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
         scores: scores.map(|scores| vec![scores[k]]),
+        verdict: None,
         correct: answers[k] == "1",
         logprob: None,
     };

@@ -87,6 +87,7 @@ impl Check {
         self.attention()?;
         self.rows()?;
         self.likeliest()?;
+        self.likeliest_by_both_ways()?;
         self.mixture()
     }
 
@@ -387,15 +388,19 @@ impl Check {
     }
 
     fn likeliest(&mut self) -> Outcome {
-        for (rows, inputs, vocab) in [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257)] {
+        let biased = [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257)];
+        let plain = [(7, 24, 50), (300, 200, 1000), (600, 320, 5003)];
+        let shapes = biased.map(|s| (s, true)).into_iter().chain(plain.map(|s| (s, false)));
+        for ((rows, inputs, vocab), biased) in shapes {
             // Small whole numbers: sums are exact in every format, and ties are many.
             let whole = |n: usize, salt: u64| -> Vec<f32> { numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect() };
             let (mut x, w, bias) = (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
             x[inputs] = f32::NAN; // row 1: nothing but not-a-number
-            let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&bias))?;
+            let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, biased.then_some(&bias[..]))?;
             let got = topk::likeliest(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?;
             let logits = |r: usize| -> Vec<f32> {
-                let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + bias[j];
+                let offset = |j: usize| if biased { bias[j] } else { 0.0 };
+                let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + offset(j);
                 (0..vocab).map(dot).collect()
             };
             let picked: Vec<usize> = (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
@@ -410,11 +415,31 @@ impl Check {
             };
             let wrong = picked.len() - picked.iter().filter(right).count();
             self.line(
-                &format!("likeliest {rows} x {inputs} -> {vocab}"),
+                &format!("likeliest {rows} x {inputs} -> {vocab} bias {biased}"),
                 wrong == 0,
                 &format!("{wrong} of {} wrong", picked.len()),
             );
         }
+        Ok(())
+    }
+
+    /// With and without logits in memory, of GPT-2's size: sums of whole numbers are exact, so the tokens are the same. Where
+    /// there is but one way, there is nothing to compare.
+    fn likeliest_by_both_ways(&mut self) -> Outcome {
+        let (rows, inputs, vocab) = (1111, 768, 50257);
+        let whole = |n: usize, salt: u64| -> Vec<f32> {
+            numbers(65_521, salt).into_iter().map(|x| (x * 1.5).round()).cycle().take(n).collect()
+        };
+        let (x, w) = (self.operand(rows, inputs, &whole(rows * inputs, 24))?, whole(vocab * inputs, 25));
+        let kept = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&vec![0.0; vocab]))?;
+        let never = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, None)?;
+        if !cuda::likeliest::can(&x, &never) {
+            return Ok(());
+        }
+        let (kept, never) = (topk::likeliest(&x, &kept)?, topk::likeliest(&x, &never)?);
+        let differ = kept.iter().zip(&never).filter(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 2e-5).count();
+        let tokens: std::collections::BTreeSet<u32> = kept.iter().map(|a| a.0).collect();
+        self.line("likeliest by both ways", differ == 0, &format!("{differ} of {rows} differ, {} tokens", tokens.len()));
         Ok(())
     }
 

@@ -133,6 +133,15 @@ pub fn copy_description(from: &Path, to: &Path) -> Result<(), Error> {
     copy(from, to, &["config.json"])
 }
 
+/// Copies a model: its description and its weights.
+pub fn copy_model(from: &Path, to: &Path) -> Result<(), Error> {
+    copy_description(from, to)?;
+    let entries = std::fs::read_dir(from).map_err(|source| Error::Io { path: from.to_owned(), source })?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let weights: Vec<String> = names.filter(|name| name.contains(".safetensors")).collect();
+    copy(from, to, &weights.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
 /// Copies those of some files that are there.
 fn copy(from: &Path, to: &Path, names: &[&str]) -> Result<(), Error> {
     for name in names {

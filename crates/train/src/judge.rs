@@ -1,16 +1,19 @@
-//! One batch of a reward model: prompts and thoughts in one segment, scores, and the gradients of their loss.
+//! One batch of a reward model: prompts, thoughts and answers in one segment, scores, and the gradients of their loss.
 //!
-//! Thoughts are given, so that a whole trajectory is one pass; the N trajectories of a problem share its prompt.
+//! Thoughts are given, so that a whole trajectory is one pass; the N trajectories of a problem share its prompt and what the judge
+//! itself thinks about it.
 
-use model::{Cache, Dropout, LearnedLinear, Learner, Masks, Parameter, Pass, Sequence, TensorSource};
+mod hearing;
+
+use model::{Cache, LearnedLinear, Learner, Parameter, TensorSource};
 use serde::{Deserialize, Serialize};
 use tensor::ops::{self, Format};
-use tensor::rng::Draw;
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::digits::Digits;
 use crate::loss::{Objective, Scored};
 use crate::study::{Droppings, rows_of, scatter};
+use hearing::{Heard, Reading};
 
 /// A problem with its trajectories.
 #[derive(Clone, Debug, Default)]
@@ -19,12 +22,16 @@ pub struct Case {
     pub id: u32,
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
+    /// What the judge itself thinks about it: (thoughts, width), none for a judge without a mind.
+    pub own: Tensor,
     /// All thoughts, trajectory after trajectory: (thoughts, width).
     pub thoughts: Tensor,
     /// How many each trajectory has.
     pub lengths: Vec<usize>,
     /// A label for each thought.
     pub labels: Vec<f32>,
+    /// The tokens of each trajectory's answer, for a judge that reads answers.
+    pub answers: Vec<Vec<u32>>,
     /// Whether each trajectory's answer is right.
     pub correct: Vec<bool>,
     /// The results of the solution's steps.
@@ -67,8 +74,8 @@ pub struct Comparing {
     out: LearnedLinear,
 }
 
-/// What a head reads, one row a thought.
-struct Judged {
+/// What a head reads, one row a thought or an answer; or the gradients of that.
+pub(crate) struct Judged {
     at: Tensor,
     before: Tensor,
     thought: Tensor,
@@ -77,16 +84,25 @@ struct Judged {
 impl ScoreLearner {
     /// A head of that kind.
     pub fn load(device: &Device, source: &impl TensorSource, kind: HeadKind, width: usize) -> Result<Self, model::Error> {
-        let load = |name: &str, shape| LearnedLinear::load(device, source, name, shape);
         Ok(match kind {
-            HeadKind::Linear => Self::Linear(Box::new(load("classifier", (width, 1))?)),
-            HeadKind::Compare => Self::Compare(Box::new(Comparing {
-                at: load("compare.at", (width, 2 * width))?,
-                before: load("compare.before", (width, 2 * width))?,
-                thought: load("compare.thought", (width, 2 * width))?,
-                out: load("compare.out", (width, 1))?,
-            })),
+            HeadKind::Linear => Self::Linear(Box::new(LearnedLinear::load(device, source, "classifier", (width, 1))?)),
+            HeadKind::Compare => Self::comparing(device, source, "compare", width)?,
         })
+    }
+
+    /// A head that judges answers, by comparing.
+    pub fn verdict(device: &Device, source: &impl TensorSource, width: usize) -> Result<Self, model::Error> {
+        Self::comparing(device, source, "verdict", width)
+    }
+
+    fn comparing(device: &Device, source: &impl TensorSource, name: &str, width: usize) -> Result<Self, model::Error> {
+        let load = |part: &str, shape| LearnedLinear::load(device, source, &format!("{name}.{part}"), shape);
+        Ok(Self::Compare(Box::new(Comparing {
+            at: load("at", (width, 2 * width))?,
+            before: load("before", (width, 2 * width))?,
+            thought: load("thought", (width, 2 * width))?,
+            out: load("out", (width, 1))?,
+        })))
     }
 
     fn parts(&self) -> Vec<&LearnedLinear> {
@@ -133,23 +149,27 @@ impl ScoreLearner {
         }
     }
 
-    /// The gradients of the hidden states at the thoughts and before them.
+    /// The gradients of what was read; a linear head gives that of one part alone.
     fn backward(
         &mut self,
         device: &Device,
         of: &Judged,
         [before, inner]: &[Tensor; 2],
         dscores: &Tensor,
-    ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
+    ) -> Result<Judged, DeviceError> {
         match self {
-            Self::Linear(map) => Ok((map.backward(device, &of.at, dscores)?, None)),
+            Self::Linear(map) => {
+                Ok(Judged { at: map.backward(device, &of.at, dscores)?, before: Tensor::default(), thought: Tensor::default() })
+            }
             Self::Compare(maps) => {
                 let dinner = maps.out.backward(device, inner, dscores)?;
                 let mut dbefore = Tensor::default();
                 ops::swiglu_backward(device, before, &dinner, Format::Single, &mut dbefore)?;
-                maps.thought.backward(device, &of.thought, &dbefore)?;
-                let dat = maps.at.backward(device, &of.at, &dbefore)?;
-                Ok((dat, Some(maps.before.backward(device, &of.before, &dbefore)?)))
+                Ok(Judged {
+                    thought: maps.thought.backward(device, &of.thought, &dbefore)?,
+                    at: maps.at.backward(device, &of.at, &dbefore)?,
+                    before: maps.before.backward(device, &of.before, &dbefore)?,
+                })
             }
         }
     }
@@ -162,8 +182,19 @@ pub struct Expectations {
     pub current: Digits,
     /// From the hidden state one position before thought t: step t's result.
     pub next: Digits,
+    /// From the hidden state before an answer: the last step's result. Used by judges that read answers.
+    pub answer: Digits,
     /// The weight of their losses.
     pub weight: f32,
+}
+
+/// What judges answers.
+#[derive(Debug)]
+pub struct Verdicts {
+    /// What reads a score at an answer's end.
+    pub head: ScoreLearner,
+    /// The tokens between thoughts and answer.
+    pub end: Vec<u32>,
 }
 
 /// Who learns to judge.
@@ -173,6 +204,8 @@ pub struct Judge {
     pub learner: Learner,
     /// What reads scores.
     pub head: ScoreLearner,
+    /// What judges answers, in a judge that reads them.
+    pub verdicts: Option<Verdicts>,
     /// A loss on what the judge itself knows.
     pub expectations: Option<Expectations>,
     cache: Option<Cache>,
@@ -189,6 +222,15 @@ pub struct Judging<'a> {
     pub droppings: Option<Droppings>,
 }
 
+/// What a judge says of a case.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// Of every thought, trajectory after trajectory.
+    pub thoughts: Vec<f32>,
+    /// Of every answer, if it reads answers.
+    pub verdicts: Vec<f32>,
+}
+
 /// Mean losses of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JudgeLosses {
@@ -198,37 +240,31 @@ pub struct JudgeLosses {
     pub digits: f64,
 }
 
-/// Cases in one pass.
-struct Heard {
-    hidden: Tensor, // (wanted, width)
-    segment: model::Segment,
-    tokens: Vec<u32>,
-    at: Vec<usize>,     // per thought: its place among the wanted rows
-    before: Vec<usize>, // per thought: that of the position before it
-    judged: Judged,
-    scores: Tensor, // (thoughts, 1)
-    kept: [Tensor; 2],
-}
-
 impl Judge {
     /// From its parts.
     pub fn new(learner: Learner, head: ScoreLearner, expectations: Option<Expectations>) -> Self {
-        Self { learner, head, expectations, cache: None }
+        Self { learner, head, verdicts: None, expectations, cache: None }
     }
 
-    /// The scores of every thought of every case.
-    pub fn scores(&mut self, cases: &[Case]) -> Result<Vec<Vec<f32>>, DeviceError> {
+    /// One that reads answers as well.
+    pub fn reading_answers(self, verdicts: Verdicts) -> Self {
+        Self { verdicts: Some(verdicts), ..self }
+    }
+
+    /// The scores of every case.
+    pub fn scores(&mut self, cases: &[Case]) -> Result<Vec<Scores>, DeviceError> {
         let mut cache = self.ready(cases)?;
         let heard = self.hear(&mut cache, cases, None);
         self.cache = Some(cache);
-        let scores = heard?.scores.to_host()?;
-        let mut left = scores.data();
-        let mut next = |n: usize| {
-            let (own, rest) = left.split_at(n);
-            left = rest;
-            own.to_vec()
+        let heard = heard?;
+        let thoughts = heard.thoughts.scores.to_host()?;
+        let verdicts = heard.answers.map(|answers| answers.scores.to_host()).transpose()?;
+        let (mut thoughts, mut verdicts) = (thoughts.data().iter(), verdicts.iter().flat_map(|v| v.data()));
+        let mut of = |case: &Case| Scores {
+            thoughts: thoughts.by_ref().take(case.thoughts.rows()).copied().collect(),
+            verdicts: verdicts.by_ref().take(case.lengths.len()).copied().collect(),
         };
-        Ok(cases.iter().map(|case| next(case.thoughts.rows())).collect())
+        Ok(cases.iter().map(&mut of).collect())
     }
 
     /// Adds the gradients of a batch's mean loss.
@@ -240,17 +276,23 @@ impl Judge {
         losses
     }
 
+    /// The parameters of its heads.
+    pub fn heads(&self) -> impl Iterator<Item = &Parameter> {
+        self.head.parameters().chain(self.verdicts.iter().flat_map(|v| v.head.parameters()))
+    }
+
     /// All parameters, always in the same order.
     pub fn parameters(&self) -> Vec<&Parameter> {
-        let readers = self.expectations.iter().flat_map(|e| e.current.map.parameters().chain(e.next.map.parameters()));
-        self.learner.parameters().chain(self.head.parameters()).chain(readers).collect()
+        let numbers = self.expectations.iter().flat_map(|e| [&e.current, &e.next, &e.answer]);
+        self.learner.parameters().chain(self.heads()).chain(numbers.flat_map(|reader| reader.map.parameters())).collect()
     }
 
     /// All parameters, to be changed. [`Self::refresh`] makes the change known to what computes.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        let readers = self.expectations.iter_mut();
-        let readers = readers.flat_map(|e| e.current.map.parameters_mut().chain(e.next.map.parameters_mut()));
-        self.learner.parameters_mut().chain(self.head.parameters_mut()).chain(readers).collect()
+        let Self { learner, head, verdicts, expectations, .. } = self;
+        let numbers = expectations.iter_mut().flat_map(|e| [&mut e.current, &mut e.next, &mut e.answer]);
+        let heads = head.parameters_mut().chain(verdicts.iter_mut().flat_map(|v| v.head.parameters_mut()));
+        learner.parameters_mut().chain(heads).chain(numbers.flat_map(|reader| reader.map.parameters_mut())).collect()
     }
 
     /// Makes a change of the parameters known to what computes.
@@ -258,15 +300,18 @@ impl Judge {
         let device = &self.learner.decoder.device().clone();
         self.learner.refresh()?;
         self.head.refresh(device)?;
-        self.expectations.as_mut().map_or(Ok(()), |e| {
-            e.current.map.refresh(device)?;
-            e.next.map.refresh(device)
-        })
+        self.verdicts.as_mut().map_or(Ok(()), |v| v.head.refresh(device))?;
+        let numbers = self.expectations.iter_mut().flat_map(|e| [&mut e.current, &mut e.next, &mut e.answer]);
+        numbers.into_iter().try_for_each(|reader| reader.map.refresh(device))
     }
 
     fn ready(&mut self, cases: &[Case]) -> Result<Cache, DeviceError> {
-        let own = |case: &Case| case.lengths.iter().map(|&n| Cache::slots_for(n)).sum::<usize>();
-        let slots = cases.iter().map(|case| Cache::slots_for(case.prompt.len()) + own(case)).sum();
+        let said = |answer: &Vec<u32>| self.verdicts.as_ref().map_or(0, |v| v.end.len() + answer.len());
+        let rows = |case: &Case| {
+            let said = case.answers.iter().map(said).chain(std::iter::repeat(0));
+            case.lengths.iter().zip(said).map(|(&thoughts, said)| Cache::slots_for(thoughts + said)).sum::<usize>()
+        };
+        let slots = cases.iter().map(|case| Cache::slots_for(case.prompt.len() + case.own.rows()) + rows(case)).sum();
         match self.cache.take() {
             Some(mut cache) if cache.slots() >= slots => {
                 cache.clear();
@@ -276,73 +321,23 @@ impl Judge {
         }
     }
 
-    fn hear(&self, cache: &mut Cache, cases: &[Case], droppings: Option<Droppings>) -> Result<Heard, DeviceError> {
-        let device = self.learner.decoder.device();
-        let (mut pass, mut draws, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
-        let mut prefixes = vec![Sequence::default(); cases.len()];
-        let draw = |case: &Case, trajectory: usize, sequence: &Sequence| {
-            let position = sequence.len() as u32;
-            // Steps and trajectories share a number; 4096 trajectories a problem are more than anyone has.
-            droppings.map(|d| Draw { seed: d.seed, question: case.id, trajectory: d.step << 12 | trajectory as u32, position })
-        };
-        for (case, prefix) in cases.iter().zip(&mut prefixes) {
-            for (i, &token) in case.prompt.iter().enumerate() {
-                draws.push(draw(case, 0, prefix));
-                tokens.push(token);
-                pass.push(cache, prefix, i + 1 == case.prompt.len());
-            }
-        }
-        let (mut at, mut before, mut wanted) = (Vec::new(), Vec::new(), cases.len());
-        for (i, case) in cases.iter().enumerate() {
-            for (n, &length) in case.lengths.iter().enumerate() {
-                let mut sequence = prefixes[i].fork();
-                for t in 0..length {
-                    draws.push(draw(case, n + 1, &sequence));
-                    pass.push(cache, &mut sequence, true);
-                    before.push(if t == 0 { i } else { wanted - 1 });
-                    at.push(wanted);
-                    wanted += 1;
-                }
-            }
-        }
-        let mut thoughts = Tensor::zeros(0, self.learner.decoder.config().width);
-        cases.iter().for_each(|case| thoughts.extend(&case.thoughts));
-        let thoughts = thoughts.to_device(device)?;
-        let x = ops::concat(device, &[&self.learner.decoder.embed(&tokens)?, &thoughts])?;
-        let dropout = droppings.map(|d| Dropout { p: d.p, attn_out: true, mlp_out: true, masks: Masks::Drawn(&draws) });
-        let (hidden, segment) = self.learner.forward(cache, &pass, x, dropout)?;
-        let (own, earlier) = (rows_of(device, &hidden, &at)?, rows_of(device, &hidden, &before)?);
-        let judged = Judged { at: own, before: earlier, thought: thoughts };
-        let (scores, kept) = self.head.forward(device, &judged)?;
-        Ok(Heard { hidden, segment, tokens, at, before, judged, scores, kept })
-    }
-
     fn learn_heard(&mut self, cache: &Cache, cases: &[Case], how: Judging<'_>, heard: Heard) -> Result<JudgeLosses, DeviceError> {
         let device = self.learner.decoder.device().clone();
-        let Heard { hidden, segment, tokens, at, before, judged, scores, kept } = heard;
-        let scores = scores.to_host()?;
-        let (mut loss, mut start, mut dscores) = (0.0, 0, vec![0.0; at.len()]);
-        for case in cases {
-            let (end, steps) = (start + case.thoughts.rows(), case.steps());
-            let problem = Scored { scores: &scores.data()[start..end], labels: &case.labels, steps: &steps };
-            loss += how.objective.of(problem, how.weight, &mut dscores[start..end]);
-            start = end;
-        }
-        let share = 1.0 / cases.len() as f32;
-        dscores.iter_mut().for_each(|d| *d *= share);
-        let dscores = Tensor::from_vec(at.len(), 1, dscores).to_device(&device)?;
-        let (dat, dbefore) = self.head.backward(&device, &judged, &kept, &dscores)?;
+        let Heard { hidden, segment, tokens, token_rows, thoughts, answers } = heard;
         let mut dhidden = Tensor::zeros_on(&device, hidden.rows(), hidden.cols())?;
-        scatter(&device, &dat, &at, &mut dhidden)?;
-        if let Some(dbefore) = dbefore {
-            scatter(&device, &dbefore, &before, &mut dhidden)?;
+        let labelled = |case: &Case| (case.labels.clone(), case.steps());
+        let mut score = taught(&device, &mut self.head, &thoughts, (cases, &labelled, how), &mut dhidden)?;
+        if let (Some(verdicts), Some(answers)) = (&mut self.verdicts, &answers) {
+            let labelled =
+                |case: &Case| (case.correct.iter().map(|&c| f32::from(u8::from(c))).collect(), vec![0; case.correct.len()]);
+            let how = Judging { weight: &|_| 1.0, ..how };
+            score += taught(&device, &mut verdicts.head, answers, (cases, &labelled, how), &mut dhidden)?;
         }
-        let digits = self.expect(&device, cases, (&hidden, &at, &before), &mut dhidden)?;
+        let digits = self.expect(&device, cases, (&hidden, &thoughts, answers.as_ref()), &mut dhidden)?;
         let mut dkv = cache.gradients(&device)?;
         let dx = self.learner.backward(cache, &mut dkv, segment, &dhidden)?;
-        let read: Vec<usize> = (0..tokens.len()).collect();
-        self.learner.embedded(tokens, &rows_of(&device, &dx, &read)?)?;
-        Ok(JudgeLosses { score: loss / cases.len() as f64, digits })
+        self.learner.embedded(tokens, &rows_of(&device, &dx, &token_rows)?)?;
+        Ok(JudgeLosses { score, digits })
     }
 
     /// Adds the gradients of the loss on what the judge knows; returns its mean a digit.
@@ -350,22 +345,61 @@ impl Judge {
         &mut self,
         device: &Device,
         cases: &[Case],
-        (hidden, at, before): (&Tensor, &[usize], &[usize]),
+        (hidden, thoughts, answers): (&Tensor, &Reading, Option<&Reading>),
         dhidden: &mut Tensor,
     ) -> Result<f64, DeviceError> {
-        let Some(Expectations { current, next, weight }) = &mut self.expectations else { return Ok(0.0) };
+        let Some(Expectations { current, next, answer, weight }) = &mut self.expectations else { return Ok(0.0) };
         let results = cases.iter().flat_map(|case| case.steps().into_iter().map(|t| case.results.get(t).copied()));
         let (told, numbers): (Vec<usize>, Vec<i64>) = results.enumerate().filter_map(|(i, number)| Some((i, number?))).unzip();
-        if told.is_empty() {
-            return Ok(0.0);
+        let places = |all: &[usize]| told.iter().map(|&i| all[i]).collect::<Vec<_>>();
+        let mut readers = vec![(current, places(&thoughts.at), numbers.clone()), (next, places(&thoughts.before), numbers)];
+        if let Some(answers) = answers {
+            let last = cases.iter().flat_map(|case| case.lengths.iter().map(|_| case.results.last().copied()));
+            let (places, numbers) = answers.before.iter().zip(last).filter_map(|(&place, number)| Some((place, number?))).unzip();
+            readers.push((answer, places, numbers));
         }
-        let (mut total, count) = (0.0, 2 * told.len() * crate::digits::PLACES);
-        for (reader, places) in [(current, at), (next, before)] {
-            let places: Vec<usize> = told.iter().map(|&i| places[i]).collect();
-            let read = reader.learn(device, &rows_of(device, hidden, &places)?, &numbers, *weight / count as f32)?;
+        readers.retain(|(_, places, _)| !places.is_empty());
+        let (mut total, kinds) = (0.0, readers.len());
+        for (reader, places, numbers) in readers {
+            let count = (numbers.len() * crate::digits::PLACES * kinds) as f32;
+            let read = reader.learn(device, &rows_of(device, hidden, &places)?, &numbers, *weight / count)?;
             scatter(device, &read.gradient, &places, dhidden)?;
-            total += read.losses.to_host()?.data().iter().map(|&x| f64::from(x)).sum::<f64>();
+            total += read.losses.to_host()?.data().iter().map(|&x| f64::from(x)).sum::<f64>() / f64::from(count);
         }
-        Ok(total / count as f64)
+        Ok(total)
     }
+}
+
+/// A case's labels, and the step that each belongs to.
+type Labelled<'a> = dyn Fn(&Case) -> (Vec<f32>, Vec<usize>) + 'a;
+
+/// Teaches a head, and adds the gradients of what it read; returns the mean loss of a case.
+fn taught(
+    device: &Device,
+    head: &mut ScoreLearner,
+    read: &Reading,
+    (cases, labelled, how): (&[Case], &Labelled<'_>, Judging<'_>),
+    dhidden: &mut Tensor,
+) -> Result<f64, DeviceError> {
+    let scores = read.scores.clone().to_host()?;
+    let (mut loss, mut start, mut dscores) = (0.0, 0, vec![0.0; read.at.len()]);
+    for case in cases {
+        let (labels, steps) = labelled(case);
+        let end = start + labels.len();
+        let problem = Scored { scores: &scores.data()[start..end], labels: &labels, steps: &steps };
+        loss += how.objective.of(problem, how.weight, &mut dscores[start..end]);
+        start = end;
+    }
+    let share = 1.0 / cases.len() as f32;
+    dscores.iter_mut().for_each(|d| *d *= share);
+    let dscores = Tensor::from_vec(read.at.len(), 1, dscores).to_device(device)?;
+    let gradients = head.backward(device, &read.judged, &read.kept, &dscores)?;
+    scatter(device, &gradients.at, &read.at, dhidden)?;
+    if gradients.before.rows() > 0 {
+        scatter(device, &gradients.before, &read.before, dhidden)?;
+    }
+    if let Some(places) = &read.thoughts {
+        scatter(device, &gradients.thought, places, dhidden)?;
+    }
+    Ok(loss / cases.len() as f64)
 }

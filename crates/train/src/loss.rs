@@ -12,6 +12,8 @@ pub enum Objective {
     Contrastive,
     /// Each thought's score is a logit of its label.
     Bce,
+    /// At each step, of every two trajectories with unlike labels the better one is to be scored higher.
+    Pairwise,
 }
 
 /// A problem's scores and labels, one of each for every thought of every trajectory.
@@ -28,7 +30,8 @@ pub struct Scored<'a> {
 impl Objective {
     /// The loss of one problem; its gradient is written to `gradient`. `weight` is that of each step.
     ///
-    /// Contrastive: `- sum_t w_t sum_n y_nt log softmax_n(r_nt)`. BCE: the weighted mean over all thoughts.
+    /// Contrastive: `- sum_t w_t sum_n y_nt log softmax_n(r_nt)`. BCE: the weighted mean over all thoughts. Pairwise: the weighted mean
+    /// over steps of the mean of `(y_n - y_m) log(1 + exp(r_m - r_n))` over pairs with y_n > y_m, which weigh y_n - y_m.
     pub fn of(self, problem: Scored<'_>, weight: &(dyn Fn(usize) -> f32 + Sync), gradient: &mut [f32]) -> f64 {
         let Scored { scores, labels, steps } = problem;
         assert!(scores.len() == labels.len() && scores.len() == steps.len() && scores.len() == gradient.len(), "loss: shapes");
@@ -45,6 +48,11 @@ impl Objective {
                     w * (r.max(0.0) - r * y + (-r.abs()).exp().ln_1p())
                 };
                 (0..scores.len()).map(element).sum()
+            }
+            Self::Pairwise => {
+                gradient.fill(0.0);
+                let last = steps.iter().max().map_or(0, |&t| t + 1);
+                (0..last).map(|t| pairwise(problem, t, f64::from(weight(t)) / last as f64, gradient)).sum()
             }
         }
     }
@@ -65,6 +73,23 @@ fn contrastive(problem: Scored<'_>, t: usize, weight: f64, gradient: &mut [f32])
     weight * loss
 }
 
+fn pairwise(problem: Scored<'_>, t: usize, weight: f64, gradient: &mut [f32]) -> f64 {
+    let Scored { scores, labels, steps } = problem;
+    let step: Vec<usize> = (0..scores.len()).filter(|&i| steps[i] == t).collect();
+    let pairs = step.iter().flat_map(|&i| step.iter().map(move |&j| (i, j))).filter(|&(i, j)| labels[i] > labels[j]);
+    let pairs: Vec<(usize, usize, f64)> = pairs.map(|(i, j)| (i, j, f64::from(labels[i] - labels[j]))).collect();
+    let total: f64 = pairs.iter().map(|(.., gap)| gap).sum();
+    let mut loss = 0.0;
+    for (better, worse, gap) in pairs {
+        let (lead, share) = (f64::from(scores[better] - scores[worse]), weight * gap / total);
+        loss += share * ((-lead).max(0.0) + (-lead.abs()).exp().ln_1p());
+        let pull = (share / (1.0 + lead.exp())) as f32;
+        gradient[better] -= pull;
+        gradient[worse] += pull;
+    }
+    loss
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,7 +108,7 @@ mod tests {
 
     #[test]
     fn gradients_are_those_of_finite_differences() {
-        for objective in [Objective::Contrastive, Objective::Bce] {
+        for objective in [Objective::Contrastive, Objective::Bce, Objective::Pairwise] {
             let mut gradient = [0.0; 6];
             objective.of(Scored { scores: &SCORES, labels: &LABELS, steps: &STEPS }, &weight, &mut gradient);
             for i in 0..6 {
@@ -100,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_score_for_the_right_trajectory_lowers_the_loss() {
-        for objective in [Objective::Contrastive, Objective::Bce] {
+        for objective in [Objective::Contrastive, Objective::Bce, Objective::Pairwise] {
             let mut better = SCORES;
             better[0] += 1.0;
             assert!(loss(objective, &better) < loss(objective, &SCORES));

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use engine::Mind;
+use engine::prompt::Prompt;
+use engine::reflect::Reflections;
 use model::Parameter;
 use model::save::Saved;
 use record::ranking::ordered_pairs;
@@ -13,7 +16,7 @@ use crate::course::{Course, Examined};
 use crate::directory::save_weights;
 use crate::error::Error;
 use crate::feed::shuffled;
-use crate::judge::{Case, Judge, Judging};
+use crate::judge::{Case, Judge, Judging, Scores};
 use crate::loss::Objective;
 use crate::study::Droppings;
 
@@ -23,6 +26,10 @@ pub struct RewardCourse {
     pub device: Device,
     /// Who learns.
     pub judge: Judge,
+    /// What the judge thinks with before it reads what others thought; it does not learn.
+    pub mind: Option<Mind>,
+    /// Where that happens.
+    pub reflections: Reflections,
     /// What from; all of them are one list.
     pub annotations: Vec<Annotations>,
     /// What is looked at.
@@ -59,6 +66,24 @@ impl RewardCourse {
         Ok((first..first + self.batch as u64).filter_map(|index| self.case(place(index))).collect())
     }
 
+    /// Lets the judge think about each case.
+    fn reflect(&mut self, cases: &mut [Case]) -> Result<(), Error> {
+        let Some(mind) = &self.mind else { return Ok(()) };
+        let prompt = |case: &Case| Prompt { id: case.id, text: String::new(), tokens: case.prompt.clone() };
+        let prompts: Vec<Prompt> = cases.iter().map(prompt).collect();
+        let reflections = &mut self.reflections;
+        let (thoughts, lengths) = self.device.run(|| {
+            let own = reflections.of(mind, &prompts.iter().collect::<Vec<_>>())?;
+            Ok::<_, tensor::DeviceError>((own.thoughts.to_host()?, own.lengths))
+        })?;
+        let mut start = 0;
+        for (case, length) in cases.iter_mut().zip(lengths) {
+            case.own = thoughts.select(start..start + length);
+            start += length;
+        }
+        Ok(())
+    }
+
     fn case(&self, mut place: usize) -> Option<Case> {
         for part in &self.annotations {
             if place < part.len() {
@@ -79,6 +104,7 @@ pub fn case(problem: &Problem<'_>) -> Case {
         out.lengths.push(labels.len());
         out.labels.extend(labels);
         out.correct.push(trajectory.correct());
+        out.answers.push(trajectory.answer().to_vec());
         vectors.extend(trajectory.thoughts());
     }
     let rows = out.labels.len();
@@ -89,7 +115,8 @@ pub fn case(problem: &Problem<'_>) -> Case {
 
 impl Course for RewardCourse {
     fn learn(&mut self, step: u32, part: u32) -> Result<Map<String, Value>, Error> {
-        let cases = self.batch(u64::from(step) * u64::from(self.accumulate) + u64::from(part))?;
+        let mut cases = self.batch(u64::from(step) * u64::from(self.accumulate) + u64::from(part))?;
+        self.reflect(&mut cases)?;
         let longest = cases.iter().flat_map(|case| &case.lengths).max().map_or(1, |&n| n.saturating_sub(1).max(1));
         let late = self.late;
         let weight = move |t: usize| 1.0 + (late - 1.0) * (t as f32 / longest as f32).min(1.0);
@@ -119,9 +146,10 @@ impl Course for RewardCourse {
 
     fn examine(&mut self, steps: u32) -> Result<Option<Examined>, Error> {
         let Some(held_out) = &self.held_out else { return Ok(None) };
-        let cases: Vec<Case> = held_out.problems().map(|problem| case(&problem)).collect();
+        let mut cases: Vec<Case> = held_out.problems().map(|problem| case(&problem)).collect();
         let mut seen = Seen::default();
-        for some in cases.chunks(AT_ONCE) {
+        for some in cases.chunks_mut(AT_ONCE) {
+            self.reflect(some)?;
             let judge = &mut self.judge;
             let scores = self.device.run(|| judge.scores(some))?;
             some.iter().zip(&scores).for_each(|(case, scores)| seen.add(case, scores));
@@ -133,8 +161,8 @@ impl Course for RewardCourse {
     }
 
     fn save(&mut self) -> Result<(), Error> {
-        let Judge { learner, head, .. } = &self.judge;
-        save_weights(&self.out, learner.decoder.config(), learner.parameters(), head.parameters(), self.saved)
+        let learner = &self.judge.learner;
+        save_weights(&self.out, learner.decoder.config(), learner.parameters(), self.judge.heads(), self.saved)
     }
 }
 
@@ -143,13 +171,14 @@ impl Course for RewardCourse {
 struct Seen {
     problems: usize,
     one: f64,               // the accuracy of a trajectory taken blindly
-    best: f64,              // of the one with the largest mean score
+    best: f64,              // of the one that the judge likes best
     order: Vec<(f64, f64)>, // per step: pairs in the right order, pairs
     mean_order: (f64, f64), // the same of the mean scores
+    verdicts: (f64, f64),   // the same of verdicts
 }
 
 impl Seen {
-    fn add(&mut self, case: &Case, scores: &[f32]) {
+    fn add(&mut self, case: &Case, scores: &Scores) {
         let right = case.correct.iter().filter(|&&c| c).count();
         self.problems += 1;
         self.one += right as f64 / case.correct.len().max(1) as f64;
@@ -159,15 +188,21 @@ impl Seen {
             .iter()
             .map(|&n| {
                 start += n;
-                &scores[start - n..start]
+                &scores.thoughts[start - n..start]
             })
             .collect();
         let mean = |row: &&[f32]| row.iter().sum::<f32>() / row.len().max(1) as f32;
         let means: Vec<Option<f32>> = rows.iter().map(|row| Some(mean(row))).collect();
-        let best =
-            (0..rows.len()).max_by(|&a, &b| means[a].partial_cmp(&means[b]).unwrap_or(std::cmp::Ordering::Equal).then(b.cmp(&a)));
+        let verdicts: Vec<Option<f32>> = scores.verdicts.iter().copied().map(Some).collect();
+        let overall = if verdicts.is_empty() { &means } else { &verdicts };
+        let order =
+            |&a: &usize, &b: &usize| overall[a].partial_cmp(&overall[b]).unwrap_or(std::cmp::Ordering::Equal).then(b.cmp(&a));
+        let best = (0..rows.len()).max_by(order);
         self.best += best.map_or(0.0, |i| f64::from(u8::from(case.correct[i])));
         count_pairs(&means, &case.correct, &mut self.mean_order);
+        if !verdicts.is_empty() {
+            count_pairs(&verdicts, &case.correct, &mut self.verdicts);
+        }
         let longest = case.lengths.iter().copied().max().unwrap_or(0);
         self.order.resize(self.order.len().max(longest), (0.0, 0.0));
         for (t, order) in self.order.iter_mut().enumerate() {
@@ -180,13 +215,16 @@ impl Seen {
         let share = |(right, all): (f64, f64)| if all > 0.0 { right / all } else { 0.5 };
         let problems = self.problems.max(1) as f64;
         let steps: Vec<f64> = self.order.iter().map(|&o| share(o)).collect();
-        let figures = [
+        let mut figures = vec![
             ("problems", json!(self.problems)),
             ("one", json!(self.one / problems)),
             ("best_of", json!(self.best / problems)),
             ("auc", json!(steps)),
             ("auc_mean", json!(share(self.mean_order))),
         ];
+        if self.verdicts.1 > 0.0 {
+            figures.push(("auc_verdict", json!(share(self.verdicts))));
+        }
         figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
@@ -205,11 +243,17 @@ mod tests {
     fn scores_are_judged_within_a_problem() {
         let case = Case { lengths: vec![2, 1, 2], correct: vec![true, false, false], ..Case::default() };
         let mut seen = Seen::default();
-        seen.add(&case, &[1.0, 3.0, 2.5, 0.0, 3.0]); // means 2, 2.5, 1.5
+        let mut scores = Scores { thoughts: vec![1.0, 3.0, 2.5, 0.0, 3.0], verdicts: Vec::new() }; // means 2, 2.5, 1.5
+        seen.add(&case, &scores);
         let figures = seen.figures();
         assert_eq!(figures["best_of"], json!(0.0), "the second has the largest mean and is wrong");
         assert_eq!(figures["auc_mean"], json!(0.5));
         assert_eq!(figures["auc"], json!([0.5, 0.5]), "first step: one of two; second: a tie with the only other");
         assert!((figures["one"].as_f64().unwrap() - 1.0 / 3.0).abs() < 1e-12);
+        assert!(!figures.contains_key("auc_verdict"));
+        scores.verdicts = vec![0.5, -1.0, 2.0];
+        seen.add(&case, &scores);
+        assert_eq!(seen.figures()["auc_verdict"], json!(0.5));
+        assert_eq!(seen.figures()["best_of"], json!(0.0), "verdicts decide, and the third's is largest");
     }
 }

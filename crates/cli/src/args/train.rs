@@ -218,6 +218,8 @@ pub enum ObjectiveKind {
     Contrastive,
     /// Each score is a logit of its label
     Bce,
+    /// At each step, of every two trajectories with unlike labels the better one is to be scored higher
+    Pairwise,
     /// Not at all: the reasoner's weights and a random head (the paper's ablation)
     Untrained,
 }
@@ -257,6 +259,15 @@ pub struct RewardArgs {
     /// What it is trained by
     #[arg(long, value_enum, default_value = "contrastive")]
     pub objective: ObjectiveKind,
+
+    /// Judge whole answers too: it reads each answer after the thoughts and gives a verdict, which the rules then go by
+    #[arg(long)]
+    pub reads_answers: bool,
+
+    /// A reasoner that the judge thinks with: it thinks about each question by itself, unperturbed, before it reads what others
+    /// thought. The model is copied into the judge's directory
+    #[arg(long, value_name = "DIR")]
+    pub mind: Option<PathBuf>,
 
     /// What reads a score
     #[arg(long, value_enum, default_value = "compare")]

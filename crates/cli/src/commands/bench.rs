@@ -134,7 +134,8 @@ fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
 fn judge(device: &Device, args: &BenchArgs) -> Result<RewardModel> {
     let (config, weights) = (shape(args.shape)?, RandomWeights { seed: args.seed + 1 });
     let head = RewardHead::load(device, &config, &weights)?;
-    Ok(RewardModel { decoder: device.run(|| Decoder::load(device, &config, &weights, LmHead::Without))?, head })
+    let decoder = device.run(|| Decoder::load(device, &config, &weights, LmHead::Without))?;
+    Ok(RewardModel { decoder, head, verdict: None, mind: None })
 }
 
 /// Prompts of made-up tokens, or those of a data set.

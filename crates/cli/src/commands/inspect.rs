@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use engine::reasoner::MIND;
 use engine::{Extras, Family, LatentLength, Method};
 use model::config::Architecture;
 use model::{Checkpoint, Folder, LmHead, RewardHead, Tokenizer};
@@ -45,7 +46,7 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
 /// What sort of model it is.
 enum Kind {
     Reasoner { method: Box<Method>, tokenizer: Box<Tokenizer> },
-    Reward { tokenizer: Option<Box<Tokenizer>> },
+    Reward { tokenizer: Option<Box<Tokenizer>>, reads_answers: bool, thinks: bool },
 }
 
 impl Kind {
@@ -60,8 +61,10 @@ impl Kind {
                 );
             }
             RewardHead::load(&device, checkpoint.config(), checkpoint)?;
+            let reads_answers = RewardHead::verdict(&device, checkpoint.config(), checkpoint)?.is_some();
             // A reward model reads the reasoner's tokens and needs no tokenizer of its own.
-            return Ok(Self::Reward { tokenizer: Tokenizer::read(folder).ok().map(Box::new) });
+            let tokenizer = Tokenizer::read(folder).ok().map(Box::new);
+            return Ok(Self::Reward { tokenizer, reads_answers, thinks: folder.folder(MIND).is_some() });
         }
         let tokenizer = Tokenizer::read(folder)?;
         let method = Extras::read(&device, checkpoint, &tokenizer, family)?.method;
@@ -97,7 +100,7 @@ impl Kind {
     fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Reasoner { tokenizer, .. } => Some(tokenizer),
-            Self::Reward { tokenizer } => tokenizer.as_deref(),
+            Self::Reward { tokenizer, .. } => tokenizer.as_deref(),
         }
     }
 }
@@ -138,6 +141,13 @@ impl Found<'_> {
         if let Some(method) = self.kind.method() {
             let how = if given.is_some() { "as given" } else { "recognised" };
             lines.push(("family", format!("{} ({how})", method.family)));
+        }
+        if let Kind::Reward { reads_answers, thinks, .. } = self.kind {
+            let reads = if *reads_answers { "thoughts and answers" } else { "thoughts" };
+            lines.push(("reads", reads.to_owned()));
+            if *thinks {
+                lines.push(("thinks", format!("with {}", self.checkpoint.dir().join(MIND).display())));
+            }
         }
         lines.extend(c.class_name.clone().map(|class| ("class", class)));
         lines.push(("backbone", format!("{}, {} layers, {} wide", backbone(c.architecture), c.layers, c.width)));

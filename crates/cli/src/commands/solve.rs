@@ -117,7 +117,10 @@ impl Solved<'_> {
         let mut rules = asked.as_deref().unwrap_or(Aggregator::USUAL).to_vec();
         rules.retain(|rule| rule.applies(all));
         if asked.is_none() && self.scored() {
-            rules.sort_by_key(|rule| *rule != Aggregator::Normalized); // the best of them (docs/latent-rm.md) comes first
+            // The best of them comes first (docs/latent-rm.md): verdicts have a scale that means something, step rewards have none.
+            let judged = all.iter().all(|t| t.verdict.is_some());
+            let best = if judged { Aggregator::Weighted } else { Aggregator::Normalized };
+            rules.sort_by_key(|rule| *rule != best);
         }
         let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
         let verdict = |rule: &Aggregator| Verdict { rule: name(*rule), answer: answer(rule.choose(all, tuning)) };
@@ -149,7 +152,7 @@ impl Solved<'_> {
     /// The largest mean reward among the supporters of an answer.
     fn best_reward(&self, answer: &str) -> Option<f64> {
         let supporters = self.trajectories().iter().filter(|t| t.answer.as_deref() == Some(answer));
-        let rewards = supporters.map(|t| aggregate::reward(t, Reduction::Mean));
+        let rewards = supporters.map(|t| aggregate::reward(t, Reduction::Overall));
         rewards.reduce(f64::max).filter(|reward| reward.is_finite())
     }
 
@@ -232,7 +235,7 @@ impl Solved<'_> {
     /// The best trajectory, how the search went, why sampling stopped, and where the time went.
     fn details(&self) -> String {
         let mut text = String::new();
-        let best = aggregate::best_of(self.trajectories(), Reduction::Mean).map(|i| &self.trajectories()[i]);
+        let best = aggregate::best_of(self.trajectories(), Reduction::Overall).map(|i| &self.trajectories()[i]);
         if let Some((best, scores)) = best.and_then(|best| Some((best, best.scores.as_ref()?))) {
             text.push_str(&labelled("best one", &format!("trajectory {}{}", best.k, step_rewards(scores))));
         }

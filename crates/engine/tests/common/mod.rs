@@ -13,6 +13,8 @@ use engine::{
     Engine, Family, LatentLength, Nucleus, Outcome, Perturbation, Probability, Question, Range, Reasoner, RewardModel, Scope,
     Settings, Sites,
 };
+use model::RewardHead;
+use model::source::RandomWeights;
 use model::testkit::{self, Spec, write_checkpoint};
 use tensor::rng::Site;
 use tensor::{Device, Tensor};
@@ -49,6 +51,15 @@ impl Pair {
         let spec = Spec { family, seed: spec.seed + 100, ..Spec::default() };
         let judge = written(&spec, |dir| RewardModel::load(device, dir, &reasoner).unwrap());
         Self { reasoner, judge }
+    }
+
+    /// Tiny models with a judge that thinks with another reasoner and reads answers.
+    pub fn reflecting(family: testkit::Family) -> Self {
+        let mut pair = Self::of(family);
+        let judge = &mut pair.judge;
+        judge.mind = Some(reasoner(device(), &Spec { family, seed: 321, ..Spec::default() }).mind);
+        judge.verdict = RewardHead::verdict(device(), judge.decoder.config(), &RandomWeights { seed: 5 }).unwrap();
+        pair
     }
 
     /// The same models, every pass of which is launched and none replayed.

@@ -2,7 +2,7 @@
 //! whole path, the best kept by sorting.
 
 use engine::prompt::Prompt;
-use engine::{BeamSize, Engine, LatentLength, Perturbation, Settings, replay};
+use engine::{BeamSize, Engine, LatentLength, Perturbation, RewardModel, Said, Settings, replay};
 use model::testkit::Family;
 use model::{Config, RewardHead, TensorSource};
 use tensor::Tensor;
@@ -75,12 +75,19 @@ fn enumerated(pair: &Pair, settings: &Settings, prompt: &Prompt) -> (usize, Vec<
             path.naive.feed_thought(path.thoughts.row(path.thoughts.rows() - 1), path.thoughts.rows());
         }
     }
-    let best = ended.into_iter().reduce(|best, path| if path.mean() > best.mean() { path } else { best }).unwrap();
-    let mut naive = best.naive;
-    if !best.ended_by_itself {
-        naive.feed_thought(best.thoughts.row(best.thoughts.rows() - 1), best.thoughts.rows());
-    }
-    (best.thoughts.rows(), best.rewards, naive.answer().0)
+    ended.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
+    ended.truncate(if pair.judge.verdict.is_some() { width } else { 1 });
+    let decoded = ended.into_iter().map(|mut path| {
+        if !path.ended_by_itself {
+            path.naive.feed_thought(path.thoughts.row(path.thoughts.rows() - 1), path.thoughts.rows());
+        }
+        let answers = [path.naive.answer().0];
+        let said = Said { end: &pair.reasoner.method.end, answers: &answers };
+        let reading = replay::readings(&pair.judge, prompt, std::slice::from_ref(&path.thoughts), Some(said)).unwrap().remove(0);
+        let [tokens] = answers;
+        (reading.verdict, (path.thoughts.rows(), path.rewards, tokens))
+    });
+    decoded.reduce(|best, path| if path.0 > best.0 { path } else { best }).unwrap().1
 }
 
 /// Fails unless the search finds what the enumeration does; returns the number of thoughts.
@@ -107,6 +114,19 @@ fn every_family_searches_as_its_enumeration_does() {
         for perturbation in perturbations() {
             let settings = Settings { beam: size(2, 3), ..settings(&pair.reasoner, 1, perturbation) };
             check(&pair, settings, &format!("{family:?}, {perturbation:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_judge_that_thinks_steers_as_its_enumeration_does() {
+    for family in [Family::Coconut, Family::LatentSft] {
+        let pair = Pair::reflecting(family);
+        let unread = Pair { judge: RewardModel { verdict: None, ..Pair::reflecting(family).judge }, ..Pair::of(family) };
+        for perturbation in perturbations() {
+            let settings = Settings { beam: size(3, 3), ..settings(&pair.reasoner, 1, perturbation) };
+            check(&pair, settings, &format!("{family:?}, {perturbation:?}, with verdicts"));
+            check(&unread, settings, &format!("{family:?}, {perturbation:?}, without"));
         }
     }
 }

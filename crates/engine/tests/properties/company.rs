@@ -135,10 +135,11 @@ pub fn in_little_memory(pair: &Pair, perturbation: Perturbation) -> (Vec<Outcome
 
 #[test]
 fn a_small_budget_splits_rows_and_changes_nothing() {
-    for family in [Family::Coconut, Family::LatentSft] {
-        let pair = Pair::of(family);
+    let pairs =
+        [Family::Coconut, Family::LatentSft].map(|family| [(family, Pair::of(family)), (family, Pair::reflecting(family))]);
+    for (family, pair) in pairs.as_flattened() {
         for perturbation in [Perturbation::None, thoughtful(0.3), perturbations()[2]] {
-            let (whole, split) = in_little_memory(&pair, perturbation);
+            let (whole, split) = in_little_memory(pair, perturbation);
             for (memory, split) in &split {
                 whole
                     .iter()

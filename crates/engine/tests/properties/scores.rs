@@ -1,33 +1,43 @@
 //! Rewards are read at each thought's own position, whatever else is scored with it.
 
-use engine::{LatentLength, Perturbation, Settings, replay};
+use engine::reflect::Reflections;
+use engine::{LatentLength, Perturbation, RewardModel, Said, Settings, replay};
 use model::testkit::{Family, Spec};
 use model::{Cache, Judged, Pass, Sequence};
 use tensor::Tensor;
 
 use crate::common::*;
 
-/// Rewards computed one position after the other.
-fn step_by_step(pair: &Pair, prompt: &[u32], thoughts: &Tensor) -> Vec<f32> {
-    let decoder = &pair.judge.decoder;
-    let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(prompt.len() + thoughts.rows())).unwrap();
-    let mut sequence = Sequence::default();
+/// Rewards computed one position after the other, and a verdict if the judge gives one: on `answer`, after `end`.
+fn step_by_step(
+    judge: &RewardModel,
+    (prompt, own): (&[u32], &Tensor),
+    thoughts: &Tensor,
+    (end, answer): (&[u32], &[u32]),
+) -> (Vec<f32>, Option<f32>) {
+    let decoder = &judge.decoder;
+    let slots = Cache::slots_for(prompt.len() + own.rows() + thoughts.rows() + end.len() + answer.len());
+    let (mut cache, mut sequence) = (Cache::new(decoder.device(), decoder.config(), slots).unwrap(), Sequence::default());
     let mut pass_one = |x: Tensor| {
         let mut pass = Pass::default();
         pass.push(&mut cache, &mut sequence, true);
         decoder.forward(&mut cache, &pass, x, None).unwrap()
     };
-    let mut before = Tensor::default();
-    for &token in prompt {
-        before = pass_one(decoder.embed(&[token]).unwrap());
-    }
+    let word = |token: &u32| decoder.embed(&[*token]).unwrap();
+    let vectors = prompt.iter().map(word).chain((0..own.rows()).map(|t| matrix(own.row(t))));
+    let mut last = vectors.fold(Tensor::default(), |_, x| pass_one(x));
     let mut reward = |t| {
         let thought = matrix(thoughts.row(t));
         let at = pass_one(thought.clone());
-        let judged = Judged { before: &std::mem::replace(&mut before, at.clone()), at: &at, thoughts: &thought };
-        pair.judge.head.rewards(decoder.device(), judged).unwrap()[0]
+        let judged = Judged { before: &std::mem::replace(&mut last, at.clone()), at: &at, thoughts: &thought };
+        judge.head.rewards(decoder.device(), judged).unwrap()[0]
     };
-    (0..thoughts.rows()).map(&mut reward).collect()
+    let rewards = (0..thoughts.rows()).map(&mut reward).collect();
+    let before = end.iter().map(word).fold(last.clone(), |_, x| pass_one(x));
+    let at = answer.iter().map(word).fold(before.clone(), |_, x| pass_one(x));
+    let judged = Judged { before: &before, at: &at, thoughts: &last };
+    let verdict = judge.verdict.as_ref().map(|head| head.rewards(decoder.device(), judged).unwrap()[0]);
+    (rewards, verdict)
 }
 
 #[test]
@@ -52,10 +62,35 @@ fn scored_together_is_scored_alone_is_scored_step_by_step() {
                     assert_eq!(scores, alone, "{family:?}, {perturbation:?}: alone");
                     assert_eq!(
                         scores,
-                        step_by_step(&pair, &prompt.tokens, thoughts),
+                        step_by_step(&pair.judge, (&prompt.tokens, &Tensor::default()), thoughts, (&[], &[])).0,
                         "{family:?}, {perturbation:?}: step by step"
                     );
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_judge_with_a_mind_reads_its_own_thoughts_first_and_answers_last() {
+    for family in [Family::Coconut, Family::LatentSft] {
+        let pair = Pair::reflecting(family);
+        let settings = settings(&pair.reasoner, 3, thoughtful(0.3));
+        for (outcome, question) in pair.ask(settings, &questions()).iter().zip(questions()) {
+            let prompt = prompted(&pair.reasoner, &question);
+            let own = Reflections::default().of(pair.judge.mind.as_ref().unwrap(), &[&prompt]).unwrap();
+            let rows = replay::rows(&pair.reasoner, &prompt, replay_of(&settings)).unwrap();
+            let end = &pair.reasoner.method.end;
+            for (k, row) in rows.iter().enumerate() {
+                let trajectory = &outcome.sample.trajectories[k];
+                let said = Said { end, answers: std::slice::from_ref(&row.tokens) };
+                let alone = replay::readings(&pair.judge, &prompt, &outcome.thoughts[k..=k], Some(said)).unwrap().remove(0);
+                assert_eq!(trajectory.scores.as_ref(), Some(&alone.scores), "{family:?}: alone");
+                assert_eq!(trajectory.verdict, alone.verdict, "{family:?}: alone");
+                let told = (&end[..], &row.tokens[..]);
+                let (scores, verdict) = step_by_step(&pair.judge, (&prompt.tokens, &own.thoughts), &outcome.thoughts[k], told);
+                assert_eq!((alone.scores, alone.verdict), (scores, verdict), "{family:?}: step by step");
+                assert!(verdict.is_some());
             }
         }
     }

@@ -33,7 +33,7 @@ fn majority_counts() {
 fn none_never_votes() {
     assert_eq!(majority(&unscored(&["", "", "3"])), Some(2));
     assert_eq!(weighted(&scored(&[("", 9.0), ("", 9.0), ("3", 0.0)])), Some(2));
-    assert_eq!(best_of(&scored(&[("", 9.0), ("3", 0.0)]), Reduction::Mean), Some(1));
+    assert_eq!(best_of(&scored(&[("", 9.0), ("3", 0.0)]), Reduction::Overall), Some(1));
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn without_answers_there_is_no_verdict() {
     for trajectories in [unscored(&[]), unscored(&["", ""]), scored(&[("", 1.0), ("", 2.0)])] {
         assert_eq!(majority(&trajectories), None);
         assert_eq!(weighted(&trajectories), None);
-        assert_eq!(best_of(&trajectories, Reduction::Mean), None);
+        assert_eq!(best_of(&trajectories, Reduction::Overall), None);
     }
 }
 
@@ -76,8 +76,8 @@ fn weights_survive_large_rewards() {
 #[test]
 fn best_of_takes_the_largest_then_the_lowest_number() {
     let trajectories = scored(&[("1", 0.2), ("2", 0.7), ("3", 0.7)]);
-    assert_eq!(best_of(&trajectories, Reduction::Mean), Some(1));
-    assert_eq!(best_of(&trajectories[..1], Reduction::Mean), Some(0));
+    assert_eq!(best_of(&trajectories, Reduction::Overall), Some(1));
+    assert_eq!(best_of(&trajectories[..1], Reduction::Overall), Some(0));
 }
 
 #[test]
@@ -88,11 +88,11 @@ fn reductions() {
         trajectory(2, "c", Some(&[0.0, 1.9])),
     ];
     let rewards = |reduction| [0, 1, 2].map(|i| reward(&trajectories[i], reduction));
-    assert_eq!(rewards(Reduction::Mean)[..2], [2.0, 1.5]);
+    assert_eq!(rewards(Reduction::Overall)[..2], [2.0, 1.5]);
     assert_eq!(rewards(Reduction::Sum)[..2], [4.0, 4.5]);
     assert_eq!(rewards(Reduction::Last)[..2], [1.0, 1.5]);
     assert_eq!(rewards(Reduction::Min), [1.0, 1.5, 0.0]);
-    assert_eq!(best_of(&trajectories, Reduction::Mean), Some(0));
+    assert_eq!(best_of(&trajectories, Reduction::Overall), Some(0));
     assert_eq!(best_of(&trajectories, Reduction::Sum), Some(1));
     assert_eq!(best_of(&trajectories, Reduction::Last), Some(2));
     assert_eq!(best_of(&trajectories, Reduction::Min), Some(1));
@@ -101,10 +101,10 @@ fn reductions() {
 #[test]
 fn without_thoughts_the_reward_is_lowest_but_the_answer_still_counts() {
     let thoughtless = [trajectory(0, "1", Some(&[])), trajectory(1, "2", Some(&[]))];
-    assert_eq!(best_of(&thoughtless, Reduction::Mean), Some(0));
+    assert_eq!(best_of(&thoughtless, Reduction::Overall), Some(0));
     assert_eq!(weighted(&thoughtless), Some(0));
     let mixed = [trajectory(0, "1", Some(&[])), trajectory(1, "2", Some(&[-1e30]))];
-    assert_eq!(best_of(&mixed, Reduction::Mean), Some(1));
+    assert_eq!(best_of(&mixed, Reduction::Overall), Some(1));
     assert_eq!(weighted(&mixed), Some(1));
     assert_eq!(majority(&mixed), Some(1));
 }
@@ -112,7 +112,7 @@ fn without_thoughts_the_reward_is_lowest_but_the_answer_still_counts() {
 #[test]
 fn scores_that_are_not_numbers_are_the_lowest() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for reduction in [Reduction::Mean, Reduction::Sum, Reduction::Last, Reduction::Min] {
+        for reduction in [Reduction::Overall, Reduction::Sum, Reduction::Last, Reduction::Min] {
             let trajectories = [trajectory(0, "1", Some(&[bad, 0.0])), trajectory(1, "2", Some(&[-5.0]))];
             assert_eq!(best_of(&trajectories, reduction), Some(1));
             assert_eq!(weighted(&trajectories), Some(1));
@@ -172,7 +172,7 @@ fn pessimism_asks_for_supporters() {
     assert_eq!(Aggregator::Pessimistic.choose(&scored(&close), &careful), Some(1), "1.0 - 0.48 against 0.8 - 0.24");
     // One high reward among a noisy crowd: means 2 and 1.5, deviation 1.5: 2 - 1.5 against 1.5 - 0.75.
     let noisy = [("1", 2.0), ("2", 3.0), ("2", 0.0), ("2", 3.0), ("2", 0.0)];
-    assert_eq!(best_of(&scored(&noisy), Reduction::Mean), Some(1));
+    assert_eq!(best_of(&scored(&noisy), Reduction::Overall), Some(1));
     assert_eq!(choose(Aggregator::Pessimistic, &scored(&noisy)), Some(1));
     assert_eq!(choose(Aggregator::Pessimistic, &scored(&[("1", 1.0), ("2", 1.0), ("2", 1.0)])), Some(1), "alike: a vote");
 }
@@ -197,7 +197,7 @@ fn rules_say_what_they_need() {
     let applying = |trajectories: &[Trajectory]| Aggregator::ALL.into_iter().filter(|rule| rule.applies(trajectories)).count();
     assert_eq!((applying(&plain), applying(&rewarded)), (1, 8));
     assert_eq!((applying(&told(plain, &[-1.0; 2])), applying(&told(rewarded, &[-1.0; 2]))), (2, 10));
-    assert_eq!(Aggregator::USUAL.last(), Some(&Aggregator::BestOf(Reduction::Mean)));
+    assert_eq!(Aggregator::USUAL.last(), Some(&Aggregator::BestOf(Reduction::Overall)));
 }
 
 /// Few answers and few scores, so that ties are common.
@@ -246,6 +246,23 @@ proptest! {
     fn rules_and_their_functions_agree(t in trajectories()) {
         prop_assert_eq!(choose(Aggregator::Majority, &t), majority(&t));
         prop_assert_eq!(choose(Aggregator::Weighted, &t), weighted(&t));
-        prop_assert_eq!(choose(Aggregator::BestOf(Reduction::Mean), &t), best_of(&t, Reduction::Mean));
+        prop_assert_eq!(choose(Aggregator::BestOf(Reduction::Overall), &t), best_of(&t, Reduction::Overall));
     }
+}
+
+#[test]
+fn a_verdict_on_the_answer_goes_before_step_rewards() {
+    let mut trajectories = scored(&[("1", 5.0), ("2", 1.0), ("2", 0.0)]);
+    let all = [Aggregator::BestOf(Reduction::Overall), Aggregator::Weighted, Aggregator::Pessimistic];
+    assert_eq!(all.map(|rule| choose(rule, &trajectories)), [Some(0); 3]);
+    for (trajectory, verdict) in trajectories.iter_mut().zip([-3.0, 2.0, 1.0]) {
+        trajectory.verdict = Some(verdict);
+    }
+    assert_eq!(all.map(|rule| choose(rule, &trajectories)), [Some(1); 3]);
+    assert_eq!(reward(&trajectories[0], Reduction::Overall), -3.0);
+    assert_eq!(reward(&trajectories[0], Reduction::Sum), 5.0);
+    assert_eq!(best_of(&trajectories, Reduction::Last), Some(0), "the other reductions are of step rewards");
+    let (thoughtless, silent) =
+        (Trajectory { scores: Some(vec![]), thoughts: 0, ..trajectories[1].clone() }, trajectories[0].clone());
+    assert_eq!(best_of(&[silent, thoughtless], Reduction::Overall), Some(1), "an answer is judged with or without thoughts");
 }

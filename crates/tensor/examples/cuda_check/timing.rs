@@ -7,7 +7,7 @@ use crate::cuda::linear::{Activation, Weights, linear};
 use crate::cuda::mask::{DeviceMask, Draws};
 use crate::cuda::norm::{Addend, DeviceNorm, add_norm, norm};
 use crate::cuda::rope::{DeviceRope, Place, Seats, place};
-use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, topk};
+use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, linear, topk};
 use crate::rng::Site;
 use crate::{Outcome, draws, numbers};
 
@@ -162,10 +162,14 @@ fn attentions(cuda: &Cuda) -> Outcome {
 fn logits(cuda: &Cuda) -> Outcome {
     let (width, vocab) = (768, 50257);
     let head = weights(cuda, width, vocab)?;
+    let bare: Vec<f32> = numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
+    let bare = Weights::from_output_major(cuda, (width, vocab), &bare, None)?;
     for rows in [64, 1024, ROWS] {
         let x = random(cuda, rows, width)?.cast(cuda.operand())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
-        computed(&format!("likeliest {rows} x {width} -> {vocab}"), time(cuda, || topk::likeliest(&x, &head))?, flops);
+        computed(&format!("logits {rows} x {width} -> {vocab}, f32"), time(cuda, || linear::logits(&x, &bare))?, flops);
+        computed(&format!("likeliest {rows} x {width} -> {vocab}, bias"), time(cuda, || topk::likeliest(&x, &head))?, flops);
+        computed(&format!("likeliest {rows} x {width} -> {vocab}"), time(cuda, || topk::likeliest(&x, &bare))?, flops);
         computed(
             &format!("mixture {rows} x {width} -> {vocab}, k 10"),
             time(cuda, || topk::mixture(&x, &head, &head, 10))?,

@@ -10,98 +10,68 @@
 //
 // Keys and values of a layer are (kv_heads, slots, dim).
 
-// bf16, head dimensions that are powers of two. Phase A on the tensor cores, 16 rows a warp; bound by latency at the short
-// prefixes of prompts, by the tensor cores at long ones. Phase B is bound by memory: a row's own keys and values are read
-// once, 16 bytes a lane, DIM / 8 lanes a row, four keys in flight.
+// Keys and values travel in units of 16: what one step of the tensor cores takes.
+#define UNIT 16
+// Units of the shared span that are on their way or in use at a time, as in attention.rs.
+#define RING 5
+
+// A unit in shared memory: (keys and values, UNIT, DIM), in bytes. Parts of 16 bytes are permuted within a row so that the
+// eight rows of a block that the tensor cores load lie in different banks. The permutation is an exclusive or, so that of
+// places whose rows and parts have no bits in common one follows from the other by a constant.
 template <int DIM>
-__device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots,
-                                              u32 group, u16* out, u32 out_cols, const uint4* tiles, const uint4* rows,
-                                              const uint2* spans, float scale) {
-    constexpr int KEYS = Stage<DIM>::KEYS, STRIDE = Stage<DIM>::STRIDE, OSTRIDE = DIM + 4;
-    extern __shared__ uint4 shared[];
-    __shared__ float kept_max[64], kept_sum[64];
-    u16* stages = (u16*)shared; // (2, keys and values, KEYS, STRIDE)
-    const uint4 tile = tiles[blockIdx.x];
-    // The query heads that share a key head are rows of one product: row v is head v % group of the tile's row v / group.
-    const u32 first_row = blockIdx.z * (blockDim.x / 2), height = tile.y * group;
-    if (first_row >= height) return;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = first_row + warp * 16;
-    const u64 head = (u64)blockIdx.y * slots * DIM, start = head + (u64)tile.z * DIM;
-    const u32 steps = (tile.w + KEYS - 1) / KEYS;
-    fetch<DIM>(stages, keys + start, values + start, 0, tile.w);
-    fetch<DIM>(stages + 2 * KEYS * STRIDE, keys + start, values + start, KEYS, tile.w);
+struct Unit {
+    static constexpr int PARTS = DIM / 8, VALUES = UNIT * DIM * 2, SIZE = 2 * VALUES;
+    static __device__ __forceinline__ constexpr u32 turn(u32 row) { return 16 * (PARTS >= 8 ? row % 8 : row / 2 % PARTS); }
+    static __device__ __forceinline__ u32 at(u32 row, u32 part) { return row * PARTS * 16 + (16 * part ^ turn(row)); }
+};
 
-    // What lane r knows of the warp's row r: read now, needed in phase B.
-    const u32 known = warp_row + lane % 16;
-    const uint4 view = known < height ? rows[tile.x + known / group] : make_uint4(0, 0, 0, 0);
-    const uint2 first_span = view.w ? spans[view.y] : make_uint2(0, 0);
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-    const u32 row0 = warp_row + g, row1 = row0 + 8;
-    const u32 len0 = __shfl_sync(FULL, view.x, g), len1 = __shfl_sync(FULL, view.x, g + 8);
-    const u32 longest = __reduce_max_sync(FULL, view.x), shortest = __reduce_min_sync(FULL, view.x);
-    u32 a[DIM / 16][4];
-    const u16* q0 = q + (u64)(tile.x + row0 / group) * q_cols + (blockIdx.y * group + row0 % group) * DIM + 2 * t;
-    const u16* q1 = q + (u64)(tile.x + row1 / group) * q_cols + (blockIdx.y * group + row1 % group) * DIM + 2 * t;
-#pragma unroll
-    for (int s = 0; s < DIM / 16; s++) {
-        a[s][0] = row0 < height ? *(const u32*)(q0 + 16 * s) : 0;
-        a[s][1] = row1 < height ? *(const u32*)(q1 + 16 * s) : 0;
-        a[s][2] = row0 < height ? *(const u32*)(q0 + 16 * s + 8) : 0;
-        a[s][3] = row1 < height ? *(const u32*)(q1 + 16 * s + 8) : 0;
-    }
-    float o[DIM / 8][4];
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
-    float max0 = -INF, max1 = -INF, sum0 = 0.0f, sum1 = 0.0f;
+// All but the latest N groups of copies have arrived.
+template <int N>
+__device__ __forceinline__ void arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
-    for (u32 step = 0; step < steps; step++) {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        __syncthreads();
-        const u16* sk = stages + (step % 2) * 2 * KEYS * STRIDE;
-        const u16* sv = sk + KEYS * STRIDE;
-#pragma unroll 1
-        for (u32 part = 0; part < KEYS; part += SCORED) {
-            const u32 base = step * KEYS + part;
-            if (base >= longest) break;
-            float s[SCORED / 8][4];
+// What a warp knows of its 16 rows: lane (g, t) has rows g and g + 8, as the tensor cores lay them out.
+template <int DIM>
+struct Mixture {
+    u32 q[DIM / 16][4];
+    float o[DIM / 8][4], max0, max1, sum0, sum1;
+
+    // Takes a unit of keys, the first of which is number `base`. Row g sees the `seen0` keys from number `from0` on, row g + 8
+    // those of `from1`.
+    __device__ __forceinline__ void absorb(u32 unit, u32 base, u32 from0, u32 seen0, u32 from1, u32 seen1, float scale) {
+        const u32 lane = threadIdx.x % 32, t = lane % 4;
+        float s[2][4] = {};
+        const u32 key_at = unit + Unit<DIM>::at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        const u32 value_at = unit + Unit<DIM>::VALUES + Unit<DIM>::at(lane % 16, lane / 16);
 #pragma unroll
-            for (int n = 0; n < SCORED / 8; n += 2) {
-                s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-                s[n + 1][0] = s[n + 1][1] = s[n + 1][2] = s[n + 1][3] = 0.0f;
-                if (base + 8 * n < longest) {
-                    const u16* at = sk + (part + 8 * n + lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
+        for (int k = 0; k < DIM / 16; k++) {
+            u32 b[4];
+            load_blocks(b, key_at ^ 32 * k);
+            mma(s[0], q[k], b[0], b[1]);
+            mma(s[1], q[k], b[2], b[3]);
+        }
+        float new0 = max0, new1 = max1;
 #pragma unroll
-                    for (int k = 0; k < DIM / 16; k++) {
-                        u32 b[4];
-                        load_blocks(b, at + 16 * k);
-                        mma(s[n], a[k], b[0], b[1]);
-                        mma(s[n + 1], a[k], b[2], b[3]);
-                    }
-                }
+        for (int n = 0; n < 2; n++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const u32 key = base + 8 * n + 2 * t + c; // before `from` it wraps to a large number
+                s[n][c] = key - from0 < seen0 ? s[n][c] : -INF;
+                s[n][2 + c] = key - from1 < seen1 ? s[n][2 + c] : -INF;
+                new0 = fmaxf(new0, s[n][c]);
+                new1 = fmaxf(new1, s[n][2 + c]);
             }
-            if (base + SCORED > shortest) {
-#pragma unroll
-                for (int n = 0; n < SCORED / 8; n++) {
-#pragma unroll
-                    for (int c = 0; c < 2; c++) {
-                        u32 key = base + 8 * n + 2 * t + c;
-                        s[n][c] = key < len0 ? s[n][c] : -INF;
-                        s[n][2 + c] = key < len1 ? s[n][2 + c] : -INF;
-                    }
-                }
-            }
-            float new0 = max0, new1 = max1;
-#pragma unroll
-            for (int n = 0; n < SCORED / 8; n++) {
-                new0 = fmaxf(new0, fmaxf(s[n][0], s[n][1]));
-                new1 = fmaxf(new1, fmaxf(s[n][2], s[n][3]));
-            }
-            new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 1));
-            new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 2));
-            new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 1));
-            new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 2));
-            // Rows that pad a tile see nothing; their maximum stays -inf and must not become a not-a-number.
-            const float use0 = new0 == -INF ? 0.0f : new0 * scale, use1 = new1 == -INF ? 0.0f : new1 * scale;
+        }
+        new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 1));
+        new0 = fmaxf(new0, __shfl_xor_sync(FULL, new0, 2));
+        new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 1));
+        new1 = fmaxf(new1, __shfl_xor_sync(FULL, new1, 2));
+        // A row that has seen nothing yet keeps its maximum at -inf, which must not become a not-a-number.
+        const float use0 = new0 == -INF ? 0.0f : new0 * scale, use1 = new1 == -INF ? 0.0f : new1 * scale;
+        if (__any_sync(FULL, new0 > max0 || new1 > max1)) {
             const float shrink0 = power_of_2(fmaf(max0, scale, -use0)), shrink1 = power_of_2(fmaf(max1, scale, -use1));
             max0 = new0;
             max1 = new1;
@@ -111,119 +81,192 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
             for (int n = 0; n < DIM / 8; n++) {
                 o[n][0] *= shrink0; o[n][1] *= shrink0; o[n][2] *= shrink1; o[n][3] *= shrink1;
             }
+        }
 #pragma unroll
-            for (int n = 0; n < SCORED / 8; n++) {
-                s[n][0] = power_of_2(fmaf(s[n][0], scale, -use0));
-                s[n][1] = power_of_2(fmaf(s[n][1], scale, -use0));
-                s[n][2] = power_of_2(fmaf(s[n][2], scale, -use1));
-                s[n][3] = power_of_2(fmaf(s[n][3], scale, -use1));
-                sum0 += s[n][0] + s[n][1];
-                sum1 += s[n][2] + s[n][3];
-            }
+        for (int n = 0; n < 2; n++) {
+            s[n][0] = power_of_2(fmaf(s[n][0], scale, -use0));
+            s[n][1] = power_of_2(fmaf(s[n][1], scale, -use0));
+            s[n][2] = power_of_2(fmaf(s[n][2], scale, -use1));
+            s[n][3] = power_of_2(fmaf(s[n][3], scale, -use1));
+            sum0 += s[n][0] + s[n][1];
+            sum1 += s[n][2] + s[n][3];
+        }
+        const u32 p[4] = {pack(s[0][0], s[0][1]), pack(s[0][2], s[0][3]), pack(s[1][0], s[1][1]), pack(s[1][2], s[1][3])};
 #pragma unroll
-            for (int k = 0; k < SCORED / 16; k++) {
-                if (base + 16 * k < longest) {
-                    u32 p[4] = {pack(s[2 * k][0], s[2 * k][1]), pack(s[2 * k][2], s[2 * k][3]),
-                                pack(s[2 * k + 1][0], s[2 * k + 1][1]), pack(s[2 * k + 1][2], s[2 * k + 1][3])};
-                    const u16* at = sv + (part + 16 * k + lane % 16) * STRIDE + lane / 16 * 8;
+        for (int n = 0; n < DIM / 16; n++) {
+            u32 v[4];
+            load_transposed(v, value_at ^ 32 * n);
+            mma(o[2 * n], p, v[0], v[1]);
+            mma(o[2 * n + 1], p, v[2], v[3]);
+        }
+    }
+};
+
+// The slots that a warp's rows have of their own, as one sequence: row after row, each row's in order. Lane i has row i's.
+struct Owned {
+    const uint2* spans;
+    uint2 first; // the row's first own span
+    u32 next;    // where the one after it is
+    u32 count;   // the row's slots
+    u32 end;     // where they end in the sequence
+
+    __device__ __forceinline__ Owned(const uint2* all, uint4 view) : spans(all), next(view.y + 1), count(view.w), end(view.w) {
+        first = count ? spans[view.y] : make_uint2(0, 0);
 #pragma unroll
-                    for (int n = 0; n < DIM / 16; n++) {
-                        u32 v[4];
-                        load_transposed(v, at + 16 * n);
-                        mma(o[2 * n], p, v[0], v[1]);
-                        mma(o[2 * n + 1], p, v[2], v[3]);
-                    }
-                }
+        for (int d = 1; d < 16; d <<= 1) {
+            const u32 before = __shfl_up_sync(FULL, end, d);
+            if (threadIdx.x % 32 >= d) end += before;
+        }
+    }
+    __device__ __forceinline__ u32 total() const { return __shfl_sync(FULL, end, 15); }
+    // Each lane's j-th slot of the sequence; all lanes ask together. Beyond the end it is slot 0.
+    __device__ __forceinline__ u32 slot(u32 j) const {
+        u32 row = 0;
+#pragma unroll
+        for (int step = 8; step > 0; step >>= 1)
+            if (__shfl_sync(FULL, end, row + step - 1) <= j) row += step;
+        const u32 stop = __shfl_sync(FULL, end, row), start = stop - __shfl_sync(FULL, count, row);
+        uint2 span = make_uint2(__shfl_sync(FULL, first.x, row), __shfl_sync(FULL, first.y, row));
+        u32 at = __shfl_sync(FULL, next, row), offset = j - start;
+        if (j >= stop) return 0;
+        while (offset >= span.y) {
+            offset -= span.y;
+            span = spans[at++];
+        }
+        return span.x + offset;
+    }
+};
+
+// bf16, head dimensions that are powers of two, 16 rows a warp, all products on the tensor cores. Memory bounds it, so loads
+// never wait for computing: the first unit of each warp's own slots is asked for together with the shared span, and later
+// ones go through two buffers a warp. Rows' own slots follow each other without gaps, so that a unit holds those of several rows
+// where rows have few; each row takes only its own of the scores (the rest weighs nothing). That wastes most of the
+// tensor cores' work, which is free here, and issues less than half the instructions of one product a row.
+template <int DIM>
+__device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots,
+                                              u32 group, u16* out, u32 out_cols, const uint4* tiles, const uint4* rows,
+                                              const uint2* spans, float scale) {
+    constexpr int PARTS = Unit<DIM>::PARTS, VALUES = Unit<DIM>::VALUES, SIZE = Unit<DIM>::SIZE;
+    extern __shared__ __align__(256) uint4 shared[];
+    const u32 units = (u32)__cvta_generic_to_shared(shared); // (RING + warps, SIZE)
+    const uint4 tile = tiles[blockIdx.x];
+    // The query heads that share a key head are rows of one product: row v is head v % group of the tile's row v / group.
+    const u32 first_row = blockIdx.z * (blockDim.x / 2), height = tile.y * group;
+    if (first_row >= height) return;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = first_row + warp * 16;
+    // Lane i knows the tile's row that is the i-th of those that the warp's rows belong to.
+    const u32 first_view = warp_row / group, known = first_view + lane;
+    const bool here = lane < 16 && warp_row < height && known < tile.y && known <= (warp_row + 15) / group;
+    const uint4 view = here ? rows[tile.x + known] : make_uint4(0, 0, 0, 0);
+    const Owned owned(spans, view);
+    // What rows see was uploaded before the kernel ahead of this one began; queries, keys and values are of that one.
+    after_previous();
+    const u16* head = keys + (u64)blockIdx.y * slots * DIM;
+    const u64 apart = values - keys;
+
+    const u32 shared_units = (tile.w + UNIT - 1) / UNIT;
+    auto fetch_shared = [&](u32 number) {
+        for (u32 i = threadIdx.x; number < shared_units && i < UNIT * PARTS; i += blockDim.x) {
+            const u32 r = i / PARTS, part = i % PARTS, key = number * UNIT + r;
+            const bool inside = key < tile.w;
+            const u16* from = head + (u64)(tile.z + (inside ? key : 0)) * DIM + 8 * part;
+            const u32 to = units + number % RING * SIZE + Unit<DIM>::at(r, part);
+            copy16(to, from, inside);
+            copy16(to + VALUES, from + apart, inside);
+        }
+        commit(); // beyond the end there is nothing to fetch, but a group to count
+    };
+#pragma unroll 1
+    for (u32 number = 0; number < RING; number++) fetch_shared(number);
+
+    const u32 own = owned.total();
+    u32 slot = 0; // of number 32 i + lane of the sequence
+    auto fetch_own = [&](u32 number, u32 unit) {
+        if (number * UNIT < own) {
+            if (number % 2 == 0) slot = owned.slot(number * UNIT + lane);
+            constexpr int TOGETHER = 32 / PARTS;
+            const u16* column = head + 8 * (lane % PARTS);
+            const u32 to = unit + Unit<DIM>::at(lane / PARTS, lane % PARTS);
+#pragma unroll
+            for (int r = 0; r < UNIT; r += TOGETHER) {
+                const u32 which = r + lane / PARTS;
+                const u16* from = column + (u64)__shfl_sync(FULL, slot, number % 2 * UNIT + which) * DIM;
+                const bool inside = number * UNIT + which < own;
+                const u32 there = (to ^ Unit<DIM>::turn(r)) + r * DIM * 2;
+                copy16(there, from, inside);
+                copy16(there + VALUES, from + apart, inside);
             }
         }
-        __syncthreads();
-        fetch<DIM>(stages + (step % 2) * 2 * KEYS * STRIDE, keys + start, values + start, (step + 2) * KEYS, tile.w);
+        commit();
+    };
+    // The second buffer is part of the ring, which is free when the shared span has been read.
+    const u32 mine = units + (RING + warp) * SIZE, second = units + warp * SIZE;
+    fetch_own(0, mine);
+
+    Mixture<DIM> mixture;
+    const u32 row0 = warp_row + g, row1 = row0 + 8;
+    const u16* q0 = q + (u64)(tile.x + row0 / group) * q_cols + (blockIdx.y * group + row0 % group) * DIM + 2 * t;
+    const u16* q1 = q + (u64)(tile.x + row1 / group) * q_cols + (blockIdx.y * group + row1 % group) * DIM + 2 * t;
+#pragma unroll
+    for (int s = 0; s < DIM / 16; s++) {
+        mixture.q[s][0] = row0 < height ? *(const u32*)(q0 + 16 * s) : 0;
+        mixture.q[s][1] = row1 < height ? *(const u32*)(q1 + 16 * s) : 0;
+        mixture.q[s][2] = row0 < height ? *(const u32*)(q0 + 16 * s + 8) : 0;
+        mixture.q[s][3] = row1 < height ? *(const u32*)(q1 + 16 * s + 8) : 0;
     }
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n++) mixture.o[n][0] = mixture.o[n][1] = mixture.o[n][2] = mixture.o[n][3] = 0.0f;
+    mixture.max0 = mixture.max1 = -INF;
+    mixture.sum0 = mixture.sum1 = 0.0f;
+
+    const u32 view0 = row0 < height ? row0 / group - first_view : 31, view1 = row1 < height ? row1 / group - first_view : 31;
+    const u32 len0 = __shfl_sync(FULL, view.x, view0), len1 = __shfl_sync(FULL, view.x, view1);
+    const u32 longest = __reduce_max_sync(FULL, view.x);
+    for (u32 number = 0; number < shared_units; number++) {
+        arrived<RING - 1>(); // groups: the ring, the first own unit, and one for each round so far
+        __syncthreads();
+        if (number * UNIT < longest)
+            mixture.absorb(units + number % RING * SIZE, number * UNIT, 0, len0, 0, len1, scale);
+        if (number + RING < shared_units) __syncthreads();
+        fetch_shared(number + RING);
+    }
+
+    __syncthreads();
+    const u32 own0 = __shfl_sync(FULL, owned.count, view0), own1 = __shfl_sync(FULL, owned.count, view1);
+    const u32 from0 = __shfl_sync(FULL, owned.end, view0) - own0, from1 = __shfl_sync(FULL, owned.end, view1) - own1;
+    fetch_own(1, second);
+    for (u32 number = 0; number * UNIT < own; number++) {
+        const u32 unit = number % 2 ? second : mine;
+        arrived<1>();
+        __syncwarp();
+        mixture.absorb(unit, number * UNIT, from0, own0, from1, own1, scale);
+        __syncwarp();
+        fetch_own(number + 2, unit);
+    }
+
+    // From the tensor cores' layout to rows, through the warp's buffer.
+    arrived<0>();
+    __syncwarp();
+    float sum0 = mixture.sum0, sum1 = mixture.sum1;
     sum0 += __shfl_xor_sync(FULL, sum0, 1);
     sum0 += __shfl_xor_sync(FULL, sum0, 2);
     sum1 += __shfl_xor_sync(FULL, sum1, 1);
     sum1 += __shfl_xor_sync(FULL, sum1, 2);
-
-    // From the tensor cores' layout to rows, through the memory that held the keys and values.
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
-    float* so = (float*)shared + warp * 16 * OSTRIDE;
+    const float inverse0 = 1.0f / sum0, inverse1 = 1.0f / sum1;
+    u8* buffer = (u8*)shared + (RING + warp) * SIZE;
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
-        *(float2*)(so + g * OSTRIDE + 8 * n + 2 * t) = make_float2(o[n][0], o[n][1]);
-        *(float2*)(so + (g + 8) * OSTRIDE + 8 * n + 2 * t) = make_float2(o[n][2], o[n][3]);
-    }
-    if (t == 0) {
-        kept_max[warp * 16 + g] = max0; kept_max[warp * 16 + g + 8] = max1;
-        kept_sum[warp * 16 + g] = sum0; kept_sum[warp * 16 + g + 8] = sum1;
+        const u32 at = Unit<DIM>::at(g, n) + 4 * t;
+        *(u32*)(buffer + at) = pack(mixture.o[n][0] * inverse0, mixture.o[n][1] * inverse0);
+        *(u32*)(buffer + at + 8 * DIM * 2) = pack(mixture.o[n][2] * inverse1, mixture.o[n][3] * inverse1);
     }
     __syncwarp();
-
-    constexpr int LANES = DIM / 8, TOGETHER = 32 / LANES, AHEAD = 4;
-    const u32 part = 8 * (lane % LANES);
-    const u16* own_keys = keys + head + part;
-    const u16* own_values = values + head + part;
-#pragma unroll 1
-    for (u32 first = 0; first < 16; first += TOGETHER) {
-        const u32 r = first + lane / LANES, row = warp_row + r;
-        const bool real = row < height;
-        const u64 at = (u64)(tile.x + row / group), column = (blockIdx.y * group + row % group) * DIM + part;
-        const u32 count = __shfl_sync(FULL, view.w, r), spans_at = __shfl_sync(FULL, view.y, r);
-        const uint2 span = make_uint2(__shfl_sync(FULL, first_span.x, r), __shfl_sync(FULL, first_span.y, r));
-        u32 most = count;
 #pragma unroll
-        for (int d = LANES; d < 32; d <<= 1) {
-            u32 other = __shfl_xor_sync(FULL, most, d);
-            most = other > most ? other : most;
-        }
-        float x[8], query[8], largest = kept_max[warp * 16 + r], sum = kept_sum[warp * 16 + r];
-        widen8(real ? *(const uint4*)(q + at * q_cols + column) : make_uint4(0, 0, 0, 0), query);
-        *(float4*)&x[0] = *(const float4*)(so + r * OSTRIDE + part);
-        *(float4*)&x[4] = *(const float4*)(so + r * OSTRIDE + part + 4);
-        Walk walk(spans, span, spans_at + 1);
-        for (u32 j = 0; j < most; j += AHEAD) {
-            uint4 k[AHEAD], v[AHEAD];
-#pragma unroll
-            for (int u = 0; u < AHEAD; u++) {
-                k[u] = v[u] = make_uint4(0, 0, 0, 0);
-                if (j + u < count) {
-                    const u64 from = (u64)walk.next() * DIM;
-                    k[u] = *(const uint4*)(own_keys + from);
-                    v[u] = *(const uint4*)(own_values + from);
-                }
-            }
-            float score[AHEAD], best = largest;
-#pragma unroll
-            for (int u = 0; u < AHEAD; u++) {
-                float w[8], dot = 0.0f;
-                widen8(k[u], w);
-#pragma unroll
-                for (int i = 0; i < 8; i++) dot = fmaf(query[i], w[i], dot);
-#pragma unroll
-                for (int d = 1; d < LANES; d <<= 1) dot += __shfl_xor_sync(FULL, dot, d);
-                score[u] = j + u < count ? dot : -INF;
-                best = fmaxf(best, score[u]);
-            }
-            const float use = best == -INF ? 0.0f : best, shrink = power_of_2((largest - use) * scale);
-            largest = best;
-            sum *= shrink;
-#pragma unroll
-            for (int i = 0; i < 8; i++) x[i] *= shrink;
-#pragma unroll
-            for (int u = 0; u < AHEAD; u++) {
-                float w[8], p = power_of_2((score[u] - use) * scale);
-                widen8(v[u], w);
-                sum += p;
-#pragma unroll
-                for (int i = 0; i < 8; i++) x[i] = fmaf(p, w[i], x[i]);
-            }
-        }
-        if (real) {
-            const float inverse = 1.0f / sum;
-            *(uint4*)(out + at * out_cols + column) =
-                make_uint4(pack(x[0] * inverse, x[1] * inverse), pack(x[2] * inverse, x[3] * inverse),
-                           pack(x[4] * inverse, x[5] * inverse), pack(x[6] * inverse, x[7] * inverse));
-        }
+    for (int i = 0; i < UNIT * PARTS / 32; i++) {
+        const u32 r = (lane + 32 * i) / PARTS, part = lane % PARTS, row = warp_row + r;
+        if (row >= height) continue;
+        const u64 at = (u64)(tile.x + row / group) * out_cols + (blockIdx.y * group + row % group) * DIM + 8 * part;
+        *(uint4*)(out + at) = *(const uint4*)(buffer + Unit<DIM>::at(r, part));
     }
 }
 
@@ -250,6 +293,7 @@ extern "C" __global__ void __launch_bounds__(512) attention_any(const void* q, i
                                                                 u32 out_cols, const uint4* tiles, const uint4* rows,
                                                                 const uint2* spans, float scale) {
     extern __shared__ float memory[];
+    after_previous();
     const uint4 tile = tiles[blockIdx.x];
     const u32 h = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, height = blockDim.x / 32 * ROWS_A_WARP;
     const u64 head = (u64)(h / group) * slots * dim;

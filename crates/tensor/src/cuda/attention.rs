@@ -11,6 +11,9 @@ const TILE_MANY: usize = 64;
 const TILE_FEW: usize = 16;
 /// From this many rows on.
 const MANY: usize = 2048;
+/// Keys that travel together, and how many such units of a shared span are on their way at a time, as in attention.cu.
+const UNIT: usize = 16;
+const RING: usize = 5;
 /// Keys that the plain kernel holds in shared memory at a time, as in attention.cu, and the rows of one of its warps.
 const PLAIN_KEYS: usize = 32;
 const PLAIN_ROWS: usize = 4;
@@ -195,9 +198,9 @@ pub(crate) fn attention(q: &Array, kv: &Kv, layer: usize, heads: usize, views: &
     };
     match fast.filter(|_| q.dtype() == Dtype::Bf16 && q.cols().is_multiple_of(8)) {
         Some(kernel) => {
-            let keys_held = if dim <= 64 { 64 } else { 32 }; // as in attention.cu
-            let shared = 2 * 2 * keys_held * (dim + 8) * 2;
-            let grid = Grid { blocks: (views.tiles, kv.kv_heads, heads / kv.kv_heads), threads: views.height / 16 * 32, shared };
+            let warps = views.height / 16;
+            let shared = (RING + warps) * 2 * UNIT * dim * 2; // units of keys and values in bf16
+            let grid = Grid { blocks: (views.tiles, kv.kv_heads, heads / kv.kv_heads), threads: warps * 32, shared };
             let scale = scale * std::f32::consts::LOG2_E; // the kernel's powers are of 2
             let arguments = slots![q_at, q_cols, keys, values, slots, group, out_at, out_cols, tiles, rows, spans, scale];
             // SAFETY: spans were checked against the slots, rows and heads against q; out is written whole.

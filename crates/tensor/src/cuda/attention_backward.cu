@@ -4,6 +4,35 @@
 // scores' is p (d . v - d . o), from which follow q's and k's. Probabilities are computed again: a first sweep over the keys
 // finds each row's normaliser, a second one the gradients. Gradients of keys and values are f32, (kv_heads, slots, dim).
 
+__device__ __forceinline__ void widen8(uint4 v, float (&x)[8]) {
+    x[0] = low_half(v.x); x[1] = high_half(v.x); x[2] = low_half(v.y); x[3] = high_half(v.y);
+    x[4] = low_half(v.z); x[5] = high_half(v.z); x[6] = low_half(v.w); x[7] = high_half(v.w);
+}
+
+// Keys of which a warp holds the scores at a time.
+#define SCORED 32
+
+// Keys that are in shared memory at a time, twice: one half is computed with while the other arrives.
+template <int DIM>
+struct Stage {
+    static constexpr int KEYS = DIM <= 64 ? 64 : 32;
+    static constexpr int STRIDE = DIM + 8; // 16 bytes more than a row: neighbouring rows fall into other banks
+};
+
+template <int DIM>
+__device__ __forceinline__ void fetch(u16* stage, const u16* keys, const u16* values, u32 base, u32 len) {
+    constexpr int KEYS = Stage<DIM>::KEYS, STRIDE = Stage<DIM>::STRIDE, PARTS = DIM / 8;
+    // Beyond the end there is nothing to fetch, but a group to count.
+    for (u32 i = threadIdx.x; base < len && i < KEYS * PARTS; i += blockDim.x) {
+        const u32 r = i / PARTS, part = 8 * (i % PARTS);
+        const bool inside = base + r < len;
+        const u64 from = inside ? (u64)(base + r) * DIM + part : 0;
+        copy16(stage + r * STRIDE + part, keys + from, inside);
+        copy16(stage + (KEYS + r) * STRIDE + part, values + from, inside);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
 // Four numbers of a row of a finished 16 x 8 tile of the tensor cores, added to memory: even lanes take the tile's upper half.
 __device__ __forceinline__ void add_tile(float* upper, float* lower, bool in_upper, bool in_lower, const float (&c)[4]) {
     const u32 lane = threadIdx.x % 32, t = lane % 4, odd = t % 2;

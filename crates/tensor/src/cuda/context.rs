@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, result as driver, sys};
 
 use super::blas::Blas;
 use super::lane::{self, Lane, MOST_SPARE_PIECE};
-use super::module::{Kernels, LARGE};
+use super::module::{Kernel, Kernels, LARGE};
 use super::{CudaError, Dtype, replay};
 
 /// How numbers are kept and multiplied.
@@ -79,7 +79,7 @@ impl Grid {
 const STATIC_SHARED: i32 = 1024;
 
 /// Arguments that a kernel may take.
-const MOST_ARGUMENTS: usize = 20;
+const MOST_ARGUMENTS: usize = 48;
 
 /// A kernel's argument in the eight bytes that any of them fits.
 pub(crate) trait Slot {
@@ -183,6 +183,13 @@ impl Cuda {
         &self.0.name
     }
 
+    /// How many blocks run at once at least.
+    pub(crate) fn multiprocessors(&self) -> Result<usize, CudaError> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = self.0.context.attribute(attribute).map_err(CudaError::driver("count its multiprocessors"))?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
     /// Its compute capability, major and minor.
     pub(crate) fn capability(&self) -> (i32, i32) {
         self.0.capability
@@ -273,15 +280,31 @@ impl Cuda {
             return Ok(());
         }
         self.bind()?;
-        let function = self.0.kernels.get(kernel);
+        let Kernel { function, early } = self.0.kernels.get(kernel);
         // A kernel reads as many bytes of each as its parameter has; the low ones come first on every machine with CUDA.
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
         assert!(arguments.len() <= MOST_ARGUMENTS, "{kernel} takes too many arguments");
         pointers.iter_mut().zip(arguments).for_each(|(p, a)| *p = (&raw mut *a).cast());
-        let blocks = (int(grid.blocks.0), int(grid.blocks.1), int(grid.blocks.2));
-        let threads = (int(grid.threads), 1, 1);
-        // SAFETY: the function was loaded into this context; the rest is the caller's promise.
-        unsafe { driver::launch_kernel(function, blocks, threads, int(grid.shared), self.stream(), &mut pointers) }
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: int(grid.blocks.0),
+            gridDimY: int(grid.blocks.1),
+            gridDimZ: int(grid.blocks.2),
+            blockDimX: int(grid.threads),
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: int(grid.shared),
+            hStream: self.stream(),
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(early),
+        };
+        // SAFETY: the function was loaded into this context, the attribute outlives the call; the rest is the caller's promise.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
             .map_err(CudaError::driver("start a kernel"))
     }
 
@@ -326,7 +349,7 @@ fn allow_shared(context: &CudaContext, kernels: &Kernels) -> Result<(), CudaErro
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     for kernel in LARGE {
         // SAFETY: the function was loaded into the current context.
-        unsafe { driver::function::set_function_attribute(kernels.get(kernel), attribute, most - STATIC_SHARED) }
+        unsafe { driver::function::set_function_attribute(kernels.get(kernel).function, attribute, most - STATIC_SHARED) }
             .map_err(CudaError::driver("give a kernel its shared memory"))?;
     }
     Ok(())

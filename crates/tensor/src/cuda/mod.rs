@@ -18,6 +18,7 @@ pub(crate) mod context;
 pub(crate) mod embedding;
 pub(crate) mod error;
 pub(crate) mod lane;
+pub(crate) mod likeliest;
 pub(crate) mod linear;
 pub(crate) mod loss;
 pub(crate) mod mask;

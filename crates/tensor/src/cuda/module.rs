@@ -19,7 +19,29 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 const ATTENTION: &str = include_str!("attention.cuh");
 
 /// Kernels that may ask for more shared memory than every GPU has.
-pub(crate) const LARGE: &[&str] = &["attention_any", "attention_backward_32", "attention_backward_64", "attention_backward_128"];
+pub(crate) const LARGE: &[&str] = &[
+    "attention_128",
+    "attention_any",
+    "attention_backward_32",
+    "attention_backward_64",
+    "attention_backward_128",
+    "likeliest_parts",
+];
+
+/// How the names of kernels begin that may start while the one before them on the stream ends, from compute capability 9.0 on.
+/// Each waits for it (`after_previous` in prelude.cuh) before it touches anything but what was uploaded for the pass.
+const EARLY: &[&str] = &[
+    "add_norm_",
+    "attention_32",
+    "attention_64",
+    "attention_128",
+    "attention_any",
+    "likeliest",
+    "mixture",
+    "place_any",
+    "place_fast",
+    "place_plain",
+];
 
 /// One `.cu` file, what it shares with others, and the kernels in it.
 struct Source {
@@ -78,12 +100,21 @@ const SOURCES: &[Source] = &[
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
+    source!("likeliest.cu", "likeliest_parts", "likeliest_whole"),
     source!("topk.cu", "likeliest", "mixture"),
 ];
 
 /// All kernels, loaded into the current context. They live as long as it does.
 #[derive(Debug)]
-pub(crate) struct Kernels(HashMap<&'static str, sys::CUfunction>);
+pub(crate) struct Kernels(HashMap<&'static str, Kernel>);
+
+/// A loaded kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel {
+    pub(crate) function: sys::CUfunction,
+    /// Whether it may start while the one before it ends.
+    pub(crate) early: bool,
+}
 
 // SAFETY: a function handle is an opaque name that the driver lets every thread use.
 unsafe impl Send for Kernels {}
@@ -93,7 +124,9 @@ unsafe impl Sync for Kernels {}
 impl Kernels {
     /// Compiles or finds every kernel for a compute capability and loads it into the current context.
     pub(crate) fn load((major, minor): (i32, i32)) -> Result<Self, CudaError> {
-        let arch = format!("sm_{major}{minor}");
+        // Hopper's tensor cores take their instructions only in code that is for Hopper alone.
+        let alone = if (major, minor) == (9, 0) { "a" } else { "" };
+        let arch = format!("sm_{major}{minor}{alone}");
         let cache = cache_dir();
         // Side by side: a compilation takes a good part of a second, and there is one for each file.
         let images: Vec<Result<Vec<u8>, CudaError>> = std::thread::scope(|scope| {
@@ -103,7 +136,7 @@ impl Kernels {
         });
         let mut functions = HashMap::new();
         for (source, found) in SOURCES.iter().zip(images) {
-            load_image(source, &found?, &mut functions)?;
+            load_image(source, &found?, major >= 9, &mut functions)?;
         }
         Ok(Self(functions))
     }
@@ -112,19 +145,20 @@ impl Kernels {
     ///
     /// # Panics
     /// If no source has it.
-    pub(crate) fn get(&self, name: &str) -> sys::CUfunction {
+    pub(crate) fn get(&self, name: &str) -> Kernel {
         *self.0.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"))
     }
 }
 
-fn load_image(source: &Source, image: &[u8], into: &mut HashMap<&'static str, sys::CUfunction>) -> Result<(), CudaError> {
+/// Kernels may start early from compute capability 9.0 on.
+fn load_image(source: &Source, image: &[u8], can: bool, into: &mut HashMap<&'static str, Kernel>) -> Result<(), CudaError> {
     // SAFETY: the image is a whole cubin, as NVRTC made it; a context is current.
     let module = unsafe { driver::module::load_data(image.as_ptr().cast()) }.map_err(CudaError::driver("load a kernel"))?;
     for &kernel in source.kernels {
         let name = CString::new(kernel).unwrap_or_default();
         // SAFETY: the module was just loaded and is never unloaded.
         let function = unsafe { driver::module::get_function(module, name) }.map_err(CudaError::driver("find a kernel"))?;
-        into.insert(kernel, function);
+        into.insert(kernel, Kernel { function, early: can && EARLY.iter().any(|e| kernel.starts_with(e)) });
     }
     Ok(())
 }
@@ -245,7 +279,7 @@ mod tests {
             println!("skipped: NVRTC is not on the library path (.ci/kernels brings it)");
             return;
         }
-        for arch in ["sm_80", "sm_90"] {
+        for arch in ["sm_80", "sm_90", "sm_90a"] {
             for source in SOURCES {
                 let image = compile(source, arch).unwrap_or_else(|e| panic!("{e}"));
                 for kernel in source.kernels {

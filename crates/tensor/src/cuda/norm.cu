@@ -47,6 +47,20 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
     const u32 threads = 32 * WARPS;
     const u32 row = WARPS == 1 ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
     const u32 lane = WARPS == 1 ? threadIdx.x % 32 : threadIdx.x;
+    // Masks are drawn while the kernel before this one ends; where to draw was uploaded before that one began.
+    static_assert(CHUNKS <= 8, "a lane's mask is 32 bits");
+    u32 keeps = FULL;
+    bool drawn = false;
+    if (Y != NOTHING && mask == 1 && row < rows) {
+        const Draw draw = ((const Draw*)masks)[row];
+        drawn = draw.drawn;
+        if (drawn) {
+            keeps = 0;
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++) keeps |= kept(draw, site, threshold, lane + threads * i) << 4 * i;
+        }
+    }
+    after_previous();
     if (row >= rows) return;
     const u64 base = (u64)row * cols;
     float4 v[CHUNKS];
@@ -56,8 +70,6 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
         v[i] = c < cols ? load4(x, F32, base + c, (int)(cols - c)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     if (Y != NOTHING) {
-        Draw draw = {};
-        if (mask == 1) draw = ((const Draw*)masks)[row];
         Raw<Y> z[CHUNKS];
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
@@ -73,7 +85,14 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
                     float4 b = load4(bias, F32, c, (int)(cols - c));
                     d.x += b.x; d.y += b.y; d.z += b.z; d.w += b.w;
                 }
-                d = dropped(d, mask, masks, site, threshold, keep, row, c, cols, draw);
+                if (drawn) {
+                    d.x = keeps >> 4 * i & 1 ? d.x * keep : 0.0f;
+                    d.y = keeps >> 4 * i & 2 ? d.y * keep : 0.0f;
+                    d.z = keeps >> 4 * i & 4 ? d.z * keep : 0.0f;
+                    d.w = keeps >> 4 * i & 8 ? d.w * keep : 0.0f;
+                } else if (mask == 2) {
+                    d = dropped(d, mask, masks, site, threshold, keep, row, c, cols, Draw{});
+                }
                 v[i].x += d.x; v[i].y += d.y; v[i].z += d.z; v[i].w += d.w;
                 store4(x, F32, base + c, (int)(cols - c), v[i]);
             }

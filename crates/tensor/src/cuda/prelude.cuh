@@ -14,6 +14,20 @@ typedef unsigned long long u64;
 #define INF __int_as_float(0x7f800000)
 #define FULL 0xffffffffu
 
+// Kernels that may start while the one before them ends (module.rs names them) touch nothing that it could before this.
+__device__ __forceinline__ void after_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel start, if it is one of those, as soon as there is room for it.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float widen(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
 // Two numbers as bf16, rounded to nearest even; `low` goes to the lower address.
@@ -100,6 +114,12 @@ struct Draw {
 // The four words for elements 4 * block .. of a site (`site` holds site and layer).
 __device__ __forceinline__ uint4 bits(const Draw& d, u32 site, u32 block) {
     return philox(site | block, d.position, d.trajectory, d.question, d.seed_low, d.seed_high);
+}
+
+// Which of those four a drawn mask keeps, as four bits.
+__device__ __forceinline__ u32 kept(const Draw& d, u32 site, u32 threshold, u32 block) {
+    const uint4 w = bits(d, site, block);
+    return (u32)(w.x >= threshold) | (u32)(w.y >= threshold) << 1 | (u32)(w.z >= threshold) << 2 | (u32)(w.w >= threshold) << 3;
 }
 
 // Dropout of four neighbours from column `c` of a row on: under a drawn mask (1), a recorded one (2) or none.

@@ -32,6 +32,8 @@ extern "C" __global__ void __launch_bounds__(256) place_any(
     void* qkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim, const float* frequencies, const u32* positions,
     const float* q_scale, const float* k_scale, float eps, void* keys, void* values, const u32* to, u32 slots) {
     __shared__ float sines[128], cosines[128];
+    after_previous();
+    let_next_start();
     const u32 row = blockIdx.x, half = (dim + 1) / 2, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const u32 all = heads + 2 * kv_heads, slot = to[row], first = frequencies || q_scale ? 0 : heads; // plain queries stay
     const u64 base = (u64)row * cols;
@@ -99,6 +101,8 @@ extern "C" __global__ void __launch_bounds__(256) place_fast(
     u16* qkv, u32 cols, u32 heads, u32 kv_heads, u32 dim, const float* frequencies, const u32* positions,
     const float* q_scale, const float* k_scale, float eps, u16* keys, u16* values, const u32* to, u32 slots) {
     __shared__ float sines[64], cosines[64];
+    after_previous();
+    let_next_start();
     const u32 half = dim / 2, i = 2 * (threadIdx.x % 32), warps = blockDim.x / 32, all = heads + 2 * kv_heads;
     const u32 slot = to[blockIdx.x];
     const bool active = i < half;
@@ -155,6 +159,8 @@ extern "C" __global__ void __launch_bounds__(256) place_fast(
 // Keys and values into slots, nothing else to do: 16 bytes a thread. `width` is head_dim in units of 16 bytes.
 extern "C" __global__ void __launch_bounds__(256) place_plain(const uint4* qkv, u32 cols, u32 heads, u32 kv_heads, u32 width,
                                                               uint4* keys, uint4* values, const u32* to, u32 slots) {
+    after_previous();
+    let_next_start();
     const u32 half = kv_heads * width, slot = to[blockIdx.x];
     const uint4* row = qkv + (u64)blockIdx.x * cols + heads * width;
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {

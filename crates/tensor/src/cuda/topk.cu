@@ -38,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits,
     const float* row = logits + (u64)blockIdx.x * stride;
     float top = -INF, sum = 0.0f;
     u32 at = NOWHERE;
+    after_previous();
     // Strictly greater keeps the lowest index a thread meets; threads meet their columns in ascending order.
     for (u32 c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) {
         float4 v = load4(row, F32, c, (int)(cols - c));
@@ -93,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(512) mixture(const float* logits, u
     __shared__ u64 won[MOST];
     __shared__ float weight[MOST];
     const float* row = logits + (u64)blockIdx.x * stride;
+    after_previous();
     u64 held[HELD] = {}; // this thread's best, largest first
     for (u32 c = threadIdx.x; c < cols; c += blockDim.x) hold(held, candidate(row[c] + (bias ? bias[c] : 0.0f), c));
     u32 count = 0;

@@ -4,7 +4,7 @@ use super::array::Buffer;
 use super::blas::{Epilogue, Pointers, Shape};
 use super::context::{Grid, int, slots};
 use super::linear::{ROW_MULTIPLE, Weights};
-use super::{Array, Cuda, CudaError, Dtype};
+use super::{Array, Cuda, CudaError, Dtype, likeliest as fused};
 
 /// Bytes of logits made at a time.
 const CHUNK: usize = 512 << 20;
@@ -17,6 +17,13 @@ pub(crate) const MOST: usize = 64;
 /// Not-a-number never wins; a row of nothing else gives 0. Waits for the GPU.
 pub(crate) fn likeliest(x: &Array, by: &Weights) -> Result<Vec<(u32, f32)>, CudaError> {
     let (cuda, found) = (x.cuda(), PerRow::new(x.cuda(), x.rows())?);
+    let cast = x.as_operand(by)?;
+    let x = cast.as_ref().unwrap_or(x);
+    let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
+    if fused::can(x, by) {
+        fused::words(x, by, found.at(0))?;
+        return Ok(found.words()?.into_iter().map(split).collect());
+    }
     let bias = by.padded_bias().map_or(0, Buffer::pointer);
     in_chunks(x, by, |chunk| {
         let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 256, shared: 0 };
@@ -24,7 +31,6 @@ pub(crate) fn likeliest(x: &Array, by: &Weights) -> Result<Vec<(u32, f32)>, Cuda
         // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a place for every row.
         unsafe { cuda.launch("likeliest", grid, arguments) }
     })?;
-    let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
     Ok(found.words()?.into_iter().map(split).collect())
 }
 

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use engine::prompt::Prompt;
-use engine::{Family as Method, Reasoner, RewardModel, replay};
+use engine::reasoner::MIND;
+use engine::reflect::Reflections;
+use engine::{Family as Method, Reasoner, RewardModel, Said, replay};
 use model::save::Saved;
 use model::testkit::{Family, Spec, write_checkpoint};
 use model::{Cache, Checkpoint, Decoder, Learner, Pass, Sequence, Tokenizer};
@@ -13,7 +15,7 @@ use train::course::Course;
 use train::directory::{self, Start, save_weights};
 use train::judge::{HeadKind, Judge};
 
-use crate::support::{Reasoning, case, device, judge, judging, optimizer, problems, tiny};
+use crate::support::{Reasoning, case, device, judge, judging, optimizer, problems, tiny, verdicts};
 
 /// Hidden states of some tokens.
 fn hidden(decoder: &Decoder, tokens: &[u32]) -> Tensor {
@@ -93,7 +95,7 @@ fn a_judge_scores_as_it_learned_to() {
         let prompt = Prompt { id: of.id, text: String::new(), tokens: of.prompt.clone() };
         let thoughts = [of.thoughts.select(0..2), of.thoughts.select(2..5), of.thoughts.select(5..6)];
         let engine: Vec<f32> = replay::rewards(&loaded, &prompt, &thoughts).unwrap().concat();
-        let own = judge.scores(&[of]).unwrap().remove(0);
+        let own = judge.scores(&[of]).unwrap().remove(0).thoughts;
         let close = engine.iter().zip(&own).all(|(a, b)| (a - b).abs() < 1e-5);
         assert!(close && engine.len() == 6, "{head:?}: {engine:?} by the engine, {own:?} by the learner");
         assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "scores that are all alike show nothing");
@@ -102,9 +104,39 @@ fn a_judge_scores_as_it_learned_to() {
     }
 }
 
+/// One with a mind of its own, which is another reasoner, and which reads answers.
+#[test]
+fn a_judge_that_thinks_gives_the_verdicts_that_it_learned() {
+    let (thinks, reflects, judges) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_checkpoint(thinks.path(), &tiny(Family::Coconut)).unwrap();
+    write_checkpoint(reflects.path(), &Spec { seed: 77, ..tiny(Family::Coconut) }).unwrap();
+    let reasoner = Reasoner::load(device(), thinks.path(), None).unwrap();
+    let mut judge = verdicts(judge(Family::RewardGpt2, HeadKind::Compare, true));
+    directory::copy_description(thinks.path(), judges.path()).unwrap();
+    directory::copy_model(reflects.path(), &judges.path().join(MIND)).unwrap();
+    save(&judge, judges.path());
+    let loaded = RewardModel::load(device(), judges.path(), &reasoner).unwrap();
+    let mut of = case(3, &[2, 3, 0]);
+    let prompt = Prompt { id: of.id, text: String::new(), tokens: of.prompt.clone() };
+    let thoughts = [of.thoughts.select(0..2), of.thoughts.select(2..5), of.thoughts.select(5..5)];
+    let answers = of.answers.clone();
+    let said = Said { end: &judge.verdicts.as_ref().unwrap().end, answers: &answers };
+    let engine = replay::readings(&loaded, &prompt, &thoughts, Some(said)).unwrap();
+    of.own = Reflections::default().of(loaded.mind.as_ref().unwrap(), &[&prompt]).unwrap().thoughts;
+    let own = judge.scores(std::slice::from_ref(&of)).unwrap().remove(0);
+    let scores: Vec<f32> = engine.iter().flat_map(|reading| reading.scores.clone()).collect();
+    let verdicts: Vec<f32> = engine.iter().filter_map(|reading| reading.verdict).collect();
+    let close = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+    assert!(close(&scores, &own.thoughts) && close(&verdicts, &own.verdicts), "{engine:?} by the engine, {own:?} by the learner");
+    assert!(verdicts.len() == 3 && (verdicts[0] - verdicts[1]).abs() > 1e-4, "{verdicts:?}");
+    of.own = Tensor::default();
+    let thoughtless = judge.scores(&[of]).unwrap().remove(0);
+    assert!(!close(&thoughtless.verdicts, &own.verdicts), "its own thoughts make no difference");
+}
+
 fn save(judge: &Judge, to: &Path) {
-    let Judge { learner, head, .. } = judge;
-    save_weights(to, learner.decoder.config(), learner.parameters(), head.parameters(), Saved::F32).unwrap();
+    let learner = &judge.learner;
+    save_weights(to, learner.decoder.config(), learner.parameters(), judge.heads(), Saved::F32).unwrap();
 }
 
 /// Takes the markers out of a tokenizer.

@@ -7,7 +7,7 @@ use train::lesson::Lesson;
 use train::loss::Objective;
 use train::study::{Droppings, Study};
 
-use crate::support::{DIGITS, case, device, dropped, judge, judging, lesson, study, taken};
+use crate::support::{DIGITS, case, device, dropped, judge, judging, lesson, study, taken, verdicts};
 
 /// How far the nearer two of four losses are from where the slope is: their rounding over this, and the fifth derivative
 /// times its fourth power, are a slope's error.
@@ -129,18 +129,11 @@ impl Subject for Judged {
     }
 
     fn parameters(&mut self) -> Vec<&mut Parameter> {
-        let Judge { learner, head, expectations, .. } = &mut self.judge;
-        let readers = expectations.iter_mut().flat_map(|e| e.current.map.parameters_mut().chain(e.next.map.parameters_mut()));
-        learner.parameters_mut().chain(head.parameters_mut()).chain(readers).collect()
+        self.judge.parameters_mut()
     }
 
     fn refresh(&mut self) {
-        self.judge.learner.refresh().unwrap();
-        self.judge.head.refresh(device()).unwrap();
-        if let Some(readers) = &mut self.judge.expectations {
-            readers.current.map.refresh(device()).unwrap();
-            readers.next.map.refresh(device()).unwrap();
-        }
+        self.judge.refresh().unwrap();
     }
 }
 
@@ -158,6 +151,14 @@ fn of_a_judge_with_the_published_head() {
 #[test]
 fn of_a_judge_that_compares() {
     judgement(Family::RewardGpt2, HeadKind::Compare, judging(Objective::Contrastive, Some(dropped())));
+}
+
+#[test]
+fn of_a_judge_that_thinks_and_reads_answers() {
+    let mut cases = vec![case(1, &[2, 3, 1, 0]), case(2, &[1, 3])];
+    cases[0].own = case(4, &[2]).thoughts; // the other has none
+    let judge = verdicts(judge(Family::RewardGpt2, HeadKind::Compare, true));
+    gradients_are_slopes(&mut Judged { judge, cases, how: judging(Objective::Pairwise, Some(dropped())) });
 }
 
 #[test]

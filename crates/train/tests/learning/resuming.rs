@@ -5,6 +5,7 @@ use std::path::Path;
 
 use engine::Question;
 use engine::question::GoldKind;
+use engine::reflect::Reflections;
 use engine::rollout::{Annotated, Path as Followed};
 use model::save::{self, Saved};
 use model::testkit::Family;
@@ -78,6 +79,8 @@ fn reward(out: &Path) -> Box<dyn Course> {
     Box::new(RewardCourse {
         device: device().clone(),
         judge: judge(Family::RewardGpt2, HeadKind::Compare, true),
+        mind: None,
+        reflections: Reflections::default(),
         annotations: vec![annotations],
         held_out: Some(Annotations::open(&labels).unwrap()),
         objective: Objective::Contrastive,

@@ -13,7 +13,7 @@ use train::dataset::Example;
 use train::digits::Digits;
 use train::directory::{self, Shape, Start};
 use train::feed::{Data, Feed, Recipe};
-use train::judge::{Case, Expectations, HeadKind, Judge, Judging, ScoreLearner};
+use train::judge::{Case, Expectations, HeadKind, Judge, Judging, ScoreLearner, Verdicts};
 use train::lesson::Lesson;
 use train::loss::Objective;
 use train::reasoner::ReasonerCourse;
@@ -59,8 +59,15 @@ pub fn judge(family: Family, head: HeadKind, expecting: bool) -> Judge {
     let width = checkpoint.config().width;
     let learner = Learner::load(device(), checkpoint.config(), &checkpoint, LmHead::Without).unwrap();
     let reader = |name| Digits::new(device(), &HEADS, name, width).unwrap();
-    let expectations = Expectations { current: reader("current"), next: reader("next"), weight: DIGITS };
+    let expectations =
+        Expectations { current: reader("current"), next: reader("next"), answer: reader("answer"), weight: DIGITS };
     Judge::new(learner, ScoreLearner::load(device(), &HEADS, head, width).unwrap(), expecting.then_some(expectations))
+}
+
+/// The same judge reading answers, too.
+pub fn verdicts(judge: Judge) -> Judge {
+    let head = ScoreLearner::verdict(device(), &HEADS, judge.learner.decoder.config().width).unwrap();
+    judge.reading_answers(Verdicts { head, end: vec![5] })
 }
 
 /// A lesson of a number of thoughts, a given token and a number of tokens to learn.
@@ -85,6 +92,8 @@ pub fn case(id: u32, lengths: &[usize]) -> Case {
         thoughts: Tensor::from_vec(rows, 16, thoughts),
         lengths: lengths.to_vec(),
         labels: (0..rows).map(|i| (i * 3 % 5) as f32 / 4.0).collect(),
+        own: Tensor::default(),
+        answers: (0..lengths.len() as u32).map(|n| (0..=n % 3).map(|i| i * 13 + id + n).collect()).collect(),
         correct: (0..lengths.len()).map(|n| n % 2 == 0).collect(),
         results: vec![i64::from(id) + 41, 7],
     }

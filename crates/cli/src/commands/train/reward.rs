@@ -1,16 +1,20 @@
 //! `train reward`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
+use engine::reasoner::MIND;
+use engine::reflect::Reflections;
+use engine::{Family, Method, Reasoner};
 use model::source::InitialWeights;
-use model::{Checkpoint, Learner, LmHead};
+use model::{Checkpoint, Learner, LmHead, Tokenizer};
 use serde_json::json;
 use train::annotate::Annotations;
 use train::course::Course;
 use train::digits::Digits;
 use train::directory::{self, read_json, write_json};
-use train::judge::{Expectations, HeadKind, Judge, ScoreLearner};
+use train::judge::{Expectations, HeadKind, Judge, ScoreLearner, Verdicts};
 use train::loss::Objective;
 use train::reward::RewardCourse;
 
@@ -46,14 +50,38 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let head = ScoreLearner::load(&device, &fresh, kind, config.width)?;
     let reader = |name: &str| Digits::new(&device, &fresh, name, config.width);
     let expectations = match args.digits {
-        weight if weight > 0.0 => Some(Expectations { current: reader("digits.current")?, next: reader("digits.next")?, weight }),
+        weight if weight > 0.0 => Some(Expectations {
+            current: reader("digits.current")?,
+            next: reader("digits.next")?,
+            answer: reader("digits.answer")?,
+            weight,
+        }),
         _ => None,
     };
+    let mut judge = Judge::new(learner, head, expectations);
+    if args.reads_answers {
+        let head = ScoreLearner::verdict(&device, &fresh, config.width)?;
+        judge = judge.reading_answers(Verdicts { head, end: end_tokens(&args.model)? });
+    }
+    let mind = args.mind.as_deref().map(|dir| Reasoner::load(&device, dir, None)).transpose()?.map(|reasoner| reasoner.mind);
+    if let Some(width) = mind.as_ref().map(|mind| mind.decoder.config().width) {
+        ensure!(
+            width == config.width,
+            "--mind is {width} wide, the model is {}; a judge reads thoughts of its own width",
+            config.width
+        );
+    }
     let mut course = RewardCourse {
-        judge: Judge::new(learner, head, expectations),
+        judge,
+        mind,
+        reflections: Reflections::default(),
         annotations,
         held_out,
-        objective: if args.objective == ObjectiveKind::Bce { Objective::Bce } else { Objective::Contrastive },
+        objective: match args.objective {
+            ObjectiveKind::Bce => Objective::Bce,
+            ObjectiveKind::Pairwise => Objective::Pairwise,
+            ObjectiveKind::Contrastive | ObjectiveKind::Untrained => Objective::Contrastive,
+        },
         late: args.late,
         dropout: learning.dropout,
         seed: learning.seed,
@@ -86,7 +114,17 @@ fn describe(args: &RewardArgs) -> Result<()> {
         config.remove("latent_tts");
     }
     directory::copy_tokenizer(&args.model, &args.out)?;
+    if let Some(mind) = &args.mind {
+        directory::copy_model(mind, &args.out.join(MIND))?;
+    }
     Ok(write_json(&args.out.join("config.json"), &config)?)
+}
+
+/// What a reasoner says between its thoughts and its answer.
+fn end_tokens(dir: &Path) -> Result<Vec<u32>> {
+    let (checkpoint, tokenizer) = (Checkpoint::open(dir)?, Tokenizer::read(dir)?);
+    let family = Family::recognise(&checkpoint, &tokenizer)?;
+    Ok(Method::resolve(family, &checkpoint, &tokenizer)?.end)
 }
 
 /// Everything that changes what is learned.
@@ -95,6 +133,7 @@ fn fingerprint(args: &RewardArgs) -> String {
     json!({
         "model": args.model, "init": args.init, "annotations": args.annotations, "late": args.late, "digits": args.digits,
         "objective": format!("{:?}", args.objective), "head": format!("{:?}", args.head),
+        "reads_answers": args.reads_answers, "mind": args.mind,
         "steps": learning.steps, "batch": learning.batch, "accumulate": learning.accumulate, "lr": learning.lr,
         "warmup": learning.warmup, "floor": learning.floor, "weight_decay": learning.weight_decay, "beta2": learning.beta2,
         "clip": learning.clip, "dropout": learning.dropout, "seed": learning.seed,
