@@ -8,6 +8,7 @@ use record::Seconds;
 
 use crate::cost::Cost;
 use crate::error::Error;
+use crate::lanes::{self, Lane};
 use crate::plan::{Plan, Share};
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
@@ -31,14 +32,14 @@ pub struct Measured {
 /// A mind that can be measured again and again; its caches are kept.
 pub struct Bench<'a> {
     party: Party<'a>,
-    caches: Caches,
-    kept: Kept,
+    lanes: Vec<Lane<Caches>>,
+    rollouts: Vec<Lane<Kept>>,
 }
 
 impl<'a> Bench<'a> {
     /// Prepares to measure.
     pub fn new(mind: &'a Mind, judge: Option<&'a RewardModel>, settings: Settings) -> Self {
-        Self { party: Party { mind, judge, settings, keep_thoughts: false }, caches: Caches::default(), kept: Kept::default() }
+        Self { party: Party { mind, judge, settings, keep_thoughts: false }, lanes: Vec::new(), rollouts: Vec::new() }
     }
 
     /// Passes all prompts through the stages once.
@@ -47,9 +48,11 @@ impl<'a> Bench<'a> {
         let start = Instant::now();
         let plan = Plan::new(&party, prompts)?;
         let mut measured = Measured::default();
-        for wave in plan.waves(&Share::of_each(0..prompts.len(), &(0..party.rows()))) {
-            let mut seconds = Seconds::default();
-            let done = party.pass(&plan, &wave, &mut self.caches, &mut seconds)?;
+        if self.lanes.len() != plan.lanes() {
+            self.lanes = lanes::open(plan.lanes());
+        }
+        let waves = plan.waves(&Share::of_each(0..prompts.len(), &(0..party.rows())));
+        party.pass_all(&plan, &waves, &self.lanes, |wave, done, seconds| {
             measured.seconds += seconds;
             for (share, rows) in wave.iter().zip(done) {
                 let length = prompts[share.question].tokens.len();
@@ -61,7 +64,8 @@ impl<'a> Bench<'a> {
                 measured.flops += cost.flops;
                 measured.trajectories += rows.len();
             }
-        }
+            Ok(ControlFlow::Continue(()))
+        })?;
         measured.seconds.total = start.elapsed().as_secs_f64();
         Ok(measured)
     }
@@ -71,16 +75,23 @@ impl<'a> Bench<'a> {
         let Party { mind, settings, .. } = self.party;
         let judge = |_: usize, _: &[u32]| Ok(Verdict::default());
         let explorer = Explorer { mind, settings, labels: Labels::Rollouts(rollouts), keep_all: true, judge: &judge };
-        self.kept.spent = Spent::default();
+        self.rollouts.iter().for_each(|lane| lanes::state(lane).spent = Spent::default());
         let mut measured = Measured::default();
         let start = Instant::now();
-        explorer.run_again(prompts, &mut self.kept, &mut |annotated| {
+        explorer.run_again(prompts, &mut self.rollouts, &mut |annotated| {
             measured.trajectories += annotated.paths.len();
             measured.rollouts.0 += annotated.rollouts;
             ControlFlow::Continue(())
         })?;
-        let Spent { seconds, rollouts, cost } = self.kept.spent;
-        let seconds = Seconds { total: start.elapsed().as_secs_f64(), ..seconds };
-        Ok(Measured { seconds, flops: cost.flops, rollouts: (measured.rollouts.0, rollouts), ..measured })
+        // Lanes ran beside each other: each has its part of the time.
+        let part = 1.0 / self.rollouts.len() as f64;
+        for lane in &self.rollouts {
+            let Spent { seconds, rollouts, cost } = lanes::state(lane).spent;
+            measured.seconds += seconds.scaled(part);
+            measured.rollouts.1 += rollouts * part;
+            measured.flops += cost.flops;
+        }
+        measured.seconds.total = start.elapsed().as_secs_f64();
+        Ok(measured)
     }
 }

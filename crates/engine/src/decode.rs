@@ -19,6 +19,9 @@ pub(crate) struct Spoken {
     pub(crate) first: Tensor,
 }
 
+/// Tokens of most answers, at most.
+const SHORT: usize = 16;
+
 /// Decodes the answers of all rows, at most `limit` tokens each and never past the model's context.
 pub(crate) fn decode(
     mind: &Mind,
@@ -33,7 +36,9 @@ pub(crate) fn decode(
         _ => end_thoughts(mind, cache, thoughts, dropout.map(|(c, _)| c))?,
     };
     let rows = &mut thoughts.rows;
-    let (mut spoken, mut logprobs) = (vec![Vec::new(); rows.len()], vec![0.0; rows.len()]);
+    // Room for short answers is made now, while the device is busy; between two tokens it waits for the host.
+    let mut spoken: Vec<Vec<u32>> = rows.iter().map(|_| Vec::with_capacity(limit.min(SHORT))).collect();
+    let mut logprobs = vec![0.0; rows.len()];
     let (mut live, mut hidden): (Vec<usize>, _) = ((0..rows.len()).collect(), first.clone());
     for _ in 0..limit {
         let draws = || live.iter().map(|&r| rows[r].draw(chance.randomness)).collect();

@@ -15,6 +15,7 @@ pub mod bench;
 mod cost;
 mod decode;
 mod error;
+mod lanes;
 pub mod method;
 pub mod perturb;
 pub mod pipeline;

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 
+use rayon::prelude::*;
 use record::diversity::StepDiversity;
 use record::stopping::{Stopped, decided};
 use record::{Beam, Sample, Seconds, Trajectory};
@@ -17,6 +18,7 @@ use tensor::Tensor;
 
 use crate::cost::Cost;
 use crate::error::Error;
+use crate::lanes::{self, Lane};
 use crate::plan::{Plan, Share};
 use crate::prompt::{Prompt, prompt};
 use crate::question::Question;
@@ -61,17 +63,20 @@ impl Engine<'_> {
         // Without rounds a question is complete when its rows are: no need to wait for a group.
         let all = 0..questions.len();
         let groups = if rounds.len() > 1 { plan.groups(rounds[0].len()) } else { Vec::from([all]) };
-        let mut desk = Desk::new(self.reasoner, &party, (&plan, questions));
+        let lanes = lanes::open(plan.lanes());
+        let mut desk = Desk::new(self.reasoner, &party, (&plan, questions), &lanes[0]);
         for group in groups {
             desk.take_up(group);
             for round in &rounds {
-                for wave in plan.waves(&Share::of_each(desk.undecided(), round)) {
-                    desk.pass(&wave, round)?;
-                    for outcome in desk.hand_over()? {
-                        if take(outcome).is_break() {
-                            return Ok(());
-                        }
-                    }
+                let waves = plan.waves(&Share::of_each(desk.undecided(), round));
+                let mut stopped = ControlFlow::Continue(());
+                party.pass_all(&plan, &waves, &lanes, |wave, done, seconds| {
+                    desk.receive(wave, round, done, seconds)?;
+                    stopped = desk.hand_over()?.into_iter().try_for_each(&mut *take);
+                    Ok(stopped)
+                })?;
+                if stopped.is_break() {
+                    return Ok(());
                 }
             }
         }
@@ -110,16 +115,21 @@ struct Desk<'a> {
     party: &'a Party<'a>,
     plan: &'a Plan<'a>,
     questions: &'a [Question],
-    caches: Caches,
+    lane: &'a Lane<Caches>, // in which searches are made
     seconds: Seconds,
     open: VecDeque<Gathering>,
     first: usize, // the question of the first open one
 }
 
 impl<'a> Desk<'a> {
-    fn new(reasoner: &'a Reasoner, party: &'a Party<'a>, (plan, questions): (&'a Plan<'a>, &'a [Question])) -> Self {
-        let (caches, seconds, open) = (Caches::default(), Seconds::default(), VecDeque::new());
-        Self { reasoner, party, plan, questions, caches, seconds, open, first: 0 }
+    fn new(
+        reasoner: &'a Reasoner,
+        party: &'a Party<'a>,
+        (plan, questions): (&'a Plan<'a>, &'a [Question]),
+        lane: &'a Lane<Caches>,
+    ) -> Self {
+        let (seconds, open) = (Seconds::default(), VecDeque::new());
+        Self { reasoner, party, plan, questions, lane, seconds, open, first: 0 }
     }
 
     fn take_up(&mut self, questions: Range<usize>) {
@@ -132,23 +142,29 @@ impl<'a> Desk<'a> {
         self.open.iter().enumerate().filter(|(_, g)| !g.done).map(|(i, _)| self.first + i).collect()
     }
 
-    /// Passes the rows of a wave and looks at the questions that completed their round.
-    fn pass(&mut self, wave: &[Share], round: &Range<usize>) -> Result<(), Error> {
-        let done = self.party.pass(self.plan, wave, &mut self.caches, &mut self.seconds)?;
-        for (share, rows) in wave.iter().zip(done) {
-            let asked = (&self.questions[share.question], &self.plan.prompts()[share.question]);
-            let gathering = &mut self.open[share.question - self.first];
+    /// Takes the rows of a wave and looks at the questions that completed their round: side by side, since reading answers and
+    /// comparing thoughts takes one core longer than it takes a GPU to make them.
+    fn receive(&mut self, wave: &[Share], round: &Range<usize>, done: Vec<Vec<Finished>>, seconds: Seconds) -> Result<(), Error> {
+        self.seconds += seconds;
+        let Self { reasoner, party, plan, questions, first, .. } = *self;
+        // A wave has a question once, and questions in their order.
+        let mut shares = wave.iter().zip(done).peekable();
+        let open = self.open.iter_mut().enumerate();
+        let work: Vec<_> = open
+            .filter_map(|(i, gathering)| Some((gathering, shares.next_if(|(share, _)| share.question == first + i)?)))
+            .collect();
+        let receive = |(gathering, (share, rows)): (&mut Gathering, (&Share, Vec<Finished>))| {
+            let asked = (&questions[share.question], &plan.prompts()[share.question]);
             if share.rows.start == round.start {
-                gathering.cost.add(Cost::of_prompt(self.party, asked.1.tokens.len()));
+                gathering.cost.add(Cost::of_prompt(party, asked.1.tokens.len()));
             }
-            for row in rows {
-                gathering.add(self.reasoner, self.party, asked, row)?;
-            }
+            rows.into_iter().try_for_each(|row| gathering.add(reasoner, party, asked, row))?;
             if share.rows.end == round.end {
-                gathering.decide(&self.party.settings);
+                gathering.decide(&party.settings);
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        party.mind.decoder.device().run(|| work.into_par_iter().try_for_each(receive))
     }
 
     /// The questions that are complete and have no open one before them.
@@ -159,7 +175,7 @@ impl<'a> Desk<'a> {
         self.first = questions.end;
         let mut found = Vec::new();
         for group in self.plan.searches(questions.clone()) {
-            found.extend(self.party.search(self.plan, group, &mut self.caches, &mut self.seconds)?);
+            found.extend(self.party.search(self.plan, group, &mut lanes::state(self.lane), &mut self.seconds)?);
         }
         let mut found = found.into_iter();
         let mut outcome = |(question, gathering): (usize, Gathering)| {

@@ -8,6 +8,7 @@ use std::ops::Range;
 use model::{Cache, Config, Decoder};
 
 use crate::error::Error;
+use crate::lanes;
 use crate::prompt::Prompt;
 use crate::reasoner::{Mind, RewardModel};
 use crate::wave::Party;
@@ -31,8 +32,9 @@ impl Share {
 /// What one row, one prompt and the whole wave may take.
 pub(crate) struct Plan<'a> {
     prompts: &'a [Prompt],
-    most_rows: usize, // beyond, speed does not grow
-    budget: usize,
+    lanes: usize,     // in which waves run at the same time
+    most_rows: usize, // of a wave: beyond, speed does not grow
+    budget: usize,    // of a lane
     private_prompt: bool,
     own: usize, // slots of one row beside the prompt
     reward: Reward,
@@ -92,8 +94,9 @@ impl<'a> Plan<'a> {
         let thoughts = settings.length.limit().min(mind.decoder.config().context);
         let answer = own_positions(mind, 0, settings.max_new_tokens.get());
         let finalists = settings.beam.zip(judge).map_or(1, |(size, judge)| size.finalists(judge));
-        let plan = Self {
+        let mut plan = Self {
             prompts,
+            lanes: 1,
             most_rows: mind.decoder.device().rows_at_once(),
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
@@ -120,7 +123,29 @@ impl<'a> Plan<'a> {
             }
             plan.check_memory(prompt)?;
         }
+        // A search takes turns with waves in the caches of a lane, so it has but one.
+        if settings.beam.is_none() && prompts.len() * party.rows() >= lanes::WORTH_WHILE {
+            plan.share_among(mind.decoder.device().lanes());
+        }
         Ok(plan)
+    }
+
+    /// Shares memory and rows among lanes, if each can then hold a row of every question.
+    fn share_among(&mut self, lanes: usize) {
+        let most = self.prompts.iter().map(|prompt| self.bytes(prompt)).map(|(shared, row)| shared + row).max();
+        if most.unwrap_or(0) <= self.budget / lanes {
+            (self.lanes, self.most_rows, self.budget) = (lanes, self.most_rows / lanes, self.budget / lanes);
+        }
+    }
+
+    /// Lanes in which waves run at the same time.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// Bytes that the caches of a lane may take.
+    pub(crate) fn budget(&self) -> usize {
+        self.budget
     }
 
     fn check_memory(&self, prompt: &Prompt) -> Result<(), Error> {
@@ -181,14 +206,16 @@ impl<'a> Plan<'a> {
         reasoner * self.position + reward * self.reward.position
     }
 
-    /// The questions in groups that are taken up together: as many as a wave holds with `rows` of each, at least one.
+    /// The questions in groups that are taken up together: as many as a wave in every lane holds with `rows` of each, at least
+    /// one.
     pub(crate) fn groups(&self, rows: usize) -> Vec<Range<usize>> {
         let fits = |group: &Range<usize>| {
             let bytes = |prompt| {
                 let (shared, row) = self.bytes(prompt);
                 shared + rows * row
             };
-            group.len() * rows <= self.most_rows && self.prompts[group.clone()].iter().map(bytes).sum::<usize>() <= self.budget
+            let all: usize = self.prompts[group.clone()].iter().map(bytes).sum();
+            group.len() * rows <= self.lanes * self.most_rows && all / self.lanes <= self.budget
         };
         cut(0..self.prompts.len(), fits)
     }
@@ -202,15 +229,28 @@ impl<'a> Plan<'a> {
         })
     }
 
+    /// Rows of a wave at most, so that lanes end at the same time and no wave is left with the rest of one question.
+    fn wave_rows(&self, shares: &[Share]) -> usize {
+        let rows: usize = shares.iter().map(|share| share.rows.len()).sum();
+        if self.lanes == 1 || rows < lanes::WORTH_WHILE {
+            return self.most_rows;
+        }
+        let even = rows.div_ceil(rows.div_ceil(self.most_rows).next_multiple_of(self.lanes));
+        let question = shares.iter().map(|share| share.rows.len()).max().unwrap_or(1);
+        let whole = if question <= even { even.next_multiple_of(question) } else { even };
+        whole.min(self.most_rows)
+    }
+
     /// Rows of some questions in waves that fit, in their order.
     pub(crate) fn waves(&self, shares: &[Share]) -> Vec<Vec<Share>> {
+        let most_rows = self.wave_rows(shares);
         let (mut waves, mut wave, mut used, mut rows) = (Vec::new(), Vec::new(), 0, 0);
         for share in shares {
             let (shared, row) = self.bytes(&self.prompts[share.question]);
             let mut first = share.rows.start;
             while first < share.rows.end {
                 let (left, room) = (share.rows.end - first, self.budget.saturating_sub(used + shared) / row.max(1));
-                let count = room.min(left).min(self.most_rows - rows);
+                let count = room.min(left).min(most_rows - rows);
                 // A question that would be split waits for a wave of its own, unless it has one already.
                 if count < left && !wave.is_empty() {
                     waves.push(std::mem::take(&mut wave));
@@ -253,4 +293,43 @@ pub(crate) fn check(config: &Config, prompt: &Prompt, more: usize) -> Result<(),
         return Err(Error::TooLong { id: prompt.id, prompt: prompt.tokens.len(), thoughts: more, context: config.context });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of the waves of so many questions with so many rows each, in two lanes.
+    fn waves(questions: usize, rows: usize) -> Vec<usize> {
+        let prompt = |id| Prompt { id, text: String::new(), tokens: vec![0; 8] };
+        let prompts: Vec<Prompt> = (0..questions as u32).map(prompt).collect();
+        let plan = Plan {
+            prompts: &prompts,
+            lanes: 2,
+            most_rows: 8192,
+            budget: usize::MAX / 4,
+            private_prompt: false,
+            own: 16,
+            reward: Reward::default(),
+            position: 1,
+            search: None,
+        };
+        let waves = plan.waves(&Share::of_each(0..questions, &(0..rows)));
+        waves.iter().map(|wave| wave.iter().map(|share| share.rows.len()).sum()).collect()
+    }
+
+    #[test]
+    fn lanes_get_like_waves_of_whole_questions() {
+        assert_eq!(waves(64, 64), [2048, 2048]);
+        assert_eq!(waves(65, 64), [33 * 64, 32 * 64]);
+        assert_eq!(waves(256, 64), [8192, 8192]);
+        assert_eq!(waves(300, 64), [4800; 4]);
+        assert_eq!(waves(1, 5000), [2500, 2500]);
+    }
+
+    #[test]
+    fn few_rows_stay_together() {
+        assert_eq!(waves(31, 64), [31 * 64]);
+        assert_eq!(waves(1, 1), [1]);
+    }
 }

@@ -99,10 +99,11 @@ pub(crate) fn step(
     x: Tensor,
     perturbed: Option<(Chance<'_>, usize)>,
 ) -> Result<Tensor, DeviceError> {
-    let draws: Vec<_> = rows.iter().map(|row| perturbed.and_then(|(c, _)| row.draw(c.randomness))).collect();
+    let draws = |(chance, _): (Chance<'_>, usize)| rows.iter().map(|row| row.draw(chance.randomness)).collect::<Vec<_>>();
+    let draws = perturbed.map(draws);
     let mut pass = Pass::default();
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-    let Some((chance, t)) = perturbed else { return mind.decoder.forward(cache, &pass, x, None) };
+    let (Some((chance, t)), Some(draws)) = (perturbed, draws) else { return mind.decoder.forward(cache, &pass, x, None) };
     match chance.randomness {
         Randomness::Recorded(recording) if chance.perturbation.last_token_is_private() => {
             let masks = recording.masks(t, &rows.iter().map(|row| row.start.id.trajectory).collect::<Vec<_>>());

@@ -34,6 +34,7 @@ use tensor::Tensor;
 
 use crate::cost::Cost;
 use crate::error::Error;
+use crate::lanes::{self, Lane, Work};
 use crate::perturb::RowId;
 use crate::prompt::{Prompt, prompt};
 use crate::question::Question;
@@ -178,7 +179,7 @@ pub struct Explorer<'a> {
     pub judge: &'a Judge<'a>,
 }
 
-/// What is kept from wave to wave: the memory, and a count of what was done.
+/// What a lane keeps from wave to wave: the memory, and a count of what was done.
 #[derive(Default)]
 pub(crate) struct Kept {
     cache: Option<Cache>,
@@ -196,28 +197,23 @@ pub(crate) struct Spent {
 impl Explorer<'_> {
     /// Follows all prompts; see [`Annotator::run`].
     pub fn run(&self, prompts: &[Prompt], take: &mut dyn FnMut(Annotated) -> ControlFlow<()>) -> Result<(), Error> {
-        self.run_again(prompts, &mut Kept::default(), take)
+        self.run_again(prompts, &mut Vec::new(), take)
     }
 
-    /// The same with memory that is there already.
+    /// The same with lanes that are there already.
     pub(crate) fn run_again(
         &self,
         prompts: &[Prompt],
-        kept: &mut Kept,
+        lanes: &mut Vec<Lane<Kept>>,
         take: &mut dyn FnMut(Annotated) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let plan = Plan::new(self, prompts)?;
-        let mut first = 0;
-        while first < prompts.len() {
-            let count = plan.questions(first);
-            for annotated in self.wave(&plan, (first, count), usize::MAX, kept)? {
-                if take(annotated).is_break() {
-                    return Ok(());
-                }
-            }
-            first += count;
+        if lanes.len() != plan.lanes {
+            *lanes = lanes::open(plan.lanes);
         }
-        Ok(())
+        let each = |&wave: &(usize, usize), kept: &mut Kept| self.wave(&plan, wave, usize::MAX, kept);
+        let work = Work { device: self.mind.decoder.device(), lanes, jobs: &plan.waves(), each };
+        work.run(|_, annotated| Ok(annotated.into_iter().try_for_each(&mut *take)))
     }
 
     fn party(&self) -> Party<'_> {

@@ -1,6 +1,6 @@
 //! One wave of rows through the stages, with the time of each.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
 use model::{Cache, Decoder};
@@ -8,6 +8,8 @@ use record::Seconds;
 use tensor::{DeviceError, Tensor};
 
 use crate::decode::decode;
+use crate::error::Error;
+use crate::lanes::{Clock, Lane, Work};
 use crate::perturb::{Chance, Randomness, RowId};
 use crate::plan::{Plan, Share};
 use crate::prefill::{Start, prefill};
@@ -46,9 +48,27 @@ impl Party<'_> {
         self.settings.samples.get() + usize::from(self.settings.greedy)
     }
 
+    /// Passes waves through the stages, in the plan's lanes, and hands over the rows of each one's shares, in their order.
+    pub(crate) fn pass_all(
+        &self,
+        plan: &Plan<'_>,
+        waves: &[Vec<Share>],
+        lanes: &[Lane<Caches>],
+        mut take: impl FnMut(&[Share], Vec<Vec<Finished>>, Seconds) -> Result<ControlFlow<()>, Error>,
+    ) -> Result<(), Error> {
+        let each = |wave: &Vec<Share>, caches: &mut Caches| {
+            let mut seconds = Seconds::default();
+            let done = self.pass(plan, wave, caches, &mut seconds)?;
+            Ok((done, seconds))
+        };
+        let mut clock = Clock::start(lanes.len().min(waves.len()));
+        let work = Work { device: self.mind.decoder.device(), lanes, jobs: waves, each };
+        work.run(|wave, (done, seconds)| take(wave, done, clock.lap(seconds)))
+    }
+
     /// Passes a wave through the stages, in halves if the device has not the memory for it at once. Returns the rows of
     /// each share.
-    pub(crate) fn pass(
+    fn pass(
         &self,
         plan: &Plan<'_>,
         wave: &[Share],
@@ -56,7 +76,7 @@ impl Party<'_> {
         seconds: &mut Seconds,
     ) -> Result<Vec<Vec<Finished>>, DeviceError> {
         let device = self.mind.decoder.device();
-        let ready = caches.ready(self, plan.slots(wave));
+        let ready = caches.ready(self, plan, plan.slots(wave));
         let passed = ready.and_then(|caches| device.run(|| self.pass_at_once(plan.prompts(), wave, caches, seconds)));
         match passed {
             Err(e) if e.is_out_of_memory() && wave.iter().map(|s| s.rows.len()).sum::<usize>() > 1 => {
@@ -87,21 +107,16 @@ impl Party<'_> {
         let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();
         let starts: Vec<Start> = wave.iter().enumerate().flat_map(|(i, share)| self.starts(i, prompts[i], share)).collect();
         let Caches { mind: Some(cache), judge: judge_cache, reflections } = caches else { return Ok(Vec::new()) };
-        let mut clock = Instant::now();
         let device = self.mind.decoder.device();
-        let mut lap = |stage: &mut f64| {
-            device.synchronize()?; // or a stage's time would be counted where a later one waits for it
-            *stage += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
-            Ok::<_, DeviceError>(())
-        };
-
+        // Nobody waits between stages: the host prepares the next while the device is busy with the last.
+        let began = device.moment()?;
         let started = prefill(self.mind, cache, &prompts, &starts, chance)?;
-        lap(&mut seconds.prefill)?;
+        let prefilled = device.moment()?;
         let mut thoughts =
             think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None, keep_clean: false })?;
-        lap(&mut seconds.thoughts)?;
+        let thought = device.moment()?;
         let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
-        lap(&mut seconds.answers)?;
+        let answered = device.moment()?;
         let said = Said { end: &self.mind.method.end, answers: &spoken.tokens };
         let judging = self.judge.zip(judge_cache.as_mut());
         let read = judging.map(|(judge, cache)| {
@@ -109,10 +124,15 @@ impl Party<'_> {
             score(judge, cache, (&prompts, own.as_ref()), &thoughts, Some(said))
         });
         let read = read.transpose()?;
-        if read.is_some() {
-            lap(&mut seconds.scores)?;
-        }
-        seconds.total = seconds.prefill + seconds.thoughts + seconds.scores + seconds.answers + seconds.beam;
+        let scored = device.moment()?;
+        let laps = Seconds {
+            prefill: began.until(&prefilled)?,
+            thoughts: prefilled.until(&thought)?,
+            answers: thought.until(&answered)?,
+            scores: if read.is_some() { answered.until(&scored)? } else { 0.0 },
+            ..Seconds::default()
+        };
+        *seconds += Seconds { total: laps.prefill + laps.thoughts + laps.scores + laps.answers, ..laps };
 
         let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
         let mut read = read.map(Vec::into_iter);
@@ -149,7 +169,7 @@ impl Party<'_> {
     ) -> Result<Vec<Found>, DeviceError> {
         let prompts = &plan.prompts()[questions.clone()];
         let (device, start) = (self.mind.decoder.device(), Instant::now());
-        let ready = caches.ready(self, plan.search_slots(prompts));
+        let ready = caches.ready(self, plan, plan.search_slots(prompts));
         let found = ready.and_then(|caches| device.run(|| self.search_at_once(prompts, caches)));
         let spent = start.elapsed().as_secs_f64();
         (seconds.beam, seconds.total) = (seconds.beam + spent, seconds.total + spent);
@@ -209,14 +229,14 @@ pub(crate) struct Caches {
 
 impl Caches {
     /// Empty caches of so many slots for the mind and for the judge.
-    pub(crate) fn ready(&mut self, party: &Party<'_>, (mind, judge): (usize, usize)) -> Result<&mut Self, DeviceError> {
+    fn ready(&mut self, party: &Party<'_>, plan: &Plan<'_>, (mind, judge): (usize, usize)) -> Result<&mut Self, DeviceError> {
         // Each keeps the most it ever needed; where that is more than both may have, both begin anew.
         let kept = |cache: &Option<Cache>, need: usize, decoder: &Decoder| {
             let slots = cache.as_ref().map_or(need, |c| c.slots().max(need));
             slots * Cache::bytes_per_position(decoder.device(), decoder.config())
         };
         let for_judge = party.judge.map_or(0, |model| kept(&self.judge, judge, &model.decoder));
-        if kept(&self.mind, mind, &party.mind.decoder) + for_judge > party.settings.memory {
+        if kept(&self.mind, mind, &party.mind.decoder) + for_judge > plan.budget() {
             *self = Self::default();
         }
         ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.device(), party.mind.decoder.config(), n))?;

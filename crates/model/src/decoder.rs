@@ -36,6 +36,7 @@ pub struct Decoder {
     rope: Option<Rope>,
     blocks: Vec<Block>,
     final_norm: Norm,
+    flops_per_position: f64,
 }
 
 #[derive(Debug)]
@@ -92,7 +93,7 @@ impl Decoder {
             LmHead::With => (Some(table), Some(parts.head().load(device, source)?)),
         };
         let positions = parts.positions(source)?.map(|(_, table)| table.to_device(device)).transpose()?;
-        let blocks = (0..config.layers).map(|i| Block::load(device, parts, source, i)).collect::<Result<_, _>>()?;
+        let blocks = (0..config.layers).map(|i| Block::load(device, parts, source, i)).collect::<Result<Vec<_>, _>>()?;
         let rope = rotations(config).map(|frequencies| Rope::new(device, frequencies)).transpose()?;
         let final_norm = parts.final_norm().load(device, source)?;
         Ok(Self {
@@ -102,6 +103,7 @@ impl Decoder {
             head,
             positions,
             rope,
+            flops_per_position: blocks.iter().map(Block::flops_per_position).sum(),
             blocks,
             final_norm,
             config: config.clone(),
@@ -251,9 +253,7 @@ impl Decoder {
 
     /// Floating-point operations of one position in the blocks, leaving out what depends on how much it sees.
     pub fn flops_per_position(&self) -> f64 {
-        let products =
-            |b: &Block| [&b.qkv, &b.attn_out, &b.mlp_in, &b.mlp_out].map(|l| l.inputs() * l.outputs()).iter().sum::<usize>();
-        2.0 * self.blocks.iter().map(products).sum::<usize>() as f64
+        self.flops_per_position
     }
 
     /// Floating-point operations of attention for each position that a position sees.
@@ -268,6 +268,12 @@ impl Decoder {
 }
 
 impl Block {
+    /// Those of its products.
+    fn flops_per_position(&self) -> f64 {
+        let products = [&self.qkv, &self.attn_out, &self.mlp_in, &self.mlp_out];
+        2.0 * products.map(|map| map.inputs() * map.outputs()).iter().sum::<usize>() as f64
+    }
+
     fn load(device: &Device, parts: Parts<'_>, source: &impl TensorSource, i: usize) -> Result<Self, Error> {
         let qk_norm = match parts.qk_norm(i) {
             Some([q, k]) => Some((q.load(device, source)?, k.load(device, source)?)),

@@ -199,6 +199,18 @@ impl Seconds {
         let sampling = self.prefill + self.thoughts + self.scores + self.answers;
         (self.scores > 0.0).then(|| self.scores / sampling)
     }
+
+    /// All of them times a factor.
+    pub fn scaled(self, by: f64) -> Self {
+        Self {
+            prefill: self.prefill * by,
+            thoughts: self.thoughts * by,
+            scores: self.scores * by,
+            answers: self.answers * by,
+            beam: self.beam * by,
+            total: self.total * by,
+        }
+    }
 }
 
 impl AddAssign for Seconds {

@@ -2,8 +2,10 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::cpu::isa::Isa;
+use crate::cuda::lane::Event;
 use crate::cuda::{Cuda, CudaError, Precision};
 
 /// Why a device could not be had, or could not go on.
@@ -130,7 +132,34 @@ impl Device {
         }
     }
 
-    /// Waits until everything asked for so far is done.
+    /// Lanes in which work may run at the same time; what a processor is asked for it does with all its workers at once.
+    pub fn lanes(&self) -> usize {
+        match self.kind() {
+            Kind::Cpu(_) => 1,
+            Kind::Cuda(_) => 2,
+        }
+    }
+
+    /// Runs `work` of this thread in a lane, by its number below [`Device::lanes`]; outside of this everything is in lane 0.
+    ///
+    /// Work in one lane is done in its order. Between lanes there is none: before what one made is read or dropped in
+    /// another, the first must have been waited for, as [`Device::synchronize`] does in the lane that it is called in.
+    pub fn in_lane<R>(&self, lane: usize, work: impl FnOnce() -> R) -> Result<R, DeviceError> {
+        match self.kind() {
+            Kind::Cpu(_) => Ok(work()),
+            Kind::Cuda(cuda) => Ok(cuda.in_lane(lane, work)?),
+        }
+    }
+
+    /// The moment when everything asked for so far in this lane is done. Nothing waits for it.
+    pub fn moment(&self) -> Result<Moment, DeviceError> {
+        Ok(Moment(match self.kind() {
+            Kind::Cpu(_) => Clock::Host(Instant::now()),
+            Kind::Cuda(cuda) => Clock::Cuda(cuda.lane().moment()?),
+        }))
+    }
+
+    /// Waits until everything asked for so far in this lane is done.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         match self.kind() {
             Kind::Cpu(_) => Ok(()),
@@ -151,6 +180,27 @@ impl Device {
         match self.kind() {
             Kind::Cpu(cpu) => cpu.pool.install(work),
             Kind::Cuda(_) => work(),
+        }
+    }
+}
+
+/// A point in the order of a device's work, and its time.
+#[derive(Debug)]
+pub struct Moment(Clock);
+
+#[derive(Debug)]
+enum Clock {
+    Host(Instant),
+    Cuda(Event),
+}
+
+impl Moment {
+    /// Seconds from this to a later moment of the same device and lane, which is waited for.
+    pub fn until(&self, later: &Self) -> Result<f64, DeviceError> {
+        match (&self.0, &later.0) {
+            (Clock::Host(from), Clock::Host(to)) => Ok((*to - *from).as_secs_f64()),
+            (Clock::Cuda(from), Clock::Cuda(to)) => Ok(from.until(to)?),
+            _ => panic!("moments of two devices"),
         }
     }
 }

@@ -20,6 +20,6 @@ mod tensor;
 
 pub use cpu::isa::Isa;
 pub use cuda::{CudaError, Precision};
-pub use device::{Device, DeviceError};
+pub use device::{Device, DeviceError, Moment};
 pub use peak::peak;
 pub use tensor::Tensor;

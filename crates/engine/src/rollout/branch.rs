@@ -128,21 +128,20 @@ impl Explorer<'_> {
             let id = |trajectory| RowId { question: of.id, trajectory: trajectory as u32 };
             (0..settings.samples.get()).map(move |k| Start { prompt, id: id(k), perturbed: true })
         });
-        let mut clock = Instant::now();
-        let mut lap = |stage: &mut f64| {
-            mind.decoder.device().synchronize()?; // or a stage's time would be counted where a later one waits for it
-            *stage += std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
-            Ok::<_, DeviceError>(())
-        };
+        let device = mind.decoder.device();
+        let began = device.moment()?;
         let started = prefill(mind, cache, &prompts, &starts.collect::<Vec<_>>(), chance)?;
-        lap(&mut spent.seconds.prefill)?;
+        let prefilled = device.moment()?;
         // Rollouts draw other noise on the same thoughts.
         let keep_clean = self.labels != Labels::Final && matches!(settings.perturbation, Perturbation::Gaussian { .. });
         let mut thoughts = think(mind, cache, started, Thinking { keep_clean, ..self.thinking() })?;
-        lap(&mut spent.seconds.thoughts)?;
+        let thought = device.moment()?;
         let mark = cache.mark();
         let tokens = decode(mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?.tokens;
-        lap(&mut spent.seconds.answers)?;
+        let answered = device.moment()?;
+        spent.seconds.prefill += began.until(&prefilled)?;
+        spent.seconds.thoughts += prefilled.until(&thought)?;
+        spent.seconds.answers += thought.until(&answered)?;
         prompts.iter().for_each(|prompt| spent.cost.flops += Cost::of_prompt(&self.party(), prompt.tokens.len()).flops);
         let wave = Wave { prompts, thoughts, mark };
         for (row, tokens) in wave.thoughts.rows.iter().zip(&tokens) {

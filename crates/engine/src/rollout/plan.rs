@@ -7,14 +7,16 @@ use model::Cache;
 
 use super::{Explorer, MOST_ROLLOUTS, MOST_THOUGHTS, MOST_TRAJECTORIES};
 use crate::error::Error;
+use crate::lanes;
 use crate::plan::{check, own_positions};
 use crate::prompt::Prompt;
 
 /// What questions, answers and rollouts take, in slots of the cache.
 pub(super) struct Plan<'a> {
     pub(super) prompts: &'a [Prompt],
-    most_rows: usize, // beyond, speed does not grow
-    budget: usize,
+    pub(super) lanes: usize, // in which waves run at the same time
+    most_rows: usize,        // beyond, speed does not grow
+    budget: usize,           // of a lane
     trajectories: usize,
     private_prompt: bool,
     path: usize,          // of a trajectory's thoughts
@@ -41,8 +43,9 @@ impl<'a> Plan<'a> {
         }
         let own = |thoughts| Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get()));
         let position = Cache::bytes_per_position(mind.decoder.device(), config);
-        let plan = Self {
+        let mut plan = Self {
             prompts,
+            lanes: 1,
             most_rows: mind.decoder.device().rows_at_once(),
             budget: settings.memory / position,
             trajectories,
@@ -60,7 +63,30 @@ impl<'a> Plan<'a> {
                 return Err(Error::RolloutMemory { id: prompt.id, trajectories, need, budget });
             }
         }
+        if prompts.len() * (trajectories + plan.most_branches) >= lanes::WORTH_WHILE {
+            plan.share_among(mind.decoder.device().lanes().min(prompts.len()));
+        }
         Ok(plan)
+    }
+
+    /// Shares memory and rows among lanes, if each can then hold every question.
+    fn share_among(&mut self, lanes: usize) {
+        let most = (0..self.prompts.len()).map(|question| self.slots(question, 1, 1)).max();
+        if most.unwrap_or(0) <= self.budget / lanes {
+            (self.lanes, self.most_rows, self.budget) = (lanes, self.most_rows / lanes, self.budget / lanes);
+        }
+    }
+
+    /// The waves, each by its first question and how many it has; as many for every lane.
+    pub(super) fn waves(&self) -> Vec<(usize, usize)> {
+        let (mut waves, mut first) = (Vec::new(), 0);
+        let even = self.prompts.len().div_ceil(self.lanes);
+        while first < self.prompts.len() {
+            let count = self.questions(first).min(even);
+            waves.push((first, count));
+            first += count;
+        }
+        waves
     }
 
     /// What a question takes until its last rollout is done.
@@ -70,7 +96,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Questions of the wave that begins with `first`: at least one.
-    pub(super) fn questions(&self, first: usize) -> usize {
+    fn questions(&self, first: usize) -> usize {
         let (mut lasting, mut rows) = (0, 0);
         for question in first..self.prompts.len() {
             lasting += self.lasting(question);

@@ -17,7 +17,7 @@ use model::{Cache, Decoder};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
-use crate::{beams, chance, company, rollout, words};
+use crate::{beams, chance, company, rollout, rounds, words};
 
 /// Rounding, in parts of the largest element, along a given path. An H200 was 5e-6 from the processor at most.
 const SINGLE: f32 = 2e-4;
@@ -265,6 +265,54 @@ fn the_order_of_questions_changes_nothing() {
         back.reverse();
         tally.add_free(&back, &there);
     });
+}
+
+/// Rows enough for waves in several lanes at once, beside the same questions a few at a time, which have one lane. Again the
+/// same waves give the same bits: what one lane does to another's memory would show.
+#[test]
+fn lanes_change_nothing() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let mut all = Tally::default();
+    for family in FAMILIES {
+        let pair = Pair::new(&gpu.device, &Spec { family, ..Spec::default() });
+        for perturbation in perturbations() {
+            let (asked, what) = (many_questions(50), format!("{family:?}, {perturbation:?} in lanes"));
+            let settings = settings(&pair.reasoner, 64, perturbation);
+            let together = pair.ask(settings, &asked);
+            let few: Vec<Outcome> = asked.chunks(10).flat_map(|some| pair.ask(settings, some)).collect();
+            all.add_free(&together, &few);
+            for again in [pair.ask(settings, &asked), pair.ask(settings, &asked)] {
+                together.iter().zip(&again).for_each(|(a, b)| assert_same(a, b, &what));
+            }
+        }
+    }
+    all.show("in lanes and alone");
+    all.assert_alike("in lanes and alone");
+    all.assert_within(FREE, "in lanes and alone");
+}
+
+/// The same of rollouts, and of rows that stop when their vote is certain.
+#[test]
+fn lanes_change_neither_labels_nor_votes() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let spec = Spec { family: Family::CodiGpt2, ..Spec::default() };
+    let pair = Pair::new(&gpu.device, &spec);
+    let prompts: Vec<_> = many_questions(64).iter().map(|asked| prompted(&pair.reasoner, asked)).collect();
+    let settings = settings(&pair.reasoner, 8, thoughtful(0.2));
+    let labelled = |prompts: &[_]| rollout::all_of(&pair.reasoner, settings, rollout::rollouts(4), prompts);
+    let (together, few) = (labelled(&prompts), prompts.chunks(4).flat_map(labelled).collect::<Vec<_>>());
+    assert!(together.iter().map(|of| of.id).eq(prompts.iter().map(|prompt| prompt.id)));
+    let (same, labels) = same_labels(&together, &few);
+    println!("{same} of {labels} labels in lanes are those without");
+    assert!(same * 100 >= labels * 97, "{same} of {labels} labels");
+
+    let settings = Settings { adaptive: rounds::adaptive(1.0), samples: count(64), ..settings };
+    let asked = many_questions(600);
+    let (together, few) = (pair.ask(settings, &asked), asked.chunks(100).flat_map(|some| pair.ask(settings, some)));
+    let drawn = |outcome: &Outcome| (outcome.sample.id, outcome.sample.trajectories.len());
+    let alike = together.iter().zip(few).filter(|(a, b)| drawn(a) == drawn(b)).count();
+    println!("{alike} of {} adaptive questions in lanes stop where they do without", asked.len());
+    assert!(alike * 100 >= asked.len() * 97, "{alike} of {}", asked.len());
 }
 
 /// How often each run is asked: a pass is recorded when it is met again and replayed from then on.

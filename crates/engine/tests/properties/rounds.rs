@@ -7,7 +7,7 @@ use record::stopping::{Confidence, Settled};
 
 use crate::common::*;
 
-fn adaptive(confidence: f64) -> Option<Adaptive> {
+pub fn adaptive(confidence: f64) -> Option<Adaptive> {
     Some(Adaptive { confidence: Confidence::new(confidence).unwrap() })
 }
 

@@ -1,7 +1,7 @@
 //! Memory on the GPU: raw buffers, matrices of numbers, lists of indices.
 //!
-//! Memory comes from the driver's stream-ordered pool, and what is dropped is kept for the next who asks for that size.
-//! Everything runs in the order of one stream, so a dropped buffer is safe while kernels that use it are still to run.
+//! Memory comes from the driver's stream-ordered pool, and what is dropped is kept for the next in its lane who asks for that
+//! size. Work in a lane runs in order, so a dropped buffer is safe while kernels of its lane that use it are still to run.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use cudarc::driver::result as driver;
 
 use super::context::{Grid, int, slots};
 use super::error::is_out_of_memory;
+use super::lane::Lane;
 use super::replay::{self, Pool};
 use super::{Cuda, CudaError};
 
@@ -45,7 +46,8 @@ pub(crate) const NOTHING: u64 = 0;
 #[derive(Debug)]
 pub(crate) struct Buffer {
     cuda: Cuda,
-    pool: Option<Arc<Pool>>, // that it goes back to, if not the GPU's
+    lane: Arc<Lane>,         // that it goes back to
+    pool: Option<Arc<Pool>>, // that it goes back to, if not the lane's own
     pointer: u64,
     bytes: usize,
 }
@@ -53,25 +55,25 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// Fresh memory with unspecified contents.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
-        let (piece, pool) = (Cuda::piece(bytes), replay::pool(cuda));
+        let (piece, pool, lane) = (Cuda::piece(bytes), replay::pool(cuda), cuda.lane());
         if let Some(pointer) = pool.as_ref().and_then(|p| p.take(piece)) {
-            return Ok(Self { cuda: cuda.clone(), pool, pointer, bytes });
+            return Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes });
         }
-        let pointer = Self::take(cuda, bytes, piece)?;
+        let pointer = Self::take(cuda, &lane, (bytes, piece))?;
         if let Some(pool) = &pool {
             pool.adopt(piece, pointer);
         }
-        Ok(Self { cuda: cuda.clone(), pool, pointer, bytes })
+        Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes })
     }
 
-    fn take(cuda: &Cuda, bytes: usize, piece: usize) -> Result<u64, CudaError> {
-        if let Some(pointer) = cuda.take_spare(piece) {
+    fn take(cuda: &Cuda, lane: &Lane, (bytes, piece): (usize, usize)) -> Result<u64, CudaError> {
+        if let Some(pointer) = lane.take_spare(piece) {
             return Ok(pointer);
         }
         cuda.bind()?;
         let take = || {
-            // SAFETY: the stream is alive; contents are written before they are read, on this stream alone.
-            unsafe { driver::malloc_async(cuda.main_stream(), piece) }
+            // SAFETY: the stream is alive; contents are written before they are read, in this lane.
+            unsafe { driver::malloc_async(lane.stream(), piece) }
         };
         let taken = match take() {
             Err(e) if is_out_of_memory(&e) => {
@@ -100,7 +102,7 @@ impl Buffer {
     /// Fills it with zeros.
     pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
         self.cuda.bind()?;
-        // SAFETY: the memory is as long and belongs to this stream.
+        // SAFETY: the memory is as long and used in this lane's order.
         unsafe { driver::memset_d8_async(self.pointer, 0, self.bytes, self.cuda.stream()) }
             .map_err(CudaError::driver("clear memory"))
     }
@@ -140,7 +142,7 @@ impl Buffer {
             return Ok(());
         }
         self.cuda.bind()?;
-        // SAFETY: both reach that far and belong to this stream.
+        // SAFETY: both reach that far and are used in this lane's order.
         unsafe { driver::memcpy_dtod_async(self.pointer + at as u64, other.pointer, other.bytes, self.cuda.stream()) }
             .map_err(CudaError::driver("copy"))
     }
@@ -158,7 +160,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         match &self.pool {
             Some(pool) => pool.put(self.pointer),
-            None => self.cuda.give_back(Cuda::piece(self.bytes), self.pointer),
+            None => self.lane.give_back(Cuda::piece(self.bytes), self.pointer),
         }
     }
 }

@@ -79,7 +79,7 @@ pub(crate) struct Pointers {
     pub(crate) out: u64,
 }
 
-/// cuBLASLt, its scratch memory, and what is known of shapes.
+/// cuBLASLt for one lane, its scratch memory, and what is known of shapes.
 #[derive(Debug)]
 pub(crate) struct Blas {
     handle: sys::cublasLtHandle_t,
@@ -87,7 +87,7 @@ pub(crate) struct Blas {
     plans: Mutex<HashMap<Product, Option<Plan>>>, // None: cuBLASLt cannot
 }
 
-// SAFETY: the handle may be used by every thread; plans are behind a lock; the workspace is used in the stream's order.
+// SAFETY: the handle may be used by every thread; plans are behind a lock; the workspace is used in the lane's order.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
@@ -120,7 +120,7 @@ impl Blas {
     /// Computes a product.
     ///
     /// # Safety
-    /// The pointers must reach as far as the shape says, in its formats, on this GPU's stream.
+    /// The pointers must reach as far as the shape says, in its formats, in this lane.
     pub(crate) unsafe fn product(&self, cuda: &Cuda, product: impl Into<Product>, at: Pointers) -> Result<(), CudaError> {
         let product = product.into();
         let shape = product.shape;

@@ -1,12 +1,12 @@
-//! A GPU, opened: its context, its one stream, its kernels and its cuBLASLt.
+//! A GPU, opened: its context, its kernels and its lanes.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
+use cudarc::driver::{CudaContext, result as driver, sys};
 
 use super::blas::Blas;
+use super::lane::{self, Lane, MOST_SPARE_PIECE};
 use super::module::{Kernel, Kernels, LARGE};
 use super::{CudaError, Dtype, replay};
 
@@ -45,41 +45,13 @@ pub(crate) struct Cuda(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     // Fields are dropped in this order: what uses the context goes first.
-    spare: Mutex<Spare>,
-    blas: Blas,
+    others: Mutex<Vec<Arc<Lane>>>, // opened so far
+    main: Arc<Lane>,
     kernels: Kernels,
-    stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
     precision: Precision,
     name: String,
     capability: (i32, i32),
-}
-
-/// Memory that was dropped and waits to be taken again. Everything runs in the order of one stream, so what takes it next
-/// runs after what used it last.
-#[derive(Debug, Default)]
-struct Spare {
-    by_size: HashMap<usize, Vec<u64>>,
-    bytes: usize,
-}
-
-/// Larger pieces go back to the driver's pool: they are few, and idle memory is missed.
-const MOST_SPARE_PIECE: usize = 64 << 20;
-/// All spare memory together.
-const MOST_SPARE: usize = 2 << 30;
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.context.bind_to_thread().is_err() {
-            return;
-        }
-        let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for pointer in spare.by_size.into_values().flatten() {
-            // SAFETY: taken from this stream's pool, and nobody else has it. A failure has nobody to be told to.
-            unsafe { driver::free_async(pointer, self.stream.cu_stream()) }.ok();
-        }
-        self.stream.synchronize().ok();
-    }
 }
 
 /// How a kernel is launched.
@@ -189,7 +161,7 @@ impl Cuda {
     pub(crate) fn open(ordinal: usize, precision: Precision) -> Result<Self, CudaError> {
         Self::present().map_err(CudaError::Absent)?;
         let context = CudaContext::new(ordinal).map_err(CudaError::driver("open the gpu"))?;
-        // SAFETY: everything runs on one stream, so there is nothing that events would have to order.
+        // SAFETY: events would order what cudarc's own memory is used for, and none of it is used.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(CudaError::driver("say its name"))?;
         let capability = context.compute_capability().map_err(CudaError::driver("say its capability"))?;
@@ -200,11 +172,10 @@ impl Cuda {
             return Err(CudaError::Absent(format!("{name} has no memory pools")));
         }
         keep_memory(&context)?;
-        let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
         let kernels = Kernels::load(capability)?;
         allow_shared(&context, &kernels)?;
-        let blas = Blas::new(&context)?;
-        Ok(Self(Arc::new(Inner { spare: Mutex::default(), blas, kernels, stream, context, precision, name, capability })))
+        let main = Lane::open(&context)?;
+        Ok(Self(Arc::new(Inner { others: Mutex::default(), main, kernels, context, precision, name, capability })))
     }
 
     /// The GPU's name.
@@ -249,28 +220,44 @@ impl Cuda {
         };
         let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed())?;
         let used = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
-        let spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner).bytes;
+        let spare: usize = self.others().iter().chain([&self.0.main]).map(|lane| lane.spare_bytes()).sum();
         Ok((free + reserved.saturating_sub(used) + spare, total))
     }
 
-    /// Waits until everything asked for so far is done, and says whether it went well.
+    /// Waits until everything asked for so far in this thread's lane is done, and says whether it went well.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        self.bind()?;
-        self.0.stream.synchronize().map_err(CudaError::driver("finish its work"))
+        self.lane().synchronize()
     }
 
-    pub(crate) fn blas(&self) -> &Blas {
-        &self.0.blas
+    /// The lane that this thread works in.
+    pub(crate) fn lane(&self) -> Arc<Lane> {
+        lane::entered(&self.0.context).unwrap_or_else(|| self.0.main.clone())
     }
 
-    /// The stream that everything runs on.
-    pub(crate) fn main_stream(&self) -> sys::CUstream {
-        self.0.stream.cu_stream()
+    /// The products of this thread's lane.
+    pub(crate) fn blas(&self) -> Arc<Blas> {
+        self.lane().blas()
     }
 
-    /// Where operations of this thread go: the main stream, or the one that it records.
+    /// Runs `work` in lane `number`, 0 being the main one. What it reads of other lanes must have been waited for there.
+    pub(crate) fn in_lane<T>(&self, number: usize, work: impl FnOnce() -> T) -> Result<T, CudaError> {
+        let Some(number) = number.checked_sub(1) else { return Ok(lane::within(self.0.main.clone(), work)) };
+        let mut others = self.others();
+        while others.len() <= number {
+            others.push(Lane::open(&self.0.context)?);
+        }
+        let lane = others[number].clone();
+        drop(others);
+        Ok(lane::within(lane, work))
+    }
+
+    fn others(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
+        self.0.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where operations of this thread go: its lane's stream, or the one that it records.
     pub(crate) fn stream(&self) -> sys::CUstream {
-        replay::stream(self).unwrap_or_else(|| self.main_stream())
+        replay::stream(self).unwrap_or_else(|| self.lane().stream())
     }
 
     /// Whether this and `other` are handles on one GPU opened once.
@@ -321,43 +308,10 @@ impl Cuda {
             .map_err(CudaError::driver("start a kernel"))
     }
 
-    /// Spare memory of a size, if there is any.
-    pub(crate) fn take_spare(&self, size: usize) -> Option<u64> {
-        let mut spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        let pointer = spare.by_size.get_mut(&size)?.pop()?;
-        spare.bytes -= size;
-        Some(pointer)
-    }
-
-    /// Keeps memory of a size for the next who asks; gives it back if there is no room for it.
-    pub(crate) fn keep_spare(&self, size: usize, pointer: u64) -> Result<(), u64> {
-        let mut spare = self.0.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if size > MOST_SPARE_PIECE || spare.bytes + size > MOST_SPARE {
-            return Err(pointer);
-        }
-        spare.bytes += size;
-        spare.by_size.entry(size).or_default().push(pointer);
-        Ok(())
-    }
-
-    /// Keeps memory of a size for the next who asks, or gives it back to the driver.
-    pub(crate) fn give_back(&self, size: usize, pointer: u64) {
-        if let Err(pointer) = self.keep_spare(size, pointer)
-            && self.bind().is_ok()
-        {
-            // SAFETY: taken from this stream's pool and given back once. A failure has nobody to be told to.
-            unsafe { driver::free_async(pointer, self.main_stream()) }.ok();
-        }
-    }
-
-    /// Gives all spare memory back to the driver and waits until what was given back before can be had.
+    /// Gives the spare memory of all lanes back to the driver and waits until what was given back before can be had.
     pub(crate) fn release_spare(&self) -> Result<(), CudaError> {
-        let spare = std::mem::take(&mut *self.0.spare.lock().unwrap_or_else(PoisonError::into_inner));
-        for pointer in spare.by_size.into_values().flatten() {
-            // SAFETY: taken from this stream's pool, and nobody else has it.
-            unsafe { driver::free_async(pointer, self.main_stream()) }.map_err(CudaError::driver("take memory back"))?;
-        }
-        self.synchronize()
+        let lanes: Vec<Arc<Lane>> = self.others().iter().chain([&self.0.main]).cloned().collect();
+        lanes.iter().try_for_each(|lane| lane.release_spare())
     }
 
     /// What is taken for so many bytes: rounded by an eighth at most, so that like sizes find each other's memory.
@@ -370,17 +324,21 @@ impl Cuda {
     }
 }
 
-/// Lets the pool keep what is freed, so that an allocation is a matter of the host alone.
+/// Lets the pool keep what is freed, so that an allocation is a matter of the host alone; and lets no lane wait for memory that
+/// another still uses.
 fn keep_memory(context: &CudaContext) -> Result<(), CudaError> {
-    let failed = CudaError::driver("set up its memory pool");
-    // SAFETY: the device is open; the attribute is a 64-bit number that outlives the call.
+    let (mut threshold, mut waits) = (u64::MAX, 0i32);
+    // SAFETY: the device is open; the attributes are a 64-bit and a 32-bit number that outlive the calls.
     unsafe {
         let pool =
             driver::device::get_default_mem_pool(context.cu_device()).map_err(CudaError::driver("find its memory pool"))?;
-        let mut threshold = u64::MAX;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        driver::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast()).map_err(failed)
+        let attributes = [
+            (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut threshold).cast()),
+            (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, (&raw mut waits).cast()),
+        ];
+        attributes.into_iter().try_for_each(|(attribute, value)| driver::mem_pool::set_attribute(pool, attribute, value))
     }
+    .map_err(CudaError::driver("set up its memory pool"))
 }
 
 /// Lets the kernels that ask for more shared memory than every GPU has take what this one has.

@@ -1,7 +1,7 @@
 //! The kernels of an NVIDIA GPU: cuBLASLt for products, our own for the rest, compiled at run time.
 //!
-//! * [`context`] opens a GPU; everything runs in order on its one stream, and nothing waits for it but what brings numbers
-//!   back to the host.
+//! * [`context`] opens a GPU; [`lane`] is a stream of it, in which everything runs in order, and nothing waits for it but what
+//!   brings numbers back to the host.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and keeps the result on disk.
 //! * [`blas`] wraps cuBLASLt; [`array`] is memory on the GPU.
 //! * [`replay`] records work that is repeated and replays it.
@@ -17,6 +17,7 @@ pub(crate) mod blas;
 pub(crate) mod context;
 pub(crate) mod embedding;
 pub(crate) mod error;
+pub(crate) mod lane;
 pub(crate) mod likeliest;
 pub(crate) mod linear;
 pub(crate) mod loss;

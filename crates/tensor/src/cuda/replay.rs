@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 
+use super::lane::Lane;
 use super::{Cuda, CudaError};
 
 /// Memory that belongs to a recording. The same requests in the same order get the same pieces.
 #[derive(Debug)]
 pub(crate) struct Pool {
     cuda: Cuda,
+    lane: Arc<Lane>, // that its pieces are of
     pieces: Mutex<Pieces>,
 }
 
@@ -34,7 +36,7 @@ struct Piece {
 
 impl Pool {
     fn new(cuda: &Cuda) -> Arc<Self> {
-        Arc::new(Self { cuda: cuda.clone(), pieces: Mutex::default() })
+        Arc::new(Self { cuda: cuda.clone(), lane: cuda.lane(), pieces: Mutex::default() })
     }
 
     /// The first free piece of a size.
@@ -71,40 +73,40 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let pieces = std::mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
-        pieces.all.into_iter().for_each(|p| self.cuda.give_back(p.size, p.pointer));
+        pieces.all.into_iter().for_each(|p| self.lane.give_back(p.size, p.pointer));
     }
 }
 
 /// Where the operations of this thread on a GPU take memory, and where they go.
 #[derive(Debug)]
-struct Lane {
+struct Detour {
     pool: Arc<Pool>,
-    stream: Option<sys::CUstream>, // none: where they always go
+    stream: Option<sys::CUstream>, // none: the thread's lane
 }
 
 thread_local! {
-    static LANE: RefCell<Option<Lane>> = const { RefCell::new(None) };
+    static DETOUR: RefCell<Option<Detour>> = const { RefCell::new(None) };
 }
 
-/// The memory that this thread takes from, if not the GPU's.
+/// The memory that this thread takes from, if not its lane's.
 pub(crate) fn pool(cuda: &Cuda) -> Option<Arc<Pool>> {
-    LANE.with_borrow(|lane| lane.as_ref().filter(|l| l.pool.cuda.is(cuda)).map(|l| l.pool.clone()))
+    DETOUR.with_borrow(|detour| detour.as_ref().filter(|d| d.pool.cuda.is(cuda)).map(|d| d.pool.clone()))
 }
 
 /// The stream that this thread records, if it does.
 pub(crate) fn stream(cuda: &Cuda) -> Option<sys::CUstream> {
-    LANE.with_borrow(|lane| lane.as_ref().filter(|l| l.pool.cuda.is(cuda)).and_then(|l| l.stream))
+    DETOUR.with_borrow(|detour| detour.as_ref().filter(|d| d.pool.cuda.is(cuda)).and_then(|d| d.stream))
 }
 
-/// Runs `work` in a lane, which is left when it returns or panics.
+/// Runs `work` on a detour, which ends when it returns or panics.
 fn within<T>(pool: &Arc<Pool>, stream: Option<sys::CUstream>, work: impl FnOnce() -> T) -> T {
-    struct Leave(Option<Lane>);
+    struct Leave(Option<Detour>);
     impl Drop for Leave {
         fn drop(&mut self) {
-            LANE.set(self.0.take());
+            DETOUR.set(self.0.take());
         }
     }
-    let _leave = Leave(LANE.replace(Some(Lane { pool: pool.clone(), stream })));
+    let _leave = Leave(DETOUR.replace(Some(Detour { pool: pool.clone(), stream })));
     work()
 }
 
@@ -154,12 +156,12 @@ impl Recording {
         Ok((Self { graph: tape.finish()?, pool }, made))
     }
 
-    /// Runs it, in the order of the GPU's stream.
+    /// Runs it, in the order of the lane that recorded it, which must be this thread's.
     pub(crate) fn replay(&mut self) -> Result<(), CudaError> {
         let cuda = &self.pool.cuda;
         cuda.bind()?;
-        // SAFETY: the graph is alive and runs in the order of the stream that all its memory belongs to.
-        unsafe { driver::graph::launch(self.graph, cuda.stream()) }.map_err(CudaError::driver("replay its work"))
+        // SAFETY: the graph is alive and runs in the order of the lane that all its memory belongs to.
+        unsafe { driver::graph::launch(self.graph, self.pool.lane.stream()) }.map_err(CudaError::driver("replay its work"))
     }
 }
 

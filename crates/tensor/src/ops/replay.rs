@@ -15,6 +15,7 @@ const MOST_KEPT: usize = 48;
 /// Everything in a pass's operations that is not in its inputs: passes of one key differ in the contents of inputs alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
+    lane: usize, // in which it is recorded and replayed: its memory is used in that one's order
     store: (u64, [usize; 4]),
     seen: [Option<(usize, usize, usize)>; 2], // rows, tiles, memory
     dropout: Option<(u32, [bool; 2])>,
@@ -29,7 +30,7 @@ impl Key {
     pub fn new(kv: &KvStore, seen: &Attend, then: Option<&Attend>, dropout: Option<(f32, [bool; 2])>) -> Self {
         let store = kv.place().unwrap_or_else(|| panic!("replay: the store is not on a gpu"));
         let seen = [Some(seen.extent()), then.map(Attend::extent)];
-        Self { store, seen, dropout: dropout.map(|(p, sites)| (p.to_bits(), sites)) }
+        Self { lane: 0, store, seen, dropout: dropout.map(|(p, sites)| (p.to_bits(), sites)) }
     }
 
     /// Whether passes of so many rows over `kv` gain from being replayed.
@@ -88,6 +89,7 @@ impl Replays {
         mut body: impl FnMut(P) -> Result<Tensor, DeviceError>,
     ) -> Result<Tensor, DeviceError> {
         let (Kind::Cuda(cuda), Some(key)) = (device.kind(), key) else { return body(part(x)?) };
+        let key = Key { lane: cuda.lane().stream() as usize, ..key };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let copied = |x: &Tensor| Ok::<Tensor, DeviceError>(x.array().copy()?.into());
         if kept.off {
@@ -152,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_longest_unused_makes_room() {
-        let key = |place| Key { store: (place, [0; 4]), seen: [None; 2], dropout: None };
+        let key = |place| Key { lane: 0, store: (place, [0; 4]), seen: [None; 2], dropout: None };
         let mut kept = Kept::default();
         for place in 0..MOST_KEPT as u64 {
             assert!(kept.state(key(place)).is_none());

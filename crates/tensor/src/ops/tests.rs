@@ -505,3 +505,46 @@ fn heads_are_normalised_and_turned_before_they_meet() {
         }
     }
 }
+
+/// Work in all lanes at once, in memory that is dropped and taken again, read at the end.
+#[test]
+fn lanes_keep_their_numbers_apart() {
+    const SIDE: usize = 512;
+    let x = |lane: usize, time: usize| {
+        let number = |i: usize| ((i * (2 * time + 1) + lane) % (1 << 20)) as f32;
+        Tensor::from_vec(SIDE, SIDE, (0..SIDE * SIDE).map(number).collect())
+    };
+    let turned: Vec<usize> = (0..SIDE).rev().collect();
+    for device in devices() {
+        let work = |lane: usize| {
+            let made: Vec<Tensor> =
+                (0..48).map(|time| select(&device, &upload(&device, &x(lane, time)), &turned).unwrap()).collect();
+            for (time, made) in made.into_iter().enumerate() {
+                let expected = x(lane, time).select(turned.iter().copied());
+                assert_eq!(made.to_host().unwrap(), expected, "lane {lane}, time {time}, {}", device.describe());
+            }
+        };
+        std::thread::scope(|scope| {
+            for lane in 0..device.lanes() {
+                let (device, work) = (&device, &work);
+                scope.spawn(move || device.in_lane(lane, || work(lane)).unwrap());
+            }
+        });
+    }
+}
+
+#[test]
+fn moments_follow_each_other() {
+    for device in devices() {
+        let first = device.moment().unwrap();
+        let x = mapped_often(&device);
+        let second = device.moment().unwrap();
+        assert!(first.until(&second).unwrap() > 0.0, "{}", device.describe());
+        drop(x);
+    }
+}
+
+fn mapped_often(device: &Device) -> Tensor {
+    let (x, picked) = (upload(device, &matrix(64, 64, 1)), Vec::from_iter(0..64));
+    (0..10).fold(x, |x, _| select(device, &x, &picked).unwrap())
+}

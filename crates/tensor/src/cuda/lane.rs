@@ -1,0 +1,177 @@
+//! Lanes: streams of one GPU whose work may run at the same time, each with memory and products of its own.
+//!
+//! Within a lane everything runs in the order in which it was asked for, by whichever threads. That order is what makes it
+//! safe to hand dropped memory to the next who asks, so memory belongs to the lane that took it and goes back there. What one
+//! lane made may be read in another once the first has been waited for; weights are the case in point.
+//!
+//! A thread works in the GPU's main lane unless it entered another ([`within`]).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
+
+use super::CudaError;
+use super::blas::Blas;
+
+/// Larger pieces go back to the driver's pool: they are few, and idle memory is missed.
+pub(crate) const MOST_SPARE_PIECE: usize = 64 << 20;
+/// All spare memory of a lane together.
+const MOST_SPARE: usize = 2 << 30;
+
+/// One stream and what belongs to it.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    // Fields are dropped in this order: what uses the context goes first.
+    spare: Mutex<Spare>,
+    blas: Arc<Blas>,
+    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+}
+
+/// Memory that was dropped and waits to be taken again: what takes it next runs after what used it last.
+#[derive(Debug, Default)]
+struct Spare {
+    by_size: HashMap<usize, Vec<u64>>,
+    bytes: usize,
+}
+
+thread_local! {
+    static LANE: RefCell<Option<Arc<Lane>>> = const { RefCell::new(None) };
+}
+
+/// The lane that this thread has entered, if it is one of that context.
+pub(crate) fn entered(context: &Arc<CudaContext>) -> Option<Arc<Lane>> {
+    LANE.with_borrow(|lane| lane.as_ref().filter(|l| Arc::ptr_eq(&l.context, context)).cloned())
+}
+
+/// Runs `work` in a lane, which is left when it returns or panics.
+pub(crate) fn within<T>(lane: Arc<Lane>, work: impl FnOnce() -> T) -> T {
+    struct Leave(Option<Arc<Lane>>);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            LANE.set(self.0.take());
+        }
+    }
+    let _leave = Leave(LANE.replace(Some(lane)));
+    work()
+}
+
+impl Lane {
+    /// Opens a lane of a context.
+    pub(crate) fn open(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
+        let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
+        let blas = Arc::new(Blas::new(context)?);
+        Ok(Arc::new(Self { spare: Mutex::default(), blas, stream, context: context.clone() }))
+    }
+
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream.cu_stream()
+    }
+
+    pub(crate) fn blas(&self) -> Arc<Blas> {
+        self.blas.clone()
+    }
+
+    fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(CudaError::driver("be used from this thread"))
+    }
+
+    /// The moment when everything asked for so far is done.
+    pub(crate) fn moment(&self) -> Result<Event, CudaError> {
+        self.bind()?;
+        let event = driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(CudaError::driver("make an event"))?;
+        let event = Event { event, context: self.context.clone() };
+        // SAFETY: both are alive and of one context.
+        unsafe { driver::event::record(event.event, self.stream()) }.map_err(CudaError::driver("note the time"))?;
+        Ok(event)
+    }
+
+    /// Waits until everything asked for so far is done, and says whether it went well.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        self.stream.synchronize().map_err(CudaError::driver("finish its work"))
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Spare> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Spare memory of a size, if there is any.
+    pub(crate) fn take_spare(&self, size: usize) -> Option<u64> {
+        let mut spare = self.spare();
+        let pointer = spare.by_size.get_mut(&size)?.pop()?;
+        spare.bytes -= size;
+        Some(pointer)
+    }
+
+    /// Keeps memory of a size for the next who asks, or gives it back to the driver.
+    pub(crate) fn give_back(&self, size: usize, pointer: u64) {
+        let mut spare = self.spare();
+        if size <= MOST_SPARE_PIECE && spare.bytes + size <= MOST_SPARE {
+            spare.bytes += size;
+            spare.by_size.entry(size).or_default().push(pointer);
+        } else if self.bind().is_ok() {
+            // SAFETY: taken in this lane and given back once. A failure has nobody to be told to.
+            unsafe { driver::free_async(pointer, self.stream()) }.ok();
+        }
+    }
+
+    /// Bytes of spare memory.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.spare().bytes
+    }
+
+    /// Gives all spare memory back to the driver and waits until what was given back before can be had.
+    pub(crate) fn release_spare(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let spare = std::mem::take(&mut *self.spare());
+        for pointer in spare.by_size.into_values().flatten() {
+            // SAFETY: taken in this lane, and nobody else has it.
+            unsafe { driver::free_async(pointer, self.stream()) }.map_err(CudaError::driver("take memory back"))?;
+        }
+        self.synchronize()
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.release_spare().ok(); // a failure has nobody to be told to
+    }
+}
+
+/// A moment in a lane's work, by the GPU's clock.
+#[derive(Debug)]
+pub(crate) struct Event {
+    event: sys::CUevent,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: an opaque name that the driver lets every thread use.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Seconds from this to a later moment of the same lane, which is waited for.
+    pub(crate) fn until(&self, later: &Self) -> Result<f64, CudaError> {
+        let failed = || CudaError::driver("say how long its work took");
+        self.context.bind_to_thread().map_err(failed())?;
+        // SAFETY: both were recorded, in one lane, and are alive.
+        let milliseconds = unsafe {
+            driver::event::synchronize(later.event).map_err(failed())?;
+            driver::event::elapsed(self.event, later.event).map_err(failed())?
+        };
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: made once and destroyed once. A failure has nobody to be told to.
+            unsafe { driver::event::destroy(self.event) }.ok();
+        }
+    }
+}
