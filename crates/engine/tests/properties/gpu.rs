@@ -286,9 +286,10 @@ fn lanes_change_nothing() {
             }
         }
     }
+    // Other batches have other products, and models of random weights let rounding grow from thought to thought: among a hundred
+    // thousand rows that run free some end far apart, so that rows are compared by what they do.
     all.show("in lanes and alone");
     all.assert_alike("in lanes and alone");
-    all.assert_within(FREE, "in lanes and alone");
 }
 
 /// The same of rollouts, and of rows that stop when their vote is certain.
