@@ -1,7 +1,7 @@
 #!/bin/bash
 # How the embedded models were made, on one H200 (about 12 minutes of computing). Usage: runs/train_embedded.sh BIN DIR
 # Everything is seeded; on a GPU sums differ in their last bits from run to run, so another run gives another model alike.
-# The commands were given one after the other with builds of several commits of one day; the script as a whole has not been run.
+# The commands were given one after the other with builds of several commits of one day, stages 5 and 6 as they stand here; the script as a whole has not been run.
 # In assets/reasoner/config.json `latent_tts` was then completed by hand: max_new_tokens 12, p 0.1, sigma 0.5.
 set -euo pipefail
 bin=$1 dir=$2

@@ -26,7 +26,7 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
         title: "From N thoughts to one answer: accuracy of each rule".into(),
         caption:
             "Greedy: one trajectory without perturbation. Majority: the answer that most of N trajectories give. With a reward \
-                  model, best of N takes the trajectory of the highest mean reward, the weighted vote counts each vote by its \
+                  model, best of N takes the trajectory of the highest reward, the weighted vote counts each vote by its \
                   reward (normalized: in units of the question's own spread), and beam search lets rewards guide the thoughts \
                   themselves. Coverage, dashed, is the limit of every rule (it is estimated from all trajectories and the rules \
                   use the first N of them, so at small N a rule can lie above it by chance). Bands and bars: 95% bootstrap \
