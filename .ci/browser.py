@@ -94,13 +94,13 @@ def right(trajectory):
 
 
 def majority(trajectories):
-    """The first answer with the most votes, ties by summed mean reward, as the records' own rule has it."""
+    """The first answer with the most votes, ties by summed reward, as the records' own rule has it."""
     votes = {}
     for trajectory in trajectories:
         if trajectory["answer"] is not None:
             entry = votes.setdefault(trajectory["answer"], [0, 0.0, trajectory])
             entry[0] += 1
-            entry[1] += sum(trajectory["scores"]) / len(trajectory["scores"])
+            entry[1] += trajectory.get("verdict", sum(trajectory["scores"]) / len(trajectory["scores"]))
     return max(votes.values(), key=lambda entry: entry[:2])[2] if votes else None
 
 
@@ -187,6 +187,10 @@ def main(chromium, folder, shots=None):
         check("a value when pointed at", browser.value("tip.style.display + ' ' + tip.textContent.includes('coverage')"), "block true")
         choose(browser, "run", "1")
         check("another run", browser.value(COUNT), len(samples))
+        noise = "[...document.getElementById('run').options].find((option) => option.text.includes('noise')).value"
+        choose(browser, "run", browser.value(noise))
+        browser.value("document.querySelector('#list button[data-id=\"5\"]').click()")
+        check("verdicts in the heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 2))
 
         picture(browser, shots, "wide", 1300, 900, whole=True)
         browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)

@@ -38,12 +38,12 @@ for (const name of ["pointermove", "pointerdown"]) document.addEventListener(nam
 
 /** A row of data with names: the columns of `question` in src/page/data.rs. */
 function named(row) {
-  const [id, question, gold, answers, given, thoughts, rewards, map, verdicts, greedy, beam, range] = row;
+  const [id, question, gold, answers, given, thoughts, rewards, map, verdicts, greedy, beam, range, judged, judgedRange] = row;
   const right = given.filter((place) => answers[place][1]).length;
   const verdict = (place) => (place < 0 ? null : answers[place]);
   const [vote, weighted, best] = verdicts.map(verdict);
   const lengths = Array.isArray(thoughts) ? thoughts : given.map(() => thoughts);
-  return { id, question, gold, answers, given, lengths, rewards, range, map, greedy, beam, vote, weighted, best, right };
+  return { id, question, gold, answers, given, lengths, rewards, range, judged, judgedRange, map, greedy, beam, vote, weighted, best, right };
 }
 
 const isRight = (answer) => Boolean(answer && answer[1]);
@@ -180,38 +180,47 @@ function votes(q) {
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-/** Step rewards: a column for each trajectory, a row for each thought. */
+/** Rewards as numbers again: `scaled` in src/page/data.rs. */
+const numbers = (text, range) => Array.from(bytes(text), (byte) => range[0] + (byte / 255) * (range[1] - range[0]));
+
+/** Rewards: a column for each trajectory, a row for each thought, and one for the answer where the judge reads answers. */
 function strip(q) {
   const range = q.range;
   if (!range) return [make("p", { class: "note" }, "No rewards: the run had no reward model.")];
-  const raw = bytes(q.rewards);
+  const [raw, judged] = [numbers(q.rewards, range), q.judgedRange && numbers(q.judged, q.judgedRange)];
   let at = 0;
   const columns = q.given.map((place, k) => {
-    const own = Array.from(raw.slice(at, (at += q.lengths[k])), (byte) => range[0] + (byte / 255) * (range[1] - range[0]));
-    return { k, answer: q.answers[place], own, mean: own.length ? own.reduce((a, b) => a + b) / own.length : -Infinity };
+    const own = raw.slice(at, (at += q.lengths[k]));
+    const mean = own.length ? own.reduce((a, b) => a + b) / own.length : -Infinity;
+    return { k, answer: q.answers[place], own, mean, whole: judged ? judged[k] : mean };
   });
-  if (state.byReward) columns.sort((a, b) => b.mean - a.mean || a.k - b.k);
-  const rows = Math.max(1, ...q.lengths);
+  if (state.byReward) columns.sort((a, b) => b.whole - a.whole || a.k - b.k);
+  const longest = Math.max(1, ...q.lengths);
+  const rows = longest + (judged ? 1 : 0);
   const [width, height, foot] = [10, 12, 10];
   const svg = draw("svg", { class: "strip", viewBox: `0 0 ${columns.length * width} ${rows * height + foot}`, preserveAspectRatio: "none" });
   svg.style.height = `${rows * 14 + foot}px`;
-  columns.forEach(({ k, answer, own, mean }, x) => {
-    const who = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}\nmean reward ${mean.toFixed(3)}`;
-    own.forEach((reward, t) => {
-      const box = { x: x * width, y: t * height, width: width - 0.6, height: height - 0.6 };
-      svg.append(draw("rect", { ...box, fill: heat((reward - range[0]) / (range[1] - range[0] || 1)),
-        "data-tip": `${who}\nthought ${t + 1}: reward ${reward.toFixed(3)}` }));
-    });
+  columns.forEach(({ k, answer, own, mean, whole }, x) => {
+    const verdict = judged ? `\nverdict on the answer ${whole.toFixed(3)}` : "";
+    const who = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}\nmean reward ${mean.toFixed(3)}${verdict}`;
+    const cell = (row, reward, [low, high], tip) => {
+      const box = { x: x * width, y: row * height, width: width - 0.6, height: height - 0.6 };
+      svg.append(draw("rect", { ...box, fill: heat((reward - low) / (high - low || 1)), "data-tip": tip }));
+    };
+    own.forEach((reward, t) => cell(t, reward, range, `${who}\nthought ${t + 1}: reward ${reward.toFixed(3)}`));
+    if (judged) cell(longest, whole, q.judgedRange, who);
     const foundation = { x: x * width, y: rows * height + 2, width: width - 0.6, height: foot - 2 };
     svg.append(draw("rect", { ...foundation, style: `fill:var(--${answer[1] ? "right" : "wrong"})`, "data-tip": who }));
   });
   const box = make("input", { type: "checkbox", id: "by-reward" });
   box.checked = state.byReward;
   box.addEventListener("change", () => { state.byReward = box.checked; open(state.current); });
-  const label = make("label", { class: "note" }, box, " highest mean reward first");
+  const label = make("label", { class: "note" }, box, judged ? " best verdict first" : " highest mean reward first");
   const note = `Columns are trajectories, rows their thoughts from first (top) to last; from dark, this question's lowest reward ` +
-    `(${range[0].toFixed(2)}), to bright, its highest (${range[1].toFixed(2)}). The foot is green where the answer is right.`;
-  return [make("h3", {}, "Step rewards"), label, svg, make("p", { class: "note" }, note)];
+    `(${range[0].toFixed(2)}), to bright, its highest (${range[1].toFixed(2)}). ` +
+    (judged ? `The last row is the verdict on the answer, in its own colours (${q.judgedRange.map((x) => x.toFixed(2)).join(" to ")}). ` : "") +
+    `The foot is green where the answer is right.`;
+  return [make("h3", {}, judged ? "Rewards" : "Step rewards"), label, svg, make("p", { class: "note" }, note)];
 }
 
 /** Dark violet over red to light yellow: ordered for the colour-blind and in print. */

@@ -120,13 +120,14 @@ impl World {
         let trajectory = self.answer(k, skill, problem, random);
         let lift = if trajectory.correct { 0.5 } else { -0.2 };
         let step = |t: usize, random: &mut Random| (0.5 + lift * (t + 1) as f64 / THOUGHTS as f64 + 0.3 * random.normal()) as f32;
-        let scores = (0..THOUGHTS).map(|t| step(t, random)).collect();
+        let scores: Vec<f32> = (0..THOUGHTS).map(|t| step(t, random)).collect();
+        let verdict = scores.last().filter(|_| self.noisy).copied(); // as if the judge of these runs read answers
         let grows = |t: usize| if self.noisy { 0.5 + (t % 3) as f64 } else { 1.0 };
         let thought = |i: usize, random: &mut Random| {
             base[i] + 1.5 * self.strength * grows(i / WIDTH) * (random.normal() + 2.0 * own[i % 4])
         };
         let thoughts = (0..base.len()).map(|i| thought(i, random) as f32).collect();
-        (Trajectory { scores: Some(scores), ..trajectory }, thoughts)
+        (Trajectory { scores: Some(scores), verdict, ..trajectory }, thoughts)
     }
 
     fn answer(&self, k: u32, skill: f64, problem: &Problem, random: &mut Random) -> Trajectory {

@@ -52,6 +52,8 @@ pub struct Brief {
     pub thoughts: Vec<u32>,
     /// For each trajectory, its step rewards; empty where none were given.
     pub scores: Vec<Vec<f32>>,
+    /// For each trajectory, the reward of its answer; empty where the reward model reads none.
+    pub judged: Vec<f32>,
     /// The trajectories that vote, weighted vote and best-of-N choose; the last two only with rewards.
     pub verdicts: [Option<usize>; 3],
     /// What the trajectory without perturbation gave.
@@ -76,6 +78,7 @@ impl Brief {
             answers,
             thoughts: trajectories.iter().map(|trajectory| trajectory.thoughts).collect(),
             scores: if scored { trajectories.iter().filter_map(|t| t.scores.clone()).collect() } else { Vec::new() },
+            judged: trajectories.iter().map(|t| t.verdict).collect::<Option<_>>().unwrap_or_default(),
             verdicts: [
                 aggregate::majority(trajectories),
                 rewarded(aggregate::weighted),

@@ -76,12 +76,8 @@ fn question(brief: &Brief, map: String, texts: bool) -> Value {
         let text = if texts { answer.text.as_str() } else { "" };
         json!([answer.answer, u8::from(answer.correct), text])
     };
-    // Rewards compare within a question only, and one far-off question would take the bytes and colours of all others.
-    let scores = || brief.scores.iter().flatten().copied();
-    let (low, high) = (scores().fold(f32::INFINITY, f32::min), scores().fold(f32::NEG_INFINITY, f32::max));
-    let range = if low.is_finite() { json!([low, high]) } else { Value::Null };
-    let scale = |x: f32| if high > low { (255.0 * (x - low) / (high - low)).round() as u8 } else { 128 };
-    let rewards: Vec<u8> = scores().map(scale).collect();
+    let (rewards, range) = scaled(brief.scores.iter().flatten());
+    let (judged, judged_range) = scaled(brief.judged.iter());
     let verdicts = brief.verdicts.map(|chosen| chosen.map_or(-1, |k| brief.given[k] as i64));
     let even = brief.thoughts.windows(2).all(|pair| pair[0] == pair[1]);
     let thoughts = if even { json!(brief.thoughts.first().copied().unwrap_or_default()) } else { json!(brief.thoughts) };
@@ -92,13 +88,23 @@ fn question(brief: &Brief, map: String, texts: bool) -> Value {
         brief.answers.iter().map(answer).collect::<Vec<_>>(),
         brief.given,
         thoughts,
-        base64(&rewards),
+        rewards,
         map,
         verdicts,
         brief.greedy.as_ref().map(answer),
         brief.beam.as_ref().map(answer),
         range,
+        judged,
+        judged_range,
     ])
+}
+
+/// Rewards of a question as a byte each, and what the smallest and the largest byte mean; nothing without rewards. They compare
+/// within a question only, and one far-off question would take the bytes and colours of all others.
+fn scaled<'a>(rewards: impl Iterator<Item = &'a f32> + Clone) -> (String, Value) {
+    let (low, high) = rewards.clone().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)));
+    let byte = |x: &f32| if high > low { (255.0 * (x - low) / (high - low)).round() as u8 } else { 128 };
+    (base64(&rewards.map(byte).collect::<Vec<_>>()), if low.is_finite() { json!([low, high]) } else { Value::Null })
 }
 
 /// Every thought's place along the question's two principal components, a byte each; the unperturbed trajectory's at the end.
