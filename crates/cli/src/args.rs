@@ -13,7 +13,7 @@ mod sweep;
 mod train;
 pub mod values;
 
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -21,7 +21,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsKind};
 pub use common::{
-    DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs, OutputArgs, SamplerKind, SamplingArgs, ScopeKind, SitesKind,
+    DeviceArgs, DeviceKind, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, SamplerKind, SamplingArgs,
+    ScopeKind, SitesKind,
 };
 pub use layers::parse;
 pub use report::ReportArgs;
@@ -225,41 +226,21 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
-    /// Repeat everything under this many seeds, counted up from --seed [default: 1]
-    #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
-    pub seeds: Option<NonZeroU32>,
-
     /// How trajectories become one answer.
     #[command(flatten)]
     pub aggregation: AggregationArgs,
 
-    /// With what.
+    /// How to go over the questions.
     #[command(flatten)]
-    pub device: DeviceArgs,
-
-    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
-    pub memory: Option<usize>,
+    pub run: RunArgs,
 
     /// The run directory [default: runs/MODEL-DATA-DIGEST, named by model, data and settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
-    /// Keep all thoughts as well, in latents.safetensors (trajectories x thoughts x width x 4 bytes a question)
-    #[arg(long, help_heading = "Output")]
-    pub latents: bool,
-
-    /// Continue the run in the run directory, or begin it where there is none
-    #[arg(long, help_heading = "Output")]
-    pub resume: bool,
-
     /// Replace the run in the run directory
     #[arg(long, help_heading = "Output")]
     pub overwrite: bool,
-
-    /// Do not write the page
-    #[arg(long, help_heading = "Output")]
-    pub no_report: bool,
 
     /// Report these numbers of trajectories [default: powers of two up to --samples]
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
@@ -295,11 +276,7 @@ pub struct SolveArgs {
 
     /// With what.
     #[command(flatten)]
-    pub device: DeviceArgs,
-
-    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
-    pub memory: Option<usize>,
+    pub machine: MachineArgs,
 
     /// How to print.
     #[command(flatten)]
@@ -477,13 +454,9 @@ pub struct BenchArgs {
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// Memory for keys and values, e.g. 512MiB [default: 1GiB, or most of a GPU's]
-    #[arg(long, value_name = "SIZE", value_parser = values::size)]
-    pub memory: Option<usize>,
-
     /// With what.
     #[command(flatten)]
-    pub device: DeviceArgs,
+    pub machine: MachineArgs,
 
     /// How to print.
     #[command(flatten)]

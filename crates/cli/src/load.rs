@@ -7,7 +7,7 @@ use engine::{Engine, Family, Reasoner, RewardModel, Settings};
 use model::Folder;
 use tensor::{Device, DeviceError, Isa, Precision};
 
-use crate::args::{DeviceArgs, DeviceKind, DtypeKind, IsaKind, ModelArgs};
+use crate::args::{DeviceArgs, DeviceKind, DtypeKind, IsaKind, MachineArgs, ModelArgs};
 use crate::embedded;
 use crate::printer::{Printer, show_seconds};
 use crate::settings::model_dir;
@@ -112,11 +112,13 @@ impl DeviceArgs {
     }
 }
 
-/// Memory for keys and values: what was asked for, else a fixed share of the processor's or most of what a GPU has free.
-pub fn memory(asked: Option<usize>, device: &Device) -> Result<usize> {
-    Ok(match (asked, device.memory()?) {
-        (Some(bytes), _) => bytes,
-        (None, None) => Settings::MEMORY,
-        (None, Some((free, _))) => free / 10 * 6,
-    })
+impl MachineArgs {
+    /// Memory for keys and values: what was asked for, else a fixed share of the processor's or most of what a GPU has free.
+    pub fn memory(&self, device: &Device) -> Result<usize> {
+        Ok(match (self.memory, device.memory()?) {
+            (Some(bytes), _) => bytes,
+            (None, None) => Settings::MEMORY,
+            (None, Some((free, _))) => free / 10 * 6,
+        })
+    }
 }

@@ -155,4 +155,10 @@ fn a_judge_reads_thoughts_of_its_own_width() {
         let judge = ["--model", "narrow", "--out", "rm", flag, "labels"];
         train(&bench, "reward", &judge).refused(&["32 wide", "16"]);
     }
+    reasoner(&bench, &["--mode", "cot", "--out", "words"]).ok();
+    for (mind, why) in [("narrow", "16 wide"), ("words", "no thoughts"), ("absent", "absent")] {
+        let judge = ["--model", "wide", "--out", "rm", "--annotations", "labels", "--mind", mind];
+        train(&bench, "reward", &judge).refused(&[mind, why]);
+    }
+    assert!(!bench.path("rm").exists(), "what was refused has written nothing");
 }

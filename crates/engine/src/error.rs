@@ -73,6 +73,15 @@ pub enum Error {
         says: usize,
     },
 
+    /// A judge cannot think with this model.
+    #[error("{}: {why}; a judge thinks with a latent reasoner of its own width", dir.display())]
+    UnfitMind {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+
     /// The reward model reads thoughts of another width.
     #[error(
         "the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the thoughts of the reasoner it was made from"

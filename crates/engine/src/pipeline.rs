@@ -199,7 +199,7 @@ impl<'a> Desk<'a> {
             text: answer.text,
             answer: answer.canonical,
             reward: found.scores.iter().sum(),
-            verdict: found.verdict.filter(|verdict| verdict.is_finite()),
+            verdict: found.verdict,
             scores: found.scores,
             correct: answer.correct,
             steps: found.cost.steps,
@@ -257,7 +257,7 @@ impl Gathering {
             correct: answer.correct,
             answer: answer.canonical,
             text: answer.text,
-            verdict: row.reading.as_ref().and_then(|reading| reading.verdict).filter(|verdict| verdict.is_finite()),
+            verdict: row.reading.as_ref().and_then(|reading| reading.verdict),
             scores: row.reading.map(|reading| reading.scores),
             logprob: row.logprob.is_finite().then_some(row.logprob),
         };

@@ -158,12 +158,20 @@ impl RewardModel {
             return Err(Error::UnreadableAnswers { reads, says });
         }
         let decoder = device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::Without))?;
-        let mind = checkpoint.folder().folder(MIND).map(|folder| Reasoner::load(device, folder, None)).transpose()?;
-        let mind = mind.map(|reasoner| reasoner.mind);
-        if let Some(own) = mind.as_ref().map(|mind| mind.decoder.config().width).filter(|&own| own != width) {
-            return Err(Error::WidthDiffers { reward: own, reasoner: width });
-        }
+        let mind = checkpoint.folder().folder(MIND).map(|folder| Self::mind(device, folder, width)).transpose()?;
         Ok(Self { decoder, head, verdict, mind })
+    }
+
+    /// Loads what a judge of a width thinks with: a reasoner.
+    pub fn mind(device: &Device, from: impl Into<Folder>, width: usize) -> Result<Mind, Error> {
+        let folder = from.into();
+        let mind = Reasoner::load(device, &folder, None)?.mind;
+        let unfit = |why: String| Err(Error::UnfitMind { dir: folder.path().to_owned(), why });
+        match (mind.decoder.config().width, mind.method.length.limit()) {
+            (own, _) if own != width => unfit(format!("it is {own} wide and the judge {width}")),
+            (_, 0) => unfit(format!("a {} model has no thoughts", mind.method.family)),
+            _ => Ok(mind),
+        }
     }
 
     /// Thoughts of its own that it has at most.

@@ -67,6 +67,18 @@ pub enum Error {
         /// Positions that there are.
         context: usize,
     },
+    /// A token that a model has no embedding for.
+    #[error("problem {id} of the annotations has the token {token}, {what} has {vocab}; take models of one vocabulary")]
+    UnknownToken {
+        /// The problem's number.
+        id: u32,
+        /// The token.
+        token: u32,
+        /// Which model.
+        what: &'static str,
+        /// Its embeddings.
+        vocab: usize,
+    },
     /// Annotations that hold no problem.
     #[error("{what}: nothing to learn from; of no problem some trajectories are right and others wrong, annotate more of them")]
     Empty {

@@ -66,6 +66,33 @@ impl RewardCourse {
         Ok((first..first + self.batch as u64).filter_map(|index| self.case(place(index))).collect())
     }
 
+    /// Whether every problem fits the judge and its mind.
+    pub fn check(&self) -> Result<(), Error> {
+        let parts = self.annotations.iter().chain(&self.held_out);
+        parts.flat_map(Annotations::problems).try_for_each(|problem| self.check_problem(&problem))
+    }
+
+    fn check_problem(&self, problem: &Problem<'_>) -> Result<(), Error> {
+        let (id, prompt, judge) = (problem.id(), problem.prompt(), self.judge.learner.decoder.config());
+        let (own, mind) = self.mind.as_ref().map_or((0, judge), |mind| (mind.method.length.limit(), mind.decoder.config()));
+        let verdicts = self.judge.verdicts.as_ref();
+        let mut longest = prompt.len() + own;
+        for trajectory in problem.trajectories() {
+            let answer = verdicts.map_or(&[][..], |_| trajectory.answer());
+            known(id, answer, ("the judge", judge.vocab))?;
+            let end = verdicts.map_or(0, |verdicts| verdicts.end.len());
+            longest = longest.max(prompt.len() + own + trajectory.labels().len() + end + answer.len());
+        }
+        known(id, prompt, ("the judge", judge.vocab))?;
+        known(id, prompt, ("the mind", mind.vocab))?;
+        for (length, context) in [(longest, judge.context), (prompt.len() + own, mind.context)] {
+            if length > context {
+                return Err(Error::TooLong { id: u64::from(id), length, context });
+            }
+        }
+        Ok(())
+    }
+
     /// Lets the judge think about each case.
     fn reflect(&mut self, cases: &mut [Case]) -> Result<(), Error> {
         let Some(mind) = &self.mind else { return Ok(()) };
@@ -92,6 +119,14 @@ impl RewardCourse {
             place -= part.len();
         }
         None
+    }
+}
+
+/// Refuses tokens that a model does not have.
+fn known(id: u32, tokens: &[u32], (what, vocab): (&'static str, usize)) -> Result<(), Error> {
+    match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(&token) => Err(Error::UnknownToken { id, token, what, vocab }),
+        None => Ok(()),
     }
 }
 
@@ -238,6 +273,13 @@ fn count_pairs(scores: &[Option<f32>], correct: &[bool], (right, all): &mut (f64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_that_a_model_lacks_is_named() {
+        assert!(known(3, &[1, 8], ("the mind", 9)).is_ok());
+        let error = known(3, &[1, 9], ("the mind", 9)).unwrap_err().to_string();
+        assert!(error.contains("problem 3") && error.contains("token 9, the mind has 9"), "{error}");
+    }
 
     #[test]
     fn scores_are_judged_within_a_problem() {

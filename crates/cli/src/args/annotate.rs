@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use engine::Family;
 
-use super::{DeviceArgs, OutputArgs, SamplingArgs, values};
+use super::{MachineArgs, OutputArgs, SamplingArgs, values};
 
 /// What a thought is labelled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -59,11 +59,7 @@ pub struct AnnotateArgs {
 
     /// With what.
     #[command(flatten)]
-    pub device: DeviceArgs,
-
-    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB, or most of a GPU's]
-    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
-    pub memory: Option<usize>,
+    pub machine: MachineArgs,
 
     /// Make only one part of the shards, e.g. 2/8 on the second of eight machines; put all files into one directory afterwards
     #[arg(long, value_name = "PART/PARTS", value_parser = values::part, help_heading = "Machine")]

@@ -166,6 +166,43 @@ pub struct DeviceArgs {
     pub isa: Option<IsaKind>,
 }
 
+/// Where to compute, and in how much memory.
+#[derive(Debug, Clone, Args)]
+pub struct MachineArgs {
+    /// Where.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+
+    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB, or most of a GPU's]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
+    pub memory: Option<usize>,
+}
+
+/// How questions are gone over, by `eval` and by each of a sweep's evals.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    /// Repeat everything under this many seeds, counted up from --seed [default: 1]
+    #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
+    pub seeds: Option<NonZeroU32>,
+
+    /// With what.
+    #[command(flatten)]
+    pub machine: MachineArgs,
+
+    /// Keep all thoughts as well, in latents.safetensors (trajectories x thoughts x width x 4 bytes a question); the map of thoughts
+    /// is drawn from them
+    #[arg(long, help_heading = "Output")]
+    pub latents: bool,
+
+    /// Continue what --out holds, or begin where there is nothing: what is on file is not run again
+    #[arg(long, help_heading = "Output")]
+    pub resume: bool,
+
+    /// Do not write the page
+    #[arg(long, help_heading = "Output")]
+    pub no_report: bool,
+}
+
 /// How to print.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]

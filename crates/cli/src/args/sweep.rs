@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use engine::LatentLength;
 
-use super::{DeviceArgs, ModelArgs, OutputArgs, ScopeKind, SitesKind, values};
+use super::{ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
 
 /// Flags of `sweep`.
 #[derive(Debug, Args)]
@@ -68,33 +68,13 @@ pub struct SweepArgs {
     #[arg(long, help_heading = "Sampling")]
     pub seed: Option<u64>,
 
-    /// Repeat everything under this many seeds, counted up from --seed [default: 1]
-    #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
-    pub seeds: Option<NonZeroU32>,
-
-    /// With what.
+    /// How to go over the questions.
     #[command(flatten)]
-    pub device: DeviceArgs,
-
-    /// Memory for keys and values, as for eval [default: 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
-    pub memory: Option<usize>,
+    pub run: RunArgs,
 
     /// The folder of the sweep: one run directory per value, sweep.json and the report [default: runs/sweep-MODEL-DATA]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
-
-    /// Keep all thoughts as well, for the map of thoughts
-    #[arg(long, help_heading = "Output")]
-    pub latents: bool,
-
-    /// Continue the sweep in its folder: what is on file is not run again
-    #[arg(long, help_heading = "Output")]
-    pub resume: bool,
-
-    /// Do not write the page
-    #[arg(long, help_heading = "Output")]
-    pub no_report: bool,
 
     /// How to print.
     #[command(flatten)]

@@ -38,10 +38,10 @@ const PER_SHARD: usize = 1024;
 pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let job = Job::of(args)?;
     let data = Data::read(args)?;
-    let device = args.device.open()?;
+    let device = args.machine.device.open()?;
     let loaded = job.models.load(&device, printer)?;
     let reasoner = &loaded.reasoner;
-    let memory = crate::load::memory(args.memory, &device)?;
+    let memory = args.machine.memory(&device)?;
     let annotator = Annotator { reasoner, settings: job.sampling.settings(&reasoner.method, memory), labels: job.labels };
     annotator.check(&data.questions)?;
 

@@ -29,7 +29,7 @@ const ANNOTATED: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Measures and prints.
 pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
-    let device = args.device.open()?;
+    let device = args.machine.device.open()?;
     if let Some(trained) = args.train {
         return training::run(args, trained, &device, printer);
     }
@@ -125,7 +125,7 @@ fn settings(args: &BenchArgs, mind: &Mind) -> Result<Settings> {
         samples: args.samples.unwrap_or(if args.annotate { ANNOTATED } else { SAMPLES }),
         perturbation,
         seed: args.seed,
-        memory: crate::load::memory(args.memory, mind.decoder.device())?,
+        memory: args.machine.memory(mind.decoder.device())?,
         ..Settings::of(&mind.method)
     })
 }

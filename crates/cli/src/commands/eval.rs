@@ -40,12 +40,12 @@ const BATCH: f64 = 10.0;
 pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let job = Job::of(args)?;
     let questions = job.data.read(args.limit, QUESTIONS)?;
-    let device = args.device.open()?;
+    let device = args.run.machine.device.open()?;
     let loaded = job.models.load(&device, printer)?;
-    let engine = job.engine(&loaded, crate::load::memory(args.memory, &device)?);
+    let engine = job.engine(&loaded, args.run.machine.memory(&device)?);
     let Evaluated { out, run, results } = job.evaluate(&engine, &questions, printer)?;
     let page =
-        if args.no_report { None } else { Some(report::write(std::slice::from_ref(&run), &out, Options::default())?.page) };
+        if args.run.no_report { None } else { Some(report::write(std::slice::from_ref(&run), &out, Options::default())?.page) };
     let look = Look { width: printer.width(), every_rule: args.aggregation.aggregate.is_some() };
     let text = || format!("{}\n{}", report::table::render(&results, look), whereabouts(&out, page.as_deref()));
     let mut document = document(&out, run.manifest(), &results)?;
@@ -89,14 +89,14 @@ impl Job {
         let models = Models::of(&args.model)?;
         Ok(Self {
             aggregation: Aggregation::of(&args.aggregation, sampling.samples, models.judge.is_some())?,
-            start: Start::of(args.resume, args.overwrite)?,
-            seeds: settings::seeds(sampling.seed, args.seeds)?,
+            start: Start::of(args.run.resume, args.overwrite)?,
+            seeds: settings::seeds(sampling.seed, args.run.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples)?,
             models,
             data: Source::of(args.data.as_deref(), Split::Test)?,
             sampling,
             out: args.out.clone(),
-            keep_latents: args.latents,
+            keep_latents: args.run.latents,
         })
     }
 

@@ -30,9 +30,9 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let models = Models::of(&args.model)?;
     let aggregation = Aggregation::of(&args.aggregation, sampling.samples, models.judge.is_some())?;
     let text = question(&args.text)?;
-    let device = args.device.open()?;
+    let device = args.machine.device.open()?;
     let loaded = models.load(&device, printer)?;
-    let settings = sampling.settings(&loaded.reasoner.method, crate::load::memory(args.memory, &device)?);
+    let settings = sampling.settings(&loaded.reasoner.method, args.machine.memory(&device)?);
     let engine = loaded.engine(aggregation.apply(settings));
 
     let unknown = loaded.reasoner.tokenizer.unknown(&text)?;

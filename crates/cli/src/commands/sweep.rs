@@ -54,9 +54,9 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     eval::Job::of(&base)?;
     let source = Source::of(args.data.as_deref(), Split::Test)?;
     let questions = source.read(args.limit, QUESTIONS)?;
-    let device = args.device.open()?;
+    let device = args.run.machine.device.open()?;
     let loaded = Models::of(&base.model)?.load(&device, printer)?;
-    let memory = crate::load::memory(args.memory, &device)?;
+    let memory = args.run.machine.memory(&device)?;
     let out = args.out.clone().unwrap_or_else(|| default_folder(&base.model, &source));
 
     let mut sweep = Sweep { loaded: &loaded, questions: &questions, memory, out: &out, ks, base, printer, points: Vec::new() };
@@ -65,7 +65,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     }
     let judged = sweep.judge()?;
     record::write_document(&out.join(SUMMARY), &judged)?;
-    let page = if args.no_report { None } else { Some(sweep.page()?) };
+    let page = if args.run.no_report { None } else { Some(sweep.page()?) };
     printer.result(&judged, || {
         let page = page.map(|page| format!("\nthe page is {}", page.display())).unwrap_or_default();
         format!("{}\n{} and the runs are in {}{page}", table::render(&judged), SUMMARY, out.display())
@@ -159,8 +159,7 @@ fn base(args: &SweepArgs) -> EvalArgs {
     (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
     // Coverage needs no judge, so nobody waits for one that was not asked for.
     eval.model.reward_model.get_or_insert_with(|| NO_JUDGE.to_owned());
-    (eval.device, eval.memory, eval.latents) = (args.device.clone(), args.memory, args.latents);
-    (eval.seeds, eval.resume) = (args.seeds, args.resume);
+    eval.run = args.run.clone();
     (eval.sampling.samples, eval.sampling.seed) = (args.samples, args.seed);
     (eval.sampling.thoughts, eval.sampling.max_new_tokens) = (args.thoughts, args.max_new_tokens);
     eval

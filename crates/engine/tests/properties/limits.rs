@@ -131,6 +131,29 @@ fn a_judge_is_no_reasoner_and_a_reasoner_no_judge() {
     ));
 }
 
+/// What a judge reads and thinks has to fit it, too.
+#[test]
+fn a_judge_that_thinks_needs_a_mind_room_and_words() {
+    let coconut = |spec: Spec| Spec { family: Family::Coconut, ..spec };
+    let mind = |spec: Spec| written(&spec, |dir| RewardModel::mind(device(), dir, 32).err());
+    assert!(mind(coconut(Spec::default())).is_none());
+    assert!(matches!(mind(coconut(Spec { width: 64, ..Spec::default() })), Some(Error::UnfitMind { .. })));
+
+    let pair = Pair::reflecting(Family::Coconut);
+    let settings = settings(&pair.reasoner, 1, Perturbation::None);
+    let length = prompted(&pair.reasoner, &questions()[0]).tokens.len();
+    let limit = |context: usize| {
+        let spec = Spec { family: Family::RewardGpt2, context, ..Spec::default() };
+        let judge = written(&spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).unwrap());
+        let reflecting = Pair::reflecting(Family::Coconut).judge;
+        let judge = RewardModel { verdict: reflecting.verdict, mind: reflecting.mind, ..judge };
+        ask(Engine { judge: Some(&judge), ..pair.engine(settings) }, &questions()[..1])
+    };
+    // Six thoughts of its own, four that it judges, the end token, and one of the answer.
+    assert!(limit(length + 12).is_ok());
+    assert!(matches!(limit(length + 11), Err(Error::TooLong { id: 9, .. })));
+}
+
 #[test]
 fn a_run_ends_when_its_reader_has_enough() {
     let pair = Pair::of(Family::Coconut);

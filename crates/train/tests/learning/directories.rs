@@ -115,6 +115,11 @@ fn a_judge_that_thinks_gives_the_verdicts_that_it_learned() {
     directory::copy_description(thinks.path(), judges.path()).unwrap();
     directory::copy_model(reflects.path(), &judges.path().join(MIND)).unwrap();
     save(&judge, judges.path());
+    let talkative = tempfile::tempdir().unwrap();
+    write_checkpoint(talkative.path(), &tiny(Family::LatentSft)).unwrap();
+    let talkative = Reasoner::load(device(), talkative.path(), Some(Method::LatentSft)).unwrap();
+    let refused = RewardModel::load(device(), judges.path(), &talkative).err();
+    assert!(matches!(refused, Some(engine::Error::UnreadableAnswers { reads: 260, says }) if says > 260), "{refused:?}");
     let loaded = RewardModel::load(device(), judges.path(), &reasoner).unwrap();
     let mut of = case(3, &[2, 3, 0]);
     let prompt = Prompt { id: of.id, text: String::new(), tokens: of.prompt.clone() };

@@ -3,21 +3,21 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use engine::Question;
 use engine::question::GoldKind;
 use engine::reflect::Reflections;
 use engine::rollout::{Annotated, Path as Followed};
+use engine::{Mind, Question, RewardModel};
 use model::save::{self, Saved};
-use model::testkit::Family;
+use model::testkit::{Family, Spec, write_checkpoint};
 use model::{Named, Parameter};
 use train::Error;
 use train::annotate::{Annotations, Index, Shard, Store, ThoughtsDtype};
 use train::course::{self, Course, Ended, Event, Plan};
-use train::judge::{Case, HeadKind};
+use train::judge::{Case, HeadKind, Judge};
 use train::loss::Objective;
 use train::reward::RewardCourse;
 
-use crate::support::{Reasoning, case, device, judge, optimizer, problems};
+use crate::support::{Reasoning, case, device, judge, optimizer, problems, tiny, verdicts};
 
 const STEPS: u32 = 5;
 
@@ -74,9 +74,13 @@ fn annotated(of: Case) -> Annotated {
 }
 
 fn reward(out: &Path) -> Box<dyn Course> {
+    Box::new(judging(out))
+}
+
+fn judging(out: &Path) -> RewardCourse {
     let labels = out.join("labels");
     let annotations = if labels.exists() { Annotations::open(&labels).unwrap() } else { annotations(&labels) };
-    Box::new(RewardCourse {
+    RewardCourse {
         device: device().clone(),
         judge: judge(Family::RewardGpt2, HeadKind::Compare, true),
         mind: None,
@@ -91,7 +95,29 @@ fn reward(out: &Path) -> Box<dyn Course> {
         accumulate: 2,
         out: out.to_owned(),
         saved: Saved::F32,
-    })
+    }
+}
+
+/// What does not fit is named before anything is learned.
+#[test]
+fn a_problem_that_does_not_fit_the_judge_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let course = |judge: Judge, mind: Option<Mind>| RewardCourse { judge, mind, ..judging(dir.path()) };
+    let mind = |context: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        write_checkpoint(dir.path(), &Spec { context, ..tiny(Family::Coconut) }).unwrap();
+        RewardModel::mind(device(), dir.path(), 16).unwrap()
+    };
+    let reading = || verdicts(judge(Family::RewardGpt2, HeadKind::Compare, true));
+    course(reading(), None).check().unwrap();
+    course(reading(), Some(mind(64))).check().unwrap();
+    // The longest prompt has 6 tokens, and a COCONUT thinks six thoughts.
+    assert!(matches!(course(reading(), Some(mind(11))).check(), Err(Error::TooLong { id: 2, length: 12, context: 11 })));
+    let mut far = reading();
+    if let Some(verdicts) = &mut far.verdicts {
+        verdicts.end = vec![5; 64];
+    }
+    assert!(matches!(course(far, None).check(), Err(Error::TooLong { id: 0, context: 64, .. })));
 }
 
 type Make = fn(&Path) -> Box<dyn Course>;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use engine::reasoner::MIND;
 use engine::reflect::Reflections;
-use engine::{Family, Method, Reasoner};
+use engine::{Family, Method, RewardModel};
 use model::source::InitialWeights;
 use model::{Checkpoint, Learner, LmHead, Tokenizer};
 use serde_json::json;
@@ -40,7 +40,6 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
             config.width
         );
     }
-    describe(args)?;
     let fresh = InitialWeights { seed: learning.seed, layers: config.layers };
     let kind = match args.head {
         ScoreHeadKind::Linear => HeadKind::Linear,
@@ -63,14 +62,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         let head = ScoreLearner::verdict(&device, &fresh, config.width)?;
         judge = judge.reading_answers(Verdicts { head, end: end_tokens(&args.model)? });
     }
-    let mind = args.mind.as_deref().map(|dir| Reasoner::load(&device, dir, None)).transpose()?.map(|reasoner| reasoner.mind);
-    if let Some(width) = mind.as_ref().map(|mind| mind.decoder.config().width) {
-        ensure!(
-            width == config.width,
-            "--mind is {width} wide, the model is {}; a judge reads thoughts of its own width",
-            config.width
-        );
-    }
+    let mind = args.mind.as_deref().map(|dir| RewardModel::mind(&device, dir, config.width)).transpose()?;
     let mut course = RewardCourse {
         judge,
         mind,
@@ -91,7 +83,9 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         saved: saved(learning.save_dtype),
         device: device.clone(),
     };
+    course.check()?;
     if args.objective == ObjectiveKind::Untrained {
+        describe(args)?;
         course.save()?;
         printer.result(&json!({ "out": args.out }), || format!("{} is written, untrained", args.out.display()))?;
         return Ok(ExitCode::SUCCESS);
@@ -101,6 +95,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         let dirs: Vec<String> = args.annotations.iter().map(|dir| dir.display().to_string()).collect();
         bail!(train::Error::Empty { what: dirs.join(", ") });
     }
+    describe(args)?;
     follow(&mut course, &device, &plan, printer, &args.out)
 }
 
