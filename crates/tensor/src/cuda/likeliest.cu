@@ -26,87 +26,6 @@ struct __align__(128) Head {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// Waits until the phase of a barrier that has this parity is over.
-__device__ __forceinline__ void await(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(barrier), "r"(parity)
-        : "memory");
-}
-
-// Says that a stage's bytes are on their way.
-__device__ __forceinline__ void expect(u32 barrier) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(STAGE_BYTES) : "memory");
-}
-
-// A box of 64 columns by 128 rows of a matrix, into this block's shared memory.
-__device__ __forceinline__ void bring(u32 to, const u64* matrix, u32 column, u32 row, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-        "l"(matrix), "r"(column), "r"(row), "r"(barrier)
-        : "memory");
-}
-
-// The same into both blocks of a pair, each of which is told by its own barrier.
-__device__ __forceinline__ void bring_to_both(u32 to, const u64* matrix, u32 column, u32 row, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], "
-        "[%4], %5;" ::"r"(to), "l"(matrix), "r"(column), "r"(row), "r"(barrier), "h"((u16)3)
-        : "memory");
-}
-
-// Tells both blocks of a pair that a warp has read a stage. It has written nothing that they read, so nothing is fenced.
-__device__ __forceinline__ void release(u32 barrier) {
-#pragma unroll
-    for (u32 block = 0; block < PAIR; block++) {
-        asm volatile(
-            "{\n.reg .b32 there;\n"
-            "mapa.shared::cluster.u32 there, %0, %1;\n"
-            "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block)
-            : "memory");
-    }
-}
-
-__device__ __forceinline__ void meet_pair() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// How the tensor cores find rows of 128 bytes whose parts the copy engine has permuted within groups of eight rows.
-__device__ __forceinline__ u64 described(u32 at) {
-    return (u64)(at >> 4 & 0x3fff) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-}
-
-#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D32(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12), D4(i + 16), D4(i + 20), D4(i + 24), D4(i + 28)
-
-// d (64, 256) = a (64, 16) b (256, 16)^T, added to what is there if `adds`.
-__device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, u32 adds) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "setp.ne.b32 p, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, p, 1, 1, 0, 0;\n}"
-        : D32(0), D32(32), D32(64), D32(96)
-        : "l"(a), "l"(b), "r"(adds));
-}
-
-template <int LEFT>
-__device__ __forceinline__ void multiplied() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
 // Reduces a row's 64 results of this thread and those of the three others that have the row. Results of row `which` (0 or 1)
 // are elements 4 j + 2 which and the next, columns 8 j + 2 (lane % 4) and the next.
 template <int WHICH>
@@ -146,14 +65,13 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
     const u32 rank = blockIdx.x % PAIR, warpgroup = threadIdx.x / 128;
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < STAGES; s++) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(full_at + 8 * s) : "memory");
-            // Every warp that multiplies, of both blocks.
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty_at + 8 * s), "r"(8 * PAIR) : "memory");
+            set_up(full_at + 8 * s, 1);
+            set_up(empty_at + 8 * s, 8 * PAIR); // every warp that multiplies, of both blocks
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_barriers();
     }
     after_previous();
-    meet_pair();
+    meet_cluster();
     const u32 rows = (u32)head.rows, outputs = (u32)head.outputs, steps = ((u32)head.depth + DEPTH - 1) / DEPTH;
     // All rows before the next outputs: the weights are read once, x stays in the L2 cache.
     const u32 row_blocks = (rows + PAIR * ROWS - 1) / (PAIR * ROWS), column_blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
@@ -164,9 +82,9 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             for (u32 step = 0; threadIdx.x == 256 && step < steps; step++) {
                 const u32 to = stages + stage * STAGE_BYTES, barrier = full_at + 8 * stage;
                 await(empty_at + 8 * stage, parity ^ 1);
-                expect(barrier);
+                expect(barrier, STAGE_BYTES);
                 bring(to, head.x, step * DEPTH, row, barrier);
-                bring_to_both(to + (1 + rank) * HALF_BYTES, head.weights, step * DEPTH, column + 128 * rank, barrier);
+                bring_to(3, to + (1 + rank) * HALF_BYTES, head.weights, step * DEPTH, column + 128 * rank, barrier);
                 if (++stage == STAGES) { stage = 0; parity ^= 1; }
             }
             continue;
@@ -178,19 +96,19 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             await(full_at + 8 * stage, parity);
             const u32 from = stages + stage * STAGE_BYTES;
             const u64 a = described(from + warpgroup * 64 * DEPTH * 2), b = described(from + HALF_BYTES);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            before_products();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++) multiply(d, a + 2 * k, b + 2 * k, step > 0 || k > 0); // 32 bytes on
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            after_products();
             multiplied<1>();
-            if (step > 0 && lane == 0) release(empty_at + 8 * before);
+            if (step > 0 && lane == 0) release<PAIR>(empty_at + 8 * before);
             before = stage;
             if (++stage == STAGES) { stage = 0; parity ^= 1; }
         }
         multiplied<0>();
 #pragma unroll
         for (int i = 0; i < 128; i++) asm volatile("" : "+f"(d[i])); // read from here on, not before
-        if (lane == 0) release(empty_at + 8 * before);
+        if (lane == 0) release<PAIR>(empty_at + 8 * before);
 
         const u32 first = column + 2 * (lane % 4);
         if (column + OUTPUTS > outputs) {
@@ -205,7 +123,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
         if (lane % 4 == 0 && mine + 8 < rows) parts[(u64)(mine + 8) * column_blocks] = part1;
     }
     __syncwarp();
-    meet_pair(); // the other block may still write here
+    meet_cluster(); // the other block may still write here
 }
 
 #else

@@ -17,6 +17,7 @@ use super::CudaError;
 
 const PRELUDE: &str = include_str!("prelude.cuh");
 const ATTENTION: &str = include_str!("attention.cuh");
+const HOPPER: &str = include_str!("hopper.cuh");
 
 /// Kernels that may ask for more shared memory than every GPU has.
 pub(crate) const LARGE: &[&str] = &[
@@ -100,7 +101,7 @@ const SOURCES: &[Source] = &[
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
-    source!("likeliest.cu", "likeliest_parts", "likeliest_whole"),
+    source!("likeliest.cu" with HOPPER, "likeliest_parts", "likeliest_whole"),
     source!("topk.cu", "likeliest", "mixture"),
 ];
 
