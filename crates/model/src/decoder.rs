@@ -205,8 +205,8 @@ impl Decoder {
         ops::norm(device, &part.x, &self.blocks[0].attn_norm, Format::Operand, &mut work.normed)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let next = self.blocks.get(layer + 1);
-            ops::linear(device, &work.normed, &block.qkv, (Activation::None, Format::Operand), &mut work.qkv)?;
-            ops::place(device, &mut work.qkv, self.placing(block), &mut cache.kv, layer, &part.seats)?;
+            let (by, into) = ((&block.qkv, self.placing(block)), (&mut cache.kv, layer));
+            ops::project(device, &work.normed, by, into, &part.seats, &mut work.qkv)?;
             if next.is_none() {
                 part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
             }

@@ -433,7 +433,7 @@ impl Check {
         let (x, w) = (self.operand(rows, inputs, &whole(rows * inputs, 24))?, whole(vocab * inputs, 25));
         let kept = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&vec![0.0; vocab]))?;
         let never = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, None)?;
-        if !cuda::likeliest::can(&x, &never) {
+        if !cuda::product::can_reduce(&x, &never) {
             return Ok(());
         }
         let (kept, never) = (topk::likeliest(&x, &kept)?, topk::likeliest(&x, &never)?);

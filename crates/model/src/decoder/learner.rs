@@ -266,8 +266,8 @@ impl Segment {
         for (layer, block) in decoder.blocks.iter().enumerate() {
             let next = decoder.blocks.get(layer + 1);
             let mut kept = Kept { x: x.clone(), normed, ..Kept::default() };
-            ops::linear(device, &kept.normed, &block.qkv, (Activation::None, Format::Operand), &mut kept.qkv)?;
-            ops::place(device, &mut kept.qkv, decoder.placing(block), &mut cache.kv, layer, &self.seats)?;
+            let (by, into) = ((&block.qkv, decoder.placing(block)), (&mut cache.kv, layer));
+            ops::project(device, &kept.normed, by, into, &self.seats, &mut kept.qkv)?;
             let (mut views, mut dropout) = (&self.views, &self.dropout);
             if let (None, Some(narrow)) = (next, &self.narrow) {
                 x = ops::gather(device, &x, &narrow.rows)?;

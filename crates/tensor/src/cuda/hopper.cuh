@@ -24,6 +24,11 @@ __device__ __forceinline__ void await(u32 barrier, u32 parity) {
         : "memory");
 }
 
+// Arrives.
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Arrives, and says how many bytes are on their way.
 __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -117,6 +122,18 @@ __device__ __forceinline__ void after_products() { asm volatile("wgmma.commit_gr
 template <int LEFT>
 __device__ __forceinline__ void multiplied() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// Gives registers of each thread back, for other warpgroups to take; all threads of a warpgroup do.
+template <int LEFT>
+__device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LEFT));
+}
+
+// Waits until there are so many registers for each thread of this warpgroup.
+template <int WANTED>
+__device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(WANTED));
 }
 
 #endif

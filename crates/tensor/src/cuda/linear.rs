@@ -3,7 +3,7 @@
 use super::array::Buffer;
 use super::blas::{Epilogue, Pointers, Product, Shape, Side};
 use super::context::{Grid, int, slots};
-use super::{Array, Cuda, CudaError, Dtype};
+use super::{Array, Cuda, CudaError, Dtype, product as hopper};
 
 /// A function that a linear map's result passes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,8 +145,8 @@ impl Array {
 
 /// `activation(x W + b)` in format `want`: x is (rows, inputs) in any format, the result (rows, outputs).
 ///
-/// Bias and tanh-GELU are part of the product where cuBLASLt can (a bf16 GELU; an f32 one is computed more exactly than
-/// its own), else a pass of their own.
+/// Bias and tanh-GELU are part of the product where ours is used (`product.rs`) or cuBLASLt can (a bf16 GELU; an f32 one is
+/// computed more exactly than its own), else a pass of their own.
 pub(crate) fn linear(x: &Array, by: &Weights, activation: Activation, want: Dtype) -> Result<Array, CudaError> {
     run(x, by, true, activation, want)
 }
@@ -159,6 +159,16 @@ pub(crate) fn product(x: &Array, by: &Weights, want: Dtype) -> Result<Array, Cud
 fn run(x: &Array, by: &Weights, with_bias: bool, activation: Activation, want: Dtype) -> Result<Array, CudaError> {
     assert_eq!(x.cols(), by.inputs, "linear: rows of {} into a map of {}", x.cols(), by.inputs);
     let out = Array::uninit(x.cuda(), x.rows(), by.outputs, want)?;
+    let cast = x.as_operand(by)?;
+    let x = cast.as_ref().unwrap_or(x);
+    if hopper::can_store(x, by, want) {
+        let bias = by.bias.as_ref().filter(|_| with_bias);
+        hopper::stored(x, by, (bias, activation == Activation::GeluTanh), &out)?;
+        if activation == Activation::GeluErf {
+            finish(&out, None, activation)?;
+        }
+        return Ok(out);
+    }
     let bias = match want {
         _ if !with_bias => None,
         Dtype::F32 => by.bias.as_ref(),
@@ -181,8 +191,6 @@ fn run(x: &Array, by: &Weights, with_bias: bool, activation: Activation, want: D
     };
     let blas = by.cuda().blas();
     let epilogue = wanted.iter().copied().find(|&e| x.rows() == 0 || blas.can(shape(e))).unwrap_or(Epilogue::None);
-    let cast = x.as_operand(by)?;
-    let x = cast.as_ref().unwrap_or(x);
     let bias_at = bias.map_or(0, Buffer::pointer);
     let at = Pointers { x: x.pointer(), weights: by.matrix.pointer(), bias: bias_at, out: out.pointer() };
     // SAFETY: x is (rows, inputs) and the weights (>= outputs, inputs) in the operand format; out is (rows, outputs).

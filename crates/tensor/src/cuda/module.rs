@@ -26,7 +26,10 @@ pub(crate) const LARGE: &[&str] = &[
     "attention_backward_32",
     "attention_backward_64",
     "attention_backward_128",
-    "likeliest_parts",
+    "product_gelu",
+    "product_placed",
+    "product_reduced",
+    "product_stored",
 ];
 
 /// How the names of kernels begin that may start while the one before them on the stream ends, from compute capability 9.0 on.
@@ -42,6 +45,7 @@ const EARLY: &[&str] = &[
     "place_any",
     "place_fast",
     "place_plain",
+    "product_",
 ];
 
 /// One `.cu` file, what it shares with others, and the kernels in it.
@@ -100,9 +104,9 @@ const SOURCES: &[Source] = &[
         "norm_backward_16_8"
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
+    source!("product.cu" with HOPPER, "product_gelu", "product_placed", "product_reduced", "product_stored"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
-    source!("likeliest.cu" with HOPPER, "likeliest_parts", "likeliest_whole"),
-    source!("topk.cu", "likeliest", "mixture"),
+    source!("topk.cu", "likeliest", "likeliest_whole", "mixture"),
 ];
 
 /// All kernels, loaded into the current context. They live as long as it does.

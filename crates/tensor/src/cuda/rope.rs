@@ -3,8 +3,9 @@
 use super::array::Buffer;
 use super::attention::{Kv, KvGrads};
 use super::context::{Grid, int, slots};
+use super::linear::{Activation, Weights, linear};
 use super::norm::DeviceNorm;
-use super::{Array, Cuda, CudaError, Dtype, Indices};
+use super::{Array, Cuda, CudaError, Dtype, Indices, product};
 
 /// The rotation frequencies of a head on the GPU: pair i, (i, i + head_dim / 2), turns by `position * frequencies[i]`.
 #[derive(Debug)]
@@ -37,6 +38,28 @@ pub(crate) struct Seats<'a> {
     pub(crate) positions: &'a Indices,
     /// (rows)
     pub(crate) slots: &'a Indices,
+}
+
+/// The product `x W + b` with queries in its first columns, and keys and values in `kv`: [`linear`](linear()), then [`place`],
+/// in one kernel where that can be. What the other columns hold is then nobody's to read.
+pub(crate) fn project(
+    x: &Array,
+    map: &Weights,
+    by: Place<'_>,
+    (kv, layer): (&mut Kv, usize),
+    seats: Seats<'_>,
+) -> Result<Array, CudaError> {
+    let plain = by.norms.is_none() && by.rope.is_none() && kv.head_dim().is_multiple_of(8);
+    let cast = x.as_operand(map)?;
+    let x = cast.as_ref().unwrap_or(x);
+    if plain && product::can_store(x, map, kv.dtype()) {
+        let qkv = Array::uninit(x.cuda(), x.rows(), map.outputs(), kv.dtype())?;
+        product::placed(x, map, product::Slots { kv, layer, heads: by.heads, to: seats.slots }, &qkv)?;
+        return Ok(qkv);
+    }
+    let mut qkv = linear(x, map, Activation::None, kv.dtype())?;
+    place(&mut qkv, by, kv, layer, seats)?;
+    Ok(qkv)
 }
 
 /// Turns the product qkv (rows, (heads + 2 kv_heads) * head_dim) into queries, in place, and keys and values, in `kv`.

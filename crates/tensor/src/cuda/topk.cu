@@ -133,3 +133,26 @@ extern "C" __global__ void __launch_bounds__(512) mixture(const float* logits, u
         out[(u64)blockIdx.x * width + c] = sum;
     }
 }
+
+// words[r] = index << 32 | log-probability (as bits) of the best of row r, from its parts, as product.cu leaves them.
+// A warp a row; bound by memory.
+extern "C" __global__ void __launch_bounds__(256) likeliest_whole(const uint4* parts, u32 rows, u32 blocks, u64* words) {
+    after_previous();
+    const u32 row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    float top = -INF, sum = 0.0f;
+    u32 at = NOWHERE;
+    for (u32 i = lane; i < blocks; i += 32) {
+        const uint4 part = parts[(u64)row * blocks + i];
+        const float x = __uint_as_float(part.x), s = __uint_as_float(part.y);
+        const float larger = fmaxf(top, x), shift = larger == -INF ? 0.0f : larger;
+        // Sums of nothing but negative infinities and not-a-numbers are relative to 0.
+        sum = sum * (top == -INF ? 1.0f : __expf(top - shift)) + s * (x == -INF ? 1.0f : __expf(x - shift));
+        if (x > top || (x == top && part.z < at)) at = part.z;
+        top = larger;
+    }
+    const float largest = warp_max(top);
+    sum = warp_sum(sum * (top == -INF ? 1.0f : __expf(top - largest)));
+    at = __reduce_min_sync(FULL, top == largest ? at : NOWHERE);
+    if (lane == 0) words[row] = (u64)(at == NOWHERE ? 0u : at) << 32 | __float_as_uint(-logf(sum));
+}

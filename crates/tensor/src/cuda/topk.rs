@@ -4,7 +4,7 @@ use super::array::Buffer;
 use super::blas::{Epilogue, Pointers, Shape};
 use super::context::{Grid, int, slots};
 use super::linear::{ROW_MULTIPLE, Weights};
-use super::{Array, Cuda, CudaError, Dtype, likeliest as fused};
+use super::{Array, Cuda, CudaError, Dtype, product};
 
 /// Bytes of logits made at a time.
 const CHUNK: usize = 512 << 20;
@@ -20,8 +20,11 @@ pub(crate) fn likeliest(x: &Array, by: &Weights) -> Result<Vec<(u32, f32)>, Cuda
     let cast = x.as_operand(by)?;
     let x = cast.as_ref().unwrap_or(x);
     let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
-    if fused::can(x, by) {
-        fused::words(x, by, found.at(0))?;
+    if product::can_reduce(x, by) {
+        let (parts, grid) = (product::reduced(x, by)?, Grid { blocks: (x.rows().div_ceil(8), 1, 1), threads: 256, shared: 0 });
+        let arguments = slots![parts.pointer(), int(x.rows()), int(by.outputs().div_ceil(product::OUTPUTS)), found.at(0)];
+        // SAFETY: every part was written, and there is a word for each row.
+        unsafe { cuda.launch("likeliest_whole", grid, arguments) }?;
         return Ok(found.words()?.into_iter().map(split).collect());
     }
     let bias = by.padded_bias().map_or(0, Buffer::pointer);

@@ -1,6 +1,6 @@
 //! Between the qkv product and attention: q/k normalisation, rotary positions, keys and values into their slots.
 
-use super::{Indices, KvGrads, KvStore, Norm};
+use super::{Activation, Format, Indices, KvGrads, KvStore, Linear, Norm, linear};
 use crate::cuda::rope::DeviceRope;
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
@@ -40,6 +40,16 @@ pub struct Place<'a> {
     pub rope: Option<&'a Rope>,
 }
 
+impl<'a> Place<'a> {
+    fn gpu(self) -> cuda::rope::Place<'a> {
+        cuda::rope::Place {
+            heads: self.heads,
+            norms: self.norms.map(|(q, k)| (q.gpu(), k.gpu())),
+            rope: self.rope.map(Rope::gpu),
+        }
+    }
+}
+
 /// Rows of a pass: where each is in its sequence, and the slot that takes its keys and values.
 #[derive(Debug)]
 pub struct Seats {
@@ -47,6 +57,30 @@ pub struct Seats {
     pub positions: Indices,
     /// (rows)
     pub slots: Indices,
+}
+
+impl Seats {
+    fn gpu(&self) -> cuda::rope::Seats<'_> {
+        cuda::rope::Seats { positions: self.positions.gpu(), slots: self.slots.gpu() }
+    }
+}
+
+/// `qkv = x W + b` as an operand, then [`place`]: x is (rows, inputs), qkv becomes (rows, (heads + 2 kv_heads) * head_dim).
+/// Its queries, the first columns, are what may be read; keys and values are in the store.
+pub fn project(
+    device: &Device,
+    x: &Tensor,
+    (map, by): (&Linear, Place<'_>),
+    (kv, layer): (&mut KvStore, usize),
+    seats: &Seats,
+    qkv: &mut Tensor,
+) -> Result<(), DeviceError> {
+    if let Kind::Cuda(_) = device.kind() {
+        *qkv = cuda::rope::project(x.array(), map.gpu(), by.gpu(), (kv.gpu_mut(), layer), seats.gpu())?.into();
+        return Ok(());
+    }
+    linear(device, x, map, (Activation::None, Format::Operand), qkv)?;
+    place(device, qkv, by, kv, layer, seats)
 }
 
 /// Turns qkv (rows, (heads + 2 kv_heads) * head_dim) into queries, in place, and keys and values, in the store.
@@ -72,15 +106,7 @@ pub fn place(
             }
             kv.write(layer, qkv, by.heads * dim, seats.slots.host());
         }
-        Kind::Cuda(_) => {
-            let place = cuda::rope::Place {
-                heads: by.heads,
-                norms: by.norms.map(|(q, k)| (q.gpu(), k.gpu())),
-                rope: by.rope.map(Rope::gpu),
-            };
-            let seats = cuda::rope::Seats { positions: seats.positions.gpu(), slots: seats.slots.gpu() };
-            cuda::rope::place(qkv.array_mut()?, place, kv.gpu_mut(), layer, seats)?;
-        }
+        Kind::Cuda(_) => cuda::rope::place(qkv.array_mut()?, by.gpu(), kv.gpu_mut(), layer, seats.gpu())?,
     }
     Ok(())
 }
@@ -108,11 +134,7 @@ pub fn place_backward(
                 cpu::rope::rope(cpu.isa, dqkv, rope, seats.positions.host(), (by.heads + kv_heads, -1.0));
             }
         }
-        Kind::Cuda(_) => {
-            let place = cuda::rope::Place { heads: by.heads, norms: None, rope: by.rope.map(Rope::gpu) };
-            let seats = cuda::rope::Seats { positions: seats.positions.gpu(), slots: seats.slots.gpu() };
-            cuda::rope::place_backward(dqkv.array_mut()?, place, dkv.gpu(), layer, seats)?;
-        }
+        Kind::Cuda(_) => cuda::rope::place_backward(dqkv.array_mut()?, by.gpu(), dkv.gpu(), layer, seats.gpu())?,
     }
     Ok(())
 }
