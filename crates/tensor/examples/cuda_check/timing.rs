@@ -6,7 +6,7 @@ use crate::cuda::attention::{Kv, Views, attention};
 use crate::cuda::linear::{Activation, Weights, linear};
 use crate::cuda::mask::{DeviceMask, Draws};
 use crate::cuda::norm::{Addend, DeviceNorm, add_norm, norm};
-use crate::cuda::rope::{DeviceRope, Place, Seats, place};
+use crate::cuda::rope::{DeviceRope, Place, Seats, place, project};
 use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, linear, topk};
 use crate::rng::Site;
 use crate::{Outcome, draws, numbers};
@@ -139,6 +139,10 @@ fn attentions(cuda: &Cuda) -> Outcome {
                 let t = time(cuda, || place(&mut qkv, by, &mut kv, 0, Seats { positions: &positions, slots: &to }))?;
                 let read = if fancy { 2 * heads + 4 * kv_heads } else { 4 * kv_heads };
                 moved(&format!("place {name} {ROWS} rows"), t, ROWS * read * dim * size);
+                let (wide, width) = ((heads + 2 * kv_heads) * dim, heads * dim);
+                let (map, x) = (weights(cuda, width, wide)?, random(cuda, ROWS, width)?.cast(cuda.operand())?);
+                let t = time(cuda, || project(&x, &map, by, (&mut kv, 0), Seats { positions: &positions, slots: &to }))?;
+                computed(&format!("linear and place {name} {ROWS} x {width} -> {wide}"), t, 2.0 * (ROWS * width * wide) as f64);
             }
         }
         let lengths = vec![72u32; 64];
@@ -199,9 +203,8 @@ fn passes(cuda: &Cuda, rows: usize) -> Outcome {
         let mut x = x.copy()?;
         let mut normed = norm(&x, &by, operand)?;
         for layer in 0..layers {
-            let mut q = linear(&normed, &qkv[layer], Activation::None, operand)?;
-            let how = Place { heads, norms: None, rope: None };
-            place(&mut q, how, &mut kv, layer, Seats { positions: &positions, slots: &to })?;
+            let (how, seats) = (Place { heads, norms: None, rope: None }, Seats { positions: &positions, slots: &to });
+            let q = project(&normed, &qkv[layer], how, (&mut kv, layer), seats)?;
             let mixed = attention(&q, &kv, layer, heads, &views)?;
             let y = linear(&mixed, &out[layer], Activation::None, operand)?;
             normed = add_norm(&mut x, Addend { y: &y, bias: None, mask: mask(layer, Site::AttnOut) }, &by, operand)?;

@@ -4,7 +4,7 @@ use crate::cuda::attention::{Backward, Kv, KvGrads, Views, attention, attention_
 use crate::cuda::linear::{Activation, Weights, linear, linear_dw, linear_dx, logits};
 use crate::cuda::norm::{Addend, DeviceNorm, Reached, add_norm, norm, norm_backward};
 use crate::cuda::optimizer::{Step, adamw, sum_of_squares};
-use crate::cuda::rope::{Place, Seats, place, place_backward};
+use crate::cuda::rope::{Place, Seats, place_backward, project};
 use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, loss, mask};
 use crate::timing::{computed, moved, random, time, time_by, weights};
 use crate::{Outcome, numbers};
@@ -120,9 +120,8 @@ impl<'a> Bench<'a> {
         let (operand, heads, by) = (self.cuda.operand(), self.shape.heads, &self.by);
         let (segment, maps) = (&self.segments[s], &self.layers[layer].maps);
         let normed = norm(stream, by, operand)?;
-        let mut qkv = linear(&normed, &maps[0], Activation::None, operand)?;
         let seats = Seats { positions: &segment.positions, slots: &segment.slots };
-        place(&mut qkv, Place { heads, norms: None, rope: None }, &mut self.kv, layer, seats)?;
+        let qkv = project(&normed, &maps[0], Place { heads, norms: None, rope: None }, (&mut self.kv, layer), seats)?;
         let mixed = attention(&qkv, &self.kv, layer, heads, &segment.views)?;
         let y = linear(&mixed, &maps[1], Activation::None, operand)?;
         let mut middle = stream.copy()?;

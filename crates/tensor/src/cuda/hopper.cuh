@@ -64,6 +64,16 @@ __device__ __forceinline__ void release(u32 barrier) {
     }
 }
 
+// Asks for a box of a matrix to be in the L2 cache.
+__device__ __forceinline__ void foresee(const u64* matrix, u32 column, u32 row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(matrix), "r"(column), "r"(row) : "memory");
+}
+
+// Says that this thread is here, and waits for all of the cluster to be. Nothing but barriers that were shown can be read
+// after it, so memory is not waited for.
+__device__ __forceinline__ void reach_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
 // Waits for all blocks of the cluster; what they wrote before can be read.
 __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -122,6 +132,13 @@ __device__ __forceinline__ void after_products() { asm volatile("wgmma.commit_gr
 template <int LEFT>
 __device__ __forceinline__ void multiplied() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// Four 8 x 8 blocks of bf16, as products leave them in a warp's registers, to shared memory: lane l says where row l % 8 of block
+// l / 8 goes.
+__device__ __forceinline__ void put_blocks(u32 at, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
 }
 
 // Gives registers of each thread back, for other warpgroups to take; all threads of a warpgroup do.

@@ -3,19 +3,25 @@
 //
 // A block takes tiles of 128 rows by 192 outputs, one after another. Its third warpgroup asks for what the other two multiply:
 // blocks of 64 numbers of rows and weights, by the copy engine, through STAGES buffers, across tiles. The other two take tiles
-// in turn, so that one finishes its results while the other has the tensor cores, which bound this kernel.
+// in turn, so that one finishes its results while the other has the tensor cores. Bound by shared memory (832 cycles for each
+// 64 of depth: 64 KB read by the tensor cores, 40 KB written) just before the tensor cores (768).
 //
-// Two neighbouring blocks are a pair that takes the same outputs for different rows: each brings half of the weights to both.
+// Two neighbouring blocks are a pair that takes the same outputs for different rows: each brings half of the weights to both. With
+// all multiprocessors at work the L2 cache is the bound even so (7 to 8 TB/s); clusters of four were not, but fill 120 of 132.
 
 #define ROWS 128
 #define OUTPUTS 192
 #define DEPTH 64
-#define STAGES 5
+#define STAGES 4
 #define PAIR 2
-#define X_BYTES (ROWS * DEPTH * 2)
 #define SHARE (OUTPUTS / PAIR) // outputs whose weights a block brings
+#define X_BYTES (ROWS * DEPTH * 2)
 #define STAGE_BYTES (X_BYTES + OUTPUTS * DEPTH * 2) // x, then weights
 #define NOWHERE 0xffffffffu
+
+// Results of 16 rows on their way from a warp's registers to memory, apart so that eight rows lie in different banks.
+#define ROW_BYTES (OUTPUTS * 2 + 16)
+#define WARP_BYTES (16 * ROW_BYTES)
 
 // What becomes of results.
 #define STORED 0
@@ -63,51 +69,48 @@ struct Ring {
     }
 };
 
-// This block's tiles. All rows before the next outputs: the weights are read once, x stays in the L2 cache.
+// The pair's tiles: all rows before the next outputs, so the weights are read once, and x stays in the L2 cache.
 struct Tiles {
-    u32 row_blocks, count, steps, rank;
+    u32 row_blocks, count, steps;
 
     __device__ __forceinline__ Tiles(const Product& by)
         : row_blocks(((u32)by.rows + PAIR * ROWS - 1) / (PAIR * ROWS)),
           count(row_blocks * (((u32)by.outputs + OUTPUTS - 1) / OUTPUTS)),
-          steps(((u32)by.depth + DEPTH - 1) / DEPTH),
-          rank(blockIdx.x % PAIR) {}
+          steps(((u32)by.depth + DEPTH - 1) / DEPTH) {}
 
-    __device__ __forceinline__ u32 row(u32 tile) const { return (tile % row_blocks * PAIR + rank) * ROWS; }
+    __device__ __forceinline__ static u32 rank() { return blockIdx.x % PAIR; }
+    __device__ __forceinline__ static u32 first() { return blockIdx.x / PAIR; }
+    __device__ __forceinline__ static u32 apart() { return gridDim.x / PAIR; }
+    __device__ __forceinline__ u32 row(u32 tile) const { return (tile % row_blocks * PAIR + rank()) * ROWS; }
     __device__ __forceinline__ u32 column(u32 tile) const { return tile / row_blocks * OUTPUTS; }
 };
 
-// Asks for all stages of all tiles. Those of weights that there is room for at once do not wait for the kernel before.
+// Asks for all stages of all tiles.
 __device__ __forceinline__ void bring_all(const Product& by, Memory in) {
     const Tiles tiles(by);
-    const u16 both = (1 << PAIR) - 1;
-    u32 ahead = min(tiles.steps, (u32)STAGES); // steps whose weights are under way
-    for (u32 s = 0; s < ahead && blockIdx.x / PAIR < tiles.count; s++) {
-        expect(in.full + 8 * s, STAGE_BYTES);
-        bring_to(both, in.stages + s * STAGE_BYTES + X_BYTES + tiles.rank * SHARE * DEPTH * 2, by.weights, s * DEPTH,
-                 tiles.column(blockIdx.x / PAIR) + SHARE * tiles.rank, in.full + 8 * s);
-    }
+    const u32 share = SHARE * Tiles::rank();
+    // The first weights may come from memory, and need not wait for the kernel before. Pairs with the same ones ask for a part each.
+    const u32 tile = Tiles::first(), alike = tiles.row_blocks;
+    for (u32 step = tile % alike; tile < tiles.count && step < tiles.steps; step += alike)
+        foresee(by.weights, step * DEPTH, tiles.column(tile) + share);
     after_previous();
+    let_next_start();
     Ring ring = {0, 0};
-    for (u32 tile = blockIdx.x / PAIR; tile < tiles.count; tile += gridDim.x / PAIR) {
-        const u32 row = tiles.row(tile), column = tiles.column(tile) + SHARE * tiles.rank;
+    for (u32 tile = Tiles::first(); tile < tiles.count; tile += Tiles::apart()) {
+        const u32 row = tiles.row(tile), column = tiles.column(tile) + share;
 #pragma unroll 1 // there are few registers
         for (u32 step = 0; step < tiles.steps; step++) {
             const u32 to = in.stages + ring.stage * STAGE_BYTES, barrier = in.full + 8 * ring.stage;
-            if (ahead > 0) {
-                ahead--;
-            } else {
-                await(in.empty + 8 * ring.stage, ring.parity ^ 1);
-                expect(barrier, STAGE_BYTES);
-                bring_to(both, to + X_BYTES + tiles.rank * SHARE * DEPTH * 2, by.weights, step * DEPTH, column, barrier);
-            }
+            await(in.empty + 8 * ring.stage, ring.parity ^ 1);
+            expect(barrier, STAGE_BYTES);
             bring(to, by.x, step * DEPTH, row, barrier);
+            bring_to((1 << PAIR) - 1, to + X_BYTES + share * DEPTH * 2, by.weights, step * DEPTH, column, barrier);
             ring.step();
         }
     }
 }
 
-// d (2 x 64, 192) = a tile's product, from the stages that the ring is at. Tells the other warpgroup when its turn is.
+// Adds a tile's product to d (2 x 64, 192), from the stages that the ring is at. Tells the other warpgroup when its turn is.
 __device__ __forceinline__ void multiply_tile(float (&d)[2][96], Ring& ring, u32 steps, Memory in, u32 other) {
     const bool tells = threadIdx.x % 32 == 0;
     u32 before = 0;
@@ -119,8 +122,8 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][96], Ring& ring, u32
         before_products();
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) { // 32 bytes on
-            multiply(d[0], a + 2 * k, b + 2 * k, step > 0 || k > 0);
-            multiply(d[1], a + (64 * DEPTH * 2 >> 4) + 2 * k, b + 2 * k, step > 0 || k > 0);
+            multiply(d[0], a + 2 * k, b + 2 * k, 1);
+            multiply(d[1], a + (64 * DEPTH * 2 >> 4) + 2 * k, b + 2 * k, 1);
         }
         after_products();
         multiplied<1>();
@@ -134,27 +137,26 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][96], Ring& ring, u32
     if (tells) release<PAIR>(in.empty + 8 * before);
 }
 
-// x / (1 + exp(-2 u)) is x (1 + tanh u) / 2.
-__device__ __forceinline__ float gelu(float x) {
-    const float u = x * fmaf(0.044715f * 0.7978845608f, x * x, 0.7978845608f);
-    return __fdividef(x, 1.0f + __expf(-2.0f * u));
+// Results 4 j + 2 w and the next of half h are those of row 64 h + 8 w of this thread's, columns 8 j + 2 (lane % 4) and the next.
+__device__ __forceinline__ void start_from_bias(const Product& by, float (&d)[2][96], u32 column) {
+    const u32 first = column + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < 24; j++) {
+        const bool is = by.bias && first + 8 * j < (u32)by.outputs;
+        const float2 bias = is ? *(const float2*)(by.bias + first + 8 * j) : make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            d[h][4 * j] = d[h][4 * j + 2] = bias.x;
+            d[h][4 * j + 1] = d[h][4 * j + 3] = bias.y;
+        }
+    }
 }
 
-// Word i of lane q of four becomes word q of lane i.
-__device__ __forceinline__ void turn(u32 (&w)[4]) {
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(FULL, odd ? w[i] : w[i + 1], 1);
-        if (odd) w[i] = got;
-        else w[i + 1] = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const u32 got = __shfl_xor_sync(FULL, high ? w[i] : w[i + 2], 2);
-        if (high) w[i] = got;
-        else w[i + 2] = got;
-    }
+__device__ __forceinline__ float gelu(float x) {
+    const float half = 0.5f * x, u = x * fmaf(0.044715f * 0.7978845608f, x * x, 0.7978845608f);
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(u)); // good to 11 bits, and to more where 1 + t is small
+    return fmaf(half, t, half);
 }
 
 // Where eight neighbouring results of rows go: `base` + (row or its slot) * `stride`.
@@ -173,38 +175,48 @@ __device__ __forceinline__ Target target(const Product& by, u32 column) {
     return {base + within, dim, true};
 }
 
-// Adds the bias and writes a tile, 16 bytes a lane: results 4 j + 2 w and the next of half h are those of row 64 h + 8 w of this
-// thread's, columns 8 j + 2 (lane % 4) and the next; four lanes turn theirs so that each has eight neighbours.
+// The slot of the row of a tile that this lane keeps for its warp: row 16 h + r of the warp's is lane 16 h + r.
+__device__ __forceinline__ u32 slot_kept(const Product& by, u32 row) {
+    const u32 lane = threadIdx.x % 32, at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+    return at < (u32)by.rows ? by.to[at] : 0;
+}
+
+// Writes a tile, each warp its 16 rows of a half by way of shared memory, so that eight lanes write 128 bytes of a row.
 template <int WHAT>
-__device__ __forceinline__ void store_tile(const Product& by, const float (&d)[2][96], u32 row, u32 column) {
-    const u32 lane = threadIdx.x % 32, q = lane % 4, outputs = (u32)by.outputs, rows = (u32)by.rows;
-    row += threadIdx.x / 32 % 4 * 16 + lane / 4;
-    u32 slots[4];
+__device__ __forceinline__ void store_tile(const Product& by, const float (&d)[2][96], u32 row, u32 column, u8* mine, u32 slot) {
+    const u32 lane = threadIdx.x % 32, put_at = shared_at(mine) + lane % 16 * ROW_BYTES + lane / 16 * 16;
+    const u8* take_at = mine + lane / 8 * ROW_BYTES + lane % 8 * 16;
+    row += threadIdx.x / 32 % 4 * 16 + lane / 8;
 #pragma unroll
-    for (int r = 0; WHAT == PLACED && r < 4; r++) slots[r] = row + 64 * (r / 2) + 8 * (r % 2) < rows ? by.to[row + 64 * (r / 2) + 8 * (r % 2)] : 0;
+    for (int h = 0; h < 2; h++) {
+        __syncwarp();
 #pragma unroll
-    for (int g = 0; g < OUTPUTS / 32; g++) {
-        float2 bias[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const u32 c = column + 32 * g + 8 * j + 2 * q;
-            bias[j] = by.bias && c < outputs ? *(const float2*)(by.bias + c) : make_float2(0.0f, 0.0f);
-        }
-        const u32 mine = column + 32 * g + 8 * q;
-        const Target to = target<WHAT>(by, mine);
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
+        for (int i = 0; i < 96; i += 8) {
             u32 words[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int i = 16 * g + 4 * j + 2 * (r % 2);
-                const float x = d[r / 2][i] + bias[j].x, y = d[r / 2][i + 1] + bias[j].y;
-                words[j] = WHAT == GELU ? pack(gelu(x), gelu(y)) : pack(x, y);
+            for (int w = 0; w < 4; w++) {
+                const float x = d[h][i + 2 * w], y = d[h][i + 2 * w + 1];
+                words[w] = WHAT == GELU ? pack(gelu(x), gelu(y)) : pack(x, y);
             }
-            turn(words);
-            const u32 at = row + 64 * (r / 2) + 8 * (r % 2);
-            const u64 index = WHAT == PLACED && to.slotted ? slots[r] : at;
-            if (at < rows && mine < outputs) *(uint4*)(to.base + index * to.stride) = make_uint4(words[0], words[1], words[2], words[3]);
+            put_blocks(put_at + 4 * i, words[0], words[1], words[2], words[3]);
+        }
+        __syncwarp();
+        u32 at[4], slots[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            at[r] = row + 64 * h + 4 * r;
+            slots[r] = WHAT == PLACED ? __shfl_sync(FULL, slot, 16 * h + 4 * r + lane / 8) : 0;
+        }
+#pragma unroll
+        for (int c = 0; c < 3; c++) {
+            const u32 first = column + 64 * c + lane % 8 * 8;
+            const Target to = target<WHAT>(by, first);
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const uint4 words = *(const uint4*)(take_at + 4 * r * ROW_BYTES + 128 * c);
+                const u64 index = to.slotted ? slots[r] : at[r];
+                if (at[r] < (u32)by.rows && first < (u32)by.outputs) *(uint4*)(to.base + index * to.stride) = words;
+            }
         }
     }
 }
@@ -241,6 +253,7 @@ __device__ __forceinline__ uint4 reduced(const float (&d)[96], u32 first, u32 ou
 
 __device__ __forceinline__ void reduce_tile(const Product& by, float (&d)[2][96], u32 row, u32 column) {
     const u32 lane = threadIdx.x % 32, rows = (u32)by.rows, outputs = (u32)by.outputs, first = column + 2 * (lane % 4);
+    if (column >= outputs) return; // beside the last tile
     if (column + OUTPUTS > outputs) {
 #pragma unroll
         for (int i = 0; i < 96; i++)
@@ -259,24 +272,26 @@ __device__ __forceinline__ void reduce_tile(const Product& by, float (&d)[2][96]
 }
 
 template <int WHAT>
-__device__ __forceinline__ void take_turns(const Product& by, u32 warpgroup, Memory in) {
+__device__ __forceinline__ void take_turns(const Product& by, u32 warpgroup, Memory in, u8* mine) {
     const Tiles tiles(by);
     Ring ring = {0, 0};
-    u32 tile = blockIdx.x / PAIR, parity = warpgroup ^ 1; // the first turn is that of warpgroup 0
+    u32 tile = Tiles::first(), parity = warpgroup ^ 1; // the first turn is that of warpgroup 0
     if (warpgroup == 1) {
         ring.skip(tiles.steps);
-        tile += gridDim.x / PAIR;
+        tile += Tiles::apart();
     }
     after_previous();
-    for (; tile < tiles.count; tile += 2 * (gridDim.x / PAIR)) {
+    for (; tile < tiles.count; tile += 2 * Tiles::apart()) {
         float d[2][96];
+        start_from_bias(by, d, tiles.column(tile));
+        const u32 slot = WHAT == PLACED ? slot_kept(by, tiles.row(tile)) : 0;
         // Before its turn, a stage's parity says nothing: the other's tile fills it more than once.
         await(in.turns + 8 * warpgroup, parity);
         parity ^= 1;
         multiply_tile(d, ring, tiles.steps, in, warpgroup ^ 1);
         ring.skip(tiles.steps);
         if (WHAT == REDUCED) reduce_tile(by, d, tiles.row(tile), tiles.column(tile));
-        else store_tile<WHAT>(by, d, tiles.row(tile), tiles.column(tile));
+        else store_tile<WHAT>(by, d, tiles.row(tile), tiles.column(tile), mine, slot);
     }
 }
 
@@ -284,8 +299,9 @@ template <int WHAT>
 __device__ __forceinline__ void run(const Product& by) {
     extern __shared__ u8 memory[];
     __shared__ u64 barriers[2 * STAGES + 2];
+    u8* aligned = memory + (-shared_at(memory) & 1023);
     const u32 first = shared_at(barriers);
-    const Memory in = {(shared_at(memory) + 1023) & ~1023u, first, first + 8 * STAGES, first + 16 * STAGES};
+    const Memory in = {shared_at(aligned), first, first + 8 * STAGES, first + 16 * STAGES};
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < STAGES; s++) {
             set_up(in.full + 8 * s, 1);
@@ -294,22 +310,24 @@ __device__ __forceinline__ void run(const Product& by) {
         for (u32 w = 0; w < 2; w++) set_up(in.turns + 8 * w, 1);
         show_barriers();
     }
-    meet_cluster();
-    let_next_start();
+    __syncwarp();
+    reach_cluster();
+    await_cluster();
     const u32 warpgroup = threadIdx.x / 128;
     if (warpgroup == 2) {
         fewer_registers<24>();
         if (threadIdx.x == 256) bring_all(by, in);
     } else {
         more_registers<240>();
-        take_turns<WHAT>(by, warpgroup, in);
+        take_turns<WHAT>(by, warpgroup, in, aligned + STAGES * STAGE_BYTES + threadIdx.x / 32 * WARP_BYTES);
     }
     __syncwarp();
-    meet_cluster(); // the other block may still write here
+    reach_cluster(); // the other block may still write here
+    await_cluster();
 }
 
-#define ENTRY(name, what)                                                                                        \
-    extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1)                            \
+#define ENTRY(name, what)                                                             \
+    extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1) \
         name(const __grid_constant__ Product by) { run<what>(by); }
 #else
 #define ENTRY(name, what) \

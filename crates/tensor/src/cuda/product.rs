@@ -9,17 +9,22 @@ use super::context::Grid;
 use super::linear::Weights;
 use super::{Array, CudaError, Dtype, Indices};
 
-/// Fewer rows leave too many multiprocessors without a tile, unless there are as many outputs as in a vocabulary.
+/// Fewer rows were not measured; of a vocabulary, they leave most of a tile empty.
 const FEW: usize = 1024;
 const FEW_REDUCED: usize = 256;
-/// Narrower maps are too few tiles.
-const NARROW: usize = 1536;
+/// The share of all multiprocessors' time that tiles must fill for this kernel to be faster than cuBLASLt, and than cuBLASLt
+/// and `place` after it.
+const FULL: f64 = 0.8;
+const FULL_PLACED: f64 = 0.7;
 /// As in product.cu: a tile's shape, what the copy engine brings at a time, and the blocks' shape.
+const ROWS: usize = 128;
 pub(crate) const OUTPUTS: usize = 192;
-const X_BOX: [u32; 2] = [64, 128];
+const X_BOX: [u32; 2] = [64, ROWS as u32];
 const WEIGHTS_BOX: [u32; 2] = [64, (OUTPUTS / PAIR) as u32];
-const STAGES: usize = 5;
-const STAGE_BYTES: usize = 64 * (128 + OUTPUTS) * 2;
+const STAGES: usize = 4;
+const STAGE_BYTES: usize = 64 * (ROWS + OUTPUTS) * 2;
+const WARP_BYTES: usize = 16 * (OUTPUTS * 2 + 16);
+const WARPS: usize = 8;
 const PAIR: usize = 2;
 const THREADS: usize = 384;
 /// `Product` of product.cu in words.
@@ -36,10 +41,22 @@ pub(crate) struct Slots<'a> {
     pub(crate) to: &'a Indices,
 }
 
-/// Whether the results of a map can be written in this format: [`stored`] and [`placed`].
+/// Whether the results of a map can be written in this format by [`stored`], and are sooner than elsewhere.
 pub(crate) fn can_store(x: &Array, by: &Weights, want: Dtype) -> bool {
-    let whole = by.outputs().is_multiple_of(8) && by.outputs() >= NARROW;
-    can(x, by) && x.rows() >= FEW && want == Dtype::Bf16 && whole
+    want == Dtype::Bf16 && by.outputs().is_multiple_of(8) && x.rows() >= FEW && can(x, by) && filled(x, by) >= FULL
+}
+
+/// Whether keys and values can be put into such a store by [`placed`], and are sooner than elsewhere.
+pub(crate) fn can_place(x: &Array, by: &Weights, kv: &Kv) -> bool {
+    let whole = kv.head_dim().is_multiple_of(8) && kv.dtype() == Dtype::Bf16;
+    whole && x.rows() >= FEW && can(x, by) && filled(x, by) >= FULL_PLACED
+}
+
+/// The share of multiprocessors' time that a map's tiles fill, if all take as long.
+fn filled(x: &Array, by: &Weights) -> f64 {
+    let tiles = x.rows().div_ceil(PAIR * ROWS) * by.outputs().div_ceil(OUTPUTS);
+    let at_once = x.cuda().multiprocessors().unwrap_or(0) / PAIR;
+    if at_once == 0 { 0.0 } else { tiles as f64 / tiles.next_multiple_of(at_once) as f64 }
 }
 
 /// Whether [`reduced`] can be asked for.
@@ -54,7 +71,11 @@ fn can(x: &Array, by: &Weights) -> bool {
 
 /// `out = x W + b`, or its GELU in the tanh form: out is (rows, outputs) of bf16.
 pub(crate) fn stored(x: &Array, by: &Weights, (bias, gelu): (Option<&Buffer>, bool), out: &Array) -> Result<(), CudaError> {
-    assert_eq!((out.rows(), out.cols(), out.dtype()), (x.rows(), by.outputs(), Dtype::Bf16), "product: a result of another shape");
+    assert_eq!(
+        (out.rows(), out.cols(), out.dtype()),
+        (x.rows(), by.outputs(), Dtype::Bf16),
+        "product: a result of another shape"
+    );
     let name = if gelu { "product_gelu" } else { "product_stored" };
     // SAFETY: out is (rows, outputs) and the bias at least as wide as outputs.
     unsafe { run(name, x, by, &[bias.map_or(0, Buffer::pointer), out.pointer()]) }
@@ -93,7 +114,7 @@ unsafe fn run(kernel: &str, x: &Array, by: &Weights, rest: &[u64]) -> Result<(),
     let mut arguments = [0u64; ARGUMENTS];
     let words = maps.iter().flatten().chain(&shape).chain(rest);
     arguments.iter_mut().zip(words).for_each(|(to, &word)| *to = word);
-    let shared = STAGES * STAGE_BYTES + 1024; // stages begin at a multiple of 1024
+    let shared = STAGES * STAGE_BYTES + WARPS * WARP_BYTES + 1024; // stages begin at a multiple of 1024
     let grid = Grid { blocks: (x.cuda().multiprocessors()? / PAIR * PAIR, 1, 1), threads: THREADS, shared };
     // SAFETY: the kernel's one parameter is made of these words; the matrices are described whole; the rest is the caller's.
     unsafe { x.cuda().launch(kernel, grid, &mut arguments) }

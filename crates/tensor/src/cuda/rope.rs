@@ -49,10 +49,9 @@ pub(crate) fn project(
     (kv, layer): (&mut Kv, usize),
     seats: Seats<'_>,
 ) -> Result<Array, CudaError> {
-    let plain = by.norms.is_none() && by.rope.is_none() && kv.head_dim().is_multiple_of(8);
     let cast = x.as_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
-    if plain && product::can_store(x, map, kv.dtype()) {
+    if by.norms.is_none() && by.rope.is_none() && product::can_place(x, map, kv) {
         let qkv = Array::uninit(x.cuda(), x.rows(), map.outputs(), kv.dtype())?;
         product::placed(x, map, product::Slots { kv, layer, heads: by.heads, to: seats.slots }, &qkv)?;
         return Ok(qkv);

@@ -1,4 +1,5 @@
-//! Gradients with bf16 operands on a GPU against the processor's in single precision, from the same rounded numbers.
+//! Gradients, and maps of many rows, with bf16 operands on a GPU against the processor's in single precision, from the same
+//! rounded numbers.
 //!
 //! What remains is the rounding of results and of probabilities inside attention, each to 2^-9 of itself: errors are below
 //! one part in a hundred of the root mean square.
@@ -120,6 +121,46 @@ fn attention_gradients_in_bf16_equal_the_processors() {
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 alike(found, expected, &format!("{name}, heads {shape:?}, segment {i} from the end"));
             }
+        }
+    }
+}
+
+/// Maps of so many rows and outputs that Hopper has a product of its own for them, in tiles that divide neither: each activation,
+/// then queries, keys and values that meet in attention, where every row sees its own slot and those of the first rows.
+#[test]
+fn maps_of_many_rows_in_bf16_equal_the_processors() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Device::cpu(None).unwrap();
+    for (rows, inputs, heads, shape) in [(1100, 768, 12, (12, 64)), (1031, 200, 30, (10, 40)), (2049, 72, 20, (10, 32))] {
+        let outputs = (heads + 2 * shape.0) * shape.1;
+        let w = matrix(outputs, inputs, 91);
+        let w = rounded(Tensor::from_vec(outputs, inputs, w.data().iter().map(|x| x * 2.0 / (inputs as f32).sqrt()).collect()));
+        let (x, bias) = (rounded(matrix(rows, inputs, 92)), numbers(outputs, 93));
+        let to: Vec<u32> = (0..rows as u32).rev().collect();
+        let run = |device: &Device| {
+            let map = Linear::from_output_major(device, (inputs, outputs), w.data(), Some(bias.clone()))?;
+            let x = operand(device, &x)?;
+            let mut made = Vec::new();
+            for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
+                let mut out = Tensor::default();
+                linear(device, &x, &map, (activation, Format::Operand), &mut out)?;
+                made.push(out);
+            }
+            let mut kv = KvStore::new(device, 2, shape, rows)?;
+            let seats = Seats { positions: Indices::new(device, vec![0; rows])?, slots: Indices::new(device, to.clone())? };
+            let (mut qkv, mut mixed) = (Tensor::default(), Tensor::default());
+            let by = Place { heads, norms: None, rope: None };
+            project(device, &x, (&map, by), (&mut kv, 1), &seats, &mut qkv)?;
+            let mut attend = Attend::default();
+            to.iter().for_each(|&slot| attend.push([(rows as u32 - 3, 3), (slot, 1)].map(|(start, len)| Span { start, len })));
+            let views = Views::new(device, std::borrow::Cow::Owned(attend))?;
+            attention(device, &qkv, kv.layer(1), heads, &views, &mut mixed)?;
+            made.push(mixed);
+            made.into_iter().map(Tensor::to_host).collect::<Result<Vec<_>, DeviceError>>()
+        };
+        let (found, expected) = (gpu.run(|| run(&gpu)).unwrap(), cpu.run(|| run(&cpu)).unwrap());
+        for (name, (found, expected)) in ["map", "GELU", "GELU by erf", "attention"].iter().zip(found.iter().zip(&expected)) {
+            alike(found, expected, &format!("{name} of {rows} rows, {inputs} to {outputs}"));
         }
     }
 }
