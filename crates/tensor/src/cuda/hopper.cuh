@@ -45,6 +45,39 @@ __device__ __forceinline__ void bring_to(u16 blocks, u32 to, const u64* matrix, 
         : "memory");
 }
 
+// The same of rows in eights, each as rows 0, 2, 4, 6, 1, 3, 5, 7: a box of as many eights as the matrix's description says.
+__device__ __forceinline__ void bring_eights_to(u16 blocks, u32 to, const u64* matrix, u32 column, u32 eight, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %3, %4}], "
+        "[%5], %6;" ::"r"(to), "l"(matrix), "r"(column), "r"(0), "r"(eight), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+
+// Lets the copy engine see what this thread wrote to shared memory.
+__device__ __forceinline__ void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A box from shared memory into a matrix; what lies beyond the matrix is left out.
+__device__ __forceinline__ void take(u32 from, const u64* matrix, u32 column, u32 row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(matrix), "r"(column),
+                 "r"(row), "r"(from)
+                 : "memory");
+}
+
+// Makes a group of what this thread has asked to take since the last one.
+__device__ __forceinline__ void after_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until everything that this thread has asked to take has left shared memory.
+__device__ __forceinline__ void copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Two numbers into the shared memory of a block of the cluster, at the place that `to` is in this one's.
+__device__ __forceinline__ void put(u32 to, u32 block, float2 x) {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.v2.f32 [there], {%2, %3};\n}" ::"r"(to), "r"(block), "f"(x.x), "f"(x.y)
+        : "memory");
+}
+
 // Tells the first BLOCKS blocks of a cluster that a warp has read a stage. It has written nothing that they read, so nothing is
 // fenced.
 template <int BLOCKS>
@@ -59,9 +92,24 @@ __device__ __forceinline__ void release(u32 barrier) {
     }
 }
 
-// Waits for all blocks of the cluster; what they wrote before can be read.
+// Waits for all blocks of the cluster; what they wrote before can be read. Threads that only arrive do not wait.
+__device__ __forceinline__ void arrive_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    arrive_cluster();
+    wait_cluster();
+}
+
+// Lets a warpgroup have so many registers a thread, less or more than the kernel was started with.
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+__device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+// Four pieces of 8 x 8 numbers of 16 bits: lane l says where row l % 8 of piece l / 8 goes, and holds two neighbours of row l / 4 of each.
+__device__ __forceinline__ void put_pieces(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
 }
 
 // How the tensor cores find rows of 128 bytes whose parts the copy engine has permuted within groups of eight rows.

@@ -1,9 +1,8 @@
 //! The likeliest output for many rows on Hopper, whose logits are reduced where they are made; `topk` has the way for all else.
 
-use cudarc::driver::sys;
-
 use super::array::Buffer;
 use super::context::{Grid, int, slots};
+use super::copies::{MAP, described};
 use super::linear::Weights;
 use super::{Array, CudaError, Dtype};
 
@@ -18,7 +17,6 @@ const PAIR: usize = 2;
 const THREADS: usize = 384;
 /// `Head` of likeliest.cu in words.
 const ARGUMENTS: usize = 48;
-const MAP: usize = 16;
 
 /// Whether [`words`] can be asked for.
 pub(crate) fn can(x: &Array, by: &Weights) -> bool {
@@ -32,8 +30,8 @@ pub(crate) fn words(x: &Array, by: &Weights, to: u64) -> Result<(), CudaError> {
     let (cuda, rows, blocks) = (x.cuda(), x.rows(), by.outputs().div_ceil(OUTPUTS));
     let parts = Buffer::new(cuda, rows * blocks * 16)?;
     let mut arguments = [0u64; ARGUMENTS];
-    arguments[..MAP].copy_from_slice(&described(x)?);
-    arguments[MAP..2 * MAP].copy_from_slice(&described(by.matrix())?);
+    arguments[..MAP].copy_from_slice(&described(x, BOX)?);
+    arguments[MAP..2 * MAP].copy_from_slice(&described(by.matrix(), BOX)?);
     arguments[2 * MAP..2 * MAP + 4].copy_from_slice(&[rows as u64, by.outputs() as u64, by.inputs() as u64, parts.pointer()]);
     let shared = STAGES * STAGE_BYTES + 1024; // stages begin at a multiple of 1024
     let grid = Grid { blocks: (cuda.multiprocessors()? / PAIR * PAIR, 1, 1), threads: THREADS, shared };
@@ -42,31 +40,4 @@ pub(crate) fn words(x: &Array, by: &Weights, to: u64) -> Result<(), CudaError> {
     let grid = Grid { blocks: (rows.div_ceil(8), 1, 1), threads: 256, shared: 0 };
     // SAFETY: every part was written; the caller has a word for each row.
     unsafe { cuda.launch("likeliest_whole", grid, slots![parts.pointer(), int(rows), int(blocks), to]) }
-}
-
-/// A matrix as the copy engine knows it: boxes of 128 rows of 128 bytes, permuted as the tensor cores want them.
-fn described(matrix: &Array) -> Result<[u64; MAP], CudaError> {
-    use sys::{CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle};
-    let mut map = sys::CUtensorMap { opaque: [0; MAP] };
-    let (shape, stride) = ([matrix.cols() as u64, matrix.rows() as u64], [matrix.cols() as u64 * 2]);
-    // SAFETY: the matrix is bf16 of this shape; all arrays have as many elements as a matrix has dimensions (strides: one less).
-    unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &raw mut map,
-            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            2,
-            matrix.pointer() as *mut _,
-            shape.as_ptr(),
-            stride.as_ptr(),
-            BOX.as_ptr(),
-            [1u32; 2].as_ptr(),
-            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    }
-    .result()
-    .map_err(CudaError::driver("describe a matrix"))?;
-    Ok(map.opaque)
 }

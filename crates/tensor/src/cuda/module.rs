@@ -27,6 +27,7 @@ pub(crate) const LARGE: &[&str] = &[
     "attention_backward_64",
     "attention_backward_128",
     "likeliest_parts",
+    "residual_768",
 ];
 
 /// How the names of kernels begin that may start while the one before them on the stream ends, from compute capability 9.0 on.
@@ -42,6 +43,7 @@ const EARLY: &[&str] = &[
     "place_any",
     "place_fast",
     "place_plain",
+    "residual_768",
 ];
 
 /// One `.cu` file, what it shares with others, and the kernels in it.
@@ -100,6 +102,7 @@ const SOURCES: &[Source] = &[
         "norm_backward_16_8"
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
+    source!("residual.cu" with HOPPER, "residual_768"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
     source!("likeliest.cu" with HOPPER, "likeliest_parts", "likeliest_whole"),
     source!("topk.cu", "likeliest", "mixture"),
