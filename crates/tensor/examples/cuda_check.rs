@@ -18,6 +18,7 @@ use cuda::attention::{Kv, Views, attention};
 use cuda::linear::{Activation, Weights, linear};
 use cuda::mask::{DeviceMask, Draws, Keep};
 use cuda::norm::{Addend, DeviceNorm, add, add_norm, norm};
+use cuda::residual::residual;
 use cuda::rope::{DeviceRope, Place, Seats, place};
 use cuda::{Array, Cuda, CudaError, Dtype, Indices, Precision, activation, embedding, noise, topk};
 use rng::{Draw, Site};
@@ -81,6 +82,7 @@ impl Check {
     fn all(&mut self) -> Outcome {
         self.linear()?;
         self.norm()?;
+        self.residual()?;
         self.masks()?;
         self.noise()?;
         self.place()?;
@@ -215,6 +217,44 @@ impl Check {
                 self.report(&format!("add_norm sum {name}"), &sum.to_host()?, &expected, 3e-6);
                 self.report(&format!("add_norm {name}"), &got, &normed(&expected), self.tolerance(want));
             }
+        }
+        Ok(())
+    }
+
+    /// A map, dropout, the stream and its norm: few rows as a product and a pass, many in one kernel where there is one.
+    fn residual(&mut self) -> Outcome {
+        let (width, p) = (768, 0.2);
+        for (rows, inputs, is_rms, drops, want) in [
+            (37, 200, false, true, self.cuda.operand()),
+            (1030, 200, true, true, self.cuda.operand()),
+            (1163, 768, false, true, self.cuda.operand()),
+            (1024, 72, false, false, Dtype::F32),
+        ] {
+            let (x, w) = (self.rounded(numbers(rows * inputs, 31)), self.rounded(numbers(width * inputs, 32)));
+            let (bias, scale, shift) = (numbers(width, 33), numbers(width, 34), numbers(width, 35));
+            let start = numbers(rows * width, 36);
+            let map = Weights::from_output_major(&self.cuda, (inputs, width), &w, Some(&bias))?;
+            let by = match is_rms {
+                true => DeviceNorm::rms(&self.cuda, 1e-5, &scale)?,
+                false => DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)?,
+            };
+            let all = draws(rows);
+            let uploaded = Draws::new(&self.cuda, &all)?;
+            let mask = drops.then_some(DeviceMask::Drawn { p, layer: 7, site: Site::AttnOut, draws: &uploaded });
+            let mut stream = Array::from_host(&self.cuda, rows, width, &start)?;
+            let got = residual(&self.operand(rows, inputs, &x)?, &map, mask, &mut stream, (&by, want))?.to_host()?;
+            let one = |i: usize| {
+                let (r, j) = (i / width, i % width);
+                let product = (0..inputs).map(|c| f64::from(x[r * inputs + c]) * f64::from(w[j * inputs + c])).sum::<f64>();
+                let keeps = |d: &Draw| if d.keeps(7, Site::AttnOut, j, p) { 1.0 / (1.0 - f64::from(p)) } else { 0.0 };
+                let factor = if drops { all[r].as_ref().map_or(1.0, keeps) } else { 1.0 };
+                f64::from(start[i]) + (product + f64::from(bias[j])) * factor
+            };
+            let expected: Vec<f64> = (0..rows * width).map(one).collect();
+            let normed: Vec<f64> = expected.chunks(width).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect();
+            let name = format!("{rows} x {inputs} -> {width} {}", if is_rms { "rms" } else { "layer" });
+            self.report(&format!("residual stream {name}"), &stream.to_host()?, &expected, self.tolerance(self.cuda.operand()));
+            self.report(&format!("residual {name}"), &got, &normed, self.tolerance(self.cuda.operand()));
         }
         Ok(())
     }

@@ -50,20 +50,26 @@ pub(crate) struct Buffer {
     pool: Option<Arc<Pool>>, // that it goes back to, if not the lane's own
     pointer: u64,
     bytes: usize,
+    piece: usize, // bytes that were taken
 }
 
 impl Buffer {
     /// Fresh memory with unspecified contents.
     pub(crate) fn new(cuda: &Cuda, bytes: usize) -> Result<Self, CudaError> {
-        let (piece, pool, lane) = (Cuda::piece(bytes), replay::pool(cuda), cuda.lane());
+        Self::with_room(cuda, bytes, bytes)
+    }
+
+    /// The same, where up to `room` bytes may be read, whatever they are.
+    fn with_room(cuda: &Cuda, bytes: usize, room: usize) -> Result<Self, CudaError> {
+        let (piece, pool, lane) = (Cuda::piece(room), replay::pool(cuda), cuda.lane());
         if let Some(pointer) = pool.as_ref().and_then(|p| p.take(piece)) {
-            return Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes });
+            return Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes, piece });
         }
-        let pointer = Self::take(cuda, &lane, (bytes, piece))?;
+        let pointer = Self::take(cuda, &lane, (room, piece))?;
         if let Some(pool) = &pool {
             pool.adopt(piece, pointer);
         }
-        Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes })
+        Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes, piece })
     }
 
     fn take(cuda: &Cuda, lane: &Lane, (bytes, piece): (usize, usize)) -> Result<u64, CudaError> {
@@ -160,10 +166,13 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         match &self.pool {
             Some(pool) => pool.put(self.pointer),
-            None => self.lane.give_back(Cuda::piece(self.bytes), self.pointer),
+            None => self.lane.give_back(self.piece, self.pointer),
         }
     }
 }
+
+/// Rows that the copy engine reads at a time: there is room for as many where they are read so, even if the last are not there.
+const EIGHT: usize = 8;
 
 /// A row-major matrix on the GPU. There may be zeros between its rows: only products and losses know of these.
 #[derive(Debug)]
@@ -188,7 +197,9 @@ impl Array {
         (cols, stride): (usize, usize),
         dtype: Dtype,
     ) -> Result<Self, CudaError> {
-        Ok(Self { rows, cols, stride, dtype, buffer: Buffer::new(cuda, rows * stride * dtype.size())? })
+        let bytes = |rows: usize| rows * stride * dtype.size();
+        let buffer = Buffer::with_room(cuda, bytes(rows), bytes(rows.next_multiple_of(EIGHT)))?;
+        Ok(Self { rows, cols, stride, dtype, buffer })
     }
 
     /// A matrix of zeros.
@@ -275,6 +286,13 @@ impl Array {
 
     pub(crate) fn cuda(&self) -> &Cuda {
         &self.buffer.cuda
+    }
+
+    /// How many eights of rows may be read.
+    pub(crate) fn eights(&self) -> usize {
+        let eights = self.rows.div_ceil(EIGHT);
+        assert!(eights * EIGHT * self.stride * self.dtype.size() <= self.buffer.piece, "these rows do not come in eights");
+        eights
     }
 
     pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {

@@ -79,7 +79,7 @@ impl Grid {
 const STATIC_SHARED: i32 = 1024;
 
 /// Arguments that a kernel may take.
-const MOST_ARGUMENTS: usize = 48;
+const MOST_ARGUMENTS: usize = 80;
 
 /// A kernel's argument in the eight bytes that any of them fits.
 pub(crate) trait Slot {

@@ -50,6 +50,44 @@ __device__ __forceinline__ void bring_to(u16 blocks, u32 to, const u64* matrix, 
         : "memory");
 }
 
+// The same of rows in eights, each as rows 0, 2, 4, 6, 1, 3, 5, 7: a box of as many eights as the matrix's description says.
+__device__ __forceinline__ void bring_eights_to(u16 blocks, u32 to, const u64* matrix, u32 column, u32 eight, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %3, %4}], "
+        "[%5], %6;" ::"r"(to), "l"(matrix), "r"(column), "r"(0), "r"(eight), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+
+// Asks for a box of a matrix to be in the L2 cache.
+__device__ __forceinline__ void foresee(const u64* matrix, u32 column, u32 row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(matrix), "r"(column), "r"(row) : "memory");
+}
+
+// Lets the copy engine see what this thread wrote to shared memory.
+__device__ __forceinline__ void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A box from shared memory into a matrix; what lies beyond the matrix is left out.
+__device__ __forceinline__ void take(u32 from, const u64* matrix, u32 column, u32 row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(matrix), "r"(column),
+                 "r"(row), "r"(from)
+                 : "memory");
+}
+
+// Makes a group of what this thread has asked to take since the last one.
+__device__ __forceinline__ void after_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until everything that this thread has asked to take has left shared memory.
+__device__ __forceinline__ void copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Two numbers into the shared memory of a block of the cluster, at the place that `to` is in this one's.
+__device__ __forceinline__ void put(u32 to, u32 block, float2 x) {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "st.shared::cluster.v2.f32 [there], {%2, %3};\n}" ::"r"(to), "r"(block), "f"(x.x), "f"(x.y)
+        : "memory");
+}
+
 // Tells the first BLOCKS blocks of a cluster that a warp has read a stage. It has written nothing that they read, so nothing is
 // fenced.
 template <int BLOCKS>
@@ -64,19 +102,27 @@ __device__ __forceinline__ void release(u32 barrier) {
     }
 }
 
-// Asks for a box of a matrix to be in the L2 cache.
-__device__ __forceinline__ void foresee(const u64* matrix, u32 column, u32 row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(matrix), "r"(column), "r"(row) : "memory");
+// Waits for all blocks of the cluster; what they wrote before can be read. Threads that only arrive do not wait.
+__device__ __forceinline__ void arrive_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void meet_cluster() {
+    arrive_cluster();
+    wait_cluster();
 }
 
-// Says that this thread is here, and waits for all of the cluster to be. Nothing but barriers that were shown can be read
-// after it, so memory is not waited for.
+// Arrives there without a promise that anything written before can be read, so memory is not waited for.
 __device__ __forceinline__ void reach_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ __forceinline__ void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-// Waits for all blocks of the cluster; what they wrote before can be read.
-__device__ __forceinline__ void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// Lets a warpgroup have so many registers a thread, less or more than the kernel was started with.
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+__device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+// Four pieces of 8 x 8 numbers of 16 bits: lane l says where row l % 8 of piece l / 8 goes, and holds two neighbours of row l / 4 of each.
+__device__ __forceinline__ void put_pieces(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
 }
 
 // How the tensor cores find rows of 128 bytes whose parts the copy engine has permuted within groups of eight rows.
@@ -132,25 +178,6 @@ __device__ __forceinline__ void after_products() { asm volatile("wgmma.commit_gr
 template <int LEFT>
 __device__ __forceinline__ void multiplied() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
-// Four 8 x 8 blocks of bf16, as products leave them in a warp's registers, to shared memory: lane l says where row l % 8 of block
-// l / 8 goes.
-__device__ __forceinline__ void put_blocks(u32 at, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-
-// Gives registers of each thread back, for other warpgroups to take; all threads of a warpgroup do.
-template <int LEFT>
-__device__ __forceinline__ void fewer_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LEFT));
-}
-
-// Waits until there are so many registers for each thread of this warpgroup.
-template <int WANTED>
-__device__ __forceinline__ void more_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(WANTED));
 }
 
 #endif

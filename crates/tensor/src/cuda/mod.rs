@@ -4,6 +4,7 @@
 //!   brings numbers back to the host.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and keeps the result on disk.
 //! * [`blas`] wraps cuBLASLt; [`array`] is memory on the GPU.
+//! * [`copies`] describes matrices to the copy engine of Hopper, for the kernels that are for it alone (`hopper.cuh`).
 //! * [`replay`] records work that is repeated and replays it.
 //! * One file per operation, under the names of `cpu`: contract and launch here, kernel in the `.cu` of the same name.
 //!
@@ -15,6 +16,7 @@ pub(crate) mod array;
 pub(crate) mod attention;
 pub(crate) mod blas;
 pub(crate) mod context;
+pub(crate) mod copies;
 pub(crate) mod embedding;
 pub(crate) mod error;
 pub(crate) mod lane;
@@ -27,6 +29,7 @@ pub(crate) mod norm;
 pub(crate) mod optimizer;
 pub(crate) mod product;
 pub(crate) mod replay;
+pub(crate) mod residual;
 pub(crate) mod rope;
 pub(crate) mod topk;
 

@@ -30,6 +30,7 @@ pub(crate) const LARGE: &[&str] = &[
     "product_placed",
     "product_reduced",
     "product_stored",
+    "residual_768",
 ];
 
 /// How the names of kernels begin that may start while the one before them on the stream ends, from compute capability 9.0 on.
@@ -46,6 +47,7 @@ const EARLY: &[&str] = &[
     "place_fast",
     "place_plain",
     "product_",
+    "residual_768",
 ];
 
 /// One `.cu` file, what it shares with others, and the kernels in it.
@@ -105,6 +107,7 @@ const SOURCES: &[Source] = &[
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
     source!("product.cu" with HOPPER, "product_gelu", "product_placed", "product_reduced", "product_stored"),
+    source!("residual.cu" with HOPPER, "residual_768"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
     source!("topk.cu", "likeliest", "likeliest_whole", "mixture"),
 ];

@@ -56,6 +56,11 @@ impl DeviceNorm {
     pub(crate) fn scale(&self) -> u64 {
         self.scale.pointer()
     }
+
+    /// 0 if there is none.
+    pub(crate) fn shift(&self) -> u64 {
+        self.shift.as_ref().map_or(0, Buffer::pointer)
+    }
 }
 
 /// What is added to the residual stream: `dropout(y + bias)`.
@@ -98,8 +103,7 @@ fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array
     let mask = MaskArguments::new(addend.and_then(|a| a.mask.as_ref()), rows, cols);
     let (out, out_type, rms, eps, scale, shift) = norm.map_or((0, NOTHING, true, 0.0, 0, 0), |(by, out)| {
         assert_eq!(cols, by.width, "norm: rows of {cols} against parameters of {}", by.width);
-        let shift = by.shift.as_ref().map_or(0, Buffer::pointer);
-        (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), shift)
+        (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), by.shift())
     });
     let (kernel, grid) = plan(rows, cols, y_type);
     let MaskArguments { kind, pointer: masks, site, threshold, keep_scale } = mask;

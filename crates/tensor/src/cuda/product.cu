@@ -198,7 +198,7 @@ __device__ __forceinline__ void store_tile(const Product& by, const float (&d)[2
                 const float x = d[h][i + 2 * w], y = d[h][i + 2 * w + 1];
                 words[w] = WHAT == GELU ? pack(gelu(x), gelu(y)) : pack(x, y);
             }
-            put_blocks(put_at + 4 * i, words[0], words[1], words[2], words[3]);
+            put_pieces(put_at + 4 * i, words[0], words[1], words[2], words[3]);
         }
         __syncwarp();
         u32 at[4], slots[4];
@@ -312,7 +312,7 @@ __device__ __forceinline__ void run(const Product& by) {
     }
     __syncwarp();
     reach_cluster();
-    await_cluster();
+    wait_cluster();
     const u32 warpgroup = threadIdx.x / 128;
     if (warpgroup == 2) {
         fewer_registers<24>();
@@ -323,7 +323,7 @@ __device__ __forceinline__ void run(const Product& by) {
     }
     __syncwarp();
     reach_cluster(); // the other block may still write here
-    await_cluster();
+    wait_cluster();
 }
 
 #define ENTRY(name, what)                                                             \

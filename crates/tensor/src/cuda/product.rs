@@ -1,11 +1,10 @@
 //! Linear maps of many rows on Hopper by a kernel of our own, whose results are finished where they are made; `linear`, `rope`
 //! and `topk` ask for it, and have the ways for all else.
 
-use cudarc::driver::sys;
-
 use super::array::Buffer;
 use super::attention::Kv;
 use super::context::Grid;
+use super::copies::{MAP, described};
 use super::linear::Weights;
 use super::{Array, CudaError, Dtype, Indices};
 
@@ -28,8 +27,7 @@ const WARPS: usize = 8;
 const PAIR: usize = 2;
 const THREADS: usize = 384;
 /// `Product` of product.cu in words.
-const ARGUMENTS: usize = 48;
-const MAP: usize = 16;
+const ARGUMENTS: usize = 2 * MAP + 16;
 
 /// Keys' and values' places: in this layer of this store, a slot for each row; queries come before them.
 #[derive(Clone, Copy, Debug)]
@@ -118,31 +116,4 @@ unsafe fn run(kernel: &str, x: &Array, by: &Weights, rest: &[u64]) -> Result<(),
     let grid = Grid { blocks: (x.cuda().multiprocessors()? / PAIR * PAIR, 1, 1), threads: THREADS, shared };
     // SAFETY: the kernel's one parameter is made of these words; the matrices are described whole; the rest is the caller's.
     unsafe { x.cuda().launch(kernel, grid, &mut arguments) }
-}
-
-/// A matrix as the copy engine knows it: boxes of rows of 128 bytes, permuted as the tensor cores want them.
-fn described(matrix: &Array, columns_rows: [u32; 2]) -> Result<[u64; MAP], CudaError> {
-    use sys::{CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle};
-    let mut map = sys::CUtensorMap { opaque: [0; MAP] };
-    let (shape, stride) = ([matrix.cols() as u64, matrix.rows() as u64], [matrix.cols() as u64 * 2]);
-    // SAFETY: the matrix is bf16 of this shape; all arrays have as many elements as a matrix has dimensions (strides: one less).
-    unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &raw mut map,
-            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            2,
-            matrix.pointer() as *mut _,
-            shape.as_ptr(),
-            stride.as_ptr(),
-            columns_rows.as_ptr(),
-            [1u32; 2].as_ptr(),
-            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    }
-    .result()
-    .map_err(CudaError::driver("describe a matrix"))?;
-    Ok(map.opaque)
 }

@@ -4,7 +4,6 @@ use super::{Activation, Format, Mask, Norm};
 use crate::cpu::linear::{Epilogue, Packed, product, transposed};
 use crate::cpu::math::sum_lanes;
 use crate::cuda::linear::Weights as DeviceWeights;
-use crate::cuda::norm::Addend;
 use crate::device::{Cpu, Kind};
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
@@ -187,9 +186,8 @@ pub fn residual(
             cpu::norm::norm(cpu.isa, stream, norm.cpu(), out);
         }
         Kind::Cuda(cuda) => {
-            let y = cuda::linear::product(x.array(), map.gpu(), cuda.operand())?;
-            let addend = Addend { y: &y, bias: map.gpu().padded_bias(), mask: mask.map(Mask::gpu) };
-            *out = cuda::norm::add_norm(stream.array_mut()?, addend, norm.gpu(), format.on(cuda))?.into();
+            let into = (norm.gpu(), format.on(cuda));
+            *out = cuda::residual::residual(x.array(), map.gpu(), mask.map(Mask::gpu), stream.array_mut()?, into)?.into();
         }
     }
     Ok(())
