@@ -65,6 +65,13 @@ macro_rules! source {
     };
 }
 
+/// A kernel of `product.cu`, which is compiled for each of them: together they would take seconds.
+macro_rules! product {
+    ($kernel:literal, $what:literal) => {
+        source!("product.cu" with concat!(include_str!("hopper.cuh"), "#define KERNEL ", $kernel, "\n#define WHAT ", $what, "\n"), $kernel)
+    };
+}
+
 const SOURCES: &[Source] = &[
     source!(
         "activation.cu",
@@ -106,7 +113,10 @@ const SOURCES: &[Source] = &[
         "norm_backward_16_8"
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
-    source!("product.cu" with HOPPER, "product_gelu", "product_placed", "product_reduced", "product_stored"),
+    product!("product_gelu", "GELU"),
+    product!("product_placed", "PLACED"),
+    product!("product_reduced", "REDUCED"),
+    product!("product_stored", "STORED"),
     source!("residual.cu" with HOPPER, "residual_768"),
     source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
     source!("topk.cu", "likeliest", "likeliest_whole", "mixture"),

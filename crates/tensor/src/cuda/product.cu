@@ -3,11 +3,11 @@
 //
 // A block takes tiles of 128 rows by 192 outputs, one after another. Its third warpgroup asks for what the other two multiply:
 // blocks of 64 numbers of rows and weights, by the copy engine, through STAGES buffers, across tiles. The other two take tiles
-// in turn, so that one finishes its results while the other has the tensor cores. Bound by shared memory (832 cycles for each
-// 64 of depth: 64 KB read by the tensor cores, 40 KB written) just before the tensor cores (768).
+// in turn, so that one finishes its results while the other has the tensor cores.
 //
 // Two neighbouring blocks are a pair that takes the same outputs for different rows: each brings half of the weights to both. With
-// all multiprocessors at work the L2 cache is the bound even so (7 to 8 TB/s); clusters of four were not, but fill 120 of 132.
+// all multiprocessors at work the L2 cache is the bound even so (28 KB for each tile and 64 of depth, at about 7 TB/s); then shared
+// memory (832 cycles for 64 KB read by the tensor cores and 40 KB written), then the tensor cores (768).
 
 #define ROWS 128
 #define OUTPUTS 192
@@ -23,7 +23,7 @@
 #define ROW_BYTES (OUTPUTS * 2 + 16)
 #define WARP_BYTES (16 * ROW_BYTES)
 
-// What becomes of results.
+// What becomes of results: WHAT is one of these. It and the name of the KERNEL come from module.rs, which compiles this for each.
 #define STORED 0
 #define GELU 1
 #define PLACED 2
@@ -166,7 +166,6 @@ struct Target {
     bool slotted;
 };
 
-template <int WHAT>
 __device__ __forceinline__ Target target(const Product& by, u32 column) {
     if (WHAT != PLACED || column < (u32)by.queries) return {(u16*)by.out + column, (u32)by.outputs, false};
     const u32 kv_heads = (u32)by.kv_heads, dim = (u32)by.dim;
@@ -182,7 +181,6 @@ __device__ __forceinline__ u32 slot_kept(const Product& by, u32 row) {
 }
 
 // Writes a tile, each warp its 16 rows of a half by way of shared memory, so that eight lanes write 128 bytes of a row.
-template <int WHAT>
 __device__ __forceinline__ void store_tile(const Product& by, const float (&d)[2][96], u32 row, u32 column, u8* mine, u32 slot) {
     const u32 lane = threadIdx.x % 32, put_at = shared_at(mine) + lane % 16 * ROW_BYTES + lane / 16 * 16;
     const u8* take_at = mine + lane / 8 * ROW_BYTES + lane % 8 * 16;
@@ -210,7 +208,7 @@ __device__ __forceinline__ void store_tile(const Product& by, const float (&d)[2
 #pragma unroll
         for (int c = 0; c < 3; c++) {
             const u32 first = column + 64 * c + lane % 8 * 8;
-            const Target to = target<WHAT>(by, first);
+            const Target to = target(by, first);
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 const uint4 words = *(const uint4*)(take_at + 4 * r * ROW_BYTES + 128 * c);
@@ -271,7 +269,6 @@ __device__ __forceinline__ void reduce_tile(const Product& by, float (&d)[2][96]
     }
 }
 
-template <int WHAT>
 __device__ __forceinline__ void take_turns(const Product& by, u32 warpgroup, Memory in, u8* mine) {
     const Tiles tiles(by);
     Ring ring = {0, 0};
@@ -291,12 +288,11 @@ __device__ __forceinline__ void take_turns(const Product& by, u32 warpgroup, Mem
         multiply_tile(d, ring, tiles.steps, in, warpgroup ^ 1);
         ring.skip(tiles.steps);
         if (WHAT == REDUCED) reduce_tile(by, d, tiles.row(tile), tiles.column(tile));
-        else store_tile<WHAT>(by, d, tiles.row(tile), tiles.column(tile), mine, slot);
+        else store_tile(by, d, tiles.row(tile), tiles.column(tile), mine, slot);
     }
 }
 
-template <int WHAT>
-__device__ __forceinline__ void run(const Product& by) {
+extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1) KERNEL(const __grid_constant__ Product by) {
     extern __shared__ u8 memory[];
     __shared__ u64 barriers[2 * STAGES + 2];
     u8* aligned = memory + (-shared_at(memory) & 1023);
@@ -319,22 +315,13 @@ __device__ __forceinline__ void run(const Product& by) {
         if (threadIdx.x == 256) bring_all(by, in);
     } else {
         more_registers<240>();
-        take_turns<WHAT>(by, warpgroup, in, aligned + STAGES * STAGE_BYTES + threadIdx.x / 32 * WARP_BYTES);
+        take_turns(by, warpgroup, in, aligned + STAGES * STAGE_BYTES + threadIdx.x / 32 * WARP_BYTES);
     }
     __syncwarp();
     reach_cluster(); // the other block may still write here
     wait_cluster();
 }
 
-#define ENTRY(name, what)                                                             \
-    extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1) \
-        name(const __grid_constant__ Product by) { run<what>(by); }
 #else
-#define ENTRY(name, what) \
-    extern "C" __global__ void name(const __grid_constant__ Product by) {}
+extern "C" __global__ void KERNEL(const __grid_constant__ Product by) {}
 #endif
-
-ENTRY(product_stored, STORED)
-ENTRY(product_gelu, GELU)
-ENTRY(product_placed, PLACED)
-ENTRY(product_reduced, REDUCED)

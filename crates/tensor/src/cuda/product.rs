@@ -11,6 +11,8 @@ use super::{Array, CudaError, Dtype, Indices};
 /// Fewer rows were not measured; of a vocabulary, they leave most of a tile empty.
 const FEW: usize = 1024;
 const FEW_REDUCED: usize = 256;
+/// cuBLASLt is faster with 256 inputs, slower with 768.
+const SHALLOW: usize = 512;
 /// The share of all multiprocessors' time that tiles must fill for this kernel to be faster than cuBLASLt, and than cuBLASLt
 /// and `place` after it.
 const FULL: f64 = 0.8;
@@ -41,20 +43,29 @@ pub(crate) struct Slots<'a> {
 
 /// Whether the results of a map can be written in this format by [`stored`], and are sooner than elsewhere.
 pub(crate) fn can_store(x: &Array, by: &Weights, want: Dtype) -> bool {
-    want == Dtype::Bf16 && by.outputs().is_multiple_of(8) && x.rows() >= FEW && can(x, by) && filled(x, by) >= FULL
+    want == Dtype::Bf16 && by.outputs().is_multiple_of(8) && is_wide(x, by) && can(x, by) && filled(x, by) >= FULL
 }
 
 /// Whether keys and values can be put into such a store by [`placed`], and are sooner than elsewhere.
 pub(crate) fn can_place(x: &Array, by: &Weights, kv: &Kv) -> bool {
     let whole = kv.head_dim().is_multiple_of(8) && kv.dtype() == Dtype::Bf16;
-    whole && x.rows() >= FEW && can(x, by) && filled(x, by) >= FULL_PLACED
+    whole && is_wide(x, by) && can(x, by) && filled(x, by) >= FULL_PLACED
 }
 
-/// The share of multiprocessors' time that a map's tiles fill, if all take as long.
+/// Many rows, so many inputs that a tile takes longer to multiply than to write, and no fewer outputs: rows of many inputs are not
+/// in the cache any more when the next outputs' tiles need them.
+fn is_wide(x: &Array, by: &Weights) -> bool {
+    x.rows() >= FEW && by.inputs() >= SHALLOW && by.outputs() >= by.inputs()
+}
+
+/// The share of multiprocessors' time that a map's results fill, if all tiles take as long.
 fn filled(x: &Array, by: &Weights) -> f64 {
     let tiles = x.rows().div_ceil(PAIR * ROWS) * by.outputs().div_ceil(OUTPUTS);
     let at_once = x.cuda().multiprocessors().unwrap_or(0) / PAIR;
-    if at_once == 0 { 0.0 } else { tiles as f64 / tiles.next_multiple_of(at_once) as f64 }
+    if at_once == 0 {
+        return 0.0;
+    }
+    (x.rows() * by.outputs()) as f64 / (tiles.next_multiple_of(at_once) * PAIR * ROWS * OUTPUTS) as f64
 }
 
 /// Whether [`reduced`] can be asked for.
