@@ -352,8 +352,11 @@ impl Check {
             self.attention_over("forks", (heads, kv_heads, dim), &forks(&[72, 33, 1, 200], 19, 11))?;
             self.attention_over("lone rows", (heads, kv_heads, dim), &forks(&[64, 65, 63, 16, 1, 129], 1, 0))?;
         }
-        self.attention_over("many forks", (12, 12, 64), &forks(&[72, 100, 40, 90], 600, 9))?;
-        self.attention_over("many forks", (4, 2, 48), &forks(&[72, 100, 40, 90], 600, 9))
+        for heads in [(12, 12, 64), (4, 2, 64), (4, 2, 128), (3, 1, 32), (4, 2, 48)] {
+            self.attention_over("many forks", heads, &forks(&[72, 100, 40, 90], 600, 9))?;
+            self.attention_over("long forks", heads, &forks(&[130, 20, 300], 40, 70))?;
+        }
+        Ok(())
     }
 
     fn attention_over(&mut self, what: &str, (heads, kv_heads, dim): (usize, usize, usize), seen: &[Vec<(u32, u32)>]) -> Outcome {

@@ -12,6 +12,8 @@ use crate::rng::Site;
 use crate::{Outcome, draws, numbers};
 
 const ROWS: usize = 4096;
+/// Layers that attention goes through in turn: more of their keys and values than the second-level cache holds.
+const LAYERS: usize = 4;
 
 /// What one call of something takes.
 #[derive(Clone, Copy)]
@@ -122,7 +124,7 @@ fn attentions(cuda: &Cuda) -> Outcome {
     for (name, heads, kv_heads, dim, fancy) in [("gpt2", 12, 12, 64, false), ("qwen3", 16, 8, 128, true)] {
         for (prefix, own) in [(72, 1), (72, 6), (72, 12), (512, 64)] {
             let (seen, slots) = forked(64, 64, prefix, own);
-            let mut kv = Kv::new(cuda, 1, kv_heads, dim, slots)?;
+            let mut kv = Kv::new(cuda, LAYERS, kv_heads, dim, slots)?;
             let views = Views::new(cuda, ROWS, |r| seen[r])?;
             let mut qkv = random(cuda, ROWS, (heads + 2 * kv_heads) * dim)?.cast(cuda.operand())?;
             let positions = Indices::new(cuda, &vec![prefix + own; ROWS])?;
@@ -130,7 +132,8 @@ fn attentions(cuda: &Cuda) -> Outcome {
             let size = cuda.operand().size();
             let cells = 64 * prefix as usize + ROWS * own as usize;
             let bytes = (2 * ROWS * heads * dim + 2 * cells * kv_heads * dim) * size;
-            let t = time(cuda, || attention(&qkv, &kv, 0, heads, &views))?;
+            let mut layers = (0..LAYERS).cycle();
+            let t = time(cuda, || attention(&qkv, &kv, layers.next().unwrap_or(0), heads, &views))?;
             moved(&format!("attention {name} {ROWS} rows, prefix {prefix}, own {own}"), t, bytes);
             if own == 6 {
                 let rope = DeviceRope::new(cuda, &numbers(dim / 2, 6))?;

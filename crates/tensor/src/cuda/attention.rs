@@ -14,6 +14,8 @@ const MANY: usize = 2048;
 /// Keys that travel together, and how many such units of a shared span are on their way at a time, as in attention.cu.
 const UNIT: usize = 16;
 const RING: usize = 5;
+/// The most query heads that may share a key head: attention.cu divides by their number with a multiplication.
+const MOST_GROUP: usize = 100;
 /// Keys that the plain kernel holds in shared memory at a time, as in attention.cu, and the rows of one of its warps.
 const PLAIN_KEYS: usize = 32;
 const PLAIN_ROWS: usize = 4;
@@ -190,16 +192,18 @@ pub(crate) fn attention(q: &Array, kv: &Kv, layer: usize, heads: usize, views: &
     let (q_cols, out_cols, slots, group) = (int(q.cols()), int(out.cols()), int(kv.slots), int(heads / kv.kv_heads));
     let (q_at, out_at, tiles, rows, spans) = (q.pointer(), out.pointer(), views.buffer.pointer(), views.rows_at, views.spans_at);
     let scale = 1.0 / (dim as f32).sqrt();
+    // With the units of its own slots that a warp holds, one of them in the ring; as in attention.cu.
     let fast = match dim {
-        32 => Some("attention_32"),
-        64 => Some("attention_64"),
-        128 => Some("attention_128"),
+        32 => Some(("attention_32", 4)),
+        64 => Some(("attention_64", 4)),
+        128 => Some(("attention_128", 2)),
         _ => None,
     };
-    match fast.filter(|_| q.dtype() == Dtype::Bf16 && q.cols().is_multiple_of(8)) {
-        Some(kernel) => {
+    let whole = q.cols().is_multiple_of(8) && heads / kv.kv_heads <= MOST_GROUP;
+    match fast.filter(|_| q.dtype() == Dtype::Bf16 && whole) {
+        Some((kernel, depth)) => {
             let warps = views.height / 16;
-            let shared = (RING + warps) * 2 * UNIT * dim * 2; // units of keys and values in bf16
+            let shared = (RING + (depth - 1) * warps) * 2 * UNIT * dim * 2; // units of keys and values in bf16
             let grid = Grid { blocks: (views.tiles, kv.kv_heads, heads / kv.kv_heads), threads: warps * 32, shared };
             let scale = scale * std::f32::consts::LOG2_E; // the kernel's powers are of 2
             let arguments = slots![q_at, q_cols, keys, values, slots, group, out_at, out_cols, tiles, rows, spans, scale];

@@ -21,6 +21,7 @@ const HOPPER: &str = include_str!("hopper.cuh");
 
 /// Kernels that may ask for more shared memory than every GPU has.
 pub(crate) const LARGE: &[&str] = &[
+    "attention_64",
     "attention_128",
     "attention_any",
     "attention_backward_32",
