@@ -48,6 +48,38 @@ fn a_row_among_others_says_what_it_says_alone() {
     }
 }
 
+/// The pass after each token is made ready before it is known who goes on: what was for those who ended leaves nothing behind,
+/// neither in the others nor in the cache, which has no slot to spare where answers take several chunks of it.
+#[test]
+fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
+    let asked: Vec<_> = (0..24).map(|i| question(100 - i, &"how many? ".repeat(1 + i as usize % 3))).collect();
+    for family in [Family::Coconut, Family::CodiLlama, Family::Rot] {
+        let mut pair = Pair::of(family);
+        for perturbation in [thoughtful(0.3), perturbations()[3], drawn(1.5, 1.0)] {
+            let settings = Settings { max_new_tokens: count(40), ..settings(&pair.reasoner, 1, perturbation) };
+            pair.reasoner.mind.method.eos.clear();
+            let endless =
+                asked.iter().map(|q| replayed(&pair.reasoner, &settings, &prompted(&pair.reasoner, q)).remove(0).tokens);
+            let endless: Vec<Vec<u32>> = endless.collect();
+            // Of all tokens the one that ends the rows at the most places.
+            let places = |token: u32| {
+                let mut places: Vec<_> = endless.iter().filter_map(|row| row.iter().position(|&t| t == token)).collect();
+                places.sort_unstable();
+                places.dedup();
+                places.len()
+            };
+            let ending = endless.iter().flatten().copied().max_by_key(|&token| (places(token), token)).unwrap();
+            assert!(places(ending) > 3, "{family:?}, {perturbation:?}: rows end at {} places", places(ending));
+            pair.reasoner.mind.method.eos = vec![ending];
+            let together = pair.ask(settings, &asked);
+            for question in &asked {
+                let alone = pair.ask_one(settings, question);
+                assert_same(of(&together, question.id), &alone, &format!("{family:?}, {perturbation:?}, {}", question.id));
+            }
+        }
+    }
+}
+
 /// A pass longer than the decoder computes at once is cut, perhaps within a prompt.
 #[test]
 fn prompts_that_are_cut_into_parts_stay_whole() {
