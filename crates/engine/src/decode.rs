@@ -50,6 +50,7 @@ pub(crate) fn decode(
         let has_room = |&(_, r): &(usize, usize)| count < limit && rows[r].sequence.len() < mind.decoder.config().context;
         let (mut places, mut next): (Vec<usize>, Vec<usize>) = live.iter().copied().enumerate().filter(has_room).unzip();
         let (words, passed) = read_and_pass(mind, cache, &mut pick(rows, &next), (asked, &places), dropout)?;
+        // If all go on, the device is already busy with the next token.
         for (&r, word) in live.iter().zip(&words) {
             spoken[r].push(word.token);
             logprobs[r] += word.logprob;
@@ -57,8 +58,7 @@ pub(crate) fn decode(
         hidden = match passed {
             Some(hidden) => hidden,
             None => {
-                (places, next) =
-                    places.into_iter().zip(next).filter(|&(i, _)| !mind.method.eos.contains(&words[i].token)).unzip();
+                (places, next) = places.into_iter().zip(next).filter(|&(i, _)| !ends(mind, words[i])).unzip();
                 if next.is_empty() {
                     break;
                 }
@@ -69,6 +69,10 @@ pub(crate) fn decode(
         live = next;
     }
     Ok(Spoken { tokens: spoken, logprobs, first })
+}
+
+fn ends(mind: &Mind, word: Word) -> bool {
+    mind.method.eos.contains(&word.token)
 }
 
 fn tokens(words: &[Word], places: &[usize]) -> Vec<u32> {
@@ -104,7 +108,7 @@ fn read_and_pass(
     let (embedded, mut words) = (mind.embed_asked(&asked)?, Vec::new());
     let x = || {
         words = asked.read()?;
-        if places.iter().any(|&i| mind.method.eos.contains(&words[i].token)) {
+        if places.iter().any(|&i| ends(mind, words[i])) {
             return Err(Halt::Ended);
         }
         match embedded {

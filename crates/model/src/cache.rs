@@ -2,7 +2,8 @@
 //!
 //! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
 //! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once; only
-//! a search, whose forks mostly live for one position, takes single slots and gives them back one by one.
+//! a search, whose forks mostly live for one position, takes single slots and gives them back one by one, and a pass that is
+//! not made after all gives back what it was handed.
 
 use tensor::ops::{Attend, KvGrads, KvStore, Span};
 use tensor::{Device, DeviceError};
@@ -280,8 +281,8 @@ mod tests {
             if singly {
                 cache.give_back_last(rows.remove(1)); // the next is handed what was given back, the others fresh slots
             }
-            // One fork is about to begin a chunk, one is alone and goes on where it ended, the others have room.
-            (0..15).for_each(|_| pass.push(&mut cache, &mut rows[1], true));
+            // The last goes on right where it ended, in a chunk of its own; a new one begins with one; the others have room.
+            (0..15).for_each(|_| pass.push(&mut cache, rows.last_mut().unwrap(), true));
             rows.push(prefix.fork());
             let before = (rows.clone(), cache.used, cache.free.clone());
             for _ in 0..2 {
