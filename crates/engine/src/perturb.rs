@@ -1,7 +1,7 @@
 //! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed, or words that are drawn.
 
 use model::{Decoder, Dropout, Masks};
-use tensor::ops::{self, Draws, Nucleus, Word};
+use tensor::ops::{self, Asked, Draws, Nucleus};
 use tensor::rng::{Draw, Site};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -185,17 +185,17 @@ impl Chance<'_> {
         }
     }
 
-    /// The next token of each row of hidden (rows, width): the likeliest, or drawn if tokens are. `draws` names the
+    /// Asks for the next token of each row of hidden (rows, width): the likeliest, or drawn if tokens are. `draws` names the
     /// perturbed rows' numbers at the position where the token is fed.
-    pub(crate) fn words(
+    pub(crate) fn ask(
         &self,
         decoder: &Decoder,
         hidden: &Tensor,
         draws: impl FnOnce() -> Vec<Option<Draw>>,
-    ) -> Result<Vec<Word>, DeviceError> {
+    ) -> Result<Asked, DeviceError> {
         match self.perturbation {
-            Perturbation::Tokens(from) => ops::drawn(decoder.device(), hidden, decoder.head(), &draws(), from),
-            _ => ops::likeliest(decoder.device(), hidden, decoder.head()),
+            Perturbation::Tokens(from) => ops::drawn(decoder.device(), hidden, decoder.head(), &draws(), from).map(Asked::from),
+            _ => Asked::likeliest(decoder.device(), hidden, decoder.head()),
         }
     }
 

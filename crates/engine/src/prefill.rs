@@ -99,16 +99,34 @@ pub(crate) fn step(
     x: Tensor,
     perturbed: Option<(Chance<'_>, usize)>,
 ) -> Result<Tensor, DeviceError> {
+    step_when(mind, cache, rows, perturbed, || Ok(x))
+}
+
+/// [`step`] of input vectors that are not known yet: the pass is made ready, then `x` is asked for them. If it fails, the rows
+/// are where they were.
+pub(crate) fn step_when<E: From<DeviceError>>(
+    mind: &Mind,
+    cache: &mut Cache,
+    rows: &mut [&mut Row],
+    perturbed: Option<(Chance<'_>, usize)>,
+    x: impl FnOnce() -> Result<Tensor, E>,
+) -> Result<Tensor, E> {
+    let mark = cache.mark();
     let draws = |(chance, _): (Chance<'_>, usize)| rows.iter().map(|row| row.draw(chance.randomness)).collect::<Vec<_>>();
     let draws = perturbed.map(draws);
     let mut pass = Pass::default();
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-    let (Some((chance, t)), Some(draws)) = (perturbed, draws) else { return mind.decoder.forward(cache, &pass, x, None) };
-    match chance.randomness {
+    let recorded = perturbed.and_then(|(chance, t)| match chance.randomness {
         Randomness::Recorded(recording) if chance.perturbation.last_token_is_private() => {
-            let masks = recording.masks(t, &rows.iter().map(|row| row.start.id.trajectory).collect::<Vec<_>>());
-            mind.decoder.forward(cache, &pass, x, chance.dropout(Masks::Recorded(&masks)))
+            Some(recording.masks(t, &rows.iter().map(|row| row.start.id.trajectory).collect::<Vec<_>>()))
         }
-        _ => mind.decoder.forward(cache, &pass, x, chance.dropout(Masks::Drawn(&draws))),
+        _ => None,
+    });
+    let masks = recorded.as_deref().map(Masks::Recorded).or(draws.as_deref().map(Masks::Drawn));
+    let dropout = perturbed.zip(masks).and_then(|((chance, _), masks)| chance.dropout(masks));
+    let hidden = mind.decoder.forward_when(cache, &pass, dropout, x);
+    if hidden.is_err() {
+        cache.take_back(mark, rows.iter_mut().map(|row| &mut row.sequence));
     }
+    hidden
 }

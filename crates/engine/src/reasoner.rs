@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 
 use model::{Checkpoint, Decoder, Folder, LatentHead, LmHead, RewardHead, Tokenizer};
+use tensor::ops::Asked;
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::Error;
@@ -33,6 +34,14 @@ impl Mind {
             out.row_mut(r).copy_from_slice(vector);
         }
         out.to_device(self.decoder.device())
+    }
+
+    /// The same of tokens that nobody has read yet; none where some tokens' vectors are not in the table.
+    pub(crate) fn embed_asked(&self, tokens: &Asked) -> Result<Option<Tensor>, DeviceError> {
+        if !self.markers.is_empty() {
+            return Ok(None);
+        }
+        tokens.lookup(self.decoder.device(), self.decoder.table()).map(Some)
     }
 }
 

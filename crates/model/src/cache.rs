@@ -2,7 +2,8 @@
 //!
 //! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows share their question's
 //! prefix, and beams share their thoughts. Slots are handed out from a [`Cache`] in order and taken back all at once; only
-//! a search, whose forks mostly live for one position, takes single slots and gives them back one by one.
+//! a search, whose forks mostly live for one position, takes single slots and gives them back one by one, and a pass that is
+//! not made after all gives back what it was handed.
 
 use tensor::ops::{Attend, KvGrads, KvStore, Span};
 use tensor::{Device, DeviceError};
@@ -128,6 +129,28 @@ impl Cache {
         self.free.retain(|&slot| slot < mark.0);
     }
 
+    /// Takes back the last position of each of some sequences, all of them added since then and in this order: as if they had
+    /// never been.
+    pub fn take_back<'a, I>(&mut self, mark: Mark, sequences: I)
+    where
+        I: IntoIterator<Item = &'a mut Sequence>,
+        I::IntoIter: DoubleEndedIterator,
+    {
+        for sequence in sequences.into_iter().rev() {
+            let Some(last) = sequence.spans.last_mut().filter(|s| s.len > 0) else { continue };
+            last.len -= 1;
+            sequence.len -= 1;
+            sequence.room += 1;
+            if sequence.room == self.chunk {
+                sequence.room = 0; // it was the first of its chunk, which goes back too
+                let slot = last.start + last.len;
+                self.free.extend((self.chunk == 1 && slot < mark.0).then_some(slot));
+            }
+            sequence.spans.pop_if(|s| s.len == 0);
+        }
+        self.rewind(mark);
+    }
+
     /// Makes room for one more position and returns its slot.
     fn extend(&mut self, sequence: &mut Sequence) -> u32 {
         if sequence.room == 0 {
@@ -245,6 +268,35 @@ mod tests {
         let mut answer = forks[0].fork();
         pass.push(&mut cache, &mut answer, true);
         assert_eq!(pass.slots.last(), Some(&32), "a chunk starts at a whole block, whatever is free before it");
+    }
+
+    #[test]
+    fn positions_that_are_taken_back_were_never_there() {
+        for singly in [false, true] {
+            let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+            (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
+            let mut rows: Vec<Sequence> = (0..4).map(|_| prefix.fork()).collect();
+            cache.hand_out_singly(singly);
+            rows.iter_mut().for_each(|row| pass.push(&mut cache, row, true));
+            if singly {
+                cache.give_back_last(rows.remove(1)); // the next is handed what was given back, the others fresh slots
+            }
+            // The last goes on right where it ended, in a chunk of its own; a new one begins with one; the others have room.
+            (0..15).for_each(|_| pass.push(&mut cache, rows.last_mut().unwrap(), true));
+            rows.push(prefix.fork());
+            let before = (rows.clone(), cache.used, cache.free.clone());
+            for _ in 0..2 {
+                let mark = cache.mark();
+                rows.iter_mut().for_each(|row| pass.push(&mut cache, row, true));
+                let grown = rows.clone();
+                cache.take_back(mark, &mut rows);
+                assert_eq!((rows.clone(), cache.used, cache.free.clone()), before);
+                let mark = cache.mark();
+                rows.iter_mut().for_each(|row| pass.push(&mut cache, row, true));
+                assert_eq!(rows, grown, "the same slots are handed out again");
+                cache.take_back(mark, &mut rows);
+            }
+        }
     }
 
     #[test]

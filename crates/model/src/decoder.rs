@@ -161,21 +161,53 @@ impl Decoder {
         x: Tensor,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
-        assert_eq!((x.rows(), x.cols()), (pass.rows(), self.config.width), "decoder: inputs do not fit the pass");
-        let most = self.device.rows_at_once();
-        if pass.rows() <= most {
-            let seen = Seen::cut(pass, 0..pass.rows());
-            let key = self.key(cache, pass, &seen, dropout);
-            let part = |x| Part::cut(&self.device, pass, x, &seen, dropout, key.is_some());
-            return self.replays.run(&self.device, key, x, part, |part| self.forward_part(cache, part, &mut Work::default()));
+        self.forward_when(cache, pass, dropout, || Ok(x))
+    }
+
+    /// [`Decoder::forward`] of input vectors that are not known yet: the pass is made ready, on the device where it can be,
+    /// and then `x` is asked for them. If it fails, nothing was computed.
+    pub fn forward_when<E: From<DeviceError>>(
+        &self,
+        cache: &mut Cache,
+        pass: &Pass,
+        dropout: Option<Dropout<'_>>,
+        x: impl FnOnce() -> Result<Tensor, E>,
+    ) -> Result<Tensor, E> {
+        let (device, width) = (&self.device, self.config.width);
+        let x = || {
+            let x = x()?;
+            assert_eq!((x.rows(), x.cols()), (pass.rows(), width), "decoder: inputs do not fit the pass");
+            Ok::<Tensor, E>(x)
+        };
+        if pass.rows() > device.rows_at_once() {
+            return Ok(self.forward_in_parts(cache, pass, dropout, x()?)?);
         }
-        let (mut work, mut parts) = (Work::default(), Vec::new());
+        let seen = Seen::cut(pass, 0..pass.rows());
+        if let Some(key) = self.key(cache, pass, &seen, dropout) {
+            // A replay has places of its own for what is brought over, and few rows take little time.
+            let part = |x| Ok(Part { x, ..Part::cut(device, pass, &seen, (dropout, width), true)? });
+            let body = |part: Part<'_>| self.forward_part(cache, part, &mut Work::default());
+            return Ok(self.replays.run(device, key, x()?, part, body)?);
+        }
+        let part = Part::cut(device, pass, &seen, (dropout, width), false)?;
+        Ok(self.forward_part(cache, Part { x: x()?, ..part }, &mut Work::default())?)
+    }
+
+    /// A pass of more rows than the device takes at once.
+    fn forward_in_parts(
+        &self,
+        cache: &mut Cache,
+        pass: &Pass,
+        dropout: Option<Dropout<'_>>,
+        x: Tensor,
+    ) -> Result<Tensor, DeviceError> {
+        let (mut work, mut parts, most) = (Work::default(), Vec::new(), self.device.rows_at_once());
         for start in (0..pass.rows()).step_by(most) {
             let rows = start..pass.rows().min(start + most);
             let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
             let seen = Seen::cut(pass, rows);
-            let part = Part::cut(&self.device, pass, some, &seen, dropout, false)?;
-            parts.push(self.forward_part(cache, part, &mut work)?);
+            let part = Part::cut(&self.device, pass, &seen, (dropout, x.cols()), false)?;
+            parts.push(self.forward_part(cache, Part { x: some, ..part }, &mut work)?);
         }
         ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
     }
@@ -378,17 +410,17 @@ impl<'a> Narrow<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Some rows of a pass; x holds those rows alone. With `ahead`, everything that the pass will need is brought to the
-    /// device at once; without, what is needed last is made while the device is busy.
+    /// Some rows of a pass, but for their input vectors of that width, which are put in when they are there. With `ahead`,
+    /// everything that the pass will need is brought to the device at once; without, what is needed last is made while the
+    /// device is busy.
     fn cut(
         device: &Device,
         pass: &Pass,
-        x: Tensor,
         seen: &'a Seen<'a>,
-        dropout: Option<Dropout<'_>>,
+        (dropout, width): (Option<Dropout<'_>>, usize),
         ahead: bool,
     ) -> Result<Self, DeviceError> {
-        let dropout = PartDropout::cut(device, dropout, x.cols(), seen.rows.clone())?;
+        let dropout = PartDropout::cut(device, dropout, width, seen.rows.clone())?;
         let narrow = ahead && seen.is_narrowed();
         Ok(Self {
             seats: Seats {
@@ -396,10 +428,10 @@ impl<'a> Part<'a> {
                 slots: Indices::new(device, pass.slots[seen.rows.clone()].to_vec())?,
             },
             views: Views::new(device, Cow::Borrowed(&*seen.all))?,
-            narrow: if narrow { Some(Narrow::of(device, seen, &dropout, x.cols())?) } else { None },
+            narrow: if narrow { Some(Narrow::of(device, seen, &dropout, width)?) } else { None },
             dropout,
             seen,
-            x,
+            x: Tensor::default(),
         })
     }
 

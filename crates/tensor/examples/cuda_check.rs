@@ -440,7 +440,7 @@ impl Check {
             let (mut x, w, bias) = (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
             x[inputs] = f32::NAN; // row 1: nothing but not-a-number
             let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, biased.then_some(&bias[..]))?;
-            let got = topk::likeliest(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?;
+            let got = topk::Found::ask(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?.read()?;
             let logits = |r: usize| -> Vec<f32> {
                 let offset = |j: usize| if biased { bias[j] } else { 0.0 };
                 let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + offset(j);
@@ -479,7 +479,7 @@ impl Check {
         if !cuda::product::can_reduce(&x, &never) {
             return Ok(());
         }
-        let (kept, never) = (topk::likeliest(&x, &kept)?, topk::likeliest(&x, &never)?);
+        let (kept, never) = (topk::Found::ask(&x, &kept)?.read()?, topk::Found::ask(&x, &never)?.read()?);
         let differ = kept.iter().zip(&never).filter(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 2e-5).count();
         let tokens: std::collections::BTreeSet<u32> = kept.iter().map(|a| a.0).collect();
         self.line("likeliest by both ways", differ == 0, &format!("{differ} of {rows} differ, {} tokens", tokens.len()));

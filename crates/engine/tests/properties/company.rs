@@ -1,6 +1,8 @@
 //! A trajectory does not depend on its company: not on other questions, N, the batch, threads, order or shard.
 
-use engine::{Outcome, Perturbation, Settings};
+use std::collections::BTreeSet;
+
+use engine::{Outcome, Perturbation, Question, Reasoner, Settings};
 use model::testkit::{Family, Spec};
 use proptest::prelude::*;
 use tensor::Device;
@@ -44,6 +46,40 @@ fn a_row_among_others_says_what_it_says_alone() {
             assert_eq!(many[0].tokens, few[0].tokens, "{family:?}, {perturbation:?}");
             assert_eq!(many[0].first_logits, few[0].first_logits, "{family:?}, {perturbation:?}");
             assert_same_bits(&many[0].thoughts, &few[0].thoughts, &format!("{family:?}, {perturbation:?}"));
+        }
+    }
+}
+
+/// Lets that token end answers which ends those of the questions' first rows at the most places.
+pub fn end_at_many_places(reasoner: &mut Reasoner, settings: Settings, asked: &[Question]) {
+    reasoner.mind.method.eos.clear();
+    let one = Settings { samples: count(1), ..settings };
+    let endless: Vec<Vec<u32>> =
+        asked.iter().map(|q| replayed(reasoner, &one, &prompted(reasoner, q)).remove(0).tokens).collect();
+    let places = |token: u32| {
+        let places = endless.iter().filter_map(|row| row.iter().position(|&t| t == token));
+        places.collect::<BTreeSet<_>>().len()
+    };
+    let ending = endless.iter().flatten().copied().max_by_key(|&token| (places(token), token)).unwrap();
+    assert!(places(ending) > 3, "answers end at {} places", places(ending));
+    reasoner.mind.method.eos = vec![ending];
+}
+
+/// The pass after each token is made ready before it is known who goes on: what was for those who ended leaves nothing behind,
+/// neither in the others nor in the cache, which has no slot to spare where answers take several chunks of it.
+#[test]
+fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
+    let asked: Vec<_> = (0..24).map(|i| question(100 - i, &"how many? ".repeat(1 + i as usize % 3))).collect();
+    for family in [Family::Coconut, Family::CodiLlama, Family::Rot] {
+        let mut pair = Pair::of(family);
+        for perturbation in [thoughtful(0.3), perturbations()[3], drawn(1.5, 1.0)] {
+            let settings = Settings { max_new_tokens: count(40), ..settings(&pair.reasoner, 1, perturbation) };
+            end_at_many_places(&mut pair.reasoner, settings, &asked);
+            let together = pair.ask(settings, &asked);
+            for question in &asked {
+                let alone = pair.ask_one(settings, question);
+                assert_same(of(&together, question.id), &alone, &format!("{family:?}, {perturbation:?}, {}", question.id));
+            }
         }
     }
 }

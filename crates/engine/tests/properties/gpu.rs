@@ -267,6 +267,23 @@ fn the_order_of_questions_changes_nothing() {
     });
 }
 
+/// Rows too many for passes to be replayed, which are made ready before it is known who goes on; and few enough for one lane.
+#[test]
+fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let mut all = Tally::default();
+    for family in FAMILIES {
+        let mut pair = Pair::new(&gpu.device, &Spec { family, ..Spec::default() });
+        let asked = many_questions(100);
+        let settings = Settings { max_new_tokens: count(40), ..settings(&pair.reasoner, 16, thoughtful(0.3)) };
+        company::end_at_many_places(&mut pair.reasoner, settings, &asked[..20]);
+        let few: Vec<Outcome> = asked.chunks(4).flat_map(|some| pair.ask(settings, some)).collect();
+        all.add_free(&pair.ask(settings, &asked), &few);
+    }
+    all.show("rows that end, many and few");
+    all.assert_alike("rows that end, many and few");
+}
+
 /// Rows enough for waves in several lanes at once, beside the same questions a few at a time, which have one lane. Again the
 /// same waves give the same bits: what one lane does to another's memory would show.
 #[test]

@@ -175,8 +175,12 @@ fn logits(cuda: &Cuda) -> Outcome {
         let x = random(cuda, rows, width)?.cast(cuda.operand())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
         computed(&format!("logits {rows} x {width} -> {vocab}, f32"), time(cuda, || linear::logits(&x, &bare))?, flops);
-        computed(&format!("likeliest {rows} x {width} -> {vocab}, bias"), time(cuda, || topk::likeliest(&x, &head))?, flops);
-        computed(&format!("likeliest {rows} x {width} -> {vocab}"), time(cuda, || topk::likeliest(&x, &bare))?, flops);
+        computed(
+            &format!("likeliest {rows} x {width} -> {vocab}, bias"),
+            time(cuda, || topk::Found::ask(&x, &head)?.read())?,
+            flops,
+        );
+        computed(&format!("likeliest {rows} x {width} -> {vocab}"), time(cuda, || topk::Found::ask(&x, &bare)?.read())?, flops);
         computed(
             &format!("mixture {rows} x {width} -> {vocab}, k 10"),
             time(cuda, || topk::mixture(&x, &head, &head, 10))?,

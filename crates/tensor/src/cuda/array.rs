@@ -11,6 +11,7 @@ use cudarc::driver::result as driver;
 use super::context::{Grid, int, slots};
 use super::error::is_out_of_memory;
 use super::lane::Lane;
+use super::later::Later;
 use super::replay::{self, Pool};
 use super::{Cuda, CudaError};
 
@@ -138,6 +139,13 @@ impl Buffer {
         unsafe { driver::memcpy_dtoh_async(into, self.pointer + from as u64, self.cuda.stream()) }
             .map_err(CudaError::driver("bring data back"))?;
         self.cuda.synchronize()
+    }
+
+    /// Asks for its contents, and lets the host go on.
+    pub(crate) fn download_later<T: Pod>(&self) -> Result<Later<T>, CudaError> {
+        assert!(replay::stream(&self.cuda).is_none(), "download: not part of what can be recorded");
+        // SAFETY: inside the buffer, which is used in this lane's order even when it is dropped.
+        unsafe { Later::ask(&self.cuda, self.pointer, self.bytes / size_of::<T>()) }
     }
 
     /// Copies all of `other` to byte `at` of this.

@@ -2,6 +2,7 @@
 
 use super::context::{Grid, int, slots};
 use super::linear::Weights;
+use super::topk::Found;
 use super::{Array, CudaError, Dtype, Indices};
 
 /// The tokens' rows of a table, as f32, plus the learned positions' rows if there are any.
@@ -16,11 +17,34 @@ pub(crate) fn lookup(table: &Weights, tokens: &Indices, positions: Option<(&Arra
         check_positions(&out, learned, places);
         (learned.pointer(), places.pointer())
     });
-    let arguments =
-        slots![matrix.pointer(), matrix.dtype(), tokens.pointer(), learned, places, out.pointer(), out.dtype(), int(out.cols()),];
     // SAFETY: every index was checked against its table; out is (tokens, width).
-    unsafe { out.cuda().launch("gather", grid(&out), arguments) }?;
+    unsafe { gather(matrix, (tokens.pointer(), 1), (learned, places), &out) }?;
     Ok(out)
+}
+
+/// The rows of a table, as f32, that were found to be the likeliest, before the host knows which.
+pub(crate) fn lookup_found(table: &Weights, found: &Found) -> Result<Array, CudaError> {
+    assert!(found.outputs() <= table.outputs(), "lookup: of {} in a vocabulary of {}", found.outputs(), table.outputs());
+    let out = Array::uninit(table.matrix().cuda(), found.rows(), table.matrix().cols(), Dtype::F32)?;
+    // SAFETY: what was found is an output, and the table has as many; out is (rows, width).
+    unsafe { gather(table.matrix(), (found.indices(), 2), (0, 0), &out) }?;
+    Ok(out)
+}
+
+/// Fills `out` with rows of a table, plus rows of another unless that is at 0. Indices of the first are `apart` from each other.
+///
+/// # Safety
+/// There must be an index for each row of `out`, inside its table, and tables must be as wide.
+unsafe fn gather(
+    table: &Array,
+    (picked, apart): (u64, u32),
+    (learned, places): (u64, u64),
+    out: &Array,
+) -> Result<(), CudaError> {
+    let (from, to, cols) = ((table.pointer(), table.dtype()), (out.pointer(), out.dtype()), int(out.cols()));
+    let arguments = slots![from.0, from.1, picked, apart, learned, places, to.0, to.1, cols];
+    // SAFETY: the caller's promise.
+    unsafe { out.cuda().launch("gather", grid(out), arguments) }
 }
 
 /// `x[r] += learned[places[r]]`; both are f32.
@@ -42,10 +66,8 @@ fn check_positions(x: &Array, learned: &Array, places: &Indices) {
 pub(crate) fn select(x: &Array, picked: &Indices) -> Result<Array, CudaError> {
     assert!(picked.all_below(x.rows()), "select: a row beyond {}", x.rows());
     let out = Array::uninit(x.cuda(), picked.len(), x.cols(), x.dtype())?;
-    let none = 0u64;
-    let arguments = slots![x.pointer(), x.dtype(), picked.pointer(), none, none, out.pointer(), out.dtype(), int(out.cols())];
     // SAFETY: every index was checked against x; out is (picked, width).
-    unsafe { x.cuda().launch("gather", grid(&out), arguments) }?;
+    unsafe { gather(x, (picked.pointer(), 1), (0, 0), &out) }?;
     Ok(out)
 }
 

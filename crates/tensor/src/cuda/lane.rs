@@ -14,6 +14,7 @@ use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
 
 use super::CudaError;
 use super::blas::Blas;
+use super::later::Page;
 
 /// Larger pieces go back to the driver's pool: they are few, and idle memory is missed.
 pub(crate) const MOST_SPARE_PIECE: usize = 64 << 20;
@@ -25,6 +26,7 @@ const MOST_SPARE: usize = 2 << 30;
 pub(crate) struct Lane {
     // Fields are dropped in this order: what uses the context goes first.
     spare: Mutex<Spare>,
+    pages: Mutex<Vec<Page>>, // not in use
     blas: Arc<Blas>,
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
@@ -63,7 +65,7 @@ impl Lane {
     pub(crate) fn open(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
         let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
         let blas = Arc::new(Blas::new(context)?);
-        Ok(Arc::new(Self { spare: Mutex::default(), blas, stream, context: context.clone() }))
+        Ok(Arc::new(Self { spare: Mutex::default(), pages: Mutex::default(), blas, stream, context: context.clone() }))
     }
 
     pub(crate) fn stream(&self) -> sys::CUstream {
@@ -118,6 +120,20 @@ impl Lane {
         }
     }
 
+    /// Memory of the host for at least so many bytes that come back from this lane.
+    pub(crate) fn take_page(&self, bytes: usize) -> Result<Page, CudaError> {
+        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        match pages.iter().position(|page| page.bytes() >= bytes) {
+            Some(at) => Ok(pages.swap_remove(at)),
+            None => Page::new(&self.context, bytes),
+        }
+    }
+
+    /// Keeps it for the next who asks: what comes back next is copied after what came last.
+    pub(crate) fn give_page(&self, page: Page) {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+    }
+
     /// Bytes of spare memory.
     pub(crate) fn spare_bytes(&self) -> usize {
         self.spare().bytes
@@ -154,6 +170,14 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
+    /// Waits for it, and says whether everything before it went well.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        let failed = || CudaError::driver("finish its work");
+        self.context.bind_to_thread().map_err(failed())?;
+        // SAFETY: it was recorded and is alive.
+        unsafe { driver::event::synchronize(self.event) }.map_err(failed())
+    }
+
     /// Seconds from this to a later moment of the same lane, which is waited for.
     pub(crate) fn until(&self, later: &Self) -> Result<f64, CudaError> {
         let failed = || CudaError::driver("say how long its work took");

@@ -20,6 +20,7 @@ pub(crate) mod copies;
 pub(crate) mod embedding;
 pub(crate) mod error;
 pub(crate) mod lane;
+pub(crate) mod later;
 pub(crate) mod linear;
 pub(crate) mod loss;
 pub(crate) mod mask;

@@ -3,6 +3,7 @@
 use super::array::Buffer;
 use super::blas::{Epilogue, Pointers, Shape};
 use super::context::{Grid, int, slots};
+use super::later::Later;
 use super::linear::{ROW_MULTIPLE, Weights};
 use super::{Array, Cuda, CudaError, Dtype, product};
 
@@ -12,20 +13,56 @@ const CHUNK: usize = 512 << 20;
 pub(crate) const MOST: usize = 64;
 
 /// For each row of x (rows, inputs) the index of the largest element of `x W + b`, the lowest among equals, and the
-/// logarithm of its share of the softmax.
+/// logarithm of its share of the softmax; on the GPU and on its way to the host.
 ///
-/// Not-a-number never wins; a row of nothing else gives 0. Waits for the GPU.
-pub(crate) fn likeliest(x: &Array, by: &Weights) -> Result<Vec<(u32, f32)>, CudaError> {
-    let (cuda, found) = (x.cuda(), PerRow::new(x.cuda(), x.rows())?);
+/// Not-a-number never wins; a row of nothing else gives 0.
+#[derive(Debug)]
+pub(crate) struct Found {
+    words: PerRow, // the index, then its logarithm's bits
+    outputs: usize,
+    coming: Later<u64>,
+}
+
+impl Found {
+    /// Asks for it, and lets the host go on.
+    pub(crate) fn ask(x: &Array, by: &Weights) -> Result<Self, CudaError> {
+        let words = PerRow::new(x.cuda(), x.rows())?;
+        find(x, by, &words)?;
+        Ok(Self { coming: words.buffer.download_later()?, outputs: by.outputs(), words })
+    }
+
+    /// Waits for it.
+    pub(crate) fn read(self) -> Result<Vec<(u32, f32)>, CudaError> {
+        let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
+        Ok(self.coming.read()?.into_iter().map(split).collect())
+    }
+
+    /// How many rows there are.
+    pub(crate) fn rows(&self) -> usize {
+        self.words.rows
+    }
+
+    /// Every index is below this.
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Where the first index is on the GPU; the others follow at every second 32 bits.
+    pub(crate) fn indices(&self) -> u64 {
+        self.words.at(0) + 4
+    }
+}
+
+/// Fills a word for each row.
+fn find(x: &Array, by: &Weights, found: &PerRow) -> Result<(), CudaError> {
+    let cuda = x.cuda();
     let cast = x.as_operand(by)?;
     let x = cast.as_ref().unwrap_or(x);
-    let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
     if product::can_reduce(x, by) {
         let (parts, grid) = (product::reduced(x, by)?, Grid { blocks: (x.rows().div_ceil(8), 1, 1), threads: 256, shared: 0 });
         let arguments = slots![parts.pointer(), int(x.rows()), int(by.outputs().div_ceil(product::OUTPUTS)), found.at(0)];
         // SAFETY: every part was written, and there is a word for each row.
-        unsafe { cuda.launch("likeliest_whole", grid, arguments) }?;
-        return Ok(found.words()?.into_iter().map(split).collect());
+        return unsafe { cuda.launch("likeliest_whole", grid, arguments) };
     }
     let bias = by.padded_bias().map_or(0, Buffer::pointer);
     in_chunks(x, by, |chunk| {
@@ -33,8 +70,7 @@ pub(crate) fn likeliest(x: &Array, by: &Weights) -> Result<Vec<(u32, f32)>, Cuda
         let arguments = slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, found.at(chunk.first)];
         // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a place for every row.
         unsafe { cuda.launch("likeliest", grid, arguments) }
-    })?;
-    Ok(found.words()?.into_iter().map(split).collect())
+    })
 }
 
 /// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their softmax; and the likeliest.
@@ -62,12 +98,12 @@ pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> R
             into,
             best.at(chunk.first),
         ];
-        // SAFETY: as in `likeliest`; a winner is a row of the table; out has as many rows as x.
+        // SAFETY: as in `find`; a winner is a row of the table; out has as many rows as x.
         unsafe { x.cuda().launch("mixture", grid, arguments) }
     })?;
     // The best value in an order-preserving form, then its index inverted; 0 is none.
     let index = |best: u64| if best == 0 { 0 } else { !(best as u32) };
-    let likeliest = best.words()?.into_iter().map(index).collect();
+    let likeliest = best.buffer.download_later()?.read()?.into_iter().map(index).collect();
     Ok((out, likeliest))
 }
 
@@ -103,6 +139,7 @@ fn in_chunks(x: &Array, by: &Weights, work: impl Fn(Chunk) -> Result<(), CudaErr
 }
 
 /// A word of 64 bits for every row.
+#[derive(Debug)]
 struct PerRow {
     rows: usize,
     buffer: Buffer,
@@ -115,11 +152,5 @@ impl PerRow {
 
     fn at(&self, row: usize) -> u64 {
         self.buffer.pointer() + 8 * row as u64
-    }
-
-    fn words(&self) -> Result<Vec<u64>, CudaError> {
-        let mut words = vec![0u64; self.rows];
-        self.buffer.download(0, &mut words)?;
-        Ok(words)
     }
 }

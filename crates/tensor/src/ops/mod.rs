@@ -35,4 +35,4 @@ pub use optimizer::{AdamW, Moments, adamw, sum_of_squares};
 pub use replay::{Key, Replays};
 pub use rope::{Place, Rope, Seats, place, place_backward, project};
 pub use rows::{Indices, add, add_noise, add_rows, concat, fill_zero, gather, lookup, scale, scatter_add, select};
-pub use topk::{Word, argmax, likeliest, mixture, top_k};
+pub use topk::{Asked, Word, argmax, likeliest, mixture, top_k};

@@ -83,12 +83,12 @@ impl Replays {
     pub fn run<P>(
         &self,
         device: &Device,
-        key: Option<Key>,
+        key: Key,
         x: Tensor,
         mut part: impl FnMut(Tensor) -> Result<P, DeviceError>,
         mut body: impl FnMut(P) -> Result<Tensor, DeviceError>,
     ) -> Result<Tensor, DeviceError> {
-        let (Kind::Cuda(cuda), Some(key)) = (device.kind(), key) else { return body(part(x)?) };
+        let Kind::Cuda(cuda) = device.kind() else { return body(part(x)?) };
         let key = Key { lane: cuda.lane().stream() as usize, ..key };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let copied = |x: &Tensor| Ok::<Tensor, DeviceError>(x.array().copy()?.into());

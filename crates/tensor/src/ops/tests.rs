@@ -208,8 +208,15 @@ fn the_likeliest_have_their_probability() {
         for device in devices() {
             let map = Linear::from_output_major(&device, (inputs, outputs), &w, Some(bias.clone())).unwrap();
             let logits = mapped(&device, &x, &map, Activation::None);
-            let found = device.run(|| likeliest(&device, &upload(&device, &x), &map)).unwrap();
+            let (found, ahead) = device.run(|| {
+                let asked = Asked::likeliest(&device, &upload(&device, &x), &map).unwrap();
+                let ahead = asked.lookup(&device, &map).unwrap();
+                (asked.read().unwrap(), ahead.to_host().unwrap())
+            });
             assert_eq!(found.len(), rows);
+            let tokens: Vec<u32> = found.iter().map(|word| word.token).collect();
+            let after = device.run(|| lookup(&device, &map, &tokens)).unwrap().to_host().unwrap();
+            assert_eq!(ahead, after, "{device:?}: embeddings of words before and after they were read");
             for (r, word) in found.iter().enumerate() {
                 assert_eq!(word.token as usize, top_k(logits.row(r), 1)[0].0, "{device:?} {outputs} row {r}");
                 let expected = log_softmax(logits.row(r), word.token as usize);

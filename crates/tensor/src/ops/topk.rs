@@ -35,16 +35,52 @@ pub struct Word {
 /// Not-a-number counts as smaller than everything; a row of nothing else has index 0, so that an index is always one.
 /// The results themselves, a row of which may be a whole vocabulary, are never stored.
 pub fn likeliest(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<Word>, DeviceError> {
-    assert_eq!(x.cols(), map.inputs(), "likeliest: rows of {} into a map of {}", x.cols(), map.inputs());
-    match device.kind() {
-        Kind::Cpu(cpu) => {
-            let (packed, bias) = map.cpu();
-            Ok(topk::likeliest(cpu.isa, x.data(), packed, bias))
+    Asked::likeliest(device, x, map)?.read()
+}
+
+/// Words that were asked for. A GPU may still be at it, and the host has time for other things before it reads them.
+#[derive(Debug)]
+pub struct Asked(Answer);
+
+#[derive(Debug)]
+enum Answer {
+    Known(Vec<Word>),
+    Coming(cuda::topk::Found),
+}
+
+impl Asked {
+    /// Asks for what [`likeliest`] finds.
+    pub fn likeliest(device: &Device, x: &Tensor, map: &Linear) -> Result<Self, DeviceError> {
+        assert_eq!(x.cols(), map.inputs(), "likeliest: rows of {} into a map of {}", x.cols(), map.inputs());
+        Ok(Self(match device.kind() {
+            Kind::Cpu(cpu) => {
+                let (packed, bias) = map.cpu();
+                Answer::Known(topk::likeliest(cpu.isa, x.data(), packed, bias))
+            }
+            Kind::Cuda(_) => Answer::Coming(cuda::topk::Found::ask(x.array(), map.gpu())?),
+        }))
+    }
+
+    /// [`lookup`] of all of them, which need not have been read for it. The table must have a row for every word.
+    pub fn lookup(&self, device: &Device, table: &Linear) -> Result<Tensor, DeviceError> {
+        match &self.0 {
+            Answer::Known(words) => lookup(device, table, &words.iter().map(|word| word.token).collect::<Vec<_>>()),
+            Answer::Coming(found) => Ok(cuda::embedding::lookup_found(table.gpu(), found)?.into()),
         }
-        Kind::Cuda(_) => {
-            let found = cuda::topk::likeliest(x.array(), map.gpu())?;
-            Ok(found.into_iter().map(|(token, logprob)| Word { token, logprob }).collect())
+    }
+
+    /// Waits for them.
+    pub fn read(self) -> Result<Vec<Word>, DeviceError> {
+        match self.0 {
+            Answer::Known(words) => Ok(words),
+            Answer::Coming(found) => Ok(found.read()?.into_iter().map(|(token, logprob)| Word { token, logprob }).collect()),
         }
+    }
+}
+
+impl From<Vec<Word>> for Asked {
+    fn from(words: Vec<Word>) -> Self {
+        Self(Answer::Known(words))
     }
 }
 
