@@ -320,16 +320,17 @@ mod tests {
 
     #[test]
     fn lanes_get_like_waves_of_whole_questions() {
-        assert_eq!(waves(64, 64), [2048, 2048]);
-        assert_eq!(waves(65, 64), [33 * 64, 32 * 64]);
+        assert_eq!(waves(192, 64), [6144, 6144]);
+        assert_eq!(waves(193, 64), [97 * 64, 96 * 64]);
         assert_eq!(waves(256, 64), [8192, 8192]);
         assert_eq!(waves(300, 64), [4800; 4]);
-        assert_eq!(waves(1, 5000), [2500, 2500]);
+        assert_eq!(waves(1, 15000), [7500, 7500]);
     }
 
     #[test]
     fn few_rows_stay_together() {
-        assert_eq!(waves(31, 64), [31 * 64]);
+        assert_eq!(waves(64, 64), [64 * 64]);
+        assert_eq!(waves(128, 64), [128 * 64]);
         assert_eq!(waves(1, 1), [1]);
     }
 }

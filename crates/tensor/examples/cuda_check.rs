@@ -1,7 +1,8 @@
 //! Compares every operation of the CUDA backend with a plain host computation, then times the main ones.
 //!
 //! One line per operation with its largest error; exit 1 on a miss. Without a GPU it says so and exits 0.
-//! `cuda_check --check` and `--time` do one of the two; `--training` times what a training step is made of.
+//! `cuda_check --check` and `--time` do one of the two; `--passes` times whole passes alone, `--training` what a training step is
+//! made of.
 
 #[path = "../src/cuda/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the backend, included whole; not all of it is checked here")]
@@ -49,14 +50,19 @@ fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> Outcome 
     let opened = started.elapsed().as_secs_f64();
     println!("{} {:?} {precision:?}: opened in {opened:.2} s, {free} of {total} bytes free", cuda.name(), cuda.capability());
     let mut check = Check { cuda: cuda.clone(), missed: 0 };
-    if !matches!(only, Some("--time" | "--training")) {
+    if !matches!(only, Some("--time" | "--passes" | "--training")) {
         check.all()?;
     }
     *missed += check.missed;
-    if precision == Precision::Bf16 && !matches!(only, Some("--check" | "--time")) {
-        training::all(&cuda)?;
+    match only {
+        // Times are of the precision that is the default.
+        _ if precision == Precision::F32 => Ok(()),
+        Some("--check") => Ok(()),
+        Some("--training") => training::all(&cuda),
+        Some("--time") => timing::all(&cuda),
+        Some("--passes") => timing::passes(&cuda),
+        _ => timing::all(&cuda).and_then(|()| training::all(&cuda)),
     }
-    if matches!(only, Some("--check" | "--training")) { Ok(()) } else { timing::all(&cuda) }
 }
 
 /// Normal numbers, the same for the same salt.
@@ -217,9 +223,9 @@ impl Check {
         let (width, p) = (768, 0.2);
         for (rows, inputs, is_rms, drops, want) in [
             (37, 200, false, true, self.cuda.operand()),
-            (1030, 200, true, true, self.cuda.operand()),
-            (1163, 768, false, true, self.cuda.operand()),
-            (1024, 72, false, false, Dtype::F32),
+            (3501, 72, true, true, self.cuda.operand()),
+            (4090, 328, false, true, self.cuda.operand()),
+            (4096, 64, false, false, Dtype::F32),
         ] {
             let (x, w) = (self.rounded(numbers(rows * inputs, 31)), self.rounded(numbers(width * inputs, 32)));
             let (bias, scale, shift) = (numbers(width, 33), numbers(width, 34), numbers(width, 35));

@@ -290,17 +290,15 @@ fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
 fn lanes_change_nothing() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let mut all = Tally::default();
-    for family in FAMILIES {
+    for (family, perturbation) in FAMILIES.into_iter().zip(perturbations().into_iter().cycle()) {
         let pair = Pair::new(&gpu.device, &Spec { family, ..Spec::default() });
-        for perturbation in perturbations() {
-            let (asked, what) = (many_questions(50), format!("{family:?}, {perturbation:?} in lanes"));
-            let settings = settings(&pair.reasoner, 64, perturbation);
-            let together = pair.ask(settings, &asked);
-            let few: Vec<Outcome> = asked.chunks(10).flat_map(|some| pair.ask(settings, some)).collect();
-            all.add_free(&together, &few);
-            for again in [pair.ask(settings, &asked), pair.ask(settings, &asked)] {
-                together.iter().zip(&again).for_each(|(a, b)| assert_same(a, b, &what));
-            }
+        let (asked, what) = (many_questions(200), format!("{family:?}, {perturbation:?} in lanes"));
+        let settings = settings(&pair.reasoner, 64, perturbation);
+        let together = pair.ask(settings, &asked);
+        let few: Vec<Outcome> = asked.chunks(40).flat_map(|some| pair.ask(settings, some)).collect();
+        all.add_free(&together, &few);
+        for again in [pair.ask(settings, &asked), pair.ask(settings, &asked)] {
+            together.iter().zip(&again).for_each(|(a, b)| assert_same(a, b, &what));
         }
     }
     // Other batches have other products, and models of random weights let rounding grow from thought to thought: among a hundred
@@ -315,7 +313,7 @@ fn lanes_change_neither_labels_nor_votes() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let spec = Spec { family: Family::CodiGpt2, ..Spec::default() };
     let pair = Pair::new(&gpu.device, &spec);
-    let prompts: Vec<_> = many_questions(64).iter().map(|asked| prompted(&pair.reasoner, asked)).collect();
+    let prompts: Vec<_> = many_questions(200).iter().map(|asked| prompted(&pair.reasoner, asked)).collect();
     let settings = settings(&pair.reasoner, 8, thoughtful(0.2));
     let labelled = |prompts: &[_]| rollout::all_of(&pair.reasoner, settings, rollout::rollouts(4), prompts);
     let (together, few) = (labelled(&prompts), prompts.chunks(4).flat_map(labelled).collect::<Vec<_>>());

@@ -6,6 +6,7 @@ use crate::cuda::attention::{Kv, Views, attention};
 use crate::cuda::linear::{Activation, Weights, linear};
 use crate::cuda::mask::{DeviceMask, Draws};
 use crate::cuda::norm::{Addend, DeviceNorm, add_norm, norm};
+use crate::cuda::residual::residual;
 use crate::cuda::rope::{DeviceRope, Place, Seats, place, project};
 use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, linear, topk};
 use crate::rng::Site;
@@ -60,10 +61,12 @@ pub(crate) fn all(cuda: &Cuda) -> Outcome {
     kernels(cuda)?;
     attentions(cuda)?;
     logits(cuda)?;
-    for rows in [32, 1024, 4096] {
-        passes(cuda, rows)?;
-    }
-    Ok(())
+    passes(cuda)
+}
+
+/// Whole passes of several sizes.
+pub(crate) fn passes(cuda: &Cuda) -> Outcome {
+    [32, 1024, 2048, ROWS].into_iter().try_for_each(|rows| pass(cuda, rows))
 }
 
 pub(crate) fn weights(cuda: &Cuda, inputs: usize, outputs: usize) -> Result<Weights, CudaError> {
@@ -97,6 +100,12 @@ fn kernels(cuda: &Cuda) -> Outcome {
     {
         let t = time(cuda, || add_norm(&mut x, Addend { y: &y, bias: None, mask }, &by, operand))?;
         moved(&format!("add_norm {ROWS} x {width} {name}"), t, bytes);
+    }
+    for inputs in [768, 3072] {
+        let (map, from) = (weights(cuda, inputs, width)?, random(cuda, ROWS, inputs)?.scaled(1e-4, operand)?);
+        let mask = Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded });
+        let t = time(cuda, || residual(&from, &map, mask, &mut x, (&by, operand)))?;
+        computed(&format!("residual {ROWS} x {inputs} -> {width} dropout"), t, 2.0 * (ROWS * inputs * width) as f64);
     }
     moved("norm", time(cuda, || norm(&x, &by, operand))?, ROWS * width * (4 + operand.size()));
     let gates = random(cuda, ROWS, 6144)?.cast(operand)?;
@@ -191,7 +200,7 @@ fn logits(cuda: &Cuda) -> Outcome {
 }
 
 /// A whole pass of GPT-2 124M over single positions of forked rows with dropout, all but the LM head.
-fn passes(cuda: &Cuda, rows: usize) -> Outcome {
+fn pass(cuda: &Cuda, rows: usize) -> Outcome {
     let (operand, width, heads, dim, layers) = (cuda.operand(), 768, 12, 64, 12);
     let maps = |i, o| (0..layers).map(|_| weights(cuda, i, o)).collect::<Result<Vec<_>, _>>();
     let (qkv, out, up, down) = (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
@@ -213,12 +222,10 @@ fn passes(cuda: &Cuda, rows: usize) -> Outcome {
             let (how, seats) = (Place { heads, norms: None, rope: None }, Seats { positions: &positions, slots: &to });
             let q = project(&normed, &qkv[layer], how, (&mut kv, layer), seats)?;
             let mixed = attention(&q, &kv, layer, heads, &views)?;
-            let y = linear(&mixed, &out[layer], Activation::None, operand)?;
-            normed = add_norm(&mut x, Addend { y: &y, bias: None, mask: mask(layer, Site::AttnOut) }, &by, operand)?;
+            normed = residual(&mixed, &out[layer], mask(layer, Site::AttnOut), &mut x, (&by, operand))?;
             let inner = linear(&normed, &up[layer], Activation::GeluTanh, operand)?;
-            let y = linear(&inner, &down[layer], Activation::None, operand)?;
             let want = if layer + 1 == layers { Dtype::F32 } else { operand };
-            normed = add_norm(&mut x, Addend { y: &y, bias: None, mask: mask(layer, Site::MlpOut) }, &by, want)?;
+            normed = residual(&inner, &down[layer], mask(layer, Site::MlpOut), &mut x, (&by, want))?;
         }
         Ok(normed)
     };

@@ -34,6 +34,11 @@ __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Lets the copy engine read the description of a matrix before it is needed.
+__device__ __forceinline__ void expect_matrix(const u64* matrix) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(matrix) : "memory");
+}
+
 // A box of a matrix, from this column and row on, into this block's shared memory; what lies beyond the matrix is 0.
 __device__ __forceinline__ void bring(u32 to, const u64* matrix, u32 column, u32 row, u32 barrier) {
     asm volatile(
@@ -51,10 +56,11 @@ __device__ __forceinline__ void bring_to(u16 blocks, u32 to, const u64* matrix, 
 }
 
 // The same of rows in eights, each as rows 0, 2, 4, 6, 1, 3, 5, 7: a box of as many eights as the matrix's description says.
-__device__ __forceinline__ void bring_eights_to(u16 blocks, u32 to, const u64* matrix, u32 column, u32 eight, u32 barrier) {
+__device__ __forceinline__ void bring_eights(u32 to, const u64* matrix, u32 column, u32 eight, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %3, %4}], "
-        "[%5], %6;" ::"r"(to), "l"(matrix), "r"(column), "r"(0), "r"(eight), "r"(barrier), "h"(blocks)
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(
+            to),
+        "l"(matrix), "r"(column), "r"(0), "r"(eight), "r"(barrier)
         : "memory");
 }
 
@@ -78,15 +84,6 @@ __device__ __forceinline__ void after_copies() { asm volatile("cp.async.bulk.com
 
 // Waits until everything that this thread has asked to take has left shared memory.
 __device__ __forceinline__ void copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-// Two numbers into the shared memory of a block of the cluster, at the place that `to` is in this one's.
-__device__ __forceinline__ void put(u32 to, u32 block, float2 x) {
-    asm volatile(
-        "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "st.shared::cluster.v2.f32 [there], {%2, %3};\n}" ::"r"(to), "r"(block), "f"(x.x), "f"(x.y)
-        : "memory");
-}
 
 // Tells the first BLOCKS blocks of a cluster that a warp has read a stage. It has written nothing that they read, so nothing is
 // fenced.

@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
@@ -28,8 +29,40 @@ pub(crate) struct Lane {
     spare: Mutex<Spare>,
     pages: Mutex<Vec<Page>>, // not in use
     blas: Arc<Blas>,
+    board: Board,
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
+}
+
+/// Bytes of a lane's board.
+pub(crate) const BOARD: usize = 2 << 20;
+
+/// Memory where the blocks of a kernel tell each other things, zeros at first, and how many kernels have used it.
+///
+/// What is told carries the kernel's number, so that nobody takes what an earlier kernel told for an answer.
+#[derive(Debug)]
+struct Board {
+    pointer: u64,
+    kernels: AtomicU32,
+}
+
+impl Board {
+    /// In the current context.
+    fn new() -> Result<Self, CudaError> {
+        // SAFETY: freed once, when this is dropped.
+        let pointer = unsafe { driver::malloc_sync(BOARD) }.map_err(CudaError::driver("give memory"))?;
+        let board = Self { pointer, kernels: AtomicU32::new(0) };
+        // SAFETY: as long as was asked for, and nobody else knows of it yet.
+        unsafe { driver::memset_d8_sync(pointer, 0, BOARD) }.map_err(CudaError::driver("clear memory"))?;
+        Ok(board)
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        // SAFETY: taken by `new` and given back once; freeing waits for what still uses it.
+        unsafe { driver::free_sync(self.pointer) }.ok();
+    }
 }
 
 /// Memory that was dropped and waits to be taken again: what takes it next runs after what used it last.
@@ -64,8 +97,9 @@ impl Lane {
     /// Opens a lane of a context.
     pub(crate) fn open(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
         let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
-        let blas = Arc::new(Blas::new(context)?);
-        Ok(Arc::new(Self { spare: Mutex::default(), pages: Mutex::default(), blas, stream, context: context.clone() }))
+        let (blas, board) = (Arc::new(Blas::new(context)?), Board::new()?);
+        let (spare, pages) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { spare, pages, blas, board, stream, context: context.clone() }))
     }
 
     pub(crate) fn stream(&self) -> sys::CUstream {
@@ -74,6 +108,11 @@ impl Lane {
 
     pub(crate) fn blas(&self) -> Arc<Blas> {
         self.blas.clone()
+    }
+
+    /// The board, and the number of the next kernel that uses it, never 0.
+    pub(crate) fn board(&self) -> (u64, u32) {
+        (self.board.pointer, self.board.kernels.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1))
     }
 
     fn bind(&self) -> Result<(), CudaError> {

@@ -89,6 +89,7 @@ struct Tiles {
 __device__ __forceinline__ void bring_all(const Product& by, Memory in) {
     const Tiles tiles(by);
     const u32 share = SHARE * Tiles::rank();
+    expect_matrix(by.x);
     // The first weights may come from memory, and need not wait for the kernel before. Pairs with the same ones ask for a part each.
     const u32 tile = Tiles::first(), alike = tiles.row_blocks;
     for (u32 step = tile % alike; tile < tiles.count && step < tiles.steps; step += alike)

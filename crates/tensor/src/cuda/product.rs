@@ -43,7 +43,7 @@ pub(crate) struct Slots<'a> {
 
 /// Whether the results of a map can be written in this format by [`stored`], and are sooner than elsewhere.
 pub(crate) fn can_store(x: &Array, by: &Weights, want: Dtype) -> bool {
-    want == Dtype::Bf16 && by.outputs().is_multiple_of(8) && is_wide(x, by) && can(x, by) && filled(x, by) >= FULL
+    want == Dtype::Bf16 && by.outputs().is_multiple_of(8) && is_wide(x, by) && can(x, by) && fills(x, by)
 }
 
 /// Whether keys and values can be put into such a store by [`placed`], and are sooner than elsewhere.
@@ -56,6 +56,11 @@ pub(crate) fn can_place(x: &Array, by: &Weights, kv: &Kv) -> bool {
 /// in the cache any more when the next outputs' tiles need them.
 fn is_wide(x: &Array, by: &Weights) -> bool {
     x.rows() >= FEW && by.inputs() >= SHALLOW && by.outputs() >= by.inputs()
+}
+
+/// Whether a map's results, in tiles as they are here, keep nearly all multiprocessors busy.
+pub(crate) fn fills(x: &Array, by: &Weights) -> bool {
+    filled(x, by) >= FULL
 }
 
 /// The share of multiprocessors' time that a map's results fill, if all tiles take as long.

@@ -165,6 +165,44 @@ fn maps_of_many_rows_in_bf16_equal_the_processors() {
     }
 }
 
+/// Maps into a stream of so many rows that Hopper adds, drops and normalises in the product's kernel, whose blocks tell each other
+/// of their rows; again and again, so that one would be seen that takes what an earlier kernel told for an answer.
+#[test]
+fn streams_of_many_rows_in_bf16_equal_the_processors() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Device::cpu(None).unwrap();
+    let (outputs, p) = (768, 0.25);
+    for (rows, inputs, is_rms) in [(4096, 136, false), (3467, 768, false), (8300, 72, true)] {
+        let w = matrix(outputs, inputs, 94);
+        let w = rounded(Tensor::from_vec(outputs, inputs, w.data().iter().map(|x| x * 2.0 / (inputs as f32).sqrt()).collect()));
+        let (x, bias, start) = (rounded(matrix(rows, inputs, 95)), numbers(outputs, 96), matrix(rows, outputs, 97));
+        let (scale, shift) = (numbers(outputs, 98), numbers(outputs, 99));
+        let draw = |r: u32| (r % 7 != 2).then_some(Draw { seed: 3, question: r / 64, trajectory: r % 64, position: 80 });
+        let run = |device: &Device| {
+            let map = Linear::from_output_major(device, (inputs, outputs), w.data(), Some(bias.clone()))?;
+            let by = match is_rms {
+                true => Norm::rms(device, 1e-5, scale.clone())?,
+                false => Norm::layer(device, 1e-5, scale.clone(), shift.clone())?,
+            };
+            let (x, draws) = (operand(device, &x)?, Draws::new(device, (0..rows as u32).map(draw).collect())?);
+            let (mut stream, mut made) = (upload(device, &start), Vec::new());
+            for layer in 0..3 {
+                let mask = (layer != 1).then_some(Mask::Drawn { p, layer, site: Site::AttnOut, draws: &draws });
+                let format = if layer == 2 { Format::Single } else { Format::Operand };
+                let mut out = Tensor::default();
+                residual(device, &x, &map, mask, &mut stream, (&by, format, &mut out))?;
+                made.push(out);
+            }
+            made.push(stream);
+            made.into_iter().map(Tensor::to_host).collect::<Result<Vec<_>, DeviceError>>()
+        };
+        let (found, expected) = (gpu.run(|| run(&gpu)).unwrap(), cpu.run(|| run(&cpu)).unwrap());
+        for (name, (found, expected)) in ["first", "second", "third", "stream"].iter().zip(found.iter().zip(&expected)) {
+            alike(found, expected, &format!("{name} of {rows} rows, {inputs} to {outputs}"));
+        }
+    }
+}
+
 #[test]
 fn gradients_in_bf16_equal_the_processors() {
     let Some(gpu) = gpu() else { return };
