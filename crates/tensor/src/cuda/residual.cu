@@ -2,7 +2,7 @@
 // that neither the product nor the stream makes a trip of its own through memory. Compiles to nothing for other GPUs.
 //
 // A block takes 128 rows by 192 of their 768 outputs: two warpgroups multiply 64 rows each, a thread of the third asks the copy
-// engine for what they multiply and for the stream's tile, the fourth draws masks meanwhile. Two blocks of other rows and the same
+// engine for what they multiply and for the stream's tile, the fourth helps the first two to draw masks before that. Two blocks of other rows and the same
 // outputs are a cluster, in which each brings half of the weights to both. Bound by the L2 cache while it multiplies, by waiting
 // after that.
 //
@@ -25,7 +25,7 @@
 #define MULTIPLIERS 256 // threads of the first two warpgroups
 #define THREADS 512
 #define LOADERS (128 - 32) // threads of the third that bring parameters
-#define HELPERS (LOADERS + ROWS) // and of the fourth, each of which draws the masks of a row
+#define HELPERS (LOADERS + 128)  // and those of the fourth, which draw masks
 
 // What the host passes, as one parameter: matrices as the copy engine knows them, vectors, shapes.
 struct __align__(128) Residual {
@@ -78,16 +78,20 @@ __device__ __forceinline__ void load_parameters(const Residual& by, Shared& shar
     }
 }
 
-// The mask of a row: as many bits as columns.
-__device__ __forceinline__ void draw_mask(const Residual& by, u32 (&mask)[MASK_WORDS], u32 part, u32 row) {
+// A part of the masks: two words of a row, which three threads share. Drawn before there is something to multiply, because
+// the tensor cores' traffic with the registers slows everything else down.
+static_assert(ROWS * MASK_WORDS / 2 == THREADS - 128, "a drawer for every two words");
+__device__ __forceinline__ void draw_masks(const Residual& by, Shared& shared, u32 part, u32 row, u32 drawer) {
+    if (!by.draws) return;
+    const u32 r = drawer / (MASK_WORDS / 2), first = drawer % (MASK_WORDS / 2) * 2;
     Draw draw = {};
-    if (row < by.rows) draw = by.draws[row];
+    if (row + r < by.rows) draw = by.draws[row + r];
 #pragma unroll 1
-    for (u32 w = 0; w < MASK_WORDS; w++) {
+    for (u32 w = first; w < first + 2; w++) {
         u32 word = draw.drawn ? 0 : FULL;
 #pragma unroll
         for (u32 n = 0; n < 8; n++) word |= kept(draw, by.site, by.threshold, (part * MASK_WORDS + w) * 8 + n) << 4 * n;
-        mask[w] = word;
+        shared.masks[r][w] = word;
     }
 }
 
@@ -295,9 +299,9 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(THREAD
     __syncwarp();
     if (threadIdx.x >= MULTIPLIERS) {
         fewer_registers<64>();
-        const u32 helper = threadIdx.x - MULTIPLIERS, drawer = helper - 128;
+        const u32 helper = threadIdx.x - MULTIPLIERS;
         arrive_cluster();
-        if (helper >= 128 && by.draws) draw_mask(by, shared.masks[drawer], part, row + drawer);
+        if (helper >= 128) draw_masks(by, shared, part, row, threadIdx.x - 128);
         wait_cluster();
         if (helper == 0) bring_all(by, shared, part, row);
         if (helper >= 32) {
@@ -309,7 +313,9 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(THREAD
         return;
     }
     more_registers<192>();
-    meet_cluster();
+    arrive_cluster();
+    draw_masks(by, shared, part, row, threadIdx.x);
+    wait_cluster();
     let_next_start();
     float d[96], keep[2] = {1.0f, 1.0f};
 #pragma unroll
