@@ -193,7 +193,7 @@ impl Decoder {
         Ok(self.forward_part(cache, Part { x: x()?, ..part }, &mut Work::default())?)
     }
 
-    /// A pass of more rows than the device takes at once.
+    /// A pass of more rows than the device takes at once, in parts of about as many: a small one would leave it idle.
     fn forward_in_parts(
         &self,
         cache: &mut Cache,
@@ -201,9 +201,10 @@ impl Decoder {
         dropout: Option<Dropout<'_>>,
         x: Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let (mut work, mut parts, most) = (Work::default(), Vec::new(), self.device.rows_at_once());
-        for start in (0..pass.rows()).step_by(most) {
-            let rows = start..pass.rows().min(start + most);
+        let (mut work, mut parts) = (Work::default(), Vec::new());
+        let each = pass.rows().div_ceil(pass.rows().div_ceil(self.device.rows_at_once()));
+        for start in (0..pass.rows()).step_by(each) {
+            let rows = start..pass.rows().min(start + each);
             let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
             let seen = Seen::cut(pass, rows);
             let part = Part::cut(&self.device, pass, &seen, (dropout, x.cols()), false)?;
