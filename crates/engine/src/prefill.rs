@@ -6,6 +6,7 @@
 //! beside them.
 
 use model::{Cache, Masks, Pass, Sequence};
+use tensor::rng::Draw;
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::perturb::{Chance, Randomness, RowId};
@@ -41,7 +42,7 @@ pub(crate) fn prefill(
     if chance.perturbation.last_token_is_private() {
         return forked(mind, cache, prompts, starts, chance);
     }
-    let Prefixes { pass, tokens, sequences } = Prefixes::of(cache, prompts, 0);
+    let Prefixes { pass, tokens, sequences } = Prefixes::of(cache, prompts, 0, 0);
     let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
     let hidden = ops::select(mind.decoder.device(), &hidden, &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
     Ok(Started { rows: rows(starts, &sequences), hidden })
@@ -55,9 +56,12 @@ struct Prefixes {
 }
 
 impl Prefixes {
-    /// All prompts without so many of their last tokens. Hidden states at the last token, if it is there, are wanted.
-    fn of(cache: &mut Cache, prompts: &[&Prompt], without: usize) -> Self {
-        let (mut pass, mut tokens, mut sequences) = (Pass::default(), Vec::new(), vec![Sequence::default(); prompts.len()]);
+    /// All prompts without so many of their last tokens, with room for rows that join them. Hidden states at the last token,
+    /// if it is there, are wanted.
+    fn of(cache: &mut Cache, prompts: &[&Prompt], without: usize, joining: usize) -> Self {
+        let rows = prompts.iter().map(|prompt| prompt.tokens.len() - without).sum::<usize>() + joining;
+        let (mut pass, mut tokens) = (Pass::with_capacity(rows), Vec::with_capacity(rows));
+        let mut sequences = vec![Sequence::default(); prompts.len()];
         for (prompt, sequence) in prompts.iter().zip(&mut sequences) {
             for (i, &token) in prompt.tokens[..prompt.tokens.len() - without].iter().enumerate() {
                 pass.push(cache, sequence, i + 1 == prompt.tokens.len());
@@ -80,7 +84,7 @@ fn forked(
     starts: &[Start],
     chance: Chance<'_>,
 ) -> Result<Started, DeviceError> {
-    let Prefixes { mut pass, mut tokens, sequences } = Prefixes::of(cache, prompts, 1);
+    let Prefixes { mut pass, mut tokens, sequences } = Prefixes::of(cache, prompts, 1, starts.len());
     let mut rows = rows(starts, &sequences);
     let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
     if matches!(chance.randomness, Randomness::Recorded(_)) {
@@ -90,11 +94,9 @@ fn forked(
         let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
         return Ok(Started { rows, hidden });
     }
-    let mut draws = vec![None; pass.rows()];
-    for row in &mut rows {
-        draws.push(row.draw(chance.randomness));
-        pass.push(cache, &mut row.sequence, true);
-    }
+    let own = rows.iter().map(|row| row.draw(chance.randomness));
+    let draws: Vec<Option<Draw>> = std::iter::repeat_n(None, pass.rows()).chain(own).collect();
+    rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
     tokens.extend(last);
     let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?;
     Ok(Started { rows, hidden })
@@ -155,7 +157,7 @@ pub(crate) fn step_when<E: From<DeviceError>>(
     let mark = cache.mark();
     let draws = |(chance, _): (Chance<'_>, usize)| rows.iter().map(|row| row.draw(chance.randomness)).collect::<Vec<_>>();
     let draws = perturbed.map(draws);
-    let mut pass = Pass::default();
+    let mut pass = Pass::with_capacity(rows.len());
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
     let recorded = perturbed.and_then(|(chance, t)| match chance.randomness {
         Randomness::Recorded(recording) if chance.perturbation.last_token_is_private() => {
