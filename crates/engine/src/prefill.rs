@@ -2,9 +2,11 @@
 //!
 //! How much is shared depends on the perturbation. Without one, or with noise, all of the prompt and the first hidden
 //! state; with dropout on thoughts, all but the last token, which every row passes with masks of its own; with dropout
-//! in the prompt, nothing.
+//! in the prompt, nothing. Whatever is shared, a wave's prompts are one pass: rows see the prefixes that are computed
+//! beside them.
 
 use model::{Cache, Masks, Pass, Sequence};
+use tensor::rng::Draw;
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::perturb::{Chance, Randomness, RowId};
@@ -37,25 +39,66 @@ pub(crate) fn prefill(
     if chance.perturbation.prompt_is_private() {
         return private(mind, cache, prompts, starts, chance);
     }
-    let forks_early = chance.perturbation.last_token_is_private();
-    let shared = |prompt: &Prompt| prompt.tokens.len() - usize::from(forks_early);
-    let (mut pass, mut tokens) = (Pass::default(), Vec::new());
-    let mut prefixes = vec![Sequence::default(); prompts.len()];
-    for (prompt, prefix) in prompts.iter().zip(&mut prefixes) {
-        for (i, &token) in prompt.tokens[..shared(prompt)].iter().enumerate() {
-            pass.push(cache, prefix, i + 1 == prompt.tokens.len());
-            tokens.push(token);
-        }
+    if chance.perturbation.last_token_is_private() {
+        return forked(mind, cache, prompts, starts, chance);
     }
+    let Prefixes { pass, tokens, sequences } = Prefixes::of(cache, prompts, 0, 0);
     let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
-    let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect();
-    if !forks_early {
-        let hidden = ops::select(mind.decoder.device(), &hidden, &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
+    let hidden = ops::select(mind.decoder.device(), &hidden, &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
+    Ok(Started { rows: rows(starts, &sequences), hidden })
+}
+
+/// What rows share, in a pass that others may join.
+struct Prefixes {
+    pass: Pass,
+    tokens: Vec<u32>,
+    sequences: Vec<Sequence>, // by prompt
+}
+
+impl Prefixes {
+    /// All prompts without so many of their last tokens, with room for rows that join them. Hidden states at the last token,
+    /// if it is there, are wanted.
+    fn of(cache: &mut Cache, prompts: &[&Prompt], without: usize, joining: usize) -> Self {
+        let rows = prompts.iter().map(|prompt| prompt.tokens.len() - without).sum::<usize>() + joining;
+        let (mut pass, mut tokens) = (Pass::with_capacity(rows), Vec::with_capacity(rows));
+        let mut sequences = vec![Sequence::default(); prompts.len()];
+        for (prompt, sequence) in prompts.iter().zip(&mut sequences) {
+            for (i, &token) in prompt.tokens[..prompt.tokens.len() - without].iter().enumerate() {
+                pass.push(cache, sequence, i + 1 == prompt.tokens.len());
+                tokens.push(token);
+            }
+        }
+        Self { pass, tokens, sequences }
+    }
+}
+
+fn rows(starts: &[Start], prefixes: &[Sequence]) -> Vec<Row> {
+    starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect()
+}
+
+/// Every row passes the last token by itself, beside the prefixes.
+fn forked(
+    mind: &Mind,
+    cache: &mut Cache,
+    prompts: &[&Prompt],
+    starts: &[Start],
+    chance: Chance<'_>,
+) -> Result<Started, DeviceError> {
+    let Prefixes { mut pass, mut tokens, sequences } = Prefixes::of(cache, prompts, 1, starts.len());
+    let mut rows = rows(starts, &sequences);
+    let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
+    if matches!(chance.randomness, Randomness::Recorded(_)) {
+        // Recorded masks fall on all rows of a pass: the prefixes have their own.
+        mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
+        let x = mind.embed(&last.copied().collect::<Vec<_>>())?;
+        let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
         return Ok(Started { rows, hidden });
     }
-    let last: Vec<u32> = starts.iter().map(|s| prompts[s.prompt].tokens[shared(prompts[s.prompt])]).collect();
-    let mut live: Vec<&mut Row> = rows.iter_mut().collect();
-    let hidden = step(mind, cache, &mut live, mind.embed(&last)?, Some((chance, 0)))?;
+    let own = rows.iter().map(|row| row.draw(chance.randomness));
+    let draws: Vec<Option<Draw>> = std::iter::repeat_n(None, pass.rows()).chain(own).collect();
+    rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
+    tokens.extend(last);
+    let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?;
     Ok(Started { rows, hidden })
 }
 
@@ -114,7 +157,7 @@ pub(crate) fn step_when<E: From<DeviceError>>(
     let mark = cache.mark();
     let draws = |(chance, _): (Chance<'_>, usize)| rows.iter().map(|row| row.draw(chance.randomness)).collect::<Vec<_>>();
     let draws = perturbed.map(draws);
-    let mut pass = Pass::default();
+    let mut pass = Pass::with_capacity(rows.len());
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
     let recorded = perturbed.and_then(|(chance, t)| match chance.randomness {
         Randomness::Recorded(recording) if chance.perturbation.last_token_is_private() => {

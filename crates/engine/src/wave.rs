@@ -105,7 +105,8 @@ impl Party<'_> {
     ) -> Result<Vec<Vec<Finished>>, DeviceError> {
         let (settings, chance) = (&self.settings, self.chance());
         let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();
-        let starts: Vec<Start> = wave.iter().enumerate().flat_map(|(i, share)| self.starts(i, prompts[i], share)).collect();
+        let mut starts = Vec::with_capacity(wave.iter().map(|share| share.rows.len()).sum());
+        wave.iter().enumerate().for_each(|(i, share)| starts.extend(self.starts(i, prompts[i], share)));
         let Caches { mind: Some(cache), judge: judge_cache, reflections } = caches else { return Ok(Vec::new()) };
         let device = self.mind.decoder.device();
         // Nobody waits between stages: the host prepares the next while the device is busy with the last.

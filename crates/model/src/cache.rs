@@ -5,6 +5,7 @@
 //! a search, whose forks mostly live for one position, takes single slots and gives them back one by one, and a pass that is
 //! not made after all gives back what it was handed.
 
+use smallvec::SmallVec;
 use tensor::ops::{Attend, KvGrads, KvStore, Span};
 use tensor::{Device, DeviceError};
 
@@ -25,7 +26,7 @@ pub struct Cache {
 /// Positions in a cache, in order. The last span may have room for more.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sequence {
-    spans: Vec<Span>,
+    spans: SmallVec<[Span; 2]>, // mostly a prefix and what is its own: thousands of rows are made and dropped
     room: u32,
     len: u32,
 }
@@ -42,8 +43,9 @@ impl Sequence {
     }
 
     /// A sequence that starts with the same positions and goes its own way. Nothing is copied.
+    #[inline]
     pub fn fork(&self) -> Self {
-        self.fork_at(self.len())
+        Self { spans: SmallVec::from_slice(&self.spans), room: 0, len: self.len }
     }
 
     /// A fork that shares the first `len` positions alone.
@@ -52,7 +54,7 @@ impl Sequence {
     /// If there are not so many.
     pub fn fork_at(&self, len: usize) -> Self {
         assert!(len <= self.len(), "a sequence of {} positions cannot be forked at {len}", self.len());
-        let (mut spans, mut left) = (Vec::with_capacity(self.spans.len() + 1), len as u32);
+        let (mut spans, mut left) = (SmallVec::with_capacity(self.spans.len() + 1), len as u32);
         for span in &self.spans {
             let len = span.len.min(left);
             if len == 0 {
@@ -146,7 +148,9 @@ impl Cache {
                 let slot = last.start + last.len;
                 self.free.extend((self.chunk == 1 && slot < mark.0).then_some(slot));
             }
-            sequence.spans.pop_if(|s| s.len == 0);
+            if last.len == 0 {
+                sequence.spans.pop();
+            }
         }
         self.rewind(mark);
     }
@@ -194,6 +198,12 @@ pub struct Pass {
 }
 
 impl Pass {
+    /// An empty pass with room for so many positions.
+    pub fn with_capacity(rows: usize) -> Self {
+        let (slots, positions) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        Self { attend: Attend::with_capacity(rows), slots, positions, wanted: Vec::with_capacity(rows) }
+    }
+
     /// Adds the next position of a sequence; `wanted` asks for its hidden state.
     ///
     /// Positions of one sequence are added in order. Each sees all before it and itself.
@@ -224,7 +234,7 @@ mod tests {
     fn forks_share_the_prefix_and_nothing_else() {
         let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
         (0..20).for_each(|_| pass.push(&mut cache, &mut prefix, false));
-        assert_eq!(prefix.spans, [Span { start: 0, len: 20 }]);
+        assert_eq!(prefix.spans[..], [Span { start: 0, len: 20 }]);
         let (mut a, mut b) = (prefix.fork(), prefix.fork());
         for _ in 0..17 {
             pass.push(&mut cache, &mut a, true);
@@ -246,7 +256,7 @@ mod tests {
         pass.push(&mut cache, &mut beam, false);
         let mut next = beam.fork();
         pass.push(&mut cache, &mut next, false);
-        assert_eq!(next.spans, [Span { start: 0, len: 3 }, Span { start: 16, len: 1 }, Span { start: 32, len: 1 }]);
+        assert_eq!(next.spans[..], [Span { start: 0, len: 3 }, Span { start: 16, len: 1 }, Span { start: 32, len: 1 }]);
         cache.clear();
         assert_eq!(cache.used, 0);
     }
@@ -262,7 +272,7 @@ mod tests {
         cache.give_back_last(forks.remove(1));
         let mut next = forks[1].fork();
         pass.push(&mut cache, &mut next, true);
-        assert_eq!(next.spans, [Span { start: 0, len: 3 }, Span { start: 18, len: 1 }, Span { start: 17, len: 1 }]);
+        assert_eq!(next.spans[..], [Span { start: 0, len: 3 }, Span { start: 18, len: 1 }, Span { start: 17, len: 1 }]);
         cache.give_back_last(next);
         cache.hand_out_singly(false);
         let mut answer = forks[0].fork();

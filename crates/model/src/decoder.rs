@@ -161,7 +161,7 @@ impl Decoder {
         x: Tensor,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
-        self.forward_when(cache, pass, dropout, || Ok(x))
+        self.compute(cache, pass, (dropout, false), || Ok(x))
     }
 
     /// [`Decoder::forward`] of input vectors that are not known yet: the pass is made ready, on the device where it can be,
@@ -171,6 +171,17 @@ impl Decoder {
         cache: &mut Cache,
         pass: &Pass,
         dropout: Option<Dropout<'_>>,
+        x: impl FnOnce() -> Result<Tensor, E>,
+    ) -> Result<Tensor, E> {
+        self.compute(cache, pass, (dropout, true), x)
+    }
+
+    /// Computes a pass that is made ready `ahead` of its input vectors, or else while the device begins with them.
+    fn compute<E: From<DeviceError>>(
+        &self,
+        cache: &mut Cache,
+        pass: &Pass,
+        (dropout, ahead): (Option<Dropout<'_>>, bool),
         x: impl FnOnce() -> Result<Tensor, E>,
     ) -> Result<Tensor, E> {
         let (device, width) = (&self.device, self.config.width);
@@ -189,11 +200,11 @@ impl Decoder {
             let body = |part: Part<'_>| self.forward_part(cache, part, &mut Work::default());
             return Ok(self.replays.run(device, key, x()?, part, body)?);
         }
-        let part = Part::cut(device, pass, &seen, (dropout, width), false)?;
+        let part = Part::cut(device, pass, &seen, (dropout, width), ahead)?;
         Ok(self.forward_part(cache, Part { x: x()?, ..part }, &mut Work::default())?)
     }
 
-    /// A pass of more rows than the device takes at once.
+    /// A pass of more rows than the device takes at once, in parts of about as many: a small one would leave it idle.
     fn forward_in_parts(
         &self,
         cache: &mut Cache,
@@ -201,9 +212,10 @@ impl Decoder {
         dropout: Option<Dropout<'_>>,
         x: Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let (mut work, mut parts, most) = (Work::default(), Vec::new(), self.device.rows_at_once());
-        for start in (0..pass.rows()).step_by(most) {
-            let rows = start..pass.rows().min(start + most);
+        let (mut work, mut parts) = (Work::default(), Vec::new());
+        let each = pass.rows().div_ceil(pass.rows().div_ceil(self.device.rows_at_once()));
+        for start in (0..pass.rows()).step_by(each) {
+            let rows = start..pass.rows().min(start + each);
             let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
             let seen = Seen::cut(pass, rows);
             let part = Part::cut(&self.device, pass, &seen, (dropout, x.cols()), false)?;
@@ -239,20 +251,22 @@ impl Decoder {
             let next = self.blocks.get(layer + 1);
             let (by, into) = ((&block.qkv, self.placing(block)), (&mut cache.kv, layer));
             ops::project(device, &work.normed, by, into, &part.seats, &mut work.qkv)?;
+            let mut sight = part.sight(device)?;
             if next.is_none() {
-                part.narrow(device, &mut work.qkv)?; // from here on only what was asked for
+                sight = part.narrow(device, sight, &mut work.qkv)?; // from here on only what was asked for
             }
-            ops::attention(device, &work.qkv, cache.kv.layer(layer), heads, &part.views, &mut work.mixed)?;
-            let mask = part.dropout.mask(layer, Site::AttnOut);
+            ops::attention(device, &work.qkv, cache.kv.layer(layer), heads, &sight.views, &mut work.mixed)?;
+            let mask = sight.dropout.mask(layer, Site::AttnOut);
             let normed = (&block.mlp_norm, Format::Operand, &mut work.normed);
             ops::residual(device, &work.mixed, &block.attn_out, mask, &mut part.x, normed)?;
             self.mlp(block, work)?;
-            let mask = part.dropout.mask(layer, Site::MlpOut);
+            let mask = sight.dropout.mask(layer, Site::MlpOut);
             let normed = match next {
                 Some(next) => (&next.attn_norm, Format::Operand, &mut work.normed),
                 None => (&self.final_norm, Format::Single, &mut work.normed),
             };
             ops::residual(device, &work.inner, &block.mlp_out, mask, &mut part.x, normed)?;
+            part.sight = Some(sight);
         }
         Ok(std::mem::take(&mut work.normed))
     }
@@ -385,10 +399,17 @@ impl<'a> Seen<'a> {
 struct Part<'a> {
     x: Tensor, // (rows, width): the residual stream
     seats: Seats,
+    seen: &'a Seen<'a>,
+    dropout: Option<Dropout<'a>>, // of the whole pass
+    sight: Option<Sight<'a>>,     // when it is there
+    narrow: Option<Narrow<'a>>,   // if it is there ahead of time
+}
+
+/// What rows see and what is dropped of them: what a layer needs after its first product.
+#[derive(Debug)]
+struct Sight<'a> {
     views: Views<'a>,
     dropout: PartDropout,
-    seen: &'a Seen<'a>,
-    narrow: Option<Narrow<'a>>, // if it is there ahead of time
 }
 
 /// The rows of a part that were asked for.
@@ -409,42 +430,48 @@ impl<'a> Narrow<'a> {
     }
 }
 
+impl<'a> Sight<'a> {
+    fn of(device: &Device, seen: &'a Seen<'_>, dropout: Option<Dropout<'_>>, width: usize) -> Result<Self, DeviceError> {
+        let dropout = PartDropout::cut(device, dropout, width, seen.rows.clone())?;
+        Ok(Self { views: Views::new(device, Cow::Borrowed(&*seen.all))?, dropout })
+    }
+}
+
 impl<'a> Part<'a> {
     /// Some rows of a pass, but for their input vectors of that width, which are put in when they are there. With `ahead`,
-    /// everything that the pass will need is brought to the device at once; without, what is needed last is made while the
+    /// everything that the pass will need is brought to the device at once; without, what is needed later is made while the
     /// device is busy.
     fn cut(
         device: &Device,
         pass: &Pass,
         seen: &'a Seen<'a>,
-        (dropout, width): (Option<Dropout<'_>>, usize),
+        (dropout, width): (Option<Dropout<'a>>, usize),
         ahead: bool,
     ) -> Result<Self, DeviceError> {
-        let dropout = PartDropout::cut(device, dropout, width, seen.rows.clone())?;
-        let narrow = ahead && seen.is_narrowed();
-        Ok(Self {
-            seats: Seats {
-                positions: Indices::new(device, pass.positions[seen.rows.clone()].to_vec())?,
-                slots: Indices::new(device, pass.slots[seen.rows.clone()].to_vec())?,
-            },
-            views: Views::new(device, Cow::Borrowed(&*seen.all))?,
-            narrow: if narrow { Some(Narrow::of(device, seen, &dropout, width)?) } else { None },
-            dropout,
-            seen,
-            x: Tensor::default(),
-        })
+        let seats = Seats {
+            positions: Indices::new(device, pass.positions[seen.rows.clone()].to_vec())?,
+            slots: Indices::new(device, pass.slots[seen.rows.clone()].to_vec())?,
+        };
+        let sight = if ahead { Some(Sight::of(device, seen, dropout, width)?) } else { None };
+        let wider = sight.as_ref().filter(|_| seen.is_narrowed());
+        let narrow = wider.map(|sight| Narrow::of(device, seen, &sight.dropout, width)).transpose()?;
+        Ok(Self { x: Tensor::default(), seats, seen, dropout, sight, narrow })
     }
 
-    /// Leaves the rows out that nobody asked for.
-    fn narrow(&mut self, device: &Device, qkv: &mut Tensor) -> Result<(), DeviceError> {
+    /// What its rows see.
+    fn sight(&mut self, device: &Device) -> Result<Sight<'a>, DeviceError> {
+        self.sight.take().map_or_else(|| Sight::of(device, self.seen, self.dropout, self.x.cols()), Ok)
+    }
+
+    /// Leaves the rows out that nobody asked for; returns what the others see.
+    fn narrow(&mut self, device: &Device, sight: Sight<'a>, qkv: &mut Tensor) -> Result<Sight<'a>, DeviceError> {
         if !self.seen.is_narrowed() {
-            return Ok(());
+            return Ok(sight);
         }
-        let made = self.narrow.take().map_or_else(|| Narrow::of(device, self.seen, &self.dropout, self.x.cols()), Ok)?;
+        let made = self.narrow.take().map_or_else(|| Narrow::of(device, self.seen, &sight.dropout, self.x.cols()), Ok)?;
         self.x = ops::gather(device, &self.x, &made.rows)?;
         *qkv = ops::gather(device, qkv, &made.rows)?;
-        (self.views, self.dropout) = (made.views, made.dropout);
-        Ok(())
+        Ok(Sight { views: made.views, dropout: made.dropout })
     }
 }
 

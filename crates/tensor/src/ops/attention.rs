@@ -138,6 +138,11 @@ pub struct Attend {
 }
 
 impl Attend {
+    /// Nobody yet, with room for so many rows that see two spans each, which most do.
+    pub fn with_capacity(rows: usize) -> Self {
+        Self { spans: Vec::with_capacity(2 * rows), ends: Vec::with_capacity(rows) }
+    }
+
     /// Adds a row that sees `spans`.
     pub fn push(&mut self, spans: impl IntoIterator<Item = Span>) {
         self.spans.extend(spans.into_iter().filter(|s| s.len > 0));
