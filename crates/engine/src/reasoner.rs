@@ -1,10 +1,10 @@
 //! A checkpoint becomes a reasoner or a reward model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
 use model::{Checkpoint, Decoder, Folder, LatentHead, LmHead, RewardHead, Tokenizer};
-use tensor::ops::Asked;
+use tensor::ops::{self, Asked};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::Error;
@@ -25,15 +25,17 @@ pub struct Mind {
 impl Mind {
     /// The input vectors of some tokens: (tokens, width).
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor, DeviceError> {
-        let out = self.decoder.embed(tokens)?;
         if !tokens.iter().any(|token| self.markers.contains_key(token)) {
-            return Ok(out);
+            return self.decoder.embed(tokens);
         }
-        let mut out = out.to_host()?; // few tokens, once a prompt: not worth a kernel
-        for (r, vector) in tokens.iter().enumerate().filter_map(|(r, token)| Some((r, self.markers.get(token)?))) {
-            out.row_mut(r).copy_from_slice(vector);
+        // Markers' vectors are put in on the host, where each token is but once, however many rows have it.
+        let distinct: Vec<u32> = BTreeSet::from_iter(tokens).into_iter().copied().collect();
+        let mut vectors = self.decoder.embed(&distinct)?.to_host()?;
+        for (r, vector) in distinct.iter().enumerate().filter_map(|(r, token)| Some((r, self.markers.get(token)?))) {
+            vectors.row_mut(r).copy_from_slice(vector);
         }
-        out.to_device(self.decoder.device())
+        let (device, places) = (self.decoder.device(), tokens.iter().map(|token| distinct.partition_point(|d| d < token)));
+        ops::select(device, &vectors.to_device(device)?, &places.collect::<Vec<_>>())
     }
 
     /// The same of tokens that nobody has read yet; none where some tokens' vectors are not in the table.
