@@ -12,11 +12,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use model::Decoder;
 use record::Seconds;
 use tensor::{Device, DeviceError};
 
-/// Rows from which on lanes pay: fewer are faster in one pass than in two beside each other, which fill a GPU less well each.
-pub(crate) const WORTH_WHILE: usize = 12288;
+/// Operations of a pass over all rows from which on two lanes pay: fewer are faster in one pass than in two beside each other,
+/// which fill a GPU less well each.
+const WORTH_WHILE: f64 = 2e12;
+/// Fewer rows never pay, and more always do, whatever the model.
+const ROWS: [usize; 2] = [2048, 12288];
+
+/// Rows from which on lanes pay with a decoder.
+pub(crate) fn rows_worth_while(decoder: &Decoder) -> usize {
+    ((WORTH_WHILE / decoder.flops_per_position()) as usize).clamp(ROWS[0], ROWS[1])
+}
 
 /// What a lane keeps from job to job.
 pub(crate) type Lane<S> = Mutex<S>;

@@ -32,9 +32,10 @@ impl Share {
 /// What one row, one prompt and the whole wave may take.
 pub(crate) struct Plan<'a> {
     prompts: &'a [Prompt],
-    lanes: usize,     // in which waves run at the same time
-    most_rows: usize, // of a wave: beyond, speed does not grow
-    budget: usize,    // of a lane
+    lanes: usize,       // in which waves run at the same time
+    worth_while: usize, // rows from which on there are several
+    most_rows: usize,   // of a wave: beyond, speed does not grow
+    budget: usize,      // of a lane
     private_prompt: bool,
     own: usize, // slots of one row beside the prompt
     reward: Reward,
@@ -97,6 +98,7 @@ impl<'a> Plan<'a> {
         let mut plan = Self {
             prompts,
             lanes: 1,
+            worth_while: lanes::rows_worth_while(&mind.decoder),
             most_rows: mind.decoder.device().rows_at_once(),
             budget: settings.memory,
             private_prompt: settings.perturbation.prompt_is_private(),
@@ -124,7 +126,7 @@ impl<'a> Plan<'a> {
             plan.check_memory(prompt)?;
         }
         // A search takes turns with waves in the caches of a lane, so it has but one.
-        if settings.beam.is_none() && prompts.len() * party.rows() >= lanes::WORTH_WHILE {
+        if settings.beam.is_none() && prompts.len() * party.rows() >= plan.worth_while {
             plan.share_among(mind.decoder.device().lanes());
         }
         Ok(plan)
@@ -232,7 +234,7 @@ impl<'a> Plan<'a> {
     /// Rows of a wave at most, so that lanes end at the same time and no wave is left with the rest of one question.
     fn wave_rows(&self, shares: &[Share]) -> usize {
         let rows: usize = shares.iter().map(|share| share.rows.len()).sum();
-        if self.lanes == 1 || rows < lanes::WORTH_WHILE {
+        if self.lanes == 1 || rows < self.worth_while {
             return self.most_rows;
         }
         let even = rows.div_ceil(rows.div_ceil(self.most_rows).next_multiple_of(self.lanes));
@@ -306,6 +308,7 @@ mod tests {
         let plan = Plan {
             prompts: &prompts,
             lanes: 2,
+            worth_while: 12288,
             most_rows: 8192,
             budget: usize::MAX / 4,
             private_prompt: false,

@@ -63,7 +63,7 @@ impl<'a> Plan<'a> {
                 return Err(Error::RolloutMemory { id: prompt.id, trajectories, need, budget });
             }
         }
-        if prompts.len() * (trajectories + plan.most_branches) >= lanes::WORTH_WHILE {
+        if prompts.len() * (trajectories + plan.most_branches) >= lanes::rows_worth_while(&mind.decoder) {
             plan.share_among(mind.decoder.device().lanes().min(prompts.len()));
         }
         Ok(plan)
