@@ -255,7 +255,7 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     const u32 len0 = __shfl_sync(FULL, view.x, view0), len1 = __shfl_sync(FULL, view.x, view1);
     const u32 longest = __reduce_max_sync(FULL, view.x), shortest = __reduce_min_sync(FULL, here ? view.x : longest);
     for (u32 number = 0; number < shared_units; number += 2) {
-        // Groups: the ring, DEPTH - 1 own units, and one for each unit so far. Units beyond the ring were asked for after the own ones.
+        // Groups: the ring, DEPTH - 1 own units, and one for each unit so far; units beyond the ring were asked for after the own.
         if (min(number + 1, shared_units - 1) < RING) arrived<RING + DEPTH - 3>();
         else arrived<RING - 2>();
         __syncthreads();

@@ -116,7 +116,8 @@ __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec
 template <int COUNT>
 __device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
-// Four pieces of 8 x 8 numbers of 16 bits: lane l says where row l % 8 of piece l / 8 goes, and holds two neighbours of row l / 4 of each.
+// Four pieces of 8 x 8 numbers of 16 bits: lane l says where row l % 8 of piece l / 8 goes, and holds two neighbours of row l / 4
+// of each.
 __device__ __forceinline__ void put_pieces(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
@@ -144,25 +145,6 @@ __device__ __forceinline__ void multiply(float (&d)[96], u64 a, u64 b, u32 adds)
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
         "%96, %97, p, 1, 1, 0, 0;\n}"
         : D32(0), D32(32), D32(64)
-        : "l"(a), "l"(b), "r"(adds));
-}
-
-// d (64, 256) = a (64, 16) b (256, 16)^T, added to what is there if `adds`.
-__device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, u32 adds) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "setp.ne.b32 p, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, p, 1, 1, 0, 0;\n}"
-        : D32(0), D32(32), D32(64), D32(96)
         : "l"(a), "l"(b), "r"(adds));
 }
 

@@ -90,7 +90,8 @@ __device__ __forceinline__ void bring_all(const Product& by, Memory in) {
     const Tiles tiles(by);
     const u32 share = SHARE * Tiles::rank();
     expect_matrix(by.x);
-    // The first weights may come from memory, and need not wait for the kernel before. Pairs with the same ones ask for a part each.
+    // The first weights may come from memory, and need not wait for the kernel before. Pairs with the same ones ask for a part
+    // each.
     const u32 tile = Tiles::first(), alike = tiles.row_blocks;
     for (u32 step = tile % alike; tile < tiles.count && step < tiles.steps; step += alike)
         foresee(by.weights, step * DEPTH, tiles.column(tile) + share);

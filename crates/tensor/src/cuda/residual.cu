@@ -2,9 +2,9 @@
 // that neither the product nor the stream makes a trip of its own through memory. Compiles to nothing for other GPUs.
 //
 // A block takes 128 rows by 192 of their 768 outputs: two warpgroups multiply 64 rows each, a thread of the third asks the copy
-// engine for what they multiply and for the stream's tile, the fourth helps the first two to draw masks before that. Two blocks of other rows and the same
-// outputs are a cluster, in which each brings half of the weights to both. Bound by the L2 cache while it multiplies, by waiting
-// after that.
+// engine for what they multiply and for the stream's tile; before that, the fourth helps the first two to draw masks. Two blocks
+// of other rows and the same outputs are a cluster, in which each brings half of the weights to both. Bound by the L2 cache while
+// it multiplies, by waiting after that.
 //
 // The four blocks that have a row tell each other mean and spread of their part of it through memory. Blocks start in the order
 // of their numbers and the four are neighbours, so nobody waits for one that has no place to run.
@@ -183,7 +183,8 @@ __device__ __forceinline__ float2& in_stream(u8* box, u32 row, u32 j, u32 q) {
 }
 
 // What becomes of the products. Elements 4 j + 2 h and the next are columns 8 j + 2 q and the next of this thread's row h.
-__device__ __forceinline__ void finish(const Residual& by, Shared& shared, float (&d)[96], u32 part, u32 row, const float (&keep)[2]) {
+__device__ __forceinline__ void finish(const Residual& by, Shared& shared, float (&d)[96], u32 part, u32 row,
+                                       const float (&keep)[2]) {
     const u32 warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, q = lane % 4;
     const u32 steps = (by.depth + DEPTH - 1) / DEPTH, above = warpgroup * 64 + warp * 16, mine = warp * 16 + of_eight(lane / 4);
     const u32 rows[2] = {row + warpgroup * 64 + mine, row + warpgroup * 64 + mine + 8}, number = (u32)by.number;
@@ -234,7 +235,8 @@ __device__ __forceinline__ void finish(const Residual& by, Shared& shared, float
     show_copies();
     __syncwarp();
     for (u32 w = 0; lane == 0 && w < MASK_WORDS; w++)
-        take(shared_at(shared.stream(steps, warpgroup * MASK_WORDS + w)) + warp * 16 * 128, by.stream, part * OUTPUTS + w * 32, row + above);
+        take(shared_at(shared.stream(steps, warpgroup * MASK_WORDS + w)) + warp * 16 * 128, by.stream, part * OUTPUTS + w * 32,
+             row + above);
     after_copies();
 
     meet(MULTIPLIED, MULTIPLIERS);
