@@ -2,8 +2,7 @@
 //!
 //! How much is shared depends on the perturbation. Without one, or with noise, all of the prompt and the first hidden
 //! state; with dropout on thoughts, all but the last token, which every row passes with masks of its own; with dropout
-//! in the prompt, nothing. Whatever is shared, a wave's prompts are one pass: rows see the prefixes that are computed
-//! beside them.
+//! in the prompt, nothing. Where rows are few, all of this is one pass: rows see the prefixes that are computed beside them.
 
 use model::{Cache, Masks, Pass, Sequence};
 use tensor::rng::Draw;
@@ -76,7 +75,10 @@ fn rows(starts: &[Start], prefixes: &[Sequence]) -> Vec<Row> {
     starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect()
 }
 
-/// Every row passes the last token by itself, beside the prefixes.
+/// Prefixes and rows that pass together, at most: more fill a GPU as well in two passes, and two fit its rounds of tiles better.
+const TOGETHER: usize = 2048;
+
+/// Every row passes the last token by itself: beside the prefixes where they are few, else after them.
 fn forked(
     mind: &Mind,
     cache: &mut Cache,
@@ -87,8 +89,9 @@ fn forked(
     let Prefixes { mut pass, mut tokens, sequences } = Prefixes::of(cache, prompts, 1, starts.len());
     let mut rows = rows(starts, &sequences);
     let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
-    if matches!(chance.randomness, Randomness::Recorded(_)) {
-        // Recorded masks fall on all rows of a pass: the prefixes have their own.
+    // Recorded masks fall on all rows of a pass, which prefixes must not be among.
+    let is_recorded = matches!(chance.randomness, Randomness::Recorded(_));
+    if is_recorded || pass.rows() + rows.len() > TOGETHER {
         mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
         let x = mind.embed(&last.copied().collect::<Vec<_>>())?;
         let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
