@@ -165,6 +165,36 @@ fn maps_of_many_rows_in_bf16_equal_the_processors() {
     }
 }
 
+/// So many rows that blocks follow each other, over prefixes of more units than are on their way at a time. Rows' own spans
+/// overlap, which nobody minds who only reads.
+#[test]
+fn attention_over_long_prefixes_in_bf16_equals_the_processors() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Device::cpu(None).unwrap();
+    let (rows, shape, slots) = (2400, (12, 64), 1000);
+    let cols = 3 * shape.0 * shape.1;
+    let (filling, queries) = (rounded(matrix(slots, cols, 100)), rounded(matrix(rows, cols, 101)));
+    let mut attend = Attend::default();
+    for r in 0..rows as u32 {
+        let prefix = [(0, 72), (72, 100), (172, 40), (212, 300)][r as usize / 600];
+        attend.push([prefix, (520 + 7 * r % 400, 9)].map(|(start, len)| Span { start, len }));
+    }
+    let run = |device: &Device| {
+        let all = Indices::new(device, (0..slots as u32).collect())?;
+        let seats = Seats { positions: Indices::new(device, vec![0; slots])?, slots: all };
+        let (mut kv, mut mixed) = (KvStore::new(device, 1, shape, slots)?, Tensor::default());
+        let by = Place { heads: shape.0, norms: None, rope: None };
+        place(device, &mut operand(device, &filling)?, by, &mut kv, 0, &seats)?;
+        let views = Views::new(device, std::borrow::Cow::Borrowed(&attend))?;
+        attention(device, &operand(device, &queries)?, kv.layer(0), shape.0, &views, &mut mixed)?;
+        mixed.to_host()
+    };
+    let expected = cpu.run(|| run(&cpu)).unwrap();
+    for _ in 0..4 {
+        alike(&gpu.run(|| run(&gpu)).unwrap(), &expected, "attention of many rows over long prefixes");
+    }
+}
+
 /// Maps into a stream of so many rows that Hopper adds, drops and normalises in the product's kernel, whose blocks tell each other
 /// of their rows; again and again, so that one would be seen that takes what an earlier kernel told for an answer.
 #[test]
