@@ -10,8 +10,20 @@ pub const NAME: &str = "embedded";
 
 /// A file of `assets/`.
 macro_rules! asset {
-    ($path:literal) => {
-        include_bytes!(concat!("../../../assets/", $path)).as_slice()
+    ($($part:literal),+) => {
+        include_bytes!(concat!("../../../assets/", $($part),+)).as_slice()
+    };
+}
+
+/// The files of a model in a folder of `assets/`, with the tokenizer that all share.
+macro_rules! files {
+    ($folder:literal) => {
+        &[
+            ("config.json", asset!($folder, "/config.json")),
+            ("model.safetensors", asset!($folder, "/model.safetensors")),
+            ("tokenizer.json", TOKENIZER),
+            ("tokenizer_config.json", TOKENIZER_CONFIG),
+        ]
     };
 }
 
@@ -19,38 +31,11 @@ const TOKENIZER: &[u8] = asset!("tokenizer.json");
 const TOKENIZER_CONFIG: &[u8] = asset!("tokenizer_config.json");
 
 // Statics, for a constant's bytes would be in the program once for every place that names it.
-static REASONER: Packed = Packed {
-    name: NAME,
-    files: &[
-        ("config.json", asset!("reasoner/config.json")),
-        ("model.safetensors", asset!("reasoner/model.safetensors")),
-        ("tokenizer.json", TOKENIZER),
-        ("tokenizer_config.json", TOKENIZER_CONFIG),
-    ],
-    folders: &[],
-};
+static REASONER: Packed = Packed { name: NAME, files: files!("reasoner"), folders: &[] };
 
-static REWARD: Packed = Packed {
-    name: "embedded:reward",
-    files: &[
-        ("config.json", asset!("reward/config.json")),
-        ("model.safetensors", asset!("reward/model.safetensors")),
-        ("tokenizer.json", TOKENIZER),
-        ("tokenizer_config.json", TOKENIZER_CONFIG),
-    ],
-    folders: &[(MIND, REFLECTING)],
-};
+static REWARD: Packed = Packed { name: "embedded:reward", files: files!("reward"), folders: &[(MIND, REFLECTING)] };
 
-const REFLECTING: Packed = Packed {
-    name: "embedded:reward/mind",
-    files: &[
-        ("config.json", asset!("reward/mind/config.json")),
-        ("model.safetensors", asset!("reward/mind/model.safetensors")),
-        ("tokenizer.json", TOKENIZER),
-        ("tokenizer_config.json", TOKENIZER_CONFIG),
-    ],
-    folders: &[],
-};
+const REFLECTING: Packed = Packed { name: "embedded:reward/mind", files: files!("reward/mind"), folders: &[] };
 
 /// Who thinks.
 pub fn reasoner() -> Folder {

@@ -84,13 +84,16 @@ fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
     }
 }
 
-/// A pass longer than the decoder computes at once is cut, perhaps within a prompt.
+/// A pass longer than the decoder computes at once is cut, perhaps within a prompt; and prompts of so many positions that rows
+/// follow them in a pass of their own are those that few rows pass beside.
 #[test]
 fn prompts_that_are_cut_into_parts_stay_whole() {
     let long = |id: u32| question(id, &format!("{id} ").repeat(80));
-    let many: Vec<_> = (1000..1003).map(long).collect();
+    let many: Vec<_> = (1000..1008).map(long).collect();
     for family in [Family::Coconut, Family::CodiLlama] {
         let pair = Pair::of(family);
+        let positions: usize = many.iter().map(|asked| prompted(&pair.reasoner, asked).tokens.len()).sum();
+        assert!(positions > 2048, "{family:?}: {positions} positions");
         for perturbation in [Perturbation::None, thoughtful(0.2), perturbations()[2]] {
             let settings = settings(&pair.reasoner, 2, perturbation);
             let together = pair.ask(settings, &many);

@@ -212,7 +212,9 @@ impl Array {
 
     /// A matrix of zeros.
     pub(crate) fn zeros(cuda: &Cuda, rows: usize, cols: usize, dtype: Dtype) -> Result<Self, CudaError> {
-        Ok(Self { rows, cols, stride: cols, dtype, buffer: Buffer::zeros(cuda, rows * cols * dtype.size())? })
+        let mut out = Self::uninit(cuda, rows, cols, dtype)?;
+        out.buffer.clear()?;
+        Ok(out)
     }
 
     /// A matrix of f32 from its numbers.

@@ -182,7 +182,8 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     const bool here = lane < 16 && warp_row < height && known < tile.y && known <= over_group(warp_row + 15);
     const uint4 view = here ? rows[tile.x + known] : make_uint4(0, 0, 0, 0);
     const Owned owned(spans, view);
-    // What rows see was uploaded before the kernel ahead of this one began; queries, keys and values are of that one.
+    // What rows see was uploaded before the kernel ahead of this one began, or since, and then this one does not start early;
+    // queries, keys and values are of that one.
     after_previous();
     let_next_start();
 

@@ -4,7 +4,8 @@
 //!   brings numbers back to the host.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and keeps the result on disk.
 //! * [`blas`] wraps cuBLASLt; [`array`] is memory on the GPU.
-//! * [`copies`] describes matrices to the copy engine of Hopper, for the kernels that are for it alone (`hopper.cuh`).
+//! * [`later`] brings numbers back while the host does other things.
+//! * [`product`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), to whose copy engine [`copies`] describes matrices.
 //! * [`replay`] records work that is repeated and replays it.
 //! * One file per operation, under the names of `cpu`: contract and launch here, kernel in the `.cu` of the same name.
 //!

@@ -44,6 +44,8 @@ struct __align__(128) Product {
     u64 unused[4];
 };
 
+static_assert(sizeof(Product) == 48 * 8, "as in product.rs");
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Where a block's stages and barriers are in its shared memory.

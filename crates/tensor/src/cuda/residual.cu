@@ -42,6 +42,8 @@ struct __align__(128) Residual {
     u64 unused[6];
 };
 
+static_assert(sizeof(Residual) == 80 * 8, "as in residual.rs");
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 struct Shared {
@@ -55,6 +57,8 @@ struct Shared {
         return stages[(steps + box / BOXES) % STAGES] + box % BOXES * BOX_BYTES;
     }
 };
+
+static_assert(sizeof(Shared) == 210264, "as in residual.rs");
 
 // Threads of some warps wait for each other; those that only arrive do not.
 __device__ __forceinline__ void meet(u32 barrier, u32 threads) {

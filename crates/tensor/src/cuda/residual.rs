@@ -32,32 +32,10 @@ pub(crate) fn residual(
     stream: &mut Array,
     (norm, want): (&DeviceNorm, Dtype),
 ) -> Result<Array, CudaError> {
-    if can(x, by, mask.as_ref()) {
-        return at_once(x, by, mask, stream, (norm, want));
+    if !can(x, by, mask.as_ref()) {
+        let y = linear::product(x, by, x.cuda().operand())?;
+        return norm::add_norm(stream, Addend { y: &y, bias: by.padded_bias(), mask }, norm, want);
     }
-    let y = linear::product(x, by, x.cuda().operand())?;
-    norm::add_norm(stream, Addend { y: &y, bias: by.padded_bias(), mask }, norm, want)
-}
-
-fn can(x: &Array, by: &Weights, mask: Option<&DeviceMask<'_>>) -> bool {
-    let formats = [x.dtype(), by.matrix().dtype()] == [Dtype::Bf16; 2];
-    let shape = by.outputs() == WIDTH && by.inputs().is_multiple_of(8) && x.rows() <= MOST;
-    // A kernel that is replayed would have the number of the one that was recorded.
-    let new = replay::stream(x.cuda()).is_none();
-    new && formats
-        && shape
-        && !matches!(mask, Some(DeviceMask::Recorded { .. }))
-        && x.cuda().capability() == (9, 0)
-        && product::fills(x, by)
-}
-
-fn at_once(
-    x: &Array,
-    by: &Weights,
-    mask: Option<DeviceMask<'_>>,
-    stream: &mut Array,
-    (norm, want): (&DeviceNorm, Dtype),
-) -> Result<Array, CudaError> {
     let (cuda, rows) = (x.cuda(), x.rows());
     assert_eq!((x.cols(), norm.width()), (by.inputs(), WIDTH), "residual: rows or a norm of another width");
     assert_eq!(
@@ -97,4 +75,17 @@ fn at_once(
     // there is a draw for each row, and a place on the board for each row's parts.
     unsafe { cuda.launch("residual_768", grid, &mut arguments) }?;
     Ok(out)
+}
+
+/// Whether all of it can be one kernel, and is sooner so.
+fn can(x: &Array, by: &Weights, mask: Option<&DeviceMask<'_>>) -> bool {
+    let formats = [x.dtype(), by.matrix().dtype()] == [Dtype::Bf16; 2];
+    let shape = by.outputs() == WIDTH && by.inputs().is_multiple_of(8) && x.rows() <= MOST;
+    // A kernel that is replayed would have the number of the one that was recorded.
+    let new = replay::stream(x.cuda()).is_none();
+    new && formats
+        && shape
+        && !matches!(mask, Some(DeviceMask::Recorded { .. }))
+        && x.cuda().capability() == (9, 0)
+        && product::fills(x, by)
 }
