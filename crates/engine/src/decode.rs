@@ -1,8 +1,9 @@
 //! After the last thought: the end tokens, then the answer, greedily or drawn, until it ends. Rows that finish leave the
 //! batch. Rows that neither think nor have end tokens answer from their prompt's last hidden state.
 //!
-//! While the device looks for the next tokens, the pass after them is made ready as if no row ended with its token. Where
-//! some do, that is taken back, and the others go on in a pass of their own.
+//! While a GPU looks for the next tokens, the pass after them is made ready as if no row ended with its token, and begun before the
+//! host has read them. Where a few rows end, they go along and are left out of what follows; where more do, the pass is taken
+//! back, and the others go on in one of their own.
 
 use model::{Cache, Masks, Pass};
 use tensor::ops::{self, Asked, Word};
@@ -56,7 +57,16 @@ pub(crate) fn decode(
             logprobs[r] += word.logprob;
         }
         hidden = match passed {
-            Some(hidden) => hidden,
+            Some(hidden) => {
+                let stay = |&i: &usize| !ends(mind, words[places[i]]);
+                let (stay, ended): (Vec<usize>, Vec<usize>) = (0..places.len()).partition(stay);
+                for i in ended {
+                    let sequence = &mut rows[next[i]].sequence;
+                    *sequence = sequence.fork_at(sequence.len() - 1);
+                }
+                next = stay.iter().map(|&i| next[i]).collect();
+                ops::select(mind.decoder.device(), [&hidden], &stay)?
+            }
             None => {
                 (places, next) = places.into_iter().zip(next).filter(|&(i, _)| !ends(mind, words[i])).unzip();
                 if next.is_empty() {
@@ -79,9 +89,12 @@ fn tokens(words: &[Word], places: &[usize]) -> Vec<u32> {
     places.iter().map(|&i| words[i].token).collect()
 }
 
+/// One of so many rows may end and go along nevertheless: less than it takes to make another pass ready.
+const ALONG: usize = 16;
+
 /// Why the pass after some tokens was not made.
 enum Halt {
-    /// It was made ready for rows of which some ended.
+    /// It was made ready for rows of which too many ended.
     Ended,
     Failed(DeviceError),
 }
@@ -92,9 +105,10 @@ impl From<DeviceError> for Halt {
     }
 }
 
-/// Reads the tokens that were asked for, and passes those at `places`, one of each of `rows`, if none of them ends its row.
+/// Reads the tokens that were asked for, and passes those at `places`, one of each of `rows`, unless too many of them end their
+/// rows.
 ///
-/// The host has everything ready by the time the tokens are there.
+/// The device has everything ready by the time the tokens are there.
 fn read_and_pass(
     mind: &Mind,
     cache: &mut Cache,
@@ -102,21 +116,20 @@ fn read_and_pass(
     (asked, places): (Asked, &[usize]),
     dropout: Option<(Chance<'_>, usize)>,
 ) -> Result<(Vec<Word>, Option<Tensor>), DeviceError> {
-    if rows.is_empty() {
+    if rows.is_empty() || asked.is_known() {
         return Ok((asked.read()?, None));
     }
-    let (embedded, mut words) = (mind.embed_asked(&asked)?, Vec::new());
-    let x = || {
+    let (embedded, mut words) = (mind.embed_asked(&asked)?.filter(|x| x.rows() == places.len()), Vec::new());
+    let read = |most: usize| {
         words = asked.read()?;
-        if places.iter().any(|&i| ends(mind, words[i])) {
-            return Err(Halt::Ended);
-        }
-        match embedded {
-            Some(x) if x.rows() == places.len() => Ok(x),
-            _ => Ok(mind.embed(&tokens(&words, places))?),
-        }
+        let ended = places.iter().filter(|&&i| ends(mind, words[i])).count();
+        if ended > most { Err(Halt::Ended) } else { Ok(&words) }
     };
-    match step_when(mind, cache, rows, dropout, x) {
+    let passed = match embedded {
+        Some(x) => step_when(mind, cache, rows, dropout, (|| Ok(x), || read(places.len() / ALONG).map(drop))),
+        None => step_when(mind, cache, rows, dropout, (|| Ok(mind.embed(&tokens(read(0)?, places))?), || Ok(()))),
+    };
+    match passed {
         Ok(hidden) => Ok((words, Some(hidden))),
         Err(Halt::Ended) => Ok((words, None)),
         Err(Halt::Failed(e)) => Err(e),
@@ -132,21 +145,19 @@ fn end_thoughts(
 ) -> Result<Tensor, DeviceError> {
     let (device, end) = (mind.decoder.device(), &mind.method.end);
     let mut pass = Pass::default();
-    let (mut draws, mut order, mut pending) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut draws, mut order) = (Vec::new(), Vec::new());
     for row in &mut thoughts.rows {
-        let left = row.thoughts.last().filter(|_| row.pending).copied();
-        // Rows of x: a pending thought by its place among the pending ones, an end token by its place before them.
-        let vectors = left.map(|_| end.len() + pending.len()).into_iter().chain(0..end.len());
+        // Vectors: the end tokens', then all thoughts'.
+        let left = row.thoughts.last().filter(|_| row.pending).map(|thought| end.len() + thought);
+        let vectors = left.into_iter().chain(0..end.len());
         let count = usize::from(row.pending) + end.len();
         for (i, vector) in vectors.enumerate() {
             draws.push(chance.and_then(|c| row.draw(c.randomness)));
             pass.push(cache, &mut row.sequence, i + 1 == count);
             order.push(vector);
         }
-        pending.extend(left);
         row.pending = false;
     }
-    let parts = [&mind.embed(end)?, &ops::select(device, &thoughts.all, &pending)?];
-    let x = ops::select(device, &ops::concat(device, &parts)?, &order)?;
+    let x = ops::select(device, [&mind.embed(end)?].into_iter().chain(&thoughts.all), &order)?;
     mind.decoder.forward(cache, &pass, x, chance.and_then(|c| c.dropout(Masks::Drawn(&draws))))
 }

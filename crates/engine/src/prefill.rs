@@ -43,7 +43,7 @@ pub(crate) fn prefill(
     }
     let Prefixes { pass, tokens, sequences } = Prefixes::of(cache, prompts, 0, 0);
     let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
-    let hidden = ops::select(mind.decoder.device(), &hidden, &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
+    let hidden = ops::select(mind.decoder.device(), [&hidden], &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
     Ok(Started { rows: rows(starts, &sequences), hidden })
 }
 
@@ -145,17 +145,17 @@ pub(crate) fn step(
     x: Tensor,
     perturbed: Option<(Chance<'_>, usize)>,
 ) -> Result<Tensor, DeviceError> {
-    step_when(mind, cache, rows, perturbed, || Ok(x))
+    step_when(mind, cache, rows, perturbed, (|| Ok(x), || Ok(())))
 }
 
-/// [`step`] of input vectors that are not known yet: the pass is made ready, then `x` is asked for them. If it fails, the rows
-/// are where they were.
+/// [`step`] that may turn out not to be wanted, or whose input vectors are not known yet; see [`model::Decoder::forward_when`]. If
+/// it fails, the rows are where they were.
 pub(crate) fn step_when<E: From<DeviceError>>(
     mind: &Mind,
     cache: &mut Cache,
     rows: &mut [&mut Row],
     perturbed: Option<(Chance<'_>, usize)>,
-    x: impl FnOnce() -> Result<Tensor, E>,
+    when: (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
 ) -> Result<Tensor, E> {
     let mark = cache.mark();
     let draws = |(chance, _): (Chance<'_>, usize)| rows.iter().map(|row| row.draw(chance.randomness)).collect::<Vec<_>>();
@@ -170,7 +170,7 @@ pub(crate) fn step_when<E: From<DeviceError>>(
     });
     let masks = recorded.as_deref().map(Masks::Recorded).or(draws.as_deref().map(Masks::Drawn));
     let dropout = perturbed.zip(masks).and_then(|((chance, _), masks)| chance.dropout(masks));
-    let hidden = mind.decoder.forward_when(cache, &pass, dropout, x);
+    let hidden = mind.decoder.forward_when(cache, &pass, dropout, when);
     if hidden.is_err() {
         cache.take_back(mark, rows.iter_mut().map(|row| &mut row.sequence));
     }

@@ -35,7 +35,7 @@ impl Mind {
             vectors.row_mut(r).copy_from_slice(vector);
         }
         let (device, places) = (self.decoder.device(), tokens.iter().map(|token| distinct.partition_point(|d| d < token)));
-        ops::select(device, &vectors.to_device(device)?, &places.collect::<Vec<_>>())
+        ops::select(device, [&vectors.to_device(device)?], &places.collect::<Vec<_>>())
     }
 
     /// The same of tokens that nobody has read yet; none where some tokens' vectors are not in the table.

@@ -106,7 +106,7 @@ pub fn readings(
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows() + longest)).sum();
     let slots = own + Cache::slots_for(prompt.tokens.len() + judge.reflects());
     let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), slots)?;
-    let all = all.to_device(judge.decoder.device())?;
+    let all = vec![all.to_device(judge.decoder.device())?];
     let thoughts = Thoughts { rows, all, after_prompt: None, clean: None };
     judge.decoder.device().run(|| {
         let own = judge.mind.as_ref().map(|mind| Reflections::default().of(mind, &[prompt])).transpose()?;

@@ -65,14 +65,14 @@ pub(crate) fn score(
     let rewards = match picked.is_empty() {
         true => Vec::new(),
         false => {
-            let (before, at) = (ops::select(device, &hidden, &before)?, ops::select(device, &hidden, &at)?);
+            let (before, at) = (ops::select(device, [&hidden], &before)?, ops::select(device, [&hidden], &at)?);
             judge.head.rewards(device, Judged { before: &before, at: &at, thoughts: &read })?
         }
     };
     let verdicts = match (&judge.verdict, answers) {
         (Some(head), Some(Answers { at, before, .. })) => {
             let last: Vec<usize> = rows.iter().map(|row| row.thought).collect();
-            let of = |places: &[usize]| ops::select(device, &hidden, places);
+            let of = |places: &[usize]| ops::select(device, [&hidden], places);
             head.rewards(device, Judged { before: &of(&before)?, at: &of(&at)?, thoughts: &of(&last)? })?
         }
         _ => Vec::new(),
@@ -151,7 +151,7 @@ impl Begun {
         let device = judge.decoder.device();
         let embedded = judge.decoder.embed(&tokens)?;
         let x = match own {
-            Some(own) => ops::select(device, &ops::concat(device, &[&embedded, &own.thoughts])?, &vectors)?,
+            Some(own) => ops::select(device, [&embedded, &own.thoughts], &vectors)?,
             None => embedded,
         };
         Ok(Self { pass, x, sequences })
@@ -190,14 +190,14 @@ impl Readings {
         let mut pass = Pass::default();
         sequences.iter_mut().for_each(|sequence| pass.push(cache, sequence, true));
         let hidden = judge.decoder.forward(cache, &pass, thoughts.clone(), None)?;
-        let before = ops::select(device, &self.hidden, of)?;
+        let before = ops::select(device, [&self.hidden], of)?;
         let rewards = judge.head.rewards(device, Judged { before: &before, at: &hidden, thoughts })?;
         Ok((Self { sequences, hidden }, rewards))
     }
 
     /// Only the paths `kept`, in that order; the slots of the others' last thoughts are given back.
     pub(crate) fn keep(self, judge: &RewardModel, cache: &mut Cache, kept: &[usize]) -> Result<Self, DeviceError> {
-        let hidden = ops::select(judge.decoder.device(), &self.hidden, kept)?;
+        let hidden = ops::select(judge.decoder.device(), [&self.hidden], kept)?;
         let mut others: Vec<Option<Sequence>> = self.sequences.into_iter().map(Some).collect();
         let sequences = kept.iter().filter_map(|&path| others[path].take()).collect();
         others.into_iter().flatten().for_each(|sequence| cache.give_back_last(sequence));

@@ -167,7 +167,7 @@ impl Searcher<'_> {
                 }
             }
         }
-        let mut thoughts = ops::select(device, &made.thoughts, &open.place)?;
+        let mut thoughts = ops::select(device, [&made.thoughts], &open.place)?;
         let ids: Vec<RowId> = open.paths.iter().map(|path| path.row.start.id).collect();
         let draws = || open.paths.iter().map(|path| path.row.draw(self.chance.randomness)).collect();
         self.chance.add_noise(device, &ids, draws, state.steps.len(), &mut thoughts)?;
@@ -224,7 +224,7 @@ impl Searcher<'_> {
         }
         let before = state.made - thoughts.rows(); // thoughts of earlier steps
         let last: Vec<usize> = rows.iter().filter_map(|row| row.thoughts.last()).map(|thought| thought - before).collect();
-        let x = ops::select(device, thoughts, &last)?;
+        let x = ops::select(device, [thoughts], &last)?;
         let hidden = step(mind, state.cache, &mut rows, x, Some((self.chance, state.steps.len() + 1)))?;
         for siblings in paths.chunks_mut(serves) {
             if let [first, others @ ..] = siblings {
@@ -286,9 +286,8 @@ impl Searcher<'_> {
             rows.push(path.row);
             scores.push(path.rewards);
         }
-        let all = ops::concat(mind.decoder.device(), &state.steps.iter().collect::<Vec<_>>())?;
         let fed: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
-        let mut thoughts = Thoughts { rows, all, after_prompt: None, clean: None };
+        let mut thoughts = Thoughts { rows, all: state.steps, after_prompt: None, clean: None };
         let spoken = decode(mind, state.cache, &mut thoughts, settings.max_new_tokens.get(), self.chance)?;
         let verdicts = match self.judge.verdict {
             Some(_) => {

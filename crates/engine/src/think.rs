@@ -37,12 +37,21 @@ impl Row {
 /// Rows that have thought, and all their thoughts.
 pub(crate) struct Thoughts {
     pub(crate) rows: Vec<Row>,
-    /// The vectors that are fed, step after step: (thoughts of all rows, width). They stay on the device.
-    pub(crate) all: Tensor,
+    /// The vectors that are fed, step after step: (thoughts of all rows, width) together. They stay on the device.
+    pub(crate) all: Vec<Tensor>,
     /// The hidden state at each row's last prompt token, where rows do not think and may answer from it: (rows, width).
     pub(crate) after_prompt: Option<Tensor>,
     /// The same before noise was added, if that was asked for.
-    pub(crate) clean: Option<Tensor>,
+    pub(crate) clean: Option<Vec<Tensor>>,
+}
+
+impl Thoughts {
+    /// All vectors on the host, of that width.
+    pub(crate) fn to_host(&self, width: usize) -> Result<Tensor, DeviceError> {
+        let mut all = Tensor::zeros(0, width);
+        self.all.iter().try_for_each(|step| step.clone().to_host().map(|step| all.extend(&step)))?;
+        Ok(all)
+    }
 }
 
 /// How to think.
@@ -75,7 +84,7 @@ pub(crate) fn think_on(
     let Thinking { length, chance, mut steer, keep_clean } = how;
     let device = mind.decoder.device();
     if length == LatentLength::None {
-        return Ok(Thoughts { rows, all: ops::select(device, &hidden, &[])?, after_prompt: Some(hidden), clean: None });
+        return Ok(Thoughts { rows, all: Vec::new(), after_prompt: Some(hidden), clean: None });
     }
     let mut live: Vec<usize> = (0..rows.len()).collect();
     let (mut steps, mut clean, mut count) = (Vec::new(), Vec::new(), 0);
@@ -85,7 +94,7 @@ pub(crate) fn think_on(
         if matches!(length, LatentLength::AtMost(_)) {
             let likeliest = made.likeliest.map_or_else(|| ops::argmax(device, &hidden, mind.decoder.head()), Ok)?;
             let stay = keep(&mut live, |i, _| mind.method.end.first() != Some(&likeliest[i]));
-            thoughts = ops::select(device, &thoughts, &stay)?;
+            thoughts = ops::select(device, [&thoughts], &stay)?;
         }
         if keep_clean {
             clean.push(thoughts.clone());
@@ -104,16 +113,14 @@ pub(crate) fn think_on(
             count += 1;
         }
         let stay = keep(&mut live, |_, r| !rows[r].pending);
-        let x = ops::select(device, &thoughts, &stay)?;
+        let x = ops::select(device, [&thoughts], &stay)?;
         steps.push(thoughts);
         if live.is_empty() {
             break;
         }
         hidden = step(mind, cache, &mut pick(&mut rows, &live), x, Some((chance, t + 1)))?;
     }
-    let concat = |steps: Vec<Tensor>| ops::concat(device, &steps.iter().collect::<Vec<_>>());
-    let clean = if keep_clean { Some(concat(clean)?) } else { None };
-    Ok(Thoughts { rows, all: concat(steps)?, after_prompt: None, clean })
+    Ok(Thoughts { rows, all: steps, after_prompt: None, clean: keep_clean.then_some(clean) })
 }
 
 /// Leaves rows out of `live`; returns the places in it of those that stay.

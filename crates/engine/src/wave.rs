@@ -135,7 +135,7 @@ impl Party<'_> {
         };
         *seconds += Seconds { total: laps.prefill + laps.thoughts + laps.scores + laps.answers, ..laps };
 
-        let all = if self.keep_thoughts { Some(thoughts.all.to_host()?) } else { None };
+        let all = if self.keep_thoughts { Some(thoughts.to_host(self.mind.decoder.config().width)?) } else { None };
         let mut read = read.map(Vec::into_iter);
         let said = spoken.tokens.into_iter().zip(spoken.logprobs);
         let mut finished = thoughts.rows.into_iter().zip(said).map(|(row, (tokens, logprob))| Finished {

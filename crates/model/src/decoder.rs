@@ -161,19 +161,20 @@ impl Decoder {
         x: Tensor,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
-        self.compute(cache, pass, (dropout, false), || Ok(x))
+        self.compute(cache, pass, (dropout, false), (|| Ok(x), || Ok(())))
     }
 
-    /// [`Decoder::forward`] of input vectors that are not known yet: the pass is made ready, on the device where it can be,
-    /// and then `x` is asked for them. If it fails, nothing was computed.
+    /// [`Decoder::forward`] of a pass that may turn out not to be wanted, or whose input vectors are not known yet: the pass is
+    /// made ready, on the device where it can be, and then `x` is asked for them; `go` is asked when the device has the first
+    /// block to compute. If either fails, that is returned, and it is as if nothing had been computed.
     pub fn forward_when<E: From<DeviceError>>(
         &self,
         cache: &mut Cache,
         pass: &Pass,
         dropout: Option<Dropout<'_>>,
-        x: impl FnOnce() -> Result<Tensor, E>,
+        (x, go): (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
     ) -> Result<Tensor, E> {
-        self.compute(cache, pass, (dropout, true), x)
+        self.compute(cache, pass, (dropout, true), (x, go))
     }
 
     /// Computes a pass that is made ready `ahead` of its input vectors, or else while the device begins with them.
@@ -182,7 +183,7 @@ impl Decoder {
         cache: &mut Cache,
         pass: &Pass,
         (dropout, ahead): (Option<Dropout<'_>>, bool),
-        x: impl FnOnce() -> Result<Tensor, E>,
+        (x, go): (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
     ) -> Result<Tensor, E> {
         let (device, width) = (&self.device, self.config.width);
         let x = || {
@@ -191,17 +192,21 @@ impl Decoder {
             Ok::<Tensor, E>(x)
         };
         if pass.rows() > device.rows_at_once() {
-            return Ok(self.forward_in_parts(cache, pass, dropout, x()?)?);
+            let x = x()?;
+            go()?;
+            return Ok(self.forward_in_parts(cache, pass, dropout, x)?);
         }
         let seen = Seen::cut(pass, 0..pass.rows());
         if let Some(key) = self.key(cache, pass, &seen, dropout) {
             // A replay has places of its own for what is brought over, and few rows take little time.
             let part = |x| Ok(Part { x, ..Part::cut(device, pass, &seen, (dropout, width), true)? });
-            let body = |part: Part<'_>| self.forward_part(cache, part, &mut Work::default());
-            return Ok(self.replays.run(device, key, x()?, part, body)?);
+            let body = |part: Part<'_>| self.forward_part(cache, part, &mut Work::default(), || Ok(()));
+            let x = x()?;
+            go()?; // what is replayed is replayed whole
+            return Ok(self.replays.run(device, key, x, part, body)?);
         }
         let part = Part::cut(device, pass, &seen, (dropout, width), ahead)?;
-        Ok(self.forward_part(cache, Part { x: x()?, ..part }, &mut Work::default())?)
+        self.forward_part(cache, Part { x: x()?, ..part }, &mut Work::default(), go)
     }
 
     /// A pass of more rows than the device takes at once, in parts of about as many: a small one would leave it idle.
@@ -216,10 +221,10 @@ impl Decoder {
         let each = pass.rows().div_ceil(pass.rows().div_ceil(self.device.rows_at_once()));
         for start in (0..pass.rows()).step_by(each) {
             let rows = start..pass.rows().min(start + each);
-            let some = ops::select(&self.device, &x, &rows.clone().collect::<Vec<_>>())?;
+            let some = ops::select(&self.device, [&x], &rows.clone().collect::<Vec<_>>())?;
             let seen = Seen::cut(pass, rows);
             let part = Part::cut(&self.device, pass, &seen, (dropout, x.cols()), false)?;
-            parts.push(self.forward_part(cache, Part { x: some, ..part }, &mut work)?);
+            parts.push(self.forward_part(cache, Part { x: some, ..part }, &mut work, || Ok::<(), DeviceError>(()))?);
         }
         ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
     }
@@ -241,12 +246,17 @@ impl Decoder {
         Some(Key::new(&cache.kv, &seen.all, seen.is_narrowed().then(|| seen.narrow()), dropout))
     }
 
-    fn forward_part(&self, cache: &mut Cache, mut part: Part<'_>, work: &mut Work) -> Result<Tensor, DeviceError> {
+    /// Computes a part of a pass; `go` is asked when the device has the first block to compute.
+    fn forward_part<E: From<DeviceError>>(
+        &self,
+        cache: &mut Cache,
+        mut part: Part<'_>,
+        work: &mut Work,
+        go: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Tensor, E> {
+        let mut go = Some(go);
         let (device, heads) = (&self.device, self.config.heads);
-        if let Some(table) = &self.positions {
-            ops::add_rows(device, &mut part.x, table, &part.seats.positions)?;
-        }
-        ops::norm(device, &part.x, &self.blocks[0].attn_norm, Format::Operand, &mut work.normed)?;
+        part.x = self.enter(std::mem::take(&mut part.x), &part.seats, &mut work.normed)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let next = self.blocks.get(layer + 1);
             let (by, into) = ((&block.qkv, self.placing(block)), (&mut cache.kv, layer));
@@ -267,8 +277,15 @@ impl Decoder {
             };
             ops::residual(device, &work.inner, &block.mlp_out, mask, &mut part.x, normed)?;
             part.sight = Some(sight);
+            go.take().map_or(Ok(()), |go| go())?;
         }
         Ok(std::mem::take(&mut work.normed))
+    }
+
+    /// The stream that input vectors become, normed for the first block.
+    fn enter(&self, x: Tensor, seats: &Seats, normed: &mut Tensor) -> Result<Tensor, DeviceError> {
+        let positions = self.positions.as_ref().map(|table| (table, &seats.positions));
+        ops::enter(&self.device, x, positions, (&self.blocks[0].attn_norm, Format::Operand), normed)
     }
 
     fn placing<'a>(&'a self, block: &'a Block) -> Place<'a> {

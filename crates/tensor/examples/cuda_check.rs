@@ -18,7 +18,7 @@ mod training;
 use cuda::attention::{Kv, Views, attention};
 use cuda::linear::{Activation, Weights, linear};
 use cuda::mask::{DeviceMask, Draws, Keep};
-use cuda::norm::{Addend, DeviceNorm, add, add_norm, norm};
+use cuda::norm::{Addend, DeviceNorm, Positions, add, add_norm, enter, norm};
 use cuda::residual::residual;
 use cuda::rope::{DeviceRope, Place, Seats, place};
 use cuda::{Array, Cuda, CudaError, Dtype, Indices, Precision, activation, embedding, noise, topk};
@@ -406,19 +406,37 @@ impl Check {
             let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 31 % vocab as u32).collect();
             let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
             let (t, p) = (Indices::new(&self.cuda, &tokens)?, Indices::new(&self.cuda, &places)?);
-            let at =
-                |r: usize, c: usize| f64::from(table[tokens[r] as usize * width + c] + learned[places[r] as usize * width + c]);
-            let expected: Vec<f64> = (0..rows * width).map(|i| at(i / width, i % width)).collect();
-            let together = embedding::lookup(&map, &t, Some((&positions, &p)))?;
-            self.report(&format!("lookup {rows} x {width}"), &together.to_host()?, &expected, 0.0);
-            let mut apart = embedding::lookup(&map, &t, None)?;
-            embedding::add_positions(&mut apart, &positions, &p)?;
-            self.report(&format!("add_positions {rows} x {width}"), &apart.to_host()?, &expected, 0.0);
+            let at = |i: usize| (table[tokens[i / width] as usize * width + i % width], i);
+            let looked_up: Vec<f64> = (0..rows * width).map(at).map(|(x, _)| f64::from(x)).collect();
+            let x = embedding::lookup(&map, &t)?;
+            self.report(&format!("lookup {rows} x {width}"), &x.to_host()?, &looked_up, 0.0);
+            let by = DeviceNorm::rms(&self.cuda, 1e-5, &numbers(width, 19))?;
+            for own in [false, true] {
+                let (sum, with) = (if own { x.alike()? } else { x.copy()? }, Positions { table: &positions, rows: &p });
+                let normed = enter((if own { &x } else { &sum }, &sum), Some(with), &by, Dtype::F32)?;
+                let place = |(x, i): (f32, usize)| f64::from(x + learned[places[i / width] as usize * width + i % width]);
+                let expected: Vec<f64> = (0..rows * width).map(at).map(place).collect();
+                self.report(&format!("enter {rows} x {width}"), &sum.to_host()?, &expected, 0.0);
+                let again = norm(&sum, &by, Dtype::F32)?.to_host()?;
+                self.line("enter's norm", normed.to_host()? == again, "as of the sum");
+            }
+            self.report(&format!("enter leaves {rows} x {width}"), &x.to_host()?, &looked_up, 0.0);
 
             let x = self.operand(rows, width, &self.rounded(numbers(rows * width, 17)))?;
             let picked: Vec<u32> = (0..rows as u32 + 3).map(|r| r * 5 % rows as u32).collect();
-            let selected = embedding::select(&x, &Indices::new(&self.cuda, &picked)?)?;
+            let picked_there = Indices::new(&self.cuda, &picked)?;
+            let selected = embedding::select(&[&x], &picked_there)?;
             let joined = embedding::concat(&[&selected, &x, &selected])?.to_host()?;
+            for parts in [2, 16, 17] {
+                // Of the last part, counted through.
+                let rows = rows as u32 * (parts - 1);
+                let there = Indices::new(&self.cuda, &picked.iter().map(|r| rows + r).collect::<Vec<_>>())?;
+                let other =
+                    embedding::select(&[&x], &Indices::new(&self.cuda, &(0..x.rows() as u32).rev().collect::<Vec<_>>())?)?;
+                let all: Vec<&Array> = (1..parts).map(|_| &other).chain([&x]).collect();
+                let same = embedding::select(&all, &there)?.to_host()? == selected.to_host()?;
+                self.line("select", same, &format!("of {parts} parts"));
+            }
             let (x, selected) = (x.to_host()?, selected.to_host()?);
             let expected: Vec<f64> =
                 picked.iter().flat_map(|&r| x[r as usize * width..][..width].to_vec()).map(f64::from).collect();

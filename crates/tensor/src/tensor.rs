@@ -190,6 +190,11 @@ impl Tensor {
         }
     }
 
+    /// Whether it is on the GPU and others hold it too.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(&self.data, Data::Cuda(array) if Arc::strong_count(array) > 1)
+    }
+
     /// The matrix on the GPU, to be written: a copy of its own if others hold it too.
     pub(crate) fn array_mut(&mut self) -> Result<&mut Array, DeviceError> {
         let Data::Cuda(array) = &mut self.data else { panic!("this matrix is on the host; bring it to the gpu first") };

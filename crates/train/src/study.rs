@@ -321,10 +321,10 @@ impl Stage {
             None => study.learner.decoder.embed(&rows.tokens)?,
             Some(thoughts) if rows.tokens.is_empty() => thoughts,
             Some(thoughts) => {
-                let all = ops::concat(&device, &[&study.learner.decoder.embed(&rows.tokens)?, &thoughts])?;
+                let tokens = study.learner.decoder.embed(&rows.tokens)?;
                 let mut from = vec![0; rows.draws.len()];
                 rows.token_rows.iter().chain(&rows.thought_rows).enumerate().for_each(|(at, &row)| from[row] = at);
-                ops::select(&device, &all, &from)?
+                ops::select(&device, [&tokens, &thoughts], &from)?
             }
         };
         let dropout = p.map(|p| Dropout { p, attn_out: true, mlp_out: true, masks: Masks::Drawn(&rows.draws) });
@@ -388,7 +388,7 @@ fn is_all(places: &[usize], rows: usize) -> bool {
 
 /// Some rows of x; x itself where they are all of them.
 pub(crate) fn rows_of(device: &Device, x: &Tensor, places: &[usize]) -> Result<Tensor, DeviceError> {
-    if is_all(places, x.rows()) { Ok(x.clone()) } else { ops::select(device, x, places) }
+    if is_all(places, x.rows()) { Ok(x.clone()) } else { ops::select(device, [x], places) }
 }
 
 /// `to[places[r]] += x[r]`

@@ -215,9 +215,9 @@ impl Explorer<'_> {
     fn think_on(&self, cache: &mut Cache, mut rows: Vec<Row>, limits: &[usize], x: &Tensor) -> Result<Thoughts, DeviceError> {
         let (mind, chance) = (self.mind, self.chance());
         if rows.is_empty() {
-            return Ok(Thoughts { rows, all: Tensor::zeros(0, x.cols()), after_prompt: None, clean: None });
+            return Ok(Thoughts { rows, all: Vec::new(), after_prompt: None, clean: None });
         }
-        let first = ops::select(mind.decoder.device(), x, &(0..rows.len()).collect::<Vec<_>>())?;
+        let first = ops::select(mind.decoder.device(), [x], &(0..rows.len()).collect::<Vec<_>>())?;
         let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), first, Some((chance, 0)))?;
         think_on(mind, cache, Started { rows, hidden }, limits, self.thinking())
     }
@@ -228,7 +228,7 @@ impl Explorer<'_> {
         let is_kept = |row: &Row| kept[row.start.prompt];
         let wanted: Vec<usize> = thoughts.rows.iter().filter(|row| is_kept(row)).flat_map(|row| &row.thoughts).copied().collect();
         let all = match wanted.is_empty() {
-            true => Tensor::zeros(0, thoughts.all.cols()),
+            true => Tensor::zeros(0, self.mind.decoder.config().width),
             false => ops::select(device, &thoughts.all, &wanted)?.to_host()?,
         };
         let mut next = 0;
@@ -247,9 +247,9 @@ impl Thoughts {
         if rows.is_empty() {
             return Ok(());
         }
-        let vectors = ops::select(device, x, &(x.rows() - rows.len()..x.rows()).collect::<Vec<_>>())?;
-        let before = self.all.rows();
-        self.all = if before == 0 { vectors } else { ops::concat(device, &[&self.all, &vectors])? };
+        let vectors = ops::select(device, [x], &(x.rows() - rows.len()..x.rows()).collect::<Vec<_>>())?;
+        let before = self.all.iter().map(Tensor::rows).sum::<usize>();
+        self.all.push(vectors);
         self.rows.extend(rows.into_iter().enumerate().map(|(i, row)| Row { thoughts: vec![before + i], pending: true, ..row }));
         Ok(())
     }

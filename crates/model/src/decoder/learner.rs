@@ -258,11 +258,8 @@ impl Segment {
 
     fn forward(&mut self, decoder: &Decoder, cache: &mut Cache, mut x: Tensor) -> Result<Tensor, DeviceError> {
         let (device, heads) = (&decoder.device, decoder.config.heads);
-        if let Some(table) = &decoder.positions {
-            ops::add_rows(device, &mut x, table, &self.seats.positions)?;
-        }
         let mut normed = Tensor::default();
-        ops::norm(device, &x, &decoder.blocks[0].attn_norm, Format::Operand, &mut normed)?;
+        x = decoder.enter(x, &self.seats, &mut normed)?;
         for (layer, block) in decoder.blocks.iter().enumerate() {
             let next = decoder.blocks.get(layer + 1);
             let mut kept = Kept { x: x.clone(), normed, ..Kept::default() };

@@ -111,7 +111,7 @@ fn kernels(cuda: &Cuda) -> Outcome {
     let gates = random(cuda, ROWS, 6144)?.cast(operand)?;
     moved("swiglu 4096 x 6144", time(cuda, || activation::swiglu(&gates))?, ROWS * 6144 * operand.size() * 3 / 2);
     let picked = Indices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;
-    moved("select 4096 x 768", time(cuda, || embedding::select(&x, &picked))?, ROWS * width * 8);
+    moved("select 4096 x 768", time(cuda, || embedding::select(&[&x], &picked))?, ROWS * width * 8);
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use cudarc::driver::result as driver;
 
+use super::ahead::Berth;
 use super::context::{Grid, int, slots};
 use super::error::is_out_of_memory;
 use super::lane::Lane;
@@ -47,11 +48,21 @@ pub(crate) const NOTHING: u64 = 0;
 #[derive(Debug)]
 pub(crate) struct Buffer {
     cuda: Cuda,
-    lane: Arc<Lane>,         // that it goes back to
-    pool: Option<Arc<Pool>>, // that it goes back to, if not the lane's own
+    lane: Arc<Lane>,
+    home: Home,
     pointer: u64,
     bytes: usize,
     piece: usize, // bytes that were taken
+}
+
+/// Where memory goes back to.
+#[derive(Debug)]
+enum Home {
+    /// What is spare in its lane.
+    Lane,
+    Pool(Arc<Pool>),
+    /// Sent ahead; none when it has gone back.
+    Berth(Option<Box<Berth>>),
 }
 
 impl Buffer {
@@ -63,14 +74,18 @@ impl Buffer {
     /// The same, where up to `room` bytes may be read, whatever they are.
     fn with_room(cuda: &Cuda, bytes: usize, room: usize) -> Result<Self, CudaError> {
         let (piece, pool, lane) = (Cuda::piece(room), replay::pool(cuda), cuda.lane());
-        if let Some(pointer) = pool.as_ref().and_then(|p| p.take(piece)) {
-            return Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes, piece });
-        }
-        let pointer = Self::take(cuda, &lane, (room, piece))?;
-        if let Some(pool) = &pool {
-            pool.adopt(piece, pointer);
-        }
-        Ok(Self { cuda: cuda.clone(), lane, pool, pointer, bytes, piece })
+        let pointer = match &pool {
+            None => Self::take(cuda, &lane, (room, piece))?,
+            Some(pool) => match pool.take(piece) {
+                Some(pointer) => pointer,
+                None => {
+                    let pointer = Self::take(cuda, &lane, (room, piece))?;
+                    pool.adopt(piece, pointer);
+                    pointer
+                }
+            },
+        };
+        Ok(Self { cuda: cuda.clone(), lane, home: pool.map_or(Home::Lane, Home::Pool), pointer, bytes, piece })
     }
 
     fn take(cuda: &Cuda, lane: &Lane, (bytes, piece): (usize, usize)) -> Result<u64, CudaError> {
@@ -80,7 +95,7 @@ impl Buffer {
         cuda.bind()?;
         let take = || {
             // SAFETY: the stream is alive; contents are written before they are read, in this lane.
-            unsafe { driver::malloc_async(lane.stream(), piece) }
+            unsafe { driver::malloc_async(lane.bare_stream(), piece) }
         };
         let taken = match take() {
             Err(e) if is_out_of_memory(&e) => {
@@ -110,8 +125,21 @@ impl Buffer {
     pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
         self.cuda.bind()?;
         // SAFETY: the memory is as long and used in this lane's order.
-        unsafe { driver::memset_d8_async(self.pointer, 0, self.bytes, self.cuda.stream()) }
+        unsafe { driver::memset_d8_async(self.pointer, 0, self.bytes, self.cuda.stream()?) }
             .map_err(CudaError::driver("clear memory"))
+    }
+
+    /// Memory with these contents, for what is needed soon and not for long: they go ahead of the work that needs them.
+    pub(crate) fn send<T: Pod>(cuda: &Cuda, values: &[T]) -> Result<Self, CudaError> {
+        // A recording's inputs have their places, and are few.
+        if replay::pool(cuda).is_none() {
+            let (lane, bytes) = (cuda.lane(), size_of_val(values));
+            if let Some(berth) = lane.send_ahead(values)? {
+                let (pointer, home) = (berth.pointer(), Home::Berth(Some(Box::new(berth))));
+                return Ok(Self { cuda: cuda.clone(), lane, home, pointer, bytes, piece: bytes });
+            }
+        }
+        Self::upload(cuda, values)
     }
 
     /// Memory with these contents.
@@ -121,7 +149,7 @@ impl Buffer {
             assert!(replay::stream(cuda).is_none(), "upload: not part of what can be recorded");
             cuda.bind()?;
             // SAFETY: as long as `values`; the driver copies pageable memory before it returns.
-            unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()) }
+            unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.stream()?) }
                 .map_err(CudaError::driver("take data"))?;
         }
         Ok(buffer)
@@ -136,7 +164,7 @@ impl Buffer {
         assert!(replay::stream(&self.cuda).is_none(), "download: not part of what can be recorded");
         self.cuda.bind()?;
         // SAFETY: inside the buffer, and `into` is not touched until the stream has been waited for.
-        unsafe { driver::memcpy_dtoh_async(into, self.pointer + from as u64, self.cuda.stream()) }
+        unsafe { driver::memcpy_dtoh_async(into, self.pointer + from as u64, self.cuda.stream()?) }
             .map_err(CudaError::driver("bring data back"))?;
         self.cuda.synchronize()
     }
@@ -157,7 +185,7 @@ impl Buffer {
         }
         self.cuda.bind()?;
         // SAFETY: both reach that far and are used in this lane's order.
-        unsafe { driver::memcpy_dtod_async(self.pointer + at as u64, other.pointer, other.bytes, self.cuda.stream()) }
+        unsafe { driver::memcpy_dtod_async(self.pointer + at as u64, other.pointer, other.bytes, self.cuda.stream()?) }
             .map_err(CudaError::driver("copy"))
     }
 
@@ -172,9 +200,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        match &self.pool {
-            Some(pool) => pool.put(self.pointer),
-            None => self.lane.give_back(self.piece, self.pointer),
+        match &mut self.home {
+            Home::Lane => self.lane.give_back(self.piece, self.pointer),
+            Home::Pool(pool) => pool.put(self.pointer),
+            Home::Berth(berth) => berth.take().into_iter().for_each(|berth| self.lane.take_back(*berth)),
         }
     }
 }
@@ -265,9 +294,14 @@ impl Array {
         Ok(out)
     }
 
+    /// A matrix of the same shape with unspecified contents, to be written whole.
+    pub(crate) fn alike(&self) -> Result<Self, CudaError> {
+        Self::uninit_apart(self.cuda(), self.rows, (self.cols, self.stride), self.dtype)
+    }
+
     /// A copy.
     pub(crate) fn copy(&self) -> Result<Self, CudaError> {
-        let mut out = Self::uninit_apart(self.cuda(), self.rows, (self.cols, self.stride), self.dtype)?;
+        let mut out = self.alike()?;
         out.buffer.copy_from(0, &self.buffer)?;
         Ok(out)
     }
@@ -327,7 +361,7 @@ impl Indices {
     /// Uploads them.
     pub(crate) fn new(cuda: &Cuda, values: &[u32]) -> Result<Self, CudaError> {
         int(values.len());
-        Ok(Self { len: values.len(), most: values.iter().copied().max().unwrap_or(0), buffer: Buffer::upload(cuda, values)? })
+        Ok(Self { len: values.len(), most: values.iter().copied().max().unwrap_or(0), buffer: Buffer::send(cuda, values)? })
     }
 
     pub(crate) fn len(&self) -> usize {

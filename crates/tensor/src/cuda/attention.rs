@@ -126,7 +126,7 @@ impl Views {
         words.extend_from_slice(tiles.as_flattened());
         words.extend_from_slice(views.as_flattened());
         words.extend_from_slice(spans.as_flattened());
-        let buffer = Buffer::upload(cuda, &words)?;
+        let buffer = Buffer::send(cuda, &words)?;
         let (rows_at, spans_at) = (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
         Ok(Self { rows, tiles: tiles.len(), height, end, buffer, rows_at, spans_at })
     }

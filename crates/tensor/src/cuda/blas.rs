@@ -130,6 +130,7 @@ impl Blas {
         let refused =
             |reason: String| CudaError::Product { rows: shape.rows, inputs: shape.inputs, outputs: shape.outputs, reason };
         cuda.bind()?;
+        let stream = cuda.stream()?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(plan) = self.plan(&mut plans, product) else { return Err(refused("no algorithm".to_owned())) };
         let (one, kept) = (1.0f32, if product.adds { 1.0f32 } else { 0.0 });
@@ -156,7 +157,7 @@ impl Blas {
                 &plan.algorithm,
                 self.workspace as *mut c_void,
                 WORKSPACE,
-                cuda.stream().cast(),
+                stream.cast(),
             )
         }
         .map_err(|e| refused(format!("{:?}", e.0)))

@@ -256,8 +256,8 @@ impl Cuda {
     }
 
     /// Where operations of this thread go: its lane's stream, or the one that it records.
-    pub(crate) fn stream(&self) -> sys::CUstream {
-        replay::stream(self).unwrap_or_else(|| self.lane().stream())
+    pub(crate) fn stream(&self) -> Result<sys::CUstream, CudaError> {
+        replay::stream(self).map_or_else(|| self.lane().stream(), Ok)
     }
 
     /// Whether this and `other` are handles on one GPU opened once.
@@ -298,7 +298,7 @@ impl Cuda {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: int(grid.shared),
-            hStream: self.stream(),
+            hStream: self.stream()?,
             attrs: &raw mut overlap,
             numAttrs: u32::from(early),
         };

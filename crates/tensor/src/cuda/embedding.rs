@@ -5,20 +5,13 @@ use super::linear::Weights;
 use super::topk::Found;
 use super::{Array, CudaError, Dtype, Indices};
 
-/// The tokens' rows of a table, as f32, plus the learned positions' rows if there are any.
-///
-/// A table is a linear map's weights, so that a tied head serves as one. `positions` is a table (context, width) of f32
-/// and each token's place in it.
-pub(crate) fn lookup(table: &Weights, tokens: &Indices, positions: Option<(&Array, &Indices)>) -> Result<Array, CudaError> {
+/// The tokens' rows of a table, as f32. A table is a linear map's weights, so that a tied head serves as one.
+pub(crate) fn lookup(table: &Weights, tokens: &Indices) -> Result<Array, CudaError> {
     assert!(tokens.all_below(table.outputs()), "lookup: a token beyond a vocabulary of {}", table.outputs());
     let matrix = table.matrix();
     let out = Array::uninit(matrix.cuda(), tokens.len(), matrix.cols(), Dtype::F32)?;
-    let (learned, places) = positions.map_or((0, 0), |(learned, places)| {
-        check_positions(&out, learned, places);
-        (learned.pointer(), places.pointer())
-    });
-    // SAFETY: every index was checked against its table; out is (tokens, width).
-    unsafe { gather(matrix, (tokens.pointer(), 1), (learned, places), &out) }?;
+    // SAFETY: every token was checked against the table; out is (tokens, width).
+    unsafe { gather(&[matrix], (tokens.pointer(), 1), &out) }?;
     Ok(out)
 }
 
@@ -27,47 +20,41 @@ pub(crate) fn lookup_found(table: &Weights, found: &Found) -> Result<Array, Cuda
     assert!(found.outputs() <= table.outputs(), "lookup: of {} in a vocabulary of {}", found.outputs(), table.outputs());
     let out = Array::uninit(table.matrix().cuda(), found.rows(), table.matrix().cols(), Dtype::F32)?;
     // SAFETY: what was found is an output, and the table has as many; out is (rows, width).
-    unsafe { gather(table.matrix(), (found.indices(), 2), (0, 0), &out) }?;
+    unsafe { gather(&[table.matrix()], (found.indices(), 2), &out) }?;
     Ok(out)
 }
 
-/// Fills `out` with rows of a table, plus rows of another unless that is at 0. Indices of the first are `apart` from each other.
+/// Parts that rows are picked from at once, as in embedding.cu.
+const PARTS: usize = 16;
+
+/// Fills `out` with rows of some matrices, counted through. Their indices are `apart` from each other.
 ///
 /// # Safety
-/// There must be an index for each row of `out`, inside its table, and tables must be as wide.
-unsafe fn gather(
-    table: &Array,
-    (picked, apart): (u64, u32),
-    (learned, places): (u64, u64),
-    out: &Array,
-) -> Result<(), CudaError> {
-    let (from, to, cols) = ((table.pointer(), table.dtype()), (out.pointer(), out.dtype()), int(out.cols()));
-    let arguments = slots![from.0, from.1, picked, apart, learned, places, to.0, to.1, cols];
-    // SAFETY: the caller's promise.
-    unsafe { out.cuda().launch("gather", grid(out), arguments) }
+/// There must be an index for each row of `out`, inside the parts, which must be as wide and all of one format.
+unsafe fn gather(parts: &[&Array], (picked, apart): (u64, u32), out: &Array) -> Result<(), CudaError> {
+    let (cols, count) = (int(out.cols()), int(parts.len()));
+    let single = slots![picked, apart, out.pointer(), out.dtype(), parts[0].dtype(), cols, count];
+    let (mut at, mut firsts, mut first) = ([0; PARTS], [0; PARTS], 0);
+    for (part, (at, firsts)) in parts.iter().zip(at.iter_mut().zip(&mut firsts)) {
+        (*at, *firsts) = (part.pointer(), first);
+        first += part.rows() as u64;
+    }
+    // SAFETY: the last parameter is made of all words after the others; the rest is the caller's promise.
+    unsafe { out.cuda().launch("gather", grid(out), &mut [&single[..], &at, &firsts].concat()) }
 }
 
-/// `x[r] += learned[places[r]]`; both are f32.
-pub(crate) fn add_positions(x: &mut Array, learned: &Array, places: &Indices) -> Result<(), CudaError> {
-    check_positions(x, learned, places);
-    assert_eq!(x.dtype(), Dtype::F32, "positions: they are added in f32");
-    let arguments = slots![x.pointer(), learned.pointer(), places.pointer(), int(x.cols())];
-    // SAFETY: every place was checked against the table; x is as wide.
-    unsafe { x.cuda().launch("add_rows", grid(x), arguments) }
-}
-
-fn check_positions(x: &Array, learned: &Array, places: &Indices) {
-    assert_eq!(x.rows(), places.len(), "positions: {} rows, {} places", x.rows(), places.len());
-    assert_eq!((x.cols(), learned.dtype()), (learned.cols(), Dtype::F32), "positions: rows of another width or format");
-    assert!(places.all_below(learned.rows()), "positions: one beyond a context of {}", learned.rows());
-}
-
-/// The rows `picked`, in that order, as a matrix of their own in the same format.
-pub(crate) fn select(x: &Array, picked: &Indices) -> Result<Array, CudaError> {
-    assert!(picked.all_below(x.rows()), "select: a row beyond {}", x.rows());
-    let out = Array::uninit(x.cuda(), picked.len(), x.cols(), x.dtype())?;
-    // SAFETY: every index was checked against x; out is (picked, width).
-    unsafe { gather(x, (picked.pointer(), 1), (0, 0), &out) }?;
+/// The rows `picked` of all parts, counted through, in that order, as a matrix of their own in the same format. There must be one
+/// part at least.
+pub(crate) fn select(parts: &[&Array], picked: &Indices) -> Result<Array, CudaError> {
+    if parts.len() > PARTS {
+        return select(&[&concat(parts)?], picked);
+    }
+    let (first, rows) = (parts[0], parts.iter().map(|p| p.rows()).sum());
+    assert!(parts.iter().all(|p| (p.cols(), p.dtype()) == (first.cols(), first.dtype())), "select: parts of unlike rows");
+    assert!(picked.all_below(rows), "select: a row beyond {rows}");
+    let out = Array::uninit(first.cuda(), picked.len(), first.cols(), first.dtype())?;
+    // SAFETY: every index was checked, and so were the parts; out is (picked, width).
+    unsafe { gather(parts, (picked.pointer(), 1), &out) }?;
     Ok(out)
 }
 

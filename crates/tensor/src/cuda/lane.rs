@@ -11,9 +11,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytemuck::Pod;
 use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
 
 use super::CudaError;
+use super::ahead::{Ahead, Berth};
 use super::blas::Blas;
 use super::later::Page;
 
@@ -28,6 +30,7 @@ pub(crate) struct Lane {
     // Fields are dropped in this order: what uses the context goes first.
     spare: Mutex<Spare>,
     pages: Mutex<Vec<Page>>, // not in use
+    ahead: Ahead,
     blas: Arc<Blas>,
     board: Board,
     stream: Arc<CudaStream>,
@@ -98,12 +101,33 @@ impl Lane {
     pub(crate) fn open(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
         let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
         let (blas, board) = (Arc::new(Blas::new(context)?), Board::new()?);
-        let (spare, pages) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { spare, pages, blas, board, stream, context: context.clone() }))
+        let (spare, pages, ahead) = (Mutex::default(), Mutex::default(), Ahead::open(context)?);
+        Ok(Arc::new(Self { spare, pages, ahead, blas, board, stream, context: context.clone() }))
     }
 
-    pub(crate) fn stream(&self) -> sys::CUstream {
+    /// The stream for what needs nothing that was sent ahead; also the lane's name.
+    pub(crate) fn bare_stream(&self) -> sys::CUstream {
         self.stream.cu_stream()
+    }
+
+    /// The stream, in which everything that was sent ahead so far is awaited.
+    pub(crate) fn stream(&self) -> Result<sys::CUstream, CudaError> {
+        let stream = self.bare_stream();
+        self.ahead.join(stream)?;
+        Ok(stream)
+    }
+
+    /// Sends numbers ahead of the work that needs them, if there are some and not too many.
+    pub(crate) fn send_ahead<T: Pod>(&self, values: &[T]) -> Result<Option<Berth>, CudaError> {
+        self.bind()?;
+        self.ahead.send(values)
+    }
+
+    /// Takes back what nothing uses any more but what was asked of this lane before.
+    pub(crate) fn take_back(&self, berth: Berth) {
+        if self.bind().is_ok() {
+            self.ahead.take_back(berth, self.bare_stream());
+        }
     }
 
     pub(crate) fn blas(&self) -> Arc<Blas> {
@@ -122,10 +146,8 @@ impl Lane {
     /// The moment when everything asked for so far is done.
     pub(crate) fn moment(&self) -> Result<Event, CudaError> {
         self.bind()?;
-        let event = driver::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(CudaError::driver("make an event"))?;
-        let event = Event { event, context: self.context.clone() };
-        // SAFETY: both are alive and of one context.
-        unsafe { driver::event::record(event.event, self.stream()) }.map_err(CudaError::driver("note the time"))?;
+        let event = Event::new(&self.context, Event::TIME)?;
+        event.record(self.bare_stream())?;
         Ok(event)
     }
 
@@ -155,7 +177,7 @@ impl Lane {
             spare.by_size.entry(size).or_default().push(pointer);
         } else if self.bind().is_ok() {
             // SAFETY: taken in this lane and given back once. A failure has nobody to be told to.
-            unsafe { driver::free_async(pointer, self.stream()) }.ok();
+            unsafe { driver::free_async(pointer, self.bare_stream()) }.ok();
         }
     }
 
@@ -184,7 +206,7 @@ impl Lane {
         let spare = std::mem::take(&mut *self.spare());
         for pointer in spare.by_size.into_values().flatten() {
             // SAFETY: taken in this lane, and nobody else has it.
-            unsafe { driver::free_async(pointer, self.stream()) }.map_err(CudaError::driver("take memory back"))?;
+            unsafe { driver::free_async(pointer, self.bare_stream()) }.map_err(CudaError::driver("take memory back"))?;
         }
         self.synchronize()
     }
@@ -209,6 +231,37 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
+    /// For those that are asked for their time.
+    pub(crate) const TIME: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+    /// For those that are only waited for.
+    pub(crate) const MARK: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+
+    /// One that is past already.
+    pub(crate) fn new(context: &Arc<CudaContext>, flags: sys::CUevent_flags) -> Result<Self, CudaError> {
+        let failed = || CudaError::driver("make an event");
+        context.bind_to_thread().map_err(failed())?;
+        Ok(Self { event: driver::event::create(flags).map_err(failed())?, context: context.clone() })
+    }
+
+    /// Makes it the moment when everything asked of `stream` so far is done.
+    pub(crate) fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        // SAFETY: both are alive and of one context.
+        unsafe { driver::event::record(self.event, stream) }.map_err(CudaError::driver("note the time"))
+    }
+
+    /// Whether it is past, and what came before it went well.
+    pub(crate) fn is_past(&self) -> bool {
+        // SAFETY: it is alive.
+        unsafe { sys::cuEventQuery(self.event) }.result().is_ok()
+    }
+
+    /// Lets what `stream` is asked from now on wait for it.
+    pub(crate) fn hold_up(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both are alive and of one context.
+        unsafe { driver::stream::wait_event(stream, self.event, flags) }.map_err(CudaError::driver("wait for data"))
+    }
+
     /// Waits for it, and says whether everything before it went well.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         let failed = || CudaError::driver("finish its work");

@@ -24,14 +24,16 @@ pub(crate) struct Page {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: memory that one owner at a time reads, on any thread.
+// SAFETY: memory that one owner at a time reads and writes, on any thread.
 unsafe impl Send for Page {}
+// SAFETY: as above; through a shared reference it is only read.
+unsafe impl Sync for Page {}
 
 impl Page {
     /// A page of at least so many bytes.
     pub(crate) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, CudaError> {
         let failed = || CudaError::driver("lock memory of the host");
-        let bytes = bytes.next_power_of_two().max(SMALLEST);
+        let bytes = Self::size(bytes);
         context.bind_to_thread().map_err(failed())?;
         // SAFETY: freed once, when this is dropped.
         let address = unsafe { driver::malloc_host(bytes, 0) }.map_err(failed())?;
@@ -40,8 +42,27 @@ impl Page {
         Ok(Self { address, bytes, context: context.clone() })
     }
 
+    /// The size of a page for so many bytes.
+    pub(crate) fn size(bytes: usize) -> usize {
+        bytes.next_power_of_two().max(SMALLEST)
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Begins with these bytes from now on.
+    pub(crate) fn fill(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.bytes, "page: {} bytes into {}", bytes.len(), self.bytes);
+        // SAFETY: it is that long, and its owner's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.address.cast::<u8>(), bytes.len()) }.copy_from_slice(bytes);
+    }
+
+    /// Its first bytes.
+    pub(crate) fn filled(&self, bytes: usize) -> &[u8] {
+        assert!(bytes <= self.bytes, "page: {bytes} bytes of {}", self.bytes);
+        // SAFETY: it is that long, and all of it was written.
+        unsafe { std::slice::from_raw_parts(self.address.cast::<u8>(), bytes) }
     }
 }
 
@@ -55,14 +76,46 @@ impl Drop for Page {
     }
 }
 
-/// Numbers that were asked for and come when everything asked for before them is done.
+/// A page that the GPU is about to fill with numbers.
 #[derive(Debug)]
-pub(crate) struct Later<T> {
+pub(crate) struct Blank<T> {
     lane: Arc<Lane>, // that the page goes back to
     page: Option<Page>,
     count: usize,
-    here: Event,
     numbers: PhantomData<T>,
+}
+
+impl<T: Pod> Blank<T> {
+    pub(crate) fn new(cuda: &Cuda, count: usize) -> Result<Self, CudaError> {
+        let lane = cuda.lane();
+        let page = Some(lane.take_page(count * size_of::<T>())?);
+        Ok(Self { lane, page, count, numbers: PhantomData })
+    }
+
+    /// Where number `at` goes: kernels of this thread's lane can write there.
+    pub(crate) fn at(&self, at: usize) -> u64 {
+        self.page.as_ref().map_or(0, |page| page.address as u64) + (at * size_of::<T>()) as u64
+    }
+
+    /// The numbers, which everything asked for so far writes.
+    pub(crate) fn asked_for(self) -> Result<Later<T>, CudaError> {
+        Ok(Later { here: self.lane.moment()?, blank: self })
+    }
+}
+
+impl<T> Drop for Blank<T> {
+    fn drop(&mut self) {
+        if let Some(page) = self.page.take() {
+            self.lane.give_page(page);
+        }
+    }
+}
+
+/// Numbers that were asked for and come when everything asked for before them is done.
+#[derive(Debug)]
+pub(crate) struct Later<T> {
+    blank: Blank<T>,
+    here: Event,
 }
 
 impl<T: Pod> Later<T> {
@@ -71,33 +124,23 @@ impl<T: Pod> Later<T> {
     /// # Safety
     /// There must be as many on the GPU, in memory that is used in the order of this thread's lane.
     pub(crate) unsafe fn ask(cuda: &Cuda, from: u64, count: usize) -> Result<Self, CudaError> {
-        let lane = cuda.lane();
-        let page = lane.take_page(count * size_of::<T>())?;
-        if count > 0 {
+        let blank = Blank::new(cuda, count)?;
+        if let Some(page) = blank.page.as_ref().filter(|_| count > 0) {
             // SAFETY: the page is that long, and nobody looks at it before `here`; the caller vouches for `from`.
             let copied = unsafe {
                 let into = std::slice::from_raw_parts_mut(page.address.cast::<T>(), count);
-                driver::memcpy_dtoh_async(into, from, lane.stream())
+                driver::memcpy_dtoh_async(into, from, blank.lane.stream()?)
             };
             copied.map_err(CudaError::driver("bring data back"))?;
         }
-        let here = lane.moment()?;
-        Ok(Self { lane, page: Some(page), count, here, numbers: PhantomData })
+        blank.asked_for()
     }
 
     /// The numbers, once they are here.
     pub(crate) fn read(self) -> Result<Vec<T>, CudaError> {
         self.here.wait()?;
-        let Some(page) = &self.page else { return Ok(Vec::new()) };
+        let Some(page) = &self.blank.page else { return Ok(Vec::new()) };
         // SAFETY: the page begins at a multiple of every alignment and holds as many numbers, which any bits are.
-        Ok(unsafe { std::slice::from_raw_parts(page.address.cast::<T>(), self.count) }.to_vec())
-    }
-}
-
-impl<T> Drop for Later<T> {
-    fn drop(&mut self) {
-        if let Some(page) = self.page.take() {
-            self.lane.give_page(page);
-        }
+        Ok(unsafe { std::slice::from_raw_parts(page.address.cast::<T>(), self.blank.count) }.to_vec())
     }
 }

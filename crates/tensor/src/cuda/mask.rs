@@ -31,7 +31,7 @@ impl Draws {
     pub(crate) fn new(cuda: &Cuda, rows: &[Option<Draw>]) -> Result<Self, CudaError> {
         let all: Vec<DeviceDraw> =
             rows.iter().map(|row| row.as_ref().map_or_else(DeviceDraw::default, DeviceDraw::from)).collect();
-        Ok(Self { rows: rows.len(), buffer: Buffer::upload(cuda, &all)? })
+        Ok(Self { rows: rows.len(), buffer: Buffer::send(cuda, &all)? })
     }
 
     pub(crate) fn rows(&self) -> usize {

@@ -4,7 +4,7 @@
 //!   brings numbers back to the host.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and keeps the result on disk.
 //! * [`blas`] wraps cuBLASLt; [`array`] is memory on the GPU.
-//! * [`later`] brings numbers back while the host does other things.
+//! * [`ahead`] brings numbers to the GPU before they are needed, [`later`] brings numbers back while the host does other things.
 //! * [`product`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), to whose copy engine [`copies`] describes matrices.
 //! * [`replay`] records work that is repeated and replays it.
 //! * One file per operation, under the names of `cpu`: contract and launch here, kernel in the `.cu` of the same name.
@@ -13,6 +13,7 @@
 //! Operations panic when shapes disagree, as those of `ops` do; whatever depends on the machine is a [`CudaError`].
 
 pub(crate) mod activation;
+pub(crate) mod ahead;
 pub(crate) mod array;
 pub(crate) mod attention;
 pub(crate) mod blas;

@@ -92,7 +92,7 @@ const SOURCES: &[Source] = &[
         "attention_backward_128",
         "attention_backward_any"
     ),
-    source!("embedding.cu", "gather", "add_rows", "scatter_add"),
+    source!("embedding.cu", "gather", "scatter_add"),
     source!("linear.cu", "column_sums"),
     source!("loss.cu", "cross_entropy"),
     source!("mask.cu", "dropout"),

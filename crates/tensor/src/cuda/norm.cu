@@ -1,4 +1,5 @@
-// Residual, dropout and normalisation in one pass over a row.
+// Residual, dropout and normalisation in one pass over a row: x = from + dropout(y + bias), out = norm(x). From and x may be the
+// same; what is added may be picked rows of a table of f32.
 //
 // Bound by memory: each element of x, y and out is touched once. A row is held in registers (4 CHUNKS numbers a thread),
 // so mean, variance and result need no second read, and all its loads are in flight at once. WARPS warps share a row;
@@ -40,9 +41,10 @@ struct Raw<BF16> {
 };
 
 template <int WARPS, int CHUNKS, int Y>
-__device__ __forceinline__ void add_norm(float* x, const void* y, const float* bias, int mask, const void* masks,
-                                         u32 site, u32 threshold, float keep, void* out, int out_type, int rms, float eps,
-                                         const float* scale, const float* shift, u32 rows, u32 cols) {
+__device__ __forceinline__ void add_norm(const float* from, float* x, const void* y, const u32* picked, const float* bias,
+                                         int mask, const void* masks, u32 site, u32 threshold, float keep, void* out,
+                                         int out_type, int rms, float eps, const float* scale, const float* shift, u32 rows,
+                                         u32 cols) {
     __shared__ float scratch[2 * WARPS];
     const u32 threads = 32 * WARPS;
     const u32 row = WARPS == 1 ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
@@ -67,14 +69,22 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         u32 c = 4 * (lane + threads * i);
-        v[i] = c < cols ? load4(x, F32, base + c, (int)(cols - c)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        v[i] = c < cols ? load4(from, F32, base + c, (int)(cols - c)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    if (Y == NOTHING && from != x) {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            u32 c = 4 * (lane + threads * i);
+            if (c < cols) store4(x, F32, base + c, (int)(cols - c), v[i]);
+        }
     }
     if (Y != NOTHING) {
+        const u64 added = Y == F32 && picked ? (u64)picked[row] * cols : base;
         Raw<Y> z[CHUNKS];
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
             u32 c = 4 * (lane + threads * i);
-            if (c < cols) z[i].load(y, base + c, (int)(cols - c));
+            if (c < cols) z[i].load(y, added + c, (int)(cols - c));
         }
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
@@ -142,21 +152,22 @@ __device__ __forceinline__ void add_norm(float* x, const void* y, const float* b
 
 #define ADD_NORM(WARPS, CHUNKS, Y, THREADS, BLOCKS)                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) add_norm_##WARPS##_##Y(                                   \
-        float* x, const void* y, const float* bias, int mask, const void* masks, u32 site, u32 threshold, float keep,       \
-        void* out, int out_type, int rms, float eps, const float* scale, const float* shift, u32 rows, u32 cols) {          \
-        add_norm<WARPS, CHUNKS, Y>(x, y, bias, mask, masks, site, threshold, keep, out, out_type, rms, eps, scale, shift,   \
-                                   rows, cols);                                                                             \
+        const float* from, float* x, const void* y, const u32* picked, const float* bias, int mask, const void* masks,      \
+        u32 site, u32 threshold, float keep, void* out, int out_type, int rms, float eps, const float* scale,               \
+        const float* shift, u32 rows, u32 cols) {                                                                           \
+        add_norm<WARPS, CHUNKS, Y>(from, x, y, picked, bias, mask, masks, site, threshold, keep, out, out_type, rms, eps,   \
+                                   scale, shift, rows, cols);                                                               \
     }
 
-// BLOCKS caps registers so that 4096 rows of 768 run in one wave, where what is added is bf16.
-#define ALL(Y, BLOCKS)                                                                                                      \
-    ADD_NORM(1, 6, Y, 128, BLOCKS)                                                                                          \
+// Registers are capped so that 4096 rows of 768 run in one wave.
+#define ALL(Y)                                                                                                              \
+    ADD_NORM(1, 6, Y, 128, 8)                                                                                               \
     ADD_NORM(4, 4, Y, 128, 6)                                                                                               \
     ADD_NORM(16, 8, Y, 512, 1)
 
-ALL(0, 8)
-ALL(1, 6)
-ALL(2, 8)
+ALL(0)
+ALL(1)
+ALL(2)
 
 __device__ __forceinline__ float4 nothing4() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 

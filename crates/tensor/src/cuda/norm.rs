@@ -3,7 +3,7 @@
 use super::array::{Buffer, NOTHING};
 use super::context::{Grid, int, slots};
 use super::mask::{DeviceMask, MaskArguments};
-use super::{Array, Cuda, CudaError, Dtype};
+use super::{Array, Cuda, CudaError, Dtype, Indices};
 
 /// A normalisation and its parameters on the GPU.
 #[derive(Debug)]
@@ -75,28 +75,61 @@ pub(crate) struct Addend<'a> {
 
 /// `x += dropout(y + bias)`; x is f32.
 pub(crate) fn add(x: &mut Array, addend: Addend<'_>) -> Result<(), CudaError> {
-    run(x, Some(&addend), None)
+    run((x, x), (Some(&addend), None), None)
 }
 
 /// `x += dropout(y + bias)`, then the norm of the new x in format `want`, in one pass over the rows.
 pub(crate) fn add_norm(x: &mut Array, addend: Addend<'_>, by: &DeviceNorm, want: Dtype) -> Result<Array, CudaError> {
     let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    run(x, Some(&addend), Some((by, &out)))?;
+    run((x, x), (Some(&addend), None), Some((by, &out)))?;
+    Ok(out)
+}
+
+/// What is added to rows before anything else is done with them: a row of a table (any, cols) of f32 each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Positions<'a> {
+    pub(crate) table: &'a Array,
+    pub(crate) rows: &'a Indices,
+}
+
+/// `x = from + positions`, then the norm of x in format `want`; x may be `from`.
+pub(crate) fn enter(
+    (from, x): (&Array, &Array),
+    positions: Option<Positions<'_>>,
+    by: &DeviceNorm,
+    want: Dtype,
+) -> Result<Array, CudaError> {
+    let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    let table = positions.map(|p| Addend { y: p.table, bias: None, mask: None });
+    run((from, x), (table.as_ref(), positions.map(|p| p.rows)), Some((by, &out)))?;
     Ok(out)
 }
 
 /// The norm of each row of x (f32) in format `want`.
 pub(crate) fn norm(x: &Array, by: &DeviceNorm, want: Dtype) -> Result<Array, CudaError> {
     let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    run(x, None, Some((by, &out)))?;
+    run((x, x), (None, None), Some((by, &out)))?;
     Ok(out)
 }
 
-fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array)>) -> Result<(), CudaError> {
+/// `x = from +` what is added, or rows of it that are picked, then the norm of x.
+fn run(
+    (from, x): (&Array, &Array),
+    (addend, picked): (Option<&Addend<'_>>, Option<&Indices>),
+    norm: Option<(&DeviceNorm, &Array)>,
+) -> Result<(), CudaError> {
     let (rows, cols) = (x.rows(), x.cols());
-    assert_eq!(x.dtype(), Dtype::F32, "norm: the residual stream is f32");
+    assert_eq!((x.dtype(), from.dtype()), (Dtype::F32, Dtype::F32), "norm: the residual stream is f32");
+    assert_eq!((from.rows(), from.cols()), (rows, cols), "norm: the stream comes from one of another shape");
     let (y, y_type, bias) = addend.map_or((0, NOTHING, 0), |a| {
-        assert_eq!((a.y.rows(), a.y.cols()), (rows, cols), "add: the residual has another shape");
+        match picked {
+            None => assert_eq!((a.y.rows(), a.y.cols()), (rows, cols), "add: the residual has another shape"),
+            Some(picked) => {
+                assert_eq!((picked.len(), a.y.cols()), (rows, cols), "add: picked rows of another shape");
+                assert_eq!(a.y.dtype(), Dtype::F32, "add: rows are picked of f32");
+                assert!(picked.all_below(a.y.rows()), "add: a row beyond {}", a.y.rows());
+            }
+        }
         assert!(a.bias.is_none_or(|b| b.bytes() >= cols * 4), "add: the bias is not {cols} wide");
         (a.y.pointer(), a.y.dtype().code(), a.bias.map_or(0, Buffer::pointer))
     });
@@ -108,8 +141,10 @@ fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array
     let (kernel, grid) = plan(rows, cols, y_type);
     let MaskArguments { kind, pointer: masks, site, threshold, keep_scale } = mask;
     let arguments = slots![
+        from.pointer(),
         x.pointer(),
         y,
+        picked.map_or(0, Indices::pointer),
         bias,
         kind,
         masks,
@@ -125,7 +160,8 @@ fn run(x: &Array, addend: Option<&Addend<'_>>, norm: Option<(&DeviceNorm, &Array
         int(rows),
         int(cols),
     ];
-    // SAFETY: x, y, the mask and out were checked to be (rows, cols), the bias, scale and shift (cols).
+    // SAFETY: from, x, y or what is picked of it, the mask and out were checked to be (rows, cols), the bias, scale and shift
+    // (cols).
     unsafe { x.cuda().launch(kernel, grid, arguments) }
 }
 

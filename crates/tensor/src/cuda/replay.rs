@@ -161,7 +161,7 @@ impl Recording {
         let cuda = &self.pool.cuda;
         cuda.bind()?;
         // SAFETY: the graph is alive and runs in the order of the lane that all its memory belongs to.
-        unsafe { driver::graph::launch(self.graph, self.pool.lane.stream()) }.map_err(CudaError::driver("replay its work"))
+        unsafe { driver::graph::launch(self.graph, self.pool.lane.stream()?) }.map_err(CudaError::driver("replay its work"))
     }
 }
 

@@ -28,10 +28,10 @@ __device__ __forceinline__ u64 block_best(u64 best, u64* scratch) {
 
 #define NOWHERE 0xffffffffu
 
-// words[r] = index << 32 | log-probability (as bits) of the best of logits[r, ..cols] + bias.
+// words[r] = told[r] = index << 32 | log-probability (as bits) of the best of logits[r, ..cols] + bias. What is told is the host's.
 // Bound by memory: each logit is read once; the sum of exponentials is kept relative to the largest logit so far.
 extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits, u32 stride, u32 cols, const float* bias,
-                                                            u64* words) {
+                                                            u64* words, u64* told) {
     __shared__ u64 scratch[8];
     __shared__ float sums[8];
     __shared__ float shared_top;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) likeliest(const float* logits,
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (u32 w = 1; w < blockDim.x / 32; w++) sum += sums[w];
-    words[blockIdx.x] = (u64)(best == 0 ? 0u : (u32)~best) << 32 | __float_as_uint(-logf(sum));
+    words[blockIdx.x] = told[blockIdx.x] = (u64)(best == 0 ? 0u : (u32)~best) << 32 | __float_as_uint(-logf(sum));
 }
 
 #define MOST 64
@@ -134,25 +134,34 @@ extern "C" __global__ void __launch_bounds__(512) mixture(const float* logits, u
     }
 }
 
-// words[r] = index << 32 | log-probability (as bits) of the best of row r, from its parts, as product.cu leaves them.
-// A warp a row; bound by memory.
-extern "C" __global__ void __launch_bounds__(256) likeliest_whole(const uint4* parts, u32 rows, u32 blocks, u64* words) {
+// words[r] = told[r] = index << 32 | log-probability (as bits) of the best of row r, from its parts, as product.cu leaves them. What
+// is told is the host's. A warp a row; bound by the latency of memory, so that a lane has four parts on their way.
+extern "C" __global__ void __launch_bounds__(256) likeliest_whole(const uint4* parts, u32 rows, u32 blocks, u64* words, u64* told) {
     after_previous();
     const u32 row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     float top = -INF, sum = 0.0f;
     u32 at = NOWHERE;
-    for (u32 i = lane; i < blocks; i += 32) {
-        const uint4 part = parts[(u64)row * blocks + i];
-        const float x = __uint_as_float(part.x), s = __uint_as_float(part.y);
-        const float larger = fmaxf(top, x), shift = larger == -INF ? 0.0f : larger;
-        // Sums of nothing but negative infinities and not-a-numbers are relative to 0.
-        sum = sum * (top == -INF ? 1.0f : __expf(top - shift)) + s * (x == -INF ? 1.0f : __expf(x - shift));
-        if (x > top || (x == top && part.z < at)) at = part.z;
-        top = larger;
+    for (u32 first = lane; first < blocks; first += 4 * 32) {
+        uint4 some[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const u32 i = first + 32 * k;
+            some[k] = i < blocks ? parts[(u64)row * blocks + i] : make_uint4(__float_as_uint(-INF), 0, NOWHERE, 0);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint4 part = some[k];
+            const float x = __uint_as_float(part.x), s = __uint_as_float(part.y);
+            const float larger = fmaxf(top, x), shift = larger == -INF ? 0.0f : larger;
+            // Sums of nothing but negative infinities and not-a-numbers are relative to 0.
+            sum = sum * (top == -INF ? 1.0f : __expf(top - shift)) + s * (x == -INF ? 1.0f : __expf(x - shift));
+            if (x > top || (x == top && part.z < at)) at = part.z;
+            top = larger;
+        }
     }
     const float largest = warp_max(top);
     sum = warp_sum(sum * (top == -INF ? 1.0f : __expf(top - largest)));
     at = __reduce_min_sync(FULL, top == largest ? at : NOWHERE);
-    if (lane == 0) words[row] = (u64)(at == NOWHERE ? 0u : at) << 32 | __float_as_uint(-logf(sum));
+    if (lane == 0) words[row] = told[row] = (u64)(at == NOWHERE ? 0u : at) << 32 | __float_as_uint(-logf(sum));
 }

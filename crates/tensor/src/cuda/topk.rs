@@ -3,7 +3,7 @@
 use super::array::Buffer;
 use super::blas::{Epilogue, Pointers, Shape};
 use super::context::{Grid, int, slots};
-use super::later::Later;
+use super::later::{Blank, Later};
 use super::linear::{ROW_MULTIPLE, Weights};
 use super::{Array, Cuda, CudaError, Dtype, product};
 
@@ -26,9 +26,9 @@ pub(crate) struct Found {
 impl Found {
     /// Asks for it, and lets the host go on.
     pub(crate) fn ask(x: &Array, by: &Weights) -> Result<Self, CudaError> {
-        let words = PerRow::new(x.cuda(), x.rows())?;
-        find(x, by, &words)?;
-        Ok(Self { coming: words.buffer.download_later()?, outputs: by.outputs(), words })
+        let (words, coming) = (PerRow::new(x.cuda(), x.rows())?, Blank::new(x.cuda(), x.rows())?);
+        find(x, by, (&words, &coming))?;
+        Ok(Self { words, outputs: by.outputs(), coming: coming.asked_for()? })
     }
 
     /// Waits for it.
@@ -53,21 +53,23 @@ impl Found {
     }
 }
 
-/// Fills a word for each row.
-fn find(x: &Array, by: &Weights, found: &PerRow) -> Result<(), CudaError> {
+/// Fills a word for each row, here and on the host: the GPU goes on while the latter is on its way.
+fn find(x: &Array, by: &Weights, (found, told): (&PerRow, &Blank<u64>)) -> Result<(), CudaError> {
     let cuda = x.cuda();
     let cast = x.as_operand(by)?;
     let x = cast.as_ref().unwrap_or(x);
     if product::can_reduce(x, by) {
         let (parts, grid) = (product::reduced(x, by)?, Grid { blocks: (x.rows().div_ceil(8), 1, 1), threads: 256, shared: 0 });
-        let arguments = slots![parts.pointer(), int(x.rows()), int(by.outputs().div_ceil(product::OUTPUTS)), found.at(0)];
-        // SAFETY: every part was written, and there is a word for each row.
+        let arguments =
+            slots![parts.pointer(), int(x.rows()), int(by.outputs().div_ceil(product::OUTPUTS)), found.at(0), told.at(0)];
+        // SAFETY: every part was written, and there is a word for each row on either side.
         return unsafe { cuda.launch("likeliest_whole", grid, arguments) };
     }
     let bias = by.padded_bias().map_or(0, Buffer::pointer);
     in_chunks(x, by, |chunk| {
         let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 256, shared: 0 };
-        let arguments = slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, found.at(chunk.first)];
+        let arguments =
+            slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, found.at(chunk.first), told.at(chunk.first)];
         // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a place for every row.
         unsafe { cuda.launch("likeliest", grid, arguments) }
     })
@@ -147,7 +149,7 @@ struct PerRow {
 
 impl PerRow {
     fn new(cuda: &Cuda, rows: usize) -> Result<Self, CudaError> {
-        Ok(Self { rows, buffer: Buffer::zeros(cuda, rows * 8)? })
+        Ok(Self { rows, buffer: Buffer::new(cuda, rows * 8)? })
     }
 
     fn at(&self, row: usize) -> u64 {

@@ -68,7 +68,7 @@ pub fn drawn(device: &Device, x: &Tensor, map: &Linear, draws: &[Option<Draw>], 
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
         let mut logits = Tensor::default();
-        linear(device, &select(device, x, &rows)?, map, (Activation::None, Format::Single), &mut logits)?;
+        linear(device, &select(device, [x], &rows)?, map, (Activation::None, Format::Single), &mut logits)?;
         let logits = logits.to_host()?;
         words.par_extend(rows.par_iter().map(|&r| word(isa, logits.row(r - start), draws[r], from)));
     }

@@ -1,7 +1,7 @@
 //! Normalisation of rows.
 
-use super::Format;
-use crate::cuda::norm::{DeviceNorm, Reached};
+use super::{Format, Indices};
+use crate::cuda::norm::{DeviceNorm, Positions, Reached};
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
@@ -95,6 +95,38 @@ pub fn norm(device: &Device, x: &Tensor, by: &Norm, format: Format, out: &mut Te
         Kind::Cuda(cuda) => *out = cuda::norm::norm(x.array(), by.gpu(), format.on(cuda))?.into(),
     }
     Ok(())
+}
+
+/// What a pass begins with: x (rows, width) plus, if there is a table of positions (any, width), a row of it for each; returns
+/// that, and normalises each row into out (rows, width).
+pub fn enter(
+    device: &Device,
+    mut x: Tensor,
+    positions: Option<(&Tensor, &Indices)>,
+    (by, format): (&Norm, Format),
+    out: &mut Tensor,
+) -> Result<Tensor, DeviceError> {
+    if let Some((table, rows)) = positions {
+        let count = rows.host().len();
+        assert_eq!((x.rows(), x.cols()), (count, table.cols()), "enter: {count} positions of {} columns", table.cols());
+    }
+    match device.kind() {
+        Kind::Cpu(_) => {
+            for (r, &row) in positions.iter().flat_map(|(_, rows)| rows.host()).enumerate() {
+                let position = positions.map_or(&[][..], |(table, _)| table.row(row as usize));
+                x.row_mut(r).iter_mut().zip(position).for_each(|(x, y)| *x += y);
+            }
+            norm(device, &x, by, format, out)?;
+        }
+        Kind::Cuda(cuda) => {
+            let positions = positions.map(|(table, rows)| Positions { table: table.array(), rows: rows.gpu() });
+            // What others hold too stays as it is.
+            let sum = if x.is_shared() { x.array().alike()?.into() } else { x.clone() };
+            *out = cuda::norm::enter((x.array(), sum.array()), positions, by.gpu(), format.on(cuda))?.into();
+            x = sum;
+        }
+    }
+    Ok(x)
 }
 
 /// Adds what reaches the norm's input x (rows, width) to dx (rows, width) and what reaches its parameters to dscale and

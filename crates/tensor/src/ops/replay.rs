@@ -89,7 +89,7 @@ impl Replays {
         mut body: impl FnMut(P) -> Result<Tensor, DeviceError>,
     ) -> Result<Tensor, DeviceError> {
         let Kind::Cuda(cuda) = device.kind() else { return body(part(x)?) };
-        let key = Key { lane: cuda.lane().stream() as usize, ..key };
+        let key = Key { lane: cuda.lane().bare_stream() as usize, ..key };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let copied = |x: &Tensor| Ok::<Tensor, DeviceError>(x.array().copy()?.into());
         if kept.off {

@@ -32,22 +32,35 @@ impl Indices {
     }
 }
 
-/// The rows `picked`, in that order; a row may be picked more than once.
-pub fn select(device: &Device, x: &Tensor, picked: &[usize]) -> Result<Tensor, DeviceError> {
+/// The rows `picked` of all parts, counted through, in that order; a row may be picked more than once. There must be a part if
+/// there is a row.
+pub fn select<'a>(device: &Device, parts: impl IntoIterator<Item = &'a Tensor>, picked: &[usize]) -> Result<Tensor, DeviceError> {
+    let parts: Vec<&Tensor> = parts.into_iter().collect();
+    let Some(&first) = parts.first() else {
+        assert!(picked.is_empty(), "select: a row of nothing");
+        return Ok(Tensor::default());
+    };
     match device.kind() {
-        Kind::Cpu(_) => Ok(x.select(picked.iter().copied())),
+        Kind::Cpu(_) => match parts[..] {
+            [one] => Ok(one.select(picked.iter().copied())),
+            _ => Ok(concat(device, &parts)?.select(picked.iter().copied())),
+        },
         Kind::Cuda(cuda) => {
+            if parts.len() == 1 && picked.len() == first.rows() && picked.iter().enumerate().all(|(i, &r)| i == r) {
+                return Ok(first.clone()); // nothing moves
+            }
             let picked: Vec<u32> = picked.iter().map(|&r| r as u32).collect();
-            Ok(cuda::embedding::select(x.array(), &cuda::Indices::new(cuda, &picked)?)?.into())
+            let parts: Vec<_> = parts.iter().map(|part| part.array()).collect();
+            Ok(cuda::embedding::select(&parts, &cuda::Indices::new(cuda, &picked)?)?.into())
         }
     }
 }
 
-/// [`select`] of rows that the device has already.
+/// [`select`] of one part's rows, which the device knows already.
 pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, DeviceError> {
     match device.kind() {
         Kind::Cpu(_) => Ok(x.select(picked.host.iter().map(|&r| r as usize))),
-        Kind::Cuda(_) => Ok(cuda::embedding::select(x.array(), picked.gpu())?.into()),
+        Kind::Cuda(_) => Ok(cuda::embedding::select(&[x.array()], picked.gpu())?.into()),
     }
 }
 
@@ -71,7 +84,7 @@ pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor
             outputs.iter().enumerate().for_each(|(r, &j)| table.output_weights(j as usize, out.row_mut(r)));
             Ok(out)
         }
-        Kind::Cuda(cuda) => Ok(cuda::embedding::lookup(table.gpu(), &cuda::Indices::new(cuda, outputs)?, None)?.into()),
+        Kind::Cuda(cuda) => Ok(cuda::embedding::lookup(table.gpu(), &cuda::Indices::new(cuda, outputs)?)?.into()),
     }
 }
 
@@ -90,21 +103,6 @@ pub fn scale(device: &Device, x: &mut Tensor, by: f32) -> Result<(), DeviceError
     match device.kind() {
         Kind::Cpu(_) => x.data_mut().iter_mut().for_each(|x| *x *= by),
         Kind::Cuda(_) => *x = x.array().scaled(by, cuda::Dtype::F32)?.into(),
-    }
-    Ok(())
-}
-
-/// `x[r] += table[rows[r]]`: x is (rows, columns), the table (any, columns).
-pub fn add_rows(device: &Device, x: &mut Tensor, table: &Tensor, rows: &Indices) -> Result<(), DeviceError> {
-    let count = rows.host.len();
-    assert_eq!((x.rows(), x.cols()), (count, table.cols()), "add_rows: {count} rows of {} columns", table.cols());
-    match device.kind() {
-        Kind::Cpu(_) => {
-            for (r, &row) in rows.host.iter().enumerate() {
-                x.row_mut(r).iter_mut().zip(table.row(row as usize)).for_each(|(x, y)| *x += y);
-            }
-        }
-        Kind::Cuda(_) => cuda::embedding::add_positions(x.array_mut()?, table.array(), rows.gpu())?,
     }
     Ok(())
 }

@@ -352,15 +352,39 @@ fn rows_go_where_they_are_sent() {
         assert_eq!(found.data(), [&w[380..399], &w[..19], &w[133..152]].concat());
         let (x, y) = (upload(&device, &a), upload(&device, &b));
         let both = concat(&device, &[&x, &y]).unwrap();
-        let picked = select(&device, &both, &[6, 0, 6]).unwrap().to_host().unwrap();
+        let picked = select(&device, [&both], &[6, 0, 6]).unwrap().to_host().unwrap();
         assert_eq!(picked.data(), [b.row(2), a.row(0), b.row(2)].concat());
-        let mut sum = select(&device, &x, &[3, 1, 2]).unwrap();
+        let mut sum = select(&device, [&x], &[3, 1, 2]).unwrap();
         add(&device, &mut sum, &y).unwrap();
         scale(&device, &mut sum, 2.0).unwrap();
-        add_rows(&device, &mut sum, &x, &Indices::new(&device, vec![0, 0, 1]).unwrap()).unwrap();
-        let one = |r: usize, k: usize| 2.0 * (a.row([3, 1, 2][r])[k] + b.row(r)[k]) + a.row([0, 0, 1][r])[k];
+        let one = |r: usize, k: usize| 2.0 * (a.row([3, 1, 2][r])[k] + b.row(r)[k]);
         let expected: Vec<f32> = (0..57).map(|i| one(i / 19, i % 19)).collect();
         close(sum.to_host().unwrap().data(), &expected, 1e-6, &format!("{device:?}"));
+    }
+}
+
+#[test]
+fn a_pass_begins_with_its_positions_and_leaves_what_others_hold() {
+    let (x, table, picked) = (matrix(5, 19, 26), matrix(3, 19, 27), vec![2, 0, 0, 1, 2]);
+    let one = |i: usize| x.data()[i] + table.row(picked[i / 19] as usize)[i % 19];
+    let sum = Tensor::from_vec(5, 19, (0..95).map(one).collect());
+    for device in devices() {
+        let by = Norm::layer(&device, 1e-5, numbers(19, 28), numbers(19, 29)).unwrap();
+        let places = Indices::new(&device, picked.clone()).unwrap();
+        let positions = upload(&device, &table);
+        for (places, expected) in [(Some((&positions, &places)), &sum), (None, &x)] {
+            let mut wanted = Tensor::default();
+            norm(&device, &upload(&device, expected), &by, Format::Single, &mut wanted).unwrap();
+            let wanted = wanted.to_host().unwrap();
+            for shared in [false, true] {
+                let (from, mut normed) = (upload(&device, &x), Tensor::default());
+                let held = shared.then(|| from.clone());
+                let stream = device.run(|| enter(&device, from, places, (&by, Format::Single), &mut normed)).unwrap();
+                close(stream.to_host().unwrap().data(), expected.data(), 1e-6, &format!("{device:?}: the stream"));
+                close(normed.to_host().unwrap().data(), wanted.data(), 1e-5, &format!("{device:?}: its norm"));
+                assert!(held.is_none_or(|held| held.to_host().unwrap() == x), "{device:?}: what others hold changed");
+            }
+        }
     }
 }
 
@@ -525,7 +549,7 @@ fn lanes_keep_their_numbers_apart() {
     for device in devices() {
         let work = |lane: usize| {
             let made: Vec<Tensor> =
-                (0..48).map(|time| select(&device, &upload(&device, &x(lane, time)), &turned).unwrap()).collect();
+                (0..48).map(|time| select(&device, [&upload(&device, &x(lane, time))], &turned).unwrap()).collect();
             for (time, made) in made.into_iter().enumerate() {
                 let expected = x(lane, time).select(turned.iter().copied());
                 assert_eq!(made.to_host().unwrap(), expected, "lane {lane}, time {time}, {}", device.describe());
@@ -553,5 +577,5 @@ fn moments_follow_each_other() {
 
 fn mapped_often(device: &Device) -> Tensor {
     let (x, picked) = (upload(device, &matrix(64, 64, 1)), Vec::from_iter(0..64));
-    (0..10).fold(x, |x, _| select(device, &x, &picked).unwrap())
+    (0..10).fold(x, |x, _| select(device, [&x], &picked).unwrap())
 }

@@ -69,6 +69,11 @@ impl Asked {
         }
     }
 
+    /// Whether nobody has to wait for them.
+    pub fn is_known(&self) -> bool {
+        matches!(self.0, Answer::Known(_))
+    }
+
     /// Waits for them.
     pub fn read(self) -> Result<Vec<Word>, DeviceError> {
         match self.0 {
@@ -103,7 +108,7 @@ pub fn mixture(device: &Device, x: &Tensor, head: &Linear, table: &Linear, k: us
     let mut logits = Tensor::default();
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
-        linear(device, &select(device, x, &rows)?, head, (Activation::None, Format::Single), &mut logits)?;
+        linear(device, &select(device, [x], &rows)?, head, (Activation::None, Format::Single), &mut logits)?;
         for r in 0..rows.len() {
             let best = softmax(top_k(logits.row(r), k));
             let embeddings = lookup(device, table, &best.iter().map(|&(token, _)| token as u32).collect::<Vec<_>>())?;
