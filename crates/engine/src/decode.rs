@@ -6,6 +6,7 @@
 //! back, and the others go on in one of their own.
 
 use model::{Cache, Masks, Pass};
+use smallvec::SmallVec;
 use tensor::ops::{self, Asked, Word};
 use tensor::{DeviceError, Tensor};
 
@@ -14,18 +15,18 @@ use crate::prefill::{step, step_when};
 use crate::reasoner::Mind;
 use crate::think::{Row, Thoughts, pick};
 
+/// The tokens of an answer; most are as short as this has room for.
+pub type AnswerTokens = SmallVec<[u32; 16]>;
+
 /// What the rows said.
 pub(crate) struct Spoken {
     /// Each row's tokens, the ending one included.
-    pub(crate) tokens: Vec<Vec<u32>>,
+    pub(crate) tokens: Vec<AnswerTokens>,
     /// The sum of each row's tokens' log-probabilities.
     pub(crate) logprobs: Vec<f32>,
     /// The hidden state at each row's last position before the answer, from which its first token was read: (rows, width).
     pub(crate) first: Tensor,
 }
-
-/// Tokens of most answers, at most.
-const SHORT: usize = 16;
 
 /// Decodes the answers of all rows, at most `limit` tokens each and never past the model's context.
 pub(crate) fn decode(
@@ -41,9 +42,7 @@ pub(crate) fn decode(
         _ => end_thoughts(mind, cache, thoughts, dropout.map(|(c, _)| c))?,
     };
     let rows = &mut thoughts.rows;
-    // Room for short answers is made now, while the device is busy; between two tokens it waits for the host.
-    let mut spoken: Vec<Vec<u32>> = rows.iter().map(|_| Vec::with_capacity(limit.min(SHORT))).collect();
-    let mut logprobs = vec![0.0; rows.len()];
+    let (mut spoken, mut logprobs) = (vec![AnswerTokens::new(); rows.len()], vec![0.0; rows.len()]);
     let (mut live, mut hidden): (Vec<usize>, _) = ((0..rows.len()).collect(), first.clone());
     for count in 1..=limit {
         let draws = || live.iter().map(|&r| rows[r].draw(chance.randomness)).collect();

@@ -33,6 +33,7 @@ pub mod settings;
 mod think;
 mod wave;
 
+pub use decode::AnswerTokens;
 pub use error::Error;
 pub use method::{Family, LatentLength, Method, Range};
 pub use perturb::{Perturbation, Probability, Scope, Sites};

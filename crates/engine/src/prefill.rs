@@ -87,16 +87,17 @@ fn forked(
     chance: Chance<'_>,
 ) -> Result<Started, DeviceError> {
     let Prefixes { mut pass, mut tokens, sequences } = Prefixes::of(cache, prompts, 1, starts.len());
-    let mut rows = rows(starts, &sequences);
     let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
     // Recorded masks fall on all rows of a pass, which prefixes must not be among.
     let is_recorded = matches!(chance.randomness, Randomness::Recorded(_));
-    if is_recorded || pass.rows() + rows.len() > TOGETHER {
+    if is_recorded || pass.rows() + starts.len() > TOGETHER {
         mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
+        let mut rows = rows(starts, &sequences);
         let x = mind.embed(&last.copied().collect::<Vec<_>>())?;
         let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
         return Ok(Started { rows, hidden });
     }
+    let mut rows = rows(starts, &sequences);
     let own = rows.iter().map(|row| row.draw(chance.randomness));
     let draws: Vec<Option<Draw>> = std::iter::repeat_n(None, pass.rows()).chain(own).collect();
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));

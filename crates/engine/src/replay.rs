@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use model::{Cache, Pass, Sequence, head};
 use tensor::{DeviceError, Tensor};
 
-use crate::decode::decode;
+use crate::decode::{AnswerTokens, decode};
 use crate::method::LatentLength;
 use crate::perturb::{Chance, Perturbation, Randomness, RowId};
 use crate::plan::own_positions;
@@ -40,7 +40,7 @@ pub struct Replayed {
     /// The vectors that were computed, perturbation included: (thoughts, width). They were fed, unless others were given.
     pub thoughts: Tensor,
     /// The answer's tokens.
-    pub tokens: Vec<u32>,
+    pub tokens: AnswerTokens,
     /// The sum of their log-probabilities.
     pub logprob: f32,
     /// Logits at the last position before the answer.
@@ -102,7 +102,7 @@ pub fn readings(
         rows.push(Row { thoughts: places.collect(), ..Row::new(start(prompt, r), Sequence::default()) });
         all.extend(own);
     }
-    let longest = said.map_or(0, |said| said.end.len() + said.answers.iter().map(Vec::len).max().unwrap_or(0));
+    let longest = said.map_or(0, |said| said.end.len() + said.answers.iter().map(|answer| answer.len()).max().unwrap_or(0));
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows() + longest)).sum();
     let slots = own + Cache::slots_for(prompt.tokens.len() + judge.reflects());
     let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), slots)?;

@@ -33,6 +33,7 @@ use record::Seconds;
 use tensor::Tensor;
 
 use crate::cost::Cost;
+use crate::decode::AnswerTokens;
 use crate::error::Error;
 use crate::lanes::{self, Lane, Work};
 use crate::perturb::RowId;
@@ -113,7 +114,7 @@ pub struct Path {
     /// One for each thought.
     pub labels: Vec<f32>,
     /// The answer's tokens, the ending one included.
-    pub tokens: Vec<u32>,
+    pub tokens: AnswerTokens,
     /// The answer that was found in them.
     pub answer: Option<String>,
     /// Whether it is right.

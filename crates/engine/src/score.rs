@@ -7,6 +7,7 @@
 use model::{Cache, Judged, Pass, Sequence};
 use tensor::{DeviceError, Tensor, ops};
 
+use crate::decode::AnswerTokens;
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reflect::Reflection;
@@ -27,7 +28,7 @@ pub struct Said<'a> {
     /// The tokens that end thinking.
     pub end: &'a [u32],
     /// Each row's answer.
-    pub answers: &'a [Vec<u32>],
+    pub answers: &'a [AnswerTokens],
 }
 
 /// Reads every row; answers only if they are given and the judge reads answers. The prompt is passed once a question, all in one

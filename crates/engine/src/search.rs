@@ -25,7 +25,7 @@ use model::Cache;
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::cost::Cost;
-use crate::decode::decode;
+use crate::decode::{AnswerTokens, decode};
 use crate::method::LatentLength;
 use crate::perturb::{Chance, RowId};
 use crate::prefill::{Start, prefill, step};
@@ -40,7 +40,7 @@ use crate::wave::Party;
 /// The best path of a question, and its answer.
 pub(crate) struct Found {
     pub(crate) thoughts: usize,
-    pub(crate) tokens: Vec<u32>,
+    pub(crate) tokens: AnswerTokens,
     /// Its step rewards.
     pub(crate) scores: Vec<f32>,
     /// The reward of its answer, by a judge that reads answers.

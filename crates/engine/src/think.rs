@@ -1,6 +1,7 @@
 //! N latent paths: hidden states become thoughts, thoughts are fed back, until each row has thought enough.
 
 use model::{Cache, Sequence};
+use smallvec::SmallVec;
 use tensor::rng::Draw;
 use tensor::{DeviceError, Tensor, ops};
 
@@ -15,14 +16,14 @@ pub(crate) struct Row {
     pub(crate) start: Start,
     pub(crate) sequence: Sequence,
     /// Its thoughts, as rows of the wave's [`Thoughts::all`].
-    pub(crate) thoughts: Vec<usize>,
+    pub(crate) thoughts: SmallVec<[usize; 8]>,
     /// Whether the last thought has not been fed yet. It goes with the end tokens, in a clean pass.
     pub(crate) pending: bool,
 }
 
 impl Row {
     pub(crate) fn new(start: Start, sequence: Sequence) -> Self {
-        Self { start, sequence, thoughts: Vec::new(), pending: false }
+        Self { start, sequence, thoughts: SmallVec::new(), pending: false }
     }
 
     /// Where this row's numbers at its next position are drawn; a clean row has none.

@@ -7,7 +7,7 @@ use model::{Cache, Decoder};
 use record::Seconds;
 use tensor::{DeviceError, Tensor};
 
-use crate::decode::decode;
+use crate::decode::{AnswerTokens, decode};
 use crate::error::Error;
 use crate::lanes::{Clock, Lane, Work};
 use crate::perturb::{Chance, Randomness, RowId};
@@ -37,7 +37,7 @@ pub(crate) struct Finished {
     pub(crate) perturbed: bool,
     pub(crate) thoughts: usize,
     pub(crate) vectors: Option<Tensor>, // (thoughts, width), if they are kept
-    pub(crate) tokens: Vec<u32>,
+    pub(crate) tokens: AnswerTokens,
     pub(crate) logprob: f32,
     pub(crate) reading: Option<Reading>,
 }

@@ -9,7 +9,7 @@ use tensor::{DeviceError, Tensor, ops};
 use super::plan::Plan;
 use super::{Annotated, Explorer, Judge, Labels, Path, Spent, Verdict, row};
 use crate::cost::Cost;
-use crate::decode::decode;
+use crate::decode::{AnswerTokens, decode};
 use crate::error::Error;
 use crate::perturb::{Chance, Perturbation, Randomness, RowId};
 use crate::prefill::{Start, Started, prefill, step};
@@ -57,8 +57,8 @@ impl Explorer<'_> {
             let verdict = opinions.of(row.start.prompt, &tokens)?;
             Ok((tokens, verdict))
         });
-        let answers = answers.collect::<Result<Vec<(Vec<u32>, Verdict)>, Error>>()?;
-        let is_mixed = |of: &[(Vec<u32>, Verdict)]| of.iter().any(|(_, v)| v.correct != of[0].1.correct);
+        let answers = answers.collect::<Result<Vec<(AnswerTokens, Verdict)>, Error>>()?;
+        let is_mixed = |of: &[(AnswerTokens, Verdict)]| of.iter().any(|(_, v)| v.correct != of[0].1.correct);
         let kept: Vec<bool> = answers.chunks(self.settings.samples.get()).map(|of| self.keep_all || is_mixed(of)).collect();
 
         let start = Instant::now();
@@ -82,11 +82,11 @@ impl Explorer<'_> {
         &self,
         wave: &Wave<'_>,
         kept: &[bool],
-        answers: Vec<(Vec<u32>, Verdict)>,
+        answers: Vec<(AnswerTokens, Verdict)>,
         shares: impl Iterator<Item = (Branch, f32)>,
     ) -> Result<Vec<Annotated>, Error> {
         let vectors = self.vectors(&wave.thoughts, kept)?;
-        let path = |(thoughts, (tokens, Verdict { answer, correct })): (Tensor, (Vec<u32>, Verdict))| {
+        let path = |(thoughts, (tokens, Verdict { answer, correct })): (Tensor, (AnswerTokens, Verdict))| {
             let labels = vec![f32::from(u8::from(correct)); thoughts.rows()];
             Path { thoughts, labels, tokens, answer, correct }
         };
@@ -122,7 +122,7 @@ impl Explorer<'_> {
         cache: &mut Cache,
         prompts: Vec<&'p Prompt>,
         spent: &mut Spent,
-    ) -> Result<(Wave<'p>, Vec<Vec<u32>>), DeviceError> {
+    ) -> Result<(Wave<'p>, Vec<AnswerTokens>), DeviceError> {
         let (mind, settings, chance) = (self.mind, &self.settings, self.chance());
         let starts = prompts.iter().enumerate().flat_map(|(prompt, of)| {
             let id = |trajectory| RowId { question: of.id, trajectory: trajectory as u32 };
@@ -175,7 +175,13 @@ impl Explorer<'_> {
     ///
     /// Dropout makes the pass over the thought itself differ, noise the thought after it: that is the first vector fed. Drawn words
     /// differ after any thought, the last one included, so the thought itself is fed again.
-    fn branch(&self, cache: &mut Cache, wave: &Wave<'_>, some: &[Branch], cost: &mut Cost) -> Result<Vec<Vec<u32>>, DeviceError> {
+    fn branch(
+        &self,
+        cache: &mut Cache,
+        wave: &Wave<'_>,
+        some: &[Branch],
+        cost: &mut Cost,
+    ) -> Result<Vec<AnswerTokens>, DeviceError> {
         let (mind, settings, chance) = (self.mind, &self.settings, self.chance());
         let device = mind.decoder.device();
         cache.rewind(wave.mark);
@@ -202,7 +208,7 @@ impl Explorer<'_> {
         let mut branched = self.think_on(cache, rows, &limits, &x)?;
         branched.end_with(device, ending, &x)?;
         let spoken = decode(mind, cache, &mut branched, settings.max_new_tokens.get(), chance)?.tokens;
-        let mut answers = vec![Vec::new(); some.len()];
+        let mut answers = vec![AnswerTokens::new(); some.len()];
         for ((&i, row), tokens) in order.iter().zip(&branched.rows).zip(spoken) {
             let made = row.thoughts.len() - usize::from(left(&some[i]) == 0);
             cost.add_rollout(&self.party(), (wave.prompt(row), fed(&some[i])), made, tokens.len());
@@ -250,7 +256,11 @@ impl Thoughts {
         let vectors = ops::select(device, [x], &(x.rows() - rows.len()..x.rows()).collect::<Vec<_>>())?;
         let before = self.all.iter().map(Tensor::rows).sum::<usize>();
         self.all.push(vectors);
-        self.rows.extend(rows.into_iter().enumerate().map(|(i, row)| Row { thoughts: vec![before + i], pending: true, ..row }));
+        self.rows.extend(rows.into_iter().enumerate().map(|(i, row)| Row {
+            thoughts: [before + i].as_slice().into(),
+            pending: true,
+            ..row
+        }));
         Ok(())
     }
 }

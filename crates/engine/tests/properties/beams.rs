@@ -81,10 +81,10 @@ fn enumerated(pair: &Pair, settings: &Settings, prompt: &Prompt) -> (usize, Vec<
         if !path.ended_by_itself {
             path.naive.feed_thought(path.thoughts.row(path.thoughts.rows() - 1), path.thoughts.rows());
         }
-        let answers = [path.naive.answer().0];
+        let tokens = path.naive.answer().0;
+        let answers = [tokens.clone().into()];
         let said = Said { end: &pair.reasoner.method.end, answers: &answers };
         let reading = replay::readings(&pair.judge, prompt, std::slice::from_ref(&path.thoughts), Some(said)).unwrap().remove(0);
-        let [tokens] = answers;
         (reading.verdict, (path.thoughts.rows(), path.rewards, tokens))
     });
     decoded.reduce(|best, path| if path.0 > best.0 { path } else { best }).unwrap().1

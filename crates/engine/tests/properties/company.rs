@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use engine::{Outcome, Perturbation, Question, Reasoner, Settings};
+use engine::{AnswerTokens, Outcome, Perturbation, Question, Reasoner, Settings};
 use model::testkit::{Family, Spec};
 use proptest::prelude::*;
 use tensor::Device;
@@ -54,7 +54,7 @@ fn a_row_among_others_says_what_it_says_alone() {
 pub fn end_at_many_places(reasoner: &mut Reasoner, settings: Settings, asked: &[Question]) {
     reasoner.mind.method.eos.clear();
     let one = Settings { samples: count(1), ..settings };
-    let endless: Vec<Vec<u32>> =
+    let endless: Vec<AnswerTokens> =
         asked.iter().map(|q| replayed(reasoner, &one, &prompted(reasoner, q)).remove(0).tokens).collect();
     let places = |token: u32| {
         let places = endless.iter().filter_map(|row| row.iter().position(|&t| t == token));

@@ -12,7 +12,7 @@ use crate::common::*;
 
 fn tokens(reasoner: &Reasoner, settings: &Settings) -> Vec<Vec<u32>> {
     let prompts = questions().iter().map(|q| prompted(reasoner, q)).collect::<Vec<_>>();
-    prompts.iter().flat_map(|prompt| replayed(reasoner, settings, prompt)).map(|row| row.tokens).collect()
+    prompts.iter().flat_map(|prompt| replayed(reasoner, settings, prompt)).map(|row| row.tokens.to_vec()).collect()
 }
 
 /// Rows that finish leave; those that stay must not notice.

@@ -202,7 +202,7 @@ fn check(reasoner: &Reasoner, settings: &Settings, what: &str) {
         for (k, found) in rows.iter().enumerate() {
             let expected = Naive::new(reasoner, settings, row(question.id, k), settings.length.limit()).run(&prompt.tokens);
             let what = format!("{what}, trajectory {k}");
-            assert_eq!(found.tokens, expected.tokens, "{what}");
+            assert_eq!(found.tokens[..], expected.tokens, "{what}");
             assert_eq!(found.first_logits, expected.first_logits, "{what}");
             let logprob = outcome.sample.trajectories[k].logprob.unwrap();
             assert_eq!(logprob, found.logprob, "{what}");

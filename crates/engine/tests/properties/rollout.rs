@@ -62,7 +62,7 @@ fn assert_labels(reasoner: &Reasoner, settings: &Settings, of_each: usize, what:
             let limit = most_thoughts(settings, id);
             let naive = |id| Naive::new(reasoner, settings, id, limit);
             let own = naive(id).run(&prompt.tokens);
-            assert_eq!((&path.tokens, path.correct), (&own.tokens, is_right(&own.tokens)), "{what}");
+            assert_eq!((&path.tokens[..], path.correct), (&own.tokens[..], is_right(&own.tokens)), "{what}");
             assert_eq!(path.labels.len(), own.thoughts.rows(), "{what}");
             if own.thoughts.rows() > 0 {
                 assert_same_bits(&path.thoughts, &own.thoughts, what);

@@ -115,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(const void* x,
 // out = by * x, where the two may have different formats.
 extern "C" __global__ void scale(const void* x, int type, void* out, int out_type, float by, u64 count) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    after_previous();
     if (at >= count) return;
     const int left = (int)(count - at < 4 ? count - at : 4);
     float4 v = load4(x, type, at, left);

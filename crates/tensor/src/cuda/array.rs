@@ -48,7 +48,6 @@ pub(crate) const NOTHING: u64 = 0;
 #[derive(Debug)]
 pub(crate) struct Buffer {
     cuda: Cuda,
-    lane: Arc<Lane>,
     home: Home,
     pointer: u64,
     bytes: usize,
@@ -59,10 +58,10 @@ pub(crate) struct Buffer {
 #[derive(Debug)]
 enum Home {
     /// What is spare in its lane.
-    Lane,
+    Lane(Arc<Lane>),
     Pool(Arc<Pool>),
-    /// Sent ahead; none when it has gone back.
-    Berth(Option<Box<Berth>>),
+    /// It was sent ahead of that lane's work; none when it has gone back.
+    Berth(Option<Box<(Arc<Lane>, Berth)>>),
 }
 
 impl Buffer {
@@ -85,7 +84,8 @@ impl Buffer {
                 }
             },
         };
-        Ok(Self { cuda: cuda.clone(), lane, home: pool.map_or(Home::Lane, Home::Pool), pointer, bytes, piece })
+        let home = pool.map_or_else(|| Home::Lane(lane), Home::Pool);
+        Ok(Self { cuda: cuda.clone(), home, pointer, bytes, piece })
     }
 
     fn take(cuda: &Cuda, lane: &Lane, (bytes, piece): (usize, usize)) -> Result<u64, CudaError> {
@@ -135,8 +135,8 @@ impl Buffer {
         if replay::pool(cuda).is_none() {
             let (lane, bytes) = (cuda.lane(), size_of_val(values));
             if let Some(berth) = lane.send_ahead(values)? {
-                let (pointer, home) = (berth.pointer(), Home::Berth(Some(Box::new(berth))));
-                return Ok(Self { cuda: cuda.clone(), lane, home, pointer, bytes, piece: bytes });
+                let (pointer, home) = (berth.pointer(), Home::Berth(Some(Box::new((lane, berth)))));
+                return Ok(Self { cuda: cuda.clone(), home, pointer, bytes, piece: bytes });
             }
         }
         Self::upload(cuda, values)
@@ -201,9 +201,13 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         match &mut self.home {
-            Home::Lane => self.lane.give_back(self.piece, self.pointer),
+            Home::Lane(lane) => lane.give_back(self.piece, self.pointer),
             Home::Pool(pool) => pool.put(self.pointer),
-            Home::Berth(berth) => berth.take().into_iter().for_each(|berth| self.lane.take_back(*berth)),
+            Home::Berth(sent) => {
+                if let Some((lane, berth)) = sent.take().map(|sent| *sent) {
+                    lane.take_back(berth);
+                }
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ struct Parts {
 // out[r] = row picked[r * apart] of the parts
 extern "C" __global__ void gather(const u32* picked, u32 apart, void* out, int out_type, int type, u32 cols, u32 parts,
                                   const __grid_constant__ Parts of) {
+    after_previous(); // which rows are picked may be what it finds
     const u64 row = blockIdx.x, from = picked[row * apart];
     u32 part = 0;
     while (part + 1 < parts && from >= of.first[part + 1]) part++;

@@ -42,6 +42,7 @@ const EARLY: &[&str] = &[
     "attention_64",
     "attention_128",
     "attention_any",
+    "gather",
     "likeliest",
     "mixture",
     "place_any",
@@ -49,6 +50,7 @@ const EARLY: &[&str] = &[
     "place_plain",
     "product_",
     "residual_768",
+    "scale",
 ];
 
 /// One `.cu` file, what it shares with others, and the kernels in it.

@@ -42,7 +42,7 @@ fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> Annotated {
         Followed {
             thoughts: Tensor::from_vec(rows, WIDTH, numbers),
             labels: (0..rows).map(|t| t as f32 / 4.0 % 1.0).collect(),
-            tokens: vec![id, k as u32],
+            tokens: [id, k as u32].as_slice().into(),
             answer: None,
             correct: k == 0,
         }
@@ -75,7 +75,7 @@ fn assert_read_back(dir: &Path, all: &[Annotated], round: impl Fn(f32) -> f32) {
         assert_eq!(problem.trajectories().len(), wanted.paths.len());
         for (trajectory, path) in problem.trajectories().zip(&wanted.paths) {
             assert_eq!((trajectory.labels(), trajectory.correct()), (&path.labels[..], path.correct));
-            assert_eq!(trajectory.answer(), path.tokens);
+            assert_eq!(trajectory.answer(), &path.tokens[..]);
             let thoughts: Vec<f32> = path.thoughts.data().iter().map(|&x| round(x)).collect();
             assert_eq!(trajectory.thoughts(), thoughts);
         }

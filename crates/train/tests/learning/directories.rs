@@ -124,7 +124,7 @@ fn a_judge_that_thinks_gives_the_verdicts_that_it_learned() {
     let mut of = case(3, &[2, 3, 0]);
     let prompt = Prompt { id: of.id, text: String::new(), tokens: of.prompt.clone() };
     let thoughts = [of.thoughts.select(0..2), of.thoughts.select(2..5), of.thoughts.select(5..5)];
-    let answers = of.answers.clone();
+    let answers: Vec<_> = of.answers.iter().map(|tokens| tokens.clone().into()).collect();
     let said = Said { end: &judge.verdicts.as_ref().unwrap().end, answers: &answers };
     let engine = replay::readings(&loaded, &prompt, &thoughts, Some(said)).unwrap();
     of.own = Reflections::default().of(loaded.mind.as_ref().unwrap(), &[&prompt]).unwrap().thoughts;

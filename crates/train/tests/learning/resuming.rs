@@ -68,7 +68,7 @@ fn annotated(of: Case) -> Annotated {
     let paths = of.lengths.iter().zip(&of.correct).map(|(&length, &correct)| {
         start += length;
         let (thoughts, labels) = (of.thoughts.select(start - length..start), of.labels[start - length..start].to_vec());
-        Followed { thoughts, labels, tokens: vec![1], answer: None, correct }
+        Followed { thoughts, labels, tokens: [1].as_slice().into(), answer: None, correct }
     });
     Annotated { id: of.id, paths: paths.collect(), prompt: of.prompt, kept: true, rollouts: 1 }
 }

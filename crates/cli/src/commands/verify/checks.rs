@@ -173,7 +173,7 @@ fn replayed(golden: &Golden, reasoner: &Reasoner, prompts: &[Prompt], run: &str)
             if led[r].thoughts.rows() == expected.lengths {
                 logits.close(&what, &led[r].first_logits, &golden.tensor(&format!("{i}.{run}.{r}.first_logits"))?.values);
             }
-            answers.equal(&what, &(free[r].thoughts.rows(), &free[r].tokens), &(expected.lengths, &expected.answer_ids));
+            answers.equal(&what, &(free[r].thoughts.rows(), &free[r].tokens[..]), &(expected.lengths, &expected.answer_ids[..]));
             texts.equal(&what, &reasoner.tokenizer.decode(&free[r].tokens)?, &expected.text);
         }
     }
