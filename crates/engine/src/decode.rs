@@ -7,7 +7,7 @@
 
 use model::{Cache, Masks, Pass};
 use smallvec::SmallVec;
-use tensor::ops::{self, Asked, Word};
+use tensor::ops::{self, Asked, Format, Word};
 use tensor::{DeviceError, Tensor};
 
 use crate::perturb::Chance;
@@ -124,9 +124,10 @@ fn read_and_pass(
         let ended = places.iter().filter(|&&i| ends(mind, words[i])).count();
         if ended > most { Err(Halt::Ended) } else { Ok(&words) }
     };
+    let how = (dropout, Format::Operand); // their hidden states are for the head alone
     let passed = match embedded {
-        Some(x) => step_when(mind, cache, rows, dropout, (|| Ok(x), || read(places.len() / ALONG).map(drop))),
-        None => step_when(mind, cache, rows, dropout, (|| Ok(mind.embed(&tokens(read(0)?, places))?), || Ok(()))),
+        Some(x) => step_when(mind, cache, rows, how, (|| Ok(x), || read(places.len() / ALONG).map(drop))),
+        None => step_when(mind, cache, rows, how, (|| Ok(mind.embed(&tokens(read(0)?, places))?), || Ok(()))),
     };
     match passed {
         Ok(hidden) => Ok((words, Some(hidden))),
@@ -158,5 +159,6 @@ fn end_thoughts(
         row.pending = false;
     }
     let x = ops::select(device, [&mind.embed(end)?].into_iter().chain(&thoughts.all), &order)?;
-    mind.decoder.forward(cache, &pass, x, chance.and_then(|c| c.dropout(Masks::Drawn(&draws))))
+    let dropout = chance.and_then(|c| c.dropout(Masks::Drawn(&draws)));
+    mind.decoder.forward_when(cache, &pass, (dropout, Format::Operand), (|| Ok(x), || Ok(())))
 }

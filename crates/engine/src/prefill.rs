@@ -5,8 +5,9 @@
 //! in the prompt, nothing. Where rows are few, all of this is one pass: rows see the prefixes that are computed beside them.
 
 use model::{Cache, Masks, Pass, Sequence};
+use tensor::ops::{self, Format};
 use tensor::rng::Draw;
-use tensor::{DeviceError, Tensor, ops};
+use tensor::{DeviceError, Tensor};
 
 use crate::perturb::{Chance, Randomness, RowId};
 use crate::prompt::Prompt;
@@ -146,7 +147,7 @@ pub(crate) fn step(
     x: Tensor,
     perturbed: Option<(Chance<'_>, usize)>,
 ) -> Result<Tensor, DeviceError> {
-    step_when(mind, cache, rows, perturbed, (|| Ok(x), || Ok(())))
+    step_when(mind, cache, rows, (perturbed, Format::Single), (|| Ok(x), || Ok(())))
 }
 
 /// [`step`] that may turn out not to be wanted, or whose input vectors are not known yet; see [`model::Decoder::forward_when`]. If
@@ -155,7 +156,7 @@ pub(crate) fn step_when<E: From<DeviceError>>(
     mind: &Mind,
     cache: &mut Cache,
     rows: &mut [&mut Row],
-    perturbed: Option<(Chance<'_>, usize)>,
+    (perturbed, format): (Option<(Chance<'_>, usize)>, Format),
     when: (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
 ) -> Result<Tensor, E> {
     let mark = cache.mark();
@@ -171,7 +172,7 @@ pub(crate) fn step_when<E: From<DeviceError>>(
     });
     let masks = recorded.as_deref().map(Masks::Recorded).or(draws.as_deref().map(Masks::Drawn));
     let dropout = perturbed.zip(masks).and_then(|((chance, _), masks)| chance.dropout(masks));
-    let hidden = mind.decoder.forward_when(cache, &pass, dropout, when);
+    let hidden = mind.decoder.forward_when(cache, &pass, (dropout, format), when);
     if hidden.is_err() {
         cache.take_back(mark, rows.iter_mut().map(|row| &mut row.sequence));
     }

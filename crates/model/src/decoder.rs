@@ -161,20 +161,21 @@ impl Decoder {
         x: Tensor,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
-        self.compute(cache, pass, (dropout, false), (|| Ok(x), || Ok(())))
+        self.compute(cache, pass, (dropout, Format::Single, false), (|| Ok(x), || Ok(())))
     }
 
     /// [`Decoder::forward`] of a pass that may turn out not to be wanted, or whose input vectors are not known yet: the pass is
     /// made ready, on the device where it can be, and then `x` is asked for them; `go` is asked when the device has the first
-    /// block to compute. If either fails, that is returned, and it is as if nothing had been computed.
+    /// block to compute. If either fails, that is returned, and it is as if nothing had been computed. Hidden states that are for
+    /// the head alone need not be kept in single precision.
     pub fn forward_when<E: From<DeviceError>>(
         &self,
         cache: &mut Cache,
         pass: &Pass,
-        dropout: Option<Dropout<'_>>,
+        (dropout, format): (Option<Dropout<'_>>, Format),
         (x, go): (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
     ) -> Result<Tensor, E> {
-        self.compute(cache, pass, (dropout, true), (x, go))
+        self.compute(cache, pass, (dropout, format, true), (x, go))
     }
 
     /// Computes a pass that is made ready `ahead` of its input vectors, or else while the device begins with them.
@@ -182,7 +183,7 @@ impl Decoder {
         &self,
         cache: &mut Cache,
         pass: &Pass,
-        (dropout, ahead): (Option<Dropout<'_>>, bool),
+        (dropout, format, ahead): (Option<Dropout<'_>>, Format, bool),
         (x, go): (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
     ) -> Result<Tensor, E> {
         let (device, width) = (&self.device, self.config.width);
@@ -194,19 +195,19 @@ impl Decoder {
         if pass.rows() > device.rows_at_once() {
             let x = x()?;
             go()?;
-            return Ok(self.forward_in_parts(cache, pass, dropout, x)?);
+            return Ok(self.forward_in_parts(cache, pass, (dropout, format), x)?);
         }
         let seen = Seen::cut(pass, 0..pass.rows());
-        if let Some(key) = self.key(cache, pass, &seen, dropout) {
+        if let Some(key) = self.key(cache, pass, &seen, (dropout, format)) {
             // A replay has places of its own for what is brought over, and few rows take little time.
             let part = |x| Ok(Part { x, ..Part::cut(device, pass, &seen, (dropout, width), true)? });
-            let body = |part: Part<'_>| self.forward_part(cache, part, &mut Work::default(), || Ok(()));
+            let body = |part: Part<'_>| self.forward_part(cache, part, (&mut Work::default(), format), || Ok(()));
             let x = x()?;
             go()?; // what is replayed is replayed whole
             return Ok(self.replays.run(device, key, x, part, body)?);
         }
         let part = Part::cut(device, pass, &seen, (dropout, width), ahead)?;
-        self.forward_part(cache, Part { x: x()?, ..part }, &mut Work::default(), go)
+        self.forward_part(cache, Part { x: x()?, ..part }, (&mut Work::default(), format), go)
     }
 
     /// A pass of more rows than the device takes at once, in parts of about as many: a small one would leave it idle.
@@ -214,7 +215,7 @@ impl Decoder {
         &self,
         cache: &mut Cache,
         pass: &Pass,
-        dropout: Option<Dropout<'_>>,
+        (dropout, format): (Option<Dropout<'_>>, Format),
         x: Tensor,
     ) -> Result<Tensor, DeviceError> {
         let (mut work, mut parts) = (Work::default(), Vec::new());
@@ -224,13 +225,14 @@ impl Decoder {
             let some = ops::select(&self.device, [&x], &rows.clone().collect::<Vec<_>>())?;
             let seen = Seen::cut(pass, rows);
             let part = Part::cut(&self.device, pass, &seen, (dropout, x.cols()), false)?;
-            parts.push(self.forward_part(cache, Part { x: some, ..part }, &mut work, || Ok::<(), DeviceError>(()))?);
+            let part = Part { x: some, ..part };
+            parts.push(self.forward_part(cache, part, (&mut work, format), || Ok::<(), DeviceError>(()))?);
         }
         ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
     }
 
     /// What a replay of this pass must have in common with it; none if it is not to be replayed.
-    fn key(&self, cache: &Cache, pass: &Pass, seen: &Seen<'_>, dropout: Option<Dropout<'_>>) -> Option<Key> {
+    fn key(&self, cache: &Cache, pass: &Pass, seen: &Seen<'_>, (dropout, format): (Option<Dropout<'_>>, Format)) -> Option<Key> {
         if let Some(Dropout { masks: Masks::Recorded(_), .. }) = dropout {
             return None;
         }
@@ -243,15 +245,15 @@ impl Decoder {
         assert!(pass.attend.end() <= slots, "decoder: a span beyond {slots} slots");
         assert!(pass.positions.iter().all(|&p| (p as usize) < context), "decoder: a position beyond {context}");
         let dropout = dropout.map(|d| (d.p, [d.attn_out, d.mlp_out]));
-        Some(Key::new(&cache.kv, &seen.all, seen.is_narrowed().then(|| seen.narrow()), dropout))
+        Some(Key::new(&cache.kv, &seen.all, seen.is_narrowed().then(|| seen.narrow()), (dropout, format)))
     }
 
-    /// Computes a part of a pass; `go` is asked when the device has the first block to compute.
+    /// Computes a part of a pass, hidden states in a format; `go` is asked when the device has the first block to compute.
     fn forward_part<E: From<DeviceError>>(
         &self,
         cache: &mut Cache,
         mut part: Part<'_>,
-        work: &mut Work,
+        (work, format): (&mut Work, Format),
         go: impl FnOnce() -> Result<(), E>,
     ) -> Result<Tensor, E> {
         let mut go = Some(go);
@@ -273,7 +275,7 @@ impl Decoder {
             let mask = sight.dropout.mask(layer, Site::MlpOut);
             let normed = match next {
                 Some(next) => (&next.attn_norm, Format::Operand, &mut work.normed),
-                None => (&self.final_norm, Format::Single, &mut work.normed),
+                None => (&self.final_norm, format, &mut work.normed),
             };
             ops::residual(device, &work.inner, &block.mlp_out, mask, &mut part.x, normed)?;
             part.sight = Some(sight);

@@ -135,22 +135,22 @@ extern "C" __global__ void __launch_bounds__(512) mixture(const float* logits, u
 }
 
 // words[r] = told[r] = index << 32 | log-probability (as bits) of the best of row r, from its parts, as product.cu leaves them. What
-// is told is the host's. A warp a row; bound by the latency of memory, so that a lane has four parts on their way.
+// is told is the host's. A warp a row; bound by the latency of memory, so that a lane has nine parts on their way.
 extern "C" __global__ void __launch_bounds__(256) likeliest_whole(const uint4* parts, u32 rows, u32 blocks, u64* words, u64* told) {
     after_previous();
     const u32 row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     float top = -INF, sum = 0.0f;
     u32 at = NOWHERE;
-    for (u32 first = lane; first < blocks; first += 4 * 32) {
-        uint4 some[4];
+    for (u32 first = lane; first < blocks; first += 9 * 32) {
+        uint4 some[9];
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 9; k++) {
             const u32 i = first + 32 * k;
             some[k] = i < blocks ? parts[(u64)row * blocks + i] : make_uint4(__float_as_uint(-INF), 0, NOWHERE, 0);
         }
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 9; k++) {
             const uint4 part = some[k];
             const float x = __uint_as_float(part.x), s = __uint_as_float(part.y);
             const float larger = fmaxf(top, x), shift = larger == -INF ? 0.0f : larger;

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::{Attend, KvStore};
+use super::{Attend, Format, KvStore};
 use crate::cuda::replay::{Inputs, Recording};
 use crate::device::Kind;
 use crate::{Device, DeviceError, Tensor};
@@ -19,18 +19,24 @@ pub struct Key {
     store: (u64, [usize; 4]),
     seen: [Option<(usize, usize, usize)>; 2], // rows, tiles, memory
     dropout: Option<(u32, [bool; 2])>,
+    format: Format, // of what comes out
 }
 
 impl Key {
     /// For a pass over `kv` in which rows see `seen` and, after some are left out, `then`; with dropout of a share at either
-    /// site.
+    /// site, and results in a format.
     ///
     /// # Panics
     /// If [`Key::is_worth_while`] says no.
-    pub fn new(kv: &KvStore, seen: &Attend, then: Option<&Attend>, dropout: Option<(f32, [bool; 2])>) -> Self {
+    pub fn new(
+        kv: &KvStore,
+        seen: &Attend,
+        then: Option<&Attend>,
+        (dropout, format): (Option<(f32, [bool; 2])>, Format),
+    ) -> Self {
         let store = kv.place().unwrap_or_else(|| panic!("replay: the store is not on a gpu"));
         let seen = [Some(seen.extent()), then.map(Attend::extent)];
-        Self { lane: 0, store, seen, dropout: dropout.map(|(p, sites)| (p.to_bits(), sites)) }
+        Self { lane: 0, store, seen, dropout: dropout.map(|(p, sites)| (p.to_bits(), sites)), format }
     }
 
     /// Whether passes of so many rows over `kv` gain from being replayed.
@@ -154,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_longest_unused_makes_room() {
-        let key = |place| Key { lane: 0, store: (place, [0; 4]), seen: [None; 2], dropout: None };
+        let key = |place| Key { lane: 0, store: (place, [0; 4]), seen: [None; 2], dropout: None, format: Format::Single };
         let mut kept = Kept::default();
         for place in 0..MOST_KEPT as u64 {
             assert!(kept.state(key(place)).is_none());
