@@ -65,8 +65,8 @@ pub fn end_at_many_places(reasoner: &mut Reasoner, settings: Settings, asked: &[
     reasoner.mind.method.eos = vec![ending];
 }
 
-/// The pass after each token is made ready before it is known who goes on: what was for those who ended leaves nothing behind,
-/// neither in the others nor in the cache, which has no slot to spare where answers take several chunks of it.
+/// What was for those who ended leaves nothing behind, neither in the others nor in the cache, which has no slot to spare where
+/// answers take several chunks of it. On a GPU passes are begun before it is known who ends: see the test of this name there.
 #[test]
 fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
     let asked: Vec<_> = (0..24).map(|i| question(100 - i, &"how many? ".repeat(1 + i as usize % 3))).collect();

@@ -28,9 +28,10 @@ pub(crate) struct Berth {
 }
 
 impl Berth {
-    /// One of at least so many bytes; none if the GPU has not so much memory left.
+    /// One of at least so many bytes; none if the host or the GPU has not so much memory left.
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Option<Self>, CudaError> {
-        let (page, left) = (Page::new(context, bytes)?, Event::new(context, Event::MARK)?);
+        let Ok(page) = Page::new(context, bytes) else { return Ok(None) };
+        let left = Event::new(context, Event::MARK)?;
         // SAFETY: freed once, when this is dropped.
         match unsafe { driver::malloc_sync(page.bytes()) } {
             Ok(pointer) => Ok(Some(Self { page, pointer, left, context: context.clone() })),
