@@ -42,8 +42,9 @@ pub(crate) fn prefill(
     if chance.perturbation.last_token_is_private() {
         return forked(mind, cache, prompts, starts, chance);
     }
-    let Prefixes { pass, tokens, sequences } = Prefixes::of(cache, prompts, 0, 0);
-    let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
+    let x = mind.embed(&tokens(prompts, 0, 0))?; // the device is at it while the pass is made
+    let Prefixes { pass, sequences } = Prefixes::of(cache, prompts, 0, 0);
+    let hidden = mind.decoder.forward(cache, &pass, x, None)?;
     let hidden = ops::select(mind.decoder.device(), [&hidden], &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
     Ok(Started { rows: rows(starts, &sequences), hidden })
 }
@@ -51,8 +52,14 @@ pub(crate) fn prefill(
 /// What rows share, in a pass that others may join.
 struct Prefixes {
     pass: Pass,
-    tokens: Vec<u32>,
     sequences: Vec<Sequence>, // by prompt
+}
+
+/// The tokens of all prompts without so many of their last, with room for those of rows that join them.
+fn tokens(prompts: &[&Prompt], without: usize, joining: usize) -> Vec<u32> {
+    let mut tokens = Vec::with_capacity(prompts.iter().map(|prompt| prompt.tokens.len()).sum::<usize>() + joining);
+    prompts.iter().for_each(|prompt| tokens.extend(&prompt.tokens[..prompt.tokens.len() - without]));
+    tokens
 }
 
 impl Prefixes {
@@ -60,15 +67,12 @@ impl Prefixes {
     /// if it is there, are wanted.
     fn of(cache: &mut Cache, prompts: &[&Prompt], without: usize, joining: usize) -> Self {
         let rows = prompts.iter().map(|prompt| prompt.tokens.len() - without).sum::<usize>() + joining;
-        let (mut pass, mut tokens) = (Pass::with_capacity(rows), Vec::with_capacity(rows));
-        let mut sequences = vec![Sequence::default(); prompts.len()];
+        let (mut pass, mut sequences) = (Pass::with_capacity(rows), vec![Sequence::default(); prompts.len()]);
         for (prompt, sequence) in prompts.iter().zip(&mut sequences) {
-            for (i, &token) in prompt.tokens[..prompt.tokens.len() - without].iter().enumerate() {
-                pass.push(cache, sequence, i + 1 == prompt.tokens.len());
-                tokens.push(token);
-            }
+            let length = prompt.tokens.len();
+            (1..=length - without).for_each(|n| pass.push(cache, sequence, n == length));
         }
-        Self { pass, tokens, sequences }
+        Self { pass, sequences }
     }
 }
 
@@ -87,17 +91,20 @@ fn forked(
     starts: &[Start],
     chance: Chance<'_>,
 ) -> Result<Started, DeviceError> {
-    let Prefixes { mut pass, mut tokens, sequences } = Prefixes::of(cache, prompts, 1, starts.len());
+    let mut tokens = tokens(prompts, 1, starts.len());
     let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
     // Recorded masks fall on all rows of a pass, which prefixes must not be among.
     let is_recorded = matches!(chance.randomness, Randomness::Recorded(_));
-    if is_recorded || pass.rows() + starts.len() > TOGETHER {
-        mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, None)?;
+    if is_recorded || tokens.len() + starts.len() > TOGETHER {
+        let x = mind.embed(&tokens)?; // the device is at it while the pass is made
+        let Prefixes { pass, sequences } = Prefixes::of(cache, prompts, 1, 0);
+        mind.decoder.forward(cache, &pass, x, None)?;
         let mut rows = rows(starts, &sequences);
         let x = mind.embed(&last.copied().collect::<Vec<_>>())?;
         let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
         return Ok(Started { rows, hidden });
     }
+    let Prefixes { mut pass, sequences } = Prefixes::of(cache, prompts, 1, starts.len());
     let mut rows = rows(starts, &sequences);
     let own = rows.iter().map(|row| row.draw(chance.randomness));
     let draws: Vec<Option<Draw>> = std::iter::repeat_n(None, pass.rows()).chain(own).collect();

@@ -19,7 +19,7 @@ use crate::reflect::{Reflection, Reflections};
 use crate::score::{Reading, Said, score};
 use crate::search::{Found, Searcher};
 use crate::settings::Settings;
-use crate::think::{Thinking, think};
+use crate::think::{Row, Thinking, think};
 
 /// Who takes part, and how.
 #[derive(Clone, Copy)]
@@ -40,6 +40,14 @@ pub(crate) struct Finished {
     pub(crate) tokens: AnswerTokens,
     pub(crate) logprob: f32,
     pub(crate) reading: Option<Reading>,
+}
+
+impl Finished {
+    /// A row that has thought and says nothing yet.
+    fn new(row: &Row) -> Self {
+        let (Start { id, perturbed, .. }, thoughts) = (row.start, row.thoughts.len());
+        Self { id, perturbed, thoughts, vectors: None, tokens: AnswerTokens::new(), logprob: 0.0, reading: None }
+    }
 }
 
 impl Party<'_> {
@@ -116,6 +124,9 @@ impl Party<'_> {
         let mut thoughts =
             think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None, keep_clean: false })?;
         let thought = device.moment()?;
+        // While the device thinks: all but what it says.
+        let mut rows = thoughts.rows.iter().map(Finished::new);
+        let mut finished: Vec<Vec<Finished>> = wave.iter().map(|share| rows.by_ref().take(share.rows.len()).collect()).collect();
         let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
         let answered = device.moment()?;
         let said = Said { end: &self.mind.method.end, answers: &spoken.tokens };
@@ -138,16 +149,12 @@ impl Party<'_> {
         let all = if self.keep_thoughts { Some(thoughts.to_host(self.mind.decoder.config().width)?) } else { None };
         let mut read = read.map(Vec::into_iter);
         let said = spoken.tokens.into_iter().zip(spoken.logprobs);
-        let mut finished = thoughts.rows.into_iter().zip(said).map(|(row, (tokens, logprob))| Finished {
-            id: row.start.id,
-            perturbed: row.start.perturbed,
-            thoughts: row.thoughts.len(),
-            vectors: all.as_ref().map(|all| all.select(row.thoughts.into_iter())),
-            tokens,
-            logprob,
-            reading: read.as_mut().and_then(Iterator::next),
-        });
-        Ok(wave.iter().map(|share| finished.by_ref().take(share.rows.len()).collect()).collect())
+        for ((row, (tokens, logprob)), of) in finished.iter_mut().flatten().zip(said).zip(&thoughts.rows) {
+            (row.tokens, row.logprob) = (tokens, logprob);
+            row.vectors = all.as_ref().map(|all| all.select(of.thoughts.iter().copied()));
+            row.reading = read.as_mut().and_then(Iterator::next);
+        }
+        Ok(finished)
     }
 
     /// The deterministic row, if there is one, comes first, so that later rounds of samples follow on.

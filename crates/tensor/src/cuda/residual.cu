@@ -82,6 +82,11 @@ __device__ __forceinline__ void load_parameters(const Residual& by, Shared& shar
     }
 }
 
+// Has the stream's tile in the L2 cache by the time it is asked for, which is late: meanwhile attention has read much else.
+__device__ __forceinline__ void foresee_stream(const Residual& by, u32 part, u32 row, u32 box) {
+    if (box < MASK_WORDS * (ROWS / 16)) foresee(by.stream, part * OUTPUTS + box % MASK_WORDS * 32, row + box / MASK_WORDS * 16);
+}
+
 // A part of the masks: two words of a row, which three threads share. Drawn before there is something to multiply, because
 // the tensor cores' traffic with the registers slows everything else down.
 static_assert(ROWS * MASK_WORDS / 2 == THREADS - 128, "a drawer for every two words");
@@ -163,12 +168,21 @@ __device__ __forceinline__ void tell(uint2* to, float x, u32 number) {
     asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-// Waits until this kernel has told.
-__device__ __forceinline__ float hear(const uint2* from, u32 number) {
-    u64 told;
-    do asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(told) : "l"(from) : "memory");
-    while ((u32)(told >> 32) != number);
-    return __uint_as_float((u32)told);
+// Waits until this kernel has told mean and spread of a part of a row and of the eighth after it. Both are asked for at once:
+// memory is far away.
+__device__ __forceinline__ void hear(const uint2 (&part)[2], u32 number, float (&mean)[2], float (&spread)[2]) {
+    u64 told[4];
+    do asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%4];\n\tld.relaxed.gpu.global.v2.b64 {%2, %3}, [%4 + %5];"
+                    : "=l"(told[0]), "=l"(told[1]), "=l"(told[2]), "=l"(told[3])
+                    : "l"(part), "n"(8 * PARTS * sizeof(part))
+                    : "memory");
+    while ((u32)(told[0] >> 32) != number || (u32)(told[1] >> 32) != number || (u32)(told[2] >> 32) != number ||
+           (u32)(told[3] >> 32) != number);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mean[h] = __uint_as_float((u32)told[2 * h]);
+        spread[h] = __uint_as_float((u32)told[2 * h + 1]);
+    }
 }
 
 // The same number from all four lanes that have a row.
@@ -244,13 +258,12 @@ __device__ __forceinline__ void finish(const Residual& by, Shared& shared, float
     after_copies();
 
     meet(MULTIPLIED, MULTIPLIERS);
-    float mean[2], inverse[2];
+    float its_mean[2], its_spread[2], mean[2], inverse[2]; // each lane hears one block
+    hear(by.parts[(u64)rows[0] * PARTS + q], number, its_mean, its_spread);
 #pragma unroll
-    for (int h = 0; h < 2; h++) { // each lane hears one block
-        const uint2* told = by.parts[(u64)rows[h] * PARTS + q];
-        const float its_mean = hear(told, number), its_spread = hear(told + 1, number);
-        mean[h] = quad_sum(its_mean) * (1.0f / PARTS);
-        const float far = its_mean - mean[h], spread = quad_sum(its_spread + OUTPUTS * far * far);
+    for (int h = 0; h < 2; h++) {
+        mean[h] = quad_sum(its_mean[h]) * (1.0f / PARTS);
+        const float far = its_mean[h] - mean[h], spread = quad_sum(its_spread[h] + OUTPUTS * far * far);
         inverse[h] = 1.0f / sqrtf(spread * (1.0f / (PARTS * OUTPUTS)) + by.eps);
     }
 #pragma unroll
@@ -308,6 +321,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(THREAD
         const u32 helper = threadIdx.x - MULTIPLIERS;
         arrive_cluster();
         if (helper >= 128) draw_masks(by, shared, part, row, threadIdx.x - 128);
+        else if (helper >= 32) foresee_stream(by, part, row, helper - 32);
         wait_cluster();
         if (helper == 0) bring_all(by, shared, part, row);
         if (helper >= 32) {
