@@ -263,14 +263,17 @@ impl Decoder {
             let next = self.blocks.get(layer + 1);
             let (by, into) = ((&block.qkv, self.placing(block)), (&mut cache.kv, layer));
             ops::project(device, &work.normed, by, into, &part.seats, &mut work.qkv)?;
+            work.normed.let_go();
             let mut sight = part.sight(device)?;
             if next.is_none() {
                 sight = part.narrow(device, sight, &mut work.qkv)?; // from here on only what was asked for
             }
             ops::attention(device, &work.qkv, cache.kv.layer(layer), heads, &sight.views, &mut work.mixed)?;
+            work.qkv.let_go();
             let mask = sight.dropout.mask(layer, Site::AttnOut);
             let normed = (&block.mlp_norm, Format::Operand, &mut work.normed);
             ops::residual(device, &work.mixed, &block.attn_out, mask, &mut part.x, normed)?;
+            work.mixed.let_go();
             self.mlp(block, work)?;
             let mask = sight.dropout.mask(layer, Site::MlpOut);
             let normed = match next {
@@ -278,6 +281,7 @@ impl Decoder {
                 None => (&self.final_norm, format, &mut work.normed),
             };
             ops::residual(device, &work.inner, &block.mlp_out, mask, &mut part.x, normed)?;
+            work.inner.let_go();
             part.sight = Some(sight);
             go.take().map_or(Ok(()), |go| go())?;
         }
@@ -294,19 +298,21 @@ impl Decoder {
         Place { heads: self.config.heads, norms: block.qk_norm.as_ref().map(|(q, k)| (q, k)), rope: self.rope.as_ref() }
     }
 
-    /// The MLP up to its last product: from `work.normed` into `work.inner`.
+    /// The MLP up to its last product: from `work.normed`, which is let go, into `work.inner`.
     fn mlp(&self, block: &Block, work: &mut Work) -> Result<(), DeviceError> {
-        let device = &self.device;
-        let into =
-            |activation, out: &mut Tensor| ops::linear(device, &work.normed, &block.mlp_in, (activation, Format::Operand), out);
+        let (device, normed) = (&self.device, &work.normed);
+        let into = |activation, out: &mut Tensor| ops::linear(device, normed, &block.mlp_in, (activation, Format::Operand), out);
         match self.config.mlp {
-            Mlp::Gelu => into(Activation::GeluTanh, &mut work.inner),
-            Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner),
+            Mlp::Gelu => into(Activation::GeluTanh, &mut work.inner)?,
+            Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner)?,
             Mlp::SwiGlu => {
                 into(Activation::None, &mut work.gates)?;
-                ops::swiglu(device, &work.gates, &mut work.inner)
+                ops::swiglu(device, &work.gates, &mut work.inner)?;
+                work.gates.let_go();
             }
         }
+        work.normed.let_go();
+        Ok(())
     }
 
     /// Floating-point operations of some positions of a sequence in the blocks: the products, and attention over all before.
@@ -379,7 +385,8 @@ fn rotations(config: &Config) -> Option<Vec<f32>> {
     Some((0..config.head_dim / 2).map(|i| stretch(base(i))).collect())
 }
 
-/// Activations of one part of a pass, kept from layer to layer.
+/// Activations of one part of a pass. On the processor their memory is kept from layer to layer; a GPU's is let go as soon as nothing
+/// reads them any more, so that all activations of a layer fit its cache.
 #[derive(Default)]
 struct Work {
     normed: Tensor, // (rows, width)

@@ -182,6 +182,14 @@ impl Tensor {
         self.rows += 1;
     }
 
+    /// Gives memory on a GPU back, so that the next who asks has it while it is still in the cache. The host's stays, for what is
+    /// written there next.
+    pub fn let_go(&mut self) {
+        if matches!(self.data, Data::Cuda(_)) {
+            *self = Self::default();
+        }
+    }
+
     /// The matrix on the GPU.
     pub(crate) fn array(&self) -> &Array {
         match &self.data {
