@@ -58,16 +58,16 @@ pub(crate) fn score(
     if picked.is_empty() && answers.is_none() {
         return Ok(vec![Reading::default(); thoughts.rows.len()]);
     }
-    let read = ops::select(device, &thoughts.all, &picked)?;
+    let read = if picked.is_empty() { None } else { Some(ops::select(device, &thoughts.all, &picked)?) };
     let spoken = answers.as_ref().map(|answers| judge.decoder.embed(&answers.tokens)).transpose()?;
-    let parts: Vec<&Tensor> = [&x, &read].into_iter().chain(&spoken).collect();
+    let parts: Vec<&Tensor> = [&x].into_iter().chain(&read).chain(&spoken).collect();
     let hidden = judge.decoder.forward(cache, &pass, ops::concat(device, &parts)?, None)?;
     let at: Vec<usize> = (prompts.len()..prompts.len() + picked.len()).collect();
-    let rewards = match picked.is_empty() {
-        true => Vec::new(),
-        false => {
+    let rewards = match &read {
+        None => Vec::new(),
+        Some(thoughts) => {
             let (before, at) = (ops::select(device, [&hidden], &before)?, ops::select(device, [&hidden], &at)?);
-            judge.head.rewards(device, Judged { before: &before, at: &at, thoughts: &read })?
+            judge.head.rewards(device, Judged { before: &before, at: &at, thoughts })?
         }
     };
     let verdicts = match (&judge.verdict, answers) {

@@ -11,9 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use engine::replay::{self, Replay, Replayed};
 use engine::rollout::Annotated;
-use engine::{Engine, Outcome, Perturbation, Question, Reasoner, Settings};
+use engine::{Engine, LatentLength, Outcome, Perturbation, Question, Reasoner, Settings};
 use model::testkit::{Family, Spec};
-use model::{Cache, Decoder};
+use model::{Cache, Decoder, RandomWeights, RewardHead};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
@@ -440,6 +440,24 @@ fn words_are_those_of_the_processor() {
         }
         tally.show(&format!("{family:?} in words on gpu and cpu"));
         tally.assert_alike(&format!("{family:?} in words"));
+    }
+}
+
+/// A judge that reads answers, where there is nothing else to read.
+#[test]
+fn answers_without_thoughts_are_judged_as_on_the_processor() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let [expected, found] = [device(), &gpu.device].map(|on| {
+        let mut pair = Pair::new(on, &Spec { family: Family::Coconut, ..Spec::default() });
+        pair.judge.verdict = RewardHead::verdict(on, pair.judge.decoder.config(), &RandomWeights { seed: 5 }).unwrap();
+        let settings = Settings { length: LatentLength::None, ..settings(&pair.reasoner, 4, drawn(1.0, 1.0)) };
+        pair.ask(settings, &questions()).into_iter().flat_map(|outcome| outcome.sample.trajectories).collect::<Vec<_>>()
+    });
+    let alike: Vec<_> = found.iter().zip(&expected).filter(|(a, b)| a.text == b.text).collect();
+    assert!(alike.len() * 100 >= expected.len() * 99, "{} of {} rows say the same", alike.len(), expected.len());
+    for (a, b) in alike {
+        let (a, b) = (a.verdict.unwrap(), b.verdict.unwrap());
+        assert!((a - b).abs() <= SINGLE * b.abs().max(1.0), "{a} and {b}");
     }
 }
 

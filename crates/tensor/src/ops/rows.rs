@@ -41,10 +41,11 @@ pub fn select<'a>(device: &Device, parts: impl IntoIterator<Item = &'a Tensor>, 
         return Ok(Tensor::default());
     };
     match device.kind() {
-        Kind::Cpu(_) => match parts[..] {
-            [one] => Ok(one.select(picked.iter().copied())),
-            _ => Ok(concat(device, &parts)?.select(picked.iter().copied())),
-        },
+        Kind::Cpu(_) => {
+            let mut rows = Vec::with_capacity(picked.len() * first.cols());
+            picked.iter().for_each(|&r| rows.extend_from_slice(row_of(&parts, r)));
+            Ok(Tensor::from_vec(picked.len(), first.cols(), rows))
+        }
         Kind::Cuda(cuda) => {
             if parts.len() == 1 && picked.len() == first.rows() && picked.iter().enumerate().all(|(i, &r)| i == r) {
                 return Ok(first.clone()); // nothing moves
@@ -54,6 +55,16 @@ pub fn select<'a>(device: &Device, parts: impl IntoIterator<Item = &'a Tensor>, 
             Ok(cuda::embedding::select(&parts, &cuda::Indices::new(cuda, &picked)?)?.into())
         }
     }
+}
+
+fn row_of<'a>(parts: &[&'a Tensor], mut row: usize) -> &'a [f32] {
+    for part in parts {
+        if row < part.rows() {
+            return part.row(row);
+        }
+        row -= part.rows();
+    }
+    panic!("select: {row} rows too far")
 }
 
 /// [`select`] of one part's rows, which the device knows already.

@@ -354,6 +354,11 @@ fn rows_go_where_they_are_sent() {
         let both = concat(&device, &[&x, &y]).unwrap();
         let picked = select(&device, [&both], &[6, 0, 6]).unwrap().to_host().unwrap();
         assert_eq!(picked.data(), [b.row(2), a.row(0), b.row(2)].concat());
+        let none = select(&device, [&both], &[]).unwrap();
+        for parts in [vec![&x, &y], vec![&none, &x, &none, &y], [vec![&none; 20], vec![&x, &y]].concat()] {
+            let picked = select(&device, parts.iter().copied(), &[6, 0, 3, 4]).unwrap().to_host().unwrap();
+            assert_eq!(picked.data(), [b.row(2), a.row(0), a.row(3), b.row(0)].concat(), "{device:?}: {} parts", parts.len());
+        }
         let mut sum = select(&device, [&x], &[3, 1, 2]).unwrap();
         add(&device, &mut sum, &y).unwrap();
         scale(&device, &mut sum, 2.0).unwrap();
