@@ -12,8 +12,9 @@ data=${4:-} tokenizer=${5:-}
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 for round in $(seq "$rounds"); do
   echo "round $round"
-  ours "64x64 ours" --questions 64 --samples 64 --repeat 10
+  ours "64x64 ours" --questions 64 --samples 64 --repeat 20
   pytorch "64x64 pytorch" --mode same --questions 64 --samples 64 --repeat 10
+  ours "64x64 ours" --questions 64 --samples 64 --repeat 20
   pytorch "64x64 reference" --mode reference --questions 64 --samples 64 --repeat 3
   ours "1x32 ours" --questions 1 --samples 32 --repeat 10
   pytorch "1x32 pytorch" --mode same --questions 1 --samples 32 --repeat 10
@@ -22,8 +23,7 @@ for round in $(seq "$rounds"); do
   ours "1x1 ours" --questions 1 --samples 1 --p 0 --repeat 10
   ours "1x64 ours" --questions 1 --samples 64 --repeat 10
   if [ -n "$data" ]; then ours "data set x64 ours" --data "$data" --tokenizer "$tokenizer" --samples 64 --repeat 5; fi
-  for shape in llama-1b qwen3-2b; do
-    ours "16x64 $shape" --shape "$shape" --questions 16 --samples 64 --repeat 3
-    ours "1x32 $shape" --shape "$shape" --questions 1 --samples 32 --repeat 3
-  done
+  ours "256x64 ours" --questions 256 --samples 64 --repeat 5
+  ours "128x64 ours" --questions 128 --samples 64 --repeat 5
+  ours "annotate" --annotate --questions 512 --samples 8 --rollouts 4
 done

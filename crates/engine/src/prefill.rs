@@ -36,111 +36,108 @@ pub(crate) fn prefill(
     starts: &[Start],
     chance: Chance<'_>,
 ) -> Result<Started, DeviceError> {
+    let prefill = Prefill { mind, prompts, starts, chance };
     if chance.perturbation.prompt_is_private() {
-        return private(mind, cache, prompts, starts, chance);
+        prefill.private(cache)
+    } else if chance.perturbation.last_token_is_private() {
+        prefill.forked(cache)
+    } else {
+        prefill.shared(cache)
     }
-    if chance.perturbation.last_token_is_private() {
-        return forked(mind, cache, prompts, starts, chance);
-    }
-    let x = mind.embed(&tokens(prompts, 0, 0))?; // the device is at it while the pass is made
-    let Prefixes { pass, sequences } = Prefixes::of(cache, prompts, 0, 0);
-    let hidden = mind.decoder.forward(cache, &pass, x, None)?;
-    let hidden = ops::select(mind.decoder.device(), [&hidden], &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
-    Ok(Started { rows: rows(starts, &sequences), hidden })
-}
-
-/// What rows share, in a pass that others may join.
-struct Prefixes {
-    pass: Pass,
-    sequences: Vec<Sequence>, // by prompt
-}
-
-/// The tokens of all prompts without so many of their last, with room for those of rows that join them.
-fn tokens(prompts: &[&Prompt], without: usize, joining: usize) -> Vec<u32> {
-    let mut tokens = Vec::with_capacity(prompts.iter().map(|prompt| prompt.tokens.len()).sum::<usize>() + joining);
-    prompts.iter().for_each(|prompt| tokens.extend(&prompt.tokens[..prompt.tokens.len() - without]));
-    tokens
-}
-
-impl Prefixes {
-    /// All prompts without so many of their last tokens, with room for rows that join them. Hidden states at the last token,
-    /// if it is there, are wanted.
-    fn of(cache: &mut Cache, prompts: &[&Prompt], without: usize, joining: usize) -> Self {
-        let rows = prompts.iter().map(|prompt| prompt.tokens.len() - without).sum::<usize>() + joining;
-        let (mut pass, mut sequences) = (Pass::with_capacity(rows), vec![Sequence::default(); prompts.len()]);
-        for (prompt, sequence) in prompts.iter().zip(&mut sequences) {
-            let length = prompt.tokens.len();
-            (1..=length - without).for_each(|n| pass.push(cache, sequence, n == length));
-        }
-        Self { pass, sequences }
-    }
-}
-
-fn rows(starts: &[Start], prefixes: &[Sequence]) -> Vec<Row> {
-    starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect()
 }
 
 /// Prefixes and rows that pass together, at most: more fill a GPU as well in two passes, and two fit its rounds of tiles better.
 const TOGETHER: usize = 2048;
-
-/// Every row passes the last token by itself: beside the prefixes where they are few, else after them.
-fn forked(
-    mind: &Mind,
-    cache: &mut Cache,
-    prompts: &[&Prompt],
-    starts: &[Start],
-    chance: Chance<'_>,
-) -> Result<Started, DeviceError> {
-    let mut tokens = tokens(prompts, 1, starts.len());
-    let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
-    // Recorded masks fall on all rows of a pass, which prefixes must not be among.
-    let is_recorded = matches!(chance.randomness, Randomness::Recorded(_));
-    if is_recorded || tokens.len() + starts.len() > TOGETHER {
-        let x = mind.embed(&tokens)?; // the device is at it while the pass is made
-        let Prefixes { pass, sequences } = Prefixes::of(cache, prompts, 1, 0);
-        mind.decoder.forward(cache, &pass, x, None)?;
-        let mut rows = rows(starts, &sequences);
-        let x = mind.embed(&last.copied().collect::<Vec<_>>())?;
-        let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
-        return Ok(Started { rows, hidden });
-    }
-    let Prefixes { mut pass, sequences } = Prefixes::of(cache, prompts, 1, starts.len());
-    let mut rows = rows(starts, &sequences);
-    let own = rows.iter().map(|row| row.draw(chance.randomness));
-    let draws: Vec<Option<Draw>> = std::iter::repeat_n(None, pass.rows()).chain(own).collect();
-    rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-    tokens.extend(last);
-    let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?;
-    Ok(Started { rows, hidden })
-}
-
 /// Rows whose private prompts are passed together: enough for full speed, few enough to keep the inputs small.
 const PRIVATE_ROWS: usize = 16;
 
-/// Every row passes the whole prompt by itself.
-fn private(
-    mind: &Mind,
-    cache: &mut Cache,
-    prompts: &[&Prompt],
-    starts: &[Start],
-    chance: Chance<'_>,
-) -> Result<Started, DeviceError> {
-    let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, Sequence::default())).collect();
-    let mut hidden = Vec::new();
-    for some in rows.chunks_mut(PRIVATE_ROWS) {
-        let (mut pass, mut draws, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
-        for row in some {
-            let prompt = &prompts[row.start.prompt].tokens;
-            for (i, &token) in prompt.iter().enumerate() {
-                draws.push(row.draw(chance.randomness));
-                pass.push(cache, &mut row.sequence, i + 1 == prompt.len());
-                tokens.push(token);
-            }
-        }
-        hidden.push(mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?);
+/// What is passed, and how.
+#[derive(Clone, Copy)]
+struct Prefill<'a> {
+    mind: &'a Mind,
+    prompts: &'a [&'a Prompt],
+    starts: &'a [Start],
+    chance: Chance<'a>,
+}
+
+impl Prefill<'_> {
+    /// Rows differ after their prompts alone.
+    fn shared(self, cache: &mut Cache) -> Result<Started, DeviceError> {
+        let Self { mind, starts, .. } = self;
+        let x = mind.embed(&self.tokens(0))?; // the device is at it while the pass is made
+        let (pass, sequences) = self.prefixes(cache, 0);
+        let hidden = mind.decoder.forward(cache, &pass, x, None)?;
+        let hidden = ops::select(mind.decoder.device(), [&hidden], &starts.iter().map(|s| s.prompt).collect::<Vec<_>>())?;
+        Ok(Started { rows: self.rows(&sequences), hidden })
     }
-    let hidden = ops::concat(mind.decoder.device(), &hidden.iter().collect::<Vec<_>>())?;
-    Ok(Started { rows, hidden })
+
+    /// Every row passes the last token by itself: beside the prefixes where they are few, else after them.
+    fn forked(self, cache: &mut Cache) -> Result<Started, DeviceError> {
+        let Self { mind, prompts, starts, chance } = self;
+        let mut tokens = self.tokens(1);
+        let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
+        // Recorded masks fall on all rows of a pass, which prefixes must not be among.
+        let is_recorded = matches!(chance.randomness, Randomness::Recorded(_));
+        if is_recorded || tokens.len() + starts.len() > TOGETHER {
+            let x = mind.embed(&tokens)?; // the device is at it while the pass is made
+            let (pass, sequences) = self.prefixes(cache, 1);
+            mind.decoder.forward(cache, &pass, x, None)?;
+            let mut rows = self.rows(&sequences);
+            let x = mind.embed(&last.copied().collect::<Vec<_>>())?;
+            let hidden = step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
+            return Ok(Started { rows, hidden });
+        }
+        let (mut pass, sequences) = self.prefixes(cache, 1);
+        let mut rows = self.rows(&sequences);
+        let own = rows.iter().map(|row| row.draw(chance.randomness));
+        let draws: Vec<Option<Draw>> = std::iter::repeat_n(None, pass.rows()).chain(own).collect();
+        rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
+        tokens.extend(last);
+        let hidden = mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?;
+        Ok(Started { rows, hidden })
+    }
+
+    /// Every row passes the whole prompt by itself.
+    fn private(self, cache: &mut Cache) -> Result<Started, DeviceError> {
+        let Self { mind, prompts, starts, chance } = self;
+        let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, Sequence::default())).collect();
+        let mut hidden = Vec::new();
+        for some in rows.chunks_mut(PRIVATE_ROWS) {
+            let (mut pass, mut draws, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
+            for row in some {
+                let prompt = &prompts[row.start.prompt].tokens;
+                for (i, &token) in prompt.iter().enumerate() {
+                    draws.push(row.draw(chance.randomness));
+                    pass.push(cache, &mut row.sequence, i + 1 == prompt.len());
+                    tokens.push(token);
+                }
+            }
+            hidden.push(mind.decoder.forward(cache, &pass, mind.embed(&tokens)?, chance.dropout(Masks::Drawn(&draws)))?);
+        }
+        let hidden = ops::concat(mind.decoder.device(), &hidden.iter().collect::<Vec<_>>())?;
+        Ok(Started { rows, hidden })
+    }
+
+    /// The tokens of all prompts without so many of their last.
+    fn tokens(self, without: usize) -> Vec<u32> {
+        self.prompts.iter().map(|prompt| &prompt.tokens[..prompt.tokens.len() - without]).collect::<Vec<_>>().concat()
+    }
+
+    /// A pass over these tokens, and the sequence of each prompt. Hidden states at last tokens, if they are there, are wanted.
+    fn prefixes(self, cache: &mut Cache, without: usize) -> (Pass, Vec<Sequence>) {
+        let rows = self.prompts.iter().map(|prompt| prompt.tokens.len() - without).sum();
+        let (mut pass, mut sequences) = (Pass::with_capacity(rows), vec![Sequence::default(); self.prompts.len()]);
+        for (prompt, sequence) in self.prompts.iter().zip(&mut sequences) {
+            let length = prompt.tokens.len();
+            (1..=length - without).for_each(|n| pass.push(cache, sequence, n == length));
+        }
+        (pass, sequences)
+    }
+
+    /// Rows that go on from their prompts.
+    fn rows(self, prefixes: &[Sequence]) -> Vec<Row> {
+        self.starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect()
+    }
 }
 
 /// One position of each row: x (rows, width) to the hidden states (rows, width).

@@ -283,7 +283,9 @@ impl Decoder {
             ops::residual(device, &work.inner, &block.mlp_out, mask, &mut part.x, normed)?;
             work.inner.let_go();
             part.sight = Some(sight);
-            go.take().map_or(Ok(()), |go| go())?;
+            if let Some(go) = go.take() {
+                go()?;
+            }
         }
         Ok(std::mem::take(&mut work.normed))
     }

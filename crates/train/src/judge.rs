@@ -12,7 +12,7 @@ use tensor::{Device, DeviceError, Tensor};
 
 use crate::digits::Digits;
 use crate::loss::{Objective, Scored};
-use crate::study::{Droppings, rows_of, scatter};
+use crate::study::{Droppings, scatter};
 use hearing::{Heard, Reading};
 
 /// A problem with its trajectories.
@@ -336,7 +336,7 @@ impl Judge {
         let digits = self.expect(&device, cases, (&hidden, &thoughts, answers.as_ref()), &mut dhidden)?;
         let mut dkv = cache.gradients(&device)?;
         let dx = self.learner.backward(cache, &mut dkv, segment, &dhidden)?;
-        self.learner.embedded(tokens, &rows_of(&device, &dx, &token_rows)?)?;
+        self.learner.embedded(tokens, &ops::select(&device, [&dx], &token_rows)?)?;
         Ok(JudgeLosses { score, digits })
     }
 
@@ -362,7 +362,7 @@ impl Judge {
         let (mut total, kinds) = (0.0, readers.len());
         for (reader, places, numbers) in readers {
             let count = (numbers.len() * crate::digits::PLACES * kinds) as f32;
-            let read = reader.learn(device, &rows_of(device, hidden, &places)?, &numbers, *weight / count)?;
+            let read = reader.learn(device, &ops::select(device, [hidden], &places)?, &numbers, *weight / count)?;
             scatter(device, &read.gradient, &places, dhidden)?;
             total += read.losses.to_host()?.data().iter().map(|&x| f64::from(x)).sum::<f64>() / f64::from(count);
         }

@@ -206,12 +206,12 @@ impl Way {
         while !live.is_empty() {
             let t = thoughts.len() + 1;
             let stage = steps.last().unwrap_or(&prompts);
-            let hidden = rows_of(&device, &stage.hidden, &stage.rows.thinking)?;
+            let hidden = ops::select(&device, [&stage.hidden], &stage.rows.thinking)?;
             let (vectors, kept) = study.head.forward(&device, hidden)?;
             let (fed, pending): (Vec<usize>, Vec<usize>) = (0..live.len()).partition(|&at| lessons[live[at]].thoughts > t);
             let next: Vec<usize> = fed.iter().map(|&at| live[at]).collect();
             if !next.is_empty() {
-                let x = rows_of(&device, &vectors, &fed)?;
+                let x = ops::select(&device, [&vectors], &fed)?;
                 let mut rows = Rows::default();
                 for &i in &next {
                     let drawn = draw(i, &sequences[i]);
@@ -224,7 +224,8 @@ impl Way {
         }
 
         let mut rows = Rows::default();
-        let pending: Vec<Tensor> = thoughts.iter().map(|t| rows_of(&device, &t.vectors, &t.pending)).collect::<Result<_, _>>()?;
+        let pending: Vec<Tensor> =
+            thoughts.iter().map(|t| ops::select(&device, [&t.vectors], &t.pending)).collect::<Result<_, _>>()?;
         // In the order of the pending thoughts, so that they need no further sorting.
         for i in thoughts.iter().flat_map(|t| t.pending.iter().map(|&at| t.of[at])) {
             let (lesson, sequence) = (&lessons[i], &mut sequences[i]);
@@ -270,7 +271,7 @@ impl Way {
             if !of.pending.is_empty() {
                 let start = pending_left - of.pending.len();
                 let all = dpending.take().unwrap_or_default();
-                let own = rows_of(&device, &all, &(start..pending_left).collect::<Vec<_>>())?;
+                let own = ops::select(&device, [&all], &(start..pending_left).collect::<Vec<_>>())?;
                 scatter(&device, &own, &of.pending, &mut dvectors)?;
                 (pending_left, dpending) = (start, Some(all));
             }
@@ -307,7 +308,7 @@ impl Thoughts {
             return Ok(());
         }
         let weight = *weight / (read * crate::digits::PLACES) as f32;
-        let told = digits.learn(&device, &rows_of(&device, &self.vectors, &places)?, &numbers, weight)?;
+        let told = digits.learn(&device, &ops::select(&device, [&self.vectors], &places)?, &numbers, weight)?;
         total.digits.push(told.losses);
         scatter(&device, &told.gradient, &places, dvectors)
     }
@@ -344,7 +345,7 @@ impl Stage {
         let Self { rows, segment, hidden } = self;
         let mut parts = Vec::new();
         if !rows.spoken.is_empty() {
-            let said = rows_of(&device, &hidden, &rows.spoken)?;
+            let said = ops::select(&device, [&hidden], &rows.spoken)?;
             let weights = vec![weight; rows.spoken.len()];
             let (losses, dsaid) = study.learner.cross_entropy(&said, rows.targets, &weights)?;
             total.tokens.push(losses);
@@ -356,9 +357,9 @@ impl Stage {
         let dhidden = gathered(&device, parts, (hidden.rows(), hidden.cols()))?;
         let dx = study.learner.backward(cache, dkv, segment, &dhidden)?;
         if !rows.tokens.is_empty() {
-            study.learner.embedded(rows.tokens, &rows_of(&device, &dx, &rows.token_rows)?)?;
+            study.learner.embedded(rows.tokens, &ops::select(&device, [&dx], &rows.token_rows)?)?;
         }
-        rows_of(&device, &dx, &rows.thought_rows)
+        ops::select(&device, [&dx], &rows.thought_rows)
     }
 }
 
@@ -384,11 +385,6 @@ impl Total {
 
 fn is_all(places: &[usize], rows: usize) -> bool {
     places.len() == rows && places.iter().enumerate().all(|(at, &place)| at == place)
-}
-
-/// Some rows of x; x itself where they are all of them.
-pub(crate) fn rows_of(device: &Device, x: &Tensor, places: &[usize]) -> Result<Tensor, DeviceError> {
-    if is_all(places, x.rows()) { Ok(x.clone()) } else { ops::select(device, [x], places) }
 }
 
 /// `to[places[r]] += x[r]`

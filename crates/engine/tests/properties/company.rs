@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 
 use engine::{AnswerTokens, Outcome, Perturbation, Question, Reasoner, Settings};
 use model::testkit::{Family, Spec};
+use model::{Cache, Pass, Sequence};
 use proptest::prelude::*;
-use tensor::Device;
+use tensor::ops::Format;
+use tensor::{Device, DeviceError, Isa};
 
 use crate::common::*;
 
@@ -81,6 +83,43 @@ fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
                 assert_same(of(&together, question.id), &alone, &format!("{family:?}, {perturbation:?}, {}", question.id));
             }
         }
+    }
+}
+
+/// Neither where it is called off before its input vectors are there nor after its first block.
+#[test]
+fn a_pass_that_is_called_off_leaves_nothing_behind() {
+    let called_off = || DeviceError::Isa(Isa::Portable); // stands for any
+    for family in [Family::Coconut, Family::CodiLlama] {
+        let decoder = &Pair::of(family).reasoner.mind.decoder;
+        let started = |tokens: &[u32]| {
+            let (mut cache, mut prefix) = (Cache::new(device(), decoder.config(), 256).unwrap(), Sequence::default());
+            let mut pass = Pass::default();
+            tokens.iter().for_each(|_| pass.push(&mut cache, &mut prefix, false));
+            decoder.forward(&mut cache, &pass, decoder.embed(tokens).unwrap(), None).unwrap();
+            (cache, (0..3).map(|_| prefix.fork()).collect::<Vec<_>>())
+        };
+        let next = |cache: &mut Cache, rows: &mut [Sequence]| {
+            let mut pass = Pass::default();
+            rows.iter_mut().for_each(|row| pass.push(cache, row, true));
+            (pass, decoder.embed(&[4, 5, 6]).unwrap())
+        };
+        let [expected, found] = [0, 2].map(|times| {
+            let (mut cache, mut rows) = started(&[1, 2, 3]);
+            for time in 0..times {
+                let (before, mark) = (rows.clone(), cache.mark());
+                let (pass, x) = next(&mut cache, &mut rows);
+                let x = || if time == 0 { Err(called_off()) } else { Ok(x) };
+                let made = decoder.forward_when(&mut cache, &pass, (None, Format::Operand), (x, || Err(called_off())));
+                made.unwrap_err();
+                cache.take_back(mark, &mut rows);
+                assert_eq!(rows, before, "{family:?}");
+            }
+            let (pass, x) = next(&mut cache, &mut rows);
+            let how = (None, Format::Operand);
+            decoder.forward_when::<DeviceError>(&mut cache, &pass, how, (|| Ok(x), || Ok(()))).unwrap()
+        });
+        assert_eq!(found, expected, "{family:?}");
     }
 }
 

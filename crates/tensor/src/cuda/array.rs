@@ -73,16 +73,13 @@ impl Buffer {
     /// The same, where up to `room` bytes may be read, whatever they are.
     fn with_room(cuda: &Cuda, bytes: usize, room: usize) -> Result<Self, CudaError> {
         let (piece, pool, lane) = (Cuda::piece(room), replay::pool(cuda), cuda.lane());
-        let pointer = match &pool {
-            None => Self::take(cuda, &lane, (room, piece))?,
-            Some(pool) => match pool.take(piece) {
-                Some(pointer) => pointer,
-                None => {
-                    let pointer = Self::take(cuda, &lane, (room, piece))?;
-                    pool.adopt(piece, pointer);
-                    pointer
-                }
-            },
+        let pointer = match pool.as_ref().and_then(|pool| pool.take(piece)) {
+            Some(pointer) => pointer,
+            None => {
+                let pointer = Self::take(cuda, &lane, (room, piece))?;
+                pool.iter().for_each(|pool| pool.adopt(piece, pointer));
+                pointer
+            }
         };
         let home = pool.map_or_else(|| Home::Lane(lane), Home::Pool);
         Ok(Self { cuda: cuda.clone(), home, pointer, bytes, piece })

@@ -112,9 +112,10 @@ pub fn enter(
     }
     match device.kind() {
         Kind::Cpu(_) => {
-            for (r, &row) in positions.iter().flat_map(|(_, rows)| rows.host()).enumerate() {
-                let position = positions.map_or(&[][..], |(table, _)| table.row(row as usize));
-                x.row_mut(r).iter_mut().zip(position).for_each(|(x, y)| *x += y);
+            if let Some((table, rows)) = positions {
+                for (r, &row) in rows.host().iter().enumerate() {
+                    x.row_mut(r).iter_mut().zip(table.row(row as usize)).for_each(|(x, y)| *x += y);
+                }
             }
             norm(device, &x, by, format, out)?;
         }

@@ -5,7 +5,7 @@ use tensor::rng::Draw;
 use tensor::{DeviceError, Tensor, ops};
 
 use super::{Case, Judge, Judged};
-use crate::study::{Droppings, rows_of};
+use crate::study::Droppings;
 
 /// What a head has read.
 pub(super) struct Reading {
@@ -125,11 +125,10 @@ impl Judge {
         };
         let (own, thoughts) = (gather(|case| &case.own)?, gather(|case| &case.thoughts)?);
         let parts = [&self.learner.decoder.embed(&script.tokens)?, &own, &thoughts];
-        let parts: Vec<&Tensor> = parts.into_iter().filter(|part| part.rows() > 0).collect();
-        let x = rows_of(device, &ops::concat(device, &parts)?, &script.order())?;
+        let x = ops::select(device, parts, &script.order())?;
         let dropout = droppings.map(|d| Dropout { p: d.p, attn_out: true, mlp_out: true, masks: Masks::Drawn(&script.draws) });
         let (hidden, segment) = self.learner.forward(cache, &script.pass, x, dropout)?;
-        let of = |places: &[usize]| rows_of(device, &hidden, places);
+        let of = |places: &[usize]| ops::select(device, [&hidden], places);
         let judged = Judged { at: of(&at)?, before: of(&before)?, thought: thoughts };
         let (scores, kept) = self.head.forward(device, &judged)?;
         let read = Reading { at, before, thoughts: None, judged, scores, kept };
