@@ -1,8 +1,9 @@
 //! What was typed: every command's flags, as clap reads them.
 //!
-//! Nothing here has a default that depends on the model; [`crate::settings`] says what the flags mean. Values come from
-//! the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`; [`layers`] merges the three, and a flag that
-//! none of them gives is `None`. `common` holds what commands share, `values` the readers of single values.
+//! Nothing here has a default that depends on the model; [`crate::settings`] says what the flags
+//! mean. Values come from the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`;
+//! [`layers`] merges the three, and a flag that none of them gives is `None`. `common` holds what
+//! commands share, `values` the readers of single values.
 
 mod aggregation;
 mod annotate;
@@ -19,15 +20,18 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use aggregation::AggregationArgs;
-pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsKind};
+pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
 pub use common::{
-    DeviceArgs, DeviceKind, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, SamplerKind, SamplingArgs,
-    ScopeKind, SitesKind,
+    DeviceArgs, DeviceKind, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs,
+    SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
 pub use report::ReportArgs;
-pub use sweep::{Grid, SweepArgs, rounded};
-pub use train::{LearningArgs, Mode, ObjectiveKind, ReasonerArgs, RemovalKind, RewardArgs, ScoreHeadKind, TrainCommand};
+pub use sweep::{SweepArgs, SweepGrid, rounded};
+pub use train::{
+    ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs, ScoreHeadKind,
+    TrainCommand, TrainingArgs,
+};
 
 /// Said under every command's help.
 const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
@@ -36,10 +40,17 @@ over the environment, the environment over the file, the file over the model's d
 
 /// Makes latent reasoning models better at answering by thinking many times in parallel.
 ///
-/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its baseline in words, samples N trajectories of latent
-/// thoughts for each question, scores them with a latent reward model if there is one, and aggregates their answers.
+/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its
+/// baseline in words, samples N trajectories of latent thoughts for each question, scores them with
+/// a latent reward model if there is one, and aggregates their answers.
 #[derive(Debug, Parser)]
-#[command(name = "latent-tts", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "latent-tts",
+    version,
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 #[command(
     after_help = "Start with `latent-tts eval`: it needs nothing but itself. For a checkpoint of yours, `latent-tts inspect DIR`, then `latent-tts eval --model DIR`."
 )]
@@ -54,9 +65,10 @@ pub struct Cli {
 pub enum Command {
     /// Run a benchmark under parallel scaling
     ///
-    /// Samples N trajectories for every question, records them in a run directory, and reports what each way
-    /// of choosing an answer gives for every number of trajectories up to N. A run that was stopped, by whatever
-    /// cause, goes on with --resume and ends with the same samples as one that was not.
+    /// Samples N trajectories for every question, records them in a run directory, and reports what
+    /// each way of choosing an answer gives for every number of trajectories up to N. A run
+    /// that was stopped, by whatever cause, goes on with --resume and ends with the same
+    /// samples as one that was not.
     #[command(after_help = format!("\
 Examples:
   latent-tts eval    (the embedded models on 300 embedded problems, about a minute)
@@ -73,8 +85,9 @@ Examples:
 
     /// Answer one question
     ///
-    /// Thinks N times about one question and prints the answer, how the trajectories voted, and where the time went. The
-    /// question is the argument, or standard input if the argument is `-`.
+    /// Thinks N times about one question and prints the answer, how the trajectories voted, and
+    /// where the time went. The question is the argument, or standard input if the argument is
+    /// `-`.
     #[command(after_help = format!("\
 Examples:
   latent-tts solve \"Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?\"
@@ -86,8 +99,9 @@ Examples:
 
     /// Find how strongly to perturb
     ///
-    /// Runs an eval for each strength of dropout or noise, or searches an interval for the largest coverage as the paper does.
-    /// Each value has a run directory; a table, sweep.json and the page compare them and say which is best.
+    /// Runs an eval for each strength of dropout or noise, or searches an interval for the largest
+    /// coverage as the paper does. Each value has a run directory; a table, sweep.json and the
+    /// page compare them and say which is best.
     #[command(after_help = format!("\
 Examples:
   latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0:0.9    (search)
@@ -99,8 +113,9 @@ Examples:
 
     /// Figures and one page from runs
     ///
-    /// Reads run directories and writes figures (SVG and PNG) and one self-contained HTML page: summary, figures with values to
-    /// point at, and a browser for single questions. Several runs are compared. Needs no model.
+    /// Reads run directories and writes figures (SVG and PNG) and one self-contained HTML page:
+    /// summary, figures with values to point at, and a browser for single questions. Several
+    /// runs are compared. Needs no model.
     #[command(after_help = format!("\
 Examples:
   latent-tts report runs/mine
@@ -112,15 +127,17 @@ Examples:
 
     /// Train a reasoner or a reward model
     ///
-    /// First a model that says its steps, then one that thinks them, then rollouts (annotate), then a model that judges thoughts.
+    /// First a model that says its steps, then one that thinks them, then rollouts (annotate), then
+    /// a model that judges thoughts.
     #[command(subcommand)]
     Train(TrainCommand),
 
     /// Label thoughts for training a reward model
     ///
-    /// Samples N trajectories for every question, and from every thought M rollouts to the end; a thought's label is the share of
-    /// its rollouts that answer right. Questions whose trajectories are all right or all wrong are left out. What is done is
-    /// kept shard by shard, and --resume goes on after the last.
+    /// Samples N trajectories for every question, and from every thought M rollouts to the end; a
+    /// thought's label is the share of its rollouts that answer right. Questions whose
+    /// trajectories are all right or all wrong are left out. What is done is kept shard by
+    /// shard, and --resume goes on after the last.
     #[command(after_help = format!("\
 Examples:
   latent-tts annotate --model ./coconut-gpt2 --data train.json --out labels
@@ -132,8 +149,9 @@ Examples:
 
     /// Say what a checkpoint holds
     ///
-    /// Reads the headers of a checkpoint directory: the family and the backbone that were recognised, the defaults they bring,
-    /// and every tensor that is used, ignored, unknown or missing. Works on reasoners and on reward models.
+    /// Reads the headers of a checkpoint directory: the family and the backbone that were
+    /// recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
+    /// missing. Works on reasoners and on reward models.
     #[command(after_help = format!("\
 Examples:
   latent-tts inspect embedded
@@ -146,8 +164,8 @@ Examples:
 
     /// Say what this machine can do
     ///
-    /// Names the device, the instruction set, threads and memory, measures arithmetic and memory speed for about a second, and
-    /// says what is not as fast as it could be.
+    /// Names the device, the instruction set, threads and memory, measures arithmetic and memory
+    /// speed for about a second, and says what is not as fast as it could be.
     #[command(after_help = format!("\
 Examples:
   latent-tts doctor
@@ -158,8 +176,8 @@ Examples:
 
     /// Compare this engine with a reference dump
     ///
-    /// Runs the engine on what another implementation recorded and prints one line per check with its largest error. Exits with
-    /// 1 if any check misses its tolerance.
+    /// Runs the engine on what another implementation recorded and prints one line per check with
+    /// its largest error. Exits with 1 if any check misses its tolerance.
     #[command(after_help = format!("\
 Examples:
   latent-tts verify ./goldens
@@ -169,11 +187,13 @@ Examples:
 
     /// Write word problems of the built-in corpus
     ///
-    /// Grade-school word problems in English with exact steps, made by a generator: problem I of a split under a seed is
-    /// always the same. Splits: `train` to learn from, `valid` and `test` like it, `hard` with larger numbers, `ood` with
-    /// combinations of sentences that training never shows. No question of one split can be in another, whatever the seed.
+    /// Grade-school word problems in English with exact steps, made by a generator: problem I of a
+    /// split under a seed is always the same. Splits: `train` to learn from, `valid` and `test`
+    /// like it, `hard` with larger numbers, `ood` with combinations of sentences that training
+    /// never shows. No question of one split can be in another, whatever the seed.
     ///
-    /// Written is the paper's JSON: a list of {question, steps, answer, idx}, which eval --data and training read.
+    /// Written is the paper's JSON: a list of {question, steps, answer, idx}, which eval --data and
+    /// training read.
     #[command(after_help = format!("\
 Examples:
   latent-tts corpus --split test --count 3
@@ -185,7 +205,8 @@ Examples:
 
     /// Measure speed at real shapes
     ///
-    /// Runs a model of random weights and reports trajectories per second and the share of the machine's peak.
+    /// Runs a model of random weights and reports trajectories per second and the share of the
+    /// machine's peak.
     #[command(after_help = format!("\
 Examples:
   latent-tts bench
@@ -198,7 +219,7 @@ Examples:
 }
 
 /// The flags of an eval of which nothing is said.
-pub fn bare_eval() -> EvalArgs {
+pub fn default_eval_args() -> EvalArgs {
     match Cli::parse_from(["latent-tts", "eval"]).command {
         Command::Eval(args) => args,
         _ => unreachable!("`eval` is the command eval"),
@@ -212,9 +233,10 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA and their like), or word problems
-    /// that the program makes itself, of embedded:SPLIT or embedded:SPLIT:FIRST..END with a split of test, hard, ood, valid, train
-    /// [default: the first 300 of embedded:test]
+    /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA
+    /// and their like), or word problems that the program makes itself, of embedded:SPLIT or
+    /// embedded:SPLIT:FIRST..END with a split of test, hard, ood, valid, train [default: the
+    /// first 300 of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
@@ -290,7 +312,8 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory, a Hugging Face id in the local cache, `embedded` or `embedded:reward`
+    /// The checkpoint: a directory, a Hugging Face id in the local cache, `embedded` or
+    /// `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,
 
@@ -361,7 +384,7 @@ pub struct CorpusArgs {
 
 /// The shape of a model of random weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Shape {
+pub enum BenchShape {
     /// GPT-2, 124M
     Gpt2,
     /// Llama 3.2, 1B
@@ -376,7 +399,7 @@ pub enum Shape {
 
 /// Who is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Trained {
+pub enum TrainTarget {
     /// A reasoner that thinks in latent steps, by the tokens that it says afterwards
     Reasoner,
     /// A reward model, by the trajectories of problems
@@ -388,7 +411,7 @@ pub enum Trained {
 pub struct BenchArgs {
     /// The model's shape
     #[arg(long, value_enum, default_value = "gpt2")]
-    pub shape: Shape,
+    pub shape: BenchShape,
 
     /// Questions thought about together
     #[arg(long, value_name = "Q", default_value = "4")]
@@ -404,7 +427,7 @@ pub struct BenchArgs {
 
     /// Measure a step of training: forward, backward, optimizer
     #[arg(long, value_enum, value_name = "WHO", conflicts_with_all = ["annotate", "reward", "data"])]
-    pub train: Option<Trained>,
+    pub train: Option<TrainTarget>,
 
     /// Sequences of a batch, for --train
     #[arg(long, value_name = "COUNT", default_value = "256")]

@@ -1,9 +1,11 @@
-//! The models that this program carries: a small reasoner, its reward model with the mind that it thinks with, and their tokenizer.
+//! The models that this program carries: a small reasoner, its reward model with the mind that it
+//! thinks with, and their tokenizer.
 //!
-//! They are read from the program's own memory, never written anywhere. `assets/README.md` says how they were made.
+//! They are read from the program's own memory, never written anywhere. `assets/README.md` says how
+//! they were made.
 
-use engine::reasoner::MIND;
-use model::{Folder, Packed};
+use engine::reasoner::REFERENCE_DIR;
+use model::{EmbeddedFiles, ModelFiles};
 
 /// What `--model`, `--reward-model` and `inspect` call them.
 pub const NAME: &str = "embedded";
@@ -31,25 +33,34 @@ const TOKENIZER: &[u8] = asset!("tokenizer.json");
 const TOKENIZER_CONFIG: &[u8] = asset!("tokenizer_config.json");
 
 // Statics, for a constant's bytes would be in the program once for every place that names it.
-static REASONER: Packed = Packed { name: NAME, files: files!("reasoner"), folders: &[] };
+static REASONER: EmbeddedFiles =
+    EmbeddedFiles { name: NAME, files: files!("reasoner"), subdirs: &[] };
 
-static REWARD: Packed = Packed { name: "embedded:reward", files: files!("reward"), folders: &[(MIND, REFLECTING)] };
+static REWARD_MODEL: EmbeddedFiles = EmbeddedFiles {
+    name: "embedded:reward",
+    files: files!("reward"),
+    subdirs: &[(REFERENCE_DIR, REFERENCE_REASONER)],
+};
 
-const REFLECTING: Packed = Packed { name: "embedded:reward/mind", files: files!("reward/mind"), folders: &[] };
+const REFERENCE_REASONER: EmbeddedFiles =
+    EmbeddedFiles { name: "embedded:reward/mind", files: files!("reward/mind"), subdirs: &[] };
 
 /// Who thinks.
-pub fn reasoner() -> Folder {
-    Folder::Memory(REASONER)
+pub fn reasoner() -> ModelFiles {
+    ModelFiles::Embedded(REASONER)
 }
 
 /// Who scores its thoughts.
-pub fn reward() -> Folder {
-    Folder::Memory(REWARD)
+pub fn reward_model() -> ModelFiles {
+    ModelFiles::Embedded(REWARD_MODEL)
 }
 
 /// The model of this name, as messages and `inspect` call it.
-pub fn named(name: &str) -> Option<Folder> {
-    [REASONER, REWARD].into_iter().find(|packed| packed.name == name).map(Folder::Memory)
+pub fn by_name(name: &str) -> Option<ModelFiles> {
+    [REASONER, REWARD_MODEL]
+        .into_iter()
+        .find(|packed| packed.name == name)
+        .map(ModelFiles::Embedded)
 }
 
 #[cfg(test)]
@@ -58,10 +69,12 @@ mod tests {
 
     /// Whoever clones the repository pays for them.
     #[test]
-    fn they_are_small() {
-        let all =
-            [REASONER, REWARD].into_iter().flat_map(|packed| packed.folders.iter().map(|(_, inner)| *inner).chain([packed]));
-        let sizes: Vec<usize> = all.flat_map(|packed| packed.files).map(|(_, file)| file.len()).collect();
+    fn embedded_models_are_small() {
+        let all = [REASONER, REWARD_MODEL]
+            .into_iter()
+            .flat_map(|packed| packed.subdirs.iter().map(|(_, inner)| *inner).chain([packed]));
+        let sizes: Vec<usize> =
+            all.flat_map(|packed| packed.files).map(|(_, file)| file.len()).collect();
         assert!(sizes.iter().all(|&size| size <= 16_000_000), "{sizes:?}");
         assert!(sizes.iter().sum::<usize>() <= 32_000_000, "{sizes:?}");
     }

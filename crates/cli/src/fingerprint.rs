@@ -1,7 +1,8 @@
-//! A digest of what a run reads, so that a resumed run notices that a file under the same path has changed.
+//! A digest of what a run reads, so that a resumed run notices that a file under the same path has
+//! changed.
 //!
-//! Small files go in whole. Weight files of gigabytes go in by their size and by blocks spread over them: another training
-//! run's weights differ everywhere, and a file that was cut differs in size.
+//! Small files go in whole. Weight files of gigabytes go in by their size and by blocks spread over
+//! them: another training run's weights differ everywhere, and a file that was cut differs in size.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -9,76 +10,93 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use engine::Question;
-use model::{Folder, Packed};
+use model::{EmbeddedFiles, ModelFiles};
 use record::Fingerprint;
 
-use crate::data::Source;
+use crate::data::DataSource;
 
 /// Files larger than this are sampled.
-const WHOLE: u64 = 32 << 20;
+const FULL_HASH_LIMIT: u64 = 32 << 20;
 /// Blocks of a sampled file, and the bytes of each.
-const BLOCKS: u64 = 64;
-const BLOCK: usize = 4096;
+const SAMPLED_BLOCKS: u64 = 64;
+const BLOCK_BYTES: usize = 4096;
 /// What of a checkpoint directory can change a result.
-const ENDINGS: [&str; 3] = ["safetensors", "json", "txt"];
+const HASHED_EXTENSIONS: [&str; 3] = ["safetensors", "json", "txt"];
 
 /// The digest of models and questions, of which `source` says where they are from.
-pub fn of<'a>(models: impl IntoIterator<Item = &'a Folder>, source: &Source, questions: &[Question]) -> Result<String> {
+pub fn compute<'a>(
+    models: impl IntoIterator<Item = &'a ModelFiles>,
+    source: &DataSource,
+    questions: &[Question],
+) -> Result<String> {
     let mut digest = Fingerprint::default();
     for folder in models {
         digest = match folder {
-            Folder::Disk(dir) => with_directory(digest, dir)?,
-            Folder::Memory(packed) => with_packed(digest, packed),
+            ModelFiles::Directory(dir) => hash_directory(digest, dir)?,
+            ModelFiles::Embedded(packed) => hash_embedded(digest, packed),
         };
     }
     let digest = match source {
-        Source::File(path) => with_file(digest, path)?,
-        Source::Corpus(..) => questions.iter().fold(digest, |digest, q| digest.with(&q.text, q.gold.as_bytes())),
+        DataSource::File(path) => hash_file(digest, path)?,
+        DataSource::Corpus(..) => {
+            questions.iter().fold(digest, |digest, q| digest.with(&q.text, q.gold.as_bytes()))
+        }
     };
     Ok(digest.finish())
 }
 
-fn with_packed(digest: Fingerprint, packed: &Packed) -> Fingerprint {
-    let digest = packed.files.iter().fold(digest, |digest, (name, content)| digest.with(name, content));
-    packed.folders.iter().fold(digest, |digest, (_, inner)| with_packed(digest, inner))
+fn hash_embedded(digest: Fingerprint, packed: &EmbeddedFiles) -> Fingerprint {
+    let digest =
+        packed.files.iter().fold(digest, |digest, (name, content)| digest.with(name, content));
+    packed.subdirs.iter().fold(digest, |digest, (_, inner)| hash_embedded(digest, inner))
 }
 
-fn with_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint> {
+fn hash_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint> {
     // Some families keep their projector in a folder of its own, some judges their mind.
-    let inside = ["prj", engine::reasoner::MIND].map(|name| dir.join(name));
-    for dir in [dir].into_iter().chain(inside.iter().map(PathBuf::as_path).filter(|inner| inner.is_dir())) {
-        for file in files(dir)? {
-            digest = with_file(digest, &file)?;
+    let inside = ["prj", engine::reasoner::REFERENCE_DIR].map(|name| dir.join(name));
+    for dir in
+        [dir].into_iter().chain(inside.iter().map(PathBuf::as_path).filter(|inner| inner.is_dir()))
+    {
+        for file in hashed_files(dir)? {
+            digest = hash_file(digest, &file)?;
         }
     }
     Ok(digest)
 }
 
-fn files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
-    let relevant = |path: &Path| path.is_file() && path.extension().is_some_and(|e| ENDINGS.iter().any(|known| e == *known));
-    let mut files: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| relevant(path)).collect();
+fn hashed_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        std::fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
+    let relevant = |path: &Path| {
+        path.is_file()
+            && path.extension().is_some_and(|e| HASHED_EXTENSIONS.iter().any(|known| e == *known))
+    };
+    let mut files: Vec<_> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| relevant(path))
+        .collect();
     files.sort();
     Ok(files)
 }
 
-fn with_file(digest: Fingerprint, path: &Path) -> Result<Fingerprint> {
+fn hash_file(digest: Fingerprint, path: &Path) -> Result<Fingerprint> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let content = content(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let content =
+        hashed_content(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(digest.with(&name, &content))
 }
 
-fn content(path: &Path) -> std::io::Result<Vec<u8>> {
+fn hashed_content(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut content = size.to_le_bytes().to_vec();
-    if size <= WHOLE {
+    if size <= FULL_HASH_LIMIT {
         file.read_to_end(&mut content)?;
         return Ok(content);
     }
-    let mut block = [0; BLOCK];
-    for i in 0..BLOCKS {
-        file.seek(SeekFrom::Start((size - BLOCK as u64) / (BLOCKS - 1) * i))?;
+    let mut block = [0; BLOCK_BYTES];
+    for i in 0..SAMPLED_BLOCKS {
+        file.seek(SeekFrom::Start((size - BLOCK_BYTES as u64) / (SAMPLED_BLOCKS - 1) * i))?;
         file.read_exact(&mut block)?;
         content.extend(block);
     }

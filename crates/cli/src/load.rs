@@ -3,75 +3,83 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use engine::{Engine, Family, Reasoner, RewardModel, Settings};
-use model::Folder;
+use engine::{Engine, Family, Reasoner, RewardModel, SamplingParams};
+use model::ModelFiles;
 use tensor::{Device, DeviceError, Isa, Precision};
 
 use crate::args::{DeviceArgs, DeviceKind, DtypeKind, IsaKind, MachineArgs, ModelArgs};
 use crate::embedded;
-use crate::printer::{Printer, show_seconds};
-use crate::settings::model_dir;
+use crate::printer::{Printer, format_duration};
+use crate::settings::resolve_model_dir;
 
 /// What `--reward-model` takes for nobody.
-pub const NO_JUDGE: &str = "none";
+pub const NO_REWARD_MODEL: &str = "none";
 
 /// Which models to load.
 #[derive(Debug, Clone)]
-pub struct Models {
+pub struct ModelSelection {
     /// The reasoner's files.
-    pub reasoner: Folder,
+    pub reasoner: ModelFiles,
     /// The reward model's files.
-    pub judge: Option<Folder>,
+    pub reward_model: Option<ModelFiles>,
     family: Option<Family>,
 }
 
-impl Models {
+impl ModelSelection {
     /// What the flags name. The embedded reasoner brings its judge along.
-    pub fn of(args: &ModelArgs) -> Result<Self> {
+    pub fn from_args(args: &ModelArgs) -> Result<Self> {
         let reasoner = match args.model.as_deref() {
             None | Some(embedded::NAME) => embedded::reasoner(),
-            Some(name) => Folder::Disk(model_dir("--model", name)?),
+            Some(name) => ModelFiles::Directory(resolve_model_dir("--model", name)?),
         };
-        let judge = match (args.reward_model.as_deref(), &reasoner) {
-            (Some(NO_JUDGE), _) | (None, Folder::Disk(_)) => None,
-            (Some(embedded::NAME), _) | (None, Folder::Memory(_)) => Some(embedded::reward()),
-            (Some(name), _) => Some(Folder::Disk(model_dir("--reward-model", name)?)),
+        let reward_model = match (args.reward_model.as_deref(), &reasoner) {
+            (Some(NO_REWARD_MODEL), _) | (None, ModelFiles::Directory(_)) => None,
+            (Some(embedded::NAME), _) | (None, ModelFiles::Embedded(_)) => {
+                Some(embedded::reward_model())
+            }
+            (Some(name), _) => {
+                Some(ModelFiles::Directory(resolve_model_dir("--reward-model", name)?))
+            }
         };
-        Ok(Self { reasoner, judge, family: args.method })
+        Ok(Self { reasoner, reward_model, family: args.method })
     }
 
     /// Reads the weights.
-    pub fn load(&self, device: &Device, printer: &Printer) -> Result<Loaded> {
+    pub fn load(&self, device: &Device, printer: &Printer) -> Result<LoadedModels> {
         let start = Instant::now();
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
-        let judge = self
-            .judge
-            .as_ref()
-            .map(|from| RewardModel::load(device, from, &reasoner).with_context(|| format!("reward model {}", name(from))));
-        let judge = judge.transpose()?;
-        let with = if judge.is_some() { " and its reward model" } else { "" };
-        let took = show_seconds(start.elapsed().as_secs_f64());
-        printer.note(&format!("loaded {} model {}{with} in {took}", reasoner.method.family, name(&self.reasoner)));
-        Ok(Loaded { reasoner, judge })
+        let reward_model = self.reward_model.as_ref().map(|from| {
+            RewardModel::load(device, from, &reasoner)
+                .with_context(|| format!("reward model {}", display_path(from)))
+        });
+        let reward_model = reward_model.transpose()?;
+        let with = if reward_model.is_some() { " and its reward model" } else { "" };
+        let took = format_duration(start.elapsed().as_secs_f64());
+        printer.note(&format!(
+            "loaded {} model {}{with} in {took}",
+            reasoner.method.family,
+            display_path(&self.reasoner)
+        ));
+        Ok(LoadedModels { reasoner, reward_model })
     }
 }
 
-fn name(folder: &Folder) -> std::path::Display<'_> {
+fn display_path(folder: &ModelFiles) -> std::path::Display<'_> {
     folder.path().display()
 }
 
 /// Models in memory.
-pub struct Loaded {
+pub struct LoadedModels {
     /// Who thinks.
     pub reasoner: Reasoner,
     /// Who scores.
-    pub judge: Option<RewardModel>,
+    pub reward_model: Option<RewardModel>,
 }
 
-impl Loaded {
+impl LoadedModels {
     /// An engine with these models.
-    pub fn engine(&self, settings: Settings) -> Engine<'_> {
-        Engine { reasoner: &self.reasoner, judge: self.judge.as_ref(), settings }
+    pub fn engine(&self, params: SamplingParams) -> Engine<'_> {
+        Engine { reasoner: &self.reasoner, reward_model: self.reward_model.as_ref(), params }
     }
 }
 
@@ -86,15 +94,19 @@ impl DeviceArgs {
         // Flags that only a processor understands ask for one.
         let for_cpu = self.threads.is_some() || self.isa.is_some();
         match named {
-            DeviceKind::Cuda(_) if for_cpu => bail!("--threads is for the processor; leave it out, or pass --device cpu"),
+            DeviceKind::Cuda(_) if for_cpu => {
+                bail!("--threads is for the processor; leave it out, or pass --device cpu")
+            }
             DeviceKind::Cuda(ordinal) => Ok(Device::cuda(ordinal, precision)?),
             // A GPU that cannot be used is no reason to stop; `doctor` says why it was left alone.
-            DeviceKind::Auto if !for_cpu && Device::cuda_presence().is_ok() => {
+            DeviceKind::Auto if !for_cpu && Device::cuda_availability().is_ok() => {
                 Ok(Device::cuda(0, precision).or_else(|_| self.open_cpu())?)
             }
             DeviceKind::Auto | DeviceKind::Cpu => {
                 if self.dtype == Some(DtypeKind::Bf16) {
-                    bail!("--dtype bf16 is for a GPU; the processor computes in f32, so leave --dtype out");
+                    bail!(
+                        "--dtype bf16 is for a GPU; the processor computes in f32, so leave --dtype out"
+                    );
                 }
                 Ok(self.open_cpu()?)
             }
@@ -113,11 +125,12 @@ impl DeviceArgs {
 }
 
 impl MachineArgs {
-    /// Memory for keys and values: what was asked for, else a fixed share of the processor's or most of what a GPU has free.
-    pub fn memory(&self, device: &Device) -> Result<usize> {
+    /// Memory for keys and values: what was asked for, else a fixed share of the processor's or
+    /// most of what a GPU has free.
+    pub fn kv_cache_bytes(&self, device: &Device) -> Result<usize> {
         Ok(match (self.memory, device.memory()?) {
             (Some(bytes), _) => bytes,
-            (None, None) => Settings::MEMORY,
+            (None, None) => SamplingParams::DEFAULT_MEMORY,
             (None, Some((free, _))) => free / 10 * 6,
         })
     }

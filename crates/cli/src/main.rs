@@ -50,10 +50,11 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
 /// Says once what went wrong.
 fn fail(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
-        // Help and version come this way too, with an exit code of their own. Nobody is left to tell if printing fails.
+        // Help and version come this way too, with an exit code of their own. Nobody is left to
+        // tell if printing fails.
         let _ = usage.print();
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(BAD_INPUT));
     }
-    printer::error(error);
+    printer::print_error(error);
     ExitCode::from(BAD_INPUT)
 }

@@ -3,55 +3,59 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use engine::{Adaptive, BeamSize, Method, Perturbation, Scope, Settings, Sites};
+use engine::{
+    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, Method, Perturbation, SamplingParams,
+};
 use record::{Fingerprint, Manifest};
 use serde_json::{Value, json};
 use tensor::Device;
 
-use crate::args::values::show_thoughts;
-use crate::data::Source;
+use crate::args::values::format_latent_length;
+use crate::data::DataSource;
 
 /// Every setting that changes results, and only those.
-pub fn settings(method: &Method, settings: &Settings, judged: bool) -> Value {
-    let mut said = json!({
+pub fn settings_json(method: &Method, params: &SamplingParams, has_reward_model: bool) -> Value {
+    let mut document = json!({
         "method": method.family.name(),
-        "samples": settings.samples,
-        "greedy": settings.greedy,
-        "sampler": sampler(settings.perturbation),
-        "thoughts": show_thoughts(settings.length),
-        "max_new_tokens": settings.max_new_tokens,
-        "rewards": judged,
+        "samples": params.samples,
+        "greedy": params.greedy,
+        "sampler": perturbation_json(params.perturbation),
+        "thoughts": format_latent_length(params.length),
+        "max_new_tokens": params.max_new_tokens,
+        "rewards": has_reward_model,
     });
-    if let Some(BeamSize { width, candidates }) = settings.beam {
-        said["beam"] = json!({ "width": width, "candidates": candidates });
+    if let Some(BeamSize { width, candidates }) = params.beam {
+        document["beam"] = json!({ "width": width, "candidates": candidates });
     }
-    if let Some(Adaptive { confidence }) = settings.adaptive {
-        said["adaptive"] = json!({ "confidence": confidence.get() });
+    if let Some(AdaptiveSampling { confidence }) = params.adaptive {
+        document["adaptive"] = json!({ "confidence": confidence.get() });
     }
-    said
+    document
 }
 
 /// What makes trajectories differ.
-pub fn sampler(perturbation: Perturbation) -> Value {
+pub fn perturbation_json(perturbation: Perturbation) -> Value {
     match perturbation {
         Perturbation::None => json!({ "kind": "none" }),
-        Perturbation::Gaussian { std } => json!({ "kind": "noise", "sigma": exact(std) }),
-        Perturbation::Tokens(from) => {
-            json!({ "kind": "tokens", "temperature": exact(from.temperature()), "top_p": exact(from.top_p()) })
+        Perturbation::Gaussian { std } => {
+            json!({ "kind": "noise", "sigma": shortest_decimal(std) })
+        }
+        Perturbation::Tokens(token_sampling) => {
+            json!({ "kind": "tokens", "temperature": shortest_decimal(token_sampling.temperature()), "top_p": shortest_decimal(token_sampling.top_p()) })
         }
         Perturbation::Dropout { p, sites, scope } => {
-            json!({ "kind": "dropout", "p": exact(p.get()), "sites": show_sites(sites), "scope": show_scope(scope) })
+            json!({ "kind": "dropout", "p": shortest_decimal(p.get()), "sites": sites_name(sites), "scope": scope_name(scope) })
         }
     }
 }
 
 /// The number that was typed: an f32 written as an f64 would gain digits that nobody gave.
-pub fn exact(x: f32) -> f64 {
+pub fn shortest_decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
 /// Sites as `--sites` takes them.
-pub fn show_sites(sites: Sites) -> &'static str {
+pub fn sites_name(sites: DropoutSites) -> &'static str {
     match (sites.attn_out, sites.mlp_out) {
         (true, true) => "both",
         (true, false) => "attn",
@@ -60,21 +64,21 @@ pub fn show_sites(sites: Sites) -> &'static str {
     }
 }
 
-fn show_scope(scope: Scope) -> &'static str {
+fn scope_name(scope: DropoutScope) -> &'static str {
     match scope {
-        Scope::Thoughts => "thoughts",
-        Scope::Prompt => "prompt",
-        Scope::All => "all",
+        DropoutScope::Thoughts => "thoughts",
+        DropoutScope::Prompt => "prompt",
+        DropoutScope::All => "all",
     }
 }
 
 /// The machine, which changes no result beyond rounding.
-pub fn host(device: &Device, memory: usize) -> Value {
+pub fn host_json(device: &Device, memory: usize) -> Value {
     json!({
         "device": device.describe(),
         "threads": device.threads(),
         "memory": memory,
-        "cpu": crate::commands::doctor::processor(),
+        "cpu": crate::commands::doctor::cpu_name(),
         "os": std::env::consts::OS,
     })
 }
@@ -90,15 +94,25 @@ pub fn program() -> String {
 }
 
 /// A name for a run that the same inputs and settings always get, so that `--resume` finds it.
-pub fn default_name(model: &Path, data: &Source, manifest: &Manifest) -> String {
-    let settings = json!([manifest.settings, manifest.seeds, manifest.questions, manifest.fingerprint]).to_string();
+pub fn default_run_name(model: &Path, data: &DataSource, manifest: &Manifest) -> String {
+    let settings =
+        json!([manifest.settings, manifest.seeds, manifest.questions, manifest.fingerprint])
+            .to_string();
     let digest = Fingerprint::default().with("run", settings.as_bytes()).finish();
-    format!("{}-{}-{}", plain(report::study::model_name(model)), plain(data.stem()), &digest[..8])
+    format!(
+        "{}-{}-{}",
+        sanitize(report::run_data::model_name(model)),
+        sanitize(data.stem()),
+        &digest[..8]
+    )
 }
 
 /// A name without signs that a shell or a file system might take amiss.
-pub fn plain(name: impl AsRef<str>) -> String {
-    name.as_ref().chars().map(|c| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' }).collect()
+pub fn sanitize(name: impl AsRef<str>) -> String {
+    name.as_ref()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' })
+        .collect()
 }
 
 /// Now, in RFC 3339.
@@ -116,7 +130,12 @@ fn rfc3339(seconds: u64) -> String {
     let day = day - (153 * month + 2) / 5 + 1;
     let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     let year = era * 400 + year + carry;
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
 }
 
 #[cfg(test)]
@@ -124,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_right() {
+    fn rfc3339_dates() {
         let known = [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -136,8 +155,10 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_named_by_what_they_are() {
-        let name = |model, data: &str| default_name(Path::new(model), &Source::File(data.into()), &Manifest::default());
+    fn default_run_names_start_with_model_and_data() {
+        let name = |model, data: &str| {
+            default_run_name(Path::new(model), &DataSource::File(data.into()), &Manifest::default())
+        };
         assert!(name("/x/coconut", "test 1.json").starts_with("coconut-test-1-"));
         assert!(name("/c/models--org--codi/snapshots/ab12", "d").starts_with("org--codi-d-"));
     }

@@ -1,7 +1,8 @@
 //! The one place that writes: standard output is data, standard error is progress.
 //!
-//! A reader that leaves early (`| head`) is no error. On a terminal progress is a bar; elsewhere it is a plain line every
-//! few seconds, so that logs stay short. Nothing here is coloured, so `NO_COLOR` has nothing to switch off.
+//! A reader that leaves early (`| head`) is no error. On a terminal progress is a bar; elsewhere it
+//! is a plain line every few seconds, so that logs stay short. Nothing here is coloured, so
+//! `NO_COLOR` has nothing to switch off.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ use serde::Serialize;
 use crate::args::OutputArgs;
 
 /// How often a plain line of progress is written.
-const EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Columns of a table where the terminal does not say.
-const COLUMNS: usize = 100;
+const DEFAULT_COLUMNS: usize = 100;
 
 /// Writes for people or for programs.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +45,9 @@ impl Printer {
     pub fn line(&self, line: &str) -> Result<()> {
         let mut out = io::stdout().lock();
         match writeln!(out, "{line}").and_then(|()| out.flush()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot write to standard output"),
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(error).context("cannot write to standard output")
+            }
             _ => Ok(()),
         }
     }
@@ -57,14 +60,14 @@ impl Printer {
     /// A line on standard error.
     pub fn note(&self, line: &str) {
         if !self.quiet {
-            say(line);
+            stderr_line(line);
         }
     }
 
     /// Columns that a table may take.
     pub fn width(&self) -> usize {
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-        columns.filter(|&columns| columns >= 20).unwrap_or(COLUMNS)
+        columns.filter(|&columns| columns >= 20).unwrap_or(DEFAULT_COLUMNS)
     }
 
     /// Progress over `total` steps, of which some are done already.
@@ -72,13 +75,14 @@ impl Printer {
         let terminal = !self.quiet && io::stderr().is_terminal();
         let bar = terminal.then(|| {
             let style = ProgressStyle::with_template("[{elapsed}] {bar:20} {pos}/{len} {msg}");
-            let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
+            let bar =
+                ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
             let bar = style.map(|style| bar.clone().with_style(style)).unwrap_or(bar);
             bar.set_position(done as u64);
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
-        Progress { bar, plain: !self.quiet && !terminal, said: None, done, total }
+        Progress { bar, plain: !self.quiet && !terminal, last_report: None, done, total }
     }
 }
 
@@ -87,7 +91,7 @@ impl Printer {
 pub struct Progress {
     bar: Option<ProgressBar>,
     plain: bool,
-    said: Option<Instant>,
+    last_report: Option<Instant>,
     done: usize,
     total: usize,
 }
@@ -105,9 +109,12 @@ impl Progress {
     pub fn report(&mut self, message: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(message.to_owned());
-        } else if self.plain && (self.done == self.total || self.said.is_none_or(|at| at.elapsed() >= EVERY)) {
-            say(&format!("{}/{} {message}", self.done, self.total));
-            self.said = Some(Instant::now());
+        } else if self.plain
+            && (self.done == self.total
+                || self.last_report.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL))
+        {
+            stderr_line(&format!("{}/{} {message}", self.done, self.total));
+            self.last_report = Some(Instant::now());
         }
     }
 }
@@ -121,17 +128,18 @@ impl Drop for Progress {
 }
 
 /// An error, once, with its causes.
-pub fn error(error: &anyhow::Error) {
-    say(&format!("error: {error:#}"));
+pub fn print_error(error: &anyhow::Error) {
+    stderr_line(&format!("error: {error:#}"));
 }
 
-/// A line on standard error. That nobody reads it is no reason to stop, so unlike `eprintln!` this cannot panic.
-pub fn say(line: &str) {
+/// A line on standard error. That nobody reads it is no reason to stop, so unlike `eprintln!` this
+/// cannot panic.
+pub fn stderr_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// A duration as people read it.
-pub fn show_seconds(seconds: f64) -> String {
+pub fn format_duration(seconds: f64) -> String {
     match seconds {
         s if !s.is_finite() => "?".to_owned(),
         s if s < 10.0 => format!("{s:.1} s"),

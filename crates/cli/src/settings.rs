@@ -1,67 +1,73 @@
-//! What the flags mean. The one place where defaults are resolved and contradictions found, before anything is loaded.
+//! What the flags mean. The one place where defaults are resolved and contradictions found, before
+//! anything is loaded.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use engine::{LatentLength, Method, Nucleus, Perturbation, Probability, Scope, Settings, Sites};
+use engine::{
+    DropoutScope, DropoutSites, LatentLength, Method, Perturbation, Probability, SamplingParams,
+    TokenSampling,
+};
 
 use crate::args::{SamplerKind, SamplingArgs, ScopeKind, SitesKind};
 
 /// How to sample, as far as it can be known without a model.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sampling {
+pub struct SamplingSettings {
     /// Trajectories of each question.
     pub samples: NonZeroUsize,
     /// The first seed.
     pub seed: u64,
-    sampler: Option<Sampler>, // none: the family's
+    perturbation: Option<PerturbationSpec>, // none: the family's
     length: Option<LatentLength>,
     max_new_tokens: Option<NonZeroUsize>,
 }
 
 /// A perturbation whose open parts the model fills in.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Sampler {
+enum PerturbationSpec {
     None,
-    Dropout { p: Option<Probability>, sites: Option<Sites>, scope: Scope },
+    Dropout { p: Option<Probability>, sites: Option<DropoutSites>, scope: DropoutScope },
     Noise { sigma: Option<f32> },
-    Tokens(Nucleus),
+    Tokens(TokenSampling),
 }
 
-impl Sampling {
+impl SamplingSettings {
     /// What the flags say; `samples` where they say nothing.
-    pub fn of(args: &SamplingArgs, samples: NonZeroUsize) -> Result<Self> {
+    pub fn from_args(args: &SamplingArgs, default_samples: NonZeroUsize) -> Result<Self> {
         Ok(Self {
-            samples: args.samples.map_or(samples, wide),
+            samples: args.samples.map_or(default_samples, to_usize),
             seed: args.seed.unwrap_or_default(),
-            sampler: Sampler::of(args)?,
+            perturbation: PerturbationSpec::from_args(args)?,
             length: args.thoughts,
-            max_new_tokens: args.max_new_tokens.map(wide),
+            max_new_tokens: args.max_new_tokens.map(to_usize),
         })
     }
 
     /// The same for a model, with its family's defaults.
-    pub fn settings(&self, method: &Method, memory: usize) -> Settings {
+    pub fn resolve(&self, method: &Method, memory: usize) -> SamplingParams {
         let length = self.length.unwrap_or(method.length);
-        let family = Settings::of(&Method { length, ..method.clone() });
-        Settings {
+        let defaults = SamplingParams::defaults_for(&Method { length, ..method.clone() });
+        SamplingParams {
             samples: self.samples,
             greedy: true,
-            perturbation: self.sampler.map_or(family.perturbation, |sampler| sampler.perturbation(method)),
+            perturbation: self
+                .perturbation
+                .map_or(defaults.perturbation, |sampler| sampler.resolve(method)),
             length,
-            max_new_tokens: self.max_new_tokens.unwrap_or(family.max_new_tokens),
+            max_new_tokens: self.max_new_tokens.unwrap_or(defaults.max_new_tokens),
             seed: self.seed,
             memory,
-            ..family
+            ..defaults
         }
     }
 }
 
-impl Sampler {
+impl PerturbationSpec {
     /// What is asked for, if anything is.
-    fn of(args: &SamplingArgs) -> Result<Option<Self>> {
+    fn from_args(args: &SamplingArgs) -> Result<Option<Self>> {
         let flags = [
             ("--p", SamplerKind::Dropout, args.p.is_some()),
             ("--sites", SamplerKind::Dropout, args.sites.is_some()),
@@ -75,29 +81,43 @@ impl Sampler {
         let Some(kind) = args.sampler.or(first.map(|(_, kind, _)| *kind)) else { return Ok(None) };
         match (args.sampler, first, given.find(|(_, of, _)| *of != kind)) {
             (None, Some((a, of, _)), Some((b, other, _))) => {
-                bail!("{a} belongs to --sampler {} and {b} to --sampler {}; give one of them", name(*of), name(*other))
+                bail!(
+                    "{a} belongs to --sampler {} and {b} to --sampler {}; give one of them",
+                    sampler_name(*of),
+                    sampler_name(*other)
+                )
             }
-            (_, _, Some((flag, ..))) => bail!("{flag} has no meaning with --sampler {}; leave one of them out", name(kind)),
-            (_, _, None) => Self::with(kind, args).map(Some),
+            (_, _, Some((flag, ..))) => bail!(
+                "{flag} has no meaning with --sampler {}; leave one of them out",
+                sampler_name(kind)
+            ),
+            (_, _, None) => Self::for_kind(kind, args).map(Some),
         }
     }
 
-    fn with(kind: SamplerKind, args: &SamplingArgs) -> Result<Self> {
+    fn for_kind(kind: SamplerKind, args: &SamplingArgs) -> Result<Self> {
         Ok(match kind {
             SamplerKind::None => Self::None,
             SamplerKind::Noise => Self::Noise { sigma: args.sigma },
-            SamplerKind::Dropout => {
-                Self::Dropout { p: args.p, sites: args.sites.map(sites), scope: args.scope.map_or(Scope::Thoughts, scope) }
-            }
+            SamplerKind::Dropout => Self::Dropout {
+                p: args.p,
+                sites: args.sites.map(sites),
+                scope: args.scope.map_or(DropoutScope::Thoughts, scope),
+            },
             SamplerKind::Tokens => {
-                let (temperature, top_p) = (args.temperature.unwrap_or(1.0), args.top_p.unwrap_or(1.0));
-                let from = Nucleus::new(temperature, top_p);
-                Self::Tokens(from.with_context(|| format!("--temperature {temperature} with --top-p {top_p}"))?)
+                let (temperature, top_p) =
+                    (args.temperature.unwrap_or(1.0), args.top_p.unwrap_or(1.0));
+                let token_sampling = TokenSampling::new(temperature, top_p);
+                Self::Tokens(
+                    token_sampling.with_context(|| {
+                        format!("--temperature {temperature} with --top-p {top_p}")
+                    })?,
+                )
             }
         })
     }
 
-    fn perturbation(self, method: &Method) -> Perturbation {
+    fn resolve(self, method: &Method) -> Perturbation {
         match self {
             Self::None => Perturbation::None,
             Self::Tokens(from) => Perturbation::Tokens(from),
@@ -111,49 +131,51 @@ impl Sampler {
 }
 
 /// A sampler as `--sampler` takes it.
-fn name(kind: SamplerKind) -> String {
+fn sampler_name(kind: SamplerKind) -> String {
     kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-fn wide(n: NonZeroU32) -> NonZeroUsize {
+fn to_usize(n: NonZeroU32) -> NonZeroUsize {
     NonZeroUsize::try_from(n).unwrap_or(NonZeroUsize::MAX)
 }
 
-fn sites(kind: SitesKind) -> Sites {
+fn sites(kind: SitesKind) -> DropoutSites {
     match kind {
-        SitesKind::Both => Sites::BOTH,
-        SitesKind::Attn => Sites::ATTN,
-        SitesKind::Mlp => Sites::MLP,
+        SitesKind::Both => DropoutSites::BOTH,
+        SitesKind::Attn => DropoutSites::ATTN,
+        SitesKind::Mlp => DropoutSites::MLP,
     }
 }
 
-fn scope(kind: ScopeKind) -> Scope {
+fn scope(kind: ScopeKind) -> DropoutScope {
     match kind {
-        ScopeKind::Thoughts => Scope::Thoughts,
-        ScopeKind::Prompt => Scope::Prompt,
-        ScopeKind::All => Scope::All,
+        ScopeKind::Thoughts => DropoutScope::Thoughts,
+        ScopeKind::Prompt => DropoutScope::Prompt,
+        ScopeKind::All => DropoutScope::All,
     }
 }
 
 /// What to do with results that are there already.
 #[derive(Debug, Clone, Copy)]
-pub enum Start {
+pub enum OnExisting {
     /// Leave them alone and stop.
-    Create,
+    Refuse,
     /// Go on after them.
     Resume,
     /// Replace them.
     Overwrite,
 }
 
-impl Start {
+impl OnExisting {
     /// What the flags say.
-    pub fn of(resume: bool, overwrite: bool) -> Result<Self> {
+    pub fn from_flags(resume: bool, overwrite: bool) -> Result<Self> {
         match (resume, overwrite) {
-            (true, true) => bail!("--resume continues a run and --overwrite replaces it; give one of them"),
+            (true, true) => {
+                bail!("--resume continues a run and --overwrite replaces it; give one of them")
+            }
             (true, false) => Ok(Self::Resume),
             (false, true) => Ok(Self::Overwrite),
-            (false, false) => Ok(Self::Create),
+            (false, false) => Ok(Self::Refuse),
         }
     }
 }
@@ -168,43 +190,62 @@ pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
 }
 
 /// A number of trajectories to report must be one that was sampled.
-pub fn ks(asked: Option<&[NonZeroUsize]>, samples: NonZeroUsize) -> Result<Vec<usize>> {
-    let asked = asked.unwrap_or_default();
-    match asked.iter().find(|k| **k > samples) {
+pub fn ks(requested: Option<&[NonZeroUsize]>, samples: NonZeroUsize) -> Result<Vec<usize>> {
+    let requested = requested.unwrap_or_default();
+    match requested.iter().find(|k| **k > samples) {
         Some(k) => bail!("--k {k} asks for more trajectories than --samples {samples} gives"),
-        None => Ok(asked.iter().map(|k| k.get()).collect()),
+        None => Ok(requested.iter().map(|k| k.get()).collect()),
     }
 }
 
 /// The directory that `--model` or `--reward-model` names.
-pub fn model_dir(flag: &str, name: &str) -> Result<PathBuf> {
+pub fn resolve_model_dir(flag: &str, name: &str) -> Result<PathBuf> {
     let dir = Path::new(name);
     // A path is taken as it is, so that what is wrong with it is said of the path that was given.
-    let is_id = name.split('/').count() == 2 && !name.starts_with(['/', '.', '~']) && !name.ends_with('/');
-    if dir.exists() || !is_id { Ok(dir.to_owned()) } else { cached(flag, name) }
+    let is_id =
+        name.split('/').count() == 2 && !name.starts_with(['/', '.', '~']) && !name.ends_with('/');
+    if dir.exists() || !is_id { Ok(dir.to_owned()) } else { cached_snapshot(flag, name) }
 }
 
 /// The newest snapshot of a Hugging Face model in the local cache. Nothing is ever downloaded.
-fn cached(flag: &str, id: &str) -> Result<PathBuf> {
-    let Some(hub) = hub() else { bail!("{flag} {id}: no such directory, and no HF_HOME or HOME to look for a cached model in") };
+fn cached_snapshot(flag: &str, id: &str) -> Result<PathBuf> {
+    let Some(hub) = hub_cache_dir() else {
+        bail!(
+            "{flag} {id}: no such directory, and no HF_HOME or HOME to look for a cached model in"
+        )
+    };
     let model = hub.join(format!("models--{}", id.replace('/', "--")));
     let snapshots = model.join("snapshots");
-    let main = std::fs::read_to_string(model.join("refs/main")).ok().map(|commit| snapshots.join(commit.trim()));
-    match main.filter(|dir| dir.is_dir()).or_else(|| newest(&snapshots)) {
+    let main = std::fs::read_to_string(model.join("refs/main"))
+        .ok()
+        .map(|commit| snapshots.join(commit.trim()));
+    match main.filter(|dir| dir.is_dir()).or_else(|| newest_snapshot(&snapshots)) {
         Some(dir) => Ok(dir),
-        None => bail!("{flag} {id}: no such directory, and not in {}; fetch it with `hf download {id}`", hub.display()),
+        None => bail!(
+            "{flag} {id}: no such directory, and not in {}; fetch it with `hf download {id}`",
+            hub.display()
+        ),
     }
 }
 
 /// Where huggingface_hub keeps models.
-fn hub() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || Some(variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))?.join("huggingface"));
+fn hub_cache_dir() -> Option<PathBuf> {
+    let variable =
+        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || {
+        Some(
+            variable("XDG_CACHE_HOME")
+                .or_else(|| Some(variable("HOME")?.join(".cache")))?
+                .join("huggingface"),
+        )
+    };
     variable("HF_HUB_CACHE").or_else(|| Some(variable("HF_HOME").or_else(home)?.join("hub")))
 }
 
-fn newest(dir: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
-    let dated = entries.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
+fn newest_snapshot(dir: &Path) -> Option<PathBuf> {
+    let entries =
+        std::fs::read_dir(dir).ok()?.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
+    let dated =
+        entries.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
     dated.max().map(|(_, path)| path)
 }

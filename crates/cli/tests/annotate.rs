@@ -1,4 +1,5 @@
-//! `annotate` from the outside: labels are on file, whatever ends a run the same bytes are, and what cannot be is refused.
+//! `annotate` from the outside: labels are on file, whatever ends a run the same bytes are, and
+//! what cannot be is refused.
 
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -8,60 +9,80 @@ mod support;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use model::testkit::{Family, Spec};
+use model::testkit::{CheckpointFamily, CheckpointSpec};
 use serde_json::{Value, json};
-use support::{Bench, Done, finished};
+use support::{CliSandbox, CommandOutput, command_output};
 use train::annotate::Annotations;
 
 const QUESTIONS: usize = 12;
 
-/// A bench whose questions have an answer that some of a random model's trajectories give and others do not.
-fn mixed(spec: &Spec) -> Bench {
-    let bench = Bench::new();
-    bench.model("model", spec);
-    bench.questions("data.jsonl", QUESTIONS);
-    bench.eval(&["--samples", "8", "--p", "0.5", "--max-new-tokens", "16", "--out", "run"]).ok();
-    let samples = String::from_utf8(bench.read("run/samples.jsonl")).unwrap();
+/// A sandbox whose questions have an answer that some of a random model's trajectories give and
+/// others do not.
+fn sandbox_with_mixed_outcomes(spec: &CheckpointSpec) -> CliSandbox {
+    let sandbox = CliSandbox::new();
+    sandbox.model("model", spec);
+    sandbox.questions("data.jsonl", QUESTIONS);
+    sandbox.eval(&["--samples", "8", "--p", "0.5", "--max-new-tokens", "16", "--out", "run"]).ok();
+    let samples = String::from_utf8(sandbox.read("run/samples.jsonl")).unwrap();
     let line = |(i, line): (usize, &str)| {
         let sample: Value = serde_json::from_str(line).unwrap();
-        let answers: Vec<&Value> = sample["trajectories"].as_array().unwrap().iter().map(|t| &t["answer"]).collect();
+        let answers: Vec<&Value> =
+            sample["trajectories"].as_array().unwrap().iter().map(|t| &t["answer"]).collect();
         let divided = answers.iter().find(|a| !a.is_null() && answers.iter().any(|b| b != *a));
         // One in three is left as it is: nobody finds its answer.
         let gold = divided.filter(|_| i % 3 != 0).map_or(json!("12345"), |a| (*a).clone());
         let steps = [format!("<<{i}+1={}>>", i + 1)];
         format!("{}\n", json!({ "question": sample["question"], "answer": gold, "steps": steps }))
     };
-    bench.write("data.jsonl", samples.lines().enumerate().map(line).collect::<String>());
-    bench
+    sandbox.write("data.jsonl", samples.lines().enumerate().map(line).collect::<String>());
+    sandbox
 }
 
-fn codi() -> Spec {
-    Spec { family: Family::CodiGpt2, ..Spec::default() }
+fn codi() -> CheckpointSpec {
+    CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() }
 }
 
 /// A small run, with more arguments, which may replace its own.
 fn args<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let base = [["--model", "model"], ["--data", "data.jsonl"], ["--p", "0.5"], ["--max-new-tokens", "16"], ["--threads", "1"]];
-    let base = base.into_iter().chain([["--per-shard", "4"], ["--out", out]]).filter(|[flag, _]| !more.contains(flag)).flatten();
+    let base = [
+        ["--model", "model"],
+        ["--data", "data.jsonl"],
+        ["--p", "0.5"],
+        ["--max-new-tokens", "16"],
+        ["--threads", "1"],
+    ];
+    let base = base
+        .into_iter()
+        .chain([["--per-shard", "4"], ["--out", out]])
+        .filter(|[flag, _]| !more.contains(flag))
+        .flatten();
     ["annotate"].into_iter().chain(base).chain(more.iter().copied()).collect()
 }
 
-fn shards(bench: &Bench, out: &str) -> Vec<(String, Vec<u8>)> {
-    let named = bench.snapshot(out).into_iter().map(|(path, bytes)| (path.file_name().unwrap().to_string_lossy().into(), bytes));
+fn shards(sandbox: &CliSandbox, out: &str) -> Vec<(String, Vec<u8>)> {
+    let named = sandbox
+        .snapshot(out)
+        .into_iter()
+        .map(|(path, bytes)| (path.file_name().unwrap().to_string_lossy().into(), bytes));
     named.collect()
 }
 
 #[test]
-fn labels_are_on_file() {
-    let bench = mixed(&codi());
-    let done = bench.run(&args("labels", &["--json"])).ok();
+fn labels_are_written() {
+    let sandbox = sandbox_with_mixed_outcomes(&codi());
+    let done = sandbox.run(&args("labels", &["--json"])).ok();
     let said = done.json();
-    let read = Annotations::open(&bench.path("labels")).unwrap();
+    let read = Annotations::open(&sandbox.path("labels")).unwrap();
     let kept = said["kept"].as_u64().unwrap();
     assert!(kept > 0 && kept < QUESTIONS as u64, "{said}");
     assert_eq!((read.len() as u64, read.counts().questions), (kept, QUESTIONS as u64));
     assert_eq!(said["rollouts"], read.counts().rollouts);
-    assert_eq!(said["kept"].as_u64().unwrap() + said["all_right"].as_u64().unwrap() + said["all_wrong"].as_u64().unwrap(), 12);
+    assert_eq!(
+        said["kept"].as_u64().unwrap()
+            + said["all_right"].as_u64().unwrap()
+            + said["all_wrong"].as_u64().unwrap(),
+        12
+    );
     assert!(said["rollouts_per_s"].as_f64().unwrap() > 0.0);
     let mut shares = 0;
     for problem in read.problems() {
@@ -71,44 +92,67 @@ fn labels_are_on_file() {
         assert!(!problem.prompt().is_empty());
         for trajectory in problem.trajectories() {
             assert_eq!(trajectory.labels().len(), 6);
-            assert_eq!(trajectory.labels()[5], f32::from(u8::from(trajectory.correct())), "nothing random follows the last");
-            assert!(trajectory.labels().iter().all(|l| (l * 4.0).fract() == 0.0), "four rollouts each");
+            assert_eq!(
+                trajectory.labels()[5],
+                f32::from(u8::from(trajectory.correct())),
+                "nothing random follows the last"
+            );
+            assert!(
+                trajectory.labels().iter().all(|l| (l * 4.0).fract() == 0.0),
+                "four rollouts each"
+            );
             shares += trajectory.labels().iter().filter(|l| (0.1..0.9).contains(*l)).count();
         }
     }
     assert!(shares > 0, "no label is between 0 and 1");
     // The trajectories of `eval`, with the same outcome.
-    let finals = bench.run(&args("finals", &["--labels", "final", "--thoughts-dtype", "bf16", "--json"])).ok().json();
+    let finals = sandbox
+        .run(&args("finals", &["--labels", "final", "--thoughts-dtype", "bf16", "--json"]))
+        .ok()
+        .json();
     assert_eq!((&finals["kept"], &finals["rollouts"]), (&said["kept"], &json!(0)));
-    let read_finals = Annotations::open(&bench.path("finals")).unwrap();
-    for (a, b) in read.problems().zip(read_finals.problems()).flat_map(|(a, b)| a.trajectories().zip(b.trajectories())) {
+    let read_finals = Annotations::open(&sandbox.path("finals")).unwrap();
+    for (a, b) in read
+        .problems()
+        .zip(read_finals.problems())
+        .flat_map(|(a, b)| a.trajectories().zip(b.trajectories()))
+    {
         assert_eq!((a.correct(), a.answer()), (b.correct(), b.answer()));
         assert_eq!(b.labels(), [f32::from(u8::from(b.correct())); 6]);
-        assert!(a.thoughts().iter().zip(b.thoughts()).all(|(x, y)| (x - y).abs() <= x.abs() / 128.0));
+        assert!(
+            a.thoughts().iter().zip(b.thoughts()).all(|(x, y)| (x - y).abs() <= x.abs() / 128.0)
+        );
     }
 }
 
 #[test]
-fn batch_memory_and_parts_do_not_change_a_byte() {
-    let bench = mixed(&codi());
-    bench.run(&args("whole", &[])).ok();
-    bench.run(&args("small", &["--memory", "400KiB"])).ok();
+fn batch_memory_and_shard_parts_do_not_change_a_byte() {
+    let sandbox = sandbox_with_mixed_outcomes(&codi());
+    sandbox.run(&args("whole", &[])).ok();
+    sandbox.run(&args("small", &["--memory", "400KiB"])).ok();
     for part in ["2/2", "1/2"] {
-        bench.run(&args("parts", &["--resume", "--shard", part])).ok();
+        sandbox.run(&args("parts", &["--resume", "--shard", part])).ok();
     }
-    assert_eq!(shards(&bench, "whole").len(), 4);
-    assert!(shards(&bench, "whole") == shards(&bench, "small"), "a small memory changes results");
-    assert!(shards(&bench, "whole") == shards(&bench, "parts"), "parts differ from the whole");
-    let again = bench.run(&args("whole", &["--resume", "--json"])).ok().json();
+    assert_eq!(shards(&sandbox, "whole").len(), 4);
+    assert!(
+        shards(&sandbox, "whole") == shards(&sandbox, "small"),
+        "a small memory changes results"
+    );
+    assert!(shards(&sandbox, "whole") == shards(&sandbox, "parts"), "parts differ from the whole");
+    let again = sandbox.run(&args("whole", &["--resume", "--json"])).ok().json();
     assert_eq!((&again["questions"], &again["shards"]), (&json!(0), &json!(0)));
 }
 
 /// Waits until there are so many shards.
-fn wait_for(bench: &Bench, out: &str, count: usize, child: &mut Child) {
+fn wait_for(sandbox: &CliSandbox, out: &str, count: usize, child: &mut Child) {
     let start = Instant::now();
     let there = || {
-        std::fs::read_dir(bench.path(out))
-            .map_or(0, |dir| dir.filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|e| e == "safetensors")).count())
+        std::fs::read_dir(sandbox.path(out)).map_or(0, |dir| {
+            dir.filter(|e| {
+                e.as_ref().unwrap().path().extension().is_some_and(|e| e == "safetensors")
+            })
+            .count()
+        })
     };
     while there() < count && child.try_wait().unwrap().is_none() {
         assert!(start.elapsed() < Duration::from_secs(60), "no shard after a minute");
@@ -116,51 +160,72 @@ fn wait_for(bench: &Bench, out: &str, count: usize, child: &mut Child) {
     }
 }
 
-fn spawn(bench: &Bench, args: &[&str]) -> Child {
-    bench.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+fn spawn(sandbox: &CliSandbox, args: &[&str]) -> Child {
+    sandbox.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn end(child: Child) -> Done {
-    finished(child.wait_with_output().unwrap())
+fn end(child: Child) -> CommandOutput {
+    command_output(child.wait_with_output().unwrap())
 }
 
 #[test]
-fn a_stopped_run_ends_with_the_bytes_of_one_that_was_not() {
-    let bench = mixed(&Spec { layers: 4, width: 96, ffn: 256, ..codi() });
-    let args = |out, more: &[&'static str]| args(out, &[&["--per-shard", "1", "--rollouts", "16"], more].concat());
-    bench.run(&args("whole", &[])).ok();
-    let mut child = spawn(&bench, &args("stopped", &["--quiet"]));
-    wait_for(&bench, "stopped", 2, &mut child);
+fn an_interrupted_run_resumes_to_the_same_bytes() {
+    let sandbox =
+        sandbox_with_mixed_outcomes(&CheckpointSpec { layers: 4, width: 96, ffn: 256, ..codi() });
+    let args = |out, more: &[&'static str]| {
+        args(out, &[&["--per-shard", "1", "--rollouts", "16"], more].concat())
+    };
+    sandbox.run(&args("whole", &[])).ok();
+    let mut child = spawn(&sandbox, &args("stopped", &["--quiet"]));
+    wait_for(&sandbox, "stopped", 2, &mut child);
     child.kill().unwrap();
     child.wait().unwrap();
-    let mut child = spawn(&bench, &args("stopped", &["--resume", "--quiet"]));
-    wait_for(&bench, "stopped", 4, &mut child);
-    let status = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let mut child = spawn(&sandbox, &args("stopped", &["--resume", "--quiet"]));
+    wait_for(&sandbox, "stopped", 4, &mut child);
+    let status = std::process::Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
     assert!(status.success());
     let done = end(child);
     assert_eq!(done.code, Some(3), "{}", done.err);
-    assert!(done.err.contains("latent-tts annotate --model model") && done.err.trim_end().ends_with("--resume"), "{}", done.err);
-    bench.run(&args("stopped", &["--resume"])).ok();
-    let of = |out| shards(&bench, out).into_iter().filter(|(name, _)| !name.ends_with(".tmp")).collect::<Vec<_>>();
+    assert!(
+        done.err.contains("latent-tts annotate --model model")
+            && done.err.trim_end().ends_with("--resume"),
+        "{}",
+        done.err
+    );
+    sandbox.run(&args("stopped", &["--resume"])).ok();
+    let of = |out| {
+        shards(&sandbox, out)
+            .into_iter()
+            .filter(|(name, _)| !name.ends_with(".tmp"))
+            .collect::<Vec<_>>()
+    };
     assert!(of("whole") == of("stopped"));
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
-    let bench = Bench::new();
-    let refused = |more: &[&'static str], words: &[&str]| drop(bench.run(&args("labels", more)).refused(words));
+fn invalid_requests_are_rejected() {
+    let sandbox = CliSandbox::new();
+    let refused = |more: &[&'static str], words: &[&str]| {
+        drop(sandbox.run(&args("labels", more)).refused(words))
+    };
     refused(&["--labels", "final", "--rollouts", "3"], &["--rollouts", "--labels final"]);
     refused(&["--resume", "--overwrite"], &["--resume", "--overwrite"]);
     refused(&["--trajectories", "2000"], &["2000 trajectories", "1024"]);
     refused(&["--rollouts", "5000"], &["5000 rollouts", "4096"]);
     refused(&["--memory", "1KiB"], &["8 trajectories", "--memory"]);
-    assert!(!bench.path("labels").exists(), "nothing is written before everything is known to be right");
-    assert_eq!(bench.run(&args("labels", &["--shard", "3/2"])).code, Some(2));
-    bench.run(&args("labels", &[])).ok();
+    assert!(
+        !sandbox.path("labels").exists(),
+        "nothing is written before everything is known to be right"
+    );
+    assert_eq!(sandbox.run(&args("labels", &["--shard", "3/2"])).code, Some(2));
+    sandbox.run(&args("labels", &[])).ok();
     refused(&[], &["already holds annotations", "--resume"]);
     refused(&["--resume", "--sites", "mlp"], &["index.settings.sampler.sites", "mlp"]);
     refused(&["--resume", "--thoughts-dtype", "bf16"], &["index.dtype"]);
-    bench.model("model", &Spec { seed: 2, ..Spec::default() });
+    sandbox.model("model", &CheckpointSpec { seed: 2, ..CheckpointSpec::default() });
     refused(&["--resume"], &["model", "index.fingerprint"]);
-    bench.run(&args("labels", &["--overwrite"])).ok();
+    sandbox.run(&args("labels", &["--overwrite"])).ok();
 }

@@ -1,4 +1,5 @@
-//! Input that is not as it should be: one message that names the file and what is wrong, exit code 2, nothing lost.
+//! Input that is not as it should be: one message that names the file and what is wrong, exit code
+//! 2, nothing lost.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -6,34 +7,35 @@ mod support;
 
 use std::path::Path;
 
-use model::testkit::{Family, Spec};
+use model::testkit::{CheckpointFamily, CheckpointSpec};
 use serde_json::Value;
-use support::{Bench, Done, finished};
+use support::{CliSandbox, CommandOutput, command_output};
 
 /// Runs an eval over a finished run with `--overwrite`, which must be refused without touching it.
-struct Guarded {
-    bench: Bench,
+struct GuardedRun {
+    sandbox: CliSandbox,
     before: Vec<(std::path::PathBuf, Vec<u8>)>,
 }
 
-impl Guarded {
+impl GuardedRun {
     fn new() -> Self {
-        let bench = Bench::new();
-        bench.eval(&["--out", "run", "--limit", "1"]).ok();
-        let before = bench.snapshot("run");
-        Self { bench, before }
+        let sandbox = CliSandbox::new();
+        sandbox.eval(&["--out", "run", "--limit", "1"]).ok();
+        let before = sandbox.snapshot("run");
+        Self { sandbox, before }
     }
 
     #[track_caller]
-    fn refuses(&self, more: &[&str], words: &[&str]) -> Done {
-        let done = self.bench.eval(&[&["--out", "run", "--overwrite"], more].concat()).refused(words);
-        assert_eq!(self.bench.snapshot("run"), self.before, "the run that was there changed");
+    fn refuses(&self, more: &[&str], words: &[&str]) -> CommandOutput {
+        let done =
+            self.sandbox.eval(&[&["--out", "run", "--overwrite"], more].concat()).refused(words);
+        assert_eq!(self.sandbox.snapshot("run"), self.before, "the run that was there changed");
         done
     }
 
     /// The header of the model's weights, and the data after it.
     fn weights(&self) -> (Value, Vec<u8>) {
-        let bytes = self.bench.read("model/model.safetensors");
+        let bytes = self.sandbox.read("model/model.safetensors");
         let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         (serde_json::from_slice(&bytes[8..8 + size]).unwrap(), bytes[8 + size..].to_vec())
     }
@@ -41,41 +43,45 @@ impl Guarded {
     fn write_weights(&self, header: &Value, data: &[u8]) {
         let header = header.to_string();
         let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat();
-        self.bench.write("model/model.safetensors", bytes);
+        self.sandbox.write("model/model.safetensors", bytes);
     }
 
     /// Changes a field of a JSON file of the model.
     fn edit(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        let mut value = self.bench.json(name);
+        let mut value = self.sandbox.json(name);
         change(&mut value);
-        self.bench.write(name, value.to_string());
+        self.sandbox.write(name, value.to_string());
     }
 }
 
 #[test]
-fn truncated_weights() {
-    let guarded = Guarded::new();
-    let bytes = guarded.bench.read("model/model.safetensors");
+fn truncated_weights_are_rejected() {
+    let guarded = GuardedRun::new();
+    let bytes = guarded.sandbox.read("model/model.safetensors");
     for length in [bytes.len() - 1, bytes.len() / 2, 100, 8, 3, 0] {
-        guarded.bench.write("model/model.safetensors", &bytes[..length]);
+        guarded.sandbox.write("model/model.safetensors", &bytes[..length]);
         let done = guarded.refuses(&[], &["model.safetensors"]);
-        assert!(["truncated", "Invalid", "empty", "header"].iter().any(|word| done.err.contains(word)), "{}", done.err);
-        guarded.bench.run(&["inspect", "model"]).refused(&["model.safetensors"]);
+        assert!(
+            ["truncated", "Invalid", "empty", "header"].iter().any(|word| done.err.contains(word)),
+            "{}",
+            done.err
+        );
+        guarded.sandbox.run(&["inspect", "model"]).refused(&["model.safetensors"]);
     }
 }
 
 #[test]
-fn flipped_bits_in_the_header() {
-    let guarded = Guarded::new();
-    let bytes = guarded.bench.read("model/model.safetensors");
+fn flipped_header_bits_do_not_crash() {
+    let guarded = GuardedRun::new();
+    let bytes = guarded.sandbox.read("model/model.safetensors");
     let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     for i in 0..24 {
         let mut damaged = bytes.clone();
         // The header's length first, then places all over the header.
         let at = if i < 8 { i } else { 8 + (i - 8) * size / 16 };
         damaged[at] ^= 1 << (i % 8);
-        guarded.bench.write("model/model.safetensors", &damaged);
-        let done = guarded.bench.eval(&["--out", "other", "--overwrite", "--limit", "1"]);
+        guarded.sandbox.write("model/model.safetensors", &damaged);
+        let done = guarded.sandbox.eval(&["--out", "other", "--overwrite", "--limit", "1"]);
         // A flip in a space or in the metadata may do no harm; what it must not do is crash.
         assert!(matches!(done.code, Some(0 | 2)), "flip {i}: {:?} {}", done.code, done.err);
         if done.code == Some(2) {
@@ -85,88 +91,105 @@ fn flipped_bits_in_the_header() {
 }
 
 #[test]
-fn a_header_larger_than_any() {
-    let guarded = Guarded::new();
-    let mut bytes = guarded.bench.read("model/model.safetensors");
+fn an_oversized_header_is_rejected() {
+    let guarded = GuardedRun::new();
+    let mut bytes = guarded.sandbox.read("model/model.safetensors");
     bytes[..8].copy_from_slice(&u64::MAX.to_le_bytes());
-    guarded.bench.write("model/model.safetensors", bytes);
+    guarded.sandbox.write("model/model.safetensors", bytes);
     guarded.refuses(&[], &["model.safetensors", "header"]);
 }
 
 #[test]
-fn weights_of_another_shape() {
-    let guarded = Guarded::new();
+fn shape_mismatches_are_rejected() {
+    let guarded = GuardedRun::new();
     let (mut header, data) = guarded.weights();
-    let name = header.as_object().unwrap().keys().find(|name| name.ends_with("attn.c_attn.weight")).unwrap().clone();
+    let name = header
+        .as_object()
+        .unwrap()
+        .keys()
+        .find(|name| name.ends_with("attn.c_attn.weight"))
+        .unwrap()
+        .clone();
     let shape = header[&name]["shape"].clone();
     header[&name]["shape"] = serde_json::json!([shape[1], shape[0]]);
     guarded.write_weights(&header, &data);
     guarded.refuses(&[], &["model.safetensors", &name, "shape"]);
-    let done = guarded.bench.run(&["inspect", "model"]);
+    let done = guarded.sandbox.run(&["inspect", "model"]);
     assert_eq!(done.code, Some(2), "{}", done.out);
-    assert!(done.err.contains(&name) && done.out.contains("1 of another shape"), "{}{}", done.err, done.out);
+    assert!(
+        done.err.contains(&name) && done.out.contains("1 of another shape"),
+        "{}{}",
+        done.err,
+        done.out
+    );
 }
 
 #[test]
-fn a_weight_that_is_not_there() {
-    let guarded = Guarded::new();
+fn missing_tensors_are_rejected() {
+    let guarded = GuardedRun::new();
     let (mut header, data) = guarded.weights();
     let renamed = header.as_object_mut().unwrap();
     let info = renamed.remove("transformer.h.1.ln_2.weight").unwrap();
     renamed.insert("transformer.h.1.ln_9.weight".to_owned(), info);
     guarded.write_weights(&header, &data);
     guarded.refuses(&[], &["model", "h.1.ln_2.weight"]);
-    let done = guarded.bench.run(&["inspect", "model", "--json"]);
+    let done = guarded.sandbox.run(&["inspect", "model", "--json"]);
     assert_eq!(done.code, Some(2), "{}", done.err);
     assert_eq!(done.json()["tensors"]["missing"][0]["name"], "h.1.ln_2.weight");
     assert_eq!(done.json()["tensors"]["unknown"][0]["original"], "transformer.h.1.ln_9.weight");
 }
 
 #[test]
-fn weights_that_are_no_numbers() {
-    let guarded = Guarded::new();
+fn nan_weights_are_rejected() {
+    let guarded = GuardedRun::new();
     let (header, mut data) = guarded.weights();
     let middle = data.len() / 8 * 4;
     data[middle..middle + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     guarded.write_weights(&header, &data);
     guarded.refuses(&[], &["model.safetensors", "NaN", "tensor"]);
-    guarded.bench.run(&["inspect", "model"]).ok();
-    assert_eq!(guarded.bench.run(&["inspect", "model", "--values"]).code, Some(2));
+    guarded.sandbox.run(&["inspect", "model"]).ok();
+    assert_eq!(guarded.sandbox.run(&["inspect", "model", "--values"]).code, Some(2));
 }
 
 #[test]
-fn configurations_that_make_no_sense() {
-    let guarded = Guarded::new();
-    let good = guarded.bench.read("model/config.json");
-    for (field, value) in
-        [("n_head", serde_json::json!(0)), ("n_layer", serde_json::json!(-1)), ("n_embd", serde_json::json!("x"))]
-    {
+fn invalid_configs_are_rejected() {
+    let guarded = GuardedRun::new();
+    let good = guarded.sandbox.read("model/config.json");
+    for (field, value) in [
+        ("n_head", serde_json::json!(0)),
+        ("n_layer", serde_json::json!(-1)),
+        ("n_embd", serde_json::json!("x")),
+    ] {
         guarded.edit("model/config.json", |config| config[field] = value);
         guarded.refuses(&[], &["config.json", field]);
-        guarded.bench.write("model/config.json", &good);
+        guarded.sandbox.write("model/config.json", &good);
     }
-    guarded.bench.write("model/config.json", b"{\"model_type\": \"gpt2\xff\"}");
+    guarded.sandbox.write("model/config.json", b"{\"model_type\": \"gpt2\xff\"}");
     guarded.refuses(&[], &["config.json", "UTF-8"]);
-    guarded.bench.write("model/config.json", "{\"model_type\": ");
+    guarded.sandbox.write("model/config.json", "{\"model_type\": ");
     guarded.refuses(&[], &["config.json", "json"]);
-    std::fs::remove_file(guarded.bench.path("model/config.json")).unwrap();
+    std::fs::remove_file(guarded.sandbox.path("model/config.json")).unwrap();
     guarded.refuses(&[], &["model", "config.json"]);
 }
 
 #[test]
-fn pickled_weights() {
-    let guarded = Guarded::new();
-    std::fs::rename(guarded.bench.path("model/model.safetensors"), guarded.bench.path("model/pytorch_model.bin")).unwrap();
+fn pickled_weights_are_rejected() {
+    let guarded = GuardedRun::new();
+    std::fs::rename(
+        guarded.sandbox.path("model/model.safetensors"),
+        guarded.sandbox.path("model/pytorch_model.bin"),
+    )
+    .unwrap();
     guarded.refuses(&[], &["pytorch_model.bin", "pickle", "safetensors"]);
 }
 
 #[test]
-fn a_tokenizer_without_the_latent_token() {
-    let guarded = Guarded::new();
+fn a_tokenizer_without_the_latent_token_is_rejected() {
+    let guarded = GuardedRun::new();
     let name = "<|start-latent|>";
     let rename = |text: Vec<u8>| String::from_utf8(text).unwrap().replace(name, "<|other|>");
     for file in ["model/tokenizer.json", "model/tokenizer_config.json"] {
-        guarded.bench.write(file, rename(guarded.bench.read(file)));
+        guarded.sandbox.write(file, rename(guarded.sandbox.read(file)));
     }
     guarded.edit("model/config.json", |config| config["latent_start_id"] = serde_json::json!(-1));
     guarded.refuses(&["--method", "coconut"], &["model", name]);
@@ -174,33 +197,46 @@ fn a_tokenizer_without_the_latent_token() {
 }
 
 #[test]
-fn a_damaged_tokenizer() {
-    let guarded = Guarded::new();
+fn a_damaged_tokenizer_is_rejected() {
+    let guarded = GuardedRun::new();
     for content in [&b"{}"[..], b"{\"model\":", b"\xff\xfe", b""] {
-        guarded.bench.write("model/tokenizer.json", content);
+        guarded.sandbox.write("model/tokenizer.json", content);
         guarded.refuses(&[], &["tokenizer.json"]);
     }
 }
 
 #[test]
-fn reward_models_that_do_not_fit() {
-    let guarded = Guarded::new();
-    guarded.bench.model("wide", &Spec { family: Family::RewardGpt2, width: 64, ..Spec::default() });
+fn incompatible_reward_models_are_rejected() {
+    let guarded = GuardedRun::new();
+    guarded.sandbox.model(
+        "wide",
+        &CheckpointSpec {
+            family: CheckpointFamily::RewardGpt2,
+            width: 64,
+            ..CheckpointSpec::default()
+        },
+    );
     guarded.refuses(&["--reward-model", "wide"], &["wide", "64", "32"]);
     guarded.refuses(&["--reward-model", "model"], &["model", "not a reward model"]);
-    guarded.bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
+    guarded.sandbox.model(
+        "judge",
+        &CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() },
+    );
     guarded.refuses(&["--model", "judge"], &["judge", "--reward-model"]);
     // The same width, but another vocabulary: too small for the reasoner's markers.
-    guarded.bench.model("codi", &Spec { family: Family::CodiLlama, ..Spec::default() });
+    guarded.sandbox.model(
+        "codi",
+        &CheckpointSpec { family: CheckpointFamily::CodiLlama, ..CheckpointSpec::default() },
+    );
     let llama = ["--model", "codi", "--reward-model", "judge"];
     guarded.refuses(&llama, &["question 0", "embeddings", "reward model"]);
 }
 
 #[test]
-fn data_that_is_no_data() {
-    let guarded = Guarded::new();
+fn malformed_datasets_are_rejected() {
+    let guarded = GuardedRun::new();
     let refuses = |content: &[u8], words: &[&str]| {
-        guarded.bench.write("bad.jsonl", content);
+        guarded.sandbox.write("bad.jsonl", content);
         guarded.refuses(&["--data", "bad.jsonl"], &[&["bad.jsonl"], words].concat());
     };
     refuses(b"", &["no questions"]);
@@ -208,7 +244,10 @@ fn data_that_is_no_data() {
     refuses(b"[]", &["no questions"]);
     refuses(b"{\"question\": \"1 + 1?\xff\", \"answer\": \"2\"}\n", &["line 1"]);
     refuses(b"\xff\xfe\x00garbage", &["UTF-8"]);
-    refuses(b"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}\n", &["line 2", "answer"]);
+    refuses(
+        b"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}\n",
+        &["line 2", "answer"],
+    );
     refuses(b"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": ", &["line 2"]);
     refuses(b"hello, world\n", &["hello"]);
     guarded.refuses(&["--data", "absent.jsonl"], &["absent.jsonl"]);
@@ -216,97 +255,110 @@ fn data_that_is_no_data() {
 }
 
 #[test]
-fn a_huge_line_of_garbage() {
-    let guarded = Guarded::new();
+fn a_huge_garbage_line_gives_a_short_error() {
+    let guarded = GuardedRun::new();
     for first in [&b"{\"question\": \""[..], b"[", b"x"] {
         let mut garbage = first.to_vec();
         garbage.resize(50 << 20, b'7');
-        guarded.bench.write("huge", &garbage);
+        guarded.sandbox.write("huge", &garbage);
         let done = guarded.refuses(&["--data", "huge"], &["huge"]);
         assert!(done.err.len() < 2000, "the message must not repeat the file");
     }
 }
 
 #[test]
-fn questions_that_do_not_fit() {
-    let guarded = Guarded::new();
+fn prompts_beyond_context_or_memory_are_rejected() {
+    let guarded = GuardedRun::new();
     let long = format!("{{\"question\": \"{}\", \"answer\": \"1\"}}\n", "why? ".repeat(400));
-    guarded.bench.write("long.jsonl", [guarded.bench.read("data.jsonl"), long.into_bytes()].concat());
+    guarded
+        .sandbox
+        .write("long.jsonl", [guarded.sandbox.read("data.jsonl"), long.into_bytes()].concat());
     guarded.refuses(&["--data", "long.jsonl"], &["question 8", "1024"]);
     guarded.refuses(&["--memory", "1KiB"], &["question 0", "--memory"]);
     guarded.refuses(&["--thoughts", "100000"], &["question 0", "thoughts"]);
-    assert!(!guarded.bench.path("runs").exists());
+    assert!(!guarded.sandbox.path("runs").exists());
 }
 
-/// Root may write where permissions forbid it, so the folder is made impossible rather than forbidden.
+/// Root may write where permissions forbid it, so the folder is made impossible rather than
+/// forbidden.
 #[test]
-fn a_place_where_nothing_can_be_written() {
-    let guarded = Guarded::new();
-    guarded.bench.write("file", "not a folder");
-    guarded.bench.eval(&["--out", "file/run"]).refused(&["file/run", "--out"]);
-    assert_eq!(guarded.bench.read("file"), b"not a folder");
+fn unwritable_output_directories_are_rejected() {
+    let guarded = GuardedRun::new();
+    guarded.sandbox.write("file", "not a folder");
+    guarded.sandbox.eval(&["--out", "file/run"]).refused(&["file/run", "--out"]);
+    assert_eq!(guarded.sandbox.read("file"), b"not a folder");
     if Path::new("/proc/self").exists() {
-        guarded.bench.eval(&["--out", "/proc/latent-tts"]).refused(&["/proc/latent-tts", "--out"]);
+        guarded
+            .sandbox
+            .eval(&["--out", "/proc/latent-tts"])
+            .refused(&["/proc/latent-tts", "--out"]);
     }
 }
 
 /// A limit on the size of files stops a write in the middle of a line, as a full disk does.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_disk_that_fills_up() {
-    let bench = Bench::new();
-    bench.eval(&["--out", "whole"]).ok();
-    let blocks = (bench.read("whole/samples.jsonl").len() / 2 / 512).to_string();
+fn a_write_cut_short_keeps_whole_lines() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--out", "whole"]).ok();
+    let blocks = (sandbox.read("whole/samples.jsonl").len() / 2 / 512).to_string();
     let limited = "trap '' XFSZ; ulimit -f \"$1\"; shift; exec \"$@\"";
-    let inner = bench.command(&bench.eval_args(&["--out", "full"]));
+    let inner = sandbox.command(&sandbox.eval_args(&["--out", "full"]));
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", limited, "sh", &blocks]).arg(inner.get_program()).args(inner.get_args()).current_dir(bench.path(""));
-    support::finished(command.output().unwrap()).refused(&["full/samples.jsonl", "--resume"]);
-    let kept = bench.read("full/samples.jsonl");
-    assert!(kept.ends_with(b"\n") && bench.read("whole/samples.jsonl").starts_with(&kept), "whole lines are kept");
-    bench.eval(&["--out", "full", "--resume"]).ok();
-    assert_eq!(bench.read("full/samples.jsonl"), bench.read("whole/samples.jsonl"));
+    command
+        .args(["-c", limited, "sh", &blocks])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .current_dir(sandbox.path(""));
+    support::command_output(command.output().unwrap()).refused(&["full/samples.jsonl", "--resume"]);
+    let kept = sandbox.read("full/samples.jsonl");
+    assert!(
+        kept.ends_with(b"\n") && sandbox.read("whole/samples.jsonl").starts_with(&kept),
+        "whole lines are kept"
+    );
+    sandbox.eval(&["--out", "full", "--resume"]).ok();
+    assert_eq!(sandbox.read("full/samples.jsonl"), sandbox.read("whole/samples.jsonl"));
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk() {
-    let bench = Bench::new();
+fn a_full_disk_is_reported() {
+    let sandbox = CliSandbox::new();
     if !Path::new("/dev/full").exists() {
         println!("skipped: this system has no /dev/full");
         return;
     }
-    // The manifest is written beside its place first, under a name that holds the process's number: the shell's, which becomes
-    // the program.
-    std::fs::create_dir(bench.path("run")).unwrap();
-    let eval = bench.command(&bench.eval_args(&["--out", "run"]));
+    // The manifest is written beside its place first, under a name that holds the process's number:
+    // the shell's, which becomes the program.
+    std::fs::create_dir(sandbox.path("run")).unwrap();
+    let eval = sandbox.command(&sandbox.eval_args(&["--out", "run"]));
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "ln -s /dev/full run/manifest.json.$$.tmp && exec \"$@\"", "sh"]);
-    shell.arg(eval.get_program()).args(eval.get_args()).current_dir(bench.path(""));
-    finished(shell.output().unwrap()).refused(&["run/manifest.json", "space"]);
+    shell.arg(eval.get_program()).args(eval.get_args()).current_dir(sandbox.path(""));
+    command_output(shell.output().unwrap()).refused(&["run/manifest.json", "space"]);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let output = bench.command(&["inspect", "model"]).stdout(full).output().unwrap();
+    let output = sandbox.command(&["inspect", "model"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard output"));
 }
 
 #[test]
-fn a_damaged_run_directory() {
-    let bench = Bench::new();
-    bench.eval(&["--out", "run"]).ok();
-    let good = bench.read("run/samples.jsonl");
-    bench.write("run/samples.jsonl", [b"{\"id\": ", &good[..]].concat());
-    let before = bench.snapshot("run");
-    bench.eval(&["--out", "run", "--resume"]).refused(&["samples.jsonl", ":1"]);
-    assert_eq!(bench.snapshot("run"), before);
-    bench.write("run/manifest.json", "{}");
-    bench.eval(&["--out", "run", "--resume"]).refused(&["manifest.json", "version"]);
+fn a_damaged_run_directory_is_rejected() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--out", "run"]).ok();
+    let good = sandbox.read("run/samples.jsonl");
+    sandbox.write("run/samples.jsonl", [b"{\"id\": ", &good[..]].concat());
+    let before = sandbox.snapshot("run");
+    sandbox.eval(&["--out", "run", "--resume"]).refused(&["samples.jsonl", ":1"]);
+    assert_eq!(sandbox.snapshot("run"), before);
+    sandbox.write("run/manifest.json", "{}");
+    sandbox.eval(&["--out", "run", "--resume"]).refused(&["manifest.json", "version"]);
 }
 
 #[test]
-fn a_batch_that_cannot_be_is_refused_before_any_weights_are_made() {
-    let bench = Bench::new();
-    let train = |more: &[&str]| bench.run(&[&["bench", "--train"], more].concat());
+fn invalid_train_bench_batches_are_rejected_before_weights_are_made() {
+    let sandbox = CliSandbox::new();
+    let train = |more: &[&str]| sandbox.run(&[&["bench", "--train"], more].concat());
     train(&["reward", "--batch", "10", "--samples", "4"]).refused(&["--batch 10", "--samples 4"]);
     train(&["reasoner", "--prompt", "2000"]).refused(&["2022 positions", "1024"]);
     train(&["reasoner", "--annotate"]).refused(&["--annotate"]);

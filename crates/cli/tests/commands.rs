@@ -7,33 +7,53 @@ mod support;
 use std::io::Write;
 use std::process::Stdio;
 
-use model::testkit::{Family, Spec};
+use model::testkit::{CheckpointFamily, CheckpointSpec};
 use serde_json::Value;
-use support::{Bench, REASONERS, finished};
+use support::{CliSandbox, REASONERS, command_output};
 
 #[test]
 fn eval_runs_every_family() {
-    let bench = Bench::new();
+    let sandbox = CliSandbox::new();
     for (i, (name, family)) in REASONERS.into_iter().enumerate() {
         let model = format!("model-{i}");
-        bench.model(&model, &Spec { family, ..Spec::default() });
-        let mut args =
-            vec!["eval", "--model", &model, "--data", "data.jsonl", "--limit", "2", "-n", "3", "--max-new-tokens", "4"];
+        sandbox.model(&model, &CheckpointSpec { family, ..CheckpointSpec::default() });
+        let mut args = vec![
+            "eval",
+            "--model",
+            &model,
+            "--data",
+            "data.jsonl",
+            "--limit",
+            "2",
+            "-n",
+            "3",
+            "--max-new-tokens",
+            "4",
+        ];
         if name == "latent-sft" {
-            // The testkit gives all Llamas one tokenizer, with markers that a published Latent-SFT does not have.
+            // The testkit gives all Llamas one tokenizer, with markers that a published Latent-SFT
+            // does not have.
             args.extend(["--method", name]);
         }
-        let result = bench.run(&[&args[..], &["--json"]].concat()).ok().json();
+        let result = sandbox.run(&[&args[..], &["--json"]].concat()).ok().json();
         assert_eq!(result["settings"]["method"], name);
-        assert_eq!((&result["questions"], &result["trajectories"]), (&Value::from(2), &Value::from(3)));
+        assert_eq!(
+            (&result["questions"], &result["trajectories"]),
+            (&Value::from(2), &Value::from(3))
+        );
     }
 }
 
 #[test]
-fn eval_as_json_follows_its_schema() {
-    let bench = Bench::new();
-    bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
-    let done = bench.eval(&["--reward-model", "judge", "--json", "--k", "1,4", "--seeds", "2", "--out", "run"]).ok();
+fn eval_json_has_every_metric() {
+    let sandbox = CliSandbox::new();
+    sandbox.model(
+        "judge",
+        &CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() },
+    );
+    let done = sandbox
+        .eval(&["--reward-model", "judge", "--json", "--k", "1,4", "--seeds", "2", "--out", "run"])
+        .ok();
     let result = done.json();
     for (name, ks) in [
         ("greedy", &[1][..]),
@@ -47,10 +67,16 @@ fn eval_as_json_follows_its_schema() {
         ("beam", &[4]),
         ("diversity", &[4]),
     ] {
-        let metrics: Vec<&Value> = result["metrics"].as_array().unwrap().iter().filter(|m| m["name"] == name).collect();
-        assert_eq!(metrics.iter().map(|m| m["k"].as_u64().unwrap()).collect::<Vec<_>>(), ks, "{name}");
+        let metrics: Vec<&Value> =
+            result["metrics"].as_array().unwrap().iter().filter(|m| m["name"] == name).collect();
+        assert_eq!(
+            metrics.iter().map(|m| m["k"].as_u64().unwrap()).collect::<Vec<_>>(),
+            ks,
+            "{name}"
+        );
         for metric in metrics {
-            let [low, value, high] = ["low", "value", "high"].map(|field| metric[field].as_f64().unwrap());
+            let [low, value, high] =
+                ["low", "value", "high"].map(|field| metric[field].as_f64().unwrap());
             assert!(low <= value && value <= high, "{metric}");
             assert_eq!(metric["seeds"], 2);
         }
@@ -63,165 +89,270 @@ fn eval_as_json_follows_its_schema() {
     assert_eq!(result["settings"]["sampler"]["p"], 0.2);
     assert_eq!(result["settings"]["beam"], serde_json::json!({ "width": 2, "candidates": 2 }));
 
-    let manifest = bench.json("run/manifest.json");
+    let manifest = sandbox.json("run/manifest.json");
     assert_eq!(manifest["seeds"], serde_json::json!([0, 1]));
     assert_eq!(manifest["questions"], 8);
     assert_eq!(manifest["host"]["threads"], 1);
     assert!(manifest["settings"].get("threads").is_none());
-    assert_eq!(bench.json("run/results.json")["metrics"], result["metrics"]);
-    assert_eq!(String::from_utf8(bench.read("run/samples.jsonl")).unwrap().lines().count(), 16);
+    assert_eq!(sandbox.json("run/results.json")["metrics"], result["metrics"]);
+    assert_eq!(String::from_utf8(sandbox.read("run/samples.jsonl")).unwrap().lines().count(), 16);
 }
 
 #[test]
-fn rules_can_be_chosen() {
-    let bench = Bench::new();
-    bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
+fn aggregators_can_be_selected() {
+    let sandbox = CliSandbox::new();
+    sandbox.model(
+        "judge",
+        &CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() },
+    );
     let names = |more: &[&str]| {
-        let result = bench.eval(&[&["--json", "--limit", "2", "--overwrite", "--out", "run"], more].concat()).ok().json();
-        let mut names: Vec<String> =
-            result["metrics"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap().to_owned()).collect();
+        let result = sandbox
+            .eval(&[&["--json", "--limit", "2", "--overwrite", "--out", "run"], more].concat())
+            .ok()
+            .json();
+        let mut names: Vec<String> = result["metrics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|m| m["name"].as_str().unwrap().to_owned())
+            .collect();
         names.dedup();
-        (names, bench.json("run/manifest.json")["settings"]["beam"].clone())
+        (names, sandbox.json("run/manifest.json")["settings"]["beam"].clone())
     };
-    let judged = ["--reward-model", "judge"];
-    let (some, beam) = names(&[&judged[..], &["--aggregate", "maj,best_of_last"]].concat());
+    let with_rewards = ["--reward-model", "judge"];
+    let (some, beam) = names(&[&with_rewards[..], &["--aggregate", "maj,best_of_last"]].concat());
     assert_eq!(some, ["greedy", "coverage", "pass", "maj", "best_of_last", "diversity"]);
     assert!(beam.is_null(), "nobody asked for a search");
-    let (some, beam) = names(&[&judged[..], &["--aggregate", "beam", "--beam-width", "3", "--beam-candidates", "2"]].concat());
+    let (some, beam) = names(
+        &[
+            &with_rewards[..],
+            &["--aggregate", "beam", "--beam-width", "3", "--beam-candidates", "2"],
+        ]
+        .concat(),
+    );
     assert_eq!(some, ["greedy", "coverage", "pass", "beam", "diversity"]);
     assert_eq!(beam, serde_json::json!({ "width": 3, "candidates": 2 }));
-    let table = bench.eval(&[&judged[..], &["--limit", "2", "--out", "table"]].concat()).ok().out;
+    let table =
+        sandbox.eval(&[&with_rewards[..], &["--limit", "2", "--out", "table"]].concat()).ok().out;
     for word in ["pessimistic", "beam's cost", "scoring", "% of the time of samples"] {
         assert!(table.contains(word), "{word} in {table}");
     }
 
-    let tuned = ["--limit", "2", "--out", "table", "--resume", "--vote-temperature", "0.5", "--caution", "2", "--json"];
-    let tuned = bench.eval(&[&judged[..], &tuned].concat()).ok().json();
-    assert_eq!(tuned["tuning"], serde_json::json!({ "temperature": 0.5, "lambda": 1.0, "caution": 2.0 }), "of a run on file");
-    bench.eval(&["--vote-temperature", "0"]).refused(&["--vote-temperature", "above 0"]);
+    let tuned = [
+        "--limit",
+        "2",
+        "--out",
+        "table",
+        "--resume",
+        "--vote-temperature",
+        "0.5",
+        "--caution",
+        "2",
+        "--json",
+    ];
+    let tuned = sandbox.eval(&[&with_rewards[..], &tuned].concat()).ok().json();
+    assert_eq!(
+        tuned["tuning"],
+        serde_json::json!({ "temperature": 0.5, "lambda": 1.0, "caution": 2.0 }),
+        "of a run on file"
+    );
+    sandbox.eval(&["--vote-temperature", "0"]).refused(&["--vote-temperature", "above 0"]);
 
-    bench.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
-    bench.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
-    bench.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);
-    bench.eval(&["--confidence", "0.9"]).refused(&["--confidence", "--adaptive"]);
-    bench.eval(&["--adaptive", "--confidence", "0.3"]).refused(&["above 0.5"]);
+    sandbox.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
+    sandbox.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
+    sandbox.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);
+    sandbox.eval(&["--confidence", "0.9"]).refused(&["--confidence", "--adaptive"]);
+    sandbox.eval(&["--adaptive", "--confidence", "0.3"]).refused(&["above 0.5"]);
 }
 
 #[test]
-fn adaptive_runs_say_how_much_they_sampled() {
-    let bench = Bench::new();
-    bench.model("codi", &Spec { family: Family::CodiGpt2, ..Spec::default() });
+fn adaptive_runs_report_sample_counts() {
+    let sandbox = CliSandbox::new();
+    sandbox.model(
+        "codi",
+        &CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() },
+    );
     let base = ["--model", "codi", "--samples", "16", "--sampler", "none", "--json"];
-    let full = bench.eval(&[&base[..], &["--out", "full"]].concat()).ok().json();
-    let short = bench.eval(&[&base[..], &["--adaptive", "--out", "short"]].concat()).ok().json();
+    let full = sandbox.eval(&[&base[..], &["--out", "full"]].concat()).ok().json();
+    let short = sandbox.eval(&[&base[..], &["--adaptive", "--out", "short"]].concat()).ok().json();
     assert_eq!((&full["sampled"], &short["trajectories"]), (&Value::from(16.0), &Value::from(16)));
     assert!(short["sampled"].as_f64().unwrap() < 16.0, "{short}");
     let votes = |result: &Value| {
         let metrics = result["metrics"].as_array().unwrap().clone();
         metrics.into_iter().find(|m| m["name"] == "maj" && m["k"] == 16).unwrap()
     };
-    assert_eq!(votes(&full), votes(&short), "rows that answer alike vote alike however many they are");
+    assert_eq!(
+        votes(&full),
+        votes(&short),
+        "rows that answer alike vote alike however many they are"
+    );
     assert_eq!(short["settings"]["adaptive"], serde_json::json!({ "confidence": 0.95 }));
-    let samples = String::from_utf8(bench.read("short/samples.jsonl")).unwrap();
+    let samples = String::from_utf8(sandbox.read("short/samples.jsonl")).unwrap();
     assert!(samples.contains(r#""stopped":{"asked":16,"why":"confident"}"#), "{samples}");
 
-    let solved =
-        bench.run(&["solve", "--model", "codi", "--sampler", "none", "--adaptive", "-n", "16", "What is 2 plus 2?"]).ok();
-    assert!(solved.out.contains("stopped      after 4 of 16 trajectories: the lead is large enough"), "{}", solved.out);
+    let solved = sandbox
+        .run(&[
+            "solve",
+            "--model",
+            "codi",
+            "--sampler",
+            "none",
+            "--adaptive",
+            "-n",
+            "16",
+            "What is 2 plus 2?",
+        ])
+        .ok();
+    assert!(
+        solved.out.contains("stopped      after 4 of 16 trajectories: the lead is large enough"),
+        "{}",
+        solved.out
+    );
 }
 
 #[test]
 fn eval_prints_a_table_and_keeps_progress_off_standard_output() {
-    let bench = Bench::new();
-    let done = bench.eval(&[]).ok();
-    assert!(done.out.contains("coverage") && done.out.contains("samples and results are in runs/model-data-"), "{}", done.out);
-    assert!(done.err.contains("run directory runs/model-data-") && done.err.contains("trajectories/s"), "{}", done.err);
-    assert_eq!(bench.eval(&["--quiet", "--out", "other"]).ok().err, "");
+    let sandbox = CliSandbox::new();
+    let done = sandbox.eval(&[]).ok();
+    assert!(
+        done.out.contains("coverage")
+            && done.out.contains("samples and results are in runs/model-data-"),
+        "{}",
+        done.out
+    );
+    assert!(
+        done.err.contains("run directory runs/model-data-") && done.err.contains("trajectories/s"),
+        "{}",
+        done.err
+    );
+    assert_eq!(sandbox.eval(&["--quiet", "--out", "other"]).ok().err, "");
 }
 
 #[test]
-fn a_batch_of_other_size_or_threads_gives_the_same_samples() {
-    let bench = Bench::new();
-    bench.eval(&["--out", "a"]).ok();
-    bench.eval(&["--out", "b", "--memory", "300KiB"]).ok();
-    bench.eval(&["--out", "c", "--threads", "3"]).ok();
-    assert_eq!(bench.read("a/samples.jsonl"), bench.read("b/samples.jsonl"));
-    assert_eq!(bench.read("a/samples.jsonl"), bench.read("c/samples.jsonl"));
+fn batch_size_and_threads_do_not_change_samples() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--out", "a"]).ok();
+    sandbox.eval(&["--out", "b", "--memory", "300KiB"]).ok();
+    sandbox.eval(&["--out", "c", "--threads", "3"]).ok();
+    assert_eq!(sandbox.read("a/samples.jsonl"), sandbox.read("b/samples.jsonl"));
+    assert_eq!(sandbox.read("a/samples.jsonl"), sandbox.read("c/samples.jsonl"));
 }
 
 #[test]
 fn samplers_and_lengths_reach_the_manifest() {
-    let bench = Bench::new();
+    let sandbox = CliSandbox::new();
     let sampler = |more: &[&str], out: &str| {
-        bench.eval(&[more, &["--limit", "1", "--out", out]].concat()).ok();
-        bench.json(&format!("{out}/manifest.json"))["settings"].clone()
+        sandbox.eval(&[more, &["--limit", "1", "--out", out]].concat()).ok();
+        sandbox.json(&format!("{out}/manifest.json"))["settings"].clone()
     };
     let noise = sampler(&["--sigma", "0.3", "--thoughts", "2-4"], "a");
     assert_eq!(noise["sampler"], serde_json::json!({ "kind": "noise", "sigma": 0.3 }));
     assert_eq!(noise["thoughts"], "2-4");
-    let dropout = sampler(&["--p", "0.1", "--sites", "mlp", "--scope", "all", "--thoughts", "<=3"], "b");
-    assert_eq!(dropout["sampler"], serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" }));
-    assert_eq!(sampler(&["--sampler", "none"], "c")["sampler"], serde_json::json!({ "kind": "none" }));
+    let dropout =
+        sampler(&["--p", "0.1", "--sites", "mlp", "--scope", "all", "--thoughts", "<=3"], "b");
+    assert_eq!(
+        dropout["sampler"],
+        serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" })
+    );
+    assert_eq!(
+        sampler(&["--sampler", "none"], "c")["sampler"],
+        serde_json::json!({ "kind": "none" })
+    );
     let tokens = sampler(&["--temperature", "0.7", "--top-p", "0.9"], "d");
-    assert_eq!(tokens["sampler"], serde_json::json!({ "kind": "tokens", "temperature": 0.7, "top_p": 0.9 }));
+    assert_eq!(
+        tokens["sampler"],
+        serde_json::json!({ "kind": "tokens", "temperature": 0.7, "top_p": 0.9 })
+    );
     assert_eq!(tokens["thoughts"], "6");
 }
 
 #[test]
-fn a_language_model_thinks_in_words() {
-    let bench = Bench::new();
-    let done = bench.eval(&["--family", "cot", "--json", "--out", "run"]).ok().json();
+fn cot_models_sample_tokens() {
+    let sandbox = CliSandbox::new();
+    let done = sandbox.eval(&["--family", "cot", "--json", "--out", "run"]).ok().json();
     let settings = serde_json::json!({ "kind": "tokens", "temperature": 1.0, "top_p": 1.0 });
-    assert_eq!((&done["settings"]["method"], &done["settings"]["sampler"]), (&Value::from("cot"), &settings));
-    let samples = String::from_utf8(bench.read("run/samples.jsonl")).unwrap();
+    assert_eq!(
+        (&done["settings"]["method"], &done["settings"]["sampler"]),
+        (&Value::from("cot"), &settings)
+    );
+    let samples = String::from_utf8(sandbox.read("run/samples.jsonl")).unwrap();
     for line in samples.lines() {
         let sample: Value = serde_json::from_str(line).unwrap();
-        for trajectory in sample["trajectories"].as_array().unwrap().iter().chain([&sample["greedy"]]) {
+        for trajectory in
+            sample["trajectories"].as_array().unwrap().iter().chain([&sample["greedy"]])
+        {
             assert_eq!(trajectory["thoughts"], 0);
             assert!(trajectory["logprob"].as_f64().unwrap() < 0.0, "{trajectory}");
         }
     }
-    let inspected = bench.run(&["inspect", "model", "--method", "cot"]).ok().out;
+    let inspected = sandbox.run(&["inspect", "model", "--method", "cot"]).ok().out;
     assert!(inspected.contains("--temperature 1"), "{inspected}");
-    bench.run(&["solve", "--model", "model", "--method", "cot", "--max-new-tokens", "5", "What?"]).ok();
-    bench.eval(&["--method", "cot", "--p", "0.2"]).refused(&["no thoughts to perturb", "--sampler tokens"]);
-    bench.eval(&["--top-p", "0.9", "--sigma", "0.3"]).refused(&["--sampler noise", "--sampler tokens"]);
-    bench.eval(&["--temperature", "0"]).refused(&["--temperature", "above 0"]);
+    sandbox
+        .run(&["solve", "--model", "model", "--method", "cot", "--max-new-tokens", "5", "What?"])
+        .ok();
+    sandbox
+        .eval(&["--method", "cot", "--p", "0.2"])
+        .refused(&["no thoughts to perturb", "--sampler tokens"]);
+    sandbox
+        .eval(&["--top-p", "0.9", "--sigma", "0.3"])
+        .refused(&["--sampler noise", "--sampler tokens"]);
+    sandbox.eval(&["--temperature", "0"]).refused(&["--temperature", "above 0"]);
 }
 
 #[test]
 fn solve_answers_from_an_argument_and_from_standard_input() {
-    let bench = Bench::new();
-    bench.model("judge", &Spec { family: Family::RewardGpt2, ..Spec::default() });
+    let sandbox = CliSandbox::new();
+    sandbox.model(
+        "judge",
+        &CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() },
+    );
     let base = ["solve", "--model", "model", "--max-new-tokens", "8", "--samples", "5"];
-    let plain = bench.run(&[&base[..], &["What is 2 plus 2?"]].concat()).ok();
+    let plain = sandbox.run(&[&base[..], &["What is 2 plus 2?"]].concat()).ok();
     for word in ["answer", "majority", "greedy", "votes", "prefill", "trajectories/s"] {
         assert!(plain.out.contains(word), "{word} in {}", plain.out);
     }
     assert!(!plain.out.contains("correct"));
 
-    let mut command = bench.command(&[&base[..], &["--reward-model", "judge", "--json", "-"]].concat());
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut command =
+        sandbox.command(&[&base[..], &["--reward-model", "judge", "--json", "-"]].concat());
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     child.stdin.take().unwrap().write_all(b"What is 2 plus 2?\n").unwrap();
-    let result = finished(child.wait_with_output().unwrap()).ok().json();
+    let result = command_output(child.wait_with_output().unwrap()).ok().json();
     assert_eq!(result["question"], "What is 2 plus 2?");
     assert_eq!(result["trajectories"].as_array().unwrap().len(), 5);
-    for field in
-        ["answer", "majority", "weighted", "best_of", "beam", "greedy", "votes", "search", "seconds", "trajectories_per_s"]
-    {
+    for field in [
+        "answer",
+        "majority",
+        "weighted",
+        "best_of",
+        "beam",
+        "greedy",
+        "votes",
+        "search",
+        "seconds",
+        "trajectories_per_s",
+    ] {
         assert!(result.get(field).is_some(), "{field} in {result}");
     }
     assert!(!result.to_string().contains("correct"));
 }
 
 #[test]
-fn inspect_tells_what_a_checkpoint_is() {
-    let bench = Bench::new();
-    for (i, family) in Family::ALL.into_iter().enumerate() {
+fn inspect_detects_every_family() {
+    let sandbox = CliSandbox::new();
+    for (i, family) in CheckpointFamily::ALL.into_iter().enumerate() {
         let model = format!("model-{i}");
-        bench.model(&model, &Spec { family, lora: i % 2 == 1, ..Spec::default() });
-        let result = bench.run(&["inspect", &model, "--json", "--values"]).ok().json();
-        let reward = matches!(family, Family::RewardGpt2 | Family::RewardLlama);
+        sandbox.model(
+            &model,
+            &CheckpointSpec { family, lora: i % 2 == 1, ..CheckpointSpec::default() },
+        );
+        let result = sandbox.run(&["inspect", &model, "--json", "--values"]).ok().json();
+        let reward = matches!(family, CheckpointFamily::RewardGpt2 | CheckpointFamily::RewardLlama);
         assert_eq!(result["kind"], if reward { "reward model" } else { "reasoner" });
         assert_eq!(result["family"].is_null(), reward);
         assert!(!result["tensors"]["used"].as_array().unwrap().is_empty());
@@ -231,28 +362,35 @@ fn inspect_tells_what_a_checkpoint_is() {
         assert_eq!(result["config"]["width"], 32);
         assert!(result["parameters"].as_u64().unwrap() > 10_000);
     }
-    let text = bench.run(&["inspect", "model"]).ok().out;
-    for word in ["coconut (recognised)", "gpt2, 2 layers, 32 wide", "--thoughts 6", "F32", "0 missing", "wte.weight"] {
+    let text = sandbox.run(&["inspect", "model"]).ok().out;
+    for word in [
+        "coconut (recognised)",
+        "gpt2, 2 layers, 32 wide",
+        "--thoughts 6",
+        "F32",
+        "0 missing",
+        "wte.weight",
+    ] {
         assert!(text.contains(word), "{word} in {text}");
     }
 }
 
 #[test]
-fn doctor_measures() {
-    let bench = Bench::new();
-    let result = bench.run(&["doctor", "--json", "--threads", "1"]).ok().json();
+fn doctor_reports_measurements() {
+    let sandbox = CliSandbox::new();
+    let result = sandbox.run(&["doctor", "--json", "--threads", "1"]).ok().json();
     assert!(result["peak_flops"].as_f64().unwrap() > 1e8);
     assert!(result["memory_bandwidth"].as_f64().unwrap() > 1e7);
     assert_eq!(result["threads"], 1);
-    let text = bench.run(&["doctor"]).ok().out;
+    let text = sandbox.run(&["doctor"]).ok().out;
     assert!(text.contains("GFLOP/s") && text.contains("cuda"), "{text}");
 }
 
 #[test]
-fn thoughts_are_kept_where_asked_for() {
-    let bench = Bench::new();
-    bench.eval(&["--latents", "--samples", "3", "--limit", "2", "--out", "run"]).ok();
-    let bytes = bench.read("run/latents.safetensors");
+fn latents_are_written_on_request() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--latents", "--samples", "3", "--limit", "2", "--out", "run"]).ok();
+    let bytes = sandbox.read("run/latents.safetensors");
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut names = tensors.names();
     names.sort_unstable();
@@ -261,7 +399,8 @@ fn thoughts_are_kept_where_asked_for() {
     assert_eq!(tensors.tensor("0.1.greedy").unwrap().shape()[0], 6);
 }
 
-/// Numbers of transformers, replayed: every dump beside the checkout, on the processor and on a GPU if there is one.
+/// Numbers of transformers, replayed: every dump beside the checkout, on the processor and on a GPU
+/// if there is one.
 #[test]
 fn verify_passes_on_every_reference_dump() {
     let dumps = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/goldens");
@@ -269,13 +408,15 @@ fn verify_passes_on_every_reference_dump() {
         println!("skipped: no reference dumps at {}", dumps.display());
         return;
     };
-    let bench = Bench::new();
-    let has_gpu = tensor::Device::cuda_presence().is_ok();
-    let devices: &[&[&str]] = if has_gpu { &[&["cpu"], &["cuda", "--dtype", "f32"], &["cuda"]] } else { &[&["cpu"]] };
+    let sandbox = CliSandbox::new();
+    let has_gpu = tensor::Device::cuda_availability().is_ok();
+    let devices: &[&[&str]] =
+        if has_gpu { &[&["cpu"], &["cuda", "--dtype", "f32"], &["cuda"]] } else { &[&["cpu"]] };
     for dir in entries.map(|e| e.unwrap().path()).filter(|p| p.join("golden.json").is_file()) {
         for device in devices {
-            let arguments = [&["verify", dir.to_str().unwrap(), "--json", "--device"], *device].concat();
-            let result = bench.run(&arguments).ok().json();
+            let arguments =
+                [&["verify", dir.to_str().unwrap(), "--json", "--device"], *device].concat();
+            let result = sandbox.run(&arguments).ok().json();
             assert_eq!(result["passed"], true, "{result}");
             assert!(result["checks"].as_array().unwrap().len() >= 19, "{result}");
         }
@@ -283,35 +424,40 @@ fn verify_passes_on_every_reference_dump() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_a_clear_error() {
-    if tensor::Device::cuda_presence().is_ok() {
+fn a_missing_gpu_is_a_clear_error() {
+    if tensor::Device::cuda_availability().is_ok() {
         println!("skipped: there is a gpu");
         return;
     }
-    let bench = Bench::new();
-    let failed = bench.run(&["doctor", "--device", "cuda"]);
-    assert!(failed.err.contains("no usable gpu") && failed.err.contains("--device cpu"), "{}", failed.err);
+    let sandbox = CliSandbox::new();
+    let failed = sandbox.run(&["doctor", "--device", "cuda"]);
+    assert!(
+        failed.err.contains("no usable gpu") && failed.err.contains("--device cpu"),
+        "{}",
+        failed.err
+    );
 }
 
 #[test]
-fn help_teaches() {
-    let bench = Bench::new();
+fn help_has_examples() {
+    let sandbox = CliSandbox::new();
     let commands = ["eval", "solve", "sweep", "report", "inspect", "doctor", "verify", "bench"];
     for command in commands {
-        let help = bench.run(&[command, "--help"]).ok().out;
+        let help = sandbox.run(&[command, "--help"]).ok().out;
         assert!(help.contains("Examples:") && help.contains("LATENT_TTS_"), "{help}");
     }
-    let help = bench.run(&["--help"]).ok().out;
+    let help = sandbox.run(&["--help"]).ok().out;
     assert!(commands.iter().all(|c| help.contains(c)), "{help}");
-    assert!(bench.run(&["--version"]).ok().out.contains("latent-tts"));
+    assert!(sandbox.run(&["--version"]).ok().out.contains("latent-tts"));
 }
 
 /// `latent-tts ... | head` is not a crash.
 #[cfg(unix)]
 #[test]
-fn a_reader_that_leaves_is_no_error() {
-    let bench = Bench::new();
-    let mut child = bench.command(&["doctor"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+fn a_closed_pipe_is_no_error() {
+    let sandbox = CliSandbox::new();
+    let mut child =
+        sandbox.command(&["doctor"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");

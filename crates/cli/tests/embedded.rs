@@ -7,84 +7,113 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Bench, Done};
+use support::{CliSandbox, CommandOutput};
 
 /// A small eval without a model or data of one's own.
-fn eval(bench: &Bench, more: &[&str]) -> Done {
+fn eval(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
     let limit: &[&str] = if more.contains(&"--limit") { &[] } else { &["--limit", "4"] };
-    bench.run(&[&["eval", "--samples", "4"], limit, more].concat())
+    sandbox.run(&[&["eval", "--samples", "4"], limit, more].concat())
 }
 
-fn samples(bench: &Bench, run: &str) -> Vec<Value> {
-    let text = String::from_utf8(bench.read(&format!("{run}/samples.jsonl"))).unwrap();
+fn samples(sandbox: &CliSandbox, run: &str) -> Vec<Value> {
+    let text = String::from_utf8(sandbox.read(&format!("{run}/samples.jsonl"))).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn ids(bench: &Bench, run: &str) -> Vec<u64> {
-    samples(bench, run).iter().map(|sample| sample["id"].as_u64().unwrap()).collect()
+fn ids(sandbox: &CliSandbox, run: &str) -> Vec<u64> {
+    samples(sandbox, run).iter().map(|sample| sample["id"].as_u64().unwrap()).collect()
 }
 
 #[test]
-fn an_eval_without_anything_ends_with_a_table_and_a_page() {
-    let bench = Bench::new();
-    let done = eval(&bench, &[]).ok();
-    for word in
-        ["4 questions", "greedy", "majority", "weighted", "best of k", "beam", "coverage", "the page is runs/embedded-test-"]
-    {
+fn eval_without_arguments_prints_a_table_and_writes_a_page() {
+    let sandbox = CliSandbox::new();
+    let done = eval(&sandbox, &[]).ok();
+    for word in [
+        "4 questions",
+        "greedy",
+        "majority",
+        "weighted",
+        "best of k",
+        "beam",
+        "coverage",
+        "the page is runs/embedded-test-",
+    ] {
         assert!(done.out.contains(word), "{word} in {}", done.out);
     }
     assert!(!done.out.contains("pessimistic  "), "{}", done.out);
     assert!(done.err.contains("1/4 greedy") && done.err.contains("majority"), "{}", done.err);
-    let runs: Vec<_> = std::fs::read_dir(bench.path("runs")).unwrap().map(|run| run.unwrap().file_name()).collect();
+    let runs: Vec<_> = std::fs::read_dir(sandbox.path("runs"))
+        .unwrap()
+        .map(|run| run.unwrap().file_name())
+        .collect();
     let run = format!("runs/{}", runs[0].to_str().unwrap());
     assert_eq!(runs.len(), 1);
-    let page = String::from_utf8(bench.read(&format!("{run}/report.html"))).unwrap();
+    let page = String::from_utf8(sandbox.read(&format!("{run}/report.html"))).unwrap();
     assert!(page.contains("embedded on test"));
 
-    let manifest = bench.json(&format!("{run}/manifest.json"));
+    let manifest = sandbox.json(&format!("{run}/manifest.json"));
     let named = ["model", "reward_model", "data"].map(|input| manifest["host"][input].clone());
     assert_eq!(named, [json!("embedded"), json!("embedded:reward"), json!("embedded:test")]);
-    let results = bench.json(&format!("{run}/results.json"));
-    let recorded = |name: &str| results["metrics"].as_array().unwrap().iter().any(|metric| metric["name"] == name);
-    assert!(["greedy", "coverage", "maj", "weighted", "pessimistic", "best_of", "beam"].iter().all(|name| recorded(name)));
+    let results = sandbox.json(&format!("{run}/results.json"));
+    let recorded = |name: &str| {
+        results["metrics"].as_array().unwrap().iter().any(|metric| metric["name"] == name)
+    };
+    assert!(
+        ["greedy", "coverage", "maj", "weighted", "pessimistic", "best_of", "beam"]
+            .iter()
+            .all(|name| recorded(name))
+    );
 }
 
 #[test]
-fn the_page_is_named_and_can_be_left_out() {
-    let bench = Bench::new();
-    let with = eval(&bench, &["--out", "with", "--json"]).ok().json();
+fn the_page_is_optional() {
+    let sandbox = CliSandbox::new();
+    let with = eval(&sandbox, &["--out", "with", "--json"]).ok().json();
     assert_eq!(with["page"], "with/report.html");
-    assert!(bench.path("with/report.html").is_file());
-    let without = eval(&bench, &["--out", "without", "--json", "--no-report"]).ok().json();
+    assert!(sandbox.path("with/report.html").is_file());
+    let without = eval(&sandbox, &["--out", "without", "--json", "--no-report"]).ok().json();
     assert_eq!(without["page"], Value::Null);
-    assert!(!bench.path("without/report.html").exists());
+    assert!(!sandbox.path("without/report.html").exists());
     assert_eq!(with["metrics"], without["metrics"]);
 }
 
 #[test]
-fn embedded_problems_are_those_that_corpus_writes() {
-    let bench = Bench::new();
-    bench.run(&["corpus", "--split", "hard", "--count", "6", "--out", "hard.json"]).ok();
+fn embedded_problems_equal_the_written_corpus() {
+    let sandbox = CliSandbox::new();
+    sandbox.run(&["corpus", "--split", "hard", "--count", "6", "--out", "hard.json"]).ok();
     let common = ["--aggregate", "maj", "--no-report"];
-    eval(&bench, &[&common[..], &["--data", "embedded:hard", "--out", "made"]].concat()).ok();
-    eval(&bench, &[&common[..], &["--data", "hard.json", "--out", "read"]].concat()).ok();
-    assert_eq!(bench.read("made/samples.jsonl"), bench.read("read/samples.jsonl"));
+    eval(&sandbox, &[&common[..], &["--data", "embedded:hard", "--out", "made"]].concat()).ok();
+    eval(&sandbox, &[&common[..], &["--data", "hard.json", "--out", "read"]].concat()).ok();
+    assert_eq!(sandbox.read("made/samples.jsonl"), sandbox.read("read/samples.jsonl"));
 
     // A problem is thought about in the same way, whatever part it is taken in.
-    eval(&bench, &[&common[..], &["--data", "embedded:hard:2..40", "--limit", "2", "--out", "part"]].concat()).ok();
-    assert_eq!(ids(&bench, "part"), [2, 3]);
-    assert_eq!(samples(&bench, "part"), samples(&bench, "made")[2..]);
-    eval(&bench, &[&common[..], &["--data", "embedded:hard:1..3", "--out", "short"]].concat()).ok();
-    assert_eq!(ids(&bench, "short"), [1, 2]);
-    assert_eq!(bench.json("short/manifest.json")["host"]["data"], "embedded:hard:1..3");
-    eval(&bench, &[&common[..], &["--data", "embedded:hard:1..3", "--out", "short", "--resume"]].concat()).ok();
-    eval(&bench, &[&common[..], &["--data", "embedded:hard:2..4", "--out", "short", "--resume"]].concat())
-        .refused(&["fingerprint", "data"]);
+    eval(
+        &sandbox,
+        &[&common[..], &["--data", "embedded:hard:2..40", "--limit", "2", "--out", "part"]]
+            .concat(),
+    )
+    .ok();
+    assert_eq!(ids(&sandbox, "part"), [2, 3]);
+    assert_eq!(samples(&sandbox, "part"), samples(&sandbox, "made")[2..]);
+    eval(&sandbox, &[&common[..], &["--data", "embedded:hard:1..3", "--out", "short"]].concat())
+        .ok();
+    assert_eq!(ids(&sandbox, "short"), [1, 2]);
+    assert_eq!(sandbox.json("short/manifest.json")["host"]["data"], "embedded:hard:1..3");
+    eval(
+        &sandbox,
+        &[&common[..], &["--data", "embedded:hard:1..3", "--out", "short", "--resume"]].concat(),
+    )
+    .ok();
+    eval(
+        &sandbox,
+        &[&common[..], &["--data", "embedded:hard:2..4", "--out", "short", "--resume"]].concat(),
+    )
+    .refused(&["fingerprint", "data"]);
 }
 
 #[test]
-fn parts_that_are_not_there_are_refused() {
-    let bench = Bench::new();
+fn unknown_embedded_splits_are_rejected() {
+    let sandbox = CliSandbox::new();
     for (data, words) in [
         ("embedded:nope", ["embedded:nope", "train, valid, test, hard and ood"]),
         ("embedded:test:5", ["embedded:test:5", "embedded:test:0..1000"]),
@@ -92,59 +121,101 @@ fn parts_that_are_not_there_are_refused() {
         ("embedded", ["embedded", "No such file"]),
     ] {
         for command in ["eval", "sweep", "annotate"] {
-            bench.run(&[command, "--data", data]).refused(&words);
+            sandbox.run(&[command, "--data", data]).refused(&words);
         }
     }
-    bench.run(&["eval", "--data", "embedded:test:0..4000000000"]).refused(&["4000000000", "range"]);
-    assert!(!bench.path("runs").exists() && !bench.path("annotations").exists());
+    sandbox
+        .run(&["eval", "--data", "embedded:test:0..4000000000"])
+        .refused(&["4000000000", "range"]);
+    assert!(!sandbox.path("runs").exists() && !sandbox.path("annotations").exists());
 }
 
 #[test]
-fn a_judge_comes_with_the_embedded_reasoner_alone() {
-    let bench = Bench::new();
-    let scored = |run: &str| samples(&bench, run)[0]["trajectories"][0].get("scores").is_some_and(|scores| !scores.is_null());
-    eval(&bench, &["--reward-model", "none", "--out", "a"]).ok();
-    eval(&bench, &["--model", "embedded", "--out", "b"]).ok();
-    bench.eval(&["--data", "embedded:test", "--limit", "2", "--out", "c"]).ok();
+fn only_the_embedded_reasoner_brings_its_reward_model() {
+    let sandbox = CliSandbox::new();
+    let scored = |run: &str| {
+        samples(&sandbox, run)[0]["trajectories"][0]
+            .get("scores")
+            .is_some_and(|scores| !scores.is_null())
+    };
+    eval(&sandbox, &["--reward-model", "none", "--out", "a"]).ok();
+    eval(&sandbox, &["--model", "embedded", "--out", "b"]).ok();
+    sandbox.eval(&["--data", "embedded:test", "--limit", "2", "--out", "c"]).ok();
     assert_eq!(["a", "b", "c"].map(scored), [false, true, false]);
-    bench.eval(&["--reward-model", "embedded"]).refused(&["embedded:reward", "wide and the reasoner 32"]);
-    eval(&bench, &["--reward-model", "none", "--aggregate", "weighted"]).refused(&["--reward-model"]);
+    sandbox
+        .eval(&["--reward-model", "embedded"])
+        .refused(&["embedded:reward", "wide and the reasoner 32"]);
+    eval(&sandbox, &["--reward-model", "none", "--aggregate", "weighted"])
+        .refused(&["--reward-model"]);
 }
 
 #[test]
-fn solve_answers_in_its_own_words_and_names_those_it_lacks() {
-    let bench = Bench::new();
-    let known: Value = serde_json::from_str(&bench.run(&["corpus", "--count", "1"]).ok().out).unwrap();
-    let done = bench.run(&["solve", known[0]["question"].as_str().unwrap(), "--json"]).ok();
+fn solve_reports_unknown_words() {
+    let sandbox = CliSandbox::new();
+    let known: Value =
+        serde_json::from_str(&sandbox.run(&["corpus", "--count", "1"]).ok().out).unwrap();
+    let done = sandbox.run(&["solve", known[0]["question"].as_str().unwrap(), "--json"]).ok();
     assert_eq!(done.json()["unknown_words"], json!([]));
     assert!(!done.err.contains("does not know"), "{}", done.err);
     assert_eq!(done.json()["trajectories"].as_array().unwrap().len(), 16);
     let strange = "There are 3 Quokkas and 4 zeppelins. How many zeppelins are there?";
-    let done = bench.run(&["solve", strange, "--json", "--samples", "2"]).ok();
+    let done = sandbox.run(&["solve", strange, "--json", "--samples", "2"]).ok();
     assert_eq!(done.json()["unknown_words"], json!(["Quokkas", "zeppelins"]));
     assert!(done.err.contains("does not know \"Quokkas\", \"zeppelins\""), "{}", done.err);
 }
 
 #[test]
-fn the_embedded_models_can_be_inspected_and_measured() {
-    let bench = Bench::new();
-    let inspect = |name: &str| bench.run(&["inspect", name, "--json", "--values"]).ok().json();
-    assert_eq!((inspect("embedded")["kind"].clone(), inspect("embedded")["dir"].clone()), (json!("reasoner"), json!("embedded")));
+fn embedded_models_can_be_inspected_and_benchmarked() {
+    let sandbox = CliSandbox::new();
+    let inspect = |name: &str| sandbox.run(&["inspect", name, "--json", "--values"]).ok().json();
+    assert_eq!(
+        (inspect("embedded")["kind"].clone(), inspect("embedded")["dir"].clone()),
+        (json!("reasoner"), json!("embedded"))
+    );
     assert_eq!(inspect("embedded:reward")["kind"], "reward model");
-    let tiny = ["--questions", "1", "--samples", "2", "--prompt", "8", "--thoughts", "2", "--answer", "2", "--repeat", "1"];
-    let measured = bench.run(&[&["bench", "--shape", "embedded", "--json"], &tiny[..]].concat()).ok().json();
+    let tiny = [
+        "--questions",
+        "1",
+        "--samples",
+        "2",
+        "--prompt",
+        "8",
+        "--thoughts",
+        "2",
+        "--answer",
+        "2",
+        "--repeat",
+        "1",
+    ];
+    let measured =
+        sandbox.run(&[&["bench", "--shape", "embedded", "--json"], &tiny[..]].concat()).ok().json();
     assert!(measured["trajectories_per_s"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
-fn sweep_and_annotate_need_nothing_else_either() {
-    let bench = Bench::new();
-    bench.run(&["sweep", "--p", "0.1,0.2", "--limit", "2", "--samples", "2", "--no-report"]).ok();
-    assert!(bench.path("runs/sweep-embedded-test/sweep.json").is_file());
-    let point = bench.json("runs/sweep-embedded-test/dropout-0.1/manifest.json");
-    assert_eq!((&point["host"]["reward_model"], &point["settings"]["rewards"]), (&Value::Null, &json!(false)));
-    let done = bench.run(&["annotate", "--data", "embedded:train:5..9", "--trajectories", "2", "--rollouts", "1", "--json"]);
+fn sweep_and_annotate_run_on_the_embedded_models() {
+    let sandbox = CliSandbox::new();
+    sandbox.run(&["sweep", "--p", "0.1,0.2", "--limit", "2", "--samples", "2", "--no-report"]).ok();
+    assert!(sandbox.path("runs/sweep-embedded-test/sweep.json").is_file());
+    let point = sandbox.json("runs/sweep-embedded-test/dropout-0.1/manifest.json");
+    assert_eq!(
+        (&point["host"]["reward_model"], &point["settings"]["rewards"]),
+        (&Value::Null, &json!(false))
+    );
+    let done = sandbox.run(&[
+        "annotate",
+        "--data",
+        "embedded:train:5..9",
+        "--trajectories",
+        "2",
+        "--rollouts",
+        "1",
+        "--json",
+    ]);
     let labels = done.ok().json();
     assert_eq!(labels["questions"], 4);
-    assert!(labels["out"].as_str().unwrap().starts_with("annotations/embedded-train-5..9-"), "{labels}");
+    assert!(
+        labels["out"].as_str().unwrap().starts_with("annotations/embedded-train-5..9-"),
+        "{labels}"
+    );
 }

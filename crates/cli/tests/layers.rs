@@ -1,34 +1,46 @@
-//! Where a flag's value comes from: command line, environment, file, model; and what contradicts what.
+//! Where a flag's value comes from: command line, environment, file, model; and what contradicts
+//! what.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 mod support;
 
 use serde_json::Value;
-use support::{Bench, Done, finished};
+use support::{CliSandbox, CommandOutput, command_output};
 
 /// The settings that an eval with these layers recorded.
-fn settings(bench: &Bench, args: &[&str], env: &[(&str, &str)]) -> Value {
-    let done = run(bench, args, env).ok();
+fn settings(sandbox: &CliSandbox, args: &[&str], env: &[(&str, &str)]) -> Value {
+    let done = run(sandbox, args, env).ok();
     done.json()["settings"].clone()
 }
 
-fn run(bench: &Bench, args: &[&str], env: &[(&str, &str)]) -> Done {
-    let base = ["eval", "--model", "model", "--data", "data.jsonl", "--limit", "1", "--max-new-tokens", "4", "--json"];
-    let mut command = bench.command(&[&base[..], args].concat());
-    finished(command.envs(env.iter().copied()).output().unwrap())
+fn run(sandbox: &CliSandbox, args: &[&str], env: &[(&str, &str)]) -> CommandOutput {
+    let base = [
+        "eval",
+        "--model",
+        "model",
+        "--data",
+        "data.jsonl",
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "4",
+        "--json",
+    ];
+    let mut command = sandbox.command(&[&base[..], args].concat());
+    command_output(command.envs(env.iter().copied()).output().unwrap())
 }
 
 #[test]
-fn the_command_line_wins_over_the_environment_over_the_file_over_the_model() {
-    let bench = Bench::new();
-    bench.write(
+fn command_line_overrides_environment_overrides_config_overrides_model() {
+    let sandbox = CliSandbox::new();
+    sandbox.write(
         "all.toml",
         "samples = 2\np = 0.5\nthoughts = \"<=3\"\nsites = \"attn\"\nmax-new-tokens = 9\nk = [1, 2]\nquiet = true\n",
     );
     let env = [("LATENT_TTS_P", "0.4"), ("LATENT_TTS_SITES", "mlp")];
     let file = ["--config", "all.toml"];
-    let layered = settings(&bench, &[&file[..], &["--p", "0.3", "--out", "a"]].concat(), &env);
+    let layered = settings(&sandbox, &[&file[..], &["--p", "0.3", "--out", "a"]].concat(), &env);
     assert_eq!(layered["samples"], 2, "from the file");
     assert_eq!(layered["thoughts"], "<=3", "from the file");
     assert_eq!(layered["sampler"]["sites"], "mlp", "from the environment");
@@ -36,40 +48,52 @@ fn the_command_line_wins_over_the_environment_over_the_file_over_the_model() {
     assert_eq!(layered["max_new_tokens"], 4, "from the command line, over the file");
     assert_eq!(layered["sampler"]["scope"], "thoughts", "from nobody");
 
-    let file_by_env = settings(&bench, &["--out", "b"], &[("LATENT_TTS_CONFIG", "all.toml")]);
-    assert_eq!(file_by_env["sampler"], serde_json::json!({ "kind": "dropout", "p": 0.5, "sites": "attn", "scope": "thoughts" }));
-    let default = settings(&bench, &["--out", "c", "-n", "2"], &[]);
+    let file_by_env = settings(&sandbox, &["--out", "b"], &[("LATENT_TTS_CONFIG", "all.toml")]);
+    assert_eq!(
+        file_by_env["sampler"],
+        serde_json::json!({ "kind": "dropout", "p": 0.5, "sites": "attn", "scope": "thoughts" })
+    );
+    let default = settings(&sandbox, &["--out", "c", "-n", "2"], &[]);
     assert_eq!(default["sampler"]["p"], 0.2);
 }
 
 #[test]
-fn switches_come_from_everywhere_too() {
-    let bench = Bench::new();
-    bench.write("quiet.toml", "quiet = true\njson = false\n");
-    assert_eq!(run(&bench, &["-n", "1", "--out", "a", "--config", "quiet.toml"], &[]).ok().err, "");
-    assert_eq!(run(&bench, &["-n", "1", "--out", "b"], &[("LATENT_TTS_QUIET", "1")]).ok().err, "");
-    assert_ne!(run(&bench, &["-n", "1", "--out", "c"], &[("LATENT_TTS_QUIET", "0")]).ok().err, "");
-    run(&bench, &["-n", "1", "--out", "a"], &[("LATENT_TTS_OVERWRITE", "yes")]).ok();
-    run(&bench, &[], &[("LATENT_TTS_QUIET", "perhaps")]).refused(&["perhaps", "--quiet"]);
-    run(&bench, &[], &[("LATENT_TTS_SAMPLES", "many")]).refused(&["many", "--samples"]);
+fn boolean_flags_are_layered_too() {
+    let sandbox = CliSandbox::new();
+    sandbox.write("quiet.toml", "quiet = true\njson = false\n");
+    assert_eq!(
+        run(&sandbox, &["-n", "1", "--out", "a", "--config", "quiet.toml"], &[]).ok().err,
+        ""
+    );
+    assert_eq!(
+        run(&sandbox, &["-n", "1", "--out", "b"], &[("LATENT_TTS_QUIET", "1")]).ok().err,
+        ""
+    );
+    assert_ne!(
+        run(&sandbox, &["-n", "1", "--out", "c"], &[("LATENT_TTS_QUIET", "0")]).ok().err,
+        ""
+    );
+    run(&sandbox, &["-n", "1", "--out", "a"], &[("LATENT_TTS_OVERWRITE", "yes")]).ok();
+    run(&sandbox, &[], &[("LATENT_TTS_QUIET", "perhaps")]).refused(&["perhaps", "--quiet"]);
+    run(&sandbox, &[], &[("LATENT_TTS_SAMPLES", "many")]).refused(&["many", "--samples"]);
 }
 
 #[test]
 fn one_file_may_serve_several_commands() {
-    let bench = Bench::new();
-    bench.write("both.toml", "model = \"model\"\nsamples = 2\nmax-new-tokens = 4\nout = \"run\"\ndata = \"data.jsonl\"\n");
-    bench.run(&["solve", "--config", "both.toml", "What is 1 plus 1?"]).ok();
-    bench.run(&["eval", "--config", "both.toml"]).ok();
-    assert!(bench.path("run/results.json").is_file());
+    let sandbox = CliSandbox::new();
+    sandbox.write("both.toml", "model = \"model\"\nsamples = 2\nmax-new-tokens = 4\nout = \"run\"\ndata = \"data.jsonl\"\n");
+    sandbox.run(&["solve", "--config", "both.toml", "What is 1 plus 1?"]).ok();
+    sandbox.run(&["eval", "--config", "both.toml"]).ok();
+    assert!(sandbox.path("run/results.json").is_file());
 }
 
 #[test]
-fn a_bad_file_of_settings_is_named_with_its_key() {
-    let bench = Bench::new();
+fn config_errors_name_file_and_key() {
+    let sandbox = CliSandbox::new();
     let refused = |content: &[u8], words: &[&str]| {
-        bench.write("bad.toml", content);
-        run(&bench, &["--config", "bad.toml"], &[]).refused(&[&["bad.toml"], words].concat());
-        assert!(!bench.path("runs").exists());
+        sandbox.write("bad.toml", content);
+        run(&sandbox, &["--config", "bad.toml"], &[]).refused(&[&["bad.toml"], words].concat());
+        assert!(!sandbox.path("runs").exists());
     };
     refused(b"sampels = 4\n", &["`sampels`", "`samples`"]);
     refused(b"max_new_tokens = 4\n", &["`max_new_tokens`", "`max-new-tokens`"]);
@@ -85,13 +109,13 @@ fn a_bad_file_of_settings_is_named_with_its_key() {
     refused(b"p = \n", &["line 1"]);
     refused(b"p = 0.1 \xff\n", &["UTF-8", "byte 8"]);
     refused(&vec![b'#'; 2 << 20], &["too many"]);
-    run(&bench, &["--config", "absent.toml"], &[]).refused(&["absent.toml", "o such file"]);
-    run(&bench, &["--config", "model"], &[]).refused(&["model"]);
+    run(&sandbox, &["--config", "absent.toml"], &[]).refused(&["absent.toml", "o such file"]);
+    run(&sandbox, &["--config", "model"], &[]).refused(&["model"]);
 }
 
 #[test]
-fn contradictions_name_both_flags() {
-    let bench = Bench::new();
+fn conflicting_flags_are_both_named() {
+    let sandbox = CliSandbox::new();
     let cases: &[(&[&str], &[&str])] = &[
         (&["--p", "0.1", "--sampler", "noise"], &["--p", "--sampler noise"]),
         (&["--sigma", "0.1", "--sampler", "dropout"], &["--sigma", "--sampler dropout"]),
@@ -118,27 +142,27 @@ fn contradictions_name_both_flags() {
         (&["--smaples", "4"], &["--smaples", "--samples"]),
     ];
     for (args, words) in cases {
-        run(&bench, args, &[]).refused(words);
+        run(&sandbox, args, &[]).refused(words);
     }
-    assert!(!bench.path("runs").exists());
+    assert!(!sandbox.path("runs").exists());
 }
 
 #[test]
 fn models_are_found_by_path_and_by_hugging_face_id() {
-    let bench = Bench::new();
+    let sandbox = CliSandbox::new();
     let snapshots = "hf/hub/models--org--tiny/snapshots";
     for commit in ["aaa", "bbb"] {
-        bench.model(&format!("{snapshots}/{commit}"), &model::testkit::Spec::default());
+        sandbox.model(&format!("{snapshots}/{commit}"), &model::testkit::CheckpointSpec::default());
     }
-    std::fs::create_dir_all(bench.path("hf/hub/models--org--tiny/refs")).unwrap();
-    bench.write("hf/hub/models--org--tiny/refs/main", "aaa");
-    let inspect = |id: &str| bench.run(&["inspect", id, "--json"]);
+    std::fs::create_dir_all(sandbox.path("hf/hub/models--org--tiny/refs")).unwrap();
+    sandbox.write("hf/hub/models--org--tiny/refs/main", "aaa");
+    let inspect = |id: &str| sandbox.run(&["inspect", id, "--json"]);
     assert!(inspect("org/tiny").ok().json()["dir"].as_str().unwrap().ends_with("snapshots/aaa"));
-    std::fs::remove_file(bench.path("hf/hub/models--org--tiny/refs/main")).unwrap();
+    std::fs::remove_file(sandbox.path("hf/hub/models--org--tiny/refs/main")).unwrap();
     assert!(inspect("org/tiny").ok().json()["dir"].as_str().unwrap().ends_with("snapshots/bbb"));
     inspect("org/absent").refused(&["org/absent", "hf download"]);
     inspect("./nowhere").refused(&["./nowhere", "no such directory"]);
-    bench.run(&["solve", "--model", "model", "  "]).refused(&["empty"]);
-    bench.run(&["solve", "--model", "model", "-"]).refused(&["empty"]);
-    bench.run(&["solve", "--model", "model"]).refused(&["TEXT"]);
+    sandbox.run(&["solve", "--model", "model", "  "]).refused(&["empty"]);
+    sandbox.run(&["solve", "--model", "model", "-"]).refused(&["empty"]);
+    sandbox.run(&["solve", "--model", "model"]).refused(&["TEXT"]);
 }

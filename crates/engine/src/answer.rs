@@ -1,17 +1,17 @@
 //! From decoded text to an answer that can vote and be judged.
 //!
 //! Every model family was trained to end its text in its own way and is judged by its own program;
-//! [`Rule`] names those ways, and [`Answer`] remembers how it has to be compared with a gold answer. The
-//! stage before is `decode`, which yields the text; the stage after is `aggregate`, which counts
-//! [`Answer::canonical`] strings.
+//! [`Rule`] names those ways, and [`Answer`] remembers how it has to be compared with a gold
+//! answer. The stage before is `decode`, which yields the text; the stage after is `aggregate`,
+//! which counts [`Answer::canonical`] strings.
 //!
-//! Invariants: no text makes extraction panic; an answer is finite or is text, never infinity or NaN;
-//! two answers are the same vote exactly when their canonical strings are equal. Where the Python
-//! programs turn a failed parse into +inf, which can then win a vote, this module returns `None`: a text
-//! without an answer never votes and is never correct.
+//! Invariants: no text makes extraction panic; an answer is finite or is text, never infinity or
+//! NaN; two answers are the same vote exactly when their canonical strings are equal. Where the
+//! Python programs turn a failed parse into +inf, which can then win a vote, this module returns
+//! `None`: a text without an answer never votes and is never correct.
 //!
-//! Digits are ASCII digits. Python's `float` and `\d` also take the decimal digits of other scripts,
-//! which none of these models writes.
+//! Digits are ASCII digits. Python's `float` and `\d` also take the decimal digits of other
+//! scripts, which none of these models writes.
 
 mod choice;
 mod latex;
@@ -20,73 +20,79 @@ mod scan;
 #[cfg(test)]
 mod tests;
 
-use crate::question::GoldKind;
+use crate::question::AnswerKind;
 
 pub(crate) use number::plain;
 
 /// Where a family's models put their answer, and how it is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+pub enum AnswerRule {
     /// COCONUT: what follows the last `#`, commas dropped, as a float; compared exactly.
     Hash,
     /// CODI: the last `-?\d+\.?\d*` of the text, commas dropped; compared exactly.
-    LastNumber(Scope),
-    /// CoLaR: what follows the last `Answer:`, as a float and with commas kept, so `1,000` is no answer;
-    /// compared exactly.
+    LastNumber(AnswerScope),
+    /// CoLaR: what follows the last `Answer:`, as a float and with commas kept, so `1,000` is no
+    /// answer; compared exactly.
     AnswerColon,
     /// Latent-SFT: the last `boxed{...}`; compared as mathematics (see [`Answer::matches`]).
     Boxed,
     /// Render-of-Thought: six patterns tried in order, none of which takes a sign or a comma, so a
-    /// negative gold answer is never met; compared to within 1e-9. (The original program puts the gold
-    /// answer through the same patterns and so compares magnitudes; here a gold answer keeps its sign.)
+    /// negative gold answer is never met; compared to within 1e-9. (The original program puts the
+    /// gold answer through the same patterns and so compares magnitudes; here a gold answer
+    /// keeps its sign.)
     Cascade,
 }
 
 /// Which text [`Rule::LastNumber`] searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Scope {
+pub enum AnswerScope {
     /// The decoded answer alone.
     #[default]
     Answer,
-    /// The prompt as well, as the Python reference does: an answer without digits falls back to the last
-    /// number of the question, and such trajectories vote.
+    /// The prompt as well, as the Python reference does: an answer without digits falls back to the
+    /// last number of the question, and such trajectories vote.
     Sequence,
 }
 
-impl Rule {
+impl AnswerRule {
     /// Finds the answer in `answer_text`, or `None` where there is none.
     ///
-    /// `kind` is the question's: a rule made for numbers reads the same place for a formula, but keeps
-    /// it as text; for multiple choice every rule gives way to one search for a letter. `prompt_text` is
-    /// read only under [`Scope::Sequence`].
-    pub fn extract(self, kind: GoldKind, prompt_text: &str, answer_text: &str) -> Option<Answer> {
+    /// `kind` is the question's: a rule made for numbers reads the same place for a formula, but
+    /// keeps it as text; for multiple choice every rule gives way to one search for a letter.
+    /// `prompt_text` is read only under [`Scope::Sequence`].
+    pub fn extract(self, kind: AnswerKind, prompt_text: &str, answer_text: &str) -> Option<Answer> {
         match kind {
-            GoldKind::Number => self.number(prompt_text, answer_text),
-            GoldKind::Math => Answer::math(self.formula(answer_text)?),
-            GoldKind::Choice => choice::letter(answer_text).map(|letter| Answer(Form::Letter(letter))),
+            AnswerKind::Number => self.number(prompt_text, answer_text),
+            AnswerKind::Math => Answer::math(self.formula(answer_text)?),
+            AnswerKind::Choice => {
+                choice::letter(answer_text).map(|letter| Answer(AnswerForm::Letter(letter)))
+            }
         }
     }
 
     fn number(self, prompt: &str, answer: &str) -> Option<Answer> {
         let exactly = |value: f64| Answer::number(value, 0.0);
         match self {
-            Rule::Hash => scan::after_hash(answer).map(exactly),
-            Rule::LastNumber(Scope::Sequence) if !scan::has_digit(answer) => scan::last_number(prompt).map(exactly),
-            Rule::LastNumber(_) => scan::last_number(answer).map(exactly),
-            Rule::AnswerColon => scan::after_answer_colon(answer).map(exactly),
-            Rule::Boxed => Answer::math(latex::boxed(answer)?),
-            Rule::Cascade => scan::cascade(answer).map(|value| Answer::number(value, 1e-9)),
+            AnswerRule::Hash => scan::after_hash(answer).map(exactly),
+            AnswerRule::LastNumber(AnswerScope::Sequence) if !scan::has_digit(answer) => {
+                scan::last_number(prompt).map(exactly)
+            }
+            AnswerRule::LastNumber(_) => scan::last_number(answer).map(exactly),
+            AnswerRule::AnswerColon => scan::after_answer_colon(answer).map(exactly),
+            AnswerRule::Boxed => Answer::math(latex::boxed(answer)?),
+            AnswerRule::Cascade => scan::cascade(answer).map(|value| Answer::number(value, 1e-9)),
         }
     }
 
-    /// The text where this family would put a formula: after its marker, inside a box if there is one.
+    /// The text where this family would put a formula: after its marker, inside a box if there is
+    /// one.
     fn formula(self, answer: &str) -> Option<&str> {
         let answer = answer.trim_end_matches('#');
         let marked = match self {
-            Rule::Hash | Rule::Cascade => scan::after_last(answer, "#"),
-            Rule::LastNumber(_) => scan::after_last(answer, "answer is:"),
-            Rule::AnswerColon => scan::after_last(answer, "Answer:"),
-            Rule::Boxed => None,
+            AnswerRule::Hash | AnswerRule::Cascade => scan::after_last(answer, "#"),
+            AnswerRule::LastNumber(_) => scan::after_last(answer, "answer is:"),
+            AnswerRule::AnswerColon => scan::after_last(answer, "Answer:"),
+            AnswerRule::Boxed => None,
         };
         latex::boxed(marked.unwrap_or(answer)).or(marked)
     }
@@ -94,11 +100,11 @@ impl Rule {
 
 /// One trajectory's answer: a number, a normalised formula, or the letter of a choice.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer(Form);
+pub struct Answer(AnswerForm);
 
 /// What was found, with what its rule says about comparing it. Numbers are finite and never -0.
 #[derive(Debug, Clone, PartialEq)]
-enum Form {
+enum AnswerForm {
     /// Equal to gold numbers that are nearer than `within`, or the same.
     Number { value: f64, within: f64 },
     /// Compared as mathematics.
@@ -116,37 +122,40 @@ enum Formula {
 
 impl Answer {
     fn number(value: f64, within: f64) -> Self {
-        Answer(Form::Number { value: unsigned_zero(value), within })
+        Answer(AnswerForm::Number { value: unsigned_zero(value), within })
     }
 
     fn math(text: &str) -> Option<Self> {
-        Formula::read(text).map(|formula| Answer(Form::Math(formula)))
+        Formula::read(text).map(|formula| Answer(AnswerForm::Math(formula)))
     }
 
     /// The string that votes are counted by: the shortest decimal that reads back as the same `f64`
     /// (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, or a letter.
     pub fn canonical(&self) -> String {
         match &self.0 {
-            Form::Number { value, .. } | Form::Math(Formula::Value(value)) => value.to_string(),
-            Form::Math(Formula::Text(text)) => text.clone(),
-            Form::Letter(letter) => letter.to_string(),
+            AnswerForm::Number { value, .. } | AnswerForm::Math(Formula::Value(value)) => {
+                value.to_string()
+            }
+            AnswerForm::Math(Formula::Text(text)) => text.clone(),
+            AnswerForm::Letter(letter) => letter.to_string(),
         }
     }
 
     /// Whether this answer is the gold answer `gold` of the same question.
     ///
-    /// COCONUT, CODI and CoLaR compare floats exactly, RoT to within 1e-9. Latent-SFT, and every rule
-    /// where the gold answer is a formula, compare as the Qwen2.5-Math grader does without its symbolic
-    /// step: numbers, simple fractions included, may differ by 1e-4, and a gold answer divided or
-    /// multiplied by 100 is accepted for the sake of percentages; anything else must be equal as a
-    /// normalised string.
+    /// COCONUT, CODI and CoLaR compare floats exactly, RoT to within 1e-9. Latent-SFT, and every
+    /// rule where the gold answer is a formula, compare as the Qwen2.5-Math grader does without
+    /// its symbolic step: numbers, simple fractions included, may differ by 1e-4, and a gold
+    /// answer divided or multiplied by 100 is accepted for the sake of percentages; anything
+    /// else must be equal as a normalised string.
     pub fn matches(&self, gold: &str) -> bool {
         match &self.0 {
-            Form::Number { value, within } => {
-                number::plain(gold).is_some_and(|gold| *value == gold || (value - gold).abs() < *within)
+            AnswerForm::Number { value, within } => number::plain(gold)
+                .is_some_and(|gold| *value == gold || (value - gold).abs() < *within),
+            AnswerForm::Math(formula) => {
+                Formula::read(gold).is_some_and(|gold| formula.same(&gold))
             }
-            Form::Math(formula) => Formula::read(gold).is_some_and(|gold| formula.same(&gold)),
-            Form::Letter(letter) => gold.trim().chars().eq([*letter]),
+            AnswerForm::Letter(letter) => gold.trim().chars().eq([*letter]),
         }
     }
 }

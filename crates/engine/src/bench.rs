@@ -6,19 +6,19 @@ use std::time::Instant;
 
 use record::Seconds;
 
-use crate::cost::Cost;
-use crate::error::Error;
-use crate::lanes::{self, Lane};
-use crate::plan::{Plan, Share};
+use crate::batch_plan::{BatchPlan, RowRange};
+use crate::cost::ComputeCost;
+use crate::error::EngineError;
 use crate::prompt::Prompt;
-use crate::reasoner::{Mind, RewardModel};
-use crate::rollout::{Explorer, Kept, Labels, Spent, Verdict};
-use crate::settings::Settings;
-use crate::wave::{Caches, Finished, Party};
+use crate::reasoner::{LatentModel, RewardModel};
+use crate::rollout::{Grade, RolloutCost, RolloutRunner, RolloutState, ThoughtLabels};
+use crate::sampling_params::SamplingParams;
+use crate::streams::{self, StreamState};
+use crate::wave::{BatchContext, FinishedRow, WaveCaches};
 
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Measured {
+pub struct BenchResult {
     /// Time by stage, and from start to end.
     pub seconds: Seconds,
     /// Floating-point operations of the algorithm.
@@ -30,40 +30,53 @@ pub struct Measured {
 }
 
 /// A mind that can be measured again and again; its caches are kept.
-pub struct Bench<'a> {
-    party: Party<'a>,
-    lanes: Vec<Lane<Caches>>,
-    rollouts: Vec<Lane<Kept>>,
+pub struct EngineBench<'a> {
+    party: BatchContext<'a>,
+    lanes: Vec<StreamState<WaveCaches>>,
+    rollouts: Vec<StreamState<RolloutState>>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> EngineBench<'a> {
     /// Prepares to measure.
-    pub fn new(mind: &'a Mind, judge: Option<&'a RewardModel>, settings: Settings) -> Self {
-        Self { party: Party { mind, judge, settings, keep_thoughts: false }, lanes: Vec::new(), rollouts: Vec::new() }
+    pub fn new(
+        mind: &'a LatentModel,
+        judge: Option<&'a RewardModel>,
+        settings: SamplingParams,
+    ) -> Self {
+        Self {
+            party: BatchContext {
+                model: mind,
+                reward_model: judge,
+                params: settings,
+                return_latents: false,
+            },
+            lanes: Vec::new(),
+            rollouts: Vec::new(),
+        }
     }
 
     /// Passes all prompts through the stages once.
-    pub fn run(&mut self, prompts: &[Prompt]) -> Result<Measured, Error> {
+    pub fn run(&mut self, prompts: &[Prompt]) -> Result<BenchResult, EngineError> {
         let party = self.party;
         let start = Instant::now();
-        let plan = Plan::new(&party, prompts)?;
-        let mut measured = Measured::default();
-        if self.lanes.len() != plan.lanes() {
-            self.lanes = lanes::open(plan.lanes());
+        let plan = BatchPlan::new(&party, prompts)?;
+        let mut measured = BenchResult::default();
+        if self.lanes.len() != plan.streams() {
+            self.lanes = streams::open(plan.streams());
         }
-        let waves = plan.waves(&Share::of_each(0..prompts.len(), &(0..party.rows())));
-        party.pass_all(&plan, &waves, &self.lanes, |wave, done, seconds| {
+        let waves = plan.waves(&RowRange::for_each_question(0..prompts.len(), &(0..party.rows())));
+        party.run_waves(&plan, &waves, &self.lanes, |wave, done, seconds| {
             measured.seconds += seconds;
             for (share, rows) in wave.iter().zip(done) {
                 let length = prompts[share.question].tokens.len();
-                let mut cost = Cost::default();
+                let mut cost = ComputeCost::default();
                 if share.rows.start == 0 {
-                    cost = Cost::of_prompt(&party, length);
+                    cost = ComputeCost::of_prompt(&party, length);
                 }
                 // Mostly all are alike, and the time of counting them is part of what is measured.
-                let of = |row: &Finished| (row.thoughts, row.tokens.len());
+                let of = |row: &FinishedRow| (row.thoughts, row.tokens.len());
                 for alike in rows.chunk_by(|a, b| of(a) == of(b)) {
-                    let (mut each, (thoughts, tokens)) = (Cost::default(), of(&alike[0]));
+                    let (mut each, (thoughts, tokens)) = (ComputeCost::default(), of(&alike[0]));
                     each.add_row(&party, length, thoughts, tokens);
                     cost.flops += alike.len() as f64 * each.flops;
                 }
@@ -76,23 +89,34 @@ impl<'a> Bench<'a> {
         Ok(measured)
     }
 
-    /// Labels the thoughts of all prompts once, each by so many rollouts; every question counts as one worth labelling.
-    pub fn annotate(&mut self, prompts: &[Prompt], rollouts: NonZeroUsize) -> Result<Measured, Error> {
-        let Party { mind, settings, .. } = self.party;
-        let judge = |_: usize, _: &[u32]| Ok(Verdict::default());
-        let explorer = Explorer { mind, settings, labels: Labels::Rollouts(rollouts), keep_all: true, judge: &judge };
-        self.rollouts.iter().for_each(|lane| lanes::state(lane).spent = Spent::default());
-        let mut measured = Measured::default();
+    /// Labels the thoughts of all prompts once, each by so many rollouts; every question counts as
+    /// one worth labelling.
+    pub fn annotate(
+        &mut self,
+        prompts: &[Prompt],
+        rollouts: NonZeroUsize,
+    ) -> Result<BenchResult, EngineError> {
+        let BatchContext { model: mind, params: settings, .. } = self.party;
+        let judge = |_: usize, _: &[u32]| Ok(Grade::default());
+        let explorer = RolloutRunner {
+            model: mind,
+            settings,
+            labels: ThoughtLabels::Rollouts(rollouts),
+            keep_all: true,
+            grader: &judge,
+        };
+        self.rollouts.iter().for_each(|lane| streams::lock(lane).cost = RolloutCost::default());
+        let mut measured = BenchResult::default();
         let start = Instant::now();
-        explorer.run_again(prompts, &mut self.rollouts, &mut |annotated| {
-            measured.trajectories += annotated.paths.len();
+        explorer.run_with_states(prompts, &mut self.rollouts, &mut |annotated| {
+            measured.trajectories += annotated.trajectories.len();
             measured.rollouts.0 += annotated.rollouts;
             ControlFlow::Continue(())
         })?;
         // Lanes ran beside each other: each has its part of the time.
         let part = 1.0 / self.rollouts.len() as f64;
         for lane in &self.rollouts {
-            let Spent { seconds, rollouts, cost } = lanes::state(lane).spent;
+            let RolloutCost { seconds, rollouts, cost } = streams::lock(lane).cost;
             measured.seconds += seconds.scaled(part);
             measured.rollouts.1 += rollouts * part;
             measured.flops += cost.flops;

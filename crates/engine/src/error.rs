@@ -7,10 +7,10 @@ use crate::method::Family;
 /// Why the engine could not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum EngineError {
     /// A checkpoint, a configuration or a tokenizer could not be read.
     #[error(transparent)]
-    Model(#[from] model::Error),
+    Model(#[from] model::ModelError),
 
     /// The device refused.
     #[error(transparent)]
@@ -33,7 +33,9 @@ pub enum Error {
     },
 
     /// Thoughts of open length in a family without a token that ends them.
-    #[error("{family} has no token that ends thoughts, so that `<=` in --thoughts would never end one; give a fixed number")]
+    #[error(
+        "{family} has no token that ends thoughts, so that `<=` in --thoughts would never end one; give a fixed number"
+    )]
     EndlessThoughts {
         /// The family.
         family: Family,
@@ -179,7 +181,9 @@ pub enum Error {
     },
 
     /// A beam search without thoughts or without anybody to reward them.
-    #[error("a beam search needs thoughts and a reward model for them; give --reward-model, or leave beam out of --aggregate")]
+    #[error(
+        "a beam search needs thoughts and a reward model for them; give --reward-model, or leave beam out of --aggregate"
+    )]
     NothingToSearch,
 
     /// The beam search of one question does not fit the memory budget.

@@ -7,39 +7,40 @@
 //!                             +----> search (beams) --+
 //! ```
 //!
-//! [`pipeline`] strings the stages together over waves that [`settings::Settings::memory`] bounds; [`method`] holds what
-//! differs between the families; [`replay`] opens the stages for comparison with other implementations.
+//! [`pipeline`] strings the stages together over waves that [`settings::Settings::memory`] bounds;
+//! [`method`] holds what differs between the families; [`replay`] opens the stages for comparison
+//! with other implementations.
 
 pub mod answer;
+mod batch_plan;
+mod beam_search;
 pub mod bench;
 mod cost;
 mod decode;
 mod error;
-mod lanes;
 pub mod method;
 pub mod perturb;
 pub mod pipeline;
-mod plan;
 mod prefill;
 pub mod prompt;
 pub mod question;
 pub mod reasoner;
-pub mod reflect;
-pub mod replay;
+pub mod reference;
+pub mod reference_trace;
 pub mod rollout;
+pub mod sampling_params;
 mod score;
-mod search;
-pub mod settings;
+mod streams;
 mod think;
 mod wave;
 
 pub use decode::AnswerTokens;
-pub use error::Error;
-pub use method::{Family, LatentLength, Method, Range};
-pub use perturb::{Perturbation, Probability, Scope, Sites};
+pub use error::EngineError;
+pub use method::{Family, LatentLength, LengthRange, Method};
+pub use perturb::{DropoutScope, DropoutSites, Perturbation, Probability};
 pub use pipeline::{Engine, Outcome};
 pub use question::Question;
-pub use reasoner::{Extras, Mind, Reasoner, RewardModel};
-pub use score::{Reading, Said};
-pub use settings::{Adaptive, BeamSize, Settings};
-pub use tensor::ops::Nucleus;
+pub use reasoner::{FamilyParts, LatentModel, Reasoner, RewardModel};
+pub use sampling_params::{AdaptiveSampling, BeamSize, SamplingParams};
+pub use score::{AnswerBatch, Rewards};
+pub use tensor::ops::TokenSampling;

@@ -1,17 +1,18 @@
-//! The families as data: what a prompt looks like, how long to think, how thoughts end, where the answer is.
+//! The families as data: what a prompt looks like, how long to think, how thoughts end, where the
+//! answer is.
 //!
-//! One method runs them all, the baseline that thinks in words included. A family is recognised by what its checkpoint
-//! says or holds; nothing else in the engine asks which family it is.
+//! One method runs them all, the baseline that thinks in words included. A family is recognised by
+//! what its checkpoint says or holds; nothing else in the engine asks which family it is.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use model::config::{Architecture, Defaults};
+use model::config::{Architecture, GenerationDefaults};
 use model::{Checkpoint, Tokenizer};
 
-use crate::answer::{Rule, Scope as Text};
-use crate::error::Error;
-use crate::perturb::Sites;
+use crate::answer::{AnswerRule, AnswerScope as Text};
+use crate::error::EngineError;
+use crate::perturb::DropoutSites;
 
 /// A family of reasoners: five that think in vectors, and their baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +27,15 @@ pub enum Family {
     LatentSft,
     /// Render-of-Thought: a head predicts what a picture of the thought would look like.
     Rot,
-    /// No thoughts but words: explicit chains of thought, or answers without any. Every plain language model could be
-    /// one, so that it is never recognised by what a checkpoint holds.
+    /// No thoughts but words: explicit chains of thought, or answers without any. Every plain
+    /// language model could be one, so that it is never recognised by what a checkpoint holds.
     Cot,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Coconut, Self::Codi, Self::Colar, Self::LatentSft, Self::Rot, Self::Cot];
+    pub const ALL: [Self; 6] =
+        [Self::Coconut, Self::Codi, Self::Colar, Self::LatentSft, Self::Rot, Self::Cot];
 
     /// The name that commands take.
     pub fn name(self) -> &'static str {
@@ -52,23 +54,29 @@ impl Family {
         Self::ALL.into_iter().find(|f| f.name() == name)
     }
 
-    /// What a checkpoint's config.json says by name, else what its tensors, tokens and configuration hold.
-    pub fn recognise(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, Error> {
+    /// What a checkpoint's config.json says by name, else what its tensors, tokens and
+    /// configuration hold.
+    pub fn detect(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
         let dir = || checkpoint.dir().to_owned();
         match &checkpoint.config().defaults.family {
-            Some(name) => Self::from_name(name).ok_or_else(|| Error::UnknownFamily { dir: dir(), name: name.clone() }),
-            None => Self::by_content(checkpoint, tokenizer).ok_or_else(|| Error::Unrecognised { dir: dir() }),
+            Some(name) => Self::from_name(name)
+                .ok_or_else(|| EngineError::UnknownFamily { dir: dir(), name: name.clone() }),
+            None => Self::detect_by_content(checkpoint, tokenizer)
+                .ok_or_else(|| EngineError::Unrecognised { dir: dir() }),
         }
     }
 
-    fn by_content(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Option<Self> {
+    fn detect_by_content(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Option<Self> {
         let config = checkpoint.config();
-        let heads =
-            [("projector.1.weight", Self::Codi), ("lt_head.mean.weight", Self::Colar), ("projection_head.1.weight", Self::Rot)];
+        let heads = [
+            ("projector.1.weight", Self::Codi),
+            ("lt_head.mean.weight", Self::Colar),
+            ("projection_head.1.weight", Self::Rot),
+        ];
         if let Some((_, family)) = heads.iter().find(|(tensor, _)| checkpoint.has(tensor)) {
             return Some(*family);
         }
-        let marked = tokenizer.id(START).is_some() || config.latent.start_id.is_some();
+        let marked = tokenizer.token_to_id(START).is_some() || config.latent.start_id.is_some();
         match config.architecture {
             Architecture::Gpt2 if marked => Some(Self::Coconut),
             Architecture::Llama if marked => Some(Self::Coconut),
@@ -91,20 +99,21 @@ pub enum LatentLength {
     None,
     /// That many.
     Exactly(NonZeroUsize),
-    /// Until the model's likeliest token is the end of thinking; at the limit the end is forced. None at all is legal.
+    /// Until the model's likeliest token is the end of thinking; at the limit the end is forced.
+    /// None at all is legal.
     AtMost(NonZeroUsize),
     /// Each row draws its number from the range.
-    Between(Range),
+    Between(LengthRange),
 }
 
 /// Numbers of thoughts, ends included; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct LengthRange {
     low: NonZeroUsize,
     high: NonZeroUsize,
 }
 
-impl Range {
+impl LengthRange {
     /// From `low` to `high`, if there is anything between them.
     pub fn new(low: NonZeroUsize, high: NonZeroUsize) -> Option<Self> {
         (low <= high).then_some(Self { low, high })
@@ -150,13 +159,14 @@ pub struct Method {
     /// The family.
     pub family: Family,
     /// Text before the question.
-    pub before: &'static str,
+    pub prompt_prefix: &'static str,
     /// Text after the question.
-    pub after: &'static str,
+    pub prompt_suffix: &'static str,
     /// Tokens after that text.
-    pub then: Vec<u32>,
-    /// Tokens fed after the last thought; perhaps none. The first one is the token that ends thoughts of open length.
-    pub end: Vec<u32>,
+    pub begin_latent: Vec<u32>,
+    /// Tokens fed after the last thought; perhaps none. The first one is the token that ends
+    /// thoughts of open length.
+    pub end_latent: Vec<u32>,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     /// How long to think if nothing else is said.
@@ -164,45 +174,61 @@ pub struct Method {
     /// Answer tokens at most if nothing else is said.
     pub max_new_tokens: usize,
     /// Where the answer is in the decoded text.
-    pub rule: Rule,
+    pub answer_rule: AnswerRule,
     /// The dropout rate: the model's own, else the paper's for this backbone.
     pub p: f32,
     /// The noise: the model's own, else the paper's for this backbone.
     pub sigma: f32,
     /// Where dropout falls if nothing else is said.
-    pub sites: Sites,
+    pub sites: DropoutSites,
 }
 
 impl Method {
     /// The method of a family for a checkpoint's vocabulary.
-    pub fn resolve(family: Family, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, Error> {
-        let tokens = Tokens { checkpoint, tokenizer, family };
+    pub fn resolve(
+        family: Family,
+        checkpoint: &Checkpoint,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, EngineError> {
+        let tokens = TokenLookup { checkpoint, tokenizer, family };
         let gpt2 = checkpoint.config().architecture == Architecture::Gpt2;
         let fixed = |n| LatentLength::Exactly(count(n));
         let base = Self {
             family,
-            before: "",
-            after: "",
-            then: Vec::new(),
-            end: Vec::new(),
+            prompt_prefix: "",
+            prompt_suffix: "",
+            begin_latent: Vec::new(),
+            end_latent: Vec::new(),
             eos: tokens.eos()?,
             length: fixed(6),
             max_new_tokens: 64,
-            rule: Rule::Hash,
+            answer_rule: AnswerRule::Hash,
             p: if gpt2 { 0.2 } else { 0.02 },
             sigma: if gpt2 { 0.6 } else { 0.02 },
-            sites: if gpt2 { Sites::BOTH } else { Sites::MLP },
+            sites: if gpt2 { DropoutSites::BOTH } else { DropoutSites::MLP },
         };
         let method = match family {
             Family::Coconut => {
                 let [start, end] = tokens.markers()?;
-                Self { after: "\n", then: vec![start], end: vec![end], ..base }
+                Self {
+                    prompt_suffix: "\n",
+                    begin_latent: vec![start],
+                    end_latent: vec![end],
+                    ..base
+                }
             }
             Family::Codi => {
                 let [start, end] = tokens.markers()?;
                 let before = if gpt2 { "" } else { "<|begin_of_text|>" };
-                let rule = Rule::LastNumber(Text::Answer);
-                Self { before, then: vec![start], end: vec![end], rule, sigma: if gpt2 { 1.4 } else { base.sigma }, ..base }
+                let rule = AnswerRule::LastNumber(Text::Answer);
+                Self {
+                    prompt_prefix: before,
+                    begin_latent: vec![start],
+                    end_latent: vec![end],
+                    answer_rule: rule,
+                    sigma: if gpt2 { 1.4 } else { base.sigma },
+                    ..base
+                }
             }
             Family::Colar => {
                 let end = tokens.encoded("###")?;
@@ -211,34 +237,48 @@ impl Method {
                 }
                 let after = " Let's think step by step:(Thinking speed: 2)###";
                 let length = LatentLength::AtMost(count(64));
-                Self { before: "Question: ", after, end, length, rule: Rule::AnswerColon, p: 0.03, sigma: 0.01, ..base }
+                Self {
+                    prompt_prefix: "Question: ",
+                    prompt_suffix: after,
+                    end_latent: end,
+                    length,
+                    answer_rule: AnswerRule::AnswerColon,
+                    p: 0.03,
+                    sigma: 0.01,
+                    ..base
+                }
             }
             Family::LatentSft => Self {
-                before: "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final answer within \\boxed{}.\n",
-                after: "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-                then: tokens.encoded("<think>")?,
-                end: tokens.encoded("</think>")?,
+                prompt_prefix: "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final answer within \\boxed{}.\n",
+                prompt_suffix: "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+                begin_latent: tokens.encoded("<think>")?,
+                end_latent: tokens.encoded("</think>")?,
                 length: LatentLength::AtMost(count(64)),
                 max_new_tokens: 128,
-                rule: Rule::Boxed,
+                answer_rule: AnswerRule::Boxed,
                 ..base
             },
             Family::Rot => Self {
-                before: "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
-                after: "<|im_end|>\n<|im_start|>assistant\n",
-                then: vec![tokens.named("<img_begin>")?],
-                end: vec![tokens.named("<img_end>")?],
+                prompt_prefix: "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
+                prompt_suffix: "<|im_end|>\n<|im_start|>assistant\n",
+                begin_latent: vec![tokens.named("<img_begin>")?],
+                end_latent: vec![tokens.named("<img_end>")?],
                 length: fixed(32),
-                rule: Rule::Cascade,
+                answer_rule: AnswerRule::Cascade,
                 ..base
             },
-            Family::Cot => Self { after: "\n", length: LatentLength::None, max_new_tokens: 128, ..base },
+            Family::Cot => Self {
+                prompt_suffix: "\n",
+                length: LatentLength::None,
+                max_new_tokens: 128,
+                ..base
+            },
         };
         Ok(method.with(&checkpoint.config().defaults))
     }
 
     /// What whoever trained the model says wins over what is customary in its family.
-    fn with(self, said: &Defaults) -> Self {
+    fn with(self, said: &GenerationDefaults) -> Self {
         Self {
             length: said.thoughts.map_or(self.length, |thoughts| self.length.with(thoughts)),
             max_new_tokens: said.max_new_tokens.unwrap_or(self.max_new_tokens),
@@ -255,21 +295,26 @@ fn count(n: usize) -> NonZeroUsize {
 }
 
 /// Looks tokens up and says what is missing.
-struct Tokens<'a> {
+struct TokenLookup<'a> {
     checkpoint: &'a Checkpoint,
     tokenizer: &'a Tokenizer,
     family: Family,
 }
 
-impl Tokens<'_> {
-    fn absent(&self, token: &str, how: &'static str) -> Error {
-        Error::AbsentToken { dir: self.checkpoint.dir().to_owned(), token: token.to_owned(), family: self.family, how }
+impl TokenLookup<'_> {
+    fn absent(&self, token: &str, how: &'static str) -> EngineError {
+        EngineError::AbsentToken {
+            dir: self.checkpoint.dir().to_owned(),
+            token: token.to_owned(),
+            family: self.family,
+            how,
+        }
     }
 
-    fn checked(&self, token: &str, id: u32) -> Result<u32, Error> {
+    fn checked(&self, token: &str, id: u32) -> Result<u32, EngineError> {
         let vocab = self.checkpoint.config().vocab;
         if id as usize >= vocab {
-            return Err(Error::TokenBeyondVocabulary {
+            return Err(EngineError::TokenBeyondVocabulary {
                 dir: self.checkpoint.dir().to_owned(),
                 token: token.to_owned(),
                 id,
@@ -279,31 +324,36 @@ impl Tokens<'_> {
         Ok(id)
     }
 
-    fn named(&self, token: &str) -> Result<u32, Error> {
-        let id = self.tokenizer.id(token).ok_or_else(|| self.absent(token, "as an added token"))?;
+    fn named(&self, token: &str) -> Result<u32, EngineError> {
+        let id = self
+            .tokenizer
+            .token_to_id(token)
+            .ok_or_else(|| self.absent(token, "as an added token"))?;
         self.checked(token, id)
     }
 
-    fn encoded(&self, text: &str) -> Result<Vec<u32>, Error> {
+    fn encoded(&self, text: &str) -> Result<Vec<u32>, EngineError> {
         self.tokenizer.encode(text)?.into_iter().map(|id| self.checked(text, id)).collect()
     }
 
-    /// The start and end markers: from the tokenizer, else from config.json, else where the published CODI checkpoints,
-    /// whose markers have no text, put them: the last two rows of the vocabulary.
-    fn markers(&self) -> Result<[u32; 2], Error> {
+    /// The start and end markers: from the tokenizer, else from config.json, else where the
+    /// published CODI checkpoints, whose markers have no text, put them: the last two rows of
+    /// the vocabulary.
+    fn markers(&self) -> Result<[u32; 2], EngineError> {
         let latent = &self.checkpoint.config().latent;
         let vocab = self.checkpoint.config().vocab as u32;
         let tokenizer_is_short = self.tokenizer.vocab_size() + 3 == vocab as usize;
-        let unnamed = (self.family == Family::Codi && tokenizer_is_short).then(|| [vocab - 2, vocab - 1]);
+        let unnamed =
+            (self.family == Family::Codi && tokenizer_is_short).then(|| [vocab - 2, vocab - 1]);
         let find = |token: &str, field: Option<u32>, i: usize| {
-            let id = self.tokenizer.id(token).or(field).or(unnamed.map(|u| u[i]));
+            let id = self.tokenizer.token_to_id(token).or(field).or(unnamed.map(|u| u[i]));
             self.checked(token, id.ok_or_else(|| self.absent(token, "as an added token"))?)
         };
         Ok([find(START, latent.start_id, 0)?, find(END, latent.end_id, 1)?])
     }
 
     /// What ends an answer: what the checkpoint's files say, else the base model's customary token.
-    fn eos(&self) -> Result<Vec<u32>, Error> {
+    fn eos(&self) -> Result<Vec<u32>, EngineError> {
         let config = self.checkpoint.config();
         let mut ids = config.eos.clone();
         ids.extend(self.tokenizer.eos());
@@ -312,10 +362,14 @@ impl Tokens<'_> {
             Architecture::Llama => "<|eot_id|>",
             Architecture::Qwen3 => "<|im_end|>",
         };
-        ids.extend(self.tokenizer.id(customary));
+        ids.extend(self.tokenizer.token_to_id(customary));
         ids.sort_unstable();
         ids.dedup();
         ids.retain(|&id| (id as usize) < config.vocab);
-        if ids.is_empty() { Err(self.absent(customary, "as the token that ends an answer")) } else { Ok(ids) }
+        if ids.is_empty() {
+            Err(self.absent(customary, "as the token that ends an answer"))
+        } else {
+            Ok(ids)
+        }
     }
 }

@@ -1,11 +1,12 @@
-//! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed, or words that are drawn.
+//! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed, or
+//! words that are drawn.
 
 use model::{Decoder, Dropout, Masks};
-use tensor::ops::{self, Asked, Draws, Nucleus};
-use tensor::rng::{Draw, Site};
+use tensor::ops::{self, PendingTokens, PerturbedRows, TokenSampling};
+use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
-use crate::method::Range;
+use crate::method::LengthRange;
 
 /// A share in `[0, 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -25,14 +26,14 @@ impl Probability {
 
 /// Which outputs dropout falls on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sites {
+pub struct DropoutSites {
     /// The attention block's output, before the residual.
     pub attn_out: bool,
     /// The MLP block's output, before the residual.
     pub mlp_out: bool,
 }
 
-impl Sites {
+impl DropoutSites {
     /// Both sites.
     pub const BOTH: Self = Self { attn_out: true, mlp_out: true };
     /// The MLP alone.
@@ -43,10 +44,12 @@ impl Sites {
 
 /// Which passes dropout falls on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Those whose output becomes a thought: the last prompt token and thoughts 1 to T-1. The prompt before is shared.
+pub enum DropoutScope {
+    /// Those whose output becomes a thought: the last prompt token and thoughts 1 to T-1. The
+    /// prompt before is shared.
     Thoughts,
-    /// The whole prompt as well, as the Python reference does. Each row then has a prompt of its own.
+    /// The whole prompt as well, as the Python reference does. Each row then has a prompt of its
+    /// own.
     Prompt,
     /// Everything, through the answer.
     All,
@@ -62,9 +65,9 @@ pub enum Perturbation {
         /// The share of elements dropped.
         p: Probability,
         /// On which outputs.
-        sites: Sites,
+        sites: DropoutSites,
         /// In which passes.
-        scope: Scope,
+        scope: DropoutScope,
     },
     /// Normal noise added to every thought just before it is fed.
     Gaussian {
@@ -72,13 +75,13 @@ pub enum Perturbation {
         std: f32,
     },
     /// Tokens of the answer are drawn; thoughts, if there are any, are the same in every row.
-    Tokens(Nucleus),
+    Tokens(TokenSampling),
 }
 
 impl Perturbation {
     /// Whether rows have a prompt of their own, so that no prefix can be shared.
     pub fn prompt_is_private(&self) -> bool {
-        matches!(self, Self::Dropout { scope: Scope::Prompt | Scope::All, .. })
+        matches!(self, Self::Dropout { scope: DropoutScope::Prompt | DropoutScope::All, .. })
     }
 
     /// Whether the pass over the last prompt token differs from row to row.
@@ -87,43 +90,45 @@ impl Perturbation {
     }
 
     /// Whether it falls on thoughts alone, and so does nothing where there are none.
-    pub(crate) fn is_of_thoughts_alone(&self) -> bool {
-        matches!(self, Self::Dropout { scope: Scope::Thoughts, .. } | Self::Gaussian { .. })
+    pub(crate) fn only_affects_thoughts(&self) -> bool {
+        matches!(self, Self::Dropout { scope: DropoutScope::Thoughts, .. } | Self::Gaussian { .. })
     }
 
     /// Whether dropout goes on after the thoughts.
-    pub fn reaches_the_answer(&self) -> bool {
-        matches!(self, Self::Dropout { scope: Scope::All, .. })
+    pub fn affects_answer(&self) -> bool {
+        matches!(self, Self::Dropout { scope: DropoutScope::All, .. })
     }
 }
 
 /// Where the random numbers come from.
 #[derive(Clone, Copy, Debug)]
-pub enum Randomness<'a> {
+pub enum RandomSource<'a> {
     /// The random function under a seed.
     Seeded(u64),
     /// Another implementation's masks and noise, for one question's rows.
-    Recorded(&'a Recording),
+    Recorded(&'a RecordedNoise),
 }
 
 /// Masks and noise that another implementation used.
 #[derive(Clone, Debug, Default)]
-pub struct Recording {
+pub struct RecordedNoise {
     /// Thoughts, layers, rows and width of what follows.
     pub shape: [usize; 4],
     /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, width).
-    pub keep: Vec<u8>,
+    pub keep_masks: Vec<u8>,
     /// (thoughts, rows, width)
     pub noise: Vec<f32>,
 }
 
-impl Recording {
+impl RecordedNoise {
     /// The masks of pass `t` for some rows, as [`model::Masks::Recorded`] wants them.
     pub(crate) fn masks(&self, t: usize, rows: &[u32]) -> Vec<Vec<u8>> {
         let [_, layers, n, width] = self.shape;
         let site = |s: usize| {
             let start = (t * layers * 2 + s) * n * width;
-            rows.iter().flat_map(|&r| self.keep[start + r as usize * width..][..width].to_vec()).collect()
+            rows.iter()
+                .flat_map(|&r| self.keep_masks[start + r as usize * width..][..width].to_vec())
+                .collect()
         };
         (0..2 * layers).map(site).collect()
     }
@@ -145,57 +150,75 @@ pub struct RowId {
 
 impl RowId {
     /// Where this row's numbers at a position are drawn.
-    pub fn draw(self, seed: u64, position: usize) -> Draw {
-        Draw { seed, question: self.question, trajectory: self.trajectory, position: position as u32 }
+    pub fn rng_key(self, seed: u64, position: usize) -> RngKey {
+        RngKey {
+            seed,
+            question: self.question,
+            trajectory: self.trajectory,
+            position: position as u32,
+        }
     }
 
     /// The number of thoughts that a row of variable length draws.
-    pub(crate) fn length(self, seed: u64, range: Range) -> usize {
-        self.draw(seed, 0).between(Site::Length, range.low().get(), range.high().get())
+    pub(crate) fn length(self, seed: u64, range: LengthRange) -> usize {
+        self.rng_key(seed, 0).uniform_int(Site::Length, range.low().get(), range.high().get())
     }
 }
 
 /// A perturbation and where its random numbers come from.
 #[derive(Clone, Copy, Debug)]
-pub struct Chance<'a> {
+pub struct Sampler<'a> {
     /// What is done.
     pub perturbation: Perturbation,
     /// With which numbers.
-    pub randomness: Randomness<'a>,
+    pub source: RandomSource<'a>,
 }
 
-impl Chance<'_> {
-    /// Adds noise, if there is any, to thought `t` (counted from 0) of some rows. `draws` names the perturbed rows' numbers at
-    /// the position where the thought is fed; x is (rows, width).
+impl Sampler<'_> {
+    /// Adds noise, if there is any, to thought `t` (counted from 0) of some rows. `draws` names the
+    /// perturbed rows' numbers at the position where the thought is fed; x is (rows, width).
     pub(crate) fn add_noise(
         &self,
         device: &Device,
         rows: &[RowId],
-        draws: impl FnOnce() -> Vec<Option<Draw>>,
+        draws: impl FnOnce() -> Vec<Option<RngKey>>,
         t: usize,
         x: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let Perturbation::Gaussian { std } = self.perturbation else { return Ok(()) };
-        match self.randomness {
-            Randomness::Seeded(_) => ops::add_noise(device, x, &Draws::new(device, draws())?, std),
-            Randomness::Recorded(recording) => {
-                let noise = rows.iter().flat_map(|row| recording.noise(t, row.trajectory).to_vec()).collect();
-                ops::add(device, x, &Tensor::from_vec(rows.len(), x.cols(), noise).to_device(device)?)
+        match self.source {
+            RandomSource::Seeded(_) => {
+                ops::add_noise(device, x, &PerturbedRows::new(device, draws())?, std)
+            }
+            RandomSource::Recorded(recording) => {
+                let noise = rows
+                    .iter()
+                    .flat_map(|row| recording.noise(t, row.trajectory).to_vec())
+                    .collect();
+                ops::add(
+                    device,
+                    x,
+                    &Tensor::from_vec(rows.len(), x.cols(), noise).to_device(device)?,
+                )
             }
         }
     }
 
-    /// Asks for the next token of each row of hidden (rows, width): the likeliest, or drawn if tokens are. `draws` names the
-    /// perturbed rows' numbers at the position where the token is fed.
-    pub(crate) fn ask(
+    /// Asks for the next token of each row of hidden (rows, width): the likeliest, or drawn if
+    /// tokens are. `draws` names the perturbed rows' numbers at the position where the token is
+    /// fed.
+    pub(crate) fn next_tokens(
         &self,
         decoder: &Decoder,
         hidden: &Tensor,
-        draws: impl FnOnce() -> Vec<Option<Draw>>,
-    ) -> Result<Asked, DeviceError> {
+        draws: impl FnOnce() -> Vec<Option<RngKey>>,
+    ) -> Result<PendingTokens, DeviceError> {
         match self.perturbation {
-            Perturbation::Tokens(from) => ops::drawn(decoder.device(), hidden, decoder.head(), &draws(), from).map(Asked::from),
-            _ => Asked::likeliest(decoder.device(), hidden, decoder.head()),
+            Perturbation::Tokens(from) => {
+                ops::sample_tokens(decoder.device(), hidden, decoder.lm_head(), &draws(), from)
+                    .map(PendingTokens::from)
+            }
+            _ => PendingTokens::greedy(decoder.device(), hidden, decoder.lm_head()),
         }
     }
 

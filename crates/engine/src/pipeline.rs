@@ -4,28 +4,28 @@
 //! question -> prompt -> prefix -> N trajectories -> answers -> rewards -> choice
 //! ```
 //!
-//! The choice is a function of the recorded trajectories ([`record::aggregate`]), so that one run holds those of every
-//! smaller N and every rule.
+//! The choice is a function of the recorded trajectories ([`record::aggregate`]), so that one run
+//! holds those of every smaller N and every rule.
 
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 
 use rayon::prelude::*;
 use record::diversity::StepDiversity;
-use record::stopping::{Stopped, decided};
-use record::{Beam, Sample, Seconds, Trajectory};
+use record::stopping::{EarlyStop, stop_reason};
+use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
 use tensor::Tensor;
 
-use crate::cost::Cost;
-use crate::error::Error;
-use crate::lanes::{self, Lane};
-use crate::plan::{Plan, Share};
+use crate::batch_plan::{BatchPlan, RowRange};
+use crate::beam_search::BeamOutput;
+use crate::cost::ComputeCost;
+use crate::error::EngineError;
 use crate::prompt::{Prompt, prompt};
 use crate::question::Question;
 use crate::reasoner::{Reasoner, RewardModel};
-use crate::search::Found;
-use crate::settings::{Adaptive, Settings};
-use crate::wave::{Caches, Finished, Party};
+use crate::sampling_params::{AdaptiveSampling, SamplingParams};
+use crate::streams::{self, StreamState};
+use crate::wave::{BatchContext, FinishedRow, WaveCaches};
 
 /// A reasoner, perhaps a judge, and how to use them.
 #[derive(Clone, Copy)]
@@ -33,9 +33,9 @@ pub struct Engine<'a> {
     /// Who thinks.
     pub reasoner: &'a Reasoner,
     /// Who scores thoughts.
-    pub judge: Option<&'a RewardModel>,
+    pub reward_model: Option<&'a RewardModel>,
     /// How.
-    pub settings: Settings,
+    pub params: SamplingParams,
 }
 
 /// A finished question.
@@ -52,27 +52,33 @@ pub struct Outcome {
 }
 
 impl Engine<'_> {
-    /// Thinks about all questions and hands each outcome over as soon as it is complete, in the order of the questions.
+    /// Thinks about all questions and hands each outcome over as soon as it is complete, in the
+    /// order of the questions.
     ///
     /// Stops early when `take` breaks.
-    pub fn run(&self, questions: &[Question], take: &mut dyn FnMut(Outcome) -> ControlFlow<()>) -> Result<(), Error> {
-        let prompts = questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
-        let party = self.party();
-        let plan = Plan::new(&party, &prompts)?;
+    pub fn run(
+        &self,
+        questions: &[Question],
+        take: &mut dyn FnMut(Outcome) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        let prompts =
+            questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
+        let party = self.context();
+        let plan = BatchPlan::new(&party, &prompts)?;
         let rounds = party.rounds();
         // Without rounds a question is complete when its rows are: no need to wait for a group.
         let all = 0..questions.len();
         let groups = if rounds.len() > 1 { plan.groups(rounds[0].len()) } else { Vec::from([all]) };
-        let lanes = lanes::open(plan.lanes());
-        let mut desk = Desk::new(self.reasoner, &party, (&plan, questions), &lanes[0]);
+        let lanes = streams::open(plan.streams());
+        let mut desk = Collector::new(self.reasoner, &party, (&plan, questions), &lanes[0]);
         for group in groups {
-            desk.take_up(group);
+            desk.open_questions(group);
             for round in &rounds {
-                let waves = plan.waves(&Share::of_each(desk.undecided(), round));
+                let waves = plan.waves(&RowRange::for_each_question(desk.undecided(), round));
                 let mut stopped = ControlFlow::Continue(());
-                party.pass_all(&plan, &waves, &lanes, |wave, done, seconds| {
-                    desk.receive(wave, round, done, seconds)?;
-                    stopped = desk.hand_over()?.into_iter().try_for_each(&mut *take);
+                party.run_waves(&plan, &waves, &lanes, |wave, done, seconds| {
+                    desk.collect(wave, round, done, seconds)?;
+                    stopped = desk.take_finished()?.into_iter().try_for_each(&mut *take);
                     Ok(stopped)
                 })?;
                 if stopped.is_break() {
@@ -84,24 +90,32 @@ impl Engine<'_> {
     }
 
     /// Whether all questions can be thought about: every prompt fits the models and the memory.
-    pub fn check(&self, questions: &[Question]) -> Result<(), Error> {
-        let prompts = questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
-        Plan::new(&self.party(), &prompts).map(|_| ())
+    pub fn check(&self, questions: &[Question]) -> Result<(), EngineError> {
+        let prompts =
+            questions.iter().map(|q| prompt(self.reasoner, q)).collect::<Result<Vec<_>, _>>()?;
+        BatchPlan::new(&self.context(), &prompts).map(|_| ())
     }
 
-    fn party(&self) -> Party<'_> {
-        Party { mind: &self.reasoner.mind, judge: self.judge, settings: self.settings, keep_thoughts: true }
+    fn context(&self) -> BatchContext<'_> {
+        BatchContext {
+            model: &self.reasoner.model,
+            reward_model: self.reward_model,
+            params: self.params,
+            return_latents: true,
+        }
     }
 }
 
-impl Party<'_> {
-    /// The rows of a question that are passed before its vote is looked at again; all at once unless the run is adaptive.
+impl BatchContext<'_> {
+    /// The rows of a question that are passed before its vote is looked at again; all at once
+    /// unless the run is adaptive.
     fn rounds(&self) -> Vec<Range<usize>> {
-        let (rows, greedy) = (self.rows(), self.rows() - self.settings.samples.get());
+        let (rows, greedy) = (self.rows(), self.rows() - self.params.samples.get());
         let (mut rounds, mut end) = (Vec::new(), 0);
         while end < rows {
-            let samples = Adaptive::FIRST_ROUND << rounds.len();
-            let next = if self.settings.adaptive.is_some() { rows.min(greedy + samples) } else { rows };
+            let samples = AdaptiveSampling::FIRST_ROUND << rounds.len();
+            let next =
+                if self.params.adaptive.is_some() { rows.min(greedy + samples) } else { rows };
             rounds.push(end..next);
             end = next;
         }
@@ -110,97 +124,130 @@ impl Party<'_> {
 }
 
 /// The questions that are being thought about, in their order.
-struct Desk<'a> {
+struct Collector<'a> {
     reasoner: &'a Reasoner,
-    party: &'a Party<'a>,
-    plan: &'a Plan<'a>,
+    context: &'a BatchContext<'a>,
+    plan: &'a BatchPlan<'a>,
     questions: &'a [Question],
-    lane: &'a Lane<Caches>, // in which searches are made
+    stream: &'a StreamState<WaveCaches>, // in which searches are made
     seconds: Seconds,
-    open: VecDeque<Gathering>,
+    states: VecDeque<QuestionState>,
     first: usize, // the question of the first open one
 }
 
-impl<'a> Desk<'a> {
+impl<'a> Collector<'a> {
     fn new(
         reasoner: &'a Reasoner,
-        party: &'a Party<'a>,
-        (plan, questions): (&'a Plan<'a>, &'a [Question]),
-        lane: &'a Lane<Caches>,
+        party: &'a BatchContext<'a>,
+        (plan, questions): (&'a BatchPlan<'a>, &'a [Question]),
+        lane: &'a StreamState<WaveCaches>,
     ) -> Self {
         let (seconds, open) = (Seconds::default(), VecDeque::new());
-        Self { reasoner, party, plan, questions, lane, seconds, open, first: 0 }
+        Self {
+            reasoner,
+            context: party,
+            plan,
+            questions,
+            stream: lane,
+            seconds,
+            states: open,
+            first: 0,
+        }
     }
 
-    fn take_up(&mut self, questions: Range<usize>) {
+    fn open_questions(&mut self, questions: Range<usize>) {
         self.first = questions.start;
-        self.open = questions.map(|_| Gathering::new(self.party.mind.decoder.config().width)).collect();
+        self.states = questions
+            .map(|_| QuestionState::new(self.context.model.decoder.config().width))
+            .collect();
     }
 
     /// The questions whose vote is still open.
     fn undecided(&self) -> Vec<usize> {
-        self.open.iter().enumerate().filter(|(_, g)| !g.done).map(|(i, _)| self.first + i).collect()
+        self.states
+            .iter()
+            .enumerate()
+            .filter(|(_, g)| !g.done)
+            .map(|(i, _)| self.first + i)
+            .collect()
     }
 
-    /// Takes the rows of a wave and looks at the questions that completed their round: side by side, since reading answers and
-    /// comparing thoughts takes one core longer than it takes a GPU to make them.
-    fn receive(&mut self, wave: &[Share], round: &Range<usize>, done: Vec<Vec<Finished>>, seconds: Seconds) -> Result<(), Error> {
+    /// Takes the rows of a wave and looks at the questions that completed their round: side by
+    /// side, since reading answers and comparing thoughts takes one core longer than it takes a
+    /// GPU to make them.
+    fn collect(
+        &mut self,
+        wave: &[RowRange],
+        round: &Range<usize>,
+        done: Vec<Vec<FinishedRow>>,
+        seconds: Seconds,
+    ) -> Result<(), EngineError> {
         self.seconds += seconds;
-        let Self { reasoner, party, plan, questions, first, .. } = *self;
+        let Self { reasoner, context: party, plan, questions, first, .. } = *self;
         // A wave has a question once, and questions in their order.
         let mut shares = wave.iter().zip(done).peekable();
-        let open = self.open.iter_mut().enumerate();
+        let open = self.states.iter_mut().enumerate();
         let work: Vec<_> = open
-            .filter_map(|(i, gathering)| Some((gathering, shares.next_if(|(share, _)| share.question == first + i)?)))
+            .filter_map(|(i, gathering)| {
+                Some((gathering, shares.next_if(|(share, _)| share.question == first + i)?))
+            })
             .collect();
-        let receive = |(gathering, (share, rows)): (&mut Gathering, (&Share, Vec<Finished>))| {
-            let asked = (&questions[share.question], &plan.prompts()[share.question]);
-            if share.rows.start == round.start {
-                gathering.cost.add(Cost::of_prompt(party, asked.1.tokens.len()));
-            }
-            rows.into_iter().try_for_each(|row| gathering.add(reasoner, party, asked, row))?;
-            if share.rows.end == round.end {
-                gathering.decide(&party.settings);
-            }
-            Ok(())
-        };
-        party.mind.decoder.device().run(|| work.into_par_iter().try_for_each(receive))
+        let receive =
+            |(gathering, (share, rows)): (&mut QuestionState, (&RowRange, Vec<FinishedRow>))| {
+                let asked = (&questions[share.question], &plan.prompts()[share.question]);
+                if share.rows.start == round.start {
+                    gathering.cost.add(ComputeCost::of_prompt(party, asked.1.tokens.len()));
+                }
+                rows.into_iter()
+                    .try_for_each(|row| gathering.add_row(reasoner, party, asked, row))?;
+                if share.rows.end == round.end {
+                    gathering.decide(&party.params);
+                }
+                Ok(())
+            };
+        party.model.decoder.device().run(|| work.into_par_iter().try_for_each(receive))
     }
 
     /// The questions that are complete and have no open one before them.
-    fn hand_over(&mut self) -> Result<Vec<Outcome>, Error> {
-        let ready = self.open.iter().take_while(|g| g.done).count();
-        let complete: Vec<Gathering> = self.open.drain(..ready).collect();
+    fn take_finished(&mut self) -> Result<Vec<Outcome>, EngineError> {
+        let ready = self.states.iter().take_while(|g| g.done).count();
+        let complete: Vec<QuestionState> = self.states.drain(..ready).collect();
         let questions = self.first..self.first + complete.len();
         self.first = questions.end;
         let mut found = Vec::new();
         for group in self.plan.searches(questions.clone()) {
-            found.extend(self.party.search(self.plan, group, &mut lanes::state(self.lane), &mut self.seconds)?);
+            found.extend(self.context.search(
+                self.plan,
+                group,
+                &mut streams::lock(self.stream),
+                &mut self.seconds,
+            )?);
         }
         let mut found = found.into_iter();
-        let mut outcome = |(question, gathering): (usize, Gathering)| {
-            let beam = found.next().map(|found| self.beam(question, found)).transpose()?;
+        let mut outcome = |(question, gathering): (usize, QuestionState)| {
+            let beam = found.next().map(|found| self.beam_record(question, found)).transpose()?;
             let seconds = std::mem::take(&mut self.seconds);
-            let outcome = gathering.finish(&self.questions[question], &self.party.settings, seconds);
+            let outcome =
+                gathering.finish(&self.questions[question], &self.context.params, seconds);
             Ok(Outcome { sample: Sample { beam, ..outcome.sample }, ..outcome })
         };
         questions.zip(complete).map(&mut outcome).collect()
     }
 
     /// What is recorded of a search.
-    fn beam(&self, question: usize, found: Found) -> Result<Beam, Error> {
-        let size = self.party.settings.beam;
+    fn beam_record(&self, question: usize, found: BeamOutput) -> Result<BeamResult, EngineError> {
+        let size = self.context.params.beam;
         let asked = (&self.questions[question], &self.plan.prompts()[question]);
         let answer = answer(self.reasoner, asked, &found.tokens)?;
-        Ok(Beam {
+        Ok(BeamResult {
             width: size.map_or(0, |size| size.width.get() as u32),
             candidates: size.map_or(0, |size| size.candidates.get() as u32),
             thoughts: found.thoughts as u32,
             text: answer.text,
             answer: answer.canonical,
-            reward: found.scores.iter().sum(),
-            verdict: found.verdict,
-            scores: found.scores,
+            reward: found.process_rewards.iter().sum(),
+            outcome_reward: found.outcome_reward,
+            process_rewards: found.process_rewards,
             correct: answer.correct,
             steps: found.cost.steps,
             flops: found.cost.flops,
@@ -209,32 +256,36 @@ impl<'a> Desk<'a> {
 }
 
 /// What some tokens say.
-struct Answered {
+struct DecodedAnswer {
     text: String,
     canonical: Option<String>,
     correct: bool,
 }
 
-fn answer(reasoner: &Reasoner, (question, prompt): (&Question, &Prompt), tokens: &[u32]) -> Result<Answered, Error> {
+fn answer(
+    reasoner: &Reasoner,
+    (question, prompt): (&Question, &Prompt),
+    tokens: &[u32],
+) -> Result<DecodedAnswer, EngineError> {
     let text = reasoner.tokenizer.decode(tokens)?;
-    let answer = reasoner.method.rule.extract(question.kind, &prompt.text, &text);
+    let answer = reasoner.method.answer_rule.extract(question.kind, &prompt.text, &text);
     let correct = answer.as_ref().is_some_and(|a| a.matches(&question.gold));
-    Ok(Answered { text, correct, canonical: answer.map(|a| a.canonical()) })
+    Ok(DecodedAnswer { text, correct, canonical: answer.map(|a| a.canonical()) })
 }
 
 /// A question whose rows are coming in.
-struct Gathering {
-    trajectories: Vec<Trajectory>,
-    greedy: Option<Trajectory>,
+struct QuestionState {
+    trajectories: Vec<TrajectoryRecord>,
+    greedy: Option<TrajectoryRecord>,
     thoughts: Vec<Tensor>,
     greedy_thoughts: Option<Tensor>,
     diversity: StepDiversity,
-    cost: Cost,
+    cost: ComputeCost,
     done: bool,
-    stopped: Option<Stopped>,
+    stopped: Option<EarlyStop>,
 }
 
-impl Gathering {
+impl QuestionState {
     fn new(width: usize) -> Self {
         Self {
             trajectories: Vec::new(),
@@ -242,49 +293,55 @@ impl Gathering {
             thoughts: Vec::new(),
             greedy_thoughts: None,
             diversity: StepDiversity::new(width),
-            cost: Cost::default(),
+            cost: ComputeCost::default(),
             done: false,
             stopped: None,
         }
     }
 
-    fn add(&mut self, reasoner: &Reasoner, party: &Party<'_>, asked: (&Question, &Prompt), row: Finished) -> Result<(), Error> {
+    fn add_row(
+        &mut self,
+        reasoner: &Reasoner,
+        party: &BatchContext<'_>,
+        asked: (&Question, &Prompt),
+        row: FinishedRow,
+    ) -> Result<(), EngineError> {
         let answer = answer(reasoner, asked, &row.tokens)?;
         self.cost.add_row(party, asked.1.tokens.len(), row.thoughts, row.tokens.len());
-        let trajectory = Trajectory {
+        let trajectory = TrajectoryRecord {
             k: row.id.trajectory,
             thoughts: row.thoughts as u32,
             correct: answer.correct,
             answer: answer.canonical,
             text: answer.text,
-            verdict: row.reading.as_ref().and_then(|reading| reading.verdict),
-            scores: row.reading.map(|reading| reading.scores),
+            outcome_reward: row.rewards.as_ref().and_then(|reading| reading.outcome),
+            process_rewards: row.rewards.map(|reading| reading.process),
             logprob: row.logprob.is_finite().then_some(row.logprob),
         };
         if row.perturbed {
-            let vectors = row.vectors.unwrap_or_default();
+            let vectors = row.latents.unwrap_or_default();
             (0..vectors.rows()).for_each(|t| self.diversity.add(t, vectors.row(t)));
             self.trajectories.push(trajectory);
             self.thoughts.push(vectors);
         } else {
             self.greedy = Some(trajectory);
-            self.greedy_thoughts = Some(row.vectors.unwrap_or_default());
+            self.greedy_thoughts = Some(row.latents.unwrap_or_default());
         }
         Ok(())
     }
 
     /// Whether this is enough: all samples are there, or the vote is settled.
-    fn decide(&mut self, settings: &Settings) {
+    fn decide(&mut self, settings: &SamplingParams) {
         let asked = settings.samples.get();
         let left = asked - self.trajectories.len();
-        if let (Some(Adaptive { confidence }), 1..) = (settings.adaptive, left) {
-            let settled = decided(&self.trajectories, left, confidence);
-            self.stopped = settled.map(|why| Stopped { asked: asked as u32, why });
+        if let (Some(AdaptiveSampling { confidence }), 1..) = (settings.adaptive, left) {
+            let settled = stop_reason(&self.trajectories, left, confidence);
+            self.stopped = settled.map(|why| EarlyStop { requested: asked as u32, reason: why });
         }
         self.done = left == 0 || self.stopped.is_some();
     }
 
-    fn finish(self, question: &Question, settings: &Settings, seconds: Seconds) -> Outcome {
+    fn finish(self, question: &Question, settings: &SamplingParams, seconds: Seconds) -> Outcome {
         let diversity = self.diversity.values();
         let sample = Sample {
             id: question.id,

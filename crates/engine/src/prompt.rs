@@ -1,6 +1,6 @@
 //! A question becomes the tokens that the family was trained to see.
 
-use crate::error::Error;
+use crate::error::EngineError;
 use crate::question::Question;
 use crate::reasoner::Reasoner;
 
@@ -16,13 +16,13 @@ pub struct Prompt {
 }
 
 /// Puts a question into the family's form.
-pub fn prompt(reasoner: &Reasoner, question: &Question) -> Result<Prompt, Error> {
+pub fn prompt(reasoner: &Reasoner, question: &Question) -> Result<Prompt, EngineError> {
     let method = &reasoner.method;
-    let text = format!("{}{}{}", method.before, question.text, method.after);
+    let text = format!("{}{}{}", method.prompt_prefix, question.text, method.prompt_suffix);
     let mut tokens = reasoner.tokenizer.encode(&text)?;
-    tokens.extend(&method.then);
+    tokens.extend(&method.begin_latent);
     if tokens.is_empty() {
-        return Err(Error::Empty { id: question.id });
+        return Err(EngineError::Empty { id: question.id });
     }
     let prompt = Prompt { id: question.id, text, tokens };
     prompt.check_tokens(reasoner.decoder.config().vocab)?;
@@ -31,9 +31,9 @@ pub fn prompt(reasoner: &Reasoner, question: &Question) -> Result<Prompt, Error>
 
 impl Prompt {
     /// Refuses tokens that a model of so many embeddings does not have.
-    pub(crate) fn check_tokens(&self, vocab: usize) -> Result<(), Error> {
+    pub(crate) fn check_tokens(&self, vocab: usize) -> Result<(), EngineError> {
         match self.tokens.iter().find(|&&token| token as usize >= vocab) {
-            Some(&token) => Err(Error::UnknownToken { id: self.id, token, vocab }),
+            Some(&token) => Err(EngineError::UnknownToken { id: self.id, token, vocab }),
             None => Ok(()),
         }
     }

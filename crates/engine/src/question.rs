@@ -1,13 +1,15 @@
 //! Questions with gold answers, read from a benchmark's own file.
 //!
-//! The first stage of the flow: what is read here goes to `prompt`. A file is recognised by what it holds,
-//! not by its name: a JSON array (the paper's files), one JSON object a line (GSM8K, GSM-Hard, SVAMP,
-//! MATH-500, AIME), or CSV with a header (GPQA). `record` reads the fields that matter, `shape` knows
-//! which benchmark uses which names, `csv` is the quoted-CSV reader, `error` says what can be wrong.
+//! The first stage of the flow: what is read here goes to `prompt`. A file is recognised by what it
+//! holds, not by its name: a JSON array (the paper's files), one JSON object a line (GSM8K,
+//! GSM-Hard, SVAMP, MATH-500, AIME), or CSV with a header (GPQA). `record` reads the fields that
+//! matter, `shape` knows which benchmark uses which names, `csv` is the quoted-CSV reader, `error`
+//! says what can be wrong.
 //!
-//! Invariants: a question's `id` is its place in the file, whatever the limit, since all randomness is
-//! keyed by it; the question's text is kept as the file has it, leading spaces included, since prompts
-//! depend on it; no file makes reading panic or take memory beyond a small multiple of its size.
+//! Invariants: a question's `id` is its place in the file, whatever the limit, since all randomness
+//! is keyed by it; the question's text is kept as the file has it, leading spaces included, since
+//! prompts depend on it; no file makes reading panic or take memory beyond a small multiple of its
+//! size.
 
 mod csv;
 mod error;
@@ -21,8 +23,8 @@ use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-pub use error::{Flaw, Place, Problem, QuestionError};
-use record::Record;
+pub use error::{DatasetError, DatasetProblem, FilePosition, RecordFlaw};
+use record::DataRecord;
 
 /// The largest file that is read. The largest known benchmark is a few megabytes.
 pub const MAX_BYTES: u64 = 1 << 30;
@@ -32,19 +34,21 @@ pub const MAX_BYTES: u64 = 1 << 30;
 pub struct Question {
     /// Place in the file, counted from 0: the question's identity in records and in randomness.
     pub id: u32,
-    /// The text as the file has it; for multiple choice, followed by the options as `A) ...` lines.
+    /// The text as the file has it; for multiple choice, followed by the options as `A) ...`
+    /// lines.
     pub text: String,
-    /// The gold answer: a number without thousands separators, a formula, or the letter of an option.
+    /// The gold answer: a number without thousands separators, a formula, or the letter of an
+    /// option.
     pub gold: String,
     /// What `gold` is, which decides how answers are found and compared.
-    pub kind: GoldKind,
+    pub kind: AnswerKind,
     /// Worked steps such as `<<48/2=24>>`, where the file has them.
     pub steps: Vec<String>,
 }
 
 /// What sort of thing a gold answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GoldKind {
+pub enum AnswerKind {
     /// A finite number.
     Number,
     /// A formula or a word, as in MATH-500; its numbers are compared as mathematics too.
@@ -57,14 +61,14 @@ pub enum GoldKind {
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is too large, holds no question, or holds something that is not one
-/// before the limit is reached; the error names the file, the place and what is accepted.
-pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, QuestionError> {
-    let named = |problem| QuestionError { path: path.to_owned(), problem };
+/// When the file cannot be read, is too large, holds no question, or holds something that is not
+/// one before the limit is reached; the error names the file, the place and what is accepted.
+pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, DatasetError> {
+    let named = |problem| DatasetError { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| named(error.into()))?;
     let size = file.metadata().map_err(|error| named(error.into()))?.len();
     if size > MAX_BYTES {
-        return Err(named(Problem::TooLarge));
+        return Err(named(DatasetProblem::TooLarge));
     }
     parse(path, BufReader::new(file), limit)
 }
@@ -74,15 +78,19 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, Question
 /// # Errors
 ///
 /// As [`read`].
-pub fn parse(name: &Path, input: impl BufRead, limit: Option<usize>) -> Result<Vec<Question>, QuestionError> {
+pub fn parse(
+    name: &Path,
+    input: impl BufRead,
+    limit: Option<usize>,
+) -> Result<Vec<Question>, DatasetError> {
     let mut input = input.take(MAX_BYTES + 1);
     let questions = questions(&mut input, limit.unwrap_or(usize::MAX));
     // A pipe has no size to ask for beforehand.
-    let result = if input.limit() == 0 { Err(Problem::TooLarge) } else { questions };
-    result.map_err(|problem| QuestionError { path: name.to_owned(), problem })
+    let result = if input.limit() == 0 { Err(DatasetProblem::TooLarge) } else { questions };
+    result.map_err(|problem| DatasetError { path: name.to_owned(), problem })
 }
 
-fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, Problem> {
+fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, DatasetProblem> {
     if limit == 0 {
         return Ok(Vec::new());
     }
@@ -93,12 +101,12 @@ fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, Pr
         Some(b'{') => lines(input, limit, skipped)?,
         Some(_) => table(input, limit, skipped)?,
     };
-    if questions.is_empty() { Err(Problem::Empty) } else { Ok(questions) }
+    if questions.is_empty() { Err(DatasetProblem::Empty) } else { Ok(questions) }
 }
 
-/// The first byte that is neither a byte-order mark nor white space, still unread, and the number of
-/// lines before it.
-fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), Problem> {
+/// The first byte that is neither a byte-order mark nor white space, still unread, and the number
+/// of lines before it.
+fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetProblem> {
     if input.fill_buf()?.starts_with(b"\xef\xbb\xbf") {
         input.consume(3);
     }
@@ -115,7 +123,11 @@ fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), Problem> 
 }
 
 /// A JSON array of records, one in memory at a time.
-fn array(input: impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Question>, Problem> {
+fn array(
+    input: impl BufRead,
+    limit: usize,
+    skipped: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
     let (mut questions, mut flaw) = (Vec::new(), None);
     let outcome = record::array(input, |record| {
         match shape::question(&record, questions.len()) {
@@ -125,19 +137,26 @@ fn array(input: impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Questi
         let done = flaw.is_some() || questions.len() == limit;
         if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    outcome.map_err(|error| Problem::json(&error, skipped))?;
+    outcome.map_err(|error| DatasetProblem::json(&error, skipped))?;
     match flaw {
-        Some(flaw) => Err(Problem::Record { place: Place::Element(questions.len() + 1), flaw }),
+        Some(flaw) => {
+            Err(DatasetProblem::Record { place: FilePosition::Element(questions.len() + 1), flaw })
+        }
         None => Ok(questions),
     }
 }
 
 /// One JSON object a line, one line in memory at a time; empty lines are passed over.
-fn lines(input: &mut impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Question>, Problem> {
+fn lines(
+    input: &mut impl BufRead,
+    limit: usize,
+    skipped: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
     let (mut questions, mut bytes, mut line) = (Vec::new(), Vec::new(), skipped);
     while questions.len() < limit && input.read_until(b'\n', &mut bytes)? > 0 {
         if !bytes.trim_ascii().is_empty() {
-            let record = serde_json::from_slice(&bytes).map_err(|error| Problem::json(&error, line))?;
+            let record = serde_json::from_slice(&bytes)
+                .map_err(|error| DatasetProblem::json(&error, line))?;
             questions.push(numbered(&record, questions.len(), line + 1)?);
         }
         bytes.clear();
@@ -147,26 +166,34 @@ fn lines(input: &mut impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Q
 }
 
 /// CSV under a header of known names.
-fn table(input: &mut impl BufRead, limit: usize, skipped: usize) -> Result<Vec<Question>, Problem> {
+fn table(
+    input: &mut impl BufRead,
+    limit: usize,
+    skipped: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
     let mut bytes = Vec::new();
     input.read_to_end(&mut bytes)?;
-    let text = std::str::from_utf8(&bytes).map_err(|error| Problem::Unrecognised(format!("neither JSON nor UTF-8, {error}")))?;
-    let mut rows = csv::Rows::new(text, skipped);
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
+        DatasetProblem::Unrecognised(format!("neither JSON nor UTF-8, {error}"))
+    })?;
+    let mut rows = csv::CsvRows::new(text, skipped);
     let header = rows.next().transpose()?.map(|row| row.cells).unwrap_or_default();
     if !shape::is_header(&header) {
         let start: String = text.chars().take(40).collect();
-        return Err(Problem::Unrecognised(format!("it starts with {start:?}")));
+        return Err(DatasetProblem::Unrecognised(format!("it starts with {start:?}")));
     }
     let mut questions = Vec::new();
     for row in rows.take(limit) {
         let row = row?;
-        let record =
-            Record::from_row(&header, row.cells).map_err(|reason| Problem::Syntax { place: Place::Line(row.line), reason })?;
+        let record = DataRecord::from_row(&header, row.cells).map_err(|reason| {
+            DatasetProblem::Syntax { place: FilePosition::Line(row.line), reason }
+        })?;
         questions.push(numbered(&record, questions.len(), row.line)?);
     }
     Ok(questions)
 }
 
-fn numbered(record: &Record, index: usize, line: usize) -> Result<Question, Problem> {
-    shape::question(record, index).map_err(|flaw| Problem::Record { place: Place::Line(line), flaw })
+fn numbered(record: &DataRecord, index: usize, line: usize) -> Result<Question, DatasetProblem> {
+    shape::question(record, index)
+        .map_err(|flaw| DatasetProblem::Record { place: FilePosition::Line(line), flaw })
 }

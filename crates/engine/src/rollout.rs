@@ -5,25 +5,27 @@
 //!             (prefill, think, decode)    (branch: fork, think on, decode)
 //! ```
 //!
-//! The label of thought t (the paper's Monte Carlo estimate for the LatentRM) is the share of M continuations, with thoughts
-//! 1 to t fixed and fresh masks or noise after them, that answer right. A rollout is a fork of its trajectory: nothing
-//! before thought t is computed again. Questions whose N trajectories are all right or all wrong teach a judge nothing and are
-//! left out before any rollout.
+//! The label of thought t (the paper's Monte Carlo estimate for the LatentRM) is the share of M
+//! continuations, with thoughts 1 to t fixed and fresh masks or noise after them, that answer
+//! right. A rollout is a fork of its trajectory: nothing before thought t is computed again.
+//! Questions whose N trajectories are all right or all wrong teach a judge nothing and are left out
+//! before any rollout.
 //!
-//! Where nothing random is left to happen after a thought, all rollouts would be the trajectory itself, and the label is the
-//! trajectory's own outcome: after the last thought, unless dropout reaches the answer or, with an open length, the next pass
-//! may decide to think on.
+//! Where nothing random is left to happen after a thought, all rollouts would be the trajectory
+//! itself, and the label is the trajectory's own outcome: after the last thought, unless dropout
+//! reaches the answer or, with an open length, the next pass may decide to think on.
 //!
 //! # Whose random numbers
 //!
-//! A rollout is a row of its own in the random function: its trajectory number has the highest bit set, then 10 bits of the
-//! trajectory it left, 9 of the thought (less one), 12 of its own number; see [`row`]. So no rollout shares numbers with
-//! another or with a trajectory, and the first four of 128 rollouts are the four of a run with four.
+//! A rollout is a row of its own in the random function: its trajectory number has the highest bit
+//! set, then 10 bits of the trajectory it left, 9 of the thought (less one), 12 of its own number;
+//! see [`row`]. So no rollout shares numbers with another or with a trajectory, and the first four
+//! of 128 rollouts are the four of a run with four.
 //!
 //! `plan` sizes waves to the memory, `branch` runs them; `train::annotate` writes what comes back.
 
-mod branch;
 mod plan;
+mod run;
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -32,17 +34,17 @@ use model::Cache;
 use record::Seconds;
 use tensor::Tensor;
 
-use crate::cost::Cost;
+use crate::cost::ComputeCost;
 use crate::decode::AnswerTokens;
-use crate::error::Error;
-use crate::lanes::{self, Lane, Work};
+use crate::error::EngineError;
 use crate::perturb::RowId;
 use crate::prompt::{Prompt, prompt};
 use crate::question::Question;
-use crate::reasoner::{Mind, Reasoner};
-use crate::settings::Settings;
-use crate::wave::{Party, ready};
-use plan::Plan;
+use crate::reasoner::{LatentModel, Reasoner};
+use crate::sampling_params::SamplingParams;
+use crate::streams::{self, StreamJobs, StreamState};
+use crate::wave::{BatchContext, ensure_slots};
+use plan::RolloutPlan;
 
 const THOUGHT_BITS: u32 = 9;
 const ROLLOUT_BITS: u32 = 12;
@@ -53,24 +55,27 @@ pub const MOST_THOUGHTS: usize = 1 << THOUGHT_BITS;
 /// Rollouts of a thought that can be named, at most.
 pub const MOST_ROLLOUTS: usize = 1 << ROLLOUT_BITS;
 
-/// The name, in the random function, of a rollout from a thought (counted from 1) of a question's trajectory.
-pub fn row(trajectory: RowId, thought: usize, rollout: usize) -> RowId {
+/// The name, in the random function, of a rollout from a thought (counted from 1) of a question's
+/// trajectory.
+pub fn rollout_row(trajectory: RowId, thought: usize, rollout: usize) -> RowId {
     debug_assert!((trajectory.trajectory as usize) < MOST_TRAJECTORIES && rollout < MOST_ROLLOUTS);
     debug_assert!((1..=MOST_THOUGHTS).contains(&thought));
-    let place = trajectory.trajectory << (THOUGHT_BITS + ROLLOUT_BITS) | (thought as u32 - 1) << ROLLOUT_BITS | rollout as u32;
+    let place = trajectory.trajectory << (THOUGHT_BITS + ROLLOUT_BITS)
+        | (thought as u32 - 1) << ROLLOUT_BITS
+        | rollout as u32;
     RowId { trajectory: 1 << 31 | place, ..trajectory }
 }
 
 /// What a thought is labelled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Labels {
+pub enum ThoughtLabels {
     /// Whether its trajectory's own answer is right.
     Final,
     /// The share of so many rollouts from it that answer right.
     Rollouts(NonZeroUsize),
 }
 
-impl Labels {
+impl ThoughtLabels {
     /// Rollouts from a thought.
     pub fn rollouts(self) -> usize {
         match self {
@@ -85,30 +90,32 @@ impl Labels {
 pub struct Annotator<'a> {
     /// Who thinks.
     pub reasoner: &'a Reasoner,
-    /// How; `samples` is the number of trajectories of a question, and there is no deterministic one.
-    pub settings: Settings,
+    /// How; `samples` is the number of trajectories of a question, and there is no deterministic
+    /// one.
+    pub settings: SamplingParams,
     /// What thoughts are labelled with.
-    pub labels: Labels,
+    pub labels: ThoughtLabels,
 }
 
 /// A question whose trajectories were followed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Annotated {
+pub struct AnnotatedQuestion {
     /// The question's number in its data set.
     pub id: u32,
     /// The tokens that the reasoner saw.
     pub prompt: Vec<u32>,
-    /// Whether some trajectories are right and some wrong. If not, thoughts and labels are left out.
+    /// Whether some trajectories are right and some wrong. If not, thoughts and labels are left
+    /// out.
     pub kept: bool,
     /// The trajectories, in their order.
-    pub paths: Vec<Path>,
+    pub trajectories: Vec<LabelledTrajectory>,
     /// Rollouts that were computed.
     pub rollouts: usize,
 }
 
 /// A trajectory with its labels.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Path {
+pub struct LabelledTrajectory {
     /// (thoughts, width)
     pub thoughts: Tensor,
     /// One for each thought.
@@ -122,133 +129,164 @@ pub struct Path {
 }
 
 impl Annotator<'_> {
-    /// Follows all questions and hands each over as soon as it is labelled, in the order of the questions.
+    /// Follows all questions and hands each over as soon as it is labelled, in the order of the
+    /// questions.
     ///
     /// Stops early when `take` breaks.
-    pub fn run(&self, questions: &[Question], take: &mut dyn FnMut(Annotated) -> ControlFlow<()>) -> Result<(), Error> {
+    pub fn run(
+        &self,
+        questions: &[Question],
+        take: &mut dyn FnMut(AnnotatedQuestion) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
         let prompts = self.prompts(questions)?;
-        let judge = |q: usize, tokens: &[u32]| self.verdict(&questions[q], &prompts[q], tokens);
-        self.explorer(&judge).run(&prompts, take)
+        let judge = |q: usize, tokens: &[u32]| self.grade(&questions[q], &prompts[q], tokens);
+        self.runner(&judge).run(&prompts, take)
     }
 
-    /// Whether all questions can be followed: every prompt fits the model and the memory, every rollout has a name.
-    pub fn check(&self, questions: &[Question]) -> Result<(), Error> {
+    /// Whether all questions can be followed: every prompt fits the model and the memory, every
+    /// rollout has a name.
+    pub fn check(&self, questions: &[Question]) -> Result<(), EngineError> {
         let prompts = self.prompts(questions)?;
-        Plan::new(&self.explorer(&|_, _| Ok(Verdict::default())), &prompts).map(|_| ())
+        RolloutPlan::new(&self.runner(&|_, _| Ok(Grade::default())), &prompts).map(|_| ())
     }
 
-    fn explorer<'a>(&'a self, judge: &'a Judge<'a>) -> Explorer<'a> {
-        Explorer { mind: &self.reasoner.mind, settings: self.settings, labels: self.labels, keep_all: false, judge }
+    fn runner<'a>(&'a self, judge: &'a Grader<'a>) -> RolloutRunner<'a> {
+        RolloutRunner {
+            model: &self.reasoner.model,
+            settings: self.settings,
+            labels: self.labels,
+            keep_all: false,
+            grader: judge,
+        }
     }
 
-    fn prompts(&self, questions: &[Question]) -> Result<Vec<Prompt>, Error> {
+    fn prompts(&self, questions: &[Question]) -> Result<Vec<Prompt>, EngineError> {
         questions.iter().map(|q| prompt(self.reasoner, q)).collect()
     }
 
-    fn verdict(&self, question: &Question, prompt: &Prompt, tokens: &[u32]) -> Result<Verdict, Error> {
+    fn grade(
+        &self,
+        question: &Question,
+        prompt: &Prompt,
+        tokens: &[u32],
+    ) -> Result<Grade, EngineError> {
         let text = self.reasoner.tokenizer.decode(tokens)?;
-        let answer = self.reasoner.method.rule.extract(question.kind, &prompt.text, &text);
+        let answer = self.reasoner.method.answer_rule.extract(question.kind, &prompt.text, &text);
         let correct = answer.as_ref().is_some_and(|a| a.matches(&question.gold));
-        Ok(Verdict { answer: answer.map(|a| a.canonical()), correct })
+        Ok(Grade { answer: answer.map(|a| a.canonical()), correct })
     }
 }
 
 /// What an answer's tokens say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Grade {
     /// The answer, if there is one.
     pub answer: Option<String>,
     /// Whether it is right.
     pub correct: bool,
 }
 
-/// Says of an answer's tokens what they are worth, for a question by its place in the list. Always the same of the same.
-pub type Judge<'a> = dyn Fn(usize, &[u32]) -> Result<Verdict, Error> + Sync + 'a;
+/// Says of an answer's tokens what they are worth, for a question by its place in the list. Always
+/// the same of the same.
+pub type Grader<'a> = dyn Fn(usize, &[u32]) -> Result<Grade, EngineError> + Sync + 'a;
 
 /// An [`Annotator`] that knows no text: of prompts, with any judge of answers.
 #[derive(Clone, Copy)]
-pub struct Explorer<'a> {
+pub struct RolloutRunner<'a> {
     /// Who thinks.
-    pub mind: &'a Mind,
+    pub model: &'a LatentModel,
     /// How; see [`Annotator::settings`].
-    pub settings: Settings,
+    pub settings: SamplingParams,
     /// What thoughts are labelled with.
-    pub labels: Labels,
+    pub labels: ThoughtLabels,
     /// Whether questions that are all right or all wrong are labelled too.
     pub keep_all: bool,
     /// Who says what is right.
-    pub judge: &'a Judge<'a>,
+    pub grader: &'a Grader<'a>,
 }
 
 /// What a lane keeps from wave to wave: the memory, and a count of what was done.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct RolloutState {
     cache: Option<Cache>,
-    pub(crate) spent: Spent,
+    pub(crate) cost: RolloutCost,
 }
 
 /// Time by stage, rollouts beside the stages of the trajectories, and operations.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spent {
+pub(crate) struct RolloutCost {
     pub(crate) seconds: Seconds,
     pub(crate) rollouts: f64,
-    pub(crate) cost: Cost,
+    pub(crate) cost: ComputeCost,
 }
 
-impl Explorer<'_> {
+impl RolloutRunner<'_> {
     /// Follows all prompts; see [`Annotator::run`].
-    pub fn run(&self, prompts: &[Prompt], take: &mut dyn FnMut(Annotated) -> ControlFlow<()>) -> Result<(), Error> {
-        self.run_again(prompts, &mut Vec::new(), take)
+    pub fn run(
+        &self,
+        prompts: &[Prompt],
+        take: &mut dyn FnMut(AnnotatedQuestion) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.run_with_states(prompts, &mut Vec::new(), take)
     }
 
     /// The same with lanes that are there already.
-    pub(crate) fn run_again(
+    pub(crate) fn run_with_states(
         &self,
         prompts: &[Prompt],
-        lanes: &mut Vec<Lane<Kept>>,
-        take: &mut dyn FnMut(Annotated) -> ControlFlow<()>,
-    ) -> Result<(), Error> {
-        let plan = Plan::new(self, prompts)?;
+        lanes: &mut Vec<StreamState<RolloutState>>,
+        take: &mut dyn FnMut(AnnotatedQuestion) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        let plan = RolloutPlan::new(self, prompts)?;
         if lanes.len() != plan.lanes {
-            *lanes = lanes::open(plan.lanes);
+            *lanes = streams::open(plan.lanes);
         }
-        let each = |&wave: &(usize, usize), kept: &mut Kept| self.wave(&plan, wave, usize::MAX, kept);
-        let work = Work { device: self.mind.decoder.device(), lanes, jobs: &plan.waves(), each };
+        let each = |&wave: &(usize, usize), kept: &mut RolloutState| {
+            self.run_wave(&plan, wave, usize::MAX, kept)
+        };
+        let work =
+            StreamJobs { device: self.model.decoder.device(), lanes, jobs: &plan.waves(), each };
         work.run(|_, annotated| Ok(annotated.into_iter().try_for_each(&mut *take)))
     }
 
-    fn party(&self) -> Party<'_> {
-        Party { mind: self.mind, judge: None, settings: self.settings, keep_thoughts: true }
+    fn context(&self) -> BatchContext<'_> {
+        BatchContext {
+            model: self.model,
+            reward_model: None,
+            params: self.settings,
+            return_latents: true,
+        }
     }
 
-    /// Follows `count` questions from `first` on: in halves if the device has not the memory for them at once, and a single one
-    /// with fewer rollouts at a time, `at_once` at most.
-    fn wave(
+    /// Follows `count` questions from `first` on: in halves if the device has not the memory for
+    /// them at once, and a single one with fewer rollouts at a time, `at_once` at most.
+    fn run_wave(
         &self,
-        plan: &Plan<'_>,
+        plan: &RolloutPlan<'_>,
         (first, count): (usize, usize),
         at_once: usize,
-        kept: &mut Kept,
-    ) -> Result<Vec<Annotated>, Error> {
-        let decoder = &self.mind.decoder;
+        kept: &mut RolloutState,
+    ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
+        let decoder = &self.model.decoder;
         let at_once = plan.rollouts(first, count).min(at_once);
-        let made =
-            ready(&mut kept.cache, plan.slots(first, count, at_once), |n| Cache::new(decoder.device(), decoder.config(), n));
+        let made = ensure_slots(&mut kept.cache, plan.slots(first, count, at_once), |n| {
+            Cache::new(decoder.device(), decoder.config(), n)
+        });
         let followed = match (made, &mut kept.cache) {
-            (Ok(()), Some(cache)) => {
-                decoder.device().run(|| self.follow(plan, (first, count), at_once, (cache, &mut kept.spent)))
-            }
-            (made, _) => made.map(|()| Vec::new()).map_err(Error::from),
+            (Ok(()), Some(cache)) => decoder
+                .device()
+                .run(|| self.annotate_wave(plan, (first, count), at_once, (cache, &mut kept.cost))),
+            (made, _) => made.map(|()| Vec::new()).map_err(EngineError::from),
         };
         match followed {
-            Err(Error::Device(e)) if e.is_out_of_memory() && (count > 1 || at_once > 1) => {
+            Err(EngineError::Device(e)) if e.is_out_of_memory() && (count > 1 || at_once > 1) => {
                 kept.cache = None;
                 if count == 1 {
-                    return self.wave(plan, (first, 1), at_once / 2, kept);
+                    return self.run_wave(plan, (first, 1), at_once / 2, kept);
                 }
                 let half = count / 2;
-                let mut all = self.wave(plan, (first, half), at_once, kept)?;
-                all.extend(self.wave(plan, (first + half, count - half), at_once, kept)?);
+                let mut all = self.run_wave(plan, (first, half), at_once, kept)?;
+                all.extend(self.run_wave(plan, (first + half, count - half), at_once, kept)?);
                 Ok(all)
             }
             other => other,
@@ -268,7 +306,7 @@ mod tests {
             seen.insert(of(trajectory).trajectory);
             for thought in [1, 2, 6, MOST_THOUGHTS] {
                 for rollout in [0, 1, 127, MOST_ROLLOUTS - 1] {
-                    let id = row(of(trajectory), thought, rollout);
+                    let id = rollout_row(of(trajectory), thought, rollout);
                     assert_eq!(id.question, 3);
                     assert!(seen.insert(id.trajectory), "{trajectory}, {thought}, {rollout}");
                 }

@@ -7,91 +7,107 @@ use model::{Cache, Decoder};
 use record::Seconds;
 use tensor::{DeviceError, Tensor};
 
+use crate::batch_plan::{BatchPlan, RowRange};
+use crate::beam_search::{BeamOutput, BeamSearch};
 use crate::decode::{AnswerTokens, decode};
-use crate::error::Error;
-use crate::lanes::{Clock, Lane, Work};
-use crate::perturb::{Chance, Randomness, RowId};
-use crate::plan::{Plan, Share};
-use crate::prefill::{Start, prefill};
+use crate::error::EngineError;
+use crate::perturb::{RandomSource, RowId, Sampler};
+use crate::prefill::{RowSpec, prefill};
 use crate::prompt::Prompt;
-use crate::reasoner::{Mind, RewardModel};
-use crate::reflect::{Reflection, Reflections};
-use crate::score::{Reading, Said, score};
-use crate::search::{Found, Searcher};
-use crate::settings::Settings;
-use crate::think::{Row, Thinking, think};
+use crate::reasoner::{LatentModel, RewardModel};
+use crate::reference_trace::{ReferenceTrace, ReferenceTracer};
+use crate::sampling_params::SamplingParams;
+use crate::score::{AnswerBatch, Rewards, score};
+use crate::streams::{StageClock, StreamJobs, StreamState};
+use crate::think::{Row, ThinkParams, think};
 
 /// Who takes part, and how.
 #[derive(Clone, Copy)]
-pub(crate) struct Party<'a> {
-    pub(crate) mind: &'a Mind,
-    pub(crate) judge: Option<&'a RewardModel>,
-    pub(crate) settings: Settings,
+pub(crate) struct BatchContext<'a> {
+    pub(crate) model: &'a LatentModel,
+    pub(crate) reward_model: Option<&'a RewardModel>,
+    pub(crate) params: SamplingParams,
     /// Whether thoughts are wanted back from the device.
-    pub(crate) keep_thoughts: bool,
+    pub(crate) return_latents: bool,
 }
 
 /// A row that has answered.
-pub(crate) struct Finished {
+pub(crate) struct FinishedRow {
     pub(crate) id: RowId,
     pub(crate) perturbed: bool,
     pub(crate) thoughts: usize,
-    pub(crate) vectors: Option<Tensor>, // (thoughts, width), if they are kept
+    pub(crate) latents: Option<Tensor>, // (thoughts, width), if they are kept
     pub(crate) tokens: AnswerTokens,
     pub(crate) logprob: f32,
-    pub(crate) reading: Option<Reading>,
+    pub(crate) rewards: Option<Rewards>,
 }
 
-impl Finished {
+impl FinishedRow {
     /// A row that has thought and says nothing yet.
     fn new(row: &Row) -> Self {
-        let (Start { id, perturbed, .. }, thoughts) = (row.start, row.thoughts.len());
-        Self { id, perturbed, thoughts, vectors: None, tokens: AnswerTokens::new(), logprob: 0.0, reading: None }
+        let (RowSpec { id, perturbed, .. }, thoughts) = (row.spec, row.thoughts.len());
+        Self {
+            id,
+            perturbed,
+            thoughts,
+            latents: None,
+            tokens: AnswerTokens::new(),
+            logprob: 0.0,
+            rewards: None,
+        }
     }
 }
 
-impl Party<'_> {
+impl BatchContext<'_> {
     /// Rows a question: the samples, and the deterministic one if it was asked for.
     pub(crate) fn rows(&self) -> usize {
-        self.settings.samples.get() + usize::from(self.settings.greedy)
+        self.params.samples.get() + usize::from(self.params.greedy)
     }
 
-    /// Passes waves through the stages, in the plan's lanes, and hands over the rows of each one's shares, in their order.
-    pub(crate) fn pass_all(
+    /// Passes waves through the stages, in the plan's lanes, and hands over the rows of each one's
+    /// shares, in their order.
+    pub(crate) fn run_waves(
         &self,
-        plan: &Plan<'_>,
-        waves: &[Vec<Share>],
-        lanes: &[Lane<Caches>],
-        mut take: impl FnMut(&[Share], Vec<Vec<Finished>>, Seconds) -> Result<ControlFlow<()>, Error>,
-    ) -> Result<(), Error> {
-        let each = |wave: &Vec<Share>, caches: &mut Caches| {
+        plan: &BatchPlan<'_>,
+        waves: &[Vec<RowRange>],
+        lanes: &[StreamState<WaveCaches>],
+        mut take: impl FnMut(
+            &[RowRange],
+            Vec<Vec<FinishedRow>>,
+            Seconds,
+        ) -> Result<ControlFlow<()>, EngineError>,
+    ) -> Result<(), EngineError> {
+        let each = |wave: &Vec<RowRange>, caches: &mut WaveCaches| {
             let mut seconds = Seconds::default();
-            let done = self.pass(plan, wave, caches, &mut seconds)?;
+            let done = self.run_wave(plan, wave, caches, &mut seconds)?;
             Ok((done, seconds))
         };
-        let mut clock = Clock::start(lanes.len().min(waves.len()));
-        let work = Work { device: self.mind.decoder.device(), lanes, jobs: waves, each };
+        let mut clock = StageClock::start(lanes.len().min(waves.len()));
+        let work = StreamJobs { device: self.model.decoder.device(), lanes, jobs: waves, each };
         work.run(|wave, (done, seconds)| take(wave, done, clock.lap(seconds)))
     }
 
-    /// Passes a wave through the stages, in halves if the device has not the memory for it at once. Returns the rows of
-    /// each share.
-    fn pass(
+    /// Passes a wave through the stages, in halves if the device has not the memory for it at once.
+    /// Returns the rows of each share.
+    fn run_wave(
         &self,
-        plan: &Plan<'_>,
-        wave: &[Share],
-        caches: &mut Caches,
+        plan: &BatchPlan<'_>,
+        wave: &[RowRange],
+        caches: &mut WaveCaches,
         seconds: &mut Seconds,
-    ) -> Result<Vec<Vec<Finished>>, DeviceError> {
-        let device = self.mind.decoder.device();
-        let ready = caches.ready(self, plan, plan.slots(wave));
-        let passed = ready.and_then(|caches| device.run(|| self.pass_at_once(plan.prompts(), wave, caches, seconds)));
+    ) -> Result<Vec<Vec<FinishedRow>>, DeviceError> {
+        let device = self.model.decoder.device();
+        let ready = caches.ensure(self, plan, plan.slots(wave));
+        let passed = ready
+            .and_then(|caches| device.run(|| self.try_wave(plan.prompts(), wave, caches, seconds)));
         match passed {
-            Err(e) if e.is_out_of_memory() && wave.iter().map(|s| s.rows.len()).sum::<usize>() > 1 => {
-                *caches = Caches::default();
-                let (first, second) = halves(wave);
-                let mut done = self.pass(plan, &first, caches, seconds)?;
-                let mut rest = self.pass(plan, &second, caches, seconds)?.into_iter();
+            Err(e)
+                if e.is_out_of_memory() && wave.iter().map(|s| s.rows.len()).sum::<usize>() > 1 =>
+            {
+                *caches = WaveCaches::default();
+                let (first, second) = split_wave(wave);
+                let mut done = self.run_wave(plan, &first, caches, seconds)?;
+                let mut rest = self.run_wave(plan, &second, caches, seconds)?.into_iter();
                 // A share that was cut is in both halves: its rows belong together again.
                 if first.last().map(|s| s.question) == second.first().map(|s| s.question) {
                     let last = done.pop().unwrap_or_default();
@@ -104,86 +120,119 @@ impl Party<'_> {
         }
     }
 
-    fn pass_at_once(
+    fn try_wave(
         &self,
         prompts: &[Prompt],
-        wave: &[Share],
-        caches: &mut Caches,
+        wave: &[RowRange],
+        caches: &mut WaveCaches,
         seconds: &mut Seconds,
-    ) -> Result<Vec<Vec<Finished>>, DeviceError> {
-        let (settings, chance) = (&self.settings, self.chance());
+    ) -> Result<Vec<Vec<FinishedRow>>, DeviceError> {
+        let (settings, chance) = (&self.params, self.sampler());
         let prompts: Vec<&Prompt> = wave.iter().map(|share| &prompts[share.question]).collect();
         let mut starts = Vec::with_capacity(wave.iter().map(|share| share.rows.len()).sum());
-        wave.iter().enumerate().for_each(|(i, share)| starts.extend(self.starts(i, prompts[i], share)));
-        let Caches { mind: Some(cache), judge: judge_cache, reflections } = caches else { return Ok(Vec::new()) };
-        let device = self.mind.decoder.device();
-        // Nobody waits between stages: the host prepares the next while the device is busy with the last.
-        let began = device.moment()?;
-        let started = prefill(self.mind, cache, &prompts, &starts, chance)?;
-        let prefilled = device.moment()?;
-        let mut thoughts =
-            think(self.mind, cache, started, Thinking { length: settings.length, chance, steer: None, keep_clean: false })?;
-        let thought = device.moment()?;
+        wave.iter()
+            .enumerate()
+            .for_each(|(i, share)| starts.extend(self.row_specs(i, prompts[i], share)));
+        let WaveCaches { model: Some(cache), reward_model: judge_cache, tracer: reflections } =
+            caches
+        else {
+            return Ok(Vec::new());
+        };
+        let device = self.model.decoder.device();
+        // Nobody waits between stages: the host prepares the next while the device is busy with the
+        // last.
+        let began = device.record_event()?;
+        let started = prefill(self.model, cache, &prompts, &starts, chance)?;
+        let prefilled = device.record_event()?;
+        let mut thoughts = think(
+            self.model,
+            cache,
+            started,
+            ThinkParams {
+                length: settings.length,
+                sampler: chance,
+                hook: None,
+                keep_noiseless: false,
+            },
+        )?;
+        let thought = device.record_event()?;
         // While the device thinks: all but what it says.
-        let mut rows = thoughts.rows.iter().map(Finished::new);
-        let mut finished: Vec<Vec<Finished>> = wave.iter().map(|share| rows.by_ref().take(share.rows.len()).collect()).collect();
-        let spoken = decode(self.mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
-        let answered = device.moment()?;
-        let said = Said { end: &self.mind.method.end, answers: &spoken.tokens };
-        let judging = self.judge.zip(judge_cache.as_mut());
+        let mut rows = thoughts.rows.iter().map(FinishedRow::new);
+        let mut finished: Vec<Vec<FinishedRow>> =
+            wave.iter().map(|share| rows.by_ref().take(share.rows.len()).collect()).collect();
+        let spoken =
+            decode(self.model, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?;
+        let answered = device.record_event()?;
+        let said =
+            AnswerBatch { end_latent: &self.model.method.end_latent, answers: &spoken.tokens };
+        let judging = self.reward_model.zip(judge_cache.as_mut());
         let read = judging.map(|(judge, cache)| {
-            let own = reflect(judge, reflections, &prompts)?;
+            let own = reference_trace(judge, reflections, &prompts)?;
             score(judge, cache, (&prompts, own.as_ref()), &thoughts, Some(said))
         });
         let read = read.transpose()?;
-        let scored = device.moment()?;
+        let scored = device.record_event()?;
         let laps = Seconds {
-            prefill: began.until(&prefilled)?,
-            thoughts: prefilled.until(&thought)?,
-            answers: thought.until(&answered)?,
-            scores: if read.is_some() { answered.until(&scored)? } else { 0.0 },
+            prefill: began.elapsed(&prefilled)?,
+            thoughts: prefilled.elapsed(&thought)?,
+            answers: thought.elapsed(&answered)?,
+            scores: if read.is_some() { answered.elapsed(&scored)? } else { 0.0 },
             ..Seconds::default()
         };
-        *seconds += Seconds { total: laps.prefill + laps.thoughts + laps.scores + laps.answers, ..laps };
+        *seconds +=
+            Seconds { total: laps.prefill + laps.thoughts + laps.scores + laps.answers, ..laps };
 
-        let all = if self.keep_thoughts { Some(thoughts.to_host(self.mind.decoder.config().width)?) } else { None };
+        let all = if self.return_latents {
+            Some(thoughts.to_host(self.model.decoder.config().width)?)
+        } else {
+            None
+        };
         let mut read = read.map(Vec::into_iter);
         let said = spoken.tokens.into_iter().zip(spoken.logprobs);
-        for ((row, (tokens, logprob)), of) in finished.iter_mut().flatten().zip(said).zip(&thoughts.rows) {
+        for ((row, (tokens, logprob)), of) in
+            finished.iter_mut().flatten().zip(said).zip(&thoughts.rows)
+        {
             (row.tokens, row.logprob) = (tokens, logprob);
-            row.vectors = all.as_ref().map(|all| all.select(of.thoughts.iter().copied()));
-            row.reading = read.as_mut().and_then(Iterator::next);
+            row.latents = all.as_ref().map(|all| all.select(of.thoughts.iter().copied()));
+            row.rewards = read.as_mut().and_then(Iterator::next);
         }
         Ok(finished)
     }
 
-    /// The deterministic row, if there is one, comes first, so that later rounds of samples follow on.
-    fn starts(&self, prompt: usize, of: &Prompt, share: &Share) -> impl Iterator<Item = Start> {
-        let (question, greedy) = (of.id, usize::from(self.settings.greedy));
+    /// The deterministic row, if there is one, comes first, so that later rounds of samples follow
+    /// on.
+    fn row_specs(
+        &self,
+        prompt: usize,
+        of: &Prompt,
+        share: &RowRange,
+    ) -> impl Iterator<Item = RowSpec> {
+        let (question, greedy) = (of.id, usize::from(self.params.greedy));
         let start = move |row: usize| {
             let trajectory = row.saturating_sub(greedy) as u32;
-            Start { prompt, id: RowId { question, trajectory }, perturbed: row >= greedy }
+            RowSpec { prompt, id: RowId { question, trajectory }, perturbed: row >= greedy }
         };
         share.rows.clone().map(start)
     }
 
-    /// Searches for the best paths of some questions, in halves if the device has not the memory for them at once.
+    /// Searches for the best paths of some questions, in halves if the device has not the memory
+    /// for them at once.
     pub(crate) fn search(
         &self,
-        plan: &Plan<'_>,
+        plan: &BatchPlan<'_>,
         questions: Range<usize>,
-        caches: &mut Caches,
+        caches: &mut WaveCaches,
         seconds: &mut Seconds,
-    ) -> Result<Vec<Found>, DeviceError> {
+    ) -> Result<Vec<BeamOutput>, DeviceError> {
         let prompts = &plan.prompts()[questions.clone()];
-        let (device, start) = (self.mind.decoder.device(), Instant::now());
-        let ready = caches.ready(self, plan, plan.search_slots(prompts));
-        let found = ready.and_then(|caches| device.run(|| self.search_at_once(prompts, caches)));
+        let (device, start) = (self.model.decoder.device(), Instant::now());
+        let ready = caches.ensure(self, plan, plan.search_slots(prompts));
+        let found = ready.and_then(|caches| device.run(|| self.try_search(prompts, caches)));
         let spent = start.elapsed().as_secs_f64();
         (seconds.beam, seconds.total) = (seconds.beam + spent, seconds.total + spent);
         match found {
             Err(e) if e.is_out_of_memory() && questions.len() > 1 => {
-                *caches = Caches::default();
+                *caches = WaveCaches::default();
                 let middle = questions.start + questions.len() / 2;
                 let mut found = self.search(plan, questions.start..middle, caches, seconds)?;
                 found.extend(self.search(plan, middle..questions.end, caches, seconds)?);
@@ -193,34 +242,57 @@ impl Party<'_> {
         }
     }
 
-    fn search_at_once(&self, prompts: &[Prompt], caches: &mut Caches) -> Result<Vec<Found>, DeviceError> {
-        let (Some(judge), Some(size)) = (self.judge, self.settings.beam) else { return Ok(Vec::new()) };
-        let Caches { mind: Some(cache), judge: Some(judge_cache), reflections } = caches else { return Ok(Vec::new()) };
+    fn try_search(
+        &self,
+        prompts: &[Prompt],
+        caches: &mut WaveCaches,
+    ) -> Result<Vec<BeamOutput>, DeviceError> {
+        let (Some(judge), Some(size)) = (self.reward_model, self.params.beam) else {
+            return Ok(Vec::new());
+        };
+        let WaveCaches { model: Some(cache), reward_model: Some(judge_cache), tracer: reflections } =
+            caches
+        else {
+            return Ok(Vec::new());
+        };
         let prompts: Vec<&Prompt> = prompts.iter().collect();
-        let own = reflect(judge, reflections, &prompts)?;
-        Searcher { party: self, judge, size, chance: self.chance() }.search(&prompts, own.as_ref(), (cache, judge_cache))
+        let own = reference_trace(judge, reflections, &prompts)?;
+        BeamSearch { party: self, reward_model: judge, size, chance: self.sampler() }.search(
+            &prompts,
+            own.as_ref(),
+            (cache, judge_cache),
+        )
     }
 
-    fn chance(&self) -> Chance<'static> {
-        Chance { perturbation: self.settings.perturbation, randomness: Randomness::Seeded(self.settings.seed) }
+    fn sampler(&self) -> Sampler<'static> {
+        Sampler {
+            perturbation: self.params.perturbation,
+            source: RandomSource::Seeded(self.params.seed),
+        }
     }
 }
 
 /// What a judge with a mind of its own thinks about the prompts.
-fn reflect(judge: &RewardModel, by: &mut Reflections, prompts: &[&Prompt]) -> Result<Option<Reflection>, DeviceError> {
-    judge.mind.as_ref().map(|mind| by.of(mind, prompts)).transpose()
+fn reference_trace(
+    judge: &RewardModel,
+    by: &mut ReferenceTracer,
+    prompts: &[&Prompt],
+) -> Result<Option<ReferenceTrace>, DeviceError> {
+    judge.reference.as_ref().map(|mind| by.trace(mind, prompts)).transpose()
 }
 
 /// A wave as two of about as many rows, in order.
-fn halves(wave: &[Share]) -> (Vec<Share>, Vec<Share>) {
+fn split_wave(wave: &[RowRange]) -> (Vec<RowRange>, Vec<RowRange>) {
     let mut left = wave.iter().map(|s| s.rows.len()).sum::<usize>() / 2;
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for share in wave {
         let cut = share.rows.start + left.min(share.rows.len());
         left -= cut - share.rows.start;
-        for (half, rows) in [(&mut first, share.rows.start..cut), (&mut second, cut..share.rows.end)] {
+        for (half, rows) in
+            [(&mut first, share.rows.start..cut), (&mut second, cut..share.rows.end)]
+        {
             if !rows.is_empty() {
-                half.push(Share { question: share.question, rows });
+                half.push(RowRange { question: share.question, rows });
             }
         }
     }
@@ -229,34 +301,45 @@ fn halves(wave: &[Share]) -> (Vec<Share>, Vec<Share>) {
 
 /// Caches that are kept from wave to wave.
 #[derive(Default)]
-pub(crate) struct Caches {
-    mind: Option<Cache>,
-    judge: Option<Cache>,
-    reflections: Reflections,
+pub(crate) struct WaveCaches {
+    model: Option<Cache>,
+    reward_model: Option<Cache>,
+    tracer: ReferenceTracer,
 }
 
-impl Caches {
+impl WaveCaches {
     /// Empty caches of so many slots for the mind and for the judge.
-    fn ready(&mut self, party: &Party<'_>, plan: &Plan<'_>, (mind, judge): (usize, usize)) -> Result<&mut Self, DeviceError> {
-        // Each keeps the most it ever needed; where that is more than both may have, both begin anew.
+    fn ensure(
+        &mut self,
+        party: &BatchContext<'_>,
+        plan: &BatchPlan<'_>,
+        (mind, judge): (usize, usize),
+    ) -> Result<&mut Self, DeviceError> {
+        // Each keeps the most it ever needed; where that is more than both may have, both begin
+        // anew.
         let kept = |cache: &Option<Cache>, need: usize, decoder: &Decoder| {
             let slots = cache.as_ref().map_or(need, |c| c.slots().max(need));
             slots * Cache::bytes_per_position(decoder.device(), decoder.config())
         };
-        let for_judge = party.judge.map_or(0, |model| kept(&self.judge, judge, &model.decoder));
-        if kept(&self.mind, mind, &party.mind.decoder) + for_judge > plan.budget() {
+        let for_judge =
+            party.reward_model.map_or(0, |model| kept(&self.reward_model, judge, &model.decoder));
+        if kept(&self.model, mind, &party.model.decoder) + for_judge > plan.budget() {
             *self = Self::default();
         }
-        ready(&mut self.mind, mind, |n| Cache::new(party.mind.decoder.device(), party.mind.decoder.config(), n))?;
-        if let Some(model) = party.judge {
-            ready(&mut self.judge, judge, |n| Cache::new(model.decoder.device(), model.decoder.config(), n))?;
+        ensure_slots(&mut self.model, mind, |n| {
+            Cache::new(party.model.decoder.device(), party.model.decoder.config(), n)
+        })?;
+        if let Some(model) = party.reward_model {
+            ensure_slots(&mut self.reward_model, judge, |n| {
+                Cache::new(model.decoder.device(), model.decoder.config(), n)
+            })?;
         }
         Ok(self)
     }
 }
 
 /// An empty cache of at least so many slots: the one that is there, or a new one in its place.
-pub(crate) fn ready(
+pub(crate) fn ensure_slots(
     cache: &mut Option<Cache>,
     slots: usize,
     make: impl Fn(usize) -> Result<Cache, DeviceError>,
@@ -277,11 +360,11 @@ mod tests {
 
     #[test]
     fn halves_keep_every_row_in_order() {
-        let share = |question, rows| Share { question, rows };
+        let share = |question, rows| RowRange { question, rows };
         let wave = [share(3, 0..5), share(4, 0..5), share(5, 2..4)];
-        let (first, second) = halves(&wave);
+        let (first, second) = split_wave(&wave);
         assert_eq!(first, [share(3, 0..5), share(4, 0..1)]);
         assert_eq!(second, [share(4, 1..5), share(5, 2..4)]);
-        assert_eq!(halves(&wave[..1]), (vec![share(3, 0..2)], vec![share(3, 2..5)]));
+        assert_eq!(split_wave(&wave[..1]), (vec![share(3, 0..2)], vec![share(3, 2..5)]));
     }
 }

@@ -1,11 +1,14 @@
-//! What a checkpoint says to some texts, as JSON, for `runs/transformers_load.py`: the tokens, and at every position the logits,
-//! or the score where the checkpoint is a reward model with a linear head.
+//! What a checkpoint says to some texts, as JSON, for `runs/transformers_load.py`: the tokens, and
+//! at every position the logits, or the score where the checkpoint is a reward model with a linear
+//! head.
 //!
 //! `cargo run -p model --example logits -- DIR TEXT...`
 
 use std::path::PathBuf;
 
-use model::{Cache, Checkpoint, Decoder, Judged, LmHead, Pass, RewardHead, Sequence, Tokenizer, head};
+use model::{
+    Cache, Checkpoint, Decoder, LmHead, Pass, RewardHead, RewardInputs, Sequence, Tokenizer, head,
+};
 use serde_json::{Value, json};
 use tensor::{Device, Tensor};
 
@@ -17,21 +20,25 @@ fn main() -> Result<()> {
     let device = Device::cpu(None)?;
     let checkpoint = Checkpoint::open(&dir)?;
     let tokenizer = Tokenizer::read(&dir)?;
-    let judges = RewardHead::find(&checkpoint).is_some();
-    let with = if judges { LmHead::Without } else { LmHead::With };
+    let is_reward_model = RewardHead::detect(&checkpoint).is_some();
+    let with = if is_reward_model { LmHead::Without } else { LmHead::With };
     let decoder = Decoder::load(&device, checkpoint.config(), &checkpoint, with)?;
-    let judge = if judges { Some(RewardHead::load(&device, checkpoint.config(), &checkpoint)?) } else { None };
-    let mut said = Vec::new();
+    let reward_head = if is_reward_model {
+        Some(RewardHead::load(&device, checkpoint.config(), &checkpoint)?)
+    } else {
+        None
+    };
+    let mut outputs_json = Vec::new();
     for text in args {
         let tokens = tokenizer.encode(&text)?;
         let hidden = hidden(&decoder, &tokens)?;
-        let outputs = match &judge {
-            Some(judge) => scores(judge, &device, &hidden)?,
+        let outputs = match &reward_head {
+            Some(judge) => process_rewards(judge, &device, &hidden)?,
             None => rows(&head::logits(&decoder, &hidden)?.to_host()?),
         };
-        said.push(json!({ "text": text, "tokens": tokens, "outputs": outputs }));
+        outputs_json.push(json!({ "text": text, "tokens": tokens, "outputs": outputs }));
     }
-    println!("{}", Value::Array(said));
+    println!("{}", Value::Array(outputs_json));
     Ok(())
 }
 
@@ -43,12 +50,12 @@ fn hidden(decoder: &Decoder, tokens: &[u32]) -> Result<Tensor> {
     Ok(decoder.forward(&mut cache, &pass, decoder.embed(tokens)?, None)?)
 }
 
-fn scores(judge: &RewardHead, device: &Device, hidden: &Tensor) -> Result<Vec<Vec<f32>>> {
-    if !matches!(judge, RewardHead::Linear { .. }) {
+fn process_rewards(head: &RewardHead, device: &Device, hidden: &Tensor) -> Result<Vec<Vec<f32>>> {
+    if !matches!(head, RewardHead::Linear { .. }) {
         return Err("a head that compares reads thoughts, not tokens; take a reward model with a linear head".into());
     }
-    let judged = Judged { before: hidden, at: hidden, thoughts: hidden };
-    Ok(judge.rewards(device, judged)?.into_iter().map(|score| vec![score]).collect())
+    let judged = RewardInputs { before: hidden, at: hidden, thoughts: hidden };
+    Ok(head.rewards(device, judged)?.into_iter().map(|score| vec![score]).collect())
 }
 
 fn rows(of: &Tensor) -> Vec<Vec<f32>> {

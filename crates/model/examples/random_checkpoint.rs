@@ -1,4 +1,5 @@
-//! Writes a checkpoint of GPT-2 124M's shape with random weights, in COCONUT's published layout, with a given tokenizer.
+//! Writes a checkpoint of GPT-2 124M's shape with random weights, in COCONUT's published layout,
+//! with a given tokenizer.
 //!
 //! For measurements that need real prompts and a real size but no trained weights:
 //!
@@ -9,7 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use model::testkit::{Family, Spec, write_checkpoint};
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -17,7 +18,11 @@ fn main() -> ExitCode {
         eprintln!("usage: random_checkpoint TOKENIZER_DIR OUT_DIR [reward]");
         return ExitCode::from(2);
     };
-    let family = if args.next().as_deref() == Some("reward") { Family::RewardGpt2 } else { Family::Coconut };
+    let family = if args.next().as_deref() == Some("reward") {
+        CheckpointFamily::RewardGpt2
+    } else {
+        CheckpointFamily::Coconut
+    };
     match write(family, PathBuf::from(tokenizer), Path::new(&out)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -27,9 +32,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn write(family: Family, tokenizer: PathBuf, out: &Path) -> Result<(), Box<dyn std::error::Error>> {
+fn write(
+    family: CheckpointFamily,
+    tokenizer: PathBuf,
+    out: &Path,
+) -> Result<(), Box<dyn std::error::Error>> {
     std::fs::create_dir_all(out)?;
-    let spec = Spec {
+    let spec = CheckpointSpec {
         family,
         layers: 12,
         width: 768,
@@ -39,7 +48,7 @@ fn write(family: Family, tokenizer: PathBuf, out: &Path) -> Result<(), Box<dyn s
         ffn: 3072,
         context: 1024,
         tokenizer_from: Some(tokenizer),
-        ..Spec::default()
+        ..CheckpointSpec::default()
     };
     Ok(write_checkpoint(out, &spec)?)
 }

@@ -1,9 +1,11 @@
 //! A folder as `save_pretrained` writes it, opened: tensors by canonical name, as f32.
 //!
-//! `files` finds and maps the files, [`crate::names`] says what each tensor is, [`crate::adapter`] merges low-rank parts,
-//! `convert` makes numbers. Opening reads headers only; [`Checkpoint::tensor`] touches the bytes of one tensor.
+//! `files` finds and maps the files, [`crate::names`] says what each tensor is, [`crate::adapter`]
+//! merges low-rank parts, `convert` makes numbers. Opening reads headers only;
+//! [`Checkpoint::tensor`] touches the bytes of one tensor.
 //!
-//! Invariants: one canonical name is one tensor; a returned tensor has the shape that was asked for and only finite values.
+//! Invariants: one canonical name is one tensor; a returned tensor has the shape that was asked for
+//! and only finite values.
 
 mod convert;
 mod files;
@@ -15,27 +17,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
 
-use crate::adapter::{self, Factors, Orientation, Scale};
 use crate::config::{Architecture, Config};
-use crate::error::Error;
-use crate::folder::Folder;
-use crate::names::{self, Role};
-use files::{Described, Mapped, Sources};
+use crate::error::ModelError;
+use crate::lora::{self, LoraFactors, LoraScale, Orientation};
+use crate::model_files::ModelFiles;
+use crate::names::{self, TensorRole};
+use files::{MappedFile, TensorHeader, WeightFiles};
 
 /// An opened checkpoint.
 pub struct Checkpoint {
-    folder: Folder,
+    model_files: ModelFiles,
     config: Config,
-    files: Vec<Mapped>,
-    weights: BTreeMap<String, Stored>,
-    adapters: BTreeMap<String, Adapter>,
-    scale: Scale,
-    ignored: Vec<(Stored, &'static str)>,
+    weight_files: Vec<MappedFile>,
+    weights: BTreeMap<String, StoredTensor>,
+    adapters: BTreeMap<String, LoraPair>,
+    lora_scale: LoraScale,
+    ignored: Vec<(StoredTensor, &'static str)>,
     pickles: Vec<PathBuf>,
 }
 
 /// A tensor in one of the files.
-struct Stored {
+struct StoredTensor {
     original: String,
     /// Index into `Checkpoint::files`.
     file: usize,
@@ -47,15 +49,16 @@ struct Stored {
 
 /// The low-rank factors of one module; both are there once a checkpoint is open.
 #[derive(Default)]
-struct Adapter {
-    a: Option<Stored>,
-    b: Option<Stored>,
+struct LoraPair {
+    a: Option<StoredTensor>,
+    b: Option<StoredTensor>,
 }
 
 /// One tensor of a checkpoint, for those who list it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry<'a> {
-    /// The name that the decoder asks for; of a low-rank factor, its module and `lora_A` or `lora_B`.
+pub struct TensorInfo<'a> {
+    /// The name that the decoder asks for; of a low-rank factor, its module and `lora_A` or
+    /// `lora_B`.
     pub canonical: String,
     /// The name in the file.
     pub original: &'a str,
@@ -75,29 +78,29 @@ pub struct Entry<'a> {
 
 impl Checkpoint {
     /// Reads config.json and the headers of all weight files.
-    pub fn open(folder: impl Into<Folder>) -> Result<Checkpoint, Error> {
+    pub fn open(folder: impl Into<ModelFiles>) -> Result<Checkpoint, ModelError> {
         let folder = folder.into();
         let config = Config::read(&folder)?;
-        let Sources { files: sources, index, pickles } = files::find(&folder)?;
-        let scale = Scale::Family(config.architecture);
+        let WeightFiles { files: sources, index, pickles } = files::find_weights(&folder)?;
+        let scale = LoraScale::FamilyDefault(config.architecture);
         let mut checkpoint = Checkpoint {
-            folder,
+            model_files: folder,
             config,
-            files: Vec::new(),
+            weight_files: Vec::new(),
             weights: BTreeMap::new(),
             adapters: BTreeMap::new(),
-            scale,
+            lora_scale: scale,
             ignored: Vec::new(),
             pickles,
         };
         for source in &sources {
-            let (mapped, described) = Mapped::open(&checkpoint.folder, source)?;
+            let (mapped, described) = MappedFile::open(&checkpoint.model_files, source)?;
             if let Some((index, map)) = &index {
                 check_index(checkpoint.dir(), &mapped.path, &described, index, map)?;
             }
-            checkpoint.files.push(mapped);
+            checkpoint.weight_files.push(mapped);
             for tensor in described {
-                checkpoint.add(tensor)?;
+                checkpoint.register(tensor)?;
             }
         }
         checkpoint.check_adapters()?;
@@ -111,13 +114,13 @@ impl Checkpoint {
     }
 
     /// Where its files are.
-    pub fn folder(&self) -> &Folder {
-        &self.folder
+    pub fn model_files(&self) -> &ModelFiles {
+        &self.model_files
     }
 
     /// What its folder is called.
     pub fn dir(&self) -> &Path {
-        self.folder.path()
+        self.model_files.path()
     }
 
     /// Whether a weight is there, by canonical name.
@@ -130,38 +133,50 @@ impl Checkpoint {
         self.weights.get(name).map(|stored| stored.shape.as_slice())
     }
 
-    /// Reads a weight by canonical name, in the layout of its file (GPT-2's `Conv1D` stays (in, out)), with its adapter
-    /// merged.
-    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-        let stored = self.weights.get(name).ok_or_else(|| self.missing(name))?;
-        let mut values = self.values(stored, shape)?;
+    /// Reads a weight by canonical name, in the layout of its file (GPT-2's `Conv1D` stays (in,
+    /// out)), with its adapter merged.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
+        let mut values = self.read_values(stored, shape)?;
         let module = name.strip_suffix(".weight");
         if let Some((module, adapter)) = module.and_then(|m| Some((m, self.adapters.get(m)?))) {
-            self.merge(&mut values, shape, module, adapter)?;
+            self.merge_adapter(&mut values, shape, module, adapter)?;
             self.check_finite(stored, &values)?;
         }
         Ok(values)
     }
 
-    /// Tensors that nobody asked for and that are not known to be harmless, as `canonical (original in file)`.
-    pub fn unused(&self) -> Vec<String> {
-        self.names().filter(|e| !e.used && e.ignored.is_none()).map(|e| e.describe()).collect()
+    /// Tensors that nobody asked for and that are not known to be harmless, as `canonical (original
+    /// in file)`.
+    pub fn unused_tensors(&self) -> Vec<String> {
+        self.tensors().filter(|e| !e.used && e.ignored.is_none()).map(|e| e.describe()).collect()
     }
 
     /// Every tensor of every file: weights, then low-rank factors, then what is ignored.
-    pub fn names(&self) -> impl Iterator<Item = Entry<'_>> {
-        let weights = self.weights.iter().map(|(name, s)| self.entry(name.clone(), s, self.redundant(name)));
+    pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
+        let weights = self
+            .weights
+            .iter()
+            .map(|(name, s)| self.info(name.clone(), s, self.redundant_reason(name)));
         let factors = self.adapters.iter().flat_map(|(module, adapter)| {
             let halves = [("lora_A", &adapter.a), ("lora_B", &adapter.b)];
-            halves.into_iter().filter_map(move |(half, s)| Some((format!("{module}.{half}.weight"), s.as_ref()?)))
+            halves
+                .into_iter()
+                .filter_map(move |(half, s)| Some((format!("{module}.{half}.weight"), s.as_ref()?)))
         });
-        let factors = factors.map(|(name, s)| self.entry(name, s, None));
-        let ignored = self.ignored.iter().map(|(s, why)| self.entry(s.original.clone(), s, Some(why)));
+        let factors = factors.map(|(name, s)| self.info(name, s, None));
+        let ignored =
+            self.ignored.iter().map(|(s, why)| self.info(s.original.clone(), s, Some(why)));
         weights.chain(factors).chain(ignored)
     }
 
-    fn entry<'a>(&'a self, canonical: String, stored: &'a Stored, ignored: Option<&'static str>) -> Entry<'a> {
-        Entry {
+    fn info<'a>(
+        &'a self,
+        canonical: String,
+        stored: &'a StoredTensor,
+        ignored: Option<&'static str>,
+    ) -> TensorInfo<'a> {
+        TensorInfo {
             canonical,
             original: &stored.original,
             file: self.path(stored),
@@ -174,56 +189,75 @@ impl Checkpoint {
     }
 
     /// Why a weight with a canonical name is not needed after all.
-    fn redundant(&self, name: &str) -> Option<&'static str> {
+    fn redundant_reason(&self, name: &str) -> Option<&'static str> {
         (name == "lm_head.weight" && self.config.tied).then_some("tied to the token embedding")
     }
 
     /// Files a tensor of the newest file under what it is.
-    fn add(&mut self, tensor: Described) -> Result<(), Error> {
-        let Described { name, dtype, shape, range } = tensor;
-        let file = self.files.len() - 1;
-        let role = names::role(&name);
-        let stored = Stored { original: name, file, dtype, shape, range, used: AtomicBool::new(false) };
+    fn register(&mut self, tensor: TensorHeader) -> Result<(), ModelError> {
+        let TensorHeader { name, dtype, shape, range } = tensor;
+        let file = self.weight_files.len() - 1;
+        let role = names::classify(&name);
+        let stored = StoredTensor {
+            original: name,
+            file,
+            dtype,
+            shape,
+            range,
+            used: AtomicBool::new(false),
+        };
         let slot = match role {
-            Role::Ignored(why) => {
+            TensorRole::Ignored(why) => {
                 self.ignored.push((stored, why));
                 return Ok(());
             }
-            Role::Unmergeable(what) => {
-                let (file, what) = (self.path(&stored).to_path_buf(), format!("`{}`, {what},", stored.original));
-                return Err(Error::UnsupportedAdapter { file, what });
+            TensorRole::Unmergeable(what) => {
+                let (file, what) =
+                    (self.path(&stored).to_path_buf(), format!("`{}`, {what},", stored.original));
+                return Err(ModelError::UnsupportedAdapter { file, what });
             }
-            Role::Weight(name) => return self.add_weight(name, stored),
-            Role::LoraA(module) => &mut self.adapters.entry(module).or_default().a,
-            Role::LoraB(module) => &mut self.adapters.entry(module).or_default().b,
+            TensorRole::Weight(name) => return self.register_weight(name, stored),
+            TensorRole::LoraA(module) => &mut self.adapters.entry(module).or_default().a,
+            TensorRole::LoraB(module) => &mut self.adapters.entry(module).or_default().b,
         };
         match slot.take() {
             None => *slot = Some(stored),
             Some(first) => {
-                return Err(self.duplicate("one low-rank factor".to_owned(), &first, &stored));
+                return Err(self.duplicate_error(
+                    "one low-rank factor".to_owned(),
+                    &first,
+                    &stored,
+                ));
             }
         }
         Ok(())
     }
 
     /// Training scripts save some weights twice; equal copies are one weight, unlike ones an error.
-    fn add_weight(&mut self, name: String, stored: Stored) -> Result<(), Error> {
+    fn register_weight(&mut self, name: String, stored: StoredTensor) -> Result<(), ModelError> {
         match self.weights.get(&name) {
             None => {
                 self.weights.insert(name, stored);
             }
-            Some(first) if self.same(first, &stored) => self.ignored.push((stored, "a second copy, equal to the first")),
-            Some(first) => return Err(self.duplicate(name, first, &stored)),
+            Some(first) if self.same_content(first, &stored) => {
+                self.ignored.push((stored, "a second copy, equal to the first"))
+            }
+            Some(first) => return Err(self.duplicate_error(name, first, &stored)),
         }
         Ok(())
     }
 
-    fn same(&self, a: &Stored, b: &Stored) -> bool {
+    fn same_content(&self, a: &StoredTensor, b: &StoredTensor) -> bool {
         a.dtype == b.dtype && a.shape == b.shape && self.bytes(a) == self.bytes(b)
     }
 
-    fn duplicate(&self, tensor: String, first: &Stored, second: &Stored) -> Error {
-        Error::DuplicateTensor {
+    fn duplicate_error(
+        &self,
+        tensor: String,
+        first: &StoredTensor,
+        second: &StoredTensor,
+    ) -> ModelError {
+        ModelError::DuplicateTensor {
             file: self.path(second).to_path_buf(),
             tensor,
             first: first.original.clone(),
@@ -231,10 +265,11 @@ impl Checkpoint {
         }
     }
 
-    /// Both halves of each pair must be there. Only then does adapter_config.json matter: a merged model may keep its own.
-    fn check_adapters(&mut self) -> Result<(), Error> {
+    /// Both halves of each pair must be there. Only then does adapter_config.json matter: a merged
+    /// model may keep its own.
+    fn check_adapters(&mut self) -> Result<(), ModelError> {
         if !self.adapters.is_empty() {
-            self.scale = Scale::read(&self.folder, self.config.architecture)?;
+            self.lora_scale = LoraScale::read(&self.model_files, self.config.architecture)?;
         }
         for (module, adapter) in &self.adapters {
             let (present, missing) = match (&adapter.a, &adapter.b) {
@@ -242,12 +277,17 @@ impl Checkpoint {
                 (None, Some(_)) => ("lora_B", "lora_A"),
                 _ => continue,
             };
-            return Err(Error::HalfAdapter { dir: self.dir().to_owned(), module: module.clone(), present, missing });
+            return Err(ModelError::IncompleteAdapter {
+                dir: self.dir().to_owned(),
+                module: module.clone(),
+                present,
+                missing,
+            });
         }
         Ok(())
     }
 
-    fn check_vocabulary(&self) -> Result<(), Error> {
+    fn check_vocabulary(&self) -> Result<(), ModelError> {
         let name = match self.config.architecture {
             Architecture::Gpt2 => "wte.weight",
             Architecture::Llama | Architecture::Qwen3 => "embed_tokens.weight",
@@ -256,7 +296,7 @@ impl Checkpoint {
             return Ok(());
         };
         match stored.shape.first() {
-            Some(&rows) if rows != self.config.vocab => Err(Error::VocabMismatch {
+            Some(&rows) if rows != self.config.vocab => Err(ModelError::VocabMismatch {
                 file: self.path(stored).to_path_buf(),
                 tensor: stored.original.clone(),
                 rows,
@@ -266,12 +306,18 @@ impl Checkpoint {
         }
     }
 
-    fn merge(&self, values: &mut [f32], shape: &[usize], module: &str, adapter: &Adapter) -> Result<(), Error> {
+    fn merge_adapter(
+        &self,
+        values: &mut [f32],
+        shape: &[usize],
+        module: &str,
+        adapter: &LoraPair,
+    ) -> Result<(), ModelError> {
         let (Some(a), Some(b)) = (&adapter.a, &adapter.b) else {
             return Ok(());
         };
         let &[rows, columns] = shape else {
-            return Err(Error::UnsupportedAdapter {
+            return Err(ModelError::UnsupportedAdapter {
                 file: self.path(a).to_path_buf(),
                 what: format!("`{}` on a weight that is no matrix", a.original),
             });
@@ -282,40 +328,44 @@ impl Checkpoint {
             Orientation::Conv1D => (rows, columns),
         };
         let rank = a.shape.first().copied().unwrap_or(0);
-        let scale = self.scale.of(rank).ok_or_else(|| Error::UnknownAdapterScale {
-            dir: self.dir().to_owned(),
-            module: module.to_owned(),
-            rank,
-        })?;
-        let (a, b) = (self.values(a, &[rank, inputs])?, self.values(b, &[outputs, rank])?);
-        adapter::merge(values, rows, orientation, Factors { a: &a, b: &b, rank, scale });
+        let scale =
+            self.lora_scale.for_rank(rank).ok_or_else(|| ModelError::UnknownAdapterScale {
+                dir: self.dir().to_owned(),
+                module: module.to_owned(),
+                rank,
+            })?;
+        let (a, b) =
+            (self.read_values(a, &[rank, inputs])?, self.read_values(b, &[outputs, rank])?);
+        lora::merge(values, rows, orientation, LoraFactors { a: &a, b: &b, rank, scale });
         Ok(())
     }
 
     /// One stored tensor as f32, checked, and marked as used.
-    fn values(&self, stored: &Stored, shape: &[usize]) -> Result<Vec<f32>, Error> {
+    fn read_values(&self, stored: &StoredTensor, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         stored.used.store(true, Ordering::Relaxed);
         if stored.shape != shape {
-            return Err(Error::WrongShape {
+            return Err(ModelError::WrongShape {
                 file: self.path(stored).to_path_buf(),
                 tensor: stored.original.clone(),
                 expected: shape.to_vec(),
                 found: stored.shape.clone(),
             });
         }
-        let values = convert::to_f32(stored.dtype, self.bytes(stored)).ok_or_else(|| Error::UnsupportedDtype {
-            file: self.path(stored).to_path_buf(),
-            tensor: stored.original.clone(),
-            dtype: stored.dtype.to_string(),
+        let values = convert::to_f32(stored.dtype, self.bytes(stored)).ok_or_else(|| {
+            ModelError::UnsupportedDtype {
+                file: self.path(stored).to_path_buf(),
+                tensor: stored.original.clone(),
+                dtype: stored.dtype.to_string(),
+            }
         })?;
         self.check_finite(stored, &values)?;
         Ok(values)
     }
 
-    fn check_finite(&self, stored: &Stored, values: &[f32]) -> Result<(), Error> {
+    fn check_finite(&self, stored: &StoredTensor, values: &[f32]) -> Result<(), ModelError> {
         match convert::first_non_finite(values) {
             None => Ok(()),
-            Some((index, value)) => Err(Error::NonFinite {
+            Some((index, value)) => Err(ModelError::NonFinite {
                 file: self.path(stored).to_path_buf(),
                 tensor: stored.original.clone(),
                 index,
@@ -324,27 +374,31 @@ impl Checkpoint {
         }
     }
 
-    fn missing(&self, name: &str) -> Error {
+    fn missing_error(&self, name: &str) -> ModelError {
         let hint = if let Some(pickle) = self.pickles.first() {
-            Error::PickleWeights { file: pickle.clone() }.to_string()
+            ModelError::PickleWeights { file: pickle.clone() }.to_string()
         } else if name == "lm_head.weight" {
             "set tie_word_embeddings to true if the embedding is the output matrix".to_owned()
         } else {
-            format!("{} tensors were read from {} files", self.names().count(), self.files.len())
+            format!(
+                "{} tensors were read from {} files",
+                self.tensors().count(),
+                self.weight_files.len()
+            )
         };
-        Error::MissingTensor { dir: self.dir().to_owned(), tensor: name.to_owned(), hint }
+        ModelError::MissingTensor { dir: self.dir().to_owned(), tensor: name.to_owned(), hint }
     }
 
-    fn path(&self, stored: &Stored) -> &Path {
-        &self.files[stored.file].path
+    fn path(&self, stored: &StoredTensor) -> &Path {
+        &self.weight_files[stored.file].path
     }
 
-    fn bytes(&self, stored: &Stored) -> &[u8] {
-        self.files[stored.file].slice(&stored.range)
+    fn bytes(&self, stored: &StoredTensor) -> &[u8] {
+        self.weight_files[stored.file].slice(&stored.range)
     }
 }
 
-impl Entry<'_> {
+impl TensorInfo<'_> {
     fn describe(&self) -> String {
         format!("{} ({} in {})", self.canonical, self.original, self.file.display())
     }
@@ -354,15 +408,19 @@ impl Entry<'_> {
 fn check_index(
     dir: &Path,
     shard: &Path,
-    described: &[Described],
+    described: &[TensorHeader],
     index: &Path,
     map: &BTreeMap<String, String>,
-) -> Result<(), Error> {
+) -> Result<(), ModelError> {
     let held: std::collections::HashSet<&str> = described.iter().map(|d| d.name.as_str()).collect();
     let expected = map.iter().filter(|(_, file)| dir.join(file) == shard);
     for (tensor, file) in expected {
         if !held.contains(tensor.as_str()) {
-            return Err(Error::MissingInShard { index: index.to_path_buf(), shard: file.clone(), tensor: tensor.clone() });
+            return Err(ModelError::MissingInShard {
+                index: index.to_path_buf(),
+                shard: file.clone(),
+                tensor: tensor.clone(),
+            });
         }
     }
     Ok(())

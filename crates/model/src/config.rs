@@ -1,10 +1,11 @@
 //! What config.json says, as types.
 //!
-//! GPT-2, Llama and Qwen3 are one decoder; what differs between them is a field here, never a second code path by name.
-//! `fields` reads single values with bounds, `parse` knows each architecture's spelling.
+//! GPT-2, Llama and Qwen3 are one decoder; what differs between them is a field here, never a
+//! second code path by name. `fields` reads single values with bounds, `parse` knows each
+//! architecture's spelling.
 //!
-//! Invariants of a parsed [`Config`]: no count is zero, `kv_heads` divides `heads`, `head_dim` is even where positions are
-//! rotary, and no tensor size computed from the counts overflows.
+//! Invariants of a parsed [`Config`]: no count is zero, `kv_heads` divides `heads`, `head_dim` is
+//! even where positions are rotary, and no tensor size computed from the counts overflows.
 
 mod fields;
 mod parse;
@@ -13,8 +14,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::error::Error;
-use crate::folder::Folder;
+use crate::error::ModelError;
+use crate::model_files::ModelFiles;
 
 /// Which published model class the weights were written by; decides the weight names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub enum Architecture {
 
 /// How a hidden state is normalised.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Norm {
+pub enum NormConfig {
     /// Mean and variance, with weight and bias.
     LayerNorm {
         /// Added to the variance.
@@ -44,7 +45,7 @@ pub enum Norm {
 
 /// How a token's position reaches the model.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Positions {
+pub enum PositionEncoding {
     /// A table of vectors added to the embeddings.
     Learned,
     /// Queries and keys are rotated, first half of a head against its second half.
@@ -56,8 +57,8 @@ pub enum Positions {
     },
 }
 
-/// Llama 3's rope scaling: wavelengths beyond `original_context / low` are divided by `factor`, those below
-/// `original_context / high` are kept, those between are interpolated.
+/// Llama 3's rope scaling: wavelengths beyond `original_context / low` are divided by `factor`,
+/// those below `original_context / high` are kept, those between are interpolated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Llama3Scaling {
     /// How far low frequencies are stretched.
@@ -74,16 +75,17 @@ pub struct Llama3Scaling {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mlp {
     /// Two matrices with GELU between, in its tanh form (`gelu_new`).
-    Gelu,
+    GeluTanh,
     /// Two matrices with GELU between, in its exact form.
     GeluErf,
     /// Three matrices: `down(silu(gate(x)) * up(x))`.
     SwiGlu,
 }
 
-/// What a latent reasoner's config.json adds to its base model's. Ids of -1 mean "not used" and are read as `None`.
+/// What a latent reasoner's config.json adds to its base model's. Ids of -1 mean "not used" and are
+/// read as `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct LatentFields {
+pub struct LatentConfig {
     /// `latent_id`: the placeholder token that stands for a thought.
     pub latent_id: Option<u32>,
     /// `latent_start_id`: the token that opens the thoughts.
@@ -98,11 +100,11 @@ pub struct LatentFields {
     pub embedding_std: Option<f32>,
 }
 
-/// `latent_tts`: what whoever trained a model says about using it. Each field wins over what is recognised and over its
-/// family's default; none has to be there. It is written as it is read; numbers are as wide as JSON's, so that they stay
-/// what was typed.
+/// `latent_tts`: what whoever trained a model says about using it. Each field wins over what is
+/// recognised and over its family's default; none has to be there. It is written as it is read;
+/// numbers are as wide as JSON's, so that they stay what was typed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Defaults {
+pub struct GenerationDefaults {
     /// The family's name, as `--method` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
@@ -144,9 +146,9 @@ pub struct Config {
     /// Largest number of positions.
     pub context: usize,
     /// The norm of every block and the final one.
-    pub norm: Norm,
+    pub norm: NormConfig,
     /// How positions are told apart.
-    pub positions: Positions,
+    pub positions: PositionEncoding,
     /// The feed-forward block.
     pub mlp: Mlp,
     /// Whether each head's query and key are normalised (weights `q_norm`, `k_norm`).
@@ -156,9 +158,9 @@ pub struct Config {
     /// Tokens that end an answer. Empty when no file says; ask the tokenizer then.
     pub eos: Vec<u32>,
     /// What latent reasoners add.
-    pub latent: LatentFields,
+    pub latent: LatentConfig,
     /// How to use the model, as far as it says.
-    pub defaults: Defaults,
+    pub defaults: GenerationDefaults,
 }
 
 impl Config {
@@ -171,18 +173,19 @@ impl Config {
         }
     }
 
-    /// Reads `config.json`, and `generation_config.json` beside it, whose end tokens win as they do in transformers.
-    pub fn read(folder: impl Into<Folder>) -> Result<Config, Error> {
+    /// Reads `config.json`, and `generation_config.json` beside it, whose end tokens win as they do
+    /// in transformers.
+    pub fn read(folder: impl Into<ModelFiles>) -> Result<Config, ModelError> {
         let folder = folder.into();
-        folder.check()?;
-        let file = folder.file("config.json");
-        if !folder.has(&file) {
-            return Err(Error::MissingConfig { dir: folder.path().to_owned() });
+        folder.check_exists()?;
+        let file = folder.file_path("config.json");
+        if !folder.contains(&file) {
+            return Err(ModelError::MissingConfig { dir: folder.path().to_owned() });
         }
-        let mut config = Config::parse(&file, &folder.text(&file)?)?;
-        let generation = folder.file("generation_config.json");
-        if folder.has(&generation) {
-            let eos = parse::end_tokens(&generation, &folder.text(&generation)?)?;
+        let mut config = Config::parse(&file, &folder.read_text(&file)?)?;
+        let generation = folder.file_path("generation_config.json");
+        if folder.contains(&generation) {
+            let eos = parse::eos_tokens(&generation, &folder.read_text(&generation)?)?;
             if !eos.is_empty() {
                 config.eos = eos;
             }
@@ -191,7 +194,7 @@ impl Config {
     }
 
     /// Parses the text of a config.json; `file` is only named in errors.
-    pub fn parse(file: &Path, json: &str) -> Result<Config, Error> {
+    pub fn parse(file: &Path, json: &str) -> Result<Config, ModelError> {
         parse::config(file, json)
     }
 }

@@ -1,21 +1,21 @@
 //! Every way in which a checkpoint directory can be wrong, one variant each.
 //!
-//! Messages are lower case, name the file and the tensor or field, and end with what to do about it. Nothing in this
-//! crate panics on a broken file: it returns one of these.
+//! Messages are lower case, name the file and the tensor or field, and end with what to do about
+//! it. Nothing in this crate panics on a broken file: it returns one of these.
 
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint, a configuration or a tokenizer could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ModelError {
     /// The device refused to take the weights.
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
 
     /// The backward of a part is not there.
     #[error("a model with {what} cannot be trained; use a GPT-2 or a Llama")]
-    CannotLearn {
+    NotTrainable {
         /// The part.
         what: &'static str,
     },
@@ -51,7 +51,7 @@ pub enum Error {
     },
 
     /// Weights in Python's pickle format, which can run code when it is read.
-    #[error("{}: pickle weights are not read; convert them: {}", file.display(), conversion(file))]
+    #[error("{}: pickle weights are not read; convert them: {}", file.display(), conversion_command(file))]
     PickleWeights {
         /// The pickle file.
         file: PathBuf,
@@ -262,7 +262,7 @@ pub enum Error {
 
     /// One half of a low-rank pair is missing.
     #[error("{}: `{module}` has {present} but no {missing}; the adapter is incomplete, save it again", dir.display())]
-    HalfAdapter {
+    IncompleteAdapter {
         /// The checkpoint directory.
         dir: PathBuf,
         /// The adapted module.
@@ -310,21 +310,23 @@ pub enum Error {
     },
 
     /// A text that the tokenizer could not take apart, or ids that it could not put together.
-    #[error("the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer")]
+    #[error(
+        "the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer"
+    )]
     Tokenize {
         /// What the tokenizer said.
         why: String,
     },
 }
 
-impl Error {
-    pub(crate) fn io(path: &Path, source: std::io::Error) -> Error {
-        Error::Io { path: path.to_path_buf(), source }
+impl ModelError {
+    pub(crate) fn io(path: &Path, source: std::io::Error) -> ModelError {
+        ModelError::Io { path: path.to_path_buf(), source }
     }
 }
 
 /// The line of Python that turns a pickle file into the safetensors file expected in its place.
-fn conversion(file: &Path) -> String {
+fn conversion_command(file: &Path) -> String {
     let from = file.file_name().unwrap_or_default().to_string_lossy();
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     let to = match stem.as_ref() {
@@ -340,11 +342,18 @@ fn conversion(file: &Path) -> String {
 }
 
 /// Bytes of a file that should be text.
-pub(crate) fn utf8(file: &Path, bytes: Vec<u8>) -> Result<String, Error> {
-    String::from_utf8(bytes).map_err(|e| Error::NotUtf8 { file: file.to_path_buf(), at: e.utf8_error().valid_up_to() })
+pub(crate) fn parse_utf8(file: &Path, bytes: Vec<u8>) -> Result<String, ModelError> {
+    String::from_utf8(bytes).map_err(|e| ModelError::NotUtf8 {
+        file: file.to_path_buf(),
+        at: e.utf8_error().valid_up_to(),
+    })
 }
 
 /// Parses JSON into any type, naming the file when it does not parse.
-pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(file: &Path, text: &str) -> Result<T, Error> {
-    serde_json::from_str(text).map_err(|e| Error::BadJson { file: file.to_path_buf(), why: e.to_string() })
+pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(
+    file: &Path,
+    text: &str,
+) -> Result<T, ModelError> {
+    serde_json::from_str(text)
+        .map_err(|e| ModelError::BadJson { file: file.to_path_buf(), why: e.to_string() })
 }

@@ -6,14 +6,14 @@
 //! tokenizer.json ───────────> Tokenizer
 //! ```
 
-pub mod adapter;
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
 pub mod error;
-pub mod folder;
 pub mod head;
+pub mod lora;
+pub mod model_files;
 pub mod names;
 pub mod parameters;
 pub mod save;
@@ -23,13 +23,15 @@ pub mod testkit;
 pub mod tokenizer;
 mod weights;
 
-pub use cache::{Cache, Mark, Pass, Sequence};
+pub use cache::{Cache, CacheMark, Pass, Sequence};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
-pub use decoder::{Decoder, Dropout, Learner, LmHead, Masks, Segment};
-pub use error::Error;
-pub use folder::{Folder, Packed};
-pub use head::{HeadKept, HeadLearner, Judged, LatentHead, LearnedLinear, RewardHead};
-pub use parameters::{LinearParameters, Named, NormParameters, Parameter};
-pub use source::{Grown, InitialWeights, RandomWeights, TensorSource};
+pub use decoder::{Decoder, Dropout, LmHead, Masks, Segment, TrainableDecoder};
+pub use error::ModelError;
+pub use head::{
+    HeadActivations, LatentHead, RewardHead, RewardInputs, TrainableHead, TrainableLinear,
+};
+pub use model_files::{EmbeddedFiles, ModelFiles};
+pub use parameters::{LinearParameters, NamedTensor, NormParameters, Parameter};
+pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -1,10 +1,13 @@
 //! The table of weight names: what a tensor of a published file is, whatever wrappers saved it.
 //!
-//! The same matrix is `transformer.h.0.attn.c_attn.weight` in a plain GPT-2, `base_causallm.transformer.…` in COCONUT's own
-//! checkpoints, `codi.base_model.model.transformer.….base_layer.weight` in CODI's. Its canonical name, the one the decoder
-//! asks for, is `h.0.attn.c_attn.weight` in all of them. Nothing is transposed or split here.
+//! The same matrix is `transformer.h.0.attn.c_attn.weight` in a plain GPT-2,
+//! `base_causallm.transformer.…` in COCONUT's own checkpoints,
+//! `codi.base_model.model.transformer.….base_layer.weight` in CODI's. Its canonical name, the one
+//! the decoder asks for, is `h.0.attn.c_attn.weight` in all of them. Nothing is transposed or split
+//! here.
 
-/// Wrappers that a training script may have put around the model, outermost first; any nesting of them is stripped.
+/// Wrappers that a training script may have put around the model, outermost first; any nesting of
+/// them is stripped.
 const WRAPPERS: [&str; 9] = [
     "module.",
     "_orig_mod.",
@@ -18,7 +21,7 @@ const WRAPPERS: [&str; 9] = [
 ];
 
 /// Heads that are spelled in more than one way, as (published prefix, canonical prefix).
-const HEADS: [(&str, &str); 5] = [
+const HEAD_ALIASES: [(&str, &str); 5] = [
     ("prj.ln.", "projector.4."),
     ("projector.ln.", "projector.4."),
     ("prj.", "projector."),
@@ -28,7 +31,7 @@ const HEADS: [(&str, &str); 5] = [
 
 /// What a tensor of a file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Role {
+pub enum TensorRole {
     /// A weight, under its canonical name.
     Weight(String),
     /// The low-rank factor A, (rank, in), of the module with this canonical name.
@@ -42,20 +45,20 @@ pub enum Role {
 }
 
 /// Says what the tensor called `original` is.
-pub fn role(original: &str) -> Role {
-    let name = unwrapped(original);
-    if let Some(reason) = harmless(name) {
-        return Role::Ignored(reason);
+pub fn classify(original: &str) -> TensorRole {
+    let name = strip_wrappers(original);
+    if let Some(reason) = ignored_reason(name) {
+        return TensorRole::Ignored(reason);
     }
-    if let Some(role) = adapter(name) {
+    if let Some(role) = lora_factor(name) {
         return role;
     }
     let name = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".");
-    Role::Weight(canonical_head(&name))
+    TensorRole::Weight(canonical_head(&name))
 }
 
 /// The name without wrapper prefixes.
-fn unwrapped(original: &str) -> &str {
+fn strip_wrappers(original: &str) -> &str {
     let mut name = original;
     while let Some(rest) = WRAPPERS.iter().find_map(|w| name.strip_prefix(w)) {
         name = rest;
@@ -64,14 +67,14 @@ fn unwrapped(original: &str) -> &str {
 }
 
 fn canonical_head(name: &str) -> String {
-    match HEADS.iter().find_map(|(from, to)| Some((to, name.strip_prefix(from)?))) {
+    match HEAD_ALIASES.iter().find_map(|(from, to)| Some((to, name.strip_prefix(from)?))) {
         Some((to, rest)) => format!("{to}{rest}"),
         None => name.to_owned(),
     }
 }
 
 /// Tensors that a file may hold and no decoder reads.
-fn harmless(name: &str) -> Option<&'static str> {
+fn ignored_reason(name: &str) -> Option<&'static str> {
     let in_block = name.starts_with("h.");
     if in_block && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) {
         Some("a causal mask saved as a buffer")
@@ -93,12 +96,12 @@ fn harmless(name: &str) -> Option<&'static str> {
 }
 
 /// Reads `<module>.lora_A.weight` and `<module>.lora_A.<adapter>.weight`.
-fn adapter(name: &str) -> Option<Role> {
+fn lora_factor(name: &str) -> Option<TensorRole> {
     if name.contains("lora_magnitude_vector") {
-        return Some(Role::Unmergeable("a DoRA magnitude"));
+        return Some(TensorRole::Unmergeable("a DoRA magnitude"));
     }
     if name.contains("lora_embedding_") {
-        return Some(Role::Unmergeable("a low-rank embedding"));
+        return Some(TensorRole::Unmergeable("a low-rank embedding"));
     }
     let (module, rest, is_a) = match name.split_once(".lora_A.") {
         Some((module, rest)) => (module, rest, true),
@@ -108,10 +111,10 @@ fn adapter(name: &str) -> Option<Role> {
         }
     };
     if rest != "weight" && !rest.ends_with(".weight") {
-        return Some(Role::Unmergeable("a low-rank factor that is not a weight"));
+        return Some(TensorRole::Unmergeable("a low-rank factor that is not a weight"));
     }
     let module = canonical_head(module);
-    Some(if is_a { Role::LoraA(module) } else { Role::LoraB(module) })
+    Some(if is_a { TensorRole::LoraA(module) } else { TensorRole::LoraB(module) })
 }
 
 #[cfg(test)]
@@ -119,8 +122,8 @@ mod tests {
     use super::*;
 
     fn weight(original: &str) -> String {
-        match role(original) {
-            Role::Weight(name) => name,
+        match classify(original) {
+            TensorRole::Weight(name) => name,
             other => panic!("{original}: {other:?}"),
         }
     }
@@ -132,11 +135,23 @@ mod tests {
             ("wte.weight", "wte.weight"),
             ("base_causallm.transformer.h.3.ln_1.bias", "h.3.ln_1.bias"),
             ("base_causallm.lm_head.weight", "lm_head.weight"),
-            ("codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.weight", "h.0.attn.c_attn.weight"),
-            ("codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.bias", "h.0.attn.c_attn.bias"),
-            ("codi.base_model.model.model.layers.2.mlp.up_proj.base_layer.weight", "layers.2.mlp.up_proj.weight"),
+            (
+                "codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.weight",
+                "h.0.attn.c_attn.weight",
+            ),
+            (
+                "codi.base_model.model.transformer.h.0.attn.c_attn.base_layer.bias",
+                "h.0.attn.c_attn.bias",
+            ),
+            (
+                "codi.base_model.model.model.layers.2.mlp.up_proj.base_layer.weight",
+                "layers.2.mlp.up_proj.weight",
+            ),
             ("llm.base_model.model.model.embed_tokens.weight", "embed_tokens.weight"),
-            ("model.language_model.layers.0.self_attn.q_norm.weight", "layers.0.self_attn.q_norm.weight"),
+            (
+                "model.language_model.layers.0.self_attn.q_norm.weight",
+                "layers.0.self_attn.q_norm.weight",
+            ),
             (
                 "base_model.model.model.language_model.layers.7.self_attn.q_proj.base_layer.weight",
                 "layers.7.self_attn.q_proj.weight",
@@ -160,11 +175,23 @@ mod tests {
     fn low_rank_factors_name_their_module() {
         let module = "layers.0.self_attn.q_proj".to_owned();
         let prefix = "llm.base_model.model.model.layers.0.self_attn.q_proj";
-        assert_eq!(role(&format!("{prefix}.lora_A.default.weight")), Role::LoraA(module.clone()));
-        assert_eq!(role(&format!("{prefix}.lora_B.default.weight")), Role::LoraB(module.clone()));
-        assert_eq!(role(&format!("{prefix}.lora_A.weight")), Role::LoraA(module));
-        assert!(matches!(role(&format!("{prefix}.lora_B.default.bias")), Role::Unmergeable(_)));
-        assert!(matches!(role(&format!("{prefix}.lora_magnitude_vector.default.weight")), Role::Unmergeable(_)));
+        assert_eq!(
+            classify(&format!("{prefix}.lora_A.default.weight")),
+            TensorRole::LoraA(module.clone())
+        );
+        assert_eq!(
+            classify(&format!("{prefix}.lora_B.default.weight")),
+            TensorRole::LoraB(module.clone())
+        );
+        assert_eq!(classify(&format!("{prefix}.lora_A.weight")), TensorRole::LoraA(module));
+        assert!(matches!(
+            classify(&format!("{prefix}.lora_B.default.bias")),
+            TensorRole::Unmergeable(_)
+        ));
+        assert!(matches!(
+            classify(&format!("{prefix}.lora_magnitude_vector.default.weight")),
+            TensorRole::Unmergeable(_)
+        ));
     }
 
     #[test]
@@ -178,7 +205,7 @@ mod tests {
             "latent_policy.log_std.weight",
             "embedding.weight",
         ] {
-            assert!(matches!(role(original), Role::Ignored(_)), "{original}");
+            assert!(matches!(classify(original), TensorRole::Ignored(_)), "{original}");
         }
         assert_eq!(weight("transformer.h.0.attn.c_attn.bias"), "h.0.attn.c_attn.bias");
     }

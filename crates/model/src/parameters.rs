@@ -1,19 +1,20 @@
-//! What learns: single-precision weights with their gradients and moments, named and shaped as files hold them.
+//! What learns: single-precision weights with their gradients and moments, named and shaped as
+//! files hold them.
 //!
-//! The kernels read copies of these in their own formats ([`Linear`], [`Norm`]); after every step the copies are written
-//! anew. A matrix is (outputs, inputs) here, whatever a file has.
+//! The kernels read copies of these in their own formats ([`Linear`], [`Norm`]); after every step
+//! the copies are written anew. A matrix is (outputs, inputs) here, whatever a file has.
 
-use tensor::ops::{self, AdamW, Linear, Moments, Norm};
+use tensor::ops::{self, AdamW, Linear, Moments, Normalization};
 use tensor::{Device, DeviceError, Tensor};
 
-use crate::error::Error;
+use crate::error::ModelError;
 use crate::source::TensorSource;
-use crate::weights::{Order, StoredLinear, StoredNorm};
+use crate::weights::{LinearSpec, NormSpec, WeightLayout};
 
 /// A tensor that learns.
 #[derive(Debug)]
 pub struct Parameter {
-    stored: Stored,
+    layout: ParameterLayout,
     /// What it is now.
     pub value: Tensor,
     /// What the loss says; sums up until a step is taken.
@@ -24,11 +25,11 @@ pub struct Parameter {
 
 /// How files hold a parameter.
 #[derive(Clone, Debug)]
-enum Stored {
+enum ParameterLayout {
     /// Names, and how many outputs each has.
     Matrix {
         parts: Vec<(String, usize)>,
-        order: Order,
+        layout: WeightLayout,
     },
     Vector {
         parts: Vec<(String, usize)>,
@@ -37,7 +38,7 @@ enum Stored {
 
 /// A tensor by the name and shape that files have.
 #[derive(Clone, Debug)]
-pub struct Named {
+pub struct NamedTensor {
     /// The canonical name.
     pub name: String,
     /// Its shape.
@@ -47,64 +48,86 @@ pub struct Named {
 }
 
 impl Parameter {
-    fn new(device: &Device, stored: Stored, value: Tensor) -> Result<Self, DeviceError> {
+    fn new(device: &Device, stored: ParameterLayout, value: Tensor) -> Result<Self, DeviceError> {
         let zeros = || Tensor::zeros_on(device, value.rows(), value.cols());
         let (gradient, moments) = (zeros()?, Moments { first: zeros()?, second: zeros()? });
-        Ok(Self { stored, value: value.to_device(device)?, gradient, moments })
+        Ok(Self { layout: stored, value: value.to_device(device)?, gradient, moments })
     }
 
     /// From a matrix that files hold as it is here.
-    pub fn table(device: &Device, name: &str, value: Tensor) -> Result<Self, DeviceError> {
+    pub fn matrix(device: &Device, name: &str, value: Tensor) -> Result<Self, DeviceError> {
         let parts = vec![(name.to_owned(), value.rows())];
-        Self::new(device, Stored::Matrix { parts, order: Order::OutputMajor }, value)
+        Self::new(
+            device,
+            ParameterLayout::Matrix { parts, layout: WeightLayout::OutputMajor },
+            value,
+        )
     }
 
-    fn vector(device: &Device, parts: Vec<(String, usize)>, values: Vec<f32>) -> Result<Self, DeviceError> {
-        Self::new(device, Stored::Vector { parts }, Tensor::from_vec(1, values.len(), values))
+    fn vector(
+        device: &Device,
+        parts: Vec<(String, usize)>,
+        values: Vec<f32>,
+    ) -> Result<Self, DeviceError> {
+        Self::new(
+            device,
+            ParameterLayout::Vector { parts },
+            Tensor::from_vec(1, values.len(), values),
+        )
     }
 
     /// Whether weight decay applies to it by custom: matrices decay, norms and biases do not.
     pub fn is_matrix(&self) -> bool {
-        matches!(self.stored, Stored::Matrix { .. })
+        matches!(self.layout, ParameterLayout::Matrix { .. })
     }
 
     /// Its first name, for messages and for the files of a run.
     pub fn name(&self) -> &str {
-        match &self.stored {
-            Stored::Matrix { parts, .. } | Stored::Vector { parts } => &parts[0].0,
+        match &self.layout {
+            ParameterLayout::Matrix { parts, .. } | ParameterLayout::Vector { parts } => {
+                &parts[0].0
+            }
         }
     }
 
     /// Its value as files hold it.
-    pub fn named(&self) -> Result<Vec<Named>, DeviceError> {
-        self.named_of(&self.value)
+    pub fn named_values(&self) -> Result<Vec<NamedTensor>, DeviceError> {
+        self.split_named(&self.value)
     }
 
     /// Its gradient under the names and in the shapes of files.
-    pub fn named_gradient(&self) -> Result<Vec<Named>, DeviceError> {
-        self.named_of(&self.gradient)
+    pub fn named_gradients(&self) -> Result<Vec<NamedTensor>, DeviceError> {
+        self.split_named(&self.gradient)
     }
 
-    fn named_of(&self, tensor: &Tensor) -> Result<Vec<Named>, DeviceError> {
+    fn split_named(&self, tensor: &Tensor) -> Result<Vec<NamedTensor>, DeviceError> {
         let (host, cols) = (tensor.clone().to_host()?, tensor.cols());
         let mut start = 0;
         let mut cut = |len: usize| {
             start += len;
             host.data()[start - len..start].to_vec()
         };
-        Ok(match &self.stored {
-            Stored::Vector { parts } => {
-                let part = |(name, len): &(String, usize)| Named { name: name.clone(), shape: vec![*len], values: cut(*len) };
+        Ok(match &self.layout {
+            ParameterLayout::Vector { parts } => {
+                let part = |(name, len): &(String, usize)| NamedTensor {
+                    name: name.clone(),
+                    shape: vec![*len],
+                    values: cut(*len),
+                };
                 parts.iter().map(part).collect()
             }
-            Stored::Matrix { parts, order } => {
+            ParameterLayout::Matrix { parts, layout: order } => {
                 let part = |(name, outputs): &(String, usize)| {
                     let (values, name) = (cut(outputs * cols), name.clone());
                     match order {
-                        Order::OutputMajor => Named { name, shape: vec![*outputs, cols], values },
-                        Order::InputMajor => {
-                            Named { name, shape: vec![cols, *outputs], values: transposed(&values, *outputs, cols) }
+                        WeightLayout::OutputMajor => {
+                            NamedTensor { name, shape: vec![*outputs, cols], values }
                         }
+                        WeightLayout::InputMajor => NamedTensor {
+                            name,
+                            shape: vec![cols, *outputs],
+                            values: transposed(&values, *outputs, cols),
+                        },
                     }
                 };
                 parts.iter().map(part).collect()
@@ -128,54 +151,83 @@ pub struct LinearParameters {
 }
 
 impl LinearParameters {
-    pub(crate) fn read(device: &Device, stored: &StoredLinear, source: &impl TensorSource) -> Result<Self, Error> {
-        let (inputs, outputs) = (stored.inputs, stored.outputs());
-        let matrix = stored.matrix(source)?;
-        let matrix = if stored.order == Order::InputMajor { transposed(&matrix, inputs, outputs) } else { matrix };
-        let named = |end: &str| stored.parts.iter().map(|(name, n)| (format!("{name}.{end}"), *n)).collect::<Vec<_>>();
-        let how = Stored::Matrix { parts: named("weight"), order: stored.order };
+    pub(crate) fn load(
+        device: &Device,
+        spec: &LinearSpec,
+        source: &impl TensorSource,
+    ) -> Result<Self, ModelError> {
+        let (inputs, outputs) = (spec.inputs, spec.outputs());
+        let matrix = spec.matrix(source)?;
+        let matrix = if spec.layout == WeightLayout::InputMajor {
+            transposed(&matrix, inputs, outputs)
+        } else {
+            matrix
+        };
+        let named = |end: &str| {
+            spec.parts.iter().map(|(name, n)| (format!("{name}.{end}"), *n)).collect::<Vec<_>>()
+        };
+        let how = ParameterLayout::Matrix { parts: named("weight"), layout: spec.layout };
         let weight = Parameter::new(device, how, Tensor::from_vec(outputs, inputs, matrix))?;
-        let bias = stored.bias(source)?.map(|values| Parameter::vector(device, named("bias"), values)).transpose()?;
+        let bias = spec
+            .bias(source)?
+            .map(|values| Parameter::vector(device, named("bias"), values))
+            .transpose()?;
         Ok(Self { weight, bias })
     }
 
     /// An `nn.Linear` beside the decoder, with a bias if the source has one.
-    pub fn module(
+    pub fn nn_linear(
         device: &Device,
         source: &impl TensorSource,
         name: &str,
         (inputs, outputs): (usize, usize),
-    ) -> Result<Self, Error> {
-        Self::read(device, &StoredLinear::module(source, name, inputs, outputs), source)
+    ) -> Result<Self, ModelError> {
+        Self::load(device, &LinearSpec::nn_linear(source, name, inputs, outputs), source)
     }
 
     /// The map that the kernels read, ready for its backward.
-    pub fn linear(&self, device: &Device) -> Result<Linear, DeviceError> {
+    pub fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
         let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
         let zeros = vec![0.0; rows * cols];
-        let mut map = Linear::from_output_major(device, (cols, rows), &zeros, self.bias.as_ref().map(|_| vec![0.0; rows]))?;
-        self.write(device, &mut map)?;
+        let mut map = Linear::from_output_major(
+            device,
+            (cols, rows),
+            &zeros,
+            self.bias.as_ref().map(|_| vec![0.0; rows]),
+        )?;
+        self.sync_linear(device, &mut map)?;
         Ok(map)
     }
 
     /// Writes the values to where the kernels read them.
-    pub fn write(&self, device: &Device, map: &mut Linear) -> Result<(), DeviceError> {
+    pub fn sync_linear(&self, device: &Device, map: &mut Linear) -> Result<(), DeviceError> {
         map.assign(device, &self.weight.value, self.bias.as_ref().map(|b| &b.value))?;
         map.prepare_backward(device, &self.weight.value)
     }
 
     /// Adds to the gradients, for x that went in and dy that came back.
-    pub fn learn(&mut self, device: &Device, x: &Tensor, dy: &Tensor) -> Result<(), DeviceError> {
-        ops::linear_dw(device, x, dy, &mut self.weight.gradient, self.bias.as_mut().map(|b| &mut b.gradient))
+    pub fn accumulate_gradients(
+        &mut self,
+        device: &Device,
+        x: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(), DeviceError> {
+        ops::linear_dw(
+            device,
+            x,
+            dy,
+            &mut self.weight.gradient,
+            self.bias.as_mut().map(|b| &mut b.gradient),
+        )
     }
 
     /// Its parameters.
-    pub fn all(&self) -> impl Iterator<Item = &Parameter> {
+    pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
         std::iter::once(&self.weight).chain(&self.bias)
     }
 
     /// Its parameters, to be changed.
-    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         std::iter::once(&mut self.weight).chain(&mut self.bias)
     }
 }
@@ -184,59 +236,76 @@ impl LinearParameters {
 #[derive(Debug)]
 pub struct NormParameters {
     /// (1, width)
-    pub scale: Parameter,
+    pub weight: Parameter,
     /// (1, width) of a layer norm.
-    pub shift: Option<Parameter>,
+    pub bias: Option<Parameter>,
 }
 
 impl NormParameters {
-    pub(crate) fn read(device: &Device, stored: &StoredNorm, source: &impl TensorSource) -> Result<Self, Error> {
-        let vector =
-            |end: &str, values| Parameter::vector(device, vec![(format!("{}.{end}", stored.name), stored.width)], values);
+    pub(crate) fn load(
+        device: &Device,
+        spec: &NormSpec,
+        source: &impl TensorSource,
+    ) -> Result<Self, ModelError> {
+        let vector = |end: &str, values| {
+            Parameter::vector(device, vec![(format!("{}.{end}", spec.name), spec.width)], values)
+        };
         Ok(Self {
-            scale: vector("weight", stored.scale(source)?)?,
-            shift: stored.shift(source)?.map(|values| vector("bias", values)).transpose()?,
+            weight: vector("weight", spec.weight(source)?)?,
+            bias: spec.bias(source)?.map(|values| vector("bias", values)).transpose()?,
         })
     }
 
-    pub(crate) fn write(&self, device: &Device, norm: &mut Norm) -> Result<(), DeviceError> {
-        norm.assign(device, &self.scale.value, self.shift.as_ref().map(|s| &s.value))
+    pub(crate) fn sync_norm(
+        &self,
+        device: &Device,
+        norm: &mut Normalization,
+    ) -> Result<(), DeviceError> {
+        norm.assign(device, &self.weight.value, self.bias.as_ref().map(|s| &s.value))
     }
 
     /// Adds to dx and to the gradients, for x that went in and dy that came back.
-    pub(crate) fn learn(
+    pub(crate) fn accumulate_gradients(
         &mut self,
         device: &Device,
-        (x, by, dy): (&Tensor, &Norm, &Tensor),
+        (x, by, dy): (&Tensor, &Normalization, &Tensor),
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let shift = self.shift.as_mut().map(|s| &mut s.gradient);
-        ops::norm_backward(device, (x, by, dy), dx, &mut self.scale.gradient, shift)
+        let shift = self.bias.as_mut().map(|s| &mut s.gradient);
+        ops::norm_backward(device, (x, by, dy), dx, &mut self.weight.gradient, shift)
     }
 
     /// Its parameters.
-    pub fn all(&self) -> impl Iterator<Item = &Parameter> {
-        std::iter::once(&self.scale).chain(&self.shift)
+    pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        std::iter::once(&self.weight).chain(&self.bias)
     }
 
     /// Its parameters, to be changed.
-    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
-        std::iter::once(&mut self.scale).chain(&mut self.shift)
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        std::iter::once(&mut self.weight).chain(&mut self.bias)
     }
 }
 
-/// One step of AdamW over all parameters. With `decay_all`, norms and biases decay as well, as PyTorch's default does.
-pub fn step(
+/// One step of AdamW over all parameters. With `decay_all`, norms and biases decay as well, as
+/// PyTorch's default does.
+pub fn adamw_step(
     device: &Device,
-    by: &AdamW,
+    optimizer: &AdamW,
     decay_all: bool,
     parameters: impl Iterator<Item = impl std::ops::DerefMut<Target = Parameter>>,
 ) -> Result<(), DeviceError> {
     for mut parameter in parameters {
         let parameter = &mut *parameter;
         let decays = decay_all || parameter.is_matrix();
-        let by = AdamW { weight_decay: if decays { by.weight_decay } else { 0.0 }, ..*by };
-        ops::adamw(device, &by, &mut parameter.value, &mut parameter.gradient, &mut parameter.moments)?;
+        let by =
+            AdamW { weight_decay: if decays { optimizer.weight_decay } else { 0.0 }, ..*optimizer };
+        ops::adamw(
+            device,
+            &by,
+            &mut parameter.value,
+            &mut parameter.gradient,
+            &mut parameter.moments,
+        )?;
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Random checkpoints in every published layout, for tests and benchmarks.
 //!
-//! [`write_checkpoint`] writes what a user would download: config.json, weights, side files, tokenizer. `layout` lists a
-//! family's tensors, `writer` streams them to disk, `vocabulary` writes the tokenizer. A weight's values depend on the seed
-//! and its canonical name alone, so the same model can be written in another layout, dtype or number of shards.
+//! [`write_checkpoint`] writes what a user would download: config.json, weights, side files,
+//! tokenizer. `layout` lists a family's tensors, `writer` streams them to disk, `vocabulary` writes
+//! the tokenizer. A weight's values depend on the seed and its canonical name alone, so the same
+//! model can be written in another layout, dtype or number of shards.
 
 mod layout;
 mod vocabulary;
@@ -12,13 +13,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::error::Error;
+use crate::error::ModelError;
 use crate::tokenizer::Tokenizer;
-use layout::Layout;
+use layout::CheckpointLayout;
 
 /// A published family, on the backbone that it is published on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub enum CheckpointFamily {
     /// COCONUT on GPT-2: nothing but GPT-2.
     Coconut,
     /// CODI on GPT-2: a projector.
@@ -29,7 +30,8 @@ pub enum Family {
     Colar,
     /// Latent-SFT on Llama: nothing but Llama.
     LatentSft,
-    /// Render-of-Thought on Qwen3-VL: a projection head and marker embeddings in files of their own.
+    /// Render-of-Thought on Qwen3-VL: a projection head and marker embeddings in files of their
+    /// own.
     Rot,
     /// A latent reward model on GPT-2: a classifier.
     RewardGpt2,
@@ -37,38 +39,43 @@ pub enum Family {
     RewardLlama,
 }
 
-impl Family {
+impl CheckpointFamily {
     /// All of them.
-    pub const ALL: [Family; 8] = [
-        Family::Coconut,
-        Family::CodiGpt2,
-        Family::CodiLlama,
-        Family::Colar,
-        Family::LatentSft,
-        Family::Rot,
-        Family::RewardGpt2,
-        Family::RewardLlama,
+    pub const ALL: [CheckpointFamily; 8] = [
+        CheckpointFamily::Coconut,
+        CheckpointFamily::CodiGpt2,
+        CheckpointFamily::CodiLlama,
+        CheckpointFamily::Colar,
+        CheckpointFamily::LatentSft,
+        CheckpointFamily::Rot,
+        CheckpointFamily::RewardGpt2,
+        CheckpointFamily::RewardLlama,
     ];
 
     pub(crate) fn backbone(self) -> Backbone {
         match self {
-            Family::Coconut | Family::CodiGpt2 | Family::RewardGpt2 => Backbone::Gpt2,
-            Family::CodiLlama | Family::Colar | Family::LatentSft | Family::RewardLlama => Backbone::Llama,
-            Family::Rot => Backbone::Qwen3Vl,
+            CheckpointFamily::Coconut
+            | CheckpointFamily::CodiGpt2
+            | CheckpointFamily::RewardGpt2 => Backbone::Gpt2,
+            CheckpointFamily::CodiLlama
+            | CheckpointFamily::Colar
+            | CheckpointFamily::LatentSft
+            | CheckpointFamily::RewardLlama => Backbone::Llama,
+            CheckpointFamily::Rot => Backbone::Qwen3Vl,
         }
     }
 
     /// `architectures[0]`.
     fn class_name(self) -> &'static str {
         match self {
-            Family::Coconut => "COCONUTGPT2",
-            Family::CodiGpt2 => "CODIGPT2",
-            Family::CodiLlama => "CODILlama",
-            Family::Colar => "ColarLlama",
-            Family::LatentSft => "LlamaForCausalLM",
-            Family::Rot => "Qwen3VLForConditionalGeneration",
-            Family::RewardGpt2 => "COCONUTGPT2ForTokenClassification",
-            Family::RewardLlama => "LlamaForTokenClassification",
+            CheckpointFamily::Coconut => "COCONUTGPT2",
+            CheckpointFamily::CodiGpt2 => "CODIGPT2",
+            CheckpointFamily::CodiLlama => "CODILlama",
+            CheckpointFamily::Colar => "ColarLlama",
+            CheckpointFamily::LatentSft => "LlamaForCausalLM",
+            CheckpointFamily::Rot => "Qwen3VLForConditionalGeneration",
+            CheckpointFamily::RewardGpt2 => "COCONUTGPT2ForTokenClassification",
+            CheckpointFamily::RewardLlama => "LlamaForTokenClassification",
         }
     }
 }
@@ -83,7 +90,7 @@ pub(crate) enum Backbone {
 
 /// The number format of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
+pub enum WeightDtype {
     /// 32 bits.
     F32,
     /// 16 bits, IEEE.
@@ -92,11 +99,12 @@ pub enum Dtype {
     Bf16,
 }
 
-/// What to write. The default is a tiny COCONUT; `Spec { family, ..Spec::default() }` is a tiny model of any family.
+/// What to write. The default is a tiny COCONUT; `Spec { family, ..Spec::default() }` is a tiny
+/// model of any family.
 #[derive(Debug, Clone)]
-pub struct Spec {
+pub struct CheckpointSpec {
     /// The family, which decides backbone and layout.
-    pub family: Family,
+    pub family: CheckpointFamily,
     /// Number of blocks.
     pub layers: usize,
     /// Width of the hidden state.
@@ -116,19 +124,20 @@ pub struct Spec {
     /// Which random numbers.
     pub seed: u64,
     /// The number format of the weights.
-    pub dtype: Dtype,
+    pub dtype: WeightDtype,
     /// Number of weight files; more than one get an index.
     pub shards: usize,
     /// Whether to leave low-rank adapters unmerged, in the family's own training layout.
     pub lora: bool,
-    /// A directory whose tokenizer to copy, vocabulary included, instead of writing one over single bytes.
+    /// A directory whose tokenizer to copy, vocabulary included, instead of writing one over
+    /// single bytes.
     pub tokenizer_from: Option<PathBuf>,
 }
 
-impl Default for Spec {
-    fn default() -> Spec {
-        Spec {
-            family: Family::Coconut,
+impl Default for CheckpointSpec {
+    fn default() -> CheckpointSpec {
+        CheckpointSpec {
+            family: CheckpointFamily::Coconut,
             layers: 2,
             width: 32,
             heads: 4,
@@ -138,7 +147,7 @@ impl Default for Spec {
             context: 1024,
             head_width: 24,
             seed: 1,
-            dtype: Dtype::F32,
+            dtype: WeightDtype::F32,
             shards: 1,
             lora: false,
             tokenizer_from: None,
@@ -147,22 +156,22 @@ impl Default for Spec {
 }
 
 /// Writes a complete checkpoint into a directory, which is made if need be.
-pub fn write_checkpoint(dir: &Path, spec: &Spec) -> Result<(), Error> {
-    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
+pub fn write_checkpoint(dir: &Path, spec: &CheckpointSpec) -> Result<(), ModelError> {
+    std::fs::create_dir_all(dir).map_err(|e| ModelError::io(dir, e))?;
     vocabulary::write(dir, spec)?;
     let tokenizer = Tokenizer::read(dir)?;
-    writer::json(&dir.join("config.json"), &config(spec, &tokenizer))?;
-    let layout = Layout::new(spec, &tokenizer);
+    writer::write_json(&dir.join("config.json"), &config(spec, &tokenizer))?;
+    let layout = CheckpointLayout::new(spec, &tokenizer);
     for (name, tensors) in &layout.side_files {
-        writer::tensors(&dir.join(name), tensors, spec)?;
+        writer::write_tensors(&dir.join(name), tensors, spec)?;
     }
     if let Some(adapter) = &layout.adapter_config {
-        writer::json(&dir.join("adapter_config.json"), adapter)?;
+        writer::write_json(&dir.join("adapter_config.json"), adapter)?;
     }
-    writer::model(dir, layout.base_name, &layout.tensors, spec)
+    writer::write_model(dir, layout.base_name, &layout.tensors, spec)
 }
 
-fn config(spec: &Spec, tokenizer: &Tokenizer) -> Value {
+fn config(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     let mut config = match spec.family.backbone() {
         Backbone::Gpt2 => gpt2(spec, tokenizer),
         Backbone::Llama => llama(spec, tokenizer),
@@ -170,22 +179,24 @@ fn config(spec: &Spec, tokenizer: &Tokenizer) -> Value {
     };
     let mut set = |name: &str, value: Value| config[name] = value;
     set("architectures", json!([spec.family.class_name()]));
-    for (field, token) in
-        [("latent_id", "<|latent|>"), ("latent_start_id", "<|start-latent|>"), ("latent_end_id", "<|end-latent|>")]
-    {
-        if let Some(id) = tokenizer.id(token) {
+    for (field, token) in [
+        ("latent_id", "<|latent|>"),
+        ("latent_start_id", "<|start-latent|>"),
+        ("latent_end_id", "<|end-latent|>"),
+    ] {
+        if let Some(id) = tokenizer.token_to_id(token) {
             set(field, json!(id));
         }
     }
     match spec.family {
-        Family::CodiGpt2 | Family::CodiLlama => {
+        CheckpointFamily::CodiGpt2 | CheckpointFamily::CodiLlama => {
             set("projector", json!(true));
             set("projector_dropout", json!(0.0));
             set("projector_hidden_size", json!(spec.head_width));
         }
-        Family::Colar => {
+        CheckpointFamily::Colar => {
             set("latent_start_id", json!(-1));
-            set("latent_end_id", json!(tokenizer.id("###")));
+            set("latent_end_id", json!(tokenizer.token_to_id("###")));
             set("latent_intermediate_size", json!(spec.head_width));
             set("latent_embedding_std", json!(0.25));
         }
@@ -194,7 +205,7 @@ fn config(spec: &Spec, tokenizer: &Tokenizer) -> Value {
     config
 }
 
-fn gpt2(spec: &Spec, tokenizer: &Tokenizer) -> Value {
+fn gpt2(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     json!({
         "model_type": "gpt2", "n_layer": spec.layers, "n_embd": spec.width, "n_head": spec.heads, "n_inner": spec.ffn,
         "n_positions": spec.context, "vocab_size": tokenizer.vocab_size(), "activation_function": "gelu_new",
@@ -203,7 +214,7 @@ fn gpt2(spec: &Spec, tokenizer: &Tokenizer) -> Value {
     })
 }
 
-fn llama(spec: &Spec, tokenizer: &Tokenizer) -> Value {
+fn llama(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     json!({
         "model_type": "llama", "num_hidden_layers": spec.layers, "hidden_size": spec.width,
         "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim,
@@ -217,7 +228,7 @@ fn llama(spec: &Spec, tokenizer: &Tokenizer) -> Value {
     })
 }
 
-fn qwen3_vl(spec: &Spec, tokenizer: &Tokenizer) -> Value {
+fn qwen3_vl(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     json!({
         "model_type": "qwen3_vl", "tie_word_embeddings": true,
         "text_config": {

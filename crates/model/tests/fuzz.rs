@@ -1,7 +1,7 @@
 //! Broken files give errors or load; they never panic, hang or allocate beyond their size.
 //!
-//! Each case takes a valid checkpoint, damages one file (flipped bytes, a cut, any bytes at all, or any JSON value replaced
-//! by an odd one), and uses whatever still opens.
+//! Each case takes a valid checkpoint, damages one file (flipped bytes, a cut, any bytes at all, or
+//! any JSON value replaced by an odd one), and uses whatever still opens.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -9,25 +9,25 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use model::testkit::{Family, Spec, write_checkpoint};
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{Checkpoint, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// The undamaged files of one checkpoint.
-struct Valid {
+struct ValidCheckpoint {
     files: Vec<(String, Vec<u8>)>,
 }
 
-impl Valid {
-    fn new(spec: Spec) -> Valid {
+impl ValidCheckpoint {
+    fn new(spec: CheckpointSpec) -> ValidCheckpoint {
         let dir = tempfile::tempdir().unwrap();
         write_checkpoint(dir.path(), &spec).unwrap();
         let read = |e: std::io::Result<fs::DirEntry>| {
             let e = e.unwrap();
             (e.file_name().into_string().unwrap(), fs::read(e.path()).unwrap())
         };
-        Valid { files: fs::read_dir(dir.path()).unwrap().map(read).collect() }
+        ValidCheckpoint { files: fs::read_dir(dir.path()).unwrap().map(read).collect() }
     }
 
     fn bytes(&self, name: &str) -> &[u8] {
@@ -44,24 +44,44 @@ impl Valid {
     }
 }
 
-fn tiny(family: Family) -> Spec {
-    Spec { family, layers: 1, width: 8, heads: 2, head_dim: 4, ffn: 8, context: 16, head_width: 8, ..Spec::default() }
+fn tiny(family: CheckpointFamily) -> CheckpointSpec {
+    CheckpointSpec {
+        family,
+        layers: 1,
+        width: 8,
+        heads: 2,
+        head_dim: 4,
+        ffn: 8,
+        context: 16,
+        head_width: 8,
+        ..CheckpointSpec::default()
+    }
 }
 
-static WHOLE: LazyLock<Valid> = LazyLock::new(|| Valid::new(tiny(Family::Coconut)));
-static SHARDED: LazyLock<Valid> = LazyLock::new(|| Valid::new(Spec { shards: 2, lora: true, ..tiny(Family::LatentSft) }));
-static NESTED: LazyLock<Valid> = LazyLock::new(|| Valid::new(tiny(Family::Rot)));
+static WHOLE: LazyLock<ValidCheckpoint> =
+    LazyLock::new(|| ValidCheckpoint::new(tiny(CheckpointFamily::Coconut)));
+static SHARDED: LazyLock<ValidCheckpoint> = LazyLock::new(|| {
+    ValidCheckpoint::new(CheckpointSpec {
+        shards: 2,
+        lora: true,
+        ..tiny(CheckpointFamily::LatentSft)
+    })
+});
+static NESTED: LazyLock<ValidCheckpoint> =
+    LazyLock::new(|| ValidCheckpoint::new(tiny(CheckpointFamily::Rot)));
 
 fn use_all(dir: &Path) {
     if let Ok(checkpoint) = Checkpoint::open(dir) {
-        let entries: Vec<_> = checkpoint.names().map(|e| (e.canonical.clone(), e.shape.to_vec())).collect();
+        let entries: Vec<_> =
+            checkpoint.tensors().map(|e| (e.canonical.clone(), e.shape.to_vec())).collect();
         for (name, shape) in entries {
             let _ = checkpoint.tensor(&name, &shape);
         }
-        let _ = checkpoint.unused();
+        let _ = checkpoint.unused_tensors();
     }
     if let Ok(tokenizer) = Tokenizer::read(dir) {
-        for text in ["", "a b", "2)### <|latent|> <|start-latent|>x  <|endoftext|>", "ünï\u{0}\n\n"] {
+        for text in ["", "a b", "2)### <|latent|> <|start-latent|>x  <|endoftext|>", "ünï\u{0}\n\n"]
+        {
             if let Ok(ids) = tokenizer.encode(text) {
                 let _ = tokenizer.decode(&ids);
             }
@@ -141,12 +161,13 @@ fn path() -> impl Strategy<Value = Vec<usize>> {
 }
 
 /// All JSON files of a checkpoint.
-fn json_file(valid: &'static Valid) -> impl Strategy<Value = &'static str> {
-    let names: Vec<&str> = valid.files.iter().map(|(n, _)| n.as_str()).filter(|n| n.ends_with(".json")).collect();
+fn json_file(valid: &'static ValidCheckpoint) -> impl Strategy<Value = &'static str> {
+    let names: Vec<&str> =
+        valid.files.iter().map(|(n, _)| n.as_str()).filter(|n| n.ends_with(".json")).collect();
     prop::sample::select(names)
 }
 
-fn check_json(valid: &'static Valid, name: &str, path: &[usize], odd: Value) {
+fn check_json(valid: &'static ValidCheckpoint, name: &str, path: &[usize], odd: Value) {
     let root = serde_json::from_slice(valid.bytes(name)).unwrap();
     valid.try_with(name, &replaced(root, path, odd));
 }

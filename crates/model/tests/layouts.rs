@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use model::testkit::{Dtype, Family, Spec, write_checkpoint};
-use model::{Checkpoint, Error, Folder, Packed, Tokenizer};
+use model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
+use model::{Checkpoint, EmbeddedFiles, ModelError, ModelFiles, Tokenizer};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 fn weights(dir: &Path) -> BTreeMap<String, Vec<f32>> {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let names: Vec<(String, Vec<usize>)> = checkpoint
-        .names()
+        .tensors()
         .filter(|e| e.ignored.is_none() && checkpoint.has(&e.canonical))
         .map(|e| (e.canonical.clone(), e.shape.to_vec()))
         .collect();
@@ -23,36 +23,36 @@ fn weights(dir: &Path) -> BTreeMap<String, Vec<f32>> {
         (name, values)
     });
     let weights = weights.collect();
-    assert!(checkpoint.unused().is_empty(), "{:?}", checkpoint.unused());
+    assert!(checkpoint.unused_tensors().is_empty(), "{:?}", checkpoint.unused_tensors());
     weights
 }
 
-fn written(spec: &Spec) -> tempfile::TempDir {
+fn written(spec: &CheckpointSpec) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), spec).unwrap();
     dir
 }
 
 #[test]
-fn shards_change_nothing() {
-    for family in Family::ALL {
-        let spec = Spec { family, ..Spec::default() };
+fn shards_equal_a_single_file() {
+    for family in CheckpointFamily::ALL {
+        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
         let whole = weights(written(&spec).path());
-        let sharded = written(&Spec { shards: 3, ..spec.clone() });
+        let sharded = written(&CheckpointSpec { shards: 3, ..spec.clone() });
         assert!(weights(sharded.path()) == whole, "{family:?}");
-        let base = if family == Family::Rot { "RoT" } else { "model" };
+        let base = if family == CheckpointFamily::Rot { "RoT" } else { "model" };
         assert!(sharded.path().join(format!("{base}.safetensors.index.json")).is_file());
-        let other = written(&Spec { seed: 2, ..spec });
+        let other = written(&CheckpointSpec { seed: 2, ..spec });
         assert!(weights(other.path()) != whole, "{family:?}");
     }
 }
 
 #[test]
 fn half_precision_is_the_rounded_weight() {
-    for (dtype, tolerance) in [(Dtype::F16, 1.0 / 2048.0), (Dtype::Bf16, 1.0 / 256.0)] {
-        let spec = Spec { family: Family::Colar, ..Spec::default() };
+    for (dtype, tolerance) in [(WeightDtype::F16, 1.0 / 2048.0), (WeightDtype::Bf16, 1.0 / 256.0)] {
+        let spec = CheckpointSpec { family: CheckpointFamily::Colar, ..CheckpointSpec::default() };
         let exact = weights(written(&spec).path());
-        let rounded = weights(written(&Spec { dtype, ..spec }).path());
+        let rounded = weights(written(&CheckpointSpec { dtype, ..spec }).path());
         for (name, exact) in &exact {
             for (a, b) in exact.iter().zip(&rounded[name]) {
                 assert!((a - b).abs() <= tolerance * a.abs().max(1e-4), "{name}: {a} {b}");
@@ -63,20 +63,24 @@ fn half_precision_is_the_rounded_weight() {
 
 /// The layouts of the training code: wrappers, base layers, factors, other spellings of the heads.
 #[test]
-fn adapters_are_merged_as_defined() {
+fn lora_merge_matches_definition() {
     for (family, scale) in [
-        (Family::Coconut, 2.0),
-        (Family::CodiGpt2, 0.25),
-        (Family::CodiLlama, 0.25),
-        (Family::Colar, 0.25),
-        (Family::LatentSft, 2.0),
-        (Family::Rot, 2.0),
+        (CheckpointFamily::Coconut, 2.0),
+        (CheckpointFamily::CodiGpt2, 0.25),
+        (CheckpointFamily::CodiLlama, 0.25),
+        (CheckpointFamily::Colar, 0.25),
+        (CheckpointFamily::LatentSft, 2.0),
+        (CheckpointFamily::Rot, 2.0),
     ] {
-        let spec = Spec { family, ..Spec::default() };
+        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
         let base = weights(written(&spec).path());
-        let adapted = written(&Spec { lora: true, ..spec });
+        let adapted = written(&CheckpointSpec { lora: true, ..spec });
         let merged = weights(adapted.path());
-        assert_eq!(merged.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>(), "{family:?}");
+        assert_eq!(
+            merged.keys().collect::<Vec<_>>(),
+            base.keys().collect::<Vec<_>>(),
+            "{family:?}"
+        );
         let bytes = std::fs::read(adapted.path().join("model.safetensors")).unwrap();
         let raw = SafeTensors::deserialize(&bytes).unwrap();
         let mut changed = 0;
@@ -94,7 +98,7 @@ fn adapters_are_merged_as_defined() {
     }
 }
 
-struct Factors {
+struct LoraTensors {
     a: Vec<f32>,
     b: Vec<f32>,
     rank: usize,
@@ -102,14 +106,23 @@ struct Factors {
     outputs: usize,
 }
 
-fn factors(raw: &SafeTensors, module: &str) -> Option<Factors> {
-    let find = |half: &str| raw.iter().find(|(name, _)| name.ends_with(&format!("{module}.{half}.default.weight")));
+fn factors(raw: &SafeTensors, module: &str) -> Option<LoraTensors> {
+    let find = |half: &str| {
+        raw.iter().find(|(name, _)| name.ends_with(&format!("{module}.{half}.default.weight")))
+    };
     let (a, b) = (find("lora_A")?.1, find("lora_B")?.1);
-    let read = |bytes: &[u8]| bytes.chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
-    Some(Factors { a: read(a.data()), b: read(b.data()), rank: a.shape()[0], inputs: a.shape()[1], outputs: b.shape()[0] })
+    let read =
+        |bytes: &[u8]| bytes.chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
+    Some(LoraTensors {
+        a: read(a.data()),
+        b: read(b.data()),
+        rank: a.shape()[0],
+        inputs: a.shape()[1],
+        outputs: b.shape()[0],
+    })
 }
 
-fn naive(base: &[f32], f: &Factors, scale: f32, conv: bool) -> Vec<f32> {
+fn naive(base: &[f32], f: &LoraTensors, scale: f32, conv: bool) -> Vec<f32> {
     let mut out = base.to_vec();
     for o in 0..f.outputs {
         for i in 0..f.inputs {
@@ -121,24 +134,31 @@ fn naive(base: &[f32], f: &Factors, scale: f32, conv: bool) -> Vec<f32> {
 }
 
 #[test]
-fn tokenizers_hold_what_their_family_needs() {
-    for family in Family::ALL {
-        let dir = written(&Spec { family, ..Spec::default() });
-        let (checkpoint, tokenizer) = (Checkpoint::open(dir.path()).unwrap(), Tokenizer::read(dir.path()).unwrap());
+fn tokenizers_have_their_family_tokens() {
+    for family in CheckpointFamily::ALL {
+        let dir = written(&CheckpointSpec { family, ..CheckpointSpec::default() });
+        let (checkpoint, tokenizer) =
+            (Checkpoint::open(dir.path()).unwrap(), Tokenizer::read(dir.path()).unwrap());
         assert_eq!(checkpoint.config().vocab, tokenizer.vocab_size());
         assert_eq!(checkpoint.config().eos, vec![tokenizer.eos().unwrap()], "{family:?}");
         let text = "Is it 7?\n  Ünïcode — ok";
         assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(), text);
     }
-    let read = |family| Tokenizer::read(written(&Spec { family, ..Spec::default() }).path()).unwrap();
-    let colar = read(Family::Colar);
-    let hashes = colar.id("###").unwrap();
-    assert_eq!(colar.encode("2)###").unwrap(), [colar.id("2").unwrap(), colar.id(")").unwrap(), hashes]);
+    let read = |family| {
+        Tokenizer::read(written(&CheckpointSpec { family, ..CheckpointSpec::default() }).path())
+            .unwrap()
+    };
+    let colar = read(CheckpointFamily::Colar);
+    let hashes = colar.token_to_id("###").unwrap();
+    assert_eq!(
+        colar.encode("2)###").unwrap(),
+        [colar.token_to_id("2").unwrap(), colar.token_to_id(")").unwrap(), hashes]
+    );
     assert_eq!(colar.encode("###").unwrap(), [hashes]);
     assert_eq!(colar.decode(&[hashes, colar.eos().unwrap()]).unwrap(), "###");
-    assert_eq!(read(Family::LatentSft).encode("</think>").unwrap().len(), 8);
-    let coconut = read(Family::Coconut);
-    let start = coconut.id("<|start-latent|>").unwrap();
+    assert_eq!(read(CheckpointFamily::LatentSft).encode("</think>").unwrap().len(), 8);
+    let coconut = read(CheckpointFamily::Coconut);
+    let start = coconut.token_to_id("<|start-latent|>").unwrap();
     assert_eq!(coconut.encode("?\n<|start-latent|>").unwrap().last(), Some(&start));
     // Added but not special: kept by decoding, as the reward model of the reference relies on.
     assert_eq!(coconut.decode(&[start]).unwrap(), "<|start-latent|>");
@@ -147,9 +167,13 @@ fn tokenizers_hold_what_their_family_needs() {
 }
 
 #[test]
-fn a_real_tokenizer_brings_its_vocabulary() {
-    let from = written(&Spec { family: Family::Rot, ..Spec::default() });
-    let spec = Spec { tokenizer_from: Some(from.path().to_path_buf()), ..Spec::default() };
+fn tokenizer_from_sets_the_vocabulary() {
+    let from =
+        written(&CheckpointSpec { family: CheckpointFamily::Rot, ..CheckpointSpec::default() });
+    let spec = CheckpointSpec {
+        tokenizer_from: Some(from.path().to_path_buf()),
+        ..CheckpointSpec::default()
+    };
     let dir = written(&spec);
     assert_eq!(Checkpoint::open(dir.path()).unwrap().config().vocab, 256 + 6);
 }
@@ -157,25 +181,33 @@ fn a_real_tokenizer_brings_its_vocabulary() {
 /// CODI's projector and RoT's parts may come in files of their own, with bare names or full ones.
 #[test]
 fn side_files_are_found() {
-    for (place, prefix) in [("prj/projector.safetensors", ""), ("projector.safetensors", ""), ("prj.safetensors", "prj.")] {
-        let dir = written(&Spec::default());
+    for (place, prefix) in [
+        ("prj/projector.safetensors", ""),
+        ("projector.safetensors", ""),
+        ("prj.safetensors", "prj."),
+    ] {
+        let dir = written(&CheckpointSpec::default());
         let path = dir.path().join(place);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let data = [0u8; 8];
-        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &data).unwrap();
         let names = [format!("{prefix}1.bias"), format!("{prefix}ln.bias")];
         let bytes = safetensors::serialize(names.iter().map(|n| (n, &view)), None).unwrap();
         std::fs::write(path, bytes).unwrap();
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        assert!(checkpoint.has("projector.1.bias") && checkpoint.has("projector.4.bias"), "{place}");
-        assert!(checkpoint.unused().iter().any(|u| u.starts_with("projector.4.bias (")));
+        assert!(
+            checkpoint.has("projector.1.bias") && checkpoint.has("projector.4.bias"),
+            "{place}"
+        );
+        assert!(checkpoint.unused_tensors().iter().any(|u| u.starts_with("projector.4.bias (")));
     }
 }
 
 /// A tied output matrix and equal copies are no errors, and are not reported as unused.
 #[test]
-fn copies_are_recognised() {
-    let dir = written(&Spec::default());
+fn equal_copies_are_ignored() {
+    let dir = written(&CheckpointSpec::default());
     let path = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
     let raw = SafeTensors::deserialize(&bytes).unwrap();
@@ -191,26 +223,27 @@ fn copies_are_recognised() {
     weights(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert!(checkpoint.has("lm_head.weight"));
-    assert_eq!(checkpoint.names().filter(|e| e.ignored.is_some()).count(), 4);
+    assert_eq!(checkpoint.tensors().filter(|e| e.ignored.is_some()).count(), 4);
 }
 
-/// The pipelines of Llama's and Qwen's own tokenizer.json: a split by their expression, then bytes; Qwen normalises first.
+/// The pipelines of Llama's and Qwen's own tokenizer.json: a split by their expression, then bytes;
+/// Qwen normalises first.
 #[test]
 fn published_pipelines_are_read() {
-    let spec = Spec { family: Family::Colar, ..Spec::default() };
+    let spec = CheckpointSpec { family: CheckpointFamily::Colar, ..CheckpointSpec::default() };
     let dir = written(&spec);
     let plain = Tokenizer::read(dir.path()).unwrap();
     let file = dir.path().join("tokenizer.json");
     let mut whole: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let expression =
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     whole["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
         { "type": "Split", "pattern": { "Regex": expression }, "behavior": "Isolated", "invert": false },
         { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
     ] });
     whole["normalizer"] = json!({ "type": "NFC" });
     // What would add a begin token, cut or pad is not for prompts that say all of it themselves.
-    whole["post_processor"] = json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": {} }] });
+    whole["post_processor"] =
+        json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": {} }] });
     whole["truncation"] = json!({ "max_length": 2 });
     std::fs::write(file, whole.to_string()).unwrap();
     let published = Tokenizer::read(dir.path()).unwrap();
@@ -219,10 +252,11 @@ fn published_pipelines_are_read() {
     assert_eq!(published.encode("e\u{301}").unwrap(), plain.encode("\u{e9}").unwrap());
 }
 
-/// Llama's tokenizer_config.json asks decoding to close up spaces before punctuation, as transformers then does.
+/// Llama's tokenizer_config.json asks decoding to close up spaces before punctuation, as
+/// transformers then does.
 #[test]
 fn spaces_are_cleaned_up_when_asked() {
-    let dir = written(&Spec::default());
+    let dir = written(&CheckpointSpec::default());
     let file = dir.path().join("tokenizer_config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     config["clean_up_tokenization_spaces"] = json!(true);
@@ -233,32 +267,53 @@ fn spaces_are_cleaned_up_when_asked() {
 }
 
 #[test]
-fn files_in_memory_are_read_like_files_on_disk() {
-    for spec in [Spec::default(), Spec { family: Family::CodiGpt2, ..Spec::default() }] {
+fn embedded_files_read_like_a_directory() {
+    for spec in [
+        CheckpointSpec::default(),
+        CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() },
+    ] {
         let dir = written(&spec);
-        let packed = Packed { name: "carried", files: carried(dir.path()), folders: &[] };
-        let memory = Folder::Memory(packed);
-        let (there, here) = (Checkpoint::open(dir.path()).unwrap(), Checkpoint::open(&memory).unwrap());
+        let packed =
+            EmbeddedFiles { name: "carried", files: embedded_files(dir.path()), subdirs: &[] };
+        let memory = ModelFiles::Embedded(packed);
+        let (there, here) =
+            (Checkpoint::open(dir.path()).unwrap(), Checkpoint::open(&memory).unwrap());
         assert_eq!(there.config(), here.config());
-        assert_eq!(there.names().count(), here.names().count());
-        for entry in there.names().filter(|entry| there.has(&entry.canonical)) {
-            let read = |checkpoint: &Checkpoint| checkpoint.tensor(&entry.canonical, entry.shape).unwrap();
+        assert_eq!(there.tensors().count(), here.tensors().count());
+        for entry in there.tensors().filter(|entry| there.has(&entry.canonical)) {
+            let read =
+                |checkpoint: &Checkpoint| checkpoint.tensor(&entry.canonical, entry.shape).unwrap();
             assert_eq!(read(&there), read(&here), "{}", entry.canonical);
         }
         let text = "What is 3 plus 4?";
-        let ids = |folder: Folder| Tokenizer::read(&folder).unwrap().encode(text).unwrap();
+        let ids = |folder: ModelFiles| Tokenizer::read(&folder).unwrap().encode(text).unwrap();
         assert_eq!(ids(dir.path().into()), ids(memory));
 
-        let fewer = |name: &str| Folder::Memory(Packed { files: Vec::leak(without(packed.files, name)), ..packed });
+        let fewer = |name: &str| {
+            ModelFiles::Embedded(EmbeddedFiles {
+                files: Vec::leak(without(packed.files, name)),
+                ..packed
+            })
+        };
         let error = Checkpoint::open(fewer("config.json")).err().unwrap();
-        assert!(matches!(error, Error::MissingConfig { .. }) && error.to_string().contains("carried"), "{error}");
-        assert!(matches!(Checkpoint::open(fewer("model.safetensors")).err().unwrap(), Error::MissingWeights { .. }));
-        assert!(matches!(Tokenizer::read(fewer("tokenizer.json")).err().unwrap(), Error::MissingTokenizer { .. }));
+        assert!(
+            matches!(error, ModelError::MissingConfig { .. })
+                && error.to_string().contains("carried"),
+            "{error}"
+        );
+        assert!(matches!(
+            Checkpoint::open(fewer("model.safetensors")).err().unwrap(),
+            ModelError::MissingWeights { .. }
+        ));
+        assert!(matches!(
+            Tokenizer::read(fewer("tokenizer.json")).err().unwrap(),
+            ModelError::MissingTokenizer { .. }
+        ));
     }
 }
 
 /// The files of a directory, kept for as long as the tests run.
-fn carried(dir: &Path) -> &'static [(&'static str, &'static [u8])] {
+fn embedded_files(dir: &Path) -> &'static [(&'static str, &'static [u8])] {
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     let leak = |entry: std::fs::DirEntry| -> (&'static str, &'static [u8]) {
         let name = entry.file_name().into_string().unwrap();

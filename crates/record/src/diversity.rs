@@ -4,26 +4,27 @@
 //! d_t = 2 / (N (N-1)) * sum over i < j of (1 - cos(h_t^i, h_t^j))
 //! ```
 //!
-//! With unit vectors u, |sum u|^2 = N + 2 * (sum over i < j of cos), so one running sum of unit vectors per step
-//! is enough: memory does not grow with N and each thought is read once, as it appears. Sums are in f64; in
-//! f32 the difference of two numbers near N^2 would lose the small diversities one wants to see.
+//! With unit vectors u, |sum u|^2 = N + 2 * (sum over i < j of cos), so one running sum of unit
+//! vectors per step is enough: memory does not grow with N and each thought is read once, as it
+//! appears. Sums are in f64; in f32 the difference of two numbers near N^2 would lose the small
+//! diversities one wants to see.
 
 /// Collects thoughts and gives d_t for every step.
 #[derive(Debug, Clone)]
 pub struct StepDiversity {
     width: usize,
-    steps: Vec<Step>,
+    steps: Vec<StepSum>,
 }
 
 /// One step over the trajectories that have it.
 #[derive(Debug, Clone)]
-struct Step {
+struct StepSum {
     /// Sum of unit vectors, `[width]`.
     sum: Vec<f64>,
     /// Thoughts added.
     rows: usize,
     /// Those of them that have a direction.
-    units: usize,
+    directed: usize,
 }
 
 impl StepDiversity {
@@ -40,7 +41,7 @@ impl StepDiversity {
     pub fn add(&mut self, step: usize, thought: &[f32]) {
         debug_assert_eq!(thought.len(), self.width, "a thought of another width");
         while self.steps.len() <= step {
-            self.steps.push(Step { sum: vec![0.0; self.width], rows: 0, units: 0 });
+            self.steps.push(StepSum { sum: vec![0.0; self.width], rows: 0, directed: 0 });
         }
         self.steps[step].add(thought);
     }
@@ -49,19 +50,20 @@ impl StepDiversity {
     ///
     /// Trajectories of unlike length are compared where both have a thought.
     pub fn values(&self) -> Vec<f64> {
-        self.steps.iter().map_while(Step::value).collect()
+        self.steps.iter().map_while(StepSum::value).collect()
     }
 }
 
-impl Step {
+impl StepSum {
     fn add(&mut self, thought: &[f32]) {
         self.rows += 1;
         let norm = thought.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         if norm == 0.0 {
-            // No direction: unlike everything, itself included. It counts as a row with cosine 0 to all.
+            // No direction: unlike everything, itself included. It counts as a row with cosine 0 to
+            // all.
             return;
         }
-        self.units += 1;
+        self.directed += 1;
         for (sum, &x) in self.sum.iter_mut().zip(thought) {
             *sum += f64::from(x) / norm;
         }
@@ -71,7 +73,7 @@ impl Step {
         if self.rows < 2 {
             return None;
         }
-        let (rows, units) = (self.rows as f64, self.units as f64);
+        let (rows, units) = (self.rows as f64, self.directed as f64);
         let twice_cosines = self.sum.iter().map(|x| x * x).sum::<f64>() - units;
         // Rounding may step a hair outside what cosines allow.
         Some((1.0 - twice_cosines / (rows * (rows - 1.0))).clamp(0.0, 2.0))
@@ -85,8 +87,10 @@ mod tests {
     use super::*;
 
     /// The definition, pair by pair.
-    fn naive(rows: &[Vec<f32>]) -> f64 {
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+    fn pairwise_diversity(rows: &[Vec<f32>]) -> f64 {
+        let dot = |a: &[f32], b: &[f32]| {
+            a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>()
+        };
         let mut sum = 0.0;
         for i in 0..rows.len() {
             for j in i + 1..rows.len() {
@@ -119,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_unlike_length_are_compared_where_both_think() {
+    fn trajectories_of_unequal_length_are_compared_at_shared_steps() {
         let mut diversity = StepDiversity::new(2);
         for (step, thought) in [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]].iter().enumerate() {
             diversity.add(step, thought);
@@ -142,7 +146,7 @@ mod tests {
                 rows[0] = vec![0.0; 5];
             }
             let values = single_step(&rows);
-            prop_assert!((values[0] - naive(&rows)).abs() < 1e-12, "{values:?}");
+            prop_assert!((values[0] - pairwise_diversity(&rows)).abs() < 1e-12, "{values:?}");
         }
     }
 }

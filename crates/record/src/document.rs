@@ -1,7 +1,7 @@
 //! Whole files: `manifest.json`, `results.json`, and what other crates write in one piece.
 //!
-//! A file is written beside its place and renamed into it, so that a reader, or a run killed halfway, sees
-//! the old file or the new one and never a part.
+//! A file is written beside its place and renamed into it, so that a reader, or a run killed
+//! halfway, sees the old file or the new one and never a part.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::RecordError;
 use crate::manifest::FORMAT;
 
 /// Writes `content` to `path` as indented JSON, all or nothing.
@@ -19,20 +19,21 @@ use crate::manifest::FORMAT;
 /// # Errors
 ///
 /// When the file cannot be written; the error names it.
-pub fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
-    let named = |source| Error::Write { path: path.into(), source };
+pub fn write_document(path: &Path, content: &impl Serialize) -> Result<(), RecordError> {
+    let named = |source| RecordError::Write { path: path.into(), source };
     let mut text = serde_json::to_vec_pretty(content).map_err(|e| named(e.into()))?;
     text.push(b'\n');
-    write_file(path, &text)
+    write_atomic(path, &text)
 }
 
-/// Puts `bytes` into the file at `path`, all or nothing. Processes that write the same file do not meet.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let beside = beside(path);
+/// Puts `bytes` into the file at `path`, all or nothing. Processes that write the same file do not
+/// meet.
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
+    let beside = temp_path(path);
     replace(path, &beside, bytes).map_err(|source| {
         // The half-written file is of no use to anyone; that it cannot be removed changes nothing.
         let _ = fs::remove_file(&beside);
-        Error::Write { path: path.into(), source }
+        RecordError::Write { path: path.into(), source }
     })
 }
 
@@ -44,31 +45,35 @@ fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(beside, path)
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn temp_path(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(format!(".{}.tmp", std::process::id()));
     name.into()
 }
 
 /// Reads the document at `path`, after checking that it is of our format.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
-    let text = fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
-    let version: Version = parse(path, &text)?;
+pub(crate) fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError> {
+    let text = fs::read(path).map_err(|source| RecordError::Read { path: path.into(), source })?;
+    let version: VersionHeader = parse(path, &text)?;
     if version.version != u64::from(FORMAT) {
-        return Err(Error::Version { path: path.into(), found: version.version });
+        return Err(RecordError::Version { path: path.into(), found: version.version });
     }
     parse(path, &text)
 }
 
-/// The one field every format has. It is read first: a document of another version would otherwise be
-/// reported as lacking whatever field that version does not have.
+/// The one field every format has. It is read first: a document of another version would otherwise
+/// be reported as lacking whatever field that version does not have.
 #[derive(Deserialize)]
-struct Version {
+struct VersionHeader {
     version: u64,
 }
 
-fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(text).map_err(|source| Error::Json { path: path.into(), line: source.line(), source })
+fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, RecordError> {
+    serde_json::from_slice(text).map_err(|source| RecordError::Json {
+        path: path.into(),
+        line: source.line(),
+        source,
+    })
 }
 
 #[cfg(test)]
@@ -77,31 +82,33 @@ mod tests {
     use crate::Results;
 
     #[test]
-    fn a_document_replaces_its_forerunner_and_leaves_nothing_beside_it() {
+    fn a_document_replaces_the_old_one_and_leaves_no_temporary_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("results.json");
         for questions in [1, 2] {
             let results = Results { questions, ..Results::default() };
-            write(&path, &results).unwrap();
-            assert_eq!(read::<Results>(&path).unwrap(), results);
+            write_document(&path, &results).unwrap();
+            assert_eq!(read_document::<Results>(&path).unwrap(), results);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn another_version_is_named_before_any_missing_field() {
+    fn an_unsupported_version_is_reported_before_missing_fields() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("results.json");
         fs::write(&path, r#"{"version": 99}"#).unwrap();
-        let error = read::<Results>(&path).unwrap_err();
-        assert!(matches!(error, Error::Version { found: 99, .. }), "{error}");
+        let error = read_document::<Results>(&path).unwrap_err();
+        assert!(matches!(error, RecordError::Version { found: 99, .. }), "{error}");
         assert!(error.to_string().contains("format version 99"), "{error}");
     }
 
     #[test]
     fn a_write_that_fails_names_the_path_and_keeps_the_cause() {
         let path = Path::new("/dev/null/results.json");
-        let Err(Error::Write { path: named, source }) = write(path, &Results::default()) else {
+        let Err(RecordError::Write { path: named, source }) =
+            write_document(path, &Results::default())
+        else {
             panic!("nothing can be written below a file");
         };
         assert_eq!((named.as_path(), source.kind()), (path, io::ErrorKind::NotADirectory));

@@ -1,7 +1,8 @@
 //! Every way a run directory can disappoint, one variant each.
 //!
-//! Messages are lower case and name the file, the field and the next step. The cause (an I/O or JSON error)
-//! is kept as the source and not repeated in the message, so that printing the chain says everything once.
+//! Messages are lower case and name the file, the field and the next step. The cause (an I/O or
+//! JSON error) is kept as the source and not repeated in the message, so that printing the chain
+//! says everything once.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use crate::manifest::FORMAT;
 
 /// What went wrong with a run directory.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum RecordError {
     /// A file could not be read.
     #[error("cannot read {path}")]
     Read {
@@ -34,14 +35,18 @@ pub enum Error {
         path: PathBuf,
     },
     /// A directory that should hold a run does not.
-    #[error("{path} is not a run directory: it has no manifest.json; name a directory that `eval` wrote")]
+    #[error(
+        "{path} is not a run directory: it has no manifest.json; name a directory that `eval` wrote"
+    )]
     NotARun {
         /// The directory.
         path: PathBuf,
     },
     /// Another process is writing this run.
-    #[error("{path} is being written by another process; wait for it or pass --out to write elsewhere")]
-    Busy {
+    #[error(
+        "{path} is being written by another process; wait for it or pass --out to write elsewhere"
+    )]
+    Locked {
         /// The run directory.
         path: PathBuf,
     },
@@ -68,7 +73,7 @@ pub enum Error {
     },
     /// A line is valid JSON that says something impossible.
     #[error("{path}:{line}: {field} {why}; remove the line or run again with --out")]
-    Invalid {
+    InvalidLine {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
@@ -80,7 +85,7 @@ pub enum Error {
     },
     /// What was to be written says something impossible, e.g. a score that is not a number.
     #[error("cannot record this in {path}: {field} {why}")]
-    Unwritable {
+    InvalidRecord {
         /// The file.
         path: PathBuf,
         /// The field, e.g. `trajectories[3].scores`.
@@ -89,7 +94,9 @@ pub enum Error {
         why: &'static str,
     },
     /// One question appears twice under one seed.
-    #[error("{path}:{line}: question {id} under seed {seed} is recorded twice; remove one of the lines")]
+    #[error(
+        "{path}:{line}: question {id} under seed {seed} is recorded twice; remove one of the lines"
+    )]
     Duplicate {
         /// The file.
         path: PathBuf,
@@ -105,7 +112,7 @@ pub enum Error {
         "{path}: the run was started with {field} = {stored}, now it is {asked}; \
          use the stored value to resume it or pass --out to write elsewhere"
     )]
-    Differs {
+    Mismatch {
         /// The manifest.
         path: PathBuf,
         /// The first field that differs, e.g. `settings.perturbation.p`.
@@ -119,27 +126,31 @@ pub enum Error {
 
 /// A broken rule of a record, before it is known in which file and line.
 #[derive(Debug)]
-pub(crate) struct Fault {
+pub(crate) struct FieldError {
     pub(crate) field: String,
     pub(crate) why: &'static str,
 }
 
-impl Fault {
+impl FieldError {
     pub(crate) fn new(field: impl Into<String>, why: &'static str) -> Self {
         Self { field: field.into(), why }
     }
 
     /// The error for a record that was about to be written to `path`.
-    pub(crate) fn unwritable(self, path: impl Into<PathBuf>) -> Error {
-        Error::Unwritable { path: path.into(), field: self.field, why: self.why }
+    pub(crate) fn into_record_error(self, path: impl Into<PathBuf>) -> RecordError {
+        RecordError::InvalidRecord { path: path.into(), field: self.field, why: self.why }
     }
 }
 
 /// What the user can do about a failed write.
 fn next_step(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, then pass --resume",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "pass --out to write elsewhere",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some space, then pass --resume"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "pass --out to write elsewhere"
+        }
         _ => "pass --resume to continue or --out to write elsewhere",
     }
 }

@@ -1,5 +1,5 @@
-//! A short name for the content of a run's inputs, kept in the manifest so that a resumed run notices that
-//! the weights or the questions under the same path have changed.
+//! A short name for the content of a run's inputs, kept in the manifest so that a resumed run
+//! notices that the weights or the questions under the same path have changed.
 
 /// A digest of named parts, in order: FNV-1a, 64 bits.
 ///
@@ -16,12 +16,13 @@ impl Default for Fingerprint {
 impl Fingerprint {
     /// Adds one part, e.g. `("questions", file)`.
     ///
-    /// Both lengths are mixed in, so that moving a byte from one part to the next changes the digest.
+    /// Both lengths are mixed in, so that moving a byte from one part to the next changes the
+    /// digest.
     #[must_use]
     pub fn with(mut self, name: &str, content: &[u8]) -> Self {
         for piece in [name.as_bytes(), content] {
-            self.mix(&(piece.len() as u64).to_le_bytes());
-            self.mix(piece);
+            self.update(&(piece.len() as u64).to_le_bytes());
+            self.update(piece);
         }
         self
     }
@@ -31,7 +32,7 @@ impl Fingerprint {
         format!("{:016x}", self.0)
     }
 
-    fn mix(&mut self, bytes: &[u8]) {
+    fn update(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         }
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_and_border_counts() {
+    fn every_part_and_boundary_counts() {
         let whole = Fingerprint::default().with("a", b"bc").with("d", b"");
         assert_eq!(whole.finish().len(), 16);
         assert_eq!(whole.finish(), Fingerprint::default().with("a", b"bc").with("d", b"").finish());

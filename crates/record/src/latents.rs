@@ -1,11 +1,14 @@
-//! The thoughts themselves, where they are asked for: `latents.safetensors`, one tensor per question and seed.
+//! The thoughts themselves, where they are asked for: `latents.safetensors`, one tensor per
+//! question and seed.
 //!
-//! While a run goes on, the numbers are appended to `latents.part` in the order of `samples.jsonl`, each question's before its
-//! line. How many there must be follows from the lines alone, so a run that was stopped at any moment cuts what is beyond and
-//! goes on. At the end a header is put before them, in a file beside, which is then renamed.
+//! While a run goes on, the numbers are appended to `latents.part` in the order of `samples.jsonl`,
+//! each question's before its line. How many there must be follows from the lines alone, so a run
+//! that was stopped at any moment cuts what is beyond and goes on. At the end a header is put
+//! before them, in a file beside, which is then renamed.
 //!
-//! Tensor `SEED.ID` is (trajectories, thoughts, width), or (thoughts of all trajectories, width) where they differ in length;
-//! `SEED.ID.greedy` is (thoughts, width) of the trajectory without perturbation, where one ran.
+//! Tensor `SEED.ID` is (trajectories, thoughts, width), or (thoughts of all trajectories, width)
+//! where they differ in length; `SEED.ID.greedy` is (thoughts, width) of the trajectory without
+//! perturbation, where one ran.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -13,27 +16,29 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::Error;
+use crate::error::RecordError;
 use crate::run_dir::RunDir;
 use crate::sample::Sample;
 
-pub(crate) const FINAL: &str = "latents.safetensors";
-pub(crate) const PART: &str = "latents.part";
+pub(crate) const LATENTS_FILE: &str = "latents.safetensors";
+pub(crate) const PART_FILE: &str = "latents.part";
 
 /// Thoughts of a run that is being written.
 #[derive(Debug)]
-pub struct Latents {
+pub struct LatentsWriter {
     dir: PathBuf,
     part: File,
     width: usize,
     length: u64,
 }
 
-impl Latents {
+impl LatentsWriter {
     /// Goes on after the samples that are on file in `dir`; every thought is `width` numbers.
-    pub fn open(dir: &Path, width: usize) -> Result<Self, Error> {
-        let path = dir.join(PART);
-        let length = RunDir::open(dir)?.samples()?.try_fold(0, |sum, s| Ok::<_, Error>(sum + bytes(&s?, width)))?;
+    pub fn open(dir: &Path, width: usize) -> Result<Self, RecordError> {
+        let path = dir.join(PART_FILE);
+        let length = RunDir::open(dir)?
+            .samples()?
+            .try_fold(0, |sum, s| Ok::<_, RecordError>(sum + sample_bytes(&s?, width)))?;
         let opened = OpenOptions::new().append(true).create(true).open(&path);
         let checked = opened.and_then(|part| {
             if part.metadata()?.len() < length {
@@ -45,27 +50,36 @@ impl Latents {
         });
         match checked {
             Ok(part) => Ok(Self { dir: dir.into(), part, width, length }),
-            Err(source) => Err(Error::Write { path, source }),
+            Err(source) => Err(RecordError::Write { path, source }),
         }
     }
 
-    /// Writes the thoughts of a sample, trajectory after trajectory and the one without perturbation last, before the sample
-    /// itself is.
-    pub fn append<'a>(&mut self, sample: &Sample, thoughts: impl IntoIterator<Item = &'a [f32]>) -> Result<(), Error> {
-        let numbers: Vec<u8> = thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
-        debug_assert_eq!(numbers.len() as u64, bytes(sample, self.width), "thoughts of another number or width");
+    /// Writes the thoughts of a sample, trajectory after trajectory and the one without
+    /// perturbation last, before the sample itself is.
+    pub fn append<'a>(
+        &mut self,
+        sample: &Sample,
+        thoughts: impl IntoIterator<Item = &'a [f32]>,
+    ) -> Result<(), RecordError> {
+        let numbers: Vec<u8> =
+            thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        debug_assert_eq!(
+            numbers.len() as u64,
+            sample_bytes(sample, self.width),
+            "thoughts of another number or width"
+        );
         self.part.write_all(&numbers).map_err(|source| {
             let _ = self.part.set_len(self.length); // a full disk may have taken a part
-            Error::Write { path: self.dir.join(PART), source }
+            RecordError::Write { path: self.dir.join(PART_FILE), source }
         })?;
         self.length += numbers.len() as u64;
         Ok(())
     }
 
     /// Puts the header before the numbers; the run's samples must be complete.
-    pub fn finish(self) -> Result<(), Error> {
+    pub fn finish(self) -> Result<(), RecordError> {
         let header = self.header()?;
-        let (part, done) = (self.dir.join(PART), self.dir.join(FINAL));
+        let (part, done) = (self.dir.join(PART_FILE), self.dir.join(LATENTS_FILE));
         let beside = done.with_extension("safetensors.tmp");
         let written = || -> io::Result<()> {
             let mut out = BufWriter::new(File::create(&beside)?);
@@ -76,11 +90,11 @@ impl Latents {
             fs::rename(&beside, &done)?;
             fs::remove_file(&part)
         };
-        written().map_err(|source| Error::Write { path: done.clone(), source })
+        written().map_err(|source| RecordError::Write { path: done.clone(), source })
     }
 
     /// The safetensors header: names, shapes and places, padded to eight bytes.
-    fn header(&self) -> Result<Vec<u8>, Error> {
+    fn header(&self) -> Result<Vec<u8>, RecordError> {
         let (mut tensors, mut at) = (Map::new(), 0);
         for sample in RunDir::open(&self.dir)?.samples()? {
             let sample = sample?;
@@ -92,13 +106,20 @@ impl Latents {
             };
             let name = format!("{}.{}", sample.seed, sample.id);
             let mut put = |name: String, shape: Value, thoughts: u64| {
-                let end = at + size(thoughts, self.width);
-                tensors.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] }));
+                let end = at + thought_bytes(thoughts, self.width);
+                tensors.insert(
+                    name,
+                    json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] }),
+                );
                 at = end;
             };
             put(name.clone(), shape, counts.iter().map(|&count| u64::from(count)).sum());
             if let Some(greedy) = &sample.greedy {
-                put(format!("{name}.greedy"), json!([greedy.thoughts, self.width]), u64::from(greedy.thoughts));
+                put(
+                    format!("{name}.greedy"),
+                    json!([greedy.thoughts, self.width]),
+                    u64::from(greedy.thoughts),
+                );
             }
         }
         let mut header = Value::Object(tensors).to_string().into_bytes();
@@ -107,25 +128,34 @@ impl Latents {
     }
 }
 
-fn bytes(sample: &Sample, width: usize) -> u64 {
+fn sample_bytes(sample: &Sample, width: usize) -> u64 {
     let all = sample.trajectories.iter().chain(&sample.greedy);
-    size(all.map(|t| u64::from(t.thoughts)).sum(), width)
+    thought_bytes(all.map(|t| u64::from(t.thoughts)).sum(), width)
 }
 
-fn size(thoughts: u64, width: usize) -> u64 {
+fn thought_bytes(thoughts: u64, width: usize) -> u64 {
     thoughts * width as u64 * size_of::<f32>() as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Manifest, Trajectory};
+    use crate::{Manifest, TrajectoryRecord};
 
     const WIDTH: usize = 3;
 
     fn sample(id: u32, counts: &[u32]) -> Sample {
-        let one = |(k, &thoughts): (usize, &u32)| Trajectory { k: k as u32, thoughts, ..Trajectory::default() };
-        Sample { id, seed: 7, trajectories: counts.iter().enumerate().map(one).collect(), ..Sample::default() }
+        let one = |(k, &thoughts): (usize, &u32)| TrajectoryRecord {
+            k: k as u32,
+            thoughts,
+            ..TrajectoryRecord::default()
+        };
+        Sample {
+            id,
+            seed: 7,
+            trajectories: counts.iter().enumerate().map(one).collect(),
+            ..Sample::default()
+        }
     }
 
     fn thoughts(sample: &Sample) -> Vec<f32> {
@@ -134,42 +164,57 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_run_goes_on_and_ends_as_one_that_was_not() {
+    fn an_interrupted_run_resumes_to_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         let manifest = Manifest { questions: 2, seeds: vec![7], ..Manifest::default() };
-        let greedy = Some(Trajectory { thoughts: 1, ..Trajectory::default() });
+        let greedy = Some(TrajectoryRecord { thoughts: 1, ..TrajectoryRecord::default() });
         let samples = [Sample { greedy, ..sample(0, &[2, 2]) }, sample(1, &[1, 0, 2])];
         let mut writer = RunDir::create(dir.path(), &manifest).unwrap();
-        let mut latents = Latents::open(dir.path(), WIDTH).unwrap();
+        let mut latents = LatentsWriter::open(dir.path(), WIDTH).unwrap();
         latents.append(&samples[0], [&thoughts(&samples[0])[..]]).unwrap();
         writer.append(&samples[0]).unwrap();
         latents.append(&samples[1], [&thoughts(&samples[1])[..]]).unwrap(); // stopped before its line
         drop((writer, latents));
 
         let mut writer = RunDir::resume(dir.path(), &manifest).unwrap();
-        let mut latents = Latents::open(dir.path(), WIDTH).unwrap();
+        let mut latents = LatentsWriter::open(dir.path(), WIDTH).unwrap();
         latents.append(&samples[1], [&thoughts(&samples[1])[..]]).unwrap();
         writer.append(&samples[1]).unwrap();
         writer.finish().unwrap();
         latents.finish().unwrap();
 
-        let bytes = fs::read(dir.path().join(FINAL)).unwrap();
+        let bytes = fs::read(dir.path().join(LATENTS_FILE)).unwrap();
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-        assert_eq!(header["7.0"], json!({ "dtype": "F32", "shape": [2, 2, 3], "data_offsets": [0, 48] }));
-        assert_eq!(header["7.0.greedy"], json!({ "dtype": "F32", "shape": [1, 3], "data_offsets": [48, 60] }));
-        assert_eq!(header["7.1"], json!({ "dtype": "F32", "shape": [3, 3], "data_offsets": [60, 96] }));
-        let numbers: Vec<f32> = bytes[8 + length..].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        assert_eq!(
+            header["7.0"],
+            json!({ "dtype": "F32", "shape": [2, 2, 3], "data_offsets": [0, 48] })
+        );
+        assert_eq!(
+            header["7.0.greedy"],
+            json!({ "dtype": "F32", "shape": [1, 3], "data_offsets": [48, 60] })
+        );
+        assert_eq!(
+            header["7.1"],
+            json!({ "dtype": "F32", "shape": [3, 3], "data_offsets": [60, 96] })
+        );
+        let numbers: Vec<f32> = bytes[8 + length..]
+            .chunks(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect();
         assert_eq!(numbers, [thoughts(&samples[0]), thoughts(&samples[1])].concat());
-        assert!(!dir.path().join(PART).exists());
+        assert!(!dir.path().join(PART_FILE).exists());
     }
 
     #[test]
-    fn thoughts_that_were_never_kept_are_missed() {
+    fn missing_thoughts_are_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = RunDir::create(dir.path(), &Manifest::default()).unwrap();
         writer.append(&sample(0, &[2])).unwrap();
-        let error = Latents::open(dir.path(), WIDTH).unwrap_err();
-        assert!(std::error::Error::source(&error).unwrap().to_string().contains("without --latents"), "{error}");
+        let error = LatentsWriter::open(dir.path(), WIDTH).unwrap_err();
+        assert!(
+            std::error::Error::source(&error).unwrap().to_string().contains("without --latents"),
+            "{error}"
+        );
     }
 }

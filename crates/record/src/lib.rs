@@ -9,12 +9,12 @@
 //!             results.json     metrics and cost                                     (results)
 //! ```
 //!
-//! Two invariants carry the rest. `samples.jsonl` is a function of the manifest alone: no clock, no host, so
-//! that a killed and resumed run ends with the bytes of an uninterrupted one. And a reader never holds more
-//! than one line, so a run may be larger than memory.
+//! Two invariants carry the rest. `samples.jsonl` is a function of the manifest alone: no clock, no
+//! host, so that a killed and resumed run ends with the bytes of an uninterrupted one. And a reader
+//! never holds more than one line, so a run may be larger than memory.
 //!
-//! [`aggregate`], [`stopping`] and [`diversity`] are here too, because the engine uses them on live trajectories and the
-//! report on recorded ones, and the two must agree.
+//! [`aggregate`], [`stopping`] and [`diversity`] are here too, because the engine uses them on live
+//! trajectories and the report on recorded ones, and the two must agree.
 //!
 //! ```
 //! use record::{Manifest, RunDir, Sample};
@@ -51,13 +51,13 @@ mod sample;
 pub mod stopping;
 mod writer;
 
-pub use document::{write as write_document, write_file};
-pub use error::Error;
+pub use document::{write_atomic, write_document};
+pub use error::RecordError;
 pub use fingerprint::Fingerprint;
-pub use latents::Latents;
-pub use lines::Lines;
-pub use manifest::{Difference, FORMAT, Manifest, difference};
-pub use results::{Cost, Effort, Gain, Metric, MetricName, Results, Seconds};
+pub use latents::LatentsWriter;
+pub use lines::JsonLines;
+pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
+pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
 pub use run_dir::RunDir;
-pub use sample::{Beam, Sample, Trajectory};
-pub use writer::Writer;
+pub use sample::{BeamResult, Sample, TrajectoryRecord};
+pub use writer::RunWriter;

@@ -1,7 +1,7 @@
 //! What a run was asked to do, and by which program on which host.
 //!
-//! `settings`, `seeds`, `questions` and `fingerprint` change results and must be equal when a run is resumed;
-//! the other fields describe circumstances and may differ.
+//! `settings`, `seeds`, `questions` and `fingerprint` change results and must be equal when a run
+//! is resumed; the other fields describe circumstances and may differ.
 
 use std::fmt;
 use std::path::Path;
@@ -9,9 +9,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::Error;
+use crate::error::RecordError;
 
-/// The version of the run directory's format. Raised when a reader of the old one would misread the new one.
+/// The version of the run directory's format. Raised when a reader of the old one would misread the
+/// new one.
 pub const FORMAT: u32 = 1;
 
 /// The content of `manifest.json`.
@@ -27,13 +28,15 @@ pub struct Manifest {
     pub created: String,
     /// Where it ran: device, threads, memory. Nothing here may change results.
     pub host: Value,
-    /// Every setting that changes results, and only those: the number of threads belongs in `host`.
+    /// Every setting that changes results, and only those: the number of threads belongs in
+    /// `host`.
     pub settings: Value,
     /// The seeds, in the order of work.
     pub seeds: Vec<u64>,
     /// The number of questions under each seed.
     pub questions: usize,
-    /// A digest of the inputs' content (weights, questions); see [`Fingerprint`](crate::Fingerprint).
+    /// A digest of the inputs' content (weights, questions); see
+    /// [`Fingerprint`](crate::Fingerprint).
     pub fingerprint: String,
 }
 
@@ -55,35 +58,57 @@ impl Default for Manifest {
 
 impl Manifest {
     /// Checks that a run begun under `self`, stored at `path`, may be continued under `asked`.
-    pub(crate) fn admits(&self, asked: &Self, path: &Path) -> Result<(), Error> {
-        let difference = difference("settings", &self.settings, &asked.settings)
-            .or_else(|| differs("seeds", &self.seeds, &asked.seeds, |seeds| format!("{seeds:?}")))
-            .or_else(|| differs("questions", &self.questions, &asked.questions, usize::to_string))
-            .or_else(|| differs("fingerprint", &self.fingerprint, &asked.fingerprint, String::clone));
+    pub(crate) fn check_resumable(&self, asked: &Self, path: &Path) -> Result<(), RecordError> {
+        let difference = first_difference("settings", &self.settings, &asked.settings)
+            .or_else(|| {
+                value_difference("seeds", &self.seeds, &asked.seeds, |seeds| format!("{seeds:?}"))
+            })
+            .or_else(|| {
+                value_difference("questions", &self.questions, &asked.questions, usize::to_string)
+            })
+            .or_else(|| {
+                value_difference(
+                    "fingerprint",
+                    &self.fingerprint,
+                    &asked.fingerprint,
+                    String::clone,
+                )
+            });
         match difference {
             None => Ok(()),
-            Some(Difference { field, stored, asked }) => Err(Error::Differs { path: path.into(), field, stored, asked }),
+            Some(FieldDifference { field, stored, requested: asked }) => {
+                Err(RecordError::Mismatch { path: path.into(), field, stored, asked })
+            }
         }
     }
 }
 
 /// A field in which what was stored and what is asked for differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Difference {
+pub struct FieldDifference {
     /// Its name, from the outermost field to the innermost.
     pub field: String,
     /// What was stored.
     pub stored: String,
     /// What is asked for.
-    pub asked: String,
+    pub requested: String,
 }
 
-fn differs<T: PartialEq>(field: &str, stored: &T, asked: &T, show: fn(&T) -> String) -> Option<Difference> {
-    (stored != asked).then(|| Difference { field: field.into(), stored: show(stored), asked: show(asked) })
+fn value_difference<T: PartialEq>(
+    field: &str,
+    stored: &T,
+    asked: &T,
+    show: fn(&T) -> String,
+) -> Option<FieldDifference> {
+    (stored != asked).then(|| FieldDifference {
+        field: field.into(),
+        stored: show(stored),
+        requested: show(asked),
+    })
 }
 
 /// Walks two JSON values side by side and names the innermost field where they first part.
-pub fn difference(field: &str, stored: &Value, asked: &Value) -> Option<Difference> {
+pub fn first_difference(field: &str, stored: &Value, asked: &Value) -> Option<FieldDifference> {
     if stored == asked {
         return None;
     }
@@ -92,15 +117,21 @@ pub fn difference(field: &str, stored: &Value, asked: &Value) -> Option<Differen
         for key in stored.keys().chain(added) {
             let field = format!("{field}.{key}");
             let inner = match (stored.get(key), asked.get(key)) {
-                (Some(stored), Some(asked)) => difference(&field, stored, asked),
-                (stored, asked) => Some(Difference { field, stored: show(&stored), asked: show(&asked) }),
+                (Some(stored), Some(asked)) => first_difference(&field, stored, asked),
+                (stored, asked) => {
+                    Some(FieldDifference { field, stored: show(&stored), requested: show(&asked) })
+                }
             };
             if inner.is_some() {
                 return inner;
             }
         }
     }
-    Some(Difference { field: field.into(), stored: stored.to_string(), asked: asked.to_string() })
+    Some(FieldDifference {
+        field: field.into(),
+        stored: stored.to_string(),
+        requested: asked.to_string(),
+    })
 }
 
 fn show(value: &Option<&impl fmt::Display>) -> String {
@@ -114,7 +145,10 @@ mod tests {
     use super::*;
 
     fn refusal(stored: Manifest, asked: Manifest) -> String {
-        stored.admits(&asked, Path::new("run/manifest.json")).expect_err("they differ").to_string()
+        stored
+            .check_resumable(&asked, Path::new("run/manifest.json"))
+            .expect_err("they differ")
+            .to_string()
     }
 
     fn with(settings: Value) -> Manifest {
@@ -122,29 +156,47 @@ mod tests {
     }
 
     #[test]
-    fn circumstances_may_differ() {
-        let stored = Manifest { host: json!({"threads": 2}), created: "then".into(), ..Manifest::default() };
-        stored.admits(&Manifest { commit: Some("abc".into()), ..Manifest::default() }, Path::new("m")).unwrap();
+    fn host_and_version_may_differ() {
+        let stored =
+            Manifest { host: json!({"threads": 2}), created: "then".into(), ..Manifest::default() };
+        stored
+            .check_resumable(
+                &Manifest { commit: Some("abc".into()), ..Manifest::default() },
+                Path::new("m"),
+            )
+            .unwrap();
     }
 
     #[test]
     fn key_order_is_no_difference() {
         let (a, b) = (json!({"n": 4, "p": 0.2}), json!({"p": 0.2, "n": 4}));
-        with(a).admits(&with(b), Path::new("m")).unwrap();
+        with(a).check_resumable(&with(b), Path::new("m")).unwrap();
     }
 
     #[test]
     fn the_innermost_field_is_named_with_both_values() {
-        let message = refusal(with(json!({"n": 4, "noise": {"p": 0.2}})), with(json!({"n": 4, "noise": {"p": 0.3}})));
+        let message = refusal(
+            with(json!({"n": 4, "noise": {"p": 0.2}})),
+            with(json!({"n": 4, "noise": {"p": 0.3}})),
+        );
         assert!(message.contains("settings.noise.p = 0.2, now it is 0.3"), "{message}");
         assert!(message.starts_with("run/manifest.json") && message.contains("--out"), "{message}");
     }
 
     #[test]
     fn absent_fields_are_named() {
-        assert!(refusal(with(json!({})), with(json!({"n": 4}))).contains("settings.n = (absent), now it is 4"));
-        assert!(refusal(with(json!({"n": 4})), with(json!({}))).contains("settings.n = 4, now it is (absent)"));
-        assert!(refusal(with(json!([1, 2])), with(json!([1]))).contains("settings = [1,2], now it is [1]"));
+        assert!(
+            refusal(with(json!({})), with(json!({"n": 4})))
+                .contains("settings.n = (absent), now it is 4")
+        );
+        assert!(
+            refusal(with(json!({"n": 4})), with(json!({})))
+                .contains("settings.n = 4, now it is (absent)")
+        );
+        assert!(
+            refusal(with(json!([1, 2])), with(json!([1])))
+                .contains("settings = [1,2], now it is [1]")
+        );
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! What came of a run: `results.json`, and the seconds of `timings.jsonl`.
 //!
-//! The names of the metrics and of their fields are a contract with scripts. The report computes them; seconds
-//! live apart from the samples because they differ from run to run and the samples may not.
+//! The names of the metrics and of their fields are a contract with scripts. The report computes
+//! them; seconds live apart from the samples because they differ from run to run and the samples
+//! may not.
 
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
-use crate::aggregate::{Aggregator, Reduction, Tuning};
-use crate::error::Fault;
+use crate::aggregate::{Aggregator, RewardReduction, VoteParams};
+use crate::error::FieldError;
 use crate::manifest::FORMAT;
-use crate::sample::{Check, finite};
+use crate::sample::{Validate, check_finite};
 
 /// The content of `results.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,7 +21,7 @@ pub struct Results {
     /// Every metric at every k.
     pub metrics: Vec<Metric>,
     /// What it cost.
-    pub cost: Cost,
+    pub cost: RunCost,
     /// The number of different questions behind the metrics.
     pub questions: usize,
     /// The number of seeds behind them.
@@ -32,15 +33,16 @@ pub struct Results {
     pub sampled: f64,
     /// The numbers in the voting rules, where they are not the usual ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tuning: Option<Tuning>,
+    pub vote_params: Option<VoteParams>,
     /// What each rule gains over the plainer ones at the largest k, question by question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gains: Vec<Gain>,
+    pub gains: Vec<MetricGain>,
 }
 
-/// How much more accurate one rule is than another, with its 95% interval by the paired bootstrap over questions.
+/// How much more accurate one rule is than another, with its 95% interval by the paired bootstrap
+/// over questions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Gain {
+pub struct MetricGain {
     /// The rule.
     pub name: MetricName,
     /// The plainer one.
@@ -60,12 +62,12 @@ impl Default for Results {
         Self {
             version: FORMAT,
             metrics: Vec::new(),
-            cost: Cost::default(),
+            cost: RunCost::default(),
             questions: 0,
             seeds: 0,
             trajectories: 0,
             sampled: 0.0,
-            tuning: None,
+            vote_params: None,
             gains: Vec::new(),
         }
     }
@@ -104,10 +106,11 @@ pub enum MetricName {
     Weighted,
     /// Accuracy of the first k's trajectory with the highest reward.
     BestOf,
-    /// Accuracy of the vote weighted by normalised reward; this and the next as [`Aggregator`] defines them.
+    /// Accuracy of the vote weighted by normalised reward; this and the next as [`Aggregator`]
+    /// defines them.
     Normalized,
     /// Accuracy of the vote weighted by normalised log-probability.
-    Likely,
+    Likelihood,
     /// Accuracy of the vote weighted by both.
     Combined,
     /// Accuracy of the answer with the largest lower bound on its reward.
@@ -122,16 +125,21 @@ pub enum MetricName {
     Beam,
     /// Mean pairwise cosine dissimilarity of thoughts.
     Diversity,
-    /// Chance that the reward at thought k is larger for a right trajectory than for a wrong one of the same question.
+    /// Chance that the reward at thought k is larger for a right trajectory than for a wrong one of
+    /// the same question.
     Auc,
     /// The same of the answers' verdicts; k = trajectories.
-    AucVerdict,
+    AucOutcome,
 }
 
 impl MetricName {
-    /// Whether it is the accuracy of one answer a question, rather than a bound or another quantity.
-    pub fn is_a_choice(self) -> bool {
-        !matches!(self, Self::Coverage | Self::Pass | Self::Diversity | Self::Auc | Self::AucVerdict)
+    /// Whether it is the accuracy of one answer a question, rather than a bound or another
+    /// quantity.
+    pub fn is_accuracy(self) -> bool {
+        !matches!(
+            self,
+            Self::Coverage | Self::Pass | Self::Diversity | Self::Auc | Self::AucOutcome
+        )
     }
 }
 
@@ -141,34 +149,34 @@ impl From<Aggregator> for MetricName {
             Aggregator::Majority => Self::Maj,
             Aggregator::Weighted => Self::Weighted,
             Aggregator::Normalized => Self::Normalized,
-            Aggregator::Likely => Self::Likely,
+            Aggregator::Likelihood => Self::Likelihood,
             Aggregator::Combined => Self::Combined,
             Aggregator::Pessimistic => Self::Pessimistic,
-            Aggregator::BestOf(Reduction::Overall) => Self::BestOf,
-            Aggregator::BestOf(Reduction::Sum) => Self::BestOfSum,
-            Aggregator::BestOf(Reduction::Last) => Self::BestOfLast,
-            Aggregator::BestOf(Reduction::Min) => Self::BestOfMin,
+            Aggregator::BestOf(RewardReduction::OutcomeOrMean) => Self::BestOf,
+            Aggregator::BestOf(RewardReduction::Sum) => Self::BestOfSum,
+            Aggregator::BestOf(RewardReduction::Last) => Self::BestOfLast,
+            Aggregator::BestOf(RewardReduction::Min) => Self::BestOfMin,
         }
     }
 }
 
 /// What a run spent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Cost {
+pub struct RunCost {
     /// Decoding steps per question under one seed, of samples and the deterministic trajectory.
     pub steps: f64,
     /// Floating-point operations per question under one seed, of the same.
     pub flops: f64,
     /// What beam search took beside, where it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub beam: Option<Effort>,
+    pub beam: Option<BeamCost>,
     /// Wall-clock seconds of the whole run.
     pub seconds: Seconds,
 }
 
 /// Work that was counted, per question under one seed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Effort {
+pub struct BeamCost {
     /// Decoding steps.
     pub steps: f64,
     /// Floating-point operations.
@@ -194,7 +202,8 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    /// The part of sampling that scoring takes: what best-of-N pays for its rewards. None without scores.
+    /// The part of sampling that scoring takes: what best-of-N pays for its rewards. None without
+    /// scores.
     pub fn scoring_share(&self) -> Option<f64> {
         let sampling = self.prefill + self.thoughts + self.scores + self.answers;
         (self.scores > 0.0).then(|| self.scores / sampling)
@@ -224,23 +233,26 @@ impl AddAssign for Seconds {
     }
 }
 
-impl Check for Seconds {
-    fn check(&self) -> Result<(), Fault> {
-        finite("seconds", [self.prefill, self.thoughts, self.scores, self.answers, self.beam, self.total])
+impl Validate for Seconds {
+    fn validate(&self) -> Result<(), FieldError> {
+        check_finite(
+            "seconds",
+            [self.prefill, self.thoughts, self.scores, self.answers, self.beam, self.total],
+        )
     }
 }
 
-impl Check for Results {
-    fn check(&self) -> Result<(), Fault> {
+impl Validate for Results {
+    fn validate(&self) -> Result<(), FieldError> {
         for (index, metric) in self.metrics.iter().enumerate() {
-            finite(&format!("metrics[{index}]"), [metric.value, metric.low, metric.high])?;
+            check_finite(&format!("metrics[{index}]"), [metric.value, metric.low, metric.high])?;
         }
-        finite("sampled", [self.sampled])?;
-        let tuning = self.tuning.unwrap_or_default();
-        finite("tuning", [tuning.temperature, tuning.lambda, tuning.caution])?;
+        check_finite("sampled", [self.sampled])?;
+        let tuning = self.vote_params.unwrap_or_default();
+        check_finite("tuning", [tuning.temperature, tuning.lambda, tuning.caution])?;
         let beam = self.cost.beam.unwrap_or_default();
-        finite("cost", [self.cost.steps, self.cost.flops, beam.steps, beam.flops])?;
-        self.cost.seconds.check()
+        check_finite("cost", [self.cost.steps, self.cost.flops, beam.steps, beam.flops])?;
+        self.cost.seconds.validate()
     }
 }
 
@@ -250,7 +262,14 @@ mod tests {
 
     #[test]
     fn metrics_are_written_as_scripts_expect() {
-        let metric = Metric { name: MetricName::BestOf, k: 64, value: 0.58, low: 0.55, high: 0.61, seeds: 3 };
+        let metric = Metric {
+            name: MetricName::BestOf,
+            k: 64,
+            value: 0.58,
+            low: 0.55,
+            high: 0.61,
+            seeds: 3,
+        };
         let results = Results { metrics: vec![metric], ..Results::default() };
         let expected = concat!(
             r#"{"version":1,"metrics":[{"name":"best_of","k":64,"value":0.58,"low":0.55,"high":0.61,"seeds":3}],"#,
@@ -270,7 +289,14 @@ mod tests {
 
     #[test]
     fn scoring_is_a_part_of_sampling() {
-        let seconds = Seconds { prefill: 1.0, thoughts: 4.0, scores: 2.0, answers: 1.0, beam: 9.0, total: 20.0 };
+        let seconds = Seconds {
+            prefill: 1.0,
+            thoughts: 4.0,
+            scores: 2.0,
+            answers: 1.0,
+            beam: 9.0,
+            total: 20.0,
+        };
         assert_eq!(seconds.scoring_share(), Some(0.25));
         assert_eq!(Seconds::default().scoring_share(), None);
     }

@@ -1,11 +1,14 @@
-//! The run directory from outside: what survives a kill, what is refused, and that no bytes make it panic.
+//! The run directory from outside: what survives a kill, what is refused, and that no bytes make it
+//! panic.
 
 use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
-use record::stopping::{Settled, Stopped};
-use record::{Beam, Error, Manifest, Results, RunDir, Sample, Seconds, Trajectory};
+use record::stopping::{EarlyStop, StopReason};
+use record::{
+    BeamResult, Manifest, RecordError, Results, RunDir, Sample, Seconds, TrajectoryRecord,
+};
 use serde_json::json;
 
 fn manifest() -> Manifest {
@@ -14,17 +17,23 @@ fn manifest() -> Manifest {
 }
 
 fn sample(seed: u64, id: u32) -> Sample {
-    let trajectory = |k: u32| Trajectory {
+    let trajectory = |k: u32| TrajectoryRecord {
         k,
         thoughts: 2,
         text: format!("### {k}\n\u{1f600} \"quoted\""),
         answer: (k > 0).then(|| k.to_string()),
-        scores: Some(vec![0.1 + k as f32, -3.5e-7]),
-        verdict: Some(0.25 - k as f32),
+        process_rewards: Some(vec![0.1 + k as f32, -3.5e-7]),
+        outcome_reward: Some(0.25 - k as f32),
         correct: k == 1,
         logprob: (k == 1).then_some(-2.25),
     };
-    let beam = Beam { width: 2, candidates: 1, answer: Some("1".into()), reward: 0.3, ..Beam::default() };
+    let beam = BeamResult {
+        width: 2,
+        candidates: 1,
+        answer: Some("1".into()),
+        reward: 0.3,
+        ..BeamResult::default()
+    };
     Sample {
         id,
         seed,
@@ -34,7 +43,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         beam: Some(beam),
         greedy: Some(trajectory(0)),
         diversity: Some(vec![0.25, 1.0 / 3.0]),
-        stopped: Some(Stopped { asked: 8, why: Settled::Confident }),
+        stopped: Some(EarlyStop { requested: 8, reason: StopReason::Confident }),
         steps: 14,
         flops: 1.5e9,
     }
@@ -46,7 +55,7 @@ fn work() -> Vec<Sample> {
 }
 
 /// Does whatever is left to do and gives back the bytes of the samples.
-fn carry_on(path: &Path) -> Vec<u8> {
+fn resume_and_finish(path: &Path) -> Vec<u8> {
     let mut run = RunDir::resume(path, &manifest()).expect("it resumes");
     for sample in work() {
         if !run.is_done(sample.seed, sample.id) {
@@ -58,8 +67,9 @@ fn carry_on(path: &Path) -> Vec<u8> {
     fs::read(path.join("samples.jsonl")).expect("samples are there")
 }
 
-/// A new file rather than the old one cut and filled: some file systems flush the latter, and there are thousands.
-fn renew(path: &Path, bytes: &[u8]) {
+/// A new file rather than the old one cut and filled: some file systems flush the latter, and there
+/// are thousands.
+fn replace_file(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).expect("it was there");
     fs::write(path, bytes).expect("it is written");
 }
@@ -71,7 +81,7 @@ fn what_is_written_is_read() {
     let mut run = RunDir::create(&path, &manifest()).unwrap();
     for sample in work() {
         run.append(&sample).unwrap();
-        run.time(&Seconds { prefill: 0.5, total: 1.0, ..Seconds::default() }).unwrap();
+        run.append_timing(&Seconds { prefill: 0.5, total: 1.0, ..Seconds::default() }).unwrap();
     }
     let run = run.finish().unwrap();
     assert_eq!(run, RunDir::open(&path).unwrap());
@@ -87,25 +97,25 @@ fn what_is_written_is_read() {
 #[test]
 fn cut_at_any_byte_a_run_resumes_to_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = carry_on(dir.path());
+    let whole = resume_and_finish(dir.path());
     let samples = dir.path().join("samples.jsonl");
     for length in 0..whole.len() {
-        renew(&samples, &whole[..length]);
-        let done = RunDir::resume(dir.path(), &manifest()).unwrap().done();
+        replace_file(&samples, &whole[..length]);
+        let done = RunDir::resume(dir.path(), &manifest()).unwrap().done_count();
         assert_eq!(done, whole[..length].iter().filter(|&&byte| byte == b'\n').count());
         let read = RunDir::open(dir.path()).unwrap().samples().unwrap().map(Result::unwrap).count();
         assert_eq!(read, done, "after resuming at {length}");
     }
     for length in (0..whole.len()).step_by(97) {
-        renew(&samples, &whole[..length]);
-        assert!(carry_on(dir.path()) == whole, "cut at {length}");
+        replace_file(&samples, &whole[..length]);
+        assert!(resume_and_finish(dir.path()) == whole, "cut at {length}");
     }
 }
 
 #[test]
 fn a_killed_run_can_be_read_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = carry_on(dir.path());
+    let whole = resume_and_finish(dir.path());
     let cut = &whole[..whole.len() - 9];
     fs::write(dir.path().join("samples.jsonl"), cut).unwrap();
     fs::write(dir.path().join("timings.jsonl"), "{\"prefill\": 1").unwrap();
@@ -115,32 +125,36 @@ fn a_killed_run_can_be_read_as_it_is() {
 }
 
 #[test]
-fn a_damaged_last_line_is_done_again() {
+fn a_damaged_last_line_is_dropped_and_redone() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = carry_on(dir.path());
+    let whole = resume_and_finish(dir.path());
     // What a power cut can leave: the length is right, the content is not.
     let mut damaged = whole.clone();
     let last = whole.len() - 200;
     damaged[last..whole.len() - 1].fill(0);
     fs::write(dir.path().join("samples.jsonl"), damaged).unwrap();
-    assert!(carry_on(dir.path()) == whole);
+    assert!(resume_and_finish(dir.path()) == whole);
 }
 
 #[test]
-fn a_damaged_line_before_the_last_is_named() {
+fn a_damaged_line_before_the_last_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let text = String::from_utf8(carry_on(dir.path())).unwrap();
+    let text = String::from_utf8(resume_and_finish(dir.path())).unwrap();
     let samples = dir.path().join("samples.jsonl");
-    fs::write(&samples, text.replacen("\"seed\":1,\"question\"", "\"seed\":1,,\"question\"", 2)).unwrap();
+    fs::write(&samples, text.replacen("\"seed\":1,\"question\"", "\"seed\":1,,\"question\"", 2))
+        .unwrap();
     let error = RunDir::resume(dir.path(), &manifest()).unwrap_err();
-    assert!(matches!(error, Error::Json { line: 1, .. }), "{error}");
+    assert!(matches!(error, RecordError::Json { line: 1, .. }), "{error}");
     assert!(error.to_string().contains("samples.jsonl:1: "), "{error}");
 
     let second = text.lines().nth(1).unwrap();
     fs::write(&samples, text.replace(second, &second.replace("[0.1,", "["))).unwrap();
     let error = RunDir::resume(dir.path(), &manifest()).unwrap_err();
-    assert!(matches!(error, Error::Invalid { line: 2, .. }), "{error}");
-    assert!(error.to_string().contains("samples.jsonl:2: trajectories[0].scores does not hold"), "{error}");
+    assert!(matches!(error, RecordError::InvalidLine { line: 2, .. }), "{error}");
+    assert!(
+        error.to_string().contains("samples.jsonl:2: trajectories[0].scores does not hold"),
+        "{error}"
+    );
 
     let mut lines = RunDir::open(dir.path()).unwrap().samples().unwrap();
     assert!(lines.next().unwrap().is_ok());
@@ -151,33 +165,39 @@ fn a_damaged_line_before_the_last_is_named() {
 #[test]
 fn a_question_is_recorded_once_under_a_seed() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = carry_on(dir.path());
+    let whole = resume_and_finish(dir.path());
     let mut run = RunDir::resume(dir.path(), &manifest()).unwrap();
-    assert!(matches!(run.append(&sample(1, 0)).unwrap_err(), Error::Duplicate { id: 0, seed: 1, .. }));
+    assert!(matches!(
+        run.append(&sample(1, 0)).unwrap_err(),
+        RecordError::Duplicate { id: 0, seed: 1, .. }
+    ));
     drop(run);
     fs::write(dir.path().join("samples.jsonl"), [&whole[..], &whole[..]].concat()).unwrap();
     let error = RunDir::resume(dir.path(), &manifest()).unwrap_err();
-    assert!(matches!(error, Error::Duplicate { line: 7, id: 0, seed: 1, .. }), "{error}");
+    assert!(matches!(error, RecordError::Duplicate { line: 7, id: 0, seed: 1, .. }), "{error}");
 }
 
 #[test]
-fn a_run_is_not_replaced_unasked() {
+fn a_run_is_not_overwritten_by_default() {
     let dir = tempfile::tempdir().unwrap();
-    carry_on(dir.path());
+    resume_and_finish(dir.path());
     fs::write(dir.path().join("notes.txt"), "mine").unwrap();
     let error = RunDir::create(dir.path(), &manifest()).unwrap_err();
-    assert!(error.to_string().ends_with("pass --resume to continue it or --out to write elsewhere"), "{error}");
+    assert!(
+        error.to_string().ends_with("pass --resume to continue it or --out to write elsewhere"),
+        "{error}"
+    );
 
     let run = RunDir::overwrite(dir.path(), &manifest()).unwrap();
-    assert_eq!(run.done(), 0);
+    assert_eq!(run.done_count(), 0);
     assert_eq!(run.finish().unwrap().samples().unwrap().count(), 0);
     assert!(dir.path().join("notes.txt").exists());
 }
 
 #[test]
-fn another_setting_is_refused_by_name() {
+fn a_changed_setting_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = carry_on(dir.path());
+    let whole = resume_and_finish(dir.path());
     let settings = json!({"samples": 2, "perturbation": {"kind": "dropout", "p": 0.5}});
     let error = RunDir::resume(dir.path(), &Manifest { settings, ..manifest() }).unwrap_err();
     assert!(error.to_string().contains("settings.perturbation.p = 0.2, now it is 0.5"), "{error}");
@@ -190,7 +210,8 @@ fn another_setting_is_refused_by_name() {
 #[test]
 fn settings_survive_the_file() {
     let dir = tempfile::tempdir().unwrap();
-    let numbers = json!([0.2f32, 0.1 + 0.2, -0.0, 1.0, 1, u64::MAX, i64::MIN, f64::MIN_POSITIVE, "é"]);
+    let numbers =
+        json!([0.2f32, 0.1 + 0.2, -0.0, 1.0, 1, u64::MAX, i64::MIN, f64::MIN_POSITIVE, "é"]);
     let manifest = Manifest { settings: numbers, ..manifest() };
     RunDir::create(dir.path(), &manifest).unwrap();
     RunDir::resume(dir.path(), &manifest).unwrap();
@@ -200,44 +221,68 @@ fn settings_survive_the_file() {
 fn one_writer_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let first = RunDir::create(dir.path(), &manifest()).unwrap();
-    assert!(matches!(RunDir::resume(dir.path(), &manifest()).unwrap_err(), Error::Busy { .. }));
+    assert!(matches!(
+        RunDir::resume(dir.path(), &manifest()).unwrap_err(),
+        RecordError::Locked { .. }
+    ));
     drop(first);
     RunDir::resume(dir.path(), &manifest()).unwrap();
 }
 
 #[test]
-fn what_is_no_run_is_said_to_be_none() {
+fn a_directory_without_a_manifest_is_not_a_run() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(RunDir::open(dir.path()).unwrap_err(), Error::NotARun { .. }));
+    assert!(matches!(RunDir::open(dir.path()).unwrap_err(), RecordError::NotARun { .. }));
     fs::write(dir.path().join("samples.jsonl"), "").unwrap();
-    assert!(matches!(RunDir::resume(dir.path(), &manifest()).unwrap_err(), Error::NotARun { .. }));
-    assert!(matches!(RunDir::create(dir.path(), &manifest()).unwrap_err(), Error::Exists { .. }));
+    assert!(matches!(
+        RunDir::resume(dir.path(), &manifest()).unwrap_err(),
+        RecordError::NotARun { .. }
+    ));
+    assert!(matches!(
+        RunDir::create(dir.path(), &manifest()).unwrap_err(),
+        RecordError::Exists { .. }
+    ));
     let file = dir.path().join("samples.jsonl");
-    assert!(matches!(RunDir::create(&file, &manifest()).unwrap_err(), Error::Write { .. }));
+    assert!(matches!(RunDir::create(&file, &manifest()).unwrap_err(), RecordError::Write { .. }));
 }
 
 #[test]
-fn what_is_no_file_is_not_read() {
+fn a_directory_in_place_of_a_file_is_not_read() {
     let dir = tempfile::tempdir().unwrap();
     RunDir::create(dir.path(), &manifest()).unwrap();
     fs::remove_file(dir.path().join("samples.jsonl")).unwrap();
     fs::create_dir(dir.path().join("samples.jsonl")).unwrap();
-    assert!(matches!(RunDir::open(dir.path()).unwrap().samples().unwrap_err(), Error::Read { .. }));
-    assert!(matches!(RunDir::resume(dir.path(), &manifest()).unwrap_err(), Error::Read { .. }));
+    assert!(matches!(
+        RunDir::open(dir.path()).unwrap().samples().unwrap_err(),
+        RecordError::Read { .. }
+    ));
+    assert!(matches!(
+        RunDir::resume(dir.path(), &manifest()).unwrap_err(),
+        RecordError::Read { .. }
+    ));
 }
 
 #[test]
-fn a_score_that_is_no_number_is_not_written() {
+fn a_reward_that_is_not_finite_is_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = RunDir::create(dir.path(), &manifest()).unwrap();
     let mut bad = sample(1, 0);
-    bad.trajectories[1].scores = Some(vec![0.0, f32::NAN]);
+    bad.trajectories[1].process_rewards = Some(vec![0.0, f32::NAN]);
     let error = run.append(&bad).unwrap_err();
-    assert!(error.to_string().ends_with("trajectories[1].scores holds a number that is not finite"), "{error}");
+    assert!(
+        error.to_string().ends_with("trajectories[1].scores holds a number that is not finite"),
+        "{error}"
+    );
     assert!(!run.is_done(1, 0));
     run.append(&sample(1, 0)).unwrap();
-    let results = Results { cost: record::Cost { flops: f64::NAN, ..Default::default() }, ..Results::default() };
-    assert!(matches!(run.finish().unwrap().write_results(&results).unwrap_err(), Error::Unwritable { .. }));
+    let results = Results {
+        cost: record::RunCost { flops: f64::NAN, ..Default::default() },
+        ..Results::default()
+    };
+    assert!(matches!(
+        run.finish().unwrap().write_results(&results).unwrap_err(),
+        RecordError::InvalidRecord { .. }
+    ));
 }
 
 #[test]
@@ -249,7 +294,7 @@ fn a_manifest_cut_anywhere_is_an_error() {
     for length in 0..text.len() - 2 {
         fs::write(&stored, &text[..length]).unwrap();
         let error = RunDir::open(dir.path()).unwrap_err();
-        assert!(matches!(error, Error::Json { .. }), "cut at {length}: {error}");
+        assert!(matches!(error, RecordError::Json { .. }), "cut at {length}: {error}");
     }
 }
 
@@ -280,7 +325,7 @@ proptest! {
         let _ = run.seconds();
         if let Ok(resumed) = RunDir::resume(dir.path(), &manifest()) {
             // What resuming accepts, reading accepts too.
-            prop_assert_eq!(run.samples().unwrap().filter(|line| line.is_ok()).count(), resumed.done());
+            prop_assert_eq!(run.samples().unwrap().filter(|line| line.is_ok()).count(), resumed.done_count());
         }
         fs::write(dir.path().join("manifest.json"), &manifest_bytes).unwrap();
         fs::write(dir.path().join("results.json"), &manifest_bytes).unwrap();

@@ -1,13 +1,14 @@
 //! Run directories of a made-up reasoner, to look at the report without a model.
 //!
-//! `cargo run -p report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at several strengths of dropout and
-//! noise, with rewards and thoughts, and the report over all of them. A question has a difficulty, a perturbation widens and
-//! lowers what the reasoner can do, so that coverage grows with N and is largest at a moderate strength, as in the paper.
+//! `cargo run -p report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at
+//! several strengths of dropout and noise, with rewards and thoughts, and the report over all of
+//! them. A question has a difficulty, a perturbation widens and lowers what the reasoner can do, so
+//! that coverage grows with N and is largest at a moderate strength, as in the paper.
 
 use std::path::Path;
 
 use record::diversity::StepDiversity;
-use record::{Beam, Latents, Manifest, RunDir, Sample, Seconds, Trajectory};
+use record::{BeamResult, LatentsWriter, Manifest, RunDir, Sample, Seconds, TrajectoryRecord};
 use serde_json::{Value, json};
 
 const THOUGHTS: usize = 6;
@@ -21,24 +22,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = Path::new(&out);
     let mut runs = Vec::new();
     for strength in [0.05, 0.1, 0.2, 0.3, 0.5] {
-        let dropout = json!({ "kind": "dropout", "p": strength, "sites": "both", "scope": "thoughts" });
+        let dropout =
+            json!({ "kind": "dropout", "p": strength, "sites": "both", "scope": "thoughts" });
         let noise = json!({ "kind": "noise", "sigma": 2.0 * strength });
         for (name, sampler) in [("dropout", dropout), ("noise", noise)] {
-            let world = World { questions, samples, strength, noisy: name == "noise" };
+            let world = SyntheticRun { questions, samples, strength, noisy: name == "noise" };
             runs.push(world.write(&out.join(format!("{name}-{strength}")), sampler)?);
         }
     }
     for fewer in [4, 16].into_iter().filter(|fewer| *fewer < samples) {
         let sampler = json!({ "kind": "dropout", "p": 0.2, "sites": "both", "scope": "thoughts" });
-        let world = World { questions, samples: fewer, strength: 0.2, noisy: false };
+        let world = SyntheticRun { questions, samples: fewer, strength: 0.2, noisy: false };
         runs.push(world.write(&out.join(format!("dropout-0.2-n{fewer}")), sampler)?);
     }
-    let written = report::write(&runs, out, report::Options::default())?;
+    let written = report::write(&runs, out, report::ReportOptions::default())?;
     println!("{}", written.page.display());
     Ok(())
 }
 
-struct World {
+struct SyntheticRun {
     questions: usize,
     samples: usize,
     strength: f64,
@@ -46,13 +48,13 @@ struct World {
 }
 
 /// A question's gold, difficulty and wrong answers.
-struct Problem {
+struct SyntheticQuestion {
     gold: u64,
     difficulty: f64,
 }
 
-impl World {
-    fn write(&self, path: &Path, sampler: Value) -> Result<RunDir, record::Error> {
+impl SyntheticRun {
+    fn write(&self, path: &Path, sampler: Value) -> Result<RunDir, record::RecordError> {
         let manifest = Manifest {
             program: "synthetic_runs".into(),
             created: "2026-01-01T00:00:00Z".into(),
@@ -63,27 +65,36 @@ impl World {
             ..Manifest::default()
         };
         let mut writer = RunDir::overwrite(path, &manifest)?;
-        let mut latents = Latents::open(path, WIDTH)?;
+        let mut latents = LatentsWriter::open(path, WIDTH)?;
         for id in 0..self.questions as u32 {
             let (sample, thoughts) = self.question(id);
             latents.append(&sample, thoughts.iter().map(Vec::as_slice))?;
             writer.append(&sample)?;
         }
         let seconds = 0.002 * (self.questions * (self.samples + 4)) as f64;
-        writer.time(&Seconds { thoughts: 0.6 * seconds, answers: 0.3 * seconds, total: seconds, ..Seconds::default() })?;
+        writer.append_timing(&Seconds {
+            thoughts: 0.6 * seconds,
+            answers: 0.3 * seconds,
+            total: seconds,
+            ..Seconds::default()
+        })?;
         let run = writer.finish()?;
         latents.finish()?;
         Ok(run)
     }
 
     fn question(&self, id: u32) -> (Sample, Vec<Vec<f32>>) {
-        let mut shared = Random(u64::from(id) + 1);
-        let problem = Problem { gold: 2 + shared.below(90), difficulty: 1.6 * shared.normal() };
+        let mut shared = SyntheticRng(u64::from(id) + 1);
+        let problem =
+            SyntheticQuestion { gold: 2 + shared.below(90), difficulty: 1.6 * shared.normal() };
         let base: Vec<f64> = (0..THOUGHTS * WIDTH).map(|_| shared.normal()).collect();
         let (apples, given) = (3 + shared.below(20), 1 + shared.below(9));
-        let mut random = Random(u64::from(id) << 20 | (self.strength * 1000.0) as u64 | u64::from(self.noisy) << 19);
-        let rows = (0..self.samples as u32).map(|k| self.trajectory(k, &problem, &base, &mut random));
-        let (trajectories, mut thoughts): (Vec<Trajectory>, Vec<Vec<f32>>) = rows.unzip();
+        let mut random = SyntheticRng(
+            u64::from(id) << 20 | (self.strength * 1000.0) as u64 | u64::from(self.noisy) << 19,
+        );
+        let rows =
+            (0..self.samples as u32).map(|k| self.trajectory(k, &problem, &base, &mut random));
+        let (trajectories, mut thoughts): (Vec<TrajectoryRecord>, Vec<Vec<f32>>) = rows.unzip();
         let diversity = Some(diversity(&thoughts));
         thoughts.push(base.iter().map(|x| *x as f32).collect());
         let greedy = self.answer(0, 0.4 - problem.difficulty, &problem, &mut shared);
@@ -95,13 +106,13 @@ impl World {
             ),
             gold: problem.gold.to_string(),
             diversity,
-            beam: Some(Beam {
+            beam: Some(BeamResult {
                 width: 8,
                 candidates: (self.samples / 8).max(1) as u32,
                 text: beam.text,
                 answer: beam.answer,
                 correct: beam.correct,
-                ..Beam::default()
+                ..BeamResult::default()
             }),
             greedy: Some(greedy),
             trajectories,
@@ -112,37 +123,59 @@ impl World {
         (sample, thoughts)
     }
 
-    fn trajectory(&self, k: u32, problem: &Problem, base: &[f64], random: &mut Random) -> (Trajectory, Vec<f32>) {
+    fn trajectory(
+        &self,
+        k: u32,
+        problem: &SyntheticQuestion,
+        base: &[f64],
+        random: &mut SyntheticRng,
+    ) -> (TrajectoryRecord, Vec<f32>) {
         let own: Vec<f64> = (0..4).map(|_| random.normal()).collect();
         // A stronger perturbation reaches further and thinks worse; noise harms less than dropout.
         let harm = if self.noisy { 4.0 } else { 9.0 } * self.strength * self.strength;
-        let skill = 0.4 - problem.difficulty - harm + 6.0 * self.strength / (1.0 + 3.0 * self.strength) * own[0];
+        let skill = 0.4 - problem.difficulty - harm
+            + 6.0 * self.strength / (1.0 + 3.0 * self.strength) * own[0];
         let trajectory = self.answer(k, skill, problem, random);
         let lift = if trajectory.correct { 0.5 } else { -0.2 };
-        let step = |t: usize, random: &mut Random| (0.5 + lift * (t + 1) as f64 / THOUGHTS as f64 + 0.3 * random.normal()) as f32;
+        let step = |t: usize, random: &mut SyntheticRng| {
+            (0.5 + lift * (t + 1) as f64 / THOUGHTS as f64 + 0.3 * random.normal()) as f32
+        };
         let scores: Vec<f32> = (0..THOUGHTS).map(|t| step(t, random)).collect();
         let verdict = scores.last().filter(|_| self.noisy).copied(); // as if the judge of these runs read answers
         let grows = |t: usize| if self.noisy { 0.5 + (t % 3) as f64 } else { 1.0 };
-        let thought = |i: usize, random: &mut Random| {
+        let thought = |i: usize, random: &mut SyntheticRng| {
             base[i] + 1.5 * self.strength * grows(i / WIDTH) * (random.normal() + 2.0 * own[i % 4])
         };
         let thoughts = (0..base.len()).map(|i| thought(i, random) as f32).collect();
-        (Trajectory { scores: Some(scores), verdict, ..trajectory }, thoughts)
+        (
+            TrajectoryRecord {
+                process_rewards: Some(scores),
+                outcome_reward: verdict,
+                ..trajectory
+            },
+            thoughts,
+        )
     }
 
-    fn answer(&self, k: u32, skill: f64, problem: &Problem, random: &mut Random) -> Trajectory {
+    fn answer(
+        &self,
+        k: u32,
+        skill: f64,
+        problem: &SyntheticQuestion,
+        random: &mut SyntheticRng,
+    ) -> TrajectoryRecord {
         let correct = skill > 0.0;
         let spread = 1 + random.below(12);
         let wrong = problem.gold + 1 + random.below(spread);
         let answer = if correct { problem.gold } else { wrong };
         let none = !correct && random.below(20) == 0;
-        Trajectory {
+        TrajectoryRecord {
             k,
             thoughts: THOUGHTS as u32,
             text: if none { "### I do not".into() } else { format!("### {answer}") },
             answer: (!none).then(|| answer.to_string()),
             correct,
-            ..Trajectory::default()
+            ..TrajectoryRecord::default()
         }
     }
 }
@@ -156,9 +189,9 @@ fn diversity(thoughts: &[Vec<f32>]) -> Vec<f64> {
 }
 
 /// SplitMix64.
-struct Random(u64);
+struct SyntheticRng(u64);
 
-impl Random {
+impl SyntheticRng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -4,7 +4,8 @@
 //! figure (data) -> layout (with scale and font) -> scene (shapes) -> svg, png
 //! ```
 //!
-//! One drawing serves the files and the page: the page shows each panel as inline SVG whose points say their values.
+//! One drawing serves the files and the page: the page shows each panel as inline SVG whose points
+//! say their values.
 
 mod font;
 mod layout;
@@ -13,6 +14,6 @@ mod scale;
 pub mod scene;
 mod svg;
 
-pub use layout::{panel, sheet, swatch};
-pub use png::file as png;
-pub use svg::{escape, file as svg, inline};
+pub use layout::{legend_key, panel, sheet};
+pub use png::encode as png;
+pub use svg::{document as svg, escape, inline};

@@ -5,16 +5,20 @@ use std::path::{Path, PathBuf};
 
 /// Why there are no metrics, or no report.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ReportError {
     /// The run directory could not be read.
     #[error(transparent)]
-    Record(#[from] record::Error),
+    Record(#[from] record::RecordError),
     /// There is nothing to measure.
-    #[error("the run holds no samples yet; wait for its first question, or continue it with --resume")]
+    #[error(
+        "the run holds no samples yet; wait for its first question, or continue it with --resume"
+    )]
     Empty,
     /// A figure was asked for that needs more, or fewer, trajectories than there are.
-    #[error("k = {k} was asked for, but the run has {n} trajectories per question; ask for k >= 1 and <= {n}")]
-    K {
+    #[error(
+        "k = {k} was asked for, but the run has {n} trajectories per question; ask for k >= 1 and <= {n}"
+    )]
+    InvalidK {
         /// The k asked for.
         k: usize,
         /// The trajectories there are.
@@ -25,7 +29,7 @@ pub enum Error {
         "question {id} under seed {seed} has {found} trajectories, those before it have {expected}; \
          the samples are of different runs: report them one by one"
     )]
-    Uneven {
+    UnevenTrajectories {
         /// The question.
         id: u32,
         /// The seed.
@@ -36,7 +40,9 @@ pub enum Error {
         expected: usize,
     },
     /// One question appears twice under one seed.
-    #[error("question {id} under seed {seed} appears twice in the samples; remove one of the lines")]
+    #[error(
+        "question {id} under seed {seed} appears twice in the samples; remove one of the lines"
+    )]
     Duplicate {
         /// The question.
         id: u32,
@@ -65,7 +71,9 @@ pub enum Error {
         expected: usize,
     },
     /// The run has more than was asked for.
-    #[error("{path} holds {found} records where its manifest.json says {expected}; its samples.jsonl is of another run")]
+    #[error(
+        "{path} holds {found} records where its manifest.json says {expected}; its samples.jsonl is of another run"
+    )]
     Surplus {
         /// The run directory.
         path: PathBuf,
@@ -75,8 +83,10 @@ pub enum Error {
         expected: usize,
     },
     /// A sample is of another run.
-    #[error("{path} holds records under seed {seed}, which its manifest.json does not name; its samples.jsonl is of another run")]
-    Foreign {
+    #[error(
+        "{path} holds records under seed {seed}, which its manifest.json does not name; its samples.jsonl is of another run"
+    )]
+    ForeignSeed {
         /// The run directory.
         path: PathBuf,
         /// The seed.
@@ -102,8 +112,10 @@ pub enum Error {
         source: io::Error,
     },
     /// A figure is too large to become pixels.
-    #[error("the figure {name} of {panels} panels is too large for a picture; report fewer runs at once")]
-    Picture {
+    #[error(
+        "the figure {name} of {panels} panels is too large for a picture; report fewer runs at once"
+    )]
+    FigureTooLarge {
         /// The figure.
         name: &'static str,
         /// Its panels.
@@ -111,9 +123,9 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl ReportError {
     /// The same, said of one run of several. What names its files already stays as it is.
-    pub(crate) fn of(self, path: &Path) -> Self {
+    pub(crate) fn in_run(self, path: &Path) -> Self {
         match self {
             Self::Record(_) => self,
             source => Self::Run { path: path.into(), source: Box::new(source) },

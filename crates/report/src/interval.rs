@@ -1,8 +1,8 @@
 //! How far a mean over questions can be trusted: the percentile bootstrap.
 //!
-//! Questions are drawn with replacement, as many as there are, again and again; the interval holds the middle 95%
-//! of the means. The generator starts anew for every call, so figures of one run see the same draws, and
-//! the same run gives the same interval on every machine.
+//! Questions are drawn with replacement, as many as there are, again and again; the interval holds
+//! the middle 95% of the means. The generator starts anew for every call, so figures of one run see
+//! the same draws, and the same run gives the same interval on every machine.
 
 /// A figure and the interval it lies in with 95% confidence.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,12 +37,14 @@ impl Bootstrap {
             return None;
         }
         let mut draws = SplitMix64(self.seed);
-        let mut means: Vec<f64> = (0..self.resamples).map(|_| mean(values.len(), || values[draws.below(values.len())])).collect();
+        let mut means: Vec<f64> = (0..self.resamples)
+            .map(|_| mean(values.len(), || values[draws.below(values.len())]))
+            .collect();
         means.sort_by(f64::total_cmp);
         let mut questions = values.iter().copied();
         let value = mean(values.len(), || questions.next().unwrap_or_default());
-        // With few questions or draws the middle 95% may miss the mean itself, and a figure outside its own
-        // interval would only puzzle.
+        // With few questions or draws the middle 95% may miss the mean itself, and a figure outside
+        // its own interval would only puzzle.
         let low = quantile(&means, 0.025).unwrap_or(value).min(value);
         let high = quantile(&means, 0.975).unwrap_or(value).max(value);
         Some(Interval { value, low, high })
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_generator_is_the_published_one() {
+    fn the_generator_matches_its_reference_values() {
         let mut generator = SplitMix64(1234567);
         assert_eq!(generator.next(), 6457827717110365317);
         assert_eq!(generator.next(), 3203168211198807973);
@@ -101,7 +103,8 @@ mod tests {
 
     #[test]
     fn a_known_interval() {
-        // 400 questions, half of them right: the interval is 0.5 +- 1.96 sqrt(0.25 / 400) = 0.5 +- 0.049.
+        // 400 questions, half of them right: the interval is 0.5 +- 1.96 sqrt(0.25 / 400) = 0.5 +-
+        // 0.049.
         let values: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();
         let interval = Bootstrap { resamples: 10_000, seed: 1 }.mean(&values).unwrap();
         assert_eq!(interval.value, 0.5);
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_edges() {
+    fn empty_and_single_inputs() {
         assert_eq!(Bootstrap::default().mean(&[]), None);
         let point = |value| Some(Interval { value, low: value, high: value });
         assert_eq!(Bootstrap::default().mean(&[0.25]), point(0.25));

@@ -1,4 +1,5 @@
-//! What run directories say: metrics with their intervals, tables, figures, and one page that tells the story.
+//! What run directories say: metrics with their intervals, tables, figures, and one page that tells
+//! the story.
 //!
 //! Reads records only: everything here can be computed again, for any k, from a finished run.
 //!
@@ -8,7 +9,6 @@
 //!                                                     -> page (one HTML file)
 //! ```
 
-mod brief;
 pub mod draw;
 mod error;
 pub mod figures;
@@ -16,11 +16,12 @@ pub mod interval;
 mod latents;
 pub mod metrics;
 mod page;
+mod question_summary;
 mod rules;
-pub mod study;
+pub mod run_data;
 pub mod table;
 mod tsne;
 mod write;
 
-pub use error::Error;
-pub use write::{Options, Written, write};
+pub use error::ReportError;
+pub use write::{ReportFiles, ReportOptions, write};

@@ -1,28 +1,30 @@
 //! One HTML page that tells the story: lead, summary, figures, and a browser for single questions.
 //!
-//! Everything is in the one file: styles, script, data. The page says so to the browser, too, which then refuses any request.
-//! Figures are the same drawings as the files', as inline SVG; `assets/page.js` shows the values of what is pointed at
-//! and draws the questions from the data of [`data`].
+//! Everything is in the one file: styles, script, data. The page says so to the browser, too, which
+//! then refuses any request. Figures are the same drawings as the files', as inline SVG;
+//! `assets/page.js` shows the values of what is pointed at and draws the questions from the data of
+//! [`data`].
 
 mod data;
 
 use record::MetricName;
 
-use crate::draw::{escape, inline, panel, swatch};
-use crate::error::Error;
+use crate::draw::{escape, inline, legend_key, panel};
+use crate::error::ReportError;
 use crate::figures::{Figure, percent};
 use crate::interval::Interval;
 use crate::rules;
-use crate::study::Study;
+use crate::run_data::RunData;
 
 const STYLE: &str = include_str!("../assets/page.css");
 const SCRIPT: &str = include_str!("../assets/page.js");
 const BROWSER: &str = include_str!("../assets/browser.html");
 /// Nothing is fetched from anywhere.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
+const POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
 /// The page.
-pub fn html(studies: &[Study], figures: &[Figure]) -> Result<String, Error> {
+pub fn html(studies: &[RunData], figures: &[Figure]) -> Result<String, ReportError> {
     let title = match studies {
         [one] => format!("{} on {}", one.traits.model, one.traits.split),
         many => format!("{} runs compared", many.len()),
@@ -34,13 +36,13 @@ pub fn html(studies: &[Study], figures: &[Figure]) -> Result<String, Error> {
          <title>{title} – latent-tts</title>\n<style>\n{STYLE}</style>\n</head>\n",
         title = escape(&title)
     );
-    let figures: String = figures.iter().map(figure).collect();
+    let figures: String = figures.iter().map(figure_section).collect();
     let body = format!(
         "<body>\n<header><h1>{}</h1>\n{}</header>\n<main>\n{}{figures}{BROWSER}{}</main>\n",
         escape(&title),
         lead(studies),
         summary(studies),
-        origins(studies)
+        provenance(studies)
     );
     let data = data::json(studies)?;
     Ok(format!(
@@ -49,22 +51,37 @@ pub fn html(studies: &[Study], figures: &[Figure]) -> Result<String, Error> {
 }
 
 /// What came out, in a sentence or two.
-fn lead(studies: &[Study]) -> String {
-    let Some(run) = studies.iter().max_by(|a, b| a.coverage().total_cmp(&b.coverage())) else { return String::new() };
+fn lead(studies: &[RunData]) -> String {
+    let Some(run) = studies.iter().max_by(|a, b| a.coverage().total_cmp(&b.coverage())) else {
+        return String::new();
+    };
     let n = run.traits.n;
-    let which = if studies.len() > 1 { format!("The run with the largest coverage is {}. ", run.label) } else { String::new() };
+    let which = if studies.len() > 1 {
+        format!("The run with the largest coverage is {}. ", run.label)
+    } else {
+        String::new()
+    };
     let share = |name, k| run.metric(name, k).map(|interval| percent(interval.value));
     let mut words = match share(MetricName::Greedy, 1) {
         Some(greedy) => {
-            format!("{which}Thinking once, without perturbation, answers {greedy} of {} questions. ", run.results.questions)
+            format!(
+                "{which}Thinking once, without perturbation, answers {greedy} of {} questions. ",
+                run.results.questions
+            )
         }
         None => format!("{which}{} questions. ", run.results.questions),
     };
     if let Some(coverage) = share(MetricName::Coverage, n) {
-        words.push_str(&format!("Thinking {n} times in parallel finds a right answer for {coverage}. "));
+        words.push_str(&format!(
+            "Thinking {n} times in parallel finds a right answer for {coverage}. "
+        ));
     }
-    let chosen = [MetricName::Maj, MetricName::Weighted, MetricName::Normalized, MetricName::BestOf].into_iter();
-    let chosen: Vec<String> = chosen.filter_map(|name| Some(format!("{} {}", rules::label(name), share(name, n)?))).collect();
+    let chosen =
+        [MetricName::Maj, MetricName::Weighted, MetricName::Normalized, MetricName::BestOf]
+            .into_iter();
+    let chosen: Vec<String> = chosen
+        .filter_map(|name| Some(format!("{} {}", rules::display_name(name), share(name, n)?)))
+        .collect();
     if !chosen.is_empty() {
         words.push_str(&format!("Choosing one of the {n} answers: {}.", chosen.join(", ")));
     }
@@ -72,11 +89,16 @@ fn lead(studies: &[Study]) -> String {
 }
 
 /// Every run with every rule at its full N.
-fn summary(studies: &[Study]) -> String {
-    let shown: Vec<MetricName> =
-        rules::ORDER.into_iter().filter(|name| studies.iter().any(|run| !run.curve(*name).is_empty())).collect();
-    let heads: String = shown.iter().map(|name| format!("<th>{}</th>", escape(&rules::label(*name)))).collect();
-    let rows: String = studies.iter().map(|run| row(run, &shown)).collect();
+fn summary(studies: &[RunData]) -> String {
+    let shown: Vec<MetricName> = rules::DISPLAY_ORDER
+        .into_iter()
+        .filter(|name| studies.iter().any(|run| !run.curve(*name).is_empty()))
+        .collect();
+    let heads: String = shown
+        .iter()
+        .map(|name| format!("<th>{}</th>", escape(&rules::display_name(*name))))
+        .collect();
+    let rows: String = studies.iter().map(|run| summary_row(run, &shown)).collect();
     format!(
         "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n<thead><tr><th>run</th><th>N</th>{heads}\
          <th>diversity</th><th>operations a question</th><th>seconds a question</th><th>questions</th><th>seeds</th></tr></thead>\n\
@@ -86,7 +108,7 @@ fn summary(studies: &[Study]) -> String {
     )
 }
 
-fn row(run: &Study, shown: &[MetricName]) -> String {
+fn summary_row(run: &RunData, shown: &[MetricName]) -> String {
     let cell = |interval: Option<Interval>, unit: f64, digits: usize| match interval {
         None => "<td>–</td>".to_owned(),
         Some(Interval { value, low, high }) => {
@@ -110,11 +132,16 @@ fn row(run: &Study, shown: &[MetricName]) -> String {
     )
 }
 
-fn figure(figure: &Figure) -> String {
-    let panels: String =
-        figure.panels.iter().map(|one| format!("<div class=\"panel\">{}</div>\n", inline(&panel(one)))).collect();
-    let key = |series: &&crate::figures::Series| format!("<li>{}{}</li>\n", inline(&swatch(&series.look)), escape(&series.label));
-    let keys: String = figure.keys().iter().map(key).collect();
+fn figure_section(figure: &Figure) -> String {
+    let panels: String = figure
+        .panels
+        .iter()
+        .map(|one| format!("<div class=\"panel\">{}</div>\n", inline(&panel(one))))
+        .collect();
+    let key = |series: &&crate::figures::Series| {
+        format!("<li>{}{}</li>\n", inline(&legend_key(&series.style)), escape(&series.label))
+    };
+    let keys: String = figure.legend_series().iter().map(key).collect();
     format!(
         "<section class=\"figure\" id=\"{}\">\n<h2>{}</h2>\n<div class=\"panels\">\n{panels}</div>\n<ul class=\"legend\">\n{keys}</ul>\n\
          <p class=\"caption\">{}</p>\n</section>\n",
@@ -125,12 +152,13 @@ fn figure(figure: &Figure) -> String {
 }
 
 /// Where each figure came from.
-fn origins(studies: &[Study]) -> String {
-    let origin = |run: &Study| {
+fn provenance(studies: &[RunData]) -> String {
+    let origin = |run: &RunData| {
         let manifest = run.run.manifest();
         let settings = serde_json::to_string_pretty(&manifest.settings).unwrap_or_default();
         let host = serde_json::to_string_pretty(&manifest.host).unwrap_or_default();
-        let (created, commit) = (&manifest.created, manifest.commit.as_deref().unwrap_or("unknown"));
+        let (created, commit) =
+            (&manifest.created, manifest.commit.as_deref().unwrap_or("unknown"));
         let text = format!(
             "{}\nstarted {created}\n{} (commit {commit})\nsettings {settings}\nhost {host}",
             run.run.path().display(),
@@ -139,5 +167,7 @@ fn origins(studies: &[Study]) -> String {
         format!("<h3>{}</h3>\n<pre>{}</pre>\n", escape(&run.label), escape(&text))
     };
     let all: String = studies.iter().map(origin).collect();
-    format!("<section>\n<details><summary>Settings and machines of these runs</summary>\n{all}</details>\n</section>\n")
+    format!(
+        "<section>\n<details><summary>Settings and machines of these runs</summary>\n{all}</details>\n</section>\n"
+    )
 }

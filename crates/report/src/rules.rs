@@ -3,7 +3,7 @@
 use record::MetricName;
 
 /// The rules in the order in which they are shown.
-pub const ORDER: [MetricName; 7] = [
+pub const DISPLAY_ORDER: [MetricName; 7] = [
     MetricName::Greedy,
     MetricName::Maj,
     MetricName::Weighted,
@@ -14,7 +14,7 @@ pub const ORDER: [MetricName; 7] = [
 ];
 
 /// What a rule is called. One that this list does not know is called as `results.json` calls it.
-pub fn label(name: MetricName) -> String {
+pub fn display_name(name: MetricName) -> String {
     match name {
         MetricName::Greedy => "greedy".into(),
         MetricName::Maj => "majority".into(),
@@ -23,6 +23,9 @@ pub fn label(name: MetricName) -> String {
         MetricName::BestOf => "best of N".into(),
         MetricName::Beam => "beam search".into(),
         MetricName::Coverage => "coverage".into(),
-        name => serde_json::to_value(name).ok().and_then(|name| name.as_str().map(|n| n.replace('_', " "))).unwrap_or_default(),
+        name => serde_json::to_value(name)
+            .ok()
+            .and_then(|name| name.as_str().map(|n| n.replace('_', " ")))
+            .unwrap_or_default(),
     }
 }

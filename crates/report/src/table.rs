@@ -1,56 +1,72 @@
 //! Results as plain text, for someone who sees them for the first time.
 //!
-//! A row is a way to get one answer out of k trajectories, a column is a k; below each figure is its 95% interval.
-//! Columns that do not fit the terminal continue in a second table. What a row means is said underneath.
+//! A row is a way to get one answer out of k trajectories, a column is a k; below each figure is
+//! its 95% interval. Columns that do not fit the terminal continue in a second table. What a row
+//! means is said underneath.
 
-use record::{Cost, Effort, Gain, Metric, MetricName, Results, Seconds};
+use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
 
 use crate::rules;
 
 /// A rule, what it is called, and what it means.
-type Row = (MetricName, &'static str, &'static str);
+type RuleRow = (MetricName, &'static str, &'static str);
 
-/// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has no row.
-const ROWS: [Row; 13] = [
+/// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has
+/// no row.
+const ROWS: [RuleRow; 13] = [
     (MetricName::Greedy, "greedy", "one trajectory without perturbation"),
     (MetricName::Maj, "majority", "the answer most of k trajectories give"),
     (MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
-    (MetricName::Normalized, "normalized", "weighted by the reward in units of the question's own spread"),
-    (MetricName::Likely, "likely", "weighted by the text's log-probability in such units"),
+    (
+        MetricName::Normalized,
+        "normalized",
+        "weighted by the reward in units of the question's own spread",
+    ),
+    (MetricName::Likelihood, "likely", "weighted by the text's log-probability in such units"),
     (MetricName::Combined, "combined", "weighted by both"),
-    (MetricName::Pessimistic, "pessimistic", "the answer with the highest mean reward that its votes make sure of"),
+    (
+        MetricName::Pessimistic,
+        "pessimistic",
+        "the answer with the highest mean reward that its votes make sure of",
+    ),
     (MetricName::BestOf, "best of k", "the answer of the trajectory with the highest reward"),
     (MetricName::BestOfSum, "best sum", "the same, by the sum of its step rewards"),
     (MetricName::BestOfLast, "best last", "the same, by its last step reward"),
     (MetricName::BestOfMin, "best min", "the same, by its smallest step reward"),
     (MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
-    (MetricName::Coverage, "coverage", "at least one of k is right: no rule can do better (pass@k)"),
+    (
+        MetricName::Coverage,
+        "coverage",
+        "at least one of k is right: no rule can do better (pass@k)",
+    ),
 ];
 const LABEL: usize = 11;
 const GAP: &str = "  ";
 
 /// What is shown of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look {
+pub struct TableOptions {
     /// Characters of a line at most, where a single column allows it.
     pub width: usize,
     /// Whether every rule has a row, or only the few that tell the story.
-    pub every_rule: bool,
+    pub all_rules: bool,
 }
 
 /// The results as text.
-pub fn render(results: &Results, look: Look) -> String {
+pub fn render(results: &Results, look: TableOptions) -> String {
     let has = |name: MetricName| results.metrics.iter().any(|metric| metric.name == name);
-    let (rows, others): (Vec<Row>, Vec<Row>) =
-        ROWS.into_iter().filter(|row| has(row.0)).partition(|row| look.every_rule || rules::ORDER.contains(&row.0));
+    let (rows, others): (Vec<RuleRow>, Vec<RuleRow>) = ROWS
+        .into_iter()
+        .filter(|row| has(row.0))
+        .partition(|row| look.all_rules || rules::DISPLAY_ORDER.contains(&row.0));
     let mut text = heading(results);
     for columns in columns(results, &rows, look.width) {
         text.push('\n');
-        grid(&mut text, results, &rows, &columns);
+        write_grid(&mut text, results, &rows, &columns);
     }
-    legend(&mut text, &rows, &others);
-    gains(&mut text, results, &rows);
-    footer(&mut text, results);
+    write_legend(&mut text, &rows, &others);
+    write_gains(&mut text, results, &rows);
+    write_footer(&mut text, results);
     text
 }
 
@@ -58,8 +74,14 @@ fn heading(results: &Results) -> String {
     let (questions, seeds) = (count(results.questions, "question"), count(results.seeds, "seed"));
     let trajectories = count(results.trajectories, "trajectory");
     let stopped = results.sampled < results.trajectories as f64;
-    let each = if stopped { format!("each at most, {:.1} on average", results.sampled) } else { "each".to_owned() };
-    format!("{questions}, {seeds}, {trajectories} {each}\naccuracy in %, its 95% interval below; k = trajectories used\n")
+    let each = if stopped {
+        format!("each at most, {:.1} on average", results.sampled)
+    } else {
+        "each".to_owned()
+    };
+    format!(
+        "{questions}, {seeds}, {trajectories} {each}\naccuracy in %, its 95% interval below; k = trajectories used\n"
+    )
 }
 
 fn count(number: usize, noun: &str) -> String {
@@ -71,23 +93,24 @@ fn count(number: usize, noun: &str) -> String {
 }
 
 /// One k and the width its figures need.
-struct Column {
+struct TableColumn {
     k: usize,
     width: usize,
 }
 
 /// The columns, in groups that fit side by side.
-fn columns(results: &Results, rows: &[Row], width: usize) -> Vec<Vec<Column>> {
-    let rows = || results.metrics.iter().filter(|metric| rows.iter().any(|row| row.0 == metric.name));
+fn columns(results: &Results, rows: &[RuleRow], width: usize) -> Vec<Vec<TableColumn>> {
+    let rows =
+        || results.metrics.iter().filter(|metric| rows.iter().any(|row| row.0 == metric.name));
     let mut ks: Vec<usize> = rows().map(|metric| metric.k).collect();
     ks.sort_unstable();
     ks.dedup();
 
-    let mut groups: Vec<Vec<Column>> = Vec::new();
+    let mut groups: Vec<Vec<TableColumn>> = Vec::new();
     let mut room = 0;
     for k in ks {
         let cells = rows().filter(|metric| metric.k == k).map(|metric| interval(metric).len());
-        let column = Column { k, width: cells.max().unwrap_or(0).max(k.to_string().len()) };
+        let column = TableColumn { k, width: cells.max().unwrap_or(0).max(k.to_string().len()) };
         let needed = GAP.len() + column.width;
         match groups.last_mut() {
             Some(group) if needed <= room => group.push(column),
@@ -101,21 +124,28 @@ fn columns(results: &Results, rows: &[Row], width: usize) -> Vec<Vec<Column>> {
     groups
 }
 
-fn grid(text: &mut String, results: &Results, rows: &[Row], columns: &[Column]) {
-    line(text, "k", columns.iter().map(|column| (column, column.k.to_string())));
+fn write_grid(text: &mut String, results: &Results, rows: &[RuleRow], columns: &[TableColumn]) {
+    write_line(text, "k", columns.iter().map(|column| (column, column.k.to_string())));
     for (name, label, _) in rows {
-        let cells: Vec<_> = columns.iter().map(|column| (column, find(results, *name, column.k))).collect();
+        let cells: Vec<_> =
+            columns.iter().map(|column| (column, find_metric(results, *name, column.k))).collect();
         if cells.iter().any(|(_, metric)| metric.is_some()) {
             let show = |cell: fn(&Metric) -> String| {
-                cells.iter().map(move |(column, metric)| (*column, metric.map(cell).unwrap_or_default()))
+                cells
+                    .iter()
+                    .map(move |(column, metric)| (*column, metric.map(cell).unwrap_or_default()))
             };
-            line(text, label, show(|metric| percent(metric.value)));
-            line(text, "", show(interval));
+            write_line(text, label, show(|metric| percent(metric.value)));
+            write_line(text, "", show(interval));
         }
     }
 }
 
-fn line<'a>(text: &mut String, label: &str, cells: impl Iterator<Item = (&'a Column, String)>) {
+fn write_line<'a>(
+    text: &mut String,
+    label: &str,
+    cells: impl Iterator<Item = (&'a TableColumn, String)>,
+) {
     let mut line = format!("{label:<LABEL$}");
     for (column, cell) in cells {
         line.push_str(GAP);
@@ -125,7 +155,7 @@ fn line<'a>(text: &mut String, label: &str, cells: impl Iterator<Item = (&'a Col
     text.push('\n');
 }
 
-fn find(results: &Results, name: MetricName, k: usize) -> Option<&Metric> {
+fn find_metric(results: &Results, name: MetricName, k: usize) -> Option<&Metric> {
     results.metrics.iter().find(|metric| metric.name == name && metric.k == k)
 }
 
@@ -137,9 +167,10 @@ fn percent(share: f64) -> String {
     format!("{:.1}", 100.0 * share)
 }
 
-fn legend(text: &mut String, rows: &[Row], others: &[Row]) {
+fn write_legend(text: &mut String, rows: &[RuleRow], others: &[RuleRow]) {
     text.push('\n');
-    let mut line = |label: &str, meaning: &str| text.push_str(&format!("{label:<LABEL$}{GAP}{meaning}\n"));
+    let mut line =
+        |label: &str, meaning: &str| text.push_str(&format!("{label:<LABEL$}{GAP}{meaning}\n"));
     rows.iter().for_each(|(_, label, meaning)| line(label, meaning));
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|row| row.1).collect();
@@ -148,50 +179,72 @@ fn legend(text: &mut String, rows: &[Row], others: &[Row]) {
 }
 
 /// What rules gain over the plainer ones; a gain whose interval holds zero may be chance.
-fn gains(text: &mut String, results: &Results, rows: &[Row]) {
-    let shown = |Gain { over, value, low, high, .. }: &Gain| {
+fn write_gains(text: &mut String, results: &Results, rows: &[RuleRow]) {
+    let shown = |MetricGain { over, value, low, high, .. }: &MetricGain| {
         let over = if *over == MetricName::Greedy { "greedy" } else { "majority" };
         format!("{:+.1} ({:+.1} to {:+.1}) over {over}", 100.0 * value, 100.0 * low, 100.0 * high)
     };
     let mut lines = rows.iter().filter_map(|(name, label, _)| {
-        let own: Vec<&Gain> = results.gains.iter().filter(|gain| gain.name == *name).collect();
+        let own: Vec<&MetricGain> =
+            results.gains.iter().filter(|gain| gain.name == *name).collect();
         let k = own.first()?.k;
-        Some(format!("{label:<LABEL$}{GAP}{}\n", own.into_iter().map(shown).collect::<Vec<_>>().join(", "))).map(|line| (k, line))
+        Some(format!(
+            "{label:<LABEL$}{GAP}{}\n",
+            own.into_iter().map(shown).collect::<Vec<_>>().join(", ")
+        ))
+        .map(|line| (k, line))
     });
     let Some((k, first)) = lines.next() else { return };
-    text.push_str(&format!("\ngains in points at k = {k}, question by question, with 95% intervals\n{first}"));
+    text.push_str(&format!(
+        "\ngains in points at k = {k}, question by question, with 95% intervals\n{first}"
+    ));
     lines.for_each(|(_, line)| text.push_str(&line));
 }
 
-fn footer(text: &mut String, results: &Results) {
+fn write_footer(text: &mut String, results: &Results) {
     text.push('\n');
-    let mut line = |label: &str, content: String| text.push_str(&format!("{label:<LABEL$}{GAP}{content}\n"));
+    let mut line =
+        |label: &str, content: String| text.push_str(&format!("{label:<LABEL$}{GAP}{content}\n"));
     for Metric { value, low, high, k, .. } in results.metrics.iter().filter(is_diversity) {
-        let over = format!("{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike");
+        let over = format!(
+            "{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike"
+        );
         line("diversity", over);
     }
-    let ranked = |name: MetricName| results.metrics.iter().filter(move |m| m.name == name).map(|m| format!("{:.2}", m.value));
+    let ranked = |name: MetricName| {
+        results.metrics.iter().filter(move |m| m.name == name).map(|m| format!("{:.2}", m.value))
+    };
     let by_thought: Vec<String> = ranked(MetricName::Auc).collect();
     if !by_thought.is_empty() {
-        let verdict = ranked(MetricName::AucVerdict).next().map_or_else(String::new, |auc| format!(", {auc} by answer"));
+        let verdict = ranked(MetricName::AucOutcome)
+            .next()
+            .map_or_else(String::new, |auc| format!(", {auc} by answer"));
         let by = format!("{} by thought{verdict}", by_thought.join(" "));
         line("ranking", format!("{by}: chance that a right path is rewarded above a wrong one"));
     }
-    let Cost { steps, flops, beam, seconds } = &results.cost;
-    let effort = |steps: f64, flops: f64| format!("{steps:.1} decoding steps and {} per question", flop(flops));
+    let RunCost { steps, flops, beam, seconds } = &results.cost;
+    let effort = |steps: f64, flops: f64| {
+        format!("{steps:.1} decoding steps and {} per question", format_flop(flops))
+    };
     line("cost", effort(*steps, *flops));
-    if let Some(Effort { steps, flops }) = beam {
+    if let Some(BeamCost { steps, flops }) = beam {
         line("beam's cost", effort(*steps, *flops));
     }
-    line("time", time(seconds));
+    line("time", format_seconds(seconds));
     if let Some(share) = seconds.scoring_share() {
         line("scoring", format!("{}% of the time of samples", percent(share)));
     }
 }
 
-fn time(seconds: &Seconds) -> String {
+fn format_seconds(seconds: &Seconds) -> String {
     let Seconds { prefill, thoughts, scores, answers, beam, total } = seconds;
-    let stages = [("prefill", prefill), ("thoughts", thoughts), ("scores", scores), ("answers", answers), ("beam", beam)];
+    let stages = [
+        ("prefill", prefill),
+        ("thoughts", thoughts),
+        ("scores", scores),
+        ("answers", answers),
+        ("beam", beam),
+    ];
     let ran = stages.into_iter().filter(|(stage, seconds)| *stage != "beam" || **seconds > 0.0);
     let stages: Vec<String> = ran.map(|(stage, seconds)| format!("{stage} {seconds:.1}")).collect();
     format!("{total:.1} s: {}", stages.join(", "))
@@ -202,9 +255,11 @@ fn is_diversity(metric: &&Metric) -> bool {
 }
 
 /// Floating-point operations, with the prefix that leaves one to three digits before the point.
-fn flop(count: f64) -> String {
+fn format_flop(count: f64) -> String {
     let prefixes = ["", "k", "M", "G", "T", "P"];
-    let scale = (0..prefixes.len() - 1).take_while(|&power| count >= 1000f64.powi(power as i32 + 1)).count();
+    let scale = (0..prefixes.len() - 1)
+        .take_while(|&power| count >= 1000f64.powi(power as i32 + 1))
+        .count();
     format!("{:.1} {}FLOP", count / 1000f64.powi(scale as i32), prefixes[scale])
 }
 
@@ -213,7 +268,14 @@ mod tests {
     use super::*;
 
     fn results() -> Results {
-        let metric = |name, k, value| Metric { name, k, value, low: value - 0.05, high: value + 0.05, seeds: 3 };
+        let metric = |name, k, value| Metric {
+            name,
+            k,
+            value,
+            low: value - 0.05,
+            high: value + 0.05,
+            seeds: 3,
+        };
         Results {
             metrics: vec![
                 metric(MetricName::Greedy, 1, 0.341),
@@ -225,37 +287,70 @@ mod tests {
                 metric(MetricName::Beam, 4, 0.4),
                 metric(MetricName::Diversity, 4, 0.125),
             ],
-            cost: Cost {
+            cost: RunCost {
                 steps: 53.25,
                 flops: 12.345e9,
-                beam: Some(Effort { steps: 30.0, flops: 5e9 }),
-                seconds: Seconds { prefill: 0.5, thoughts: 2.0, scores: 1.0, answers: 1.25, beam: 0.25, total: 5.0 },
+                beam: Some(BeamCost { steps: 30.0, flops: 5e9 }),
+                seconds: Seconds {
+                    prefill: 0.5,
+                    thoughts: 2.0,
+                    scores: 1.0,
+                    answers: 1.25,
+                    beam: 0.25,
+                    total: 5.0,
+                },
             },
             questions: 1319,
             seeds: 3,
             trajectories: 4,
             sampled: 3.5,
             gains: vec![
-                Gain { name: MetricName::Maj, over: MetricName::Greedy, k: 4, value: 0.0046, low: -0.01, high: 0.02 },
-                Gain { name: MetricName::Beam, over: MetricName::Greedy, k: 4, value: 0.059, low: 0.03, high: 0.09 },
-                Gain { name: MetricName::Beam, over: MetricName::Maj, k: 4, value: 0.0544, low: 0.02, high: 0.08 },
+                MetricGain {
+                    name: MetricName::Maj,
+                    over: MetricName::Greedy,
+                    k: 4,
+                    value: 0.0046,
+                    low: -0.01,
+                    high: 0.02,
+                },
+                MetricGain {
+                    name: MetricName::Beam,
+                    over: MetricName::Greedy,
+                    k: 4,
+                    value: 0.059,
+                    low: 0.03,
+                    high: 0.09,
+                },
+                MetricGain {
+                    name: MetricName::Beam,
+                    over: MetricName::Maj,
+                    k: 4,
+                    value: 0.0544,
+                    low: 0.02,
+                    high: 0.08,
+                },
             ],
             ..Results::default()
         }
     }
 
-    fn wide(width: usize) -> Look {
-        Look { width, every_rule: false }
+    fn wide(width: usize) -> TableOptions {
+        TableOptions { width, all_rules: false }
     }
 
     #[test]
-    fn rules_that_only_some_ask_for_are_named_below() {
+    fn rules_without_a_row_are_named_below() {
         let metric = |name| Metric { name, k: 4, value: 0.5, low: 0.4, high: 0.6, seeds: 1 };
-        let metrics = [MetricName::Maj, MetricName::Likely, MetricName::Combined].map(metric).to_vec();
+        let metrics =
+            [MetricName::Maj, MetricName::Likelihood, MetricName::Combined].map(metric).to_vec();
         let results = Results { metrics, ..Results::default() };
         let brief = render(&results, wide(80));
-        assert!(brief.contains("likely, combined are in results.json") && brief.matches("50.0").count() == 1, "{brief}");
-        let whole = render(&results, Look { width: 80, every_rule: true });
+        assert!(
+            brief.contains("likely, combined are in results.json")
+                && brief.matches("50.0").count() == 1,
+            "{brief}"
+        );
+        let whole = render(&results, TableOptions { width: 80, all_rules: true });
         assert!(!whole.contains("results.json") && whole.matches("50.0").count() == 3, "{whole}");
     }
 
@@ -294,8 +389,9 @@ scoring      21.1% of the time of samples
     }
 
     #[test]
-    fn what_did_not_run_is_not_mentioned() {
-        let text = render(&Results { trajectories: 4, sampled: 4.0, ..Results::default() }, wide(80));
+    fn stages_that_did_not_run_are_not_mentioned() {
+        let text =
+            render(&Results { trajectories: 4, sampled: 4.0, ..Results::default() }, wide(80));
         assert!(text.starts_with("0 questions, 0 seeds, 4 trajectories each\n"), "{text}");
         assert!(!text.contains("beam") && !text.contains("scoring"), "{text}");
     }
@@ -310,7 +406,7 @@ scoring      21.1% of the time of samples
     }
 
     #[test]
-    fn nothing_is_a_table_too() {
+    fn empty_results_have_a_table() {
         let text = render(&Results::default(), wide(0));
         assert!(text.starts_with("0 questions, 0 seeds, 0 trajectories each\n"), "{text}");
         assert!(text.contains("0.0 FLOP per question"), "{text}");
@@ -318,9 +414,9 @@ scoring      21.1% of the time of samples
 
     #[test]
     fn operations_have_prefixes() {
-        assert_eq!(flop(999.0), "999.0 FLOP");
-        assert_eq!(flop(1e3), "1.0 kFLOP");
-        assert_eq!(flop(2.5e13), "25.0 TFLOP");
-        assert_eq!(flop(1e19), "10000.0 PFLOP");
+        assert_eq!(format_flop(999.0), "999.0 FLOP");
+        assert_eq!(format_flop(1e3), "1.0 kFLOP");
+        assert_eq!(format_flop(2.5e13), "25.0 TFLOP");
+        assert_eq!(format_flop(1e19), "10000.0 PFLOP");
     }
 }

@@ -1,56 +1,65 @@
 //! Many numbers to two: principal components and t-SNE.
 //!
-//! t-SNE (van der Maaten and Hinton, 2008) is the exact one: the maps have a few hundred points, and the crate that does it for
-//! millions would bring two libraries of Fourier transforms. It starts from the principal components, which keeps the large
-//! shape of the data (Kobak and Berens, 2019) and needs no random numbers: the same thoughts give the same map everywhere.
+//! t-SNE (van der Maaten and Hinton, 2008) is the exact one: the maps have a few hundred points,
+//! and the crate that does it for millions would bring two libraries of Fourier transforms. It
+//! starts from the principal components, which keeps the large shape of the data (Kobak and Berens,
+//! 2019) and needs no random numbers: the same thoughts give the same map everywhere.
 
 /// Neighbours that a point should have, about.
 const PERPLEXITY: f64 = 20.0;
 const STEPS: usize = 500;
 /// Steps at the start in which neighbours attract this much more.
-const EARLY: (usize, f64) = (120, 12.0);
-/// Rounds of the power method, and the rows it looks at: two directions of a picture need not be exact, and a page has one for
-/// each of a thousand questions.
-const ROUNDS: usize = 10;
-const ROWS: usize = 64;
+const EARLY_EXAGGERATION: (usize, f64) = (120, 12.0);
+/// Rounds of the power method, and the rows it looks at: two directions of a picture need not be
+/// exact, and a page has one for each of a thousand questions.
+const POWER_ITERATIONS: usize = 10;
+const POWER_ROWS: usize = 64;
 
 /// The two principal components of rows of `width` numbers; largest spread 1.
-pub fn principal(numbers: &[f32], width: usize) -> Vec<[f64; 2]> {
-    let rows = centred(numbers, width);
+pub fn pca(numbers: &[f32], width: usize) -> Vec<[f64; 2]> {
+    let rows = centered(numbers, width);
     let mut found: Vec<Vec<f64>> = Vec::new();
     for seed in 0..2 {
-        let mut direction: Vec<f64> = (0..width).map(|i| ((i * 7919 + seed * 104_729 + 13) % 101) as f64 - 50.0).collect();
-        for _ in 0..ROUNDS {
-            orthogonal(&mut direction, &found);
-            normalise(&mut direction);
+        let mut direction: Vec<f64> =
+            (0..width).map(|i| ((i * 7919 + seed * 104_729 + 13) % 101) as f64 - 50.0).collect();
+        for _ in 0..POWER_ITERATIONS {
+            orthogonalize(&mut direction, &found);
+            normalize(&mut direction);
             let mut next = vec![0.0; width];
-            for row in rows.iter().step_by(rows.len().div_ceil(ROWS).max(1)) {
+            for row in rows.iter().step_by(rows.len().div_ceil(POWER_ROWS).max(1)) {
                 let share = dot(row, &direction);
                 next.iter_mut().zip(row).for_each(|(sum, x)| *sum += share * x);
             }
             direction = next;
         }
-        orthogonal(&mut direction, &found);
-        normalise(&mut direction);
+        orthogonalize(&mut direction, &found);
+        normalize(&mut direction);
         found.push(direction);
     }
-    let places: Vec<[f64; 2]> = rows.iter().map(|row| [dot(row, &found[0]), dot(row, &found[1])]).collect();
+    let places: Vec<[f64; 2]> =
+        rows.iter().map(|row| [dot(row, &found[0]), dot(row, &found[1])]).collect();
     let largest = places.iter().flatten().fold(0.0_f64, |most, x| most.max(x.abs()));
-    places.into_iter().map(|place| place.map(|x| if largest > 0.0 { x / largest } else { 0.0 })).collect()
+    places
+        .into_iter()
+        .map(|place| place.map(|x| if largest > 0.0 { x / largest } else { 0.0 }))
+        .collect()
 }
 
-fn centred(numbers: &[f32], width: usize) -> Vec<Vec<f64>> {
-    let mut rows: Vec<Vec<f64>> =
-        numbers.chunks_exact(width.max(1)).map(|row| row.iter().map(|&x| finite(x)).collect()).collect();
+fn centered(numbers: &[f32], width: usize) -> Vec<Vec<f64>> {
+    let mut rows: Vec<Vec<f64>> = numbers
+        .chunks_exact(width.max(1))
+        .map(|row| row.iter().map(|&x| finite_or_zero(x)).collect())
+        .collect();
     let mut mean = vec![0.0; width];
     rows.iter().for_each(|row| mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
     let count = rows.len().max(1) as f64;
-    rows.iter_mut().for_each(|row| row.iter_mut().zip(&mean).for_each(|(x, sum)| *x -= sum / count));
+    rows.iter_mut()
+        .for_each(|row| row.iter_mut().zip(&mean).for_each(|(x, sum)| *x -= sum / count));
     rows
 }
 
 /// A thought that overflowed is a fact of the run; the map should still be one.
-fn finite(x: f32) -> f64 {
+fn finite_or_zero(x: f32) -> f64 {
     if x.is_finite() { f64::from(x) } else { 0.0 }
 }
 
@@ -58,42 +67,43 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn orthogonal(direction: &mut [f64], others: &[Vec<f64>]) {
+fn orthogonalize(direction: &mut [f64], others: &[Vec<f64>]) {
     for other in others {
         let share = dot(direction, other);
         direction.iter_mut().zip(other).for_each(|(x, o)| *x -= share * o);
     }
 }
 
-fn normalise(direction: &mut [f64]) {
+fn normalize(direction: &mut [f64]) {
     let length = dot(direction, direction).sqrt();
     direction.iter_mut().for_each(|x| *x = if length > 1e-300 { *x / length } else { 0.0 });
 }
 
 /// A map of rows of `width` numbers on which neighbours stay neighbours.
 pub fn tsne(numbers: &[f32], width: usize) -> Vec<[f64; 2]> {
-    let start = principal(numbers, width);
+    let start = pca(numbers, width);
     let n = start.len();
     if n < 4 {
         return start;
     }
-    let joint = affinities(&distances(&centred(numbers, width)), n);
-    let mut map = Descent {
-        places: start.iter().map(|place| place.map(|x| 1e-2 * x)).collect(),
+    let joint = joint_probabilities(&squared_distances(&centered(numbers, width)), n);
+    let mut map = TsneDescent {
+        positions: start.iter().map(|place| place.map(|x| 1e-2 * x)).collect(),
         velocity: vec![[0.0; 2]; n],
         gain: vec![[1.0; 2]; n],
-        rate: (n as f64 / EARLY.1).max(50.0),
+        rate: (n as f64 / EARLY_EXAGGERATION.1).max(50.0),
     };
     for step in 0..STEPS {
-        let (pull, momentum) = if step < EARLY.0 { (EARLY.1, 0.5) } else { (1.0, 0.8) };
-        let gradient = gradient(&map.places, &joint, pull);
+        let (pull, momentum) =
+            if step < EARLY_EXAGGERATION.0 { (EARLY_EXAGGERATION.1, 0.5) } else { (1.0, 0.8) };
+        let gradient = gradient(&map.positions, &joint, pull);
         map.step(&gradient, momentum);
     }
-    map.places
+    map.positions
 }
 
 /// Squared distances, `[n, n]`.
-fn distances(rows: &[Vec<f64>]) -> Vec<f64> {
+fn squared_distances(rows: &[Vec<f64>]) -> Vec<f64> {
     let n = rows.len();
     let mut distances = vec![0.0; n * n];
     for i in 0..n {
@@ -105,12 +115,15 @@ fn distances(rows: &[Vec<f64>]) -> Vec<f64> {
     distances
 }
 
-/// Symmetric joint probabilities, `[n, n]`, with a bandwidth for each point that gives it the same number of neighbours.
-fn affinities(distances: &[f64], n: usize) -> Vec<f64> {
+/// Symmetric joint probabilities, `[n, n]`, with a bandwidth for each point that gives it the same
+/// number of neighbours.
+fn joint_probabilities(distances: &[f64], n: usize) -> Vec<f64> {
     let entropy = PERPLEXITY.min((n - 1) as f64 / 3.0).ln();
     let mut joint = vec![0.0; n * n];
     for i in 0..n {
-        for (j, p) in neighbours(&distances[i * n..][..n], i, entropy).into_iter().enumerate() {
+        for (j, p) in
+            neighbor_probabilities(&distances[i * n..][..n], i, entropy).into_iter().enumerate()
+        {
             joint[i * n + j] += p / (2 * n) as f64;
             joint[j * n + i] += p / (2 * n) as f64;
         }
@@ -119,12 +132,19 @@ fn affinities(distances: &[f64], n: usize) -> Vec<f64> {
 }
 
 /// Probabilities of the neighbours of point `i`, by bisection on the bandwidth.
-fn neighbours(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
-    let nearest = squared.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, d)| *d).fold(f64::INFINITY, f64::min);
+fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
+    let nearest = squared
+        .iter()
+        .enumerate()
+        .filter(|(j, _)| *j != i)
+        .map(|(_, d)| *d)
+        .fold(f64::INFINITY, f64::min);
     let (mut beta, mut low, mut high) = (1.0, 0.0, f64::INFINITY);
     let mut p = vec![0.0; squared.len()];
     for _ in 0..60 {
-        p.iter_mut().enumerate().for_each(|(j, p)| *p = if j == i { 0.0 } else { (-beta * (squared[j] - nearest)).exp() });
+        p.iter_mut().enumerate().for_each(|(j, p)| {
+            *p = if j == i { 0.0 } else { (-beta * (squared[j] - nearest)).exp() }
+        });
         let sum: f64 = p.iter().sum();
         let mean: f64 = p.iter().zip(squared).map(|(p, d)| p * (d - nearest)).sum::<f64>() / sum;
         p.iter_mut().for_each(|p| *p /= sum);
@@ -169,21 +189,25 @@ fn gradient(places: &[[f64; 2]], joint: &[f64], pull: f64) -> Vec<[f64; 2]> {
 }
 
 /// Gradient descent with momentum and a gain for each coordinate.
-struct Descent {
-    places: Vec<[f64; 2]>,
+struct TsneDescent {
+    positions: Vec<[f64; 2]>,
     velocity: Vec<[f64; 2]>,
     gain: Vec<[f64; 2]>,
     rate: f64,
 }
 
-impl Descent {
+impl TsneDescent {
     fn step(&mut self, gradient: &[[f64; 2]], momentum: f64) {
         for (i, slopes) in gradient.iter().enumerate() {
             for (axis, &slope) in slopes.iter().enumerate() {
                 let (velocity, gain) = (&mut self.velocity[i][axis], &mut self.gain[i][axis]);
-                *gain = if (slope > 0.0) == (*velocity > 0.0) { (*gain * 0.8).max(0.01) } else { *gain + 0.2 };
+                *gain = if (slope > 0.0) == (*velocity > 0.0) {
+                    (*gain * 0.8).max(0.01)
+                } else {
+                    *gain + 0.2
+                };
                 *velocity = momentum * *velocity - self.rate * *gain * slope;
-                self.places[i][axis] += *velocity;
+                self.positions[i][axis] += *velocity;
             }
         }
     }
@@ -194,13 +218,18 @@ mod tests {
     use super::*;
 
     /// Three groups of points around corners of a space of ten dimensions.
-    fn groups() -> Vec<f32> {
+    fn clusters() -> Vec<f32> {
         let noise = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 1000.0 - 0.5;
-        (0..60).flat_map(|i| (0..10).map(move |j| noise(i * 10 + j) + if j == i % 3 { 8.0 } else { 0.0 })).collect()
+        (0..60)
+            .flat_map(|i| {
+                (0..10).map(move |j| noise(i * 10 + j) + if j == i % 3 { 8.0 } else { 0.0 })
+            })
+            .collect()
     }
 
-    fn apart(map: &[[f64; 2]]) -> (f64, f64) {
-        let distance = |a: [f64; 2], b: [f64; 2]| ((a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2)).sqrt();
+    fn cluster_distances(map: &[[f64; 2]]) -> (f64, f64) {
+        let distance =
+            |a: [f64; 2], b: [f64; 2]| ((a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2)).sqrt();
         let (mut within, mut between) = (0.0_f64, f64::INFINITY);
         for i in 0..map.len() {
             for j in 0..i {
@@ -212,31 +241,37 @@ mod tests {
     }
 
     #[test]
-    fn groups_stay_groups() {
-        for map in [tsne(&groups(), 10), principal(&groups(), 10)] {
-            let (within, between) = apart(&map);
+    fn clusters_stay_separate() {
+        for map in [tsne(&clusters(), 10), pca(&clusters(), 10)] {
+            let (within, between) = cluster_distances(&map);
             assert!(within < between, "{within} {between}");
         }
     }
 
     #[test]
     fn the_same_thoughts_give_the_same_map() {
-        assert_eq!(tsne(&groups(), 10), tsne(&groups(), 10));
+        assert_eq!(tsne(&clusters(), 10), tsne(&clusters(), 10));
     }
 
     #[test]
     fn principal_components_are_the_largest_directions() {
         // Along (1, 1) by 10, along (1, -1) by 1.
         let rows = [[10.0, 10.0], [-10.0, -10.0], [1.0, -1.0], [-1.0, 1.0f32]].concat();
-        let places = principal(&rows, 2);
+        let places = pca(&rows, 2);
         assert!((places[0][0].abs() - 1.0).abs() < 1e-9 && places[0][1].abs() < 1e-6, "{places:?}");
         assert!(places[2][0].abs() < 1e-6 && (places[2][1].abs() - 0.1).abs() < 1e-6, "{places:?}");
     }
 
     #[test]
-    fn points_without_a_shape_are_still_points() {
-        for (numbers, width) in [(vec![1.0; 50], 5), (vec![f32::NAN; 50], 5), (vec![], 5), (vec![1.0, 2.0], 1), (vec![], 0)] {
-            for map in [tsne(&numbers, width), principal(&numbers, width)] {
+    fn degenerate_inputs_give_finite_points() {
+        for (numbers, width) in [
+            (vec![1.0; 50], 5),
+            (vec![f32::NAN; 50], 5),
+            (vec![], 5),
+            (vec![1.0, 2.0], 1),
+            (vec![], 0),
+        ] {
+            for map in [tsne(&numbers, width), pca(&numbers, width)] {
                 assert_eq!(map.len(), numbers.len() / width.max(1));
                 assert!(map.iter().flatten().all(|x| x.is_finite()), "{map:?}");
             }

@@ -1,21 +1,27 @@
 //! Metrics of run directories made by hand, against values worked out by hand.
 
-use record::aggregate::{Aggregator, Reduction, Tuning};
-use record::stopping::{Settled, Stopped};
-use record::{Beam, Effort, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds, Trajectory};
-use report::Error;
+use record::aggregate::{Aggregator, RewardReduction, VoteParams};
+use record::stopping::{EarlyStop, StopReason};
+use record::{
+    BeamCost, BeamResult, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds,
+    TrajectoryRecord,
+};
+use report::ReportError;
 use report::interval::Bootstrap;
-use report::metrics::{MetricSettings, PerQuestion, compute, difference, of_run};
+use report::metrics::{
+    MetricSettings, QuestionMetrics, paired_difference, results_of_run, results_of_samples,
+};
 
-/// A question whose right answer is "1" and whose trajectories gave `answers` (an empty one is none).
+/// A question whose right answer is "1" and whose trajectories gave `answers` (an empty one is
+/// none).
 fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> Sample {
-    let trajectory = |k: usize| Trajectory {
+    let trajectory = |k: usize| TrajectoryRecord {
         k: k as u32,
         thoughts: 1,
         text: answers[k].into(),
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
-        scores: scores.map(|scores| vec![scores[k]]),
-        verdict: None,
+        process_rewards: scores.map(|scores| vec![scores[k]]),
+        outcome_reward: None,
         correct: answers[k] == "1",
         logprob: None,
     };
@@ -23,8 +29,14 @@ fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> S
     Sample { id, seed, gold: "1".into(), trajectories, ..Sample::default() }
 }
 
-fn beam(correct: bool) -> Option<Beam> {
-    Some(Beam { width: 2, candidates: 2, answer: Some("x".into()), correct, ..Beam::default() })
+fn beam(correct: bool) -> Option<BeamResult> {
+    Some(BeamResult {
+        width: 2,
+        candidates: 2,
+        answer: Some("x".into()),
+        correct,
+        ..BeamResult::default()
+    })
 }
 
 /// Two questions under two seeds.
@@ -36,20 +48,50 @@ fn beam(correct: bool) -> Option<Beam> {
 /// | 6 | 0 | 1 1 2 2    | 0 0 2 2 | right | wrong | 0.1 |
 /// | 6 | 1 | none x 4   | 0 0 0 0 | wrong | wrong | nothing |
 fn samples() -> Vec<Sample> {
-    let greedy = |correct: bool| Some(Trajectory { answer: Some("g".into()), correct, ..Trajectory::default() });
+    let greedy = |correct: bool| {
+        Some(TrajectoryRecord { answer: Some("g".into()), correct, ..TrajectoryRecord::default() })
+    };
     let a = sample(5, 0, ["2", "1", "1", ""], Some([0.0, 1.0, 0.0, 5.0]));
     let b = sample(5, 1, ["3", "3", "1", "2"], Some([1.0, 0.0, 4.0, 0.0]));
     let c = sample(6, 0, ["1", "1", "2", "2"], Some([0.0, 0.0, 2.0, 2.0]));
     let d = sample(6, 1, [""; 4], Some([0.0; 4]));
     vec![
-        Sample { greedy: greedy(true), beam: beam(true), diversity: Some(vec![0.2, 0.4]), steps: 10, flops: 1e9, ..a },
-        Sample { greedy: greedy(false), beam: beam(false), diversity: Some(vec![0.5]), steps: 20, flops: 2e9, ..b },
-        Sample { greedy: greedy(true), beam: beam(false), diversity: Some(vec![0.1]), steps: 30, flops: 3e9, ..c },
-        Sample { greedy: greedy(false), beam: beam(false), diversity: Some(vec![]), steps: 40, flops: 6e9, ..d },
+        Sample {
+            greedy: greedy(true),
+            beam: beam(true),
+            diversity: Some(vec![0.2, 0.4]),
+            steps: 10,
+            flops: 1e9,
+            ..a
+        },
+        Sample {
+            greedy: greedy(false),
+            beam: beam(false),
+            diversity: Some(vec![0.5]),
+            steps: 20,
+            flops: 2e9,
+            ..b
+        },
+        Sample {
+            greedy: greedy(true),
+            beam: beam(false),
+            diversity: Some(vec![0.1]),
+            steps: 30,
+            flops: 3e9,
+            ..c
+        },
+        Sample {
+            greedy: greedy(false),
+            beam: beam(false),
+            diversity: Some(vec![]),
+            steps: 40,
+            flops: 6e9,
+            ..d
+        },
     ]
 }
 
-fn read(samples: Vec<Sample>) -> impl Iterator<Item = Result<Sample, record::Error>> {
+fn read(samples: Vec<Sample>) -> impl Iterator<Item = Result<Sample, record::RecordError>> {
     samples.into_iter().map(Ok)
 }
 
@@ -73,8 +115,8 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
         run.append(&sample).unwrap();
     }
     let seconds = Seconds { thoughts: 2.0, total: 3.0, ..Seconds::default() };
-    run.time(&seconds).unwrap();
-    let results = of_run(&run.finish().unwrap(), &MetricSettings::default()).unwrap();
+    run.append_timing(&seconds).unwrap();
+    let results = results_of_run(&run.finish().unwrap(), &MetricSettings::default()).unwrap();
 
     // Correct of 4: question 0 has 2 and 2, question 1 has 1 and 0.
     for name in [MetricName::Coverage, MetricName::Pass] {
@@ -91,7 +133,8 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
     assert_close(value(&results, MetricName::BestOf, 2), (1.0 + 0.0) / 2.0);
     assert_close(value(&results, MetricName::BestOf, 4), (0.5 + 0.5) / 2.0);
-    // The same: z = 1.78 for "1" against -0.15 and -0.76 for "3". Under seed 6 two wrong ones have the rewards.
+    // The same: z = 1.78 for "1" against -0.15 and -0.76 for "3". Under seed 6 two wrong ones have
+    // the rewards.
     assert_close(value(&results, MetricName::Normalized, 4), (0.5 + 0.5) / 2.0);
     // 4 - 1.64 for "1" against 0.5 - 1.64 / sqrt 2 for "3".
     assert_close(value(&results, MetricName::Pessimistic, 4), (0.5 + 0.5) / 2.0);
@@ -100,13 +143,21 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     // Under seed 6 question 1 has no diversity and is left out.
     assert_close(value(&results, MetricName::Diversity, 4), ((0.3 + 0.1) / 2.0 + 0.5) / 2.0);
 
-    // Pairs of right and wrong: 1.5 of 4 and 0 of 4 in question 0, 3 of 3 in question 1, which has none under seed 6.
+    // Pairs of right and wrong: 1.5 of 4 and 0 of 4 in question 0, 3 of 3 in question 1, which has
+    // none under seed 6.
     assert_close(value(&results, MetricName::Auc, 1), ((1.5 / 4.0 + 0.0) / 2.0 + 1.0) / 2.0);
-    let gain = results.gains.iter().find(|g| (g.name, g.over) == (MetricName::BestOf, MetricName::Greedy)).unwrap();
+    let gain = results
+        .gains
+        .iter()
+        .find(|g| (g.name, g.over) == (MetricName::BestOf, MetricName::Greedy))
+        .unwrap();
     assert_close(gain.value, (0.5 + 0.5) / 2.0 - 0.5);
 
     assert_eq!((results.questions, results.seeds, results.trajectories), (2, 2, 4));
-    assert_eq!((results.cost.steps, results.cost.flops, results.cost.seconds), (25.0, 3e9, seconds));
+    assert_eq!(
+        (results.cost.steps, results.cost.flops, results.cost.seconds),
+        (25.0, 3e9, seconds)
+    );
     let ks: Vec<usize> = results.metrics.iter().map(|metric| metric.k).collect();
     assert_eq!(ks, [&[1][..], &[1, 2, 4].repeat(7), &[4, 4, 1]].concat());
     assert_eq!(results.sampled, 4.0);
@@ -118,62 +169,92 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
 
 #[test]
 fn rules_that_were_asked_for_are_the_only_ones() {
-    let rules = vec![Aggregator::Majority, Aggregator::BestOf(Reduction::Min)];
+    let rules = vec![Aggregator::Majority, Aggregator::BestOf(RewardReduction::Min)];
     let settings = MetricSettings { aggregators: Some(rules), ..MetricSettings::default() };
-    let results = compute(read(samples()), &settings).unwrap();
-    assert!(find(&results, MetricName::BestOfMin, 4).is_some() && find(&results, MetricName::Maj, 4).is_some());
-    assert!(find(&results, MetricName::Weighted, 4).is_none() && find(&results, MetricName::BestOf, 4).is_none());
-    assert!(find(&results, MetricName::Coverage, 4).is_some() && find(&results, MetricName::Beam, 4).is_some());
+    let results = results_of_samples(read(samples()), &settings).unwrap();
+    assert!(
+        find(&results, MetricName::BestOfMin, 4).is_some()
+            && find(&results, MetricName::Maj, 4).is_some()
+    );
+    assert!(
+        find(&results, MetricName::Weighted, 4).is_none()
+            && find(&results, MetricName::BestOf, 4).is_none()
+    );
+    assert!(
+        find(&results, MetricName::Coverage, 4).is_some()
+            && find(&results, MetricName::Beam, 4).is_some()
+    );
 }
 
 /// A large temperature trusts the vote, much caution trusts the crowd.
 #[test]
 fn the_numbers_in_the_rules_can_be_changed() {
     let one = || read(vec![sample(0, 0, ["1", "2", "2", "2"], Some([9.0, 1.0, 1.0, 1.0]))]);
-    let usual = compute(one(), &MetricSettings::default()).unwrap();
-    let tuning = Tuning { temperature: 50.0, caution: 50.0, ..Tuning::default() };
-    let other = compute(one(), &MetricSettings { tuning, ..MetricSettings::default() }).unwrap();
+    let usual = results_of_samples(one(), &MetricSettings::default()).unwrap();
+    let tuning = VoteParams { temperature: 50.0, caution: 50.0, ..VoteParams::default() };
+    let other = results_of_samples(
+        one(),
+        &MetricSettings { vote_params: tuning, ..MetricSettings::default() },
+    )
+    .unwrap();
     for name in [MetricName::Normalized, MetricName::Pessimistic] {
         assert_eq!((value(&usual, name, 4), value(&other, name, 4)), (1.0, 0.0), "{name:?}");
     }
-    assert_eq!((usual.tuning, other.tuning), (None, Some(tuning)));
+    assert_eq!((usual.vote_params, other.vote_params), (None, Some(tuning)));
 }
 
-/// Two of four trajectories settle the second question: votes at 4 see two, coverage at 4 is not known.
+/// Two of four trajectories settle the second question: votes at 4 see two, coverage at 4 is not
+/// known.
 #[test]
 fn a_question_that_stopped_early_counts_with_what_it_has() {
-    let mut samples = vec![sample(0, 0, ["2", "1", "1", "1"], None), sample(0, 1, ["1", "1", "2", "2"], None)];
+    let mut samples =
+        vec![sample(0, 0, ["2", "1", "1", "1"], None), sample(0, 1, ["1", "1", "2", "2"], None)];
     samples[1].trajectories.truncate(2);
-    samples[1].stopped = Some(Stopped { asked: 4, why: Settled::Confident });
+    samples[1].stopped = Some(EarlyStop { requested: 4, reason: StopReason::Confident });
     for samples in [samples.clone(), samples.into_iter().rev().collect()] {
-        let results = compute(read(samples), &MetricSettings::default()).unwrap();
+        let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
         assert_eq!((results.trajectories, results.sampled), (4, 3.0));
         assert_eq!(value(&results, MetricName::Maj, 4), 1.0);
         assert_eq!(value(&results, MetricName::Coverage, 2), 1.0);
-        assert!(find(&results, MetricName::Coverage, 4).is_none() && find(&results, MetricName::Pass, 4).is_none());
+        assert!(
+            find(&results, MetricName::Coverage, 4).is_none()
+                && find(&results, MetricName::Pass, 4).is_none()
+        );
     }
 }
 
 #[test]
-fn where_all_are_wrong_no_rule_is_right() {
+fn without_a_correct_answer_every_metric_is_zero() {
     let told = |mut sample: Sample| {
         sample.trajectories.iter_mut().for_each(|t| t.logprob = Some(-1.0));
         sample
     };
-    let wrong = vec![sample(0, 0, ["2", "3", "", "2"], Some([0.5, 1.0, 9.0, 0.1])), sample(0, 1, [""; 4], Some([1.0; 4]))];
+    let wrong = vec![
+        sample(0, 0, ["2", "3", "", "2"], Some([0.5, 1.0, 9.0, 0.1])),
+        sample(0, 1, [""; 4], Some([1.0; 4])),
+    ];
     let wrong = wrong.into_iter().map(|s| Sample { beam: beam(false), ..told(s) }).collect();
-    let settings = MetricSettings { aggregators: Some(Aggregator::ALL.to_vec()), ..MetricSettings::default() };
-    let results = compute(read(wrong), &settings).unwrap();
+    let settings =
+        MetricSettings { aggregators: Some(Aggregator::ALL.to_vec()), ..MetricSettings::default() };
+    let results = results_of_samples(read(wrong), &settings).unwrap();
     assert_eq!(results.metrics.len(), 12 * 3 + 1);
-    assert!(results.metrics.iter().all(|metric| metric.value == 0.0 && metric.high == 0.0), "{:?}", results.metrics);
+    assert!(
+        results.metrics.iter().all(|metric| metric.value == 0.0 && metric.high == 0.0),
+        "{:?}",
+        results.metrics
+    );
 }
 
 #[test]
-fn what_a_search_took_stands_beside() {
-    let searched = Beam { width: 2, candidates: 2, steps: 12, flops: 3e6, ..Beam::default() };
+fn beam_search_cost_is_reported_separately() {
+    let searched =
+        BeamResult { width: 2, candidates: 2, steps: 12, flops: 3e6, ..BeamResult::default() };
     let one = Sample { beam: Some(searched), steps: 8, flops: 2e6, ..sample(0, 0, ["1"; 4], None) };
-    let cost = compute(read(vec![one]), &MetricSettings::default()).unwrap().cost;
-    assert_eq!((cost.steps, cost.flops, cost.beam), (8.0, 2e6, Some(Effort { steps: 12.0, flops: 3e6 })));
+    let cost = results_of_samples(read(vec![one]), &MetricSettings::default()).unwrap().cost;
+    assert_eq!(
+        (cost.steps, cost.flops, cost.beam),
+        (8.0, 2e6, Some(BeamCost { steps: 12.0, flops: 3e6 }))
+    );
 }
 
 #[test]
@@ -183,23 +264,33 @@ fn a_vote_at_k_sees_the_first_k_only() {
     later[0].trajectories[3].answer = Some("7".into());
     later[0].trajectories[3].correct = false;
     for samples in [late, later] {
-        let results = compute(read(samples), &MetricSettings::default()).unwrap();
+        let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
         assert_eq!(value(&results, MetricName::Maj, 2), 0.0);
     }
     let settings = MetricSettings { ks: vec![3, 1], ..MetricSettings::default() };
-    let results = compute(read(vec![sample(0, 0, ["2", "1", "1", "2"], None)]), &settings).unwrap();
-    assert_eq!((value(&results, MetricName::Maj, 1), value(&results, MetricName::Maj, 3)), (0.0, 1.0));
+    let results =
+        results_of_samples(read(vec![sample(0, 0, ["2", "1", "1", "2"], None)]), &settings)
+            .unwrap();
+    assert_eq!(
+        (value(&results, MetricName::Maj, 1), value(&results, MetricName::Maj, 3)),
+        (0.0, 1.0)
+    );
     assert!(find(&results, MetricName::Maj, 4).is_none());
 }
 
 #[test]
 fn what_was_not_run_has_no_metric() {
-    let results = compute(read(vec![sample(0, 0, ["1"; 4], None)]), &MetricSettings::default()).unwrap();
+    let results =
+        results_of_samples(read(vec![sample(0, 0, ["1"; 4], None)]), &MetricSettings::default())
+            .unwrap();
     for metric in &results.metrics {
-        assert!(matches!(metric.name, MetricName::Coverage | MetricName::Pass | MetricName::Maj), "{metric:?}");
+        assert!(
+            matches!(metric.name, MetricName::Coverage | MetricName::Pass | MetricName::Maj),
+            "{metric:?}"
+        );
     }
     let alone = Sample { beam: beam(true), ..Sample::default() };
-    let results = compute(read(vec![alone]), &MetricSettings::default()).unwrap();
+    let results = results_of_samples(read(vec![alone]), &MetricSettings::default()).unwrap();
     assert_eq!(results.metrics.len(), 1);
     assert_eq!((results.metrics[0].name, results.metrics[0].k), (MetricName::Beam, 4));
 }
@@ -208,46 +299,69 @@ fn what_was_not_run_has_no_metric() {
 fn an_unfinished_run_counts_what_it_has() {
     let mut unfinished = samples();
     unfinished.truncate(3);
-    let results = compute(read(unfinished), &MetricSettings::default()).unwrap();
+    let results = results_of_samples(read(unfinished), &MetricSettings::default()).unwrap();
     assert_close(value(&results, MetricName::Coverage, 1), (0.5 + 0.25) / 2.0);
 }
 
 #[test]
 fn the_order_of_the_samples_does_not_matter() {
-    let ordered = compute(read(samples()), &MetricSettings::default()).unwrap();
-    let reversed = compute(read(samples().into_iter().rev().collect()), &MetricSettings::default()).unwrap();
+    let ordered = results_of_samples(read(samples()), &MetricSettings::default()).unwrap();
+    let reversed =
+        results_of_samples(read(samples().into_iter().rev().collect()), &MetricSettings::default())
+            .unwrap();
     assert_eq!(ordered, reversed);
 }
 
 #[test]
 fn differences_are_paired() {
-    let collected = PerQuestion::collect(read(samples()), &MetricSettings::default()).unwrap();
+    let collected = QuestionMetrics::collect(read(samples()), &MetricSettings::default()).unwrap();
     let column = |name, k| collected.column(name, k).unwrap();
     let bootstrap = Bootstrap::default();
     // Greedy is right on question 0 alone, and coverage@4 is 1 there and 0.5 on question 1.
-    let gain = difference(column(MetricName::Coverage, 4), column(MetricName::Greedy, 1), &bootstrap).unwrap();
+    let gain = paired_difference(
+        column(MetricName::Coverage, 4),
+        column(MetricName::Greedy, 1),
+        &bootstrap,
+    )
+    .unwrap();
     assert_eq!((gain.value, gain.low, gain.high), (0.25, 0.0, 0.5));
-    let none = difference(column(MetricName::Maj, 2), column(MetricName::Maj, 2), &bootstrap).unwrap();
+    let none =
+        paired_difference(column(MetricName::Maj, 2), column(MetricName::Maj, 2), &bootstrap)
+            .unwrap();
     assert_eq!((none.value, none.low, none.high), (0.0, 0.0, 0.0));
 
-    let other = PerQuestion::collect(read(vec![sample(0, 9, ["1"; 4], None)]), &MetricSettings::default()).unwrap();
+    let other = QuestionMetrics::collect(
+        read(vec![sample(0, 9, ["1"; 4], None)]),
+        &MetricSettings::default(),
+    )
+    .unwrap();
     let elsewhere = other.column(MetricName::Maj, 2).unwrap();
-    assert_eq!(difference(column(MetricName::Maj, 2), elsewhere, &bootstrap), None);
+    assert_eq!(paired_difference(column(MetricName::Maj, 2), elsewhere, &bootstrap), None);
 }
 
 #[test]
-fn what_cannot_be_measured_is_said() {
+fn invalid_inputs_are_errors() {
     let fail = |samples: Vec<Sample>, ks: &[usize]| {
-        compute(read(samples), &MetricSettings { ks: ks.into(), ..MetricSettings::default() }).unwrap_err()
+        results_of_samples(
+            read(samples),
+            &MetricSettings { ks: ks.into(), ..MetricSettings::default() },
+        )
+        .unwrap_err()
     };
-    assert!(matches!(fail(vec![], &[]), Error::Empty));
+    assert!(matches!(fail(vec![], &[]), ReportError::Empty));
     let error = fail(samples(), &[8]);
     assert!(error.to_string().ends_with("ask for k >= 1 and <= 4"), "{error}");
-    assert!(matches!(fail([samples(), samples()].concat(), &[]), Error::Duplicate { id: 0, seed: 5 }));
+    assert!(matches!(
+        fail([samples(), samples()].concat(), &[]),
+        ReportError::Duplicate { id: 0, seed: 5 }
+    ));
     let mut uneven = samples();
     uneven[1].trajectories.pop();
-    assert!(matches!(fail(uneven, &[]), Error::Uneven { id: 1, seed: 5, found: 3, expected: 4 }));
-    let broken = std::iter::once(Err(record::Error::NotARun { path: "x".into() }));
-    let error = compute(broken, &MetricSettings::default()).unwrap_err();
+    assert!(matches!(
+        fail(uneven, &[]),
+        ReportError::UnevenTrajectories { id: 1, seed: 5, found: 3, expected: 4 }
+    ));
+    let broken = std::iter::once(Err(record::RecordError::NotARun { path: "x".into() }));
+    let error = results_of_samples(broken, &MetricSettings::default()).unwrap_err();
     assert!(error.to_string().starts_with("x is not a run directory"), "{error}");
 }

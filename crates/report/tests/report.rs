@@ -4,25 +4,40 @@
 
 use std::path::Path;
 
-use record::{Manifest, RunDir, Sample, Seconds, Trajectory};
-use report::figures::{self, Figure, Scale};
-use report::study::{Study, label};
-use report::{Error, Options, write};
+use record::{Manifest, RunDir, Sample, Seconds, TrajectoryRecord};
+use report::figures::{self, AxisScale, Figure};
+use report::run_data::{RunData, assign_labels};
+use report::{ReportError, ReportOptions, write};
 use serde_json::{Value, json};
 
-/// Two questions, the right answer of both is "1": two of four trajectories get the first, one of four the second.
+/// Two questions, the right answer of both is "1": two of four trajectories get the first, one of
+/// four the second.
 fn samples(diversity: [f64; 2]) -> Vec<Sample> {
     let trajectory = |k: usize, answer: &str, score: f32| {
         let text = format!("### {answer}");
-        let begun = Trajectory { k: k as u32, thoughts: 2, text, scores: Some(vec![score, 0.0]), ..Trajectory::default() };
-        Trajectory { answer: (!answer.is_empty()).then(|| answer.into()), correct: answer == "1", ..begun }
+        let begun = TrajectoryRecord {
+            k: k as u32,
+            thoughts: 2,
+            text,
+            process_rewards: Some(vec![score, 0.0]),
+            ..TrajectoryRecord::default()
+        };
+        TrajectoryRecord {
+            answer: (!answer.is_empty()).then(|| answer.into()),
+            correct: answer == "1",
+            ..begun
+        }
     };
     let question = |id: u32, answers: [&str; 4], greedy: &str| Sample {
         id,
         question: format!("question </script> {id}"),
         gold: "1".into(),
-        trajectories: answers.iter().enumerate().map(|(k, answer)| trajectory(k, answer, k as f32)).collect(),
-        greedy: Some(Trajectory { scores: None, ..trajectory(0, greedy, 0.0) }),
+        trajectories: answers
+            .iter()
+            .enumerate()
+            .map(|(k, answer)| trajectory(k, answer, k as f32))
+            .collect(),
+        greedy: Some(TrajectoryRecord { process_rewards: None, ..trajectory(0, greedy, 0.0) }),
         diversity: Some(vec![diversity[id as usize], 0.3]),
         flops: 1e9,
         ..Sample::default()
@@ -32,13 +47,19 @@ fn samples(diversity: [f64; 2]) -> Vec<Sample> {
 
 fn manifest(sampler: Value) -> Manifest {
     let host = json!({ "model": "/models/tiny", "data": "/data/test.json" });
-    Manifest { host, settings: json!({ "sampler": sampler }), seeds: vec![0], questions: 2, ..Manifest::default() }
+    Manifest {
+        host,
+        settings: json!({ "sampler": sampler }),
+        seeds: vec![0],
+        questions: 2,
+        ..Manifest::default()
+    }
 }
 
 fn run(path: &Path, sampler: Value, samples: &[Sample]) -> RunDir {
     let mut writer = RunDir::create(path, &manifest(sampler)).unwrap();
     samples.iter().for_each(|sample| writer.append(sample).unwrap());
-    writer.time(&Seconds { total: 4.0, ..Seconds::default() }).unwrap();
+    writer.append_timing(&Seconds { total: 4.0, ..Seconds::default() }).unwrap();
     writer.finish().unwrap()
 }
 
@@ -48,7 +69,8 @@ fn dropout(p: f64) -> Value {
 
 /// Three runs: dropout at two strengths, and noise that cost twice as much.
 fn runs(dir: &Path) -> Vec<RunDir> {
-    let dear: Vec<Sample> = samples([0.4, 0.6]).into_iter().map(|s| Sample { flops: 2e9, ..s }).collect();
+    let dear: Vec<Sample> =
+        samples([0.4, 0.6]).into_iter().map(|s| Sample { flops: 2e9, ..s }).collect();
     vec![
         run(&dir.join("a"), dropout(0.3), &samples([0.2, 0.4])),
         run(&dir.join("b"), dropout(0.1), &samples([0.0, 0.2])),
@@ -56,9 +78,10 @@ fn runs(dir: &Path) -> Vec<RunDir> {
     ]
 }
 
-fn studies(dir: &Path) -> Vec<Study> {
-    let mut studies: Vec<Study> = runs(dir).into_iter().map(|run| Study::load(run, false).unwrap()).collect();
-    label(&mut studies);
+fn loaded_runs(dir: &Path) -> Vec<RunData> {
+    let mut studies: Vec<RunData> =
+        runs(dir).into_iter().map(|run| RunData::load(run, false).unwrap()).collect();
+    assign_labels(&mut studies);
     studies
 }
 
@@ -69,10 +92,14 @@ fn figure<'a>(figures: &'a [Figure], name: &str) -> &'a Figure {
 #[track_caller]
 fn assert_points(figure: &Figure, panel: usize, label: &str, expected: &[(f64, f64)]) {
     let series = figure.panels[panel].series.iter().find(|series| series.label == label);
-    let points = &series.unwrap_or_else(|| panic!("{label} among {:?}", figure.panels[panel].series)).points;
+    let points =
+        &series.unwrap_or_else(|| panic!("{label} among {:?}", figure.panels[panel].series)).points;
     assert_eq!(points.len(), expected.len(), "{points:?}");
     for (point, (x, y)) in points.iter().zip(expected) {
-        assert!((point.x - x).abs() < 1e-12 && (point.y - y).abs() < 1e-12, "{point:?} is not {x}, {y}");
+        assert!(
+            (point.x - x).abs() < 1e-12 && (point.y - y).abs() < 1e-12,
+            "{point:?} is not {x}, {y}"
+        );
         let (low, high) = point.interval.unwrap();
         assert!(low <= point.y && point.y <= high, "{point:?}");
     }
@@ -81,22 +108,30 @@ fn assert_points(figure: &Figure, panel: usize, label: &str, expected: &[(f64, f
 #[test]
 fn the_figures_hold_what_the_records_say() {
     let dir = tempfile::tempdir().unwrap();
-    let figures = figures::all(&studies(dir.path())).unwrap();
+    let figures = figures::all(&loaded_runs(dir.path())).unwrap();
     let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();
     assert_eq!(names, ["coverage", "coverage-diversity", "diversity-steps", "accuracy", "cost"]);
 
     // Of 4, 2 and 1 are right: at 1 (2/4 + 1/4) / 2, at 2 (1 - 1/6 + 1/2) / 2, at 4 both.
     let coverage = figure(&figures, "coverage");
     assert_eq!((coverage.panels.len(), coverage.panels[0].title.as_str()), (1, "test"));
-    assert_eq!((coverage.panels[0].x.scale, coverage.panels[0].y.scale), (Scale::Doublings, Scale::Percent));
+    assert_eq!(
+        (coverage.panels[0].x.scale, coverage.panels[0].y.scale),
+        (AxisScale::Log2, AxisScale::Percent)
+    );
     let curve = [(1.0, 0.375), (2.0, (5.0 / 6.0 + 0.5) / 2.0), (4.0, 1.0)];
     assert_points(coverage, 0, "noise, σ = 0.5", &curve);
-    assert!(coverage.panels[0].series[0].points[0].tip.contains("coverage 37.5%"));
+    assert!(coverage.panels[0].series[0].points[0].tooltip.contains("coverage 37.5%"));
 
     // From weak to strong, whatever the order of the runs; noise was run at one strength only.
     let diversity = figure(&figures, "coverage-diversity");
-    assert_points(diversity, 0, "dropout, N = 4", &[((0.15 + 0.25) / 2.0, 1.0), ((0.25 + 0.35) / 2.0, 1.0)]);
-    assert!(diversity.keys().iter().all(|series| series.label.starts_with("dropout")));
+    assert_points(
+        diversity,
+        0,
+        "dropout, N = 4",
+        &[((0.15 + 0.25) / 2.0, 1.0), ((0.25 + 0.35) / 2.0, 1.0)],
+    );
+    assert!(diversity.legend_series().iter().all(|series| series.label.starts_with("dropout")));
 
     let steps = figure(&figures, "diversity-steps");
     assert_points(steps, 0, "p = 0.1", &[(1.0, 0.1), (2.0, 0.3)]);
@@ -105,9 +140,11 @@ fn the_figures_hold_what_the_records_say() {
 
     let accuracy = figure(&figures, "accuracy");
     assert_points(accuracy, 0, "greedy", &[(1.0, 0.5), (4.0, 0.5)]);
-    // The first trajectories are wrong; at 2 the reward breaks the tie for the right one of the first question.
+    // The first trajectories are wrong; at 2 the reward breaks the tie for the right one of the
+    // first question.
     assert_points(accuracy, 0, "majority", &[(1.0, 0.0), (2.0, 0.5), (4.0, 0.5)]);
-    // The highest reward is the last trajectory's; the first question's has no answer, so the third is taken.
+    // The highest reward is the last trajectory's; the first question's has no answer, so the third
+    // is taken.
     assert_points(accuracy, 0, "best of N", &[(1.0, 0.0), (2.0, 0.5), (4.0, 1.0)]);
     assert_points(accuracy, 0, "coverage", &curve);
 
@@ -119,19 +156,24 @@ fn the_figures_hold_what_the_records_say() {
 #[test]
 fn runs_are_named_by_what_sets_them_apart() {
     let dir = tempfile::tempdir().unwrap();
-    let labels: Vec<String> = studies(dir.path()).into_iter().map(|study| study.label).collect();
+    let labels: Vec<String> =
+        loaded_runs(dir.path()).into_iter().map(|study| study.label).collect();
     assert_eq!(labels, ["dropout p = 0.3", "dropout p = 0.1", "noise σ = 0.5"]);
     let other = tempfile::tempdir().unwrap();
-    let twins =
-        [run(&other.path().join("x"), dropout(0.1), &samples([0.0; 2])), runs(dir.path().join("more").as_path()).remove(1)];
-    let mut twins: Vec<Study> = twins.into_iter().map(|run| Study::load(run, false).unwrap()).collect();
-    label(&mut twins);
+    let twins = [
+        run(&other.path().join("x"), dropout(0.1), &samples([0.0; 2])),
+        runs(dir.path().join("more").as_path()).remove(1),
+    ];
+    let mut twins: Vec<RunData> =
+        twins.into_iter().map(|run| RunData::load(run, false).unwrap()).collect();
+    assign_labels(&mut twins);
     assert_eq!(twins[0].label, "tiny, test (x)");
 }
 
 /// The data that the page's script reads.
 fn data(page: &str) -> Value {
-    let start = page.find("type=\"application/json\">").unwrap() + "type=\"application/json\">".len();
+    let start =
+        page.find("type=\"application/json\">").unwrap() + "type=\"application/json\">".len();
     let rest = &page[start..];
     serde_json::from_str(&rest[..rest.find("</script>").unwrap()]).unwrap()
 }
@@ -139,17 +181,23 @@ fn data(page: &str) -> Value {
 #[test]
 fn costs_are_compared_within_a_split() {
     let dir = tempfile::tempdir().unwrap();
-    let mut studies = studies(dir.path());
-    let has_cost = |studies: &[Study]| figures::all(studies).unwrap().iter().any(|figure| figure.name == "cost");
+    let mut studies = loaded_runs(dir.path());
+    let has_cost = |studies: &[RunData]| {
+        figures::all(studies).unwrap().iter().any(|figure| figure.name == "cost")
+    };
     assert!(has_cost(&studies));
     studies[2].traits.split = "hard".into();
-    assert!(!has_cost(&studies), "the dear run is alone on its split, and the other two cost the same");
+    assert!(
+        !has_cost(&studies),
+        "the dear run is alone on its split, and the other two cost the same"
+    );
 }
 
 #[test]
 fn the_page_holds_every_question_and_no_markup_of_theirs() {
     let dir = tempfile::tempdir().unwrap();
-    let written = write(&runs(dir.path()), &dir.path().join("out"), Options::default()).unwrap();
+    let written =
+        write(&runs(dir.path()), &dir.path().join("out"), ReportOptions::default()).unwrap();
     let page = std::fs::read_to_string(&written.page).unwrap();
     assert_eq!(written.figures.len(), 10);
     let data = data(&page);
@@ -158,43 +206,63 @@ fn the_page_holds_every_question_and_no_markup_of_theirs() {
     assert_eq!(question[1], "question </script> 0");
     assert_eq!(question[3], json!([["2", 0, "### 2"], ["1", 1, "### 1"], [null, 0, "###"]]));
     assert_eq!((&question[4], &question[5]), (&json!([0, 1, 1, 2]), &json!(2)));
-    assert_eq!(question[8], json!([1, 1, 1]), "vote, weighted vote and best of N choose the second answer");
+    assert_eq!(
+        question[8],
+        json!([1, 1, 1]),
+        "vote, weighted vote and best of N choose the second answer"
+    );
     assert_eq!(question[9][0], "1");
     // Rewards 0, 1, 2, 3 and 0 between them, as bytes over the range of the question.
     assert_eq!(question[11], json!([0.0, 3.0]));
     assert_eq!(question[6], "AABVAKoA/wA=");
     assert_eq!(page.matches("</script>").count(), 2, "only the page's own");
-    assert!(!page.contains("http://") || page.matches("http://").count() == page.matches("http://www.w3.org/2000/svg").count());
+    assert!(
+        !page.contains("http://")
+            || page.matches("http://").count()
+                == page.matches("http://www.w3.org/2000/svg").count()
+    );
 }
 
 #[test]
-fn what_is_not_a_whole_run_is_refused_by_name() {
+fn an_incomplete_run_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let fail = |name: &str, samples: &[Sample]| {
         let run = run(&dir.path().join(name), dropout(0.1), samples);
-        write(&[run], &dir.path().join("out"), Options::default()).unwrap_err()
+        write(&[run], &dir.path().join("out"), ReportOptions::default()).unwrap_err()
     };
     let whole = samples([0.1, 0.1]);
-    assert!(matches!(fail("half", &whole[..1]), Error::Incomplete { found: 1, expected: 2, .. }));
-    let more: Vec<Sample> = whole.iter().cloned().chain([Sample { id: 9, ..whole[0].clone() }]).collect();
-    assert!(matches!(fail("more", &more), Error::Surplus { found: 3, expected: 2, .. }));
+    assert!(matches!(
+        fail("half", &whole[..1]),
+        ReportError::Incomplete { found: 1, expected: 2, .. }
+    ));
+    let more: Vec<Sample> =
+        whole.iter().cloned().chain([Sample { id: 9, ..whole[0].clone() }]).collect();
+    assert!(matches!(fail("more", &more), ReportError::Surplus { found: 3, expected: 2, .. }));
     let foreign = [whole[0].clone(), Sample { seed: 8, ..whole[1].clone() }];
-    assert!(matches!(fail("foreign", &foreign), Error::Foreign { seed: 8, .. }));
+    assert!(matches!(fail("foreign", &foreign), ReportError::ForeignSeed { seed: 8, .. }));
     let mut uneven = whole.clone();
     uneven[1].trajectories.pop();
     let error = fail("uneven", &uneven);
-    assert!(error.to_string().contains("uneven") && matches!(error, Error::Run { .. }), "{error}");
-    assert!(matches!(write(&[], dir.path(), Options::default()).unwrap_err(), Error::NoRuns));
+    assert!(
+        error.to_string().contains("uneven") && matches!(error, ReportError::Run { .. }),
+        "{error}"
+    );
+    assert!(matches!(
+        write(&[], dir.path(), ReportOptions::default()).unwrap_err(),
+        ReportError::NoRuns
+    ));
     assert!(!dir.path().join("out").exists(), "nothing is written of a run that is refused");
 
     let half = RunDir::open(dir.path().join("half")).unwrap();
-    write(&[half], &dir.path().join("out"), Options { partial: true, page_only: true }).unwrap();
+    write(&[half], &dir.path().join("out"), ReportOptions { partial: true, page_only: true })
+        .unwrap();
 }
 
 #[test]
 fn a_report_that_cannot_be_written_names_the_folder() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("out"), "a file").unwrap();
-    let error = write(&runs(dir.path()), &dir.path().join("out"), Options::default()).unwrap_err();
+    let error =
+        write(&runs(dir.path()), &dir.path().join("out"), ReportOptions::default()).unwrap_err();
     assert!(error.to_string().contains("out/figures"), "{error}");
 }

@@ -1,11 +1,16 @@
-//! Compares every operation of the CUDA backend with a plain host computation, then times the main ones.
+//! Compares every operation of the CUDA backend with a plain host computation, then times the main
+//! ones.
 //!
-//! One line per operation with its largest error; exit 1 on a miss. Without a GPU it says so and exits 0.
-//! `cuda_check --check` and `--time` do one of the two; `--passes` times whole passes alone, `--training` what a training step is
-//! made of.
+//! One line per operation with its largest error; exit 1 on a miss. Without a GPU it says so and
+//! exits 0. `cuda_check --check` and `--time` do one of the two; `--passes` times whole passes
+//! alone, `--training` what a training step is made of.
 
 #[path = "../src/cuda/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "the backend, included whole; not all of it is checked here")]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "the backend, included whole; not all of it is checked here"
+)]
 mod cuda;
 #[path = "../src/rng.rs"]
 #[allow(dead_code, reason = "the backend's own neighbours, included whole")]
@@ -24,7 +29,7 @@ use cuda::rope::{DeviceRope, Place, Seats, place};
 use cuda::{Array, Cuda, CudaError, Dtype, Indices, Precision, activation, embedding, noise, topk};
 use rng::{Draw, Site};
 
-type Outcome = Result<(), CudaError>;
+type CheckResult = Result<(), CudaError>;
 
 fn main() {
     if let Err(why) = Cuda::present() {
@@ -39,17 +44,24 @@ fn main() {
             missed += 1;
         }
     }
-    println!("{}", if missed == 0 { "all within tolerance".to_owned() } else { format!("{missed} missed") });
+    println!(
+        "{}",
+        if missed == 0 { "all within tolerance".to_owned() } else { format!("{missed} missed") }
+    );
     std::process::exit(i32::from(missed > 0));
 }
 
-fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> Outcome {
+fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> CheckResult {
     let started = std::time::Instant::now();
     let cuda = Cuda::open(0, precision)?;
     let (free, total) = cuda.memory()?;
     let opened = started.elapsed().as_secs_f64();
-    println!("{} {:?} {precision:?}: opened in {opened:.2} s, {free} of {total} bytes free", cuda.name(), cuda.capability());
-    let mut check = Check { cuda: cuda.clone(), missed: 0 };
+    println!(
+        "{} {:?} {precision:?}: opened in {opened:.2} s, {free} of {total} bytes free",
+        cuda.name(),
+        cuda.capability()
+    );
+    let mut check = KernelCheck { cuda: cuda.clone(), missed: 0 };
     if !matches!(only, Some("--time" | "--passes" | "--training")) {
         check.all()?;
     }
@@ -69,34 +81,40 @@ fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> Outcome 
 pub(crate) fn numbers(n: usize, salt: u64) -> Vec<f32> {
     let mut x = vec![0.0; n];
     let rows = x.chunks_mut(4096).enumerate();
-    rows.for_each(|(i, part)| Draw { seed: salt, question: i as u32, trajectory: 0, position: 0 }.add_noise(1.0, part));
+    rows.for_each(|(i, part)| {
+        Draw { seed: salt, question: i as u32, trajectory: 0, position: 0 }.add_noise(1.0, part)
+    });
     x
 }
 
-pub(crate) fn draws(rows: usize) -> Vec<Option<Draw>> {
-    let draw =
-        |r: usize| Draw { seed: 7 << 33 | 5, question: r as u32 / 64, trajectory: r as u32 % 64, position: 70 + r as u32 % 3 };
+pub(crate) fn perturbed_rows(rows: usize) -> Vec<Option<Draw>> {
+    let draw = |r: usize| Draw {
+        seed: 7 << 33 | 5,
+        question: r as u32 / 64,
+        trajectory: r as u32 % 64,
+        position: 70 + r as u32 % 3,
+    };
     (0..rows).map(|r| (r % 5 != 3).then(|| draw(r))).collect()
 }
 
-struct Check {
+struct KernelCheck {
     cuda: Cuda,
     missed: usize,
 }
 
-impl Check {
-    fn all(&mut self) -> Outcome {
+impl KernelCheck {
+    fn all(&mut self) -> CheckResult {
         self.linear()?;
         self.norm()?;
         self.residual()?;
         self.masks()?;
         self.noise()?;
-        self.place()?;
+        self.rope_and_cache()?;
         self.attention()?;
         self.rows()?;
-        self.likeliest()?;
-        self.likeliest_by_both_ways()?;
-        self.mixture()
+        self.greedy_tokens()?;
+        self.greedy_tokens_of_both_kernels()?;
+        self.top_k_mixture()
     }
 
     /// What an operand becomes on the way to the GPU.
@@ -107,10 +125,13 @@ impl Check {
         x
     }
 
-    /// Errors as shares of the expected numbers' root mean square: the root mean square of them, and the largest.
+    /// Errors as shares of the expected numbers' root mean square: the root mean square of them,
+    /// and the largest.
     fn report(&mut self, name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
         assert_eq!(got.len(), expected.len(), "{name}: another number of results");
-        let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64).sqrt().max(1e-30);
+        let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64)
+            .sqrt()
+            .max(1e-30);
         let errors = got.iter().zip(expected).map(|(&g, &e)| (f64::from(g) - e).abs() / rms);
         let (mut square, mut largest, mut sane) = (0.0, 0.0f64, true);
         for e in errors {
@@ -143,13 +164,22 @@ impl Check {
         Array::from_host(&self.cuda, rows, cols, x)?.cast(self.cuda.operand())
     }
 
-    fn linear(&mut self) -> Outcome {
-        let shapes = [(9, 12, 1), (3, 24, 50), (17, 13, 7), (64, 801, 257), (129, 100, 33), (37, 768, 2304), (300, 768, 768)];
+    fn linear(&mut self) -> CheckResult {
+        let shapes = [
+            (9, 12, 1),
+            (3, 24, 50),
+            (17, 13, 7),
+            (64, 801, 257),
+            (129, 100, 33),
+            (37, 768, 2304),
+            (300, 768, 768),
+        ];
         for (rows, inputs, outputs) in shapes {
             let x = self.rounded(numbers(rows * inputs, 1));
             let w = self.rounded(numbers(rows + inputs * outputs, 2)[rows..].to_vec());
             let b = self.rounded(numbers(outputs, 3));
-            let transposed: Vec<f32> = (0..inputs * outputs).map(|i| w[i % outputs * inputs + i / outputs]).collect();
+            let transposed: Vec<f32> =
+                (0..inputs * outputs).map(|i| w[i % outputs * inputs + i / outputs]).collect();
             for (activation, biased, want) in [
                 (Activation::None, false, Dtype::F32),
                 (Activation::None, true, self.cuda.operand()),
@@ -163,21 +193,41 @@ impl Check {
                 } else {
                     Weights::from_input_major(&self.cuda, (inputs, outputs), &transposed, bias)?
                 };
-                let got = linear(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map, activation, want)?.to_host()?;
+                let got = linear(
+                    &Array::from_host(&self.cuda, rows, inputs, &x)?,
+                    &map,
+                    activation,
+                    want,
+                )?
+                .to_host()?;
                 let one = |r: usize, j: usize| {
-                    let dot: f64 = (0..inputs).map(|k| f64::from(x[r * inputs + k]) * f64::from(w[j * inputs + k])).sum();
+                    let dot: f64 = (0..inputs)
+                        .map(|k| f64::from(x[r * inputs + k]) * f64::from(w[j * inputs + k]))
+                        .sum();
                     activate(activation, dot + if biased { f64::from(b[j]) } else { 0.0 })
                 };
-                let expected: Vec<f64> = (0..rows * outputs).map(|i| one(i / outputs, i % outputs)).collect();
-                let name = format!("linear {rows} x {inputs} -> {outputs} {activation:?} bias {biased} {want:?}");
+                let expected: Vec<f64> =
+                    (0..rows * outputs).map(|i| one(i / outputs, i % outputs)).collect();
+                let name = format!(
+                    "linear {rows} x {inputs} -> {outputs} {activation:?} bias {biased} {want:?}"
+                );
                 self.report(&name, &got, &expected, self.tolerance(want));
             }
         }
         Ok(())
     }
 
-    fn norm(&mut self) -> Outcome {
-        for (rows, cols) in [(1, 24), (5, 801), (4097, 768), (33, 1024), (9, 2048), (7, 3001), (3, 5120), (2, 16384)] {
+    fn norm(&mut self) -> CheckResult {
+        for (rows, cols) in [
+            (1, 24),
+            (5, 801),
+            (4097, 768),
+            (33, 1024),
+            (9, 2048),
+            (7, 3001),
+            (3, 5120),
+            (2, 16384),
+        ] {
             let (x, y, bias) = (numbers(rows * cols, 4), numbers(rows * cols, 5), numbers(cols, 6));
             let (scale, shift) = (numbers(cols, 7), numbers(cols, 8));
             for is_rms in [false, true] {
@@ -187,8 +237,9 @@ impl Check {
                     DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)?
                 };
                 let want = self.cuda.operand();
-                let normed =
-                    |x: &[f64]| -> Vec<f64> { x.chunks(cols).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect() };
+                let normed = |x: &[f64]| -> Vec<f64> {
+                    x.chunks(cols).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect()
+                };
                 let device = Array::from_host(&self.cuda, rows, cols, &x)?;
                 let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 let name = format!("{rows} x {cols} {}", if is_rms { "rms" } else { "layer" });
@@ -199,27 +250,39 @@ impl Check {
                 let y = self.rounded(y.clone());
                 let y_device = self.operand(rows, cols, &y)?;
                 let bias_device = cuda::array::Buffer::upload(&self.cuda, &bias)?;
-                let (all, p) = (draws(rows), 0.3);
+                let (all, p) = (perturbed_rows(rows), 0.3);
                 let uploaded = Draws::new(&self.cuda, &all)?;
                 let mask = DeviceMask::Drawn { p, layer: 11, site: Site::MlpOut, draws: &uploaded };
-                let got = add_norm(&mut sum, Addend { y: &y_device, bias: Some(&bias_device), mask: Some(mask) }, &by, want)?
-                    .to_host()?;
+                let got = add_norm(
+                    &mut sum,
+                    Addend { y: &y_device, bias: Some(&bias_device), mask: Some(mask) },
+                    &by,
+                    want,
+                )?
+                .to_host()?;
                 let kept = |i: usize| {
                     let value = f64::from(y[i]) + f64::from(bias[i % cols]);
-                    let factor =
-                        all[i / cols].map_or(1.0, |d| if d.keeps(11, Site::MlpOut, i % cols, p) { 1.0 / 0.7 } else { 0.0 });
+                    let factor = all[i / cols].map_or(1.0, |d| {
+                        if d.keeps(11, Site::MlpOut, i % cols, p) { 1.0 / 0.7 } else { 0.0 }
+                    });
                     f64::from(x[i]) + value * factor
                 };
                 let expected: Vec<f64> = (0..rows * cols).map(kept).collect();
                 self.report(&format!("add_norm sum {name}"), &sum.to_host()?, &expected, 3e-6);
-                self.report(&format!("add_norm {name}"), &got, &normed(&expected), self.tolerance(want));
+                self.report(
+                    &format!("add_norm {name}"),
+                    &got,
+                    &normed(&expected),
+                    self.tolerance(want),
+                );
             }
         }
         Ok(())
     }
 
-    /// A map, dropout, the stream and its norm: few rows as a product and a pass, many in one kernel where there is one.
-    fn residual(&mut self) -> Outcome {
+    /// A map, dropout, the stream and its norm: few rows as a product and a pass, many in one
+    /// kernel where there is one.
+    fn residual(&mut self) -> CheckResult {
         let (width, p) = (768, 0.2);
         for (rows, inputs, is_rms, drops, want) in [
             (37, 200, false, true, self.cuda.operand()),
@@ -227,7 +290,10 @@ impl Check {
             (4090, 328, false, true, self.cuda.operand()),
             (4096, 64, false, false, Dtype::F32),
         ] {
-            let (x, w) = (self.rounded(numbers(rows * inputs, 31)), self.rounded(numbers(width * inputs, 32)));
+            let (x, w) = (
+                self.rounded(numbers(rows * inputs, 31)),
+                self.rounded(numbers(width * inputs, 32)),
+            );
             let (bias, scale, shift) = (numbers(width, 33), numbers(width, 34), numbers(width, 35));
             let start = numbers(rows * width, 36);
             let map = Weights::from_output_major(&self.cuda, (inputs, width), &w, Some(&bias))?;
@@ -235,55 +301,102 @@ impl Check {
                 true => DeviceNorm::rms(&self.cuda, 1e-5, &scale)?,
                 false => DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)?,
             };
-            let all = draws(rows);
+            let all = perturbed_rows(rows);
             let uploaded = Draws::new(&self.cuda, &all)?;
-            let mask = drops.then_some(DeviceMask::Drawn { p, layer: 7, site: Site::AttnOut, draws: &uploaded });
+            let mask = drops.then_some(DeviceMask::Drawn {
+                p,
+                layer: 7,
+                site: Site::AttnOut,
+                draws: &uploaded,
+            });
             let mut stream = Array::from_host(&self.cuda, rows, width, &start)?;
-            let got = residual(&self.operand(rows, inputs, &x)?, &map, mask, &mut stream, (&by, want))?.to_host()?;
+            let got =
+                residual(&self.operand(rows, inputs, &x)?, &map, mask, &mut stream, (&by, want))?
+                    .to_host()?;
             let one = |i: usize| {
                 let (r, j) = (i / width, i % width);
-                let product = (0..inputs).map(|c| f64::from(x[r * inputs + c]) * f64::from(w[j * inputs + c])).sum::<f64>();
-                let keeps = |d: &Draw| if d.keeps(7, Site::AttnOut, j, p) { 1.0 / (1.0 - f64::from(p)) } else { 0.0 };
+                let product = (0..inputs)
+                    .map(|c| f64::from(x[r * inputs + c]) * f64::from(w[j * inputs + c]))
+                    .sum::<f64>();
+                let keeps = |d: &Draw| {
+                    if d.keeps(7, Site::AttnOut, j, p) { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
+                };
                 let factor = if drops { all[r].as_ref().map_or(1.0, keeps) } else { 1.0 };
                 f64::from(start[i]) + (product + f64::from(bias[j])) * factor
             };
             let expected: Vec<f64> = (0..rows * width).map(one).collect();
-            let normed: Vec<f64> = expected.chunks(width).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect();
-            let name = format!("{rows} x {inputs} -> {width} {}", if is_rms { "rms" } else { "layer" });
-            self.report(&format!("residual stream {name}"), &stream.to_host()?, &expected, self.tolerance(self.cuda.operand()));
-            self.report(&format!("residual {name}"), &got, &normed, self.tolerance(self.cuda.operand()));
+            let normed: Vec<f64> = expected
+                .chunks(width)
+                .flat_map(|row| norm_row(row, is_rms, &scale, &shift))
+                .collect();
+            let name =
+                format!("{rows} x {inputs} -> {width} {}", if is_rms { "rms" } else { "layer" });
+            self.report(
+                &format!("residual stream {name}"),
+                &stream.to_host()?,
+                &expected,
+                self.tolerance(self.cuda.operand()),
+            );
+            self.report(
+                &format!("residual {name}"),
+                &got,
+                &normed,
+                self.tolerance(self.cuda.operand()),
+            );
         }
         Ok(())
     }
 
     /// Masks are the same bits as on the host: of ones, what is kept is exactly the scale.
-    fn masks(&mut self) -> Outcome {
+    fn masks(&mut self) -> CheckResult {
         for (rows, cols, p) in [(70, 768, 0.2f32), (9, 801, 0.5), (3, 2050, 0.03)] {
-            let (all, ones) = (draws(rows), Array::from_host(&self.cuda, rows, cols, &vec![1.0; rows * cols])?);
+            let (all, ones) = (
+                perturbed_rows(rows),
+                Array::from_host(&self.cuda, rows, cols, &vec![1.0; rows * cols])?,
+            );
             let uploaded = Draws::new(&self.cuda, &all)?;
             let mut x = Array::zeros(&self.cuda, rows, cols, Dtype::F32)?;
             let mask = DeviceMask::Drawn { p, layer: 3, site: Site::AttnOut, draws: &uploaded };
             add(&mut x, Addend { y: &ones, bias: None, mask: Some(mask) })?;
             let expected = |i: usize| {
-                all[i / cols].map_or(1.0, |d| if d.keeps(3, Site::AttnOut, i % cols, p) { 1.0 / (1.0 - p) } else { 0.0 })
+                all[i / cols].map_or(1.0, |d| {
+                    if d.keeps(3, Site::AttnOut, i % cols, p) { 1.0 / (1.0 - p) } else { 0.0 }
+                })
             };
             let got = x.to_host()?;
             let wrong = (0..rows * cols).filter(|&i| got[i] != expected(i)).count();
-            self.line(&format!("mask drawn {rows} x {cols} p {p}"), wrong == 0, &format!("{wrong} of {} differ", got.len()));
+            self.line(
+                &format!("mask drawn {rows} x {cols} p {p}"),
+                wrong == 0,
+                &format!("{wrong} of {} differ", got.len()),
+            );
 
             let keep: Vec<u8> = (0..rows * cols).map(|i| u8::from(i % 3 != 1)).collect();
             let kept = Keep::new(&self.cuda, rows, cols, &keep)?;
             let mut x = Array::zeros(&self.cuda, rows, cols, Dtype::F32)?;
-            add(&mut x, Addend { y: &ones, bias: None, mask: Some(DeviceMask::Recorded { p, keep: &kept }) })?;
+            add(
+                &mut x,
+                Addend {
+                    y: &ones,
+                    bias: None,
+                    mask: Some(DeviceMask::Recorded { p, keep: &kept }),
+                },
+            )?;
             let got = x.to_host()?;
-            let wrong = (0..rows * cols).filter(|&i| got[i] != if keep[i] != 0 { 1.0 / (1.0 - p) } else { 0.0 }).count();
-            self.line(&format!("mask recorded {rows} x {cols}"), wrong == 0, &format!("{wrong} differ"));
+            let wrong = (0..rows * cols)
+                .filter(|&i| got[i] != if keep[i] != 0 { 1.0 / (1.0 - p) } else { 0.0 })
+                .count();
+            self.line(
+                &format!("mask recorded {rows} x {cols}"),
+                wrong == 0,
+                &format!("{wrong} differ"),
+            );
         }
         Ok(())
     }
 
-    fn noise(&mut self) -> Outcome {
-        let (rows, cols, all) = (65, 803, draws(65));
+    fn noise(&mut self) -> CheckResult {
+        let (rows, cols, all) = (65, 803, perturbed_rows(65));
         let mut expected = numbers(rows * cols, 9);
         let mut x = Array::from_host(&self.cuda, rows, cols, &expected)?;
         noise::add_noise(&mut x, 0.6, &Draws::new(&self.cuda, &all)?)?;
@@ -294,14 +407,24 @@ impl Check {
         }
         let got = x.to_host()?;
         let differ = got.iter().zip(&expected).filter(|(g, e)| g != e).count();
-        let far = got.iter().zip(&expected).filter(|(g, e)| (**g - **e).abs() > 2e-7 * e.abs().max(1.0)).count();
-        self.line("noise", far == 0, &format!("{differ} of {} differ in the last place, {far} by more", got.len()));
+        let far = got
+            .iter()
+            .zip(&expected)
+            .filter(|(g, e)| (**g - **e).abs() > 2e-7 * e.abs().max(1.0))
+            .count();
+        self.line(
+            "noise",
+            far == 0,
+            &format!("{differ} of {} differ in the last place, {far} by more", got.len()),
+        );
         Ok(())
     }
 
-    fn place(&mut self) -> Outcome {
+    fn rope_and_cache(&mut self) -> CheckResult {
         let (rows, slots, layers) = (33usize, 80usize, 2usize);
-        for (heads, kv_heads, dim) in [(12, 12, 64), (16, 8, 128), (4, 2, 12), (3, 1, 80), (5, 5, 13), (2, 1, 256)] {
+        for (heads, kv_heads, dim) in
+            [(12, 12, 64), (16, 8, 128), (4, 2, 12), (3, 1, 80), (5, 5, 13), (2, 1, 256)]
+        {
             for fancy in [false, true] {
                 if fancy && dim % 2 == 1 {
                     continue;
@@ -309,54 +432,98 @@ impl Check {
                 let cols = (heads + 2 * kv_heads) * dim;
                 let x = self.rounded(numbers(rows * cols, 10));
                 let (qs, ks) = (numbers(dim, 11), numbers(dim, 12));
-                let norms = (DeviceNorm::rms(&self.cuda, 1e-6, &qs)?, DeviceNorm::rms(&self.cuda, 1e-6, &ks)?);
-                let frequencies: Vec<f32> = (0..dim / 2).map(|i| 1.0 / 10_000f32.powf((2 * i) as f32 / dim as f32)).collect();
+                let norms = (
+                    DeviceNorm::rms(&self.cuda, 1e-6, &qs)?,
+                    DeviceNorm::rms(&self.cuda, 1e-6, &ks)?,
+                );
+                let frequencies: Vec<f32> = (0..dim / 2)
+                    .map(|i| 1.0 / 10_000f32.powf((2 * i) as f32 / dim as f32))
+                    .collect();
                 let rope = DeviceRope::new(&self.cuda, &frequencies)?;
                 let positions: Vec<u32> = (0..rows as u32).map(|r| r * 37 % 1500).collect();
                 let to: Vec<u32> = (0..rows as u32).map(|r| (r * 7 + 3) % slots as u32).collect();
-                let (p, s) = (Indices::new(&self.cuda, &positions)?, Indices::new(&self.cuda, &to)?);
+                let (p, s) =
+                    (Indices::new(&self.cuda, &positions)?, Indices::new(&self.cuda, &to)?);
                 let mut kv = Kv::new(&self.cuda, layers, kv_heads, dim, slots)?;
                 let mut qkv = self.operand(rows, cols, &x)?;
-                let by = Place { heads, norms: fancy.then_some((&norms.0, &norms.1)), rope: fancy.then_some(&rope) };
+                let by = Place {
+                    heads,
+                    norms: fancy.then_some((&norms.0, &norms.1)),
+                    rope: fancy.then_some(&rope),
+                };
                 place(&mut qkv, by, &mut kv, 1, Seats { positions: &p, slots: &s })?;
 
                 let mut expected: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 if fancy {
                     for (r, row) in expected.chunks_mut(cols).enumerate() {
                         for (h, head) in row.chunks_mut(dim).take(heads + kv_heads).enumerate() {
-                            let normed = norm_row(head, true, if h < heads { &qs } else { &ks }, &[]);
+                            let normed =
+                                norm_row(head, true, if h < heads { &qs } else { &ks }, &[]);
                             head.copy_from_slice(&normed);
-                            turn(head, &frequencies, positions[r]);
+                            rotate(head, &frequencies, positions[r]);
                         }
                     }
                 }
                 let q = qkv.to_host()?;
-                let pick = |from: &[f64]| -> Vec<f64> { from.chunks(cols).flat_map(|row| row[..heads * dim].to_vec()).collect() };
-                let got: Vec<f32> = q.chunks(cols).flat_map(|row| row[..heads * dim].to_vec()).collect();
-                let name = format!("{heads}/{kv_heads} heads of {dim} {}", if fancy { "normed and turned" } else { "plain" });
+                let pick = |from: &[f64]| -> Vec<f64> {
+                    from.chunks(cols).flat_map(|row| row[..heads * dim].to_vec()).collect()
+                };
+                let got: Vec<f32> =
+                    q.chunks(cols).flat_map(|row| row[..heads * dim].to_vec()).collect();
+                let name = format!(
+                    "{heads}/{kv_heads} heads of {dim} {}",
+                    if fancy { "normed and turned" } else { "plain" }
+                );
                 let tolerance = if fancy { self.tolerance(self.cuda.operand()) } else { 0.0 };
                 self.report(&format!("place queries {name}"), &got, &pick(&expected), tolerance);
                 let (keys, values) = kv.to_host(1)?;
-                for (what, store, first) in [("keys", keys, heads), ("values", values, heads + kv_heads)] {
+                for (what, store, first) in
+                    [("keys", keys, heads), ("values", values, heads + kv_heads)]
+                {
                     let (mut got, mut want) = (Vec::new(), Vec::new());
                     for r in 0..rows {
                         for h in 0..kv_heads {
-                            got.extend_from_slice(&store[(h * slots + to[r] as usize) * dim..][..dim]);
-                            want.extend_from_slice(&expected[r * cols + (first + h) * dim..][..dim]);
+                            got.extend_from_slice(
+                                &store[(h * slots + to[r] as usize) * dim..][..dim],
+                            );
+                            want.extend_from_slice(
+                                &expected[r * cols + (first + h) * dim..][..dim],
+                            );
                         }
                     }
-                    self.report(&format!("place {what} {name}"), &got, &want, if what == "keys" { tolerance } else { 0.0 });
+                    self.report(
+                        &format!("place {what} {name}"),
+                        &got,
+                        &want,
+                        if what == "keys" { tolerance } else { 0.0 },
+                    );
                 }
             }
         }
         Ok(())
     }
 
-    fn attention(&mut self) -> Outcome {
-        for (heads, kv_heads, dim) in [(12, 12, 64), (16, 8, 128), (4, 2, 32), (4, 2, 12), (3, 1, 80), (2, 2, 13), (2, 1, 256)] {
+    fn attention(&mut self) -> CheckResult {
+        for (heads, kv_heads, dim) in [
+            (12, 12, 64),
+            (16, 8, 128),
+            (4, 2, 32),
+            (4, 2, 12),
+            (3, 1, 80),
+            (2, 2, 13),
+            (2, 1, 256),
+        ] {
             self.attention_over("prompts", (heads, kv_heads, dim), &prompts(&[72, 5, 130]))?;
-            self.attention_over("forks", (heads, kv_heads, dim), &forks(&[72, 33, 1, 200], 19, 11))?;
-            self.attention_over("lone rows", (heads, kv_heads, dim), &forks(&[64, 65, 63, 16, 1, 129], 1, 0))?;
+            self.attention_over(
+                "forks",
+                (heads, kv_heads, dim),
+                &forks(&[72, 33, 1, 200], 19, 11),
+            )?;
+            self.attention_over(
+                "lone rows",
+                (heads, kv_heads, dim),
+                &forks(&[64, 65, 63, 16, 1, 129], 1, 0),
+            )?;
         }
         for heads in [(12, 12, 64), (4, 2, 64), (4, 2, 128), (3, 1, 32), (4, 2, 48)] {
             self.attention_over("many forks", heads, &forks(&[72, 100, 40, 90], 600, 9))?;
@@ -365,7 +532,12 @@ impl Check {
         Ok(())
     }
 
-    fn attention_over(&mut self, what: &str, (heads, kv_heads, dim): (usize, usize, usize), seen: &[Vec<(u32, u32)>]) -> Outcome {
+    fn attention_over(
+        &mut self,
+        what: &str,
+        (heads, kv_heads, dim): (usize, usize, usize),
+        seen: &[Vec<(u32, u32)>],
+    ) -> CheckResult {
         let slots = seen.iter().flatten().map(|s| (s.0 + s.1) as usize).max().unwrap_or(0) + 3;
         let (rows, cols) = (seen.len(), (heads + 2 * kv_heads) * dim);
         let filling = self.rounded(numbers(slots * cols, 13));
@@ -373,48 +545,73 @@ impl Check {
         let seats = Indices::new(&self.cuda, &all)?;
         let mut kv = Kv::new(&self.cuda, 2, kv_heads, dim, slots)?;
         let mut fill = self.operand(slots, cols, &filling)?;
-        place(&mut fill, Place { heads, norms: None, rope: None }, &mut kv, 1, Seats { positions: &seats, slots: &seats })?;
+        place(
+            &mut fill,
+            Place { heads, norms: None, rope: None },
+            &mut kv,
+            1,
+            Seats { positions: &seats, slots: &seats },
+        )?;
         let q = self.rounded(numbers(rows * cols, 14));
         let views = Views::new(&self.cuda, rows, |r| seen[r].iter().copied())?;
         let got = attention(&self.operand(rows, cols, &q)?, &kv, 1, heads, &views)?.to_host()?;
         // Every row where there are few; else some, those at both ends of tiles among them.
-        let picked: Vec<usize> =
-            (0..rows).filter(|r| rows < 500 || r % 37 == 0 || [0, 63, 64, 599, 600].contains(r) || r + 1 == rows).collect();
+        let picked: Vec<usize> = (0..rows)
+            .filter(|r| {
+                rows < 500 || r % 37 == 0 || [0, 63, 64, 599, 600].contains(r) || r + 1 == rows
+            })
+            .collect();
         let mut expected = Vec::new();
         for &r in &picked {
-            let slots: Vec<usize> = seen[r].iter().flat_map(|s| s.0 as usize..(s.0 + s.1) as usize).collect();
+            let slots: Vec<usize> =
+                seen[r].iter().flat_map(|s| s.0 as usize..(s.0 + s.1) as usize).collect();
             for h in 0..heads {
                 let key = |s: usize, part: usize| {
-                    &filling[s * cols + (heads + part * kv_heads + h / (heads / kv_heads)) * dim..][..dim]
+                    &filling[s * cols + (heads + part * kv_heads + h / (heads / kv_heads)) * dim..]
+                        [..dim]
                 };
-                expected.extend(mix(&q[r * cols + h * dim..][..dim], &slots, key));
+                expected.extend(naive_attention(&q[r * cols + h * dim..][..dim], &slots, key));
             }
         }
         let width = heads * dim;
-        let got: Vec<f32> = picked.iter().flat_map(|r| got[r * width..(r + 1) * width].to_vec()).collect();
+        let got: Vec<f32> =
+            picked.iter().flat_map(|r| got[r * width..(r + 1) * width].to_vec()).collect();
         let tolerance = if self.cuda.precision() == Precision::F32 { 1e-5 } else { 6e-3 };
-        self.report(&format!("attention {what} {rows} rows, {heads}/{kv_heads} heads of {dim}"), &got, &expected, tolerance);
+        self.report(
+            &format!("attention {what} {rows} rows, {heads}/{kv_heads} heads of {dim}"),
+            &got,
+            &expected,
+            tolerance,
+        );
         Ok(())
     }
 
-    fn rows(&mut self) -> Outcome {
+    fn rows(&mut self) -> CheckResult {
         for (rows, width) in [(7, 24), (65, 801), (300, 768)] {
             let (vocab, context) = (113, 40);
-            let (table, learned) = (self.rounded(numbers(vocab * width, 15)), numbers(context * width, 16));
+            let (table, learned) =
+                (self.rounded(numbers(vocab * width, 15)), numbers(context * width, 16));
             let map = Weights::from_output_major(&self.cuda, (width, vocab), &table, None)?;
             let positions = Array::from_host(&self.cuda, context, width, &learned)?;
             let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 31 % vocab as u32).collect();
             let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
             let (t, p) = (Indices::new(&self.cuda, &tokens)?, Indices::new(&self.cuda, &places)?);
             let at = |i: usize| (table[tokens[i / width] as usize * width + i % width], i);
-            let looked_up: Vec<f64> = (0..rows * width).map(at).map(|(x, _)| f64::from(x)).collect();
+            let looked_up: Vec<f64> =
+                (0..rows * width).map(at).map(|(x, _)| f64::from(x)).collect();
             let x = embedding::lookup(&map, &t)?;
             self.report(&format!("lookup {rows} x {width}"), &x.to_host()?, &looked_up, 0.0);
             let by = DeviceNorm::rms(&self.cuda, 1e-5, &numbers(width, 19))?;
             for own in [false, true] {
-                let (sum, with) = (if own { x.alike()? } else { x.copy()? }, Positions { table: &positions, rows: &p });
-                let normed = enter((if own { &x } else { &sum }, &sum), Some(with), &by, Dtype::F32)?;
-                let place = |(x, i): (f32, usize)| f64::from(x + learned[places[i / width] as usize * width + i % width]);
+                let (sum, with) = (
+                    if own { x.alike()? } else { x.copy()? },
+                    Positions { table: &positions, rows: &p },
+                );
+                let normed =
+                    enter((if own { &x } else { &sum }, &sum), Some(with), &by, Dtype::F32)?;
+                let place = |(x, i): (f32, usize)| {
+                    f64::from(x + learned[places[i / width] as usize * width + i % width])
+                };
                 let expected: Vec<f64> = (0..rows * width).map(at).map(place).collect();
                 self.report(&format!("enter {rows} x {width}"), &sum.to_host()?, &expected, 0.0);
                 let again = norm(&sum, &by, Dtype::F32)?.to_host()?;
@@ -430,50 +627,82 @@ impl Check {
             for parts in [2, 16, 17] {
                 // Of the last part, counted through.
                 let rows = rows as u32 * (parts - 1);
-                let there = Indices::new(&self.cuda, &picked.iter().map(|r| rows + r).collect::<Vec<_>>())?;
-                let other =
-                    embedding::select(&[&x], &Indices::new(&self.cuda, &(0..x.rows() as u32).rev().collect::<Vec<_>>())?)?;
+                let there =
+                    Indices::new(&self.cuda, &picked.iter().map(|r| rows + r).collect::<Vec<_>>())?;
+                let other = embedding::select(
+                    &[&x],
+                    &Indices::new(&self.cuda, &(0..x.rows() as u32).rev().collect::<Vec<_>>())?,
+                )?;
                 let all: Vec<&Array> = (1..parts).map(|_| &other).chain([&x]).collect();
                 let same = embedding::select(&all, &there)?.to_host()? == selected.to_host()?;
                 self.line("select", same, &format!("of {parts} parts"));
             }
             let (x, selected) = (x.to_host()?, selected.to_host()?);
-            let expected: Vec<f64> =
-                picked.iter().flat_map(|&r| x[r as usize * width..][..width].to_vec()).map(f64::from).collect();
+            let expected: Vec<f64> = picked
+                .iter()
+                .flat_map(|&r| x[r as usize * width..][..width].to_vec())
+                .map(f64::from)
+                .collect();
             self.report(&format!("select {rows} x {width}"), &selected, &expected, 0.0);
-            self.line("concat", joined == [selected.clone(), x.clone(), selected].concat(), "three parts");
+            self.line(
+                "concat",
+                joined == [selected.clone(), x.clone(), selected].concat(),
+                "three parts",
+            );
 
             let gates = self.rounded(numbers(rows * 2 * width, 18));
             let got = activation::swiglu(&self.operand(rows, 2 * width, &gates)?)?.to_host()?;
             let half = |i: usize| {
-                (f64::from(gates[i / width * 2 * width + i % width]), f64::from(gates[(i / width * 2 + 1) * width + i % width]))
+                (
+                    f64::from(gates[i / width * 2 * width + i % width]),
+                    f64::from(gates[(i / width * 2 + 1) * width + i % width]),
+                )
             };
-            let expected: Vec<f64> = (0..rows * width).map(half).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-            self.report(&format!("swiglu {rows} x {width}"), &got, &expected, self.tolerance(self.cuda.operand()));
+            let expected: Vec<f64> =
+                (0..rows * width).map(half).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+            self.report(
+                &format!("swiglu {rows} x {width}"),
+                &got,
+                &expected,
+                self.tolerance(self.cuda.operand()),
+            );
         }
         Ok(())
     }
 
-    fn likeliest(&mut self) -> Outcome {
+    fn greedy_tokens(&mut self) -> CheckResult {
         let biased = [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257)];
         let plain = [(7, 24, 50), (300, 200, 1000), (600, 320, 5003)];
         let shapes = biased.map(|s| (s, true)).into_iter().chain(plain.map(|s| (s, false)));
         for ((rows, inputs, vocab), biased) in shapes {
             // Small whole numbers: sums are exact in every format, and ties are many.
-            let whole = |n: usize, salt: u64| -> Vec<f32> { numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect() };
-            let (mut x, w, bias) = (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
+            let whole = |n: usize, salt: u64| -> Vec<f32> {
+                numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect()
+            };
+            let (mut x, w, bias) =
+                (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
             x[inputs] = f32::NAN; // row 1: nothing but not-a-number
-            let map = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, biased.then_some(&bias[..]))?;
-            let got = topk::Found::ask(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?.read()?;
+            let map = Weights::from_output_major(
+                &self.cuda,
+                (inputs, vocab),
+                &w,
+                biased.then_some(&bias[..]),
+            )?;
+            let got =
+                topk::Found::ask(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?.read()?;
             let logits = |r: usize| -> Vec<f32> {
                 let offset = |j: usize| if biased { bias[j] } else { 0.0 };
-                let dot = |j: usize| (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>() + offset(j);
+                let dot = |j: usize| {
+                    (0..inputs).map(|k| x[r * inputs + k] * w[j * inputs + k]).sum::<f32>()
+                        + offset(j)
+                };
                 (0..vocab).map(dot).collect()
             };
-            let picked: Vec<usize> = (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
+            let picked: Vec<usize> =
+                (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
             let right = |&&r: &&usize| {
                 let (logits, (token, logprob)) = (logits(r), got[r]);
-                let at = best(&logits);
+                let at = first_max(&logits);
                 let sum: f64 = logits.iter().map(|x| f64::from(x - logits[at]).exp()).sum();
                 // Where a logit is no number, neither is the logarithm.
                 token as usize == at
@@ -490,41 +719,60 @@ impl Check {
         Ok(())
     }
 
-    /// With and without logits in memory, of GPT-2's size: sums of whole numbers are exact, so the tokens are the same. Where
-    /// there is but one way, there is nothing to compare.
-    fn likeliest_by_both_ways(&mut self) -> Outcome {
+    /// With and without logits in memory, of GPT-2's size: sums of whole numbers are exact, so the
+    /// tokens are the same. Where there is but one way, there is nothing to compare.
+    fn greedy_tokens_of_both_kernels(&mut self) -> CheckResult {
         let (rows, inputs, vocab) = (1111, 768, 50257);
         let whole = |n: usize, salt: u64| -> Vec<f32> {
             numbers(65_521, salt).into_iter().map(|x| (x * 1.5).round()).cycle().take(n).collect()
         };
-        let (x, w) = (self.operand(rows, inputs, &whole(rows * inputs, 24))?, whole(vocab * inputs, 25));
-        let kept = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&vec![0.0; vocab]))?;
+        let (x, w) =
+            (self.operand(rows, inputs, &whole(rows * inputs, 24))?, whole(vocab * inputs, 25));
+        let kept =
+            Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&vec![0.0; vocab]))?;
         let never = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, None)?;
         if !cuda::product::can_reduce(&x, &never) {
             return Ok(());
         }
-        let (kept, never) = (topk::Found::ask(&x, &kept)?.read()?, topk::Found::ask(&x, &never)?.read()?);
-        let differ = kept.iter().zip(&never).filter(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 2e-5).count();
+        let (kept, never) =
+            (topk::Found::ask(&x, &kept)?.read()?, topk::Found::ask(&x, &never)?.read()?);
+        let differ =
+            kept.iter().zip(&never).filter(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 2e-5).count();
         let tokens: std::collections::BTreeSet<u32> = kept.iter().map(|a| a.0).collect();
-        self.line("likeliest by both ways", differ == 0, &format!("{differ} of {rows} differ, {} tokens", tokens.len()));
+        self.line(
+            "likeliest by both ways",
+            differ == 0,
+            &format!("{differ} of {rows} differ, {} tokens", tokens.len()),
+        );
         Ok(())
     }
 
-    fn mixture(&mut self) -> Outcome {
-        for (rows, width, vocab, k) in [(5, 24, 50, 3), (2, 16, 7, 10), (70, 64, 50257, 10), (9, 128, 3001, 64)] {
-            let (x, w) = (self.rounded(numbers(rows * width, 22)), self.rounded(numbers(vocab * width, 23)));
+    fn top_k_mixture(&mut self) -> CheckResult {
+        for (rows, width, vocab, k) in
+            [(5, 24, 50, 3), (2, 16, 7, 10), (70, 64, 50257, 10), (9, 128, 3001, 64)]
+        {
+            let (x, w) =
+                (self.rounded(numbers(rows * width, 22)), self.rounded(numbers(vocab * width, 23)));
             let map = Weights::from_output_major(&self.cuda, (width, vocab), &w, None)?;
-            let (got, likeliest) = topk::mixture(&Array::from_host(&self.cuda, rows, width, &x)?, &map, &map, k)?;
+            let (got, likeliest) =
+                topk::mixture(&Array::from_host(&self.cuda, rows, width, &x)?, &map, &map, k)?;
             let (mut expected, mut wrong) = (Vec::new(), 0);
             for r in 0..rows {
-                let dot = |j: usize| (0..width).map(|c| f64::from(x[r * width + c]) * f64::from(w[j * width + c])).sum::<f64>();
+                let dot = |j: usize| {
+                    (0..width)
+                        .map(|c| f64::from(x[r * width + c]) * f64::from(w[j * width + c]))
+                        .sum::<f64>()
+                };
                 let mut scored: Vec<(usize, f64)> = (0..vocab).map(|j| (j, dot(j))).collect();
                 scored.sort_by(|a, b| b.1.total_cmp(&a.1));
                 scored.truncate(k);
                 wrong += usize::from(scored[0].0 != likeliest[r] as usize);
                 let total: f64 = scored.iter().map(|s| (s.1 - scored[0].1).exp()).sum();
-                let weight = |s: &(usize, f64), c: usize| (s.1 - scored[0].1).exp() / total * f64::from(w[s.0 * width + c]);
-                expected.extend((0..width).map(|c| scored.iter().map(|s| weight(s, c)).sum::<f64>()));
+                let weight = |s: &(usize, f64), c: usize| {
+                    (s.1 - scored[0].1).exp() / total * f64::from(w[s.0 * width + c])
+                };
+                expected
+                    .extend((0..width).map(|c| scored.iter().map(|s| weight(s, c)).sum::<f64>()));
             }
             let name = format!("mixture {rows} x {width} -> {vocab} k {k}");
             self.report(&name, &got.to_host()?, &expected, 3e-5);
@@ -536,7 +784,8 @@ impl Check {
 
 /// Rows of whole prompts: each position sees those before it and itself.
 fn prompts(lengths: &[u32]) -> Vec<Vec<(u32, u32)>> {
-    let starts = lengths.iter().scan(0, |at, l| Some(std::mem::replace(at, (*at + l).next_multiple_of(16))));
+    let starts =
+        lengths.iter().scan(0, |at, l| Some(std::mem::replace(at, (*at + l).next_multiple_of(16))));
     starts.zip(lengths).flat_map(|(start, &l)| (1..=l).map(move |n| vec![(start, n)])).collect()
 }
 
@@ -568,7 +817,9 @@ pub(crate) fn forks(prefixes: &[u32], samples: u32, own: u32) -> Vec<Vec<(u32, u
 fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::None => x,
-        Activation::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh()),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh())
+        }
         Activation::GeluErf => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
     }
 }
@@ -592,11 +843,14 @@ fn norm_row(x: &[f64], is_rms: bool, scale: &[f32], shift: &[f32]) -> Vec<f64> {
     let eps = if shift.is_empty() { 1e-6 } else { 1e-5 };
     let inverse = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + eps).sqrt();
     let shifted = |i: usize| if is_rms { 0.0 } else { f64::from(shift[i]) };
-    x.iter().enumerate().map(|(i, x)| (x - mean) * inverse * f64::from(scale[i]) + shifted(i)).collect()
+    x.iter()
+        .enumerate()
+        .map(|(i, x)| (x - mean) * inverse * f64::from(scale[i]) + shifted(i))
+        .collect()
 }
 
 /// A rotation whose angle is the product in single precision, as the contract has it.
-fn turn(head: &mut [f64], frequencies: &[f32], position: u32) {
+fn rotate(head: &mut [f64], frequencies: &[f32], position: u32) {
     let half = frequencies.len();
     for (i, f) in frequencies.iter().enumerate() {
         let (s, c) = f64::from(f * position as f32).sin_cos();
@@ -606,19 +860,28 @@ fn turn(head: &mut [f64], frequencies: &[f32], position: u32) {
 }
 
 /// One head's attention over slots: `key(slot, 0)` is a key, `key(slot, 1)` a value.
-fn mix<'a>(q: &[f32], slots: &[usize], key: impl Fn(usize, usize) -> &'a [f32]) -> Vec<f64> {
-    let dot = |k: &[f32]| q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() / (q.len() as f64).sqrt();
+fn naive_attention<'a>(
+    q: &[f32],
+    slots: &[usize],
+    key: impl Fn(usize, usize) -> &'a [f32],
+) -> Vec<f64> {
+    let dot = |k: &[f32]| {
+        q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+            / (q.len() as f64).sqrt()
+    };
     let scores: Vec<f64> = slots.iter().map(|&s| dot(key(s, 0))).collect();
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
     let mut out = vec![0.0; q.len()];
     for (&slot, score) in slots.iter().zip(&scores) {
-        out.iter_mut().zip(key(slot, 1)).for_each(|(o, v)| *o += (score - largest).exp() / total * f64::from(*v));
+        out.iter_mut()
+            .zip(key(slot, 1))
+            .for_each(|(o, v)| *o += (score - largest).exp() / total * f64::from(*v));
     }
     out
 }
 
-fn best(row: &[f32]) -> usize {
+fn first_max(row: &[f32]) -> usize {
     let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     row.iter().position(|&x| x == largest).unwrap_or(0)
 }

@@ -2,34 +2,35 @@
 
 use std::time::Instant;
 
-use crate::device::Kind;
-use crate::ops::{Activation, Format, Linear, linear};
+use crate::device::Backend;
+use crate::ops::{Activation, Linear, OutputDtype, linear};
 use crate::{Device, DeviceError, Tensor, cpu};
 
-/// Floating-point operations per second (a multiply-add counts as two): of a processor what its workers reach together on
-/// registers alone, of a GPU what a large matrix product reaches.
+/// Floating-point operations per second (a multiply-add counts as two): of a processor what its
+/// workers reach together on registers alone, of a GPU what a large matrix product reaches.
 ///
 /// The best of several short runs: other load on the machine can only lower a single one.
-pub fn peak(device: &Device) -> Result<f64, DeviceError> {
-    match device.kind() {
-        Kind::Cpu(cpu) => Ok(cpu::peak::peak(device, cpu.isa)),
-        Kind::Cuda(_) => product(device),
+pub fn peak_flops(device: &Device) -> Result<f64, DeviceError> {
+    match device.backend() {
+        Backend::Cpu(cpu) => Ok(cpu::peak::fma_flops(device, cpu.isa)),
+        Backend::Cuda(_) => gemm_flops(device),
     }
 }
 
-fn product(device: &Device) -> Result<f64, DeviceError> {
+fn gemm_flops(device: &Device) -> Result<f64, DeviceError> {
     const SIZE: usize = 8192;
     // Numbers that differ: zeros run faster than any real product.
-    let numbers: Vec<f32> = (0..SIZE * SIZE).map(|i| ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
+    let numbers: Vec<f32> =
+        (0..SIZE * SIZE).map(|i| ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
     let map = Linear::from_output_major(device, (SIZE, SIZE), &numbers, None)?;
     let x = Tensor::from_vec(SIZE, SIZE, numbers).to_device(device)?;
     let (mut operand, mut out) = (Tensor::default(), Tensor::default());
-    linear(device, &x, &map, (Activation::None, Format::Operand), &mut operand)?;
+    linear(device, &x, &map, (Activation::None, OutputDtype::Compute), &mut operand)?;
     let mut best = f64::INFINITY;
     for _ in 0..8 {
         device.synchronize()?;
         let start = Instant::now();
-        linear(device, &operand, &map, (Activation::None, Format::Operand), &mut out)?;
+        linear(device, &operand, &map, (Activation::None, OutputDtype::Compute), &mut out)?;
         device.synchronize()?;
         best = best.min(start.elapsed().as_secs_f64());
     }

@@ -1,10 +1,13 @@
-//! Randomness as a pure function: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
+//! Randomness as a pure function: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy
+//! as 1, 2, 3", 2011).
 //!
-//! No generator object exists. Every number is named by where it is used (seed, question, trajectory, position, layer,
-//! site, element), so it is the same for every batch, order, thread count and device.
+//! No generator object exists. Every number is named by where it is used (seed, question,
+//! trajectory, position, layer, site, element), so it is the same for every batch, order, thread
+//! count and device.
 //!
-//! The 128-bit counter holds, from word 0 to 3: `site << 26 | layer << 16 | element / 4`, position, trajectory, question.
-//! The key is the seed. One call yields four words, for four neighbouring elements.
+//! The 128-bit counter holds, from word 0 to 3: `site << 26 | layer << 16 | element / 4`, position,
+//! trajectory, question. The key is the seed. One call yields four words, for four neighbouring
+//! elements.
 
 /// The generator's four output words for a counter and a key.
 #[inline(always)]
@@ -15,7 +18,11 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 /// `philox` for `L` counters that differ in word 0 alone, written so that compilers vectorise it.
 #[inline(always)]
-pub(crate) fn philox_lanes<const L: usize>(word0: [u32; L], rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; L] {
+pub(crate) fn philox_lanes<const L: usize>(
+    word0: [u32; L],
+    rest: [u32; 3],
+    key: [u32; 2],
+) -> [[u32; 4]; L] {
     const M0: u64 = 0xD251_1F53;
     const M1: u64 = 0xCD9E_8D57;
     let mut c0 = word0;
@@ -51,7 +58,7 @@ pub enum Site {
 
 /// A place where numbers are drawn: everything of a number's name but layer, site and element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draw {
+pub struct RngKey {
     /// The run's seed.
     pub seed: u64,
     /// The question's number in its data set.
@@ -67,16 +74,19 @@ pub const MAX_ELEMENTS: usize = 1 << 18;
 /// The largest number of layers that a counter can name.
 pub const MAX_LAYERS: usize = 1 << 10;
 
-impl Draw {
+impl RngKey {
     /// The key and the three upper counter words.
     #[inline(always)]
-    pub(crate) fn words(&self) -> ([u32; 2], [u32; 3]) {
-        ([self.seed as u32, (self.seed >> 32) as u32], [self.position, self.trajectory, self.question])
+    pub(crate) fn key_and_counter(&self) -> ([u32; 2], [u32; 3]) {
+        (
+            [self.seed as u32, (self.seed >> 32) as u32],
+            [self.position, self.trajectory, self.question],
+        )
     }
 
     /// The four words for elements `4 * block ..= 4 * block + 3` of a site.
     pub fn bits(&self, layer: usize, site: Site, block: usize) -> [u32; 4] {
-        let (key, rest) = self.words();
+        let (key, rest) = self.key_and_counter();
         philox([site_word(layer, site) | block as u32, rest[0], rest[1], rest[2]], key)
     }
 
@@ -96,7 +106,7 @@ impl Draw {
     }
 
     /// A whole number drawn evenly from `low ..= high`.
-    pub fn between(&self, site: Site, low: usize, high: usize) -> usize {
+    pub fn uniform_int(&self, site: Site, low: usize, high: usize) -> usize {
         let span = (high - low + 1) as u64;
         low + ((u64::from(self.bits(0, site, 0)[0]) * span) >> 32) as usize
     }
@@ -121,7 +131,8 @@ pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0) as u32
 }
 
-/// Box-Muller: four words become four standard normal numbers. Double precision, so that devices agree after rounding.
+/// Box-Muller: four words become four standard normal numbers. Double precision, so that devices
+/// agree after rounding.
 fn normals(words: [u32; 4]) -> [f64; 4] {
     let pair = |a: u32, b: u32| {
         let radius = (-2.0 * ((f64::from(a) + 0.5) / 4_294_967_296.0).ln()).sqrt();
@@ -155,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_equal_single_calls() {
+    fn lanes_equal_scalar_calls() {
         let words: [u32; 8] = std::array::from_fn(|i| 1 << 26 | i as u32);
         let lanes = philox_lanes(words, [7, 8, 9], [1, 2]);
         for (w, lane) in words.iter().zip(lanes) {
@@ -163,28 +174,33 @@ mod tests {
         }
     }
 
-    fn draw(trajectory: u32) -> Draw {
-        Draw { seed: 42, question: 3, trajectory, position: 71 }
+    fn key(trajectory: u32) -> RngKey {
+        RngKey { seed: 42, question: 3, trajectory, position: 71 }
     }
 
     #[test]
-    fn dropout_keeps_its_share() {
+    fn dropout_keeps_a_share_of_one_minus_p() {
         for p in [0.03f32, 0.2, 0.5, 0.9] {
             let n = 400_000;
-            let kept = (0..n).filter(|&i| draw(i / 1000).keeps(2, Site::MlpOut, (i % 1000) as usize, p)).count() as f64;
-            let (mean, sd) = (f64::from(n) * f64::from(1.0 - p), (f64::from(n) * f64::from(p * (1.0 - p))).sqrt());
+            let kept = (0..n)
+                .filter(|&i| key(i / 1000).keeps(2, Site::MlpOut, (i % 1000) as usize, p))
+                .count() as f64;
+            let (mean, sd) = (
+                f64::from(n) * f64::from(1.0 - p),
+                (f64::from(n) * f64::from(p * (1.0 - p))).sqrt(),
+            );
             assert!((kept - mean).abs() < 4.0 * sd, "p {p}: kept {kept}, expected {mean} +- {sd}");
         }
-        assert!((0..1000).all(|i| draw(0).keeps(0, Site::AttnOut, i, 0.0)));
+        assert!((0..1000).all(|i| key(0).keeps(0, Site::AttnOut, i, 0.0)));
     }
 
     #[test]
-    fn noise_has_its_moments() {
+    fn noise_has_gaussian_moments() {
         let (rows, width) = (500u32, 801usize);
         let mut all = Vec::new();
         for r in 0..rows {
             let mut x = vec![0.0; width];
-            draw(r).add_noise(0.6, &mut x);
+            key(r).add_noise(0.6, &mut x);
             all.extend(x);
         }
         let n = all.len() as f64;
@@ -196,15 +212,15 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_the_name_changes_the_bits() {
-        let base = draw(5);
+    fn every_counter_field_changes_the_bits() {
+        let base = key(5);
         let bits = base.bits(1, Site::AttnOut, 9);
         let others = [
-            Draw { seed: 43, ..base }.bits(1, Site::AttnOut, 9),
-            Draw { seed: 42 | 1 << 40, ..base }.bits(1, Site::AttnOut, 9),
-            Draw { question: 4, ..base }.bits(1, Site::AttnOut, 9),
-            Draw { trajectory: 6, ..base }.bits(1, Site::AttnOut, 9),
-            Draw { position: 72, ..base }.bits(1, Site::AttnOut, 9),
+            RngKey { seed: 43, ..base }.bits(1, Site::AttnOut, 9),
+            RngKey { seed: 42 | 1 << 40, ..base }.bits(1, Site::AttnOut, 9),
+            RngKey { question: 4, ..base }.bits(1, Site::AttnOut, 9),
+            RngKey { trajectory: 6, ..base }.bits(1, Site::AttnOut, 9),
+            RngKey { position: 72, ..base }.bits(1, Site::AttnOut, 9),
             base.bits(2, Site::AttnOut, 9),
             base.bits(1, Site::MlpOut, 9),
             base.bits(1, Site::AttnOut, 10),
@@ -213,9 +229,9 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_even_over_their_range() {
+    fn uniform_int_is_uniform() {
         let mut counts = [0usize; 3];
-        (0..30_000).for_each(|t| counts[draw(t).between(Site::Length, 4, 6) - 4] += 1);
+        (0..30_000).for_each(|t| counts[key(t).uniform_int(Site::Length, 4, 6) - 4] += 1);
         assert!(counts.iter().all(|&c| (9_600..10_400).contains(&c)), "{counts:?}");
     }
 }

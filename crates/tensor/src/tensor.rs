@@ -1,13 +1,13 @@
-//! A row-major matrix of numbers on a device. Everything that the engine moves is rows of hidden states, so two
-//! dimensions suffice.
+//! A row-major matrix of numbers on a device. Everything that the engine moves is rows of hidden
+//! states, so two dimensions suffice.
 //!
-//! Matrices of the host can be read and written by anyone. Those on a GPU are handled by [`crate::ops`] alone and are
-//! brought back with [`Tensor::to_host`].
+//! Matrices of the host can be read and written by anyone. Those on a GPU are handled by
+//! [`crate::ops`] alone and are brought back with [`Tensor::to_host`].
 
 use std::sync::Arc;
 
-use crate::cuda::{Array, Dtype};
-use crate::device::Kind;
+use crate::cuda::{CudaDtype, CudaTensor};
+use crate::device::Backend;
 use crate::{Device, DeviceError};
 
 /// A matrix of `rows` x `cols` numbers, row after row.
@@ -15,13 +15,13 @@ use crate::{Device, DeviceError};
 pub struct Tensor {
     rows: usize,
     cols: usize,
-    data: Data, // (rows, cols)
+    data: TensorStorage, // (rows, cols)
 }
 
 #[derive(Clone, Debug)]
-enum Data {
+enum TensorStorage {
     Host(Vec<f32>),
-    Cuda(Arc<Array>),
+    Cuda(Arc<CudaTensor>),
 }
 
 impl Default for Tensor {
@@ -34,29 +34,31 @@ impl PartialEq for Tensor {
     /// Whether both are of the host and hold equal numbers.
     fn eq(&self, other: &Self) -> bool {
         match (&self.data, &other.data) {
-            (Data::Host(a), Data::Host(b)) => (self.rows, self.cols) == (other.rows, other.cols) && a == b,
+            (TensorStorage::Host(a), TensorStorage::Host(b)) => {
+                (self.rows, self.cols) == (other.rows, other.cols) && a == b
+            }
             _ => false,
         }
     }
 }
 
-impl From<Array> for Tensor {
-    fn from(array: Array) -> Self {
-        Self { rows: array.rows(), cols: array.cols(), data: Data::Cuda(Arc::new(array)) }
+impl From<CudaTensor> for Tensor {
+    fn from(array: CudaTensor) -> Self {
+        Self { rows: array.rows(), cols: array.cols(), data: TensorStorage::Cuda(Arc::new(array)) }
     }
 }
 
 impl Tensor {
     /// A matrix of zeros on the host.
     pub fn zeros(rows: usize, cols: usize) -> Self {
-        Self { rows, cols, data: Data::Host(vec![0.0; rows * cols]) }
+        Self { rows, cols, data: TensorStorage::Host(vec![0.0; rows * cols]) }
     }
 
     /// A matrix of zeros in single precision on a device.
     pub fn zeros_on(device: &Device, rows: usize, cols: usize) -> Result<Self, DeviceError> {
-        match device.kind() {
-            Kind::Cpu(_) => Ok(Self::zeros(rows, cols)),
-            Kind::Cuda(cuda) => Ok(Array::zeros(cuda, rows, cols, Dtype::F32)?.into()),
+        match device.backend() {
+            Backend::Cpu(_) => Ok(Self::zeros(rows, cols)),
+            Backend::Cuda(cuda) => Ok(CudaTensor::zeros(cuda, rows, cols, CudaDtype::F32)?.into()),
         }
     }
 
@@ -66,13 +68,15 @@ impl Tensor {
     /// If there are not `rows * cols` of them.
     pub fn from_vec(rows: usize, cols: usize, data: Vec<f32>) -> Self {
         assert_eq!(data.len(), rows * cols, "a {rows} x {cols} matrix needs that many numbers");
-        Self { rows, cols, data: Data::Host(data) }
+        Self { rows, cols, data: TensorStorage::Host(data) }
     }
 
     /// The same matrix where a device's operations can use it.
     pub fn to_device(self, device: &Device) -> Result<Self, DeviceError> {
-        match (device.kind(), &self.data) {
-            (Kind::Cuda(cuda), Data::Host(data)) => Ok(Array::from_host(cuda, self.rows, self.cols, data)?.into()),
+        match (device.backend(), &self.data) {
+            (Backend::Cuda(cuda), TensorStorage::Host(data)) => {
+                Ok(CudaTensor::from_host(cuda, self.rows, self.cols, data)?.into())
+            }
             _ => Ok(self),
         }
     }
@@ -80,19 +84,22 @@ impl Tensor {
     /// The same matrix on the host. Waits for the device if it has to.
     pub fn to_host(self) -> Result<Self, DeviceError> {
         match &self.data {
-            Data::Host(_) => Ok(self),
-            Data::Cuda(array) => Ok(Self::from_vec(self.rows, self.cols, array.to_host()?)),
+            TensorStorage::Host(_) => Ok(self),
+            TensorStorage::Cuda(array) => {
+                Ok(Self::from_vec(self.rows, self.cols, array.to_host()?))
+            }
         }
     }
 
-    /// Makes this a matrix of the host of `rows` x `cols` with unspecified (old or zero) contents, keeping its memory.
+    /// Makes this a matrix of the host of `rows` x `cols` with unspecified (old or zero) contents,
+    /// keeping its memory.
     pub fn reshape(&mut self, rows: usize, cols: usize) {
-        let mut data = match std::mem::replace(&mut self.data, Data::Host(Vec::new())) {
-            Data::Host(data) => data,
-            Data::Cuda(_) => Vec::new(),
+        let mut data = match std::mem::replace(&mut self.data, TensorStorage::Host(Vec::new())) {
+            TensorStorage::Host(data) => data,
+            TensorStorage::Cuda(_) => Vec::new(),
         };
         data.resize(rows * cols, 0.0);
-        *self = Self { rows, cols, data: Data::Host(data) };
+        *self = Self { rows, cols, data: TensorStorage::Host(data) };
     }
 
     /// The same numbers in rows of another length.
@@ -100,9 +107,15 @@ impl Tensor {
     /// # Panics
     /// If they are not as many.
     pub fn with_shape(mut self, rows: usize, cols: usize) -> Result<Self, DeviceError> {
-        assert_eq!(self.rows * self.cols, rows * cols, "{} x {} numbers are not {rows} x {cols}", self.rows, self.cols);
-        if matches!(self.data, Data::Cuda(_)) {
-            self.array_mut()?.set_shape(rows, cols);
+        assert_eq!(
+            self.rows * self.cols,
+            rows * cols,
+            "{} x {} numbers are not {rows} x {cols}",
+            self.rows,
+            self.cols
+        );
+        if matches!(self.data, TensorStorage::Cuda(_)) {
+            self.gpu_mut()?.set_shape(rows, cols);
         }
         (self.rows, self.cols) = (rows, cols);
         Ok(self)
@@ -124,8 +137,8 @@ impl Tensor {
     /// If they are on a GPU, as all that follow.
     pub fn data(&self) -> &[f32] {
         match &self.data {
-            Data::Host(data) => data,
-            Data::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
+            TensorStorage::Host(data) => data,
+            TensorStorage::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
         }
     }
 
@@ -136,8 +149,8 @@ impl Tensor {
 
     fn host_mut(&mut self) -> &mut Vec<f32> {
         match &mut self.data {
-            Data::Host(data) => data,
-            Data::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
+            TensorStorage::Host(data) => data,
+            TensorStorage::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
         }
     }
 
@@ -167,7 +180,11 @@ impl Tensor {
     /// # Panics
     /// If they are not as wide as these.
     pub fn extend(&mut self, other: &Self) {
-        assert!(other.rows == 0 || other.cols == self.cols, "every row of a matrix has {} columns", self.cols);
+        assert!(
+            other.rows == 0 || other.cols == self.cols,
+            "every row of a matrix has {} columns",
+            self.cols
+        );
         self.host_mut().extend_from_slice(other.data());
         self.rows += other.rows;
     }
@@ -182,30 +199,34 @@ impl Tensor {
         self.rows += 1;
     }
 
-    /// Gives memory on a GPU back, so that the next who asks has it while it is still in the cache. The host's stays, for what is
-    /// written there next.
-    pub fn let_go(&mut self) {
-        if matches!(self.data, Data::Cuda(_)) {
+    /// Gives memory on a GPU back, so that the next who asks has it while it is still in the cache.
+    /// The host's stays, for what is written there next.
+    pub fn release(&mut self) {
+        if matches!(self.data, TensorStorage::Cuda(_)) {
             *self = Self::default();
         }
     }
 
     /// The matrix on the GPU.
-    pub(crate) fn array(&self) -> &Array {
+    pub(crate) fn gpu(&self) -> &CudaTensor {
         match &self.data {
-            Data::Cuda(array) => array,
-            Data::Host(_) => panic!("this matrix is on the host; bring it to the gpu first"),
+            TensorStorage::Cuda(array) => array,
+            TensorStorage::Host(_) => {
+                panic!("this matrix is on the host; bring it to the gpu first")
+            }
         }
     }
 
     /// Whether it is on the GPU and others hold it too.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(&self.data, Data::Cuda(array) if Arc::strong_count(array) > 1)
+        matches!(&self.data, TensorStorage::Cuda(array) if Arc::strong_count(array) > 1)
     }
 
     /// The matrix on the GPU, to be written: a copy of its own if others hold it too.
-    pub(crate) fn array_mut(&mut self) -> Result<&mut Array, DeviceError> {
-        let Data::Cuda(array) = &mut self.data else { panic!("this matrix is on the host; bring it to the gpu first") };
+    pub(crate) fn gpu_mut(&mut self) -> Result<&mut CudaTensor, DeviceError> {
+        let TensorStorage::Cuda(array) = &mut self.data else {
+            panic!("this matrix is on the host; bring it to the gpu first")
+        };
         if Arc::get_mut(array).is_none() {
             *array = Arc::new(array.copy()?);
         }

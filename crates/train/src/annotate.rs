@@ -4,13 +4,16 @@
 //! engine::rollout -> Shard (collects) -> Store (writes) -> Annotations (reads) -> the LatentRM's training
 //! ```
 //!
-//! A directory holds `index.json`, which says how everything was made, and shards `00007-of-00064.safetensors`. Shard s holds
-//! questions `s * per_shard ..` of the data, less those that are all right or all wrong. A shard is a function of the index and
-//! of its own questions, written beside and renamed: one that is there is complete, so that an interrupted run goes on with
-//! those that are missing, and several machines make some shards each and put their files together.
+//! A directory holds `index.json`, which says how everything was made, and shards
+//! `00007-of-00064.safetensors`. Shard s holds questions `s * per_shard ..` of the data, less those
+//! that are all right or all wrong. A shard is a function of the index and of its own questions,
+//! written beside and renamed: one that is there is complete, so that an interrupted run goes on
+//! with those that are missing, and several machines make some shards each and put their files
+//! together.
 //!
-//! Tensors of a shard with P problems of N trajectories, R thoughts in all. An `_ends` tensor says where the part of each problem
-//! or trajectory ends in the list of its name; it begins where the one before ends.
+//! Tensors of a shard with P problems of N trajectories, R thoughts in all. An `_ends` tensor says
+//! where the part of each problem or trajectory ends in the list of its name; it begins where the
+//! one before ends.
 //!
 //! | tensor | shape | of |
 //! |---|---|---|
@@ -26,15 +29,15 @@
 
 mod error;
 mod index;
-mod lists;
-mod read;
+mod ragged;
+mod reader;
 mod shard;
 mod steps;
 #[cfg(test)]
 mod tests;
 
-pub use error::Error;
-pub use index::{Index, Store, ThoughtsDtype};
-pub use read::{Annotations, Problem, Trajectory};
-pub use shard::{Counts, Shard};
+pub use error::AnnotationError;
+pub use index::{AnnotationIndex, AnnotationStore, ThoughtsDtype};
+pub use reader::{AnnotatedProblem, AnnotatedTrajectory, Annotations};
+pub use shard::{AnnotationCounts, AnnotationShard};
 pub use steps::step_results;

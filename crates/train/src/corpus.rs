@@ -4,20 +4,22 @@
 //! draws -> tale (a chain of sentence makers over a running quantity) -> draft (text, exact steps) -> split
 //! ```
 //!
-//! `effect` is the arithmetic that a sentence does, `phrases` the sentences by what they do, `lexicon` the words that fill
-//! them, `story` and `comparison` the families that chain them, `scale` the size of numbers. Nothing is said that is not in
-//! `phrases` or `lexicon`, so [`texts`] yields every word there is (see [`crate::vocabulary`]).
+//! `effect` is the arithmetic that a sentence does, `phrases` the sentences by what they do,
+//! `lexicon` the words that fill them, `story` and `comparison` the families that chain them,
+//! `scale` the size of numbers. Nothing is said that is not in `phrases` or `lexicon`, so [`texts`]
+//! yields every word there is (see [`crate::vocabulary`]).
 //!
-//! Splits are disjoint by construction: the numbers of a question, in the order of the text, decide by their hash which
-//! split the question may appear in ([`Split::of_question`]), and a draft that belongs elsewhere is drawn again. So no
-//! question of another split, nor the same numbers in another story, can come up in training under any seed or index.
+//! Splits are disjoint by construction: the numbers of a question, in the order of the text, decide
+//! by their hash which split the question may appear in ([`Split::of_question`]), and a draft that
+//! belongs elsewhere is drawn again. So no question of another split, nor the same numbers in
+//! another story, can come up in training under any seed or index.
 
 mod comparison;
 mod draft;
-mod draws;
 mod effect;
 mod lexicon;
 mod phrases;
+mod rng;
 mod scale;
 mod split;
 mod story;
@@ -26,28 +28,28 @@ use std::fmt;
 
 pub use split::Split;
 
-use draft::Draft;
-use draws::Draws;
-use scale::Scale;
+use draft::ProblemDraft;
+use rng::CorpusRng;
+use scale::NumberScale;
 
 /// A word problem.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Problem {
+pub struct WordProblem {
     /// The text, in English, its numbers in digits without separators.
     pub question: String,
     /// The calculations that lead to the answer: two to six.
-    pub steps: Vec<Step>,
+    pub steps: Vec<Calculation>,
     /// The last step's result.
     pub answer: i64,
 }
 
 /// One exact calculation. It prints as `7*15=105`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Step {
+pub struct Calculation {
     /// The left operand.
     pub left: i64,
     /// What is done.
-    pub op: Op,
+    pub op: ArithOp,
     /// The right operand.
     pub right: i64,
     /// What comes out: never negative, never rounded.
@@ -56,7 +58,7 @@ pub struct Step {
 
 /// The four operations of arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Op {
+pub enum ArithOp {
     /// `+`
     Add,
     /// `-`
@@ -67,44 +69,48 @@ pub enum Op {
     Div,
 }
 
-impl Op {
+impl ArithOp {
     /// The sign that is written.
     pub fn sign(self) -> char {
         match self {
-            Op::Add => '+',
-            Op::Sub => '-',
-            Op::Mul => '*',
-            Op::Div => '/',
+            ArithOp::Add => '+',
+            ArithOp::Sub => '-',
+            ArithOp::Mul => '*',
+            ArithOp::Div => '/',
         }
     }
 
     /// What comes out, where it is a whole number that is not negative.
     pub fn apply(self, left: i64, right: i64) -> Option<i64> {
         let result = match self {
-            Op::Add => left.checked_add(right),
-            Op::Sub => left.checked_sub(right),
-            Op::Mul => left.checked_mul(right),
-            Op::Div if right == 0 || left % right != 0 => None,
-            Op::Div => Some(left / right),
+            ArithOp::Add => left.checked_add(right),
+            ArithOp::Sub => left.checked_sub(right),
+            ArithOp::Mul => left.checked_mul(right),
+            ArithOp::Div if right == 0 || left % right != 0 => None,
+            ArithOp::Div => Some(left / right),
         };
         result.filter(|result| *result >= 0)
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for Calculation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}{}={}", self.left, self.op.sign(), self.right, self.result)
     }
 }
 
 /// Problem number `index` of a split under a seed.
-pub fn problem(split: Split, seed: u64, index: u64) -> Problem {
-    // The scale is drawn once: small numbers fit more easily, and would win if every attempt drew its own.
-    let scale = Scale::draw(split, &mut Draws::new(seed, index, split as u32, 0));
+pub fn problem(split: Split, seed: u64, index: u64) -> WordProblem {
+    // The scale is drawn once: small numbers fit more easily, and would win if every attempt drew
+    // its own.
+    let scale = NumberScale::sample(split, &mut CorpusRng::new(seed, index, split as u32, 0));
     let mut attempt = 1;
     loop {
-        let draft = Draft::new(split, scale, Draws::new(seed, index, split as u32, attempt));
-        if let Some(problem) = tale(draft).filter(|p| Split::of_question(&p.question) == split) {
+        let draft =
+            ProblemDraft::new(split, scale, CorpusRng::new(seed, index, split as u32, attempt));
+        if let Some(problem) =
+            attempt_problem(draft).filter(|p| Split::of_question(&p.question) == split)
+        {
             return problem;
         }
         attempt += 1;
@@ -117,13 +123,13 @@ pub fn texts() -> impl Iterator<Item = &'static str> {
 }
 
 /// One try at a problem; `None` where the numbers do not work out.
-fn tale(mut draft: Draft) -> Option<Problem> {
+fn attempt_problem(mut draft: ProblemDraft) -> Option<WordProblem> {
     match draft.split() {
-        Split::Ood => story::out_of_distribution(&mut draft)?,
-        _ => match draft.draws.below(100) {
-            0..18 => comparison::tell(&mut draft)?,
-            18..32 => story::tell_simple(&mut draft)?,
-            _ => story::tell(&mut draft)?,
+        Split::Ood => story::generate_ood(&mut draft)?,
+        _ => match draft.rng.below(100) {
+            0..18 => comparison::generate(&mut draft)?,
+            18..32 => story::generate_two_step(&mut draft)?,
+            _ => story::generate(&mut draft)?,
         },
     }
     draft.finish()

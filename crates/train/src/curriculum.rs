@@ -23,9 +23,9 @@ pub enum Curriculum {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "removal")]
 pub enum Removal {
-    /// As many thoughts as in the end from the beginning on; the number of removed steps rises evenly from none to all
-    /// during the first `rise` of training. Some examples are ahead: `all` of them lose every step, `random` of them any
-    /// number.
+    /// As many thoughts as in the end from the beginning on; the number of removed steps rises
+    /// evenly from none to all during the first `rise` of training. Some examples are ahead:
+    /// `all` of them lose every step, `random` of them any number.
     Smooth {
         /// The share of training after which every step is gone.
         rise: f64,
@@ -34,8 +34,9 @@ pub enum Removal {
         /// The share of examples with any number of steps.
         random: f64,
     },
-    /// COCONUT's: stage k removes k steps and adds `per_step` thoughts for each; the last stage removes all. Stages are
-    /// equally long, but that the last takes what is left from `until` on.
+    /// COCONUT's: stage k removes k steps and adds `per_step` thoughts for each; the last stage
+    /// removes all. Stages are equally long, but that the last takes what is left from `until`
+    /// on.
     Stages {
         /// Stages with a fixed number of removed steps.
         stages: usize,
@@ -50,20 +51,20 @@ pub enum Removal {
 
 /// What becomes of one example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lot {
+pub struct CurriculumSample {
     /// Thoughts.
     pub thoughts: usize,
     /// Steps that are not said.
-    pub removed: usize,
+    pub removed_steps: usize,
 }
 
 impl Curriculum {
-    /// The lot of an example of `steps` steps when `progress` of training (from 0 to 1) is over, by two even draws from
-    /// [0, 1).
-    pub fn lot(&self, progress: f64, steps: usize, draws: [f64; 2]) -> Lot {
+    /// The lot of an example of `steps` steps when `progress` of training (from 0 to 1) is over, by
+    /// two even draws from [0, 1).
+    pub fn sample(&self, progress: f64, steps: usize, draws: [f64; 2]) -> CurriculumSample {
         match *self {
-            Self::Cot => Lot { thoughts: 0, removed: 0 },
-            Self::NoCot => Lot { thoughts: 0, removed: steps },
+            Self::Cot => CurriculumSample { thoughts: 0, removed_steps: 0 },
+            Self::NoCot => CurriculumSample { thoughts: 0, removed_steps: steps },
             Self::Latent { thoughts, removal: Removal::Smooth { rise, all, random } } => {
                 let [which, how_many] = draws;
                 let any = |most: usize| (how_many * (most + 1) as f64) as usize;
@@ -75,16 +76,23 @@ impl Curriculum {
                 } else {
                     (due + how_many) as usize
                 };
-                Lot { thoughts, removed: removed.min(steps) }
+                CurriculumSample { thoughts, removed_steps: removed.min(steps) }
             }
-            Self::Latent { thoughts, removal: Removal::Stages { stages, per_step, until, uniform } } => {
+            Self::Latent {
+                thoughts,
+                removal: Removal::Stages { stages, per_step, until, uniform },
+            } => {
                 let [which, how_many] = draws;
                 // A stage begins at its share of training, even where that share was rounded down.
                 let stage_now = (progress / until * (stages + 1) as f64 + 1e-9) as usize;
                 let due = if progress >= until { stages + 1 } else { stage_now };
-                let stage = if which < uniform { (how_many * (stages + 2) as f64) as usize } else { due };
+                let stage =
+                    if which < uniform { (how_many * (stages + 2) as f64) as usize } else { due };
                 let removed = if stage > stages { steps } else { stage.min(steps) };
-                Lot { thoughts: (stage.min(stages) * per_step).min(thoughts), removed }
+                CurriculumSample {
+                    thoughts: (stage.min(stages) * per_step).min(thoughts),
+                    removed_steps: removed,
+                }
             }
         }
     }
@@ -94,34 +102,53 @@ impl Curriculum {
 mod tests {
     use super::*;
 
-    const SMOOTH: Curriculum = Curriculum::Latent { thoughts: 6, removal: Removal::Smooth { rise: 0.4, all: 0.15, random: 0.1 } };
-    const STAGES: Curriculum =
-        Curriculum::Latent { thoughts: 6, removal: Removal::Stages { stages: 3, per_step: 2, until: 0.8, uniform: 0.0 } };
+    const SMOOTH: Curriculum = Curriculum::Latent {
+        thoughts: 6,
+        removal: Removal::Smooth { rise: 0.4, all: 0.15, random: 0.1 },
+    };
+    const STAGES: Curriculum = Curriculum::Latent {
+        thoughts: 6,
+        removal: Removal::Stages { stages: 3, per_step: 2, until: 0.8, uniform: 0.0 },
+    };
 
     #[test]
     fn the_smooth_removal_goes_from_none_to_all() {
-        let lot = |progress, draws| SMOOTH.lot(progress, 4, draws);
-        assert_eq!(lot(0.0, [0.9, 0.5]), Lot { thoughts: 6, removed: 0 });
-        assert_eq!(lot(0.0, [0.1, 0.5]), Lot { thoughts: 6, removed: 4 }, "some are ahead");
-        assert_eq!(lot(0.0, [0.2, 0.99]).removed, 4, "some have any number");
-        assert_eq!(lot(0.2, [0.9, 0.4]).removed, 3, "half of seven and a draw");
-        assert_eq!(lot(0.4, [0.9, 0.0]).removed, 4);
-        assert_eq!(lot(1.0, [0.9, 0.0]).removed, 4);
+        let lot = |progress, draws| SMOOTH.sample(progress, 4, draws);
+        assert_eq!(lot(0.0, [0.9, 0.5]), CurriculumSample { thoughts: 6, removed_steps: 0 });
+        assert_eq!(
+            lot(0.0, [0.1, 0.5]),
+            CurriculumSample { thoughts: 6, removed_steps: 4 },
+            "some are ahead"
+        );
+        assert_eq!(lot(0.0, [0.2, 0.99]).removed_steps, 4, "some have any number");
+        assert_eq!(lot(0.2, [0.9, 0.4]).removed_steps, 3, "half of seven and a draw");
+        assert_eq!(lot(0.4, [0.9, 0.0]).removed_steps, 4);
+        assert_eq!(lot(1.0, [0.9, 0.0]).removed_steps, 4);
     }
 
     #[test]
     fn stages_add_thoughts_as_they_remove_steps() {
-        let lot = |progress| STAGES.lot(progress, 5, [0.9, 0.0]);
-        assert_eq!(lot(0.0), Lot { thoughts: 0, removed: 0 });
-        assert_eq!(lot(0.2), Lot { thoughts: 2, removed: 1 });
-        assert_eq!(lot(0.4), Lot { thoughts: 4, removed: 2 });
-        assert_eq!(lot(0.6), Lot { thoughts: 6, removed: 3 });
-        assert_eq!(lot(0.8), Lot { thoughts: 6, removed: 5 }, "the last stage says nothing but the answer");
+        let lot = |progress| STAGES.sample(progress, 5, [0.9, 0.0]);
+        assert_eq!(lot(0.0), CurriculumSample { thoughts: 0, removed_steps: 0 });
+        assert_eq!(lot(0.2), CurriculumSample { thoughts: 2, removed_steps: 1 });
+        assert_eq!(lot(0.4), CurriculumSample { thoughts: 4, removed_steps: 2 });
+        assert_eq!(lot(0.6), CurriculumSample { thoughts: 6, removed_steps: 3 });
+        assert_eq!(
+            lot(0.8),
+            CurriculumSample { thoughts: 6, removed_steps: 5 },
+            "the last stage says nothing but the answer"
+        );
     }
 
     #[test]
     fn baselines_say_all_or_nothing() {
-        assert_eq!(Curriculum::Cot.lot(1.0, 5, [0.0; 2]), Lot { thoughts: 0, removed: 0 });
-        assert_eq!(Curriculum::NoCot.lot(0.0, 5, [0.0; 2]), Lot { thoughts: 0, removed: 5 });
+        assert_eq!(
+            Curriculum::Cot.sample(1.0, 5, [0.0; 2]),
+            CurriculumSample { thoughts: 0, removed_steps: 0 }
+        );
+        assert_eq!(
+            Curriculum::NoCot.sample(0.0, 5, [0.0; 2]),
+            CurriculumSample { thoughts: 0, removed_steps: 5 }
+        );
     }
 }

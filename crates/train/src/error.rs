@@ -5,16 +5,16 @@ use std::path::PathBuf;
 /// Why training cannot go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum TrainError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
     /// A checkpoint cannot be used.
     #[error(transparent)]
-    Model(#[from] model::Error),
+    Model(#[from] model::ModelError),
     /// The engine refused.
     #[error(transparent)]
-    Engine(#[from] engine::Error),
+    Engine(#[from] engine::EngineError),
     /// The operating system refused.
     #[error("{}: {source}", path.display())]
     Io {
@@ -25,10 +25,10 @@ pub enum Error {
     },
     /// Annotations cannot be used.
     #[error(transparent)]
-    Annotations(#[from] crate::annotate::Error),
+    Annotations(#[from] crate::annotate::AnnotationError),
     /// A file could not be written.
     #[error(transparent)]
-    Record(Box<record::Error>),
+    Record(Box<record::RecordError>),
     /// A file is not what it should be.
     #[error("{}: {reason}", path.display())]
     BadFile {
@@ -38,7 +38,9 @@ pub enum Error {
         reason: String,
     },
     /// The loss became infinite.
-    #[error("step {step}: the gradient is not finite; lower --lr or --clip, then --resume from the last state")]
+    #[error(
+        "step {step}: the gradient is not finite; lower --lr or --clip, then --resume from the last state"
+    )]
     Diverged {
         /// Counted from 0.
         step: u32,
@@ -53,12 +55,14 @@ pub enum Error {
     },
     /// A state of a training with other settings.
     #[error("{}: was written with other settings; pass the same ones, or another --out", path.display())]
-    OtherTraining {
+    SettingsChanged {
         /// The file.
         path: PathBuf,
     },
     /// An example that does not fit.
-    #[error("example {id} takes {length} positions, the model has {context}; leave it out or take a model with more")]
+    #[error(
+        "example {id} takes {length} positions, the model has {context}; leave it out or take a model with more"
+    )]
     TooLong {
         /// The example's number.
         id: u64,
@@ -68,7 +72,9 @@ pub enum Error {
         context: usize,
     },
     /// A token that a model has no embedding for.
-    #[error("problem {id} of the annotations has the token {token}, {what} has {vocab}; take models of one vocabulary")]
+    #[error(
+        "problem {id} of the annotations has the token {token}, {what} has {vocab}; take models of one vocabulary"
+    )]
     UnknownToken {
         /// The problem's number.
         id: u32,
@@ -80,14 +86,16 @@ pub enum Error {
         vocab: usize,
     },
     /// Annotations that hold no problem.
-    #[error("{what}: nothing to learn from; of no problem some trajectories are right and others wrong, annotate more of them")]
-    Empty {
+    #[error(
+        "{what}: nothing to learn from; of no problem some trajectories are right and others wrong, annotate more of them"
+    )]
+    EmptyAnnotations {
         /// Which annotations.
         what: String,
     },
     /// A token that the vocabulary lacks.
     #[error("the tokenizer has no `{token}`; {how}")]
-    AbsentToken {
+    MissingToken {
         /// The token.
         token: String,
         /// What to do.
@@ -95,8 +103,8 @@ pub enum Error {
     },
 }
 
-impl From<record::Error> for Error {
-    fn from(error: record::Error) -> Self {
+impl From<record::RecordError> for TrainError {
+    fn from(error: record::RecordError) -> Self {
         Self::Record(Box::new(error))
     }
 }

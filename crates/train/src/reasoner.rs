@@ -4,103 +4,120 @@ use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use engine::question::GoldKind;
-use engine::{Engine, Perturbation, Question, Reasoner, Settings};
+use engine::question::AnswerKind;
+use engine::{Engine, Perturbation, Question, Reasoner, SamplingParams};
 use model::Parameter;
-use model::save::Saved;
+use model::save::SaveDtype;
 use serde_json::{Map, Value, json};
 use tensor::Device;
 
-use crate::course::{Course, Examined};
-use crate::dataset::Example;
-use crate::directory::{copy_description, save_weights};
-use crate::error::Error;
-use crate::feed::Feed;
-use crate::study::{Droppings, Study};
+use crate::data_loader::DataLoader;
+use crate::dataset::TrainExample;
+use crate::error::TrainError;
+use crate::latent_step::{DropoutConfig, LatentTrainStep};
+use crate::model_dir::{copy_description, save_weights};
+use crate::trainer::{Evaluation, TrainTask};
 
 /// A reasoner's training.
-pub struct ReasonerCourse {
+pub struct ReasonerTask {
     /// Where it computes.
     pub device: Device,
     /// Who learns.
-    pub study: Study,
+    pub train_step: LatentTrainStep,
     /// What from.
-    pub feed: Feed,
+    pub loader: DataLoader,
     /// Dropout while learning.
     pub dropout: f32,
     /// Names the masks.
     pub seed: u64,
     /// Parts of a step.
-    pub accumulate: u32,
+    pub accumulation_steps: u32,
     /// Where the model goes.
     pub out: PathBuf,
     /// The format of its weights.
-    pub saved: Saved,
+    pub dtype: SaveDtype,
     /// Problems to look at.
-    pub held_out: Vec<Example>,
+    pub held_out: Vec<TrainExample>,
 }
 
-impl Course for ReasonerCourse {
-    fn learn(&mut self, step: u32, part: u32) -> Result<Map<String, Value>, Error> {
-        let lessons = self.feed.take(u64::from(step) * u64::from(self.accumulate) + u64::from(part))?;
-        let dropped = Droppings { p: self.dropout, seed: self.seed, step };
-        let (study, dropped) = (&mut self.study, (self.dropout > 0.0).then_some(dropped));
-        let losses = self.device.run(|| study.learn(&lessons, dropped))?;
+impl TrainTask for ReasonerTask {
+    fn accumulate_gradients(
+        &mut self,
+        step: u32,
+        part: u32,
+    ) -> Result<Map<String, Value>, TrainError> {
+        let lessons = self
+            .loader
+            .batch(u64::from(step) * u64::from(self.accumulation_steps) + u64::from(part))?;
+        let dropped = DropoutConfig { p: self.dropout, seed: self.seed, step };
+        let (study, dropped) = (&mut self.train_step, (self.dropout > 0.0).then_some(dropped));
+        let losses = self.device.run(|| study.accumulate_gradients(&lessons, dropped))?;
         let mut said = Map::from_iter([("loss".to_owned(), json!(losses.tokens))]);
-        if self.study.digits.is_some() {
+        if self.train_step.digit_head.is_some() {
             said.insert("digits".to_owned(), json!(losses.digits));
         }
         Ok(said)
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
-        self.study.parameters()
+        self.train_step.parameters()
     }
 
     fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        self.study.parameters_mut()
+        self.train_step.parameters_mut()
     }
 
-    fn refresh(&mut self) -> Result<(), Error> {
-        let study = &mut self.study;
-        Ok(self.device.run(|| study.refresh())?)
+    fn sync_weights(&mut self) -> Result<(), TrainError> {
+        let study = &mut self.train_step;
+        Ok(self.device.run(|| study.sync_weights())?)
     }
 
-    fn examine(&mut self, steps: u32) -> Result<Option<Examined>, Error> {
+    fn evaluate(&mut self, steps: u32) -> Result<Option<Evaluation>, TrainError> {
         if self.held_out.is_empty() {
             return Ok(None);
         }
         // What is looked at lies aside: the directory holds what was best so far.
         let aside = self.out.join("training/look");
         copy_description(&self.out, &aside)?;
-        self.write(&aside)?;
+        self.write_weights(&aside)?;
         let reasoner = Reasoner::load(&self.device, &aside, None)?;
-        let accuracy = accuracy(&reasoner, &self.held_out)?;
-        std::fs::remove_dir_all(&aside).map_err(|source| Error::Io { path: aside, source })?;
-        let figures = [("step", json!(steps)), ("greedy", json!(accuracy)), ("problems", json!(self.held_out.len()))];
+        let accuracy = greedy_accuracy(&reasoner, &self.held_out)?;
+        std::fs::remove_dir_all(&aside).map_err(|source| TrainError::Io { path: aside, source })?;
+        let figures = [
+            ("step", json!(steps)),
+            ("greedy", json!(accuracy)),
+            ("problems", json!(self.held_out.len())),
+        ];
         let figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(Some(Examined { figures, score: accuracy }))
+        Ok(Some(Evaluation { metrics: figures, score: accuracy }))
     }
 
-    fn save(&mut self) -> Result<(), Error> {
-        self.write(&self.out)
+    fn save(&mut self) -> Result<(), TrainError> {
+        self.write_weights(&self.out)
     }
 }
 
-impl ReasonerCourse {
-    fn write(&self, to: &Path) -> Result<(), Error> {
-        let Study { learner, head, .. } = &self.study;
-        save_weights(to, learner.decoder.config(), learner.parameters(), head.parameters(), self.saved)
+impl ReasonerTask {
+    fn write_weights(&self, to: &Path) -> Result<(), TrainError> {
+        let LatentTrainStep { model: learner, head, .. } = &self.train_step;
+        save_weights(
+            to,
+            learner.decoder.config(),
+            learner.parameters(),
+            head.parameters(),
+            self.dtype,
+        )
     }
 }
 
 /// The share of examples that a reasoner answers right without any chance.
-pub fn accuracy(reasoner: &Reasoner, examples: &[Example]) -> Result<f64, Error> {
-    let questions: Vec<Question> = examples.iter().enumerate().map(|(i, e)| question(i as u32, e)).collect();
-    let mut settings = Settings::of(&reasoner.method);
+pub fn greedy_accuracy(reasoner: &Reasoner, examples: &[TrainExample]) -> Result<f64, TrainError> {
+    let questions: Vec<Question> =
+        examples.iter().enumerate().map(|(i, e)| to_question(i as u32, e)).collect();
+    let mut settings = SamplingParams::defaults_for(&reasoner.method);
     (settings.samples, settings.perturbation) = (NonZeroUsize::MIN, Perturbation::None);
     let mut right = 0usize;
-    let engine = Engine { reasoner, judge: None, settings };
+    let engine = Engine { reasoner, reward_model: None, params: settings };
     engine.run(&questions, &mut |outcome| {
         right += usize::from(outcome.sample.trajectories.iter().any(|t| t.correct));
         ControlFlow::Continue(())
@@ -109,12 +126,12 @@ pub fn accuracy(reasoner: &Reasoner, examples: &[Example]) -> Result<f64, Error>
 }
 
 /// An example as the engine asks it.
-pub fn question(id: u32, example: &Example) -> Question {
+pub fn to_question(id: u32, example: &TrainExample) -> Question {
     Question {
         id,
         text: example.question.clone(),
         gold: example.answer.clone(),
-        kind: GoldKind::Number,
+        kind: AnswerKind::Number,
         steps: example.steps.clone(),
     }
 }

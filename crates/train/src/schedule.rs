@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use tensor::ops::{self, AdamW};
 use tensor::{Device, DeviceError};
 
-/// The learning rate over the steps: a linear warm-up, then constant or half a cosine down to `floor`.
+/// The learning rate over the steps: a linear warm-up, then constant or half a cosine down to
+/// `floor`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Schedule {
+pub struct LrSchedule {
     /// The largest rate.
     pub peak: f32,
     /// Steps until the peak.
@@ -19,9 +20,9 @@ pub struct Schedule {
     pub floor: f32,
 }
 
-impl Schedule {
+impl LrSchedule {
     /// The rate of step `step`, counted from 0.
-    pub fn rate(&self, step: u32) -> f32 {
+    pub fn lr(&self, step: u32) -> f32 {
         if step < self.warmup {
             return self.peak * (step + 1) as f32 / self.warmup as f32;
         }
@@ -36,7 +37,7 @@ impl Schedule {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Optimizer {
     /// The rate.
-    pub schedule: Schedule,
+    pub schedule: LrSchedule,
     /// Decay of the first and of the second moment.
     pub betas: (f32, f32),
     /// Added to the root of the second moment.
@@ -51,29 +52,30 @@ pub struct Optimizer {
 
 /// What a step of the optimizer saw.
 #[derive(Clone, Copy, Debug)]
-pub struct Stepped {
+pub struct StepStats {
     /// The learning rate.
-    pub rate: f32,
+    pub lr: f32,
     /// The gradient's norm before clipping.
-    pub norm: f32,
+    pub grad_norm: f32,
 }
 
 impl Optimizer {
-    /// Step `step` (counted from 0) over all parameters, whose gradients are sums over `accumulated` equal parts.
+    /// Step `step` (counted from 0) over all parameters, whose gradients are sums over
+    /// `accumulated` equal parts.
     pub fn step(
         &self,
         device: &Device,
         step: u32,
         accumulated: u32,
         mut parameters: Vec<&mut Parameter>,
-    ) -> Result<Stepped, DeviceError> {
+    ) -> Result<StepStats, DeviceError> {
         let share = 1.0 / accumulated as f32;
         let gradients: Vec<_> = parameters.iter().map(|p| &p.gradient).collect();
         let norm = ops::sum_of_squares(device, &gradients)?.sqrt() as f32 * share;
         let scale = self.clip.map_or(1.0, |most| if norm > most { most / norm } else { 1.0 });
         let (beta1, beta2) = self.betas;
         let by = AdamW {
-            lr: self.schedule.rate(step),
+            lr: self.schedule.lr(step),
             beta1,
             beta2,
             eps: self.eps,
@@ -81,8 +83,8 @@ impl Optimizer {
             step: step + 1,
             gradient_scale: scale * share,
         };
-        parameters::step(device, &by, self.decay_all, parameters.drain(..))?;
-        Ok(Stepped { rate: by.lr, norm })
+        parameters::adamw_step(device, &by, self.decay_all, parameters.drain(..))?;
+        Ok(StepStats { lr: by.lr, grad_norm: norm })
     }
 }
 
@@ -92,13 +94,13 @@ mod tests {
 
     #[test]
     fn the_rate_rises_then_falls_to_its_floor() {
-        let schedule = Schedule { peak: 1.0, warmup: 10, steps: 110, floor: 0.1 };
-        assert_eq!(schedule.rate(0), 0.1);
-        assert_eq!(schedule.rate(9), 1.0);
-        assert!((schedule.rate(60) - 0.55).abs() < 1e-6, "halfway down");
-        assert!((schedule.rate(110) - 0.1).abs() < 1e-6);
-        assert!((schedule.rate(500) - 0.1).abs() < 1e-6, "it stays there");
-        assert!((10..110).all(|s| schedule.rate(s + 1) <= schedule.rate(s)));
-        assert_eq!(Schedule { floor: 1.0, ..schedule }.rate(80), 1.0);
+        let schedule = LrSchedule { peak: 1.0, warmup: 10, steps: 110, floor: 0.1 };
+        assert_eq!(schedule.lr(0), 0.1);
+        assert_eq!(schedule.lr(9), 1.0);
+        assert!((schedule.lr(60) - 0.55).abs() < 1e-6, "halfway down");
+        assert!((schedule.lr(110) - 0.1).abs() < 1e-6);
+        assert!((schedule.lr(500) - 0.1).abs() < 1e-6, "it stays there");
+        assert!((10..110).all(|s| schedule.lr(s + 1) <= schedule.lr(s)));
+        assert_eq!(LrSchedule { floor: 1.0, ..schedule }.lr(80), 1.0);
     }
 }

@@ -1,8 +1,10 @@
-//! The tokenizer of models trained on [`crate::corpus`]: its words, punctuation, single digits, and the marks of the method.
+//! The tokenizer of models trained on [`crate::corpus`]: its words, punctuation, single digits, and
+//! the marks of the method.
 //!
-//! Whole words of a closed vocabulary, in lower case. Ids follow from the corpus alone: marks, digits, punctuation, then words
-//! in alphabetical order. White space, the line break after a COCONUT question included, separates and is no token. What is
-//! decoded reads as text again: `### 19`, `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
+//! Whole words of a closed vocabulary, in lower case. Ids follow from the corpus alone: marks,
+//! digits, punctuation, then words in alphabetical order. White space, the line break after a
+//! COCONUT question included, separates and is no token. What is decoded reads as text again: `###
+//! 19`, `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,8 +25,9 @@ pub const END_LATENT: &str = "<|end-latent|>";
 /// Stands for a thought.
 pub const LATENT: &str = "<|latent|>";
 
-/// Tokens that are cut out of a text before it is split into words, with whether they vanish when a text is decoded.
-const MARKS: [(&str, bool); 8] = [
+/// Tokens that are cut out of a text before it is split into words, with whether they vanish when a
+/// text is decoded.
+const ADDED_TOKENS: [(&str, bool); 8] = [
     (END_OF_TEXT, true),
     (UNKNOWN, true),
     (START_LATENT, false),
@@ -39,7 +42,7 @@ const PUNCTUATION: [&str; 8] = ["+", "-", "*", "/", "=", ".", ",", "?"];
 
 /// Every token in the order of its id.
 pub fn tokens() -> Vec<String> {
-    let signs = MARKS.iter().map(|(mark, _)| *mark).chain(DIGITS).chain(PUNCTUATION);
+    let signs = ADDED_TOKENS.iter().map(|(mark, _)| *mark).chain(DIGITS).chain(PUNCTUATION);
     signs.map(str::to_owned).chain(words()).collect()
 }
 
@@ -48,7 +51,7 @@ pub fn tokens() -> Vec<String> {
 /// # Errors
 ///
 /// When a file cannot be written; the error names it.
-pub fn write(dir: &Path) -> Result<(), record::Error> {
+pub fn write(dir: &Path) -> Result<(), record::RecordError> {
     write_document(&dir.join("tokenizer.json"), &tokenizer())?;
     write_document(&dir.join("tokenizer_config.json"), &config())
 }
@@ -57,8 +60,12 @@ pub fn write(dir: &Path) -> Result<(), record::Error> {
 fn words() -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     for text in corpus::texts() {
-        let outside = text.split('{').map(|part| part.split_once('}').map_or(part, |(_, after)| after));
-        for word in outside.flat_map(|part| part.split(|c: char| !c.is_ascii_alphabetic())).filter(|word| !word.is_empty()) {
+        let outside =
+            text.split('{').map(|part| part.split_once('}').map_or(part, |(_, after)| after));
+        for word in outside
+            .flat_map(|part| part.split(|c: char| !c.is_ascii_alphabetic()))
+            .filter(|word| !word.is_empty())
+        {
             words.insert(word.to_ascii_lowercase());
         }
     }
@@ -66,10 +73,11 @@ fn words() -> BTreeSet<String> {
 }
 
 fn tokenizer() -> Value {
-    let vocab: Map<String, Value> = tokens().into_iter().zip(0..).map(|(token, id)| (token, json!(id))).collect();
+    let vocab: Map<String, Value> =
+        tokens().into_iter().zip(0..).map(|(token, id)| (token, json!(id))).collect();
     json!({
         "version": "1.0", "truncation": null, "padding": null, "post_processor": null,
-        "added_tokens": added().map(|(id, token)| with_id(id, token)).collect::<Vec<_>>(),
+        "added_tokens": added_tokens().map(|(id, token)| with_id(id, token)).collect::<Vec<_>>(),
         "normalizer": { "type": "Lowercase" },
         "pre_tokenizer": { "type": "Sequence", "pretokenizers": [
             { "type": "WhitespaceSplit" },
@@ -81,10 +89,10 @@ fn tokenizer() -> Value {
     })
 }
 
-/// Puts spaces where people would: before words, between a word or a mark and a number, between steps; none at the start.
+/// Puts spaces where people would: before words, between a word or a mark and a number, between
+/// steps; none at the start.
 fn decoder() -> Value {
-    let replace =
-        |pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { "Regex": pattern }, "content": content });
+    let replace = |pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { "Regex": pattern }, "content": content });
     json!({ "type": "Sequence", "decoders": [
         replace("^(?=[a-z])", " "),
         { "type": "Fuse" },
@@ -94,7 +102,8 @@ fn decoder() -> Value {
 }
 
 fn config() -> Value {
-    let decoder: Map<String, Value> = added().map(|(id, token)| (id.to_string(), token)).collect();
+    let decoder: Map<String, Value> =
+        added_tokens().map(|(id, token)| (id.to_string(), token)).collect();
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "do_lower_case": true,
         "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "unk_token": UNKNOWN,
@@ -103,8 +112,8 @@ fn config() -> Value {
 }
 
 /// The marks with their ids, as the files list them.
-fn added() -> impl Iterator<Item = (usize, Value)> {
-    MARKS.iter().enumerate().map(|(id, (content, special))| {
+fn added_tokens() -> impl Iterator<Item = (usize, Value)> {
+    ADDED_TOKENS.iter().enumerate().map(|(id, (content, special))| {
         let token = json!({
             "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special,
         });

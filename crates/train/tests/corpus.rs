@@ -1,13 +1,14 @@
-//! What the corpus promises: exact arithmetic, disjoint splits, numbers of their size, words of the vocabulary.
+//! What the corpus promises: exact arithmetic, disjoint splits, numbers of their size, words of the
+//! vocabulary.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proptest::prelude::*;
-use train::corpus::{Op, Problem, Split, problem, texts};
+use train::corpus::{ArithOp, Split, WordProblem, problem, texts};
 
-fn problems(split: Split, seed: u64, count: u64) -> impl Iterator<Item = Problem> {
+fn problems(split: Split, seed: u64, count: u64) -> impl Iterator<Item = WordProblem> {
     (0..count).map(move |index| problem(split, seed, index))
 }
 
@@ -57,11 +58,17 @@ proptest! {
 }
 
 /// Factors and parts may be words.
-fn words_say(question: &str, op: Op, right: i64) -> bool {
+fn words_say(question: &str, op: ArithOp, right: i64) -> bool {
     let words: &[(i64, &str)] = match op {
-        Op::Mul => &[(2, "twice"), (3, "three times"), (4, "four times"), (5, "five times"), (6, "six times")],
-        Op::Div => &[(2, "half"), (3, "a third"), (4, "a quarter"), (5, "a fifth")],
-        Op::Add | Op::Sub => &[],
+        ArithOp::Mul => &[
+            (2, "twice"),
+            (3, "three times"),
+            (4, "four times"),
+            (5, "five times"),
+            (6, "six times"),
+        ],
+        ArithOp::Div => &[(2, "half"), (3, "a third"), (4, "a quarter"), (5, "a fifth")],
+        ArithOp::Add | ArithOp::Sub => &[],
     };
     words.iter().any(|(number, word)| *number == right && question.to_lowercase().contains(word))
 }
@@ -86,12 +93,15 @@ fn every_number_of_a_question_is_used_or_is_an_aside() {
 
 #[test]
 fn training_never_shows_a_question_nor_the_numbers_of_another_split() {
-    let trained: HashSet<Vec<i64>> =
-        (0..4).flat_map(|seed| problems(Split::Train, seed, 50_000)).map(|p| numbers(&p.question)).collect();
+    let trained: HashSet<Vec<i64>> = (0..4)
+        .flat_map(|seed| problems(Split::Train, seed, 50_000))
+        .map(|p| numbers(&p.question))
+        .collect();
     assert!(trained.len() > 150_000, "{}", trained.len());
     let mut seen: HashSet<Vec<i64>> = HashSet::new();
     for split in &Split::ALL[1..] {
-        let own: HashSet<Vec<i64>> = problems(*split, 9, 5_000).map(|p| numbers(&p.question)).collect();
+        let own: HashSet<Vec<i64>> =
+            problems(*split, 9, 5_000).map(|p| numbers(&p.question)).collect();
         assert!(own.is_disjoint(&trained) && own.is_disjoint(&seen), "{}", split.name());
         seen.extend(own);
     }
@@ -114,14 +124,26 @@ fn splits_have_the_steps_and_sizes_that_they_promise() {
             *steps.entry(found.steps.len()).or_insert(0) += 1;
             largest = largest.max(found.steps.iter().map(|s| s.result).max().unwrap());
             // Targets (`she needs 900 in all`) may be as large as results; what is drawn is not.
-            operand = operand.max(found.steps.iter().filter(|s| s.op == Op::Add).map(|s| s.right.min(s.left)).max().unwrap_or(0));
+            operand = operand.max(
+                found
+                    .steps
+                    .iter()
+                    .filter(|s| s.op == ArithOp::Add)
+                    .map(|s| s.right.min(s.left))
+                    .max()
+                    .unwrap_or(0),
+            );
         }
         let limit = if matches!(split, Split::Train | Split::Hard) { 99_999 } else { 2_999 };
         assert!(largest <= limit && largest > limit / 3, "{}: {largest}", split.name());
         assert!(operand <= limit);
         match split {
             Split::Ood => assert_eq!(steps.keys().copied().collect::<Vec<_>>(), [2]),
-            _ => assert!((2..=6).all(|n| steps.get(&n).is_some_and(|count| *count > 300)), "{}: {steps:?}", split.name()),
+            _ => assert!(
+                (2..=6).all(|n| steps.get(&n).is_some_and(|count| *count > 300)),
+                "{}: {steps:?}",
+                split.name()
+            ),
         }
     }
 }
@@ -133,10 +155,13 @@ fn words(text: &str) -> impl Iterator<Item = String> {
 
 #[test]
 fn training_shows_every_word() {
-    let trained: BTreeSet<String> =
-        problems(Split::Train, 0, 50_000).flat_map(|p| words(&p.question).collect::<Vec<_>>()).collect();
-    let all: BTreeSet<String> =
-        train::vocabulary::tokens().into_iter().filter(|t| t.bytes().all(|b| b.is_ascii_lowercase())).collect();
+    let trained: BTreeSet<String> = problems(Split::Train, 0, 50_000)
+        .flat_map(|p| words(&p.question).collect::<Vec<_>>())
+        .collect();
+    let all: BTreeSet<String> = train::vocabulary::tokens()
+        .into_iter()
+        .filter(|t| t.bytes().all(|b| b.is_ascii_lowercase()))
+        .collect();
     let unseen: Vec<&String> = all.difference(&trained).collect();
     assert!(unseen.is_empty(), "never in training: {unseen:?}");
     assert!(texts().count() > 200);
@@ -145,23 +170,41 @@ fn training_shows_every_word() {
 #[test]
 fn questions_are_of_the_promised_length() {
     for split in Split::ALL {
-        let lengths: Vec<usize> = problems(split, 3, 2_000).map(|p| words(&p.question).count()).collect();
+        let lengths: Vec<usize> =
+            problems(split, 3, 2_000).map(|p| words(&p.question).count()).collect();
         let (shortest, longest) = (lengths.iter().min().unwrap(), lengths.iter().max().unwrap());
-        assert!(*shortest >= 12 && *longest <= 100, "{}: {shortest} to {longest} words", split.name());
+        assert!(
+            *shortest >= 12 && *longest <= 100,
+            "{}: {shortest} to {longest} words",
+            split.name()
+        );
     }
 }
 
 /// The same on every machine and in every version: models are trained and judged on these.
 #[test]
 fn problems_do_not_change() {
-    let first: Vec<String> =
-        Split::ALL.into_iter().map(|split| problem(split, 0, 0)).map(|p| format!("{} {}", p.question, p.answer)).collect();
-    let texts: String = Split::ALL.into_iter().flat_map(|split| problems(split, 7, 500)).map(|p| p.question).collect();
-    assert_eq!(fnv(&texts), PINNED, "the corpus changed, which begins a new version of it; the first are now {first:#?}");
+    let first: Vec<String> = Split::ALL
+        .into_iter()
+        .map(|split| problem(split, 0, 0))
+        .map(|p| format!("{} {}", p.question, p.answer))
+        .collect();
+    let texts: String = Split::ALL
+        .into_iter()
+        .flat_map(|split| problems(split, 7, 500))
+        .map(|p| p.question)
+        .collect();
+    assert_eq!(
+        fnv(&texts),
+        PINNED,
+        "the corpus changed, which begins a new version of it; the first are now {first:#?}"
+    );
 }
 
 const PINNED: u64 = 6_814_240_797_095_166_860;
 
 fn fnv(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

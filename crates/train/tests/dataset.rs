@@ -6,7 +6,7 @@ use std::io::Write;
 
 use proptest::prelude::*;
 use train::corpus::{Split, problem};
-use train::dataset::{Example, read};
+use train::dataset::{TrainExample, read};
 
 fn file(content: impl AsRef<[u8]>) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -14,14 +14,17 @@ fn file(content: impl AsRef<[u8]>) -> tempfile::NamedTempFile {
     file
 }
 
-fn example(question: &str, steps: &[&str], answer: &str) -> Example {
+fn example(question: &str, steps: &[&str], answer: &str) -> TrainExample {
     let steps = steps.iter().map(|step| (*step).to_owned()).collect();
-    Example { question: question.to_owned(), steps, answer: answer.to_owned() }
+    TrainExample { question: question.to_owned(), steps, answer: answer.to_owned() }
 }
 
 #[test]
 fn every_format_gives_the_same_examples() {
-    let expected = [example("Two ducks?", &["<<16-3-4=9>>", "<<9*2=18>>"], "18"), example("One?", &["<<500*2=1000>>"], "1000")];
+    let expected = [
+        example("Two ducks?", &["<<16-3-4=9>>", "<<9*2=18>>"], "18"),
+        example("One?", &["<<500*2=1000>>"], "1000"),
+    ];
     let files = [
         r#"[{"question": "Two ducks?", "steps": ["<<16-3-4=9>>", "<<9*2=18>>"], "answer": "18"},
             {"question": "One?", "steps": ["<<500*2=1000>>"], "answer": "1,000", "idx": 1}]"#
@@ -41,7 +44,7 @@ fn every_format_gives_the_same_examples() {
 
 #[test]
 fn what_the_corpus_writes_reads_back() {
-    let examples: Vec<Example> = (0..50).map(|i| problem(Split::Test, 0, i).into()).collect();
+    let examples: Vec<TrainExample> = (0..50).map(|i| problem(Split::Test, 0, i).into()).collect();
     let json = file(serde_json::to_string(&examples).unwrap());
     assert_eq!(read(json.path(), None).unwrap(), examples);
 }
@@ -53,15 +56,24 @@ fn errors_name_the_file_the_place_and_the_field() {
         ("Q||<<1+1=2>> 2\n", "line 1: no \"answer\" field"),
         ("\nQ||<<1+1=2>> ####  \n", "line 2: the field \"answer\" is empty"),
         ("  ||<<1+1=2>> #### 2\n", "line 1: the field \"question\" is empty"),
-        ("Q||first add #### 2\n", "line 1: the field \"steps\" holds \"first\"; write each as <<12*3=36>>"),
-        (r#"[{"question": "a", "answer": "1", "steps": ["Step 1"]}]"#, "element 1 (counted from 1): the field \"steps\" holds"),
+        (
+            "Q||first add #### 2\n",
+            "line 1: the field \"steps\" holds \"first\"; write each as <<12*3=36>>",
+        ),
+        (
+            r#"[{"question": "a", "answer": "1", "steps": ["Step 1"]}]"#,
+            "element 1 (counted from 1): the field \"steps\" holds",
+        ),
         (r#"{"question": "a"}"#, "line 1: no \"answer\" field"),
         ("", "holds no questions"),
     ];
     for (content, reason) in cases {
         let file = file(content);
         let message = read(file.path(), None).unwrap_err().to_string();
-        assert!(message.contains(reason) && message.contains(&file.path().display().to_string()), "{message}");
+        assert!(
+            message.contains(reason) && message.contains(&file.path().display().to_string()),
+            "{message}"
+        );
     }
     let message = read("/nowhere/at/all.txt".as_ref(), None).unwrap_err().to_string();
     assert!(message.contains("/nowhere/at/all.txt: cannot be read"), "{message}");

@@ -4,11 +4,11 @@
 
 use std::collections::HashSet;
 
-use engine::answer::Rule;
-use engine::question::GoldKind;
+use engine::answer::AnswerRule;
+use engine::question::AnswerKind;
 use model::Tokenizer;
 use train::corpus::{Split, problem};
-use train::dataset::Example;
+use train::dataset::TrainExample;
 use train::vocabulary::{self, UNKNOWN};
 
 fn tokenizer() -> Tokenizer {
@@ -21,7 +21,7 @@ fn tokenizer() -> Tokenizer {
 #[test]
 fn no_problem_holds_an_unknown_word() {
     let tokenizer = tokenizer();
-    let unknown = tokenizer.id(UNKNOWN).unwrap();
+    let unknown = tokenizer.token_to_id(UNKNOWN).unwrap();
     for split in Split::ALL {
         let mut words = HashSet::new();
         for index in 0..50_000 {
@@ -39,12 +39,13 @@ fn no_problem_holds_an_unknown_word() {
 #[test]
 fn examples_read_back_and_are_of_moderate_length() {
     let tokenizer = tokenizer();
-    let unknown = tokenizer.id(UNKNOWN).unwrap();
+    let unknown = tokenizer.token_to_id(UNKNOWN).unwrap();
     for split in Split::ALL {
         let mut length = 0;
         for index in 0..500 {
-            let example = Example::from(problem(split, 6, index));
-            let text = format!("{}\n{} ### {}", example.question, example.steps.join(" "), example.answer);
+            let example = TrainExample::from(problem(split, 6, index));
+            let text =
+                format!("{}\n{} ### {}", example.question, example.steps.join(" "), example.answer);
             let ids = tokenizer.encode(&text).unwrap();
             assert!(!ids.contains(&unknown), "{text}");
             assert_eq!(tokenizer.decode(&ids).unwrap(), text.to_lowercase().replace('\n', " "));
@@ -60,8 +61,20 @@ fn examples_read_back_and_are_of_moderate_length() {
 fn ids_do_not_change() {
     let (tokenizer, tokens) = (tokenizer(), vocabulary::tokens());
     assert_eq!(tokenizer.vocab_size(), tokens.len());
-    assert!(tokens.iter().zip(0..).all(|(token, id)| tokenizer.id(token) == Some(id)));
-    assert_eq!(tokens[..8], ["<|endoftext|>", "<unk>", "<|start-latent|>", "<|end-latent|>", "<|latent|>", "<<", ">>", "###"]);
+    assert!(tokens.iter().zip(0..).all(|(token, id)| tokenizer.token_to_id(token) == Some(id)));
+    assert_eq!(
+        tokens[..8],
+        [
+            "<|endoftext|>",
+            "<unk>",
+            "<|start-latent|>",
+            "<|end-latent|>",
+            "<|latent|>",
+            "<<",
+            ">>",
+            "###"
+        ]
+    );
     assert_eq!(tokenizer.eos(), Some(0));
     assert_eq!(tokens.len(), 363);
     assert_eq!(tokenizer.encode("Fiona keeps 15 cups.").unwrap(), [148, 201, 9, 13, 117, 23]);
@@ -79,7 +92,7 @@ fn an_answer_is_found_in_what_is_decoded() {
     ] {
         let found = tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap();
         assert_eq!(found, decoded);
-        let answer = Rule::Hash.extract(GoldKind::Number, "", &found).unwrap();
+        let answer = AnswerRule::Hash.extract(AnswerKind::Number, "", &found).unwrap();
         assert_eq!(answer.canonical(), value);
     }
 }
@@ -87,7 +100,10 @@ fn an_answer_is_found_in_what_is_decoded() {
 #[test]
 fn other_words_are_unknown_and_case_and_spaces_do_not_matter() {
     let tokenizer = tokenizer();
-    let unknown = tokenizer.id(UNKNOWN).unwrap();
+    let unknown = tokenizer.token_to_id(UNKNOWN).unwrap();
     assert_eq!(tokenizer.encode("Zebras eat 7 apples").unwrap()[0], unknown);
-    assert_eq!(tokenizer.encode("  TOM has\n12 apples .").unwrap(), tokenizer.encode("Tom has 12 apples.").unwrap());
+    assert_eq!(
+        tokenizer.encode("  TOM has\n12 apples .").unwrap(),
+        tokenizer.encode("Tom has 12 apples.").unwrap()
+    );
 }

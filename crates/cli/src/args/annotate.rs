@@ -19,7 +19,7 @@ pub enum LabelsKind {
 
 /// How thoughts are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ThoughtsKind {
+pub enum ThoughtsDtypeKind {
     /// As they are
     F32,
     /// Rounded to half the size
@@ -29,7 +29,8 @@ pub enum ThoughtsKind {
 /// Flags of `annotate`.
 #[derive(Debug, Args)]
 pub struct AnnotateArgs {
-    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded` [default: embedded]
+    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`
+    /// [default: embedded]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub model: Option<String>,
 
@@ -37,7 +38,8 @@ pub struct AnnotateArgs {
     #[arg(long, value_name = "FAMILY", value_parser = values::family(), help_heading = "Model")]
     pub method: Option<Family>,
 
-    /// The questions: a file or a part of the embedded corpus, as for eval [default: the first 1024 of embedded:train]
+    /// The questions: a file or a part of the embedded corpus, as for eval [default: the first
+    /// 1024 of embedded:train]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
@@ -61,11 +63,13 @@ pub struct AnnotateArgs {
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Make only one part of the shards, e.g. 2/8 on the second of eight machines; put all files into one directory afterwards
+    /// Make only one part of the shards, e.g. 2/8 on the second of eight machines; put all files
+    /// into one directory afterwards
     #[arg(long, value_name = "PART/PARTS", value_parser = values::part, help_heading = "Machine")]
     pub shard: Option<(usize, usize)>,
 
-    /// The directory of the labels [default: annotations/MODEL-DATA-DIGEST, named by model, data and settings]
+    /// The directory of the labels [default: annotations/MODEL-DATA-DIGEST, named by model, data
+    /// and settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
@@ -75,7 +79,7 @@ pub struct AnnotateArgs {
 
     /// How thoughts are kept [default: f32]
     #[arg(long, value_enum, help_heading = "Output")]
-    pub thoughts_dtype: Option<ThoughtsKind>,
+    pub thoughts_dtype: Option<ThoughtsDtypeKind>,
 
     /// Continue what the directory holds, or begin it where there is nothing
     #[arg(long, help_heading = "Output")]

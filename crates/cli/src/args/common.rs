@@ -11,17 +11,19 @@ use super::values;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`, the small one inside this
-    /// program [default: embedded]
+    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`,
+    /// the small one inside this program [default: embedded]
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
 
-    /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local cache, `embedded` or `none`
-    /// [default: embedded for the embedded reasoner, none for others]
+    /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local
+    /// cache, `embedded` or `none` [default: embedded for the embedded reasoner, none for
+    /// others]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 
-    /// The reasoner's family; cot is a language model that thinks in words [default: what the checkpoint says]
+    /// The reasoner's family; cot is a language model that thinks in words [default: what the
+    /// checkpoint says]
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<Family>,
 }
@@ -69,12 +71,13 @@ pub struct SamplingArgs {
     #[arg(long, short = 'n', value_name = "N", visible_alias = "trajectories")]
     pub samples: Option<NonZeroU32>,
 
-    /// What makes trajectories differ [default: what the flags below belong to, else dropout, or tokens where there
-    /// are no thoughts]
+    /// What makes trajectories differ [default: what the flags below belong to, else dropout, or
+    /// tokens where there are no thoughts]
     #[arg(long, value_enum)]
     pub sampler: Option<SamplerKind>,
 
-    /// Dropout: the share of elements dropped, at least 0 and below 1 [default: the paper's for the backbone]
+    /// Dropout: the share of elements dropped, at least 0 and below 1 [default: the paper's for
+    /// the backbone]
     #[arg(long, value_name = "P", value_parser = values::probability, allow_negative_numbers = true)]
     pub p: Option<Probability>,
 
@@ -86,7 +89,8 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "T", value_parser = values::temperature, allow_negative_numbers = true)]
     pub temperature: Option<f32>,
 
-    /// Tokens: draw from the fewest that together have this share, above 0 and at most 1 [default: 1]
+    /// Tokens: draw from the fewest that together have this share, above 0 and at most 1 [default:
+    /// 1]
     #[arg(long, value_name = "SHARE", value_parser = values::top_p, allow_negative_numbers = true)]
     pub top_p: Option<f32>,
 
@@ -98,8 +102,8 @@ pub struct SamplingArgs {
     #[arg(long, value_enum)]
     pub scope: Option<ScopeKind>,
 
-    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a number drawn from the range,
-    /// 0 for none [default: the family's]
+    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
+    /// number drawn from the range, 0 for none [default: the family's]
     #[arg(long, value_name = "T", value_parser = values::thoughts)]
     pub thoughts: Option<LatentLength>,
 
@@ -173,7 +177,8 @@ pub struct MachineArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default: 1GiB, or most of a GPU's]
+    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default:
+    /// 1GiB, or most of a GPU's]
     #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
     pub memory: Option<usize>,
 }
@@ -189,12 +194,13 @@ pub struct RunArgs {
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Keep all thoughts as well, in latents.safetensors (trajectories x thoughts x width x 4 bytes a question); the map of thoughts
-    /// is drawn from them
+    /// Keep all thoughts as well, in latents.safetensors (trajectories x thoughts x width x 4
+    /// bytes a question); the map of thoughts is drawn from them
     #[arg(long, help_heading = "Output")]
     pub latents: bool,
 
-    /// Continue what --out holds, or begin where there is nothing: what is on file is not run again
+    /// Continue what --out holds, or begin where there is nothing: what is on file is not run
+    /// again
     #[arg(long, help_heading = "Output")]
     pub resume: bool,
 

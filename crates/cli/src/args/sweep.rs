@@ -15,7 +15,8 @@ pub struct SweepArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// The questions: a file or a part of the embedded corpus, as for eval [default: the first 200 of embedded:test]
+    /// The questions: a file or a part of the embedded corpus, as for eval [default: the first 200
+    /// of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
@@ -23,28 +24,42 @@ pub struct SweepArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
-    /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the largest coverage
-    /// [default: 0:0.9, unless --sigma is given]
+    /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the
+    /// largest coverage [default: 0:0.9, unless --sigma is given]
     #[arg(long, value_name = "VALUES", value_parser = shares, help_heading = "Sampling")]
-    pub p: Option<Grid>,
+    pub p: Option<SweepGrid>,
 
     /// Noise: values, a range, or an interval to search, as for --p; the paper searches 0.01:1.5
     #[arg(long, value_name = "VALUES", value_parser = deviations, help_heading = "Sampling")]
-    pub sigma: Option<Grid>,
+    pub sigma: Option<SweepGrid>,
 
     /// Dropout: where it falls; several are gone over [default: the family's]
-    #[arg(long, value_enum, value_name = "SITES,...", value_delimiter = ',', help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SITES,...",
+        value_delimiter = ',',
+        help_heading = "Sampling"
+    )]
     pub sites: Option<Vec<SitesKind>>,
 
     /// Dropout: when it falls; several are gone over [default: thoughts]
-    #[arg(long, value_enum, value_name = "SCOPE,...", value_delimiter = ',', help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SCOPE,...",
+        value_delimiter = ',',
+        help_heading = "Sampling"
+    )]
     pub scope: Option<Vec<ScopeKind>>,
 
-    /// A search ends when the best value is known this closely [default: a fiftieth of the interval]
+    /// A search ends when the best value is known this closely [default: a fiftieth of the
+    /// interval]
     #[arg(long, value_name = "WIDTH", value_parser = width, help_heading = "Sampling")]
     pub tolerance: Option<f64>,
 
-    /// A search tries this many values at most [default: as many as the tolerance needs, which is said at the start]
+    /// A search tries this many values at most [default: as many as the tolerance needs, which is
+    /// said at the start]
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub evaluations: Option<NonZeroUsize>,
 
@@ -52,7 +67,8 @@ pub struct SweepArgs {
     #[arg(long, short = 'n', value_name = "N", help_heading = "Sampling")]
     pub samples: Option<NonZeroU32>,
 
-    /// Numbers of trajectories in the table; the largest is what coverage is compared at [default: 1, 4, 16, ... and --samples]
+    /// Numbers of trajectories in the table; the largest is what coverage is compared at [default:
+    /// 1, 4, 16, ... and --samples]
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
     pub k: Option<Vec<NonZeroUsize>>,
 
@@ -72,7 +88,8 @@ pub struct SweepArgs {
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// The folder of the sweep: one run directory per value, sweep.json and the report [default: runs/sweep-MODEL-DATA]
+    /// The folder of the sweep: one run directory per value, sweep.json and the report [default:
+    /// runs/sweep-MODEL-DATA]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
@@ -87,7 +104,7 @@ pub struct SweepArgs {
 
 /// What a sweep goes over.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Grid {
+pub enum SweepGrid {
     /// These values, in this order.
     Values(Vec<f64>),
     /// The best value within.
@@ -95,31 +112,36 @@ pub enum Grid {
 }
 
 /// A range of more values than this is a slip of the pen.
-const MOST: f64 = 1000.0;
+const MAX_GRID_VALUES: f64 = 1000.0;
 /// Digits after the point that values are rounded to, so that names and tables stay short.
-const DIGITS: f64 = 1e5;
+const ROUNDING_SCALE: f64 = 1e5;
 
 /// The value that is used for `x`.
 pub fn rounded(x: f64) -> f64 {
-    (x * DIGITS).round() / DIGITS
+    (x * ROUNDING_SCALE).round() / ROUNDING_SCALE
 }
 
-fn shares(text: &str) -> Result<Grid, String> {
-    grid(text, |x| (0.0..1.0).contains(&x), "must be at least 0 and below 1")
+fn shares(text: &str) -> Result<SweepGrid, String> {
+    parse_grid(text, |x| (0.0..1.0).contains(&x), "must be at least 0 and below 1")
 }
 
-fn deviations(text: &str) -> Result<Grid, String> {
-    grid(text, |x| x.is_finite() && x >= 0.0, "must be finite and at least 0")
+fn deviations(text: &str) -> Result<SweepGrid, String> {
+    parse_grid(text, |x| x.is_finite() && x >= 0.0, "must be finite and at least 0")
 }
 
 fn width(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("must be larger than 0".to_owned()) }
+    if number.is_finite() && number > 0.0 {
+        Ok(number)
+    } else {
+        Err("must be larger than 0".to_owned())
+    }
 }
 
-fn grid(text: &str, allowed: fn(f64) -> bool, rule: &str) -> Result<Grid, String> {
+fn parse_grid(text: &str, allowed: fn(f64) -> bool, rule: &str) -> Result<SweepGrid, String> {
     let number = |text: &str| {
-        let number: f64 = text.trim().parse().map_err(|_| format!("{:?} is not a number", text.trim()))?;
+        let number: f64 =
+            text.trim().parse().map_err(|_| format!("{:?} is not a number", text.trim()))?;
         if allowed(number) { Ok(rounded(number)) } else { Err(format!("{number} {rule}")) }
     };
     let mut values = Vec::new();
@@ -128,20 +150,30 @@ fn grid(text: &str, allowed: fn(f64) -> bool, rule: &str) -> Result<Grid, String
             [one] => values.push(number(one)?),
             [low, high] if !text.contains(',') => {
                 let (low, high) = (number(low)?, number(high)?);
-                return if low < high { Ok(Grid::Interval(low, high)) } else { Err(format!("the interval {item} is empty")) };
+                return if low < high {
+                    Ok(SweepGrid::Interval(low, high))
+                } else {
+                    Err(format!("the interval {item} is empty"))
+                };
             }
-            [low, high, step] => values.extend(range(number(low)?, number(high)?, width(step)?)?),
-            _ => return Err(format!("{item:?} is neither a value, nor a range 0.1:0.5:0.1, nor an interval 0:0.9 alone")),
+            [low, high, step] => {
+                values.extend(expand_range(number(low)?, number(high)?, width(step)?)?)
+            }
+            _ => {
+                return Err(format!(
+                    "{item:?} is neither a value, nor a range 0.1:0.5:0.1, nor an interval 0:0.9 alone"
+                ));
+            }
         }
     }
     values.dedup();
-    Ok(Grid::Values(values))
+    Ok(SweepGrid::Values(values))
 }
 
-fn range(low: f64, high: f64, step: f64) -> Result<Vec<f64>, String> {
+fn expand_range(low: f64, high: f64, step: f64) -> Result<Vec<f64>, String> {
     let count = ((high - low) / step + 1e-9).floor();
-    if !(0.0..MOST).contains(&count) {
-        return Err(format!("{low}:{high}:{step} is no range of 1 to {MOST} values"));
+    if !(0.0..MAX_GRID_VALUES).contains(&count) {
+        return Err(format!("{low}:{high}:{step} is no range of 1 to {MAX_GRID_VALUES} values"));
     }
     Ok((0..=count as usize).map(|i| rounded(low + i as f64 * step)).collect())
 }
@@ -153,18 +185,29 @@ mod tests {
     #[test]
     fn lists_ranges_and_intervals() {
         let values = |text| shares(text).unwrap();
-        assert_eq!(values("0.1, 0.3"), Grid::Values(vec![0.1, 0.3]));
-        assert_eq!(values("0.1:0.3:0.1"), Grid::Values(vec![0.1, 0.2, 0.3]));
-        assert_eq!(values("0.05,0.1:0.2:0.05"), Grid::Values(vec![0.05, 0.1, 0.15, 0.2]));
-        assert_eq!(values("0:0.9"), Grid::Interval(0.0, 0.9));
-        assert_eq!(deviations("0.01:1.5").unwrap(), Grid::Interval(0.01, 1.5));
+        assert_eq!(values("0.1, 0.3"), SweepGrid::Values(vec![0.1, 0.3]));
+        assert_eq!(values("0.1:0.3:0.1"), SweepGrid::Values(vec![0.1, 0.2, 0.3]));
+        assert_eq!(values("0.05,0.1:0.2:0.05"), SweepGrid::Values(vec![0.05, 0.1, 0.15, 0.2]));
+        assert_eq!(values("0:0.9"), SweepGrid::Interval(0.0, 0.9));
+        assert_eq!(deviations("0.01:1.5").unwrap(), SweepGrid::Interval(0.01, 1.5));
     }
 
     #[test]
-    fn what_cannot_be_gone_over_is_refused() {
-        for text in
-            ["", "x", "1", "-0.1", "0.1:", "0.5:0.1", "0.1:0.5:0", "0:0.9:1e-9", "0.1,0.2:0.4", "1:2:3:4", "nan", "0.5:0.1:0.1"]
-        {
+    fn malformed_grids_are_rejected() {
+        for text in [
+            "",
+            "x",
+            "1",
+            "-0.1",
+            "0.1:",
+            "0.5:0.1",
+            "0.1:0.5:0",
+            "0:0.9:1e-9",
+            "0.1,0.2:0.4",
+            "1:2:3:4",
+            "nan",
+            "0.5:0.1:0.1",
+        ] {
             assert!(shares(text).is_err(), "{text}");
         }
         assert!(deviations("inf").is_err() && deviations("3").is_ok());

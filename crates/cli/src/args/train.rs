@@ -12,9 +12,9 @@ use super::{DeviceArgs, DtypeKind, OutputArgs, values};
 pub enum TrainCommand {
     /// Train a latent reasoner, or a baseline that thinks in words or not at all
     ///
-    /// COCONUT's curriculum: a model that says every step of a solution loses them one by one and thinks in their place. Begin
-    /// with --mode cot, go on with --mode latent --init from what it wrote. The result is a directory that eval, annotate
-    /// and transformers load.
+    /// COCONUT's curriculum: a model that says every step of a solution loses them one by one and
+    /// thinks in their place. Begin with --mode cot, go on with --mode latent --init from what
+    /// it wrote. The result is a directory that eval, annotate and transformers load.
     #[command(after_help = "\
 Examples:
   latent-tts train reasoner --mode cot --out models/cot --steps 3300
@@ -24,7 +24,8 @@ Examples:
 
     /// Train a latent reward model on what annotate wrote
     ///
-    /// Starts from a reasoner's weights and learns to tell good thoughts from bad ones among the trajectories of one problem.
+    /// Starts from a reasoner's weights and learns to tell good thoughts from bad ones among the
+    /// trajectories of one problem.
     #[command(after_help = "\
 Examples:
   latent-tts train reward --model models/latent --annotations labels/ --held-out labels-valid/ --out models/rm
@@ -35,7 +36,7 @@ Examples:
 
 /// What a reasoner learns to do before it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
+pub enum ReasonerMode {
     /// Think in vectors
     Latent,
     /// Say every step
@@ -62,18 +63,19 @@ pub struct ReasonerArgs {
 
     /// What it learns to do before it answers
     #[arg(long, value_enum, default_value = "latent")]
-    pub mode: Mode,
+    pub mode: ReasonerMode,
 
     /// Begin with this GPT-2 or Llama directory [default: random weights]
     #[arg(long, value_name = "DIR")]
     pub init: Option<PathBuf>,
 
-    /// What to learn from: a file (the paper's JSON, GSM8K's JSON lines, or lines `question||steps #### answer`)
-    /// [default: the built-in corpus, which never ends]
+    /// What to learn from: a file (the paper's JSON, GSM8K's JSON lines, or lines `question||steps
+    /// #### answer`) [default: the built-in corpus, which never ends]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<PathBuf>,
 
-    /// What to look at on the way: a file [default: the corpus's valid split if it is learned from]
+    /// What to look at on the way: a file [default: the corpus's valid split if it is learned
+    /// from]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub held_out: Option<PathBuf>,
 
@@ -131,7 +133,7 @@ pub struct ReasonerArgs {
 
     /// How to learn.
     #[command(flatten)]
-    pub learning: LearningArgs,
+    pub training: TrainingArgs,
 
     /// With what.
     #[command(flatten)]
@@ -145,7 +147,7 @@ pub struct ReasonerArgs {
 /// How to learn.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Learning")]
-pub struct LearningArgs {
+pub struct TrainingArgs {
     /// Steps of the optimizer
     #[arg(long, value_name = "COUNT", default_value = "3300")]
     pub steps: NonZeroU32,
@@ -218,7 +220,8 @@ pub enum ObjectiveKind {
     Contrastive,
     /// Each score is a logit of its label
     Bce,
-    /// At each step, of every two trajectories with unlike labels the better one is to be scored higher
+    /// At each step, of every two trajectories with unlike labels the better one is to be scored
+    /// higher
     Pairwise,
     /// Not at all: the reasoner's weights and a random head (the paper's ablation)
     Untrained,
@@ -260,12 +263,14 @@ pub struct RewardArgs {
     #[arg(long, value_enum, default_value = "contrastive")]
     pub objective: ObjectiveKind,
 
-    /// Judge whole answers too: it reads each answer after the thoughts and gives a verdict, which the rules then go by
+    /// Judge whole answers too: it reads each answer after the thoughts and gives a verdict, which
+    /// the rules then go by
     #[arg(long)]
     pub reads_answers: bool,
 
-    /// A reasoner that the judge thinks with: it thinks about each question by itself, unperturbed, before it reads what others
-    /// thought. The model is copied into the judge's directory
+    /// A reasoner that the judge thinks with: it thinks about each question by itself,
+    /// unperturbed, before it reads what others thought. The model is copied into the judge's
+    /// directory
     #[arg(long, value_name = "DIR")]
     pub mind: Option<PathBuf>,
 
@@ -277,13 +282,14 @@ pub struct RewardArgs {
     #[arg(long, value_name = "WEIGHT", default_value = "0.3")]
     pub digits: f32,
 
-    /// How much more the last step weighs than the first: step t of T weighs 1 + (LATE - 1) (t - 1) / (T - 1)
+    /// How much more the last step weighs than the first: step t of T weighs 1 + (LATE - 1) (t -
+    /// 1) / (T - 1)
     #[arg(long, value_name = "FACTOR", default_value = "1")]
     pub late: f32,
 
     /// How to learn.
     #[command(flatten)]
-    pub learning: LearningArgs,
+    pub training: TrainingArgs,
 
     /// With what.
     #[command(flatten)]

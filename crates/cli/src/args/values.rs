@@ -3,31 +3,32 @@
 use std::num::NonZeroUsize;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use engine::{Family, LatentLength, Nucleus, Probability, Range};
+use engine::{Family, LatentLength, LengthRange, Probability, TokenSampling};
 use record::aggregate::Aggregator;
 use record::stopping::Confidence;
 
 use super::DeviceKind;
 
 /// More thoughts than any model has positions for.
-const MOST_THOUGHTS: usize = 1 << 20;
+const MAX_THOUGHTS: usize = 1 << 20;
 
 /// A family by its name.
 pub fn family() -> impl TypedValueParser<Value = Family> {
-    PossibleValuesParser::new(Family::ALL.map(Family::name))
-        .try_map(|name| Family::from_name(&name).ok_or_else(|| format!("no family is called {name}")))
+    PossibleValuesParser::new(Family::ALL.map(Family::name)).try_map(|name| {
+        Family::from_name(&name).ok_or_else(|| format!("no family is called {name}"))
+    })
 }
 
 /// A rule that makes one answer of a question's trajectories, or of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+pub enum AggregateRule {
     /// A vote or a choice among sampled trajectories.
     Sampled(Aggregator),
     /// A beam search of its own.
     Beam,
 }
 
-impl Rule {
+impl AggregateRule {
     /// The name that commands take.
     pub fn name(self) -> &'static str {
         match self {
@@ -38,10 +39,12 @@ impl Rule {
 }
 
 /// A rule by its name.
-pub fn rule() -> impl TypedValueParser<Value = Rule> {
-    let all = || Aggregator::ALL.into_iter().map(Rule::Sampled).chain([Rule::Beam]);
-    PossibleValuesParser::new(all().map(Rule::name))
-        .try_map(move |name| all().find(|rule| rule.name() == name).ok_or_else(|| format!("no rule is called {name}")))
+pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
+    let all =
+        || Aggregator::ALL.into_iter().map(AggregateRule::Sampled).chain([AggregateRule::Beam]);
+    PossibleValuesParser::new(all().map(AggregateRule::name)).try_map(move |name| {
+        all().find(|rule| rule.name() == name).ok_or_else(|| format!("no rule is called {name}"))
+    })
 }
 
 /// A share above one half and at most 1.
@@ -53,12 +56,19 @@ pub fn confidence(text: &str) -> Result<Confidence, String> {
 /// A weight.
 pub fn weight(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("must be finite and at least 0".to_owned()) }
+    if number.is_finite() && number >= 0.0 {
+        Ok(number)
+    } else {
+        Err("must be finite and at least 0".to_owned())
+    }
 }
 
 /// A divisor.
 pub fn above_zero(text: &str) -> Result<f64, String> {
-    weight(text).ok().filter(|number| *number > 0.0).ok_or_else(|| "must be a number above 0".to_owned())
+    weight(text)
+        .ok()
+        .filter(|number| *number > 0.0)
+        .ok_or_else(|| "must be a number above 0".to_owned())
 }
 
 /// A share in [0, 1).
@@ -75,13 +85,17 @@ pub fn share(text: &str) -> Result<f32, String> {
 /// A standard deviation.
 pub fn deviation(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err("must be finite and at least 0".to_owned()) }
+    if number.is_finite() && number >= 0.0 {
+        Ok(number)
+    } else {
+        Err("must be finite and at least 0".to_owned())
+    }
 }
 
 /// What logits are divided by.
 pub fn temperature(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if Nucleus::new(number, 1.0).is_some() {
+    if TokenSampling::new(number, 1.0).is_some() {
         Ok(number)
     } else {
         Err("must be finite and above 0; --sampler none takes the likeliest".to_owned())
@@ -91,7 +105,11 @@ pub fn temperature(text: &str) -> Result<f32, String> {
 /// A share in (0, 1].
 pub fn top_p(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if Nucleus::new(1.0, number).is_some() { Ok(number) } else { Err("must be above 0 and at most 1".to_owned()) }
+    if TokenSampling::new(1.0, number).is_some() {
+        Ok(number)
+    } else {
+        Err("must be above 0 and at most 1".to_owned())
+    }
 }
 
 /// `auto`, `cpu`, `cuda` or `cuda:1`.
@@ -100,7 +118,10 @@ pub fn device(text: &str) -> Result<DeviceKind, String> {
         ("auto", _) => Ok(DeviceKind::Auto),
         ("cpu", _) => Ok(DeviceKind::Cpu),
         ("cuda", _) => Ok(DeviceKind::Cuda(0)),
-        (_, Some(number)) => number.parse().map(DeviceKind::Cuda).map_err(|_| format!("{number:?} is no number of a GPU")),
+        (_, Some(number)) => number
+            .parse()
+            .map(DeviceKind::Cuda)
+            .map_err(|_| format!("{number:?} is no number of a GPU")),
         _ => Err("write auto, cpu, cuda or cuda:NUMBER".to_owned()),
     }
 }
@@ -109,9 +130,9 @@ pub fn device(text: &str) -> Result<DeviceKind, String> {
 pub fn thoughts(text: &str) -> Result<LatentLength, String> {
     let count = |text: &str| {
         let number: Option<NonZeroUsize> = text.trim().parse().ok();
-        number
-            .filter(|n| n.get() <= MOST_THOUGHTS)
-            .ok_or_else(|| format!("{:?} is no count from 1 to {MOST_THOUGHTS}; write 6, <=64 or 4-6", text.trim()))
+        number.filter(|n| n.get() <= MAX_THOUGHTS).ok_or_else(|| {
+            format!("{:?} is no count from 1 to {MAX_THOUGHTS}; write 6, <=64 or 4-6", text.trim())
+        })
     };
     if let Some(most) = text.trim().strip_prefix("<=") {
         return Ok(LatentLength::AtMost(count(most)?));
@@ -119,14 +140,17 @@ pub fn thoughts(text: &str) -> Result<LatentLength, String> {
     if text.trim() == "0" {
         return Ok(LatentLength::None);
     }
-    let Some((low, high)) = text.split_once('-') else { return Ok(LatentLength::Exactly(count(text)?)) };
+    let Some((low, high)) = text.split_once('-') else {
+        return Ok(LatentLength::Exactly(count(text)?));
+    };
     let (low, high) = (count(low)?, count(high)?);
-    let range = Range::new(low, high).ok_or_else(|| format!("the range is empty; write {high}-{low}"))?;
+    let range = LengthRange::new(low, high)
+        .ok_or_else(|| format!("the range is empty; write {high}-{low}"))?;
     Ok(LatentLength::Between(range))
 }
 
 /// A length as [`thoughts`] reads it.
-pub fn show_thoughts(length: LatentLength) -> String {
+pub fn format_latent_length(length: LatentLength) -> String {
     match length {
         LatentLength::None => "0".to_owned(),
         LatentLength::Exactly(n) => n.to_string(),
@@ -137,7 +161,8 @@ pub fn show_thoughts(length: LatentLength) -> String {
 
 /// `2/8`: the second of eight parts.
 pub fn part(text: &str) -> Result<(usize, usize), String> {
-    let numbers = text.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
+    let numbers =
+        text.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
     match numbers {
         Some((part, of)) if (1..=of).contains(&part) => Ok((part, of)),
         _ => Err("write 1/4 for the first of four parts".to_owned()),
@@ -166,8 +191,10 @@ const UNITS: [(&str, u64); 14] = [
 pub fn size(text: &str) -> Result<usize, String> {
     let lower = text.trim().to_ascii_lowercase();
     let wrong = || "write a size such as 512MiB or 2GiB".to_owned();
-    let (number, unit) =
-        UNITS.iter().find_map(|(name, unit)| Some((lower.strip_suffix(name)?.trim(), *unit))).ok_or_else(wrong)?;
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(name, unit)| Some((lower.strip_suffix(name)?.trim(), *unit)))
+        .ok_or_else(wrong)?;
     let number: f64 = number.parse().map_err(|_| wrong())?;
     let size = number * unit as f64;
     if !(1.0..=(1u64 << 50) as f64).contains(&size) {
@@ -177,7 +204,7 @@ pub fn size(text: &str) -> Result<usize, String> {
 }
 
 /// A size as people read it.
-pub fn show_bytes(size: u64) -> String {
+pub fn format_bytes(size: u64) -> String {
     let (mut value, mut unit) = (size as f64, "B");
     for next in ["KiB", "MiB", "GiB", "TiB"] {
         if value < 1024.0 {
@@ -197,44 +224,65 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_read_back() {
+    fn latent_lengths_round_trip() {
         let all = [
             ("6", LatentLength::Exactly(count(6))),
             ("<=64", LatentLength::AtMost(count(64))),
-            ("4-6", LatentLength::Between(Range::new(count(4), count(6)).unwrap())),
-            ("5-5", LatentLength::Between(Range::new(count(5), count(5)).unwrap())),
+            ("4-6", LatentLength::Between(LengthRange::new(count(4), count(6)).unwrap())),
+            ("5-5", LatentLength::Between(LengthRange::new(count(5), count(5)).unwrap())),
             ("0", LatentLength::None),
         ];
         for (text, length) in all {
             assert_eq!(thoughts(text), Ok(length));
-            assert_eq!(show_thoughts(length), text);
+            assert_eq!(format_latent_length(length), text);
         }
-        for text in ["", "00", "0-4", "6-4", "-3", "4-", "<=", "<=0", "six", "99999999999999999999", "1-99999999"] {
+        for text in [
+            "",
+            "00",
+            "0-4",
+            "6-4",
+            "-3",
+            "4-",
+            "<=",
+            "<=0",
+            "six",
+            "99999999999999999999",
+            "1-99999999",
+        ] {
             assert!(thoughts(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn parts_are_counted_from_one() {
+    fn shard_parts_are_one_based() {
         assert_eq!((part("1/1"), part("3/8")), (Ok((1, 1)), Ok((3, 8))));
-        assert!(["", "1", "0/4", "5/4", "1/0", "a/b", "-1/4", "1/4/2"].iter().all(|text| part(text).is_err()));
+        assert!(
+            ["", "1", "0/4", "5/4", "1/0", "a/b", "-1/4", "1/4/2"]
+                .iter()
+                .all(|text| part(text).is_err())
+        );
     }
 
     #[test]
-    fn sizes_are_human() {
-        for (text, size) in
-            [("1GiB", 1 << 30), ("1.5G", 3 << 29), ("800MB", 800_000_000), ("64 kib", 65536), ("1000", 1000), ("7b", 7)]
-        {
+    fn memory_sizes_are_parsed() {
+        for (text, size) in [
+            ("1GiB", 1 << 30),
+            ("1.5G", 3 << 29),
+            ("800MB", 800_000_000),
+            ("64 kib", 65536),
+            ("1000", 1000),
+            ("7b", 7),
+        ] {
             assert_eq!(super::size(text), Ok(size), "{text}");
         }
         for text in ["", "GiB", "0", "-1G", "nan", "inf", "1e300", "1 giga"] {
             assert!(size(text).is_err(), "{text}");
         }
-        assert_eq!((show_bytes(12), show_bytes(3 << 29)), ("12 B".into(), "1.5 GiB".into()));
+        assert_eq!((format_bytes(12), format_bytes(3 << 29)), ("12 B".into(), "1.5 GiB".into()));
     }
 
     #[test]
-    fn numbers_are_checked() {
+    fn numbers_out_of_range_are_rejected() {
         assert!(probability("0").is_ok() && probability("0.999").is_ok());
         assert!(["1", "-0.1", "NaN", "x", "inf"].iter().all(|p| probability(p).is_err()));
         assert!(temperature("0.7").is_ok() && top_p("1").is_ok() && top_p("0.9").is_ok());
@@ -243,7 +291,9 @@ mod tests {
         assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
         assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
         assert!(weight("0").is_ok() && above_zero("0").is_err() && above_zero("1e-3").is_ok());
-        assert!(["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err()));
+        assert!(
+            ["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err())
+        );
         assert!(confidence("0.95").is_ok() && confidence("1").is_ok());
         assert!(["0.5", "1.01", "-1", "NaN", "x"].iter().all(|c| confidence(c).is_err()));
     }

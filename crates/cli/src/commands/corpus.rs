@@ -1,6 +1,7 @@
 //! `latent-tts corpus`: word problems of the built-in generator as the paper's JSON.
 //!
-//! Problems are made while they are written, one at a time, so that a file may be larger than memory.
+//! Problems are made while they are written, one at a time, so that a file may be larger than
+//! memory.
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -8,47 +9,55 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use serde::{Serialize, Serializer};
 use train::corpus::problem;
-use train::dataset::Example;
+use train::dataset::TrainExample;
 
 use crate::args::CorpusArgs;
 
 /// Runs the command.
 pub fn run(args: &CorpusArgs) -> Result<ExitCode> {
     if args.offset.checked_add(args.count).is_none() {
-        bail!("--offset {} and --count {} go beyond the last problem, number {}", args.offset, args.count, u64::MAX);
+        bail!(
+            "--offset {} and --count {} go beyond the last problem, number {}",
+            args.offset,
+            args.count,
+            u64::MAX
+        );
     }
     match &args.out {
-        Some(path) => record::write_document(path, &Problems(args))?,
+        Some(path) => record::write_document(path, &CorpusProblems(args))?,
         None => print(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The problems that were asked for, as a list.
-struct Problems<'a>(&'a CorpusArgs);
+struct CorpusProblems<'a>(&'a CorpusArgs);
 
 /// A problem as the paper's files have it.
 #[derive(Serialize)]
-struct Numbered {
+struct CorpusRecord {
     #[serde(flatten)]
-    example: Example,
+    example: TrainExample,
     idx: u64,
 }
 
-impl Serialize for Problems<'_> {
+impl Serialize for CorpusProblems<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let CorpusArgs { split, seed, offset, count, .. } = *self.0;
-        let numbered = |idx| Numbered { example: problem(split, seed, idx).into(), idx };
+        let numbered = |idx| CorpusRecord { example: problem(split, seed, idx).into(), idx };
         serializer.collect_seq((offset..offset + count).map(numbered))
     }
 }
 
 fn print(args: &CorpusArgs) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
-    let written = serde_json::to_writer_pretty(&mut out, &Problems(args)).map_err(io::Error::from);
+    let written =
+        serde_json::to_writer_pretty(&mut out, &CorpusProblems(args)).map_err(io::Error::from);
     match written.and_then(|()| writeln!(out)).and_then(|()| out.flush()) {
         // A reader that leaves early has what it wanted.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("cannot write to standard output"),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
         _ => Ok(()),
     }
 }

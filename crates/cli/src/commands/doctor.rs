@@ -9,39 +9,39 @@ use serde_json::json;
 use tensor::{Device, Isa, Precision};
 
 use crate::args::DoctorArgs;
-use crate::args::values::show_bytes;
+use crate::args::values::format_bytes;
 use crate::printer::Printer;
 
 /// Words that each thread reads to measure memory: beyond any cache, and done in a blink.
-const WORDS: usize = 16 << 20;
+const BANDWIDTH_WORDS: usize = 16 << 20;
 /// Below this even a small model is tight.
-const LITTLE_MEMORY: u64 = 2 << 30;
+const LOW_MEMORY: u64 = 2 << 30;
 
 /// Runs the command.
 pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let findings = Findings::measure(&device)?;
-    let advice = findings.advice();
+    let report = MachineReport::measure(&device)?;
+    let advice = report.advice();
     let document = json!({
-        "device": findings.device,
-        "processor": findings.processor,
-        "cores": findings.cores,
-        "isa": findings.isa.to_string(),
-        "threads": findings.threads,
-        "memory_available": findings.memory,
-        "peak_flops": findings.flops,
-        "memory_bandwidth": findings.bandwidth,
-        "load": findings.load,
-        "cuda": findings.cuda.as_ref().err(),
+        "device": report.device,
+        "processor": report.processor,
+        "cores": report.cores,
+        "isa": report.isa.to_string(),
+        "threads": report.threads,
+        "memory_available": report.memory,
+        "peak_flops": report.flops,
+        "memory_bandwidth": report.bandwidth,
+        "load": report.load,
+        "cuda": report.cuda.as_ref().err(),
         "version": env!("CARGO_PKG_VERSION"),
         "advice": advice,
     });
-    printer.result(&document, || findings.text(&advice))?;
+    printer.result(&document, || report.text(&advice))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// What was found.
-struct Findings {
+struct MachineReport {
     device: String,
     /// Whether a GPU can be used; if not, why.
     cuda: Result<(), String>,
@@ -61,22 +61,22 @@ struct Findings {
     load: Option<f64>,
 }
 
-impl Findings {
+impl MachineReport {
     fn measure(device: &Device) -> Result<Self> {
         let load = load_average();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             device: device.describe(),
-            cuda: if device.is_cuda() { Ok(()) } else { usable_gpu() },
+            cuda: if device.is_cuda() { Ok(()) } else { probe_cuda() },
             gpu_memory: device.memory()?,
-            processor: processor(),
+            processor: cpu_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             isa: device.isa().unwrap_or_else(Isa::detect),
             threads: if device.is_cuda() { threads } else { device.threads() },
             memory: memory_available(),
             load,
-            bandwidth: bandwidth(threads),
-            flops: tensor::peak(device)?,
+            bandwidth: memory_bandwidth(threads),
+            flops: tensor::peak_flops(device)?,
         })
     }
 
@@ -88,12 +88,22 @@ impl Findings {
             ("cores", self.cores.to_string()),
             ("instructions", self.isa.to_string()),
             ("threads", self.threads.to_string()),
-            ("memory", self.memory.map_or_else(unknown, |bytes| format!("{} available", show_bytes(bytes)))),
+            (
+                "memory",
+                self.memory
+                    .map_or_else(unknown, |bytes| format!("{} available", format_bytes(bytes))),
+            ),
             ("arithmetic", format!("{:.1} GFLOP/s at most, measured", self.flops / 1e9)),
             ("bandwidth", format!("{:.1} GB/s read, measured", self.bandwidth / 1e9)),
-            ("cuda", self.cuda.clone().map_or_else(|why| format!("not used: {why}"), |()| self.gpu())),
+            (
+                "cuda",
+                self.cuda
+                    .clone()
+                    .map_or_else(|why| format!("not used: {why}"), |()| self.gpu_memory_text()),
+            ),
         ];
-        let mut text: String = lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect();
+        let mut text: String =
+            lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect();
         text.push('\n');
         match advice {
             [] => text.push_str("nothing found that would make it faster\n"),
@@ -102,9 +112,11 @@ impl Findings {
         text
     }
 
-    fn gpu(&self) -> String {
+    fn gpu_memory_text(&self) -> String {
         match self.gpu_memory {
-            Some((free, all)) => format!("{} of {} free", show_bytes(free as u64), show_bytes(all as u64)),
+            Some((free, all)) => {
+                format!("{} of {} free", format_bytes(free as u64), format_bytes(all as u64))
+            }
             None => "found, and left alone".to_owned(),
         }
     }
@@ -112,7 +124,7 @@ impl Findings {
     fn advice(&self) -> Vec<String> {
         let (threads, cores) = (self.threads, self.cores);
         let busy = self.load.filter(|load| *load > 0.5 * cores as f64);
-        let little = self.memory.filter(|memory| *memory < LITTLE_MEMORY);
+        let little = self.memory.filter(|memory| *memory < LOW_MEMORY);
         let all = [
             cfg!(debug_assertions).then(|| "this is a debug build; build with `cargo build --release`".to_owned()),
             (self.isa == Isa::Portable)
@@ -124,20 +136,20 @@ impl Findings {
             }),
             (self.cuda.is_ok() && self.gpu_memory.is_none())
                 .then(|| "there is a gpu; leave --device, --threads and --isa out to use it".to_owned()),
-            little.map(|memory| format!("only {} of memory are available; pass a smaller --memory", show_bytes(memory))),
+            little.map(|memory| format!("only {} of memory are available; pass a smaller --memory", format_bytes(memory))),
         ];
         all.into_iter().flatten().collect()
     }
 }
 
 /// Whether a GPU could be used; if not, why.
-fn usable_gpu() -> Result<(), String> {
-    Device::cuda_presence()?;
+fn probe_cuda() -> Result<(), String> {
+    Device::cuda_availability()?;
     Device::cuda(0, Precision::Bf16).map(drop).map_err(|e| e.to_string())
 }
 
 /// The processor's name, where the system tells.
-pub fn processor() -> Option<String> {
+pub fn cpu_name() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
@@ -155,14 +167,16 @@ fn load_average() -> Option<f64> {
 }
 
 /// The best of three, since other load can only lower it.
-fn bandwidth(threads: usize) -> f64 {
-    let words: Vec<u64> = (0..WORDS as u64).collect();
+fn memory_bandwidth(threads: usize) -> f64 {
+    let words: Vec<u64> = (0..BANDWIDTH_WORDS as u64).collect();
     let pass = || {
         let start = Instant::now();
         std::thread::scope(|scope| {
             let share = words.len().div_ceil(threads.max(1));
             words.chunks(share).for_each(|part| {
-                scope.spawn(move || black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word))));
+                scope.spawn(move || {
+                    black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)))
+                });
             });
         });
         size_of_val(words.as_slice()) as f64 / start.elapsed().as_secs_f64()

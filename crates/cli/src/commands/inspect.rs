@@ -1,7 +1,7 @@
 //! `latent-tts inspect`: what a checkpoint holds, what was recognised, what is missing or unknown.
 //!
-//! Headers are enough for that; weights are read only for `--values`, one at a time. The listing is printed even for a
-//! checkpoint that cannot be used, and the error says why not.
+//! Headers are enough for that; weights are read only for `--values`, one at a time. The listing is
+//! printed even for a checkpoint that cannot be used, and the error says why not.
 
 mod expected;
 mod listing;
@@ -11,31 +11,32 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use engine::reasoner::MIND;
-use engine::{Extras, Family, LatentLength, Method};
+use engine::reasoner::REFERENCE_DIR;
+use engine::{Family, FamilyParts, LatentLength, Method};
 use model::config::Architecture;
-use model::{Checkpoint, Folder, LmHead, RewardHead, Tokenizer};
+use model::{Checkpoint, LmHead, ModelFiles, RewardHead, Tokenizer};
 use serde_json::{Value, json};
 use tensor::Device;
 
 use crate::args::InspectArgs;
-use crate::args::values::{show_bytes, show_thoughts};
+use crate::args::values::{format_bytes, format_latent_length};
 use crate::embedded;
-use crate::manifest::show_sites;
+use crate::manifest::sites_name;
 use crate::printer::Printer;
-use crate::settings::model_dir;
-use listing::Listing;
+use crate::settings::resolve_model_dir;
+use listing::TensorListing;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
-    let folder = embedded::named(&args.dir).map_or_else(|| model_dir("inspect", &args.dir).map(Folder::Disk), Ok)?;
+    let folder = embedded::by_name(&args.dir)
+        .map_or_else(|| resolve_model_dir("inspect", &args.dir).map(ModelFiles::Directory), Ok)?;
     let checkpoint = Checkpoint::open(folder)?;
-    let kind = Kind::of(&checkpoint, args.method)?;
-    let expected = expected::tensors(&checkpoint, kind.lm_head())?;
-    let listing = Listing::new(&checkpoint, &expected);
-    let found = Found { checkpoint: &checkpoint, kind: &kind, listing: &listing };
-    printer.result(&found.document(), || found.text(args.method))?;
-    listing.complain(checkpoint.dir(), kind.refuses_unknown())?;
+    let kind = CheckpointKind::detect(&checkpoint, args.method)?;
+    let expected = expected::expected_tensors(&checkpoint, kind.lm_head())?;
+    let listing = TensorListing::new(&checkpoint, &expected);
+    let report = InspectReport { checkpoint: &checkpoint, kind: &kind, listing: &listing };
+    printer.result(&report.to_json(), || report.text(args.method))?;
+    listing.check_usable(checkpoint.dir(), kind.rejects_unknown())?;
     if args.values {
         expected.iter().try_for_each(|e| checkpoint.tensor(&e.name, &e.shape).map(|_| ()))?;
         printer.note("all weights are finite");
@@ -44,16 +45,16 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
 }
 
 /// What sort of model it is.
-enum Kind {
+enum CheckpointKind {
     Reasoner { method: Box<Method>, tokenizer: Box<Tokenizer> },
-    Reward { tokenizer: Option<Box<Tokenizer>>, reads_answers: bool, thinks: bool },
+    RewardModel { tokenizer: Option<Box<Tokenizer>>, reads_answers: bool, has_reference: bool },
 }
 
-impl Kind {
+impl CheckpointKind {
     /// Recognises the checkpoint and reads its heads, which are small.
-    fn of(checkpoint: &Checkpoint, family: Option<Family>) -> Result<Self> {
-        let (folder, device) = (checkpoint.folder(), Device::cpu(Some(NonZeroUsize::MIN))?);
-        if RewardHead::find(checkpoint).is_some() {
+    fn detect(checkpoint: &Checkpoint, family: Option<Family>) -> Result<Self> {
+        let (folder, device) = (checkpoint.model_files(), Device::cpu(Some(NonZeroUsize::MIN))?);
+        if RewardHead::detect(checkpoint).is_some() {
             if family.is_some() {
                 bail!(
                     "{}: this is a reward model (it has a head that scores), and --method is for reasoners",
@@ -61,66 +62,71 @@ impl Kind {
                 );
             }
             RewardHead::load(&device, checkpoint.config(), checkpoint)?;
-            let reads_answers = RewardHead::verdict(&device, checkpoint.config(), checkpoint)?.is_some();
+            let reads_answers =
+                RewardHead::outcome(&device, checkpoint.config(), checkpoint)?.is_some();
             // A reward model reads the reasoner's tokens and needs no tokenizer of its own.
             let tokenizer = Tokenizer::read(folder).ok().map(Box::new);
-            return Ok(Self::Reward { tokenizer, reads_answers, thinks: folder.folder(MIND).is_some() });
+            return Ok(Self::RewardModel {
+                tokenizer,
+                reads_answers,
+                has_reference: folder.subdir(REFERENCE_DIR).is_some(),
+            });
         }
         let tokenizer = Tokenizer::read(folder)?;
-        let method = Extras::read(&device, checkpoint, &tokenizer, family)?.method;
+        let method = FamilyParts::read(&device, checkpoint, &tokenizer, family)?.method;
         Ok(Self::Reasoner { method: Box::new(method), tokenizer: Box::new(tokenizer) })
     }
 
     fn lm_head(&self) -> LmHead {
         match self {
             Self::Reasoner { .. } => LmHead::With,
-            Self::Reward { .. } => LmHead::Without,
+            Self::RewardModel { .. } => LmHead::Without,
         }
     }
 
     /// A reasoner with tensors that nobody asks for is of another family than it is taken for.
-    fn refuses_unknown(&self) -> bool {
+    fn rejects_unknown(&self) -> bool {
         matches!(self, Self::Reasoner { .. })
     }
 
     fn name(&self) -> &'static str {
         match self {
             Self::Reasoner { .. } => "reasoner",
-            Self::Reward { .. } => "reward model",
+            Self::RewardModel { .. } => "reward model",
         }
     }
 
     fn method(&self) -> Option<&Method> {
         match self {
             Self::Reasoner { method, .. } => Some(method),
-            Self::Reward { .. } => None,
+            Self::RewardModel { .. } => None,
         }
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Reasoner { tokenizer, .. } => Some(tokenizer),
-            Self::Reward { tokenizer, .. } => tokenizer.as_deref(),
+            Self::RewardModel { tokenizer, .. } => tokenizer.as_deref(),
         }
     }
 }
 
 /// Everything that is told.
-struct Found<'a> {
+struct InspectReport<'a> {
     checkpoint: &'a Checkpoint,
-    kind: &'a Kind,
-    listing: &'a Listing<'a>,
+    kind: &'a CheckpointKind,
+    listing: &'a TensorListing<'a>,
 }
 
-impl Found<'_> {
-    fn document(&self) -> Value {
+impl InspectReport<'_> {
+    fn to_json(&self) -> Value {
         let c = self.checkpoint.config();
         json!({
             "dir": self.checkpoint.dir(),
             "kind": self.kind.name(),
             "family": self.kind.method().map(|m| m.family.name()),
             "class": c.class_name,
-            "backbone": backbone(c.architecture),
+            "backbone": architecture_name(c.architecture),
             "config": {
                 "layers": c.layers, "width": c.width, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim,
                 "ffn": c.ffn, "vocab": c.vocab, "context": c.context, "tied": c.tied,
@@ -129,58 +135,84 @@ impl Found<'_> {
             "bytes": self.listing.bytes(),
             "dtypes": self.listing.dtypes(),
             "tokenizer_size": self.kind.tokenizer().map(Tokenizer::vocab_size),
-            "tokens": self.kind.method().map(|m| json!({ "prompt_end": m.then, "thoughts_end": m.end, "answer_end": m.eos })),
-            "defaults": self.kind.method().map(defaults),
-            "tensors": self.listing.document(),
+            "tokens": self.kind.method().map(|m| json!({ "prompt_end": m.begin_latent, "thoughts_end": m.end_latent, "answer_end": m.eos })),
+            "defaults": self.kind.method().map(defaults_json),
+            "tensors": self.listing.to_json(),
         })
     }
 
-    fn text(&self, given: Option<Family>) -> String {
+    fn text(&self, method_override: Option<Family>) -> String {
         let c = self.checkpoint.config();
-        let mut lines = vec![("checkpoint", self.checkpoint.dir().display().to_string()), ("kind", self.kind.name().to_owned())];
+        let mut lines = vec![
+            ("checkpoint", self.checkpoint.dir().display().to_string()),
+            ("kind", self.kind.name().to_owned()),
+        ];
         if let Some(method) = self.kind.method() {
-            let how = if given.is_some() { "as given" } else { "recognised" };
+            let how = if method_override.is_some() { "as given" } else { "recognised" };
             lines.push(("family", format!("{} ({how})", method.family)));
         }
-        if let Kind::Reward { reads_answers, thinks, .. } = self.kind {
+        if let CheckpointKind::RewardModel { reads_answers, has_reference, .. } = self.kind {
             let reads = if *reads_answers { "thoughts and answers" } else { "thoughts" };
             lines.push(("reads", reads.to_owned()));
-            if *thinks {
-                lines.push(("thinks", format!("with {}", self.checkpoint.dir().join(MIND).display())));
+            if *has_reference {
+                lines.push((
+                    "thinks",
+                    format!("with {}", self.checkpoint.dir().join(REFERENCE_DIR).display()),
+                ));
             }
         }
         lines.extend(c.class_name.clone().map(|class| ("class", class)));
-        lines.push(("backbone", format!("{}, {} layers, {} wide", backbone(c.architecture), c.layers, c.width)));
+        lines.push((
+            "backbone",
+            format!("{}, {} layers, {} wide", architecture_name(c.architecture), c.layers, c.width),
+        ));
         lines.push((
             "heads",
-            format!("{} of {}, {} for keys and values; feed-forward {}", c.heads, c.head_dim, c.kv_heads, c.ffn),
+            format!(
+                "{} of {}, {} for keys and values; feed-forward {}",
+                c.heads, c.head_dim, c.kv_heads, c.ffn
+            ),
         ));
         lines.push((
             "vocabulary",
-            format!("{} embeddings, {}", c.vocab, if c.tied { "tied to the head" } else { "head of its own" }),
+            format!(
+                "{} embeddings, {}",
+                c.vocab,
+                if c.tied { "tied to the head" } else { "head of its own" }
+            ),
         ));
         lines.push(("context", format!("{} positions", c.context)));
         lines.push(("weights", self.weights()));
-        lines.extend(self.kind.tokenizer().map(|t| ("tokenizer", format!("{} tokens", t.vocab_size()))));
+        lines.extend(
+            self.kind.tokenizer().map(|t| ("tokenizer", format!("{} tokens", t.vocab_size()))),
+        );
         if let Some(method) = self.kind.method() {
             lines.push((
                 "tokens",
-                format!("{:?} end the prompt, {:?} the thoughts, {:?} the answer", method.then, method.end, method.eos),
+                format!(
+                    "{:?} end the prompt, {:?} the thoughts, {:?} the answer",
+                    method.begin_latent, method.end_latent, method.eos
+                ),
             ));
-            lines.push(("defaults", show_defaults(method)));
+            lines.push(("defaults", format_defaults(method)));
         }
-        let mut text: String = lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect();
+        let mut text: String =
+            lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect();
         text.push_str(&self.listing.text());
         text
     }
 
     fn weights(&self) -> String {
         let millions = self.listing.parameters() as f64 / 1e6;
-        format!("{millions:.2} million parameters, {}, {}", self.listing.dtypes().join(" and "), show_bytes(self.listing.bytes()))
+        format!(
+            "{millions:.2} million parameters, {}, {}",
+            self.listing.dtypes().join(" and "),
+            format_bytes(self.listing.bytes())
+        )
     }
 }
 
-fn backbone(architecture: Architecture) -> &'static str {
+fn architecture_name(architecture: Architecture) -> &'static str {
     match architecture {
         Architecture::Gpt2 => "gpt2",
         Architecture::Llama => "llama",
@@ -188,33 +220,36 @@ fn backbone(architecture: Architecture) -> &'static str {
     }
 }
 
-fn defaults(method: &Method) -> Value {
+fn defaults_json(method: &Method) -> Value {
     json!({
-        "thoughts": show_thoughts(method.length),
+        "thoughts": format_latent_length(method.length),
         "max_new_tokens": method.max_new_tokens,
-        "p": crate::manifest::exact(method.p),
-        "sigma": crate::manifest::exact(method.sigma),
-        "sites": show_sites(method.sites),
+        "p": crate::manifest::shortest_decimal(method.p),
+        "sigma": crate::manifest::shortest_decimal(method.sigma),
+        "sites": sites_name(method.sites),
     })
 }
 
-fn show_defaults(method: &Method) -> String {
+fn format_defaults(method: &Method) -> String {
     if method.length == LatentLength::None {
-        return format!("--thoughts 0 --max-new-tokens {} --temperature 1 --top-p 1", method.max_new_tokens);
+        return format!(
+            "--thoughts 0 --max-new-tokens {} --temperature 1 --top-p 1",
+            method.max_new_tokens
+        );
     }
     format!(
         "--thoughts {} --max-new-tokens {} --p {} --sites {}, or --sigma {}",
-        show_thoughts(method.length),
+        format_latent_length(method.length),
         method.max_new_tokens,
         method.p,
-        show_sites(method.sites),
+        sites_name(method.sites),
         method.sigma
     )
 }
 
-impl Listing<'_> {
+impl TensorListing<'_> {
     /// Why the checkpoint cannot be used, if it cannot.
-    fn complain(&self, dir: &Path, refuses_unknown: bool) -> Result<()> {
+    fn check_usable(&self, dir: &Path, rejects_unknown: bool) -> Result<()> {
         let dir = dir.display();
         if let Some(first) = self.missing().first() {
             bail!(
@@ -223,7 +258,7 @@ impl Listing<'_> {
                 first.name
             );
         }
-        if let Some((entry, expected)) = self.misshapen().first() {
+        if let Some((entry, expected)) = self.mismatched().first() {
             let (name, found) = (entry.original, entry.shape);
             bail!(
                 "{dir}: tensor `{name}` has shape {found:?}, {:?} expected; config.json and weights do not belong together",
@@ -231,7 +266,7 @@ impl Listing<'_> {
             );
         }
         match self.unknown().first() {
-            Some(first) if refuses_unknown => {
+            Some(first) if rejects_unknown => {
                 let count = self.unknown().len();
                 bail!(
                     "{dir}: {count} tensors belong to no known part, the first is `{}`; pass --method if it is another family",

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use record::RunDir;
-use report::{Options, Written};
+use report::{ReportFiles, ReportOptions};
 use serde_json::json;
 
 use super::sweep;
@@ -17,26 +17,35 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
     let mut runs = Vec::new();
     for path in &args.runs {
         // A sweep is told as its runs.
-        match sweep::runs(path)? {
-            Some(points) => runs.extend(points.iter().map(RunDir::open).collect::<Result<Vec<_>, _>>()?),
+        match sweep::run_dirs(path)? {
+            Some(points) => {
+                runs.extend(points.iter().map(RunDir::open).collect::<Result<Vec<_>, _>>()?)
+            }
             None => runs.push(RunDir::open(path)?),
         }
     }
-    let out = args.out.clone().unwrap_or_else(|| folder(&args.runs));
-    let Written { page, figures } = report::write(&runs, &out, Options { partial: args.partial, page_only: args.page_only })?;
-    printer.result(&json!({ "page": page, "figures": figures }), || lines(&page, &figures))?;
+    let out = args.out.clone().unwrap_or_else(|| default_out_dir(&args.runs));
+    let ReportFiles { page, figures } = report::write(
+        &runs,
+        &out,
+        ReportOptions { partial: args.partial, page_only: args.page_only },
+    )?;
+    printer
+        .result(&json!({ "page": page, "figures": figures }), || written_files(&page, &figures))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Where the report goes if nobody said: into the one directory, or beside the first of several.
-fn folder(runs: &[PathBuf]) -> PathBuf {
+fn default_out_dir(runs: &[PathBuf]) -> PathBuf {
     match runs {
         [one] => one.clone(),
-        several => several.first().and_then(|run| run.parent()).unwrap_or(Path::new("")).join("report"),
+        several => {
+            several.first().and_then(|run| run.parent()).unwrap_or(Path::new("")).join("report")
+        }
     }
 }
 
-fn lines(page: &Path, figures: &[PathBuf]) -> String {
+fn written_files(page: &Path, figures: &[PathBuf]) -> String {
     let figures: String = figures.iter().map(|figure| format!("{}\n", figure.display())).collect();
     format!("{figures}{}", page.display())
 }

@@ -7,52 +7,62 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use engine::Question;
-use engine::question::GoldKind;
-use record::aggregate::{self, Aggregator, Candidate, Reduction};
-use record::stopping::Settled;
-use record::{Beam, Sample, Seconds, Trajectory};
+use engine::question::AnswerKind;
+use record::aggregate::{self, Aggregator, AnswerVotes, RewardReduction};
+use record::stopping::StopReason;
+use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
 use serde_json::{Value, json};
 
-use crate::aggregation::Aggregation;
+use crate::aggregation::AggregationSettings;
 use crate::args::SolveArgs;
-use crate::load::Models;
-use crate::printer::{Printer, show_seconds};
-use crate::settings::Sampling;
+use crate::load::ModelSelection;
+use crate::printer::{Printer, format_duration};
+use crate::settings::SamplingSettings;
 
 /// Trajectories.
-const SAMPLES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 /// No model has room for a longer question.
-const LONGEST: u64 = 1 << 20;
+const MAX_QUESTION_BYTES: u64 = 1 << 20;
 
 /// Runs the command.
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
-    let sampling = Sampling::of(&args.sampling, SAMPLES)?;
-    let models = Models::of(&args.model)?;
-    let aggregation = Aggregation::of(&args.aggregation, sampling.samples, models.judge.is_some())?;
-    let text = question(&args.text)?;
+    let sampling = SamplingSettings::from_args(&args.sampling, DEFAULT_SAMPLES)?;
+    let models = ModelSelection::from_args(&args.model)?;
+    let aggregation = AggregationSettings::from_args(
+        &args.aggregation,
+        sampling.samples,
+        models.reward_model.is_some(),
+    )?;
+    let text = read_question(&args.text)?;
     let device = args.machine.device.open()?;
     let loaded = models.load(&device, printer)?;
-    let settings = sampling.settings(&loaded.reasoner.method, args.machine.memory(&device)?);
+    let settings = sampling.resolve(&loaded.reasoner.method, args.machine.kv_cache_bytes(&device)?);
     let engine = loaded.engine(aggregation.apply(settings));
 
-    let unknown = loaded.reasoner.tokenizer.unknown(&text)?;
+    let unknown = loaded.reasoner.tokenizer.unknown_words(&text)?;
     if !unknown.is_empty() {
-        printer.note(&lacking(&unknown));
+        printer.note(&unknown_words_note(&unknown));
     }
     // Nobody knows the right answer, so nothing is ever marked as correct.
-    let question = Question { id: 0, text, gold: String::new(), kind: GoldKind::Number, steps: Vec::new() };
+    let question =
+        Question { id: 0, text, gold: String::new(), kind: AnswerKind::Number, steps: Vec::new() };
     let mut outcome = None;
     engine.run(&[question], &mut |done| {
         outcome = Some(done);
         ControlFlow::Continue(())
     })?;
     let Some(outcome) = outcome else { bail!("the engine gave no outcome for the question") };
-    let solved = Solved { sample: &outcome.sample, seconds: outcome.seconds, aggregation: &aggregation, unknown: &unknown };
-    printer.result(&solved.document(), || solved.text())?;
+    let report = SolveReport {
+        sample: &outcome.sample,
+        seconds: outcome.seconds,
+        aggregation: &aggregation,
+        unknown: &unknown,
+    };
+    printer.result(&report.to_json(), || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn lacking(unknown: &[String]) -> String {
+fn unknown_words_note(unknown: &[String]) -> String {
     let words: Vec<String> = unknown.iter().map(|word| format!("{word:?}")).collect();
     format!(
         "note: the model does not know {} and reads a blank there; its answer may be wrong for that reason \
@@ -61,8 +71,8 @@ fn lacking(unknown: &[String]) -> String {
     )
 }
 
-fn question(text: &str) -> Result<String> {
-    let text = if text == "-" { from_stdin()? } else { text.to_owned() };
+fn read_question(text: &str) -> Result<String> {
+    let text = if text == "-" { read_stdin()? } else { text.to_owned() };
     let text = text.trim();
     if text.is_empty() {
         bail!("the question is empty; give it as an argument, or on standard input with `-`");
@@ -70,30 +80,30 @@ fn question(text: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
-fn from_stdin() -> Result<String> {
+fn read_stdin() -> Result<String> {
     let mut text = String::new();
     std::io::stdin()
         .lock()
-        .take(LONGEST + 1)
+        .take(MAX_QUESTION_BYTES + 1)
         .read_to_string(&mut text)
         .context("cannot read the question from standard input")?;
-    if text.len() as u64 > LONGEST {
-        bail!("standard input holds more than {LONGEST} bytes; give one question");
+    if text.len() as u64 > MAX_QUESTION_BYTES {
+        bail!("standard input holds more than {MAX_QUESTION_BYTES} bytes; give one question");
     }
     Ok(text)
 }
 
 /// What came of the question.
-struct Solved<'a> {
+struct SolveReport<'a> {
     sample: &'a Sample,
     seconds: Seconds,
-    aggregation: &'a Aggregation,
+    aggregation: &'a AggregationSettings,
     /// Words that the model does not know.
     unknown: &'a [String],
 }
 
 /// What a rule chooses.
-struct Verdict<'a> {
+struct RuleAnswer<'a> {
     rule: &'static str,
     answer: Option<&'a str>,
 }
@@ -101,32 +111,42 @@ struct Verdict<'a> {
 /// Wide enough for the names of the rules.
 const LABEL: usize = 12;
 
-impl Solved<'_> {
-    fn trajectories(&self) -> &[Trajectory] {
+impl SolveReport<'_> {
+    fn trajectories(&self) -> &[TrajectoryRecord] {
         &self.sample.trajectories
     }
 
-    fn scored(&self) -> bool {
-        self.trajectories().iter().all(|t| t.scores.is_some())
+    fn has_rewards(&self) -> bool {
+        self.trajectories().iter().all(|t| t.process_rewards.is_some())
     }
 
     /// What each rule chooses, as far as the trajectories allow it; the first is the answer.
-    fn verdicts(&self) -> Vec<Verdict<'_>> {
+    fn rule_answers(&self) -> Vec<RuleAnswer<'_>> {
         let all = self.trajectories();
-        let Aggregation { rules: asked, tuning, .. } = self.aggregation;
-        let mut rules = asked.as_deref().unwrap_or(Aggregator::USUAL).to_vec();
+        let AggregationSettings { rules: requested, tuning, .. } = self.aggregation;
+        let mut rules = requested.as_deref().unwrap_or(Aggregator::DEFAULT).to_vec();
         rules.retain(|rule| rule.applies(all));
-        if asked.is_none() && self.scored() {
-            // The best of them comes first (docs/latent-rm.md): verdicts have a scale that means something, step rewards have none.
-            let judged = all.iter().all(|t| t.verdict.is_some());
-            let best = if judged { Aggregator::Weighted } else { Aggregator::Normalized };
+        if requested.is_none() && self.has_rewards() {
+            // The best of them comes first (docs/latent-rm.md): verdicts have a scale that means
+            // something, step rewards have none.
+            let has_outcome_rewards = all.iter().all(|t| t.outcome_reward.is_some());
+            let best =
+                if has_outcome_rewards { Aggregator::Weighted } else { Aggregator::Normalized };
             rules.sort_by_key(|rule| *rule != best);
         }
         let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
-        let verdict = |rule: &Aggregator| Verdict { rule: name(*rule), answer: answer(rule.choose(all, tuning)) };
-        let mut verdicts: Vec<Verdict<'_>> = rules.iter().map(verdict).collect();
-        verdicts.extend(self.sample.beam.as_ref().map(|beam| Verdict { rule: "beam", answer: beam.answer.as_deref() }));
-        verdicts
+        let rule_answer = |rule: &Aggregator| RuleAnswer {
+            rule: rule_name(*rule),
+            answer: answer(rule.choose(all, tuning)),
+        };
+        let mut rule_answers: Vec<RuleAnswer<'_>> = rules.iter().map(rule_answer).collect();
+        rule_answers.extend(
+            self.sample
+                .beam
+                .as_ref()
+                .map(|beam| RuleAnswer { rule: "beam", answer: beam.answer.as_deref() }),
+        );
+        rule_answers
     }
 
     fn greedy(&self) -> Option<&str> {
@@ -134,17 +154,17 @@ impl Solved<'_> {
     }
 
     /// Answers by votes; equal ones in the order of their first supporters.
-    fn votes(&self) -> Vec<Candidate<'_>> {
-        let mut votes = aggregate::candidates(self.trajectories());
+    fn votes(&self) -> Vec<AnswerVotes<'_>> {
+        let mut votes = aggregate::votes(self.trajectories());
         votes.sort_by_key(|candidate| std::cmp::Reverse(candidate.votes));
         votes
     }
 
-    fn silent(&self) -> usize {
+    fn without_answer(&self) -> usize {
         self.trajectories().iter().filter(|t| t.answer.is_none()).count()
     }
 
-    fn rate(&self) -> f64 {
+    fn trajectories_per_s(&self) -> f64 {
         let Seconds { prefill, thoughts, scores, answers, .. } = self.seconds;
         self.trajectories().len() as f64 / (prefill + thoughts + scores + answers).max(1e-9)
     }
@@ -152,29 +172,38 @@ impl Solved<'_> {
     /// The largest mean reward among the supporters of an answer.
     fn best_reward(&self, answer: &str) -> Option<f64> {
         let supporters = self.trajectories().iter().filter(|t| t.answer.as_deref() == Some(answer));
-        let rewards = supporters.map(|t| aggregate::reward(t, Reduction::Overall));
+        let rewards = supporters.map(|t| aggregate::reward(t, RewardReduction::OutcomeOrMean));
         rewards.reduce(f64::max).filter(|reward| reward.is_finite())
     }
 
-    fn document(&self) -> Value {
-        let verdicts = self.verdicts();
+    fn to_json(&self) -> Value {
+        let rule_answers = self.rule_answers();
         let votes = self.votes();
         let total: f64 = votes.iter().map(|c| c.weight).sum();
-        let vote = |c: &Candidate<'_>| {
+        let vote = |c: &AnswerVotes<'_>| {
             let (mean, best) = (mean_reward(c), self.best_reward(c.answer));
             json!({ "answer": c.answer, "votes": c.votes, "weight": c.weight / total, "reward": mean, "best_reward": best })
         };
-        let trajectory = |t: &Trajectory| {
+        let trajectory = |t: &TrajectoryRecord| {
             let (k, thoughts, text, answer) = (t.k, t.thoughts, &t.text, &t.answer);
-            json!({ "k": k, "thoughts": thoughts, "text": text, "answer": answer, "scores": t.scores, "logprob": t.logprob })
+            json!({ "k": k, "thoughts": thoughts, "text": text, "answer": answer, "scores": t.process_rewards, "logprob": t.logprob })
         };
-        let mut document = json!({ "question": self.sample.question, "answer": verdicts.first().and_then(|v| v.answer) });
-        verdicts.iter().for_each(|verdict| document[verdict.rule] = json!(verdict.answer));
+        let mut document = json!({ "question": self.sample.question, "answer": rule_answers.first().and_then(|v| v.answer) });
+        rule_answers.iter().for_each(|chosen| document[chosen.rule] = json!(chosen.answer));
         document["greedy"] = json!(self.greedy());
         document["votes"] = votes.iter().map(vote).collect();
-        document["without_answer"] = json!(self.silent());
+        document["without_answer"] = json!(self.without_answer());
         document["trajectories"] = self.trajectories().iter().map(trajectory).collect();
-        if let Some(Beam { width, candidates, thoughts, text, answer, scores, .. }) = &self.sample.beam {
+        if let Some(BeamResult {
+            width,
+            candidates,
+            thoughts,
+            text,
+            answer,
+            process_rewards: scores,
+            ..
+        }) = &self.sample.beam
+        {
             let size = json!({ "width": width, "candidates": candidates, "thoughts": thoughts, "text": text });
             document["search"] = size;
             document["search"]["answer"] = json!(answer);
@@ -183,14 +212,14 @@ impl Solved<'_> {
         document["unknown_words"] = json!(self.unknown);
         document["stopped"] = json!(self.sample.stopped);
         document["seconds"] = json!(self.seconds);
-        document["trajectories_per_s"] = json!(self.rate());
+        document["trajectories_per_s"] = json!(self.trajectories_per_s());
         document
     }
 
     fn text(&self) -> String {
-        let verdicts = self.verdicts();
-        let mut text = labelled("answer", &self.reason(verdicts.first()));
-        for Verdict { rule, answer } in &verdicts {
+        let rule_answers = self.rule_answers();
+        let mut text = labelled("answer", &self.explain_answer(rule_answers.first()));
+        for RuleAnswer { rule, answer } in &rule_answers {
             text.push_str(&labelled(rule, answer.unwrap_or("none")));
         }
         text.push_str(&labelled("greedy", self.greedy().unwrap_or("none")));
@@ -200,33 +229,52 @@ impl Solved<'_> {
     }
 
     /// The answer, and what speaks for it.
-    fn reason(&self, verdict: Option<&Verdict<'_>>) -> String {
-        let Some((rule, answer)) = verdict.and_then(|v| Some((v.rule, v.answer?))) else { return "none".to_owned() };
+    fn explain_answer(&self, chosen: Option<&RuleAnswer<'_>>) -> String {
+        let Some((rule, answer)) = chosen.and_then(|v| Some((v.rule, v.answer?))) else {
+            return "none".to_owned();
+        };
         let votes = self.votes();
-        let Some(candidate) = votes.iter().find(|c| c.answer == answer) else { return format!("{answer} (by {rule})") };
+        let Some(candidate) = votes.iter().find(|c| c.answer == answer) else {
+            return format!("{answer} (by {rule})");
+        };
         let (total, all) = (votes.iter().map(|c| c.weight).sum::<f64>(), self.trajectories().len());
         let weight = 100.0 * candidate.weight / total;
-        let weight = if self.scored() { format!(" with {weight:.0}% of the rewards' weight") } else { String::new() };
+        let weight = if self.has_rewards() {
+            format!(" with {weight:.0}% of the rewards' weight")
+        } else {
+            String::new()
+        };
         format!("{answer} (by {rule}: {} of {all} trajectories{weight})", candidate.votes)
     }
 
     fn table(&self) -> String {
         let votes = self.votes();
         let total: f64 = votes.iter().map(|c| c.weight).sum();
-        let width = votes.iter().map(|c| c.answer.chars().count()).max().unwrap_or(0).clamp(LABEL, 40);
+        let width =
+            votes.iter().map(|c| c.answer.chars().count()).max().unwrap_or(0).clamp(LABEL, 40);
         let mut text = format!("\n{:<width$}  votes", "candidate");
-        text.push_str(if self.scored() { "  weight  mean reward  best reward\n" } else { "\n" });
+        text.push_str(if self.has_rewards() {
+            "  weight  mean reward  best reward\n"
+        } else {
+            "\n"
+        });
         for candidate in &votes {
             text.push_str(&format!("{:<width$}  {:>5}", candidate.answer, candidate.votes));
-            if self.scored() {
-                let number = |reward: Option<f64>| reward.map_or("-".to_owned(), |reward| format!("{reward:.3}"));
-                let (mean, best) = (number(mean_reward(candidate)), number(self.best_reward(candidate.answer)));
-                text.push_str(&format!("  {:>5.1}%  {mean:>11}  {best:>11}", 100.0 * candidate.weight / total));
+            if self.has_rewards() {
+                let number = |reward: Option<f64>| {
+                    reward.map_or("-".to_owned(), |reward| format!("{reward:.3}"))
+                };
+                let (mean, best) =
+                    (number(mean_reward(candidate)), number(self.best_reward(candidate.answer)));
+                text.push_str(&format!(
+                    "  {:>5.1}%  {mean:>11}  {best:>11}",
+                    100.0 * candidate.weight / total
+                ));
             }
             text.push('\n');
         }
-        if self.silent() > 0 {
-            text.push_str(&format!("{:<width$}  {:>5}\n", "none", self.silent()));
+        if self.without_answer() > 0 {
+            text.push_str(&format!("{:<width$}  {:>5}\n", "none", self.without_answer()));
         }
         text.push('\n');
         text
@@ -235,32 +283,59 @@ impl Solved<'_> {
     /// The best trajectory, how the search went, why sampling stopped, and where the time went.
     fn details(&self) -> String {
         let mut text = String::new();
-        let best = aggregate::best_of(self.trajectories(), Reduction::Overall).map(|i| &self.trajectories()[i]);
-        if let Some((best, scores)) = best.and_then(|best| Some((best, best.scores.as_ref()?))) {
-            text.push_str(&labelled("best one", &format!("trajectory {}{}", best.k, step_rewards(scores))));
+        let best = aggregate::best_of(self.trajectories(), RewardReduction::OutcomeOrMean)
+            .map(|i| &self.trajectories()[i]);
+        if let Some((best, scores)) =
+            best.and_then(|best| Some((best, best.process_rewards.as_ref()?)))
+        {
+            text.push_str(&labelled(
+                "best one",
+                &format!("trajectory {}{}", best.k, format_process_rewards(scores)),
+            ));
         }
-        if let Some(Beam { width, candidates, scores, .. }) = &self.sample.beam {
-            text.push_str(&labelled("search", &format!("{width} beams x {candidates}{}", step_rewards(scores))));
+        if let Some(BeamResult { width, candidates, process_rewards: scores, .. }) =
+            &self.sample.beam
+        {
+            text.push_str(&labelled(
+                "search",
+                &format!("{width} beams x {candidates}{}", format_process_rewards(scores)),
+            ));
         }
         if let Some(stopped) = self.sample.stopped {
-            let why = match stopped.why {
-                Settled::Certain => "no further one can change the vote",
-                Settled::Confident => "the lead is large enough",
+            let why = match stopped.reason {
+                StopReason::Certain => "no further one can change the vote",
+                StopReason::Confident => "the lead is large enough",
             };
-            let content = format!("after {} of {} trajectories: {why}", self.trajectories().len(), stopped.asked);
+            let content = format!(
+                "after {} of {} trajectories: {why}",
+                self.trajectories().len(),
+                stopped.requested
+            );
             text.push_str(&labelled("stopped", &content));
         }
         let Seconds { prefill, thoughts, scores, answers, beam, total } = self.seconds;
-        let parts = [("prefill", prefill), ("thoughts", thoughts), ("scores", scores), ("answers", answers), ("beam", beam)];
+        let parts = [
+            ("prefill", prefill),
+            ("thoughts", thoughts),
+            ("scores", scores),
+            ("answers", answers),
+            ("beam", beam),
+        ];
         let ran = parts.into_iter().filter(|(stage, s)| *stage != "beam" || *s > 0.0);
         let parts: Vec<String> = ran.map(|(stage, s)| format!("{stage} {s:.3}")).collect();
-        text.push_str(&labelled("time", &format!("{}: {}", show_seconds(total), parts.join(", "))));
-        text.push_str(&labelled("speed", &format!("{:.1} trajectories/s", self.rate())));
+        text.push_str(&labelled(
+            "time",
+            &format!("{}: {}", format_duration(total), parts.join(", ")),
+        ));
+        text.push_str(&labelled(
+            "speed",
+            &format!("{:.1} trajectories/s", self.trajectories_per_s()),
+        ));
         text
     }
 }
 
-fn step_rewards(scores: &[f32]) -> String {
+fn format_process_rewards(scores: &[f32]) -> String {
     scores.iter().enumerate().fold(String::new(), |text, (t, score)| {
         let before = if t == 0 { ", step rewards" } else { "" };
         format!("{text}{before} {score:.3}")
@@ -272,11 +347,11 @@ fn labelled(label: &str, content: &str) -> String {
 }
 
 /// The plain vote goes by its full name here.
-fn name(rule: Aggregator) -> &'static str {
+fn rule_name(rule: Aggregator) -> &'static str {
     if rule == Aggregator::Majority { "majority" } else { rule.name() }
 }
 
 /// Trajectories without thoughts have no reward.
-fn mean_reward(candidate: &Candidate<'_>) -> Option<f64> {
+fn mean_reward(candidate: &AnswerVotes<'_>) -> Option<f64> {
     candidate.reward.map(|sum| sum / candidate.votes as f64).filter(|mean| mean.is_finite())
 }

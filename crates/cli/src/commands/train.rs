@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use model::save::Saved;
+use model::save::SaveDtype;
 use serde_json::{Map, Value, json};
 use tensor::Device;
-use train::course::{self, Course, Ended, Event, Plan};
-use train::schedule::{Optimizer, Schedule};
+use train::schedule::{LrSchedule, Optimizer};
+use train::trainer::{self, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
 
-use crate::args::{DtypeKind, LearningArgs, TrainCommand};
+use crate::args::{DtypeKind, TrainCommand, TrainingArgs};
 use crate::interrupt;
-use crate::printer::{Printer, show_seconds};
+use crate::printer::{Printer, format_duration};
 
 /// The exit code of a training that can be resumed.
 const INTERRUPTED: u8 = 3;
@@ -32,14 +32,23 @@ pub fn run(command: &TrainCommand) -> Result<ExitCode> {
     }
 }
 
-/// The plan that the flags make; `fingerprint` is everything that a resumed training must have in common.
-fn plan(args: &LearningArgs, out: &Path, fingerprint: String) -> Result<Plan> {
+/// The plan that the flags make; `fingerprint` is everything that a resumed training must have in
+/// common.
+fn plan(args: &TrainingArgs, out: &Path, fingerprint: String) -> Result<TrainConfig> {
     let dir = out.join("training");
     if dir.join("state.safetensors").exists() && !args.resume {
-        bail!("{}: holds a training already; pass --resume to go on with it, or another --out", out.display());
+        bail!(
+            "{}: holds a training already; pass --resume to go on with it, or another --out",
+            out.display()
+        );
     }
-    let schedule = Schedule { peak: args.lr, warmup: args.warmup, steps: args.steps.get(), floor: args.floor };
-    Ok(Plan {
+    let schedule = LrSchedule {
+        peak: args.lr,
+        warmup: args.warmup,
+        steps: args.steps.get(),
+        floor: args.floor,
+    };
+    Ok(TrainConfig {
         optimizer: Optimizer {
             schedule,
             betas: (0.9, args.beta2),
@@ -48,56 +57,69 @@ fn plan(args: &LearningArgs, out: &Path, fingerprint: String) -> Result<Plan> {
             decay_all: false,
             clip: (args.clip > 0.0).then_some(args.clip),
         },
-        accumulate: args.accumulate.get(),
+        accumulation_steps: args.accumulate.get(),
         dir,
         save_every: args.save_every,
-        examine_every: args.look_every,
+        eval_every: args.look_every,
         patience: args.patience,
         fingerprint,
     })
 }
 
-fn saved(dtype: DtypeKind) -> Saved {
+fn weight_dtype(dtype: DtypeKind) -> SaveDtype {
     match dtype {
-        DtypeKind::F32 => Saved::F32,
-        DtypeKind::Bf16 => Saved::Bf16,
+        DtypeKind::F32 => SaveDtype::F32,
+        DtypeKind::Bf16 => SaveDtype::Bf16,
     }
 }
 
 /// Runs a course under a plan, with progress, and says how it ended.
-fn follow(course: &mut dyn Course, device: &Device, plan: &Plan, printer: &Printer, out: &Path) -> Result<ExitCode> {
+fn run_training(
+    trainer: &mut dyn TrainTask,
+    device: &Device,
+    plan: &TrainConfig,
+    printer: &Printer,
+    out: &Path,
+) -> Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
-    interrupt::raise(&stop)?;
+    interrupt::set_flag_on_signal(&stop)?;
     let (started, mut figures) = (Instant::now(), Map::new());
     let (mut progress, mut first) = (None, 0);
-    let ended = course::run(course, device, plan, &mut |event| {
+    let ended = trainer::run(trainer, device, plan, &mut |event| {
         match event {
-            Event::Resumed { steps } => {
+            TrainEvent::Resumed { steps } => {
                 first = steps;
                 printer.note(&format!("goes on after {steps} steps"));
             }
-            Event::Stepped { steps, of, line } => {
-                let progress = progress.get_or_insert_with(|| printer.progress(first as usize, of as usize));
+            TrainEvent::Stepped { steps, total: of, log_line: line } => {
+                let progress =
+                    progress.get_or_insert_with(|| printer.progress(first as usize, of as usize));
                 progress.advance();
                 let rate = f64::from(steps - first) / started.elapsed().as_secs_f64();
-                let left = show_seconds(f64::from(of - steps) / rate);
+                let left = format_duration(f64::from(of - steps) / rate);
                 progress.report(&format!("{} {rate:.1} steps/s, {left} left", losses(line)));
             }
-            Event::Examined { steps, figures: seen } => {
+            TrainEvent::Evaluated { steps, metrics: seen } => {
                 printer.note(&format!("after {steps} steps: {}", Value::Object(seen.clone())));
                 figures = seen.clone();
             }
         }
-        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if stop.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
     let seconds = started.elapsed().as_secs_f64();
-    let summary = json!({ "out": out, "seconds": seconds, "finished": ended == Ended::Done, "held_out": figures });
+    let summary = json!({ "out": out, "seconds": seconds, "finished": ended == TrainOutcome::Finished, "held_out": figures });
     match ended {
-        Ended::Done => {
-            printer.result(&summary, || format!("{} is trained ({})", out.display(), show_seconds(seconds)))?;
+        TrainOutcome::Finished => {
+            printer.result(&summary, || {
+                format!("{} is trained ({})", out.display(), format_duration(seconds))
+            })?;
             Ok(ExitCode::SUCCESS)
         }
-        Ended::Interrupted => {
+        TrainOutcome::Interrupted => {
             printer.note("interrupted; everything is kept, go on with --resume");
             Ok(ExitCode::from(INTERRUPTED))
         }

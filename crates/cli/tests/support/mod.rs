@@ -5,53 +5,59 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use model::testkit::{Family, Spec, write_checkpoint};
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use serde_json::Value;
 use tempfile::TempDir;
 
 /// Every reasoner family by its name on the command line.
-pub const REASONERS: [(&str, Family); 6] = [
-    ("coconut", Family::Coconut),
-    ("codi", Family::CodiGpt2),
-    ("codi", Family::CodiLlama),
-    ("colar", Family::Colar),
-    ("latent-sft", Family::LatentSft),
-    ("rot", Family::Rot),
+pub const REASONERS: [(&str, CheckpointFamily); 6] = [
+    ("coconut", CheckpointFamily::Coconut),
+    ("codi", CheckpointFamily::CodiGpt2),
+    ("codi", CheckpointFamily::CodiLlama),
+    ("colar", CheckpointFamily::Colar),
+    ("latent-sft", CheckpointFamily::LatentSft),
+    ("rot", CheckpointFamily::Rot),
 ];
 
 /// A folder with models and questions, and the program run in it.
-pub struct Bench {
+pub struct CliSandbox {
     dir: TempDir,
 }
 
 /// What the program did.
-pub struct Done {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Bench {
+impl CliSandbox {
     /// A folder with a COCONUT in `model` and eight questions in `data.jsonl`.
     pub fn new() -> Self {
-        let bench = Self { dir: tempfile::tempdir().unwrap() };
-        bench.model("model", &Spec::default());
-        bench.questions("data.jsonl", 8);
-        bench
+        let sandbox = Self { dir: tempfile::tempdir().unwrap() };
+        sandbox.model("model", &CheckpointSpec::default());
+        sandbox.questions("data.jsonl", 8);
+        sandbox
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn model(&self, name: &str, spec: &Spec) -> PathBuf {
+    pub fn model(&self, name: &str, spec: &CheckpointSpec) -> PathBuf {
         let dir = self.path(name);
         write_checkpoint(&dir, spec).unwrap();
         dir
     }
 
     pub fn questions(&self, name: &str, count: usize) -> PathBuf {
-        let line = |i: usize| format!("{{\"question\": \"What is {i} plus {}?\", \"answer\": \"{}\"}}\n", i + 1, 2 * i + 1);
+        let line = |i: usize| {
+            format!(
+                "{{\"question\": \"What is {i} plus {}?\", \"answer\": \"{}\"}}\n",
+                i + 1,
+                2 * i + 1
+            )
+        };
         self.write(name, (0..count).map(line).collect::<String>())
     }
 
@@ -82,19 +88,24 @@ impl Bench {
         command
     }
 
-    pub fn run(&self, args: &[&str]) -> Done {
-        finished(self.command(args).output().unwrap())
+    pub fn run(&self, args: &[&str]) -> CommandOutput {
+        command_output(self.command(args).output().unwrap())
     }
 
     /// A small eval of `model` on `data.jsonl`, with more arguments, which may replace those.
     pub fn eval_args<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
-        let base =
-            [["--model", "model"], ["--data", "data.jsonl"], ["--samples", "4"], ["--max-new-tokens", "6"], ["--threads", "1"]];
+        let base = [
+            ["--model", "model"],
+            ["--data", "data.jsonl"],
+            ["--samples", "4"],
+            ["--max-new-tokens", "6"],
+            ["--threads", "1"],
+        ];
         let kept = base.into_iter().filter(|[flag, _]| !more.contains(flag)).flatten();
         ["eval"].into_iter().chain(kept).chain(more.iter().copied()).collect()
     }
 
-    pub fn eval(&self, more: &[&str]) -> Done {
+    pub fn eval(&self, more: &[&str]) -> CommandOutput {
         self.run(&self.eval_args(more))
     }
 
@@ -117,12 +128,12 @@ fn collect(dir: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     }
 }
 
-pub fn finished(output: Output) -> Done {
+pub fn command_output(output: Output) -> CommandOutput {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Done { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-impl Done {
+impl CommandOutput {
     /// It worked.
     #[track_caller]
     pub fn ok(self) -> Self {

@@ -1,7 +1,8 @@
 //! The letter of a multiple-choice answer.
 //!
-//! Letters run from A to J, upper case. A stated answer (`boxed{B}`, `the answer is (B)`) wins over a
-//! marked option (`(B)`, `B)`), and that over a letter standing alone; within each the last one counts.
+//! Letters run from A to J, upper case. A stated answer (`boxed{B}`, `the answer is (B)`) wins over
+//! a marked option (`(B)`, `B)`), and that over a letter standing alone; within each the last one
+//! counts.
 
 use super::latex::boxed;
 
@@ -33,7 +34,9 @@ fn stated(text: &str) -> Option<char> {
 /// The option letters of `text` that are not part of a longer word, with their positions.
 fn alone(text: &str) -> impl Iterator<Item = (usize, char)> + '_ {
     let bytes = text.as_bytes();
-    let wordless = move |at: Option<usize>| !at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric);
+    let wordless = move |at: Option<usize>| {
+        !at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphanumeric)
+    };
     bytes.iter().enumerate().filter_map(move |(at, byte)| {
         let option = (b'A'..=b'J').contains(byte);
         let alone = option && wordless(at.checked_sub(1)) && wordless(Some(at + 1));

@@ -1,8 +1,9 @@
 //! LaTeX answers: finding the box, bringing a formula to one spelling, reading simple values.
 //!
-//! [`normalise`] is in the manner of the Qwen2.5-Math grader, which Latent-SFT is judged by: it drops
-//! what typesets (`\left`, spaces, `\dfrac`), what decorates a number (degrees, `%`, `$`, units) and a
-//! leading `x =`. There is no symbolic algebra, so `2\sqrt{3}` and `\sqrt{12}` stay different.
+//! [`normalise`] is in the manner of the Qwen2.5-Math grader, which Latent-SFT is judged by: it
+//! drops what typesets (`\left`, spaces, `\dfrac`), what decorates a number (degrees, `%`, `$`,
+//! units) and a leading `x =`. There is no symbolic algebra, so `2\sqrt{3}` and `\sqrt{12}` stay
+//! different.
 //!
 //! Every function is one pass or a fixed number of passes over its text.
 
@@ -43,9 +44,10 @@ const REWRITES: [(&str, &str); 29] = [
 
 /// Words that may follow a number without changing it.
 const UNITS: [&str; 41] = [
-    "degree", "degrees", "dollar", "dollars", "cent", "cents", "percent", "unit", "units", "square", "sq", "cubic", "mm", "cm",
-    "km", "meter", "meters", "inch", "inches", "foot", "feet", "ft", "yard", "yards", "mile", "miles", "mph", "second",
-    "seconds", "minute", "minutes", "hour", "hours", "day", "days", "week", "weeks", "month", "months", "year", "years",
+    "degree", "degrees", "dollar", "dollars", "cent", "cents", "percent", "unit", "units",
+    "square", "sq", "cubic", "mm", "cm", "km", "meter", "meters", "inch", "inches", "foot", "feet",
+    "ft", "yard", "yards", "mile", "miles", "mph", "second", "seconds", "minute", "minutes",
+    "hour", "hours", "day", "days", "week", "weeks", "month", "months", "year", "years",
 ];
 
 /// The content of the last `boxed{...}`, braces matched; up to the end of the text where the box is
@@ -68,8 +70,8 @@ pub(crate) fn boxed(text: &str) -> Option<&str> {
 
 /// One spelling for formulas that differ only in how they are set.
 ///
-/// Dropping one thing can bring another to light (`\text{5 cm}`), so passes repeat until nothing changes;
-/// their number is bounded, for texts made to defeat that.
+/// Dropping one thing can bring another to light (`\text{5 cm}`), so passes repeat until nothing
+/// changes; their number is bounded, for texts made to defeat that.
 pub(crate) fn normalise(text: &str) -> String {
     let mut text = text.to_owned();
     for _ in 0..8 {
@@ -180,7 +182,8 @@ fn argument(text: &str) -> Option<(&str, &str)> {
     Some(text.split_at(first.len_utf8()))
 }
 
-/// The value of a normalised formula that is a number, `a/b` or `\frac{a}{b}`, with or without a minus.
+/// The value of a normalised formula that is a number, `a/b` or `\frac{a}{b}`, with or without a
+/// minus.
 pub(crate) fn value(text: &str) -> Option<f64> {
     let (sign, body) = match text.strip_prefix('-') {
         Some(body) => (-1.0, body),
@@ -201,8 +204,8 @@ fn parts(text: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// A number whose commas, if any, part thousands. Unlike the grader, which drops every comma, this does
-/// not read the list `1,2` as 12.
+/// A number whose commas, if any, part thousands. Unlike the grader, which drops every comma, this
+/// does not read the list `1,2` as 12.
 fn grouped(text: &str) -> Option<f64> {
     let (first, rest) = text.split_once(',').map_or((text, None), |(a, b)| (a, Some(b)));
     if let Some(rest) = rest {
@@ -216,7 +219,8 @@ fn grouped(text: &str) -> Option<f64> {
     python_float(&text.replace(',', ""))
 }
 
-/// Python's `isclose(x, y, abs_tol=1e-4)` for `y` the gold answer, a hundredth of it, or a hundred times it.
+/// Python's `isclose(x, y, abs_tol=1e-4)` for `y` the gold answer, a hundredth of it, or a hundred
+/// times it.
 pub(crate) fn close_or_percent(x: f64, gold: f64) -> bool {
     let close = |y: f64| (x - y).abs() <= (1e-9 * x.abs().max(y.abs())).max(1e-4);
     [gold / 100.0, gold, gold * 100.0].into_iter().any(close)

@@ -1,7 +1,7 @@
 //! The searches that the families' programs do with regular expressions, written out by hand.
 //!
-//! Each function says the expression it stands for and follows Python's `re`: leftmost match, greedy
-//! digits. Digits and marks are ASCII, so byte positions are always character boundaries.
+//! Each function says the expression it stands for and follows Python's `re`: leftmost match,
+//! greedy digits. Digits and marks are ASCII, so byte positions are always character boundaries.
 
 use std::borrow::Cow;
 
@@ -14,14 +14,14 @@ pub(crate) fn after_last<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
 
 /// COCONUT: `float(text.split("#")[-1].replace(",", "").strip())`.
 ///
-/// A text without `#` has no answer: the reference reads the prompt as well, whose words then make its
-/// `float` fail.
+/// A text without `#` has no answer: the reference reads the prompt as well, whose words then make
+/// its `float` fail.
 pub(crate) fn after_hash(text: &str) -> Option<f64> {
     plain(after_last(text, "#")?)
 }
 
-/// CoLaR: `float(text.strip("#").split("Answer:")[-1])`. Commas stay, and make the parse fail. As with
-/// [`after_hash`], a text without the mark has no answer.
+/// CoLaR: `float(text.strip("#").split("Answer:")[-1])`. Commas stay, and make the parse fail. As
+/// with [`after_hash`], a text without the mark has no answer.
 pub(crate) fn after_answer_colon(text: &str) -> Option<f64> {
     python_float(after_last(text.trim_matches('#'), "Answer:")?)
 }
@@ -76,9 +76,13 @@ pub(crate) fn cascade(text: &str) -> Option<f64> {
     python_float(number?)
 }
 
-/// The number after the first `mark` that is followed by what `separator` accepts, white space and a
-/// digit. Marks may overlap, as in `##### 5`.
-fn marked_number<'a>(text: &'a str, mark: &str, separator: impl Fn(&'a str) -> Option<&'a str>) -> Option<&'a str> {
+/// The number after the first `mark` that is followed by what `separator` accepts, white space and
+/// a digit. Marks may overlap, as in `##### 5`.
+fn marked_number<'a>(
+    text: &'a str,
+    mark: &str,
+    separator: impl Fn(&'a str) -> Option<&'a str>,
+) -> Option<&'a str> {
     positions(text, mark).find_map(|at| {
         let tail = separator(&text[at + mark.len()..])?;
         some_number(leading_number(tail.trim_start_matches(is_space)))

@@ -5,23 +5,30 @@ use proptest::prelude::*;
 use super::*;
 use crate::question;
 
-const CODI: Rule = Rule::LastNumber(Scope::Answer);
-const RULES: [Rule; 6] = [Rule::Hash, CODI, Rule::LastNumber(Scope::Sequence), Rule::AnswerColon, Rule::Boxed, Rule::Cascade];
+const CODI: AnswerRule = AnswerRule::LastNumber(AnswerScope::Answer);
+const RULES: [AnswerRule; 6] = [
+    AnswerRule::Hash,
+    CODI,
+    AnswerRule::LastNumber(AnswerScope::Sequence),
+    AnswerRule::AnswerColon,
+    AnswerRule::Boxed,
+    AnswerRule::Cascade,
+];
 
-fn number(rule: Rule, text: &str) -> Option<String> {
-    rule.extract(GoldKind::Number, "", text).map(|answer| answer.canonical())
+fn number(rule: AnswerRule, text: &str) -> Option<String> {
+    rule.extract(AnswerKind::Number, "", text).map(|answer| answer.canonical())
 }
 
-fn math(rule: Rule, text: &str) -> Option<String> {
-    rule.extract(GoldKind::Math, "", text).map(|answer| answer.canonical())
+fn math(rule: AnswerRule, text: &str) -> Option<String> {
+    rule.extract(AnswerKind::Math, "", text).map(|answer| answer.canonical())
 }
 
-fn correct(rule: Rule, kind: GoldKind, text: &str, gold: &str) -> bool {
+fn correct(rule: AnswerRule, kind: AnswerKind, text: &str, gold: &str) -> bool {
     rule.extract(kind, "", text).is_some_and(|answer| answer.matches(gold))
 }
 
 #[track_caller]
-fn expect(rule: Rule, cases: &[(&str, Option<&str>)]) {
+fn expect(rule: AnswerRule, cases: &[(&str, Option<&str>)]) {
     for (text, answer) in cases {
         assert_eq!(number(rule, text).as_deref(), *answer, "{text:?}");
     }
@@ -63,7 +70,7 @@ fn python_floats() {
 #[test]
 fn coconut_reads_after_the_last_hash() {
     expect(
-        Rule::Hash,
+        AnswerRule::Hash,
         &[
             ("### 18", Some("18")),
             ("<<3*6=18>>\n### 1,018 ", Some("1018")),
@@ -108,20 +115,20 @@ fn codi_takes_the_last_number() {
 fn codi_may_fall_back_to_the_question_as_the_reference_does() {
     let prompt = "Ann has 3 figs and 4 plums.";
     let read = |scope, text| {
-        let answer = Rule::LastNumber(scope).extract(GoldKind::Number, prompt, text);
+        let answer = AnswerRule::LastNumber(scope).extract(AnswerKind::Number, prompt, text);
         answer.map(|answer| answer.canonical())
     };
-    assert_eq!(read(Scope::default(), "The answer is: many"), None);
-    assert_eq!(read(Scope::Sequence, "The answer is: many").as_deref(), Some("4"));
-    assert_eq!(read(Scope::Sequence, "The answer is: 9").as_deref(), Some("9"));
+    assert_eq!(read(AnswerScope::default(), "The answer is: many"), None);
+    assert_eq!(read(AnswerScope::Sequence, "The answer is: many").as_deref(), Some("4"));
+    assert_eq!(read(AnswerScope::Sequence, "The answer is: 9").as_deref(), Some("9"));
     // A number too large for a float is a failed answer, not a reason to look elsewhere.
-    assert_eq!(read(Scope::Sequence, &"9".repeat(400)), None);
+    assert_eq!(read(AnswerScope::Sequence, &"9".repeat(400)), None);
 }
 
 #[test]
 fn colar_reads_after_the_last_answer_colon_and_keeps_commas() {
     expect(
-        Rule::AnswerColon,
+        AnswerRule::AnswerColon,
         &[
             ("Answer:18", Some("18")),
             ("###Answer: 18 ###", Some("18")),
@@ -137,7 +144,7 @@ fn colar_reads_after_the_last_answer_colon_and_keeps_commas() {
 #[test]
 fn latent_sft_reads_the_last_box() {
     expect(
-        Rule::Boxed,
+        AnswerRule::Boxed,
         &[
             ("so \\boxed{5}, no, \\boxed{18}.", Some("18")),
             ("$\\boxed{\\frac{1}{2}}$", Some("0.5")),
@@ -153,7 +160,7 @@ fn latent_sft_reads_the_last_box() {
 
 #[test]
 fn latent_sft_compares_loosely() {
-    let is = |text: &str, gold| correct(Rule::Boxed, GoldKind::Number, text, gold);
+    let is = |text: &str, gold| correct(AnswerRule::Boxed, AnswerKind::Number, text, gold);
     assert!(is("\\boxed{0.33335}", "0.3333"));
     assert!(!is("\\boxed{0.3336}", "0.3333"));
     assert!(is("\\boxed{50}", "0.5"), "a percentage for a fraction");
@@ -166,7 +173,7 @@ fn latent_sft_compares_loosely() {
 #[test]
 fn rot_tries_its_patterns_in_order() {
     expect(
-        Rule::Cascade,
+        AnswerRule::Cascade,
         &[
             ("assistant\n### 120 ", Some("120")),
             ("#### 7 and then 8", Some("7")),
@@ -191,52 +198,61 @@ fn rot_tries_its_patterns_in_order() {
 
 #[test]
 fn rot_knows_neither_sign_nor_comma_nor_exponent() {
-    expect(Rule::Cascade, &[("### -5", Some("5")), ("### 1,234", Some("234")), ("### 2e-06", Some("6"))]);
-    assert!(!correct(Rule::Cascade, GoldKind::Number, "### -5", "-5"));
+    expect(
+        AnswerRule::Cascade,
+        &[("### -5", Some("5")), ("### 1,234", Some("234")), ("### 2e-06", Some("6"))],
+    );
+    assert!(!correct(AnswerRule::Cascade, AnswerKind::Number, "### -5", "-5"));
 }
 
 #[test]
 fn rot_compares_to_a_billionth() {
-    let is = |gold| correct(Rule::Cascade, GoldKind::Number, "### 0.3", gold);
+    let is = |gold| correct(AnswerRule::Cascade, AnswerKind::Number, "### 0.3", gold);
     assert!(is("0.30000000000000004"));
     assert!(!is("0.300001"));
-    let exact = |gold| correct(Rule::Hash, GoldKind::Number, "### 0.3", gold);
+    let exact = |gold| correct(AnswerRule::Hash, AnswerKind::Number, "### 0.3", gold);
     assert!(!exact("0.30000000000000004"), "the others compare exactly");
 }
 
 #[test]
 fn golds_lose_their_commas() {
-    for (rule, text) in [(Rule::Hash, "### 2125"), (CODI, "2125"), (Rule::AnswerColon, "Answer:2125")] {
-        assert!(correct(rule, GoldKind::Number, text, "2,125"));
-        assert!(!correct(rule, GoldKind::Number, text, "two"));
+    for (rule, text) in
+        [(AnswerRule::Hash, "### 2125"), (CODI, "2125"), (AnswerRule::AnswerColon, "Answer:2125")]
+    {
+        assert!(correct(rule, AnswerKind::Number, text, "2,125"));
+        assert!(!correct(rule, AnswerKind::Number, text, "two"));
     }
 }
 
 #[test]
 fn canonical_numbers_are_short_and_unsigned_at_zero() {
-    for (text, canonical) in
-        [("-0", "0"), ("18.0", "18"), ("0.10", "0.1"), ("1e21", "1000000000000000000000"), ("2e-6", "0.000002")]
-    {
-        assert_eq!(number(Rule::Hash, &format!("# {text}")).as_deref(), Some(canonical));
+    for (text, canonical) in [
+        ("-0", "0"),
+        ("18.0", "18"),
+        ("0.10", "0.1"),
+        ("1e21", "1000000000000000000000"),
+        ("2e-6", "0.000002"),
+    ] {
+        assert_eq!(number(AnswerRule::Hash, &format!("# {text}")).as_deref(), Some(canonical));
     }
-    assert_eq!(number(Rule::Boxed, "boxed{-0}").as_deref(), Some("0"));
+    assert_eq!(number(AnswerRule::Boxed, "boxed{-0}").as_deref(), Some("0"));
 }
 
 #[test]
 fn formulas_are_found_where_each_family_puts_its_answer() {
     for (rule, text) in [
-        (Rule::Hash, "### \\frac{1}{2}"),
+        (AnswerRule::Hash, "### \\frac{1}{2}"),
         (CODI, "The answer is: \\frac{1}{2}"),
-        (Rule::AnswerColon, "Answer:\\frac12###"),
-        (Rule::Boxed, "it is \\boxed{\\dfrac{1}{2}}."),
-        (Rule::Cascade, "assistant\n### 1/2 "),
-        (Rule::Cascade, "assistant\n### $\\boxed{0.5}$ "),
-        (Rule::Hash, "it is \\boxed{\\dfrac{1}{2}}."),
+        (AnswerRule::AnswerColon, "Answer:\\frac12###"),
+        (AnswerRule::Boxed, "it is \\boxed{\\dfrac{1}{2}}."),
+        (AnswerRule::Cascade, "assistant\n### 1/2 "),
+        (AnswerRule::Cascade, "assistant\n### $\\boxed{0.5}$ "),
+        (AnswerRule::Hash, "it is \\boxed{\\dfrac{1}{2}}."),
     ] {
         assert_eq!(math(rule, text).as_deref(), Some("0.5"), "{text}");
-        assert!(correct(rule, GoldKind::Math, text, "\\frac{1}{2}"));
+        assert!(correct(rule, AnswerKind::Math, text, "\\frac{1}{2}"));
     }
-    assert_eq!(math(Rule::Hash, "nothing marked"), None);
+    assert_eq!(math(AnswerRule::Hash, "nothing marked"), None);
     assert_eq!(math(CODI, "The answer is: "), None);
 }
 
@@ -266,14 +282,22 @@ fn formulas_in_many_spellings_are_one() {
         ("18 square feet.", "18"),
     ];
     for (text, gold) in same {
-        assert!(correct(Rule::Boxed, GoldKind::Math, &format!("\\boxed{{{text}}}"), gold), "{text} {gold}");
+        assert!(
+            correct(AnswerRule::Boxed, AnswerKind::Math, &format!("\\boxed{{{text}}}"), gold),
+            "{text} {gold}"
+        );
     }
 }
 
 #[test]
 fn formulas_that_differ_stay_apart() {
-    for (text, gold) in [("1,2", "12"), ("3 x", "3"), ("x", "y"), ("\\frac{1}{0}", "0"), ("p-q", "q-p")] {
-        assert!(!correct(Rule::Boxed, GoldKind::Math, &format!("\\boxed{{{text}}}"), gold), "{text} {gold}");
+    for (text, gold) in
+        [("1,2", "12"), ("3 x", "3"), ("x", "y"), ("\\frac{1}{0}", "0"), ("p-q", "q-p")]
+    {
+        assert!(
+            !correct(AnswerRule::Boxed, AnswerKind::Math, &format!("\\boxed{{{text}}}"), gold),
+            "{text} {gold}"
+        );
     }
 }
 
@@ -296,7 +320,7 @@ fn letters_of_choices() {
     ];
     for (text, letter) in cases {
         for rule in RULES {
-            let answer = rule.extract(GoldKind::Choice, "", text);
+            let answer = rule.extract(AnswerKind::Choice, "", text);
             assert_eq!(answer.as_ref().map(Answer::canonical).as_deref(), letter, "{text:?}");
             assert_eq!(answer.is_some_and(|answer| answer.matches("B")), letter == Some("B"));
         }
@@ -304,13 +328,13 @@ fn letters_of_choices() {
 }
 
 /// `gold` as a model of the rule's family would write it.
-fn rendered(rule: Rule, gold: f64) -> String {
+fn rendered(rule: AnswerRule, gold: f64) -> String {
     match rule {
-        Rule::Hash => format!("### {gold}"),
-        Rule::LastNumber(_) => format!("The answer is: {gold}"),
-        Rule::AnswerColon => format!("Answer:{gold}"),
-        Rule::Boxed => format!("The answer is \\boxed{{{gold}}}."),
-        Rule::Cascade => format!("assistant\n### {gold} "),
+        AnswerRule::Hash => format!("### {gold}"),
+        AnswerRule::LastNumber(_) => format!("The answer is: {gold}"),
+        AnswerRule::AnswerColon => format!("Answer:{gold}"),
+        AnswerRule::Boxed => format!("The answer is \\boxed{{{gold}}}."),
+        AnswerRule::Cascade => format!("assistant\n### {gold} "),
     }
 }
 
@@ -323,7 +347,7 @@ fn every_published_gold_matches_itself() {
         for question in question::read(&path, None).expect(name) {
             let gold = plain(&question.gold).expect("a number");
             for rule in RULES {
-                let unsigned = rule == Rule::Cascade && gold < 0.0;
+                let unsigned = rule == AnswerRule::Cascade && gold < 0.0;
                 let matches = correct(rule, question.kind, &rendered(rule, gold), &question.gold);
                 assert_eq!(matches, !unsigned, "{rule:?} {}", question.gold);
             }
@@ -381,7 +405,7 @@ proptest! {
     #[test]
     fn extraction_never_panics(prompt in fragments(), text in fragments(), gold in fragments()) {
         for rule in RULES {
-            for kind in [GoldKind::Number, GoldKind::Math, GoldKind::Choice] {
+            for kind in [AnswerKind::Number, AnswerKind::Math, AnswerKind::Choice] {
                 if let Some(answer) = rule.extract(kind, &prompt, &text) {
                     prop_assert!(!answer.canonical().is_empty());
                     answer.matches(&gold);
@@ -393,7 +417,7 @@ proptest! {
     #[test]
     fn canonical_numbers_read_back_as_themselves(value in any::<f64>()) {
         prop_assume!(value.is_finite());
-        for rule in [Rule::Hash, CODI, Rule::AnswerColon, Rule::Boxed] {
+        for rule in [AnswerRule::Hash, CODI, AnswerRule::AnswerColon, AnswerRule::Boxed] {
             let once = number(rule, &rendered(rule, value)).expect("a number");
             prop_assert_eq!(once.parse::<f64>().expect("a number"), value);
             prop_assert_eq!(number(rule, &rendered(rule, value + 0.0)), Some(once));
@@ -408,7 +432,7 @@ proptest! {
 
     #[test]
     fn an_answer_matches_itself_as_gold(text in fragments()) {
-        if let Some(answer) = Rule::Boxed.extract(GoldKind::Math, "", &format!("boxed{{{text}}}")) {
+        if let Some(answer) = AnswerRule::Boxed.extract(AnswerKind::Math, "", &format!("boxed{{{text}}}")) {
             prop_assert!(answer.matches(&answer.canonical()));
         }
     }

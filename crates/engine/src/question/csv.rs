@@ -1,28 +1,28 @@
 //! Quoted CSV, as GPQA is published: cells may hold commas, line breaks and doubled quotes.
 
-use super::{Place, Problem};
+use super::{DatasetProblem, FilePosition};
 
 /// One row and the line it starts on.
 #[derive(Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct CsvRow {
     pub(super) line: usize,
     pub(super) cells: Vec<String>,
 }
 
 /// The rows of a table, empty lines passed over; ends after the first flaw.
-pub(super) struct Rows<'a> {
+pub(super) struct CsvRows<'a> {
     rest: &'a str,
     line: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> CsvRows<'a> {
     /// `skipped` lines came before `text`.
     pub(super) fn new(text: &'a str, skipped: usize) -> Self {
-        Rows { rest: text, line: skipped + 1 }
+        CsvRows { rest: text, line: skipped + 1 }
     }
 
     /// A cell, and whether the row goes on after it.
-    fn cell(&mut self) -> Result<(String, bool), Problem> {
+    fn cell(&mut self) -> Result<(String, bool), DatasetProblem> {
         let cell = match self.rest.strip_prefix('"') {
             Some(rest) => self.quoted(rest)?,
             None => {
@@ -47,7 +47,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The cell whose opening quote came just before `rest`.
-    fn quoted(&mut self, rest: &'a str) -> Result<String, Problem> {
+    fn quoted(&mut self, rest: &'a str) -> Result<String, DatasetProblem> {
         let mut cell = String::new();
         self.rest = rest;
         loop {
@@ -72,14 +72,14 @@ impl<'a> Rows<'a> {
         taken
     }
 
-    fn flaw(&mut self, reason: &str) -> Problem {
+    fn flaw(&mut self, reason: &str) -> DatasetProblem {
         self.rest = "";
-        Problem::Syntax { place: Place::Line(self.line), reason: reason.to_owned() }
+        DatasetProblem::Syntax { place: FilePosition::Line(self.line), reason: reason.to_owned() }
     }
 }
 
-impl Iterator for Rows<'_> {
-    type Item = Result<Row, Problem>;
+impl Iterator for CsvRows<'_> {
+    type Item = Result<CsvRow, DatasetProblem>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while let Some(rest) = self.rest.strip_prefix("\r\n").or(self.rest.strip_prefix('\n')) {
@@ -95,7 +95,7 @@ impl Iterator for Rows<'_> {
                 Ok((cell, more)) => {
                     cells.push(cell);
                     if !more {
-                        return Some(Ok(Row { line, cells }));
+                        return Some(Ok(CsvRow { line, cells }));
                     }
                 }
                 Err(flaw) => return Some(Err(flaw)),

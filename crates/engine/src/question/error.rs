@@ -13,16 +13,16 @@ const ACCEPTED: &str = "a JSON array of {question, answer}, lines of {question, 
 /// Why a data file could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("data file {}: {problem}", path.display())]
-pub struct QuestionError {
+pub struct DatasetError {
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it. Part of the message, and therefore not its source as well.
-    pub problem: Problem,
+    pub problem: DatasetProblem,
 }
 
 /// What is wrong with a data file.
 #[derive(Debug, thiserror::Error)]
-pub enum Problem {
+pub enum DatasetProblem {
     /// It could not be opened or read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
@@ -39,7 +39,7 @@ pub enum Problem {
     #[error("{place}: {reason}; expected {ACCEPTED}")]
     Syntax {
         /// Where.
-        place: Place,
+        place: FilePosition,
         /// What is wrong there.
         reason: String,
     },
@@ -47,15 +47,15 @@ pub enum Problem {
     #[error("{place}: {flaw}")]
     Record {
         /// Where.
-        place: Place,
+        place: FilePosition,
         /// What is wrong with it.
-        flaw: Flaw,
+        flaw: RecordFlaw,
     },
 }
 
 /// Why a record is no question.
 #[derive(Debug, thiserror::Error)]
-pub enum Flaw {
+pub enum RecordFlaw {
     /// A field is missing.
     #[error("no {field:?} field; accepted names are {accepted}")]
     Missing {
@@ -76,7 +76,7 @@ pub enum Flaw {
 
 /// A place in a data file, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum FilePosition {
     /// A line.
     Line(usize),
     /// A line and a column of it.
@@ -85,23 +85,23 @@ pub enum Place {
     Element(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Line(line) => write!(f, "line {line}"),
-            Place::Column(line, column) => write!(f, "line {line}, column {column}"),
-            Place::Element(element) => write!(f, "element {element} (counted from 1)"),
+            FilePosition::Line(line) => write!(f, "line {line}"),
+            FilePosition::Column(line, column) => write!(f, "line {line}, column {column}"),
+            FilePosition::Element(element) => write!(f, "element {element} (counted from 1)"),
         }
     }
 }
 
-impl Problem {
+impl DatasetProblem {
     /// `lines_before` were read before the JSON text that the error counts its lines in.
     pub(super) fn json(error: &serde_json::Error, lines_before: usize) -> Self {
         let message = error.to_string();
         // The message ends in its own idea of the place, which `Place` says better.
         let reason = message.rsplit_once(" at line ").map_or(&*message, |(reason, _)| reason);
-        let place = Place::Column(lines_before + error.line(), error.column());
-        Problem::Syntax { place, reason: reason.to_owned() }
+        let place = FilePosition::Column(lines_before + error.line(), error.column());
+        DatasetProblem::Syntax { place, reason: reason.to_owned() }
     }
 }

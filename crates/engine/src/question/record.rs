@@ -1,28 +1,30 @@
 //! One record of a data file: the fields that some benchmark uses, and nothing else.
 //!
-//! Fields that no benchmark uses are skipped without being stored, so a record's memory is bounded by
-//! the text of its known fields however large and nested the rest is. A known field given twice is an
-//! error, since either value could be the wrong one.
+//! Fields that no benchmark uses are skipped without being stored, so a record's memory is bounded
+//! by the text of its known fields however large and nested the rest is. A known field given twice
+//! is an error, since either value could be the wrong one.
 
 use std::fmt;
 use std::io::Read;
 use std::ops::ControlFlow;
 
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 
 use super::shape::FIELDS;
 
-/// The longest list of steps or choices. A list's strings take many times the memory of the two bytes
-/// that each can be written in, so a list without end is not kept.
+/// The longest list of steps or choices. A list's strings take many times the memory of the two
+/// bytes that each can be written in, so a list without end is not kept.
 const MAX_LIST: usize = 4096;
 
 /// The known fields of one record, in the order of the file.
 #[derive(Debug, Default)]
-pub(super) struct Record(Vec<(&'static str, Field)>);
+pub(super) struct DataRecord(Vec<(&'static str, FieldValue)>);
 
 /// A field's content.
 #[derive(Debug, PartialEq)]
-pub(super) enum Field {
+pub(super) enum FieldValue {
     /// A string.
     Text(String),
     /// A JSON number, in shortest decimal form.
@@ -33,9 +35,9 @@ pub(super) enum Field {
     Other(&'static str),
 }
 
-impl Record {
+impl DataRecord {
     /// The field called `name`. A JSON `null` counts as absent.
-    pub(super) fn get(&self, name: &str) -> Option<&Field> {
+    pub(super) fn get(&self, name: &str) -> Option<&FieldValue> {
         self.0.iter().find(|(key, _)| *key == name).map(|(_, field)| field)
     }
 
@@ -45,17 +47,17 @@ impl Record {
             let (found, wanted) = (row.len(), header.len());
             return Err(format!("the row has {found} cells where the header has {wanted}"));
         }
-        let mut record = Record::default();
+        let mut record = DataRecord::default();
         for (name, cell) in header.iter().zip(row) {
             match known(name) {
-                Some(name) if !cell.is_empty() => record.insert(name, Field::Text(cell))?,
+                Some(name) if !cell.is_empty() => record.insert(name, FieldValue::Text(cell))?,
                 _ => {}
             }
         }
         Ok(record)
     }
 
-    fn insert(&mut self, name: &'static str, field: Field) -> Result<(), String> {
+    fn insert(&mut self, name: &'static str, field: FieldValue) -> Result<(), String> {
         if self.get(name).is_some() {
             return Err(format!("the field {name:?} is given twice"));
         }
@@ -68,12 +70,15 @@ fn known(name: &str) -> Option<&'static str> {
     FIELDS.into_iter().find(|field| *field == name)
 }
 
-/// Hands the records of a JSON array to `each`, one at a time, until it breaks off. What follows then is
-/// not looked at.
-pub(super) fn array(input: impl Read, each: impl FnMut(Record) -> ControlFlow<()>) -> Result<(), serde_json::Error> {
+/// Hands the records of a JSON array to `each`, one at a time, until it breaks off. What follows
+/// then is not looked at.
+pub(super) fn array(
+    input: impl Read,
+    each: impl FnMut(DataRecord) -> ControlFlow<()>,
+) -> Result<(), serde_json::Error> {
     let mut broken_off = false;
     let mut json = serde_json::Deserializer::from_reader(input);
-    let elements = Elements { each, broken_off: &mut broken_off };
+    let elements = ArrayVisitor { each, broken_off: &mut broken_off };
     let outcome = elements.deserialize(&mut json);
     // Breaking off leaves the array unfinished, which the deserialiser reports as an error.
     if broken_off {
@@ -83,12 +88,12 @@ pub(super) fn array(input: impl Read, each: impl FnMut(Record) -> ControlFlow<()
     json.end()
 }
 
-struct Elements<'a, F> {
+struct ArrayVisitor<'a, F> {
     each: F,
     broken_off: &'a mut bool,
 }
 
-impl<'de, F: FnMut(Record) -> ControlFlow<()>> DeserializeSeed<'de> for Elements<'_, F> {
+impl<'de, F: FnMut(DataRecord) -> ControlFlow<()>> DeserializeSeed<'de> for ArrayVisitor<'_, F> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
@@ -96,7 +101,7 @@ impl<'de, F: FnMut(Record) -> ControlFlow<()>> DeserializeSeed<'de> for Elements
     }
 }
 
-impl<'de, F: FnMut(Record) -> ControlFlow<()>> Visitor<'de> for Elements<'_, F> {
+impl<'de, F: FnMut(DataRecord) -> ControlFlow<()>> Visitor<'de> for ArrayVisitor<'_, F> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,7 +119,7 @@ impl<'de, F: FnMut(Record) -> ControlFlow<()>> Visitor<'de> for Elements<'_, F> 
     }
 }
 
-impl<'de> Deserialize<'de> for Record {
+impl<'de> Deserialize<'de> for DataRecord {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         json.deserialize_map(RecordVisitor)
     }
@@ -123,21 +128,21 @@ impl<'de> Deserialize<'de> for Record {
 struct RecordVisitor;
 
 impl<'de> Visitor<'de> for RecordVisitor {
-    type Value = Record;
+    type Value = DataRecord;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with a question and an answer")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Record, A::Error> {
-        let mut record = Record::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<DataRecord, A::Error> {
+        let mut record = DataRecord::default();
         while let Some(name) = fields.next_key::<String>()? {
             match known(&name) {
                 None => {
                     fields.next_value::<IgnoredAny>()?;
                 }
                 Some(name) => {
-                    if let Some(field) = fields.next_value::<Option<Field>>()? {
+                    if let Some(field) = fields.next_value::<Option<FieldValue>>()? {
                         record.insert(name, field).map_err(A::Error::custom)?;
                     }
                 }
@@ -147,7 +152,7 @@ impl<'de> Visitor<'de> for RecordVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for Field {
+impl<'de> Deserialize<'de> for FieldValue {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         json.deserialize_any(FieldVisitor)
     }
@@ -156,52 +161,54 @@ impl<'de> Deserialize<'de> for Field {
 struct FieldVisitor;
 
 impl<'de> Visitor<'de> for FieldVisitor {
-    type Value = Field;
+    type Value = FieldValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a string, a number or a list of them")
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Field, E> {
-        Ok(Field::Text(text.to_owned()))
+    fn visit_str<E>(self, text: &str) -> Result<FieldValue, E> {
+        Ok(FieldValue::Text(text.to_owned()))
     }
 
-    fn visit_u64<E>(self, number: u64) -> Result<Field, E> {
-        Ok(Field::Number(number.to_string()))
+    fn visit_u64<E>(self, number: u64) -> Result<FieldValue, E> {
+        Ok(FieldValue::Number(number.to_string()))
     }
 
-    fn visit_i64<E>(self, number: i64) -> Result<Field, E> {
-        Ok(Field::Number(number.to_string()))
+    fn visit_i64<E>(self, number: i64) -> Result<FieldValue, E> {
+        Ok(FieldValue::Number(number.to_string()))
     }
 
-    fn visit_f64<E>(self, number: f64) -> Result<Field, E> {
+    fn visit_f64<E>(self, number: f64) -> Result<FieldValue, E> {
         // Adding zero makes -0.0, which some targets hold, plain 0.
-        Ok(Field::Number((number + 0.0).to_string()))
+        Ok(FieldValue::Number((number + 0.0).to_string()))
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Field, E> {
-        Ok(Field::Other("true or false"))
+    fn visit_bool<E>(self, _: bool) -> Result<FieldValue, E> {
+        Ok(FieldValue::Other("true or false"))
     }
 
-    fn visit_unit<E>(self) -> Result<Field, E> {
-        Ok(Field::Other("null"))
+    fn visit_unit<E>(self) -> Result<FieldValue, E> {
+        Ok(FieldValue::Other("null"))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Field, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<FieldValue, A::Error> {
         let (mut list, mut flaw) = (Vec::new(), None);
-        while let Some(element) = elements.next_element::<Field>()? {
+        while let Some(element) = elements.next_element::<FieldValue>()? {
             match element {
                 _ if flaw.is_some() => {}
-                Field::Text(text) | Field::Number(text) if list.len() < MAX_LIST => list.push(text),
-                Field::Text(_) | Field::Number(_) => flaw = Some("a list of thousands"),
+                FieldValue::Text(text) | FieldValue::Number(text) if list.len() < MAX_LIST => {
+                    list.push(text)
+                }
+                FieldValue::Text(_) | FieldValue::Number(_) => flaw = Some("a list of thousands"),
                 _ => flaw = Some("a list of more than strings and numbers"),
             }
         }
-        Ok(flaw.map_or(Field::List(list), Field::Other))
+        Ok(flaw.map_or(FieldValue::List(list), FieldValue::Other))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Field, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<FieldValue, A::Error> {
         while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Field::Other("an object"))
+        Ok(FieldValue::Other("an object"))
     }
 }

@@ -11,8 +11,8 @@
 //! | GPQA | `Question` | `Correct Answer`, `Incorrect Answer 1` to `3` |
 //! | MMLU and its like | `question`, `choices` | `answer`, a letter or an index from 0 |
 
-use super::record::{Field, Record};
-use super::{Flaw, GoldKind, Question};
+use super::record::{DataRecord, FieldValue};
+use super::{AnswerKind, Question, RecordFlaw};
 use crate::answer;
 
 /// Every field that is read; all others are skipped.
@@ -48,7 +48,7 @@ pub(super) fn is_header(cells: &[String]) -> bool {
 }
 
 /// Makes a question of a record, by the benchmark that its fields betray.
-pub(super) fn question(record: &Record, index: usize) -> Result<Question, Flaw> {
+pub(super) fn question(record: &DataRecord, index: usize) -> Result<Question, RecordFlaw> {
     // The size limit keeps the number of records far below 2^32.
     let id = index as u32;
     let text = question_text(record)?;
@@ -72,9 +72,11 @@ pub(super) fn question(record: &Record, index: usize) -> Result<Question, Flaw> 
 }
 
 /// The question, after the body it refers to where there is one (SVAMP).
-fn question_text(record: &Record) -> Result<String, Flaw> {
-    let (field, question) = first_text(record, &QUESTIONS)?
-        .ok_or(Flaw::Missing { field: "question", accepted: "question, problem, input, Body with Question" })?;
+fn question_text(record: &DataRecord) -> Result<String, RecordFlaw> {
+    let (field, question) = first_text(record, &QUESTIONS)?.ok_or(RecordFlaw::Missing {
+        field: "question",
+        accepted: "question, problem, input, Body with Question",
+    })?;
     if question.trim().is_empty() {
         return Err(empty(field));
     }
@@ -84,20 +86,21 @@ fn question_text(record: &Record) -> Result<String, Flaw> {
     }
 }
 
-fn gold(record: &Record) -> Result<(&'static str, &str), Flaw> {
+fn gold(record: &DataRecord) -> Result<(&'static str, &str), RecordFlaw> {
     let found = first_text(record, &ANSWERS)?;
-    let (field, gold) = found.ok_or(Flaw::Missing { field: "answer", accepted: "answer, target, final_ans" })?;
+    let (field, gold) = found
+        .ok_or(RecordFlaw::Missing { field: "answer", accepted: "answer, target, final_ans" })?;
     let gold = gold.trim();
     if gold.is_empty() { Err(empty(field)) } else { Ok((field, gold)) }
 }
 
 /// Numbers lose their commas; what is no number, and everything in MATH, is mathematics.
-fn classified(record: &Record, gold: &str) -> (String, GoldKind) {
+fn classified(record: &DataRecord, gold: &str) -> (String, AnswerKind) {
     let in_math = record.get("level").or(record.get("subject")).is_some();
     let is_number = answer::plain(gold).is_some();
     match is_number && !in_math {
-        true => (gold.replace(',', ""), GoldKind::Number),
-        false => (gold.to_owned(), GoldKind::Math),
+        true => (gold.replace(',', ""), AnswerKind::Number),
+        false => (gold.to_owned(), AnswerKind::Math),
     }
 }
 
@@ -108,19 +111,25 @@ fn annotations(work: &str) -> Vec<String> {
     inside.map(|(step, _)| format!("<<{step}>>")).collect()
 }
 
-fn steps(record: &Record) -> Result<Vec<String>, Flaw> {
+fn steps(record: &DataRecord) -> Result<Vec<String>, RecordFlaw> {
     match record.get("steps") {
         None => Ok(Vec::new()),
-        Some(Field::List(steps)) => Ok(steps.clone()),
+        Some(FieldValue::List(steps)) => Ok(steps.clone()),
         Some(other) => Err(wrong("steps", other, "a list of strings")),
     }
 }
 
-/// GPQA: the right answer is told apart by its column, so the options are put in an order of our own.
-fn four_options(record: &Record, id: u32, text: &str, correct: &str) -> Result<Question, Flaw> {
+/// GPQA: the right answer is told apart by its column, so the options are put in an order of our
+/// own.
+fn four_options(
+    record: &DataRecord,
+    id: u32,
+    text: &str,
+    correct: &str,
+) -> Result<Question, RecordFlaw> {
     let mut options = vec![correct];
     for field in INCORRECT {
-        let missing = Flaw::Missing { field, accepted: "Incorrect Answer 1, 2 and 3" };
+        let missing = RecordFlaw::Missing { field, accepted: "Incorrect Answer 1, 2 and 3" };
         options.push(text_of(record, field)?.ok_or(missing)?);
     }
     let order = shuffled(options.len(), id);
@@ -129,17 +138,18 @@ fn four_options(record: &Record, id: u32, text: &str, correct: &str) -> Result<Q
     Ok(multiple_choice(id, text, &options, right))
 }
 
-/// Options that come as a list keep its order, which the answer, and sometimes an option, refers to.
-fn listed_options(record: &Record, id: u32, text: &str) -> Result<Question, Flaw> {
+/// Options that come as a list keep its order, which the answer, and sometimes an option, refers
+/// to.
+fn listed_options(record: &DataRecord, id: u32, text: &str) -> Result<Question, RecordFlaw> {
     let options = match record.get("choices") {
-        Some(Field::List(options)) if (2..=LETTERS.len()).contains(&options.len()) => options,
-        Some(Field::List(options)) => {
+        Some(FieldValue::List(options)) if (2..=LETTERS.len()).contains(&options.len()) => options,
+        Some(FieldValue::List(options)) => {
             let problem = format!("has {} options; give it 2 to 10", options.len());
-            return Err(Flaw::Field { field: "choices", problem });
+            return Err(RecordFlaw::Field { field: "choices", problem });
         }
         Some(other) => return Err(wrong("choices", other, "a list of strings")),
         None => {
-            return Err(Flaw::Missing { field: "choices", accepted: "choices" });
+            return Err(RecordFlaw::Missing { field: "choices", accepted: "choices" });
         }
     };
     let (field, gold) = gold(record)?;
@@ -148,7 +158,7 @@ fn listed_options(record: &Record, id: u32, text: &str) -> Result<Question, Flaw
     let right = right.ok_or_else(|| {
         let last = options.len() - 1;
         let problem = format!("is {gold:?}; give it a letter from A or an index from 0 to {last}");
-        Flaw::Field { field, problem }
+        RecordFlaw::Field { field, problem }
     })?;
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     Ok(multiple_choice(id, text, &options, right))
@@ -160,7 +170,7 @@ fn multiple_choice(id: u32, text: &str, options: &[&str], right: usize) -> Quest
         text.push_str(&format!("\n{letter}) {}", option.trim()));
     }
     let gold = LETTERS[right..=right].to_owned();
-    Question { id, text, gold, kind: GoldKind::Choice, steps: Vec::new() }
+    Question { id, text, gold, kind: AnswerKind::Choice, steps: Vec::new() }
 }
 
 /// A permutation of `0..n` that depends on `id` alone: Fisher-Yates over splitmix64.
@@ -178,7 +188,10 @@ fn shuffled(n: usize, id: u32) -> Vec<usize> {
 }
 
 /// The first of `names` that the record has, with its text.
-fn first_text<'a>(record: &'a Record, names: &[&'static str]) -> Result<Option<(&'static str, &'a str)>, Flaw> {
+fn first_text<'a>(
+    record: &'a DataRecord,
+    names: &[&'static str],
+) -> Result<Option<(&'static str, &'a str)>, RecordFlaw> {
     for &name in names {
         if let Some(text) = text_of(record, name)? {
             return Ok(Some((name, text)));
@@ -187,24 +200,24 @@ fn first_text<'a>(record: &'a Record, names: &[&'static str]) -> Result<Option<(
     Ok(None)
 }
 
-fn text_of<'a>(record: &'a Record, name: &'static str) -> Result<Option<&'a str>, Flaw> {
+fn text_of<'a>(record: &'a DataRecord, name: &'static str) -> Result<Option<&'a str>, RecordFlaw> {
     match record.get(name) {
         None => Ok(None),
-        Some(Field::Text(text) | Field::Number(text)) => Ok(Some(text)),
+        Some(FieldValue::Text(text) | FieldValue::Number(text)) => Ok(Some(text)),
         Some(other) => Err(wrong(name, other, "a string or a number")),
     }
 }
 
-fn empty(field: &'static str) -> Flaw {
-    Flaw::Field { field, problem: "is empty; give it a text".to_owned() }
+fn empty(field: &'static str) -> RecordFlaw {
+    RecordFlaw::Field { field, problem: "is empty; give it a text".to_owned() }
 }
 
-fn wrong(field: &'static str, found: &Field, wanted: &str) -> Flaw {
+fn wrong(field: &'static str, found: &FieldValue, wanted: &str) -> RecordFlaw {
     let found = match found {
-        Field::Text(_) => "a string",
-        Field::Number(_) => "a number",
-        Field::List(_) => "a list",
-        Field::Other(what) => what,
+        FieldValue::Text(_) => "a string",
+        FieldValue::Number(_) => "a number",
+        FieldValue::List(_) => "a list",
+        FieldValue::Other(what) => what,
     };
-    Flaw::Field { field, problem: format!("is {found}; give it {wanted}") }
+    RecordFlaw::Field { field, problem: format!("is {found}; give it {wanted}") }
 }

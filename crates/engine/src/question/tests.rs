@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn parse_all(text: &str) -> Result<Vec<Question>, QuestionError> {
+fn parse_all(text: &str) -> Result<Vec<Question>, DatasetError> {
     parse(Path::new("data.json"), text.as_bytes(), None)
 }
 
@@ -37,7 +37,7 @@ fn the_papers_array() {
     let text = r#"[{"question": " Two and two? ", "answer": "1,004", "steps": ["<<2+2=4>>"]}]"#;
     let question = one(text);
     assert_eq!(question.text, " Two and two? ");
-    assert_eq!((question.gold.as_str(), question.kind), ("1004", GoldKind::Number));
+    assert_eq!((question.gold.as_str(), question.kind), ("1004", AnswerKind::Number));
     assert_eq!(question.steps, ["<<2+2=4>>"]);
 }
 
@@ -45,7 +45,7 @@ fn the_papers_array() {
 fn gsm8k_lines() {
     let text = "{\"question\": \"Q\", \"answer\": \"48/2 = <<48/2=24>>24.\\nSum <<48+24=72>>72\\n#### 1,072\"}\n";
     let question = one(text);
-    assert_eq!((question.gold.as_str(), question.kind), ("1072", GoldKind::Number));
+    assert_eq!((question.gold.as_str(), question.kind), ("1072", AnswerKind::Number));
     assert_eq!(question.steps, ["<<48/2=24>>", "<<48+24=72>>"]);
 }
 
@@ -73,15 +73,15 @@ fn svamp_joins_body_and_question() {
 #[test]
 fn math_500_is_mathematics_even_where_the_answer_is_a_number() {
     let line = r#"{"problem": "P", "solution": "s", "answer": "42", "level": 3}"#;
-    assert_eq!(one(line).kind, GoldKind::Math);
+    assert_eq!(one(line).kind, AnswerKind::Math);
     let fraction = one(r#"{"problem": "P", "answer": "\\frac{1}{2}"}"#);
-    assert_eq!((fraction.gold.as_str(), fraction.kind), ("\\frac{1}{2}", GoldKind::Math));
+    assert_eq!((fraction.gold.as_str(), fraction.kind), ("\\frac{1}{2}", AnswerKind::Math));
 }
 
 #[test]
 fn aime_keeps_leading_zeros() {
     let question = one(r#"{"Problem": "P", "Solution": "s", "Answer": "073"}"#);
-    assert_eq!((question.gold.as_str(), question.kind), ("073", GoldKind::Number));
+    assert_eq!((question.gold.as_str(), question.kind), ("073", AnswerKind::Number));
     assert_eq!(one(r#"{"problem": "P", "answer": 73}"#).gold, "73");
 }
 
@@ -94,7 +94,7 @@ fn gpqa_options_are_ordered_by_the_index_alone() {
     let many = parse_all(&vec![line; 64].join("\n")).expect("questions");
     let mut golds = std::collections::BTreeSet::new();
     for question in &many {
-        assert_eq!(question.kind, GoldKind::Choice);
+        assert_eq!(question.kind, AnswerKind::Choice);
         assert!(question.text.starts_with("Which?\n\nA) "));
         assert!(question.text.contains(&format!("\n{}) right", question.gold)));
         golds.insert(question.gold.clone());
@@ -118,7 +118,9 @@ fn gpqa_as_csv() {
 
 #[test]
 fn listed_choices_keep_their_order() {
-    let with = |answer: &str| format!(r#"{{"question": "Q", "choices": ["x", "y", 3], "answer": {answer}}}"#);
+    let with = |answer: &str| {
+        format!(r#"{{"question": "Q", "choices": ["x", "y", 3], "answer": {answer}}}"#)
+    };
     assert_eq!(one(&with("2")).gold, "C");
     let question = one(&with("\"B\""));
     assert_eq!((question.gold.as_str(), question.text.as_str()), ("B", "Q\n\nA) x\nB) y\nC) 3"));
@@ -149,10 +151,19 @@ fn byte_order_mark_crlf_and_blank_lines_are_harmless() {
 #[test]
 fn errors_name_the_file_the_place_the_field_and_what_is_accepted() {
     let lines = b"\n{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}";
-    assert_eq!(error(lines), "data file data.json: line 3: no \"answer\" field; accepted names are answer, target, final_ans");
+    assert_eq!(
+        error(lines),
+        "data file data.json: line 3: no \"answer\" field; accepted names are answer, target, final_ans"
+    );
     let array = br#"[{"question": "a", "answer": "1"}, {"text": "b"}]"#;
-    assert!(error(array).starts_with("data file data.json: element 2 (counted from 1): no \"question\" field"));
-    assert!(error(b"\n{\"question\": 1,}").contains("line 2, column 16: trailing comma; expected a JSON array"));
+    assert!(
+        error(array)
+            .starts_with("data file data.json: element 2 (counted from 1): no \"question\" field")
+    );
+    assert!(
+        error(b"\n{\"question\": 1,}")
+            .contains("line 2, column 16: trailing comma; expected a JSON array")
+    );
 }
 
 #[test]
@@ -164,11 +175,17 @@ fn broken_files_are_refused_with_a_reason() {
         (b"[1]", "expected an object with a question"),
         (b"[{\"question\": \"a\", \"answer\": \"1\"}] x", "trailing characters"),
         (b"[{\"question\": \"a\", \"answer\": \"1\"}", "EOF"),
-        (b"{\"question\": \"a\", \"question\": \"b\", \"answer\": 1}", "\"question\" is given twice"),
+        (
+            b"{\"question\": \"a\", \"question\": \"b\", \"answer\": 1}",
+            "\"question\" is given twice",
+        ),
         (b"{\"question\": \"a\xff\", \"answer\": \"1\"}", "invalid unicode"),
         (b"\xff\xfe[\0]\0", "neither JSON nor UTF-8"),
         (b"{\"question\": [[\"a\"]], \"answer\": 1}", "a list of more than strings"),
-        (b"{\"question\": \"a\", \"answer\": {\"x\": [1, {}]}}", "the field \"answer\" is an object"),
+        (
+            b"{\"question\": \"a\", \"answer\": {\"x\": [1, {}]}}",
+            "the field \"answer\" is an object",
+        ),
         (b"{\"question\": \"a\", \"answer\": null}", "no \"answer\" field"),
         (b"{\"question\": \"  \", \"answer\": 1}", "the field \"question\" is empty"),
         (b"{\"question\": \"a\", \"answer\": \"work #### \"}", "the field \"answer\" is empty"),
@@ -183,7 +200,10 @@ fn broken_files_are_refused_with_a_reason() {
 
 #[test]
 fn csv_rows_must_fit_the_header() {
-    assert!(error(b"Question,Answer\na,1\nb\n").contains("line 3: the row has 1 cells where the header has 2"));
+    assert!(
+        error(b"Question,Answer\na,1\nb\n")
+            .contains("line 3: the row has 1 cells where the header has 2")
+    );
     assert!(error(b"Question,Answer\n\"a\"b,1\n").contains("text follows a closing quote"));
 }
 
@@ -216,7 +236,7 @@ fn a_file_over_the_limit_is_refused_unread() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.as_file().set_len(MAX_BYTES + 1).expect("a sparse file");
     let error = read(file.path(), None).expect_err("too large");
-    assert!(matches!(error.problem, Problem::TooLarge));
+    assert!(matches!(error.problem, DatasetProblem::TooLarge));
 }
 
 #[test]
@@ -232,7 +252,7 @@ fn published_counts() {
         let Some(path) = shared(name) else { return };
         let questions = read(&path, None).expect(name);
         assert_eq!(questions.len(), count, "{name}");
-        assert!(questions.iter().all(|question| question.kind == GoldKind::Number), "{name}");
+        assert!(questions.iter().all(|question| question.kind == AnswerKind::Number), "{name}");
         assert!(questions.iter().zip(0..).all(|(question, id)| question.id == id));
     }
 }

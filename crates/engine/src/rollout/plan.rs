@@ -1,18 +1,19 @@
 //! How many questions are followed at once, and how many rollouts, within the memory budget.
 //!
-//! Prompts and thoughts of a wave's trajectories stay in the cache until its last rollout is done. What comes after them, the
-//! trajectories' answers and then one batch of rollouts after the other, takes turns in what is left.
+//! Prompts and thoughts of a wave's trajectories stay in the cache until its last rollout is done.
+//! What comes after them, the trajectories' answers and then one batch of rollouts after the other,
+//! takes turns in what is left.
 
 use model::Cache;
 
-use super::{Explorer, MOST_ROLLOUTS, MOST_THOUGHTS, MOST_TRAJECTORIES};
-use crate::error::Error;
-use crate::lanes;
-use crate::plan::{check, own_positions};
+use super::{MOST_ROLLOUTS, MOST_THOUGHTS, MOST_TRAJECTORIES, RolloutRunner};
+use crate::batch_plan::{check_context, row_positions};
+use crate::error::EngineError;
 use crate::prompt::Prompt;
+use crate::streams;
 
 /// What questions, answers and rollouts take, in slots of the cache.
-pub(super) struct Plan<'a> {
+pub(super) struct RolloutPlan<'a> {
     pub(super) prompts: &'a [Prompt],
     pub(super) lanes: usize, // in which waves run at the same time
     most_rows: usize,        // beyond, speed does not grow
@@ -25,9 +26,9 @@ pub(super) struct Plan<'a> {
     most_branches: usize, // of a question
 }
 
-impl<'a> Plan<'a> {
-    pub(super) fn new(of: &Explorer<'_>, prompts: &'a [Prompt]) -> Result<Self, Error> {
-        let Explorer { mind, settings, labels, .. } = of;
+impl<'a> RolloutPlan<'a> {
+    pub(super) fn new(of: &RolloutRunner<'_>, prompts: &'a [Prompt]) -> Result<Self, EngineError> {
+        let RolloutRunner { model: mind, settings, labels, .. } = of;
         let config = mind.decoder.config();
         let thoughts = settings.length.limit().min(config.context);
         let trajectories = settings.samples.get();
@@ -38,15 +39,17 @@ impl<'a> Plan<'a> {
             ("rollouts", rollouts, MOST_ROLLOUTS),
         ] {
             if count > most {
-                return Err(Error::TooMany { what, count, most });
+                return Err(EngineError::TooMany { what, count, most });
             }
         }
-        let own = |thoughts| Cache::slots_for(own_positions(mind, thoughts, settings.max_new_tokens.get()));
+        let own = |thoughts| {
+            Cache::slots_for(row_positions(mind, thoughts, settings.max_new_tokens.get()))
+        };
         let position = Cache::bytes_per_position(mind.decoder.device(), config);
         let mut plan = Self {
             prompts,
             lanes: 1,
-            most_rows: mind.decoder.device().rows_at_once(),
+            most_rows: mind.decoder.device().max_batch_rows(),
             budget: settings.memory / position,
             trajectories,
             private_prompt: settings.perturbation.prompt_is_private(),
@@ -56,15 +59,22 @@ impl<'a> Plan<'a> {
             most_branches: trajectories * thoughts * rollouts,
         };
         for (q, prompt) in prompts.iter().enumerate() {
-            check(config, prompt, thoughts + mind.method.end.len())?;
+            check_context(config, prompt, thoughts + mind.method.end_latent.len())?;
             let need = plan.slots(q, 1, 1);
             if need > plan.budget {
                 let (need, budget) = ((need * position).div_ceil(1 << 20), settings.memory >> 20);
-                return Err(Error::RolloutMemory { id: prompt.id, trajectories, need, budget });
+                return Err(EngineError::RolloutMemory {
+                    id: prompt.id,
+                    trajectories,
+                    need,
+                    budget,
+                });
             }
         }
-        if prompts.len() * (trajectories + plan.most_branches) >= lanes::rows_worth_while(&mind.decoder) {
-            plan.share_among(mind.decoder.device().lanes().min(prompts.len()));
+        if prompts.len() * (trajectories + plan.most_branches)
+            >= streams::min_rows_for_streams(&mind.decoder)
+        {
+            plan.share_among(mind.decoder.device().streams().min(prompts.len()));
         }
         Ok(plan)
     }
@@ -73,7 +83,8 @@ impl<'a> Plan<'a> {
     fn share_among(&mut self, lanes: usize) {
         let most = (0..self.prompts.len()).map(|question| self.slots(question, 1, 1)).max();
         if most.unwrap_or(0) <= self.budget / lanes {
-            (self.lanes, self.most_rows, self.budget) = (lanes, self.most_rows / lanes, self.budget / lanes);
+            (self.lanes, self.most_rows, self.budget) =
+                (lanes, self.most_rows / lanes, self.budget / lanes);
         }
     }
 
@@ -92,7 +103,8 @@ impl<'a> Plan<'a> {
     /// What a question takes until its last rollout is done.
     fn lasting(&self, question: usize) -> usize {
         let prompts = if self.private_prompt { self.trajectories } else { 1 };
-        prompts * Cache::slots_for(self.prompts[question].tokens.len()) + self.trajectories * self.path
+        prompts * Cache::slots_for(self.prompts[question].tokens.len())
+            + self.trajectories * self.path
     }
 
     /// Questions of the wave that begins with `first`: at least one.
@@ -101,7 +113,8 @@ impl<'a> Plan<'a> {
         for question in first..self.prompts.len() {
             lasting += self.lasting(question);
             rows += self.trajectories;
-            let fits = lasting + (rows * self.answer).max(self.branch) <= self.budget && rows <= self.most_rows;
+            let fits = lasting + (rows * self.answer).max(self.branch) <= self.budget
+                && rows <= self.most_rows;
             if !fits && question > first {
                 return question - first;
             }

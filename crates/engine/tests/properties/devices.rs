@@ -5,7 +5,7 @@ use std::path::Path;
 
 use engine::{Engine, Outcome, Perturbation, Reasoner};
 use half::{bf16, f16};
-use model::testkit::{Dtype, Family, Spec, write_checkpoint};
+use model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use tensor::{Device, Isa};
@@ -13,7 +13,11 @@ use tensor::{Device, Isa};
 use crate::common::*;
 
 fn run(reasoner: &Reasoner, perturbation: Perturbation) -> Vec<Outcome> {
-    ask(Engine { reasoner, judge: None, settings: settings(reasoner, 4, perturbation) }, &questions()).unwrap()
+    ask(
+        Engine { reasoner, reward_model: None, params: settings(reasoner, 4, perturbation) },
+        &questions(),
+    )
+    .unwrap()
 }
 
 /// The largest relative distance of any row's thoughts.
@@ -22,18 +26,28 @@ fn distance(a: &[Outcome], b: &[Outcome]) -> f32 {
     rows.map(|(a, b)| apart_as_far(a, b)).fold(0.0, f32::max)
 }
 
-/// The vector kernels sum every element in one order with the same fused steps, whatever the vectors' width; the portable
-/// ones round twice where those round once.
+/// The vector kernels sum every element in one order with the same fused steps, whatever the
+/// vectors' width; the portable ones round twice where those round once.
 #[test]
 fn instruction_sets_agree() {
     for family in FAMILIES {
-        let spec = Spec { family, ..Spec::default() };
-        for perturbation in [Perturbation::None, thoughtful(0.2), Perturbation::Gaussian { std: 0.3 }] {
-            let on = |isa| run(&reasoner(&Device::cpu_with(Some(count(2)), isa).unwrap(), &spec), perturbation);
+        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
+        for perturbation in
+            [Perturbation::None, thoughtful(0.2), Perturbation::Gaussian { std: 0.3 }]
+        {
+            let on = |isa| {
+                run(&reasoner(&Device::cpu_with(Some(count(2)), isa).unwrap(), &spec), perturbation)
+            };
             let portable = on(Isa::Portable);
-            let vectors: Vec<_> = [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.is_present()).map(on).collect();
+            let vectors: Vec<_> = [Isa::Avx512, Isa::Avx2]
+                .into_iter()
+                .filter(|isa| isa.is_present())
+                .map(on)
+                .collect();
             if vectors.is_empty() {
-                println!("skipped: this processor has no vector kernels to compare with the portable ones");
+                println!(
+                    "skipped: this processor has no vector kernels to compare with the portable ones"
+                );
             }
             for other in &vectors {
                 let what = format!("{family:?}, {perturbation:?}");
@@ -55,25 +69,32 @@ fn an_absent_instruction_set_is_refused() {
 #[test]
 fn shards_of_a_checkpoint_are_the_checkpoint() {
     for family in FAMILIES {
-        let spec = Spec { family, ..Spec::default() };
+        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
         let whole = run(&reasoner(device(), &spec), thoughtful(0.2));
-        let sharded = run(&reasoner(device(), &Spec { shards: 3, ..spec }), thoughtful(0.2));
+        let sharded =
+            run(&reasoner(device(), &CheckpointSpec { shards: 3, ..spec }), thoughtful(0.2));
         whole.iter().zip(&sharded).for_each(|(a, b)| assert_same(a, b, &format!("{family:?}")));
     }
 }
 
-/// A weight in half precision is off by up to 2^-11 (f16) or 2^-8 (bf16) of itself. Over two layers the errors add up to
-/// some tens of that, at random. Thoughts are not compared: where a mixture takes its ten likeliest tokens, or a row decides
-/// to stop, the smallest difference can change them wholly.
+/// A weight in half precision is off by up to 2^-11 (f16) or 2^-8 (bf16) of itself. Over two layers
+/// the errors add up to some tens of that, at random. Thoughts are not compared: where a mixture
+/// takes its ten likeliest tokens, or a row decides to stop, the smallest difference can change
+/// them wholly.
 #[test]
 fn number_formats_agree_to_their_precision() {
     for family in FAMILIES {
         let hidden = |dtype| {
-            let reasoner = reasoner(device(), &Spec { family, dtype, ..Spec::default() });
-            engine::replay::prompt_hidden(&reasoner, &prompted(&reasoner, &questions()[2]).tokens).unwrap()
+            let reasoner =
+                reasoner(device(), &CheckpointSpec { family, dtype, ..CheckpointSpec::default() });
+            engine::reference::prompt_hidden(
+                &reasoner,
+                &prompted(&reasoner, &questions()[2]).tokens,
+            )
+            .unwrap()
         };
-        let exact = hidden(Dtype::F32);
-        for (dtype, tolerance) in [(Dtype::F16, 0.01), (Dtype::Bf16, 0.08)] {
+        let exact = hidden(WeightDtype::F32);
+        for (dtype, tolerance) in [(WeightDtype::F16, 0.01), (WeightDtype::Bf16, 0.08)] {
             let far = apart(&hidden(dtype), &exact);
             assert!(far > 0.0 && far < tolerance, "{family:?}, {dtype:?}: {far}");
         }
@@ -84,21 +105,28 @@ fn number_formats_agree_to_their_precision() {
 #[test]
 fn sixteen_bits_are_their_thirty_two_to_the_bit() {
     for family in FAMILIES {
-        for dtype in [Dtype::F16, Dtype::Bf16] {
+        for dtype in [WeightDtype::F16, WeightDtype::Bf16] {
             let dir = tempfile::tempdir().unwrap();
-            write_checkpoint(dir.path(), &Spec { family, dtype, ..Spec::default() }).unwrap();
+            write_checkpoint(
+                dir.path(),
+                &CheckpointSpec { family, dtype, ..CheckpointSpec::default() },
+            )
+            .unwrap();
             let narrow = run(&load(device(), dir.path(), family), thoughtful(0.2));
             write(dir.path(), &read(dir.path()));
             let wide = run(&load(device(), dir.path(), family), thoughtful(0.2));
-            narrow.iter().zip(&wide).for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {dtype:?}")));
+            narrow
+                .iter()
+                .zip(&wide)
+                .for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {dtype:?}")));
         }
     }
 }
 
 /// Weights under their names, with shapes.
-type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+type WeightBytes = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-fn read(dir: &Path) -> Weights {
+fn read(dir: &Path) -> WeightBytes {
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let numbers = |view: &TensorView<'_>| -> Vec<f32> {
@@ -109,20 +137,27 @@ fn read(dir: &Path) -> Weights {
             _ => view.data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
         }
     };
-    let one = |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), numbers(&view)));
+    let one =
+        |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), numbers(&view)));
     file.tensors().into_iter().map(one).collect()
 }
 
-fn write(dir: &Path, weights: &Weights) {
-    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> =
-        weights.iter().map(|(name, (shape, data))| (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect())).collect();
-    let views =
-        bytes.iter().map(|(name, shape, data)| (name, TensorView::new(safetensors::Dtype::F32, shape.to_vec(), data).unwrap()));
-    std::fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+fn write(dir: &Path, weights: &WeightBytes) {
+    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = weights
+        .iter()
+        .map(|(name, (shape, data))| {
+            (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect())
+        })
+        .collect();
+    let views = bytes.iter().map(|(name, shape, data)| {
+        (name, TensorView::new(safetensors::Dtype::F32, shape.to_vec(), data).unwrap())
+    });
+    std::fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap())
+        .unwrap();
 }
 
 /// `W + scale B A` for every module that has an adapter, by its definition and in double precision.
-fn merged(plain: &mut Weights, adapted: &Weights, scale: f64, conv: bool) -> usize {
+fn merged(plain: &mut WeightBytes, adapted: &WeightBytes, scale: f64, conv: bool) -> usize {
     let mut count = 0;
     for (name, (a_shape, a)) in adapted.iter().filter(|(name, _)| name.contains(".lora_A.")) {
         let b = &adapted[&name.replace("lora_A", "lora_B")].1;
@@ -130,11 +165,17 @@ fn merged(plain: &mut Weights, adapted: &Weights, scale: f64, conv: bool) -> usi
         let (rank, inputs) = (a_shape[0], a_shape[1]);
         // The plain layout has another wrapper around the same names.
         let tail = &module[module.find(".h.").or(module.find(".layers.")).unwrap()..];
-        let weight = plain.iter_mut().find(|(plain, _)| plain.ends_with(&format!("{tail}.weight"))).unwrap().1;
+        let weight = plain
+            .iter_mut()
+            .find(|(plain, _)| plain.ends_with(&format!("{tail}.weight")))
+            .unwrap()
+            .1;
         let outputs = weight.1.len() / inputs;
         for o in 0..outputs {
             for i in 0..inputs {
-                let delta: f64 = (0..rank).map(|k| f64::from(b[o * rank + k]) * f64::from(a[k * inputs + i])).sum();
+                let delta: f64 = (0..rank)
+                    .map(|k| f64::from(b[o * rank + k]) * f64::from(a[k * inputs + i]))
+                    .sum();
                 let at = if conv { i * outputs + o } else { o * inputs + i };
                 weight.1[at] = (f64::from(weight.1[at]) + scale * delta) as f32;
             }
@@ -148,20 +189,34 @@ fn merged(plain: &mut Weights, adapted: &Weights, scale: f64, conv: bool) -> usi
 #[test]
 fn unmerged_adapters_think_as_merged_ones() {
     // The scale is alpha / rank: of adapter_config.json, or of the family's training script.
-    let scales = [(Family::Coconut, 2.0), (Family::CodiGpt2, 0.25), (Family::CodiLlama, 0.25), (Family::Colar, 0.25)];
-    for (family, scale) in scales.into_iter().chain([(Family::LatentSft, 2.0), (Family::Rot, 2.0)]) {
-        let spec = Spec { family, ..Spec::default() };
+    let scales = [
+        (CheckpointFamily::Coconut, 2.0),
+        (CheckpointFamily::CodiGpt2, 0.25),
+        (CheckpointFamily::CodiLlama, 0.25),
+        (CheckpointFamily::Colar, 0.25),
+    ];
+    for (family, scale) in
+        scales.into_iter().chain([(CheckpointFamily::LatentSft, 2.0), (CheckpointFamily::Rot, 2.0)])
+    {
+        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
         let (plain, adapted) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         write_checkpoint(plain.path(), &spec).unwrap();
-        write_checkpoint(adapted.path(), &Spec { lora: true, ..spec }).unwrap();
+        write_checkpoint(adapted.path(), &CheckpointSpec { lora: true, ..spec }).unwrap();
         let untouched = run(&load(device(), plain.path(), family), thoughtful(0.2));
         let mut weights = read(plain.path());
-        assert!(merged(&mut weights, &read(adapted.path()), scale, gpt2(family)) > 0, "{family:?}: no adapters");
+        assert!(
+            merged(&mut weights, &read(adapted.path()), scale, gpt2(family)) > 0,
+            "{family:?}: no adapters"
+        );
         write(plain.path(), &weights);
         let by_hand = run(&load(device(), plain.path(), family), thoughtful(0.2));
-        let far = distance(&run(&load(device(), adapted.path(), family), thoughtful(0.2)), &by_hand);
+        let far =
+            distance(&run(&load(device(), adapted.path(), family), thoughtful(0.2)), &by_hand);
         assert!(far < 1e-3, "{family:?}: {far:e} from the weights merged by hand");
         let moved = distance(&untouched, &by_hand);
-        assert!(moved > 0.05, "{family:?}: the adapters change too little ({moved:e}) to be missed");
+        assert!(
+            moved > 0.05,
+            "{family:?}: the adapters change too little ({moved:e}) to be missed"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Properties of the engine on tiny random models of every family.
 //!
-//! Goldens say that one computation is right; these tests say that it is the same computation whatever its company, its
-//! batch, its device and its checkpoint's layout, and that each perturbation falls exactly where it should:
+//! Goldens say that one computation is right; these tests say that it is the same computation
+//! whatever its company, its batch, its device and its checkpoint's layout, and that each
+//! perturbation falls exactly where it should:
 //!
 //! * [`company`]: a trajectory does not depend on what runs beside it;
 //! * [`recomputed`]: forked rows equal whole sequences computed from scratch;
@@ -13,7 +14,8 @@
 //! * [`rounds`]: stopping early changes no trajectory and no decided vote;
 //! * [`rollout`]: labels of thoughts are what rollouts computed from scratch say;
 //! * [`limits`]: where rows end, and what is refused;
-//! * [`words`]: the baseline that thinks in words, drawn answers, and what a checkpoint says about itself;
+//! * [`words`]: the baseline that thinks in words, drawn answers, and what a checkpoint says about
+//!   itself;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
 //! * [`gpu`]: the same on a GPU, where there is one, to rounding.
 

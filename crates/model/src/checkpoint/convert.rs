@@ -25,7 +25,8 @@ fn plain<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f3
     chunks.iter().map(|c| value(*c)).collect()
 }
 
-/// By blocks, because the half crate converts slices with the processor's own instruction and single values without.
+/// By blocks, because the half crate converts slices with the processor's own instruction and
+/// single values without.
 fn halves<T: Copy + Default>(bytes: &[u8], value: impl Fn([u8; 2]) -> T) -> Vec<f32>
 where
     [T]: HalfFloatSliceExt,
@@ -45,8 +46,10 @@ where
 
 /// The first value that is infinite or not a number.
 pub(super) fn first_non_finite(values: &[f32]) -> Option<(usize, f32)> {
-    // Whole blocks first: a loop without an early exit is one the compiler turns into vector instructions.
-    let block = values.chunks(BLOCK).position(|b| !b.iter().fold(true, |ok, v| ok & v.is_finite()))?;
+    // Whole blocks first: a loop without an early exit is one the compiler turns into vector
+    // instructions.
+    let block =
+        values.chunks(BLOCK).position(|b| !b.iter().fold(true, |ok, v| ok & v.is_finite()))?;
     let start = block * BLOCK;
     let offset = values[start..].iter().position(|v| !v.is_finite())?;
     Some((start + offset, values[start + offset]))
@@ -70,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bad_value_is_found_wherever_it_is() {
+    fn finds_the_first_non_finite_value() {
         for at in [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 3, 3 * BLOCK - 1] {
             let mut values = vec![1.0; 3 * BLOCK];
             values[at] = f32::NAN;

@@ -4,42 +4,48 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::error::Error;
+use crate::error::ModelError;
 
 /// No real count comes near; products of two stay far from overflow.
-const LARGEST_COUNT: u64 = 1 << 31;
+const MAX_COUNT: u64 = 1 << 31;
 
 /// One JSON object of a file.
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
+pub(super) struct JsonFields<'a> {
     file: &'a Path,
-    within: Option<&'static str>, // the field that this object is the value of
+    parent: Option<&'static str>, // the field that this object is the value of
     map: &'a Map<String, Value>,
 }
 
-impl<'a> Fields<'a> {
-    pub fn new(file: &'a Path, value: &'a Value) -> Result<Fields<'a>, Error> {
+impl<'a> JsonFields<'a> {
+    pub fn new(file: &'a Path, value: &'a Value) -> Result<JsonFields<'a>, ModelError> {
         match value {
-            Value::Object(map) => Ok(Fields { file, within: None, map }),
-            other => {
-                Err(Error::BadJson { file: file.to_path_buf(), why: format!("an object was expected, not {}", kind(other)) })
-            }
+            Value::Object(map) => Ok(JsonFields { file, parent: None, map }),
+            other => Err(ModelError::BadJson {
+                file: file.to_path_buf(),
+                why: format!("an object was expected, not {}", json_type(other)),
+            }),
         }
     }
 
     /// A nested object; absent and null are both `None`.
-    pub fn object(&self, name: &'static str) -> Result<Option<Fields<'a>>, Error> {
+    pub fn object(&self, name: &'static str) -> Result<Option<JsonFields<'a>>, ModelError> {
         match self.get(name) {
             None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Fields { file: self.file, within: Some(name), map })),
+            Some(Value::Object(map)) => {
+                Ok(Some(JsonFields { file: self.file, parent: Some(name), map }))
+            }
             Some(_) => Err(self.bad(name, "must be an object")),
         }
     }
 
     /// Refuses fields that nobody would read.
-    pub fn only(&self, known: &[&str]) -> Result<(), Error> {
+    pub fn deny_unknown(&self, known: &[&str]) -> Result<(), ModelError> {
         match self.map.keys().find(|name| !known.contains(&name.as_str())) {
-            Some(name) => Err(self.bad(name, &format!("is not known here; the fields are {}", known.join(", ")))),
+            Some(name) => {
+                Err(self
+                    .bad(name, &format!("is not known here; the fields are {}", known.join(", "))))
+            }
             None => Ok(()),
         }
     }
@@ -50,22 +56,30 @@ impl<'a> Fields<'a> {
     }
 
     /// A count from 1 to 2^31.
-    pub fn opt_count(&self, name: &str) -> Result<Option<usize>, Error> {
+    pub fn opt_count(&self, name: &str) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
         match value.as_u64() {
-            Some(n) if (1..=LARGEST_COUNT).contains(&n) => Ok(Some(n as usize)),
-            _ => Err(self.bad(name, &format!("is {value}; it must be a whole number from 1 to {LARGEST_COUNT}"))),
+            Some(n) if (1..=MAX_COUNT).contains(&n) => Ok(Some(n as usize)),
+            _ => Err(self.bad(
+                name,
+                &format!("is {value}; it must be a whole number from 1 to {MAX_COUNT}"),
+            )),
         }
     }
 
-    pub fn count(&self, name: &str) -> Result<usize, Error> {
+    pub fn count(&self, name: &str) -> Result<usize, ModelError> {
         self.opt_count(name)?.ok_or_else(|| self.missing(name))
     }
 
     /// A number that `is_legal` in single precision, where it is used; `what` puts that into words.
-    pub fn number(&self, name: &str, is_legal: impl Fn(f32) -> bool, what: &str) -> Result<Option<f64>, Error> {
+    pub fn number(
+        &self,
+        name: &str,
+        is_legal: impl Fn(f32) -> bool,
+        what: &str,
+    ) -> Result<Option<f64>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
@@ -76,50 +90,57 @@ impl<'a> Fields<'a> {
     }
 
     /// A finite number above zero.
-    pub fn positive(&self, name: &str) -> Result<Option<f64>, Error> {
+    pub fn positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
         match value.as_f64() {
-            // As f32 too: a value that becomes 0 or infinity there would make every hidden state so.
+            // As f32 too: a value that becomes 0 or infinity there would make every hidden state
+            // so.
             Some(x) if x > 0.0 && (x as f32) > 0.0 && (x as f32).is_finite() => Ok(Some(x)),
             _ => Err(self.bad(name, &format!("is {value}; it must be a finite number above zero"))),
         }
     }
 
-    pub fn flag(&self, name: &str) -> Result<Option<bool>, Error> {
+    pub fn boolean(&self, name: &str) -> Result<Option<bool>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        value.as_bool().map(Some).ok_or_else(|| self.bad(name, &format!("is {value}; it must be true or false")))
+        value
+            .as_bool()
+            .map(Some)
+            .ok_or_else(|| self.bad(name, &format!("is {value}; it must be true or false")))
     }
 
-    pub fn text(&self, name: &str) -> Result<Option<&'a str>, Error> {
+    pub fn string(&self, name: &str) -> Result<Option<&'a str>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        value.as_str().map(Some).ok_or_else(|| self.bad(name, &format!("is {value}; it must be a string")))
+        value
+            .as_str()
+            .map(Some)
+            .ok_or_else(|| self.bad(name, &format!("is {value}; it must be a string")))
     }
 
     /// A token id; negative ones mean "none" in the published files.
-    pub fn token(&self, name: &str) -> Result<Option<u32>, Error> {
+    pub fn token(&self, name: &str) -> Result<Option<u32>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        self.as_token(name, value)
+        self.parse_token(name, value)
     }
 
     /// A token id or a list of them.
-    pub fn tokens(&self, name: &str) -> Result<Vec<u32>, Error> {
+    pub fn tokens(&self, name: &str) -> Result<Vec<u32>, ModelError> {
         let values = match self.get(name) {
             None => return Ok(Vec::new()),
             Some(Value::Array(values)) => values.as_slice(),
             Some(value) => std::slice::from_ref(value),
         };
-        values.iter().filter_map(|v| self.as_token(name, v).transpose()).collect()
+        values.iter().filter_map(|v| self.parse_token(name, v).transpose()).collect()
     }
 
-    fn as_token(&self, name: &str, value: &Value) -> Result<Option<u32>, Error> {
+    fn parse_token(&self, name: &str, value: &Value) -> Result<Option<u32>, ModelError> {
         match value.as_i64() {
             Some(id) if id < 0 => Ok(None),
             Some(id) if id <= i64::from(u32::MAX) => Ok(Some(id as u32)),
@@ -128,27 +149,31 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses a switch that is on.
-    pub fn must_be_off(&self, name: &str) -> Result<(), Error> {
-        match self.flag(name)? {
+    pub fn must_be_false(&self, name: &str) -> Result<(), ModelError> {
+        match self.boolean(name)? {
             Some(true) => Err(self.unsupported(name, "true", "false")),
             _ => Ok(()),
         }
     }
 
-    pub fn missing(&self, name: &str) -> Error {
-        Error::MissingField { file: self.file.to_path_buf(), field: self.path(name) }
+    pub fn missing(&self, name: &str) -> ModelError {
+        ModelError::MissingField { file: self.file.to_path_buf(), field: self.path(name) }
     }
 
-    pub fn bad(&self, name: &str, why: &str) -> Error {
-        Error::BadField { file: self.file.to_path_buf(), field: self.path(name), why: why.to_owned() }
+    pub fn bad(&self, name: &str, why: &str) -> ModelError {
+        ModelError::BadField {
+            file: self.file.to_path_buf(),
+            field: self.path(name),
+            why: why.to_owned(),
+        }
     }
 
     fn path(&self, name: &str) -> String {
-        self.within.map_or_else(|| name.to_owned(), |within| format!("{within}.{name}"))
+        self.parent.map_or_else(|| name.to_owned(), |within| format!("{within}.{name}"))
     }
 
-    pub fn unsupported(&self, name: &str, found: &str, supported: &str) -> Error {
-        Error::Unsupported {
+    pub fn unsupported(&self, name: &str, found: &str, supported: &str) -> ModelError {
+        ModelError::Unsupported {
             file: self.file.to_path_buf(),
             field: name.to_owned(),
             found: found.to_owned(),
@@ -157,7 +182,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn kind(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a truth value",

@@ -1,25 +1,28 @@
 //! Each architecture's spelling of the same blueprint.
 //!
-//! Defaults are those of the transformers class that owns the field; a switch that would change the computation and that
-//! the decoder does not have is refused here, by name, rather than ignored.
+//! Defaults are those of the transformers class that owns the field; a switch that would change the
+//! computation and that the decoder does not have is refused here, by name, rather than ignored.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::fields::Fields;
-use super::{Architecture, Config, Defaults, LatentFields, Llama3Scaling, Mlp, Norm, Positions};
-use crate::error::{self, Error};
+use super::fields::JsonFields;
+use super::{
+    Architecture, Config, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
+    PositionEncoding,
+};
+use crate::error::{self, ModelError};
 
 /// More blocks than any model has; a loop over them stays short.
-const MOST_LAYERS: usize = 10_000;
+const MAX_LAYERS: usize = 10_000;
 /// More positions than any model has; a table over them stays small.
-const MOST_POSITIONS: usize = 1 << 24;
+const MAX_POSITIONS: usize = 1 << 24;
 
-pub(super) fn config(file: &Path, json: &str) -> Result<Config, Error> {
+pub(super) fn config(file: &Path, json: &str) -> Result<Config, ModelError> {
     let value: Value = error::parse_json(file, json)?;
-    let top = Fields::new(file, &value)?;
-    let model_type = top.text("model_type")?.ok_or_else(|| top.missing("model_type"))?;
+    let top = JsonFields::new(file, &value)?;
+    let model_type = top.string("model_type")?.ok_or_else(|| top.missing("model_type"))?;
     let mut config = match model_type {
         "gpt2" => gpt2(top)?,
         "llama" => llama(top, Architecture::Llama)?,
@@ -27,21 +30,21 @@ pub(super) fn config(file: &Path, json: &str) -> Result<Config, Error> {
         "qwen3_vl" => qwen3_vl(top)?,
         other => return Err(top.unsupported("model_type", other, "gpt2, llama, qwen3, qwen3_vl")),
     };
-    check(top, &config)?;
-    config.defaults = defaults(top)?;
+    validate(top, &config)?;
+    config.defaults = generation_defaults(top)?;
     Ok(config)
 }
 
 /// The end tokens of a generation_config.json; none if it does not say.
-pub(super) fn end_tokens(file: &Path, json: &str) -> Result<Vec<u32>, Error> {
+pub(super) fn eos_tokens(file: &Path, json: &str) -> Result<Vec<u32>, ModelError> {
     let value: Value = error::parse_json(file, json)?;
-    Fields::new(file, &value)?.tokens("eos_token_id")
+    JsonFields::new(file, &value)?.tokens("eos_token_id")
 }
 
-fn gpt2(f: Fields) -> Result<Config, Error> {
-    f.must_be_off("scale_attn_by_inverse_layer_idx")?;
-    f.must_be_off("add_cross_attention")?;
-    if f.flag("scale_attn_weights")? == Some(false) {
+fn gpt2(f: JsonFields) -> Result<Config, ModelError> {
+    f.must_be_false("scale_attn_by_inverse_layer_idx")?;
+    f.must_be_false("add_cross_attention")?;
+    if f.boolean("scale_attn_weights")? == Some(false) {
         return Err(f.unsupported("scale_attn_weights", "false", "true"));
     }
     let width = f.count("n_embd")?;
@@ -49,11 +52,15 @@ fn gpt2(f: Fields) -> Result<Config, Error> {
     if !width.is_multiple_of(heads) {
         return Err(f.bad("n_head", &format!("is {heads}; it must divide n_embd, {width}")));
     }
-    let mlp = match f.text("activation_function")?.unwrap_or("gelu_new") {
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Mlp::Gelu,
+    let mlp = match f.string("activation_function")?.unwrap_or("gelu_new") {
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Mlp::GeluTanh,
         "gelu" => Mlp::GeluErf,
         other => {
-            return Err(f.unsupported("activation_function", other, "gelu_new, gelu_pytorch_tanh, gelu_fast, gelu"));
+            return Err(f.unsupported(
+                "activation_function",
+                other,
+                "gelu_new, gelu_pytorch_tanh, gelu_fast, gelu",
+            ));
         }
     };
     Ok(Config {
@@ -67,25 +74,27 @@ fn gpt2(f: Fields) -> Result<Config, Error> {
         ffn: f.opt_count("n_inner")?.unwrap_or(4 * width),
         vocab: f.count("vocab_size")?,
         context: f.opt_count("n_positions")?.map_or_else(|| f.count("n_ctx"), Ok)?,
-        norm: Norm::LayerNorm { eps: f.positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32 },
-        positions: Positions::Learned,
+        norm: NormConfig::LayerNorm {
+            eps: f.positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
+        },
+        positions: PositionEncoding::Learned,
         mlp,
         qk_norm: false,
-        tied: f.flag("tie_word_embeddings")?.unwrap_or(true),
+        tied: f.boolean("tie_word_embeddings")?.unwrap_or(true),
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
-        defaults: Defaults::default(),
+        defaults: GenerationDefaults::default(),
     })
 }
 
 /// Llama, and Qwen3, which spells the same fields.
-fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
+fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError> {
     let qwen = architecture == Architecture::Qwen3;
     for switch in ["attention_bias", "mlp_bias", "use_sliding_window"] {
-        f.must_be_off(switch)?;
+        f.must_be_false(switch)?;
     }
-    full_attention_only(f)?;
-    match f.text("hidden_act")?.unwrap_or("silu") {
+    require_full_attention(f)?;
+    match f.string("hidden_act")?.unwrap_or("silu") {
         "silu" | "swish" => {}
         other => return Err(f.unsupported("hidden_act", other, "silu")),
     }
@@ -96,7 +105,10 @@ fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
         None if qwen => 128,
         None if width.is_multiple_of(heads) => width / heads,
         None => {
-            return Err(f.bad("num_attention_heads", &format!("is {heads}; it must divide hidden_size, {width}")));
+            return Err(f.bad(
+                "num_attention_heads",
+                &format!("is {heads}; it must divide hidden_size, {width}"),
+            ));
         }
     };
     Ok(Config {
@@ -110,24 +122,25 @@ fn llama(f: Fields, architecture: Architecture) -> Result<Config, Error> {
         ffn: f.count("intermediate_size")?,
         vocab: f.count("vocab_size")?,
         context: f.count("max_position_embeddings")?,
-        norm: Norm::RmsNorm { eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32 },
+        norm: NormConfig::RmsNorm { eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32 },
         positions: rope(f)?,
         mlp: Mlp::SwiGlu,
         qk_norm: qwen,
-        tied: f.flag("tie_word_embeddings")?.unwrap_or(false),
+        tied: f.boolean("tie_word_embeddings")?.unwrap_or(false),
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
-        defaults: Defaults::default(),
+        defaults: GenerationDefaults::default(),
     })
 }
 
-/// Qwen3-VL keeps its text tower under `text_config`; what concerns the whole model stays at the top.
-fn qwen3_vl(top: Fields) -> Result<Config, Error> {
+/// Qwen3-VL keeps its text tower under `text_config`; what concerns the whole model stays at the
+/// top.
+fn qwen3_vl(top: JsonFields) -> Result<Config, ModelError> {
     let text = top.object("text_config")?.ok_or_else(|| top.missing("text_config"))?;
     let mut config = llama(text, Architecture::Qwen3)?;
     config.class_name = class_name(top);
     config.latent = latent(top)?;
-    if let Some(tied) = top.flag("tie_word_embeddings")? {
+    if let Some(tied) = top.boolean("tie_word_embeddings")? {
         config.tied = tied;
     }
     if config.eos.is_empty() {
@@ -136,22 +149,24 @@ fn qwen3_vl(top: Fields) -> Result<Config, Error> {
     Ok(config)
 }
 
-fn full_attention_only(f: Fields) -> Result<(), Error> {
+fn require_full_attention(f: JsonFields) -> Result<(), ModelError> {
     let Some(types) = f.get("layer_types") else {
         return Ok(());
     };
     let types = types.as_array().ok_or_else(|| f.bad("layer_types", "must be a list"))?;
     match types.iter().find(|t| t.as_str() != Some("full_attention")) {
-        Some(other) => Err(f.unsupported("layer_types", &other.to_string(), "full_attention in every layer")),
+        Some(other) => {
+            Err(f.unsupported("layer_types", &other.to_string(), "full_attention in every layer"))
+        }
         None => Ok(()),
     }
 }
 
 /// Rope in either spelling: `rope_theta` beside `rope_scaling`, or both inside `rope_parameters`.
 ///
-/// Qwen3-VL's `mrope_section` splits the frequencies among three position axes. Text has the same position on all
-/// three, so the split changes nothing.
-fn rope(f: Fields) -> Result<Positions, Error> {
+/// Qwen3-VL's `mrope_section` splits the frequencies among three position axes. Text has the same
+/// position on all three, so the split changes nothing.
+fn rope(f: JsonFields) -> Result<PositionEncoding, ModelError> {
     let parameters = f.object("rope_parameters")?;
     let scaling = match parameters {
         Some(parameters) => Some(parameters),
@@ -168,16 +183,16 @@ fn rope(f: Fields) -> Result<Positions, Error> {
     }
     let scaling = match scaling {
         None => None,
-        Some(s) => match s.text("rope_type")?.or(s.text("type")?).unwrap_or("default") {
+        Some(s) => match s.string("rope_type")?.or(s.string("type")?).unwrap_or("default") {
             "default" | "mrope" => None,
             "llama3" => Some(llama3(s)?),
             other => return Err(f.unsupported("rope_scaling.rope_type", other, "default, llama3")),
         },
     };
-    Ok(Positions::Rope { theta, scaling })
+    Ok(PositionEncoding::Rope { theta, scaling })
 }
 
-fn llama3(s: Fields) -> Result<Llama3Scaling, Error> {
+fn llama3(s: JsonFields) -> Result<Llama3Scaling, ModelError> {
     let number = |name: &str| s.positive(name)?.ok_or_else(|| s.missing(name));
     let scaling = Llama3Scaling {
         factor: number("factor")?,
@@ -191,8 +206,8 @@ fn llama3(s: Fields) -> Result<Llama3Scaling, Error> {
     Ok(scaling)
 }
 
-fn latent(f: Fields) -> Result<LatentFields, Error> {
-    Ok(LatentFields {
+fn latent(f: JsonFields) -> Result<LatentConfig, ModelError> {
+    Ok(LatentConfig {
         latent_id: f.token("latent_id")?,
         start_id: f.token("latent_start_id")?,
         end_id: f.token("latent_end_id")?,
@@ -202,12 +217,12 @@ fn latent(f: Fields) -> Result<LatentFields, Error> {
     })
 }
 
-fn defaults(top: Fields) -> Result<Defaults, Error> {
-    let Some(f) = top.object("latent_tts")? else { return Ok(Defaults::default()) };
-    f.only(&["family", "thoughts", "max_new_tokens", "p", "sigma"])?;
+fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError> {
+    let Some(f) = top.object("latent_tts")? else { return Ok(GenerationDefaults::default()) };
+    f.deny_unknown(&["family", "thoughts", "max_new_tokens", "p", "sigma"])?;
     let no_thoughts = f.get("thoughts").is_some_and(|n| n.as_u64() == Some(0));
-    Ok(Defaults {
-        family: f.text("family")?.map(str::to_owned),
+    Ok(GenerationDefaults {
+        family: f.string("family")?.map(str::to_owned),
         thoughts: if no_thoughts { Some(0) } else { f.opt_count("thoughts")? },
         max_new_tokens: f.opt_count("max_new_tokens")?,
         p: f.number("p", |p| (0.0..1.0).contains(&p), "at least 0 and below 1")?,
@@ -215,29 +230,39 @@ fn defaults(top: Fields) -> Result<Defaults, Error> {
     })
 }
 
-fn class_name(f: Fields) -> Option<String> {
+fn class_name(f: JsonFields) -> Option<String> {
     Some(f.get("architectures")?.get(0)?.as_str()?.to_owned())
 }
 
 /// The invariants of the module header.
-fn check(f: Fields, c: &Config) -> Result<(), Error> {
-    if c.layers > MOST_LAYERS {
-        return Err(f.bad("num_hidden_layers", &format!("is {}; at most {MOST_LAYERS} are read", c.layers)));
+fn validate(f: JsonFields, c: &Config) -> Result<(), ModelError> {
+    if c.layers > MAX_LAYERS {
+        return Err(
+            f.bad("num_hidden_layers", &format!("is {}; at most {MAX_LAYERS} are read", c.layers))
+        );
     }
-    if c.context > MOST_POSITIONS {
-        return Err(f.bad("max_position_embeddings", &format!("is {}; at most {MOST_POSITIONS} are read", c.context)));
+    if c.context > MAX_POSITIONS {
+        return Err(f.bad(
+            "max_position_embeddings",
+            &format!("is {}; at most {MAX_POSITIONS} are read", c.context),
+        ));
     }
     if !c.heads.is_multiple_of(c.kv_heads) {
         let why = format!("is {}; it must divide num_attention_heads, {}", c.kv_heads, c.heads);
         return Err(f.bad("num_key_value_heads", &why));
     }
-    if c.positions != Positions::Learned && !c.head_dim.is_multiple_of(2) {
-        return Err(f.bad("head_dim", &format!("is {}; rotary positions need an even number", c.head_dim)));
+    if c.positions != PositionEncoding::Learned && !c.head_dim.is_multiple_of(2) {
+        return Err(
+            f.bad("head_dim", &format!("is {}; rotary positions need an even number", c.head_dim))
+        );
     }
-    parameter_bytes(c).map(|_| ()).ok_or_else(|| f.bad("hidden_size", "makes a model larger than any memory"))
+    parameter_bytes(c)
+        .map(|_| ())
+        .ok_or_else(|| f.bad("hidden_size", "makes a model larger than any memory"))
 }
 
-/// Bytes of all weights as f32, if that is a number; all sizes that the decoder computes are smaller.
+/// Bytes of all weights as f32, if that is a number; all sizes that the decoder computes are
+/// smaller.
 fn parameter_bytes(c: &Config) -> Option<usize> {
     let attention = c.heads.checked_mul(c.head_dim)?.checked_mul(c.width)?.checked_mul(4)?;
     let mlp = c.width.checked_mul(c.ffn)?.checked_mul(3)?;

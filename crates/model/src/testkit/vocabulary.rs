@@ -1,41 +1,63 @@
-//! A tokenizer over single bytes with the tokens that a backbone's families need, or a copy of a real one.
+//! A tokenizer over single bytes with the tokens that a backbone's families need, or a copy of a
+//! real one.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use super::{Backbone, Spec, writer};
-use crate::error::Error;
+use super::{Backbone, CheckpointSpec, writer};
+use crate::error::ModelError;
 
 /// The files a tokenizer may consist of.
-const FILES: [&str; 6] =
-    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"];
+const FILES: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+];
 
-/// What a backbone's tokenizer holds beyond bytes. One list serves all families of a backbone, so that a reward model
-/// understands its reasoner's prompts.
-struct Tokens {
-    /// Tokens that two bytes or shorter tokens merge into; each is the one before it and a last byte.
+/// What a backbone's tokenizer holds beyond bytes. One list serves all families of a backbone, so
+/// that a reward model understands its reasoner's prompts.
+struct BackboneTokens {
+    /// Tokens that two bytes or shorter tokens merge into; each is the one before it and a last
+    /// byte.
     merges: &'static [(&'static str, &'static str)],
     special: &'static [&'static str],
     added: &'static [&'static str],
     named: &'static [(&'static str, &'static str)],
 }
 
-const GPT2: Tokens = Tokens {
+const GPT2: BackboneTokens = BackboneTokens {
     merges: &[],
     special: &["<|endoftext|>"],
     added: &["<|start-latent|>", "<|end-latent|>", "<|latent|>"],
-    named: &[("bos_token", "<|endoftext|>"), ("eos_token", "<|endoftext|>"), ("unk_token", "<|endoftext|>")],
+    named: &[
+        ("bos_token", "<|endoftext|>"),
+        ("eos_token", "<|endoftext|>"),
+        ("unk_token", "<|endoftext|>"),
+    ],
 };
-const LLAMA: Tokens = Tokens {
+const LLAMA: BackboneTokens = BackboneTokens {
     // CoLaR's `###` is one token of Llama's vocabulary, not an added one.
     merges: &[("#", "#"), ("##", "#")],
-    special: &["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "[PAD]"],
+    special: &[
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "[PAD]",
+    ],
     added: &["<|latent|>", "<|start-latent|>", "<|end-latent|>"],
-    named: &[("bos_token", "<|begin_of_text|>"), ("eos_token", "<|eot_id|>"), ("pad_token", "[PAD]")],
+    named: &[
+        ("bos_token", "<|begin_of_text|>"),
+        ("eos_token", "<|eot_id|>"),
+        ("pad_token", "[PAD]"),
+    ],
 };
-const QWEN: Tokens = Tokens {
+const QWEN: BackboneTokens = BackboneTokens {
     merges: &[],
     special: &["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     added: &["<img_begin>", "<img>", "<img_end>"],
@@ -43,7 +65,7 @@ const QWEN: Tokens = Tokens {
 };
 
 /// Writes the tokenizer files of a checkpoint.
-pub(super) fn write(dir: &Path, spec: &Spec) -> Result<(), Error> {
+pub(super) fn write(dir: &Path, spec: &CheckpointSpec) -> Result<(), ModelError> {
     if let Some(from) = &spec.tokenizer_from {
         return copy(from, dir);
     }
@@ -53,28 +75,29 @@ pub(super) fn write(dir: &Path, spec: &Spec) -> Result<(), Error> {
         Backbone::Qwen3Vl => &QWEN,
     };
     let (tokenizer, decoder) = tokenizer(tokens);
-    let named: Map<String, Value> = tokens.named.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
+    let named: Map<String, Value> =
+        tokens.named.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
     let mut config = named.clone();
     config.insert("added_tokens_decoder".to_owned(), decoder);
     config.insert("clean_up_tokenization_spaces".to_owned(), json!(false));
     config.insert("tokenizer_class".to_owned(), json!("PreTrainedTokenizerFast"));
-    writer::json(&dir.join("tokenizer.json"), &tokenizer)?;
-    writer::json(&dir.join("tokenizer_config.json"), &Value::Object(config))?;
-    writer::json(&dir.join("special_tokens_map.json"), &Value::Object(named))
+    writer::write_json(&dir.join("tokenizer.json"), &tokenizer)?;
+    writer::write_json(&dir.join("tokenizer_config.json"), &Value::Object(config))?;
+    writer::write_json(&dir.join("special_tokens_map.json"), &Value::Object(named))
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+fn copy(from: &Path, to: &Path) -> Result<(), ModelError> {
     for name in FILES {
         let file = from.join(name);
         if file.is_file() {
-            std::fs::copy(&file, to.join(name)).map_err(|e| Error::io(&file, e))?;
+            std::fs::copy(&file, to.join(name)).map_err(|e| ModelError::io(&file, e))?;
         }
     }
     Ok(())
 }
 
 /// tokenizer.json, and the same added tokens as tokenizer_config.json lists them.
-fn tokenizer(tokens: &Tokens) -> (Value, Value) {
+fn tokenizer(tokens: &BackboneTokens) -> (Value, Value) {
     let mut bytes: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     bytes.sort_unstable();
     let mut vocab: Map<String, Value> = Map::new();
@@ -94,8 +117,7 @@ fn tokenizer(tokens: &Tokens) -> (Value, Value) {
         token["id"] = json!(id);
         added.push(token);
     }
-    let stage =
-        |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true });
+    let stage = |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true });
     let whole = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
         "pre_tokenizer": stage(false), "post_processor": null, "decoder": stage(true),

@@ -1,4 +1,5 @@
-//! Streams random tensors into safetensors files: memory stays at one buffer however large the model.
+//! Streams random tensors into safetensors files: memory stays at one buffer however large the
+//! model.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -7,52 +8,61 @@ use std::path::Path;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
-use super::layout::{Kind, Tensor};
-use super::{Dtype, Spec};
-use crate::error::Error;
+use super::layout::{InitKind, TensorSpec};
+use super::{CheckpointSpec, WeightDtype};
+use crate::error::ModelError;
 
 /// Writes the model as one file, or as shards with their index.
-pub(super) fn model(dir: &Path, base_name: &str, tensors_: &[Tensor], spec: &Spec) -> Result<(), Error> {
+pub(super) fn write_model(
+    dir: &Path,
+    base_name: &str,
+    tensors_: &[TensorSpec],
+    spec: &CheckpointSpec,
+) -> Result<(), ModelError> {
     if spec.shards <= 1 {
-        return tensors(&dir.join(format!("{base_name}.safetensors")), tensors_, spec);
+        return write_tensors(&dir.join(format!("{base_name}.safetensors")), tensors_, spec);
     }
     let mut map = Map::new();
     let shards = tensors_.chunks(tensors_.len().div_ceil(spec.shards));
     let count = shards.len();
     for (i, shard) in shards.enumerate() {
         let name = format!("{base_name}-{:05}-of-{count:05}.safetensors", i + 1);
-        tensors(&dir.join(&name), shard, spec)?;
+        write_tensors(&dir.join(&name), shard, spec)?;
         map.extend(shard.iter().map(|t| (t.name.clone(), json!(name))));
     }
     let index = json!({ "metadata": {}, "weight_map": map });
-    json(&dir.join(format!("{base_name}.safetensors.index.json")), &index)
+    write_json(&dir.join(format!("{base_name}.safetensors.index.json")), &index)
 }
 
 /// Writes one file.
-pub(super) fn tensors(path: &Path, tensors: &[Tensor], spec: &Spec) -> Result<(), Error> {
+pub(super) fn write_tensors(
+    path: &Path,
+    tensors: &[TensorSpec],
+    spec: &CheckpointSpec,
+) -> Result<(), ModelError> {
     let write = || -> std::io::Result<()> {
         let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
         let header = header(tensors, spec.dtype);
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(header.as_bytes())?;
         for tensor in tensors {
-            values(&mut out, tensor, spec)?;
+            write_values(&mut out, tensor, spec)?;
         }
         out.flush()
     };
-    write().map_err(|e| Error::io(path, e))
+    write().map_err(|e| ModelError::io(path, e))
 }
 
 /// Writes a JSON file.
-pub(super) fn json(path: &Path, value: &Value) -> Result<(), Error> {
-    std::fs::write(path, format!("{value:#}")).map_err(|e| Error::io(path, e))
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
+    std::fs::write(path, format!("{value:#}")).map_err(|e| ModelError::io(path, e))
 }
 
-fn header(tensors: &[Tensor], dtype: Dtype) -> String {
+fn header(tensors: &[TensorSpec], dtype: WeightDtype) -> String {
     let (name, size) = match dtype {
-        Dtype::F32 => ("F32", 4),
-        Dtype::F16 => ("F16", 2),
-        Dtype::Bf16 => ("BF16", 2),
+        WeightDtype::F32 => ("F32", 4),
+        WeightDtype::F16 => ("F16", 2),
+        WeightDtype::Bf16 => ("BF16", 2),
     };
     let mut map = Map::new();
     map.insert("__metadata__".to_owned(), json!({ "format": "pt" }));
@@ -69,38 +79,44 @@ fn header(tensors: &[Tensor], dtype: Dtype) -> String {
     text
 }
 
-fn values(out: &mut impl Write, tensor: &Tensor, spec: &Spec) -> std::io::Result<()> {
-    let mut random = Random::new(spec.seed, &tensor.stream);
+fn write_values(
+    out: &mut impl Write,
+    tensor: &TensorSpec,
+    spec: &CheckpointSpec,
+) -> std::io::Result<()> {
+    let mut random = NamedRng::new(spec.seed, &tensor.rng_name);
     let width = tensor.shape.last().copied().unwrap_or(1).max(1);
     for index in 0..tensor.shape.iter().product::<usize>() {
         let value = value(tensor.kind, random.normal(), index / width);
         match spec.dtype {
-            Dtype::F32 => out.write_all(&value.to_le_bytes())?,
-            Dtype::F16 => out.write_all(&f16::from_f32(value).to_le_bytes())?,
-            Dtype::Bf16 => out.write_all(&bf16::from_f32(value).to_le_bytes())?,
+            WeightDtype::F32 => out.write_all(&value.to_le_bytes())?,
+            WeightDtype::F16 => out.write_all(&f16::from_f32(value).to_le_bytes())?,
+            WeightDtype::Bf16 => out.write_all(&bf16::from_f32(value).to_le_bytes())?,
         }
     }
     Ok(())
 }
 
-fn value(kind: Kind, normal: f32, row: usize) -> f32 {
+fn value(kind: InitKind, normal: f32, row: usize) -> f32 {
     match kind {
-        Kind::NormWeight => 1.0 + 0.2 * normal,
-        Kind::Bias => 0.2 * normal,
-        Kind::Matrix { inputs } => 1.6 * normal / (inputs as f32).sqrt(),
-        Kind::Factor { inputs } => normal / (inputs as f32).sqrt(),
-        Kind::Table { row: Some((loud, factor)) } if loud == row => 0.12 * normal * factor,
-        Kind::Table { .. } => 0.12 * normal,
+        InitKind::NormWeight => 1.0 + 0.2 * normal,
+        InitKind::Bias => 0.2 * normal,
+        InitKind::Matrix { inputs } => 1.6 * normal / (inputs as f32).sqrt(),
+        InitKind::Factor { inputs } => normal / (inputs as f32).sqrt(),
+        InitKind::Table { row: Some((loud, factor)) } if loud == row => 0.12 * normal * factor,
+        InitKind::Table { .. } => 0.12 * normal,
     }
 }
 
 /// SplitMix64, started by the seed and a name.
-struct Random(u64);
+struct NamedRng(u64);
 
-impl Random {
-    fn new(seed: u64, name: &str) -> Random {
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        Random(hash ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+impl NamedRng {
+    fn new(seed: u64, name: &str) -> NamedRng {
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
+        });
+        NamedRng(hash ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     fn next(&mut self) -> u64 {
@@ -111,7 +127,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Roughly normal: the sum of four uniform numbers of 16 bits, which have mean 2 and variance 1/3 together.
+    /// Roughly normal: the sum of four uniform numbers of 16 bits, which have mean 2 and variance
+    /// 1/3 together.
     fn normal(&mut self) -> f32 {
         let bits = self.next();
         let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();

@@ -1,8 +1,9 @@
 //! The files a tokenizer is published in, and the tokenizer built from them.
 //!
-//! tokenizer.json is not handed to the library whole: its model, normalizer, pre-tokenizer and decoder are checked and
-//! built part by part, because the library trusts what it reads (subword prefixes are sliced, ids are added without
-//! minding overflow), and because truncation, padding and post-processing must not happen here.
+//! tokenizer.json is not handed to the library whole: its model, normalizer, pre-tokenizer and
+//! decoder are checked and built part by part, because the library trusts what it reads (subword
+//! prefixes are sliced, ids are added without minding overflow), and because truncation, padding
+//! and post-processing must not happen here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -16,43 +17,44 @@ use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
-use super::Inner;
-use crate::error::{self, Error};
-use crate::folder::Folder;
+use super::HfTokenizer;
+use crate::error::{self, ModelError};
+use crate::model_files::ModelFiles;
 
 /// No vocabulary comes near; ids below it can be counted up without overflow.
-const LARGEST_ID: u32 = 1 << 30;
+const MAX_TOKEN_ID: u32 = 1 << 30;
 /// The fields that name a special token.
-const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+const SPECIAL_TOKEN_FIELDS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// What GPT-2's tokenizer calls its end token when no file says.
-const GPT2_END: &str = "<|endoftext|>";
+const GPT2_EOS: &str = "<|endoftext|>";
 
 /// A tokenizer and what its side files say.
-pub(super) struct Parts {
-    pub inner: Inner,
+pub(super) struct LoadedTokenizer {
+    pub inner: HfTokenizer,
     /// The end token's text.
     pub eos: Option<String>,
     /// `clean_up_tokenization_spaces`.
-    pub clean_up: bool,
+    pub clean_up_spaces: bool,
 }
 
 /// tokenizer.json, as far as it is read.
 #[derive(Deserialize)]
-struct TokenizerFile {
+struct TokenizerJson {
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedTokenJson>,
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
-    model: ModelFile,
+    model: TokenizerModelJson,
 }
 
 /// The model inside tokenizer.json: BPE, or whole words, which have no merges.
 #[derive(Deserialize)]
-struct ModelFile {
+struct TokenizerModelJson {
     #[serde(rename = "type")]
     kind: Option<String>,
     dropout: Option<f64>,
@@ -65,23 +67,23 @@ struct ModelFile {
     byte_fallback: bool,
     #[serde(default)]
     ignore_merges: bool,
-    vocab: Vocab,
-    merges: Option<Vec<Merge>>,
+    vocab: TokenIds,
+    merges: Option<Vec<MergeJson>>,
 }
 
-type Vocab = HashMap<String, u32>;
+type TokenIds = HashMap<String, u32>;
 
 /// A merge: two strings, or one with a space between in older files.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Merge {
+enum MergeJson {
     Pair(String, String),
     Line(String),
 }
 
 /// An added token, in tokenizer.json with its id, in tokenizer_config.json under it.
 #[derive(Deserialize, Clone)]
-struct Added {
+struct AddedTokenJson {
     id: Option<u32>,
     content: String,
     #[serde(default)]
@@ -97,66 +99,83 @@ struct Added {
 }
 
 /// Reads whichever form the directory holds; tokenizer.json wins.
-pub(super) fn read(folder: &Folder) -> Result<Parts, Error> {
-    folder.check()?;
-    let side = Side::read(folder)?;
-    let whole = folder.file("tokenizer.json");
-    let (vocab, merges) = (folder.file("vocab.json"), folder.file("merges.txt"));
-    let (file, inner, added) = if folder.has(&whole) {
-        let (inner, added) = from_whole(&whole, &folder.text(&whole)?)?;
+pub(super) fn read(folder: &ModelFiles) -> Result<LoadedTokenizer, ModelError> {
+    folder.check_exists()?;
+    let side = SideFiles::read(folder)?;
+    let whole = folder.file_path("tokenizer.json");
+    let (vocab, merges) = (folder.file_path("vocab.json"), folder.file_path("merges.txt"));
+    let (file, inner, added) = if folder.contains(&whole) {
+        let (inner, added) = from_tokenizer_json(&whole, &folder.read_text(&whole)?)?;
         (whole, inner, added)
-    } else if folder.has(&vocab) && folder.has(&merges) {
-        let words = error::parse_json(&vocab, &folder.text(&vocab)?)?;
-        let inner = from_pair(&vocab, words, &folder.text(&merges)?, side.prefix_space)?;
+    } else if folder.contains(&vocab) && folder.contains(&merges) {
+        let words = error::parse_json(&vocab, &folder.read_text(&vocab)?)?;
+        let inner = from_vocab_and_merges(
+            &vocab,
+            words,
+            &folder.read_text(&merges)?,
+            side.add_prefix_space,
+        )?;
         (vocab, inner, Vec::new())
     } else {
-        return Err(Error::MissingTokenizer { dir: folder.path().to_owned() });
+        return Err(ModelError::MissingTokenizer { dir: folder.path().to_owned() });
     };
     build(file, inner, added, side)
 }
 
-/// Adds the tokens of all files in the order that transformers does: the tokenizer's own, those of the configuration by
-/// id, then named special tokens that none of them holds.
-fn build(file: PathBuf, mut inner: Inner, mut added: Vec<Added>, side: Side) -> Result<Parts, Error> {
-    let eos = side.eos.or_else(|| inner.token_to_id(GPT2_END).map(|_| GPT2_END.to_owned()));
+/// Adds the tokens of all files in the order that transformers does: the tokenizer's own, those of
+/// the configuration by id, then named special tokens that none of them holds.
+fn build(
+    file: PathBuf,
+    mut inner: HfTokenizer,
+    mut added: Vec<AddedTokenJson>,
+    side: SideFiles,
+) -> Result<LoadedTokenizer, ModelError> {
+    let eos = side.eos.or_else(|| inner.token_to_id(GPT2_EOS).map(|_| GPT2_EOS.to_owned()));
     let mut known: HashSet<String> = added.iter().map(|t| t.content.clone()).collect();
-    let named = side.named.iter().chain(&eos).map(|name| Added::special(name));
-    for token in side.added.into_iter().chain(named) {
+    let named =
+        side.special_tokens.iter().chain(&eos).map(|name| AddedTokenJson::special_token(name));
+    for token in side.added_tokens.into_iter().chain(named) {
         if known.insert(token.content.clone()) {
             added.push(token);
         }
     }
     added.retain(|t| !t.content.is_empty());
     check_stripping(&file, &added)?;
-    inner.add_tokens(&added.iter().map(Added::token).collect::<Vec<_>>());
-    check_order(&file, &inner, &added)?;
-    Ok(Parts { inner, eos, clean_up: side.clean_up })
+    inner.add_tokens(&added.iter().map(AddedTokenJson::to_added_token).collect::<Vec<_>>());
+    check_added_ids(&file, &inner, &added)?;
+    Ok(LoadedTokenizer { inner, eos, clean_up_spaces: side.clean_up_spaces })
 }
 
 /// The library numbers added tokens itself; files whose ids it would change are refused.
-fn check_order(file: &Path, inner: &Inner, added: &[Added]) -> Result<(), Error> {
+fn check_added_ids(
+    file: &Path,
+    inner: &HfTokenizer,
+    added: &[AddedTokenJson],
+) -> Result<(), ModelError> {
     for token in added {
         let given = inner.token_to_id(&token.content);
         if let (Some(id), Some(given)) = (token.id, given)
             && id != given
         {
             let content = &token.content;
-            return Err(Error::BadTokenizer {
+            return Err(ModelError::BadTokenizer {
                 file: file.to_path_buf(),
-                why: format!("added token `{content}` has id {id} but comes at {given}; ids must follow each other"),
+                why: format!(
+                    "added token `{content}` has id {id} but comes at {given}; ids must follow each other"
+                ),
             });
         }
     }
     Ok(())
 }
 
-/// A token that takes the spaces after it would take those that another token begins with; the library then cuts the
-/// text at places that overlap, and panics.
-fn check_stripping(file: &Path, added: &[Added]) -> Result<(), Error> {
+/// A token that takes the spaces after it would take those that another token begins with; the
+/// library then cuts the text at places that overlap, and panics.
+fn check_stripping(file: &Path, added: &[AddedTokenJson]) -> Result<(), ModelError> {
     let takes = added.iter().find(|t| t.rstrip);
     let begins = added.iter().find(|t| t.content.starts_with(char::is_whitespace));
     match (takes, begins) {
-        (Some(a), Some(b)) => Err(Error::BadTokenizer {
+        (Some(a), Some(b)) => Err(ModelError::BadTokenizer {
             file: file.to_path_buf(),
             why: format!(
                 "added token `{}` takes the spaces that `{}` begins with; set its rstrip to false",
@@ -167,13 +186,21 @@ fn check_stripping(file: &Path, added: &[Added]) -> Result<(), Error> {
     }
 }
 
-impl Added {
-    fn special(content: &str) -> Added {
+impl AddedTokenJson {
+    fn special_token(content: &str) -> AddedTokenJson {
         let content = content.to_owned();
-        Added { id: None, content, single_word: false, lstrip: false, rstrip: false, normalized: false, special: true }
+        AddedTokenJson {
+            id: None,
+            content,
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            special: true,
+        }
     }
 
-    fn token(&self) -> AddedToken {
+    fn to_added_token(&self) -> AddedToken {
         AddedToken {
             content: self.content.clone(),
             single_word: self.single_word,
@@ -185,18 +212,31 @@ impl Added {
     }
 }
 
-fn from_whole(file: &Path, text: &str) -> Result<(Inner, Vec<Added>), Error> {
-    let parsed: TokenizerFile = error::parse_json(file, text)?;
-    let mut inner = Inner::new(model(file, parsed.model)?);
-    inner.with_normalizer(part::<NormalizerWrapper>(file, "normalizer", parsed.normalizer, &["NFC", "Lowercase", "Sequence"])?);
-    inner.with_pre_tokenizer(part::<PreTokenizerWrapper>(
+fn from_tokenizer_json(
+    file: &Path,
+    text: &str,
+) -> Result<(HfTokenizer, Vec<AddedTokenJson>), ModelError> {
+    let parsed: TokenizerJson = error::parse_json(file, text)?;
+    let mut inner = HfTokenizer::new(build_model(file, parsed.model)?);
+    inner.with_normalizer(pipeline_stage::<NormalizerWrapper>(
+        file,
+        "normalizer",
+        parsed.normalizer,
+        &["NFC", "Lowercase", "Sequence"],
+    )?);
+    inner.with_pre_tokenizer(pipeline_stage::<PreTokenizerWrapper>(
         file,
         "pre_tokenizer",
         parsed.pre_tokenizer,
         &["ByteLevel", "Split", "Digits", "WhitespaceSplit", "Punctuation", "Sequence"],
     )?);
-    check_growth(file, &parsed.decoder)?;
-    inner.with_decoder(part::<DecoderWrapper>(file, "decoder", parsed.decoder, &["ByteLevel", "Replace", "Fuse", "Sequence"])?);
+    check_decoder_growth(file, &parsed.decoder)?;
+    inner.with_decoder(pipeline_stage::<DecoderWrapper>(
+        file,
+        "decoder",
+        parsed.decoder,
+        &["ByteLevel", "Replace", "Fuse", "Sequence"],
+    )?);
     let mut added = parsed.added_tokens;
     check_ids(file, added.iter().filter_map(|t| t.id))?;
     added.sort_by_key(|t| t.id);
@@ -204,8 +244,13 @@ fn from_whole(file: &Path, text: &str) -> Result<(Inner, Vec<Added>), Error> {
 }
 
 /// GPT-2's own two files, of which `file` is the first.
-fn from_pair(file: &Path, vocab: Vocab, merges: &str, prefix_space: bool) -> Result<Inner, Error> {
-    let parts = ModelFile {
+fn from_vocab_and_merges(
+    file: &Path,
+    vocab: TokenIds,
+    merges: &str,
+    prefix_space: bool,
+) -> Result<HfTokenizer, ModelError> {
+    let parts = TokenizerModelJson {
         kind: None,
         dropout: None,
         unk_token: None,
@@ -215,75 +260,95 @@ fn from_pair(file: &Path, vocab: Vocab, merges: &str, prefix_space: bool) -> Res
         byte_fallback: false,
         ignore_merges: false,
         vocab,
-        merges: Some(merge_lines(merges)),
+        merges: Some(parse_merges(merges)),
     };
-    let mut inner = Inner::new(model(file, parts)?);
+    let mut inner = HfTokenizer::new(build_model(file, parts)?);
     let bytes = ByteLevel::new(prefix_space, true, true);
     inner.with_pre_tokenizer(Some(PreTokenizerWrapper::ByteLevel(bytes)));
     inner.with_decoder(Some(DecoderWrapper::ByteLevel(bytes)));
     Ok(inner)
 }
 
-fn merge_lines(text: &str) -> Vec<Merge> {
+fn parse_merges(text: &str) -> Vec<MergeJson> {
     // Only the first line can be the version; `#version` may be a merge further down.
     let skip = usize::from(text.starts_with("#version"));
-    text.lines().skip(skip).filter(|l| !l.is_empty()).map(|l| Merge::Line(l.to_owned())).collect()
+    text.lines()
+        .skip(skip)
+        .filter(|l| !l.is_empty())
+        .map(|l| MergeJson::Line(l.to_owned()))
+        .collect()
 }
 
-fn model(file: &Path, model: ModelFile) -> Result<ModelWrapper, Error> {
+fn build_model(file: &Path, model: TokenizerModelJson) -> Result<ModelWrapper, ModelError> {
     check_ids(file, model.vocab.values().copied())?;
     let distinct: HashSet<u32> = model.vocab.values().copied().collect();
     if distinct.len() != model.vocab.len() {
-        return Err(bad(file, "two tokens of the vocabulary share an id"));
+        return Err(bad_tokenizer(file, "two tokens of the vocabulary share an id"));
     }
     match model.kind.as_deref() {
         None | Some("BPE") => Ok(bpe(file, model)?.into()),
         Some("WordLevel") => Ok(word_level(file, model)?.into()),
-        Some(kind) => Err(bad(file, format!("model type {kind} is not supported; supported: BPE, WordLevel"))),
+        Some(kind) => Err(bad_tokenizer(
+            file,
+            format!("model type {kind} is not supported; supported: BPE, WordLevel"),
+        )),
     }
 }
 
-fn bpe(file: &Path, model: ModelFile) -> Result<BPE, Error> {
+fn bpe(file: &Path, model: TokenizerModelJson) -> Result<BPE, ModelError> {
     if model.dropout.is_some_and(|p| p != 0.0) {
-        return Err(bad(file, "the model drops merges at random; set its dropout to null"));
+        return Err(bad_tokenizer(
+            file,
+            "the model drops merges at random; set its dropout to null",
+        ));
     }
     for affix in [model.continuing_subword_prefix, model.end_of_word_suffix] {
         if affix.is_some_and(|affix| !affix.is_empty()) {
-            return Err(bad(file, "subword prefixes and suffixes are not supported; supported: byte-level BPE"));
+            return Err(bad_tokenizer(
+                file,
+                "subword prefixes and suffixes are not supported; supported: byte-level BPE",
+            ));
         }
     }
-    let merges = model.merges.ok_or_else(|| bad(file, "the model has no merges; copy the file again"))?;
-    let merges = merges.into_iter().map(|m| m.pair(file)).collect::<Result<Vec<_>, _>>()?;
+    let merges = model
+        .merges
+        .ok_or_else(|| bad_tokenizer(file, "the model has no merges; copy the file again"))?;
+    let merges = merges.into_iter().map(|m| m.into_pair(file)).collect::<Result<Vec<_>, _>>()?;
     let mut builder = BPE::builder()
-        .vocab_and_merges(model.vocab.into_iter().collect::<tokenizers::models::bpe::Vocab>(), merges)
+        .vocab_and_merges(
+            model.vocab.into_iter().collect::<tokenizers::models::bpe::Vocab>(),
+            merges,
+        )
         .fuse_unk(model.fuse_unk)
         .byte_fallback(model.byte_fallback)
         .ignore_merges(model.ignore_merges);
     if let Some(unknown) = model.unk_token {
         builder = builder.unk_token(unknown);
     }
-    builder.build().map_err(|e| bad(file, e.to_string()))
+    builder.build().map_err(|e| bad_tokenizer(file, e.to_string()))
 }
 
 /// Whole words; all others are the unknown token.
-fn word_level(file: &Path, model: ModelFile) -> Result<WordLevel, Error> {
+fn word_level(file: &Path, model: TokenizerModelJson) -> Result<WordLevel, ModelError> {
     let unknown = model.unk_token.filter(|token| model.vocab.contains_key(token));
-    let unknown = unknown.ok_or_else(|| bad(file, "the unk_token of a WordLevel model must be in its vocabulary"))?;
+    let unknown = unknown.ok_or_else(|| {
+        bad_tokenizer(file, "the unk_token of a WordLevel model must be in its vocabulary")
+    })?;
     let builder = WordLevel::builder().vocab(model.vocab.into_iter().collect()).unk_token(unknown);
-    builder.build().map_err(|e| bad(file, e.to_string()))
+    builder.build().map_err(|e| bad_tokenizer(file, e.to_string()))
 }
 
-fn bad(file: &Path, why: impl Into<String>) -> Error {
-    Error::BadTokenizer { file: file.to_path_buf(), why: why.into() }
+fn bad_tokenizer(file: &Path, why: impl Into<String>) -> ModelError {
+    ModelError::BadTokenizer { file: file.to_path_buf(), why: why.into() }
 }
 
-impl Merge {
-    fn pair(self, file: &Path) -> Result<(String, String), Error> {
+impl MergeJson {
+    fn into_pair(self, file: &Path) -> Result<(String, String), ModelError> {
         match self {
-            Merge::Pair(a, b) => Ok((a, b)),
-            Merge::Line(line) => match line.split_once(' ') {
+            MergeJson::Pair(a, b) => Ok((a, b)),
+            MergeJson::Line(line) => match line.split_once(' ') {
                 Some((a, b)) if !b.contains(' ') => Ok((a.to_owned(), b.to_owned())),
-                _ => Err(Error::BadTokenizer {
+                _ => Err(ModelError::BadTokenizer {
                     file: file.to_path_buf(),
                     why: format!("merge `{line}` is not two tokens with a space between"),
                 }),
@@ -292,124 +357,157 @@ impl Merge {
     }
 }
 
-fn check_ids(file: &Path, mut ids: impl Iterator<Item = u32>) -> Result<(), Error> {
-    match ids.find(|id| *id > LARGEST_ID) {
-        Some(id) => {
-            Err(Error::BadTokenizer { file: file.to_path_buf(), why: format!("token id {id} is larger than {LARGEST_ID}") })
-        }
+fn check_ids(file: &Path, mut ids: impl Iterator<Item = u32>) -> Result<(), ModelError> {
+    match ids.find(|id| *id > MAX_TOKEN_ID) {
+        Some(id) => Err(ModelError::BadTokenizer {
+            file: file.to_path_buf(),
+            why: format!("token id {id} is larger than {MAX_TOKEN_ID}"),
+        }),
         None => Ok(()),
     }
 }
 
 /// Builds a stage of the pipeline if every type in it is one that is known to be safe.
-fn part<T: DeserializeOwned>(file: &Path, field: &str, value: Value, allowed: &[&str]) -> Result<Option<T>, Error> {
+fn pipeline_stage<T: DeserializeOwned>(
+    file: &Path,
+    field: &str,
+    value: Value,
+    allowed: &[&str],
+) -> Result<Option<T>, ModelError> {
     if value.is_null() {
         return Ok(None);
     }
-    if let Some(found) = foreign_type(&value, allowed) {
-        return Err(Error::Unsupported {
+    if let Some(found) = unsupported_type(&value, allowed) {
+        return Err(ModelError::Unsupported {
             file: file.to_path_buf(),
             field: field.to_owned(),
             found,
             supported: allowed.join(", "),
         });
     }
-    let bad = |e: serde_json::Error| Error::BadTokenizer { file: file.to_path_buf(), why: format!("{field}: {e}") };
+    let bad = |e: serde_json::Error| ModelError::BadTokenizer {
+        file: file.to_path_buf(),
+        why: format!("{field}: {e}"),
+    };
     serde_json::from_value(value).map(Some).map_err(bad)
 }
 
-/// Replacements multiply: each may put its content between all characters. A few short ones at most keep a text's length
-/// within a small multiple of its tokens'.
-fn check_growth(file: &Path, decoder: &Value) -> Result<(), Error> {
-    const MOST: usize = 4;
-    let stages = decoder.get("decoders").and_then(Value::as_array).map_or(std::slice::from_ref(decoder), Vec::as_slice);
+/// Replacements multiply: each may put its content between all characters. A few short ones at most
+/// keep a text's length within a small multiple of its tokens'.
+fn check_decoder_growth(file: &Path, decoder: &Value) -> Result<(), ModelError> {
+    const MAX_REPLACEMENTS: usize = 4;
+    let stages = decoder
+        .get("decoders")
+        .and_then(Value::as_array)
+        .map_or(std::slice::from_ref(decoder), Vec::as_slice);
     let nested = stages.iter().any(|stage| stage.get("decoders").is_some());
     let contents: Vec<&Value> = stages.iter().filter_map(|stage| stage.get("content")).collect();
     let short = contents.iter().all(|content| content.as_str().is_some_and(|text| text.len() <= 1));
-    match short && contents.len() <= MOST && !nested {
+    match short && contents.len() <= MAX_REPLACEMENTS && !nested {
         true => Ok(()),
-        false => Err(bad(file, format!("decoder: it may hold {MOST} replacements by one character at most, and none nested"))),
+        false => Err(bad_tokenizer(
+            file,
+            format!(
+                "decoder: it may hold {MAX_REPLACEMENTS} replacements by one character at most, and none nested"
+            ),
+        )),
     }
 }
 
 /// The first stage whose type is not allowed, looking into sequences.
-fn foreign_type(value: &Value, allowed: &[&str]) -> Option<String> {
+fn unsupported_type(value: &Value, allowed: &[&str]) -> Option<String> {
     let kind = value.get("type").and_then(Value::as_str).unwrap_or("without a type");
     if !allowed.contains(&kind) {
         return Some(kind.to_owned());
     }
-    let inner = ["normalizers", "pretokenizers", "decoders"].iter().find_map(|key| value.get(key)?.as_array());
-    inner?.iter().find_map(|stage| foreign_type(stage, allowed))
+    let inner = ["normalizers", "pretokenizers", "decoders"]
+        .iter()
+        .find_map(|key| value.get(key)?.as_array());
+    inner?.iter().find_map(|stage| unsupported_type(stage, allowed))
 }
 
 /// What the files beside the vocabulary say.
 #[derive(Default)]
-struct Side {
-    added: Vec<Added>,
-    named: Vec<String>,
+struct SideFiles {
+    added_tokens: Vec<AddedTokenJson>,
+    special_tokens: Vec<String>,
     eos: Option<String>,
-    clean_up: bool,
-    prefix_space: bool,
+    clean_up_spaces: bool,
+    add_prefix_space: bool,
 }
 
-impl Side {
-    fn read(folder: &Folder) -> Result<Side, Error> {
-        let mut side = Side::default();
-        if let Some((file, config)) = optional::<Value>(folder, "tokenizer_config.json")? {
-            side.name_specials(&config);
-            side.clean_up = flag(&config, "clean_up_tokenization_spaces");
-            side.prefix_space = flag(&config, "add_prefix_space");
-            side.take_decoder(&file, &config)?;
+impl SideFiles {
+    fn read(folder: &ModelFiles) -> Result<SideFiles, ModelError> {
+        let mut side = SideFiles::default();
+        if let Some((file, config)) = read_optional_json::<Value>(folder, "tokenizer_config.json")?
+        {
+            side.collect_special_tokens(&config);
+            side.clean_up_spaces = bool_field(&config, "clean_up_tokenization_spaces");
+            side.add_prefix_space = bool_field(&config, "add_prefix_space");
+            side.read_added_tokens_decoder(&file, &config)?;
         }
-        if let Some((_, map)) = optional::<Value>(folder, "special_tokens_map.json")? {
-            side.name_specials(&map);
+        if let Some((_, map)) = read_optional_json::<Value>(folder, "special_tokens_map.json")? {
+            side.collect_special_tokens(&map);
         }
-        if let Some((file, map)) = optional::<BTreeMap<String, u32>>(folder, "added_tokens.json")? {
+        if let Some((file, map)) =
+            read_optional_json::<BTreeMap<String, u32>>(folder, "added_tokens.json")?
+        {
             check_ids(&file, map.values().copied())?;
             let tokens = map.into_iter();
-            side.added.extend(tokens.map(|(content, id)| Added { id: Some(id), special: false, ..Added::special(&content) }));
+            side.added_tokens.extend(tokens.map(|(content, id)| AddedTokenJson {
+                id: Some(id),
+                special: false,
+                ..AddedTokenJson::special_token(&content)
+            }));
         }
-        for token in &mut side.added {
-            token.special |= side.named.contains(&token.content);
+        for token in &mut side.added_tokens {
+            token.special |= side.special_tokens.contains(&token.content);
         }
-        side.added.sort_by_key(|t| t.id);
+        side.added_tokens.sort_by_key(|t| t.id);
         Ok(side)
     }
 
     /// Each named special token is a string or an object with its text.
-    fn name_specials(&mut self, fields: &Value) {
+    fn collect_special_tokens(&mut self, fields: &Value) {
         let text = |v: &Value| v.as_str().or_else(|| v.get("content")?.as_str()).map(str::to_owned);
-        let single = NAMED.iter().filter_map(|name| text(fields.get(name)?));
+        let single = SPECIAL_TOKEN_FIELDS.iter().filter_map(|name| text(fields.get(name)?));
         let listed = fields.get("additional_special_tokens").and_then(Value::as_array);
-        self.named.extend(single.chain(listed.into_iter().flatten().filter_map(text)));
+        self.special_tokens.extend(single.chain(listed.into_iter().flatten().filter_map(text)));
         self.eos = self.eos.take().or_else(|| text(fields.get("eos_token")?));
     }
 
     /// `added_tokens_decoder`: id to token.
-    fn take_decoder(&mut self, file: &Path, config: &Value) -> Result<(), Error> {
+    fn read_added_tokens_decoder(&mut self, file: &Path, config: &Value) -> Result<(), ModelError> {
         let Some(decoder) = config.get("added_tokens_decoder") else {
             return Ok(());
         };
-        let bad = |why: String| Error::BadTokenizer { file: file.to_path_buf(), why: format!("added_tokens_decoder: {why}") };
-        let decoder: BTreeMap<String, Added> = serde_json::from_value(decoder.clone()).map_err(|e| bad(e.to_string()))?;
+        let bad = |why: String| ModelError::BadTokenizer {
+            file: file.to_path_buf(),
+            why: format!("added_tokens_decoder: {why}"),
+        };
+        let decoder: BTreeMap<String, AddedTokenJson> =
+            serde_json::from_value(decoder.clone()).map_err(|e| bad(e.to_string()))?;
         for (id, token) in decoder {
             let id: u32 = id.parse().map_err(|_| bad(format!("`{id}` is not a token id")))?;
             check_ids(file, std::iter::once(id))?;
-            self.added.push(Added { id: Some(id), ..token });
+            self.added_tokens.push(AddedTokenJson { id: Some(id), ..token });
         }
         Ok(())
     }
 }
 
-fn flag(config: &Value, name: &str) -> bool {
+fn bool_field(config: &Value, name: &str) -> bool {
     config.get(name).and_then(Value::as_bool).unwrap_or(false)
 }
 
-fn optional<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<(PathBuf, T)>, Error> {
-    let file = folder.file(name);
-    if !folder.has(&file) {
+fn read_optional_json<T: DeserializeOwned>(
+    folder: &ModelFiles,
+    name: &str,
+) -> Result<Option<(PathBuf, T)>, ModelError> {
+    let file = folder.file_path(name);
+    if !folder.contains(&file) {
         return Ok(None);
     }
-    let value = error::parse_json(&file, &folder.text(&file)?)?;
+    let value = error::parse_json(&file, &folder.read_text(&file)?)?;
     Ok(Some((file, value)))
 }

@@ -3,35 +3,41 @@
 use std::fs;
 use std::path::Path;
 
-use model::config::Defaults;
-use model::testkit::{Family, Spec};
-use model::{Checkpoint, Config, Error, Tokenizer};
+use model::config::GenerationDefaults;
+use model::testkit::{CheckpointFamily, CheckpointSpec};
+use model::{Checkpoint, Config, ModelError, Tokenizer};
 use serde_json::json;
 
-use crate::{Fixture, says};
+use crate::{Fixture, assert_message};
 
 #[test]
 fn missing_directory() {
     let error = Checkpoint::open(Path::new("/nowhere/at/all")).err().unwrap();
-    assert_is!(says(error, &["/nowhere/at/all", "no such directory"]), Error::MissingDirectory { .. });
-    assert_is!(Tokenizer::read(Path::new("/nowhere")).err().unwrap(), Error::MissingDirectory { .. });
+    assert_is!(
+        assert_message(error, &["/nowhere/at/all", "no such directory"]),
+        ModelError::MissingDirectory { .. }
+    );
+    assert_is!(
+        Tokenizer::read(Path::new("/nowhere")).err().unwrap(),
+        ModelError::MissingDirectory { .. }
+    );
 }
 
 #[test]
 fn missing_config() {
     let fixture = Fixture::tiny();
     fs::remove_file(fixture.path("config.json")).unwrap();
-    assert_is!(fixture.fails(&["no config.json"]), Error::MissingConfig { .. });
+    assert_is!(fixture.open_error(&["no config.json"]), ModelError::MissingConfig { .. });
 }
 
 #[test]
 fn not_utf8() {
     let fixture = Fixture::tiny();
     fs::write(fixture.path("config.json"), b"{\"a\": \"\xff\"}").unwrap();
-    assert_is!(fixture.fails(&["config.json", "byte 7"]), Error::NotUtf8 { at: 7, .. });
+    assert_is!(fixture.open_error(&["config.json", "byte 7"]), ModelError::NotUtf8 { at: 7, .. });
     let fixture = Fixture::tiny();
     fixture.bytes(|b| b[12] = 0xff);
-    assert_is!(fixture.fails(&["model.safetensors"]), Error::NotUtf8 { at: 12, .. });
+    assert_is!(fixture.open_error(&["model.safetensors"]), ModelError::NotUtf8 { at: 12, .. });
 }
 
 #[test]
@@ -39,11 +45,11 @@ fn bad_json() {
     for text in ["", "{", "[]", "null", "{\"model_type\": }", &"[".repeat(100_000)] {
         let fixture = Fixture::tiny();
         fs::write(fixture.path("config.json"), text).unwrap();
-        assert_is!(fixture.fails(&["config.json"]), Error::BadJson { .. });
+        assert_is!(fixture.open_error(&["config.json"]), ModelError::BadJson { .. });
     }
-    let fixture = Fixture::new(Spec { shards: 2, ..Spec::default() });
+    let fixture = Fixture::new(CheckpointSpec { shards: 2, ..CheckpointSpec::default() });
     fs::write(fixture.path("model.safetensors.index.json"), "{\"weight_map\": 3}").unwrap();
-    assert_is!(fixture.fails(&["model.safetensors.index.json"]), Error::BadJson { .. });
+    assert_is!(fixture.open_error(&["model.safetensors.index.json"]), ModelError::BadJson { .. });
 }
 
 #[test]
@@ -51,18 +57,19 @@ fn missing_field() {
     for field in ["model_type", "n_layer", "n_embd", "n_head", "vocab_size"] {
         let fixture = Fixture::tiny();
         fixture.edit("config.json", |c| drop(c.as_object_mut().unwrap().remove(field)));
-        assert_is!(fixture.fails(&["config.json", field]), Error::MissingField { .. });
+        assert_is!(fixture.open_error(&["config.json", field]), ModelError::MissingField { .. });
     }
-    let fixture = Fixture::family(Family::Rot);
+    let fixture = Fixture::family(CheckpointFamily::Rot);
     fixture.edit("config.json", |c| drop(c.as_object_mut().unwrap().remove("text_config")));
-    assert_is!(fixture.fails(&["text_config"]), Error::MissingField { .. });
+    assert_is!(fixture.open_error(&["text_config"]), ModelError::MissingField { .. });
 }
 
 #[test]
-fn defaults_are_read_or_refused_by_name() {
+fn generation_defaults_are_validated() {
     let fixture = Fixture::tiny();
-    assert_eq!(Config::read(fixture.0.path()).unwrap().defaults, Defaults::default());
-    let said = json!({ "family": "cot", "thoughts": 0, "max_new_tokens": 24, "p": 0.2, "sigma": 0.5 });
+    assert_eq!(Config::read(fixture.0.path()).unwrap().defaults, GenerationDefaults::default());
+    let said =
+        json!({ "family": "cot", "thoughts": 0, "max_new_tokens": 24, "p": 0.2, "sigma": 0.5 });
     fixture.edit("config.json", |c| c["latent_tts"] = said.clone());
     let read = Config::read(fixture.0.path()).unwrap().defaults;
     assert_eq!((read.thoughts, read.p), (Some(0), Some(0.2)));
@@ -80,11 +87,14 @@ fn defaults_are_read_or_refused_by_name() {
     ] {
         let fixture = Fixture::tiny();
         fixture.edit("config.json", |c| c["latent_tts"] = json!({ field: value }));
-        assert_is!(fixture.fails(&["config.json", &format!("latent_tts.{field}")]), Error::BadField { .. });
+        assert_is!(
+            fixture.open_error(&["config.json", &format!("latent_tts.{field}")]),
+            ModelError::BadField { .. }
+        );
     }
     let fixture = Fixture::tiny();
     fixture.edit("config.json", |c| c["latent_tts"] = json!("cot"));
-    assert_is!(fixture.fails(&["latent_tts", "object"]), Error::BadField { .. });
+    assert_is!(fixture.open_error(&["latent_tts", "object"]), ModelError::BadField { .. });
 }
 
 #[test]
@@ -107,23 +117,25 @@ fn bad_field() {
     ] {
         let fixture = Fixture::tiny();
         fixture.edit("config.json", |c| c[field] = value.clone());
-        assert_is!(fixture.fails(&["config.json"]), Error::BadField { .. });
+        assert_is!(fixture.open_error(&["config.json"]), ModelError::BadField { .. });
     }
-    for (field, value) in [("num_key_value_heads", json!(3)), ("head_dim", json!(7)), ("rope_theta", json!(-1))] {
-        let fixture = Fixture::family(Family::Colar);
+    for (field, value) in
+        [("num_key_value_heads", json!(3)), ("head_dim", json!(7)), ("rope_theta", json!(-1))]
+    {
+        let fixture = Fixture::family(CheckpointFamily::Colar);
         fixture.edit("config.json", |c| c[field] = value.clone());
-        assert_is!(fixture.fails(&[field]), Error::BadField { .. });
+        assert_is!(fixture.open_error(&[field]), ModelError::BadField { .. });
     }
-    let fixture = Fixture::family(Family::Colar);
+    let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| c["rope_scaling"]["high_freq_factor"] = json!(1.0));
-    assert_is!(fixture.fails(&["high_freq_factor"]), Error::BadField { .. });
+    assert_is!(fixture.open_error(&["high_freq_factor"]), ModelError::BadField { .. });
     // Sizes that are each allowed and together overflow.
-    let fixture = Fixture::family(Family::Colar);
+    let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| {
         c["hidden_size"] = json!(1u64 << 31);
         c["intermediate_size"] = json!(1u64 << 31);
     });
-    assert_is!(fixture.fails(&["larger than any memory"]), Error::BadField { .. });
+    assert_is!(fixture.open_error(&["larger than any memory"]), ModelError::BadField { .. });
 }
 
 #[test]
@@ -137,7 +149,7 @@ fn unsupported() {
     ] {
         let fixture = Fixture::tiny();
         fixture.edit("config.json", |c| c[field] = value.clone());
-        assert_is!(fixture.fails(&[field, "supported"]), Error::Unsupported { .. });
+        assert_is!(fixture.open_error(&[field, "supported"]), ModelError::Unsupported { .. });
     }
     for (field, value) in [
         ("hidden_act", json!("gelu")),
@@ -148,18 +160,21 @@ fn unsupported() {
         ("rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0 })),
         ("partial_rotary_factor", json!(0.5)),
     ] {
-        let fixture = Fixture::family(Family::Colar);
+        let fixture = Fixture::family(CheckpointFamily::Colar);
         fixture.edit("config.json", |c| c[field] = value.clone());
-        assert_is!(fixture.fails(&[field]), Error::Unsupported { .. });
+        assert_is!(fixture.open_error(&[field]), ModelError::Unsupported { .. });
     }
     let fixture = Fixture::tiny();
     fixture.edit("tokenizer.json", |t| t["pre_tokenizer"] = json!({ "type": "Metaspace" }));
-    assert_is!(says(fixture.tokenizer().err().unwrap(), &["Metaspace", "ByteLevel"]), Error::Unsupported { .. });
+    assert_is!(
+        assert_message(fixture.tokenizer().err().unwrap(), &["Metaspace", "ByteLevel"]),
+        ModelError::Unsupported { .. }
+    );
 }
 
 /// Not an error: the end tokens of generation_config.json replace those of config.json.
 #[test]
-fn generation_config_wins() {
+fn generation_config_overrides_eos() {
     let fixture = Fixture::tiny();
     fs::write(fixture.path("generation_config.json"), "{\"eos_token_id\": [3, 5, -1]}").unwrap();
     assert_eq!(Config::read(fixture.0.path()).unwrap().eos, [3, 5]);

@@ -1,52 +1,53 @@
-//! One test per way in which a checkpoint can be wrong: the variant, and a message that names file and remedy.
+//! One test per way in which a checkpoint can be wrong: the variant, and a message that names file
+//! and remedy.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
 use std::fs;
 use std::path::PathBuf;
 
-use model::testkit::{Family, Spec, write_checkpoint};
-use model::{Checkpoint, Error, Tokenizer};
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use model::{Checkpoint, ModelError, Tokenizer};
 use safetensors::Dtype;
 use safetensors::tensor::{SafeTensors, TensorView};
 use serde_json::Value;
 
 /// A tensor as it will be in the file: dtype, shape, bytes.
-type Raw = (Dtype, Vec<usize>, Vec<u8>);
+type RawTensor = (Dtype, Vec<usize>, Vec<u8>);
 
 /// A tiny checkpoint to break.
 struct Fixture(tempfile::TempDir);
 
 impl Fixture {
-    fn new(spec: Spec) -> Fixture {
+    fn new(spec: CheckpointSpec) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         write_checkpoint(dir.path(), &spec).unwrap();
         Fixture(dir)
     }
 
     fn tiny() -> Fixture {
-        Fixture::new(Spec::default())
+        Fixture::new(CheckpointSpec::default())
     }
 
-    fn family(family: Family) -> Fixture {
-        Fixture::new(Spec { family, ..Spec::default() })
+    fn family(family: CheckpointFamily) -> Fixture {
+        Fixture::new(CheckpointSpec { family, ..CheckpointSpec::default() })
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn open(&self) -> Result<Checkpoint, Error> {
+    fn open(&self) -> Result<Checkpoint, ModelError> {
         Checkpoint::open(self.0.path())
     }
 
-    fn tokenizer(&self) -> Result<Tokenizer, Error> {
+    fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
         Tokenizer::read(self.0.path())
     }
 
     /// The error of opening, whose message must name all of `words`.
-    fn fails(&self, words: &[&str]) -> Error {
-        says(self.open().err().expect("the checkpoint opens"), words)
+    fn open_error(&self, words: &[&str]) -> ModelError {
+        assert_message(self.open().err().expect("the checkpoint opens"), words)
     }
 
     fn edit(&self, name: &str, change: impl FnOnce(&mut Value)) -> &Fixture {
@@ -66,7 +67,7 @@ impl Fixture {
     }
 
     /// Writes model.safetensors again with tensors added, replaced or (by `None`) left out.
-    fn tensors(&self, changes: &[(&str, Option<Raw>)]) -> &Fixture {
+    fn tensors(&self, changes: &[(&str, Option<RawTensor>)]) -> &Fixture {
         let path = self.path("model.safetensors");
         let bytes = fs::read(&path).unwrap();
         let raw = SafeTensors::deserialize(&bytes).unwrap();
@@ -83,8 +84,9 @@ impl Fixture {
     }
 }
 
-/// Messages are one line, lower case at the start of the reason, without a full stop, and name what they should.
-fn says(error: Error, words: &[&str]) -> Error {
+/// Messages are one line, lower case at the start of the reason, without a full stop, and name what
+/// they should.
+fn assert_message(error: ModelError, words: &[&str]) -> ModelError {
     let message = error.to_string();
     assert!(!message.contains('\n') && !message.ends_with('.'), "{message}");
     for word in words {

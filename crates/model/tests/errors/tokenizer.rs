@@ -2,17 +2,20 @@
 
 use std::fs;
 
-use model::Error;
+use model::ModelError;
 use serde_json::{Value, json};
 
-use crate::{Fixture, says};
+use crate::{Fixture, assert_message};
 
 #[test]
 fn missing_tokenizer() {
     let fixture = Fixture::tiny();
     fs::remove_file(fixture.path("tokenizer.json")).unwrap();
     fs::write(fixture.path("vocab.json"), "{}").unwrap();
-    assert_is!(says(fixture.tokenizer().err().unwrap(), &["merges.txt"]), Error::MissingTokenizer { .. });
+    assert_is!(
+        assert_message(fixture.tokenizer().err().unwrap(), &["merges.txt"]),
+        ModelError::MissingTokenizer { .. }
+    );
 }
 
 #[test]
@@ -27,7 +30,10 @@ fn bad_tokenizer() {
         |t| t["model"]["vocab"]["!"] = json!(u32::MAX),
         |t| t["added_tokens"][0]["id"] = json!(900),
         |t| t["model"] = json!({ "type": "WordLevel", "vocab": { "a": 0 }, "unk_token": "b" }),
-        |t| t["decoder"] = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" }),
+        |t| {
+            t["decoder"] =
+                json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" })
+        },
         |t| t["decoder"]["decoders"] = json!([{ "type": "Sequence", "decoders": [] }]),
         // The library panics on the text `a  ` with these two.
         |t| {
@@ -40,7 +46,10 @@ fn bad_tokenizer() {
     for change in changes {
         let fixture = Fixture::tiny();
         fixture.edit("tokenizer.json", change);
-        assert_is!(says(fixture.tokenizer().err().unwrap(), &["bad tokenizer"]), Error::BadTokenizer { .. });
+        assert_is!(
+            assert_message(fixture.tokenizer().err().unwrap(), &["bad tokenizer"]),
+            ModelError::BadTokenizer { .. }
+        );
     }
 }
 
@@ -53,5 +62,5 @@ fn tokenize() {
         let id = vocab.remove("!").unwrap();
         vocab.insert("~~~".to_owned(), id);
     });
-    assert_is!(fixture.tokenizer().unwrap().encode("!").unwrap_err(), Error::Tokenize { .. });
+    assert_is!(fixture.tokenizer().unwrap().encode("!").unwrap_err(), ModelError::Tokenize { .. });
 }

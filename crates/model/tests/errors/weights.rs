@@ -2,18 +2,21 @@
 
 use std::fs;
 
-use model::Error;
-use model::testkit::{Family, Spec, write_checkpoint};
+use model::ModelError;
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::{Fixture, says};
+use crate::{Fixture, assert_message};
 
 #[test]
 fn io() {
     let fixture = Fixture::tiny();
     let below_a_file = fixture.path("config.json").join("sub");
-    assert_is!(write_checkpoint(&below_a_file, &Spec::default()).unwrap_err(), Error::Io { .. });
+    assert_is!(
+        write_checkpoint(&below_a_file, &CheckpointSpec::default()).unwrap_err(),
+        ModelError::Io { .. }
+    );
 }
 
 #[test]
@@ -22,7 +25,7 @@ fn missing_weights() {
     fs::remove_file(fixture.path("model.safetensors")).unwrap();
     // What a trainer leaves behind is no weight file.
     fs::write(fixture.path("training_args.bin"), b"x").unwrap();
-    assert_is!(fixture.fails(&["no weights"]), Error::MissingWeights { .. });
+    assert_is!(fixture.open_error(&["no weights"]), ModelError::MissingWeights { .. });
 }
 
 #[test]
@@ -30,15 +33,21 @@ fn pickle_weights() {
     for name in ["pytorch_model.bin", "prj.pt", "model.pth", "epoch.ckpt"] {
         let fixture = Fixture::tiny();
         fs::rename(fixture.path("model.safetensors"), fixture.path(name)).unwrap();
-        assert_is!(fixture.fails(&[name, "python -c", "save_file"]), Error::PickleWeights { .. });
+        assert_is!(
+            fixture.open_error(&[name, "python -c", "save_file"]),
+            ModelError::PickleWeights { .. }
+        );
     }
 }
 
 #[test]
 fn ambiguous_weights() {
-    let fixture = Fixture::new(Spec { shards: 2, ..Spec::default() });
+    let fixture = Fixture::new(CheckpointSpec { shards: 2, ..CheckpointSpec::default() });
     fs::remove_file(fixture.path("model.safetensors.index.json")).unwrap();
-    assert_is!(fixture.fails(&["model-00001-of-00002", "index.json"]), Error::AmbiguousWeights { .. });
+    assert_is!(
+        fixture.open_error(&["model-00001-of-00002", "index.json"]),
+        ModelError::AmbiguousWeights { .. }
+    );
 }
 
 #[test]
@@ -46,18 +55,21 @@ fn truncated() {
     for keep in [0, 7, 8, 100] {
         let fixture = Fixture::tiny();
         fixture.bytes(|b| b.truncate(keep));
-        assert_is!(fixture.fails(&["model.safetensors", "truncated"]), Error::Truncated { .. });
+        assert_is!(
+            fixture.open_error(&["model.safetensors", "truncated"]),
+            ModelError::Truncated { .. }
+        );
     }
     let fixture = Fixture::tiny();
     fixture.bytes(|b| b.truncate(b.len() - 1));
-    assert_is!(fixture.fails(&["truncated"]), Error::Truncated { .. });
+    assert_is!(fixture.open_error(&["truncated"]), ModelError::Truncated { .. });
 }
 
 #[test]
 fn trailing_bytes() {
     let fixture = Fixture::tiny();
     fixture.bytes(|b| b.extend([0; 3]));
-    assert_is!(fixture.fails(&["3 bytes after"]), Error::TrailingBytes { extra: 3, .. });
+    assert_is!(fixture.open_error(&["3 bytes after"]), ModelError::TrailingBytes { extra: 3, .. });
 }
 
 #[test]
@@ -65,7 +77,7 @@ fn oversized_header() {
     for size in [100_000_001, u64::MAX] {
         let fixture = Fixture::tiny();
         fixture.bytes(|b| b[..8].copy_from_slice(&size.to_le_bytes()));
-        assert_is!(fixture.fails(&["header of"]), Error::OversizedHeader { .. });
+        assert_is!(fixture.open_error(&["header of"]), ModelError::OversizedHeader { .. });
     }
 }
 
@@ -77,7 +89,8 @@ fn bad_header() {
         json!({ "a": { "dtype": "F32", "shape": [2], "data_offsets": [0, 4] } }).to_string(),
         json!({ "a": { "dtype": "F32", "shape": [1], "data_offsets": [4, 8] } }).to_string(),
         json!({ "a": { "dtype": "F9", "shape": [1], "data_offsets": [0, 4] } }).to_string(),
-        json!({ "a": { "dtype": "F64", "shape": [huge, huge], "data_offsets": [0, 4] } }).to_string(),
+        json!({ "a": { "dtype": "F64", "shape": [huge, huge], "data_offsets": [0, 4] } })
+            .to_string(),
         "{".to_owned(),
     ] {
         let fixture = Fixture::tiny();
@@ -85,7 +98,7 @@ fn bad_header() {
         bytes.extend(header.as_bytes());
         bytes.extend([0; 4]);
         fs::write(fixture.path("model.safetensors"), bytes).unwrap();
-        assert_is!(fixture.fails(&["bad safetensors header"]), Error::BadHeader { .. });
+        assert_is!(fixture.open_error(&["bad safetensors header"]), ModelError::BadHeader { .. });
     }
     // Contiguous tensors whose sum wraps around: each is as long as it says, none is in the file.
     let step = 1u64 << 60;
@@ -101,31 +114,42 @@ fn bad_header() {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
     fs::write(fixture.path("model.safetensors"), bytes).unwrap();
-    assert!(matches!(fixture.fails(&[]), Error::Truncated { .. } | Error::BadHeader { .. }));
+    assert!(matches!(
+        fixture.open_error(&[]),
+        ModelError::Truncated { .. } | ModelError::BadHeader { .. }
+    ));
 }
 
 #[test]
 fn missing_shard() {
-    let fixture = Fixture::new(Spec { shards: 2, ..Spec::default() });
+    let fixture = Fixture::new(CheckpointSpec { shards: 2, ..CheckpointSpec::default() });
     fs::remove_file(fixture.path("model-00002-of-00002.safetensors")).unwrap();
-    assert_is!(fixture.fails(&["index.json", "model-00002-of-00002"]), Error::MissingShard { .. });
+    assert_is!(
+        fixture.open_error(&["index.json", "model-00002-of-00002"]),
+        ModelError::MissingShard { .. }
+    );
 }
 
 #[test]
 fn missing_in_shard() {
-    let fixture = Fixture::new(Spec { shards: 2, ..Spec::default() });
+    let fixture = Fixture::new(CheckpointSpec { shards: 2, ..CheckpointSpec::default() });
     fixture.edit("model.safetensors.index.json", |index| {
-        index["weight_map"]["transformer.h.9.ln_1.weight"] = json!("model-00001-of-00002.safetensors");
+        index["weight_map"]["transformer.h.9.ln_1.weight"] =
+            json!("model-00001-of-00002.safetensors");
     });
-    assert_is!(fixture.fails(&["transformer.h.9.ln_1.weight", "model-00001"]), Error::MissingInShard { .. });
+    assert_is!(
+        fixture.open_error(&["transformer.h.9.ln_1.weight", "model-00001"]),
+        ModelError::MissingInShard { .. }
+    );
 }
 
 #[test]
 fn escaping_shard() {
     for path in ["../model.safetensors", "/etc/passwd", "", "a/../../b", "./model.safetensors"] {
-        let fixture = Fixture::new(Spec { shards: 2, ..Spec::default() });
-        fixture.edit("model.safetensors.index.json", |index| index["weight_map"]["x"] = json!(path));
-        assert_is!(fixture.fails(&["leaves the directory"]), Error::EscapingShard { .. });
+        let fixture = Fixture::new(CheckpointSpec { shards: 2, ..CheckpointSpec::default() });
+        fixture
+            .edit("model.safetensors.index.json", |index| index["weight_map"]["x"] = json!(path));
+        assert_is!(fixture.open_error(&["leaves the directory"]), ModelError::EscapingShard { .. });
     }
 }
 
@@ -133,7 +157,10 @@ fn escaping_shard() {
 fn duplicate_tensor() {
     let fixture = Fixture::tiny();
     fixture.tensors(&[("model.ln_f.bias", Some((Dtype::F32, vec![1], vec![0; 4])))]);
-    assert_is!(fixture.fails(&["ln_f.bias", "transformer.ln_f.bias"]), Error::DuplicateTensor { .. });
+    assert_is!(
+        fixture.open_error(&["ln_f.bias", "transformer.ln_f.bias"]),
+        ModelError::DuplicateTensor { .. }
+    );
 }
 
 #[test]
@@ -141,24 +168,38 @@ fn missing_tensor() {
     let fixture = Fixture::tiny();
     fixture.tensors(&[("transformer.ln_f.bias", None)]);
     let missing = |name| fixture.open().unwrap().tensor(name, &[32]).unwrap_err();
-    assert_is!(says(missing("ln_f.bias"), &["`ln_f.bias`"]), Error::MissingTensor { .. });
-    assert_is!(says(missing("lm_head.weight"), &["tie_word_embeddings"]), Error::MissingTensor { .. });
+    assert_is!(
+        assert_message(missing("ln_f.bias"), &["`ln_f.bias`"]),
+        ModelError::MissingTensor { .. }
+    );
+    assert_is!(
+        assert_message(missing("lm_head.weight"), &["tie_word_embeddings"]),
+        ModelError::MissingTensor { .. }
+    );
     // A projector left in pickle form is the likely reason; the message says how to convert it.
     fs::write(fixture.path("prj.pt"), b"x").unwrap();
-    assert_is!(says(missing("projector.1.weight"), &["prj.pt", "python -c"]), Error::MissingTensor { .. });
+    assert_is!(
+        assert_message(missing("projector.1.weight"), &["prj.pt", "python -c"]),
+        ModelError::MissingTensor { .. }
+    );
 }
 
 #[test]
 fn wrong_shape() {
     let fixture = Fixture::tiny();
     let error = fixture.open().unwrap().tensor("ln_f.bias", &[33]).unwrap_err();
-    assert_is!(says(error, &["transformer.ln_f.bias", "[32]", "[33]"]), Error::WrongShape { .. });
-    let spec = Spec { family: Family::Colar, lora: true, ..Spec::default() };
+    assert_is!(
+        assert_message(error, &["transformer.ln_f.bias", "[32]", "[33]"]),
+        ModelError::WrongShape { .. }
+    );
+    let spec =
+        CheckpointSpec { family: CheckpointFamily::Colar, lora: true, ..CheckpointSpec::default() };
     let fixture = Fixture::new(spec);
     let factor = "llm.base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight";
     fixture.tensors(&[(factor, Some((Dtype::F32, vec![128], vec![0; 512])))]);
-    let error = fixture.open().unwrap().tensor("layers.0.self_attn.q_proj.weight", &[32, 32]).unwrap_err();
-    assert_is!(says(error, &["lora_B"]), Error::WrongShape { .. });
+    let error =
+        fixture.open().unwrap().tensor("layers.0.self_attn.q_proj.weight", &[32, 32]).unwrap_err();
+    assert_is!(assert_message(error, &["lora_B"]), ModelError::WrongShape { .. });
 }
 
 #[test]
@@ -169,12 +210,18 @@ fn non_finite() {
         data[20..24].copy_from_slice(&value.to_le_bytes());
         fixture.tensors(&[("transformer.ln_f.bias", Some((Dtype::F32, vec![32], data)))]);
         let error = fixture.open().unwrap().tensor("ln_f.bias", &[32]).unwrap_err();
-        assert_is!(says(error, &["ln_f.bias", "element 5", word]), Error::NonFinite { index: 5, .. });
+        assert_is!(
+            assert_message(error, &["ln_f.bias", "element 5", word]),
+            ModelError::NonFinite { index: 5, .. }
+        );
     }
     let fixture = Fixture::tiny();
     let data = 1e300f64.to_le_bytes().to_vec();
     fixture.tensors(&[("x", Some((Dtype::F64, vec![1], data)))]);
-    assert_is!(fixture.open().unwrap().tensor("x", &[1]).unwrap_err(), Error::NonFinite { index: 0, .. });
+    assert_is!(
+        fixture.open().unwrap().tensor("x", &[1]).unwrap_err(),
+        ModelError::NonFinite { index: 0, .. }
+    );
 }
 
 #[test]
@@ -182,45 +229,79 @@ fn unsupported_dtype() {
     let fixture = Fixture::tiny();
     fixture.tensors(&[("transformer.ln_f.bias", Some((Dtype::I8, vec![32], vec![0; 32])))]);
     let error = fixture.open().unwrap().tensor("ln_f.bias", &[32]).unwrap_err();
-    assert_is!(says(error, &["ln_f.bias", "I8", "BF16"]), Error::UnsupportedDtype { .. });
+    assert_is!(
+        assert_message(error, &["ln_f.bias", "I8", "BF16"]),
+        ModelError::UnsupportedDtype { .. }
+    );
 }
 
 #[test]
 fn vocab_mismatch() {
     let fixture = Fixture::tiny();
     fixture.edit("config.json", |c| c["vocab_size"] = json!(300));
-    assert_is!(fixture.fails(&["wte.weight", "260", "300"]), Error::VocabMismatch { rows: 260, vocab: 300, .. });
+    assert_is!(
+        fixture.open_error(&["wte.weight", "260", "300"]),
+        ModelError::VocabMismatch { rows: 260, vocab: 300, .. }
+    );
 }
 
 #[test]
 fn half_adapter() {
-    let fixture = Fixture::new(Spec { family: Family::Colar, lora: true, ..Spec::default() });
-    fixture.tensors(&[("llm.base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight", None)]);
-    assert_is!(fixture.fails(&["layers.0.self_attn.q_proj", "lora_A", "lora_B"]), Error::HalfAdapter { .. });
+    let fixture = Fixture::new(CheckpointSpec {
+        family: CheckpointFamily::Colar,
+        lora: true,
+        ..CheckpointSpec::default()
+    });
+    fixture.tensors(&[(
+        "llm.base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight",
+        None,
+    )]);
+    assert_is!(
+        fixture.open_error(&["layers.0.self_attn.q_proj", "lora_A", "lora_B"]),
+        ModelError::IncompleteAdapter { .. }
+    );
 }
 
 #[test]
 fn unknown_adapter_scale() {
-    let fixture = Fixture::new(Spec { family: Family::LatentSft, lora: true, ..Spec::default() });
+    let fixture = Fixture::new(CheckpointSpec {
+        family: CheckpointFamily::LatentSft,
+        lora: true,
+        ..CheckpointSpec::default()
+    });
     fs::remove_file(fixture.path("adapter_config.json")).unwrap();
-    let error = fixture.open().unwrap().tensor("layers.0.self_attn.q_proj.weight", &[32, 32]).unwrap_err();
-    assert_is!(says(error, &["rank-8", "q_proj", "adapter_config.json"]), Error::UnknownAdapterScale { rank: 8, .. });
+    let error =
+        fixture.open().unwrap().tensor("layers.0.self_attn.q_proj.weight", &[32, 32]).unwrap_err();
+    assert_is!(
+        assert_message(error, &["rank-8", "q_proj", "adapter_config.json"]),
+        ModelError::UnknownAdapterScale { rank: 8, .. }
+    );
 }
 
 #[test]
 fn unsupported_adapter() {
-    for (field, value) in [("use_dora", json!(true)), ("peft_type", json!("IA3")), ("alpha_pattern", json!({ "q_proj": 3 }))] {
-        let fixture = Fixture::new(Spec { lora: true, ..Spec::default() });
+    for (field, value) in [
+        ("use_dora", json!(true)),
+        ("peft_type", json!("IA3")),
+        ("alpha_pattern", json!({ "q_proj": 3 })),
+    ] {
+        let fixture = Fixture::new(CheckpointSpec { lora: true, ..CheckpointSpec::default() });
         fixture.edit("adapter_config.json", |c| c[field] = value.clone());
-        assert_is!(fixture.fails(&["adapter_config.json", "merge_and_unload"]), Error::UnsupportedAdapter { .. });
+        assert_is!(
+            fixture.open_error(&["adapter_config.json", "merge_and_unload"]),
+            ModelError::UnsupportedAdapter { .. }
+        );
     }
     let fixture = Fixture::tiny();
     let factor = || Some((Dtype::F32, vec![1, 1], vec![0; 4]));
     fixture.tensors(&[("ln_f.lora_A.weight", factor()), ("ln_f.lora_B.weight", factor())]);
     let error = fixture.open().unwrap().tensor("ln_f.weight", &[32]).unwrap_err();
-    assert_is!(says(error, &["ln_f.lora_A", "no matrix"]), Error::UnsupportedAdapter { .. });
+    assert_is!(
+        assert_message(error, &["ln_f.lora_A", "no matrix"]),
+        ModelError::UnsupportedAdapter { .. }
+    );
     let fixture = Fixture::tiny();
     let name = "transformer.h.0.attn.c_attn.lora_magnitude_vector.default.weight";
     fixture.tensors(&[(name, Some((Dtype::F32, vec![1], vec![0; 4])))]);
-    assert_is!(fixture.fails(&[name]), Error::UnsupportedAdapter { .. });
+    assert_is!(fixture.open_error(&[name]), ModelError::UnsupportedAdapter { .. });
 }

@@ -1,4 +1,5 @@
-//! The letters: two small fonts in the program, so that pictures look the same on machines that have none.
+//! The letters: two small fonts in the program, so that pictures look the same on machines that
+//! have none.
 
 use ttf_parser::{Face, OutlineBuilder};
 
@@ -6,7 +7,7 @@ static REGULAR: &[u8] = include_bytes!("../../assets/font/DejaVuSans.ttf");
 static BOLD: &[u8] = include_bytes!("../../assets/font/DejaVuSans-Bold.ttf");
 
 /// What stands for a sign that the font lacks.
-const UNKNOWN: char = '?';
+const REPLACEMENT: char = '?';
 
 /// A font at a size.
 pub struct Font {
@@ -28,8 +29,13 @@ impl Font {
         width
     }
 
-    /// Hands over each letter's outline: its start along the base line, and a function that draws it at the font's scale.
-    pub fn outlines(&self, words: &str, mut draw: impl FnMut(f32, f32, &dyn Fn(&mut dyn OutlineBuilder))) {
+    /// Hands over each letter's outline: its start along the base line, and a function that draws
+    /// it at the font's scale.
+    pub fn outlines(
+        &self,
+        words: &str,
+        mut draw: impl FnMut(f32, f32, &dyn Fn(&mut dyn OutlineBuilder)),
+    ) {
         let Some(face) = &self.face else { return };
         let (mut x, scale) = (0.0, self.scale(face));
         self.glyphs(words, |face, glyph, advance| {
@@ -43,8 +49,15 @@ impl Font {
     fn glyphs(&self, words: &str, mut each: impl FnMut(&Face<'static>, ttf_parser::GlyphId, f32)) {
         let Some(face) = &self.face else { return };
         for letter in words.chars() {
-            let Some(glyph) = face.glyph_index(letter).or_else(|| face.glyph_index(UNKNOWN)) else { continue };
-            each(face, glyph, f32::from(face.glyph_hor_advance(glyph).unwrap_or_default()) * self.scale(face));
+            let Some(glyph) = face.glyph_index(letter).or_else(|| face.glyph_index(REPLACEMENT))
+            else {
+                continue;
+            };
+            each(
+                face,
+                glyph,
+                f32::from(face.glyph_hor_advance(glyph).unwrap_or_default()) * self.scale(face),
+            );
         }
     }
 
@@ -73,19 +86,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn letters_have_widths() {
+    fn glyphs_have_widths() {
         for bold in [false, true] {
             let font = Font::new(bold, 10.0);
             assert!(font.width("m") > font.width("i") && font.width("i") > 1.0);
-            assert!((font.width("coverage@64 (%)") - font.width("coverage") - font.width("@64 (%)")).abs() < 1e-3);
+            assert!(
+                (font.width("coverage@64 (%)") - font.width("coverage") - font.width("@64 (%)"))
+                    .abs()
+                    < 1e-3
+            );
             for sign in "σ√×≤–±".chars() {
-                assert!(font.face.as_ref().is_some_and(|face| face.glyph_index(sign).is_some()), "{sign}");
+                assert!(
+                    font.face.as_ref().is_some_and(|face| face.glyph_index(sign).is_some()),
+                    "{sign}"
+                );
             }
         }
     }
 
     #[test]
-    fn an_unknown_sign_is_a_question_mark() {
+    fn a_missing_glyph_is_a_question_mark() {
         let font = Font::new(false, 10.0);
         assert_eq!(font.width("語"), font.width("?"));
     }

@@ -1,91 +1,103 @@
 //! Values to places along an axis, and the values that are written beside it.
 
-use crate::figures::Scale;
+use crate::figures::AxisScale;
 
 /// An axis with its range.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Range {
-    scale: Scale,
+pub struct AxisRange {
+    scale: AxisScale,
     low: f64,
     high: f64,
 }
 
 /// Ticks that an axis should have, about.
-const TICKS: f64 = 5.0;
-/// An axis of shares is at least this wide: a difference that nobody can measure should look like one.
-const PERCENT: f64 = 0.05;
+const TARGET_TICKS: f64 = 5.0;
+/// An axis of shares is at least this wide: a difference that nobody can measure should look like
+/// one.
+const MIN_PERCENT_SPAN: f64 = 0.05;
 
-impl Range {
+impl AxisRange {
     /// The range that holds all values with some air; of none, one from 0 to 1.
-    pub fn around(scale: Scale, values: impl Iterator<Item = f64>) -> Self {
-        let coordinate = |value| along(scale, value);
+    pub fn enclosing(scale: AxisScale, values: impl Iterator<Item = f64>) -> Self {
+        let coordinate = |value| transform(scale, value);
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
-        values.map(coordinate).filter(|value| value.is_finite()).for_each(|v| (low, high) = (low.min(v), high.max(v)));
+        values
+            .map(coordinate)
+            .filter(|value| value.is_finite())
+            .for_each(|v| (low, high) = (low.min(v), high.max(v)));
         if low > high {
             (low, high) = (0.0, 1.0);
         }
-        let least = if scale == Scale::Percent { PERCENT } else { 1e-9_f64.max(high.abs() * 1e-6) };
+        let least = if scale == AxisScale::Percent {
+            MIN_PERCENT_SPAN
+        } else {
+            1e-9_f64.max(high.abs() * 1e-6)
+        };
         let air = 0.06 * (high - low).max(least) + (least - (high - low)).max(0.0) / 2.0;
         (low, high) = (low - air, high + air);
-        if scale == Scale::Percent {
+        if scale == AxisScale::Percent {
             // Shares beyond 0 and 1 would only puzzle; a hair of air keeps the marks whole.
             (low, high) = (low.max(-0.01), high.min(1.01));
         }
-        if scale == Scale::Linear && low < 0.0 && low + air >= 0.0 {
+        if scale == AxisScale::Linear && low < 0.0 && low + air >= 0.0 {
             low = 0.0;
         }
         Self { scale, low, high }
     }
 
     /// Where a value lies: 0 at the low end, 1 at the high end.
-    pub fn share(&self, value: f64) -> f32 {
-        ((along(self.scale, value) - self.low) / (self.high - self.low)) as f32
+    pub fn fraction(&self, value: f64) -> f32 {
+        ((transform(self.scale, value) - self.low) / (self.high - self.low)) as f32
     }
 
     /// The values to write, with their words.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         match self.scale {
-            Scale::Unnamed => Vec::new(),
-            Scale::Doublings => (self.low.ceil() as i32..=self.high.floor() as i32)
+            AxisScale::Unlabelled => Vec::new(),
+            AxisScale::Log2 => (self.low.ceil() as i32..=self.high.floor() as i32)
                 .map(|power| (2f64.powi(power), format!("{}", 2f64.powi(power))))
                 .collect(),
-            Scale::Tenfolds => self.tenfolds(),
-            Scale::Linear => self.steps(self.low, self.high, 1.0),
-            Scale::Percent => self.steps(self.low.max(0.0), self.high.min(1.0), 100.0),
+            AxisScale::Log10 => self.log10_ticks(),
+            AxisScale::Linear => self.linear_ticks(self.low, self.high, 1.0),
+            AxisScale::Percent => self.linear_ticks(self.low.max(0.0), self.high.min(1.0), 100.0),
         }
     }
 
-    fn steps(&self, low: f64, high: f64, unit: f64) -> Vec<(f64, String)> {
-        let step = nice((high - low) * unit / TICKS);
+    fn linear_ticks(&self, low: f64, high: f64, unit: f64) -> Vec<(f64, String)> {
+        let step = nice_step((high - low) * unit / TARGET_TICKS);
         let digits = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
-        let (first, last) = ((low * unit / step).ceil() as i64, (high * unit / step + 1e-9).floor() as i64);
+        let (first, last) =
+            ((low * unit / step).ceil() as i64, (high * unit / step + 1e-9).floor() as i64);
         // A range so narrow that its ticks are one number has none worth writing.
-        (first..=last.min(first + 20)).map(|i| (i as f64 * step / unit, format!("{:.digits$}", i as f64 * step))).collect()
+        (first..=last.min(first + 20))
+            .map(|i| (i as f64 * step / unit, format!("{:.digits$}", i as f64 * step)))
+            .collect()
     }
 
-    fn tenfolds(&self) -> Vec<(f64, String)> {
+    fn log10_ticks(&self) -> Vec<(f64, String)> {
         let between: &[f64] = match self.high - self.low {
             width if width < 0.7 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
             width if width < 1.2 => &[1.0, 2.0, 5.0],
             _ => &[1.0],
         };
         let powers = self.low.floor() as i32..=self.high.ceil() as i32;
-        let values = powers.flat_map(|power| between.iter().map(move |digit| digit * 10f64.powi(power)));
+        let values =
+            powers.flat_map(|power| between.iter().map(move |digit| digit * 10f64.powi(power)));
         let inside = values.filter(|value| (self.low..=self.high).contains(&value.log10()));
-        inside.map(|value| (value, plain(value))).collect()
+        inside.map(|value| (value, format_tick(value))).collect()
     }
 }
 
-fn along(scale: Scale, value: f64) -> f64 {
+fn transform(scale: AxisScale, value: f64) -> f64 {
     match scale {
-        Scale::Linear | Scale::Percent | Scale::Unnamed => value,
-        Scale::Doublings => value.log2(),
-        Scale::Tenfolds => value.log10(),
+        AxisScale::Linear | AxisScale::Percent | AxisScale::Unlabelled => value,
+        AxisScale::Log2 => value.log2(),
+        AxisScale::Log10 => value.log10(),
     }
 }
 
 /// The nearest of 1, 2, 5 and their tenfolds.
-fn nice(step: f64) -> f64 {
+fn nice_step(step: f64) -> f64 {
     let power = 10f64.powf(step.max(1e-12).log10().floor());
     let digit = step.max(1e-12) / power;
     power
@@ -100,13 +112,18 @@ fn nice(step: f64) -> f64 {
         }
 }
 
-/// A number near one as it is (0.02 and not 20 m, which reads as minutes beside seconds), others with a prefix.
-fn plain(value: f64) -> String {
-    if (1e-3..1e3).contains(&value) { format!("{}", (value * 1e6).round() / 1e6) } else { si(value) }
+/// A number near one as it is (0.02 and not 20 m, which reads as minutes beside seconds), others
+/// with a prefix.
+fn format_tick(value: f64) -> String {
+    if (1e-3..1e3).contains(&value) {
+        format!("{}", (value * 1e6).round() / 1e6)
+    } else {
+        format_si(value)
+    }
 }
 
 /// A number with the prefix that leaves one to three digits before the point.
-fn si(value: f64) -> String {
+fn format_si(value: f64) -> String {
     const PREFIXES: [&str; 10] = ["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"];
     if value == 0.0 {
         return "0".into();
@@ -122,38 +139,60 @@ fn si(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn labels(scale: Scale, values: &[f64]) -> Vec<String> {
-        Range::around(scale, values.iter().copied()).ticks().into_iter().map(|(_, label)| label).collect()
+    fn labels(scale: AxisScale, values: &[f64]) -> Vec<String> {
+        AxisRange::enclosing(scale, values.iter().copied())
+            .ticks()
+            .into_iter()
+            .map(|(_, label)| label)
+            .collect()
     }
 
     #[test]
     fn ticks_are_round() {
-        assert_eq!(labels(Scale::Doublings, &[1.0, 64.0]), ["1", "2", "4", "8", "16", "32", "64"]);
-        assert_eq!(labels(Scale::Percent, &[0.3, 0.72]), ["30", "40", "50", "60", "70"]);
-        assert_eq!(labels(Scale::Percent, &[0.0]), ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]);
-        assert_eq!(labels(Scale::Percent, &[0.0, 1.0]), ["0", "20", "40", "60", "80", "100"]);
-        assert_eq!(labels(Scale::Linear, &[0.02, 0.11]), ["0.02", "0.04", "0.06", "0.08", "0.10"]);
-        assert_eq!(labels(Scale::Tenfolds, &[2e9, 3e11]), ["10 G", "100 G"]);
-        assert_eq!(labels(Scale::Tenfolds, &[0.01, 0.05]), ["0.01", "0.02", "0.05"]);
-        assert!(labels(Scale::Unnamed, &[0.0, 1.0]).is_empty());
+        assert_eq!(labels(AxisScale::Log2, &[1.0, 64.0]), ["1", "2", "4", "8", "16", "32", "64"]);
+        assert_eq!(labels(AxisScale::Percent, &[0.3, 0.72]), ["30", "40", "50", "60", "70"]);
+        assert_eq!(labels(AxisScale::Percent, &[0.0]), ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]);
+        assert_eq!(labels(AxisScale::Percent, &[0.0, 1.0]), ["0", "20", "40", "60", "80", "100"]);
+        assert_eq!(
+            labels(AxisScale::Linear, &[0.02, 0.11]),
+            ["0.02", "0.04", "0.06", "0.08", "0.10"]
+        );
+        assert_eq!(labels(AxisScale::Log10, &[2e9, 3e11]), ["10 G", "100 G"]);
+        assert_eq!(labels(AxisScale::Log10, &[0.01, 0.05]), ["0.01", "0.02", "0.05"]);
+        assert!(labels(AxisScale::Unlabelled, &[0.0, 1.0]).is_empty());
     }
 
     #[test]
     fn values_lie_inside() {
-        for scale in [Scale::Linear, Scale::Percent, Scale::Doublings, Scale::Tenfolds, Scale::Unnamed] {
+        for scale in [
+            AxisScale::Linear,
+            AxisScale::Percent,
+            AxisScale::Log2,
+            AxisScale::Log10,
+            AxisScale::Unlabelled,
+        ] {
             for values in [&[0.5, 0.7][..], &[0.3, 0.3], &[1.0]] {
-                let range = Range::around(scale, values.iter().copied());
+                let range = AxisRange::enclosing(scale, values.iter().copied());
                 for &value in values {
-                    assert!((0.0..=1.0).contains(&range.share(value)), "{scale:?} {values:?} {range:?}");
+                    assert!(
+                        (0.0..=1.0).contains(&range.fraction(value)),
+                        "{scale:?} {values:?} {range:?}"
+                    );
                 }
                 assert!(range.ticks().len() < 30);
             }
-            assert!(Range::around(scale, [f64::NAN].into_iter()).share(0.5).is_finite() || scale == Scale::Tenfolds);
+            assert!(
+                AxisRange::enclosing(scale, [f64::NAN].into_iter()).fraction(0.5).is_finite()
+                    || scale == AxisScale::Log10
+            );
         }
     }
 
     #[test]
     fn numbers_have_prefixes() {
-        assert_eq!([0.0, 1.0, 1500.0, 2e9, 0.012, 1e-4].map(si), ["0", "1", "1.5 k", "2 G", "12 m", "100 µ"]);
+        assert_eq!(
+            [0.0, 1.0, 1500.0, 2e9, 0.012, 1e-4].map(format_si),
+            ["0", "1", "1.5 k", "2 G", "12 m", "100 µ"]
+        );
     }
 }

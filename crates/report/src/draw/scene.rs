@@ -1,10 +1,10 @@
 //! A drawing as a list of shapes, before it is known whether it becomes SVG or pixels.
 //!
-//! What must change with the background (text, grid, paper) is named by its role; only series have a fixed colour, chosen
-//! to be told from white and from near-black paper alike.
+//! What must change with the background (text, grid, paper) is named by its role; only series have
+//! a fixed colour, chosen to be told from white and from near-black paper alike.
 
 /// A place, in points from the upper left.
-pub type Place = (f32, f32);
+pub type Xy = (f32, f32);
 
 /// Red, green, blue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,14 +18,15 @@ impl Colour {
 
     /// The colour `share` of the way to another.
     pub fn towards(self, other: Self, share: f64) -> Self {
-        let mix = |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * share).round() as u8;
+        let mix =
+            |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * share).round() as u8;
         Self(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
     }
 }
 
 /// What a shape is painted with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ink {
+pub enum ColourRole {
     /// Titles and labels.
     Text,
     /// Axes' numbers and captions.
@@ -33,41 +34,41 @@ pub enum Ink {
     /// Lines to read values by.
     Grid,
     /// The background.
-    Paper,
+    Background,
     /// Data.
     Data(Colour),
 }
 
-impl Ink {
+impl ColourRole {
     /// Its CSS class; data have none.
     pub fn class(self) -> Option<&'static str> {
         match self {
             Self::Text => Some("ink"),
             Self::Muted => Some("muted"),
             Self::Grid => Some("grid"),
-            Self::Paper => Some("paper"),
+            Self::Background => Some("paper"),
             Self::Data(_) => None,
         }
     }
 
     /// Its colour on white paper.
-    pub fn on_white(self) -> Colour {
+    pub fn light(self) -> Colour {
         match self {
             Self::Text => Colour(0x1f, 0x23, 0x28),
             Self::Muted => Colour(0x59, 0x63, 0x6e),
             Self::Grid => Colour(0xdf, 0xe3, 0xe8),
-            Self::Paper => Colour(0xff, 0xff, 0xff),
+            Self::Background => Colour(0xff, 0xff, 0xff),
             Self::Data(colour) => colour,
         }
     }
 
     /// Its colour on a dark screen.
-    pub fn on_dark(self) -> Colour {
+    pub fn dark(self) -> Colour {
         match self {
             Self::Text => Colour(0xe6, 0xea, 0xef),
             Self::Muted => Colour(0x9d, 0xa7, 0xb3),
             Self::Grid => Colour(0x30, 0x37, 0x40),
-            Self::Paper => Colour(0x15, 0x19, 0x1e),
+            Self::Background => Colour(0x15, 0x19, 0x1e),
             Self::Data(colour) => colour,
         }
     }
@@ -94,7 +95,7 @@ pub enum Symbol {
 
 /// Where a text begins, relative to its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Anchor {
+pub enum TextAnchor {
     /// To the right of it.
     Start,
     /// Around it.
@@ -105,50 +106,50 @@ pub enum Anchor {
 
 /// A line of text.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Text {
+pub struct TextLine {
     /// Its anchor, on the base line.
-    pub at: Place,
+    pub position: Xy,
     /// The words.
-    pub words: String,
+    pub text: String,
     /// The height of the letters.
     pub size: f32,
     /// Whether they are heavy.
     pub bold: bool,
     /// Which part of the text is at its place.
-    pub anchor: Anchor,
+    pub anchor: TextAnchor,
     /// Whether it runs upwards.
-    pub upwards: bool,
+    pub vertical: bool,
     /// Its ink.
-    pub ink: Ink,
+    pub role: ColourRole,
 }
 
 /// One thing that is drawn.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Shape {
+pub enum Primitive {
     /// A line through places.
-    Line {
+    Polyline {
         /// The places.
-        points: Vec<Place>,
+        points: Vec<Xy>,
         /// Its ink.
-        ink: Ink,
+        role: ColourRole,
         /// Its width.
         width: f32,
         /// Whether it is interrupted.
         dashed: bool,
     },
     /// A filled polygon.
-    Area {
+    Polygon {
         /// Its corners.
-        points: Vec<Place>,
+        points: Vec<Xy>,
         /// Its ink.
-        ink: Ink,
+        role: ColourRole,
         /// 1 hides what is below.
         opacity: f32,
     },
     /// A data point.
-    Mark {
+    Marker {
         /// Its centre.
-        at: Place,
+        position: Xy,
         /// Its form.
         symbol: Symbol,
         /// Half its width.
@@ -156,15 +157,15 @@ pub enum Shape {
         /// Its colour.
         colour: Colour,
         /// What it says when pointed at; may be empty.
-        tip: String,
+        tooltip: String,
     },
     /// A line of text.
-    Text(Text),
+    Text(TextLine),
 }
 
 /// A drawing.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scene {
+pub struct Drawing {
     /// Its width.
     pub width: f32,
     /// Its height.
@@ -172,14 +173,15 @@ pub struct Scene {
     /// What it shows, for those who cannot see it.
     pub title: String,
     /// What is drawn, in this order.
-    pub shapes: Vec<Shape>,
+    pub primitives: Vec<Primitive>,
 }
 
 /// The corners of a symbol around its centre; a circle and a cross have none.
-pub fn corners(symbol: Symbol, (x, y): Place, r: f32) -> Vec<Place> {
+pub fn symbol_corners(symbol: Symbol, (x, y): Xy, r: f32) -> Vec<Xy> {
     let ring = |count: usize, radius: fn(usize) -> f32| {
         let corner = move |i: usize| {
-            let angle = std::f32::consts::TAU * i as f32 / count as f32 - std::f32::consts::FRAC_PI_2;
+            let angle =
+                std::f32::consts::TAU * i as f32 / count as f32 - std::f32::consts::FRAC_PI_2;
             (x + r * radius(i) * angle.cos(), y + r * radius(i) * angle.sin())
         };
         (0..count).map(corner).collect()
@@ -194,7 +196,7 @@ pub fn corners(symbol: Symbol, (x, y): Place, r: f32) -> Vec<Place> {
 }
 
 /// The two strokes of a cross.
-pub fn strokes((x, y): Place, r: f32) -> [[Place; 2]; 2] {
+pub fn cross_strokes((x, y): Xy, r: f32) -> [[Xy; 2]; 2] {
     let r = 0.85 * r;
     [[(x - r, y - r), (x + r, y + r)], [(x - r, y + r), (x + r, y - r)]]
 }

@@ -2,24 +2,34 @@
 
 use record::MetricName;
 
-use super::figure::{Axis, COLOURS, Figure, Line, Look, Panel, Point, Scale, Series, Spread, percent_with};
-use super::{groups, title};
+use super::figure::{
+    AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, Series,
+    SeriesStyle, percent_interval,
+};
+use super::{group_by, pair_title};
 use crate::draw::scene::Symbol;
 use crate::interval::Interval;
 use crate::rules;
-use crate::study::Study;
+use crate::run_data::RunData;
 
 /// The figure; none where no run has a vote.
-pub fn figure(studies: &[Study]) -> Option<Figure> {
-    let panel = |((model, split), members): ((&str, &str), Vec<&Study>)| {
-        let run = judged(&members)?;
-        let series: Vec<Series> =
-            rules::ORDER.into_iter().enumerate().filter_map(|(place, name)| curve(run, place, name)).collect();
-        let setting = format!("{} ({})", title(model, split, studies), run.traits.sampler.name());
-        let (x, y) = (Axis::new("trajectories, N", Scale::Doublings), Axis::new("accuracy (%)", Scale::Percent));
+pub fn figure(studies: &[RunData]) -> Option<Figure> {
+    let panel = |((model, split), members): ((&str, &str), Vec<&RunData>)| {
+        let run = best_rewarded_run(&members)?;
+        let series: Vec<Series> = rules::DISPLAY_ORDER
+            .into_iter()
+            .enumerate()
+            .filter_map(|(place, name)| curve(run, place, name))
+            .collect();
+        let setting =
+            format!("{} ({})", pair_title(model, split, studies), run.traits.sampler.name());
+        let (x, y) = (
+            FigureAxis::new("trajectories, N", AxisScale::Log2),
+            FigureAxis::new("accuracy (%)", AxisScale::Percent),
+        );
         (!series.is_empty()).then_some(Panel { title: setting, x, y, series })
     };
-    let pairs = groups(studies, |s| (s.traits.model.as_str(), s.traits.split.as_str()));
+    let pairs = group_by(studies, |s| (s.traits.model.as_str(), s.traits.split.as_str()));
     let panels: Vec<Panel> = pairs.into_iter().filter_map(panel).collect();
     (!panels.is_empty()).then(|| Figure {
         name: "accuracy",
@@ -38,32 +48,49 @@ pub fn figure(studies: &[Study]) -> Option<Figure> {
 }
 
 /// The run to show: one with rewards if there is one, then as for coverage.
-fn judged<'a>(members: &[&'a Study]) -> Option<&'a Study> {
-    let scored: Vec<&Study> = members.iter().copied().filter(|run| !run.curve(MetricName::BestOf).is_empty()).collect();
-    super::best(if scored.is_empty() { members } else { &scored })
+fn best_rewarded_run<'a>(members: &[&'a RunData]) -> Option<&'a RunData> {
+    let scored: Vec<&RunData> =
+        members.iter().copied().filter(|run| !run.curve(MetricName::BestOf).is_empty()).collect();
+    super::best_run(if scored.is_empty() { members } else { &scored })
 }
 
-fn curve(run: &Study, place: usize, name: MetricName) -> Option<Series> {
-    let label = rules::label(name);
-    let tip = |k: usize, interval: &Interval| format!("{label}\nN = {k}\naccuracy {}", percent_with(interval));
-    let points = run.curve(name).into_iter().map(|(k, interval)| Point::with_interval(k as f64, interval, tip(k, &interval)));
-    let mut points: Vec<Point> = points.collect();
+fn curve(run: &RunData, place: usize, name: MetricName) -> Option<Series> {
+    let label = rules::display_name(name);
+    let tip = |k: usize, interval: &Interval| {
+        format!("{label}\nN = {k}\naccuracy {}", percent_interval(interval))
+    };
+    let points = run
+        .curve(name)
+        .into_iter()
+        .map(|(k, interval)| DataPoint::with_interval(k as f64, interval, tip(k, &interval)));
+    let mut points: Vec<DataPoint> = points.collect();
     // Greedy has no N; a level line lets the eye compare.
     if let (MetricName::Greedy, [point]) = (name, &points[..]) {
-        points.push(Point { x: run.traits.n.max(2) as f64, ..point.clone() });
+        points.push(DataPoint { x: run.traits.n.max(2) as f64, ..point.clone() });
     }
-    (!points.is_empty()).then(|| Series { label: label.clone(), look: look(place, name), points })
+    (!points.is_empty()).then(|| Series { label: label.clone(), style: style(place, name), points })
 }
 
-fn look(place: usize, name: MetricName) -> Look {
+fn style(place: usize, name: MetricName) -> SeriesStyle {
     // Greedy, the first, takes the last colour, grey.
-    let look = Look::line(COLOURS[(place + COLOURS.len() - 1) % COLOURS.len()]);
+    let look = SeriesStyle::line(COLOURS[(place + COLOURS.len() - 1) % COLOURS.len()]);
     match name {
-        MetricName::Greedy => Look { symbol: Symbol::Hidden, line: Line::Dashed, spread: Spread::None, ..look },
-        MetricName::Coverage => Look { line: Line::Dashed, ..look },
-        MetricName::Beam => Look { symbol: Symbol::Star, spread: Spread::Bars, radius: 4.0, ..look },
+        MetricName::Greedy => SeriesStyle {
+            symbol: Symbol::Hidden,
+            line: LineStyle::Dashed,
+            intervals: IntervalStyle::None,
+            ..look
+        },
+        MetricName::Coverage => SeriesStyle { line: LineStyle::Dashed, ..look },
+        MetricName::Beam => SeriesStyle {
+            symbol: Symbol::Star,
+            intervals: IntervalStyle::Bars,
+            radius: 4.0,
+            ..look
+        },
         MetricName::Maj => look,
-        // Bands of rules that share most of their answers would lie upon each other and hide all lines.
-        _ => Look { spread: Spread::None, ..look },
+        // Bands of rules that share most of their answers would lie upon each other and hide all
+        // lines.
+        _ => SeriesStyle { intervals: IntervalStyle::None, ..look },
     }
 }

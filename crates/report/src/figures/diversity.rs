@@ -2,40 +2,56 @@
 
 use record::MetricName;
 
-use super::figure::{Axis, BLUES, Figure, Look, Panel, Point, REDS, Scale, Series, Spread, percent_with, ramp};
-use super::{best, groups, title};
+use super::figure::{
+    AxisScale, BLUES, DataPoint, Figure, FigureAxis, IntervalStyle, Panel, REDS, Series,
+    SeriesStyle, percent_interval, ramp,
+};
+use super::{best_run, group_by, pair_title};
 use crate::draw::scene::{Colour, Symbol};
 use crate::interval::Interval;
-use crate::study::{Sampler, Study};
+use crate::run_data::{RunData, SamplerInfo};
 
 /// Numbers of trajectories that are shown at most, the largest.
-const CURVES: usize = 4;
+const MAX_CURVES: usize = 4;
 
-fn ramp_of(sampler: &Sampler) -> (Colour, Colour) {
+fn sampler_ramp(sampler: &SamplerInfo) -> (Colour, Colour) {
     if sampler.kind() == "noise" { BLUES } else { REDS }
 }
 
-/// One run for each strength, from weak to strong: of those that differ in N the largest, which measures best. Runs whose
-/// sampler has no strength have no place on such a curve.
-fn by_strength<'a>(studies: &[&'a Study]) -> Vec<&'a Study> {
-    let strength = |study: &Study| study.traits.sampler.strength();
-    let settings = groups(studies.iter().copied().filter(|s| strength(s).is_some()), |s| strength(s).map(f64::to_bits));
-    let mut sorted: Vec<&Study> = settings.iter().filter_map(|(_, members)| best(members)).collect();
-    sorted.sort_by(|a, b| strength(a).unwrap_or_default().total_cmp(&strength(b).unwrap_or_default()));
+/// One run for each strength, from weak to strong: of those that differ in N the largest, which
+/// measures best. Runs whose sampler has no strength have no place on such a curve.
+fn by_strength<'a>(studies: &[&'a RunData]) -> Vec<&'a RunData> {
+    let strength = |study: &RunData| study.traits.sampler.strength();
+    let settings = group_by(studies.iter().copied().filter(|s| strength(s).is_some()), |s| {
+        strength(s).map(f64::to_bits)
+    });
+    let mut sorted: Vec<&RunData> =
+        settings.iter().filter_map(|(_, members)| best_run(members)).collect();
+    sorted.sort_by(|a, b| {
+        strength(a).unwrap_or_default().total_cmp(&strength(b).unwrap_or_default())
+    });
     sorted
 }
 
-/// Coverage against diversity by N, one point a run; none where no sampler was run at two strengths.
-pub fn against_coverage(studies: &[Study]) -> Option<Figure> {
-    let panel = |((model, split), members): ((&str, &str), Vec<&Study>)| {
-        let kinds = groups(members, |s| s.traits.sampler.kind());
+/// Coverage against diversity by N, one point a run; none where no sampler was run at two
+/// strengths.
+pub fn against_coverage(studies: &[RunData]) -> Option<Figure> {
+    let panel = |((model, split), members): ((&str, &str), Vec<&RunData>)| {
+        let kinds = group_by(members, |s| s.traits.sampler.kind());
         let swept = kinds.iter().map(|(_, m)| by_strength(m)).filter(|runs| runs.len() > 1);
         let series: Vec<Series> = swept.flat_map(|runs| curves(&runs)).collect();
-        let (x, y) =
-            (Axis::new("diversity (mean cosine dissimilarity)", Scale::Linear), Axis::new("coverage (%)", Scale::Percent));
-        (!series.is_empty()).then(|| Panel { title: title(model, split, studies), x, y, series })
+        let (x, y) = (
+            FigureAxis::new("diversity (mean cosine dissimilarity)", AxisScale::Linear),
+            FigureAxis::new("coverage (%)", AxisScale::Percent),
+        );
+        (!series.is_empty()).then(|| Panel {
+            title: pair_title(model, split, studies),
+            x,
+            y,
+            series,
+        })
     };
-    let pairs = groups(studies, |s| (s.traits.model.as_str(), s.traits.split.as_str()));
+    let pairs = group_by(studies, |s| (s.traits.model.as_str(), s.traits.split.as_str()));
     let panels: Vec<Panel> = pairs.into_iter().filter_map(panel).collect();
     (!panels.is_empty()).then(|| Figure {
         name: "coverage-diversity",
@@ -50,41 +66,68 @@ pub fn against_coverage(studies: &[Study]) -> Option<Figure> {
     })
 }
 
-fn curves(runs: &[&Study]) -> Vec<Series> {
-    let shared = |k: &usize| *k > 1 && runs.iter().all(|run| run.metric(MetricName::Coverage, *k).is_some());
-    let mut ks: Vec<usize> = runs[0].curve(MetricName::Coverage).into_iter().map(|(k, _)| k).filter(shared).collect();
-    ks.drain(..ks.len().saturating_sub(CURVES));
+fn curves(runs: &[&RunData]) -> Vec<Series> {
+    let shared =
+        |k: &usize| *k > 1 && runs.iter().all(|run| run.metric(MetricName::Coverage, *k).is_some());
+    let mut ks: Vec<usize> =
+        runs[0].curve(MetricName::Coverage).into_iter().map(|(k, _)| k).filter(shared).collect();
+    ks.drain(..ks.len().saturating_sub(MAX_CURVES));
     let sampler = &runs[0].traits.sampler;
     // Bars of every N would stand in the same place.
-    let spread = |i: usize| if i + 1 == ks.len() { Spread::Bars } else { Spread::None };
+    let spread =
+        |i: usize| if i + 1 == ks.len() { IntervalStyle::Bars } else { IntervalStyle::None };
     let series = |(i, &k): (usize, &usize)| Series {
         label: format!("{}, N = {k}", sampler.kind()),
-        look: Look { spread: spread(i), radius: 3.2, ..Look::line(ramp(ramp_of(sampler), i, ks.len())) },
-        points: runs.iter().filter_map(|run| point(run, k)).collect(),
+        style: SeriesStyle {
+            intervals: spread(i),
+            radius: 3.2,
+            ..SeriesStyle::line(ramp(sampler_ramp(sampler), i, ks.len()))
+        },
+        points: runs.iter().filter_map(|run| data_point(run, k)).collect(),
     };
     ks.iter().enumerate().map(series).filter(|series| series.points.len() > 1).collect()
 }
 
-fn point(run: &Study, k: usize) -> Option<Point> {
-    let (coverage, diversity) = (run.metric(MetricName::Coverage, k)?, run.metric(MetricName::Diversity, run.traits.n)?);
+fn data_point(run: &RunData, k: usize) -> Option<DataPoint> {
+    let (coverage, diversity) =
+        (run.metric(MetricName::Coverage, k)?, run.metric(MetricName::Diversity, run.traits.n)?);
     let Interval { value, low, high } = diversity;
     let setting = run.traits.sampler.name();
-    let tip =
-        format!("{setting}, N = {k}\ncoverage {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})", percent_with(&coverage));
-    Some(Point::with_interval(value, coverage, tip))
+    let tip = format!(
+        "{setting}, N = {k}\ncoverage {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})",
+        percent_interval(&coverage)
+    );
+    Some(DataPoint::with_interval(value, coverage, tip))
 }
 
 /// Diversity of each thought, one line a run; none where no run has it.
-pub fn by_step(studies: &[Study]) -> Option<Figure> {
-    let panel = |((model, split, kind), members): ((&str, &str, &str), Vec<&Study>)| {
-        let runs: Vec<&Study> = by_strength(&members).into_iter().filter(|run| !run.steps.is_empty()).collect();
-        let series: Vec<Series> = runs.iter().enumerate().map(|(i, run)| steps(run, i, runs.len())).collect();
-        let (x, y) = (Axis::new("thought", Scale::Linear), Axis::new("diversity", Scale::Linear));
-        (!series.is_empty()).then(|| Panel { title: format!("{}: {kind}", title(model, split, studies)), x, y, series })
+pub fn by_step(studies: &[RunData]) -> Option<Figure> {
+    let panel = |((model, split, kind), members): ((&str, &str, &str), Vec<&RunData>)| {
+        let runs: Vec<&RunData> = by_strength(&members)
+            .into_iter()
+            .filter(|run| !run.step_diversity.is_empty())
+            .collect();
+        let series: Vec<Series> =
+            runs.iter().enumerate().map(|(i, run)| step_series(run, i, runs.len())).collect();
+        let (x, y) = (
+            FigureAxis::new("thought", AxisScale::Linear),
+            FigureAxis::new("diversity", AxisScale::Linear),
+        );
+        (!series.is_empty()).then(|| Panel {
+            title: format!("{}: {kind}", pair_title(model, split, studies)),
+            x,
+            y,
+            series,
+        })
     };
-    let key = |s: &'_ Study| (s.traits.model.clone(), s.traits.split.clone(), s.traits.sampler.kind().to_owned());
-    let keyed = groups(studies, key);
-    let panels: Vec<Panel> = keyed.iter().filter_map(|((m, s, k), members)| panel(((m, s, k), members.clone()))).collect();
+    let key = |s: &'_ RunData| {
+        (s.traits.model.clone(), s.traits.split.clone(), s.traits.sampler.kind().to_owned())
+    };
+    let keyed = group_by(studies, key);
+    let panels: Vec<Panel> = keyed
+        .iter()
+        .filter_map(|((m, s, k), members)| panel(((m, s, k), members.clone())))
+        .collect();
     (!panels.is_empty()).then(|| Figure {
         name: "diversity-steps",
         title: "Where along the thinking trajectories part: diversity of each thought".into(),
@@ -96,16 +139,22 @@ pub fn by_step(studies: &[Study]) -> Option<Figure> {
     })
 }
 
-fn steps(run: &Study, i: usize, count: usize) -> Series {
-    let setting = run.traits.sampler.setting();
+fn step_series(run: &RunData, i: usize, count: usize) -> Series {
+    let setting = run.traits.sampler.strength_label();
     let point = |(t, step): (usize, &Interval)| {
         let Interval { value, low, high } = step;
-        let tip = format!("{setting}, thought {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})", t + 1);
-        Point::with_interval((t + 1) as f64, *step, tip)
+        let tip = format!(
+            "{setting}, thought {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})",
+            t + 1
+        );
+        DataPoint::with_interval((t + 1) as f64, *step, tip)
     };
     Series {
         label: setting.clone(),
-        look: Look { symbol: Symbol::Circle, ..Look::line(ramp(ramp_of(&run.traits.sampler), i, count)) },
-        points: run.steps.iter().enumerate().map(point).collect(),
+        style: SeriesStyle {
+            symbol: Symbol::Circle,
+            ..SeriesStyle::line(ramp(sampler_ramp(&run.traits.sampler), i, count))
+        },
+        points: run.step_diversity.iter().enumerate().map(point).collect(),
     }
 }

@@ -22,42 +22,42 @@ pub struct Panel {
     /// What sets it apart from the other panels.
     pub title: String,
     /// From left to right.
-    pub x: Axis,
+    pub x: FigureAxis,
     /// From bottom to top.
-    pub y: Axis,
+    pub y: FigureAxis,
     /// What is drawn.
     pub series: Vec<Series>,
 }
 
 /// One direction of a panel.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Axis {
+pub struct FigureAxis {
     /// Its quantity and unit.
     pub label: String,
     /// How values become places.
-    pub scale: Scale,
+    pub scale: AxisScale,
 }
 
-impl Axis {
+impl FigureAxis {
     /// An axis.
-    pub fn new(label: impl Into<String>, scale: Scale) -> Self {
+    pub fn new(label: impl Into<String>, scale: AxisScale) -> Self {
         Self { label: label.into(), scale }
     }
 }
 
 /// How values become places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
+pub enum AxisScale {
     /// Equal steps are equal distances.
     Linear,
     /// The same for shares, which are written in percent.
     Percent,
     /// Doublings are equal distances; numbers of trajectories.
-    Doublings,
+    Log2,
     /// Tenfolds are equal distances; costs.
-    Tenfolds,
+    Log10,
     /// Equal steps are equal distances, and the numbers mean nothing.
-    Unnamed,
+    Unlabelled,
 }
 
 /// Points that belong together.
@@ -66,29 +66,29 @@ pub struct Series {
     /// Its name in the legend.
     pub label: String,
     /// How it is drawn.
-    pub look: Look,
+    pub style: SeriesStyle,
     /// Its points.
-    pub points: Vec<Point>,
+    pub points: Vec<DataPoint>,
 }
 
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Look {
+pub struct SeriesStyle {
     /// Its colour.
     pub colour: Colour,
     /// Its points.
     pub symbol: Symbol,
     /// What joins them.
-    pub line: Line,
+    pub line: LineStyle,
     /// How its intervals are shown.
-    pub spread: Spread,
+    pub intervals: IntervalStyle,
     /// Half the width of a point.
     pub radius: f32,
 }
 
 /// What joins the points of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Line {
+pub enum LineStyle {
     /// Nothing.
     None,
     /// A line.
@@ -99,7 +99,7 @@ pub enum Line {
 
 /// How intervals are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spread {
+pub enum IntervalStyle {
     /// Not.
     None,
     /// As a band along the line.
@@ -108,21 +108,27 @@ pub enum Spread {
     Bars,
 }
 
-impl Look {
+impl SeriesStyle {
     /// A line with dots and a band.
     pub fn line(colour: Colour) -> Self {
-        Self { colour, symbol: Symbol::Circle, line: Line::Solid, spread: Spread::Band, radius: 2.8 }
+        Self {
+            colour,
+            symbol: Symbol::Circle,
+            line: LineStyle::Solid,
+            intervals: IntervalStyle::Band,
+            radius: 2.8,
+        }
     }
 
     /// Dots alone.
-    pub fn dots(colour: Colour, symbol: Symbol) -> Self {
-        Self { colour, symbol, line: Line::None, spread: Spread::None, radius: 3.2 }
+    pub fn points_only(colour: Colour, symbol: Symbol) -> Self {
+        Self { colour, symbol, line: LineStyle::None, intervals: IntervalStyle::None, radius: 3.2 }
     }
 }
 
 /// One value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Point {
+pub struct DataPoint {
     /// Along the horizontal axis.
     pub x: f64,
     /// Along the vertical axis.
@@ -130,13 +136,13 @@ pub struct Point {
     /// The 95% interval of y.
     pub interval: Option<(f64, f64)>,
     /// What it says when pointed at; lines are parted by newlines.
-    pub tip: String,
+    pub tooltip: String,
 }
 
-impl Point {
+impl DataPoint {
     /// A point with the interval of its y.
     pub fn with_interval(x: f64, Interval { value, low, high }: Interval, tip: String) -> Self {
-        Self { x, y: value, interval: Some((low, high)), tip }
+        Self { x, y: value, interval: Some((low, high)), tooltip: tip }
     }
 }
 
@@ -146,8 +152,13 @@ pub fn percent(share: f64) -> String {
 }
 
 /// A share with its interval.
-pub fn percent_with(interval: &Interval) -> String {
-    format!("{} (95%: {} – {})", percent(interval.value), percent(interval.low), percent(interval.high))
+pub fn percent_interval(interval: &Interval) -> String {
+    format!(
+        "{} (95%: {} – {})",
+        percent(interval.value),
+        percent(interval.low),
+        percent(interval.high)
+    )
 }
 
 /// Colours of series that are told apart by name; each is readable on white and on near-black.

@@ -1,4 +1,5 @@
-//! Times the main kernels and products at GPT-2's and Qwen3's shapes, with the bytes or operations that they imply.
+//! Times the main kernels and products at GPT-2's and Qwen3's shapes, with the bytes or operations
+//! that they imply.
 
 use std::time::Instant;
 
@@ -10,30 +11,38 @@ use crate::cuda::residual::residual;
 use crate::cuda::rope::{DeviceRope, Place, Seats, place, project};
 use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, linear, topk};
 use crate::rng::Site;
-use crate::{Outcome, draws, numbers};
+use crate::{CheckResult, numbers, perturbed_rows};
 
 const ROWS: usize = 4096;
-/// Layers that attention goes through in turn: more of their keys and values than the second-level cache holds.
+/// Layers that attention goes through in turn: more of their keys and values than the second-level
+/// cache holds.
 const LAYERS: usize = 4;
 
 /// What one call of something takes.
 #[derive(Clone, Copy)]
-pub(crate) struct Taken {
+pub(crate) struct KernelTime {
     seconds: f64,
     host: f64, // to ask for it
 }
 
-pub(crate) fn time<T>(cuda: &Cuda, work: impl FnMut() -> Result<T, CudaError>) -> Result<Taken, CudaError> {
+pub(crate) fn time<T>(
+    cuda: &Cuda,
+    work: impl FnMut() -> Result<T, CudaError>,
+) -> Result<KernelTime, CudaError> {
     time_by(cuda, 40, work)
 }
 
 /// The best of five times, each the mean of `count` calls.
-pub(crate) fn time_by<T>(cuda: &Cuda, count: u32, mut work: impl FnMut() -> Result<T, CudaError>) -> Result<Taken, CudaError> {
+pub(crate) fn time_by<T>(
+    cuda: &Cuda,
+    count: u32,
+    mut work: impl FnMut() -> Result<T, CudaError>,
+) -> Result<KernelTime, CudaError> {
     for _ in 0..3 {
         work()?;
     }
     cuda.synchronize()?;
-    let mut best = Taken { seconds: f64::INFINITY, host: 0.0 };
+    let mut best = KernelTime { seconds: f64::INFINITY, host: 0.0 };
     for _ in 0..5 {
         let start = Instant::now();
         for _ in 0..count {
@@ -43,21 +52,31 @@ pub(crate) fn time_by<T>(cuda: &Cuda, count: u32, mut work: impl FnMut() -> Resu
         cuda.synchronize()?;
         let seconds = start.elapsed().as_secs_f64() / f64::from(count);
         if seconds < best.seconds {
-            best = Taken { seconds, host };
+            best = KernelTime { seconds, host };
         }
     }
     Ok(best)
 }
 
-pub(crate) fn moved(name: &str, t: Taken, bytes: usize) {
-    println!("time  {name}: {:.1} us ({:.1} to ask), {:.2} TB/s", t.seconds * 1e6, t.host * 1e6, bytes as f64 / t.seconds / 1e12);
+pub(crate) fn report_bandwidth(name: &str, t: KernelTime, bytes: usize) {
+    println!(
+        "time  {name}: {:.1} us ({:.1} to ask), {:.2} TB/s",
+        t.seconds * 1e6,
+        t.host * 1e6,
+        bytes as f64 / t.seconds / 1e12
+    );
 }
 
-pub(crate) fn computed(name: &str, t: Taken, flops: f64) {
-    println!("time  {name}: {:.1} us ({:.1} to ask), {:.0} TFLOP/s", t.seconds * 1e6, t.host * 1e6, flops / t.seconds / 1e12);
+pub(crate) fn report_flops(name: &str, t: KernelTime, flops: f64) {
+    println!(
+        "time  {name}: {:.1} us ({:.1} to ask), {:.0} TFLOP/s",
+        t.seconds * 1e6,
+        t.host * 1e6,
+        flops / t.seconds / 1e12
+    );
 }
 
-pub(crate) fn all(cuda: &Cuda) -> Outcome {
+pub(crate) fn all(cuda: &Cuda) -> CheckResult {
     kernels(cuda)?;
     attentions(cuda)?;
     logits(cuda)?;
@@ -65,12 +84,13 @@ pub(crate) fn all(cuda: &Cuda) -> Outcome {
 }
 
 /// Whole passes of several sizes.
-pub(crate) fn passes(cuda: &Cuda) -> Outcome {
+pub(crate) fn passes(cuda: &Cuda) -> CheckResult {
     [32, 1024, 2048, ROWS].into_iter().try_for_each(|rows| pass(cuda, rows))
 }
 
 pub(crate) fn weights(cuda: &Cuda, inputs: usize, outputs: usize) -> Result<Weights, CudaError> {
-    let w: Vec<f32> = numbers(1 << 16, 1).into_iter().cycle().take(inputs * outputs).map(|x| 0.02 * x).collect();
+    let w: Vec<f32> =
+        numbers(1 << 16, 1).into_iter().cycle().take(inputs * outputs).map(|x| 0.02 * x).collect();
     Weights::from_output_major(cuda, (inputs, outputs), &w, Some(&numbers(outputs, 2)))
 }
 
@@ -79,7 +99,7 @@ pub(crate) fn random(cuda: &Cuda, rows: usize, cols: usize) -> Result<Array, Cud
     Array::from_host(cuda, rows, cols, &x)
 }
 
-fn kernels(cuda: &Cuda) -> Outcome {
+fn kernels(cuda: &Cuda) -> CheckResult {
     let (operand, width) = (cuda.operand(), 768);
     for (inputs, outputs, function) in [
         (768, 2304, Activation::None),
@@ -87,36 +107,69 @@ fn kernels(cuda: &Cuda) -> Outcome {
         (768, 3072, Activation::GeluTanh),
         (3072, 768, Activation::None),
     ] {
-        let (map, x) = (weights(cuda, inputs, outputs)?, random(cuda, ROWS, inputs)?.cast(operand)?);
+        let (map, x) =
+            (weights(cuda, inputs, outputs)?, random(cuda, ROWS, inputs)?.cast(operand)?);
         let t = time(cuda, || linear(&x, &map, function, operand))?;
-        computed(&format!("linear {ROWS} x {inputs} -> {outputs} {function:?}"), t, 2.0 * (ROWS * inputs * outputs) as f64);
+        report_flops(
+            &format!("linear {ROWS} x {inputs} -> {outputs} {function:?}"),
+            t,
+            2.0 * (ROWS * inputs * outputs) as f64,
+        );
     }
-    let (mut x, y) = (random(cuda, ROWS, width)?, random(cuda, ROWS, width)?.scaled(1e-4, operand)?);
+    let (mut x, y) =
+        (random(cuda, ROWS, width)?, random(cuda, ROWS, width)?.scaled(1e-4, operand)?);
     let by = DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
-    let uploaded = Draws::new(cuda, &draws(ROWS))?;
+    let uploaded = Draws::new(cuda, &perturbed_rows(ROWS))?;
     let bytes = ROWS * width * (8 + 2 * operand.size());
-    for (name, mask) in
-        [("clean", None), ("dropout", Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded }))]
-    {
+    for (name, mask) in [
+        ("clean", None),
+        (
+            "dropout",
+            Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded }),
+        ),
+    ] {
         let t = time(cuda, || add_norm(&mut x, Addend { y: &y, bias: None, mask }, &by, operand))?;
-        moved(&format!("add_norm {ROWS} x {width} {name}"), t, bytes);
+        report_bandwidth(&format!("add_norm {ROWS} x {width} {name}"), t, bytes);
     }
     for inputs in [768, 3072] {
-        let (map, from) = (weights(cuda, inputs, width)?, random(cuda, ROWS, inputs)?.scaled(1e-4, operand)?);
-        let mask = Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded });
+        let (map, from) =
+            (weights(cuda, inputs, width)?, random(cuda, ROWS, inputs)?.scaled(1e-4, operand)?);
+        let mask =
+            Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded });
         let t = time(cuda, || residual(&from, &map, mask, &mut x, (&by, operand)))?;
-        computed(&format!("residual {ROWS} x {inputs} -> {width} dropout"), t, 2.0 * (ROWS * inputs * width) as f64);
+        report_flops(
+            &format!("residual {ROWS} x {inputs} -> {width} dropout"),
+            t,
+            2.0 * (ROWS * inputs * width) as f64,
+        );
     }
-    moved("norm", time(cuda, || norm(&x, &by, operand))?, ROWS * width * (4 + operand.size()));
+    report_bandwidth(
+        "norm",
+        time(cuda, || norm(&x, &by, operand))?,
+        ROWS * width * (4 + operand.size()),
+    );
     let gates = random(cuda, ROWS, 6144)?.cast(operand)?;
-    moved("swiglu 4096 x 6144", time(cuda, || activation::swiglu(&gates))?, ROWS * 6144 * operand.size() * 3 / 2);
+    report_bandwidth(
+        "swiglu 4096 x 6144",
+        time(cuda, || activation::swiglu(&gates))?,
+        ROWS * 6144 * operand.size() * 3 / 2,
+    );
     let picked = Indices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;
-    moved("select 4096 x 768", time(cuda, || embedding::select(&[&x], &picked))?, ROWS * width * 8);
+    report_bandwidth(
+        "select 4096 x 768",
+        time(cuda, || embedding::select(&[&x], &picked))?,
+        ROWS * width * 8,
+    );
     Ok(())
 }
 
 /// Rows of `questions` with one prefix each and `own` slots of their own, in chunks of 16.
-fn forked(questions: usize, samples: usize, prefix: u32, own: u32) -> (Vec<[(u32, u32); 2]>, usize) {
+fn forked_rows(
+    questions: usize,
+    samples: usize,
+    prefix: u32,
+    own: u32,
+) -> (Vec<[(u32, u32); 2]>, usize) {
     let (mut next, mut rows) = (0, Vec::new());
     for _ in 0..questions {
         let shared = (next, prefix);
@@ -129,32 +182,52 @@ fn forked(questions: usize, samples: usize, prefix: u32, own: u32) -> (Vec<[(u32
     (rows, next as usize)
 }
 
-fn attentions(cuda: &Cuda) -> Outcome {
-    for (name, heads, kv_heads, dim, fancy) in [("gpt2", 12, 12, 64, false), ("qwen3", 16, 8, 128, true)] {
+fn attentions(cuda: &Cuda) -> CheckResult {
+    for (name, heads, kv_heads, dim, fancy) in
+        [("gpt2", 12, 12, 64, false), ("qwen3", 16, 8, 128, true)]
+    {
         for (prefix, own) in [(72, 1), (72, 6), (72, 12), (512, 64)] {
-            let (seen, slots) = forked(64, 64, prefix, own);
+            let (seen, slots) = forked_rows(64, 64, prefix, own);
             let mut kv = Kv::new(cuda, LAYERS, kv_heads, dim, slots)?;
             let views = Views::new(cuda, ROWS, |r| seen[r])?;
             let mut qkv = random(cuda, ROWS, (heads + 2 * kv_heads) * dim)?.cast(cuda.operand())?;
             let positions = Indices::new(cuda, &vec![prefix + own; ROWS])?;
-            let to = Indices::new(cuda, &seen.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>())?;
+            let to =
+                Indices::new(cuda, &seen.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>())?;
             let size = cuda.operand().size();
             let cells = 64 * prefix as usize + ROWS * own as usize;
             let bytes = (2 * ROWS * heads * dim + 2 * cells * kv_heads * dim) * size;
             let mut layers = (0..LAYERS).cycle();
             let t = time(cuda, || attention(&qkv, &kv, layers.next().unwrap_or(0), heads, &views))?;
-            moved(&format!("attention {name} {ROWS} rows, prefix {prefix}, own {own}"), t, bytes);
+            report_bandwidth(
+                &format!("attention {name} {ROWS} rows, prefix {prefix}, own {own}"),
+                t,
+                bytes,
+            );
             if own == 6 {
                 let rope = DeviceRope::new(cuda, &numbers(dim / 2, 6))?;
                 let scale = DeviceNorm::rms(cuda, 1e-6, &numbers(dim, 7))?;
-                let by = Place { heads, norms: fancy.then_some((&scale, &scale)), rope: fancy.then_some(&rope) };
-                let t = time(cuda, || place(&mut qkv, by, &mut kv, 0, Seats { positions: &positions, slots: &to }))?;
+                let by = Place {
+                    heads,
+                    norms: fancy.then_some((&scale, &scale)),
+                    rope: fancy.then_some(&rope),
+                };
+                let t = time(cuda, || {
+                    place(&mut qkv, by, &mut kv, 0, Seats { positions: &positions, slots: &to })
+                })?;
                 let read = if fancy { 2 * heads + 4 * kv_heads } else { 4 * kv_heads };
-                moved(&format!("place {name} {ROWS} rows"), t, ROWS * read * dim * size);
+                report_bandwidth(&format!("place {name} {ROWS} rows"), t, ROWS * read * dim * size);
                 let (wide, width) = ((heads + 2 * kv_heads) * dim, heads * dim);
-                let (map, x) = (weights(cuda, width, wide)?, random(cuda, ROWS, width)?.cast(cuda.operand())?);
-                let t = time(cuda, || project(&x, &map, by, (&mut kv, 0), Seats { positions: &positions, slots: &to }))?;
-                computed(&format!("linear and place {name} {ROWS} x {width} -> {wide}"), t, 2.0 * (ROWS * width * wide) as f64);
+                let (map, x) =
+                    (weights(cuda, width, wide)?, random(cuda, ROWS, width)?.cast(cuda.operand())?);
+                let t = time(cuda, || {
+                    project(&x, &map, by, (&mut kv, 0), Seats { positions: &positions, slots: &to })
+                })?;
+                report_flops(
+                    &format!("linear and place {name} {ROWS} x {width} -> {wide}"),
+                    t,
+                    2.0 * (ROWS * width * wide) as f64,
+                );
             }
         }
         let lengths = vec![72u32; 64];
@@ -166,31 +239,48 @@ fn attentions(cuda: &Cuda) -> Outcome {
         let views = Views::new(cuda, seen.len(), |r| seen[r])?;
         let q = random(cuda, seen.len(), (heads + 2 * kv_heads) * dim)?.cast(cuda.operand())?;
         let flops = 4.0 * (64 * 72 * 73 / 2 * heads * dim) as f64;
-        computed(&format!("attention {name} 64 prompts of 72"), time(cuda, || attention(&q, &kv, 0, heads, &views))?, flops);
+        report_flops(
+            &format!("attention {name} 64 prompts of 72"),
+            time(cuda, || attention(&q, &kv, 0, heads, &views))?,
+            flops,
+        );
     }
-    let (seen, _) = forked(64, 64, 72, 6);
-    moved("views of 4096 rows", time(cuda, || Views::new(cuda, ROWS, |r| seen[r]))?, ROWS * 24);
-    let all = draws(ROWS);
-    moved("draws of 4096 rows", time(cuda, || Draws::new(cuda, &all))?, ROWS * 32);
+    let (seen, _) = forked_rows(64, 64, 72, 6);
+    report_bandwidth(
+        "views of 4096 rows",
+        time(cuda, || Views::new(cuda, ROWS, |r| seen[r]))?,
+        ROWS * 24,
+    );
+    let all = perturbed_rows(ROWS);
+    report_bandwidth("draws of 4096 rows", time(cuda, || Draws::new(cuda, &all))?, ROWS * 32);
     Ok(())
 }
 
-fn logits(cuda: &Cuda) -> Outcome {
+fn logits(cuda: &Cuda) -> CheckResult {
     let (width, vocab) = (768, 50257);
     let head = weights(cuda, width, vocab)?;
-    let bare: Vec<f32> = numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
+    let bare: Vec<f32> =
+        numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
     let bare = Weights::from_output_major(cuda, (width, vocab), &bare, None)?;
     for rows in [64, 1024, ROWS] {
         let x = random(cuda, rows, width)?.cast(cuda.operand())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
-        computed(&format!("logits {rows} x {width} -> {vocab}, f32"), time(cuda, || linear::logits(&x, &bare))?, flops);
-        computed(
+        report_flops(
+            &format!("logits {rows} x {width} -> {vocab}, f32"),
+            time(cuda, || linear::logits(&x, &bare))?,
+            flops,
+        );
+        report_flops(
             &format!("likeliest {rows} x {width} -> {vocab}, bias"),
             time(cuda, || topk::Found::ask(&x, &head)?.read())?,
             flops,
         );
-        computed(&format!("likeliest {rows} x {width} -> {vocab}"), time(cuda, || topk::Found::ask(&x, &bare)?.read())?, flops);
-        computed(
+        report_flops(
+            &format!("likeliest {rows} x {width} -> {vocab}"),
+            time(cuda, || topk::Found::ask(&x, &bare)?.read())?,
+            flops,
+        );
+        report_flops(
             &format!("mixture {rows} x {width} -> {vocab}, k 10"),
             time(cuda, || topk::mixture(&x, &head, &head, 10))?,
             flops,
@@ -199,18 +289,20 @@ fn logits(cuda: &Cuda) -> Outcome {
     Ok(())
 }
 
-/// A whole pass of GPT-2 124M over single positions of forked rows with dropout, all but the LM head.
-fn pass(cuda: &Cuda, rows: usize) -> Outcome {
+/// A whole pass of GPT-2 124M over single positions of forked rows with dropout, all but the LM
+/// head.
+fn pass(cuda: &Cuda, rows: usize) -> CheckResult {
     let (operand, width, heads, dim, layers) = (cuda.operand(), 768, 12, 64, 12);
     let maps = |i, o| (0..layers).map(|_| weights(cuda, i, o)).collect::<Result<Vec<_>, _>>();
-    let (qkv, out, up, down) = (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
+    let (qkv, out, up, down) =
+        (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
     let by = DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
     let questions = rows.div_ceil(64);
-    let (seen, slots) = forked(questions, rows / questions, 72, 6);
+    let (seen, slots) = forked_rows(questions, rows / questions, 72, 6);
     let mut kv = Kv::new(cuda, layers, heads, dim, slots)?;
     let x = random(cuda, rows, width)?;
     let (positions, to) = (vec![77u32; rows], seen.iter().map(|s| s[1].0 + 5).collect::<Vec<_>>());
-    let all = draws(rows);
+    let all = perturbed_rows(rows);
     let mut pass = || -> Result<Array, CudaError> {
         let views = Views::new(cuda, rows, |r| seen[r])?;
         let (positions, to) = (Indices::new(cuda, &positions)?, Indices::new(cuda, &to)?);
@@ -219,17 +311,22 @@ fn pass(cuda: &Cuda, rows: usize) -> Outcome {
         let mut x = x.copy()?;
         let mut normed = norm(&x, &by, operand)?;
         for layer in 0..layers {
-            let (how, seats) = (Place { heads, norms: None, rope: None }, Seats { positions: &positions, slots: &to });
+            let (how, seats) = (
+                Place { heads, norms: None, rope: None },
+                Seats { positions: &positions, slots: &to },
+            );
             let q = project(&normed, &qkv[layer], how, (&mut kv, layer), seats)?;
             let mixed = attention(&q, &kv, layer, heads, &views)?;
-            normed = residual(&mixed, &out[layer], mask(layer, Site::AttnOut), &mut x, (&by, operand))?;
+            normed =
+                residual(&mixed, &out[layer], mask(layer, Site::AttnOut), &mut x, (&by, operand))?;
             let inner = linear(&normed, &up[layer], Activation::GeluTanh, operand)?;
             let want = if layer + 1 == layers { Dtype::F32 } else { operand };
-            normed = residual(&inner, &down[layer], mask(layer, Site::MlpOut), &mut x, (&by, want))?;
+            normed =
+                residual(&inner, &down[layer], mask(layer, Site::MlpOut), &mut x, (&by, want))?;
         }
         Ok(normed)
     };
     let flops = 2.0 * (rows * layers * (768 * 2304 + 768 * 768 + 2 * 768 * 3072)) as f64;
-    computed(&format!("gpt2 pass of {rows} rows"), time(cuda, &mut pass)?, flops);
+    report_flops(&format!("gpt2 pass of {rows} rows"), time(cuda, &mut pass)?, flops);
     Ok(())
 }

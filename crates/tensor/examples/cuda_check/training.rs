@@ -1,4 +1,5 @@
-//! Times what a training step is made of, at the shapes of a small reasoner and of GPT-2 124M, and the whole step.
+//! Times what a training step is made of, at the shapes of a small reasoner and of GPT-2 124M, and
+//! the whole step.
 
 use crate::cuda::attention::{Backward, Kv, KvGrads, Views, attention, attention_backward};
 use crate::cuda::linear::{Activation, Weights, linear, linear_dw, linear_dx, logits};
@@ -6,11 +7,11 @@ use crate::cuda::norm::{Addend, DeviceNorm, Reached, add_norm, norm, norm_backwa
 use crate::cuda::optimizer::{Step, adamw, sum_of_squares};
 use crate::cuda::rope::{Place, Seats, place_backward, project};
 use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, loss, mask};
-use crate::timing::{computed, moved, random, time, time_by, weights};
-use crate::{Outcome, numbers};
+use crate::timing::{random, report_bandwidth, report_flops, time, time_by, weights};
+use crate::{CheckResult, numbers};
 
 /// A model, and the batch it is trained with.
-struct Shape {
+struct KernelBenchShape {
     name: &'static str,
     layers: usize,
     width: usize,
@@ -23,8 +24,8 @@ struct Shape {
     tail: u32,
 }
 
-const SHAPES: [Shape; 2] = [
-    Shape {
+const SHAPES: [KernelBenchShape; 2] = [
+    KernelBenchShape {
         name: "reasoner",
         layers: 6,
         width: 256,
@@ -36,7 +37,7 @@ const SHAPES: [Shape; 2] = [
         thoughts: 6,
         tail: 8,
     },
-    Shape {
+    KernelBenchShape {
         name: "gpt2",
         layers: 12,
         width: 768,
@@ -50,19 +51,19 @@ const SHAPES: [Shape; 2] = [
     },
 ];
 
-pub(crate) fn all(cuda: &Cuda) -> Outcome {
-    SHAPES.iter().try_for_each(|shape| Bench::new(cuda, shape)?.run())
+pub(crate) fn all(cuda: &Cuda) -> CheckResult {
+    SHAPES.iter().try_for_each(|shape| KernelBench::new(cuda, shape)?.run())
 }
 
 /// Weights of a layer and their gradients: qkv, attention's result, the MLP's two.
-struct Layer {
+struct KernelBenchLayer {
     maps: Vec<Weights>,
     grads: Vec<(Array, Array)>,
     norm_grads: Vec<(Array, Array)>,
 }
 
 /// A segment's rows: where they are and what they see.
-struct Segment {
+struct KernelBenchSegment {
     rows: usize,
     positions: Indices,
     slots: Indices,
@@ -70,7 +71,7 @@ struct Segment {
 }
 
 /// What a layer's backward needs of its forward.
-struct Kept {
+struct KernelBenchActivations {
     stream: Array,
     normed: Array,
     qkv: Array,
@@ -81,26 +82,31 @@ struct Kept {
     active: Array,
 }
 
-struct Bench<'a> {
+struct KernelBench<'a> {
     cuda: &'a Cuda,
-    shape: &'a Shape,
+    shape: &'a KernelBenchShape,
     by: DeviceNorm,
-    layers: Vec<Layer>,
-    segments: Vec<Segment>,
+    layers: Vec<KernelBenchLayer>,
+    segments: Vec<KernelBenchSegment>,
     kv: Kv,
     dkv: KvGrads,
 }
 
-impl<'a> Bench<'a> {
-    fn new(cuda: &'a Cuda, shape: &'a Shape) -> Result<Self, CudaError> {
+impl<'a> KernelBench<'a> {
+    fn new(cuda: &'a Cuda, shape: &'a KernelBenchShape) -> Result<Self, CudaError> {
         let (width, ffn) = (shape.width, shape.ffn);
         let sizes = [(width, 3 * width), (width, width), (width, ffn), (ffn, width)];
         let zeros = |rows, cols| Array::zeros(cuda, rows, cols, Dtype::F32);
         let layer = || {
-            Ok(Layer {
+            Ok(KernelBenchLayer {
                 maps: sizes.iter().map(|&(i, o)| weights(cuda, i, o)).collect::<Result<_, _>>()?,
-                grads: sizes.iter().map(|&(i, o)| Ok((zeros(o, i)?, zeros(1, o)?))).collect::<Result<_, CudaError>>()?,
-                norm_grads: (0..2).map(|_| Ok((zeros(1, width)?, zeros(1, width)?))).collect::<Result<_, CudaError>>()?,
+                grads: sizes
+                    .iter()
+                    .map(|&(i, o)| Ok((zeros(o, i)?, zeros(1, o)?)))
+                    .collect::<Result<_, CudaError>>()?,
+                norm_grads: (0..2)
+                    .map(|_| Ok((zeros(1, width)?, zeros(1, width)?)))
+                    .collect::<Result<_, CudaError>>()?,
             })
         };
         let (segments, slots) = segments(cuda, shape)?;
@@ -116,62 +122,116 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn forward(&mut self, s: usize, layer: usize, stream: &Array) -> Result<(Kept, Array), CudaError> {
+    fn forward(
+        &mut self,
+        s: usize,
+        layer: usize,
+        stream: &Array,
+    ) -> Result<(KernelBenchActivations, Array), CudaError> {
         let (operand, heads, by) = (self.cuda.operand(), self.shape.heads, &self.by);
         let (segment, maps) = (&self.segments[s], &self.layers[layer].maps);
         let normed = norm(stream, by, operand)?;
         let seats = Seats { positions: &segment.positions, slots: &segment.slots };
-        let qkv = project(&normed, &maps[0], Place { heads, norms: None, rope: None }, (&mut self.kv, layer), seats)?;
+        let qkv = project(
+            &normed,
+            &maps[0],
+            Place { heads, norms: None, rope: None },
+            (&mut self.kv, layer),
+            seats,
+        )?;
         let mixed = attention(&qkv, &self.kv, layer, heads, &segment.views)?;
         let y = linear(&mixed, &maps[1], Activation::None, operand)?;
         let mut middle = stream.copy()?;
-        let normed_again = add_norm(&mut middle, Addend { y: &y, bias: None, mask: None }, by, operand)?;
+        let normed_again =
+            add_norm(&mut middle, Addend { y: &y, bias: None, mask: None }, by, operand)?;
         let inner = linear(&normed_again, &maps[2], Activation::None, operand)?;
         let active = activation::activate(&inner, Activation::GeluTanh, operand)?;
         let y = linear(&active, &maps[3], Activation::None, operand)?;
         let mut next = middle.copy()?;
         crate::cuda::norm::add(&mut next, Addend { y: &y, bias: None, mask: None })?;
-        let kept = Kept { stream: stream.copy()?, normed, qkv, mixed, middle, normed_again, inner, active };
+        let kept = KernelBenchActivations {
+            stream: stream.copy()?,
+            normed,
+            qkv,
+            mixed,
+            middle,
+            normed_again,
+            inner,
+            active,
+        };
         Ok((kept, next))
     }
 
-    fn backward(&mut self, s: usize, layer: usize, kept: &Kept, dx: &mut Array) -> Outcome {
+    fn backward(
+        &mut self,
+        s: usize,
+        layer: usize,
+        kept: &KernelBenchActivations,
+        dx: &mut Array,
+    ) -> CheckResult {
         let (operand, heads) = (self.cuda.operand(), self.shape.heads);
-        let (segment, Layer { maps, grads, norm_grads }) = (&self.segments[s], &mut self.layers[layer]);
+        let (segment, KernelBenchLayer { maps, grads, norm_grads }) =
+            (&self.segments[s], &mut self.layers[layer]);
         let dy = mask::dropout(dx, None, operand)?;
         add_dw(&kept.active, &dy, &mut grads[3])?;
-        let dinner =
-            activation::activate_backward(&kept.inner, Activation::GeluTanh, &linear_dx(&dy, &maps[3], operand)?, operand)?;
+        let dinner = activation::activate_backward(
+            &kept.inner,
+            Activation::GeluTanh,
+            &linear_dx(&dy, &maps[3], operand)?,
+            operand,
+        )?;
         add_dw(&kept.normed_again, &dinner, &mut grads[2])?;
         let dnormed = linear_dx(&dinner, &maps[2], operand)?;
         add_norm_grads(&kept.middle, &self.by, &dnormed, dx, &mut norm_grads[1])?;
         let dy = mask::dropout(dx, None, operand)?;
         add_dw(&kept.mixed, &dy, &mut grads[1])?;
         let dout = linear_dx(&dy, &maps[1], operand)?;
-        let of = Backward { q: &kept.qkv, kv: &self.kv, layer, heads, views: &segment.views, out: &kept.mixed, dout: &dout };
+        let of = Backward {
+            q: &kept.qkv,
+            kv: &self.kv,
+            layer,
+            heads,
+            views: &segment.views,
+            out: &kept.mixed,
+            dout: &dout,
+        };
         let mut dqkv = attention_backward(of, &mut self.dkv)?;
         let seats = Seats { positions: &segment.positions, slots: &segment.slots };
-        place_backward(&mut dqkv, Place { heads, norms: None, rope: None }, &self.dkv, layer, seats)?;
+        place_backward(
+            &mut dqkv,
+            Place { heads, norms: None, rope: None },
+            &self.dkv,
+            layer,
+            seats,
+        )?;
         add_dw(&kept.normed, &dqkv, &mut grads[0])?;
         let dnormed = linear_dx(&dqkv, &maps[0], operand)?;
         add_norm_grads(&kept.stream, &self.by, &dnormed, dx, &mut norm_grads[0])
     }
 
-    fn run(&mut self) -> Outcome {
+    fn run(&mut self) -> CheckResult {
         self.parts()?;
         self.ends()?;
-        let parameters: usize = self.layers.iter().flat_map(|l| &l.grads).map(|(w, b)| w.rows() * w.cols() + b.cols()).sum();
-        let inputs: Vec<Array> =
-            self.segments.iter().map(|s| random(self.cuda, s.rows, self.shape.width)).collect::<Result<_, _>>()?;
+        let parameters: usize = self
+            .layers
+            .iter()
+            .flat_map(|l| &l.grads)
+            .map(|(w, b)| w.rows() * w.cols() + b.cols())
+            .sum();
+        let inputs: Vec<Array> = self
+            .segments
+            .iter()
+            .map(|s| random(self.cuda, s.rows, self.shape.width))
+            .collect::<Result<_, _>>()?;
         let (cuda, name) = (self.cuda, self.shape.name);
         let t = time_by(cuda, 4, || self.blocks(&inputs))?;
-        moved(&format!("{name} blocks of a whole step, forward and backward"), t, 0);
+        report_bandwidth(&format!("{name} blocks of a whole step, forward and backward"), t, 0);
         println!("      {parameters} parameters in the blocks");
         Ok(())
     }
 
     /// All segments forward and, in reverse, backward through all layers.
-    fn blocks(&mut self, inputs: &[Array]) -> Outcome {
+    fn blocks(&mut self, inputs: &[Array]) -> CheckResult {
         self.dkv.clear()?;
         let mut kept = Vec::new();
         for (s, x) in inputs.iter().enumerate() {
@@ -193,7 +253,7 @@ impl<'a> Bench<'a> {
     }
 
     /// One layer's kernels, one by one, for the prompts, the last thought and the tail.
-    fn parts(&mut self) -> Outcome {
+    fn parts(&mut self) -> CheckResult {
         let (cuda, operand, heads) = (self.cuda, self.cuda.operand(), self.shape.heads);
         let last = self.segments.len() - 1;
         for (what, s) in [("prompts", 0), ("thought", last - 1), ("tail", last)] {
@@ -201,53 +261,92 @@ impl<'a> Bench<'a> {
             let (kept, _) = self.forward(s, 0, &x)?;
             let mut dx = x.scaled(1e-3, Dtype::F32)?;
             let size = x.rows() * x.cols();
-            let name = |kernel: &str| format!("{} {what} of {} rows: {kernel}", self.shape.name, x.rows());
+            let name =
+                |kernel: &str| format!("{} {what} of {} rows: {kernel}", self.shape.name, x.rows());
             let (f, b) = (name("a layer forward"), name("a layer backward"));
-            let names = ["attention", "attention_backward", "place_backward", "norm_backward", "activate_backward"].map(name);
+            let names = [
+                "attention",
+                "attention_backward",
+                "place_backward",
+                "norm_backward",
+                "activate_backward",
+            ]
+            .map(name);
             let dy = x.cast(operand)?;
-            moved(&f, time(cuda, || self.forward(s, 0, &x))?, 0);
-            moved(&b, time(cuda, || self.backward(s, 0, &kept, &mut dx))?, 0);
+            report_bandwidth(&f, time(cuda, || self.forward(s, 0, &x))?, 0);
+            report_bandwidth(&b, time(cuda, || self.backward(s, 0, &kept, &mut dx))?, 0);
             let (segment, seats) = (&self.segments[s], &self.segments[s]);
             let t = time(cuda, || attention(&kept.qkv, &self.kv, 0, heads, &segment.views))?;
-            moved(&names[0], t, 4 * size * operand.size());
-            let of = Backward { q: &kept.qkv, kv: &self.kv, layer: 0, heads, views: &segment.views, out: &kept.mixed, dout: &dy };
+            report_bandwidth(&names[0], t, 4 * size * operand.size());
+            let of = Backward {
+                q: &kept.qkv,
+                kv: &self.kv,
+                layer: 0,
+                heads,
+                views: &segment.views,
+                out: &kept.mixed,
+                dout: &dy,
+            };
             let mut dqkv = attention_backward(of, &mut self.dkv)?;
             let t = time(cuda, || attention_backward(of, &mut self.dkv))?;
-            moved(&names[1], t, size * (6 * operand.size() + 16));
+            report_bandwidth(&names[1], t, size * (6 * operand.size() + 16));
             let seats = Seats { positions: &seats.positions, slots: &seats.slots };
             let how = Place { heads, norms: None, rope: None };
             let t = time(cuda, || place_backward(&mut dqkv, how, &self.dkv, 0, seats))?;
-            moved(&names[2], t, size * (8 + 2 * operand.size()));
+            report_bandwidth(&names[2], t, size * (8 + 2 * operand.size()));
             let sums = &mut self.layers[0].norm_grads[0];
             let t = time(cuda, || add_norm_grads(&x, &self.by, &dy, &mut dx, sums))?;
-            moved(&names[3], t, size * (12 + operand.size()));
-            let t = time(cuda, || activation::activate_backward(&kept.inner, Activation::GeluTanh, &kept.active, operand))?;
-            moved(&names[4], t, 3 * kept.inner.rows() * kept.inner.cols() * operand.size());
-            for (m, (input, reached)) in
-                [(&kept.normed, &kept.qkv), (&kept.mixed, &dy), (&kept.normed_again, &kept.inner), (&kept.active, &dy)]
-                    .into_iter()
-                    .enumerate()
+            report_bandwidth(&names[3], t, size * (12 + operand.size()));
+            let t = time(cuda, || {
+                activation::activate_backward(
+                    &kept.inner,
+                    Activation::GeluTanh,
+                    &kept.active,
+                    operand,
+                )
+            })?;
+            report_bandwidth(
+                &names[4],
+                t,
+                3 * kept.inner.rows() * kept.inner.cols() * operand.size(),
+            );
+            for (m, (input, reached)) in [
+                (&kept.normed, &kept.qkv),
+                (&kept.mixed, &dy),
+                (&kept.normed_again, &kept.inner),
+                (&kept.active, &dy),
+            ]
+            .into_iter()
+            .enumerate()
             {
-                let Layer { maps, grads, .. } = &mut self.layers[0];
+                let KernelBenchLayer { maps, grads, .. } = &mut self.layers[0];
                 let t = time(cuda, || linear_dx(reached, &maps[m], operand))?;
                 let flops = 2.0 * (input.rows() * input.cols() * reached.cols()) as f64;
-                let shape = format!("{} {what} {} x {} -> {}", self.shape.name, input.rows(), input.cols(), reached.cols());
-                computed(&format!("linear_dx {shape}"), t, flops);
+                let shape = format!(
+                    "{} {what} {} x {} -> {}",
+                    self.shape.name,
+                    input.rows(),
+                    input.cols(),
+                    reached.cols()
+                );
+                report_flops(&format!("linear_dx {shape}"), t, flops);
                 let (dw, db) = &mut grads[m];
                 let t = time(cuda, || linear_dw(input, reached, dw, None))?;
-                computed(&format!("linear_dw {shape}"), t, flops);
+                report_flops(&format!("linear_dw {shape}"), t, flops);
                 let t = time(cuda, || linear_dw(input, reached, dw, Some(&mut *db)))?;
-                computed(&format!("linear_dw with its bias {shape}"), t, flops);
+                report_flops(&format!("linear_dw with its bias {shape}"), t, flops);
             }
         }
         Ok(())
     }
 
     /// The table, the head with its loss, the optimizer.
-    fn ends(&mut self) -> Outcome {
+    fn ends(&mut self) -> CheckResult {
         let (cuda, shape) = (self.cuda, self.shape);
-        let (rows, width, vocabulary) = ((shape.sequences * shape.tail) as usize, shape.width, shape.vocabulary);
-        let (head, mut dw) = (weights(cuda, width, vocabulary)?, Array::zeros(cuda, vocabulary, width, Dtype::F32)?);
+        let (rows, width, vocabulary) =
+            ((shape.sequences * shape.tail) as usize, shape.width, shape.vocabulary);
+        let (head, mut dw) =
+            (weights(cuda, width, vocabulary)?, Array::zeros(cuda, vocabulary, width, Dtype::F32)?);
         let x = random(cuda, rows, width)?.cast(cuda.operand())?;
         let targets = Indices::new(cuda, &(0..rows as u32).map(|r| r % 400).collect::<Vec<_>>())?;
         let row_weights = vec![1.0; rows];
@@ -255,42 +354,83 @@ impl<'a> Bench<'a> {
         let (_, reached) = loss::cross_entropy(&given, &targets, &row_weights)?;
         let flops = 2.0 * (rows * width * vocabulary) as f64;
         let name = |what: &str| format!("{} {what} of {rows} x {vocabulary}", shape.name);
-        computed(&name("logits"), time(cuda, || logits(&x, &head))?, flops);
+        report_flops(&name("logits"), time(cuda, || logits(&x, &head))?, flops);
         let t = time(cuda, || loss::cross_entropy(&given, &targets, &row_weights))?;
-        moved(&name("cross_entropy"), t, rows * vocabulary * (4 + cuda.operand().size()));
-        computed(&name("linear_dx"), time(cuda, || linear_dx(&reached, &head, cuda.operand()))?, flops);
-        computed(&name("linear_dw"), time(cuda, || linear_dw(&x, &reached, &mut dw, None))?, flops);
+        report_bandwidth(
+            &name("cross_entropy"),
+            t,
+            rows * vocabulary * (4 + cuda.operand().size()),
+        );
+        report_flops(
+            &name("linear_dx"),
+            time(cuda, || linear_dx(&reached, &head, cuda.operand()))?,
+            flops,
+        );
+        report_flops(
+            &name("linear_dw"),
+            time(cuda, || linear_dw(&x, &reached, &mut dw, None))?,
+            flops,
+        );
         let prompts = random(cuda, self.segments[0].rows, width)?;
         let tokens = (0..prompts.rows() as u32).map(|r| r * 7 % 400).collect::<Vec<_>>();
         let tokens = Indices::new(cuda, &tokens)?;
         let t = time(cuda, || embedding::scatter_add(&prompts, &tokens, &mut dw))?;
-        moved(&format!("{} scatter_add of {} rows into 400", shape.name, prompts.rows()), t, prompts.rows() * width * 4);
+        report_bandwidth(
+            &format!("{} scatter_add of {} rows into 400", shape.name, prompts.rows()),
+            t,
+            prompts.rows() * width * 4,
+        );
         let mut value = random(cuda, vocabulary, width)?;
         let mut moments = [dw.copy()?, dw.copy()?];
-        let step = Step { beta1: 0.9, beta2: 0.95, eps: 1e-8, gradient_scale: 1.0, keep: 0.999, rate: 1e-3, second_scale: 1.0 };
+        let step = Step {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            gradient_scale: 1.0,
+            keep: 0.999,
+            rate: 1e-3,
+            second_scale: 1.0,
+        };
         let [first, second] = &mut moments;
         let t = time(cuda, || adamw(&step, &mut value, &mut dw, [first, second]))?;
-        moved(&format!("{} adamw of {vocabulary} x {width}", shape.name), t, vocabulary * width * 32);
+        report_bandwidth(
+            &format!("{} adamw of {vocabulary} x {width}", shape.name),
+            t,
+            vocabulary * width * 32,
+        );
         let t = time(cuda, || sum_of_squares(&[&value]))?;
-        moved(&format!("{} sum_of_squares of {vocabulary} x {width}", shape.name), t, vocabulary * width * 4);
+        report_bandwidth(
+            &format!("{} sum_of_squares of {vocabulary} x {width}", shape.name),
+            t,
+            vocabulary * width * 4,
+        );
         Ok(())
     }
 }
 
-fn add_dw(x: &Array, dy: &Array, (dw, db): &mut (Array, Array)) -> Outcome {
+fn add_dw(x: &Array, dy: &Array, (dw, db): &mut (Array, Array)) -> CheckResult {
     linear_dw(x, dy, dw, Some(db))
 }
 
-fn add_norm_grads(x: &Array, by: &DeviceNorm, dy: &Array, dx: &mut Array, (dscale, dshift): &mut (Array, Array)) -> Outcome {
+fn add_norm_grads(
+    x: &Array,
+    by: &DeviceNorm,
+    dy: &Array,
+    dx: &mut Array,
+    (dscale, dshift): &mut (Array, Array),
+) -> CheckResult {
     norm_backward(x, by, Reached { dy, dx, dscale, dshift: Some(dshift) })
 }
 
 /// Prompts, thoughts and tails, in slots as a cache hands them out; and how many slots there are.
-fn segments(cuda: &Cuda, shape: &Shape) -> Result<(Vec<Segment>, usize), CudaError> {
-    let &Shape { sequences, prompt, thoughts, tail, .. } = shape;
+fn segments(
+    cuda: &Cuda,
+    shape: &KernelBenchShape,
+) -> Result<(Vec<KernelBenchSegment>, usize), CudaError> {
+    let &KernelBenchShape { sequences, prompt, thoughts, tail, .. } = shape;
     let (room, own) = ((prompt + thoughts).next_multiple_of(16), tail.next_multiple_of(16));
     let seat = |rows: Vec<(u32, u32)>, views: Vec<Vec<(u32, u32)>>| {
-        Ok::<_, CudaError>(Segment {
+        Ok::<_, CudaError>(KernelBenchSegment {
             rows: rows.len(),
             positions: Indices::new(cuda, &rows.iter().map(|r| r.1).collect::<Vec<_>>())?,
             slots: Indices::new(cuda, &rows.iter().map(|r| r.0).collect::<Vec<_>>())?,
@@ -303,13 +443,22 @@ fn segments(cuda: &Cuda, shape: &Shape) -> Result<(Vec<Segment>, usize), CudaErr
     let seen = |count: u32, at: &dyn Fn(u32, u32) -> Vec<(u32, u32)>| {
         (0..sequences).flat_map(|q| (0..count).map(move |k| at(q, k))).collect::<Vec<_>>()
     };
-    let mut all = vec![seat(each(prompt, &|q, k| (q * room + k, k)), seen(prompt, &|q, k| vec![(q * room, k + 1)]))?];
+    let mut all = vec![seat(
+        each(prompt, &|q, k| (q * room + k, k)),
+        seen(prompt, &|q, k| vec![(q * room, k + 1)]),
+    )?];
     for t in 0..thoughts {
         let at = prompt + t;
-        all.push(seat(each(1, &|q, _| (q * room + at, at)), seen(1, &|q, _| vec![(q * room, at + 1)]))?);
+        all.push(seat(
+            each(1, &|q, _| (q * room + at, at)),
+            seen(1, &|q, _| vec![(q * room, at + 1)]),
+        )?);
     }
     let begun = sequences * room;
     let rows = each(tail, &|q, k| (begun + q * own + k, prompt + thoughts + k));
-    all.push(seat(rows, seen(tail, &|q, k| vec![(q * room, prompt + thoughts), (begun + q * own, k + 1)]))?);
+    all.push(seat(
+        rows,
+        seen(tail, &|q, k| vec![(q * room, prompt + thoughts), (begun + q * own, k + 1)]),
+    )?);
     Ok((all, (begun + sequences * own) as usize))
 }

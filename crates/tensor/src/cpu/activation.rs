@@ -8,11 +8,11 @@ use crate::Tensor;
 use crate::ops::Activation;
 
 /// Elements of one task.
-const TOGETHER: usize = 4096;
+const CHUNK: usize = 4096;
 
 /// See [`crate::ops::activate`].
 pub(crate) fn activate(isa: Isa, x: &Tensor, activation: Activation, out: &mut Tensor) {
-    out.data_mut().par_chunks_mut(TOGETHER).zip(x.data().par_chunks(TOGETHER)).for_each(|(out, x)| {
+    out.data_mut().par_chunks_mut(CHUNK).zip(x.data().par_chunks(CHUNK)).for_each(|(out, x)| {
         out.copy_from_slice(x);
         per_isa!(isa, apply(out: &mut [f32], activation: Activation));
     });
@@ -29,21 +29,31 @@ pub(crate) fn apply<const FUSED: bool>(x: &mut [f32], activation: Activation) {
 }
 
 /// See [`crate::ops::activate_backward`].
-pub(crate) fn activate_backward(isa: Isa, x: &Tensor, activation: Activation, dy: &Tensor, dx: &mut Tensor) {
-    let given = x.data().par_chunks(TOGETHER).zip(dy.data().par_chunks(TOGETHER));
-    dx.data_mut().par_chunks_mut(TOGETHER).zip(given).for_each(|(dx, (x, dy))| {
+pub(crate) fn activate_backward(
+    isa: Isa,
+    x: &Tensor,
+    activation: Activation,
+    dy: &Tensor,
+    dx: &mut Tensor,
+) {
+    let given = x.data().par_chunks(CHUNK).zip(dy.data().par_chunks(CHUNK));
+    dx.data_mut().par_chunks_mut(CHUNK).zip(given).for_each(|(dx, (x, dy))| {
         dx.copy_from_slice(dy);
-        per_isa!(isa, apply_slope(x: &[f32], activation: Activation, dx: &mut [f32]));
+        per_isa!(isa, apply_derivative(x: &[f32], activation: Activation, dx: &mut [f32]));
     });
 }
 
 /// `dx *= activation'(x)`
 #[inline(always)]
-fn apply_slope<const FUSED: bool>(x: &[f32], activation: Activation, dx: &mut [f32]) {
+fn apply_derivative<const FUSED: bool>(x: &[f32], activation: Activation, dx: &mut [f32]) {
     match activation {
         Activation::None => {}
-        Activation::GeluTanh => dx.iter_mut().zip(x).for_each(|(d, &x)| *d *= math::gelu_tanh_slope::<FUSED>(x)),
-        Activation::GeluErf => dx.iter_mut().zip(x).for_each(|(d, &x)| *d *= math::gelu_erf_slope::<FUSED>(x)),
+        Activation::GeluTanh => {
+            dx.iter_mut().zip(x).for_each(|(d, &x)| *d *= math::gelu_tanh_derivative::<FUSED>(x))
+        }
+        Activation::GeluErf => {
+            dx.iter_mut().zip(x).for_each(|(d, &x)| *d *= math::gelu_erf_derivative::<FUSED>(x))
+        }
     }
 }
 
@@ -78,7 +88,7 @@ fn swiglu_row_backward<const FUSED: bool>(x: &[f32], dy: &[f32], dx: &mut [f32])
     let n = dy.len();
     let ((gate, up), (dgate, dup)) = (x.split_at(n), dx.split_at_mut(n));
     for i in 0..n {
-        dgate[i] = dy[i] * up[i] * math::silu_slope::<FUSED>(gate[i]);
+        dgate[i] = dy[i] * up[i] * math::silu_derivative::<FUSED>(gate[i]);
         dup[i] = dy[i] * math::silu::<FUSED>(gate[i]);
     }
 }

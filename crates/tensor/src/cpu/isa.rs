@@ -27,7 +27,9 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
-                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") && Self::Avx2.is_present()
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512dq")
+                    && Self::Avx2.is_present()
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
@@ -48,7 +50,8 @@ impl fmt::Display for Isa {
     }
 }
 
-/// `a * b + c`: fused where the instruction set fuses. Without it `f32::mul_add` would call a slow library function.
+/// `a * b + c`: fused where the instruction set fuses. Without it `f32::mul_add` would call a slow
+/// library function.
 #[inline(always)]
 pub(crate) fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
@@ -56,7 +59,8 @@ pub(crate) fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
 
 /// Compiles `body::<FUSED>(args)` once per instruction set and calls the version for `isa`.
 ///
-/// The body must be `#[inline(always)]`: it is then compiled anew inside each version with that version's instructions.
+/// The body must be `#[inline(always)]`: it is then compiled anew inside each version with that
+/// version's instructions.
 macro_rules! per_isa {
     ($isa:expr, $body:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]

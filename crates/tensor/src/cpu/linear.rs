@@ -1,11 +1,14 @@
-//! The matrix product with weights packed once: `out = x W`, then an epilogue while the tile is still in registers' reach.
+//! The matrix product with weights packed once: `out = x W`, then an epilogue while the tile is
+//! still in registers' reach.
 //!
-//! Weights are cut into panels of 16 columns, each stored row after row, so that a kernel reads them as one stream. A
-//! kernel computes a tile of up to `MAX_TILE` rows by one or two panels and keeps it in registers over all of k. Each
-//! element is one chain of multiply-adds in the order of k whatever the tile, so a row's result does not depend on how
-//! many rows there are; AVX2 and AVX-512 even agree with each other bit for bit.
+//! Weights are cut into panels of 16 columns, each stored row after row, so that a kernel reads
+//! them as one stream. A kernel computes a tile of up to `MAX_TILE` rows by one or two panels and
+//! keeps it in registers over all of k. Each element is one chain of multiply-adds in the order of
+//! k whatever the tile, so a row's result does not depend on how many rows there are; AVX2 and
+//! AVX-512 even agree with each other bit for bit.
 //!
-//! Rows are worked on in blocks that fit the second-level cache, panels in groups that give every worker several tasks.
+//! Rows are worked on in blocks that fit the second-level cache, panels in groups that give every
+//! worker several tasks.
 
 use rayon::prelude::*;
 
@@ -14,23 +17,27 @@ use super::isa::Isa;
 /// Columns of a panel: one AVX-512 register, two AVX2 registers.
 pub(crate) const PANEL: usize = 16;
 /// Panels that one kernel call may take together.
-const PAIR: usize = 2;
+const PANELS_PER_TILE: usize = 2;
 /// Columns of the widest tile.
-pub(crate) const TILE_COLS: usize = PANEL * PAIR;
+pub(crate) const TILE_COLS: usize = PANEL * PANELS_PER_TILE;
 /// Rows that share one sweep over the weights: their part of x stays in cache meanwhile.
 pub(crate) const ROW_BLOCK: usize = 384;
 
 /// Weights of a product, ready for the kernels. The matrix is (inputs, outputs).
 #[derive(Clone, Debug)]
-pub struct Packed {
+pub struct PackedWeights {
     inputs: usize,
     outputs: usize,
     panels: Vec<f32>, // (ceil(outputs / PANEL), inputs, PANEL); columns beyond the last are zero
 }
 
-impl Packed {
+impl PackedWeights {
     /// Packs a matrix whose element (input, output) is `at(input, output)`.
-    pub(crate) fn new(inputs: usize, outputs: usize, at: impl Fn(usize, usize) -> f32 + Sync) -> Self {
+    pub(crate) fn new(
+        inputs: usize,
+        outputs: usize,
+        at: impl Fn(usize, usize) -> f32 + Sync,
+    ) -> Self {
         let panels = vec![0.0; outputs.div_ceil(PANEL) * inputs * PANEL];
         let mut packed = Self { inputs, outputs, panels };
         packed.fill(at);
@@ -89,8 +96,9 @@ pub(crate) fn transposed(x: &[f32], cols: usize) -> Vec<f32> {
     out
 }
 
-/// What happens to a finished tile. Implementations are `#[inline(always)]`, so that they vectorise with the kernel.
-pub(crate) trait Epilogue: Sync {
+/// What happens to a finished tile. Implementations are `#[inline(always)]`, so that they vectorise
+/// with the kernel.
+pub(crate) trait TileEpilogue: Sync {
     /// Takes columns `col ..` of `row`; `values` is as wide as the columns that exist.
     ///
     /// # Safety
@@ -99,7 +107,7 @@ pub(crate) trait Epilogue: Sync {
 }
 
 /// `x` is (rows, inputs). Runs on the current pool's workers.
-pub(crate) fn product<E: Epilogue>(isa: Isa, x: &[f32], weights: &Packed, epilogue: &E) {
+pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = x.len().checked_div(weights.inputs).unwrap_or(0);
     if rows == 0 || weights.outputs == 0 {
         return;
@@ -111,7 +119,7 @@ pub(crate) fn product<E: Epilogue>(isa: Isa, x: &[f32], weights: &Packed, epilog
         let block = start..rows.min(start + ROW_BLOCK);
         let task = |g: usize| {
             let columns = g * group..panels.min((g + 1) * group);
-            run(isa, &Task { x, weights, rows: block.clone(), panels: columns }, epilogue);
+            run_task(isa, &GemmTask { x, weights, rows: block.clone(), panels: columns }, epilogue);
         };
         if groups == 1 {
             task(0);
@@ -121,24 +129,25 @@ pub(crate) fn product<E: Epilogue>(isa: Isa, x: &[f32], weights: &Packed, epilog
     }
 }
 
-/// Panels per task: enough tasks that uneven workers even out, an even number so that pairs stay whole.
+/// Panels per task: enough tasks that uneven workers even out, an even number so that pairs stay
+/// whole.
 fn group_size(panels: usize) -> usize {
     let threads = rayon::current_num_threads();
     if threads == 1 {
         return panels;
     }
-    panels.div_ceil(threads * 4).next_multiple_of(PAIR)
+    panels.div_ceil(threads * 4).next_multiple_of(PANELS_PER_TILE)
 }
 
 /// A block of rows times a group of panels.
-struct Task<'a> {
+struct GemmTask<'a> {
     x: &'a [f32],
-    weights: &'a Packed,
+    weights: &'a PackedWeights,
     rows: std::ops::Range<usize>,
     panels: std::ops::Range<usize>,
 }
 
-fn run<E: Epilogue>(isa: Isa, task: &Task<'_>, epilogue: &E) {
+fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
     match isa {
         // SAFETY: a device is only made for an instruction set that the processor has.
         #[cfg(target_arch = "x86_64")]
@@ -150,9 +159,10 @@ fn run<E: Epilogue>(isa: Isa, task: &Task<'_>, epilogue: &E) {
     }
 }
 
-/// One kernel call: `rows` rows of x (at `a`, `inputs` apart) times `panels` (1 or 2) panels at `b`.
+/// One kernel call: `rows` rows of x (at `a`, `inputs` apart) times `panels` (1 or 2) panels at
+/// `b`.
 #[derive(Clone, Copy)]
-struct Call {
+struct TileCall {
     a: *const f32,
     b: *const f32,
     inputs: usize,
@@ -161,16 +171,21 @@ struct Call {
 }
 
 /// Where a kernel leaves its result: row r of the tile at `[r]`.
-type Tile = [[f32; TILE_COLS]; MAX_TILE];
+type OutputTile = [[f32; TILE_COLS]; MAX_TILE];
 const MAX_TILE: usize = 12;
 
 /// Walks over the task's tiles: panels outside, so that they stay in cache while the rows pass by.
 #[inline(always)]
-fn sweep<const FUSED: bool, E: Epilogue>(task: &Task<'_>, epilogue: &E, tile_rows: usize, kernel: impl Fn(Call, &mut Tile)) {
+fn sweep<const FUSED: bool, E: TileEpilogue>(
+    task: &GemmTask<'_>,
+    epilogue: &E,
+    tile_rows: usize,
+    kernel: impl Fn(TileCall, &mut OutputTile),
+) {
     let inputs = task.weights.inputs;
-    let mut tile: Tile = [[0.0; TILE_COLS]; MAX_TILE];
-    for p in task.panels.clone().step_by(PAIR) {
-        let panels = PAIR.min(task.panels.end - p);
+    let mut tile: OutputTile = [[0.0; TILE_COLS]; MAX_TILE];
+    for p in task.panels.clone().step_by(PANELS_PER_TILE) {
+        let panels = PANELS_PER_TILE.min(task.panels.end - p);
         let col = p * PANEL;
         let width = (panels * PANEL).min(task.weights.outputs - col);
         let b = task.weights.panels[p * inputs * PANEL..].as_ptr();
@@ -179,7 +194,10 @@ fn sweep<const FUSED: bool, E: Epilogue>(task: &Task<'_>, epilogue: &E, tile_row
         for t in 0..count {
             let first = task.rows.start + t * task.rows.len() / count;
             let rows = task.rows.start + (t + 1) * task.rows.len() / count - first;
-            kernel(Call { a: task.x[first * inputs..].as_ptr(), b, inputs, rows, panels }, &mut tile);
+            kernel(
+                TileCall { a: task.x[first * inputs..].as_ptr(), b, inputs, rows, panels },
+                &mut tile,
+            );
             for (r, values) in tile[..rows].iter_mut().enumerate() {
                 // SAFETY: tasks have no row and panel in common, and each tile is finished once.
                 unsafe { epilogue.finish::<FUSED>(first + r, col, &mut values[..width]) };
@@ -191,13 +209,16 @@ fn sweep<const FUSED: bool, E: Epilogue>(task: &Task<'_>, epilogue: &E, tile_row
 const PORTABLE_TILE: usize = 4;
 
 #[inline(always)]
-fn portable_tile(call: Call, tile: &mut Tile) {
+fn portable_tile(call: TileCall, tile: &mut OutputTile) {
     for (r, out) in tile[..call.rows].iter_mut().enumerate() {
         for p in 0..call.panels {
             let mut acc = [0.0f32; PANEL];
             for k in 0..call.inputs {
-                // SAFETY: the call's pointers cover `rows` x `inputs` of x and `panels` whole panels.
-                let (a, b) = unsafe { (*call.a.add(r * call.inputs + k), call.b.add((p * call.inputs + k) * PANEL)) };
+                // SAFETY: the call's pointers cover `rows` x `inputs` of x and `panels` whole
+                // panels.
+                let (a, b) = unsafe {
+                    (*call.a.add(r * call.inputs + k), call.b.add((p * call.inputs + k) * PANEL))
+                };
                 for (j, x) in acc.iter_mut().enumerate() {
                     // SAFETY: as above.
                     *x += a * unsafe { *b.add(j) };
@@ -210,7 +231,7 @@ fn portable_tile(call: Call, tile: &mut Tile) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Call, Epilogue, MAX_TILE, PANEL, Task, Tile, sweep};
+    use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, sweep};
     use std::arch::x86_64::*;
 
     /// Calls `$kernel::<R, P>` for the call's rows and panels.
@@ -223,8 +244,9 @@ mod x86 {
         };
     }
 
-    /// Rows of an AVX-512 tile. Rows of x that lie a multiple of 4 KiB apart fall into one set of the first-level cache,
-    /// which has eight ways (measured at 3072 inputs: 8 rows 98% of the peak, 12 rows 83%).
+    /// Rows of an AVX-512 tile. Rows of x that lie a multiple of 4 KiB apart fall into one set of
+    /// the first-level cache, which has eight ways (measured at 3072 inputs: 8 rows 98% of the
+    /// peak, 12 rows 83%).
     fn tile_rows(inputs: usize) -> usize {
         if (inputs * size_of::<f32>()).is_multiple_of(4096) { 8 } else { MAX_TILE }
     }
@@ -232,7 +254,7 @@ mod x86 {
     /// # Safety
     /// The processor has AVX-512 F and DQ, AVX2 and FMA.
     #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
-    pub(super) unsafe fn run_avx512<E: Epilogue>(task: &Task<'_>, epilogue: &E) {
+    pub(super) unsafe fn run_avx512<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
         sweep::<true, E>(task, epilogue, tile_rows(task.weights.inputs), |call, tile| {
             // SAFETY: the features are those of this function; the call covers its operands.
             unsafe { by_size!(call, tile, avx512, [1 2 3 4 5 6 7 8 9 10 11 12]) }
@@ -242,15 +264,17 @@ mod x86 {
     /// # Safety
     /// The processor has AVX2 and FMA.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn run_avx2<E: Epilogue>(task: &Task<'_>, epilogue: &E) {
+    pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
         sweep::<true, E>(task, epilogue, 6, |call, tile| {
-            // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take them one by one.
+            // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take them
+            // one by one.
             unsafe {
                 if call.rows <= 3 {
                     by_size!(call, tile, avx2, [1 2 3]);
                 } else {
                     for p in 0..call.panels {
-                        let one = Call { b: call.b.add(p * call.inputs * PANEL), panels: 1, ..call };
+                        let one =
+                            TileCall { b: call.b.add(p * call.inputs * PANEL), panels: 1, ..call };
                         by_one_panel(one, tile, p);
                     }
                 }
@@ -261,7 +285,7 @@ mod x86 {
     /// # Safety
     /// As the kernels; 4 to 6 rows, one panel, whose result goes to columns `16 * p ..`.
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn by_one_panel(call: Call, tile: &mut Tile, p: usize) {
+    unsafe fn by_one_panel(call: TileCall, tile: &mut OutputTile, p: usize) {
         // SAFETY: passed on.
         unsafe {
             match call.rows {
@@ -273,15 +297,17 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has AVX-512 F; the call's pointers cover `R` x `inputs` of x and `P` whole panels.
+    /// The processor has AVX-512 F; the call's pointers cover `R` x `inputs` of x and `P` whole
+    /// panels.
     #[target_feature(enable = "avx512f")]
-    unsafe fn avx512<const R: usize, const P: usize>(call: Call, tile: &mut Tile) {
+    unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
         let mut acc = [[_mm512_setzero_ps(); P]; R];
         let stride = call.inputs * PANEL;
         for k in 0..call.inputs {
             // SAFETY: by the contract.
             unsafe {
-                let b: [__m512; P] = std::array::from_fn(|p| _mm512_loadu_ps(call.b.add(p * stride + k * PANEL)));
+                let b: [__m512; P] =
+                    std::array::from_fn(|p| _mm512_loadu_ps(call.b.add(p * stride + k * PANEL)));
                 for (r, row) in acc.iter_mut().enumerate() {
                     let a = _mm512_set1_ps(*call.a.add(r * call.inputs + k));
                     for (x, b) in row.iter_mut().zip(b) {
@@ -301,15 +327,20 @@ mod x86 {
     /// # Safety
     /// As [`avx2_at`].
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2<const R: usize, const P: usize>(call: Call, tile: &mut Tile) {
+    unsafe fn avx2<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
         // SAFETY: passed on.
         unsafe { avx2_at::<R, P>(call, tile, 0) }
     }
 
     /// # Safety
-    /// The processor has AVX2 and FMA; the call's pointers cover `R` x `inputs` of x and `P` whole panels; `col + 16 P <= 32`.
+    /// The processor has AVX2 and FMA; the call's pointers cover `R` x `inputs` of x and `P` whole
+    /// panels; `col + 16 P <= 32`.
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2_at<const R: usize, const P: usize>(call: Call, tile: &mut Tile, col: usize) {
+    unsafe fn avx2_at<const R: usize, const P: usize>(
+        call: TileCall,
+        tile: &mut OutputTile,
+        col: usize,
+    ) {
         let mut acc = [[[_mm256_setzero_ps(); 2]; P]; R];
         let stride = call.inputs * PANEL;
         for k in 0..call.inputs {

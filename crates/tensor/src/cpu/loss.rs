@@ -7,11 +7,18 @@ use super::math::{exp, sum_lanes};
 use crate::Tensor;
 
 /// See [`crate::ops::cross_entropy`]: the losses; dlogits has the shape of the logits.
-pub(crate) fn cross_entropy(isa: Isa, logits: &Tensor, targets: &[u32], weights: &[f32], dlogits: &mut Tensor) -> Vec<f32> {
+pub(crate) fn cross_entropy(
+    isa: Isa,
+    logits: &Tensor,
+    targets: &[u32],
+    weights: &[f32],
+    dlogits: &mut Tensor,
+) -> Vec<f32> {
     let width = logits.cols();
     let row = |(r, dlogits): (usize, &mut [f32])| {
         let (logits, target, weight) = (logits.row(r), targets[r] as usize, weights[r]);
-        let (largest, sum) = per_isa!(isa, softmax(logits: &[f32], weight: f32, dlogits: &mut [f32]) -> (f32, f32));
+        let (largest, sum) =
+            per_isa!(isa, softmax(logits: &[f32], weight: f32, dlogits: &mut [f32]) -> (f32, f32));
         dlogits[target] -= weight;
         largest + sum.ln() - logits[target]
     };

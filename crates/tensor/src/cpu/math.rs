@@ -1,7 +1,8 @@
 //! Elementary functions that vectorise: straight-line polynomials, no branches, no library calls.
 //!
-//! Each is accurate to a few units in the last place over the range that a network can feed it, which is far inside the
-//! tolerance of any comparison with another implementation. `FUSED` is as in [`super::isa`].
+//! Each is accurate to a few units in the last place over the range that a network can feed it,
+//! which is far inside the tolerance of any comparison with another implementation. `FUSED` is as
+//! in [`super::isa`].
 
 use super::isa::fma;
 
@@ -41,7 +42,7 @@ pub(crate) fn gelu_erf<const FUSED: bool>(x: f32) -> f32 {
 
 /// The slope of [`gelu_tanh`].
 #[inline(always)]
-pub(crate) fn gelu_tanh_slope<const FUSED: bool>(x: f32) -> f32 {
+pub(crate) fn gelu_tanh_derivative<const FUSED: bool>(x: f32) -> f32 {
     let u = 0.797_884_6 * fma::<FUSED>(0.044_715 * x * x, x, x);
     let slope = 0.797_884_6 * fma::<FUSED>(0.134_145 * x, x, 1.0);
     let share = 1.0 / (1.0 + exp::<FUSED>(-2.0 * u));
@@ -50,7 +51,7 @@ pub(crate) fn gelu_tanh_slope<const FUSED: bool>(x: f32) -> f32 {
 
 /// The slope of [`gelu_erf`]: the normal distribution's share below x, plus x times its density.
 #[inline(always)]
-pub(crate) fn gelu_erf_slope<const FUSED: bool>(x: f32) -> f32 {
+pub(crate) fn gelu_erf_derivative<const FUSED: bool>(x: f32) -> f32 {
     let share = 0.5 * (1.0 + erf::<FUSED>(x * std::f32::consts::FRAC_1_SQRT_2));
     fma::<FUSED>(0.398_942_3 * x, exp::<FUSED>(-0.5 * x * x), share)
 }
@@ -75,13 +76,13 @@ pub(crate) fn silu<const FUSED: bool>(x: f32) -> f32 {
 
 /// The slope of [`silu`].
 #[inline(always)]
-pub(crate) fn silu_slope<const FUSED: bool>(x: f32) -> f32 {
+pub(crate) fn silu_derivative<const FUSED: bool>(x: f32) -> f32 {
     let share = 1.0 / (1.0 + exp::<FUSED>(-x));
     fma::<FUSED>(x * share, 1.0 - share, share)
 }
 
-/// The sum of `f(i)` over `0..n` in sixteen interleaved partial sums, added in one fixed order: vectorises, and the
-/// result depends on the terms alone.
+/// The sum of `f(i)` over `0..n` in sixteen interleaved partial sums, added in one fixed order:
+/// vectorises, and the result depends on the terms alone.
 #[inline(always)]
 pub(crate) fn sum_lanes(n: usize, mut term: impl FnMut(usize, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; 16];
@@ -106,10 +107,17 @@ pub(crate) fn sum_lanes(n: usize, mut term: impl FnMut(usize, f32) -> f32) -> f3
 mod tests {
     use super::*;
 
-    fn worst(range: std::ops::Range<f32>, f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64, floor: f64) -> f64 {
+    fn worst(
+        range: std::ops::Range<f32>,
+        f: impl Fn(f32) -> f32,
+        exact: impl Fn(f64) -> f64,
+        floor: f64,
+    ) -> f64 {
         let n = 20_000;
         let at = |i: usize| range.start + (range.end - range.start) * i as f32 / n as f32;
-        let error = |x: f32| (f64::from(f(x)) - exact(f64::from(x))).abs() / exact(f64::from(x)).abs().max(floor);
+        let error = |x: f32| {
+            (f64::from(f(x)) - exact(f64::from(x))).abs() / exact(f64::from(x)).abs().max(floor)
+        };
         (0..n).map(|i| error(at(i))).fold(0.0, f64::max)
     }
 
@@ -118,13 +126,21 @@ mod tests {
         assert!(worst(-87.0..88.0, exp::<false>, f64::exp, 1e-37) < 3e-7);
         assert!(worst(-87.0..88.0, exp::<true>, f64::exp, 1e-37) < 3e-7);
         assert!(worst(-30.0..30.0, silu::<false>, |x| x / (1.0 + (-x).exp()), 1e-3) < 1e-6);
-        let gelu = |x: f64| 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh());
+        let gelu = |x: f64| {
+            0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh())
+        };
         assert!(worst(-8.0..8.0, gelu_tanh::<false>, gelu, 1e-2) < 1e-6);
     }
 
     #[test]
     fn erf_meets_known_values() {
-        for (x, y) in [(0.0f32, 0.0f32), (0.5, 0.520_499_9), (1.0, 0.842_700_8), (-1.0, -0.842_700_8), (3.0, 0.999_977_9)] {
+        for (x, y) in [
+            (0.0f32, 0.0f32),
+            (0.5, 0.520_499_9),
+            (1.0, 0.842_700_8),
+            (-1.0, -0.842_700_8),
+            (3.0, 0.999_977_9),
+        ] {
             assert!((erf::<false>(x) - y).abs() < 3e-7, "erf({x})");
         }
     }

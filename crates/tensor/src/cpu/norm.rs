@@ -1,4 +1,5 @@
-//! Normalisation of rows: sums in sixteen fixed lanes, so that a row's result depends on the row alone.
+//! Normalisation of rows: sums in sixteen fixed lanes, so that a row's result depends on the row
+//! alone.
 
 use std::ops::Range;
 
@@ -7,33 +8,35 @@ use rayon::prelude::*;
 use super::isa::{Isa, fma, per_isa};
 use super::math::sum_lanes;
 use crate::Tensor;
-use crate::ops::HostNorm;
+use crate::ops::CpuNorm;
 
 /// Rows whose parts of a parameter's gradient are summed together, whatever the number of workers.
-const SUMMED: usize = 64;
+const GRAD_CHUNK_ROWS: usize = 64;
 
 /// See [`crate::ops::norm`].
-pub(crate) fn norm(isa: Isa, x: &Tensor, by: &HostNorm, out: &mut Tensor) {
+pub(crate) fn norm(isa: Isa, x: &Tensor, by: &CpuNorm, out: &mut Tensor) {
     let width = x.cols();
-    out.data_mut().par_chunks_mut(width).zip(x.data().par_chunks(width)).with_min_len(8).for_each(|(out, x)| {
-        out.copy_from_slice(x);
-        per_isa!(isa, norm_row(out: &mut [f32], by: &HostNorm));
-    });
+    out.data_mut().par_chunks_mut(width).zip(x.data().par_chunks(width)).with_min_len(8).for_each(
+        |(out, x)| {
+            out.copy_from_slice(x);
+            per_isa!(isa, norm_row(out: &mut [f32], by: &CpuNorm));
+        },
+    );
 }
 
 /// Normalises, in place, each group of columns as wide as the norm.
-pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &HostNorm, columns: Range<usize>) {
+pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &CpuNorm, columns: Range<usize>) {
     let (width, head) = (x.cols(), by.scale.len());
     x.data_mut().par_chunks_mut(width).with_min_len(8).for_each(|row| {
         for part in row[columns.clone()].chunks_mut(head) {
-            per_isa!(isa, norm_row(part: &mut [f32], by: &HostNorm));
+            per_isa!(isa, norm_row(part: &mut [f32], by: &CpuNorm));
         }
     });
 }
 
 /// A row's mean (0 of a root-mean-square norm) and what its distance from it is multiplied with.
 #[inline(always)]
-fn statistics<const FUSED: bool>(x: &[f32], by: &HostNorm) -> (f32, f32) {
+fn statistics<const FUSED: bool>(x: &[f32], by: &CpuNorm) -> (f32, f32) {
     let n = x.len();
     let mean = if by.shift.is_some() { sum_lanes(n, |i, s| s + x[i]) / n as f32 } else { 0.0 };
     let square = sum_lanes(n, |i, s| fma::<FUSED>(x[i] - mean, x[i] - mean, s)) / n as f32;
@@ -41,7 +44,7 @@ fn statistics<const FUSED: bool>(x: &[f32], by: &HostNorm) -> (f32, f32) {
 }
 
 #[inline(always)]
-fn norm_row<const FUSED: bool>(x: &mut [f32], by: &HostNorm) {
+fn norm_row<const FUSED: bool>(x: &mut [f32], by: &CpuNorm) {
     let (mean, inverse) = statistics::<FUSED>(x, by);
     match &by.shift {
         Some(shift) => {
@@ -57,31 +60,54 @@ fn norm_row<const FUSED: bool>(x: &mut [f32], by: &HostNorm) {
     }
 }
 
-/// See [`crate::ops::norm_backward`]: adds to dx and returns what belongs to the gradients of scale and shift.
-pub(crate) fn norm_backward(isa: Isa, (x, by, dy): (&Tensor, &HostNorm, &Tensor), dx: &mut Tensor) -> Vec<[Vec<f32>; 2]> {
+/// See [`crate::ops::norm_backward`]: adds to dx and returns what belongs to the gradients of scale
+/// and shift.
+pub(crate) fn norm_backward(
+    isa: Isa,
+    (x, by, dy): (&Tensor, &CpuNorm, &Tensor),
+    dx: &mut Tensor,
+) -> Vec<[Vec<f32>; 2]> {
     let width = x.cols();
-    let given = x.data().par_chunks(SUMMED * width).zip(dy.data().par_chunks(SUMMED * width));
+    let given = x
+        .data()
+        .par_chunks(GRAD_CHUNK_ROWS * width)
+        .zip(dy.data().par_chunks(GRAD_CHUNK_ROWS * width));
     let work = |(dx, (x, dy)): (&mut [f32], (&[f32], &[f32]))| {
         let mut sums = [vec![0.0; width], vec![0.0; width]];
         let to = &mut sums;
-        per_isa!(isa, rows_backward(x: &[f32], by: &HostNorm, dy: &[f32], dx: &mut [f32], to: &mut [Vec<f32>; 2]));
+        per_isa!(isa, rows_backward(x: &[f32], by: &CpuNorm, dy: &[f32], dx: &mut [f32], to: &mut [Vec<f32>; 2]));
         sums
     };
-    dx.data_mut().par_chunks_mut(SUMMED * width).zip(given).map(work).collect()
+    dx.data_mut().par_chunks_mut(GRAD_CHUNK_ROWS * width).zip(given).map(work).collect()
 }
 
 #[inline(always)]
-fn rows_backward<const FUSED: bool>(x: &[f32], by: &HostNorm, dy: &[f32], dx: &mut [f32], sums: &mut [Vec<f32>; 2]) {
+fn rows_backward<const FUSED: bool>(
+    x: &[f32],
+    by: &CpuNorm,
+    dy: &[f32],
+    dx: &mut [f32],
+    sums: &mut [Vec<f32>; 2],
+) {
     let n = by.scale.len();
     let (scale, [dscale, dshift]) = (&by.scale[..], sums);
     let (dscale, dshift) = (&mut dscale[..n], &mut dshift[..n]);
     for ((x, dy), dx) in x.chunks_exact(n).zip(dy.chunks_exact(n)).zip(dx.chunks_exact_mut(n)) {
         let (mean, inverse) = statistics::<FUSED>(x, by);
-        let along = sum_lanes(n, |i, s| fma::<FUSED>(dy[i] * scale[i], (x[i] - mean) * inverse, s)) / n as f32;
-        let common = if by.shift.is_some() { sum_lanes(n, |i, s| fma::<FUSED>(dy[i], scale[i], s)) / n as f32 } else { 0.0 };
+        let along = sum_lanes(n, |i, s| fma::<FUSED>(dy[i] * scale[i], (x[i] - mean) * inverse, s))
+            / n as f32;
+        let common = if by.shift.is_some() {
+            sum_lanes(n, |i, s| fma::<FUSED>(dy[i], scale[i], s)) / n as f32
+        } else {
+            0.0
+        };
         for i in 0..n {
             let normed = (x[i] - mean) * inverse;
-            dx[i] = fma::<FUSED>(inverse, fma::<FUSED>(-normed, along, fma::<FUSED>(dy[i], scale[i], -common)), dx[i]);
+            dx[i] = fma::<FUSED>(
+                inverse,
+                fma::<FUSED>(-normed, along, fma::<FUSED>(dy[i], scale[i], -common)),
+                dx[i],
+            );
             dscale[i] = fma::<FUSED>(dy[i], normed, dscale[i]);
             dshift[i] += dy[i];
         }

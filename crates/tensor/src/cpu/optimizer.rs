@@ -4,23 +4,38 @@ use rayon::prelude::*;
 
 use super::isa::{Isa, fma, per_isa};
 use crate::Tensor;
-use crate::ops::{Moments, Step};
+use crate::ops::{AdamWCoefficients, Moments};
 
 /// Elements of one task, and of one partial sum.
-const TOGETHER: usize = 4096;
+const CHUNK: usize = 4096;
 
 /// See [`crate::ops::adamw`].
-pub(crate) fn adamw(isa: Isa, by: &Step, value: &mut Tensor, gradient: &mut Tensor, moments: &mut Moments) {
-    let moments = (moments.first.data_mut().par_chunks_mut(TOGETHER), moments.second.data_mut().par_chunks_mut(TOGETHER));
-    let both = value.data_mut().par_chunks_mut(TOGETHER).zip(gradient.data_mut().par_chunks_mut(TOGETHER));
+pub(crate) fn adamw(
+    isa: Isa,
+    by: &AdamWCoefficients,
+    value: &mut Tensor,
+    gradient: &mut Tensor,
+    moments: &mut Moments,
+) {
+    let moments = (
+        moments.first.data_mut().par_chunks_mut(CHUNK),
+        moments.second.data_mut().par_chunks_mut(CHUNK),
+    );
+    let both =
+        value.data_mut().par_chunks_mut(CHUNK).zip(gradient.data_mut().par_chunks_mut(CHUNK));
     both.zip(moments.0.zip(moments.1)).for_each(|((value, gradient), (first, second))| {
         let state = (first, second);
-        per_isa!(isa, update(by: &Step, value: &mut [f32], gradient: &mut [f32], state: (&mut [f32], &mut [f32])));
+        per_isa!(isa, update(by: &AdamWCoefficients, value: &mut [f32], gradient: &mut [f32], state: (&mut [f32], &mut [f32])));
     });
 }
 
 #[inline(always)]
-fn update<const FUSED: bool>(by: &Step, value: &mut [f32], gradient: &mut [f32], (first, second): (&mut [f32], &mut [f32])) {
+fn update<const FUSED: bool>(
+    by: &AdamWCoefficients,
+    value: &mut [f32],
+    gradient: &mut [f32],
+    (first, second): (&mut [f32], &mut [f32]),
+) {
     for (((x, gradient), m), v) in value.iter_mut().zip(gradient).zip(first).zip(second) {
         let g = *gradient * by.gradient_scale;
         *gradient = 0.0;
@@ -33,5 +48,5 @@ fn update<const FUSED: bool>(by: &Step, value: &mut [f32], gradient: &mut [f32],
 /// The sum of squares in double precision, over parts of fixed size in their order.
 pub(crate) fn sum_of_squares(x: &Tensor) -> f64 {
     let part = |part: &[f32]| part.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
-    x.data().par_chunks(TOGETHER).map(part).collect::<Vec<_>>().into_iter().sum()
+    x.data().par_chunks(CHUNK).map(part).collect::<Vec<_>>().into_iter().sum()
 }

@@ -5,11 +5,11 @@ use std::time::Instant;
 use super::isa::{Isa, fma, per_isa};
 use crate::Device;
 
-/// Floating-point operations per second (a multiply-add counts as two) that the device's workers reach together on
-/// registers alone.
+/// Floating-point operations per second (a multiply-add counts as two) that the device's workers
+/// reach together on registers alone.
 ///
 /// The best of several short runs: other load on the machine can only lower a single one.
-pub(crate) fn peak(device: &Device, isa: Isa) -> f64 {
+pub(crate) fn fma_flops(device: &Device, isa: Isa) -> f64 {
     const STEPS: usize = 4_000_000;
     let lanes = if isa == Isa::Avx512 { WIDE } else { NARROW } * 16;
     let run = || {
@@ -21,7 +21,8 @@ pub(crate) fn peak(device: &Device, isa: Isa) -> f64 {
     (0..7).map(|_| run()).fold(0.0, f64::max)
 }
 
-/// Independent chains of 16 lanes: enough to hide the latency of a multiply-add, few enough to stay in registers.
+/// Independent chains of 16 lanes: enough to hide the latency of a multiply-add, few enough to stay
+/// in registers.
 const WIDE: usize = 10;
 const NARROW: usize = 5;
 

@@ -6,22 +6,31 @@ use super::isa::{Isa, fma, per_isa};
 use crate::Tensor;
 use crate::ops::Rope;
 
-/// Turns the first `heads` heads of each row by its position times `direction`: 1 as [`crate::ops::place`] does, -1 back.
-pub(crate) fn rope(isa: Isa, x: &mut Tensor, by: &Rope, positions: &[u32], (heads, direction): (usize, f32)) {
+/// Turns the first `heads` heads of each row by its position times `direction`: 1 as
+/// [`crate::ops::place`] does, -1 back.
+pub(crate) fn rope(
+    isa: Isa,
+    x: &mut Tensor,
+    by: &Rope,
+    positions: &[u32],
+    (heads, direction): (usize, f32),
+) {
     let width = x.cols();
     let half = by.frequencies.len();
-    x.data_mut().par_chunks_mut(width).zip(positions.par_iter()).with_min_len(4).for_each(|(row, &position)| {
-        let angle = |f: &f32| (direction * (f * position as f32)).sin_cos();
-        let (sin, cos): (Vec<f32>, Vec<f32>) = by.frequencies.iter().map(angle).unzip();
-        for head in row[..heads * 2 * half].chunks_mut(2 * half) {
-            let (sin, cos) = (&sin[..], &cos[..]);
-            per_isa!(isa, turn(head: &mut [f32], sin: &[f32], cos: &[f32]));
-        }
-    });
+    x.data_mut().par_chunks_mut(width).zip(positions.par_iter()).with_min_len(4).for_each(
+        |(row, &position)| {
+            let angle = |f: &f32| (direction * (f * position as f32)).sin_cos();
+            let (sin, cos): (Vec<f32>, Vec<f32>) = by.frequencies.iter().map(angle).unzip();
+            for head in row[..heads * 2 * half].chunks_mut(2 * half) {
+                let (sin, cos) = (&sin[..], &cos[..]);
+                per_isa!(isa, rotate(head: &mut [f32], sin: &[f32], cos: &[f32]));
+            }
+        },
+    );
 }
 
 #[inline(always)]
-fn turn<const FUSED: bool>(head: &mut [f32], sin: &[f32], cos: &[f32]) {
+fn rotate<const FUSED: bool>(head: &mut [f32], sin: &[f32], cos: &[f32]) {
     let (a, b) = head.split_at_mut(sin.len());
     for (((x, y), &s), &c) in a.iter_mut().zip(b).zip(sin).zip(cos) {
         (*x, *y) = (fma::<FUSED>(*x, c, -(*y * s)), fma::<FUSED>(*y, c, *x * s));

@@ -5,17 +5,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, result as driver, sys};
 
-use super::blas::Blas;
-use super::lane::{self, Lane, MOST_SPARE_PIECE};
-use super::module::{Kernel, Kernels, LARGE};
-use super::{CudaError, Dtype, replay};
+use super::blas::CublasLt;
+use super::module::{Kernel, Kernels, OPT_IN_SHARED};
+use super::stream::{self, MAX_CACHED_BLOCK, Stream};
+use super::{CudaDtype, CudaError, graph};
 
 /// How numbers are kept and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Everything in single precision; no TF32.
     F32,
-    /// Weights, operands of products, keys and values in bf16; sums, norms, softmax and the residual stream in f32.
+    /// Weights, operands of products, keys and values in bf16; sums, norms, softmax and the
+    /// residual stream in f32.
     Bf16,
 }
 
@@ -30,23 +31,23 @@ impl std::fmt::Display for Precision {
 
 impl Precision {
     /// The format of operands.
-    pub(crate) fn operand(self) -> Dtype {
+    pub(crate) fn compute_dtype(self) -> CudaDtype {
         match self {
-            Self::F32 => Dtype::F32,
-            Self::Bf16 => Dtype::Bf16,
+            Self::F32 => CudaDtype::F32,
+            Self::Bf16 => CudaDtype::Bf16,
         }
     }
 }
 
 /// A handle on a GPU; cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Cuda(Arc<Inner>);
+pub(crate) struct CudaDevice(Arc<CudaDeviceInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct CudaDeviceInner {
     // Fields are dropped in this order: what uses the context goes first.
-    others: Mutex<Vec<Arc<Lane>>>, // opened so far
-    main: Arc<Lane>,
+    extra_streams: Mutex<Vec<Arc<Stream>>>, // opened so far
+    main_stream: Arc<Stream>,
     kernels: Kernels,
     context: Arc<CudaContext>,
     precision: Precision,
@@ -56,22 +57,26 @@ struct Inner {
 
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
+pub(crate) struct LaunchConfig {
     pub(crate) blocks: (usize, usize, usize),
     pub(crate) threads: usize,
     /// Bytes of dynamic shared memory.
-    pub(crate) shared: usize,
+    pub(crate) shared_bytes: usize,
 }
 
-impl Grid {
+impl LaunchConfig {
     /// Enough blocks of 256 threads for `threads` of them.
-    pub(crate) fn over(threads: usize) -> Self {
-        Self { blocks: (threads.div_ceil(256), 1, 1), threads: 256, shared: 0 }
+    pub(crate) fn for_threads(threads: usize) -> Self {
+        Self { blocks: (threads.div_ceil(256), 1, 1), threads: 256, shared_bytes: 0 }
     }
 
     /// A block for each row, of as many threads as a row has work for, up to 256.
-    pub(crate) fn rows(rows: usize, per_row: usize) -> Self {
-        Self { blocks: (rows, 1, 1), threads: per_row.next_multiple_of(32).clamp(32, 256), shared: 0 }
+    pub(crate) fn per_row(rows: usize, per_row: usize) -> Self {
+        Self {
+            blocks: (rows, 1, 1),
+            threads: per_row.next_multiple_of(32).clamp(32, 256),
+            shared_bytes: 0,
+        }
     }
 }
 
@@ -79,54 +84,54 @@ impl Grid {
 const STATIC_SHARED: i32 = 1024;
 
 /// Arguments that a kernel may take.
-const MOST_ARGUMENTS: usize = 80;
+const MAX_KERNEL_ARGS: usize = 80;
 
 /// A kernel's argument in the eight bytes that any of them fits.
-pub(crate) trait Slot {
-    fn slot(self) -> u64;
+pub(crate) trait KernelArg {
+    fn as_word(self) -> u64;
 }
 
-impl Slot for u64 {
-    fn slot(self) -> u64 {
+impl KernelArg for u64 {
+    fn as_word(self) -> u64 {
         self
     }
 }
 
-impl Slot for u32 {
-    fn slot(self) -> u64 {
+impl KernelArg for u32 {
+    fn as_word(self) -> u64 {
         u64::from(self)
     }
 }
 
-impl Slot for f32 {
-    fn slot(self) -> u64 {
+impl KernelArg for f32 {
+    fn as_word(self) -> u64 {
         u64::from(self.to_bits())
     }
 }
 
-impl Slot for f64 {
-    fn slot(self) -> u64 {
+impl KernelArg for f64 {
+    fn as_word(self) -> u64 {
         self.to_bits()
     }
 }
 
-impl Slot for Dtype {
-    fn slot(self) -> u64 {
+impl KernelArg for CudaDtype {
+    fn as_word(self) -> u64 {
         self.code()
     }
 }
 
-impl Slot for bool {
-    fn slot(self) -> u64 {
+impl KernelArg for bool {
+    fn as_word(self) -> u64 {
         u64::from(self)
     }
 }
 
 /// Arguments of a kernel, in its order.
-macro_rules! slots {
-    ($($value:expr),+ $(,)?) => { &mut [$($crate::cuda::context::Slot::slot($value)),+] };
+macro_rules! kernel_args {
+    ($($value:expr),+ $(,)?) => { &mut [$($crate::cuda::context::KernelArg::as_word($value)),+] };
 }
-pub(crate) use slots;
+pub(crate) use kernel_args;
 
 /// A size as kernels take it.
 ///
@@ -136,9 +141,9 @@ pub(crate) fn int(n: usize) -> u32 {
     u32::try_from(n).unwrap_or_else(|_| panic!("{n} is beyond what a kernel counts"))
 }
 
-impl Cuda {
+impl CudaDevice {
     /// Whether a GPU and what it takes to use it are here; if not, why.
-    pub(crate) fn present() -> Result<(), String> {
+    pub(crate) fn availability() -> Result<(), String> {
         // SAFETY: these only try to open the libraries.
         let libraries = unsafe {
             [
@@ -159,23 +164,36 @@ impl Cuda {
 
     /// Opens GPU `ordinal`.
     pub(crate) fn open(ordinal: usize, precision: Precision) -> Result<Self, CudaError> {
-        Self::present().map_err(CudaError::Absent)?;
+        Self::availability().map_err(CudaError::Unavailable)?;
         let context = CudaContext::new(ordinal).map_err(CudaError::driver("open the gpu"))?;
         // SAFETY: events would order what cudarc's own memory is used for, and none of it is used.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(CudaError::driver("say its name"))?;
-        let capability = context.compute_capability().map_err(CudaError::driver("say its capability"))?;
+        let capability =
+            context.compute_capability().map_err(CudaError::driver("say its capability"))?;
         if capability < (8, 0) {
-            return Err(CudaError::TooOld { name, major: capability.0, minor: capability.1 });
+            return Err(CudaError::UnsupportedCapability {
+                name,
+                major: capability.0,
+                minor: capability.1,
+            });
         }
         if !context.has_async_alloc() {
-            return Err(CudaError::Absent(format!("{name} has no memory pools")));
+            return Err(CudaError::Unavailable(format!("{name} has no memory pools")));
         }
-        keep_memory(&context)?;
+        configure_mem_pool(&context)?;
         let kernels = Kernels::load(capability)?;
-        allow_shared(&context, &kernels)?;
-        let main = Lane::open(&context)?;
-        Ok(Self(Arc::new(Inner { others: Mutex::default(), main, kernels, context, precision, name, capability })))
+        raise_shared_limit(&context, &kernels)?;
+        let main = Stream::open(&context)?;
+        Ok(Self(Arc::new(CudaDeviceInner {
+            extra_streams: Mutex::default(),
+            main_stream: main,
+            kernels,
+            context,
+            precision,
+            name,
+            capability,
+        })))
     }
 
     /// The GPU's name.
@@ -184,9 +202,13 @@ impl Cuda {
     }
 
     /// How many blocks run at once at least.
-    pub(crate) fn multiprocessors(&self) -> Result<usize, CudaError> {
+    pub(crate) fn sm_count(&self) -> Result<usize, CudaError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = self.0.context.attribute(attribute).map_err(CudaError::driver("count its multiprocessors"))?;
+        let count = self
+            .0
+            .context
+            .attribute(attribute)
+            .map_err(CudaError::driver("count its multiprocessors"))?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -201,8 +223,8 @@ impl Cuda {
     }
 
     /// The format of operands here.
-    pub(crate) fn operand(&self) -> Dtype {
-        self.0.precision.operand()
+    pub(crate) fn compute_dtype(&self) -> CudaDtype {
+        self.0.precision.compute_dtype()
     }
 
     /// Bytes of memory: free, what is kept for reuse included, and all.
@@ -218,50 +240,65 @@ impl Cuda {
             }
             Ok(value as usize)
         };
-        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed())?;
-        let used = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
-        let spare: usize = self.others().iter().chain([&self.0.main]).map(|lane| lane.spare_bytes()).sum();
+        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+            .map_err(failed())?;
+        let used =
+            read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
+        let spare: usize = self
+            .extra_streams()
+            .iter()
+            .chain([&self.0.main_stream])
+            .map(|lane| lane.cached_bytes())
+            .sum();
         Ok((free + reserved.saturating_sub(used) + spare, total))
     }
 
-    /// Waits until everything asked for so far in this thread's lane is done, and says whether it went well.
+    /// Waits until everything asked for so far in this thread's lane is done, and says whether it
+    /// went well.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
-        self.lane().synchronize()
+        self.current_stream().synchronize()
     }
 
     /// The lane that this thread works in.
-    pub(crate) fn lane(&self) -> Arc<Lane> {
-        lane::entered(&self.0.context).unwrap_or_else(|| self.0.main.clone())
+    pub(crate) fn current_stream(&self) -> Arc<Stream> {
+        stream::current(&self.0.context).unwrap_or_else(|| self.0.main_stream.clone())
     }
 
     /// The products of this thread's lane.
-    pub(crate) fn blas(&self) -> Arc<Blas> {
-        self.lane().blas()
+    pub(crate) fn blas(&self) -> Arc<CublasLt> {
+        self.current_stream().blas()
     }
 
-    /// Runs `work` in lane `number`, 0 being the main one. What it reads of other lanes must have been waited for there.
-    pub(crate) fn in_lane<T>(&self, number: usize, work: impl FnOnce() -> T) -> Result<T, CudaError> {
-        let Some(number) = number.checked_sub(1) else { return Ok(lane::within(self.0.main.clone(), work)) };
-        let mut others = self.others();
+    /// Runs `work` in lane `number`, 0 being the main one. What it reads of other lanes must have
+    /// been waited for there.
+    pub(crate) fn on_stream<T>(
+        &self,
+        number: usize,
+        work: impl FnOnce() -> T,
+    ) -> Result<T, CudaError> {
+        let Some(number) = number.checked_sub(1) else {
+            return Ok(stream::with_stream(self.0.main_stream.clone(), work));
+        };
+        let mut others = self.extra_streams();
         while others.len() <= number {
-            others.push(Lane::open(&self.0.context)?);
+            others.push(Stream::open(&self.0.context)?);
         }
         let lane = others[number].clone();
         drop(others);
-        Ok(lane::within(lane, work))
+        Ok(stream::with_stream(lane, work))
     }
 
-    fn others(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
-        self.0.others.lock().unwrap_or_else(PoisonError::into_inner)
+    fn extra_streams(&self) -> MutexGuard<'_, Vec<Arc<Stream>>> {
+        self.0.extra_streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where operations of this thread go: its lane's stream, or the one that it records.
-    pub(crate) fn stream(&self) -> Result<sys::CUstream, CudaError> {
-        replay::stream(self).map_or_else(|| self.lane().stream(), Ok)
+    pub(crate) fn launch_stream(&self) -> Result<sys::CUstream, CudaError> {
+        graph::capture_stream(self).map_or_else(|| self.current_stream().staged_stream(), Ok)
     }
 
     /// Whether this and `other` are handles on one GPU opened once.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn same_device(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
@@ -273,17 +310,24 @@ impl Cuda {
     /// Launches a kernel. Nothing is launched over an empty grid.
     ///
     /// # Safety
-    /// The arguments must be those that the kernel takes, its pointers must reach as far as it goes on this stream, and
-    /// what it writes must not be read or written by anything that does not wait for the stream.
-    pub(crate) unsafe fn launch(&self, kernel: &str, grid: Grid, arguments: &mut [u64]) -> Result<(), CudaError> {
+    /// The arguments must be those that the kernel takes, its pointers must reach as far as it goes
+    /// on this stream, and what it writes must not be read or written by anything that does not
+    /// wait for the stream.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &str,
+        grid: LaunchConfig,
+        arguments: &mut [u64],
+    ) -> Result<(), CudaError> {
         if grid.blocks.0 == 0 || grid.blocks.1 == 0 || grid.blocks.2 == 0 {
             return Ok(());
         }
         self.bind()?;
-        let Kernel { function, early } = self.0.kernels.get(kernel);
-        // A kernel reads as many bytes of each as its parameter has; the low ones come first on every machine with CUDA.
-        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
-        assert!(arguments.len() <= MOST_ARGUMENTS, "{kernel} takes too many arguments");
+        let Kernel { function, pdl: early } = self.0.kernels.get(kernel);
+        // A kernel reads as many bytes of each as its parameter has; the low ones come first on
+        // every machine with CUDA.
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_KERNEL_ARGS];
+        assert!(arguments.len() <= MAX_KERNEL_ARGS, "{kernel} takes too many arguments");
         pointers.iter_mut().zip(arguments).for_each(|(p, a)| *p = (&raw mut *a).cast());
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -297,26 +341,37 @@ impl Cuda {
             blockDimX: int(grid.threads),
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: int(grid.shared),
-            hStream: self.stream()?,
+            sharedMemBytes: int(grid.shared_bytes),
+            hStream: self.launch_stream()?,
             attrs: &raw mut overlap,
             numAttrs: u32::from(early),
         };
-        // SAFETY: the function was loaded into this context, the attribute outlives the call; the rest is the caller's promise.
-        unsafe { sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) }
-            .result()
-            .map_err(CudaError::driver("start a kernel"))
+        // SAFETY: the function was loaded into this context, the attribute outlives the call; the
+        // rest is the caller's promise.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                function,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(CudaError::driver("start a kernel"))
     }
 
-    /// Gives the spare memory of all lanes back to the driver and waits until what was given back before can be had.
-    pub(crate) fn release_spare(&self) -> Result<(), CudaError> {
-        let lanes: Vec<Arc<Lane>> = self.others().iter().chain([&self.0.main]).cloned().collect();
-        lanes.iter().try_for_each(|lane| lane.release_spare())
+    /// Gives the spare memory of all lanes back to the driver and waits until what was given back
+    /// before can be had.
+    pub(crate) fn release_cached(&self) -> Result<(), CudaError> {
+        let lanes: Vec<Arc<Stream>> =
+            self.extra_streams().iter().chain([&self.0.main_stream]).cloned().collect();
+        lanes.iter().try_for_each(|lane| lane.release_cached())
     }
 
-    /// What is taken for so many bytes: rounded by an eighth at most, so that like sizes find each other's memory.
-    pub(crate) fn piece(bytes: usize) -> usize {
-        if bytes > MOST_SPARE_PIECE {
+    /// What is taken for so many bytes: rounded by an eighth at most, so that like sizes find each
+    /// other's memory.
+    pub(crate) fn allocation_size(bytes: usize) -> usize {
+        if bytes > MAX_CACHED_BLOCK {
             return bytes;
         }
         let bytes = bytes.max(512);
@@ -324,33 +379,48 @@ impl Cuda {
     }
 }
 
-/// Lets the pool keep what is freed, so that an allocation is a matter of the host alone; and lets no lane wait for memory that
-/// another still uses.
-fn keep_memory(context: &CudaContext) -> Result<(), CudaError> {
+/// Lets the pool keep what is freed, so that an allocation is a matter of the host alone; and lets
+/// no lane wait for memory that another still uses.
+fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
     let (mut threshold, mut waits) = (u64::MAX, 0i32);
-    // SAFETY: the device is open; the attributes are a 64-bit and a 32-bit number that outlive the calls.
+    // SAFETY: the device is open; the attributes are a 64-bit and a 32-bit number that outlive the
+    // calls.
     unsafe {
-        let pool =
-            driver::device::get_default_mem_pool(context.cu_device()).map_err(CudaError::driver("find its memory pool"))?;
+        let pool = driver::device::get_default_mem_pool(context.cu_device())
+            .map_err(CudaError::driver("find its memory pool"))?;
         let attributes = [
-            (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut threshold).cast()),
-            (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, (&raw mut waits).cast()),
+            (
+                sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                (&raw mut threshold).cast(),
+            ),
+            (
+                sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+                (&raw mut waits).cast(),
+            ),
         ];
-        attributes.into_iter().try_for_each(|(attribute, value)| driver::mem_pool::set_attribute(pool, attribute, value))
+        attributes.into_iter().try_for_each(|(attribute, value)| {
+            driver::mem_pool::set_attribute(pool, attribute, value)
+        })
     }
     .map_err(CudaError::driver("set up its memory pool"))
 }
 
 /// Lets the kernels that ask for more shared memory than every GPU has take what this one has.
-fn allow_shared(context: &CudaContext, kernels: &Kernels) -> Result<(), CudaError> {
+fn raise_shared_limit(context: &CudaContext, kernels: &Kernels) -> Result<(), CudaError> {
     let most = context
         .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         .map_err(CudaError::driver("say its shared memory"))?;
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    for kernel in LARGE {
+    for kernel in OPT_IN_SHARED {
         // SAFETY: the function was loaded into the current context.
-        unsafe { driver::function::set_function_attribute(kernels.get(kernel).function, attribute, most - STATIC_SHARED) }
-            .map_err(CudaError::driver("give a kernel its shared memory"))?;
+        unsafe {
+            driver::function::set_function_attribute(
+                kernels.get(kernel).function,
+                attribute,
+                most - STATIC_SHARED,
+            )
+        }
+        .map_err(CudaError::driver("give a kernel its shared memory"))?;
     }
     Ok(())
 }

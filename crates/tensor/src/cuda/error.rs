@@ -9,10 +9,10 @@ use cudarc::driver::sys::CUresult;
 pub enum CudaError {
     /// There is no GPU, or a library to reach it is missing.
     #[error("no usable gpu: {0}; run with --device cpu")]
-    Absent(String),
+    Unavailable(String),
     /// The GPU cannot run these kernels.
     #[error("{name} has compute capability {major}.{minor}, 8.0 is needed; run with --device cpu")]
-    TooOld {
+    UnsupportedCapability {
         /// The GPU.
         name: String,
         /// What it is capable of.
@@ -21,7 +21,9 @@ pub enum CudaError {
         minor: i32,
     },
     /// Its memory is full.
-    #[error("the gpu's memory is full: {bytes} bytes asked for, {free} of {total} free; lower --memory or the number of samples")]
+    #[error(
+        "the gpu's memory is full: {bytes} bytes asked for, {free} of {total} free; lower --memory or the number of samples"
+    )]
     OutOfMemory {
         /// What was asked for.
         bytes: usize,
@@ -31,7 +33,9 @@ pub enum CudaError {
         total: usize,
     },
     /// A kernel did not compile.
-    #[error("kernel {file} does not compile for {arch}: {log}; update the cuda libraries (nvrtc), or run with --device cpu")]
+    #[error(
+        "kernel {file} does not compile for {arch}: {log}; update the cuda libraries (nvrtc), or run with --device cpu"
+    )]
     Compile {
         /// Its source.
         file: &'static str,
@@ -41,7 +45,9 @@ pub enum CudaError {
         log: String,
     },
     /// The driver refused something.
-    #[error("the gpu driver failed to {what}: {reason}; see `nvidia-smi`, or run with --device cpu")]
+    #[error(
+        "the gpu driver failed to {what}: {reason}; see `nvidia-smi`, or run with --device cpu"
+    )]
     Driver {
         /// What was tried.
         what: &'static str,
@@ -49,8 +55,10 @@ pub enum CudaError {
         reason: String,
     },
     /// cuBLASLt refused a product.
-    #[error("cublaslt has no way to multiply {rows} rows of {inputs} into {outputs}: {reason}; update the cuda libraries")]
-    Product {
+    #[error(
+        "cublaslt has no way to multiply {rows} rows of {inputs} into {outputs}: {reason}; update the cuda libraries"
+    )]
+    Matmul {
         /// Of the left matrix.
         rows: usize,
         /// Of a row.

@@ -1,8 +1,9 @@
 //! Kernels from source: compiled by NVRTC for the GPU at hand, kept on disk, loaded.
 //!
-//! A compiled file's name is a hash of everything that went into it (source, architecture, options, compiler version), so
-//! a stale one is never found. It is written beside its place and renamed, and starts with a hash of its contents; one that
-//! is damaged or cannot be written is as good as absent.
+//! A compiled file's name is a hash of everything that went into it (source, architecture, options,
+//! compiler version), so a stale one is never found. It is written beside its place and renamed,
+//! and starts with a hash of its contents; one that is damaged or cannot be written is as good as
+//! absent.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -20,7 +21,7 @@ const ATTENTION: &str = include_str!("attention.cuh");
 const HOPPER: &str = include_str!("hopper.cuh");
 
 /// Kernels that may ask for more shared memory than every GPU has.
-pub(crate) const LARGE: &[&str] = &[
+pub(crate) const OPT_IN_SHARED: &[&str] = &[
     "attention_64",
     "attention_128",
     "attention_any",
@@ -34,9 +35,10 @@ pub(crate) const LARGE: &[&str] = &[
     "residual_768",
 ];
 
-/// How the names of kernels begin that may start while the one before them on the stream ends, from compute capability 9.0 on.
-/// Each waits for it (`after_previous` in prelude.cuh) before it touches anything but what was uploaded for the pass.
-const EARLY: &[&str] = &[
+/// How the names of kernels begin that may start while the one before them on the stream ends, from
+/// compute capability 9.0 on. Each waits for it (`after_previous` in prelude.cuh) before it touches
+/// anything but what was uploaded for the pass.
+const PDL_KERNELS: &[&str] = &[
     "add_norm_",
     "attention_32",
     "attention_64",
@@ -54,7 +56,7 @@ const EARLY: &[&str] = &[
 ];
 
 /// One `.cu` file, what it shares with others, and the kernels in it.
-struct Source {
+struct KernelSource {
     file: &'static str,
     shared: &'static str,
     text: &'static str,
@@ -64,7 +66,7 @@ struct Source {
 macro_rules! source {
     ($file:literal, $($kernel:literal),+) => { source!($file with "", $($kernel),+) };
     ($file:literal with $shared:expr, $($kernel:literal),+) => {
-        Source { file: $file, shared: $shared, text: include_str!($file), kernels: &[$($kernel),+] }
+        KernelSource { file: $file, shared: $shared, text: include_str!($file), kernels: &[$($kernel),+] }
     };
 }
 
@@ -75,7 +77,7 @@ macro_rules! product {
     };
 }
 
-const SOURCES: &[Source] = &[
+const SOURCES: &[KernelSource] = &[
     source!(
         "activation.cu",
         "bias_activation",
@@ -134,7 +136,7 @@ pub(crate) struct Kernels(HashMap<&'static str, Kernel>);
 pub(crate) struct Kernel {
     pub(crate) function: sys::CUfunction,
     /// Whether it may start while the one before it ends.
-    pub(crate) early: bool,
+    pub(crate) pdl: bool,
 }
 
 // SAFETY: a function handle is an opaque name that the driver lets every thread use.
@@ -143,17 +145,22 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Compiles or finds every kernel for a compute capability and loads it into the current context.
+    /// Compiles or finds every kernel for a compute capability and loads it into the current
+    /// context.
     pub(crate) fn load((major, minor): (i32, i32)) -> Result<Self, CudaError> {
         // Hopper's tensor cores take their instructions only in code that is for Hopper alone.
         let alone = if (major, minor) == (9, 0) { "a" } else { "" };
         let arch = format!("sm_{major}{minor}{alone}");
         let cache = cache_dir();
-        // Side by side: a compilation takes a good part of a second, and there is one for each file.
+        // Side by side: a compilation takes a good part of a second, and there is one for each
+        // file.
         let images: Vec<Result<Vec<u8>, CudaError>> = std::thread::scope(|scope| {
             let (arch, cache) = (&arch, cache.as_deref());
-            let jobs: Vec<_> = SOURCES.iter().map(|s| scope.spawn(move || image(s, arch, cache))).collect();
-            jobs.into_iter().map(|j| j.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+            let jobs: Vec<_> =
+                SOURCES.iter().map(|s| scope.spawn(move || image(s, arch, cache))).collect();
+            jobs.into_iter()
+                .map(|j| j.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+                .collect()
         });
         let mut functions = HashMap::new();
         for (source, found) in SOURCES.iter().zip(images) {
@@ -172,21 +179,31 @@ impl Kernels {
 }
 
 /// Kernels may start early from compute capability 9.0 on.
-fn load_image(source: &Source, image: &[u8], can: bool, into: &mut HashMap<&'static str, Kernel>) -> Result<(), CudaError> {
+fn load_image(
+    source: &KernelSource,
+    image: &[u8],
+    can: bool,
+    into: &mut HashMap<&'static str, Kernel>,
+) -> Result<(), CudaError> {
     // SAFETY: the image is a whole cubin, as NVRTC made it; a context is current.
-    let module = unsafe { driver::module::load_data(image.as_ptr().cast()) }.map_err(CudaError::driver("load a kernel"))?;
+    let module = unsafe { driver::module::load_data(image.as_ptr().cast()) }
+        .map_err(CudaError::driver("load a kernel"))?;
     for &kernel in source.kernels {
         let name = CString::new(kernel).unwrap_or_default();
         // SAFETY: the module was just loaded and is never unloaded.
-        let function = unsafe { driver::module::get_function(module, name) }.map_err(CudaError::driver("find a kernel"))?;
-        into.insert(kernel, Kernel { function, early: can && EARLY.iter().any(|e| kernel.starts_with(e)) });
+        let function = unsafe { driver::module::get_function(module, name) }
+            .map_err(CudaError::driver("find a kernel"))?;
+        into.insert(
+            kernel,
+            Kernel { function, pdl: can && PDL_KERNELS.iter().any(|e| kernel.starts_with(e)) },
+        );
     }
     Ok(())
 }
 
 /// A source's compiled form: from the cache, or made and put there.
-fn image(source: &Source, arch: &str, cache: Option<&Path>) -> Result<Vec<u8>, CudaError> {
-    let place = cache.map(|dir| dir.join(format!("{}.cubin", name_of(source, arch))));
+fn image(source: &KernelSource, arch: &str, cache: Option<&Path>) -> Result<Vec<u8>, CudaError> {
+    let place = cache.map(|dir| dir.join(format!("{}.cubin", cache_name(source, arch))));
     if let Some(found) = place.as_deref().and_then(read_cached) {
         return Ok(found);
     }
@@ -201,14 +218,18 @@ fn options(arch: &str) -> [String; 2] {
     [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned()]
 }
 
-fn name_of(source: &Source, arch: &str) -> String {
+fn cache_name(source: &KernelSource, arch: &str) -> String {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both point to integers that outlive the call.
     let known = unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().is_ok();
     let version = if known { format!("{major}.{minor}") } else { String::new() };
     let parts = [PRELUDE, source.shared, source.text, &options(arch).join(" "), &version];
     let stem = source.file.trim_end_matches(".cu");
-    format!("{stem}-{arch}-{:016x}{:016x}", hash(&parts, 0xcbf2_9ce4_8422_2325), hash(&parts, 0x9ae1_6a3b_2f90_404f))
+    format!(
+        "{stem}-{arch}-{:016x}{:016x}",
+        hash(&parts, 0xcbf2_9ce4_8422_2325),
+        hash(&parts, 0x9ae1_6a3b_2f90_404f)
+    )
 }
 
 /// FNV-1a over the parts and their lengths: names files and notices damage, guards against nobody.
@@ -220,7 +241,7 @@ fn hash<T: AsRef<[u8]>>(parts: &[T], start: u64) -> u64 {
     })
 }
 
-fn seal(image: &[u8]) -> [u8; 8] {
+fn checksum(image: &[u8]) -> [u8; 8] {
     hash(&[image], 0xcbf2_9ce4_8422_2325).to_le_bytes()
 }
 
@@ -228,13 +249,15 @@ fn read_cached(place: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(place).ok()?;
     let found = bytes.get(..8)?.to_vec();
     bytes.drain(..8);
-    (found == seal(&bytes)).then_some(bytes)
+    (found == checksum(&bytes)).then_some(bytes)
 }
 
 fn write_cached(place: &Path, image: &[u8]) {
     let beside = place.with_extension(format!("{}.tmp", std::process::id()));
-    let written =
-        place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&beside, [&seal(image), image].concat()));
+    let written = place
+        .parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .and_then(|()| fs::write(&beside, [&checksum(image), image].concat()));
     if written.and_then(|()| fs::rename(&beside, place)).is_err() {
         fs::remove_file(&beside).ok();
     }
@@ -247,9 +270,10 @@ fn cache_dir() -> Option<PathBuf> {
 }
 
 /// Machine code of a source for an architecture. Needs NVRTC, but no GPU.
-fn compile(source: &Source, arch: &str) -> Result<Vec<u8>, CudaError> {
+fn compile(source: &KernelSource, arch: &str) -> Result<Vec<u8>, CudaError> {
     let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_owned(), log };
-    let text = format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", source.shared, source.file, source.text);
+    let text =
+        format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", source.shared, source.file, source.text);
     let text = CString::new(text).map_err(|e| failed(e.to_string()))?;
     let name = CString::new(source.file).map_err(|e| failed(e.to_string()))?;
     let program = nvrtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
@@ -291,12 +315,16 @@ unsafe fn log(program: nvrtc_sys::nvrtcProgram) -> String {
 mod tests {
     use super::*;
 
-    /// Every kernel for every architecture that is promised. NVRTC needs no GPU; `.ci/kernels` brings it.
+    /// Every kernel for every architecture that is promised. NVRTC needs no GPU; `.ci/kernels`
+    /// brings it.
     #[test]
     fn every_kernel_compiles() {
         // SAFETY: only opens the library.
         if !unsafe { nvrtc_sys::is_culib_present() } {
-            assert!(std::env::var_os("LATENT_TTS_NEED_NVRTC").is_none(), "NVRTC is not on the library path");
+            assert!(
+                std::env::var_os("LATENT_TTS_NEED_NVRTC").is_none(),
+                "NVRTC is not on the library path"
+            );
             println!("skipped: NVRTC is not on the library path (.ci/kernels brings it)");
             return;
         }
@@ -313,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_image_is_not_read() {
+    fn a_corrupt_cache_entry_is_ignored() {
         let dir = std::env::temp_dir().join(format!("latent-tts-kernels-{}", std::process::id()));
         let place = dir.join("k.cubin");
         write_cached(&place, b"machine code");
@@ -330,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_sources_and_architectures_apart() {
+    fn cache_names_depend_on_source_and_architecture() {
         assert_ne!(hash(&["ab", "c"], 1), hash(&["a", "bc"], 1));
         assert_ne!(hash(&["a"], 1), hash(&["a"], 2));
     }

@@ -1,39 +1,59 @@
 //! Normalisation of rows, and the residual stream that is normalised.
 
-use super::array::{Buffer, NOTHING};
-use super::context::{Grid, int, slots};
-use super::mask::{DeviceMask, MaskArguments};
-use super::{Array, Cuda, CudaError, Dtype, Indices};
+use super::context::{LaunchConfig, int, kernel_args};
+use super::dropout::{CudaDropoutMask, DropoutArgs};
+use super::memory::{DTYPE_NONE, DeviceBuffer};
+use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor};
 
 /// A normalisation and its parameters on the GPU.
 #[derive(Debug)]
-pub(crate) struct DeviceNorm {
+pub(crate) struct CudaNorm {
     width: usize,
     eps: f32,
-    scale: Buffer,         // (width) of f32
-    shift: Option<Buffer>, // (width) of f32; none: root mean square
+    scale: DeviceBuffer,         // (width) of f32
+    shift: Option<DeviceBuffer>, // (width) of f32; none: root mean square
 }
 
-impl DeviceNorm {
+impl CudaNorm {
     /// Subtract the mean, divide by the standard deviation, scale and shift.
-    pub(crate) fn layer(cuda: &Cuda, eps: f32, scale: &[f32], shift: &[f32]) -> Result<Self, CudaError> {
-        assert_eq!(scale.len(), shift.len(), "layer norm: {} scales, {} shifts", scale.len(), shift.len());
-        let shift = Some(Buffer::upload(cuda, shift)?);
-        Ok(Self { width: scale.len(), eps, scale: Buffer::upload(cuda, scale)?, shift })
+    pub(crate) fn layer(
+        cuda: &CudaDevice,
+        eps: f32,
+        scale: &[f32],
+        shift: &[f32],
+    ) -> Result<Self, CudaError> {
+        assert_eq!(
+            scale.len(),
+            shift.len(),
+            "layer norm: {} scales, {} shifts",
+            scale.len(),
+            shift.len()
+        );
+        let shift = Some(DeviceBuffer::upload(cuda, shift)?);
+        Ok(Self { width: scale.len(), eps, scale: DeviceBuffer::upload(cuda, scale)?, shift })
     }
 
     /// Divide by the root of the mean square and scale.
-    pub(crate) fn rms(cuda: &Cuda, eps: f32, scale: &[f32]) -> Result<Self, CudaError> {
-        Ok(Self { width: scale.len(), eps, scale: Buffer::upload(cuda, scale)?, shift: None })
+    pub(crate) fn rms(cuda: &CudaDevice, eps: f32, scale: &[f32]) -> Result<Self, CudaError> {
+        Ok(Self { width: scale.len(), eps, scale: DeviceBuffer::upload(cuda, scale)?, shift: None })
     }
 
     /// Takes parameters (1, width) of f32 in the place of what there is.
-    pub(crate) fn assign(&mut self, scale: &Array, shift: Option<&Array>) -> Result<(), CudaError> {
+    pub(crate) fn assign(
+        &mut self,
+        scale: &CudaTensor,
+        shift: Option<&CudaTensor>,
+    ) -> Result<(), CudaError> {
         assert_eq!(self.shift.is_some(), shift.is_some(), "assign: parameters of another norm");
         for (to, from) in [(Some(&mut self.scale), Some(scale)), (self.shift.as_mut(), shift)] {
             if let (Some(to), Some(from)) = (to, from) {
                 let shape = (from.rows(), from.cols(), from.dtype());
-                assert_eq!(shape, (1, self.width, Dtype::F32), "assign: a norm of {}", self.width);
+                assert_eq!(
+                    shape,
+                    (1, self.width, CudaDtype::F32),
+                    "assign: a norm of {}",
+                    self.width
+                );
                 to.copy_from(0, from.buffer())?;
             }
         }
@@ -59,92 +79,120 @@ impl DeviceNorm {
 
     /// 0 if there is none.
     pub(crate) fn shift(&self) -> u64 {
-        self.shift.as_ref().map_or(0, Buffer::pointer)
+        self.shift.as_ref().map_or(0, DeviceBuffer::pointer)
     }
 }
 
 /// What is added to the residual stream: `dropout(y + bias)`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Addend<'a> {
+pub(crate) struct ResidualAddend<'a> {
     /// (rows, cols), in any format.
-    pub(crate) y: &'a Array,
+    pub(crate) y: &'a CudaTensor,
     /// (>= cols) of f32.
-    pub(crate) bias: Option<&'a Buffer>,
-    pub(crate) mask: Option<DeviceMask<'a>>,
+    pub(crate) bias: Option<&'a DeviceBuffer>,
+    pub(crate) mask: Option<CudaDropoutMask<'a>>,
 }
 
 /// `x += dropout(y + bias)`; x is f32.
-pub(crate) fn add(x: &mut Array, addend: Addend<'_>) -> Result<(), CudaError> {
-    run((x, x), (Some(&addend), None), None)
+pub(crate) fn add(x: &mut CudaTensor, addend: ResidualAddend<'_>) -> Result<(), CudaError> {
+    launch_add_norm((x, x), (Some(&addend), None), None)
 }
 
-/// `x += dropout(y + bias)`, then the norm of the new x in format `want`, in one pass over the rows.
-pub(crate) fn add_norm(x: &mut Array, addend: Addend<'_>, by: &DeviceNorm, want: Dtype) -> Result<Array, CudaError> {
-    let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    run((x, x), (Some(&addend), None), Some((by, &out)))?;
+/// `x += dropout(y + bias)`, then the norm of the new x in format `want`, in one pass over the
+/// rows.
+pub(crate) fn add_norm(
+    x: &mut CudaTensor,
+    addend: ResidualAddend<'_>,
+    by: &CudaNorm,
+    want: CudaDtype,
+) -> Result<CudaTensor, CudaError> {
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    launch_add_norm((x, x), (Some(&addend), None), Some((by, &out)))?;
     Ok(out)
 }
 
-/// What is added to rows before anything else is done with them: a row of a table (any, cols) of f32 each.
+/// What is added to rows before anything else is done with them: a row of a table (any, cols) of
+/// f32 each.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Positions<'a> {
-    pub(crate) table: &'a Array,
-    pub(crate) rows: &'a Indices,
+pub(crate) struct PositionEmbeddings<'a> {
+    pub(crate) table: &'a CudaTensor,
+    pub(crate) rows: &'a CudaIndices,
 }
 
 /// `x = from + positions`, then the norm of x in format `want`; x may be `from`.
-pub(crate) fn enter(
-    (from, x): (&Array, &Array),
-    positions: Option<Positions<'_>>,
-    by: &DeviceNorm,
-    want: Dtype,
-) -> Result<Array, CudaError> {
-    let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    let table = positions.map(|p| Addend { y: p.table, bias: None, mask: None });
-    run((from, x), (table.as_ref(), positions.map(|p| p.rows)), Some((by, &out)))?;
+pub(crate) fn add_positions_norm(
+    (from, x): (&CudaTensor, &CudaTensor),
+    positions: Option<PositionEmbeddings<'_>>,
+    by: &CudaNorm,
+    want: CudaDtype,
+) -> Result<CudaTensor, CudaError> {
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    let table = positions.map(|p| ResidualAddend { y: p.table, bias: None, mask: None });
+    launch_add_norm((from, x), (table.as_ref(), positions.map(|p| p.rows)), Some((by, &out)))?;
     Ok(out)
 }
 
 /// The norm of each row of x (f32) in format `want`.
-pub(crate) fn norm(x: &Array, by: &DeviceNorm, want: Dtype) -> Result<Array, CudaError> {
-    let out = Array::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    run((x, x), (None, None), Some((by, &out)))?;
+pub(crate) fn norm(
+    x: &CudaTensor,
+    by: &CudaNorm,
+    want: CudaDtype,
+) -> Result<CudaTensor, CudaError> {
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    launch_add_norm((x, x), (None, None), Some((by, &out)))?;
     Ok(out)
 }
 
 /// `x = from +` what is added, or rows of it that are picked, then the norm of x.
-fn run(
-    (from, x): (&Array, &Array),
-    (addend, picked): (Option<&Addend<'_>>, Option<&Indices>),
-    norm: Option<(&DeviceNorm, &Array)>,
+fn launch_add_norm(
+    (from, x): (&CudaTensor, &CudaTensor),
+    (addend, picked): (Option<&ResidualAddend<'_>>, Option<&CudaIndices>),
+    norm: Option<(&CudaNorm, &CudaTensor)>,
 ) -> Result<(), CudaError> {
     let (rows, cols) = (x.rows(), x.cols());
-    assert_eq!((x.dtype(), from.dtype()), (Dtype::F32, Dtype::F32), "norm: the residual stream is f32");
-    assert_eq!((from.rows(), from.cols()), (rows, cols), "norm: the stream comes from one of another shape");
-    let (y, y_type, bias) = addend.map_or((0, NOTHING, 0), |a| {
+    assert_eq!(
+        (x.dtype(), from.dtype()),
+        (CudaDtype::F32, CudaDtype::F32),
+        "norm: the residual stream is f32"
+    );
+    assert_eq!(
+        (from.rows(), from.cols()),
+        (rows, cols),
+        "norm: the stream comes from one of another shape"
+    );
+    let (y, y_type, bias) = addend.map_or((0, DTYPE_NONE, 0), |a| {
         match picked {
-            None => assert_eq!((a.y.rows(), a.y.cols()), (rows, cols), "add: the residual has another shape"),
+            None => assert_eq!(
+                (a.y.rows(), a.y.cols()),
+                (rows, cols),
+                "add: the residual has another shape"
+            ),
             Some(picked) => {
-                assert_eq!((picked.len(), a.y.cols()), (rows, cols), "add: picked rows of another shape");
-                assert_eq!(a.y.dtype(), Dtype::F32, "add: rows are picked of f32");
+                assert_eq!(
+                    (picked.len(), a.y.cols()),
+                    (rows, cols),
+                    "add: picked rows of another shape"
+                );
+                assert_eq!(a.y.dtype(), CudaDtype::F32, "add: rows are picked of f32");
                 assert!(picked.all_below(a.y.rows()), "add: a row beyond {}", a.y.rows());
             }
         }
         assert!(a.bias.is_none_or(|b| b.bytes() >= cols * 4), "add: the bias is not {cols} wide");
-        (a.y.pointer(), a.y.dtype().code(), a.bias.map_or(0, Buffer::pointer))
+        (a.y.pointer(), a.y.dtype().code(), a.bias.map_or(0, DeviceBuffer::pointer))
     });
-    let mask = MaskArguments::new(addend.and_then(|a| a.mask.as_ref()), rows, cols);
-    let (out, out_type, rms, eps, scale, shift) = norm.map_or((0, NOTHING, true, 0.0, 0, 0), |(by, out)| {
-        assert_eq!(cols, by.width, "norm: rows of {cols} against parameters of {}", by.width);
-        (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), by.shift())
-    });
-    let (kernel, grid) = plan(rows, cols, y_type);
-    let MaskArguments { kind, pointer: masks, site, threshold, keep_scale } = mask;
-    let arguments = slots![
+    let mask = DropoutArgs::new(addend.and_then(|a| a.mask.as_ref()), rows, cols);
+    let (out, out_type, rms, eps, scale, shift) =
+        norm.map_or((0, DTYPE_NONE, true, 0.0, 0, 0), |(by, out)| {
+            assert_eq!(cols, by.width, "norm: rows of {cols} against parameters of {}", by.width);
+            (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), by.shift())
+        });
+    let (kernel, grid) = select_kernel(rows, cols, y_type);
+    let DropoutArgs { kind, pointer: masks, site, threshold, keep_scale } = mask;
+    let arguments = kernel_args![
         from.pointer(),
         x.pointer(),
         y,
-        picked.map_or(0, Indices::pointer),
+        picked.map_or(0, CudaIndices::pointer),
         bias,
         kind,
         masks,
@@ -160,14 +208,14 @@ fn run(
         int(rows),
         int(cols),
     ];
-    // SAFETY: from, x, y or what is picked of it, the mask and out were checked to be (rows, cols), the bias, scale and shift
-    // (cols).
+    // SAFETY: from, x, y or what is picked of it, the mask and out were checked to be (rows, cols),
+    // the bias, scale and shift (cols).
     unsafe { x.cuda().launch(kernel, grid, arguments) }
 }
 
 /// The kernel whose threads hold a row in registers, for what is added.
-fn plan(rows: usize, cols: usize, y_type: u64) -> (&'static str, Grid) {
-    let grid = |blocks, threads| Grid { blocks: (blocks, 1, 1), threads, shared: 0 };
+fn select_kernel(rows: usize, cols: usize, y_type: u64) -> (&'static str, LaunchConfig) {
+    let grid = |blocks, threads| LaunchConfig { blocks: (blocks, 1, 1), threads, shared_bytes: 0 };
     let (names, grid) = match cols {
         0..=768 => (["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"], grid(rows.div_ceil(4), 128)),
         769..=2048 => (["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"], grid(rows, 128)),
@@ -179,32 +227,52 @@ fn plan(rows: usize, cols: usize, y_type: u64) -> (&'static str, Grid) {
 
 /// What reaches a norm: where from, and where to.
 #[derive(Debug)]
-pub(crate) struct Reached<'a> {
+pub(crate) struct NormGradients<'a> {
     /// What the norm returned has this gradient, in any format. (rows, width)
-    pub(crate) dy: &'a Array,
+    pub(crate) dy: &'a CudaTensor,
     /// Added to, as the rest; f32. (rows, width)
-    pub(crate) dx: &'a mut Array,
+    pub(crate) dx: &'a mut CudaTensor,
     /// (1, width) of f32.
-    pub(crate) dscale: &'a mut Array,
+    pub(crate) dscale: &'a mut CudaTensor,
     /// (1, width) of f32.
-    pub(crate) dshift: Option<&'a mut Array>,
+    pub(crate) dshift: Option<&'a mut CudaTensor>,
 }
 
-/// Threads that share the rows: enough to keep a GPU busy, few enough that adding up their blocks' sums is cheap.
+/// Threads that share the rows: enough to keep a GPU busy, few enough that adding up their blocks'
+/// sums is cheap.
 const THREADS: usize = 1 << 17;
 /// From this many rows on, short rows share a block.
-const MANY: usize = 2048;
+const MANY_ROWS: usize = 2048;
 
 /// Adds what reaches the norm's input x (f32) and its parameters.
-pub(crate) fn norm_backward(x: &Array, by: &DeviceNorm, to: Reached<'_>) -> Result<(), CudaError> {
+pub(crate) fn norm_backward(
+    x: &CudaTensor,
+    by: &CudaNorm,
+    to: NormGradients<'_>,
+) -> Result<(), CudaError> {
     let (rows, cols) = (x.rows(), x.cols());
     assert_eq!(cols, by.width, "norm_backward: rows of {cols} against parameters of {}", by.width);
-    assert_eq!((to.dy.rows(), to.dy.cols()), (rows, cols), "norm_backward: gradients of another shape");
-    assert_eq!((to.dx.rows(), to.dx.cols()), (rows, cols), "norm_backward: gradients of another shape");
+    assert_eq!(
+        (to.dy.rows(), to.dy.cols()),
+        (rows, cols),
+        "norm_backward: gradients of another shape"
+    );
+    assert_eq!(
+        (to.dx.rows(), to.dx.cols()),
+        (rows, cols),
+        "norm_backward: gradients of another shape"
+    );
     let sums = [Some(&to.dscale), to.dshift.as_ref()].into_iter().flatten();
-    assert!(sums.into_iter().all(|d| d.cols() == cols && d.dtype() == Dtype::F32), "norm_backward: sums of {cols} in f32");
-    assert_eq!((x.dtype(), to.dx.dtype()), (Dtype::F32, Dtype::F32), "norm_backward: the residual stream is f32");
-    let few = rows < MANY;
+    assert!(
+        sums.into_iter().all(|d| d.cols() == cols && d.dtype() == CudaDtype::F32),
+        "norm_backward: sums of {cols} in f32"
+    );
+    assert_eq!(
+        (x.dtype(), to.dx.dtype()),
+        (CudaDtype::F32, CudaDtype::F32),
+        "norm_backward: the residual stream is f32"
+    );
+    let few = rows < MANY_ROWS;
     let (kernel, together, threads) = match cols {
         0..=256 if few => ("norm_backward_1_2", 2, 64),
         0..=256 => ("norm_backward_1_2", 8, 256),
@@ -213,9 +281,13 @@ pub(crate) fn norm_backward(x: &Array, by: &DeviceNorm, to: Reached<'_>) -> Resu
         2049..=16384 => ("norm_backward_16_8", 1, 512),
         _ => panic!("norm_backward: rows of {cols} are wider than any model's"),
     };
-    let grid = Grid { blocks: (rows.div_ceil(together).min(THREADS / threads), 1, 1), threads, shared: 0 };
+    let grid = LaunchConfig {
+        blocks: (rows.div_ceil(together).min(THREADS / threads), 1, 1),
+        threads,
+        shared_bytes: 0,
+    };
     let dshift = to.dshift.map_or(0, |d| d.pointer());
-    let arguments = slots![
+    let arguments = kernel_args![
         x.pointer(),
         to.dy.pointer(),
         to.dy.dtype(),
@@ -228,6 +300,7 @@ pub(crate) fn norm_backward(x: &Array, by: &DeviceNorm, to: Reached<'_>) -> Resu
         int(rows),
         int(cols),
     ];
-    // SAFETY: x, dy and dx were checked to be (rows, cols), the parameters and their gradients (cols).
+    // SAFETY: x, dy and dx were checked to be (rows, cols), the parameters and their gradients
+    // (cols).
     unsafe { x.cuda().launch(kernel, grid, arguments) }
 }

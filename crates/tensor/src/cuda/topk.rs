@@ -1,40 +1,41 @@
 //! The largest elements of rows of logits, which are never kept whole.
 
-use super::array::Buffer;
-use super::blas::{Epilogue, Pointers, Shape};
-use super::context::{Grid, int, slots};
-use super::later::{Blank, Later};
-use super::linear::{ROW_MULTIPLE, Weights};
-use super::{Array, Cuda, CudaError, Dtype, product};
+use super::blas::{BlasEpilogue, GemmPointers, GemmShape};
+use super::context::{LaunchConfig, int, kernel_args};
+use super::linear::{CudaLinear, ROW_ALIGNMENT};
+use super::memory::DeviceBuffer;
+use super::readback::{Readback, ReadbackBuffer};
+use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm};
 
 /// Bytes of logits made at a time.
-const CHUNK: usize = 512 << 20;
+const CHUNK_BYTES: usize = 512 << 20;
 /// The most tokens that a mixture takes, as in topk.cu.
-pub(crate) const MOST: usize = 64;
+pub(crate) const MAX_K: usize = 64;
 
-/// For each row of x (rows, inputs) the index of the largest element of `x W + b`, the lowest among equals, and the
-/// logarithm of its share of the softmax; on the GPU and on its way to the host.
+/// For each row of x (rows, inputs) the index of the largest element of `x W + b`, the lowest among
+/// equals, and the logarithm of its share of the softmax; on the GPU and on its way to the host.
 ///
 /// Not-a-number never wins; a row of nothing else gives 0.
 #[derive(Debug)]
-pub(crate) struct Found {
-    words: PerRow, // the index, then its logarithm's bits
+pub(crate) struct PendingArgmax {
+    words: RowWords, // the index, then its logarithm's bits
     outputs: usize,
-    coming: Later<u64>,
+    readback: Readback<u64>,
 }
 
-impl Found {
+impl PendingArgmax {
     /// Asks for it, and lets the host go on.
-    pub(crate) fn ask(x: &Array, by: &Weights) -> Result<Self, CudaError> {
-        let (words, coming) = (PerRow::new(x.cuda(), x.rows())?, Blank::new(x.cuda(), x.rows())?);
-        find(x, by, (&words, &coming))?;
-        Ok(Self { words, outputs: by.outputs(), coming: coming.asked_for()? })
+    pub(crate) fn launch(x: &CudaTensor, by: &CudaLinear) -> Result<Self, CudaError> {
+        let (words, coming) =
+            (RowWords::new(x.cuda(), x.rows())?, ReadbackBuffer::new(x.cuda(), x.rows())?);
+        argmax_rows(x, by, (&words, &coming))?;
+        Ok(Self { words, outputs: by.outputs(), readback: coming.submitted()? })
     }
 
     /// Waits for it.
     pub(crate) fn read(self) -> Result<Vec<(u32, f32)>, CudaError> {
         let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
-        Ok(self.coming.read()?.into_iter().map(split).collect())
+        Ok(self.readback.read()?.into_iter().map(split).collect())
     }
 
     /// How many rows there are.
@@ -54,41 +55,71 @@ impl Found {
 }
 
 /// Fills a word for each row, here and on the host: the GPU goes on while the latter is on its way.
-fn find(x: &Array, by: &Weights, (found, told): (&PerRow, &Blank<u64>)) -> Result<(), CudaError> {
+fn argmax_rows(
+    x: &CudaTensor,
+    by: &CudaLinear,
+    (found, told): (&RowWords, &ReadbackBuffer<u64>),
+) -> Result<(), CudaError> {
     let cuda = x.cuda();
-    let cast = x.as_operand(by)?;
+    let cast = x.cast_operand(by)?;
     let x = cast.as_ref().unwrap_or(x);
-    if product::can_reduce(x, by) {
-        let (parts, grid) = (product::reduced(x, by)?, Grid { blocks: (x.rows().div_ceil(8), 1, 1), threads: 256, shared: 0 });
-        let arguments =
-            slots![parts.pointer(), int(x.rows()), int(by.outputs().div_ceil(product::OUTPUTS)), found.at(0), told.at(0)];
+    if hopper_gemm::supports_argmax(x, by) {
+        let (parts, grid) = (
+            hopper_gemm::logit_partials(x, by)?,
+            LaunchConfig { blocks: (x.rows().div_ceil(8), 1, 1), threads: 256, shared_bytes: 0 },
+        );
+        let arguments = kernel_args![
+            parts.pointer(),
+            int(x.rows()),
+            int(by.outputs().div_ceil(hopper_gemm::TILE_OUTPUTS)),
+            found.at(0),
+            told.element_ptr(0)
+        ];
         // SAFETY: every part was written, and there is a word for each row on either side.
         return unsafe { cuda.launch("likeliest_whole", grid, arguments) };
     }
-    let bias = by.padded_bias().map_or(0, Buffer::pointer);
-    in_chunks(x, by, |chunk| {
-        let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 256, shared: 0 };
-        let arguments =
-            slots![chunk.logits, int(by.matrix().rows()), int(by.outputs()), bias, found.at(chunk.first), told.at(chunk.first)];
-        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a place for every row.
+    let bias = by.padded_bias().map_or(0, DeviceBuffer::pointer);
+    for_logit_chunks(x, by, |chunk| {
+        let grid = LaunchConfig { blocks: (chunk.rows, 1, 1), threads: 256, shared_bytes: 0 };
+        let arguments = kernel_args![
+            chunk.logits,
+            int(by.matrix().rows()),
+            int(by.outputs()),
+            bias,
+            found.at(chunk.first),
+            told.element_ptr(chunk.first)
+        ];
+        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a
+        // place for every row.
         unsafe { cuda.launch("likeliest", grid, arguments) }
     })
 }
 
-/// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their softmax; and the likeliest.
+/// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their
+/// softmax; and the likeliest.
 ///
 /// `table` is the head itself where the two are tied. Waits for the GPU.
-pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> Result<(Array, Vec<u32>), CudaError> {
-    assert!((1..=MOST).contains(&k), "mixture: of {k} tokens, at most {MOST}");
-    assert!(table.outputs() >= head.outputs(), "mixture: a table of {} for {}", table.outputs(), head.outputs());
+pub(crate) fn top_k_mixture(
+    x: &CudaTensor,
+    head: &CudaLinear,
+    table: &CudaLinear,
+    k: usize,
+) -> Result<(CudaTensor, Vec<u32>), CudaError> {
+    assert!((1..=MAX_K).contains(&k), "mixture: of {k} tokens, at most {MAX_K}");
+    assert!(
+        table.outputs() >= head.outputs(),
+        "mixture: a table of {} for {}",
+        table.outputs(),
+        head.outputs()
+    );
     let (width, matrix) = (table.inputs(), table.matrix());
-    let out = Array::uninit(x.cuda(), x.rows(), width, Dtype::F32)?;
-    let best = PerRow::new(x.cuda(), x.rows())?;
-    in_chunks(x, head, |chunk| {
-        let grid = Grid { blocks: (chunk.rows, 1, 1), threads: 512, shared: 0 };
-        let bias = head.padded_bias().map_or(0, Buffer::pointer);
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), width, CudaDtype::F32)?;
+    let best = RowWords::new(x.cuda(), x.rows())?;
+    for_logit_chunks(x, head, |chunk| {
+        let grid = LaunchConfig { blocks: (chunk.rows, 1, 1), threads: 512, shared_bytes: 0 };
+        let bias = head.padded_bias().map_or(0, DeviceBuffer::pointer);
         let into = out.pointer() + (chunk.first * width * 4) as u64;
-        let arguments = slots![
+        let arguments = kernel_args![
             chunk.logits,
             int(head.matrix().rows()),
             int(head.outputs()),
@@ -105,12 +136,12 @@ pub(crate) fn mixture(x: &Array, head: &Weights, table: &Weights, k: usize) -> R
     })?;
     // The best value in an order-preserving form, then its index inverted; 0 is none.
     let index = |best: u64| if best == 0 { 0 } else { !(best as u32) };
-    let likeliest = best.buffer.download_later()?.read()?.into_iter().map(index).collect();
+    let likeliest = best.buffer.download_async()?.read()?.into_iter().map(index).collect();
     Ok((out, likeliest))
 }
 
 /// Some rows of logits.
-struct Chunk {
+struct LogitChunk {
     logits: u64, // (rows, padded outputs)
     first: usize,
     rows: usize,
@@ -118,38 +149,58 @@ struct Chunk {
 
 /// Makes the logits of some rows after others and hands them to `work`.
 ///
-/// Smaller pieces, such as would stay in the L2 cache, were slower: products of few columns leave multiprocessors idle.
-fn in_chunks(x: &Array, by: &Weights, work: impl Fn(Chunk) -> Result<(), CudaError>) -> Result<(), CudaError> {
+/// Smaller pieces, such as would stay in the L2 cache, were slower: products of few columns leave
+/// multiprocessors idle.
+fn for_logit_chunks(
+    x: &CudaTensor,
+    by: &CudaLinear,
+    work: impl Fn(LogitChunk) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
     assert_eq!(x.cols(), by.inputs(), "logits: rows of {} into a map of {}", x.cols(), by.inputs());
-    let (cuda, inputs, stride, operand) = (x.cuda(), by.inputs(), by.matrix().rows(), by.matrix().dtype());
-    let cast = x.as_operand(by)?;
+    let (cuda, inputs, stride, operand) =
+        (x.cuda(), by.inputs(), by.matrix().rows(), by.matrix().dtype());
+    let cast = x.cast_operand(by)?;
     let x = cast.as_ref().unwrap_or(x);
     // Chunks of like height, in whole hundreds of rows, so that each starts where products like it.
-    let chunks = (x.rows() * stride * 4).div_ceil(CHUNK).max(1);
-    let height = x.rows().div_ceil(chunks).next_multiple_of(ROW_MULTIPLE).min(x.rows().max(1));
-    let logits = Buffer::new(cuda, height * stride * 4)?;
+    let chunks = (x.rows() * stride * 4).div_ceil(CHUNK_BYTES).max(1);
+    let height = x.rows().div_ceil(chunks).next_multiple_of(ROW_ALIGNMENT).min(x.rows().max(1));
+    let logits = DeviceBuffer::new(cuda, height * stride * 4)?;
     for first in (0..x.rows()).step_by(height) {
         let rows = height.min(x.rows() - first);
-        let shape = Shape { rows, inputs, outputs: stride, stride, operand, out: Dtype::F32, epilogue: Epilogue::None };
+        let shape = GemmShape {
+            rows,
+            inputs,
+            outputs: stride,
+            stride,
+            operand,
+            out: CudaDtype::F32,
+            epilogue: BlasEpilogue::None,
+        };
         let x_at = x.pointer() + (first * inputs * operand.size()) as u64;
-        let at = Pointers { x: x_at, weights: by.matrix().pointer(), bias: 0, out: logits.pointer() };
-        // SAFETY: x has `rows` rows from `first` on, the weights `stride` rows, and the logits are (height, stride).
-        unsafe { cuda.blas().product(cuda, shape, at) }?;
-        work(Chunk { logits: logits.pointer(), first, rows })?;
+        let at = GemmPointers {
+            x: x_at,
+            weights: by.matrix().pointer(),
+            bias: 0,
+            out: logits.pointer(),
+        };
+        // SAFETY: x has `rows` rows from `first` on, the weights `stride` rows, and the logits are
+        // (height, stride).
+        unsafe { cuda.blas().gemm(cuda, shape, at) }?;
+        work(LogitChunk { logits: logits.pointer(), first, rows })?;
     }
     Ok(())
 }
 
 /// A word of 64 bits for every row.
 #[derive(Debug)]
-struct PerRow {
+struct RowWords {
     rows: usize,
-    buffer: Buffer,
+    buffer: DeviceBuffer,
 }
 
-impl PerRow {
-    fn new(cuda: &Cuda, rows: usize) -> Result<Self, CudaError> {
-        Ok(Self { rows, buffer: Buffer::new(cuda, rows * 8)? })
+impl RowWords {
+    fn new(cuda: &CudaDevice, rows: usize) -> Result<Self, CudaError> {
+        Ok(Self { rows, buffer: DeviceBuffer::new(cuda, rows * 8)? })
     }
 
     fn at(&self, row: usize) -> u64 {

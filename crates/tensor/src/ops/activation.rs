@@ -1,7 +1,7 @@
 //! Functions applied element by element.
 
 use crate::cuda;
-use crate::device::Kind;
+use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cpu};
 
 /// A function that a linear map's result may pass through.
@@ -15,7 +15,7 @@ pub enum Activation {
     GeluErf,
 }
 
-impl From<Activation> for cuda::linear::Activation {
+impl From<Activation> for cuda::linear::CudaActivation {
     fn from(activation: Activation) -> Self {
         match activation {
             Activation::None => Self::None,
@@ -27,18 +27,18 @@ impl From<Activation> for cuda::linear::Activation {
 
 /// What a result is for, which decides how exactly it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum OutputDtype {
     /// To be multiplied next: in the format of the device's operands.
-    Operand,
+    Compute,
     /// To be kept, added to or compared: in single precision.
-    Single,
+    F32,
 }
 
-impl Format {
-    pub(crate) fn on(self, cuda: &cuda::Cuda) -> cuda::Dtype {
+impl OutputDtype {
+    pub(crate) fn cuda_dtype(self, cuda: &cuda::CudaDevice) -> cuda::CudaDtype {
         match self {
-            Self::Operand => cuda.operand(),
-            Self::Single => cuda::Dtype::F32,
+            Self::Compute => cuda.compute_dtype(),
+            Self::F32 => cuda::CudaDtype::F32,
         }
     }
 }
@@ -46,31 +46,33 @@ impl Format {
 /// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), out becomes (rows, n).
 pub fn swiglu(device: &Device, x: &Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
     assert!(x.cols().is_multiple_of(2), "swiglu: {} columns are not two halves", x.cols());
-    match device.kind() {
-        Kind::Cpu(cpu) => {
+    match device.backend() {
+        Backend::Cpu(cpu) => {
             out.reshape(x.rows(), x.cols() / 2);
             cpu::activation::swiglu(cpu.isa, x, out);
         }
-        Kind::Cuda(_) => *out = cuda::activation::swiglu(x.array())?.into(),
+        Backend::Cuda(_) => *out = cuda::activation::swiglu(x.gpu())?.into(),
     }
     Ok(())
 }
 
-/// `out = activation(x)`, both (rows, columns): a pass of its own, so that x can be kept for the backward.
+/// `out = activation(x)`, both (rows, columns): a pass of its own, so that x can be kept for the
+/// backward.
 pub fn activate(
     device: &Device,
     x: &Tensor,
     activation: Activation,
-    format: Format,
+    format: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    match device.kind() {
-        Kind::Cpu(cpu) => {
+    match device.backend() {
+        Backend::Cpu(cpu) => {
             out.reshape(x.rows(), x.cols());
             cpu::activation::activate(cpu.isa, x, activation, out);
         }
-        Kind::Cuda(cuda) => {
-            *out = cuda::activation::activate(x.array(), activation.into(), format.on(cuda))?.into();
+        Backend::Cuda(cuda) => {
+            *out = cuda::activation::activate(x.gpu(), activation.into(), format.cuda_dtype(cuda))?
+                .into();
         }
     }
     Ok(())
@@ -82,32 +84,45 @@ pub fn activate_backward(
     x: &Tensor,
     activation: Activation,
     dy: &Tensor,
-    format: Format,
+    format: OutputDtype,
     dx: &mut Tensor,
 ) -> Result<(), DeviceError> {
     assert_eq!((x.rows(), x.cols()), (dy.rows(), dy.cols()), "activate_backward: unlike shapes");
-    match device.kind() {
-        Kind::Cpu(cpu) => {
+    match device.backend() {
+        Backend::Cpu(cpu) => {
             dx.reshape(x.rows(), x.cols());
             cpu::activation::activate_backward(cpu.isa, x, activation, dy, dx);
         }
-        Kind::Cuda(cuda) => {
-            *dx = cuda::activation::activate_backward(x.array(), activation.into(), dy.array(), format.on(cuda))?.into();
+        Backend::Cuda(cuda) => {
+            *dx = cuda::activation::activate_backward(
+                x.gpu(),
+                activation.into(),
+                dy.gpu(),
+                format.cuda_dtype(cuda),
+            )?
+            .into();
         }
     }
     Ok(())
 }
 
 /// What reaches the input x (rows, 2n) of [`swiglu`] from dy (rows, n): dx becomes (rows, 2n).
-pub fn swiglu_backward(device: &Device, x: &Tensor, dy: &Tensor, format: Format, dx: &mut Tensor) -> Result<(), DeviceError> {
+pub fn swiglu_backward(
+    device: &Device,
+    x: &Tensor,
+    dy: &Tensor,
+    format: OutputDtype,
+    dx: &mut Tensor,
+) -> Result<(), DeviceError> {
     assert_eq!((x.rows(), x.cols()), (dy.rows(), 2 * dy.cols()), "swiglu_backward: unlike shapes");
-    match device.kind() {
-        Kind::Cpu(cpu) => {
+    match device.backend() {
+        Backend::Cpu(cpu) => {
             dx.reshape(x.rows(), x.cols());
             cpu::activation::swiglu_backward(cpu.isa, x, dy, dx);
         }
-        Kind::Cuda(cuda) => {
-            *dx = cuda::activation::swiglu_backward(x.array(), dy.array(), format.on(cuda))?.into();
+        Backend::Cuda(cuda) => {
+            *dx = cuda::activation::swiglu_backward(x.gpu(), dy.gpu(), format.cuda_dtype(cuda))?
+                .into();
         }
     }
     Ok(())

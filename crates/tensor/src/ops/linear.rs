@@ -1,32 +1,32 @@
 //! Linear maps with what follows them fused in: bias, activation, dropout, residual.
 
-use super::{Activation, Format, Mask, Norm};
-use crate::cpu::linear::{Epilogue, Packed, product, transposed};
+use super::{Activation, DropoutMask, Normalization, OutputDtype};
+use crate::cpu::linear::{PackedWeights, TileEpilogue, gemm, transposed};
 use crate::cpu::math::sum_lanes;
-use crate::cuda::linear::Weights as DeviceWeights;
-use crate::device::{Cpu, Kind};
+use crate::cuda::linear::CudaLinear as DeviceWeights;
+use crate::device::{Backend, CpuDevice};
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// A linear map `x W + b`, its weights in the form that the device's kernels read.
 #[derive(Debug)]
-pub struct Linear(Weights);
+pub struct Linear(LinearWeights);
 
 #[derive(Debug)]
-enum Weights {
-    Cpu(HostWeights),
+enum LinearWeights {
+    Cpu(CpuLinear),
     Cuda(DeviceWeights),
 }
 
 #[derive(Debug)]
-struct HostWeights {
-    packed: Packed,           // (inputs, outputs)
-    bias: Option<Vec<f32>>,   // (outputs)
-    backward: Option<Packed>, // (outputs, inputs), if gradients are to pass
+struct CpuLinear {
+    packed: PackedWeights,           // (inputs, outputs)
+    bias: Option<Vec<f32>>,          // (outputs)
+    backward: Option<PackedWeights>, // (outputs, inputs), if gradients are to pass
 }
 
-impl Weights {
-    fn packed(packed: Packed, bias: Option<Vec<f32>>) -> Self {
-        Self::Cpu(HostWeights { packed, bias, backward: None })
+impl LinearWeights {
+    fn packed(packed: PackedWeights, bias: Option<Vec<f32>>) -> Self {
+        Self::Cpu(CpuLinear { packed, bias, backward: None })
     }
 }
 
@@ -38,12 +38,18 @@ impl Linear {
         matrix: &[f32],
         bias: Option<Vec<f32>>,
     ) -> Result<Self, DeviceError> {
-        check(inputs, outputs, matrix, bias.as_deref());
-        Ok(Self(match device.kind() {
-            Kind::Cpu(_) => Weights::packed(Packed::new(inputs, outputs, |k, j| matrix[j * inputs + k]), bias),
-            Kind::Cuda(cuda) => {
-                Weights::Cuda(DeviceWeights::from_output_major(cuda, (inputs, outputs), matrix, bias.as_deref())?)
-            }
+        check_shapes(inputs, outputs, matrix, bias.as_deref());
+        Ok(Self(match device.backend() {
+            Backend::Cpu(_) => LinearWeights::packed(
+                PackedWeights::new(inputs, outputs, |k, j| matrix[j * inputs + k]),
+                bias,
+            ),
+            Backend::Cuda(cuda) => LinearWeights::Cuda(DeviceWeights::from_output_major(
+                cuda,
+                (inputs, outputs),
+                matrix,
+                bias.as_deref(),
+            )?),
         }))
     }
 
@@ -54,38 +60,62 @@ impl Linear {
         matrix: &[f32],
         bias: Option<Vec<f32>>,
     ) -> Result<Self, DeviceError> {
-        check(inputs, outputs, matrix, bias.as_deref());
-        Ok(Self(match device.kind() {
-            Kind::Cpu(_) => Weights::packed(Packed::new(inputs, outputs, |k, j| matrix[k * outputs + j]), bias),
-            Kind::Cuda(cuda) => Weights::Cuda(DeviceWeights::from_input_major(cuda, (inputs, outputs), matrix, bias.as_deref())?),
+        check_shapes(inputs, outputs, matrix, bias.as_deref());
+        Ok(Self(match device.backend() {
+            Backend::Cpu(_) => LinearWeights::packed(
+                PackedWeights::new(inputs, outputs, |k, j| matrix[k * outputs + j]),
+                bias,
+            ),
+            Backend::Cuda(cuda) => LinearWeights::Cuda(DeviceWeights::from_input_major(
+                cuda,
+                (inputs, outputs),
+                matrix,
+                bias.as_deref(),
+            )?),
         }))
     }
 
     /// The width of x.
     pub fn inputs(&self) -> usize {
         match &self.0 {
-            Weights::Cpu(weights) => weights.packed.inputs(),
-            Weights::Cuda(weights) => weights.inputs(),
+            LinearWeights::Cpu(weights) => weights.packed.inputs(),
+            LinearWeights::Cuda(weights) => weights.inputs(),
         }
     }
 
     /// The width of the result.
     pub fn outputs(&self) -> usize {
         match &self.0 {
-            Weights::Cpu(weights) => weights.packed.outputs(),
-            Weights::Cuda(weights) => weights.outputs(),
+            LinearWeights::Cpu(weights) => weights.packed.outputs(),
+            LinearWeights::Cuda(weights) => weights.outputs(),
         }
     }
 
-    /// Takes new weights in the place of the old: the matrix (outputs, inputs), the bias (1, outputs) if there is one, both
-    /// in single precision on the device.
-    pub fn assign(&mut self, device: &Device, matrix: &Tensor, bias: Option<&Tensor>) -> Result<(), DeviceError> {
+    /// Takes new weights in the place of the old: the matrix (outputs, inputs), the bias (1,
+    /// outputs) if there is one, both in single precision on the device.
+    pub fn assign(
+        &mut self,
+        device: &Device,
+        matrix: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<(), DeviceError> {
         let (inputs, outputs) = (self.inputs(), self.outputs());
-        assert_eq!((matrix.rows(), matrix.cols()), (outputs, inputs), "assign: a map of another shape");
-        assert!(bias.is_none_or(|b| (b.rows(), b.cols()) == (1, outputs)), "assign: the bias is not {outputs} wide");
-        match (device.kind(), &mut self.0) {
-            (Kind::Cpu(_), Weights::Cpu(weights)) => {
-                assert_eq!(weights.bias.is_some(), bias.is_some(), "assign: the map and what it takes differ in their bias");
+        assert_eq!(
+            (matrix.rows(), matrix.cols()),
+            (outputs, inputs),
+            "assign: a map of another shape"
+        );
+        assert!(
+            bias.is_none_or(|b| (b.rows(), b.cols()) == (1, outputs)),
+            "assign: the bias is not {outputs} wide"
+        );
+        match (device.backend(), &mut self.0) {
+            (Backend::Cpu(_), LinearWeights::Cpu(weights)) => {
+                assert_eq!(
+                    weights.bias.is_some(),
+                    bias.is_some(),
+                    "assign: the map and what it takes differ in their bias"
+                );
                 let matrix = matrix.data();
                 weights.packed.fill(|k, j| matrix[j * inputs + k]);
                 if let Some(backward) = &mut weights.backward {
@@ -95,47 +125,67 @@ impl Linear {
                     to.copy_from_slice(from.data());
                 }
             }
-            (Kind::Cuda(_), Weights::Cuda(weights)) => weights.assign(matrix.array(), bias.map(Tensor::array))?,
+            (Backend::Cuda(_), LinearWeights::Cuda(weights)) => {
+                weights.assign(matrix.gpu(), bias.map(Tensor::gpu))?
+            }
             _ => panic!("assign: the map is not on the device"),
         }
         Ok(())
     }
 
-    /// Makes [`linear_dx`] possible, given the weights that the map has, (outputs, inputs). The processor keeps them in a
-    /// second order from here on; a GPU reads the one it has.
-    pub fn prepare_backward(&mut self, device: &Device, matrix: &Tensor) -> Result<(), DeviceError> {
+    /// Makes [`linear_dx`] possible, given the weights that the map has, (outputs, inputs). The
+    /// processor keeps them in a second order from here on; a GPU reads the one it has.
+    pub fn prepare_backward(
+        &mut self,
+        device: &Device,
+        matrix: &Tensor,
+    ) -> Result<(), DeviceError> {
         let (inputs, outputs) = (self.inputs(), self.outputs());
-        assert_eq!((matrix.rows(), matrix.cols()), (outputs, inputs), "prepare_backward: a map of another shape");
-        if let (Kind::Cpu(_), Weights::Cpu(weights)) = (device.kind(), &mut self.0) {
+        assert_eq!(
+            (matrix.rows(), matrix.cols()),
+            (outputs, inputs),
+            "prepare_backward: a map of another shape"
+        );
+        if let (Backend::Cpu(_), LinearWeights::Cpu(weights)) = (device.backend(), &mut self.0) {
             let matrix = matrix.data();
-            weights.backward = Some(Packed::new(outputs, inputs, |j, k| matrix[j * inputs + k]));
+            weights.backward =
+                Some(PackedWeights::new(outputs, inputs, |j, k| matrix[j * inputs + k]));
         }
         Ok(())
     }
 
     /// Writes the weights of output `j`, in the order of the inputs.
     pub(crate) fn output_weights(&self, j: usize, out: &mut [f32]) {
-        assert!(j < self.outputs() && out.len() == self.inputs(), "linear: no output {j} of {}", self.outputs());
+        assert!(
+            j < self.outputs() && out.len() == self.inputs(),
+            "linear: no output {j} of {}",
+            self.outputs()
+        );
         self.cpu().0.column(j, out);
     }
 
-    pub(crate) fn cpu(&self) -> (&Packed, Option<&[f32]>) {
+    pub(crate) fn cpu(&self) -> (&PackedWeights, Option<&[f32]>) {
         match &self.0 {
-            Weights::Cpu(weights) => (&weights.packed, weights.bias.as_deref()),
-            Weights::Cuda(_) => panic!("these weights are on a gpu"),
+            LinearWeights::Cpu(weights) => (&weights.packed, weights.bias.as_deref()),
+            LinearWeights::Cuda(_) => panic!("these weights are on a gpu"),
         }
     }
 
     pub(crate) fn gpu(&self) -> &DeviceWeights {
         match &self.0 {
-            Weights::Cuda(weights) => weights,
-            Weights::Cpu(_) => panic!("these weights are not on the gpu"),
+            LinearWeights::Cuda(weights) => weights,
+            LinearWeights::Cpu(_) => panic!("these weights are not on the gpu"),
         }
     }
 }
 
-fn check(inputs: usize, outputs: usize, matrix: &[f32], bias: Option<&[f32]>) {
-    assert_eq!(matrix.len(), inputs * outputs, "linear: {} weights for {inputs} x {outputs}", matrix.len());
+fn check_shapes(inputs: usize, outputs: usize, matrix: &[f32], bias: Option<&[f32]>) {
+    assert_eq!(
+        matrix.len(),
+        inputs * outputs,
+        "linear: {} weights for {inputs} x {outputs}",
+        matrix.len()
+    );
     assert!(bias.is_none_or(|b| b.len() == outputs), "linear: the bias is not {outputs} wide");
 }
 
@@ -144,50 +194,90 @@ pub fn linear(
     device: &Device,
     x: &Tensor,
     map: &Linear,
-    (activation, format): (Activation, Format),
+    (activation, format): (Activation, OutputDtype),
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    assert_eq!(x.cols(), map.inputs(), "linear: rows of {} into a map of {}", x.cols(), map.inputs());
-    match device.kind() {
-        Kind::Cpu(cpu) => {
+    assert_eq!(
+        x.cols(),
+        map.inputs(),
+        "linear: rows of {} into a map of {}",
+        x.cols(),
+        map.inputs()
+    );
+    match device.backend() {
+        Backend::Cpu(cpu) => {
             out.reshape(x.rows(), map.outputs());
             let (packed, bias) = map.cpu();
-            let store =
-                Store { out: out.data_mut().as_mut_ptr(), cols: packed.outputs(), bias, finish: Finish::Write(activation) };
-            product(cpu.isa, x.data(), packed, &store);
+            let store = OutputEpilogue {
+                out: out.data_mut().as_mut_ptr(),
+                cols: packed.outputs(),
+                bias,
+                op: EpilogueOp::Write(activation),
+            };
+            gemm(cpu.isa, x.data(), packed, &store);
         }
-        Kind::Cuda(cuda) => *out = cuda::linear::linear(x.array(), map.gpu(), activation.into(), format.on(cuda))?.into(),
+        Backend::Cuda(cuda) => {
+            *out = cuda::linear::linear(
+                x.gpu(),
+                map.gpu(),
+                activation.into(),
+                format.cuda_dtype(cuda),
+            )?
+            .into()
+        }
     }
     Ok(())
 }
 
-/// `stream += dropout(x W + b)`, then `out = norm(stream)` as an operand: x is (rows, inputs), the stream and out are
-/// (rows, outputs).
-pub fn residual(
+/// `stream += dropout(x W + b)`, then `out = norm(stream)` as an operand: x is (rows, inputs), the
+/// stream and out are (rows, outputs).
+pub fn linear_residual_norm(
     device: &Device,
     x: &Tensor,
     map: &Linear,
-    mask: Option<Mask<'_>>,
+    mask: Option<DropoutMask<'_>>,
     stream: &mut Tensor,
-    (norm, format, out): (&Norm, Format, &mut Tensor),
+    (norm, format, out): (&Normalization, OutputDtype, &mut Tensor),
 ) -> Result<(), DeviceError> {
     let (rows, cols) = (x.rows(), map.outputs());
-    assert_eq!(x.cols(), map.inputs(), "residual: rows of {} into a map of {}", x.cols(), map.inputs());
-    assert_eq!((stream.rows(), stream.cols()), (rows, cols), "residual: the stream has another shape");
+    assert_eq!(
+        x.cols(),
+        map.inputs(),
+        "residual: rows of {} into a map of {}",
+        x.cols(),
+        map.inputs()
+    );
+    assert_eq!(
+        (stream.rows(), stream.cols()),
+        (rows, cols),
+        "residual: the stream has another shape"
+    );
     if let Some(mask) = &mask {
         mask.check(rows, cols);
     }
-    match device.kind() {
-        Kind::Cpu(cpu) => {
+    match device.backend() {
+        Backend::Cpu(cpu) => {
             let (packed, bias) = map.cpu();
-            let store = Store { out: stream.data_mut().as_mut_ptr(), cols, bias, finish: Finish::Residual(mask) };
-            product(cpu.isa, x.data(), packed, &store);
+            let store = OutputEpilogue {
+                out: stream.data_mut().as_mut_ptr(),
+                cols,
+                bias,
+                op: EpilogueOp::Residual(mask),
+            };
+            gemm(cpu.isa, x.data(), packed, &store);
             out.reshape(rows, cols);
             cpu::norm::norm(cpu.isa, stream, norm.cpu(), out);
         }
-        Kind::Cuda(cuda) => {
-            let into = (norm.gpu(), format.on(cuda));
-            *out = cuda::residual::residual(x.array(), map.gpu(), mask.map(Mask::gpu), stream.array_mut()?, into)?.into();
+        Backend::Cuda(cuda) => {
+            let into = (norm.gpu(), format.cuda_dtype(cuda));
+            *out = cuda::residual::linear_residual_norm(
+                x.gpu(),
+                map.gpu(),
+                mask.map(DropoutMask::gpu),
+                stream.gpu_mut()?,
+                into,
+            )?
+            .into();
         }
     }
     Ok(())
@@ -197,49 +287,97 @@ pub fn residual(
 ///
 /// # Panics
 /// On the processor without [`Linear::prepare_backward`].
-pub fn linear_dx(device: &Device, dy: &Tensor, map: &Linear, format: Format, dx: &mut Tensor) -> Result<(), DeviceError> {
-    assert_eq!(dy.cols(), map.outputs(), "linear_dx: rows of {} from a map to {}", dy.cols(), map.outputs());
-    match (device.kind(), &map.0) {
-        (Kind::Cpu(cpu), Weights::Cpu(weights)) => {
-            let Some(backward) = &weights.backward else { panic!("linear_dx: the map was not prepared for gradients") };
+pub fn linear_dx(
+    device: &Device,
+    dy: &Tensor,
+    map: &Linear,
+    format: OutputDtype,
+    dx: &mut Tensor,
+) -> Result<(), DeviceError> {
+    assert_eq!(
+        dy.cols(),
+        map.outputs(),
+        "linear_dx: rows of {} from a map to {}",
+        dy.cols(),
+        map.outputs()
+    );
+    match (device.backend(), &map.0) {
+        (Backend::Cpu(cpu), LinearWeights::Cpu(weights)) => {
+            let Some(backward) = &weights.backward else {
+                panic!("linear_dx: the map was not prepared for gradients")
+            };
             dx.reshape(dy.rows(), map.inputs());
             let cols = map.inputs();
-            let store = Store { out: dx.data_mut().as_mut_ptr(), cols, bias: None, finish: Finish::Write(Activation::None) };
-            product(cpu.isa, dy.data(), backward, &store);
+            let store = OutputEpilogue {
+                out: dx.data_mut().as_mut_ptr(),
+                cols,
+                bias: None,
+                op: EpilogueOp::Write(Activation::None),
+            };
+            gemm(cpu.isa, dy.data(), backward, &store);
         }
-        (Kind::Cuda(cuda), Weights::Cuda(weights)) => {
-            *dx = cuda::linear::linear_dx(dy.array(), weights, format.on(cuda))?.into();
+        (Backend::Cuda(cuda), LinearWeights::Cuda(weights)) => {
+            *dx = cuda::linear::linear_dx(dy.gpu(), weights, format.cuda_dtype(cuda))?.into();
         }
         _ => panic!("linear_dx: the map is not on the device"),
     }
     Ok(())
 }
 
-/// `dw += dy^T x` and `db += sum of dy's rows`: x is (rows, inputs), dy (rows, outputs), dw (outputs, inputs), db (1, outputs).
-pub fn linear_dw(device: &Device, x: &Tensor, dy: &Tensor, dw: &mut Tensor, db: Option<&mut Tensor>) -> Result<(), DeviceError> {
-    assert_eq!(x.rows(), dy.rows(), "linear_dw: {} rows of inputs, {} of gradients", x.rows(), dy.rows());
-    assert_eq!((dw.rows(), dw.cols()), (dy.cols(), x.cols()), "linear_dw: weights of another shape");
-    assert!(db.as_ref().is_none_or(|b| (b.rows(), b.cols()) == (1, dy.cols())), "linear_dw: a bias of another width");
-    match device.kind() {
-        Kind::Cpu(cpu) => host_dw(cpu, x, dy, dw, db),
-        Kind::Cuda(_) => {
-            let db = db.map(Tensor::array_mut).transpose()?;
-            cuda::linear::linear_dw(x.array(), dy.array(), dw.array_mut()?, db)?;
+/// `dw += dy^T x` and `db += sum of dy's rows`: x is (rows, inputs), dy (rows, outputs), dw
+/// (outputs, inputs), db (1, outputs).
+pub fn linear_dw(
+    device: &Device,
+    x: &Tensor,
+    dy: &Tensor,
+    dw: &mut Tensor,
+    db: Option<&mut Tensor>,
+) -> Result<(), DeviceError> {
+    assert_eq!(
+        x.rows(),
+        dy.rows(),
+        "linear_dw: {} rows of inputs, {} of gradients",
+        x.rows(),
+        dy.rows()
+    );
+    assert_eq!(
+        (dw.rows(), dw.cols()),
+        (dy.cols(), x.cols()),
+        "linear_dw: weights of another shape"
+    );
+    assert!(
+        db.as_ref().is_none_or(|b| (b.rows(), b.cols()) == (1, dy.cols())),
+        "linear_dw: a bias of another width"
+    );
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu_dw(cpu, x, dy, dw, db),
+        Backend::Cuda(_) => {
+            let db = db.map(Tensor::gpu_mut).transpose()?;
+            cuda::linear::linear_dw(x.gpu(), dy.gpu(), dw.gpu_mut()?, db)?;
         }
     }
     Ok(())
 }
 
-/// Rows that are summed by one product on the processor: what is packed for it stays small, and so do rounding errors.
-const SUMMED: usize = 1024;
+/// Rows that are summed by one product on the processor: what is packed for it stays small, and so
+/// do rounding errors.
+const DW_CHUNK_ROWS: usize = 1024;
 
-fn host_dw(cpu: &Cpu, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Option<&mut Tensor>) {
+fn cpu_dw(cpu: &CpuDevice, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Option<&mut Tensor>) {
     let (inputs, outputs) = (x.cols(), dy.cols());
-    for (x, dy) in x.data().chunks(SUMMED * inputs).zip(dy.data().chunks(SUMMED * outputs)) {
+    for (x, dy) in
+        x.data().chunks(DW_CHUNK_ROWS * inputs).zip(dy.data().chunks(DW_CHUNK_ROWS * outputs))
+    {
         let rows = x.len() / inputs;
-        let (packed, turned) = (Packed::new(rows, inputs, |r, k| x[r * inputs + k]), transposed(dy, outputs));
-        let store = Store { out: dw.data_mut().as_mut_ptr(), cols: inputs, bias: None, finish: Finish::Residual(None) };
-        product(cpu.isa, &turned, &packed, &store);
+        let (packed, turned) =
+            (PackedWeights::new(rows, inputs, |r, k| x[r * inputs + k]), transposed(dy, outputs));
+        let store = OutputEpilogue {
+            out: dw.data_mut().as_mut_ptr(),
+            cols: inputs,
+            bias: None,
+            op: EpilogueOp::Residual(None),
+        };
+        gemm(cpu.isa, &turned, &packed, &store);
         if let Some(db) = &mut db {
             let sums = turned.chunks(rows).map(|row| sum_lanes(rows, |i, s| s + row[i]));
             db.data_mut().iter_mut().zip(sums).for_each(|(d, sum)| *d += sum);
@@ -249,37 +387,39 @@ fn host_dw(cpu: &Cpu, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Option<&
 
 /// What the processor's product does with its result.
 #[derive(Clone, Copy)]
-enum Finish<'a> {
+enum EpilogueOp<'a> {
     /// `out = activation(result)`
     Write(Activation),
     /// `out += dropout(result)`
-    Residual(Option<Mask<'a>>),
+    Residual(Option<DropoutMask<'a>>),
 }
 
-struct Store<'a> {
+struct OutputEpilogue<'a> {
     out: *mut f32, // (rows, cols)
     cols: usize,
     bias: Option<&'a [f32]>,
-    finish: Finish<'a>,
+    op: EpilogueOp<'a>,
 }
 
 // SAFETY: `product` never lets two calls at the same time write one element.
-unsafe impl Sync for Store<'_> {}
+unsafe impl Sync for OutputEpilogue<'_> {}
 
-impl Epilogue for Store<'_> {
+impl TileEpilogue for OutputEpilogue<'_> {
     #[inline(always)]
     unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
         // SAFETY: `linear` gave out the shape of the product, and each element is passed once.
-        let out = unsafe { std::slice::from_raw_parts_mut(self.out.add(row * self.cols + col), values.len()) };
+        let out = unsafe {
+            std::slice::from_raw_parts_mut(self.out.add(row * self.cols + col), values.len())
+        };
         if let Some(bias) = self.bias {
             values.iter_mut().zip(&bias[col..]).for_each(|(x, b)| *x += b);
         }
-        match self.finish {
-            Finish::Write(activation) => {
+        match self.op {
+            EpilogueOp::Write(activation) => {
                 cpu::activation::apply::<FUSED>(values, activation);
                 out.copy_from_slice(values);
             }
-            Finish::Residual(mask) => {
+            EpilogueOp::Residual(mask) => {
                 if let Some(mask) = mask {
                     mask.apply(row, (col, self.cols), values);
                 }

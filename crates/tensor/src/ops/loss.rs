@@ -1,24 +1,30 @@
 //! The loss of predicted tokens.
 
-use super::{Activation, Format, Indices, Linear, linear};
-use crate::device::Kind;
+use super::{Activation, Indices, Linear, OutputDtype, linear};
+use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
-/// `out = x W + b` for [`cross_entropy`]: x is (rows, width), out becomes (rows, vocabulary) in single precision. Unlike
-/// [`linear`](super::linear) it may leave room between rows on a GPU, where rows of an odd width are slow to multiply, so the
-/// result is for [`cross_entropy`] alone.
-pub fn logits(device: &Device, x: &Tensor, head: &Linear, out: &mut Tensor) -> Result<(), DeviceError> {
-    match device.kind() {
-        Kind::Cpu(_) => linear(device, x, head, (Activation::None, Format::Single), out),
-        Kind::Cuda(_) => {
-            *out = cuda::linear::logits(x.array(), head.gpu())?.into();
+/// `out = x W + b` for [`cross_entropy`]: x is (rows, width), out becomes (rows, vocabulary) in
+/// single precision. Unlike [`linear`](super::linear) it may leave room between rows on a GPU,
+/// where rows of an odd width are slow to multiply, so the result is for [`cross_entropy`] alone.
+pub fn logits(
+    device: &Device,
+    x: &Tensor,
+    head: &Linear,
+    out: &mut Tensor,
+) -> Result<(), DeviceError> {
+    match device.backend() {
+        Backend::Cpu(_) => linear(device, x, head, (Activation::None, OutputDtype::F32), out),
+        Backend::Cuda(_) => {
+            *out = cuda::linear::logits(x.gpu(), head.gpu())?.into();
             Ok(())
         }
     }
 }
 
-/// The cross entropy of each row, `-log softmax(logits)[target]`, as (rows, 1); logits are (rows, vocabulary) in single
-/// precision. dlogits becomes `weight * (softmax(logits) - onehot(target))`, an operand of the logits' shape.
+/// The cross entropy of each row, `-log softmax(logits)[target]`, as (rows, 1); logits are (rows,
+/// vocabulary) in single precision. dlogits becomes `weight * (softmax(logits) - onehot(target))`,
+/// an operand of the logits' shape.
 pub fn cross_entropy(
     device: &Device,
     logits: &Tensor,
@@ -28,15 +34,27 @@ pub fn cross_entropy(
 ) -> Result<Tensor, DeviceError> {
     let (rows, cols) = (logits.rows(), logits.cols());
     let targets_at = targets.host();
-    assert_eq!((targets_at.len(), weights.len()), (rows, rows), "cross_entropy: targets and weights for {rows} rows");
-    assert!(targets_at.iter().all(|&t| (t as usize) < cols), "cross_entropy: a target beyond a vocabulary of {cols}");
-    match device.kind() {
-        Kind::Cpu(cpu) => {
+    assert_eq!(
+        (targets_at.len(), weights.len()),
+        (rows, rows),
+        "cross_entropy: targets and weights for {rows} rows"
+    );
+    assert!(
+        targets_at.iter().all(|&t| (t as usize) < cols),
+        "cross_entropy: a target beyond a vocabulary of {cols}"
+    );
+    match device.backend() {
+        Backend::Cpu(cpu) => {
             dlogits.reshape(rows, cols);
-            Ok(Tensor::from_vec(rows, 1, cpu::loss::cross_entropy(cpu.isa, logits, targets_at, weights, dlogits)))
+            Ok(Tensor::from_vec(
+                rows,
+                1,
+                cpu::loss::cross_entropy(cpu.isa, logits, targets_at, weights, dlogits),
+            ))
         }
-        Kind::Cuda(_) => {
-            let (losses, gradient) = cuda::loss::cross_entropy(logits.array(), targets.gpu(), weights)?;
+        Backend::Cuda(_) => {
+            let (losses, gradient) =
+                cuda::loss::cross_entropy(logits.gpu(), targets.gpu(), weights)?;
             *dlogits = gradient.into();
             Ok(losses.into())
         }

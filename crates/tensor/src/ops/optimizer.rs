@@ -1,10 +1,11 @@
 //! Steps of the optimizer, and the size of gradients.
 
-pub(crate) use crate::cuda::optimizer::Step;
-use crate::device::Kind;
+pub(crate) use crate::cuda::optimizer::AdamWCoefficients;
+use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
-/// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), as `torch.optim.AdamW` has it.
+/// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), as
+/// `torch.optim.AdamW` has it.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW {
     /// The learning rate of this step.
@@ -32,7 +33,7 @@ pub struct Moments {
     pub second: Tensor,
 }
 
-impl From<&AdamW> for Step {
+impl From<&AdamW> for AdamWCoefficients {
     fn from(by: &AdamW) -> Self {
         let left = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(by.step));
         let AdamW { lr, beta1, beta2, eps, weight_decay, gradient_scale, .. } = *by;
@@ -48,7 +49,8 @@ impl From<&AdamW> for Step {
     }
 }
 
-/// One step of a parameter, in place. The gradient is zero afterwards. All have one shape and are in single precision.
+/// One step of a parameter, in place. The gradient is zero afterwards. All have one shape and are
+/// in single precision.
 pub fn adamw(
     device: &Device,
     by: &AdamW,
@@ -58,22 +60,28 @@ pub fn adamw(
 ) -> Result<(), DeviceError> {
     let shape = (value.rows(), value.cols());
     let fits = |x: &Tensor| (x.rows(), x.cols()) == shape;
-    assert!(fits(gradient) && fits(&moments.first) && fits(&moments.second), "adamw: unlike shapes");
+    assert!(
+        fits(gradient) && fits(&moments.first) && fits(&moments.second),
+        "adamw: unlike shapes"
+    );
     assert!(by.step > 0, "adamw: steps are counted from 1");
-    match device.kind() {
-        Kind::Cpu(cpu) => cpu::optimizer::adamw(cpu.isa, &by.into(), value, gradient, moments),
-        Kind::Cuda(_) => {
-            let moments = [moments.first.array_mut()?, moments.second.array_mut()?];
-            cuda::optimizer::adamw(&by.into(), value.array_mut()?, gradient.array_mut()?, moments)?;
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu::optimizer::adamw(cpu.isa, &by.into(), value, gradient, moments),
+        Backend::Cuda(_) => {
+            let moments = [moments.first.gpu_mut()?, moments.second.gpu_mut()?];
+            cuda::optimizer::adamw(&by.into(), value.gpu_mut()?, gradient.gpu_mut()?, moments)?;
         }
     }
     Ok(())
 }
 
-/// The sum of squares of all elements of all matrices (single precision), added up in double precision. Waits for the device.
+/// The sum of squares of all elements of all matrices (single precision), added up in double
+/// precision. Waits for the device.
 pub fn sum_of_squares(device: &Device, of: &[&Tensor]) -> Result<f64, DeviceError> {
-    match device.kind() {
-        Kind::Cpu(_) => Ok(of.iter().map(|x| cpu::optimizer::sum_of_squares(x)).sum()),
-        Kind::Cuda(_) => Ok(cuda::optimizer::sum_of_squares(&of.iter().map(|x| x.array()).collect::<Vec<_>>())?),
+    match device.backend() {
+        Backend::Cpu(_) => Ok(of.iter().map(|x| cpu::optimizer::sum_of_squares(x)).sum()),
+        Backend::Cuda(_) => {
+            Ok(cuda::optimizer::sum_of_squares(&of.iter().map(|x| x.gpu()).collect::<Vec<_>>())?)
+        }
     }
 }

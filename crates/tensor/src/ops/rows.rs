@@ -1,8 +1,8 @@
 //! Moving rows about: gathering, stacking, adding.
 
-use super::{Draws, Linear};
-use crate::cuda::norm::Addend;
-use crate::device::Kind;
+use super::{Linear, PerturbedRows};
+use crate::cuda::norm::ResidualAddend;
+use crate::device::Backend;
 use crate::rng::MAX_ELEMENTS;
 use crate::{Device, DeviceError, Tensor, cuda};
 
@@ -10,15 +10,15 @@ use crate::{Device, DeviceError, Tensor, cuda};
 #[derive(Debug)]
 pub struct Indices {
     host: Vec<u32>,
-    on_gpu: Option<cuda::Indices>,
+    on_gpu: Option<cuda::CudaIndices>,
 }
 
 impl Indices {
     /// Brings them to the device.
     pub fn new(device: &Device, host: Vec<u32>) -> Result<Self, DeviceError> {
-        let on_gpu = match device.kind() {
-            Kind::Cpu(_) => None,
-            Kind::Cuda(cuda) => Some(cuda::Indices::new(cuda, &host)?),
+        let on_gpu = match device.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda::CudaIndices::new(cuda, &host)?),
         };
         Ok(Self { host, on_gpu })
     }
@@ -27,32 +27,39 @@ impl Indices {
         &self.host
     }
 
-    pub(crate) fn gpu(&self) -> &cuda::Indices {
+    pub(crate) fn gpu(&self) -> &cuda::CudaIndices {
         self.on_gpu.as_ref().unwrap_or_else(|| panic!("these indices are not on the gpu"))
     }
 }
 
-/// The rows `picked` of all parts, counted through, in that order; a row may be picked more than once. There must be a part if
-/// there is a row.
-pub fn select<'a>(device: &Device, parts: impl IntoIterator<Item = &'a Tensor>, picked: &[usize]) -> Result<Tensor, DeviceError> {
+/// The rows `picked` of all parts, counted through, in that order; a row may be picked more than
+/// once. There must be a part if there is a row.
+pub fn select<'a>(
+    device: &Device,
+    parts: impl IntoIterator<Item = &'a Tensor>,
+    picked: &[usize],
+) -> Result<Tensor, DeviceError> {
     let parts: Vec<&Tensor> = parts.into_iter().collect();
     let Some(&first) = parts.first() else {
         assert!(picked.is_empty(), "select: a row of nothing");
         return Ok(Tensor::default());
     };
-    match device.kind() {
-        Kind::Cpu(_) => {
+    match device.backend() {
+        Backend::Cpu(_) => {
             let mut rows = Vec::with_capacity(picked.len() * first.cols());
             picked.iter().for_each(|&r| rows.extend_from_slice(row_of(&parts, r)));
             Ok(Tensor::from_vec(picked.len(), first.cols(), rows))
         }
-        Kind::Cuda(cuda) => {
-            if parts.len() == 1 && picked.len() == first.rows() && picked.iter().enumerate().all(|(i, &r)| i == r) {
+        Backend::Cuda(cuda) => {
+            if parts.len() == 1
+                && picked.len() == first.rows()
+                && picked.iter().enumerate().all(|(i, &r)| i == r)
+            {
                 return Ok(first.clone()); // nothing moves
             }
             let picked: Vec<u32> = picked.iter().map(|&r| r as u32).collect();
-            let parts: Vec<_> = parts.iter().map(|part| part.array()).collect();
-            Ok(cuda::embedding::select(&parts, &cuda::Indices::new(cuda, &picked)?)?.into())
+            let parts: Vec<_> = parts.iter().map(|part| part.gpu()).collect();
+            Ok(cuda::embedding::select(&parts, &cuda::CudaIndices::new(cuda, &picked)?)?.into())
         }
     }
 }
@@ -69,93 +76,120 @@ fn row_of<'a>(parts: &[&'a Tensor], mut row: usize) -> &'a [f32] {
 
 /// [`select`] of one part's rows, which the device knows already.
 pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, DeviceError> {
-    match device.kind() {
-        Kind::Cpu(_) => Ok(x.select(picked.host.iter().map(|&r| r as usize))),
-        Kind::Cuda(_) => Ok(cuda::embedding::select(&[x.array()], picked.gpu())?.into()),
+    match device.backend() {
+        Backend::Cpu(_) => Ok(x.select(picked.host.iter().map(|&r| r as usize))),
+        Backend::Cuda(_) => Ok(cuda::embedding::select(&[x.gpu()], picked.gpu())?.into()),
     }
 }
 
 /// All rows of all parts (at least one), one part after the other.
 pub fn concat(device: &Device, parts: &[&Tensor]) -> Result<Tensor, DeviceError> {
-    match device.kind() {
-        Kind::Cpu(_) => {
+    match device.backend() {
+        Backend::Cpu(_) => {
             let mut out = Tensor::zeros(0, parts[0].cols());
             parts.iter().for_each(|part| out.extend(part));
             Ok(out)
         }
-        Kind::Cuda(_) => Ok(cuda::embedding::concat(&parts.iter().map(|p| p.array()).collect::<Vec<_>>())?.into()),
+        Backend::Cuda(_) => {
+            Ok(cuda::embedding::concat(&parts.iter().map(|p| p.gpu()).collect::<Vec<_>>())?.into())
+        }
     }
 }
 
-/// The weights of some outputs of a map, a row each, in the order of the inputs: a map serves as an embedding table.
+/// The weights of some outputs of a map, a row each, in the order of the inputs: a map serves as an
+/// embedding table.
 pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor, DeviceError> {
-    match device.kind() {
-        Kind::Cpu(_) => {
+    match device.backend() {
+        Backend::Cpu(_) => {
             let mut out = Tensor::zeros(outputs.len(), table.inputs());
-            outputs.iter().enumerate().for_each(|(r, &j)| table.output_weights(j as usize, out.row_mut(r)));
+            outputs
+                .iter()
+                .enumerate()
+                .for_each(|(r, &j)| table.output_weights(j as usize, out.row_mut(r)));
             Ok(out)
         }
-        Kind::Cuda(cuda) => Ok(cuda::embedding::lookup(table.gpu(), &cuda::Indices::new(cuda, outputs)?)?.into()),
+        Backend::Cuda(cuda) => {
+            Ok(cuda::embedding::lookup(table.gpu(), &cuda::CudaIndices::new(cuda, outputs)?)?
+                .into())
+        }
     }
 }
 
 /// `x += y`, both (rows, columns).
 pub fn add(device: &Device, x: &mut Tensor, y: &Tensor) -> Result<(), DeviceError> {
     assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "add: unlike shapes");
-    match device.kind() {
-        Kind::Cpu(_) => x.data_mut().iter_mut().zip(y.data()).for_each(|(x, y)| *x += y),
-        Kind::Cuda(_) => cuda::norm::add(x.array_mut()?, Addend { y: y.array(), bias: None, mask: None })?,
+    match device.backend() {
+        Backend::Cpu(_) => x.data_mut().iter_mut().zip(y.data()).for_each(|(x, y)| *x += y),
+        Backend::Cuda(_) => {
+            cuda::norm::add(x.gpu_mut()?, ResidualAddend { y: y.gpu(), bias: None, mask: None })?
+        }
     }
     Ok(())
 }
 
 /// `x *= by`.
 pub fn scale(device: &Device, x: &mut Tensor, by: f32) -> Result<(), DeviceError> {
-    match device.kind() {
-        Kind::Cpu(_) => x.data_mut().iter_mut().for_each(|x| *x *= by),
-        Kind::Cuda(_) => *x = x.array().scaled(by, cuda::Dtype::F32)?.into(),
+    match device.backend() {
+        Backend::Cpu(_) => x.data_mut().iter_mut().for_each(|x| *x *= by),
+        Backend::Cuda(_) => *x = x.gpu().scaled(by, cuda::CudaDtype::F32)?.into(),
     }
     Ok(())
 }
 
 /// Adds normal noise of standard deviation `std` to each row that has a draw.
-pub fn add_noise(device: &Device, x: &mut Tensor, draws: &Draws, std: f32) -> Result<(), DeviceError> {
+pub fn add_noise(
+    device: &Device,
+    x: &mut Tensor,
+    draws: &PerturbedRows,
+    std: f32,
+) -> Result<(), DeviceError> {
     let count = draws.rows().len();
     assert_eq!(x.rows(), count, "add_noise: {count} draws for {} rows", x.rows());
     assert!(x.cols() <= MAX_ELEMENTS, "add_noise: {} elements cannot be named", x.cols());
-    match device.kind() {
-        Kind::Cpu(_) => {
+    match device.backend() {
+        Backend::Cpu(_) => {
             for (r, draw) in draws.rows().iter().enumerate() {
                 if let Some(draw) = draw {
                     draw.add_noise(std, x.row_mut(r));
                 }
             }
         }
-        Kind::Cuda(_) => cuda::noise::add_noise(x.array_mut()?, std, draws.gpu())?,
+        Backend::Cuda(_) => cuda::noise::add_noise(x.gpu_mut()?, std, draws.gpu())?,
     }
     Ok(())
 }
 
-/// `to[rows[r]] += x[r]`: x is (rows, columns) in any format, to (any, columns). Several rows may go to the same.
-pub fn scatter_add(device: &Device, x: &Tensor, rows: &Indices, to: &mut Tensor) -> Result<(), DeviceError> {
+/// `to[rows[r]] += x[r]`: x is (rows, columns) in any format, to (any, columns). Several rows may
+/// go to the same.
+pub fn scatter_add(
+    device: &Device,
+    x: &Tensor,
+    rows: &Indices,
+    to: &mut Tensor,
+) -> Result<(), DeviceError> {
     let count = rows.host.len();
-    assert_eq!((x.rows(), x.cols()), (count, to.cols()), "scatter_add: {count} rows of {} columns", to.cols());
-    match device.kind() {
-        Kind::Cpu(_) => {
+    assert_eq!(
+        (x.rows(), x.cols()),
+        (count, to.cols()),
+        "scatter_add: {count} rows of {} columns",
+        to.cols()
+    );
+    match device.backend() {
+        Backend::Cpu(_) => {
             for (r, &row) in rows.host.iter().enumerate() {
                 to.row_mut(row as usize).iter_mut().zip(x.row(r)).for_each(|(t, x)| *t += x);
             }
         }
-        Kind::Cuda(_) => cuda::embedding::scatter_add(x.array(), rows.gpu(), to.array_mut()?)?,
+        Backend::Cuda(_) => cuda::embedding::scatter_add(x.gpu(), rows.gpu(), to.gpu_mut()?)?,
     }
     Ok(())
 }
 
 /// `x = 0`.
 pub fn fill_zero(device: &Device, x: &mut Tensor) -> Result<(), DeviceError> {
-    match device.kind() {
-        Kind::Cpu(_) => x.data_mut().fill(0.0),
-        Kind::Cuda(_) => x.array_mut()?.buffer_mut().clear()?,
+    match device.backend() {
+        Backend::Cpu(_) => x.data_mut().fill(0.0),
+        Backend::Cuda(_) => x.gpu_mut()?.buffer_mut().clear()?,
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// What went wrong with a directory of annotations.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum AnnotationError {
     /// A file could not be read.
     #[error("cannot read {}", path.display())]
     Read {
@@ -18,7 +18,7 @@ pub enum Error {
 
     /// A file could not be written.
     #[error(transparent)]
-    Write(#[from] record::Error),
+    Write(#[from] record::RecordError),
 
     /// There is something already.
     #[error("{} already holds annotations; pass --resume to continue them, --overwrite to replace them, or another --out", dir.display())]
@@ -29,7 +29,7 @@ pub enum Error {
 
     /// No index.
     #[error("{} holds no annotations: it has no index.json; name a directory that `annotate` wrote", dir.display())]
-    Absent {
+    NoIndex {
         /// The directory.
         dir: PathBuf,
     },
@@ -55,17 +55,17 @@ pub enum Error {
     },
 
     /// The run that is to be continued was another one.
-    #[error("{}: it was begun with {} = {}, now it is {}; continue with what it was begun with, or pass another --out", path.display(), .by.field, .by.stored, .by.asked)]
-    Differs {
+    #[error("{}: it was begun with {} = {}, now it is {}; continue with what it was begun with, or pass another --out", path.display(), .by.field, .by.stored, .by.requested)]
+    SettingsDiffer {
         /// The index.
         path: PathBuf,
         /// Where they differ.
-        by: record::Difference,
+        by: record::FieldDifference,
     },
 
     /// Shards are missing.
     #[error("{}: {missing} of {shards} shards are missing, the first is {first}; finish with `annotate --resume`, or copy the files that other machines made", dir.display())]
-    Unfinished {
+    MissingShards {
         /// The directory.
         dir: PathBuf,
         /// How many there should be.
@@ -86,8 +86,10 @@ pub enum Error {
     },
 
     /// A question that the engine labelled does not fit the index.
-    #[error("question {id}: {found} {what} where the index says {wanted}; annotate with the settings of the index")]
-    Unfit {
+    #[error(
+        "question {id}: {found} {what} where the index says {wanted}; annotate with the settings of the index"
+    )]
+    ShapeMismatch {
         /// The question's number.
         id: u32,
         /// What differs.

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::Error;
-use super::shard::Shard;
+use super::error::AnnotationError;
+use super::shard::AnnotationShard;
 
 /// The version of the format. Raised when a reader of the old one would misread the new one.
 const FORMAT: u32 = 1;
-const INDEX: &str = "index.json";
+const INDEX_FILE: &str = "index.json";
 
 /// How thoughts are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub enum ThoughtsDtype {
 
 impl ThoughtsDtype {
     /// As the file calls it.
-    pub(super) fn stored(self) -> safetensors::Dtype {
+    pub(super) fn safetensors(self) -> safetensors::Dtype {
         match self {
             Self::F32 => safetensors::Dtype::F32,
             Self::Bf16 => safetensors::Dtype::BF16,
@@ -36,7 +36,7 @@ impl ThoughtsDtype {
 
 /// The content of `index.json`: the same on every machine that makes some of the shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Index {
+pub struct AnnotationIndex {
     /// The version of the format.
     pub version: u32,
     /// The program and its version. Shards of another one may be added.
@@ -59,7 +59,7 @@ pub struct Index {
     pub dtype: ThoughtsDtype,
 }
 
-impl Index {
+impl AnnotationIndex {
     /// The version that is written and read.
     pub const VERSION: u32 = FORMAT;
 
@@ -74,25 +74,36 @@ impl Index {
         at(shard)..at(shard + 1)
     }
 
-    fn name(&self, shard: usize) -> String {
+    fn shard_file(&self, shard: usize) -> String {
         format!("{shard:05}-of-{:05}.safetensors", self.shards())
     }
 
-    pub(super) fn read(dir: &Path) -> Result<Self, Error> {
-        let path = dir.join(INDEX);
+    pub(super) fn read(dir: &Path) -> Result<Self, AnnotationError> {
+        let path = dir.join(INDEX_FILE);
         let text = match fs::read(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::Absent { dir: dir.into() }),
-            other => other.map_err(|source| Error::Read { path: path.clone(), source })?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(AnnotationError::NoIndex { dir: dir.into() });
+            }
+            other => {
+                other.map_err(|source| AnnotationError::Read { path: path.clone(), source })?
+            }
         };
-        let bad = |why: String| Error::BadIndex { path: path.clone(), why };
+        let bad = |why: String| AnnotationError::BadIndex { path: path.clone(), why };
         let value: Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
         // Read first: an index of another version would otherwise be reported as lacking a field.
-        let found = value.get("version").and_then(Value::as_u64).ok_or_else(|| bad("it has no `version`".into()))?;
+        let found = value
+            .get("version")
+            .and_then(Value::as_u64)
+            .ok_or_else(|| bad("it has no `version`".into()))?;
         if found != u64::from(FORMAT) {
-            return Err(Error::Version { path, found, reads: FORMAT });
+            return Err(AnnotationError::Version { path, found, reads: FORMAT });
         }
         let index: Self = serde_json::from_value(value).map_err(|e| bad(e.to_string()))?;
-        let positive = [("per_shard", index.per_shard), ("trajectories", index.trajectories), ("width", index.width)];
+        let positive = [
+            ("per_shard", index.per_shard),
+            ("trajectories", index.trajectories),
+            ("width", index.width),
+        ];
         match positive.iter().find(|(_, count)| *count == 0) {
             Some((field, _)) => Err(bad(format!("`{field}` is 0"))),
             None => Ok(index),
@@ -100,48 +111,50 @@ impl Index {
     }
 
     /// Refuses to go on with anything that changes what is written.
-    fn admits(&self, asked: &Self, path: PathBuf) -> Result<(), Error> {
+    fn check_resumable(&self, asked: &Self, path: PathBuf) -> Result<(), AnnotationError> {
         let comparable = |index: &Self| {
             let index = Self { program: String::new(), commit: None, ..index.clone() };
-            serde_json::to_value(index).map_err(|e| Error::BadIndex { path: path.clone(), why: e.to_string() })
+            serde_json::to_value(index)
+                .map_err(|e| AnnotationError::BadIndex { path: path.clone(), why: e.to_string() })
         };
-        match record::difference("index", &comparable(self)?, &comparable(asked)?) {
-            Some(by) => Err(Error::Differs { path, by }),
+        match record::first_difference("index", &comparable(self)?, &comparable(asked)?) {
+            Some(by) => Err(AnnotationError::SettingsDiffer { path, by }),
             None => Ok(()),
         }
     }
 }
 
-/// A directory that shards are written to. Several processes may write to one, if they make different shards.
+/// A directory that shards are written to. Several processes may write to one, if they make
+/// different shards.
 #[derive(Debug)]
-pub struct Store {
+pub struct AnnotationStore {
     dir: PathBuf,
-    index: Index,
+    index: AnnotationIndex,
 }
 
-impl Store {
+impl AnnotationStore {
     /// Begins in a directory that holds no annotations; it is made where it is missing.
-    pub fn create(dir: &Path, index: &Index) -> Result<Self, Error> {
-        match dir.join(INDEX).exists() {
-            true => Err(Error::Exists { dir: dir.into() }),
-            false => Self::begin(dir, index),
+    pub fn create(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
+        match dir.join(INDEX_FILE).exists() {
+            true => Err(AnnotationError::Exists { dir: dir.into() }),
+            false => Self::write_index(dir, index),
         }
     }
 
     /// Continues what is there, or begins it.
-    pub fn resume(dir: &Path, index: &Index) -> Result<Self, Error> {
-        match Index::read(dir) {
-            Err(Error::Absent { .. }) => Self::begin(dir, index),
+    pub fn resume(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
+        match AnnotationIndex::read(dir) {
+            Err(AnnotationError::NoIndex { .. }) => Self::write_index(dir, index),
             stored => {
-                stored?.admits(index, dir.join(INDEX))?;
+                stored?.check_resumable(index, dir.join(INDEX_FILE))?;
                 Ok(Self { dir: dir.into(), index: index.clone() })
             }
         }
     }
 
     /// Begins in place of what is there. Files that are not annotations stay.
-    pub fn overwrite(dir: &Path, index: &Index) -> Result<Self, Error> {
-        let failed = |source| Error::Read { path: dir.into(), source };
+    pub fn overwrite(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
+        let failed = |source| AnnotationError::Read { path: dir.into(), source };
         if dir.exists() {
             for entry in fs::read_dir(dir).map_err(failed)? {
                 let entry = entry.map_err(failed)?;
@@ -150,48 +163,63 @@ impl Store {
                 }
             }
         }
-        Self::begin(dir, index)
+        Self::write_index(dir, index)
     }
 
-    fn begin(dir: &Path, index: &Index) -> Result<Self, Error> {
-        fs::create_dir_all(dir).map_err(|source| record::Error::Write { path: dir.into(), source })?;
-        let path = dir.join(INDEX);
-        let text = serde_json::to_string_pretty(index).map_err(|e| Error::BadIndex { path: path.clone(), why: e.to_string() })?;
-        record::write_file(&path, format!("{text}\n").as_bytes())?;
+    fn write_index(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
+        fs::create_dir_all(dir)
+            .map_err(|source| record::RecordError::Write { path: dir.into(), source })?;
+        let path = dir.join(INDEX_FILE);
+        let text = serde_json::to_string_pretty(index)
+            .map_err(|e| AnnotationError::BadIndex { path: path.clone(), why: e.to_string() })?;
+        record::write_atomic(&path, format!("{text}\n").as_bytes())?;
         Ok(Self { dir: dir.into(), index: index.clone() })
     }
 
-    /// Shards of part `part` of `of` (counted from 0) that are not there yet: every `of`-th, so that parts are alike.
+    /// Shards of part `part` of `of` (counted from 0) that are not there yet: every `of`-th, so
+    /// that parts are alike.
     pub fn missing(&self, part: usize, of: usize) -> Vec<usize> {
         (0..self.index.shards()).filter(|s| s % of == part && !self.path(*s).exists()).collect()
     }
 
     /// Writes a shard, all or nothing.
-    pub fn write(&self, number: usize, shard: &Shard) -> Result<(), Error> {
+    pub fn write(&self, number: usize, shard: &AnnotationShard) -> Result<(), AnnotationError> {
         let path = self.path(number);
-        let bytes = shard.bytes().map_err(|why| Error::BadShard { path: path.clone(), why })?;
-        Ok(record::write_file(&path, &bytes)?)
+        let bytes =
+            shard.bytes().map_err(|why| AnnotationError::BadShard { path: path.clone(), why })?;
+        Ok(record::write_atomic(&path, &bytes)?)
     }
 
     fn path(&self, shard: usize) -> PathBuf {
-        self.dir.join(self.index.name(shard))
+        self.dir.join(self.index.shard_file(shard))
     }
 }
 
 /// The files of all shards, if all are there.
-pub(super) fn files(dir: &Path, index: &Index) -> Result<Vec<PathBuf>, Error> {
+pub(super) fn shard_files(
+    dir: &Path,
+    index: &AnnotationIndex,
+) -> Result<Vec<PathBuf>, AnnotationError> {
     let shards = index.shards();
-    // Names are looked up in the directory's own list: an index that promises billions of shards is refused at once.
-    let entries = fs::read_dir(dir).map_err(|source| Error::Read { path: dir.into(), source })?;
+    // Names are looked up in the directory's own list: an index that promises billions of shards is
+    // refused at once.
+    let entries =
+        fs::read_dir(dir).map_err(|source| AnnotationError::Read { path: dir.into(), source })?;
     let names: std::collections::HashSet<String> =
         entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect();
-    let there = |s: &usize| names.contains(&index.name(*s));
+    let there = |s: &usize| names.contains(&index.shard_file(*s));
     if names.len() < shards || !(0..shards).all(|s| there(&s)) {
         let found = names.iter().filter(|name| is_shard(name)).count();
-        let first = (0..shards).find(|s| !there(s)).map_or_else(String::new, |s| index.name(s));
-        return Err(Error::Unfinished { dir: dir.into(), shards, missing: shards.saturating_sub(found), first });
+        let first =
+            (0..shards).find(|s| !there(s)).map_or_else(String::new, |s| index.shard_file(s));
+        return Err(AnnotationError::MissingShards {
+            dir: dir.into(),
+            shards,
+            missing: shards.saturating_sub(found),
+            first,
+        });
     }
-    Ok((0..shards).map(|s| dir.join(index.name(s))).collect())
+    Ok((0..shards).map(|s| dir.join(index.shard_file(s))).collect())
 }
 
 /// Whether a file is named as shards are.

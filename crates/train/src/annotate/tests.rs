@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use engine::Question;
-use engine::question::GoldKind;
-use engine::rollout::{Annotated, Path as Followed};
+use engine::question::AnswerKind;
+use engine::rollout::{AnnotatedQuestion, LabelledTrajectory as Followed};
 use proptest::prelude::*;
 use serde_json::json;
 use tensor::Tensor;
@@ -14,9 +14,9 @@ use super::*;
 
 const WIDTH: usize = 3;
 
-fn index(dtype: ThoughtsDtype, questions: usize) -> Index {
-    Index {
-        version: Index::VERSION,
+fn index(dtype: ThoughtsDtype, questions: usize) -> AnnotationIndex {
+    AnnotationIndex {
+        version: AnnotationIndex::VERSION,
         program: "test 1".into(),
         commit: None,
         settings: json!({ "p": 0.2 }),
@@ -31,14 +31,16 @@ fn index(dtype: ThoughtsDtype, questions: usize) -> Index {
 
 fn question(id: u32) -> Question {
     let steps = (0..id % 3).map(|i| format!("<<{i}+{id}={}>>", i + id)).collect();
-    Question { id, text: "?".into(), gold: "7".into(), kind: GoldKind::Number, steps }
+    Question { id, text: "?".into(), gold: "7".into(), kind: AnswerKind::Number, steps }
 }
 
 /// A question whose trajectories have so many thoughts.
-fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> Annotated {
+fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> AnnotatedQuestion {
     let path = |k: usize| {
         let rows = if kept { lengths[k] } else { 0 };
-        let numbers = (0..rows * WIDTH).map(|i| (id as f32 + 1.0) * 0.37 + i as f32 * 1.01 - k as f32).collect();
+        let numbers = (0..rows * WIDTH)
+            .map(|i| (id as f32 + 1.0) * 0.37 + i as f32 * 1.01 - k as f32)
+            .collect();
         Followed {
             thoughts: Tensor::from_vec(rows, WIDTH, numbers),
             labels: (0..rows).map(|t| t as f32 / 4.0 % 1.0).collect(),
@@ -47,40 +49,52 @@ fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> Annotated {
             correct: k == 0,
         }
     };
-    Annotated { id, prompt: (0..id + 1).collect(), kept, paths: vec![path(0), path(1)], rollouts: 5 }
+    AnnotatedQuestion {
+        id,
+        prompt: (0..id + 1).collect(),
+        kept,
+        trajectories: vec![path(0), path(1)],
+        rollouts: 5,
+    }
 }
 
-fn shard_of(index: &Index, some: &[Annotated]) -> Shard {
-    let mut shard = Shard::new(index);
+fn shard_of(index: &AnnotationIndex, some: &[AnnotatedQuestion]) -> AnnotationShard {
+    let mut shard = AnnotationShard::new(index);
     some.iter().for_each(|a| shard.add(&question(a.id), a).unwrap());
     shard
 }
 
 /// All questions in a directory, shard by shard.
-fn written(dir: &Path, index: &Index, all: &[Annotated]) {
-    let store = Store::resume(dir, index).unwrap();
+fn written(dir: &Path, index: &AnnotationIndex, all: &[AnnotatedQuestion]) {
+    let store = AnnotationStore::resume(dir, index).unwrap();
     for number in store.missing(0, 1) {
         store.write(number, &shard_of(index, &all[index.questions_of(number)])).unwrap();
     }
 }
 
-fn assert_read_back(dir: &Path, all: &[Annotated], round: impl Fn(f32) -> f32) {
+fn assert_read_back(dir: &Path, all: &[AnnotatedQuestion], round: impl Fn(f32) -> f32) {
     let read = Annotations::open(dir).unwrap();
-    let kept: Vec<&Annotated> = all.iter().filter(|a| a.kept).collect();
+    let kept: Vec<&AnnotatedQuestion> = all.iter().filter(|a| a.kept).collect();
     assert_eq!((read.len(), read.problems().len()), (kept.len(), kept.len()));
     assert!(read.get(kept.len()).is_none());
     for (problem, wanted) in read.problems().zip(kept) {
         assert_eq!((problem.id(), problem.prompt()), (wanted.id, &wanted.prompt[..]));
         assert_eq!(problem.steps(), step_results(&question(wanted.id).steps));
-        assert_eq!(problem.trajectories().len(), wanted.paths.len());
-        for (trajectory, path) in problem.trajectories().zip(&wanted.paths) {
-            assert_eq!((trajectory.labels(), trajectory.correct()), (&path.labels[..], path.correct));
+        assert_eq!(problem.trajectories().len(), wanted.trajectories.len());
+        for (trajectory, path) in problem.trajectories().zip(&wanted.trajectories) {
+            assert_eq!(
+                (trajectory.labels(), trajectory.correct()),
+                (&path.labels[..], path.correct)
+            );
             assert_eq!(trajectory.answer(), &path.tokens[..]);
             let thoughts: Vec<f32> = path.thoughts.data().iter().map(|&x| round(x)).collect();
             assert_eq!(trajectory.thoughts(), thoughts);
         }
     }
-    assert_eq!((read.counts().questions, read.counts().rollouts), (all.len() as u64, 5 * all.len() as u64));
+    assert_eq!(
+        (read.counts().questions, read.counts().rollouts),
+        (all.len() as u64, 5 * all.len() as u64)
+    );
 }
 
 proptest! {
@@ -88,7 +102,7 @@ proptest! {
 
     #[test]
     fn what_is_written_is_read_back(lengths in prop::collection::vec(((0usize..4, 0usize..4), any::<bool>()), 0..7)) {
-        let all: Vec<Annotated> =
+        let all: Vec<AnnotatedQuestion> =
             lengths.iter().enumerate().map(|(i, ((a, b), kept))| annotated(i as u32, [*a, *b], *kept)).collect();
         for (dtype, round) in [(ThoughtsDtype::F32, (|x| x) as fn(f32) -> f32), (ThoughtsDtype::Bf16, |x| half::bf16::from_f32(x).to_f32())] {
             let dir = tempfile::tempdir().unwrap();
@@ -98,7 +112,7 @@ proptest! {
     }
 }
 
-fn three() -> Vec<Annotated> {
+fn three() -> Vec<AnnotatedQuestion> {
     vec![annotated(0, [2, 1], true), annotated(1, [0, 3], true), annotated(2, [1, 1], false)]
 }
 
@@ -108,13 +122,20 @@ fn interrupted_or_by_several_machines_the_bytes_are_the_same() {
     let [whole, parts] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     written(whole.path(), &index, &all);
     for part in [1, 0] {
-        let store = Store::resume(parts.path(), &Index { program: "test 2".into(), ..index.clone() }).unwrap();
+        let store = AnnotationStore::resume(
+            parts.path(),
+            &AnnotationIndex { program: "test 2".into(), ..index.clone() },
+        )
+        .unwrap();
         assert_eq!(store.missing(part, 2), [part]);
         store.write(part, &shard_of(&index, &all[index.questions_of(part)])).unwrap();
         assert!(store.missing(part, 2).is_empty());
     }
     for name in ["00000-of-00002.safetensors", "00001-of-00002.safetensors"] {
-        assert_eq!(fs::read(whole.path().join(name)).unwrap(), fs::read(parts.path().join(name)).unwrap());
+        assert_eq!(
+            fs::read(whole.path().join(name)).unwrap(),
+            fs::read(parts.path().join(name)).unwrap()
+        );
     }
     assert_eq!(fs::read_dir(parts.path()).unwrap().count(), 3, "nothing is left beside");
     assert_read_back(parts.path(), &all, |x| x);
@@ -124,12 +145,18 @@ fn interrupted_or_by_several_machines_the_bytes_are_the_same() {
 fn what_is_there_is_not_replaced_unless_asked() {
     let (index, dir) = (index(ThoughtsDtype::F32, 3), tempfile::tempdir().unwrap());
     written(dir.path(), &index, &three());
-    assert!(matches!(Store::create(dir.path(), &index), Err(Error::Exists { .. })));
-    let other = Index { settings: json!({ "p": 0.3 }), ..index.clone() };
-    let refused = Store::resume(dir.path(), &other).unwrap_err().to_string();
-    assert!(refused.contains("index.settings.p = 0.2, now it is 0.3") && refused.contains("index.json"), "{refused}");
+    assert!(matches!(
+        AnnotationStore::create(dir.path(), &index),
+        Err(AnnotationError::Exists { .. })
+    ));
+    let other = AnnotationIndex { settings: json!({ "p": 0.3 }), ..index.clone() };
+    let refused = AnnotationStore::resume(dir.path(), &other).unwrap_err().to_string();
+    assert!(
+        refused.contains("index.settings.p = 0.2, now it is 0.3") && refused.contains("index.json"),
+        "{refused}"
+    );
     fs::write(dir.path().join("mine.safetensors"), "kept").unwrap();
-    let store = Store::overwrite(dir.path(), &other).unwrap();
+    let store = AnnotationStore::overwrite(dir.path(), &other).unwrap();
     assert_eq!(store.missing(0, 1), [0, 1]);
     assert!(dir.path().join("mine.safetensors").exists());
 }
@@ -140,10 +167,15 @@ fn a_directory_that_is_not_complete_says_what_is_missing() {
     let message = |dir: &Path| Annotations::open(dir).unwrap_err().to_string();
     assert!(message(dir.path()).contains("no index.json"));
     let index = index(ThoughtsDtype::F32, 3);
-    let store = Store::create(dir.path(), &index).unwrap();
+    let store = AnnotationStore::create(dir.path(), &index).unwrap();
     store.write(0, &shard_of(&index, &three()[..2])).unwrap();
     let missing = message(dir.path());
-    assert!(missing.contains("1 of 2 shards") && missing.contains("00001-of-00002") && missing.contains("--resume"), "{missing}");
+    assert!(
+        missing.contains("1 of 2 shards")
+            && missing.contains("00001-of-00002")
+            && missing.contains("--resume"),
+        "{missing}"
+    );
     for (text, words) in [
         ("{", "not an index"),
         ("{}", "version"),
@@ -153,7 +185,7 @@ fn a_directory_that_is_not_complete_says_what_is_missing() {
         fs::write(dir.path().join("index.json"), text).unwrap();
         assert!(message(dir.path()).contains(words), "{}", message(dir.path()));
     }
-    let endless = Index { questions: usize::MAX, per_shard: 1, ..index };
+    let endless = AnnotationIndex { questions: usize::MAX, per_shard: 1, ..index };
     fs::write(dir.path().join("index.json"), serde_json::to_vec(&endless).unwrap()).unwrap();
     assert!(message(dir.path()).contains("are missing"));
 }
@@ -181,21 +213,26 @@ fn a_damaged_shard_is_refused_by_name() {
         }
     }
     fs::write(&path, &whole).unwrap();
-    let other = Index { trajectories: 3, ..index };
+    let other = AnnotationIndex { trajectories: 3, ..index };
     fs::write(dir.path().join("index.json"), serde_json::to_vec(&other).unwrap()).unwrap();
     let error = Annotations::open(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("`thought_ends` is U64 [2, 2]") && error.contains("--resume"), "{error}");
+    assert!(
+        error.contains("`thought_ends` is U64 [2, 2]") && error.contains("--resume"),
+        "{error}"
+    );
 }
 
 #[test]
 fn questions_of_another_shape_are_refused() {
     let index = index(ThoughtsDtype::F32, 1);
-    let mut shard = Shard::new(&index);
+    let mut shard = AnnotationShard::new(&index);
     let mut other = annotated(4, [2, 2], true);
-    other.paths.pop();
+    other.trajectories.pop();
     assert!(shard.add(&question(4), &other).unwrap_err().to_string().contains("1 trajectories"));
     let mut wide = annotated(4, [2, 2], true);
-    wide.paths[0].thoughts = Tensor::zeros(2, WIDTH + 1);
-    assert!(shard.add(&question(4), &wide).unwrap_err().to_string().contains("4 numbers a thought"));
+    wide.trajectories[0].thoughts = Tensor::zeros(2, WIDTH + 1);
+    assert!(
+        shard.add(&question(4), &wide).unwrap_err().to_string().contains("4 numbers a thought")
+    );
     assert_eq!((shard.problems(), shard.thoughts()), (0, 0));
 }

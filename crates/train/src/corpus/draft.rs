@@ -1,20 +1,24 @@
-//! A problem on its way: the text so far, the steps so far, the running quantity, and who and what it is about.
+//! A problem on its way: the text so far, the steps so far, the running quantity, and who and what
+//! it is about.
 
-use super::draws::Draws;
-use super::effect::Numbers;
-use super::lexicon::{COLORS, CONTAINERS, Container, GIFTS, ITEMS, Item, PARTS, PEOPLE, PLACES, Person, RELATIVES, SIZES, TIMES};
-use super::scale::Scale;
+use super::effect::SlotNumbers;
+use super::lexicon::{
+    COLORS, CONTAINERS, Container, GIFTS, ITEMS, PARTS, PEOPLE, PLACES, Person, RELATIVES, SIZES,
+    StoryItem, TIMES,
+};
+use super::rng::CorpusRng;
+use super::scale::NumberScale;
 use super::split::Split;
-use super::{Op, Problem, Step};
+use super::{ArithOp, Calculation, WordProblem};
 
 /// Fewer than two of something would need another grammar.
 const FEWEST: i64 = 2;
 
 /// Who and what a problem is about. People and things differ from each other.
 #[derive(Debug, Clone, Copy)]
-struct Cast {
+struct StoryCast {
     people: [&'static Person; 4],
-    items: [&'static Item; 4],
+    items: [&'static StoryItem; 4],
     containers: [&'static Container; 2],
     /// Adjectives that tell some of the things from others.
     looks: [&'static str; 2],
@@ -25,18 +29,18 @@ struct Cast {
 
 /// A problem on its way.
 #[derive(Debug)]
-pub(super) struct Draft {
-    pub draws: Draws,
+pub(super) struct ProblemDraft {
+    pub rng: CorpusRng,
     /// The running quantity.
     pub value: i64,
     /// Who a comparison is about, and whom with: places in the cast.
     pub compared: [usize; 2],
     split: Split,
-    scale: Scale,
-    cast: Cast,
+    scale: NumberScale,
+    cast: StoryCast,
     text: String,
-    steps: Vec<Step>,
-    said: Vec<&'static str>,
+    steps: Vec<Calculation>,
+    used_phrases: Vec<&'static str>,
     /// Whether `he` can only be the hero.
     hero_last_named: bool,
     /// Things of the cast that have been bought.
@@ -48,17 +52,17 @@ pub(super) struct Draft {
 }
 
 /// A place to come back to when numbers do not fit.
-pub(super) struct Mark {
+pub(super) struct DraftSnapshot {
     steps: usize,
     value: i64,
 }
 
-impl Draft {
+impl ProblemDraft {
     /// An empty draft of a split.
-    pub(super) fn new(split: Split, scale: Scale, mut draws: Draws) -> Self {
-        let cast = Cast::draw(&mut draws);
+    pub(super) fn new(split: Split, scale: NumberScale, mut draws: CorpusRng) -> Self {
+        let cast = StoryCast::sample(&mut draws);
         Self {
-            draws,
+            rng: draws,
             value: 0,
             compared: [1, 0],
             split,
@@ -66,7 +70,7 @@ impl Draft {
             cast,
             text: String::with_capacity(400),
             steps: Vec::with_capacity(6),
-            said: Vec::with_capacity(8),
+            used_phrases: Vec::with_capacity(8),
             hero_last_named: true,
             bought: 0,
             gifts: 0,
@@ -75,11 +79,11 @@ impl Draft {
     }
 
     /// The problem, if it has the right number of steps and is of its scale.
-    pub(super) fn finish(self) -> Option<Problem> {
+    pub(super) fn finish(self) -> Option<WordProblem> {
         let answer = self.steps.last()?.result;
         let largest = self.steps.iter().map(|step| step.result).max()?;
         let fits = (2..=6).contains(&self.steps.len()) && largest >= self.scale.floor();
-        fits.then_some(Problem { question: self.text, steps: self.steps, answer })
+        fits.then_some(WordProblem { question: self.text, steps: self.steps, answer })
     }
 
     pub(super) fn split(&self) -> Split {
@@ -87,8 +91,8 @@ impl Draft {
     }
 
     /// Makes the problem one about some of these things.
-    pub(super) fn about(&mut self, things: &'static [Item]) {
-        self.cast.items = distinct(&mut self.draws, things);
+    pub(super) fn choose_items(&mut self, things: &'static [StoryItem]) {
+        self.cast.items = distinct(&mut self.rng, things);
         if self.is_about_food() {
             self.cast.looks = SIZES;
         }
@@ -98,7 +102,7 @@ impl Draft {
         self.cast.items[0].is_food()
     }
 
-    pub(super) fn steps(&self) -> &[Step] {
+    pub(super) fn steps(&self) -> &[Calculation] {
         &self.steps
     }
 
@@ -111,58 +115,59 @@ impl Draft {
         });
     }
 
-    pub(super) fn mark(&self) -> Mark {
-        Mark { steps: self.steps.len(), value: self.value }
+    pub(super) fn snapshot(&self) -> DraftSnapshot {
+        DraftSnapshot { steps: self.steps.len(), value: self.value }
     }
 
-    pub(super) fn go_back(&mut self, mark: &Mark) {
+    pub(super) fn restore(&mut self, mark: &DraftSnapshot) {
         self.steps.truncate(mark.steps);
         self.value = mark.value;
     }
 
     #[cfg(test)]
-    pub(super) fn said(&self) -> &[&'static str] {
-        &self.said
+    pub(super) fn used_phrases(&self) -> &[&'static str] {
+        &self.used_phrases
     }
 
-    pub(super) fn has_said(&self, phrase: &'static str) -> bool {
-        self.said.iter().any(|said| std::ptr::eq(*said, phrase))
+    pub(super) fn has_used(&self, phrase: &'static str) -> bool {
+        self.used_phrases.iter().any(|said| std::ptr::eq(*said, phrase))
     }
 }
 
 /// Numbers.
-impl Draft {
+impl ProblemDraft {
     /// Writes a step; `None` if its result is too small, too large, or not whole.
-    pub(super) fn step(&mut self, left: i64, op: Op, right: i64) -> Option<i64> {
+    pub(super) fn step(&mut self, left: i64, op: ArithOp, right: i64) -> Option<i64> {
         let result = op.apply(left, right)?;
-        if !(FEWEST..=self.scale.limit()).contains(&result) || left.max(right) > self.scale.limit() {
+        if !(FEWEST..=self.scale.limit()).contains(&result) || left.max(right) > self.scale.limit()
+        {
             return None;
         }
-        self.steps.push(Step { left, op, right, result });
+        self.steps.push(Calculation { left, op, right, result });
         Some(result)
     }
 
     pub(super) fn amount(&mut self) -> i64 {
-        self.scale.amount(&mut self.draws)
+        self.scale.amount(&mut self.rng)
     }
 
     /// Years or minutes.
     pub(super) fn time(&mut self) -> i64 {
-        self.draws.between(20, 60)
+        self.rng.between(20, 60)
     }
 
     pub(super) fn factor(&mut self) -> i64 {
-        self.scale.factor(&mut self.draws)
+        self.scale.factor(&mut self.rng)
     }
 
     pub(super) fn each(&mut self) -> i64 {
-        self.scale.each(&mut self.draws)
+        self.scale.each(&mut self.rng)
     }
 
     /// How many times as many.
     pub(super) fn times(&mut self) -> i64 {
-        let most = if self.scale == Scale::Hard { 12 } else { 6 };
-        self.draws.between(2, most)
+        let most = if self.scale == NumberScale::Hard { 12 } else { 6 };
+        self.rng.between(2, most)
     }
 
     /// An amount that leaves something of `v`.
@@ -171,20 +176,20 @@ impl Draft {
         let most = v - FEWEST;
         match amount {
             a if a <= most => Some(a),
-            _ if most >= FEWEST => Some(self.draws.between(FEWEST, most)),
+            _ if most >= FEWEST => Some(self.rng.between(FEWEST, most)),
             _ => None,
         }
     }
 
     /// How many for each and how many groups, so that something of `v` is left.
-    pub(super) fn groups_within(&mut self, v: i64) -> Option<Numbers> {
+    pub(super) fn groups_within(&mut self, v: i64) -> Option<SlotNumbers> {
         let groups = self.factor().min(v / 3);
         let most = (v - FEWEST) / groups.max(1);
         if groups < FEWEST || most < FEWEST {
             return None;
         }
         let each = self.each();
-        let each = if each <= most { each } else { self.draws.between(FEWEST, most) };
+        let each = if each <= most { each } else { self.rng.between(FEWEST, most) };
         Some([each, groups, 0, 0])
     }
 
@@ -201,15 +206,15 @@ impl Draft {
     fn divisor_between(&mut self, v: i64, low: i64, high: i64) -> Option<i64> {
         let divides = |k: &i64| v % k == 0 && v / k >= FEWEST;
         let count = (low..=high).filter(divides).count();
-        let chosen = if count == 0 { return None } else { self.draws.below(count) };
+        let chosen = if count == 0 { return None } else { self.rng.below(count) };
         (low..=high).filter(divides).nth(chosen)
     }
 }
 
 /// Words.
-impl Draft {
+impl ProblemDraft {
     /// Adds a phrase to the text, its slots filled, each sentence with its capital letter.
-    pub(super) fn say(&mut self, phrase: &'static str, numbers: Numbers) {
+    pub(super) fn append(&mut self, phrase: &'static str, numbers: SlotNumbers) {
         if !self.text.is_empty() && !self.text.ends_with(' ') {
             self.text.push(' ');
         }
@@ -222,13 +227,13 @@ impl Draft {
             rest = after;
         }
         self.text.push_str(rest);
-        self.said.push(phrase);
+        self.used_phrases.push(phrase);
         self.capitalise(start);
     }
 
     /// Words that open the next sentence.
     pub(super) fn lead_in(&mut self, words: &'static str) {
-        self.say(words, [0; 4]);
+        self.append(words, [0; 4]);
         self.text.push(' ');
     }
 
@@ -243,18 +248,18 @@ impl Draft {
         }
     }
 
-    fn fill(&mut self, slot: &str, numbers: Numbers) {
+    fn fill(&mut self, slot: &str, numbers: SlotNumbers) {
         // A copy of a few words, so that naming someone can be noted down.
         let cast = self.cast;
         let word = match slot {
             "hero" => self.name_hero(),
-            "he" if self.can_be_brief() => cast.people[0].he,
+            "he" if self.use_pronoun() => cast.people[0].he,
             "him" if self.hero_last_named => cast.people[0].him,
             "he" | "him" => self.name_hero(),
             "same" => cast.people[0].he,
             "his" => cast.people[0].his,
             "friend" => {
-                self.name_next();
+                self.require_hero_name();
                 cast.people[1].name
             }
             "who" => cast.people[self.compared[0]].name,
@@ -287,11 +292,13 @@ impl Draft {
     }
 
     /// `{2}`, `{times0}` or `{part0}`.
-    fn fill_number(&mut self, slot: &str, numbers: Numbers) {
+    fn fill_number(&mut self, slot: &str, numbers: SlotNumbers) {
         use std::fmt::Write;
         let at = slot.bytes().last().map_or(0, |digit| usize::from(digit.wrapping_sub(b'0')));
         let number = numbers.get(at).copied().unwrap_or_default();
-        let word = |list: &[&'static str]| usize::try_from(number - 2).ok().and_then(|i| list.get(i).copied());
+        let word = |list: &[&'static str]| {
+            usize::try_from(number - 2).ok().and_then(|i| list.get(i).copied())
+        };
         let word = match slot.as_bytes().first() {
             Some(b't') => word(&TIMES),
             Some(b'p') => word(&PARTS),
@@ -306,7 +313,7 @@ impl Draft {
     }
 
     /// Others were spoken of: the hero is called by name when next mentioned.
-    pub(super) fn name_next(&mut self) {
+    pub(super) fn require_hero_name(&mut self) {
         self.hero_last_named = false;
     }
 
@@ -316,13 +323,13 @@ impl Draft {
     }
 
     /// Whether a pronoun does, where a name would do as well.
-    fn can_be_brief(&mut self) -> bool {
-        self.hero_last_named && self.draws.chance(75)
+    fn use_pronoun(&mut self) -> bool {
+        self.hero_last_named && self.rng.chance(75)
     }
 }
 
-impl Cast {
-    fn draw(draws: &mut Draws) -> Self {
+impl StoryCast {
+    fn sample(draws: &mut CorpusRng) -> Self {
         Self {
             people: distinct(draws, &PEOPLE),
             // Until `about` chooses.
@@ -337,7 +344,7 @@ impl Cast {
 }
 
 /// Some of a list, each once.
-fn distinct<T, const N: usize>(draws: &mut Draws, from: &'static [T]) -> [&'static T; N] {
+fn distinct<T, const N: usize>(draws: &mut CorpusRng, from: &'static [T]) -> [&'static T; N] {
     let mut chosen = [0; N];
     for i in 0..N {
         chosen[i] = draws.below(from.len());

@@ -58,17 +58,17 @@ pub(super) static PEOPLE: [Person; 36] = [
 
 /// A thing that is counted.
 #[derive(Debug)]
-pub(super) struct Item {
+pub(super) struct StoryItem {
     pub one: &'static str,
     pub many: &'static str,
 }
 
-const fn item(one: &'static str, many: &'static str) -> Item {
-    Item { one, many }
+const fn item(one: &'static str, many: &'static str) -> StoryItem {
+    StoryItem { one, many }
 }
 
 /// Things of every sort, in the order [`GROWN`], [`BAKED`], [`MADE`].
-pub(super) static ITEMS: [Item; 34] = [
+pub(super) static ITEMS: [StoryItem; 34] = [
     item("apple", "apples"),
     item("carrot", "carrots"),
     item("lemon", "lemons"),
@@ -106,13 +106,13 @@ pub(super) static ITEMS: [Item; 34] = [
 ];
 
 /// What grows and is eaten.
-pub(super) static GROWN: &[Item] = ITEMS.split_at(8).0;
+pub(super) static GROWN: &[StoryItem] = ITEMS.split_at(8).0;
 /// What is baked and eaten.
-pub(super) static BAKED: &[Item] = ITEMS.split_at(8).1.split_at(4).0;
+pub(super) static BAKED: &[StoryItem] = ITEMS.split_at(8).1.split_at(4).0;
 /// What is made in a factory.
-pub(super) static MADE: &[Item] = ITEMS.split_at(12).1;
+pub(super) static MADE: &[StoryItem] = ITEMS.split_at(12).1;
 
-impl Item {
+impl StoryItem {
     /// Whether people eat it.
     pub(super) fn is_food(&self) -> bool {
         !MADE.iter().any(|made| std::ptr::eq(made, self))
@@ -144,10 +144,12 @@ pub(super) static RELATIVES: [&str; 9] =
     ["aunt", "brother", "cousin", "father", "grandmother", "mother", "neighbor", "sister", "uncle"];
 
 /// Places where people go.
-pub(super) static PLACES: [&str; 7] = ["fair", "library", "market", "museum", "park", "school", "store"];
+pub(super) static PLACES: [&str; 7] =
+    ["fair", "library", "market", "museum", "park", "school", "store"];
 
 /// What is bought once, for a price. All go with `a`.
-pub(super) static GIFTS: [&str; 10] = ["bike", "chair", "coat", "dress", "game", "hat", "jacket", "lamp", "shirt", "watch"];
+pub(super) static GIFTS: [&str; 10] =
+    ["bike", "chair", "coat", "dress", "game", "hat", "jacket", "lamp", "shirt", "watch"];
 
 /// Adjectives for things to eat, which have no color of choice.
 pub(super) static SIZES: [&str; 2] = ["big", "small"];
@@ -155,7 +157,8 @@ pub(super) static SIZES: [&str; 2] = ["big", "small"];
 pub(super) static COLORS: [&str; 6] = ["black", "blue", "green", "red", "white", "yellow"];
 
 /// Twice and more, from 2 on; larger numbers are written in digits.
-pub(super) static TIMES: [&str; 5] = ["twice", "three times", "four times", "five times", "six times"];
+pub(super) static TIMES: [&str; 5] =
+    ["twice", "three times", "four times", "five times", "six times"];
 
 /// Parts, from 2 on.
 pub(super) static PARTS: [&str; 4] = ["half", "a third", "a quarter", "a fifth"];
@@ -165,6 +168,13 @@ pub(super) fn words() -> impl Iterator<Item = &'static str> {
     let people = PEOPLE.iter().flat_map(|p| [p.name, p.he, p.his, p.him]);
     let items = ITEMS.iter().flat_map(|i| [i.one, i.many]);
     let containers = CONTAINERS.iter().flat_map(|c| [c.one, c.many]);
-    let plain = RELATIVES.iter().chain(&PLACES).chain(&GIFTS).chain(&SIZES).chain(&COLORS).chain(&TIMES).chain(&PARTS);
+    let plain = RELATIVES
+        .iter()
+        .chain(&PLACES)
+        .chain(&GIFTS)
+        .chain(&SIZES)
+        .chain(&COLORS)
+        .chain(&TIMES)
+        .chain(&PARTS);
     people.chain(items).chain(containers).chain(plain.copied())
 }

@@ -1,18 +1,20 @@
 //! Every sentence, by what it does to the running quantity.
 //!
-//! Slots: `{0}` to `{3}` are the effect's numbers, `{times0}` and `{part0}` a number as a word; `{hero}` is a name, `{he}`
-//! and `{him}` a pronoun where it is clear whose, `{his}` follows one of them; `{items}` is what the story counts, `{new}`
-//! a thing that is bought, `{others}` one that distracts; the rest is in `lexicon`. Sentences begin in lower case.
+//! Slots: `{0}` to `{3}` are the effect's numbers, `{times0}` and `{part0}` a number as a word;
+//! `{hero}` is a name, `{he}` and `{him}` a pronoun where it is clear whose, `{his}` follows one of
+//! them; `{items}` is what the story counts, `{new}` a thing that is bought, `{others}` one that
+//! distracts; the rest is in `lexicon`. Sentences begin in lower case.
 //!
-//! A sentence must leave a careful reader one reading only: amounts are said to be more, of the running ones or of others.
+//! A sentence must leave a careful reader one reading only: amounts are said to be more, of the
+//! running ones or of others.
 
 use super::effect::Effect::{self, *};
 
 /// When a sentence can be said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Needs {
+pub(super) enum TemplateCondition {
     /// Always.
-    Nothing,
+    Always,
     /// Of things to eat.
     Food,
     /// After something was taken.
@@ -21,22 +23,22 @@ pub(super) enum Needs {
 
 /// Sentences that do the same.
 #[derive(Debug)]
-pub(super) struct Maker {
+pub(super) struct SentenceTemplate {
     pub effect: Effect,
-    pub needs: Needs,
+    pub condition: TemplateCondition,
     pub phrases: &'static [&'static str],
 }
 
-const fn say(effect: Effect, phrases: &'static [&'static str]) -> Maker {
-    Maker { effect, needs: Needs::Nothing, phrases }
+const fn template(effect: Effect, phrases: &'static [&'static str]) -> SentenceTemplate {
+    SentenceTemplate { effect, condition: TemplateCondition::Always, phrases }
 }
 
-const fn food(effect: Effect, phrases: &'static [&'static str]) -> Maker {
-    Maker { effect, needs: Needs::Food, phrases }
+const fn food_template(effect: Effect, phrases: &'static [&'static str]) -> SentenceTemplate {
+    SentenceTemplate { effect, condition: TemplateCondition::Food, phrases }
 }
 
-const fn after_loss(effect: Effect, phrases: &'static [&'static str]) -> Maker {
-    Maker { effect, needs: Needs::Loss, phrases }
+const fn after_loss(effect: Effect, phrases: &'static [&'static str]) -> SentenceTemplate {
+    SentenceTemplate { effect, condition: TemplateCondition::Loss, phrases }
 }
 
 /// Words that may open the sentence of an event.
@@ -44,17 +46,17 @@ pub(super) static LEAD_INS: &[&str] = &["then", "later", "after that,", "the nex
 
 /// A sentence that has nothing to do with the question.
 #[derive(Debug)]
-pub(super) enum Aside {
+pub(super) enum Distractor {
     /// It says how many there are of something else.
     Amount(&'static str),
     /// It says how old or how long something is.
     Time(&'static str),
 }
 
-impl Aside {
+impl Distractor {
     pub(super) fn phrase(&self) -> &'static str {
         match self {
-            Aside::Amount(phrase) | Aside::Time(phrase) => phrase,
+            Distractor::Amount(phrase) | Distractor::Time(phrase) => phrase,
         }
     }
 }
@@ -63,16 +65,16 @@ impl Aside {
 pub(super) mod own {
     use super::*;
 
-    pub(crate) static ASIDES: &[Aside] = &[
-        Aside::Amount("{hero} also has {0} {others}."),
-        Aside::Amount("{friend} has {0} {others}."),
-        Aside::Amount("{his} {kin} has {0} {others}."),
-        Aside::Time("{his} {kin} is {0} years old."),
-        Aside::Time("it takes {0} minutes to walk to the {place}."),
+    pub(crate) static DISTRACTORS: &[Distractor] = &[
+        Distractor::Amount("{hero} also has {0} {others}."),
+        Distractor::Amount("{friend} has {0} {others}."),
+        Distractor::Amount("{his} {kin} has {0} {others}."),
+        Distractor::Time("{his} {kin} is {0} years old."),
+        Distractor::Time("it takes {0} minutes to walk to the {place}."),
     ];
 
-    pub(crate) static OPENINGS: &[Maker] = &[
-        say(
+    pub(crate) static OPENINGS: &[SentenceTemplate] = &[
+        template(
             Start,
             &[
                 "{hero} has {0} {items}.",
@@ -83,7 +85,7 @@ pub(super) mod own {
                 "at the {place}, {hero} gets {0} {items}.",
             ],
         ),
-        say(
+        template(
             Product,
             &[
                 "{hero} has {0} {boxes} of {items}. there are {1} {items} in each {box}.",
@@ -92,7 +94,7 @@ pub(super) mod own {
                 "{hero} gets {1} {items} from each of {0} friends.",
             ],
         ),
-        say(
+        template(
             Sum,
             &[
                 "{hero} has {0} {red} {items} and {1} {blue} {items}.",
@@ -102,8 +104,8 @@ pub(super) mod own {
         ),
     ];
 
-    pub(crate) static EVENTS: &[Maker] = &[
-        say(
+    pub(crate) static EVENTS: &[SentenceTemplate] = &[
+        template(
             Add,
             &[
                 "{he} buys {0} more {items}.",
@@ -113,7 +115,7 @@ pub(super) mod own {
                 "{he} brings {0} more {items} home.",
             ],
         ),
-        say(
+        template(
             Take,
             &[
                 "{he} gives {0} {items} to {his} {kin}.",
@@ -123,8 +125,8 @@ pub(super) mod own {
                 "{he} gives {0} of the {items} to {friend}.",
             ],
         ),
-        food(Take, &["{he} and {his} friends eat {0} {items}."]),
-        say(
+        food_template(Take, &["{he} and {his} friends eat {0} {items}."]),
+        template(
             AddEach,
             &[
                 "{he} gets {0} {items} a day for {1} days.",
@@ -133,7 +135,7 @@ pub(super) mod own {
                 "every day for {1} days, {he} collects {0} more {items}.",
             ],
         ),
-        say(
+        template(
             TakeEach,
             &[
                 "{he} gives {0} {items} to each of {1} friends.",
@@ -142,15 +144,15 @@ pub(super) mod own {
                 "{he} gives away {1} {cases} with {0} of the {items} in each {case}.",
             ],
         ),
-        food(TakeEach, &["{he} and {his} friends eat {0} {items} a day for {1} days."]),
-        say(
+        food_template(TakeEach, &["{he} and {his} friends eat {0} {items} a day for {1} days."]),
+        template(
             Keep,
             &[
                 "{he} keeps only {part0} of the {items} and gives the rest to {his} {kin}.",
                 "{he} sells all but {part0} of the {items}.",
             ],
         ),
-        say(
+        template(
             TakePart,
             &[
                 "{he} gives {part0} of the {items} to {his} {kin}.",
@@ -158,13 +160,19 @@ pub(super) mod own {
                 "{he} sells {part0} of the {items}.",
             ],
         ),
-        say(Times, &["{he} gets more {items} until {same} has {times0} as many as before."]),
+        template(Times, &["{he} gets more {items} until {same} has {times0} as many as before."]),
     ];
 
-    pub(crate) static CLOSINGS: &[Maker] = &[
-        say(Ask, &["how many {items} does {hero} have now?", "how many {items} does {hero} have in the end?"]),
+    pub(crate) static CLOSINGS: &[SentenceTemplate] = &[
+        template(
+            Ask,
+            &[
+                "how many {items} does {hero} have now?",
+                "how many {items} does {hero} have in the end?",
+            ],
+        ),
         after_loss(Ask, &["how many {items} does {hero} have left?", "how many {items} are left?"]),
-        say(
+        template(
             Divide,
             &[
                 "if {hero} shares all of {his} {items} equally among {0} friends, how many {items} does each friend get?",
@@ -173,44 +181,69 @@ pub(super) mod own {
                 "if {hero} uses {0} {items} a day, how many days will {his} {items} last?",
             ],
         ),
-        say(
+        template(
             Price,
             &[
                 "if {hero} sells all of {his} {items} for {0} dollars each, how many dollars does {same} get?",
                 "each {item} is worth {0} dollars. how many dollars are all of {his} {items} worth?",
             ],
         ),
-        say(
+        template(
             Missing,
             &[
                 "{hero} needs {0} {items} in all. how many more {items} does {same} need?",
                 "how many more {items} must {hero} get to have {0} {items}?",
             ],
         ),
-        say(Times, &["{friend} has {times0} as many {items} as {hero} has now. how many {items} does {friend} have?"]),
-        say(Add, &["{friend} has {0} more {items} than {hero} has now. how many {items} does {friend} have?"]),
-        say(
+        template(
+            Times,
+            &[
+                "{friend} has {times0} as many {items} as {hero} has now. how many {items} does {friend} have?",
+            ],
+        ),
+        template(
+            Add,
+            &[
+                "{friend} has {0} more {items} than {hero} has now. how many {items} does {friend} have?",
+            ],
+        ),
+        template(
             Take,
             &[
                 "{friend} has {0} fewer {items} than {hero} has now. how many {items} does {friend} have?",
                 "{friend} has {0} {items}. how many more {items} does {hero} have now than {friend}?",
             ],
         ),
-        say(JoinTimes, &["{friend} has {times0} as many {items} as {hero} has now. how many {items} do they have together?"]),
-        say(JoinMore, &["{friend} has {0} more {items} than {hero} has now. how many {items} do they have together?"]),
-        say(
+        template(
+            JoinTimes,
+            &[
+                "{friend} has {times0} as many {items} as {hero} has now. how many {items} do they have together?",
+            ],
+        ),
+        template(
+            JoinMore,
+            &[
+                "{friend} has {0} more {items} than {hero} has now. how many {items} do they have together?",
+            ],
+        ),
+        template(
             PackAndSell,
             &[
                 "{he} packs all of {his} {items} into {cases} of {0} and sells each {case} for {1} dollars. how many dollars does {hero} get?",
             ],
         ),
-        say(
+        template(
             SellAndSpend,
             &[
                 "{he} sells all of {his} {items} for {0} dollars each and spends {1} dollars of this money. how many dollars are left?",
             ],
         ),
-        say(MissingDivide, &["{hero} wants to have {0} {items} and gets {1} more every day. how many days will it take?"]),
+        template(
+            MissingDivide,
+            &[
+                "{hero} wants to have {0} {items} and gets {1} more every day. how many days will it take?",
+            ],
+        ),
     ];
 }
 
@@ -218,15 +251,15 @@ pub(super) mod own {
 pub(super) mod stock {
     use super::*;
 
-    pub(crate) static ASIDES: &[Aside] = &[
-        Aside::Amount("there are also {0} {others}."),
-        Aside::Amount("{hero} has {0} {others}."),
-        Aside::Time("{hero} is {0} years old."),
-        Aside::Time("all of this takes {0} minutes."),
+    pub(crate) static DISTRACTORS: &[Distractor] = &[
+        Distractor::Amount("there are also {0} {others}."),
+        Distractor::Amount("{hero} has {0} {others}."),
+        Distractor::Time("{hero} is {0} years old."),
+        Distractor::Time("all of this takes {0} minutes."),
     ];
 
-    pub(crate) static MACHINES: &[Maker] = &[
-        say(
+    pub(crate) static MACHINES: &[SentenceTemplate] = &[
+        template(
             Product,
             &[
                 "{0} machines make {1} {items} each.",
@@ -234,14 +267,14 @@ pub(super) mod stock {
                 "in a factory, {0} workers make {1} {items} each.",
             ],
         ),
-        say(
+        template(
             Product3,
             &[
                 "a factory has {0} machines. each machine makes {1} {items} an hour. the machines work for {2} hours.",
                 "{0} workers make {1} {items} each every day. they work for {2} days.",
             ],
         ),
-        say(
+        template(
             TwoProducts,
             &[
                 "in a factory, {0} old machines make {1} {items} each and {2} new machines make {3} {items} each.",
@@ -250,8 +283,8 @@ pub(super) mod stock {
         ),
     ];
 
-    pub(crate) static FARMS: &[Maker] = &[
-        say(
+    pub(crate) static FARMS: &[SentenceTemplate] = &[
+        template(
             Product,
             &[
                 "a farmer has {0} rows of plants. each row has {1} {items}.",
@@ -259,7 +292,7 @@ pub(super) mod stock {
                 "{0} workers pick {1} {items} each.",
             ],
         ),
-        say(
+        template(
             Product3,
             &[
                 "{0} workers pick {1} {items} each every day. they work for {2} days.",
@@ -268,20 +301,28 @@ pub(super) mod stock {
         ),
     ];
 
-    pub(crate) static BAKERIES: &[Maker] = &[
-        say(
+    pub(crate) static BAKERIES: &[SentenceTemplate] = &[
+        template(
             Product,
             &[
                 "a baker makes {1} {items} an hour. he works for {0} hours.",
                 "a baker fills {0} plates with {1} {items} on each plate.",
             ],
         ),
-        say(Product3, &["{0} bakers make {1} {items} each every day. they work for {2} days."]),
-        say(TwoProducts, &["a baker makes {1} {items} an hour for {0} hours and {3} {items} an hour for {2} hours."]),
+        template(
+            Product3,
+            &["{0} bakers make {1} {items} each every day. they work for {2} days."],
+        ),
+        template(
+            TwoProducts,
+            &[
+                "a baker makes {1} {items} an hour for {0} hours and {3} {items} an hour for {2} hours.",
+            ],
+        ),
     ];
 
-    pub(crate) static GROUPS: &[Maker] = &[
-        say(
+    pub(crate) static GROUPS: &[SentenceTemplate] = &[
+        template(
             Product,
             &[
                 "there are {0} {boxes} at the {place}. each {box} holds {1} {items}.",
@@ -289,33 +330,40 @@ pub(super) mod stock {
                 "{0} classes collect {1} {items} each for the {place}.",
             ],
         ),
-        say(
+        template(
             Product3,
             &[
                 "the {place} has {2} shelves with {0} {boxes} on each shelf. each {box} holds {1} {items}.",
                 "{2} trucks bring {0} {boxes} each to the {place}. there are {1} {items} in each {box}.",
             ],
         ),
-        say(
+        template(
             TwoProducts,
             &[
                 "the {place} has {0} big {boxes} with {1} {items} in each and {2} small {boxes} with {3} {items} in each.",
                 "there are {0} {red} {boxes} and {2} {blue} {boxes} at the {place}. each {red} {box} holds {1} {items} and each {blue} {box} holds {3} {items}.",
             ],
         ),
-        say(
+        template(
             Sum,
             &[
                 "there are {0} {red} {items} and {1} {blue} {items} at the {place}.",
                 "a truck brings {0} {items} and another truck brings {1} {items} to the {place}.",
             ],
         ),
-        say(Start, &["there are {0} {items} at the {place}.", "the {place} has {0} {items}."]),
+        template(Start, &["there are {0} {items} at the {place}.", "the {place} has {0} {items}."]),
     ];
 
-    pub(crate) static EVENTS: &[Maker] = &[
-        say(Add, &["a truck brings {0} more {items}.", "{0} more {items} are bought.", "people bring {0} more {items}."]),
-        say(
+    pub(crate) static EVENTS: &[SentenceTemplate] = &[
+        template(
+            Add,
+            &[
+                "a truck brings {0} more {items}.",
+                "{0} more {items} are bought.",
+                "people bring {0} more {items}.",
+            ],
+        ),
+        template(
             Take,
             &[
                 "{0} of the {items} are bad and are thrown away.",
@@ -324,8 +372,14 @@ pub(super) mod stock {
                 "people buy {0} of the {items}.",
             ],
         ),
-        say(AddEach, &["{1} trucks bring {0} more {items} each.", "every day for {1} days, {0} more {items} are bought."]),
-        say(
+        template(
+            AddEach,
+            &[
+                "{1} trucks bring {0} more {items} each.",
+                "every day for {1} days, {0} more {items} are bought.",
+            ],
+        ),
+        template(
             TakeEach,
             &[
                 "{1} people buy {0} {items} each.",
@@ -333,14 +387,20 @@ pub(super) mod stock {
                 "{1} classes get {0} {items} each.",
             ],
         ),
-        say(Keep, &["all but {part0} of the {items} are sold."]),
-        say(TakePart, &["{part0} of the {items} are sold.", "{part0} of the {items} are given away."]),
+        template(Keep, &["all but {part0} of the {items} are sold."]),
+        template(
+            TakePart,
+            &["{part0} of the {items} are sold.", "{part0} of the {items} are given away."],
+        ),
     ];
 
-    pub(crate) static CLOSINGS: &[Maker] = &[
-        say(Ask, &["how many {items} are there now?", "how many {items} are there in the end?"]),
+    pub(crate) static CLOSINGS: &[SentenceTemplate] = &[
+        template(
+            Ask,
+            &["how many {items} are there now?", "how many {items} are there in the end?"],
+        ),
         after_loss(Ask, &["how many {items} are left?"]),
-        say(
+        template(
             Divide,
             &[
                 "the {items} are now packed into {cases} of {0}. how many {cases} are needed?",
@@ -349,21 +409,21 @@ pub(super) mod stock {
                 "if people now buy {0} {items} a day, how many days will the {items} last?",
             ],
         ),
-        say(
+        template(
             Price,
             &[
                 "if all of the {items} that are there now are sold for {0} dollars each, how many dollars is that in all?",
                 "each {item} is worth {0} dollars. how many dollars are all of the {items} worth now?",
             ],
         ),
-        say(Missing, &["{0} {items} are needed in all. how many more {items} are needed?"]),
-        say(
+        template(Missing, &["{0} {items} are needed in all. how many more {items} are needed?"]),
+        template(
             PackAndSell,
             &[
                 "the {items} are now packed into {cases} of {0} and each {case} is sold for {1} dollars. how many dollars is that in all?",
             ],
         ),
-        say(
+        template(
             MissingDivide,
             &[
                 "{0} {items} are needed in all, and {1} people bring the same number each. how many {items} must each of them bring?",
@@ -376,8 +436,8 @@ pub(super) mod stock {
 pub(super) mod purse {
     use super::*;
 
-    pub(crate) static OPENINGS: &[Maker] = &[
-        say(
+    pub(crate) static OPENINGS: &[SentenceTemplate] = &[
+        template(
             Start,
             &[
                 "{hero} has {0} dollars.",
@@ -385,7 +445,7 @@ pub(super) mod purse {
                 "{hero} gets {0} dollars from {his} {kin}.",
             ],
         ),
-        say(
+        template(
             Product,
             &[
                 "{hero} earns {1} dollars an hour and works for {0} hours.",
@@ -393,15 +453,24 @@ pub(super) mod purse {
                 "{hero} sells {0} {new} for {1} dollars each.",
             ],
         ),
-        say(TwoProducts, &["{hero} works {0} hours for {1} dollars an hour and {2} hours for {3} dollars an hour."]),
+        template(
+            TwoProducts,
+            &[
+                "{hero} works {0} hours for {1} dollars an hour and {2} hours for {3} dollars an hour.",
+            ],
+        ),
     ];
 
-    pub(crate) static EVENTS: &[Maker] = &[
-        say(
+    pub(crate) static EVENTS: &[SentenceTemplate] = &[
+        template(
             Add,
-            &["{he} gets {0} more dollars from {his} {kin}.", "{he} finds {0} dollars.", "{he} sells a {gift} for {0} dollars."],
+            &[
+                "{he} gets {0} more dollars from {his} {kin}.",
+                "{he} finds {0} dollars.",
+                "{he} sells a {gift} for {0} dollars.",
+            ],
         ),
-        say(
+        template(
             Take,
             &[
                 "{he} buys a {gift} for {0} dollars.",
@@ -409,16 +478,46 @@ pub(super) mod purse {
                 "{he} gives {0} dollars to {his} {kin}.",
             ],
         ),
-        say(AddEach, &["{he} sells {1} {new} for {0} dollars each.", "{he} saves {0} more dollars a week for {1} weeks."]),
-        say(TakeEach, &["{he} buys {1} {new} for {0} dollars each.", "{he} spends {0} dollars a day for {1} days."]),
-        say(Keep, &["{he} keeps only {part0} of the money and gives the rest to {his} {kin}."]),
-        say(TakePart, &["{he} spends {part0} of the money on a {gift}.", "{he} gives {part0} of the money to {his} {kin}."]),
+        template(
+            AddEach,
+            &[
+                "{he} sells {1} {new} for {0} dollars each.",
+                "{he} saves {0} more dollars a week for {1} weeks.",
+            ],
+        ),
+        template(
+            TakeEach,
+            &[
+                "{he} buys {1} {new} for {0} dollars each.",
+                "{he} spends {0} dollars a day for {1} days.",
+            ],
+        ),
+        template(
+            Keep,
+            &["{he} keeps only {part0} of the money and gives the rest to {his} {kin}."],
+        ),
+        template(
+            TakePart,
+            &[
+                "{he} spends {part0} of the money on a {gift}.",
+                "{he} gives {part0} of the money to {his} {kin}.",
+            ],
+        ),
     ];
 
-    pub(crate) static CLOSINGS: &[Maker] = &[
-        say(Ask, &["how many dollars does {hero} have now?", "how much money does {hero} have in the end?"]),
-        after_loss(Ask, &["how many dollars does {hero} have left?", "how much money does {hero} have left?"]),
-        say(
+    pub(crate) static CLOSINGS: &[SentenceTemplate] = &[
+        template(
+            Ask,
+            &[
+                "how many dollars does {hero} have now?",
+                "how much money does {hero} have in the end?",
+            ],
+        ),
+        after_loss(
+            Ask,
+            &["how many dollars does {hero} have left?", "how much money does {hero} have left?"],
+        ),
+        template(
             Divide,
             &[
                 "how many {new} can {hero} buy with this money if they cost {0} dollars each?",
@@ -426,12 +525,29 @@ pub(super) mod purse {
                 "if {hero} spends {0} dollars a day, how many days will the money last?",
             ],
         ),
-        say(Missing, &["{hero} wants to buy a {gift} for {0} dollars. how many more dollars does {same} need?"]),
-        say(Times, &["{friend} has {times0} as much money as {hero} has now. how many dollars does {friend} have?"]),
-        say(JoinTimes, &["{friend} has {times0} as much money as {hero} has now. how many dollars do they have together?"]),
-        say(
+        template(
+            Missing,
+            &[
+                "{hero} wants to buy a {gift} for {0} dollars. how many more dollars does {same} need?",
+            ],
+        ),
+        template(
+            Times,
+            &[
+                "{friend} has {times0} as much money as {hero} has now. how many dollars does {friend} have?",
+            ],
+        ),
+        template(
+            JoinTimes,
+            &[
+                "{friend} has {times0} as much money as {hero} has now. how many dollars do they have together?",
+            ],
+        ),
+        template(
             MissingDivide,
-            &["{hero} wants to buy a {gift} for {0} dollars and saves {1} more dollars every week. how many weeks will it take?"],
+            &[
+                "{hero} wants to buy a {gift} for {0} dollars and saves {1} more dollars every week. how many weeks will it take?",
+            ],
         ),
     ];
 }
@@ -440,35 +556,74 @@ pub(super) mod purse {
 pub(super) mod bill {
     use super::*;
 
-    pub(crate) static OPENINGS: &[Maker] = &[
-        say(
+    pub(crate) static OPENINGS: &[SentenceTemplate] = &[
+        template(
             Product,
-            &["{hero} buys {0} {new} for {1} dollars each.", "at the {place}, {hero} buys {0} {new} that cost {1} dollars each."],
+            &[
+                "{hero} buys {0} {new} for {1} dollars each.",
+                "at the {place}, {hero} buys {0} {new} that cost {1} dollars each.",
+            ],
         ),
-        say(Sum, &["{hero} buys a {gift} for {0} dollars and a {gift} for {1} dollars."]),
-        say(TwoProducts, &["{hero} buys {0} {new} for {1} dollars each and {2} {new} for {3} dollars each."]),
+        template(Sum, &["{hero} buys a {gift} for {0} dollars and a {gift} for {1} dollars."]),
+        template(
+            TwoProducts,
+            &["{hero} buys {0} {new} for {1} dollars each and {2} {new} for {3} dollars each."],
+        ),
     ];
 
-    pub(crate) static EVENTS: &[Maker] = &[
-        say(Add, &["{he} also buys a {gift} for {0} dollars.", "{he} also pays {0} dollars for lunch."]),
-        say(AddEach, &["{he} also buys {1} {new} for {0} dollars each.", "{he} also gets {1} {new} that cost {0} dollars each."]),
-        say(Take, &["the store takes {0} dollars off the price of all this."]),
-        say(Keep, &["the store has a sale, and {he} only pays {part0} of the price of all this."]),
+    pub(crate) static EVENTS: &[SentenceTemplate] = &[
+        template(
+            Add,
+            &["{he} also buys a {gift} for {0} dollars.", "{he} also pays {0} dollars for lunch."],
+        ),
+        template(
+            AddEach,
+            &[
+                "{he} also buys {1} {new} for {0} dollars each.",
+                "{he} also gets {1} {new} that cost {0} dollars each.",
+            ],
+        ),
+        template(Take, &["the store takes {0} dollars off the price of all this."]),
+        template(
+            Keep,
+            &["the store has a sale, and {he} only pays {part0} of the price of all this."],
+        ),
     ];
 
-    pub(crate) static CLOSINGS: &[Maker] = &[
-        say(Ask, &["how many dollars does {hero} spend in all?", "how much money does {hero} pay?"]),
-        say(
+    pub(crate) static CLOSINGS: &[SentenceTemplate] = &[
+        template(
+            Ask,
+            &["how many dollars does {hero} spend in all?", "how much money does {hero} pay?"],
+        ),
+        template(
             Missing,
             &[
                 "{he} pays with {0} dollars. how many dollars does {hero} get back?",
                 "{he} had {0} dollars before. how many dollars does {hero} have left?",
             ],
         ),
-        say(Divide, &["{0} people share the cost equally. how many dollars does each of them pay?"]),
-        say(Times, &["{friend} spends {times0} as much money as {hero}. how many dollars does {friend} spend?"]),
-        say(JoinTimes, &["{friend} spends {times0} as much money as {hero}. how many dollars do they spend together?"]),
-        say(JoinMore, &["{friend} spends {0} dollars more than {hero}. how many dollars do they spend together?"]),
+        template(
+            Divide,
+            &["{0} people share the cost equally. how many dollars does each of them pay?"],
+        ),
+        template(
+            Times,
+            &[
+                "{friend} spends {times0} as much money as {hero}. how many dollars does {friend} spend?",
+            ],
+        ),
+        template(
+            JoinTimes,
+            &[
+                "{friend} spends {times0} as much money as {hero}. how many dollars do they spend together?",
+            ],
+        ),
+        template(
+            JoinMore,
+            &[
+                "{friend} spends {0} dollars more than {hero}. how many dollars do they spend together?",
+            ],
+        ),
     ];
 }
 
@@ -476,8 +631,8 @@ pub(super) mod bill {
 pub(super) mod simple {
     use super::*;
 
-    pub(crate) static OPENINGS: &[Maker] = &[
-        say(
+    pub(crate) static OPENINGS: &[SentenceTemplate] = &[
+        template(
             Left,
             &[
                 "{hero} had {0} {items} but lost {1} of them.",
@@ -486,8 +641,11 @@ pub(super) mod simple {
                 "{hero} had {0} {items} and gave {1} of them to a friend.",
             ],
         ),
-        food(Left, &["{hero} had {0} {items} for lunch, and {his} friends ate {1} of them."]),
-        say(
+        food_template(
+            Left,
+            &["{hero} had {0} {items} for lunch, and {his} friends ate {1} of them."],
+        ),
+        template(
             Sum,
             &[
                 "{hero} had {0} {items} and got {1} more from a friend.",
@@ -496,7 +654,7 @@ pub(super) mod simple {
                 "{hero} collected {0} {items} on the first day and {1} {items} on the second day.",
             ],
         ),
-        say(
+        template(
             Product,
             &[
                 "{hero} bought {0} {boxes} with {1} {items} in each {box}.",
@@ -507,8 +665,8 @@ pub(super) mod simple {
         ),
     ];
 
-    pub(crate) static CLOSINGS: &[Maker] = &[
-        say(
+    pub(crate) static CLOSINGS: &[SentenceTemplate] = &[
+        template(
             Divide,
             &[
                 "{he} then put all {his} {items} into {0} {cases} equally. how many {items} were in each {case}?",
@@ -517,28 +675,31 @@ pub(super) mod simple {
                 "if {he} then used {0} {items} a day, how many days did {his} {items} last?",
             ],
         ),
-        say(
+        template(
             Price,
             &[
                 "{he} then sold all {his} {items} for {0} dollars each. how many dollars did {same} get?",
                 "{his} {items} were then worth {0} dollars each. how much money were all of them worth?",
             ],
         ),
-        say(
+        template(
             Add,
             &[
                 "{he} then got {0} more from {his} {kin}. how many {items} did {hero} have in the end?",
                 "{friend} then had {0} more {items} than {hero}. how many {items} did {friend} have?",
             ],
         ),
-        say(
+        template(
             Take,
             &[
                 "{he} then gave {0} {items} to {his} {kin}. how many {items} did {hero} have left?",
                 "{friend} then had {0} fewer {items} than {hero}. how many {items} did {friend} have?",
             ],
         ),
-        say(Missing, &["how many more {items} did {he} then need to have {0} {items} in all?"]),
+        template(
+            Missing,
+            &["how many more {items} did {he} then need to have {0} {items} in all?"],
+        ),
     ];
 }
 
@@ -546,8 +707,8 @@ pub(super) mod simple {
 pub(super) mod ood {
     use super::*;
 
-    pub(crate) static OPENINGS: &[Maker] = &[
-        say(
+    pub(crate) static OPENINGS: &[SentenceTemplate] = &[
+        template(
             Left,
             &[
                 "{hero} had {0} {items} with {him} at the {place} but lost {1} of them there.",
@@ -555,14 +716,14 @@ pub(super) mod ood {
                 "{hero} had {0} {items} to sell, and people bought {1} of them before lunch.",
             ],
         ),
-        say(
+        template(
             Sum,
             &[
                 "{hero} got {0} {items} from {his} {kin} and then {1} {items} from {his} {kin}.",
                 "{hero} had a {box} with {0} {items} in it and another {box} with {1} {items} in it.",
             ],
         ),
-        say(
+        template(
             Product,
             &[
                 "{0} friends gave {hero} {1} {items} each.",
@@ -572,8 +733,8 @@ pub(super) mod ood {
         ),
     ];
 
-    pub(crate) static CLOSINGS: &[Maker] = &[
-        say(
+    pub(crate) static CLOSINGS: &[SentenceTemplate] = &[
+        template(
             Divide,
             &[
                 "how many {cases} of {0} {items} each did {he} then need for all of {his} {items}?",
@@ -581,10 +742,23 @@ pub(super) mod ood {
                 "{he} then gave all of {his} {items} away, {0} to each friend. how many friends got {items}?",
             ],
         ),
-        say(Price, &["people then bought all of {his} {items} for {0} dollars each. how much money did {hero} get in all?"]),
-        say(Add, &["then {his} {kin} gave {him} {0} more. how many {items} did {hero} have in all?"]),
-        say(Take, &["if {he} then used {0} of {his} {items}, how many {items} were left?"]),
-        say(Missing, &["if {he} then needed {0} {items} in all, how many more {items} did {same} need to get?"]),
+        template(
+            Price,
+            &[
+                "people then bought all of {his} {items} for {0} dollars each. how much money did {hero} get in all?",
+            ],
+        ),
+        template(
+            Add,
+            &["then {his} {kin} gave {him} {0} more. how many {items} did {hero} have in all?"],
+        ),
+        template(Take, &["if {he} then used {0} of {his} {items}, how many {items} were left?"]),
+        template(
+            Missing,
+            &[
+                "if {he} then needed {0} {items} in all, how many more {items} did {same} need to get?",
+            ],
+        ),
     ];
 }
 
@@ -598,11 +772,23 @@ pub(super) mod people {
         "there are {0} {items} in the {box} that {who} has.",
     ];
 
-    pub(crate) static RELATIONS: &[Maker] = &[
-        say(Times, &["{who} has {times0} as many {items} as {than}.", "{who} has {times0} as many as {than}."]),
-        say(Add, &["{who} has {0} more {items} than {than}.", "{who} has {0} more than {than}."]),
-        say(Take, &["{who} has {0} fewer {items} than {than}.", "{who} has {0} fewer than {than}."]),
-        say(Keep, &["{who} has {part0} as many {items} as {than}."]),
+    pub(crate) static RELATIONS: &[SentenceTemplate] = &[
+        template(
+            Times,
+            &[
+                "{who} has {times0} as many {items} as {than}.",
+                "{who} has {times0} as many as {than}.",
+            ],
+        ),
+        template(
+            Add,
+            &["{who} has {0} more {items} than {than}.", "{who} has {0} more than {than}."],
+        ),
+        template(
+            Take,
+            &["{who} has {0} fewer {items} than {than}.", "{who} has {0} fewer than {than}."],
+        ),
+        template(Keep, &["{who} has {part0} as many {items} as {than}."]),
     ];
 
     pub(crate) static ONE: &[&str] = &["how many {items} does {who} have?"];
@@ -611,20 +797,30 @@ pub(super) mod people {
         "how many {items} do they have in all?",
         "how many {items} do these friends have together?",
     ];
-    pub(crate) static MORE: &[&str] =
-        &["how many more {items} does {who} have than {than}?", "how many {items} must {than} get to have as many as {who}?"];
+    pub(crate) static MORE: &[&str] = &[
+        "how many more {items} does {who} have than {than}?",
+        "how many {items} must {than} get to have as many as {who}?",
+    ];
 
     /// What they do with all that they have together.
-    pub(crate) static ENDS: &[Maker] = &[
-        say(
+    pub(crate) static ENDS: &[SentenceTemplate] = &[
+        template(
             Divide,
             &[
                 "they put all of their {items} into {cases} of {0}. how many {cases} do they need?",
                 "they share all of their {items} equally among {0} classes. how many {items} does each class get?",
             ],
         ),
-        say(Price, &["they sell all of their {items} for {0} dollars each. how many dollars do they get in all?"]),
-        say(Take, &["they give away {0} of their {items}. how many {items} do they have left together?"]),
-        say(Missing, &["they need {0} {items} in all. how many more {items} do they need?"]),
+        template(
+            Price,
+            &[
+                "they sell all of their {items} for {0} dollars each. how many dollars do they get in all?",
+            ],
+        ),
+        template(
+            Take,
+            &["they give away {0} of their {items}. how many {items} do they have left together?"],
+        ),
+        template(Missing, &["they need {0} {items} in all. how many more {items} do they need?"]),
     ];
 }

@@ -57,7 +57,10 @@ impl FromStr for Split {
     type Err = UnknownSplit;
 
     fn from_str(name: &str) -> Result<Self, UnknownSplit> {
-        Self::ALL.into_iter().find(|split| split.name() == name).ok_or_else(|| UnknownSplit(name.to_owned()))
+        Self::ALL
+            .into_iter()
+            .find(|split| split.name() == name)
+            .ok_or_else(|| UnknownSplit(name.to_owned()))
     }
 }
 
@@ -68,7 +71,8 @@ fn numbers_hash(question: &str) -> u64 {
     for byte in question.bytes() {
         let digit = byte.is_ascii_digit();
         if digit || inside {
-            hash = (hash ^ u64::from(if digit { byte } else { b' ' })).wrapping_mul(0x0100_0000_01b3);
+            hash =
+                (hash ^ u64::from(if digit { byte } else { b' ' })).wrapping_mul(0x0100_0000_01b3);
         }
         inside = digit;
     }
@@ -97,7 +101,9 @@ mod tests {
     fn every_held_out_split_has_its_share() {
         let n = 64_000;
         for split in [Split::Valid, Split::Test, Split::Hard, Split::Ood] {
-            let count = (0..n).filter(|i| Split::of_question(&format!("{i} and {}", i % 97)) == split).count();
+            let count = (0..n)
+                .filter(|i| Split::of_question(&format!("{i} and {}", i % 97)) == split)
+                .count();
             assert!((3700..4300).contains(&count), "{count} of {n} are {}", split.name());
         }
     }

@@ -1,8 +1,8 @@
 //! Which tensors a decoder would ask for, found out by letting it ask.
 //!
-//! A list of names kept here would be a second truth. Instead the decoder's own loader runs on a model of the same build but
-//! with toy sizes, and every request is noted. The toy sizes are all different, so each can be put back to the real
-//! size it stands for.
+//! A list of names kept here would be a second truth. Instead the decoder's own loader runs on a
+//! model of the same build but with toy sizes, and every request is noted. The toy sizes are all
+//! different, so each can be put back to the real size it stands for.
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -14,7 +14,7 @@ use tensor::Device;
 
 /// A tensor that a decoder needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedTensor {
     /// Its canonical name.
     pub name: String,
     /// Its shape in the file.
@@ -22,63 +22,88 @@ pub struct Expected {
 }
 
 /// What the decoder of a checkpoint asks for, in its order.
-pub fn tensors(checkpoint: &Checkpoint, head: LmHead) -> Result<Vec<Expected>> {
+pub fn expected_tensors(checkpoint: &Checkpoint, head: LmHead) -> Result<Vec<ExpectedTensor>> {
     let config = checkpoint.config();
-    let toy = toy(config);
-    let asked = Asked { checkpoint, names: RefCell::default() };
-    Decoder::load(&Device::cpu(Some(NonZeroUsize::MIN))?, &toy, &asked, head)?;
-    let real = |size: &usize| sizes(&toy).iter().zip(sizes(config)).find(|(toy, _)| *toy == size).map_or(*size, |(_, real)| real);
-    let named = asked.names.into_inner().into_iter();
-    Ok(named.map(|(name, shape)| Expected { name, shape: shape.iter().map(real).collect() }).collect())
+    let toy = toy_config(config);
+    let recorder = RecordingSource { checkpoint, requests: RefCell::default() };
+    Decoder::load(&Device::cpu(Some(NonZeroUsize::MIN))?, &toy, &recorder, head)?;
+    let real = |size: &usize| {
+        dimensions(&toy)
+            .iter()
+            .zip(dimensions(config))
+            .find(|(toy, _)| *toy == size)
+            .map_or(*size, |(_, real)| real)
+    };
+    let named = recorder.requests.into_inner().into_iter();
+    Ok(named
+        .map(|(name, shape)| ExpectedTensor { name, shape: shape.iter().map(real).collect() })
+        .collect())
 }
 
 /// The same decoder in small. Heads of GPT-2 share its width among them.
-fn toy(config: &Config) -> Config {
-    let (heads, kv_heads, head_dim) = if config.architecture == Architecture::Gpt2 { (1, 1, 10) } else { (4, 2, 6) };
-    Config { width: 10, heads, kv_heads, head_dim, ffn: 14, vocab: 13, context: 17, ..config.clone() }
+fn toy_config(config: &Config) -> Config {
+    let (heads, kv_heads, head_dim) =
+        if config.architecture == Architecture::Gpt2 { (1, 1, 10) } else { (4, 2, 6) };
+    Config {
+        width: 10,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn: 14,
+        vocab: 13,
+        context: 17,
+        ..config.clone()
+    }
 }
 
 /// Every size that a tensor's shape is made of.
-fn sizes(config: &Config) -> [usize; 8] {
+fn dimensions(config: &Config) -> [usize; 8] {
     let Config { width, heads, kv_heads, head_dim, ffn, vocab, context, .. } = *config;
     [width, 3 * width, ffn, vocab, context, heads * head_dim, kv_heads * head_dim, head_dim]
 }
 
 /// Notes what is asked for and gives zeros.
-struct Asked<'a> {
+struct RecordingSource<'a> {
     checkpoint: &'a Checkpoint,
-    names: RefCell<Vec<(String, Vec<usize>)>>,
+    requests: RefCell<Vec<(String, Vec<usize>)>>,
 }
 
-impl TensorSource for Asked<'_> {
+impl TensorSource for RecordingSource<'_> {
     fn has(&self, name: &str) -> bool {
         self.checkpoint.has(name)
     }
 
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, model::Error> {
-        self.names.borrow_mut().push((name.to_owned(), shape.to_vec()));
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, model::ModelError> {
+        self.requests.borrow_mut().push((name.to_owned(), shape.to_vec()));
         Ok(vec![0.0; shape.iter().product()])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use model::testkit::{Family, Spec, write_checkpoint};
+    use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
     use super::*;
 
     /// Asking for every expected tensor with its expected shape uses every tensor of the decoder.
     #[test]
-    fn what_is_expected_is_what_is_there() {
-        for family in Family::ALL {
+    fn expected_tensors_match_the_checkpoint() {
+        for family in CheckpointFamily::ALL {
             let dir = tempfile::tempdir().unwrap();
-            write_checkpoint(dir.path(), &Spec { family, ..Spec::default() }).unwrap();
+            write_checkpoint(dir.path(), &CheckpointSpec { family, ..CheckpointSpec::default() })
+                .unwrap();
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
-            for expected in tensors(&checkpoint, LmHead::With).unwrap() {
+            for expected in expected_tensors(&checkpoint, LmHead::With).unwrap() {
                 checkpoint.tensor(&expected.name, &expected.shape).unwrap();
             }
-            let block = |name: &String| name.starts_with("h.") || name.starts_with("layers.") || name.contains("norm");
-            assert_eq!(checkpoint.unused().iter().filter(|name| block(name)).count(), 0, "{family:?}");
+            let block = |name: &String| {
+                name.starts_with("h.") || name.starts_with("layers.") || name.contains("norm")
+            };
+            assert_eq!(
+                checkpoint.unused_tensors().iter().filter(|name| block(name)).count(),
+                0,
+                "{family:?}"
+            );
         }
     }
 }

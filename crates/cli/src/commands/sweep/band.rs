@@ -1,11 +1,12 @@
-//! The paper's advice for those who do not sweep: the strengths that work well for a backbone (section 5.1).
+//! The paper's advice for those who do not sweep: the strengths that work well for a backbone
+//! (section 5.1).
 
 use model::config::Architecture;
 use serde::{Deserialize, Serialize};
 
 /// The advice, and whether what was found agrees.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Band {
+pub struct RecommendedBand {
     /// The weakest strength it names.
     pub low: f64,
     /// The strongest.
@@ -16,9 +17,9 @@ pub struct Band {
     pub contains_as_good: bool,
 }
 
-impl Band {
+impl RecommendedBand {
     /// The band for models of an architecture; the paper gives none for Qwen.
-    pub fn of(architecture: Architecture, noise: bool) -> Option<Self> {
+    pub fn for_architecture(architecture: Architecture, noise: bool) -> Option<Self> {
         let (low, high) = match (architecture, noise) {
             (Architecture::Gpt2, false) => (0.1, 0.3),
             (Architecture::Gpt2, true) => (0.5, 0.7),
@@ -29,7 +30,7 @@ impl Band {
     }
 
     /// Whether a strength lies within.
-    pub fn holds(&self, strength: f64) -> bool {
+    pub fn contains(&self, strength: f64) -> bool {
         (self.low..=self.high).contains(&strength)
     }
 }
@@ -39,10 +40,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_belong_to_the_band() {
-        let band = Band::of(Architecture::Gpt2, false).unwrap();
-        assert!([0.1, 0.2, 0.3].iter().all(|p| band.holds(*p)));
-        assert!([0.0, 0.09, 0.31].iter().all(|p| !band.holds(*p)));
-        assert_eq!(Band::of(Architecture::Qwen3, true), None);
+    fn band_includes_its_ends() {
+        let band = RecommendedBand::for_architecture(Architecture::Gpt2, false).unwrap();
+        assert!([0.1, 0.2, 0.3].iter().all(|p| band.contains(*p)));
+        assert!([0.0, 0.09, 0.31].iter().all(|p| !band.contains(*p)));
+        assert_eq!(RecommendedBand::for_architecture(Architecture::Qwen3, true), None);
     }
 }

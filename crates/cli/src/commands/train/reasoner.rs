@@ -4,25 +4,25 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use model::HeadLearner;
+use model::TrainableHead;
 use model::source::InitialWeights;
 use serde_json::json;
 use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
-use train::dataset::{self, Example};
-use train::digits::Digits;
-use train::directory::{self, Shape, Start};
-use train::feed::{Data, Feed, Recipe};
-use train::reasoner::ReasonerCourse;
-use train::study::Study;
+use train::data_loader::{BatchSpec, DataLoader, ExampleSource};
+use train::dataset::{self, TrainExample};
+use train::digit_head::DigitHead;
+use train::latent_step::LatentTrainStep;
+use train::model_dir::{self, ModelInit, ScratchShape};
+use train::reasoner::ReasonerTask;
 
-use super::{follow, plan, saved};
-use crate::args::{Mode, ReasonerArgs, RemovalKind};
+use super::{plan, run_training, weight_dtype};
+use crate::args::{ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::printer::Printer;
 
 /// Trains a reasoner.
 pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
-    let learning = &args.learning;
+    let training = &args.training;
     ensure!(
         args.width.get().is_multiple_of(args.heads.get()),
         "--width {} is not a multiple of --heads {}",
@@ -30,106 +30,121 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         args.heads
     );
     let curriculum = curriculum(args);
-    let fingerprint = fingerprint(args, &curriculum);
-    let plan = plan(learning, &args.out, fingerprint)?;
-    let (data, held_out) = (data(args)?, held_out(args)?);
+    let fingerprint = settings_fingerprint(args, &curriculum);
+    let plan = plan(training, &args.out, fingerprint)?;
+    let (data, held_out) = (training_data(args)?, held_out(args)?);
     let device = args.device.open()?;
     printer.note(&format!("on {}", device.describe()));
     let start = match &args.init {
-        Some(dir) => Start::From(dir.clone()),
-        None => Start::Scratch(Shape {
+        Some(dir) => ModelInit::Pretrained(dir.clone()),
+        None => ModelInit::Scratch(ScratchShape {
             width: args.width.get(),
             layers: args.layers.get(),
             heads: args.heads.get(),
             context: args.context.get(),
-            seed: learning.seed,
+            seed: training.seed,
         }),
     };
-    let begun = directory::begin(&device, &start, &args.out, usage(args))?;
-    let config = begun.learner.decoder.config().clone();
+    let init = model_dir::init_model(&device, &start, &args.out, family_config(args))?;
+    let config = init.decoder.decoder.config().clone();
     let digits = matches!(curriculum, Curriculum::Latent { .. }) && args.digits > 0.0;
-    let fresh = InitialWeights { seed: learning.seed, layers: config.layers };
-    let digits = digits.then(|| Digits::new(&device, &fresh, "digits", config.width)).transpose()?;
-    let recipe = Recipe {
-        data,
-        tokenizer: Arc::new(begun.tokenizer),
-        markers: begun.markers,
+    let initial_weights = InitialWeights { seed: training.seed, layers: config.layers };
+    let digits = digits
+        .then(|| DigitHead::new(&device, &initial_weights, "digits", config.width))
+        .transpose()?;
+    let recipe = BatchSpec {
+        source: data,
+        tokenizer: Arc::new(init.tokenizer),
+        markers: init.markers,
         curriculum,
-        batch: learning.batch.get(),
-        batches: u64::from(learning.steps.get()) * u64::from(learning.accumulate.get()),
-        seed: learning.seed,
+        batch_size: training.batch.get(),
+        batches: u64::from(training.steps.get()) * u64::from(training.accumulate.get()),
+        seed: training.seed,
         context: config.context,
     };
-    let mut course = ReasonerCourse {
-        study: Study::new(begun.learner, HeadLearner::Identity, digits.map(|d| (d, args.digits))),
-        feed: Feed::new(recipe),
-        dropout: learning.dropout,
-        seed: learning.seed,
-        accumulate: learning.accumulate.get(),
+    let mut trainer = ReasonerTask {
+        train_step: LatentTrainStep::new(
+            init.decoder,
+            TrainableHead::Identity,
+            digits.map(|d| (d, args.digits)),
+        ),
+        loader: DataLoader::new(recipe),
+        dropout: training.dropout,
+        seed: training.seed,
+        accumulation_steps: training.accumulate.get(),
         out: args.out.clone(),
-        saved: saved(learning.save_dtype),
+        dtype: weight_dtype(training.save_dtype),
         held_out,
         device: device.clone(),
     };
-    follow(&mut course, &device, &plan, printer, &args.out)
+    run_training(&mut trainer, &device, &plan, printer, &args.out)
 }
 
 fn curriculum(args: &ReasonerArgs) -> Curriculum {
     let (rise, mixed) = (f64::from(args.rise), f64::from(args.mixed));
     match args.mode {
-        Mode::Cot => Curriculum::Cot,
-        Mode::NoCot => Curriculum::NoCot,
-        Mode::Latent => Curriculum::Latent {
+        ReasonerMode::Cot => Curriculum::Cot,
+        ReasonerMode::NoCot => Curriculum::NoCot,
+        ReasonerMode::Latent => Curriculum::Latent {
             thoughts: args.thoughts.get(),
             removal: match args.removal {
-                RemovalKind::Smooth => Removal::Smooth { rise, all: f64::from(args.ahead), random: mixed },
-                RemovalKind::Stages => {
-                    Removal::Stages { stages: args.stages, per_step: args.thoughts_per_step, until: rise, uniform: mixed }
+                RemovalKind::Smooth => {
+                    Removal::Smooth { rise, all: f64::from(args.ahead), random: mixed }
                 }
+                RemovalKind::Stages => Removal::Stages {
+                    stages: args.stages,
+                    per_step: args.thoughts_per_step,
+                    until: rise,
+                    uniform: mixed,
+                },
             },
         },
     }
 }
 
 /// How the model is meant to be used: config.json's `latent_tts`.
-fn usage(args: &ReasonerArgs) -> serde_json::Value {
+fn family_config(args: &ReasonerArgs) -> serde_json::Value {
     match args.mode {
-        Mode::Latent => json!({ "family": "coconut", "thoughts": args.thoughts, "max_new_tokens": 24 }),
-        Mode::Cot => json!({ "family": "cot", "max_new_tokens": 128 }),
-        Mode::NoCot => json!({ "family": "cot", "max_new_tokens": 24 }),
+        ReasonerMode::Latent => {
+            json!({ "family": "coconut", "thoughts": args.thoughts, "max_new_tokens": 24 })
+        }
+        ReasonerMode::Cot => json!({ "family": "cot", "max_new_tokens": 128 }),
+        ReasonerMode::NoCot => json!({ "family": "cot", "max_new_tokens": 24 }),
     }
 }
 
-fn data(args: &ReasonerArgs) -> Result<Data> {
-    let seed = args.learning.seed;
+fn training_data(args: &ReasonerArgs) -> Result<ExampleSource> {
+    let seed = args.training.seed;
     Ok(match &args.data {
-        None => Data::Corpus { seed },
+        None => ExampleSource::Corpus { seed },
         Some(file) => {
             let examples = dataset::read(file, None)?;
             ensure!(!examples.is_empty(), "{}: no examples", file.display());
-            Data::List { examples: Arc::new(examples), seed }
+            ExampleSource::List { examples: Arc::new(examples), seed }
         }
     })
 }
 
-fn held_out(args: &ReasonerArgs) -> Result<Vec<Example>> {
+fn held_out(args: &ReasonerArgs) -> Result<Vec<TrainExample>> {
     let count = args.held_out_count;
     match (&args.held_out, &args.data) {
         (Some(file), _) => Ok(dataset::read(file, Some(count))?),
-        (None, None) => Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect()),
+        (None, None) => {
+            Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect())
+        }
         (None, Some(_)) => Ok(Vec::new()),
     }
 }
 
 /// Everything that changes what is learned.
-fn fingerprint(args: &ReasonerArgs, curriculum: &Curriculum) -> String {
-    let learning = &args.learning;
+fn settings_fingerprint(args: &ReasonerArgs, curriculum: &Curriculum) -> String {
+    let training = &args.training;
     json!({
         "curriculum": curriculum, "init": args.init, "data": args.data, "digits": args.digits,
         "shape": [args.width.get(), args.layers.get(), args.heads.get(), args.context.get()],
-        "steps": learning.steps, "batch": learning.batch, "accumulate": learning.accumulate, "lr": learning.lr,
-        "warmup": learning.warmup, "floor": learning.floor, "weight_decay": learning.weight_decay, "beta2": learning.beta2,
-        "clip": learning.clip, "dropout": learning.dropout, "seed": learning.seed,
+        "steps": training.steps, "batch": training.batch, "accumulate": training.accumulate, "lr": training.lr,
+        "warmup": training.warmup, "floor": training.floor, "weight_decay": training.weight_decay, "beta2": training.beta2,
+        "clip": training.clip, "dropout": training.dropout, "seed": training.seed,
     })
     .to_string()
 }

@@ -4,29 +4,32 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::reasoner::MIND;
-use engine::reflect::Reflections;
+use engine::reasoner::REFERENCE_DIR;
+use engine::reference_trace::ReferenceTracer;
 use engine::{Family, Method, RewardModel};
 use model::source::InitialWeights;
-use model::{Checkpoint, Learner, LmHead, Tokenizer};
+use model::{Checkpoint, LmHead, Tokenizer, TrainableDecoder};
 use serde_json::json;
 use train::annotate::Annotations;
-use train::course::Course;
-use train::digits::Digits;
-use train::directory::{self, read_json, write_json};
-use train::judge::{Expectations, HeadKind, Judge, ScoreLearner, Verdicts};
+use train::digit_head::DigitHead;
 use train::loss::Objective;
-use train::reward::RewardCourse;
+use train::model_dir::{self, read_json, write_json};
+use train::reward::RewardTask;
+use train::reward_step::{
+    DigitHeads, OutcomeHead, RewardHeadKind, RewardTrainStep, TrainableRewardHead,
+};
+use train::trainer::TrainTask;
 
-use super::{follow, plan, saved};
+use super::{plan, run_training, weight_dtype};
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::printer::Printer;
 
 /// Trains a reward model.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
-    let learning = &args.learning;
-    let plan = plan(learning, &args.out, fingerprint(args))?;
-    let annotations = args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
+    let training = &args.training;
+    let plan = plan(training, &args.out, settings_fingerprint(args))?;
+    let annotations =
+        args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
     let device = args.device.open()?;
     printer.note(&format!("on {}", device.describe()));
@@ -40,33 +43,39 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
             config.width
         );
     }
-    let fresh = InitialWeights { seed: learning.seed, layers: config.layers };
+    let initial_weights = InitialWeights { seed: training.seed, layers: config.layers };
     let kind = match args.head {
-        ScoreHeadKind::Linear => HeadKind::Linear,
-        ScoreHeadKind::Compare => HeadKind::Compare,
+        ScoreHeadKind::Linear => RewardHeadKind::Linear,
+        ScoreHeadKind::Compare => RewardHeadKind::Compare,
     };
-    let learner = device.run(|| Learner::load(&device, &config, &checkpoint, LmHead::Without))?;
-    let head = ScoreLearner::load(&device, &fresh, kind, config.width)?;
-    let reader = |name: &str| Digits::new(&device, &fresh, name, config.width);
-    let expectations = match args.digits {
-        weight if weight > 0.0 => Some(Expectations {
-            current: reader("digits.current")?,
-            next: reader("digits.next")?,
-            answer: reader("digits.answer")?,
+    let learner =
+        device.run(|| TrainableDecoder::load(&device, &config, &checkpoint, LmHead::Without))?;
+    let head = TrainableRewardHead::load(&device, &initial_weights, kind, config.width)?;
+    let digit_head = |name: &str| DigitHead::new(&device, &initial_weights, name, config.width);
+    let digit_heads = match args.digits {
+        weight if weight > 0.0 => Some(DigitHeads {
+            current: digit_head("digits.current")?,
+            next: digit_head("digits.next")?,
+            answer: digit_head("digits.answer")?,
             weight,
         }),
         _ => None,
     };
-    let mut judge = Judge::new(learner, head, expectations);
+    let mut reward_model = RewardTrainStep::new(learner, head, digit_heads);
     if args.reads_answers {
-        let head = ScoreLearner::verdict(&device, &fresh, config.width)?;
-        judge = judge.reading_answers(Verdicts { head, end: end_tokens(&args.model)? });
+        let head = TrainableRewardHead::outcome(&device, &initial_weights, config.width)?;
+        reward_model = reward_model
+            .with_outcome_head(OutcomeHead { head, end_latent: end_latent_tokens(&args.model)? });
     }
-    let mind = args.mind.as_deref().map(|dir| RewardModel::mind(&device, dir, config.width)).transpose()?;
-    let mut course = RewardCourse {
-        judge,
-        mind,
-        reflections: Reflections::default(),
+    let reference = args
+        .mind
+        .as_deref()
+        .map(|dir| RewardModel::load_reference(&device, dir, config.width))
+        .transpose()?;
+    let mut trainer = RewardTask {
+        train_step: reward_model,
+        reference_reasoner: reference,
+        reference_tracer: ReferenceTracer::default(),
         annotations,
         held_out,
         objective: match args.objective {
@@ -74,64 +83,73 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
             ObjectiveKind::Pairwise => Objective::Pairwise,
             ObjectiveKind::Contrastive | ObjectiveKind::Untrained => Objective::Contrastive,
         },
-        late: args.late,
-        dropout: learning.dropout,
-        seed: learning.seed,
-        batch: learning.batch.get(),
-        accumulate: learning.accumulate.get(),
+        last_step_weight: args.late,
+        dropout: training.dropout,
+        seed: training.seed,
+        batch_size: training.batch.get(),
+        accumulation_steps: training.accumulate.get(),
         out: args.out.clone(),
-        saved: saved(learning.save_dtype),
+        dtype: weight_dtype(training.save_dtype),
         device: device.clone(),
     };
-    course.check()?;
+    trainer.check()?;
     if args.objective == ObjectiveKind::Untrained {
-        describe(args)?;
-        course.save()?;
-        printer.result(&json!({ "out": args.out }), || format!("{} is written, untrained", args.out.display()))?;
+        write_model_files(args)?;
+        trainer.save()?;
+        printer.result(&json!({ "out": args.out }), || {
+            format!("{} is written, untrained", args.out.display())
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(!args.annotations.is_empty(), "nothing to learn from; pass --annotations DIR");
-    if course.annotations.iter().all(Annotations::is_empty) {
-        let dirs: Vec<String> = args.annotations.iter().map(|dir| dir.display().to_string()).collect();
-        bail!(train::Error::Empty { what: dirs.join(", ") });
+    if trainer.annotations.iter().all(Annotations::is_empty) {
+        let dirs: Vec<String> =
+            args.annotations.iter().map(|dir| dir.display().to_string()).collect();
+        bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
     }
-    describe(args)?;
-    follow(&mut course, &device, &plan, printer, &args.out)
+    write_model_files(args)?;
+    run_training(&mut trainer, &device, &plan, printer, &args.out)
 }
 
-/// Writes what the directory holds beside the weights: the reasoner's configuration under a judge's class, its tokenizer.
-fn describe(args: &RewardArgs) -> Result<()> {
-    std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
+/// Writes what the directory holds beside the weights: the reasoner's configuration under a judge's
+/// class, its tokenizer.
+fn write_model_files(args: &RewardArgs) -> Result<()> {
+    std::fs::create_dir_all(&args.out)
+        .with_context(|| format!("{}: cannot be made", args.out.display()))?;
     let mut config = read_json(&args.model.join("config.json"))?;
-    let class = if config["model_type"] == "llama" { "LlamaForTokenClassification" } else { "COCONUTGPT2ForTokenClassification" };
+    let class = if config["model_type"] == "llama" {
+        "LlamaForTokenClassification"
+    } else {
+        "COCONUTGPT2ForTokenClassification"
+    };
     config["architectures"] = json!([class]);
     if let Some(config) = config.as_object_mut() {
         config.remove("latent_tts");
     }
-    directory::copy_tokenizer(&args.model, &args.out)?;
-    if let Some(mind) = &args.mind {
-        directory::copy_model(mind, &args.out.join(MIND))?;
+    model_dir::copy_tokenizer(&args.model, &args.out)?;
+    if let Some(reference) = &args.mind {
+        model_dir::copy_model(reference, &args.out.join(REFERENCE_DIR))?;
     }
     Ok(write_json(&args.out.join("config.json"), &config)?)
 }
 
 /// What a reasoner says between its thoughts and its answer.
-fn end_tokens(dir: &Path) -> Result<Vec<u32>> {
+fn end_latent_tokens(dir: &Path) -> Result<Vec<u32>> {
     let (checkpoint, tokenizer) = (Checkpoint::open(dir)?, Tokenizer::read(dir)?);
-    let family = Family::recognise(&checkpoint, &tokenizer)?;
-    Ok(Method::resolve(family, &checkpoint, &tokenizer)?.end)
+    let family = Family::detect(&checkpoint, &tokenizer)?;
+    Ok(Method::resolve(family, &checkpoint, &tokenizer)?.end_latent)
 }
 
 /// Everything that changes what is learned.
-fn fingerprint(args: &RewardArgs) -> String {
-    let learning = &args.learning;
+fn settings_fingerprint(args: &RewardArgs) -> String {
+    let training = &args.training;
     json!({
         "model": args.model, "init": args.init, "annotations": args.annotations, "late": args.late, "digits": args.digits,
         "objective": format!("{:?}", args.objective), "head": format!("{:?}", args.head),
         "reads_answers": args.reads_answers, "mind": args.mind,
-        "steps": learning.steps, "batch": learning.batch, "accumulate": learning.accumulate, "lr": learning.lr,
-        "warmup": learning.warmup, "floor": learning.floor, "weight_decay": learning.weight_decay, "beta2": learning.beta2,
-        "clip": learning.clip, "dropout": learning.dropout, "seed": learning.seed,
+        "steps": training.steps, "batch": training.batch, "accumulate": training.accumulate, "lr": training.lr,
+        "warmup": training.warmup, "floor": training.floor, "weight_decay": training.weight_decay, "beta2": training.beta2,
+        "clip": training.clip, "dropout": training.dropout, "seed": training.seed,
     })
     .to_string()
 }

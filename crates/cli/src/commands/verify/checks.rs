@@ -3,28 +3,31 @@
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, ensure};
-use engine::perturb::{Randomness, Recording};
+use engine::perturb::{RandomSource, RecordedNoise};
 use engine::prompt::{Prompt, prompt};
-use engine::question::{GoldKind, Question};
-use engine::replay::{self, Replay};
-use engine::{LatentLength, Perturbation, Probability, Reasoner, RewardModel, Scope, Sites};
+use engine::question::{AnswerKind, Question};
+use engine::reference::{self, ReferenceRun};
+use engine::{
+    DropoutScope, DropoutSites, LatentLength, Perturbation, Probability, Reasoner, RewardModel,
+};
 use model::LatentHead;
 use serde::Serialize;
 use tensor::Tensor;
 
-use super::golden::{Answered, Golden, Numbers};
+use super::golden::{GoldenDump, GoldenRow, GoldenTensor};
 
-/// Largest difference allowed, as a share of the reference's largest magnitude: two float32 implementations that sum in
-/// another order differ by about 1e-6; the rest is room for deep models.
-const SINGLE: f64 = 2e-4;
-/// The same where operands are rounded to bf16, whose eight bits are 4e-3: random models of a few layers and of width 48 to
-/// 64 average little of it away (measured: at most 9.1e-2).
-const BF16: f64 = 1e-1;
+/// Largest difference allowed, as a share of the reference's largest magnitude: two float32
+/// implementations that sum in another order differ by about 1e-6; the rest is room for deep
+/// models.
+const F32_TOLERANCE: f64 = 2e-4;
+/// The same where operands are rounded to bf16, whose eight bits are 4e-3: random models of a few
+/// layers and of width 48 to 64 average little of it away (measured: at most 9.1e-2).
+const BF16_TOLERANCE: f64 = 1e-1;
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Verdict {
+pub(super) enum CheckOutcome {
     Passed,
     Missed,
     /// Nothing follows from it.
@@ -33,9 +36,9 @@ pub(super) enum Verdict {
 
 /// One check over everything of its kind in the dump.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Check {
+pub(super) struct GoldenCheck {
     pub(super) name: String,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: CheckOutcome,
     /// Rows or questions compared.
     pub(super) compared: usize,
     pub(super) largest_error: Option<f64>,
@@ -44,9 +47,16 @@ pub(super) struct Check {
     pub(super) note: Option<String>,
 }
 
-impl Check {
+impl GoldenCheck {
     fn exact(name: impl Into<String>) -> Self {
-        Self { name: name.into(), verdict: Verdict::Passed, compared: 0, largest_error: None, tolerance: None, note: None }
+        Self {
+            name: name.into(),
+            verdict: CheckOutcome::Passed,
+            compared: 0,
+            largest_error: None,
+            tolerance: None,
+            note: None,
+        }
     }
 
     pub(super) fn within(name: impl Into<String>, tolerance: f64) -> Self {
@@ -54,179 +64,285 @@ impl Check {
     }
 
     /// A check that would say nothing here.
-    pub(super) fn not_asked(name: String, why: &str) -> Self {
+    pub(super) fn skipped(name: String, why: &str) -> Self {
         let note = Some(why.to_owned());
-        Self { verdict: Verdict::NotAsked, note, ..Self::exact(name) }
+        Self { verdict: CheckOutcome::NotAsked, note, ..Self::exact(name) }
     }
 
-    fn miss(&mut self, note: impl FnOnce() -> String) {
-        self.verdict = Verdict::Missed;
+    fn fail(&mut self, note: impl FnOnce() -> String) {
+        self.verdict = CheckOutcome::Missed;
         self.note.get_or_insert_with(note);
     }
 
-    fn equal<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, found: &T, expected: &T) {
+    fn expect_equal<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        what: &str,
+        found: &T,
+        expected: &T,
+    ) {
         self.compared += 1;
         if found != expected {
-            self.miss(|| format!("{what}: found {found:?}, expected {expected:?}"));
+            self.fail(|| format!("{what}: found {found:?}, expected {expected:?}"));
         }
     }
 
     /// In single precision also their number; in bf16 those that both have.
-    fn same_thoughts(&mut self, what: &str, found: &Tensor, expected: &Tensor) {
+    fn expect_thoughts(&mut self, what: &str, found: &Tensor, expected: &Tensor) {
         if found.rows() == expected.rows() {
-            self.close(what, found.data(), expected.data());
-        } else if self.tolerance == Some(SINGLE) {
-            self.equal(what, &found.rows(), &expected.rows());
+            self.expect_close(what, found.data(), expected.data());
+        } else if self.tolerance == Some(F32_TOLERANCE) {
+            self.expect_equal(what, &found.rows(), &expected.rows());
         } else {
             let both = found.rows().min(expected.rows());
-            self.close(what, found.select(0..both).data(), expected.select(0..both).data());
+            self.expect_close(what, found.select(0..both).data(), expected.select(0..both).data());
         }
     }
 
-    pub(super) fn close(&mut self, what: &str, found: &[f32], expected: &[f32]) {
-        self.close_at(what, found, expected, f64::MIN_POSITIVE);
+    pub(super) fn expect_close(&mut self, what: &str, found: &[f32], expected: &[f32]) {
+        self.expect_close_at(what, found, expected, f64::MIN_POSITIVE);
     }
 
-    /// As [`Self::close`], but that numbers far below `scale` are compared at that scale: what is zero but for rounding.
-    pub(super) fn close_at(&mut self, what: &str, found: &[f32], expected: &[f32], scale: f64) {
+    /// As [`Self::close`], but that numbers far below `scale` are compared at that scale: what is
+    /// zero but for rounding.
+    pub(super) fn expect_close_at(
+        &mut self,
+        what: &str,
+        found: &[f32],
+        expected: &[f32],
+        scale: f64,
+    ) {
         self.compared += 1;
         if found.len() != expected.len() {
-            return self.miss(|| format!("{what}: {} numbers, expected {}", found.len(), expected.len()));
+            return self
+                .fail(|| format!("{what}: {} numbers, expected {}", found.len(), expected.len()));
         }
         let scale = expected.iter().fold(scale, |m, x| m.max(f64::from(x.abs())));
         let difference = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() / scale;
-        let error = found.iter().zip(expected).map(difference).fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m });
+        let error = found
+            .iter()
+            .zip(expected)
+            .map(difference)
+            .fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m });
         let largest = self.largest_error.get_or_insert(0.0);
         *largest = if error.is_nan() { error } else { largest.max(error) };
         if error.is_nan() || self.tolerance.is_some_and(|t| error > t) {
-            self.miss(|| format!("{what}: error {error:.1e}"));
+            self.fail(|| format!("{what}: error {error:.1e}"));
         }
     }
 }
 
 /// Every check that the dump has material for.
-pub(super) fn all(golden: &Golden, reasoner: &Reasoner, judge: Option<&RewardModel>) -> Result<Vec<Check>> {
-    let prompts = golden.meta.questions.iter().enumerate().map(|(i, asked)| prompt_of(reasoner, i, &asked.question));
+pub(super) fn run_all(
+    golden: &GoldenDump,
+    reasoner: &Reasoner,
+    reward_model: Option<&RewardModel>,
+) -> Result<Vec<GoldenCheck>> {
+    let prompts = golden
+        .meta
+        .questions
+        .iter()
+        .enumerate()
+        .map(|(i, question)| encode_prompt(reasoner, i, &question.question));
     let prompts = prompts.collect::<Result<Vec<_>>>()?;
-    let mut checks = vec![tokens(golden, reasoner), prompt_ids(golden, &prompts), prompt_hidden(golden, reasoner, &prompts)?];
+    let mut checks = vec![
+        special_tokens(golden, reasoner),
+        prompt_ids(golden, &prompts),
+        prompt_hidden(golden, reasoner, &prompts)?,
+    ];
     for run in ["clean", "dropout", "dropout_mlp", "noise"] {
-        checks.extend(replayed(golden, reasoner, &prompts, run)?);
+        checks.extend(reference_run(golden, reasoner, &prompts, run)?);
     }
-    if let Some(judge) = judge {
-        checks.push(rewards(golden, judge, &prompts)?);
+    if let Some(reward_model) = reward_model {
+        checks.push(process_rewards(golden, reward_model, &prompts)?);
     }
     Ok(checks)
 }
 
-fn prompt_of(reasoner: &Reasoner, i: usize, text: &str) -> Result<Prompt> {
-    let question =
-        Question { id: i as u32, text: text.to_owned(), gold: String::new(), kind: GoldKind::Number, steps: Vec::new() };
+fn encode_prompt(reasoner: &Reasoner, i: usize, text: &str) -> Result<Prompt> {
+    let question = Question {
+        id: i as u32,
+        text: text.to_owned(),
+        gold: String::new(),
+        kind: AnswerKind::Number,
+        steps: Vec::new(),
+    };
     Ok(prompt(reasoner, &question)?)
 }
 
-fn tokens(golden: &Golden, reasoner: &Reasoner) -> Check {
-    let mut check = Check::exact("end and eos tokens");
-    check.equal("end tokens", &reasoner.method.end, &golden.meta.end_ids);
-    check.equal("eos token known", &reasoner.method.eos.contains(&golden.meta.eos_id), &true);
+fn special_tokens(golden: &GoldenDump, reasoner: &Reasoner) -> GoldenCheck {
+    let mut check = GoldenCheck::exact("end and eos tokens");
+    check.expect_equal("end tokens", &reasoner.method.end_latent, &golden.meta.end_ids);
+    check.expect_equal(
+        "eos token known",
+        &reasoner.method.eos.contains(&golden.meta.eos_id),
+        &true,
+    );
     check
 }
 
-fn prompt_ids(golden: &Golden, prompts: &[Prompt]) -> Check {
-    let mut check = Check::exact("prompt ids");
-    for (i, (prompt, asked)) in prompts.iter().zip(&golden.meta.questions).enumerate() {
-        check.equal(&format!("question {i}"), &prompt.tokens, &asked.prompt_ids);
+fn prompt_ids(golden: &GoldenDump, prompts: &[Prompt]) -> GoldenCheck {
+    let mut check = GoldenCheck::exact("prompt ids");
+    for (i, (prompt, question)) in prompts.iter().zip(&golden.meta.questions).enumerate() {
+        check.expect_equal(&format!("question {i}"), &prompt.tokens, &question.prompt_ids);
     }
     check
 }
 
-fn prompt_hidden(golden: &Golden, reasoner: &Reasoner, prompts: &[Prompt]) -> Result<Check> {
-    let mut check = Check::within("prompt hidden states", tolerance(reasoner));
+fn prompt_hidden(
+    golden: &GoldenDump,
+    reasoner: &Reasoner,
+    prompts: &[Prompt],
+) -> Result<GoldenCheck> {
+    let mut check = GoldenCheck::within("prompt hidden states", tolerance(reasoner));
     for (i, prompt) in prompts.iter().enumerate() {
-        let hidden = replay::prompt_hidden(reasoner, &prompt.tokens)?;
-        check.close(&format!("question {i}"), hidden.data(), &golden.tensor(&format!("{i}.prompt_hidden"))?.values);
+        let hidden = reference::prompt_hidden(reasoner, &prompt.tokens)?;
+        check.expect_close(
+            &format!("question {i}"),
+            hidden.data(),
+            &golden.tensor(&format!("{i}.prompt_hidden"))?.values,
+        );
     }
     Ok(check)
 }
 
 /// Thoughts, first logits, answers and texts of one run of all questions.
 ///
-/// Numbers are compared along the reference's own path: thought t from its thoughts before t. Left to itself, a random
-/// model amplifies rounding from thought to thought (transformers differs from its own dump by 3e-3 on another machine),
-/// so what the engine makes of its own path is checked by its outcome: as many thoughts, the same answer.
-fn replayed(golden: &Golden, reasoner: &Reasoner, prompts: &[Prompt], run: &str) -> Result<[Check; 4]> {
-    let mut thoughts = Check::within(format!("{run} thoughts"), tolerance(reasoner));
-    let mut logits = Check::within(format!("{run} first logits"), tolerance(reasoner));
-    let mut answers = Check::exact(format!("{run} answer ids"));
-    let mut texts = Check::exact(format!("{run} texts"));
-    for (i, (prompt, asked)) in prompts.iter().zip(&golden.meta.questions).enumerate() {
-        let expected = asked.runs.get(run).with_context(|| format!("golden.json: question {i} has no run `{run}`"))?;
+/// Numbers are compared along the reference's own path: thought t from its thoughts before t. Left
+/// to itself, a random model amplifies rounding from thought to thought (transformers differs from
+/// its own dump by 3e-3 on another machine), so what the engine makes of its own path is checked by
+/// its outcome: as many thoughts, the same answer.
+fn reference_run(
+    golden: &GoldenDump,
+    reasoner: &Reasoner,
+    prompts: &[Prompt],
+    run: &str,
+) -> Result<[GoldenCheck; 4]> {
+    let mut thoughts = GoldenCheck::within(format!("{run} thoughts"), tolerance(reasoner));
+    let mut logits = GoldenCheck::within(format!("{run} first logits"), tolerance(reasoner));
+    let mut answers = GoldenCheck::exact(format!("{run} answer ids"));
+    let mut texts = GoldenCheck::exact(format!("{run} texts"));
+    for (i, (prompt, question)) in prompts.iter().zip(&golden.meta.questions).enumerate() {
+        let expected = question
+            .runs
+            .get(run)
+            .with_context(|| format!("golden.json: question {i} has no run `{run}`"))?;
         let recording = golden.recording(i)?;
-        let path = expected.iter().enumerate().map(|(r, row)| path(golden, &format!("{i}.{run}.{r}.latents"), row.lengths));
-        let path = path.collect::<Result<Vec<_>>>()?;
-        let free = how(golden, run, expected, &recording)?;
-        let led = replay::rows(reasoner, prompt, Replay { follow: Some(&path), ..free })?;
-        let free = replay::rows(reasoner, prompt, free)?;
+        let golden_thoughts = expected.iter().enumerate().map(|(r, row)| {
+            reference_thoughts(golden, &format!("{i}.{run}.{r}.latents"), row.lengths)
+        });
+        let golden_thoughts = golden_thoughts.collect::<Result<Vec<_>>>()?;
+        let params = reference_params(golden, run, expected, &recording)?;
+        let teacher_forced = reference::run_rows(
+            reasoner,
+            prompt,
+            ReferenceRun { forced_thoughts: Some(&golden_thoughts), ..params },
+        )?;
+        let free_running = reference::run_rows(reasoner, prompt, params)?;
         for (r, expected) in expected.iter().enumerate() {
             let what = format!("question {i} row {r}");
-            thoughts.same_thoughts(&what, &led[r].thoughts, &path[r]);
-            // A row that ends its thoughts elsewhere has other logits; in single precision that is a miss already.
-            if led[r].thoughts.rows() == expected.lengths {
-                logits.close(&what, &led[r].first_logits, &golden.tensor(&format!("{i}.{run}.{r}.first_logits"))?.values);
+            thoughts.expect_thoughts(&what, &teacher_forced[r].thoughts, &golden_thoughts[r]);
+            // A row that ends its thoughts elsewhere has other logits; in single precision that is
+            // a miss already.
+            if teacher_forced[r].thoughts.rows() == expected.lengths {
+                logits.expect_close(
+                    &what,
+                    &teacher_forced[r].first_logits,
+                    &golden.tensor(&format!("{i}.{run}.{r}.first_logits"))?.values,
+                );
             }
-            answers.equal(&what, &(free[r].thoughts.rows(), &free[r].tokens[..]), &(expected.lengths, &expected.answer_ids[..]));
-            texts.equal(&what, &reasoner.tokenizer.decode(&free[r].tokens)?, &expected.text);
+            answers.expect_equal(
+                &what,
+                &(free_running[r].thoughts.rows(), &free_running[r].tokens[..]),
+                &(expected.lengths, &expected.answer_ids[..]),
+            );
+            texts.expect_equal(
+                &what,
+                &reasoner.tokenizer.decode(&free_running[r].tokens)?,
+                &expected.text,
+            );
         }
     }
-    if !reasoner.decoder.device().is_single() {
-        // Random models choose among thousands of tokens by differences far below bf16's rounding, and go another way
-        // after the first that differs.
+    if !reasoner.decoder.device().is_f32() {
+        // Random models choose among thousands of tokens by differences far below bf16's rounding,
+        // and go another way after the first that differs.
         let why = "a random model's choices do not survive bf16";
-        [answers, texts] = [answers, texts].map(|check| Check::not_asked(check.name, why));
+        [answers, texts] = [answers, texts].map(|check| GoldenCheck::skipped(check.name, why));
         // Which tokens a mixture takes is a choice as well.
-        if matches!(reasoner.head, LatentHead::Mixture { .. }) {
-            thoughts = Check::not_asked(thoughts.name, why);
+        if matches!(reasoner.head, LatentHead::TopKMixture { .. }) {
+            thoughts = GoldenCheck::skipped(thoughts.name, why);
         }
     }
     Ok([thoughts, logits, answers, texts])
 }
 
 fn tolerance(reasoner: &Reasoner) -> f64 {
-    if reasoner.decoder.device().is_single() { SINGLE } else { BF16 }
+    if reasoner.decoder.device().is_f32() { F32_TOLERANCE } else { BF16_TOLERANCE }
 }
 
 /// The reference's thoughts of a row; none at all are not in the dump.
-fn path(golden: &Golden, name: &str, thoughts: usize) -> Result<Tensor> {
+fn reference_thoughts(golden: &GoldenDump, name: &str, thoughts: usize) -> Result<Tensor> {
     if thoughts == 0 {
         return Ok(Tensor::default());
     }
-    let Numbers { shape, values } = golden.tensor(name)?;
-    ensure!(shape.len() == 2 && shape[0] == thoughts, "`{name}` has shape {shape:?}, expected {thoughts} thoughts");
+    let GoldenTensor { shape, values } = golden.tensor(name)?;
+    ensure!(
+        shape.len() == 2 && shape[0] == thoughts,
+        "`{name}` has shape {shape:?}, expected {thoughts} thoughts"
+    );
     Ok(Tensor::from_vec(shape[0], shape[1], values.clone()))
 }
 
-fn how<'a>(golden: &Golden, run: &str, rows: &[Answered], recording: &'a Recording) -> Result<Replay<'a>> {
+fn reference_params<'a>(
+    golden: &GoldenDump,
+    run: &str,
+    rows: &[GoldenRow],
+    recording: &'a RecordedNoise,
+) -> Result<ReferenceRun<'a>> {
     let meta = &golden.meta;
-    ensure!(rows.len() == 1 || rows.len() <= recording.shape[2], "golden.json: more rows than masks");
+    ensure!(
+        rows.len() == 1 || rows.len() <= recording.shape[2],
+        "golden.json: more rows than masks"
+    );
     let count = |n: usize| NonZeroUsize::new(n).context("golden.json: a count of zero");
     let length = match (meta.latents_exactly, meta.latents_at_most) {
         (Some(n), _) => LatentLength::Exactly(count(n)?),
         (None, Some(n)) => LatentLength::AtMost(count(n)?),
-        (None, None) => anyhow::bail!("golden.json: neither `latents_exactly` nor `latents_at_most`"),
+        (None, None) => {
+            anyhow::bail!("golden.json: neither `latents_exactly` nor `latents_at_most`")
+        }
     };
     let p = Probability::new(meta.p).context("golden.json: `p` is not in [0, 1)")?;
     let perturbation = match run {
-        "dropout" => Perturbation::Dropout { p, sites: Sites::BOTH, scope: Scope::Thoughts },
-        "dropout_mlp" => Perturbation::Dropout { p, sites: Sites::MLP, scope: Scope::Thoughts },
+        "dropout" => {
+            Perturbation::Dropout { p, sites: DropoutSites::BOTH, scope: DropoutScope::Thoughts }
+        }
+        "dropout_mlp" => {
+            Perturbation::Dropout { p, sites: DropoutSites::MLP, scope: DropoutScope::Thoughts }
+        }
         "noise" => Perturbation::Gaussian { std: meta.std },
         _ => Perturbation::None,
     };
-    let randomness = Randomness::Recorded(recording);
-    Ok(Replay { rows: rows.len(), length, perturbation, randomness, max_new_tokens: count(meta.max_new_tokens)?, follow: None })
+    let randomness = RandomSource::Recorded(recording);
+    Ok(ReferenceRun {
+        rows: rows.len(),
+        length,
+        perturbation,
+        source: randomness,
+        max_new_tokens: count(meta.max_new_tokens)?,
+        forced_thoughts: None,
+    })
 }
 
-fn rewards(golden: &Golden, judge: &RewardModel, prompts: &[Prompt]) -> Result<Check> {
-    let single = judge.decoder.device().is_single();
-    let mut check = Check::within("latent-rm scores", if single { SINGLE } else { BF16 });
+fn process_rewards(
+    golden: &GoldenDump,
+    reward_model: &RewardModel,
+    prompts: &[Prompt],
+) -> Result<GoldenCheck> {
+    let single = reward_model.decoder.device().is_f32();
+    let mut check = GoldenCheck::within(
+        "latent-rm scores",
+        if single { F32_TOLERANCE } else { BF16_TOLERANCE },
+    );
     let expected = golden.tensor("rm.scores")?;
     let mut found = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
@@ -234,12 +350,21 @@ fn rewards(golden: &Golden, judge: &RewardModel, prompts: &[Prompt]) -> Result<C
         let &[rows, thoughts, width] = &latents.shape[..] else {
             anyhow::bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
         };
-        ensure!(rows == golden.meta.n, "`rm.latents.{i}` has {rows} rows, expected {}", golden.meta.n);
-        let row =
-            |r: usize| Tensor::from_vec(thoughts, width, latents.values[r * thoughts * width..][..thoughts * width].to_vec());
+        ensure!(
+            rows == golden.meta.n,
+            "`rm.latents.{i}` has {rows} rows, expected {}",
+            golden.meta.n
+        );
+        let row = |r: usize| {
+            Tensor::from_vec(
+                thoughts,
+                width,
+                latents.values[r * thoughts * width..][..thoughts * width].to_vec(),
+            )
+        };
         let thoughts: Vec<Tensor> = (0..rows).map(row).collect();
-        found.extend(replay::rewards(judge, prompt, &thoughts)?.concat());
+        found.extend(reference::rewards(reward_model, prompt, &thoughts)?.concat());
     }
-    check.close("all questions", &found, &expected.values);
+    check.expect_close("all questions", &found, &expected.values);
     Ok(check)
 }

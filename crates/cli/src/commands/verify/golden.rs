@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::perturb::Recording;
+use engine::perturb::RecordedNoise;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 /// golden.json.
 #[derive(Debug, Deserialize)]
-pub(super) struct Meta {
+pub(super) struct GoldenMeta {
     pub(super) family: String,
     pub(super) latents_exactly: Option<usize>,
     pub(super) latents_at_most: Option<usize>,
@@ -20,34 +20,34 @@ pub(super) struct Meta {
     pub(super) end_ids: Vec<u32>,
     pub(super) eos_id: u32,
     pub(super) max_new_tokens: usize,
-    pub(super) questions: Vec<Asked>,
-    pub(super) training: Option<Training>,
+    pub(super) questions: Vec<GoldenQuestion>,
+    pub(super) training: Option<GoldenTraining>,
     #[serde(rename = "rm.contrastive.loss")]
     pub(super) contrastive: Option<f64>,
     #[serde(rename = "rm.bce.loss")]
     pub(super) bce: Option<f64>,
     #[serde(rename = "rm.adamw")]
-    pub(super) adamw: Option<Steps>,
+    pub(super) adamw: Option<GoldenAdamW>,
 }
 
 /// One batch of latent training.
 #[derive(Debug, Deserialize)]
-pub(super) struct Training {
+pub(super) struct GoldenTraining {
     pub(super) latents: usize,
-    pub(super) items: Vec<Item>,
+    pub(super) items: Vec<GoldenExample>,
     pub(super) loss: f64,
 }
 
 /// An example of it.
 #[derive(Debug, Deserialize)]
-pub(super) struct Item {
+pub(super) struct GoldenExample {
     pub(super) prompt_ids: Vec<u32>,
     pub(super) target_ids: Vec<u32>,
 }
 
 /// Steps of AdamW on the reward model, and the loss before each.
 #[derive(Debug, Deserialize)]
-pub(super) struct Steps {
+pub(super) struct GoldenAdamW {
     pub(super) lr: f32,
     pub(super) betas: (f32, f32),
     pub(super) eps: f32,
@@ -57,15 +57,15 @@ pub(super) struct Steps {
 
 /// A question, as the reference put it and answered it.
 #[derive(Debug, Deserialize)]
-pub(super) struct Asked {
+pub(super) struct GoldenQuestion {
     pub(super) question: String,
     pub(super) prompt_ids: Vec<u32>,
-    pub(super) runs: BTreeMap<String, Vec<Answered>>,
+    pub(super) runs: BTreeMap<String, Vec<GoldenRow>>,
 }
 
 /// One row's answer.
 #[derive(Debug, Deserialize)]
-pub(super) struct Answered {
+pub(super) struct GoldenRow {
     pub(super) lengths: usize,
     pub(super) answer_ids: Vec<u32>,
     pub(super) text: String,
@@ -73,33 +73,43 @@ pub(super) struct Answered {
 
 /// A dump in memory.
 #[derive(Debug)]
-pub(super) struct Golden {
+pub(super) struct GoldenDump {
     pub(super) family: String,
-    pub(super) meta: Meta,
+    pub(super) meta: GoldenMeta,
     file: PathBuf,
-    tensors: BTreeMap<String, Numbers>,
+    tensors: BTreeMap<String, GoldenTensor>,
 }
 
 /// A tensor of the dump.
 #[derive(Debug)]
-pub(super) struct Numbers {
+pub(super) struct GoldenTensor {
     pub(super) shape: Vec<usize>,
     pub(super) values: Vec<f32>,
 }
 
-impl Golden {
+impl GoldenDump {
     pub(super) fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("golden.json");
         let text = std::fs::read_to_string(&path).with_context(|| {
             format!("{}: cannot read; give a folder with golden.json, golden.safetensors and checkpoint/", path.display())
         })?;
-        let meta: Meta = serde_json::from_str(&text).with_context(|| format!("{}: not a reference dump", path.display()))?;
+        let meta: GoldenMeta = serde_json::from_str(&text)
+            .with_context(|| format!("{}: not a reference dump", path.display()))?;
         let file = dir.join("golden.safetensors");
-        let bytes = std::fs::read(&file).with_context(|| format!("{}: cannot read", file.display()))?;
-        let parsed = SafeTensors::deserialize(&bytes).with_context(|| format!("{}: damaged", file.display()))?;
-        let tensors = parsed.iter().map(|(name, view)| Ok((name.to_owned(), numbers(&view)?))).collect::<Result<_>>();
+        let bytes =
+            std::fs::read(&file).with_context(|| format!("{}: cannot read", file.display()))?;
+        let parsed = SafeTensors::deserialize(&bytes)
+            .with_context(|| format!("{}: damaged", file.display()))?;
+        let tensors = parsed
+            .iter()
+            .map(|(name, view)| Ok((name.to_owned(), parse_tensor(&view)?)))
+            .collect::<Result<_>>();
         let tensors = tensors.with_context(|| format!("{}: cannot be used", file.display()))?;
-        ensure!(!meta.questions.is_empty(), "{}: `questions` is empty, so there is nothing to compare", path.display());
+        ensure!(
+            !meta.questions.is_empty(),
+            "{}: `questions` is empty, so there is nothing to compare",
+            path.display()
+        );
         Ok(Self { family: meta.family.clone(), meta, file, tensors })
     }
 
@@ -108,35 +118,55 @@ impl Golden {
     }
 
     /// A tensor that must be there.
-    pub(super) fn tensor(&self, name: &str) -> Result<&Numbers> {
-        self.tensors.get(name).with_context(|| format!("{}: no tensor `{name}`; the dump is incomplete", self.file.display()))
+    pub(super) fn tensor(&self, name: &str) -> Result<&GoldenTensor> {
+        self.tensors.get(name).with_context(|| {
+            format!("{}: no tensor `{name}`; the dump is incomplete", self.file.display())
+        })
     }
 
     /// All tensors whose name begins with `prefix`, under what follows it.
-    pub(super) fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a Numbers)> {
-        self.tensors.iter().filter_map(move |(name, numbers)| Some((name.strip_prefix(prefix)?, numbers)))
+    pub(super) fn with_prefix<'a>(
+        &'a self,
+        prefix: &'a str,
+    ) -> impl Iterator<Item = (&'a str, &'a GoldenTensor)> {
+        self.tensors
+            .iter()
+            .filter_map(move |(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)))
     }
 
     /// The masks and the noise of question `i`.
-    pub(super) fn recording(&self, i: usize) -> Result<Recording> {
-        let (keep, noise) = (self.tensor(&format!("{i}.keep"))?, self.tensor(&format!("{i}.noise"))?);
+    pub(super) fn recording(&self, i: usize) -> Result<RecordedNoise> {
+        let (keep, noise) =
+            (self.tensor(&format!("{i}.keep"))?, self.tensor(&format!("{i}.noise"))?);
         let &[thoughts, layers, 2, rows, width] = &keep.shape[..] else {
-            bail!("{}: `{i}.keep` has shape {:?}, expected (thoughts, layers, 2, rows, width)", self.file.display(), keep.shape)
+            bail!(
+                "{}: `{i}.keep` has shape {:?}, expected (thoughts, layers, 2, rows, width)",
+                self.file.display(),
+                keep.shape
+            )
         };
-        ensure!(noise.shape == [thoughts, rows, width], "{}: `{i}.noise` does not fit `{i}.keep`", self.file.display());
-        Ok(Recording {
+        ensure!(
+            noise.shape == [thoughts, rows, width],
+            "{}: `{i}.noise` does not fit `{i}.keep`",
+            self.file.display()
+        );
+        Ok(RecordedNoise {
             shape: [thoughts, layers, rows, width],
-            keep: keep.values.iter().map(|&x| u8::from(x != 0.0)).collect(),
+            keep_masks: keep.values.iter().map(|&x| u8::from(x != 0.0)).collect(),
             noise: noise.values.clone(),
         })
     }
 }
 
-fn numbers(view: &safetensors::tensor::TensorView<'_>) -> Result<Numbers> {
+fn parse_tensor(view: &safetensors::tensor::TensorView<'_>) -> Result<GoldenTensor> {
     let values = match view.dtype() {
-        Dtype::F32 => view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dtype::F32 => view
+            .data()
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect(),
         Dtype::U8 => view.data().iter().map(|&b| f32::from(b)).collect(),
         other => bail!("a tensor of type {other:?}; dumps hold F32 and U8"),
     };
-    Ok(Numbers { shape: view.shape().to_vec(), values })
+    Ok(GoldenTensor { shape: view.shape().to_vec(), values })
 }

@@ -1,7 +1,8 @@
 //! Each backward against central differences of its forward, on every device.
 //!
-//! The forward runs in single precision, so a difference over a step h carries an error of about 1e-7 / h; with h near 1e-2
-//! and a smooth function both errors are near 1e-4 of the largest gradient, and the tolerance is a few times that.
+//! The forward runs in single precision, so a difference over a step h carries an error of about
+//! 1e-7 / h; with h near 1e-2 and a smooth function both errors are near 1e-4 of the largest
+//! gradient, and the tolerance is a few times that.
 
 use super::*;
 
@@ -9,16 +10,20 @@ const STEP: f32 = 1e-2;
 const TOLERANCE: f32 = 2e-3;
 
 /// A number that every result has a part in: the sum of `weights * y`, in double precision.
-fn weighed(weights: &[f32], y: &Tensor) -> f64 {
+fn weighted_sum(weights: &[f32], y: &Tensor) -> f64 {
     assert_eq!(weights.len(), y.data().len());
     weights.iter().zip(y.data()).map(|(w, y)| f64::from(*w) * f64::from(*y)).sum()
 }
 
 /// Compares a gradient of `f` at x with central differences, at up to forty elements of it.
-fn agree(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: &str) {
+fn assert_gradient(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: &str) {
     assert_eq!(found.len(), x.data().len(), "{what}");
     let count = found.len();
-    let picked: Vec<usize> = if count <= 40 { (0..count).collect() } else { (0..40).map(|i| i * 7919 % count).collect() };
+    let picked: Vec<usize> = if count <= 40 {
+        (0..count).collect()
+    } else {
+        (0..40).map(|i| i * 7919 % count).collect()
+    };
     let moved = |i: usize, by: f32| {
         let mut x = x.clone();
         x.data_mut()[i] += by;
@@ -26,7 +31,7 @@ fn agree(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: &str) {
     };
     let slope = |&i: &usize| ((moved(i, STEP) - moved(i, -STEP)) / f64::from(2.0 * STEP)) as f32;
     let found: Vec<f32> = picked.iter().map(|&i| found[i]).collect();
-    close(&found, &picked.iter().map(slope).collect::<Vec<_>>(), TOLERANCE, what);
+    assert_close(&found, &picked.iter().map(slope).collect::<Vec<_>>(), TOLERANCE, what);
 }
 
 fn host(x: Tensor) -> Tensor {
@@ -38,39 +43,72 @@ fn zeros(device: &Device, rows: usize, cols: usize) -> Tensor {
 }
 
 #[test]
-fn activations_have_their_slopes() {
+fn activation_gradients_match_finite_differences() {
     let (x, dy) = (matrix(3, 21, 1), matrix(3, 21, 2));
     for device in devices() {
         for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
             let forward = |x: &Tensor| {
                 let mut out = Tensor::default();
-                device.run(|| activate(&device, &upload(&device, x), activation, Format::Single, &mut out)).unwrap();
+                device
+                    .run(|| {
+                        activate(
+                            &device,
+                            &upload(&device, x),
+                            activation,
+                            OutputDtype::F32,
+                            &mut out,
+                        )
+                    })
+                    .unwrap();
                 host(out)
             };
             let mut dx = Tensor::default();
             let (given, reaching) = (upload(&device, &x), upload(&device, &dy));
-            device.run(|| activate_backward(&device, &given, activation, &reaching, Format::Single, &mut dx)).unwrap();
-            agree(host(dx).data(), &x, |x| weighed(dy.data(), &forward(x)), &format!("{device:?} {activation:?}"));
+            device
+                .run(|| {
+                    activate_backward(
+                        &device,
+                        &given,
+                        activation,
+                        &reaching,
+                        OutputDtype::F32,
+                        &mut dx,
+                    )
+                })
+                .unwrap();
+            assert_gradient(
+                host(dx).data(),
+                &x,
+                |x| weighted_sum(dy.data(), &forward(x)),
+                &format!("{device:?} {activation:?}"),
+            );
         }
     }
 }
 
 #[test]
-fn an_activation_apart_equals_the_fused_one() {
+fn a_separate_activation_equals_the_fused_one() {
     let (x, w) = (matrix(5, 16, 3), numbers(16 * 24, 4));
     for device in devices() {
         let map = Linear::from_output_major(&device, (16, 24), &w, None).unwrap();
         for activation in [Activation::GeluTanh, Activation::GeluErf] {
-            let plain = upload(&device, &mapped(&device, &x, &map, Activation::None));
+            let plain = upload(&device, &run_linear(&device, &x, &map, Activation::None));
             let mut out = Tensor::default();
-            device.run(|| activate(&device, &plain, activation, Format::Single, &mut out)).unwrap();
-            close(host(out).data(), mapped(&device, &x, &map, activation).data(), 1e-6, &format!("{device:?} {activation:?}"));
+            device
+                .run(|| activate(&device, &plain, activation, OutputDtype::F32, &mut out))
+                .unwrap();
+            assert_close(
+                host(out).data(),
+                run_linear(&device, &x, &map, activation).data(),
+                1e-6,
+                &format!("{device:?} {activation:?}"),
+            );
         }
     }
 }
 
 #[test]
-fn swiglu_has_its_slope() {
+fn swiglu_gradient_matches_finite_differences() {
     let (x, dy) = (matrix(3, 2 * 13, 5), matrix(3, 13, 6));
     for device in devices() {
         let forward = |x: &Tensor| {
@@ -80,55 +118,87 @@ fn swiglu_has_its_slope() {
         };
         let mut dx = Tensor::default();
         let (given, reaching) = (upload(&device, &x), upload(&device, &dy));
-        device.run(|| swiglu_backward(&device, &given, &reaching, Format::Single, &mut dx)).unwrap();
-        agree(host(dx).data(), &x, |x| weighed(dy.data(), &forward(x)), &format!("{device:?}"));
+        device
+            .run(|| swiglu_backward(&device, &given, &reaching, OutputDtype::F32, &mut dx))
+            .unwrap();
+        assert_gradient(
+            host(dx).data(),
+            &x,
+            |x| weighted_sum(dy.data(), &forward(x)),
+            &format!("{device:?}"),
+        );
     }
 }
 
 /// What is added to is not lost.
-fn begun(device: &Device, rows: usize, cols: usize, salt: u64) -> (Tensor, Tensor) {
+fn random_start(device: &Device, rows: usize, cols: usize, salt: u64) -> (Tensor, Tensor) {
     let start = matrix(rows, cols, salt);
     (upload(device, &start), start)
 }
 
 /// `end - start`
-fn gained(end: Tensor, start: &Tensor) -> Vec<f32> {
+fn difference(end: Tensor, start: &Tensor) -> Vec<f32> {
     host(end).data().iter().zip(start.data()).map(|(e, s)| e - s).collect()
 }
 
 #[test]
-fn norms_have_their_slopes() {
+fn norm_gradients_match_finite_differences() {
     for (rows, width) in [(5, 12), (70, 20), (2100, 12), (3, 900), (2, 1100), (2, 2050)] {
         let (x, dy) = (matrix(rows, width, 7), matrix(rows, width, 8));
         let (scale, shift) = (matrix(1, width, 9), matrix(1, width, 10));
         for device in devices() {
             for layer in [true, false] {
                 let make = |scale: &Tensor, shift: &Tensor| match layer {
-                    true => Norm::layer(&device, 1e-5, scale.data().to_vec(), shift.data().to_vec()).unwrap(),
-                    false => Norm::rms(&device, 1e-6, scale.data().to_vec()).unwrap(),
+                    true => Normalization::layer(
+                        &device,
+                        1e-5,
+                        scale.data().to_vec(),
+                        shift.data().to_vec(),
+                    )
+                    .unwrap(),
+                    false => Normalization::rms(&device, 1e-6, scale.data().to_vec()).unwrap(),
                 };
-                let loss = |x: &Tensor, by: &Norm| {
+                let loss = |x: &Tensor, by: &Normalization| {
                     let mut out = Tensor::default();
-                    device.run(|| norm(&device, &upload(&device, x), by, Format::Single, &mut out)).unwrap();
-                    weighed(dy.data(), &host(out))
+                    device
+                        .run(|| norm(&device, &upload(&device, x), by, OutputDtype::F32, &mut out))
+                        .unwrap();
+                    weighted_sum(dy.data(), &host(out))
                 };
-                let (mut dx, dx0) = begun(&device, rows, width, 11);
-                let (mut dscale, dscale0) = begun(&device, 1, width, 12);
-                let (mut dshift, dshift0) = begun(&device, 1, width, 13);
-                let (given, by, reaching) = (upload(&device, &x), make(&scale, &shift), upload(&device, &dy));
+                let (mut dx, dx0) = random_start(&device, rows, width, 11);
+                let (mut dscale, dscale0) = random_start(&device, 1, width, 12);
+                let (mut dshift, dshift0) = random_start(&device, 1, width, 13);
+                let (given, by, reaching) =
+                    (upload(&device, &x), make(&scale, &shift), upload(&device, &dy));
                 device
                     .run(|| {
                         let shift = layer.then_some(&mut dshift);
-                        norm_backward(&device, (&given, &by, &reaching), &mut dx, &mut dscale, shift)
+                        norm_backward(
+                            &device,
+                            (&given, &by, &reaching),
+                            &mut dx,
+                            &mut dscale,
+                            shift,
+                        )
                     })
                     .unwrap();
                 let what = format!("{device:?} {rows} x {width} layer {layer}");
-                agree(&gained(dx, &dx0), &x, |x| loss(x, &by), &what);
+                assert_gradient(&difference(dx, &dx0), &x, |x| loss(x, &by), &what);
                 let of_scale = |scale: &Tensor| loss(&x, &make(scale, &shift));
-                agree(&gained(dscale, &dscale0), &scale, of_scale, &format!("{what} scale"));
+                assert_gradient(
+                    &difference(dscale, &dscale0),
+                    &scale,
+                    of_scale,
+                    &format!("{what} scale"),
+                );
                 if layer {
                     let of_shift = |shift: &Tensor| loss(&x, &make(&scale, shift));
-                    agree(&gained(dshift, &dshift0), &shift, of_shift, &format!("{what} shift"));
+                    assert_gradient(
+                        &difference(dshift, &dshift0),
+                        &shift,
+                        of_shift,
+                        &format!("{what} shift"),
+                    );
                 }
             }
         }
@@ -136,181 +206,272 @@ fn norms_have_their_slopes() {
 }
 
 #[test]
-fn norms_take_new_parameters() {
+fn norm_assign_replaces_the_parameters() {
     let (x, scale, shift) = (matrix(3, 20, 14), matrix(1, 20, 15), matrix(1, 20, 16));
     for device in devices() {
-        let mut by = Norm::layer(&device, 1e-5, vec![1.0; 20], vec![0.0; 20]).unwrap();
+        let mut by = Normalization::layer(&device, 1e-5, vec![1.0; 20], vec![0.0; 20]).unwrap();
         by.assign(&device, &upload(&device, &scale), Some(&upload(&device, &shift))).unwrap();
         let mut out = Tensor::default();
-        device.run(|| norm(&device, &upload(&device, &x), &by, Format::Single, &mut out)).unwrap();
+        device
+            .run(|| norm(&device, &upload(&device, &x), &by, OutputDtype::F32, &mut out))
+            .unwrap();
         let out = host(out);
         for r in 0..3 {
-            close(out.row(r), &normed(x.row(r), scale.data(), Some(shift.data()), 1e-5), 3e-6, &format!("{device:?}"));
+            assert_close(
+                out.row(r),
+                &naive_norm(x.row(r), scale.data(), Some(shift.data()), 1e-5),
+                3e-6,
+                &format!("{device:?}"),
+            );
         }
     }
 }
 
 /// A linear map has no curvature, so its backward is checked against the definition.
 #[test]
-fn linear_maps_pass_gradients_on_and_take_them() {
-    for (rows, inputs, outputs) in [(1, 1, 1), (7, 12, 5), (40, 33, 50), (1500, 20, 17), (9, 64, 131)] {
+fn linear_gradients_equal_their_definition() {
+    for (rows, inputs, outputs) in
+        [(1, 1, 1), (7, 12, 5), (40, 33, 50), (1500, 20, 17), (9, 64, 131)]
+    {
         let (x, dy) = (matrix(rows, inputs, 17), matrix(rows, outputs, 18));
         let (old, new) = (numbers(inputs * outputs, 19), matrix(outputs, inputs, 20));
-        let at = |r: usize, k: usize| (0..outputs).map(|j| f64::from(dy.row(r)[j]) * f64::from(new.row(j)[k])).sum::<f64>();
-        let expected_dx: Vec<f32> = (0..rows * inputs).map(|i| at(i / inputs, i % inputs) as f32).collect();
-        let at = |j: usize, k: usize| (0..rows).map(|r| f64::from(dy.row(r)[j]) * f64::from(x.row(r)[k])).sum::<f64>();
-        let expected_dw: Vec<f32> = (0..outputs * inputs).map(|i| at(i / inputs, i % inputs) as f32).collect();
-        let expected_db: Vec<f32> =
-            (0..outputs).map(|j| (0..rows).map(|r| f64::from(dy.row(r)[j])).sum::<f64>() as f32).collect();
+        let at = |r: usize, k: usize| {
+            (0..outputs).map(|j| f64::from(dy.row(r)[j]) * f64::from(new.row(j)[k])).sum::<f64>()
+        };
+        let expected_dx: Vec<f32> =
+            (0..rows * inputs).map(|i| at(i / inputs, i % inputs) as f32).collect();
+        let at = |j: usize, k: usize| {
+            (0..rows).map(|r| f64::from(dy.row(r)[j]) * f64::from(x.row(r)[k])).sum::<f64>()
+        };
+        let expected_dw: Vec<f32> =
+            (0..outputs * inputs).map(|i| at(i / inputs, i % inputs) as f32).collect();
+        let expected_db: Vec<f32> = (0..outputs)
+            .map(|j| (0..rows).map(|r| f64::from(dy.row(r)[j])).sum::<f64>() as f32)
+            .collect();
         for device in devices() {
             let what = format!("{device:?} {rows} x {inputs} -> {outputs}");
-            let (given, reaching, bias) = (upload(&device, &x), upload(&device, &dy), matrix(1, outputs, 21));
-            let mut map = Linear::from_output_major(&device, (inputs, outputs), &old, Some(vec![0.0; outputs])).unwrap();
+            let (given, reaching, bias) =
+                (upload(&device, &x), upload(&device, &dy), matrix(1, outputs, 21));
+            let mut map = Linear::from_output_major(
+                &device,
+                (inputs, outputs),
+                &old,
+                Some(vec![0.0; outputs]),
+            )
+            .unwrap();
             device
-                .run(|| map.prepare_backward(&device, &upload(&device, &Tensor::from_vec(outputs, inputs, old.clone()))))
+                .run(|| {
+                    map.prepare_backward(
+                        &device,
+                        &upload(&device, &Tensor::from_vec(outputs, inputs, old.clone())),
+                    )
+                })
                 .unwrap();
-            device.run(|| map.assign(&device, &upload(&device, &new), Some(&upload(&device, &bias)))).unwrap();
-            close(mapped(&device, &x, &map, Activation::None).data(), &naive(&x, new.data(), bias.data()), 1e-5, &what);
+            device
+                .run(|| map.assign(&device, &upload(&device, &new), Some(&upload(&device, &bias))))
+                .unwrap();
+            assert_close(
+                run_linear(&device, &x, &map, Activation::None).data(),
+                &naive_linear(&x, new.data(), bias.data()),
+                1e-5,
+                &what,
+            );
             let mut dx = Tensor::default();
-            device.run(|| linear_dx(&device, &reaching, &map, Format::Single, &mut dx)).unwrap();
-            close(host(dx).data(), &expected_dx, 1e-5, &format!("{what} dx"));
-            let ((mut dw, dw0), (mut db, db0)) = (begun(&device, outputs, inputs, 22), begun(&device, 1, outputs, 23));
+            device.run(|| linear_dx(&device, &reaching, &map, OutputDtype::F32, &mut dx)).unwrap();
+            assert_close(host(dx).data(), &expected_dx, 1e-5, &format!("{what} dx"));
+            let ((mut dw, dw0), (mut db, db0)) =
+                (random_start(&device, outputs, inputs, 22), random_start(&device, 1, outputs, 23));
             device.run(|| linear_dw(&device, &given, &reaching, &mut dw, Some(&mut db))).unwrap();
-            close(&gained(dw, &dw0), &expected_dw, 1e-5, &format!("{what} dw"));
-            close(&gained(db, &db0), &expected_db, 1e-5, &format!("{what} db"));
+            assert_close(&difference(dw, &dw0), &expected_dw, 1e-5, &format!("{what} dw"));
+            assert_close(&difference(db, &db0), &expected_db, 1e-5, &format!("{what} db"));
         }
     }
 }
 
 /// Dropout is linear: its backward is the same mask on the gradient.
 #[test]
-fn dropout_apart_is_the_fused_one_and_its_own_backward() {
+fn dropout_equals_its_definition_for_sampled_and_recorded_masks() {
     let (rows, cols, p) = (6, 53, 0.3);
     let x = matrix(rows, cols, 24);
-    let draws: Vec<Option<Draw>> =
-        (0..rows as u32).map(|r| (r != 2).then_some(Draw { seed: 5, question: 1, trajectory: r, position: 4 })).collect();
+    let draws: Vec<Option<RngKey>> = (0..rows as u32)
+        .map(|r| (r != 2).then_some(RngKey { seed: 5, question: 1, trajectory: r, position: 4 }))
+        .collect();
     for device in devices() {
-        let drawn = Draws::new(&device, draws.clone()).unwrap();
-        let mask = Mask::Drawn { p, layer: 0, site: Site::MlpOut, draws: &drawn };
+        let drawn = PerturbedRows::new(&device, draws.clone()).unwrap();
+        let mask = DropoutMask::Sampled { p, layer: 0, site: Site::MlpOut, rows: &drawn };
         let run = |mask| {
             let mut out = Tensor::default();
-            device.run(|| dropout(&device, &upload(&device, &x), mask, Format::Single, &mut out)).unwrap();
+            device
+                .run(|| dropout(&device, &upload(&device, &x), mask, OutputDtype::F32, &mut out))
+                .unwrap();
             host(out)
         };
         let keeps = |r: usize, j: usize| draws[r].is_none_or(|d| d.keeps(0, Site::MlpOut, j, p));
         let scale = |r: usize| if draws[r].is_some() { 1.0 / (1.0 - p) } else { 1.0 };
         let one = |r: usize, j: usize| if keeps(r, j) { x.row(r)[j] * scale(r) } else { 0.0 };
         let expected: Vec<f32> = (0..rows * cols).map(|i| one(i / cols, i % cols)).collect();
-        close(run(Some(mask)).data(), &expected, 1e-6, &format!("{device:?}"));
+        assert_close(run(Some(mask)).data(), &expected, 1e-6, &format!("{device:?}"));
         let keep = (0..rows * cols).map(|i| keeps(i / cols, i % cols).into()).collect();
-        let recorded = Keep::new(&device, rows, cols, keep).unwrap();
-        let replayed = run(Some(Mask::Recorded { p, keep: &recorded }));
+        let recorded = KeepMask::new(&device, rows, cols, keep).unwrap();
+        let replayed = run(Some(DropoutMask::Recorded { p, keep: &recorded }));
         for r in (0..rows).filter(|&r| draws[r].is_some()) {
-            close(replayed.row(r), &expected[r * cols..(r + 1) * cols], 1e-6, "a mask drawn is a mask recorded");
+            assert_close(
+                replayed.row(r),
+                &expected[r * cols..(r + 1) * cols],
+                1e-6,
+                "a mask drawn is a mask recorded",
+            );
         }
         assert_eq!(run(None), x, "{device:?}: without a mask a copy");
     }
 }
 
 #[test]
-fn rows_are_added_where_they_came_from() {
+fn scatter_add_sums_repeated_rows() {
     let (x, to) = (matrix(5, 19, 25), matrix(3, 19, 26));
     let rows = [2, 0, 2, 2, 1];
     for device in devices() {
         let mut sum = upload(&device, &to);
-        scatter_add(&device, &upload(&device, &x), &Indices::new(&device, rows.to_vec()).unwrap(), &mut sum).unwrap();
+        scatter_add(
+            &device,
+            &upload(&device, &x),
+            &Indices::new(&device, rows.to_vec()).unwrap(),
+            &mut sum,
+        )
+        .unwrap();
         let mut expected = to.clone();
         for (r, &row) in rows.iter().enumerate() {
             expected.row_mut(row as usize).iter_mut().zip(x.row(r)).for_each(|(t, x)| *t += x);
         }
-        close(host(sum.clone()).data(), expected.data(), 1e-6, &format!("{device:?}"));
+        assert_close(host(sum.clone()).data(), expected.data(), 1e-6, &format!("{device:?}"));
         fill_zero(&device, &mut sum).unwrap();
         assert_eq!(host(sum), Tensor::zeros(3, 19), "{device:?}");
     }
 }
 
 #[test]
-fn cross_entropy_equals_its_definition_and_has_its_slope() {
+fn cross_entropy_and_its_gradient_equal_their_definition() {
     for (rows, vocabulary) in [(4, 7), (3, 400), (2, 1030)] {
-        let logits = Tensor::from_vec(rows, vocabulary, numbers(rows * vocabulary, 27).iter().map(|x| 5.0 * x).collect());
+        let logits = Tensor::from_vec(
+            rows,
+            vocabulary,
+            numbers(rows * vocabulary, 27).iter().map(|x| 5.0 * x).collect(),
+        );
         let targets: Vec<u32> = (0..rows as u32).map(|r| (r * 5 + 2) % vocabulary as u32).collect();
         let weights: Vec<f32> = (0..rows).map(|r| [0.5, 0.0, 1.5, 0.25][r]).collect();
         for device in devices() {
             let mut dlogits = Tensor::default();
-            let (given, named) = (upload(&device, &logits), Indices::new(&device, targets.clone()).unwrap());
-            let losses = device.run(|| cross_entropy(&device, &given, &named, &weights, &mut dlogits)).unwrap();
+            let (given, named) =
+                (upload(&device, &logits), Indices::new(&device, targets.clone()).unwrap());
+            let losses = device
+                .run(|| cross_entropy(&device, &given, &named, &weights, &mut dlogits))
+                .unwrap();
             let (losses, dlogits) = (host(losses), host(dlogits));
             assert_eq!((losses.rows(), losses.cols()), (rows, 1));
             for r in 0..rows {
                 let total: f64 = logits.row(r).iter().map(|&x| f64::from(x).exp()).sum();
                 let target = targets[r] as usize;
-                close(
+                assert_close(
                     &[losses.row(r)[0]],
                     &[(total.ln() - f64::from(logits.row(r)[target])) as f32],
                     2e-6,
                     &format!("{device:?}"),
                 );
-                let share = |j: usize| f64::from(logits.row(r)[j]).exp() / total - f64::from(u8::from(j == target));
-                let expected: Vec<f32> = (0..vocabulary).map(|j| weights[r] * share(j) as f32).collect();
-                close(dlogits.row(r), &expected, 1e-6, &format!("{device:?} row {r} of {vocabulary}"));
+                let share = |j: usize| {
+                    f64::from(logits.row(r)[j]).exp() / total - f64::from(u8::from(j == target))
+                };
+                let expected: Vec<f32> =
+                    (0..vocabulary).map(|j| weights[r] * share(j) as f32).collect();
+                assert_close(
+                    dlogits.row(r),
+                    &expected,
+                    1e-6,
+                    &format!("{device:?} row {r} of {vocabulary}"),
+                );
             }
         }
     }
 }
 
 #[test]
-fn logits_meet_their_loss_and_come_back() {
+fn gradients_through_logits_match_finite_differences() {
     let (rows, width, vocabulary) = (6, 16, 43);
     let (x, w) = (matrix(rows, width, 28), matrix(vocabulary, width, 29));
     let targets: Vec<u32> = (0..rows as u32).collect();
     for device in devices() {
         let named = Indices::new(&device, targets.clone()).unwrap();
         let run = |x: &Tensor, w: &Tensor| {
-            let mut head = Linear::from_output_major(&device, (width, vocabulary), w.data(), None).unwrap();
+            let mut head =
+                Linear::from_output_major(&device, (width, vocabulary), w.data(), None).unwrap();
             head.prepare_backward(&device, &upload(&device, w)).unwrap();
-            let (x, mut given, mut dlogits) = (upload(&device, x), Tensor::default(), Tensor::default());
+            let (x, mut given, mut dlogits) =
+                (upload(&device, x), Tensor::default(), Tensor::default());
             device.run(|| logits(&device, &x, &head, &mut given)).unwrap();
-            let losses = device.run(|| cross_entropy(&device, &given, &named, &[1.0; 6], &mut dlogits)).unwrap();
+            let losses = device
+                .run(|| cross_entropy(&device, &given, &named, &[1.0; 6], &mut dlogits))
+                .unwrap();
             let (mut dx, mut dw) = (Tensor::default(), zeros(&device, vocabulary, width));
-            device.run(|| linear_dx(&device, &dlogits, &head, Format::Single, &mut dx)).unwrap();
+            device.run(|| linear_dx(&device, &dlogits, &head, OutputDtype::F32, &mut dx)).unwrap();
             device.run(|| linear_dw(&device, &x, &dlogits, &mut dw, None)).unwrap();
-            (weighed(&[1.0; 6], &host(losses)), host(dx), host(dw))
+            (weighted_sum(&[1.0; 6], &host(losses)), host(dx), host(dw))
         };
         let (_, dx, dw) = run(&x, &w);
-        agree(dx.data(), &x, |x| run(x, &w).0, &format!("{device:?} dx"));
-        agree(dw.data(), &w, |w| run(&x, w).0, &format!("{device:?} dw"));
+        assert_gradient(dx.data(), &x, |x| run(x, &w).0, &format!("{device:?} dx"));
+        assert_gradient(dw.data(), &w, |w| run(&x, w).0, &format!("{device:?} dw"));
     }
 }
 
 #[test]
 fn adamw_equals_a_plain_loop() {
     let (rows, cols) = (7, 11);
-    let by = |step| AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step, gradient_scale: 0.5 };
+    let by = |step| AdamW {
+        lr: 1e-2,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        step,
+        gradient_scale: 0.5,
+    };
     for device in devices() {
         let mut value = upload(&device, &matrix(rows, cols, 30));
-        let mut moments = Moments { first: zeros(&device, rows, cols), second: zeros(&device, rows, cols) };
-        let mut expected: Vec<[f64; 3]> = matrix(rows, cols, 30).data().iter().map(|&x| [f64::from(x), 0.0, 0.0]).collect();
+        let mut moments =
+            Moments { first: zeros(&device, rows, cols), second: zeros(&device, rows, cols) };
+        let mut expected: Vec<[f64; 3]> =
+            matrix(rows, cols, 30).data().iter().map(|&x| [f64::from(x), 0.0, 0.0]).collect();
         for step in 1..=4u32 {
             let given = matrix(rows, cols, 30 + u64::from(step));
             let mut gradient = upload(&device, &given);
-            device.run(|| adamw(&device, &by(step), &mut value, &mut gradient, &mut moments)).unwrap();
-            assert_eq!(host(gradient), Tensor::zeros(rows, cols), "{device:?}: the gradient is used up");
+            device
+                .run(|| adamw(&device, &by(step), &mut value, &mut gradient, &mut moments))
+                .unwrap();
+            assert_eq!(
+                host(gradient),
+                Tensor::zeros(rows, cols),
+                "{device:?}: the gradient is used up"
+            );
             for ([x, m, v], &g) in expected.iter_mut().zip(given.data()) {
                 let g = 0.5 * f64::from(g);
                 *x *= 1.0 - 1e-2 * 0.1;
                 *m = 0.9 * *m + 0.1 * g;
                 *v = 0.95 * *v + 0.05 * g * g;
-                let (first, second) = (*m / (1.0 - 0.9f64.powi(step as i32)), *v / (1.0 - 0.95f64.powi(step as i32)));
+                let (first, second) =
+                    (*m / (1.0 - 0.9f64.powi(step as i32)), *v / (1.0 - 0.95f64.powi(step as i32)));
                 *x -= 1e-2 * first / (second.sqrt() + 1e-8);
             }
         }
         let value = host(value);
-        close(value.data(), &expected.iter().map(|e| e[0] as f32).collect::<Vec<_>>(), 1e-6, &format!("{device:?}"));
+        assert_close(
+            value.data(),
+            &expected.iter().map(|e| e[0] as f32).collect::<Vec<_>>(),
+            1e-6,
+            &format!("{device:?}"),
+        );
     }
 }
 
 #[test]
-fn squares_are_summed_over_all() {
+fn sum_of_squares_covers_all_tensors() {
     let (a, b) = (matrix(3, 7, 35), matrix(130, 70, 36));
     let expected: f64 = a.data().iter().chain(b.data()).map(|&x| f64::from(x) * f64::from(x)).sum();
     for device in devices() {
@@ -321,7 +482,7 @@ fn squares_are_summed_over_all() {
 }
 
 /// Heads, what each row sees, and how queries and keys are turned.
-struct Scene {
+struct AttentionCase {
     kv_heads: usize,
     dim: usize,
     heads: usize,
@@ -330,46 +491,74 @@ struct Scene {
     before: usize, // slots that were filled by an earlier pass
 }
 
-impl Scene {
+impl AttentionCase {
     fn width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
 
-    fn views(&self, device: &Device) -> Views<'static> {
-        let mut attend = Attend::default();
-        self.views.iter().for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
-        Views::new(device, std::borrow::Cow::Owned(attend)).unwrap()
+    fn metadata(&self, device: &Device) -> AttentionMetadata<'static> {
+        let mut attend = AttentionSpans::default();
+        self.views
+            .iter()
+            .for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
+        AttentionMetadata::new(device, std::borrow::Cow::Owned(attend)).unwrap()
     }
 
-    fn seats(&self, device: &Device, first: bool) -> Seats {
-        let slots: Vec<u32> = if first { (0..self.before as u32).collect() } else { self.slots.clone() };
+    fn slot_mapping(&self, device: &Device, first: bool) -> SlotMapping {
+        let slots: Vec<u32> =
+            if first { (0..self.before as u32).collect() } else { self.slots.clone() };
         let positions = slots.iter().map(|s| s % 13).collect();
-        Seats { positions: Indices::new(device, positions).unwrap(), slots: Indices::new(device, slots).unwrap() }
+        SlotMapping {
+            positions: Indices::new(device, positions).unwrap(),
+            slots: Indices::new(device, slots).unwrap(),
+        }
     }
 
-    /// Two passes, the first of which only fills slots: attention's result, and the gradients of both passes' qkv.
-    fn run(&self, device: &Device, early: &Tensor, late: &Tensor, dout: &Tensor) -> (Tensor, Tensor, Tensor) {
+    /// Two passes, the first of which only fills slots: attention's result, and the gradients of
+    /// both passes' qkv.
+    fn run(
+        &self,
+        device: &Device,
+        early: &Tensor,
+        late: &Tensor,
+        dout: &Tensor,
+    ) -> (Tensor, Tensor, Tensor) {
         let frequencies = (0..self.dim / 2).map(|i| 0.5 / (i + 1) as f32).collect();
         let rope = Rope::new(device, frequencies).unwrap();
-        let by = Place { heads: self.heads, norms: None, rope: self.dim.is_multiple_of(2).then_some(&rope) };
+        let by = QkvTransform {
+            heads: self.heads,
+            qk_norms: None,
+            rope: self.dim.is_multiple_of(2).then_some(&rope),
+        };
         let mut kv = KvStore::new(device, 2, (self.kv_heads, self.dim), 96).unwrap();
         let (mut first, mut second) = (upload(device, early), upload(device, late));
-        let (seats, own, views) = (self.seats(device, true), self.seats(device, false), self.views(device));
+        let (seats, own, views) = (
+            self.slot_mapping(device, true),
+            self.slot_mapping(device, false),
+            self.metadata(device),
+        );
         let work = || {
-            place(device, &mut first, by, &mut kv, 1, &seats)?;
-            place(device, &mut second, by, &mut kv, 1, &own)?;
+            rope_and_cache(device, &mut first, by, &mut kv, 1, &seats)?;
+            rope_and_cache(device, &mut second, by, &mut kv, 1, &own)?;
             let mut out = Tensor::default();
             attention(device, &second, kv.layer(1), self.heads, &views, &mut out)?;
             let mut grads = KvGrads::zeros(device, &kv)?;
             let (mut late, dout) = (Tensor::default(), upload(device, dout));
-            let of = AttentionBackward { q: &second, kv: kv.layer(1), heads: self.heads, views: &views, out: &out, dout: &dout };
+            let of = AttentionBackward {
+                q: &second,
+                kv: kv.layer(1),
+                heads: self.heads,
+                metadata: &views,
+                out: &out,
+                dout: &dout,
+            };
             attention_backward(device, of, &mut grads, &mut late)?;
-            place_backward(device, &mut late, by, &grads, 1, &own)?;
+            rope_and_cache_backward(device, &mut late, by, &grads, 1, &own)?;
             let mut early = zeros(device, self.before, self.width());
-            place_backward(device, &mut early, by, &grads, 1, &seats)?;
+            rope_and_cache_backward(device, &mut early, by, &grads, 1, &seats)?;
             grads.clear(device)?;
             let mut none = zeros(device, self.before, self.width());
-            place_backward(device, &mut none, by, &grads, 1, &seats)?;
+            rope_and_cache_backward(device, &mut none, by, &grads, 1, &seats)?;
             assert!(none.to_host()?.data().iter().all(|&x| x == 0.0), "cleared");
             Ok::<_, crate::DeviceError>((out.to_host()?, early.to_host()?, late.to_host()?))
         };
@@ -377,9 +566,9 @@ impl Scene {
     }
 }
 
-/// Rows that share a prefix, rows with spans of their own, one after another and scattered; a row of the pass sees others of
-/// the same pass.
-fn scenes() -> Vec<Scene> {
+/// Rows that share a prefix, rows with spans of their own, one after another and scattered; a row
+/// of the pass sees others of the same pass.
+fn attention_cases() -> Vec<AttentionCase> {
     let views: Vec<Vec<(u32, u32)>> = vec![
         vec![(0, 20), (32, 1)],
         vec![(0, 20), (32, 2)],
@@ -391,41 +580,53 @@ fn scenes() -> Vec<Scene> {
     let slots = vec![32, 33, 50, 44, 64, 40];
     let shapes = [(1, 5, 1), (2, 16, 4), (2, 32, 2), (1, 64, 2)];
     shapes
-        .map(|(kv_heads, dim, heads)| Scene { kv_heads, dim, heads, views: views.clone(), slots: slots.clone(), before: 20 })
+        .map(|(kv_heads, dim, heads)| AttentionCase {
+            kv_heads,
+            dim,
+            heads,
+            views: views.clone(),
+            slots: slots.clone(),
+            before: 20,
+        })
         .into()
 }
 
 #[test]
-fn attention_and_placement_have_their_slopes() {
-    for (n, scene) in scenes().into_iter().enumerate() {
+fn attention_and_rope_gradients_match_finite_differences() {
+    for (n, scene) in attention_cases().into_iter().enumerate() {
         let rows = scene.views.len();
-        let (early, late) = (matrix(scene.before, scene.width(), 40), matrix(rows, scene.width(), 41));
+        let (early, late) =
+            (matrix(scene.before, scene.width(), 40), matrix(rows, scene.width(), 41));
         let dout = matrix(rows, scene.heads * scene.dim, 42);
         for device in devices() {
             let (_, dearly, dlate) = scene.run(&device, &early, &late, &dout);
-            let loss = |early: &Tensor, late: &Tensor| weighed(dout.data(), &scene.run(&device, early, late, &dout).0);
+            let loss = |early: &Tensor, late: &Tensor| {
+                weighted_sum(dout.data(), &scene.run(&device, early, late, &dout).0)
+            };
             let what = |which: &str| format!("{device:?} scene {n} {which}");
-            agree(dearly.data(), &early, |x| loss(x, &late), &what("early"));
-            agree(dlate.data(), &late, |x| loss(&early, x), &what("late"));
+            assert_gradient(dearly.data(), &early, |x| loss(x, &late), &what("early"));
+            assert_gradient(dlate.data(), &late, |x| loss(&early, x), &what("late"));
         }
     }
 }
 
 #[test]
 fn gradients_do_not_depend_on_the_number_of_threads() {
-    let scene = &scenes()[1];
-    let (early, late) = (matrix(scene.before, scene.width(), 43), matrix(scene.views.len(), scene.width(), 44));
+    let scene = &attention_cases()[1];
+    let (early, late) =
+        (matrix(scene.before, scene.width(), 43), matrix(scene.views.len(), scene.width(), 44));
     let dout = matrix(scene.views.len(), scene.heads * scene.dim, 45);
     let (x, dy, w) = (matrix(1100, 40, 46), matrix(1100, 48, 47), numbers(40 * 48, 48));
     let run = |threads: usize, isa: Isa| {
         let device = Device::cpu_with(NonZeroUsize::new(threads), isa).unwrap();
         let mut map = Linear::from_output_major(&device, (40, 48), &w, None).unwrap();
         map.prepare_backward(&device, &Tensor::from_vec(48, 40, w.clone())).unwrap();
-        let by = Norm::layer(&device, 1e-5, numbers(40, 49), numbers(40, 50)).unwrap();
-        let (mut dx, mut dw, mut db) = (Tensor::default(), Tensor::zeros(48, 40), Tensor::zeros(1, 48));
+        let by = Normalization::layer(&device, 1e-5, numbers(40, 49), numbers(40, 50)).unwrap();
+        let (mut dx, mut dw, mut db) =
+            (Tensor::default(), Tensor::zeros(48, 40), Tensor::zeros(1, 48));
         let (mut dscale, mut dshift) = (Tensor::zeros(1, 40), Tensor::zeros(1, 40));
         let work = || {
-            linear_dx(&device, &dy, &map, Format::Operand, &mut dx)?;
+            linear_dx(&device, &dy, &map, OutputDtype::Compute, &mut dx)?;
             linear_dw(&device, &x, &dy, &mut dw, Some(&mut db))?;
             norm_backward(&device, (&x, &by, &x.clone()), &mut dx, &mut dscale, Some(&mut dshift))
         };

@@ -1,0 +1,240 @@
+//! `sweep` and `report`: from a tiny model to a page, and from run directories that are not as they
+//! should be.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod support;
+
+use serde_json::Value;
+use support::{CliSandbox, CommandOutput};
+
+fn sweep(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
+    let base = [
+        "sweep",
+        "--model",
+        "model",
+        "--data",
+        "data.jsonl",
+        "--samples",
+        "4",
+        "--max-new-tokens",
+        "6",
+        "--threads",
+        "1",
+    ];
+    sandbox.run(&[&base[..], more].concat())
+}
+
+fn points(summary: &Value) -> Vec<String> {
+    summary["points"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|point| point["run"].as_str().unwrap().into())
+        .collect()
+}
+
+#[test]
+fn a_single_run_reports_into_its_directory() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--latents", "--out", "run"]).ok();
+    let written = sandbox.run(&["report", "run", "--json"]).ok().json();
+    assert_eq!(written["page"], "run/report.html");
+    let page = String::from_utf8(sandbox.read("run/report.html")).unwrap();
+    for word in [
+        "<!doctype html>",
+        "model on data",
+        "Summary",
+        "What is 3 plus 4?",
+        "data-tip=",
+        "Content-Security-Policy",
+    ] {
+        assert!(page.contains(word), "{word}");
+    }
+    for figure in written["figures"].as_array().unwrap() {
+        let bytes = sandbox.read(figure.as_str().unwrap());
+        assert!(bytes.starts_with(b"<svg") || bytes.starts_with(b"\x89PNG"), "{figure}");
+    }
+    let names: Vec<&str> =
+        written["figures"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    for name in ["coverage", "diversity-steps", "thoughts", "accuracy"] {
+        assert!(names.contains(&format!("run/figures/{name}.png").as_str()), "{name} in {names:?}");
+    }
+    // A report changes nothing that eval wrote, and can be made again.
+    assert_eq!(sandbox.run(&["report", "run", "--json"]).ok().json(), written);
+    assert_eq!(page.as_bytes(), sandbox.read("run/report.html"));
+}
+
+#[test]
+fn several_runs_are_compared() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--p", "0.1", "--out", "runs/a"]).ok();
+    sandbox.eval(&["--sigma", "0.5", "--out", "runs/b"]).ok();
+    let done = sandbox.run(&["report", "runs/a", "runs/b", "--page-only"]).ok();
+    assert_eq!(done.out.trim(), "runs/report/report.html");
+    let page = String::from_utf8(sandbox.read("runs/report/report.html")).unwrap();
+    assert!(
+        page.contains("2 runs compared")
+            && page.contains("dropout p = 0.1")
+            && page.contains("noise σ = 0.5")
+    );
+    assert!(!sandbox.path("runs/report/figures").exists());
+}
+
+#[test]
+fn unreadable_runs_are_rejected() {
+    let sandbox = CliSandbox::new();
+    sandbox.run(&["report", "nowhere"]).refused(&["nowhere is not a run directory", "eval"]);
+    sandbox.run(&["report"]).refused(&["RUN"]);
+    sandbox.eval(&["--out", "run"]).ok();
+
+    let samples = sandbox.read("run/samples.jsonl");
+    let half = &samples[..samples.len() / 2];
+    sandbox.write("run/samples.jsonl", half);
+    sandbox.run(&["report", "run"]).refused(&[
+        "run holds",
+        "of 8 records",
+        "--resume",
+        "--partial",
+    ]);
+    sandbox.run(&["report", "run", "--partial"]).ok();
+    sandbox.write("run/samples.jsonl", "");
+    sandbox.run(&["report", "run", "--partial"]).refused(&["run", "no samples yet"]);
+
+    sandbox.write("run/samples.jsonl", [&samples[..], b"{}\n"].concat());
+    sandbox.run(&["report", "run"]).refused(&["samples.jsonl:9", "not valid here"]);
+    let text = String::from_utf8(samples.clone()).unwrap();
+    sandbox.write("run/samples.jsonl", text.replacen("\"seed\":0", "\"seed\":5", 1));
+    sandbox.run(&["report", "run"]).refused(&["seed 5", "of another run"]);
+    sandbox.write("run/samples.jsonl", &samples);
+
+    let manifest = String::from_utf8(sandbox.read("run/manifest.json")).unwrap();
+    sandbox.write("run/manifest.json", manifest.replace("\"version\": 1", "\"version\": 2"));
+    sandbox
+        .run(&["report", "run"])
+        .refused(&["manifest.json has format version 2", "reads version 1"]);
+    sandbox.write("run/manifest.json", manifest);
+    let results = String::from_utf8(sandbox.read("run/results.json")).unwrap();
+    sandbox.write("run/results.json", results.replace("\"version\": 1", "\"version\": 7"));
+    sandbox.run(&["report", "run"]).refused(&["results.json has format version 7"]);
+}
+
+#[test]
+fn a_damaged_latents_file_is_rejected() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--latents", "--out", "run"]).ok();
+    let bytes = sandbox.read("run/latents.safetensors");
+    sandbox.write("run/latents.safetensors", &bytes[..bytes.len() - 8]);
+    sandbox.run(&["report", "run"]).refused(&[
+        "latents.safetensors",
+        "ends before its numbers",
+        "--latents",
+    ]);
+}
+
+#[test]
+fn a_sweep_writes_a_run_per_value_and_a_summary() {
+    let sandbox = CliSandbox::new();
+    let done = sweep(
+        &sandbox,
+        &["--p", "0.1,0.4", "--sigma", "0.2", "--sites", "both,mlp", "--out", "s", "--json"],
+    )
+    .ok();
+    let summary = done.json();
+    assert_eq!(
+        points(&summary),
+        ["dropout-0.1-both", "dropout-0.4-both", "dropout-0.1-mlp", "dropout-0.4-mlp", "noise-0.2"]
+    );
+    assert_eq!(sandbox.json("s/sweep.json"), summary);
+    for point in summary["points"].as_array().unwrap() {
+        let run = point["run"].as_str().unwrap();
+        let results = sandbox.json(&format!("s/{run}/results.json"));
+        let coverage = results["metrics"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|m| m["name"] == "coverage" && m["k"] == 4)
+            .unwrap();
+        assert_eq!(point["coverage"]["4"]["value"], coverage["value"], "{run}");
+        assert_eq!(
+            sandbox.json(&format!("s/{run}/manifest.json"))["settings"]["sampler"],
+            point["sampler"]
+        );
+        // No point beats the best one.
+        let value = |name: &str| {
+            let best_point =
+                summary["points"].as_array().unwrap().iter().find(|p| p["run"] == name).unwrap();
+            best_point["coverage"]["4"]["value"].as_f64().unwrap()
+        };
+        assert!(value(run) <= value(summary["best"].as_str().unwrap()));
+    }
+    let [dropout, noise] = &summary["samplers"].as_array().unwrap()[..] else {
+        panic!("{summary}")
+    };
+    assert_eq!(
+        (&dropout["band"]["low"], &dropout["band"]["high"]),
+        (&Value::from(0.1), &Value::from(0.3))
+    );
+    assert_eq!(
+        (&noise["best"], &noise["band"]["contains_best"]),
+        (&Value::from("noise-0.2"), &Value::from(false))
+    );
+    assert!(sandbox.path("s/report.html").exists());
+    // The folder of a sweep is a way to name its runs.
+    assert_eq!(
+        sandbox.run(&["report", "s", "--page-only", "--json"]).ok().json()["page"],
+        "s/report.html"
+    );
+}
+
+#[test]
+fn a_sweep_point_equals_the_eval_at_its_setting() {
+    let sandbox = CliSandbox::new();
+    sweep(&sandbox, &["--p", "0.3", "--out", "s", "--no-report"]).ok();
+    sandbox.eval(&["--p", "0.3", "--out", "e"]).ok();
+    assert_eq!(sandbox.read("s/dropout-0.3/samples.jsonl"), sandbox.read("e/samples.jsonl"));
+    assert!(!sandbox.path("s/report.html").exists());
+}
+
+#[test]
+fn a_search_takes_the_stated_number_of_evaluations_and_resumes() {
+    let sandbox = CliSandbox::new();
+    let flags = ["--p", "0:0.8", "--evaluations", "4", "--out", "s"];
+    let done = sweep(&sandbox, &flags).ok();
+    assert!(done.err.contains("4 evaluations to a tolerance of"), "{}", done.err);
+    assert!(
+        done.out.contains("best: dropout p=")
+            && done.out.contains("band for this backbone, 0.1 to 0.3"),
+        "{}",
+        done.out
+    );
+    let summary = sandbox.json("s/sweep.json");
+    assert!((1..=4).contains(&points(&summary).len()), "{summary}");
+
+    sweep(&sandbox, &flags).refused(&["already holds a run", "--resume"]);
+    let first = points(&summary).remove(0);
+    std::fs::remove_dir_all(sandbox.path(&format!("s/{first}"))).unwrap();
+    std::fs::remove_file(sandbox.path("s/sweep.json")).unwrap();
+    sweep(&sandbox, &[&flags[..], &["--resume"]].concat()).ok();
+    assert_eq!(sandbox.json("s/sweep.json"), summary);
+}
+
+#[test]
+fn invalid_sweeps_are_rejected_before_anything_is_written() {
+    let sandbox = CliSandbox::new();
+    for (flags, words) in [
+        (&["--p", "1.5"][..], &["--p", "below 1"][..]),
+        (&["--p", "0.4:0.1"], &["empty"]),
+        (&["--sigma", "a"], &["--sigma", "not a number"]),
+        (&["--p", "0.1", "--k", "9"], &["--k 9", "--samples 4"]),
+        (&["--p", "0.1", "--tolerance", "0"], &["--tolerance"]),
+    ] {
+        sweep(&sandbox, &[flags, &["--out", "s"]].concat()).refused(words);
+    }
+    sandbox
+        .run(&["sweep", "--model", "model", "--p", "0.1", "--data", "embedded:nope"])
+        .refused(&["--data embedded:nope"]);
+    assert!(!sandbox.path("s").exists());
+    sandbox.write("sweep.json", "{\"version\": 3}");
+    sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 1"]);
+}

@@ -1,0 +1,77 @@
+//! Matrices as the copy engine of Hopper knows them.
+
+use cudarc::driver::sys;
+
+use super::{CudaDtype, CudaError, CudaTensor};
+
+/// Words of a description, which kernels take as part of their parameter.
+pub(crate) const TENSOR_MAP_WORDS: usize = 16;
+
+/// A matrix in boxes of so many columns (128 bytes of them) and rows, whose parts are permuted as
+/// the tensor cores want them.
+pub(crate) fn tensor_map(
+    matrix: &CudaTensor,
+    [columns, rows]: [u32; 2],
+) -> Result<[u64; TENSOR_MAP_WORDS], CudaError> {
+    let (at, stride) = row_bytes(matrix);
+    encode_tensor_map(matrix.dtype(), at, [matrix.cols(), matrix.rows()], [stride], [columns, rows])
+}
+
+/// The same in boxes of so many eights of rows, each of which comes as its rows 0, 2, 4, 6, 1, 3,
+/// 5, 7.
+pub(crate) fn tensor_map_interleaved(
+    matrix: &CudaTensor,
+    [columns, eights]: [u32; 2],
+) -> Result<[u64; TENSOR_MAP_WORDS], CudaError> {
+    let (at, stride) = row_bytes(matrix);
+    let (shape, strides) =
+        ([matrix.cols(), 4, 2, matrix.row_groups()], [2 * stride, stride, 8 * stride]);
+    encode_tensor_map(matrix.dtype(), at, shape, strides, [columns, 4, 2, eights])
+}
+
+/// Where a matrix begins, and bytes from one row to the next.
+fn row_bytes(matrix: &CudaTensor) -> (u64, usize) {
+    let (at, stride) = matrix.ptr_and_stride();
+    (at, stride * matrix.dtype().size())
+}
+
+fn encode_tensor_map<const D: usize, const S: usize>(
+    dtype: CudaDtype,
+    at: u64,
+    shape: [usize; D],
+    strides: [usize; S],
+    of_box: [u32; D],
+) -> Result<[u64; TENSOR_MAP_WORDS], CudaError> {
+    use sys::{
+        CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+        CUtensorMapL2promotion, CUtensorMapSwizzle,
+    };
+    const { assert!(S + 1 == D, "numbers follow each other, everything else has a stride") };
+    let kind = match dtype {
+        CudaDtype::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        CudaDtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    let mut map = sys::CUtensorMap { opaque: [0; TENSOR_MAP_WORDS] };
+    let (shape, strides) = (shape.map(|n| n as u64), strides.map(|n| n as u64));
+    // SAFETY: the memory is as large as the shape says; all arrays have as many elements as there
+    // are dimensions (strides: one less).
+    unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            kind,
+            D as u32,
+            at as *mut _,
+            shape.as_ptr(),
+            strides.as_ptr(),
+            of_box.as_ptr(),
+            [1u32; D].as_ptr(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    }
+    .result()
+    .map_err(CudaError::driver("describe a matrix"))?;
+    Ok(map.opaque)
+}

@@ -1,0 +1,236 @@
+//! Tokens drawn from logits: temperature, then the nucleus, then one number of the random function.
+//!
+//! Drawing needs whole rows of logits. On a GPU they come to the host some rows at a time, so that
+//! one piece of code chooses on every device; the product, which is nearly all of the work, stays
+//! where the weights are.
+
+use rayon::prelude::*;
+
+use super::topk::{LOGIT_ROWS, TokenLogprob};
+use super::{Activation, Linear, OutputDtype, linear, select};
+use crate::cpu::isa::per_isa;
+use crate::cpu::math::exp;
+use crate::cpu::topk::RowMax;
+use crate::rng::{RngKey, Site};
+use crate::{Device, DeviceError, Isa, Tensor};
+
+/// What tokens are drawn from: softmax(logits / temperature), cut to the fewest tokens that
+/// together have a share of at least `top_p`, the likelier first and the lower index first among
+/// equals.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenSampling {
+    temperature: f32,
+    top_p: f32,
+}
+
+impl TokenSampling {
+    /// The softmax itself.
+    pub const FULL_SOFTMAX: Self = Self { temperature: 1.0, top_p: 1.0 };
+
+    /// A temperature above 0 and a share in `(0, 1]`, if they are such.
+    pub fn new(temperature: f32, top_p: f32) -> Option<Self> {
+        let legal = temperature.is_finite() && temperature > 0.0 && top_p > 0.0 && top_p <= 1.0;
+        legal.then_some(Self { temperature, top_p })
+    }
+
+    /// What logits are divided by.
+    pub fn temperature(self) -> f32 {
+        self.temperature
+    }
+
+    /// The share of the likeliest tokens that are drawn from.
+    pub fn top_p(self) -> f32 {
+        self.top_p
+    }
+
+    /// The token at `at` in `[0, 1)` of the tokens' shares, laid out in the order of tokens. `None`
+    /// where no logit stands out as a number.
+    fn sample(self, isa: Isa, (logits, largest): (&[f32], f32), at: f64) -> Option<u32> {
+        let (shift, scale) = (largest, 1.0 / self.temperature);
+        let weights =
+            per_isa!(isa, softmax_weights(logits: &[f32], shift: f32, scale: f32) -> Vec<f32>);
+        let total = sum_f64(weights.iter().copied());
+        if !total.is_finite() || total <= 0.0 {
+            return None;
+        }
+        if self.top_p >= 1.0 {
+            return inverse_cdf((0..weights.len() as u32).zip(weights.iter().copied()), at * total);
+        }
+        let kept = top_p_tokens(&weights, f64::from(self.top_p) * total);
+        let kept = kept.iter().map(|&token| (token, weights[token as usize]));
+        inverse_cdf(kept.clone(), at * sum_f64(kept.map(|(_, weight)| weight)))
+    }
+}
+
+/// For each row of x (rows, inputs) an index drawn from softmax(x W + b) as `from` says, by the
+/// row's draw. A row without one has the likeliest. The logarithms are of the softmax itself,
+/// whatever the temperature.
+pub fn sample_tokens(
+    device: &Device,
+    x: &Tensor,
+    map: &Linear,
+    draws: &[Option<RngKey>],
+    from: TokenSampling,
+) -> Result<Vec<TokenLogprob>, DeviceError> {
+    assert_eq!(x.rows(), draws.len(), "drawn: {} rows and {} draws", x.rows(), draws.len());
+    let isa = device.isa().unwrap_or_else(Isa::detect);
+    let mut words = Vec::with_capacity(x.rows());
+    for start in (0..x.rows()).step_by(LOGIT_ROWS) {
+        let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
+        let mut logits = Tensor::default();
+        linear(
+            device,
+            &select(device, [x], &rows)?,
+            map,
+            (Activation::None, OutputDtype::F32),
+            &mut logits,
+        )?;
+        let logits = logits.to_host()?;
+        words.par_extend(
+            rows.par_iter().map(|&r| sample_row(isa, logits.row(r - start), draws[r], from)),
+        );
+    }
+    Ok(words)
+}
+
+fn sample_row(isa: Isa, logits: &[f32], draw: Option<RngKey>, from: TokenSampling) -> TokenLogprob {
+    let whole = RowMax::from_logits(isa, logits);
+    let chosen =
+        draw.and_then(|draw| from.sample(isa, (logits, whole.max), draw.uniform(Site::Token)));
+    let token = chosen.unwrap_or(whole.argmax);
+    TokenLogprob { token, logprob: whole.logprob(logits[token as usize]) }
+}
+
+/// e^((logit - shift) scale); nothing for what is no number.
+#[inline(always)]
+fn softmax_weights<const FUSED: bool>(logits: &[f32], shift: f32, scale: f32) -> Vec<f32> {
+    let mut out = vec![0.0; logits.len()];
+    for (out, &x) in out.iter_mut().zip(logits) {
+        // A difference of 0 stays 0 under every scale, that of the coldest temperatures included,
+        // which is infinite.
+        let exponent = if x == shift { 0.0 } else { (x - shift) * scale };
+        let weight = exp::<FUSED>(exponent);
+        *out = if weight.is_nan() { 0.0 } else { weight };
+    }
+    out
+}
+
+fn sum_f64(weights: impl Iterator<Item = f32>) -> f64 {
+    weights.map(f64::from).sum()
+}
+
+/// The first token at which the shares so far pass `target`; the last one with a share if rounding
+/// lets none.
+fn inverse_cdf(shares: impl Iterator<Item = (u32, f32)>, target: f64) -> Option<u32> {
+    let (mut so_far, mut last) = (0.0, None);
+    for (token, weight) in shares.filter(|&(_, weight)| weight > 0.0) {
+        so_far += f64::from(weight);
+        last = Some(token);
+        if so_far > target {
+            break;
+        }
+    }
+    last
+}
+
+/// Tokens looked at first; most nuclei are smaller.
+const INITIAL_TOP: usize = 64;
+
+/// The fewest tokens whose weights sum to at least `mass`, in ascending order, so that two of like
+/// weight whose order rounding decides are laid out alike on every device.
+fn top_p_tokens(weights: &[f32], mass: f64) -> Vec<u32> {
+    let heavier =
+        |a: &u32, b: &u32| weights[*b as usize].total_cmp(&weights[*a as usize]).then(a.cmp(b));
+    let mut order: Vec<u32> =
+        (0..weights.len() as u32).filter(|&token| weights[token as usize] > 0.0).collect();
+    let mut look = INITIAL_TOP;
+    loop {
+        let sorted = look.min(order.len());
+        if sorted < order.len() {
+            order.select_nth_unstable_by(sorted, heavier);
+        }
+        order[..sorted].sort_unstable_by(heavier);
+        let mut so_far = 0.0;
+        let enough = order[..sorted].iter().position(|&token| {
+            so_far += f64::from(weights[token as usize]);
+            so_far >= mass
+        });
+        if enough.is_some() || sorted == order.len() {
+            order.truncate(enough.map_or(sorted, |at| at + 1));
+            break;
+        }
+        look *= 8;
+    }
+    order.sort_unstable();
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn top_p_tokens_are_the_shortest_prefix_of_a_sort() {
+        let weights: Vec<f32> = (0..1000u32).map(|i| (i * 7919 % 613) as f32).collect();
+        let total = sum_f64(weights.iter().copied());
+        let mut sorted: Vec<u32> = (0..1000).collect();
+        sorted
+            .sort_by(|&a, &b| weights[b as usize].total_cmp(&weights[a as usize]).then(a.cmp(&b)));
+        for top_p in [1e-9, 0.01, 0.1, 0.5, 0.9, 0.999, 1.0] {
+            let mut so_far = 0.0;
+            let reaches = |&token: &u32| {
+                so_far += f64::from(weights[token as usize]);
+                so_far >= top_p * total
+            };
+            let mut expected = sorted[..=sorted.iter().position(reaches).unwrap()].to_vec();
+            expected.sort_unstable();
+            assert_eq!(top_p_tokens(&weights, top_p * total), expected, "{top_p}");
+        }
+    }
+
+    #[test]
+    fn only_valid_temperature_and_top_p_are_accepted() {
+        for (temperature, top_p) in
+            [(0.0, 1.0), (-1.0, 1.0), (f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (1.0, 1.1)]
+        {
+            assert_eq!(TokenSampling::new(temperature, top_p), None);
+        }
+        assert_eq!(TokenSampling::new(1.0, 1.0), Some(TokenSampling::FULL_SOFTMAX));
+    }
+
+    #[test]
+    fn low_temperature_and_small_top_p_select_the_argmax() {
+        let logits = [0.5, 3.0, 2.999, -1.0, f32::NAN, 2.0];
+        for from in [
+            TokenSampling::new(1e-38, 1.0),
+            TokenSampling::new(1e-45, 1.0),
+            TokenSampling::new(1.0, 1e-6),
+            TokenSampling::new(5.0, 1e-6),
+        ] {
+            for at in [0.0, 0.3, 0.999_999_9] {
+                assert_eq!(
+                    from.unwrap().sample(Isa::Portable, (&logits, 3.0), at),
+                    Some(1),
+                    "{from:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn nan_is_never_sampled() {
+        let none = [f32::NAN, f32::NEG_INFINITY];
+        assert_eq!(
+            TokenSampling::FULL_SOFTMAX.sample(Isa::Portable, (&none, f32::NEG_INFINITY), 0.5),
+            Some(1)
+        );
+        assert_eq!(
+            TokenSampling::FULL_SOFTMAX.sample(
+                Isa::Portable,
+                (&[f32::NAN; 3], f32::NEG_INFINITY),
+                0.5
+            ),
+            None
+        );
+    }
+}
