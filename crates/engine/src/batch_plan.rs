@@ -1,319 +1,342 @@
-//! Which rows run together: as many as the memory budget holds, in the order of the questions.
+//! Which rows run together: as many as the memory budget holds, in the order of the requests.
 //!
-//! A trajectory does not depend on its company, so the plan changes speed and memory and nothing
-//! else. A question whose rows do not fit at once is split; its prompt is then computed once for
-//! each part.
+//! A trajectory does not depend on what shares its batch, so the plan changes speed and memory and
+//! nothing else. A question whose rows do not fit at once is split; its prompt is then computed
+//! once for each part.
 
 use std::ops::Range;
 
 use model::{Cache, Config, Decoder};
 
+use crate::batch::{BatchContext, BatchItem};
 use crate::error::EngineError;
+use crate::perturb::PromptSharing;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
+use crate::sampling_params::AdaptiveSampling;
 use crate::streams;
-use crate::wave::BatchContext;
 
-/// Some rows of one question. The first one is the deterministic one, if that was asked for.
+/// Some rows of one question. Row 0 is the greedy one, if that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RowRange {
-    /// Index of the question in the list.
+    /// Index of the question among the plan's items.
     pub(crate) question: usize,
-    /// Its rows in this wave.
     pub(crate) rows: Range<usize>,
 }
 
-impl RowRange {
-    /// The same rows of each of some questions.
-    pub(crate) fn for_each_question(
-        questions: impl IntoIterator<Item = usize>,
-        rows: &Range<usize>,
-    ) -> Vec<Self> {
-        questions.into_iter().map(|question| Self { question, rows: rows.clone() }).collect()
-    }
+/// Cache slots of the reasoner and of the reward model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheSlots {
+    pub(crate) reasoner: usize,
+    pub(crate) reward: usize,
 }
 
-/// What one row, one prompt and the whole wave may take.
-pub(crate) struct BatchPlan<'a> {
-    prompts: &'a [Prompt],
-    streams: usize,         // in which waves run at the same time
-    stream_min_rows: usize, // rows from which on there are several
-    max_rows: usize,        // of a wave: beyond, speed does not grow
-    budget: usize,          // of a lane
+/// Memory of one question, in cache slots and in bytes.
+#[derive(Clone, Debug, Default)]
+struct Footprint {
+    prompt_slots: usize,
+    /// Every row has a prompt of its own in the cache.
     private_prompt: bool,
-    row_slots: usize, // slots of one row beside the prompt
-    reward_memory: RewardMemory,
-    position_bytes: usize, // bytes of a reasoner's position
-    beam_memory: Option<BeamMemory>,
+    row_slots: usize,
+    reward_prompt_slots: usize,
+    reward_row_slots: usize,
+    /// Taken once, and taken by each row.
+    shared_bytes: usize,
+    row_bytes: usize,
+    beam: Option<BeamFootprint>,
 }
 
-/// What a reward model takes; nothing where there is none.
-#[derive(Clone, Copy, Default)]
-struct RewardMemory {
-    position_bytes: usize,           // bytes of a position
-    reference_thoughts: usize,       // positions of its own thoughts behind a prompt
-    row_slots: usize,                // slots of a row
-    reference_position_bytes: usize, // bytes of a position of the mind that reflects
+/// A beam search of one question.
+#[derive(Clone, Copy, Debug, Default)]
+struct BeamFootprint {
+    extensions: usize,
+    slots: CacheSlots,
 }
 
-impl RewardMemory {
-    fn of(judge: &RewardModel, thoughts: usize, said: usize) -> Self {
+/// The batch: its items, how many rows run at once, and the bytes they may take.
+pub(crate) struct BatchPlan<'a> {
+    items: &'a [BatchItem<'a>],
+    footprints: Vec<Footprint>,
+    bytes: PositionBytes,
+    /// GPU streams on which waves run concurrently.
+    streams: usize,
+    /// Rows from which on there is more than one stream.
+    stream_min_rows: usize,
+    /// Rows of a wave; more make it no faster.
+    max_rows: usize,
+    /// Bytes of keys and values on each stream.
+    budget: usize,
+}
+
+/// Bytes of one position's keys and values in each cache.
+#[derive(Clone, Copy, Debug, Default)]
+struct PositionBytes {
+    reasoner: usize,
+    reward: usize,
+    reference: usize,
+}
+
+impl PositionBytes {
+    fn new(context: &BatchContext<'_>) -> Self {
         let bytes =
             |decoder: &Decoder| Cache::bytes_per_position(decoder.device(), decoder.config());
+        let reference = context.reward_model.and_then(|reward| reward.reference.as_ref());
         Self {
-            position_bytes: bytes(&judge.decoder),
-            reference_thoughts: judge.reference_thoughts(),
-            row_slots: Cache::slots_for(judge.positions_read(thoughts, said)),
-            reference_position_bytes: judge
-                .reference
-                .as_ref()
-                .map_or(0, |mind| bytes(&mind.decoder)),
+            reasoner: bytes(&context.model.decoder),
+            reward: context.reward_model.map_or(0, |reward| bytes(&reward.decoder)),
+            reference: reference.map_or(0, |reference| bytes(&reference.decoder)),
         }
     }
 
-    /// Slots that a prompt of so many tokens takes, the thoughts about it included.
-    fn shared(self, prompt: usize) -> usize {
-        if self.position_bytes == 0 {
-            0
-        } else {
-            Cache::slots_for(prompt + self.reference_thoughts)
-        }
-    }
-
-    /// Bytes of a prompt.
-    fn bytes(self, prompt: usize) -> usize {
-        let reflection = Cache::slots_for(prompt) + Cache::slots_for(self.reference_thoughts);
-        self.shared(prompt) * self.position_bytes + reflection * self.reference_position_bytes
+    fn of(&self, slots: CacheSlots) -> usize {
+        slots.reasoner * self.reasoner + slots.reward * self.reward
     }
 }
 
-/// What a beam search of one question takes.
-struct BeamMemory {
-    extensions: usize,
-    paths: usize,     // slots of all its paths in either cache
-    answer: usize,    // slots of its answers
-    finalists: usize, // paths that are decoded
+impl Footprint {
+    fn new(context: &BatchContext<'_>, item: &BatchItem<'_>, bytes: PositionBytes) -> Self {
+        let (model, params) = (context.model, item.params);
+        // More thoughts than the context has positions are refused by `check_context`.
+        let thoughts = params.length.limit().min(model.decoder.config().context);
+        let max_new_tokens = params.max_new_tokens.get();
+        let answer = row_positions(model, 0, max_new_tokens);
+        let prompt_slots = Cache::slots_for(item.prompt_len());
+        let row_slots = Cache::slots_for(row_positions(model, thoughts, max_new_tokens));
+        let private_prompt = params.perturbation.prompt_sharing() == PromptSharing::Nothing;
+        let mut footprint = Self { prompt_slots, private_prompt, row_slots, ..Self::default() };
+        let mut reference_slots = 0;
+        if let Some(reward) = context.reward_model {
+            let trace = reward.reference_thoughts();
+            footprint.reward_prompt_slots = Cache::slots_for(item.prompt_len() + trace);
+            footprint.reward_row_slots = Cache::slots_for(reward.positions_read(thoughts, answer));
+            reference_slots = prompt_slots + Cache::slots_for(trace);
+        }
+        let prompt_bytes = prompt_slots * bytes.reasoner;
+        footprint.row_bytes =
+            row_slots * bytes.reasoner + footprint.reward_row_slots * bytes.reward;
+        footprint.shared_bytes =
+            footprint.reward_prompt_slots * bytes.reward + reference_slots * bytes.reference;
+        let prompt_owner =
+            if private_prompt { &mut footprint.row_bytes } else { &mut footprint.shared_bytes };
+        *prompt_owner += prompt_bytes;
+        footprint.beam = footprint.of_search(context, item, thoughts);
+        footprint
+    }
+
+    /// What a beam search takes. Its caches hold the paths that are tried at one step, those that
+    /// were kept at each, and the best that finished with the one that replaces them.
+    fn of_search(
+        &self,
+        context: &BatchContext<'_>,
+        item: &BatchItem<'_>,
+        thoughts: usize,
+    ) -> Option<BeamFootprint> {
+        let (size, reward) = item.params.beam.zip(context.reward_model)?;
+        let finalists = size.num_finalists(reward);
+        let paths = size.extensions() + size.width.get() * thoughts + finalists + 1;
+        let answer = row_positions(context.model, 0, item.params.max_new_tokens.get());
+        // Chunks of slots start at whole blocks.
+        let answer = finalists * Cache::slots_for(answer) + Cache::slots_for(1);
+        let prompts = if self.private_prompt { size.extensions() } else { 1 };
+        let slots = CacheSlots {
+            reasoner: prompts * self.prompt_slots + paths + answer,
+            // The reward model reads answers when the search is over and its cache is empty again.
+            reward: self.reward_prompt_slots + paths.max(finalists * self.reward_row_slots),
+        };
+        Some(BeamFootprint { extensions: size.extensions(), slots })
+    }
 }
 
 impl<'a> BatchPlan<'a> {
-    /// The plan, if every question can be thought about.
-    pub(crate) fn new(
-        party: &BatchContext<'_>,
-        prompts: &'a [Prompt],
-    ) -> Result<Self, EngineError> {
-        let BatchContext { model: mind, reward_model: judge, params: settings, .. } = *party;
-        settings.check(&mind.method)?;
-        if settings.beam.is_some() && (judge.is_none() || settings.length.limit() == 0) {
+    /// Refuses a request that cannot be run alone: by its parameters, its length, or its memory.
+    pub(crate) fn check(
+        context: &BatchContext<'_>,
+        item: &BatchItem<'_>,
+        budget: usize,
+    ) -> Result<(), EngineError> {
+        let (model, params) = (context.model, item.params);
+        params.check(&model.method)?;
+        if params.beam.is_some()
+            && (context.reward_model.is_none() || params.length.limit() == 0)
+        {
             return Err(EngineError::NothingToSearch);
         }
-        // More thoughts than the context has positions are refused below, whatever their number.
-        let thoughts = settings.length.limit().min(mind.decoder.config().context);
-        let answer = row_positions(mind, 0, settings.max_new_tokens.get());
-        let finalists =
-            settings.beam.zip(judge).map_or(1, |(size, judge)| size.num_finalists(judge));
-        let mut plan = Self {
-            prompts,
-            streams: 1,
-            stream_min_rows: streams::min_rows_for_streams(&mind.decoder),
-            max_rows: mind.decoder.device().max_batch_rows(),
-            budget: settings.memory,
-            private_prompt: settings.perturbation.prompt_is_private(),
-            row_slots: Cache::slots_for(row_positions(
-                mind,
-                thoughts,
-                settings.max_new_tokens.get(),
-            )),
-            reward_memory: judge.map_or_else(RewardMemory::default, |judge| {
-                RewardMemory::of(judge, thoughts, answer)
-            }),
-            position_bytes: Cache::bytes_per_position(mind.decoder.device(), mind.decoder.config()),
-            beam_memory: settings.beam.map(|size| BeamMemory {
-                extensions: size.extensions(),
-                // What is tried at one step, what was kept at each, and the best that ended with one that they replace.
-                paths: size.extensions() + size.width.get() * thoughts + finalists + 1,
-                answer: finalists * Cache::slots_for(answer) + Cache::slots_for(1), // chunks start at whole blocks
-                finalists,
-            }),
-        };
-        for prompt in prompts {
-            check_context(mind.decoder.config(), prompt, thoughts + mind.method.end_latent.len())?;
-            if let Some(judge) = judge {
-                prompt.check_tokens(judge.decoder.config().vocab)?;
-                check_context(
-                    judge.decoder.config(),
-                    prompt,
-                    judge.reference_thoughts()
-                        + judge.positions_read(thoughts, mind.method.end_latent.len()),
-                )?;
-                if let Some(own) = &judge.reference {
-                    prompt.check_tokens(own.decoder.config().vocab)?;
-                    check_context(own.decoder.config(), prompt, judge.reference_thoughts())?;
-                }
-            }
-            plan.check_memory(prompt)?;
+        let thoughts = params.length.limit().min(model.decoder.config().context);
+        let end = model.method.end_latent.len();
+        check_context(model.decoder.config(), item.prompt, thoughts + end)?;
+        if let Some(reward) = context.reward_model {
+            check_reward_context(reward, item.prompt, reward.positions_read(thoughts, end))?;
         }
-        // A search takes turns with waves in the caches of a lane, so it has but one.
-        if settings.beam.is_none() && prompts.len() * party.rows() >= plan.stream_min_rows {
-            plan.split_among_streams(mind.decoder.device().streams());
+        let bytes = PositionBytes::new(context);
+        let footprint = Footprint::new(context, item, bytes);
+        let (id, need) = (item.prompt.id, footprint.shared_bytes + footprint.row_bytes);
+        let mebibytes = |bytes: usize| bytes.div_ceil(1 << 20);
+        if need > budget {
+            let (need, budget) = (mebibytes(need), budget >> 20);
+            return Err(EngineError::Memory { id, need, budget });
         }
-        Ok(plan)
-    }
-
-    /// Shares memory and rows among lanes, if each can then hold a row of every question.
-    fn split_among_streams(&mut self, lanes: usize) {
-        let most = self
-            .prompts
-            .iter()
-            .map(|prompt| self.bytes(prompt))
-            .map(|(shared, row)| shared + row)
-            .max();
-        if most.unwrap_or(0) <= self.budget / lanes {
-            (self.streams, self.max_rows, self.budget) =
-                (lanes, self.max_rows / lanes, self.budget / lanes);
-        }
-    }
-
-    /// Lanes in which waves run at the same time.
-    pub(crate) fn streams(&self) -> usize {
-        self.streams
-    }
-
-    /// Bytes that the caches of a lane may take.
-    pub(crate) fn budget(&self) -> usize {
-        self.budget
-    }
-
-    fn check_memory(&self, prompt: &Prompt) -> Result<(), EngineError> {
-        let (id, budget) = (prompt.id, self.budget >> 20);
-        let (shared, row) = self.bytes(prompt);
-        if shared + row > self.budget {
-            return Err(EngineError::Memory { id, need: (shared + row).div_ceil(1 << 20), budget });
-        }
-        let search = self.search_bytes(self.search_slots(std::slice::from_ref(prompt)));
-        if search > self.budget {
-            return Err(EngineError::BeamMemory { id, need: search.div_ceil(1 << 20), budget });
+        let search = footprint.beam.map_or(0, |beam| bytes.of(round_up(beam.slots)));
+        if search > budget {
+            let (need, budget) = (mebibytes(search), budget >> 20);
+            return Err(EngineError::BeamMemory { id, need, budget });
         }
         Ok(())
     }
 
-    /// What a question takes once, and what each of its rows takes.
-    fn bytes(&self, prompt: &Prompt) -> (usize, usize) {
-        let length = Cache::slots_for(prompt.tokens.len());
-        let reward = (
-            self.reward_memory.bytes(prompt.tokens.len()),
-            self.reward_memory.row_slots * self.reward_memory.position_bytes,
-        );
-        if self.private_prompt {
-            (reward.0, (length + self.row_slots) * self.position_bytes + reward.1)
-        } else {
-            (
-                length * self.position_bytes + reward.0,
-                self.row_slots * self.position_bytes + reward.1,
-            )
+    /// A plan for items that passed [`BatchPlan::check`].
+    pub(crate) fn new(
+        context: &BatchContext<'_>,
+        items: &'a [BatchItem<'a>],
+        budget: usize,
+    ) -> Self {
+        let (bytes, device) = (PositionBytes::new(context), context.model.decoder.device());
+        let mut plan = Self {
+            items,
+            footprints: items.iter().map(|item| Footprint::new(context, item, bytes)).collect(),
+            bytes,
+            streams: 1,
+            stream_min_rows: streams::min_rows_for_streams(&context.model.decoder),
+            max_rows: device.max_batch_rows(),
+            budget,
+        };
+        // A search takes turns with waves in the caches of a stream, so there is but one.
+        let rows: usize = items.iter().map(|item| item.params.rows()).sum();
+        let searches = items.iter().any(|item| item.params.beam.is_some());
+        if !searches && rows >= plan.stream_min_rows {
+            plan.split_among_streams(device.streams());
+        }
+        plan
+    }
+
+    /// Divides memory and rows among streams, if each can then hold a row of every question.
+    fn split_among_streams(&mut self, streams: usize) {
+        let most = self.footprints.iter().map(|f| f.shared_bytes + f.row_bytes).max().unwrap_or(0);
+        if most <= self.budget / streams {
+            self.streams = streams;
+            self.max_rows /= streams;
+            self.budget /= streams;
         }
     }
 
-    /// The prompts of the run.
-    pub(crate) fn prompts(&self) -> &'a [Prompt] {
-        self.prompts
+    /// GPU streams on which waves run concurrently.
+    pub(crate) fn streams(&self) -> usize {
+        self.streams
     }
 
-    /// Slots of the reasoner's and the reward model's cache that a wave takes at most.
-    pub(crate) fn slots(&self, wave: &[RowRange]) -> (usize, usize) {
-        let (mut reasoner, mut reward) = (0, 0);
-        for share in wave {
-            let length = self.prompts[share.question].tokens.len();
-            let prompts = if self.private_prompt { share.rows.len() } else { 1 };
-            reasoner += prompts * Cache::slots_for(length) + share.rows.len() * self.row_slots;
-            reward +=
-                self.reward_memory.shared(length) + share.rows.len() * self.reward_memory.row_slots;
+    /// Bytes that the caches of a stream may take.
+    pub(crate) fn budget(&self) -> usize {
+        self.budget
+    }
+
+    pub(crate) fn items(&self) -> &'a [BatchItem<'a>] {
+        self.items
+    }
+
+    /// Slots that a wave takes at most.
+    pub(crate) fn slots(&self, wave: &[RowRange]) -> CacheSlots {
+        let mut slots = CacheSlots::default();
+        for range in wave {
+            let (footprint, rows) = (&self.footprints[range.question], range.rows.len());
+            let prompts = if footprint.private_prompt { rows } else { 1 };
+            slots.reasoner += prompts * footprint.prompt_slots + rows * footprint.row_slots;
+            slots.reward += footprint.reward_prompt_slots + rows * footprint.reward_row_slots;
         }
-        (reasoner, reward)
+        slots
     }
 
-    /// The same of searches for some prompts.
-    pub(crate) fn search_slots(&self, prompts: &[Prompt]) -> (usize, usize) {
-        let Some(BeamMemory { extensions, paths, answer, finalists }) = self.beam_memory else {
-            return (0, 0);
+    /// Slots that the beam searches of some questions take.
+    pub(crate) fn search_slots(&self, questions: &[usize]) -> CacheSlots {
+        let slots = |sum: CacheSlots, &q: &usize| match &self.footprints[q].beam {
+            Some(beam) => CacheSlots {
+                reasoner: sum.reasoner + beam.slots.reasoner,
+                reward: sum.reward + beam.slots.reward,
+            },
+            None => sum,
         };
-        let copies = if self.private_prompt { extensions } else { 1 };
-        let slots = |prompt: &Prompt| {
-            let length = Cache::slots_for(prompt.tokens.len());
-            // The judge reads the answers when the search is over, and its cache is empty again.
-            (
-                copies * length + paths + answer,
-                self.reward_memory.shared(prompt.tokens.len())
-                    + paths.max(finalists * self.reward_memory.row_slots),
-            )
-        };
-        let all = prompts.iter().map(slots).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        (Cache::slots_for(all.0), Cache::slots_for(all.1))
+        round_up(questions.iter().fold(CacheSlots::default(), slots))
     }
 
-    fn search_bytes(&self, (reasoner, reward): (usize, usize)) -> usize {
-        reasoner * self.position_bytes + reward * self.reward_memory.position_bytes
-    }
-
-    /// The questions in groups that are taken up together: as many as a wave in every lane holds
-    /// with `rows` of each, at least one.
-    pub(crate) fn groups(&self, rows: usize) -> Vec<Range<usize>> {
+    /// Groups of as many items as a wave on every stream holds with the rows that `rows` gives for
+    /// each, at least one.
+    fn groups(&self, rows: impl Fn(usize) -> usize) -> Vec<Range<usize>> {
         let fits = |group: &Range<usize>| {
-            let bytes = |prompt| {
-                let (shared, row) = self.bytes(prompt);
-                shared + rows * row
+            let bytes = |q: usize| {
+                self.footprints[q].shared_bytes + rows(q) * self.footprints[q].row_bytes
             };
-            let all: usize = self.prompts[group.clone()].iter().map(bytes).sum();
-            group.len() * rows <= self.streams * self.max_rows && all / self.streams <= self.budget
+            let all_bytes: usize = group.clone().map(bytes).sum();
+            let all_rows: usize = group.clone().map(&rows).sum();
+            all_rows <= self.streams * self.max_rows && all_bytes / self.streams <= self.budget
         };
-        split_greedily(0..self.prompts.len(), fits)
+        split_greedily(0..self.items.len(), fits)
     }
 
-    /// Questions in groups whose searches fit together.
-    pub(crate) fn searches(&self, questions: Range<usize>) -> Vec<Range<usize>> {
-        let Some(BeamMemory { extensions, .. }) = self.beam_memory else { return Vec::new() };
-        split_greedily(questions, |group| {
-            let bytes = self.search_bytes(self.search_slots(&self.prompts[group.clone()]));
-            group.len() * extensions <= self.max_rows && bytes <= self.budget
+    /// The items in groups that are opened together: all at once, unless the vote of some is looked
+    /// at between rounds of samples.
+    pub(crate) fn question_groups(&self) -> Vec<Range<usize>> {
+        if self.items.iter().all(|item| item.params.adaptive.is_none()) {
+            return Vec::from([0..self.items.len()]);
+        }
+        self.groups(|q| {
+            let params = self.items[q].params;
+            let first = usize::from(params.greedy) + AdaptiveSampling::FIRST_ROUND;
+            if params.adaptive.is_some() { first.min(params.rows()) } else { params.rows() }
         })
     }
 
-    /// Rows of a wave at most, so that lanes end at the same time and no wave is left with the rest
-    /// of one question.
-    fn max_wave_rows(&self, shares: &[RowRange]) -> usize {
-        let rows: usize = shares.iter().map(|share| share.rows.len()).sum();
+    /// Questions with a beam search in groups that run together: those of equal parameters, as many
+    /// as fit.
+    pub(crate) fn searches(&self, questions: Range<usize>) -> Vec<Vec<usize>> {
+        let searched: Vec<usize> =
+            questions.filter(|&q| self.footprints[q].beam.is_some()).collect();
+        let fits = |group: &Range<usize>| {
+            let group = &searched[group.clone()];
+            let extensions = |&q: &usize| self.footprints[q].beam.map_or(0, |b| b.extensions);
+            let bytes = self.bytes.of(self.search_slots(group));
+            let params = |q: usize| self.items[q].params;
+            group.iter().all(|&q| params(q) == params(group[0]))
+                && group.iter().map(extensions).sum::<usize>() <= self.max_rows
+                && bytes <= self.budget
+        };
+        let groups = split_greedily(0..searched.len(), fits);
+        groups.into_iter().map(|group| searched[group].to_vec()).collect()
+    }
+
+    /// Rows of a wave at most, so that streams end at the same time and no wave is left with the
+    /// remainder of one question.
+    fn max_wave_rows(&self, ranges: &[RowRange]) -> usize {
+        let rows: usize = ranges.iter().map(|range| range.rows.len()).sum();
         if self.streams == 1 || rows < self.stream_min_rows {
             return self.max_rows;
         }
-        let even = rows.div_ceil(rows.div_ceil(self.max_rows).next_multiple_of(self.streams));
-        let question = shares.iter().map(|share| share.rows.len()).max().unwrap_or(1);
+        let waves = rows.div_ceil(self.max_rows).next_multiple_of(self.streams);
+        let even = rows.div_ceil(waves);
+        let question = ranges.iter().map(|range| range.rows.len()).max().unwrap_or(1);
         let whole = if question <= even { even.next_multiple_of(question) } else { even };
         whole.min(self.max_rows)
     }
 
     /// Rows of some questions in waves that fit, in their order.
-    pub(crate) fn waves(&self, shares: &[RowRange]) -> Vec<Vec<RowRange>> {
-        let most_rows = self.max_wave_rows(shares);
+    pub(crate) fn waves(&self, ranges: &[RowRange]) -> Vec<Vec<RowRange>> {
+        let max_rows = self.max_wave_rows(ranges);
         let (mut waves, mut wave, mut used, mut rows) = (Vec::new(), Vec::new(), 0, 0);
-        for share in shares {
-            let (shared, row) = self.bytes(&self.prompts[share.question]);
-            let mut first = share.rows.start;
-            while first < share.rows.end {
-                let (left, room) = (
-                    share.rows.end - first,
-                    self.budget.saturating_sub(used + shared) / row.max(1),
-                );
-                let count = room.min(left).min(most_rows - rows);
-                // A question that would be split waits for a wave of its own, unless it has one
-                // already.
+        for range in ranges {
+            let Footprint { shared_bytes, row_bytes, .. } = self.footprints[range.question];
+            let mut first = range.rows.start;
+            while first < range.rows.end {
+                let left = range.rows.end - first;
+                let room = self.budget.saturating_sub(used + shared_bytes) / row_bytes.max(1);
+                let count = room.min(left).min(max_rows - rows);
+                // A question that would be split waits for a wave of its own, unless it has one.
                 if count < left && !wave.is_empty() {
                     waves.push(std::mem::take(&mut wave));
                     (used, rows) = (0, 0);
                     continue;
                 }
-                // One row always fits: that was checked when the plan was made.
+                // One row always fits: that was checked before the plan was made.
                 let end = first + count.max(1);
-                wave.push(RowRange { question: share.question, rows: first..end });
-                (used, rows, first) = (used + shared + count * row, rows + count, end);
+                wave.push(RowRange { question: range.question, rows: first..end });
+                used += shared_bytes + count * row_bytes;
+                (rows, first) = (rows + count, end);
             }
         }
         waves.extend((!wave.is_empty()).then_some(wave));
@@ -321,8 +344,11 @@ impl<'a> BatchPlan<'a> {
     }
 }
 
-/// Cuts a range into the longest pieces that fit; a piece of one always does.
-fn split_greedily(range: Range<usize>, fits: impl Fn(&Range<usize>) -> bool) -> Vec<Range<usize>> {
+/// Splits a range into the longest pieces that fit; a piece of one always does.
+fn split_greedily(
+    range: Range<usize>,
+    fits: impl Fn(&Range<usize>) -> bool,
+) -> Vec<Range<usize>> {
     let (mut pieces, mut start) = (Vec::new(), range.start);
     while start < range.end {
         let mut end = start + 1;
@@ -335,25 +361,47 @@ fn split_greedily(range: Range<usize>, fits: impl Fn(&Range<usize>) -> bool) -> 
     pieces
 }
 
-/// Positions that a row may have beside its prompt. Answers end with the context, so that no limit
-/// makes them longer.
-pub(crate) fn row_positions(mind: &LatentModel, thoughts: usize, max_new_tokens: usize) -> usize {
-    1 + thoughts + mind.method.end_latent.len() + max_new_tokens.min(mind.decoder.config().context)
+/// Whole chunks of slots.
+fn round_up(slots: CacheSlots) -> CacheSlots {
+    CacheSlots {
+        reasoner: Cache::slots_for(slots.reasoner),
+        reward: Cache::slots_for(slots.reward),
+    }
 }
 
-/// Refuses a prompt that leaves no room for an answer after so many positions more.
+/// Positions that a row may have beside its prompt. Answers end with the context, so that no limit
+/// makes them longer.
+pub(crate) fn row_positions(model: &LatentModel, thoughts: usize, max_new_tokens: usize) -> usize {
+    let context = model.decoder.config().context;
+    1 + thoughts + model.method.end_latent.len() + max_new_tokens.min(context)
+}
+
+/// Refuses a prompt that leaves no room for an answer after `more` positions.
 pub(crate) fn check_context(
     config: &Config,
     prompt: &Prompt,
     more: usize,
 ) -> Result<(), EngineError> {
-    if prompt.tokens.len() + more >= config.context {
-        return Err(EngineError::TooLong {
-            id: prompt.id,
-            prompt: prompt.tokens.len(),
-            thoughts: more,
-            context: config.context,
-        });
+    let (id, length, context) = (prompt.id, prompt.tokens.len(), config.context);
+    if length + more >= context {
+        return Err(EngineError::TooLong { id, prompt: length, thoughts: more, context });
+    }
+    Ok(())
+}
+
+/// The same for a reward model that reads `more` positions of a row, and for its reference
+/// reasoner; both must know the prompt's tokens.
+fn check_reward_context(
+    reward: &RewardModel,
+    prompt: &Prompt,
+    more: usize,
+) -> Result<(), EngineError> {
+    let config = reward.decoder.config();
+    prompt.check_tokens(config.vocab)?;
+    check_context(config, prompt, reward.reference_thoughts() + more)?;
+    if let Some(reference) = &reward.reference {
+        prompt.check_tokens(reference.decoder.config().vocab)?;
+        check_context(reference.decoder.config(), prompt, reward.reference_thoughts())?;
     }
     Ok(())
 }
@@ -362,28 +410,24 @@ pub(crate) fn check_context(
 mod tests {
     use super::*;
 
-    /// Rows of the waves of so many questions with so many rows each, in two lanes.
+    /// Rows of the waves of questions with so many rows each, on two streams.
     fn waves(questions: usize, rows: usize) -> Vec<usize> {
-        let prompt = |id| Prompt { id, text: String::new(), tokens: vec![0; 8] };
-        let prompts: Vec<Prompt> = (0..questions as u32).map(prompt).collect();
         let plan = BatchPlan {
-            prompts: &prompts,
+            items: &[],
+            footprints: vec![Footprint { row_bytes: 16, ..Footprint::default() }; questions],
+            bytes: PositionBytes::default(),
             streams: 2,
             stream_min_rows: 12288,
             max_rows: 8192,
             budget: usize::MAX / 4,
-            private_prompt: false,
-            row_slots: 16,
-            reward_memory: RewardMemory::default(),
-            position_bytes: 1,
-            beam_memory: None,
         };
-        let waves = plan.waves(&RowRange::for_each_question(0..questions, &(0..rows)));
-        waves.iter().map(|wave| wave.iter().map(|share| share.rows.len()).sum()).collect()
+        let range = |question| RowRange { question, rows: 0..rows };
+        let waves = plan.waves(&(0..questions).map(range).collect::<Vec<_>>());
+        waves.iter().map(|wave| wave.iter().map(|range| range.rows.len()).sum()).collect()
     }
 
     #[test]
-    fn lanes_get_like_waves_of_whole_questions() {
+    fn streams_get_even_waves_of_whole_questions() {
         assert_eq!(waves(192, 64), [6144, 6144]);
         assert_eq!(waves(193, 64), [97 * 64, 96 * 64]);
         assert_eq!(waves(256, 64), [8192, 8192]);

@@ -1,92 +1,95 @@
-//! Latent beam search: paths of thoughts guided by step rewards (the paper's section 4.2).
+//! Latent beam search: paths of thoughts guided by process rewards (the paper's section 4.2).
 //!
-//! At each step every beam of a question is extended K times; the judge rewards each extension's
-//! new thought; the B extensions of largest cumulative reward go on:
+//! At each step every beam of a question is extended K times; the reward model scores each
+//! extension's new thought; the B extensions of largest cumulative reward go on:
 //!
 //! ```text
-//! R_t = R_{t-1} + r_t,   beams_t = the B largest R_t of up to B x K,   result = the largest R_T / T of all that ended
-//!                                                                     or, by a judge that reads answers: of the B largest
-//!                                                                     R_T / T the one whose answer has the largest verdict
+//! R_t     = R_{t-1} + r_t
+//! beams_t = the B largest R_t of up to B x K extensions
+//! result  = the largest R_T / T of all finished paths; with a reward model that reads answers,
+//!           the path of largest outcome reward among the B largest R_T / T
 //! ```
 //!
 //! * The first step extends the empty path B x K times, so that every step tries as many
 //!   extensions.
-//! * Extension j of beam b draws the numbers of trajectory `b * K + j` at its position; beams are
-//!   numbered by their rank. What is found is therefore a function of seed and question alone, and
-//!   with B = K = 1 it is trajectory 0.
+//! * Extension j of beam b draws the random numbers of trajectory `b * K + j` at its position;
+//!   beams are numbered by their rank. The result is therefore a function of seed and question
+//!   alone, and with B = K = 1 it is trajectory 0.
 //! * A path ends by its own decision, at its drawn length (inherited from its first extension) or
-//!   at the limit. Ended paths leave the beam and compete by their mean reward; one without
-//!   thoughts only with its like.
-//! * Equal rewards go to the lower number, among ended paths to the one that ended first, and equal
-//!   verdicts to the larger mean.
+//!   at the limit. Finished paths leave the beam and compete by their mean reward; a path without
+//!   thoughts competes only with others like it.
+//! * Equal rewards go to the lower number, among finished paths to the one that finished first, and
+//!   equal outcome rewards to the larger mean.
 //!
 //! Paths share what they have in common: a beam's thoughts are in the caches once, however many
 //! extensions it has. With dropout an extension is a pass with masks of its own; with noise or
-//! nothing the pass is one for all K.
+//! without perturbation one pass serves all K.
+//!
+//! The questions of one search have equal parameters.
 
 use std::cmp::Ordering;
 
 use model::Cache;
 use tensor::{DeviceError, Tensor, ops};
 
-use crate::cost::ComputeCost;
+use crate::batch::BatchContext;
+use crate::cost::CostModel;
 use crate::decode::{AnswerTokens, decode};
 use crate::method::LatentLength;
-use crate::perturb::{RowId, Sampler};
 use crate::prefill::{RowSpec, prefill, step};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTrace;
-use crate::sampling_params::BeamSize;
-use crate::score::{AnswerBatch, Rewards, ScorerState, score};
-use crate::think::{Row, ThoughtBatch, max_thoughts};
-use crate::wave::BatchContext;
+use crate::reply::ComputeCost;
+use crate::sampler::{PassStage, RowId, Sampler};
+use crate::sampling_params::{BeamSize, SamplingParams};
+use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScorerState, score};
+use crate::think::{Row, ThoughtBatch};
 
 /// The best path of a question, and its answer.
 pub(crate) struct BeamOutput {
+    /// Number of thoughts.
     pub(crate) thoughts: usize,
     pub(crate) tokens: AnswerTokens,
-    /// Its step rewards.
-    pub(crate) process_rewards: Vec<f32>,
-    /// The reward of its answer, by a judge that reads answers.
-    pub(crate) outcome_reward: Option<f32>,
+    pub(crate) rewards: Rewards,
     pub(crate) cost: ComputeCost,
 }
 
-/// What a search needs beside the questions.
+/// A beam search over the sampler's items.
+#[derive(Clone, Copy)]
 pub(crate) struct BeamSearch<'a> {
-    pub(crate) party: &'a BatchContext<'a>,
+    pub(crate) context: BatchContext<'a>,
     pub(crate) reward_model: &'a RewardModel,
     pub(crate) size: BeamSize,
-    pub(crate) chance: Sampler<'a>,
+    pub(crate) sampler: Sampler<'a>,
 }
 
-/// A path on its way.
+/// A path in progress.
 #[derive(Clone)]
 struct BeamPath {
     row: Row,
-    limit: usize,
-    rewards: Vec<f32>,
-    scorer_row: usize, // what the judge has read of it, or of what it extends
+    max_thoughts: usize,
+    process_rewards: Vec<f32>,
+    /// Its path, or that of the beam it extends, in the scorer's state.
+    scorer_row: usize,
 }
 
 impl BeamPath {
     fn question(&self) -> usize {
-        self.row.spec.prompt
+        self.row.spec.item
     }
 
-    /// The sum of its rewards; the lowest number there is where one is not finite.
+    /// The sum of its rewards; negative infinity where one is not finite.
     fn cumulative(&self) -> f64 {
-        let sum: f64 = self.rewards.iter().copied().map(f64::from).sum();
+        let sum: f64 = self.process_rewards.iter().copied().map(f64::from).sum();
         if sum.is_finite() { sum } else { f64::NEG_INFINITY }
     }
 
-    /// The same by thought; the lowest number without thoughts.
+    /// The mean of its rewards; negative infinity without thoughts.
     fn mean(&self) -> f64 {
-        if self.rewards.is_empty() {
-            f64::NEG_INFINITY
-        } else {
-            self.cumulative() / self.rewards.len() as f64
+        match self.process_rewards.len() {
+            0 => f64::NEG_INFINITY,
+            thoughts => self.cumulative() / thoughts as f64,
         }
     }
 }
@@ -94,76 +97,102 @@ impl BeamPath {
 /// Extensions, and the hidden state that each one's next thought is made of.
 struct Expansion {
     paths: Vec<BeamPath>,
-    hidden: Tensor,         // (different hidden states, width)
-    hidden_row: Vec<usize>, // of each path's among them
+    /// The distinct hidden states: (states, width).
+    hidden: Tensor,
+    /// Each path's row of them.
+    hidden_row: Vec<usize>,
 }
 
-/// Where a search stands.
+impl Expansion {
+    /// Keeps the paths of which `keep` says so.
+    fn retain(&mut self, mut keep: impl FnMut(&BeamPath) -> bool) {
+        let rows = std::mem::take(&mut self.hidden_row);
+        let paths = std::mem::take(&mut self.paths);
+        let kept = paths.into_iter().zip(rows).filter(|(path, _)| keep(path));
+        (self.paths, self.hidden_row) = kept.unzip();
+    }
+}
+
+/// The state of a search.
 struct BeamState<'c> {
     cache: &'c mut Cache,
     reward_cache: &'c mut Cache,
     scorer: ScorerState,
-    finished: Vec<Vec<BeamPath>>, /* by question, the largest mean first; as many as may yet be
-                                   * chosen */
-    steps: Vec<Tensor>,     // all thoughts that were made, step after step
-    num_thoughts: usize,    // how many they are
-    cost: Vec<ComputeCost>, // by question
+    /// Finished paths by question, the largest mean first; as many as may yet be chosen.
+    finished: Vec<Vec<BeamPath>>,
+    /// All thoughts that were made, step after step, and how many they are.
+    steps: Vec<Tensor>,
+    num_thoughts: usize,
+    /// By question.
+    costs: Vec<ComputeCost>,
 }
 
-impl BeamSearch<'_> {
-    /// Searches for the best path of every prompt, of which the judge has its own thoughts. The
-    /// caches must be empty.
-    pub(crate) fn search(
+impl<'a> BeamSearch<'a> {
+    /// Searches for the best path of every item, whose prompts and reference traces are given. The
+    /// caches must be empty. `None` for an item whose request was cancelled.
+    pub(crate) fn run(
         &self,
         prompts: &[&Prompt],
-        own: Option<&ReferenceTrace>,
-        (cache, judge_cache): (&mut Cache, &mut Cache),
-    ) -> Result<Vec<BeamOutput>, DeviceError> {
-        let BatchContext { model: mind, params: settings, .. } = *self.party;
+        trace: Option<&ReferenceTrace>,
+        cache: &mut Cache,
+        reward_cache: &mut Cache,
+    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
         cache.set_slot_granularity(true);
-        judge_cache.set_slot_granularity(true);
-        let started = prefill(mind, cache, prompts, &self.row_specs(prompts), self.chance)?;
+        reward_cache.set_slot_granularity(true);
+        let start = prefill(self.context.model, cache, &self.row_specs(), self.sampler)?;
+        let extensions = self.size.extensions();
+        let costs = (0..prompts.len()).map(|i| self.cost_model(i).search_prompt(extensions));
         let mut state = BeamState {
-            scorer: ScorerState::prefill(self.reward_model, judge_cache, prompts, own)?,
+            scorer: ScorerState::prefill(self.reward_model, reward_cache, prompts, trace)?,
             cache,
-            reward_cache: judge_cache,
+            reward_cache,
             finished: vec![Vec::new(); prompts.len()],
             steps: Vec::new(),
             num_thoughts: 0,
-            cost: prompts
-                .iter()
-                .map(|p| ComputeCost::of_search(self.party, p.tokens.len(), self.size.extensions()))
-                .collect(),
+            costs: costs.collect(),
         };
         let path = |row: Row| BeamPath {
-            limit: max_thoughts(&row, settings.length, self.chance.source),
-            scorer_row: row.spec.prompt,
-            rewards: Vec::new(),
+            max_thoughts: self.sampler.max_thoughts(&row),
+            scorer_row: row.spec.item,
+            process_rewards: Vec::new(),
             row,
         };
-        let paths: Vec<BeamPath> = started.rows.into_iter().map(path).collect();
-        let mut open =
-            Expansion { hidden_row: (0..paths.len()).collect(), hidden: started.hidden, paths };
-        while !open.paths.is_empty() {
+        let paths: Vec<BeamPath> = start.rows.into_iter().map(path).collect();
+        let hidden_row = (0..paths.len()).collect();
+        let mut open = Expansion { paths, hidden: start.hidden, hidden_row };
+        loop {
+            open.retain(|path| !self.sampler.is_cancelled(&path.row));
+            if open.paths.is_empty() {
+                break;
+            }
             let thoughts = self.think(&mut open, &mut state)?;
             let kept = self.select(open.paths, &thoughts, &mut state)?;
             open = self.extend(kept, &thoughts, &mut state)?;
             state.steps.push(thoughts);
         }
-        self.answer((prompts, own), state)
+        self.answer(prompts, trace, state)
     }
 
-    /// The extensions of the empty paths. They are named as samples are.
-    fn row_specs(&self, prompts: &[&Prompt]) -> Vec<RowSpec> {
-        let numbered = |(prompt, of): (usize, &&Prompt)| {
-            let question = of.id;
+    /// The items' parameters, which are equal.
+    fn params(&self) -> &'a SamplingParams {
+        self.sampler.items[0].params
+    }
+
+    fn cost_model(&self, item: usize) -> CostModel<'a> {
+        CostModel { context: self.context, item: self.sampler.items[item] }
+    }
+
+    /// The extensions of the empty paths, which are named as samples are.
+    fn row_specs(&self) -> Vec<RowSpec> {
+        let specs = |item: usize| {
+            let question = self.sampler.items[item].prompt.id;
             (0..self.size.extensions() as u32).map(move |trajectory| RowSpec {
-                prompt,
+                item,
                 id: RowId { question, trajectory },
                 perturbed: true,
             })
         };
-        prompts.iter().enumerate().flat_map(numbered).collect()
+        (0..self.sampler.items.len()).flat_map(specs).collect()
     }
 
     /// The next thought of every path: (paths, width). Paths that end without one leave.
@@ -172,36 +201,34 @@ impl BeamSearch<'_> {
         open: &mut Expansion,
         state: &mut BeamState<'_>,
     ) -> Result<Tensor, DeviceError> {
-        let (mind, device) = (self.party.model, self.party.model.decoder.device());
-        let made = mind.head.forward(&mind.decoder, &open.hidden)?;
-        if matches!(self.party.params.length, LatentLength::AtMost(_)) {
-            let likeliest = made
-                .argmax
-                .map_or_else(|| ops::argmax(device, &open.hidden, mind.decoder.lm_head()), Ok)?;
-            let places = std::mem::take(&mut open.hidden_row);
-            for (path, place) in std::mem::take(&mut open.paths).into_iter().zip(places) {
-                if likeliest[place] == mind.method.end_latent[0] {
+        let (model, device) = (self.context.model, self.context.model.decoder.device());
+        let made = model.head.forward(&model.decoder, &open.hidden)?;
+        if matches!(self.params().length, LatentLength::AtMost(_)) {
+            let argmax = || ops::argmax(device, &open.hidden, model.decoder.lm_head());
+            let argmax = made.argmax.map_or_else(argmax, Ok)?;
+            let rows = std::mem::take(&mut open.hidden_row);
+            for (path, row) in std::mem::take(&mut open.paths).into_iter().zip(rows) {
+                if argmax[row] == model.method.end_latent[0] {
                     self.finish(path, state);
                 } else {
                     open.paths.push(path);
-                    open.hidden_row.push(place);
+                    open.hidden_row.push(row);
                 }
             }
         }
         let mut thoughts = ops::select(device, [&made.thoughts], &open.hidden_row)?;
-        let ids: Vec<RowId> = open.paths.iter().map(|path| path.row.spec.id).collect();
-        let draws = || open.paths.iter().map(|path| path.row.rng_key(self.chance.source)).collect();
-        self.chance.add_noise(device, &ids, draws, state.steps.len(), &mut thoughts)?;
+        let rows = open.paths.iter().map(|path| &path.row);
+        self.sampler.add_noise(device, rows, state.steps.len(), &mut thoughts)?;
         for path in &mut open.paths {
             path.row.thoughts.push(state.num_thoughts);
             state.num_thoughts += 1;
-            state.cost[path.question()].add_thought(self.party);
+            state.costs[path.question()] += self.cost_model(path.question()).thought();
         }
         Ok(thoughts)
     }
 
-    /// Rewards the new thoughts, ends what is long enough, and keeps the best of the rest: question
-    /// by question, by rank.
+    /// Scores the new thoughts, ends paths that are long enough, and keeps the best of the rest:
+    /// question by question, by rank.
     fn select(
         &self,
         mut paths: Vec<BeamPath>,
@@ -211,29 +238,34 @@ impl BeamSearch<'_> {
         if paths.is_empty() {
             return Ok(paths);
         }
-        let of: Vec<usize> = paths.iter().map(|path| path.scorer_row).collect();
-        let (readings, rewards) =
-            state.scorer.score_thoughts(self.reward_model, state.reward_cache, &of, thoughts)?;
+        let extended: Vec<usize> = paths.iter().map(|path| path.scorer_row).collect();
+        let (scorer, rewards) = state.scorer.score_thoughts(
+            self.reward_model,
+            state.reward_cache,
+            &extended,
+            thoughts,
+        )?;
         for (i, (path, reward)) in paths.iter_mut().zip(rewards).enumerate() {
-            state.cost[path.question()]
-                .add_process_reward(self.reward_model, path.row.sequence.len());
-            (path.scorer_row, path.row.pending) = (i, path.row.thoughts.len() == path.limit);
-            path.rewards.push(reward);
+            let cost = self.cost_model(path.question()).process_reward(path.row.sequence.len());
+            state.costs[path.question()] += cost;
+            path.scorer_row = i;
+            path.row.pending = path.row.thoughts.len() == path.max_thoughts;
+            path.process_rewards.push(reward);
         }
-        let (ended, mut going): (Vec<BeamPath>, Vec<BeamPath>) =
+        let (finished, mut open): (Vec<BeamPath>, Vec<BeamPath>) =
             paths.into_iter().partition(|path| path.row.pending);
-        ended.into_iter().for_each(|path| self.finish(path, state));
-        going.sort_by(by_rank); // stable: equals stay in the order of their numbers
+        finished.into_iter().for_each(|path| self.finish(path, state));
+        open.sort_by(by_rank); // stable: equals stay in the order of their numbers
         let mut taken = vec![0; state.finished.len()];
-        let (mut kept, mut left) = (Vec::new(), Vec::new());
-        for path in going {
+        let (mut kept, mut dropped) = (Vec::new(), Vec::new());
+        for path in open {
             let taken = &mut taken[path.question()];
             *taken += 1;
-            if *taken <= self.size.width.get() { kept.push(path) } else { left.push(path) }
+            if *taken <= self.size.width.get() { kept.push(path) } else { dropped.push(path) }
         }
-        left.into_iter().for_each(|path| self.discard(path, state));
-        let read: Vec<usize> = kept.iter().map(|path| path.scorer_row).collect();
-        state.scorer = readings.retain(self.reward_model, state.reward_cache, &read)?;
+        dropped.into_iter().for_each(|path| self.discard(path, state));
+        let scored: Vec<usize> = kept.iter().map(|path| path.scorer_row).collect();
+        state.scorer = scorer.retain(self.reward_model, state.reward_cache, &scored)?;
         kept.iter_mut().enumerate().for_each(|(i, path)| path.scorer_row = i);
         Ok(kept)
     }
@@ -245,40 +277,42 @@ impl BeamSearch<'_> {
         thoughts: &Tensor,
         state: &mut BeamState<'_>,
     ) -> Result<Expansion, DeviceError> {
-        let (mind, device) = (self.party.model, self.party.model.decoder.device());
+        let (model, device) = (self.context.model, self.context.model.decoder.device());
         let mut paths = self.fork_beams(&kept);
         if paths.is_empty() {
             return Ok(Expansion { paths, hidden: Tensor::default(), hidden_row: Vec::new() });
         }
-        // Where one pass serves all paths of a beam, the first makes it and the others fork from
-        // there.
-        let serves = if self.extensions_differ() { 1 } else { self.size.candidates.get() };
-        let place = (0..paths.len()).map(|i| i / serves).collect();
+        // Where one pass serves all paths of a beam, the first makes it and the others fork it.
+        let served = if self.extensions_differ() { 1 } else { self.size.candidates.get() };
+        let hidden_row = (0..paths.len()).map(|i| i / served).collect();
         let mut rows: Vec<&mut Row> =
-            paths.iter_mut().step_by(serves).map(|path| &mut path.row).collect();
+            paths.iter_mut().step_by(served).map(|path| &mut path.row).collect();
         for row in &rows {
-            state.cost[row.spec.prompt].add_pass(self.party, row.sequence.len());
+            let item = row.spec.item;
+            state.costs[item] += self.cost_model(item).pass(row.sequence.len());
         }
-        let before = state.num_thoughts - thoughts.rows(); // thoughts of earlier steps
+        let earlier = state.num_thoughts - thoughts.rows(); // thoughts of earlier steps
         let last: Vec<usize> = rows
             .iter()
             .filter_map(|row| row.thoughts.last())
-            .map(|thought| thought - before)
+            .map(|thought| thought - earlier)
             .collect();
         let x = ops::select(device, [thoughts], &last)?;
-        let hidden =
-            step(mind, state.cache, &mut rows, x, Some((self.chance, state.steps.len() + 1)))?;
-        for siblings in paths.chunks_mut(serves) {
+        let stage = PassStage::Thought(state.steps.len() + 1);
+        let hidden = step(model, state.cache, &mut rows, x, self.sampler, stage)?;
+        for siblings in paths.chunks_mut(served) {
             if let [first, others @ ..] = siblings {
-                others.iter_mut().for_each(|path| path.row.sequence = first.row.sequence.fork());
+                let fork = |path: &mut BeamPath| path.row.sequence = first.row.sequence.fork();
+                others.iter_mut().for_each(fork);
             }
         }
-        Ok(Expansion { paths, hidden, hidden_row: place })
+        Ok(Expansion { paths, hidden, hidden_row })
     }
 
     /// K forks of every beam, numbered within their question.
     fn fork_beams(&self, kept: &[BeamPath]) -> Vec<BeamPath> {
-        let mut numbers = vec![0; kept.iter().map(|path| path.question() + 1).max().unwrap_or(0)];
+        let questions = kept.iter().map(|path| path.question() + 1).max().unwrap_or(0);
+        let mut numbers = vec![0; questions];
         let mut paths = Vec::with_capacity(kept.len() * self.size.candidates.get());
         for beam in kept {
             for _ in 0..self.size.candidates.get() {
@@ -294,97 +328,87 @@ impl BeamSearch<'_> {
 
     /// Whether extensions of one beam differ in the pass over its last thought.
     fn extensions_differ(&self) -> bool {
-        self.chance.perturbation.last_token_is_private()
+        self.params().perturbation.is_dropout()
     }
 
-    /// A path that ended competes with those that ended before it.
+    /// Adds a path to the finished ones of its question, of which only the best are kept.
     fn finish(&self, path: BeamPath, state: &mut BeamState<'_>) {
-        let ended = &mut state.finished[path.question()];
-        let place = ended.partition_point(|other| other.mean() >= path.mean());
-        ended.insert(place, path);
-        let loser = if ended.len() > self.num_finalists() { ended.pop() } else { None };
-        loser.into_iter().for_each(|path| self.discard(path, state));
+        let finished = &mut state.finished[path.question()];
+        let place = finished.partition_point(|other| other.mean() >= path.mean());
+        finished.insert(place, path);
+        let is_full = finished.len() > self.num_finalists();
+        let worst = if is_full { finished.pop() } else { None };
+        worst.into_iter().for_each(|path| self.discard(path, state));
     }
 
-    /// A path that nobody goes on with: its last position, where it has one of its own, is given
-    /// back.
+    /// Releases the last position of a path that is not continued, where it has one of its own.
     fn discard(&self, path: BeamPath, state: &mut BeamState<'_>) {
         if self.extensions_differ() {
             state.cache.release_last(path.row.sequence);
         }
     }
 
-    /// Ended paths of a question that are decoded: the best one, or all that a verdict chooses
-    /// from.
     fn num_finalists(&self) -> usize {
         self.size.num_finalists(self.reward_model)
     }
 
-    /// Decodes what may be chosen, and chooses.
+    /// Decodes the finalists of every question and chooses among them.
     fn answer(
         &self,
-        asked: (&[&Prompt], Option<&ReferenceTrace>),
+        prompts: &[&Prompt],
+        trace: Option<&ReferenceTrace>,
         state: BeamState<'_>,
-    ) -> Result<Vec<BeamOutput>, DeviceError> {
-        let (mind, settings) = (self.party.model, &self.party.params);
+    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+        let model = self.context.model;
         state.cache.set_slot_granularity(false);
-        let (mut rows, mut scores) = (Vec::new(), Vec::new());
-        for mut path in state.finished.into_iter().flatten() {
+        let (mut rows, mut process_rewards) = (Vec::new(), Vec::new());
+        let finalists = state.finished.into_iter().flatten();
+        for mut path in finalists.filter(|path| !self.sampler.is_cancelled(&path.row)) {
             path.row.sequence = path.row.sequence.fork();
             rows.push(path.row);
-            scores.push(path.rewards);
+            process_rewards.push(path.process_rewards);
+        }
+        let mut found: Vec<Option<BeamOutput>> = prompts.iter().map(|_| None).collect();
+        if rows.is_empty() {
+            return Ok(found);
         }
         let fed: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
-        let mut thoughts =
-            ThoughtBatch { rows, steps: state.steps, after_prompt: None, noiseless: None };
-        let spoken =
-            decode(mind, state.cache, &mut thoughts, settings.max_new_tokens.get(), self.chance)?;
-        let verdicts = match self.reward_model.outcome_head {
+        let mut thoughts = ThoughtBatch { rows, steps: state.steps, ..ThoughtBatch::default() };
+        let answers = decode(model, state.cache, &mut thoughts, self.sampler)?;
+        let outcomes = match self.reward_model.outcome_head {
             Some(_) => {
                 state.reward_cache.clear();
-                let said =
-                    AnswerBatch { end_latent: &mind.method.end_latent, answers: &spoken.tokens };
-                score(self.reward_model, state.reward_cache, asked, &thoughts, Some(said))?
+                let end_latent = &model.method.end_latent;
+                let answers = Some(AnswerBatch { end_latent, answers: &answers.tokens });
+                let batch = ScoreBatch { prompts, trace, thoughts: &thoughts, answers };
+                score(self.reward_model, state.reward_cache, batch)?
             }
             None => vec![Rewards::default(); thoughts.rows.len()],
         };
-        let (mut cost, mut found) = (state.cost, Vec::<BeamOutput>::new());
-        let mut before = None; // the question of the path before
-        for ((((row, scores), tokens), reading), fed) in
-            thoughts.rows.iter().zip(scores).zip(spoken.tokens).zip(verdicts).zip(fed)
-        {
-            let question = row.spec.prompt;
-            let is_first = before.replace(question) != Some(question);
-            let spent = &mut cost[question];
-            spent.add_answer(self.party, fed..row.sequence.len(), tokens.len());
-            if reading.outcome.is_some() {
-                let prompt = asked.0[question].tokens.len();
-                spent.add_outcome_reward(
-                    self.party,
-                    (prompt, is_first),
-                    row.thoughts.len(),
-                    tokens.len(),
-                );
+        let mut costs = state.costs;
+        let rows = thoughts.rows.iter().zip(process_rewards).zip(answers.tokens);
+        for (((row, process), tokens), (outcome, fed)) in rows.zip(outcomes.into_iter().zip(fed)) {
+            let item = row.spec.item;
+            let (cost_model, best) = (self.cost_model(item), &mut found[item]);
+            costs[item] += cost_model.answer(fed..row.sequence.len(), tokens.len());
+            let (thoughts, outcome) = (row.thoughts.len(), outcome.outcome);
+            if outcome.is_some() {
+                costs[item] += cost_model.outcome_reward(best.is_none(), thoughts, tokens.len());
             }
-            let path = BeamOutput {
-                thoughts: row.thoughts.len(),
-                tokens,
-                process_rewards: scores,
-                outcome_reward: reading.outcome,
-                cost: ComputeCost::default(),
-            };
-            match found.last_mut().filter(|_| !is_first) {
-                None => found.push(path),
-                Some(best) if path.outcome_reward > best.outcome_reward => *best = path,
-                Some(_) => {}
+            if best.as_ref().is_none_or(|best| outcome > best.rewards.outcome) {
+                let rewards = Rewards { process, outcome };
+                *best = Some(BeamOutput { thoughts, tokens, rewards, cost: costs[item] });
             }
         }
-        found.iter_mut().zip(cost).for_each(|(found, cost)| found.cost = cost);
+        for (output, cost) in found.iter_mut().zip(costs) {
+            output.iter_mut().for_each(|output| output.cost = cost);
+        }
         Ok(found)
     }
 }
 
 /// Question by question, the largest cumulative reward first.
 fn by_rank(a: &BeamPath, b: &BeamPath) -> Ordering {
-    a.question().cmp(&b.question()).then_with(|| b.cumulative().total_cmp(&a.cumulative()))
+    let by_reward = || b.cumulative().total_cmp(&a.cumulative());
+    a.question().cmp(&b.question()).then_with(by_reward)
 }

@@ -1,127 +1,128 @@
-//! The stages on prompts of made-up tokens, for measuring.
+//! The stages on prompts of random tokens, for measuring.
 
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::time::Instant;
 
-use record::Seconds;
-
+use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, RowRange};
-use crate::cost::ComputeCost;
+use crate::cost::CostModel;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
+use crate::reply::{ComputeCost, StageSeconds};
+use crate::request::CancelToken;
 use crate::rollout::{Grade, RolloutCost, RolloutRunner, RolloutState, ThoughtLabels};
 use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamState};
-use crate::wave::{BatchContext, FinishedRow, WaveCaches};
+use crate::wave::{FinishedRow, WaveCaches};
 
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BenchResult {
     /// Time by stage, and from start to end.
-    pub seconds: Seconds,
+    pub seconds: StageSeconds,
     /// Floating-point operations of the algorithm.
     pub flops: f64,
     /// Rows that answered.
     pub trajectories: usize,
-    /// Rollouts from their thoughts, and the seconds that they took.
-    pub rollouts: (usize, f64),
+    /// Rollouts from their thoughts.
+    pub rollouts: usize,
+    /// Seconds that the rollouts took.
+    pub rollout_seconds: f64,
 }
 
-/// A mind that can be measured again and again; its caches are kept.
+/// A model that can be measured again and again; its caches are kept.
 pub struct EngineBench<'a> {
-    party: BatchContext<'a>,
-    lanes: Vec<StreamState<WaveCaches>>,
-    rollouts: Vec<StreamState<RolloutState>>,
+    context: BatchContext<'a>,
+    params: SamplingParams,
+    memory: usize,
+    streams: Vec<StreamState<WaveCaches>>,
+    rollout_streams: Vec<StreamState<RolloutState>>,
 }
 
 impl<'a> EngineBench<'a> {
-    /// Prepares to measure.
+    /// Prepares to measure with `memory` bytes of keys and values.
     pub fn new(
-        mind: &'a LatentModel,
-        judge: Option<&'a RewardModel>,
-        settings: SamplingParams,
+        model: &'a LatentModel,
+        reward_model: Option<&'a RewardModel>,
+        params: SamplingParams,
+        memory: usize,
     ) -> Self {
-        Self {
-            party: BatchContext {
-                model: mind,
-                reward_model: judge,
-                params: settings,
-                return_latents: false,
-            },
-            lanes: Vec::new(),
-            rollouts: Vec::new(),
-        }
+        let context = BatchContext { model, reward_model, return_latents: false };
+        let (streams, rollout_streams) = (Vec::new(), Vec::new());
+        Self { context, params, memory, streams, rollout_streams }
     }
 
     /// Passes all prompts through the stages once.
     pub fn run(&mut self, prompts: &[Prompt]) -> Result<BenchResult, EngineError> {
-        let party = self.party;
+        let Self { context, params, memory, .. } = *self;
         let start = Instant::now();
-        let plan = BatchPlan::new(&party, prompts)?;
-        let mut measured = BenchResult::default();
-        if self.lanes.len() != plan.streams() {
-            self.lanes = streams::open(plan.streams());
+        let cancel = CancelToken::default();
+        let item = |prompt| BatchItem { prompt, params: &params, cancel: &cancel };
+        let items: Vec<BatchItem<'_>> = prompts.iter().map(item).collect();
+        items.iter().try_for_each(|item| BatchPlan::check(&context, item, memory))?;
+        let plan = BatchPlan::new(&context, &items, memory);
+        let mut result = BenchResult::default();
+        if self.streams.len() != plan.streams() {
+            self.streams = streams::open(plan.streams());
         }
-        let waves = plan.waves(&RowRange::for_each_question(0..prompts.len(), &(0..party.rows())));
-        party.run_waves(&plan, &waves, &self.lanes, |wave, done, seconds| {
-            measured.seconds += seconds;
-            for (share, rows) in wave.iter().zip(done) {
-                let length = prompts[share.question].tokens.len();
-                let mut cost = ComputeCost::default();
-                if share.rows.start == 0 {
-                    cost = ComputeCost::of_prompt(&party, length);
+        let range = |question| RowRange { question, rows: 0..params.rows() };
+        let waves = plan.waves(&(0..prompts.len()).map(range).collect::<Vec<_>>());
+        context.run_waves(&plan, &waves, &self.streams, |wave, done, seconds| {
+            result.seconds += seconds;
+            for (range, rows) in wave.iter().zip(done) {
+                let costs = CostModel { context, item: items[range.question] };
+                let first = if range.rows.start == 0 { costs.prompt() } else { Default::default() };
+                let mut cost: ComputeCost = first;
+                // Mostly all rows are alike, and the time of counting them is part of what is
+                // measured.
+                let lengths = |row: &FinishedRow| (row.thoughts, row.tokens.len());
+                for alike in rows.chunk_by(|a, b| lengths(a) == lengths(b)) {
+                    let (thoughts, tokens) = lengths(&alike[0]);
+                    cost.flops += alike.len() as f64 * costs.row(thoughts, tokens).flops;
                 }
-                // Mostly all are alike, and the time of counting them is part of what is measured.
-                let of = |row: &FinishedRow| (row.thoughts, row.tokens.len());
-                for alike in rows.chunk_by(|a, b| of(a) == of(b)) {
-                    let (mut each, (thoughts, tokens)) = (ComputeCost::default(), of(&alike[0]));
-                    each.add_row(&party, length, thoughts, tokens);
-                    cost.flops += alike.len() as f64 * each.flops;
-                }
-                measured.flops += cost.flops;
-                measured.trajectories += rows.len();
+                result.flops += cost.flops;
+                result.trajectories += rows.len();
             }
-            Ok(ControlFlow::Continue(()))
+            Ok::<(), EngineError>(())
         })?;
-        measured.seconds.total = start.elapsed().as_secs_f64();
-        Ok(measured)
+        result.seconds.total = start.elapsed().as_secs_f64();
+        Ok(result)
     }
 
-    /// Labels the thoughts of all prompts once, each by so many rollouts; every question counts as
-    /// one worth labelling.
+    /// Labels the thoughts of all prompts once, each by so many rollouts; no question is left out.
     pub fn annotate(
         &mut self,
         prompts: &[Prompt],
         rollouts: NonZeroUsize,
     ) -> Result<BenchResult, EngineError> {
-        let BatchContext { model: mind, params: settings, .. } = self.party;
-        let judge = |_: usize, _: &[u32]| Ok(Grade::default());
-        let explorer = RolloutRunner {
-            model: mind,
-            settings,
+        let grader = |_: usize, _: &[u32]| Ok(Grade::default());
+        let runner = RolloutRunner {
+            model: self.context.model,
+            params: self.params,
+            memory: self.memory,
             labels: ThoughtLabels::Rollouts(rollouts),
             keep_all: true,
-            grader: &judge,
+            grader: &grader,
         };
-        self.rollouts.iter().for_each(|lane| streams::lock(lane).cost = RolloutCost::default());
-        let mut measured = BenchResult::default();
+        let states = &mut self.rollout_streams;
+        states.iter().for_each(|state| streams::lock(state).cost = RolloutCost::default());
+        let mut result = BenchResult::default();
         let start = Instant::now();
-        explorer.run_with_states(prompts, &mut self.rollouts, &mut |annotated| {
-            measured.trajectories += annotated.trajectories.len();
-            measured.rollouts.0 += annotated.rollouts;
-            ControlFlow::Continue(())
+        runner.run_with_states(prompts, states, |annotated| {
+            result.trajectories += annotated.trajectories.len();
+            result.rollouts += annotated.rollouts;
+            Ok::<(), EngineError>(())
         })?;
-        // Lanes ran beside each other: each has its part of the time.
-        let part = 1.0 / self.rollouts.len() as f64;
-        for lane in &self.rollouts {
-            let RolloutCost { seconds, rollouts, cost } = streams::lock(lane).cost;
-            measured.seconds += seconds.scaled(part);
-            measured.rollouts.1 += rollouts * part;
-            measured.flops += cost.flops;
+        // Streams ran concurrently: each has its part of the time.
+        let part = 1.0 / states.len() as f64;
+        for state in states {
+            let RolloutCost { seconds, rollout_seconds, cost } = streams::lock(state).cost;
+            result.seconds += seconds.scaled(part);
+            result.rollout_seconds += rollout_seconds * part;
+            result.flops += cost.flops;
         }
-        measured.seconds.total = start.elapsed().as_secs_f64();
-        Ok(measured)
+        result.seconds.total = start.elapsed().as_secs_f64();
+        Ok(result)
     }
 }

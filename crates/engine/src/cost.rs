@@ -1,153 +1,127 @@
-//! What a question costs, counted and not timed: a function of lengths, the same on every machine
-//! and in every batch.
+//! The work of a question, counted from lengths: the same on every machine and in every batch.
 
 use std::ops::Range;
 
+use crate::batch::{BatchContext, BatchItem};
 use crate::method::LatentLength;
-use crate::reasoner::RewardModel;
-use crate::wave::BatchContext;
+use crate::reply::ComputeCost;
 
-/// Decoding steps and floating-point operations of a question.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct ComputeCost {
-    /// Positions computed after the prompt: thoughts, end tokens and answer tokens of all rows.
-    pub(crate) steps: u64,
-    /// Operations of all positions, heads and logits; a multiply-add counts as two.
-    pub(crate) flops: f64,
+/// Counts the work of one question's stages.
+#[derive(Clone, Copy)]
+pub(crate) struct CostModel<'a> {
+    pub(crate) context: BatchContext<'a>,
+    pub(crate) item: BatchItem<'a>,
 }
 
-impl ComputeCost {
-    /// Both.
-    pub(crate) fn add(&mut self, more: Self) {
-        self.steps += more.steps;
-        self.flops += more.flops;
-    }
-
+impl CostModel<'_> {
     /// The prompt, computed once a question and round however the rows are batched.
-    pub(crate) fn of_prompt(party: &BatchContext<'_>, prompt: usize) -> Self {
-        let mind = party.model.decoder.flops_for(0..prompt - private_prompt_len(party, prompt));
-        let judge = party.reward_model.map_or(0.0, |judge| {
-            // The last thought of one's own is made, not fed.
-            let reflection = judge.reference.as_ref().map_or(0.0, |own| {
-                own.decoder.flops_for(0..prompt + judge.reference_thoughts() - 1)
-                    + judge.reference_thoughts() as f64 * own.head.flops(&own.decoder)
+    pub(crate) fn prompt(&self) -> ComputeCost {
+        let prompt = self.item.prompt_len();
+        let model = self.context.model.decoder.flops_for(0..prompt - self.item.private_tokens());
+        let reward = self.context.reward_model.map_or(0.0, |reward| {
+            let thoughts = reward.reference_thoughts();
+            // The last thought of the trace is made, not fed.
+            let trace = reward.reference.as_ref().map_or(0.0, |reference| {
+                reference.decoder.flops_for(0..prompt + thoughts - 1)
+                    + thoughts as f64 * reference.head.flops(&reference.decoder)
             });
-            reflection + judge.decoder.flops_for(0..prompt + judge.reference_thoughts())
+            trace + reward.decoder.flops_for(0..prompt + thoughts)
         });
-        Self { steps: 0, flops: mind + judge }
+        ComputeCost { steps: 0, flops: model + reward }
     }
 
     /// One row with so many thoughts and answer tokens.
-    pub(crate) fn add_row(
-        &mut self,
-        party: &BatchContext<'_>,
-        prompt: usize,
-        thoughts: usize,
-        answer: usize,
-    ) {
-        let steps = thoughts + party.model.method.end_latent.len() + answer;
-        // The last answer token is said, not fed.
-        self.flops += party
-            .model
-            .decoder
-            .flops_for(prompt - private_prompt_len(party, prompt)..prompt + steps - 1);
-        self.add_heads(party, thoughts, answer);
-        if let Some(judge) = party.reward_model {
-            let start = prompt + judge.reference_thoughts();
-            let said = party.model.method.end_latent.len() + answer;
-            self.flops +=
-                judge.decoder.flops_for(start..start + judge.positions_read(thoughts, said));
+    pub(crate) fn row(&self, thoughts: usize, answer: usize) -> ComputeCost {
+        let BatchContext { model, reward_model, .. } = self.context;
+        let (prompt, end) = (self.item.prompt_len(), model.method.end_latent.len());
+        let steps = thoughts + end + answer;
+        // The last answer token is decoded, not fed.
+        let fed = prompt - self.item.private_tokens()..prompt + steps - 1;
+        let mut flops = 0.0;
+        flops += model.decoder.flops_for(fed);
+        flops += self.heads(thoughts, answer);
+        if let Some(reward) = reward_model {
+            let start = prompt + reward.reference_thoughts();
+            let read = reward.positions_read(thoughts, end + answer);
+            flops += reward.decoder.flops_for(start..start + read);
         }
-        self.steps += steps as u64;
+        ComputeCost { steps: steps as u64, flops }
     }
 
-    /// A rollout that was given thoughts, of which it fed the last itself, and made so many more
-    /// and answer tokens.
-    pub(crate) fn add_rollout(
-        &mut self,
-        party: &BatchContext<'_>,
-        (prompt, given): (usize, usize),
-        made: usize,
-        answer: usize,
-    ) {
-        let from = prompt + given - 1;
-        let steps = 1 + made + party.model.method.end_latent.len() + answer;
-        self.flops += party.model.decoder.flops_for(from..from + steps - 1);
-        self.add_heads(party, made, answer);
-        self.steps += steps as u64;
+    /// A rollout from thought `given`, which it feeds again, with so many more thoughts and answer
+    /// tokens.
+    pub(crate) fn rollout(&self, given: usize, thoughts: usize, answer: usize) -> ComputeCost {
+        let model = self.context.model;
+        let from = self.item.prompt_len() + given - 1;
+        let steps = 1 + thoughts + model.method.end_latent.len() + answer;
+        let flops = model.decoder.flops_for(from..from + steps - 1) + self.heads(thoughts, answer);
+        ComputeCost { steps: steps as u64, flops }
     }
 
-    /// What heads take: of thoughts, and of logits wherever a token is read.
-    fn add_heads(&mut self, party: &BatchContext<'_>, thoughts: usize, answer: usize) {
-        let mind = party.model;
-        self.flops += thoughts as f64 * mind.head.flops(&mind.decoder)
-            + answer as f64 * mind.decoder.flops_per_logits();
-        if matches!(party.params.length, LatentLength::AtMost(_)) {
-            self.flops += thoughts as f64 * mind.decoder.flops_per_logits();
+    /// Operations of the latent head, and of the LM head wherever a token is read.
+    fn heads(&self, thoughts: usize, answer: usize) -> f64 {
+        let model = self.context.model;
+        let logits = model.decoder.flops_per_logits();
+        let mut flops = thoughts as f64 * model.head.flops(&model.decoder) + answer as f64 * logits;
+        if matches!(self.item.params.length, LatentLength::AtMost(_)) {
+            flops += thoughts as f64 * logits;
         }
+        flops
     }
 }
 
-/// The parts of a search, as they are made.
-impl ComputeCost {
-    /// The prompt, and what each of the first extensions passes of it for itself.
-    pub(crate) fn of_search(party: &BatchContext<'_>, prompt: usize, extensions: usize) -> Self {
-        let own = party.model.decoder.flops_for(prompt - private_prompt_len(party, prompt)..prompt);
-        let shared = Self::of_prompt(party, prompt);
-        Self { flops: shared.flops + extensions as f64 * own, ..shared }
+/// The parts of a beam search.
+impl CostModel<'_> {
+    /// The prompt, and what each of the first extensions passes of it by itself.
+    pub(crate) fn search_prompt(&self, extensions: usize) -> ComputeCost {
+        let prompt = self.item.prompt_len();
+        let private = prompt - self.item.private_tokens()..prompt;
+        let private = self.context.model.decoder.flops_for(private);
+        let shared = self.prompt();
+        ComputeCost { flops: shared.flops + extensions as f64 * private, ..shared }
     }
 
     /// A thought made of a hidden state.
-    pub(crate) fn add_thought(&mut self, party: &BatchContext<'_>) {
-        self.add_heads(party, 1, 0);
-        self.steps += 1;
+    pub(crate) fn thought(&self) -> ComputeCost {
+        ComputeCost { steps: 1, flops: self.heads(1, 0) }
     }
 
     /// A pass of the reasoner over one thought at a position.
-    pub(crate) fn add_pass(&mut self, party: &BatchContext<'_>, position: usize) {
-        self.flops += party.model.decoder.flops_for(position..position + 1);
+    pub(crate) fn pass(&self, position: usize) -> ComputeCost {
+        let flops = self.context.model.decoder.flops_for(position..position + 1);
+        ComputeCost { steps: 0, flops }
     }
 
-    /// The judge's look at one thought at a position.
-    pub(crate) fn add_process_reward(&mut self, judge: &RewardModel, position: usize) {
-        let position = position + judge.reference_thoughts();
-        self.flops += judge.decoder.flops_for(position..position + 1);
+    /// The process reward of one thought at a position.
+    pub(crate) fn process_reward(&self, position: usize) -> ComputeCost {
+        let flops = self.context.reward_model.map_or(0.0, |reward| {
+            let position = position + reward.reference_thoughts();
+            reward.decoder.flops_for(position..position + 1)
+        });
+        ComputeCost { steps: 0, flops }
     }
 
-    /// The judge's look at a whole path and its answer, after its look at the prompt if this is the
-    /// question's first path.
-    pub(crate) fn add_outcome_reward(
-        &mut self,
-        party: &BatchContext<'_>,
-        (prompt, is_first): (usize, bool),
+    /// The outcome reward of a path; the question's first path also pays for the prompt.
+    pub(crate) fn outcome_reward(
+        &self,
+        is_first: bool,
         thoughts: usize,
         answer: usize,
-    ) {
-        let Some(judge) = party.reward_model else { return };
-        let start = prompt + judge.reference_thoughts();
-        let read = judge.positions_read(thoughts, party.model.method.end_latent.len() + answer);
-        self.flops += judge.decoder.flops_for(if is_first { 0 } else { start }..start + read);
+    ) -> ComputeCost {
+        let BatchContext { model, reward_model, .. } = self.context;
+        let flops = reward_model.map_or(0.0, |reward| {
+            let start = self.item.prompt_len() + reward.reference_thoughts();
+            let answer = model.method.end_latent.len() + answer;
+            let read = reward.positions_read(thoughts, answer);
+            reward.decoder.flops_for(if is_first { 0 } else { start }..start + read)
+        });
+        ComputeCost { steps: 0, flops }
     }
 
     /// What is fed after the search, at such positions, and an answer of so many tokens.
-    pub(crate) fn add_answer(
-        &mut self,
-        party: &BatchContext<'_>,
-        fed: Range<usize>,
-        tokens: usize,
-    ) {
-        self.flops += party.model.decoder.flops_for(fed);
-        self.add_heads(party, 0, tokens);
-        self.steps += (party.model.method.end_latent.len() + tokens) as u64;
-    }
-}
-
-/// Positions of the prompt that every row computes for itself.
-fn private_prompt_len(party: &BatchContext<'_>, prompt: usize) -> usize {
-    let perturbation = party.params.perturbation;
-    if perturbation.prompt_is_private() {
-        prompt
-    } else {
-        usize::from(perturbation.last_token_is_private())
+    pub(crate) fn answer(&self, fed: Range<usize>, tokens: usize) -> ComputeCost {
+        let model = self.context.model;
+        let steps = (model.method.end_latent.len() + tokens) as u64;
+        ComputeCost { steps, flops: model.decoder.flops_for(fed) + self.heads(0, tokens) }
     }
 }

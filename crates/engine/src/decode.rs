@@ -1,108 +1,107 @@
-//! After the last thought: the end tokens, then the answer, greedily or drawn, until it ends. Rows
-//! that finish leave the batch. Rows that neither think nor have end tokens answer from their
-//! prompt's last hidden state.
+//! After the last thought: the end tokens, then the answer, greedy or sampled, until it ends. Rows
+//! that finish leave the batch. Rows that neither think nor have end tokens answer from the hidden
+//! state at their prompt's last token.
 //!
-//! While a GPU looks for the next tokens, the pass after them is made ready as if no row ended with
-//! its token, and begun before the host has read them. Where a few rows end, they go along and are
-//! left out of what follows; where more do, the pass is taken back, and the others go on in one of
-//! their own.
+//! While a GPU computes the next tokens, the step after them is prepared as if no row ended, and
+//! launched speculatively before the host has read them. Where few rows end, their results are
+//! ignored; where more do, the step is called off and the others go on in one of their own.
 
-use model::{Cache, Masks, Pass};
+use model::{Cache, Dropout, Pass};
 use smallvec::SmallVec;
 use tensor::ops::{self, OutputDtype, PendingTokens, TokenLogprob};
 use tensor::{DeviceError, Tensor};
 
-use crate::perturb::Sampler;
-use crate::prefill::{step, step_deferred};
+use crate::prefill::{DeferredStep, step};
 use crate::reasoner::LatentModel;
+use crate::sampler::{PassStage, Sampler};
 use crate::think::{Row, ThoughtBatch, select_rows};
 
-/// The tokens of an answer; most are as short as this has room for.
+/// The tokens of an answer, stored in place while they are few.
 pub type AnswerTokens = SmallVec<[u32; 16]>;
 
-/// What the rows said.
+/// The answers of a batch, in the order of its rows.
 pub(crate) struct DecodeOutput {
-    /// Each row's tokens, the ending one included.
+    /// Each row's tokens, the EOS token included.
     pub(crate) tokens: Vec<AnswerTokens>,
     /// The sum of each row's tokens' log-probabilities.
     pub(crate) logprobs: Vec<f32>,
-    /// The hidden state at each row's last position before the answer, from which its first token
-    /// was read: (rows, width).
-    pub(crate) first: Tensor,
+    /// The hidden state from which each row's first token was read: (rows, width).
+    pub(crate) first_hidden: Tensor,
 }
 
-/// Decodes the answers of all rows, at most `limit` tokens each and never past the model's context.
+/// Decodes the answers of all rows: each as far as its request allows, and never past the model's
+/// context. A row whose request is cancelled ends with what it has.
 pub(crate) fn decode(
-    mind: &LatentModel,
+    model: &LatentModel,
     cache: &mut Cache,
     thoughts: &mut ThoughtBatch,
-    limit: usize,
-    chance: Sampler<'_>,
+    sampler: Sampler<'_>,
 ) -> Result<DecodeOutput, DeviceError> {
-    let dropout = chance.perturbation.affects_answer().then_some((chance, usize::MAX));
-    let first = match thoughts.after_prompt.take() {
-        Some(hidden) if mind.method.end_latent.is_empty() => hidden,
-        _ => end_thoughts(mind, cache, thoughts, dropout.map(|(c, _)| c))?,
-    };
+    let first_hidden = end_thoughts(model, cache, thoughts, sampler)?;
     let rows = &mut thoughts.rows;
-    let (mut spoken, mut logprobs) = (vec![AnswerTokens::new(); rows.len()], vec![0.0; rows.len()]);
-    let (mut live, mut hidden): (Vec<usize>, _) = ((0..rows.len()).collect(), first.clone());
-    for count in 1..=limit {
-        let draws = || live.iter().map(|&r| rows[r].rng_key(chance.source)).collect();
-        let asked = chance.next_tokens(&mind.decoder, &hidden, draws)?;
-        let has_room = |&(_, r): &(usize, usize)| {
-            count < limit && rows[r].sequence.len() < mind.decoder.config().context
+    let mut answers = vec![AnswerTokens::new(); rows.len()];
+    let mut logprobs = vec![0.0; rows.len()];
+    let (mut live, mut hidden): (Vec<usize>, _) = ((0..rows.len()).collect(), first_hidden.clone());
+    for count in 1.. {
+        if live.is_empty() {
+            break;
+        }
+        let live_rows: Vec<&Row> = live.iter().map(|&r| &rows[r]).collect();
+        let pending = sampler.next_tokens(&model.decoder, &hidden, &live_rows)?;
+        let goes_on = |&(_, r): &(usize, usize)| {
+            let row = &rows[r];
+            count < sampler.params(row).max_new_tokens.get()
+                && row.sequence.len() < model.decoder.config().context
+                && !sampler.is_cancelled(row)
         };
         let (mut places, mut next): (Vec<usize>, Vec<usize>) =
-            live.iter().copied().enumerate().filter(has_room).unzip();
-        let (words, passed) =
-            read_and_step(mind, cache, &mut select_rows(rows, &next), (asked, &places), dropout)?;
-        // If all go on, the device is already busy with the next token.
-        for (&r, word) in live.iter().zip(&words) {
-            spoken[r].push(word.token);
-            logprobs[r] += word.logprob;
+            live.iter().copied().enumerate().filter(goes_on).unzip();
+        let mut next_rows = select_rows(rows, &next);
+        let speculative = SpeculativeStep { model, sampler, places: &places };
+        let (tokens, stepped) = speculative.run(cache, &mut next_rows, pending)?;
+        // If all rows go on, the device already computes the token after these.
+        for (&r, token) in live.iter().zip(&tokens) {
+            answers[r].push(token.token);
+            logprobs[r] += token.logprob;
         }
-        hidden = match passed {
+        hidden = match stepped {
             Some(hidden) => {
-                let stay = |&i: &usize| !ends(mind, words[places[i]]);
+                let stay = |&i: &usize| !model.method.eos.contains(&tokens[places[i]].token);
                 let (stay, ended): (Vec<usize>, Vec<usize>) = (0..places.len()).partition(stay);
                 for i in ended {
                     let sequence = &mut rows[next[i]].sequence;
                     *sequence = sequence.fork_at(sequence.len() - 1);
                 }
                 next = stay.iter().map(|&i| next[i]).collect();
-                ops::select(mind.decoder.device(), [&hidden], &stay)?
+                ops::select(model.decoder.device(), [&hidden], &stay)?
             }
             None => {
-                (places, next) =
-                    places.into_iter().zip(next).filter(|&(i, _)| !ends(mind, words[i])).unzip();
+                let stays = |&(i, _): &(usize, usize)| !model.method.eos.contains(&tokens[i].token);
+                (places, next) = places.into_iter().zip(next).filter(stays).unzip();
                 if next.is_empty() {
                     break;
                 }
-                let x = mind.embed(&tokens(&words, &places))?;
-                step(mind, cache, &mut select_rows(rows, &next), x, dropout)?
+                let x = model.embed(&token_ids(&tokens, &places))?;
+                let next_rows = &mut select_rows(rows, &next);
+                step(model, cache, next_rows, x, sampler, PassStage::Answer)?
             }
         };
         live = next;
     }
-    Ok(DecodeOutput { tokens: spoken, logprobs, first })
+    Ok(DecodeOutput { tokens: answers, logprobs, first_hidden })
 }
 
-fn ends(mind: &LatentModel, word: TokenLogprob) -> bool {
-    mind.method.eos.contains(&word.token)
+fn token_ids(tokens: &[TokenLogprob], places: &[usize]) -> Vec<u32> {
+    places.iter().map(|&i| tokens[i].token).collect()
 }
 
-fn tokens(words: &[TokenLogprob], places: &[usize]) -> Vec<u32> {
-    places.iter().map(|&i| words[i].token).collect()
-}
-
-/// One of so many rows may end and go along nevertheless: less than it takes to make another pass
-/// ready.
+/// One in so many rows may end without the speculative step being called off: ignoring a few
+/// results costs less than preparing another step.
 const MAX_ENDED_SHARE: usize = 16;
 
-/// Why the pass after some tokens was not made.
+/// Why a speculative step was not completed.
 enum StepAborted {
-    /// It was made ready for rows of which too many ended.
+    /// Too many of its rows ended with the tokens it was to feed.
     Ended,
     Failed(DeviceError),
 }
@@ -113,80 +112,94 @@ impl From<DeviceError> for StepAborted {
     }
 }
 
-/// Reads the tokens that were asked for, and passes those at `places`, one of each of `rows`,
-/// unless too many of them end their rows.
-///
-/// The device has everything ready by the time the tokens are there.
-fn read_and_step(
-    mind: &LatentModel,
-    cache: &mut Cache,
-    rows: &mut [&mut Row],
-    (asked, places): (PendingTokens, &[usize]),
-    dropout: Option<(Sampler<'_>, usize)>,
-) -> Result<(Vec<TokenLogprob>, Option<Tensor>), DeviceError> {
-    if rows.is_empty() || asked.is_ready() {
-        return Ok((asked.read()?, None));
-    }
-    let (embedded, mut words) =
-        (mind.embed_pending(&asked)?.filter(|x| x.rows() == places.len()), Vec::new());
-    let read = |most: usize| {
-        words = asked.read()?;
-        let ended = places.iter().filter(|&&i| ends(mind, words[i])).count();
-        if ended > most { Err(StepAborted::Ended) } else { Ok(&words) }
-    };
-    let how = (dropout, OutputDtype::Compute); // their hidden states are for the head alone
-    let passed = match embedded {
-        Some(x) => step_deferred(
-            mind,
-            cache,
-            rows,
-            how,
-            (|| Ok(x), || read(places.len() / MAX_ENDED_SHARE).map(drop)),
-        ),
-        None => step_deferred(
-            mind,
-            cache,
-            rows,
-            how,
-            (|| Ok(mind.embed(&tokens(read(0)?, places))?), || Ok(())),
-        ),
-    };
-    match passed {
-        Ok(hidden) => Ok((words, Some(hidden))),
-        Err(StepAborted::Ended) => Ok((words, None)),
-        Err(StepAborted::Failed(e)) => Err(e),
+/// The step after tokens that the host has not read yet.
+struct SpeculativeStep<'a> {
+    model: &'a LatentModel,
+    sampler: Sampler<'a>,
+    /// Which of the pending tokens the rows of the step feed, one each.
+    places: &'a [usize],
+}
+
+impl SpeculativeStep<'_> {
+    /// Reads the pending tokens and steps `rows` over theirs, unless too many of them end.
+    fn run(
+        &self,
+        cache: &mut Cache,
+        rows: &mut [&mut Row],
+        pending: PendingTokens,
+    ) -> Result<(Vec<TokenLogprob>, Option<Tensor>), DeviceError> {
+        let Self { model, sampler, places } = *self;
+        if rows.is_empty() || pending.is_ready() {
+            return Ok((pending.read()?, None));
+        }
+        let embedded = model.embed_pending(&pending)?.filter(|x| x.rows() == places.len());
+        let mut tokens = Vec::new();
+        let read = |max_ended: usize| {
+            tokens = pending.read()?;
+            let ends = |&&i: &&usize| model.method.eos.contains(&tokens[i].token);
+            let ended = places.iter().filter(ends).count();
+            if ended > max_ended { Err(StepAborted::Ended) } else { Ok(&tokens) }
+        };
+        // Only the LM head reads these hidden states.
+        let step =
+            DeferredStep { sampler, stage: PassStage::Answer, dtype: OutputDtype::Compute };
+        let stepped = match embedded {
+            Some(x) => {
+                let proceed = || read(places.len() / MAX_ENDED_SHARE).map(drop);
+                step.run(model, cache, rows, || Ok(x), proceed)
+            }
+            None => {
+                let input = || Ok(model.embed(&token_ids(read(0)?, places))?);
+                step.run(model, cache, rows, input, || Ok(()))
+            }
+        };
+        match stepped {
+            Ok(hidden) => Ok((tokens, Some(hidden))),
+            Err(StepAborted::Ended) => Ok((tokens, None)),
+            Err(StepAborted::Failed(e)) => Err(e),
+        }
     }
 }
 
-/// Feeds what is left of the thoughts and the end tokens, in one pass; clean unless there is a
-/// `chance`.
+/// Feeds pending thoughts and the end tokens in one pass. Returns the hidden state at each row's
+/// last position: (rows, width).
 fn end_thoughts(
-    mind: &LatentModel,
+    model: &LatentModel,
     cache: &mut Cache,
     thoughts: &mut ThoughtBatch,
-    chance: Option<Sampler<'_>>,
+    sampler: Sampler<'_>,
 ) -> Result<Tensor, DeviceError> {
-    let (device, end) = (mind.decoder.device(), &mind.method.end_latent);
-    let mut pass = Pass::default();
-    let (mut draws, mut order) = (Vec::new(), Vec::new());
+    let (device, end) = (model.decoder.device(), &model.method.end_latent);
+    let (mut pass, mut dropout, mut order) = (Pass::default(), Vec::new(), Vec::new());
+    let mut hidden_rows = Vec::with_capacity(thoughts.rows.len());
+    let (mut fed, mut silent) = (0, 0);
     for row in &mut thoughts.rows {
-        // Vectors: the end tokens', then all thoughts'.
-        let left = row.thoughts.last().filter(|_| row.pending).map(|thought| end.len() + thought);
-        let vectors = left.into_iter().chain(0..end.len());
-        let count = usize::from(row.pending) + end.len();
-        for (i, vector) in vectors.enumerate() {
-            draws.push(chance.and_then(|c| row.rng_key(c.source)));
+        // Input vectors: the end tokens', then all thoughts'.
+        let pending = row.thoughts.last().filter(|_| row.pending).map(|thought| end.len() + thought);
+        let count = usize::from(pending.is_some()) + end.len();
+        for (i, vector) in pending.into_iter().chain(0..end.len()).enumerate() {
+            dropout.push(sampler.dropout_row(row, PassStage::Answer));
             pass.push(cache, &mut row.sequence, i + 1 == count);
             order.push(vector);
         }
         row.pending = false;
+        hidden_rows.push(if count > 0 { Ok(fed) } else { Err(silent) });
+        *(if count > 0 { &mut fed } else { &mut silent }) += 1;
     }
-    let x = ops::select(device, [&mind.embed(end)?].into_iter().chain(&thoughts.steps), &order)?;
-    let dropout = chance.and_then(|c| c.dropout(Masks::Drawn(&draws)));
-    mind.decoder.forward_deferred(
-        cache,
-        &pass,
-        (dropout, OutputDtype::Compute),
-        (|| Ok(x), || Ok(())),
-    )
+    let after_prompt = thoughts.after_prompt.take();
+    if fed == 0 {
+        return Ok(after_prompt.unwrap_or_default());
+    }
+    let x = ops::select(device, [&model.embed(end)?].into_iter().chain(&thoughts.steps), &order)?;
+    let dropout = dropout.iter().any(Option::is_some).then_some(Dropout::Sampled(&dropout));
+    let how = (dropout, OutputDtype::Compute);
+    let hidden = model.decoder.forward_deferred(cache, &pass, how, (|| Ok(x), || Ok(())))?;
+    match after_prompt.filter(|_| silent > 0) {
+        None => Ok(hidden),
+        Some(after_prompt) => {
+            let place = |row: Result<usize, usize>| row.unwrap_or_else(|silent| fed + silent);
+            let places: Vec<usize> = hidden_rows.into_iter().map(place).collect();
+            ops::select(device, [&hidden, &after_prompt], &places)
+        }
+    }
 }

@@ -1,8 +1,8 @@
-//! Every way in which a question cannot be thought about.
+//! Every way in which a request, a model or a checkpoint can be unfit.
 
 use std::path::PathBuf;
 
-use crate::method::Family;
+use crate::family::Family;
 
 /// Why the engine could not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -17,14 +17,21 @@ pub enum EngineError {
     Device(#[from] tensor::DeviceError),
 
     /// Nothing in the checkpoint says which family it is.
-    #[error("{}: not recognised as a latent reasoner: no projector, mean head or projection head, and no {} token; pass --method coconut|codi|colar|latent-sft|rot if you know better, or --method cot for a model that thinks in words", dir.display(), "<|start-latent|>")]
+    #[error(
+        "{}: not recognised as a latent reasoner: no projector, mean head or projection head, and \
+         no {} token; name its family, one of {}",
+        dir.display(), "<|start-latent|>", Family::names()
+    )]
     Unrecognised {
         /// The checkpoint directory.
         dir: PathBuf,
     },
 
     /// config.json names a family that there is not.
-    #[error("{}: field `latent_tts.family` is `{name}`, and there is no such family; write one of {}, or pass --method", dir.join("config.json").display(), Family::ALL.map(Family::name).join(", "))]
+    #[error(
+        "{}: field `latent_tts.family` is `{name}`, and there is no such family; write one of {}",
+        dir.join("config.json").display(), Family::names()
+    )]
     UnknownFamily {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -34,7 +41,8 @@ pub enum EngineError {
 
     /// Thoughts of open length in a family without a token that ends them.
     #[error(
-        "{family} has no token that ends thoughts, so that `<=` in --thoughts would never end one; give a fixed number"
+        "{family} has no token that ends thoughts, so that thoughts of open length would never end; \
+         give a fixed number"
     )]
     EndlessThoughts {
         /// The family.
@@ -43,7 +51,8 @@ pub enum EngineError {
 
     /// A perturbation of thoughts where there are none.
     #[error(
-        "there are no thoughts to perturb: with --thoughts 0, as {family} has it unless told otherwise, trajectories differ by --sampler tokens, or by dropout with --scope all"
+        "there are no thoughts to perturb: without thoughts, which is the default of {family}, \
+         trajectories differ by sampled tokens, or by dropout that reaches the answer"
     )]
     NothingToPerturb {
         /// The family.
@@ -51,14 +60,21 @@ pub enum EngineError {
     },
 
     /// A reward model was given where a reasoner belongs.
-    #[error("{}: this is a reward model (it has a head that scores); pass it as --reward-model and a reasoner as --model", dir.display())]
+    #[error(
+        "{}: this is a reward model (it has a head that scores) where a reasoner belongs",
+        dir.display()
+    )]
     RewardModelAsReasoner {
         /// The checkpoint directory.
         dir: PathBuf,
     },
 
     /// A reasoner was given where a reward model belongs.
-    #[error("{}: no tensor `classifier.weight`, `score.weight` or `compare.out.weight`, so this is not a reward model; pass a LatentRM directory as --reward-model", dir.display())]
+    #[error(
+        "{}: no tensor `classifier.weight`, `score.weight` or `compare.out.weight`, so this is not \
+         a reward model",
+        dir.display()
+    )]
     NotARewardModel {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -66,7 +82,8 @@ pub enum EngineError {
 
     /// The reward model has no embedding for some of the reasoner's tokens.
     #[error(
-        "the reward model reads answers in a vocabulary of {reads} tokens and the reasoner has {says}; a judge that reads answers belongs to the reasoner it was made from"
+        "the reward model reads answers in a vocabulary of {reads} tokens and the reasoner has \
+         {says}; a reward model that reads answers belongs to the reasoner it was made from"
     )]
     UnreadableAnswers {
         /// The reward model's vocabulary.
@@ -75,9 +92,12 @@ pub enum EngineError {
         says: usize,
     },
 
-    /// A judge cannot think with this model.
-    #[error("{}: {why}; a judge thinks with a latent reasoner of its own width", dir.display())]
-    UnfitMind {
+    /// The reward model's reference reasoner does not fit it.
+    #[error(
+        "{}: {why}; a reference reasoner is a latent reasoner of the reward model's width",
+        dir.display()
+    )]
+    UnfitReference {
         /// The checkpoint directory.
         dir: PathBuf,
         /// What is wrong with it.
@@ -86,7 +106,8 @@ pub enum EngineError {
 
     /// The reward model reads thoughts of another width.
     #[error(
-        "the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the thoughts of the reasoner it was made from"
+        "the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the \
+         thoughts of the reasoner it was made from"
     )]
     WidthDiffers {
         /// The reward model's width.
@@ -96,7 +117,11 @@ pub enum EngineError {
     },
 
     /// The vocabulary lacks a token that the family needs.
-    #[error("{}: the tokenizer has no `{token}` {how}, which {family} needs; use the tokenizer that came with the checkpoint", dir.display())]
+    #[error(
+        "{}: the tokenizer has no `{token}` {how}, which {family} needs; use the tokenizer that \
+         came with the checkpoint",
+        dir.display()
+    )]
     AbsentToken {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -109,7 +134,11 @@ pub enum EngineError {
     },
 
     /// The tokenizer is larger than the embedding table.
-    #[error("{}: token `{token}` has id {id}, but the model has {vocab} embeddings; tokenizer and weights do not belong together", dir.display())]
+    #[error(
+        "{}: token `{token}` has id {id}, but the model has {vocab} embeddings; tokenizer and \
+         weights do not belong together",
+        dir.display()
+    )]
     TokenBeyondVocabulary {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -122,7 +151,11 @@ pub enum EngineError {
     },
 
     /// Tensors that no part of the model asked for.
-    #[error("{}: {} tensors are not part of a {family} model, among them {}; check --method with `latent-tts inspect`", dir.display(), unused.len(), unused[0])]
+    #[error(
+        "{}: {} tensors are not part of a {family} model, among them {}; it may be of another \
+         family",
+        dir.display(), unused.len(), unused[0]
+    )]
     UnusedTensors {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -134,10 +167,11 @@ pub enum EngineError {
 
     /// A prompt that leaves no room to think and answer.
     #[error(
-        "question {id}: {prompt} prompt tokens and {thoughts} thoughts leave no room for an answer in the model's {context} positions; leave the question out or pass fewer thoughts"
+        "question {id}: {prompt} prompt tokens and {thoughts} thoughts leave no room for an answer \
+         in the model's {context} positions; leave the question out or pass fewer thoughts"
     )]
     TooLong {
-        /// The question's number.
+        /// The request's id.
         id: u32,
         /// Tokens of its prompt.
         prompt: usize,
@@ -149,10 +183,11 @@ pub enum EngineError {
 
     /// A prompt holds a token that the reasoner or its reward model has no embedding for.
     #[error(
-        "question {id}: its prompt has token {token}, but a model that reads it has {vocab} embeddings; use a tokenizer and a reward model made for this reasoner"
+        "question {id}: its prompt has token {token}, but a model that reads it has {vocab} \
+         embeddings; use a tokenizer and a reward model made for this reasoner"
     )]
     UnknownToken {
-        /// The question's number.
+        /// The request's id.
         id: u32,
         /// The token.
         token: u32,
@@ -163,16 +198,17 @@ pub enum EngineError {
     /// A prompt without tokens.
     #[error("question {id}: its prompt has no tokens; give it some text")]
     Empty {
-        /// The question's number.
+        /// The request's id.
         id: u32,
     },
 
     /// One row does not fit the memory budget.
     #[error(
-        "question {id}: one trajectory needs {need} MiB for its keys and values, the budget is {budget} MiB; raise --memory or lower --max-new-tokens"
+        "question {id}: one trajectory needs {need} MiB for its keys and values, the budget is \
+         {budget} MiB; raise the budget or allow fewer answer tokens"
     )]
     Memory {
-        /// The question's number.
+        /// The request's id.
         id: u32,
         /// What one row needs.
         need: usize,
@@ -180,18 +216,17 @@ pub enum EngineError {
         budget: usize,
     },
 
-    /// A beam search without thoughts or without anybody to reward them.
-    #[error(
-        "a beam search needs thoughts and a reward model for them; give --reward-model, or leave beam out of --aggregate"
-    )]
+    /// A beam search without thoughts or without a reward model.
+    #[error("a beam search needs thoughts and a reward model for them")]
     NothingToSearch,
 
     /// The beam search of one question does not fit the memory budget.
     #[error(
-        "question {id}: its beam search needs {need} MiB for keys and values, the budget is {budget} MiB; raise --memory, lower --beam-width or --beam-candidates, or leave beam out of --aggregate"
+        "question {id}: its beam search needs {need} MiB for keys and values, the budget is \
+         {budget} MiB; raise the budget or search with fewer beams or candidates"
     )]
     BeamMemory {
-        /// The question's number.
+        /// The request's id.
         id: u32,
         /// What the search needs.
         need: usize,
@@ -201,10 +236,12 @@ pub enum EngineError {
 
     /// The trajectories of one question do not fit the memory budget.
     #[error(
-        "question {id}: its {trajectories} trajectories and one rollout need {need} MiB for their keys and values, the budget is {budget} MiB; raise --memory or lower --trajectories or --max-new-tokens"
+        "question {id}: its {trajectories} trajectories and one rollout need {need} MiB for their \
+         keys and values, the budget is {budget} MiB; raise the budget, or sample fewer \
+         trajectories or answer tokens"
     )]
     RolloutMemory {
-        /// The question's number.
+        /// The request's id.
         id: u32,
         /// How many there are.
         trajectories: usize,
@@ -212,6 +249,13 @@ pub enum EngineError {
         need: usize,
         /// What there is.
         budget: usize,
+    },
+
+    /// The request was cancelled, or its time limit has passed.
+    #[error("question {id}: cancelled")]
+    Cancelled {
+        /// The request's id.
+        id: u32,
     },
 
     /// Rollouts beyond those that have a name in the random function.

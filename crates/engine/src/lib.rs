@@ -1,46 +1,55 @@
 //! Parallel latent reasoning, one file per stage, in the order of the flow:
 //!
 //! ```text
-//! question -> prompt -> prefill -> think -> score -> decode -> answer -> record::aggregate
-//!                             |      ^        |       ^
-//!                             |   perturb     |       |
-//!                             +----> search (beams) --+
+//! request -> prompt -> prefill -> think -> decode -> score -> reply (vote)
+//!                         |         ^        ^         ^
+//!                         |      sampler     |  reference_trace
+//!                         +----> beam_search-+
 //! ```
 //!
-//! [`pipeline`] strings the stages together over waves that [`settings::Settings::memory`] bounds;
-//! [`method`] holds what differs between the families; [`replay`] opens the stages for comparison
-//! with other implementations.
+//! [`Engine`] runs requests through the stages over waves that fit the memory (`batch_plan`,
+//! `wave`); [`family`] holds what differs between the families; [`rollout`] labels thoughts for a
+//! reward model; [`reference`] opens the stages for comparison with other implementations. The
+//! engine knows no gold answers and no files of results.
 
-pub mod answer;
+mod batch;
 mod batch_plan;
 mod beam_search;
 pub mod bench;
 mod cost;
 mod decode;
+mod engine;
 mod error;
-pub mod method;
-pub mod perturb;
-pub mod pipeline;
+pub mod family;
+mod method;
+mod perturb;
 mod prefill;
-pub mod prompt;
-pub mod question;
-pub mod reasoner;
+mod prompt;
+mod reasoner;
 pub mod reference;
-pub mod reference_trace;
+mod reference_trace;
+mod reply;
+mod request;
 pub mod rollout;
-pub mod sampling_params;
+mod sampler;
+mod sampling_params;
 mod score;
 mod streams;
 mod think;
 mod wave;
 
 pub use decode::AnswerTokens;
+pub use engine::{Engine, Replies};
 pub use error::EngineError;
-pub use method::{Family, LatentLength, LengthRange, Method};
+pub use family::{Family, FamilySpec};
+pub use method::{LatentLength, LengthRange, Method, TokenLookup};
 pub use perturb::{DropoutScope, DropoutSites, Perturbation, Probability};
-pub use pipeline::{Engine, Outcome};
-pub use question::Question;
-pub use reasoner::{FamilyParts, LatentModel, Reasoner, RewardModel};
+pub use prompt::Prompt;
+pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
+pub use reference_trace::{ReferenceTrace, ReferenceTracer};
+pub use reply::{BeamReply, ComputeCost, Reply, StageSeconds, Trajectory};
+pub use request::{CancelToken, Request};
+pub use sampler::{RecordedNoise, RowId};
 pub use sampling_params::{AdaptiveSampling, BeamSize, SamplingParams};
 pub use score::{AnswerBatch, Rewards};
 pub use tensor::ops::TokenSampling;

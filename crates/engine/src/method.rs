@@ -1,112 +1,31 @@
-//! The families as data: what a prompt looks like, how long to think, how thoughts end, where the
-//! answer is.
-//!
-//! One method runs them all, the baseline that thinks in words included. A family is recognised by
-//! what its checkpoint says or holds; nothing else in the engine asks which family it is.
+//! What differs between models, resolved for one checkpoint: the family's customs under the
+//! checkpoint's own settings.
 
-use std::fmt;
 use std::num::NonZeroUsize;
 
+use answer::AnswerRule;
 use model::config::{Architecture, GenerationDefaults};
 use model::{Checkpoint, Tokenizer};
 
-use crate::answer::{AnswerRule, AnswerScope as Text};
 use crate::error::EngineError;
+use crate::family::Family;
 use crate::perturb::DropoutSites;
 
-/// A family of reasoners: five that think in vectors, and their baseline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Hidden states are fed back as they are.
-    Coconut,
-    /// Hidden states go through a projector first.
-    Codi,
-    /// A head predicts the mean of the next compressed embedding.
-    Colar,
-    /// Thoughts are mixtures of token embeddings.
-    LatentSft,
-    /// Render-of-Thought: a head predicts what a picture of the thought would look like.
-    Rot,
-    /// No thoughts but words: explicit chains of thought, or answers without any. Every plain
-    /// language model could be one, so that it is never recognised by what a checkpoint holds.
-    Cot,
-}
-
-impl Family {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Coconut, Self::Codi, Self::Colar, Self::LatentSft, Self::Rot, Self::Cot];
-
-    /// The name that commands take.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Coconut => "coconut",
-            Self::Codi => "codi",
-            Self::Colar => "colar",
-            Self::LatentSft => "latent-sft",
-            Self::Rot => "rot",
-            Self::Cot => "cot",
-        }
-    }
-
-    /// The family of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|f| f.name() == name)
-    }
-
-    /// What a checkpoint's config.json says by name, else what its tensors, tokens and
-    /// configuration hold.
-    pub fn detect(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
-        let dir = || checkpoint.dir().to_owned();
-        match &checkpoint.config().defaults.family {
-            Some(name) => Self::from_name(name)
-                .ok_or_else(|| EngineError::UnknownFamily { dir: dir(), name: name.clone() }),
-            None => Self::detect_by_content(checkpoint, tokenizer)
-                .ok_or_else(|| EngineError::Unrecognised { dir: dir() }),
-        }
-    }
-
-    fn detect_by_content(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Option<Self> {
-        let config = checkpoint.config();
-        let heads = [
-            ("projector.1.weight", Self::Codi),
-            ("lt_head.mean.weight", Self::Colar),
-            ("projection_head.1.weight", Self::Rot),
-        ];
-        if let Some((_, family)) = heads.iter().find(|(tensor, _)| checkpoint.has(tensor)) {
-            return Some(*family);
-        }
-        let marked = tokenizer.token_to_id(START).is_some() || config.latent.start_id.is_some();
-        match config.architecture {
-            Architecture::Gpt2 if marked => Some(Self::Coconut),
-            Architecture::Llama if marked => Some(Self::Coconut),
-            Architecture::Llama => Some(Self::LatentSft),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// How many thoughts a row has.
+/// How many thoughts a trajectory has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatentLength {
     /// None: the answer follows the prompt.
     None,
     /// That many.
     Exactly(NonZeroUsize),
-    /// Until the model's likeliest token is the end of thinking; at the limit the end is forced.
-    /// None at all is legal.
+    /// Until the model's argmax is the end token; at the limit the end tokens are forced. No
+    /// thought at all is legal.
     AtMost(NonZeroUsize),
-    /// Each row draws its number from the range.
+    /// Each trajectory draws its number uniformly from the range.
     Between(LengthRange),
 }
 
-/// Numbers of thoughts, ends included; never empty.
+/// Numbers of thoughts, both ends included; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LengthRange {
     low: NonZeroUsize,
@@ -114,7 +33,7 @@ pub struct LengthRange {
 }
 
 impl LengthRange {
-    /// From `low` to `high`, if there is anything between them.
+    /// From `low` to `high`, unless `high` is the smaller one.
     pub fn new(low: NonZeroUsize, high: NonZeroUsize) -> Option<Self> {
         (low <= high).then_some(Self { low, high })
     }
@@ -131,7 +50,7 @@ impl LengthRange {
 }
 
 impl LatentLength {
-    /// The most thoughts that a row can have.
+    /// The most thoughts that a trajectory can have.
     pub fn limit(self) -> usize {
         match self {
             Self::None => 0,
@@ -141,7 +60,7 @@ impl LatentLength {
     }
 
     /// The same rule for another number of thoughts.
-    fn with(self, thoughts: usize) -> Self {
+    fn with_limit(self, thoughts: usize) -> Self {
         match (self, NonZeroUsize::new(thoughts)) {
             (_, None) => Self::None,
             (Self::AtMost(_), Some(n)) => Self::AtMost(n),
@@ -150,159 +69,117 @@ impl LatentLength {
     }
 }
 
-const START: &str = "<|start-latent|>";
-const END: &str = "<|end-latent|>";
+/// The text of COCONUT's and CODI's marker tokens.
+pub(crate) const START_LATENT: &str = "<|start-latent|>";
+const END_LATENT: &str = "<|end-latent|>";
 
-/// Everything that differs between families, resolved for one checkpoint.
+/// Everything that differs between models, beside weights and latent head.
 #[derive(Clone, Debug)]
 pub struct Method {
     /// The family.
     pub family: Family,
     /// Text before the question.
-    pub prompt_prefix: &'static str,
+    pub prompt_prefix: String,
     /// Text after the question.
-    pub prompt_suffix: &'static str,
-    /// Tokens after that text.
+    pub prompt_suffix: String,
+    /// Tokens after that text, which begin the latent thoughts.
     pub begin_latent: Vec<u32>,
-    /// Tokens fed after the last thought; perhaps none. The first one is the token that ends
-    /// thoughts of open length.
+    /// Tokens fed after the last thought; perhaps none. The first one ends thoughts of open length.
     pub end_latent: Vec<u32>,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
-    /// How long to think if nothing else is said.
+    /// Thoughts of a trajectory by default.
     pub length: LatentLength,
-    /// Answer tokens at most if nothing else is said.
+    /// Answer tokens at most, by default.
     pub max_new_tokens: usize,
     /// Where the answer is in the decoded text.
     pub answer_rule: AnswerRule,
-    /// The dropout rate: the model's own, else the paper's for this backbone.
+    /// The default dropout rate: the checkpoint's own, else the paper's for this backbone.
     pub p: f32,
-    /// The noise: the model's own, else the paper's for this backbone.
+    /// The default standard deviation of noise: likewise.
     pub sigma: f32,
-    /// Where dropout falls if nothing else is said.
+    /// The block outputs that dropout falls on by default.
     pub sites: DropoutSites,
 }
 
 impl Method {
-    /// The method of a family for a checkpoint's vocabulary.
+    /// The method of a family for a checkpoint's vocabulary. What config.json's `latent_tts` says
+    /// wins over what is customary in the family.
     pub fn resolve(
         family: Family,
         checkpoint: &Checkpoint,
         tokenizer: &Tokenizer,
     ) -> Result<Self, EngineError> {
         let tokens = TokenLookup { checkpoint, tokenizer, family };
-        let gpt2 = checkpoint.config().architecture == Architecture::Gpt2;
-        let fixed = |n| LatentLength::Exactly(count(n));
-        let base = Self {
-            family,
-            prompt_prefix: "",
-            prompt_suffix: "",
-            begin_latent: Vec::new(),
-            end_latent: Vec::new(),
-            eos: tokens.eos()?,
-            length: fixed(6),
-            max_new_tokens: 64,
-            answer_rule: AnswerRule::Hash,
-            p: if gpt2 { 0.2 } else { 0.02 },
-            sigma: if gpt2 { 0.6 } else { 0.02 },
-            sites: if gpt2 { DropoutSites::BOTH } else { DropoutSites::MLP },
-        };
-        let method = match family {
-            Family::Coconut => {
-                let [start, end] = tokens.markers()?;
-                Self {
-                    prompt_suffix: "\n",
-                    begin_latent: vec![start],
-                    end_latent: vec![end],
-                    ..base
-                }
-            }
-            Family::Codi => {
-                let [start, end] = tokens.markers()?;
-                let before = if gpt2 { "" } else { "<|begin_of_text|>" };
-                let rule = AnswerRule::LastNumber(Text::Answer);
-                Self {
-                    prompt_prefix: before,
-                    begin_latent: vec![start],
-                    end_latent: vec![end],
-                    answer_rule: rule,
-                    sigma: if gpt2 { 1.4 } else { base.sigma },
-                    ..base
-                }
-            }
-            Family::Colar => {
-                let end = tokens.encoded("###")?;
-                if end.len() != 1 {
-                    return Err(tokens.absent("###", "as one token of its own"));
-                }
-                let after = " Let's think step by step:(Thinking speed: 2)###";
-                let length = LatentLength::AtMost(count(64));
-                Self {
-                    prompt_prefix: "Question: ",
-                    prompt_suffix: after,
-                    end_latent: end,
-                    length,
-                    answer_rule: AnswerRule::AnswerColon,
-                    p: 0.03,
-                    sigma: 0.01,
-                    ..base
-                }
-            }
-            Family::LatentSft => Self {
-                prompt_prefix: "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final answer within \\boxed{}.\n",
-                prompt_suffix: "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-                begin_latent: tokens.encoded("<think>")?,
-                end_latent: tokens.encoded("</think>")?,
-                length: LatentLength::AtMost(count(64)),
-                max_new_tokens: 128,
-                answer_rule: AnswerRule::Boxed,
-                ..base
-            },
-            Family::Rot => Self {
-                prompt_prefix: "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
-                prompt_suffix: "<|im_end|>\n<|im_start|>assistant\n",
-                begin_latent: vec![tokens.named("<img_begin>")?],
-                end_latent: vec![tokens.named("<img_end>")?],
-                length: fixed(32),
-                answer_rule: AnswerRule::Cascade,
-                ..base
-            },
-            Family::Cot => Self {
-                prompt_suffix: "\n",
-                length: LatentLength::None,
-                max_new_tokens: 128,
-                ..base
-            },
-        };
-        Ok(method.with(&checkpoint.config().defaults))
+        let method = family.spec().method(&tokens)?;
+        Ok(method.with_defaults(&checkpoint.config().defaults))
     }
 
-    /// What whoever trained the model says wins over what is customary in its family.
-    fn with(self, said: &GenerationDefaults) -> Self {
+    fn with_defaults(self, defaults: &GenerationDefaults) -> Self {
+        let length = |thoughts| self.length.with_limit(thoughts);
         Self {
-            length: said.thoughts.map_or(self.length, |thoughts| self.length.with(thoughts)),
-            max_new_tokens: said.max_new_tokens.unwrap_or(self.max_new_tokens),
-            p: said.p.map_or(self.p, |p| p as f32),
-            sigma: said.sigma.map_or(self.sigma, |sigma| sigma as f32),
+            length: defaults.thoughts.map_or(self.length, length),
+            max_new_tokens: defaults.max_new_tokens.unwrap_or(self.max_new_tokens),
+            p: defaults.p.map_or(self.p, |p| p as f32),
+            sigma: defaults.sigma.map_or(self.sigma, |sigma| sigma as f32),
             ..self
         }
     }
 }
 
 /// A constant that is not zero.
-fn count(n: usize) -> NonZeroUsize {
-    NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN)
+pub(crate) const fn non_zero(n: usize) -> NonZeroUsize {
+    match NonZeroUsize::new(n) {
+        Some(n) => n,
+        None => NonZeroUsize::MIN,
+    }
 }
 
-/// Looks tokens up and says what is missing.
-struct TokenLookup<'a> {
+/// Looks a family's tokens up in a checkpoint's vocabulary and reports what is missing.
+pub struct TokenLookup<'a> {
     checkpoint: &'a Checkpoint,
     tokenizer: &'a Tokenizer,
     family: Family,
 }
 
 impl TokenLookup<'_> {
-    fn absent(&self, token: &str, how: &'static str) -> EngineError {
+    /// What a family has unless it says otherwise: a bare question, six thoughts, the answer after
+    /// `#`, and the paper's strengths for the backbone.
+    pub fn base(&self) -> Result<Method, EngineError> {
+        let gpt2 = self.is_gpt2();
+        Ok(Method {
+            family: self.family,
+            prompt_prefix: String::new(),
+            prompt_suffix: String::new(),
+            begin_latent: Vec::new(),
+            end_latent: Vec::new(),
+            eos: self.eos()?,
+            length: LatentLength::Exactly(non_zero(6)),
+            max_new_tokens: 64,
+            answer_rule: AnswerRule::Hash,
+            p: if gpt2 { 0.2 } else { 0.02 },
+            sigma: if gpt2 { 0.6 } else { 0.02 },
+            sites: if gpt2 { DropoutSites::BOTH } else { DropoutSites::MLP },
+        })
+    }
+
+    /// Whether the backbone is GPT-2.
+    pub fn is_gpt2(&self) -> bool {
+        self.checkpoint.config().architecture == Architecture::Gpt2
+    }
+
+    /// Rows of the embedding table.
+    pub fn vocab(&self) -> usize {
+        self.checkpoint.config().vocab
+    }
+
+    /// Tokens that the tokenizer knows.
+    pub fn tokenizer_vocab(&self) -> usize {
+        self.tokenizer.vocab_size()
+    }
+
+    /// The error for a token that the vocabulary lacks; `how` says in which form.
+    pub fn absent(&self, token: &str, how: &'static str) -> EngineError {
         EngineError::AbsentToken {
             dir: self.checkpoint.dir().to_owned(),
             token: token.to_owned(),
@@ -311,48 +188,38 @@ impl TokenLookup<'_> {
         }
     }
 
-    fn checked(&self, token: &str, id: u32) -> Result<u32, EngineError> {
-        let vocab = self.checkpoint.config().vocab;
-        if id as usize >= vocab {
-            return Err(EngineError::TokenBeyondVocabulary {
-                dir: self.checkpoint.dir().to_owned(),
-                token: token.to_owned(),
-                id,
-                vocab,
-            });
-        }
-        Ok(id)
+    /// The id of an added token.
+    pub fn named(&self, token: &str) -> Result<u32, EngineError> {
+        let id = self.tokenizer.token_to_id(token);
+        self.checked(token, id.ok_or_else(|| self.absent(token, "as an added token"))?)
     }
 
-    fn named(&self, token: &str) -> Result<u32, EngineError> {
-        let id = self
-            .tokenizer
-            .token_to_id(token)
-            .ok_or_else(|| self.absent(token, "as an added token"))?;
-        self.checked(token, id)
-    }
-
-    fn encoded(&self, text: &str) -> Result<Vec<u32>, EngineError> {
+    /// The tokens of a text.
+    pub fn encoded(&self, text: &str) -> Result<Vec<u32>, EngineError> {
         self.tokenizer.encode(text)?.into_iter().map(|id| self.checked(text, id)).collect()
     }
 
-    /// The start and end markers: from the tokenizer, else from config.json, else where the
-    /// published CODI checkpoints, whose markers have no text, put them: the last two rows of
-    /// the vocabulary.
-    fn markers(&self) -> Result<[u32; 2], EngineError> {
+    /// The tokens that begin and end latent thoughts: from the tokenizer, else from config.json,
+    /// else `unnamed`.
+    pub fn latent_markers(&self, unnamed: Option<[u32; 2]>) -> Result<[u32; 2], EngineError> {
         let latent = &self.checkpoint.config().latent;
-        let vocab = self.checkpoint.config().vocab as u32;
-        let tokenizer_is_short = self.tokenizer.vocab_size() + 3 == vocab as usize;
-        let unnamed =
-            (self.family == Family::Codi && tokenizer_is_short).then(|| [vocab - 2, vocab - 1]);
         let find = |token: &str, field: Option<u32>, i: usize| {
-            let id = self.tokenizer.token_to_id(token).or(field).or(unnamed.map(|u| u[i]));
+            let id = self.tokenizer.token_to_id(token).or(field).or(unnamed.map(|ids| ids[i]));
             self.checked(token, id.ok_or_else(|| self.absent(token, "as an added token"))?)
         };
-        Ok([find(START, latent.start_id, 0)?, find(END, latent.end_id, 1)?])
+        Ok([find(START_LATENT, latent.start_id, 0)?, find(END_LATENT, latent.end_id, 1)?])
     }
 
-    /// What ends an answer: what the checkpoint's files say, else the base model's customary token.
+    fn checked(&self, token: &str, id: u32) -> Result<u32, EngineError> {
+        let vocab = self.vocab();
+        if (id as usize) < vocab {
+            return Ok(id);
+        }
+        let (dir, token) = (self.checkpoint.dir().to_owned(), token.to_owned());
+        Err(EngineError::TokenBeyondVocabulary { dir, token, id, vocab })
+    }
+
+    /// What ends an answer: what the checkpoint's files say, and the backbone's customary token.
     fn eos(&self) -> Result<Vec<u32>, EngineError> {
         let config = self.checkpoint.config();
         let mut ids = config.eos.clone();
@@ -366,10 +233,9 @@ impl TokenLookup<'_> {
         ids.sort_unstable();
         ids.dedup();
         ids.retain(|&id| (id as usize) < config.vocab);
-        if ids.is_empty() {
-            Err(self.absent(customary, "as the token that ends an answer"))
-        } else {
-            Ok(ids)
+        match ids.is_empty() {
+            true => Err(self.absent(customary, "as the token that ends an answer")),
+            false => Ok(ids),
         }
     }
 }

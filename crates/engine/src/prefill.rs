@@ -1,213 +1,258 @@
-//! Prompts become prefixes in the cache: computed once, shared by all rows of a question.
+//! Prompts become prefixes in the KV cache: computed once and shared by all rows of a question.
 //!
-//! How much is shared depends on the perturbation. Without one, or with noise, all of the prompt
-//! and the first hidden state; with dropout on thoughts, all but the last token, which every row
-//! passes with masks of its own; with dropout in the prompt, nothing. Where rows are few, all of
-//! this is one pass: rows see the prefixes that are computed beside them.
+//! How much is shared depends on the request's perturbation. Without one, or with noise, the whole
+//! prompt and the first hidden state; with dropout on thoughts, all but the last token, which every
+//! row passes with masks of its own; with dropout in the prompt, nothing. Where rows are few, all
+//! of this is one pass: rows attend to prefixes that are computed in the same pass.
 
-use model::{Cache, Masks, Pass, Sequence};
-use tensor::ops::{self, OutputDtype};
-use tensor::rng::RngKey;
+use model::{Cache, Dropout, Pass, Sequence};
+use tensor::ops::{self, OutputDtype, RowPerturbation};
 use tensor::{DeviceError, Tensor};
 
-use crate::perturb::{RandomSource, RowId, Sampler};
-use crate::prompt::Prompt;
+use crate::perturb::PromptSharing;
 use crate::reasoner::LatentModel;
+use crate::sampler::{PassStage, RowId, Sampler};
 use crate::think::Row;
 
-/// Rows that have passed their prompt, and the hidden state at its last token of each: (rows,
-/// width).
+/// Rows that have passed their prompt, and the hidden state at its last token of each.
 pub(crate) struct PrefillOutput {
     pub(crate) rows: Vec<Row>,
-    pub(crate) hidden: Tensor,
+    pub(crate) hidden: Tensor, // (rows, width)
 }
 
-/// A row to start: its prompt, its name, and whether it is perturbed.
+/// A row to begin. Rows of one item are neighbours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSpec {
-    pub(crate) prompt: usize,
+    /// Index of its question in the batch.
+    pub(crate) item: usize,
     pub(crate) id: RowId,
+    /// False for the greedy trajectory, which no perturbation touches.
     pub(crate) perturbed: bool,
 }
 
-/// Passes the prompts and forks their rows. Rows of one prompt are neighbours.
+/// Passes the prompts of the sampler's items and forks a row for each spec.
 pub(crate) fn prefill(
-    mind: &LatentModel,
+    model: &LatentModel,
     cache: &mut Cache,
-    prompts: &[&Prompt],
-    starts: &[RowSpec],
-    chance: Sampler<'_>,
+    specs: &[RowSpec],
+    sampler: Sampler<'_>,
 ) -> Result<PrefillOutput, DeviceError> {
-    let prefill = PrefillBatch { mind, prompts, starts, chance };
-    if chance.perturbation.prompt_is_private() {
-        prefill.private(cache)
-    } else if chance.perturbation.last_token_is_private() {
-        prefill.forked(cache)
-    } else {
-        prefill.shared(cache)
-    }
+    PrefillBatch { model, specs, sampler }.run(cache)
 }
 
-/// Prefixes and rows that pass together, at most: more fill a GPU as well in two passes, and two
-/// fit its rounds of tiles better.
+/// Prefix tokens and forked rows of a single pass, at most: beyond, two passes fill a GPU as well,
+/// and fit its waves of tiles better.
 const MAX_SINGLE_PASS: usize = 2048;
 /// Rows whose private prompts are passed together: enough for full speed, few enough to keep the
 /// inputs small.
 const PRIVATE_PROMPT_ROWS: usize = 16;
 
-/// What is passed, and how.
 #[derive(Clone, Copy)]
 struct PrefillBatch<'a> {
-    mind: &'a LatentModel,
-    prompts: &'a [&'a Prompt],
-    starts: &'a [RowSpec],
-    chance: Sampler<'a>,
+    model: &'a LatentModel,
+    specs: &'a [RowSpec],
+    sampler: Sampler<'a>,
 }
 
 impl PrefillBatch<'_> {
-    /// Rows differ after their prompts alone.
-    fn shared(self, cache: &mut Cache) -> Result<PrefillOutput, DeviceError> {
-        let Self { mind, starts, .. } = self;
-        let x = mind.embed(&self.tokens(0))?; // the device is at it while the pass is made
-        let (pass, sequences) = self.prefixes(cache, 0);
-        let hidden = mind.decoder.forward(cache, &pass, x, None)?;
-        let hidden = ops::select(
-            mind.decoder.device(),
-            [&hidden],
-            &starts.iter().map(|s| s.prompt).collect::<Vec<_>>(),
-        )?;
-        Ok(PrefillOutput { rows: self.rows(&sequences), hidden })
-    }
-
-    /// Every row passes the last token by itself: beside the prefixes where they are few, else
-    /// after them.
-    fn forked(self, cache: &mut Cache) -> Result<PrefillOutput, DeviceError> {
-        let Self { mind, prompts, starts, chance } = self;
-        let mut tokens = self.tokens(1);
-        let last = starts.iter().filter_map(|s| prompts[s.prompt].tokens.last());
-        // Recorded masks fall on all rows of a pass, which prefixes must not be among.
-        let is_recorded = matches!(chance.source, RandomSource::Recorded(_));
-        if is_recorded || tokens.len() + starts.len() > MAX_SINGLE_PASS {
-            let x = mind.embed(&tokens)?; // the device is at it while the pass is made
-            let (pass, sequences) = self.prefixes(cache, 1);
-            mind.decoder.forward(cache, &pass, x, None)?;
-            let mut rows = self.rows(&sequences);
-            let x = mind.embed(&last.copied().collect::<Vec<_>>())?;
-            let hidden =
-                step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), x, Some((chance, 0)))?;
-            return Ok(PrefillOutput { rows, hidden });
-        }
-        let (mut pass, sequences) = self.prefixes(cache, 1);
-        let mut rows = self.rows(&sequences);
-        let own = rows.iter().map(|row| row.rng_key(chance.source));
-        let draws: Vec<Option<RngKey>> =
-            std::iter::repeat_n(None, pass.rows()).chain(own).collect();
-        rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-        tokens.extend(last);
-        let hidden = mind.decoder.forward(
-            cache,
-            &pass,
-            mind.embed(&tokens)?,
-            chance.dropout(Masks::Drawn(&draws)),
-        )?;
+    fn run(self, cache: &mut Cache) -> Result<PrefillOutput, DeviceError> {
+        let device = self.model.decoder.device();
+        let mut hidden = Vec::new();
+        let mut rows: Vec<Row> = self.specs.iter().map(|&spec| Row::new(spec)).collect();
+        self.shared_prefixes(cache, &mut rows, &mut hidden)?;
+        self.private_prompts(cache, &mut rows, &mut hidden)?;
+        let order = self.hidden_order();
+        let in_order = order.iter().copied().eq(0..hidden.iter().map(Tensor::rows).sum());
+        let hidden = match (hidden.len(), in_order) {
+            (1, true) => hidden.remove(0),
+            (_, true) => ops::concat(device, &hidden.iter().collect::<Vec<_>>())?,
+            (_, false) => ops::select(device, &hidden, &order)?,
+        };
         Ok(PrefillOutput { rows, hidden })
     }
 
-    /// Every row passes the whole prompt by itself.
-    fn private(self, cache: &mut Cache) -> Result<PrefillOutput, DeviceError> {
-        let Self { mind, prompts, starts, chance } = self;
-        let mut rows: Vec<Row> = starts.iter().map(|s| Row::new(*s, Sequence::default())).collect();
-        let mut hidden = Vec::new();
-        for some in rows.chunks_mut(PRIVATE_PROMPT_ROWS) {
-            let (mut pass, mut draws, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
-            for row in some {
-                let prompt = &prompts[row.spec.prompt].tokens;
+    fn sharing(&self, item: usize) -> PromptSharing {
+        self.sampler.items[item].params.perturbation.prompt_sharing()
+    }
+
+    /// Each row's place among the hidden states: those of wholly shared prompts, of rows that pass
+    /// their last token, of rows that pass their whole prompt.
+    fn hidden_order(&self) -> Vec<usize> {
+        let whole: Vec<usize> = (0..self.sampler.items.len())
+            .filter(|&item| self.sharing(item) == PromptSharing::Whole)
+            .collect();
+        let count = |sharing| self.specs.iter().filter(|s| self.sharing(s.item) == sharing).count();
+        let mut forked = whole.len();
+        let mut private = forked + count(PromptSharing::AllButLast);
+        let place = |spec: &RowSpec| match self.sharing(spec.item) {
+            PromptSharing::Whole => whole.partition_point(|&item| item < spec.item),
+            PromptSharing::AllButLast => std::mem::replace(&mut forked, forked + 1),
+            PromptSharing::Nothing => std::mem::replace(&mut private, private + 1),
+        };
+        self.specs.iter().map(place).collect()
+    }
+
+    /// Passes the prefixes, forks the rows that share them, and passes the last token of those that
+    /// pass it by themselves: in the same pass where they are few, else in one of their own.
+    fn shared_prefixes(
+        self,
+        cache: &mut Cache,
+        rows: &mut [Row],
+        hidden: &mut Vec<Tensor>,
+    ) -> Result<(), DeviceError> {
+        let Self { model, sampler, .. } = self;
+        let mut tokens = self.prefix_tokens();
+        let last_tokens: Vec<u32> = rows.iter().filter_map(|row| self.forked_token(row)).collect();
+        // Recorded masks fall on all rows of a pass, which prefixes must not be among.
+        let single = last_tokens.is_empty()
+            || (sampler.recorded.is_none() && tokens.len() + last_tokens.len() <= MAX_SINGLE_PASS);
+        if single {
+            tokens.extend(&last_tokens);
+        }
+        if tokens.is_empty() && last_tokens.is_empty() {
+            return Ok(());
+        }
+        // The device looks embeddings up while the host builds the pass.
+        let x = model.embed(&tokens)?;
+        let (mut pass, prefixes) = self.prefix_pass(cache, tokens.len());
+        let has_whole = pass.outputs() > 0;
+        for row in rows.iter_mut() {
+            if let Some(prefix) = &prefixes[row.spec.item] {
+                row.sequence = prefix.fork();
+            }
+        }
+        let mut forked: Vec<&mut Row> =
+            rows.iter_mut().filter(|row| self.forked_token(row).is_some()).collect();
+        if single {
+            let clean = std::iter::repeat_n(None, pass.rows());
+            let own = forked.iter().map(|row| sampler.dropout_row(row, PassStage::Thought(0)));
+            let dropout: Vec<Option<RowPerturbation>> = clean.chain(own).collect();
+            forked.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
+            let dropout = (!forked.is_empty()).then_some(Dropout::Sampled(&dropout));
+            hidden.push(model.decoder.forward(cache, &pass, x, dropout)?);
+            return Ok(());
+        }
+        let at_prompts = model.decoder.forward(cache, &pass, x, None)?;
+        hidden.extend(has_whole.then_some(at_prompts));
+        let x = model.embed(&last_tokens)?;
+        hidden.push(step(model, cache, &mut forked, x, sampler, PassStage::Thought(0))?);
+        Ok(())
+    }
+
+    /// The last prompt token of a row that passes it by itself.
+    fn forked_token(&self, row: &Row) -> Option<u32> {
+        let is_forked = self.sharing(row.spec.item) == PromptSharing::AllButLast;
+        let tokens = &self.sampler.items[row.spec.item].prompt.tokens;
+        tokens.last().copied().filter(|_| is_forked)
+    }
+
+    /// How many prompt tokens of an item its rows share; none where they share nothing.
+    fn prefix_len(&self, item: usize) -> Option<usize> {
+        let length = self.sampler.items[item].prompt_len();
+        match self.sharing(item) {
+            PromptSharing::Whole => Some(length),
+            PromptSharing::AllButLast => Some(length - 1),
+            PromptSharing::Nothing => None,
+        }
+    }
+
+    fn prefix_tokens(&self) -> Vec<u32> {
+        let items = self.sampler.items.iter().enumerate();
+        let prefix = |(i, item): (usize, &crate::batch::BatchItem<'_>)| {
+            item.prompt.tokens[..self.prefix_len(i).unwrap_or(0)].to_vec()
+        };
+        items.flat_map(prefix).collect()
+    }
+
+    /// A pass over the shared prefixes and each one's sequence. The hidden state at the end of a
+    /// wholly shared prompt is an output.
+    fn prefix_pass(&self, cache: &mut Cache, capacity: usize) -> (Pass, Vec<Option<Sequence>>) {
+        let mut pass = Pass::with_capacity(capacity);
+        let mut prefix = |item: usize| {
+            let mut sequence = Sequence::default();
+            let shared = self.prefix_len(item)?;
+            let length = self.sampler.items[item].prompt_len();
+            (1..=shared).for_each(|n| pass.push(cache, &mut sequence, n == length));
+            Some(sequence)
+        };
+        let prefixes = (0..self.sampler.items.len()).map(&mut prefix).collect();
+        (pass, prefixes)
+    }
+
+    /// Rows that share nothing pass the whole prompt by themselves.
+    fn private_prompts(
+        self,
+        cache: &mut Cache,
+        rows: &mut [Row],
+        hidden: &mut Vec<Tensor>,
+    ) -> Result<(), DeviceError> {
+        let Self { model, sampler, .. } = self;
+        let is_private = |row: &&mut Row| self.sharing(row.spec.item) == PromptSharing::Nothing;
+        let mut private: Vec<&mut Row> = rows.iter_mut().filter(is_private).collect();
+        for chunk in private.chunks_mut(PRIVATE_PROMPT_ROWS) {
+            let (mut pass, mut dropout, mut tokens) = (Pass::default(), Vec::new(), Vec::new());
+            for row in chunk {
+                let prompt = &sampler.items[row.spec.item].prompt.tokens;
                 for (i, &token) in prompt.iter().enumerate() {
-                    draws.push(row.rng_key(chance.source));
+                    dropout.push(sampler.dropout_row(row, PassStage::Prompt));
                     pass.push(cache, &mut row.sequence, i + 1 == prompt.len());
                     tokens.push(token);
                 }
             }
-            hidden.push(mind.decoder.forward(
-                cache,
-                &pass,
-                mind.embed(&tokens)?,
-                chance.dropout(Masks::Drawn(&draws)),
-            )?);
+            let (x, dropout) = (model.embed(&tokens)?, Some(Dropout::Sampled(&dropout)));
+            hidden.push(model.decoder.forward(cache, &pass, x, dropout)?);
         }
-        let hidden = ops::concat(mind.decoder.device(), &hidden.iter().collect::<Vec<_>>())?;
-        Ok(PrefillOutput { rows, hidden })
-    }
-
-    /// The tokens of all prompts without so many of their last.
-    fn tokens(self, without: usize) -> Vec<u32> {
-        self.prompts
-            .iter()
-            .map(|prompt| &prompt.tokens[..prompt.tokens.len() - without])
-            .collect::<Vec<_>>()
-            .concat()
-    }
-
-    /// A pass over these tokens, and the sequence of each prompt. Hidden states at last tokens, if
-    /// they are there, are wanted.
-    fn prefixes(self, cache: &mut Cache, without: usize) -> (Pass, Vec<Sequence>) {
-        let rows = self.prompts.iter().map(|prompt| prompt.tokens.len() - without).sum();
-        let (mut pass, mut sequences) =
-            (Pass::with_capacity(rows), vec![Sequence::default(); self.prompts.len()]);
-        for (prompt, sequence) in self.prompts.iter().zip(&mut sequences) {
-            let length = prompt.tokens.len();
-            (1..=length - without).for_each(|n| pass.push(cache, sequence, n == length));
-        }
-        (pass, sequences)
-    }
-
-    /// Rows that go on from their prompts.
-    fn rows(self, prefixes: &[Sequence]) -> Vec<Row> {
-        self.starts.iter().map(|s| Row::new(*s, prefixes[s.prompt].fork())).collect()
+        Ok(())
     }
 }
 
 /// One position of each row: x (rows, width) to the hidden states (rows, width).
-///
-/// `perturbed` gives the pass its number for replayed masks, counted from the one over the last
-/// prompt token; `None` is a clean pass.
 pub(crate) fn step(
-    mind: &LatentModel,
+    model: &LatentModel,
     cache: &mut Cache,
     rows: &mut [&mut Row],
     x: Tensor,
-    perturbed: Option<(Sampler<'_>, usize)>,
+    sampler: Sampler<'_>,
+    stage: PassStage,
 ) -> Result<Tensor, DeviceError> {
-    step_deferred(mind, cache, rows, (perturbed, OutputDtype::F32), (|| Ok(x), || Ok(())))
+    let step = DeferredStep { sampler, stage, dtype: OutputDtype::F32 };
+    step.run(model, cache, rows, || Ok(x), || Ok(()))
 }
 
-/// [`step`] that may turn out not to be wanted, or whose input vectors are not known yet; see
-/// [`model::Decoder::forward_when`]. If it fails, the rows are where they were.
-pub(crate) fn step_deferred<E: From<DeviceError>>(
-    mind: &LatentModel,
-    cache: &mut Cache,
-    rows: &mut [&mut Row],
-    (perturbed, format): (Option<(Sampler<'_>, usize)>, OutputDtype),
-    when: (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
-) -> Result<Tensor, E> {
-    let mark = cache.mark();
-    let draws = |(chance, _): (Sampler<'_>, usize)| {
-        rows.iter().map(|row| row.rng_key(chance.source)).collect::<Vec<_>>()
-    };
-    let draws = perturbed.map(draws);
-    let mut pass = Pass::with_capacity(rows.len());
-    rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-    let recorded = perturbed.and_then(|(chance, t)| match chance.source {
-        RandomSource::Recorded(recording) if chance.perturbation.last_token_is_private() => Some(
-            recording.masks(t, &rows.iter().map(|row| row.spec.id.trajectory).collect::<Vec<_>>()),
-        ),
-        _ => None,
-    });
-    let masks = recorded.as_deref().map(Masks::Recorded).or(draws.as_deref().map(Masks::Drawn));
-    let dropout = perturbed.zip(masks).and_then(|((chance, _), masks)| chance.dropout(masks));
-    let hidden = mind.decoder.forward_deferred(cache, &pass, (dropout, format), when);
-    if hidden.is_err() {
-        cache.rollback(mark, rows.iter_mut().map(|row| &mut row.sequence));
+/// A step whose input vectors are not known when it is prepared, or that may be called off after
+/// it was launched; see [`model::Decoder::forward_deferred`].
+pub(crate) struct DeferredStep<'a> {
+    pub(crate) sampler: Sampler<'a>,
+    pub(crate) stage: PassStage,
+    pub(crate) dtype: OutputDtype,
+}
+
+impl DeferredStep<'_> {
+    /// Runs it. `input` gives x (rows, width) when everything else is ready; `proceed` is asked
+    /// once the first block is launched. If either fails, the rows are where they were.
+    pub(crate) fn run<E: From<DeviceError>>(
+        &self,
+        model: &LatentModel,
+        cache: &mut Cache,
+        rows: &mut [&mut Row],
+        input: impl FnOnce() -> Result<Tensor, E>,
+        proceed: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Tensor, E> {
+        let Self { sampler, stage, dtype } = *self;
+        let mark = cache.mark();
+        let sampled: Vec<Option<RowPerturbation>> =
+            rows.iter().map(|row| sampler.dropout_row(row, stage)).collect();
+        let recorded = sampler.recorded_masks(rows, stage);
+        let dropout = match (&recorded, rows.first()) {
+            (Some(masks), Some(row)) => sampler.recorded_dropout(row, masks),
+            _ => sampled.iter().any(Option::is_some).then_some(Dropout::Sampled(&sampled)),
+        };
+        let mut pass = Pass::with_capacity(rows.len());
+        rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
+        let hidden = model.decoder.forward_deferred(cache, &pass, (dropout, dtype), (input, proceed));
+        if hidden.is_err() {
+            cache.rollback(mark, rows.iter_mut().map(|row| &mut row.sequence));
+        }
+        hidden
     }
-    hidden
 }

@@ -3,22 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
+use answer::{Answer, AnswerKind};
 use model::{Checkpoint, Decoder, LatentHead, LmHead, ModelFiles, RewardHead, Tokenizer};
 use tensor::ops::{self, PendingTokens};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::EngineError;
-use crate::method::{Family, Method};
+use crate::family::Family;
+use crate::method::Method;
 
-/// What thinks: tokens in, tokens out. It knows nothing of text.
+/// A latent reasoner without text: tokens in, thoughts and tokens out.
 pub struct LatentModel {
     /// The transformer.
     pub decoder: Decoder,
-    /// What differs between families.
+    /// Prompt template, lengths, end tokens, answer rule and defaults.
     pub method: Method,
-    /// What makes a thought of a hidden state.
+    /// Turns a hidden state into the next thought.
     pub head: LatentHead,
-    /// Embeddings that a checkpoint gives beside its table.
+    /// Embeddings that the checkpoint keeps beside its table, by token, each (width).
     pub marker_embeddings: BTreeMap<u32, Vec<f32>>,
 }
 
@@ -28,26 +30,23 @@ impl LatentModel {
         if !tokens.iter().any(|token| self.marker_embeddings.contains_key(token)) {
             return self.decoder.embed(tokens);
         }
-        // Markers' vectors are put in on the host, where each token is but once, however many rows
-        // have it.
+        // Marker embeddings are inserted on the host: each distinct token travels once, however
+        // many rows have it.
         let distinct: Vec<u32> = BTreeSet::from_iter(tokens).into_iter().copied().collect();
         let mut vectors = self.decoder.embed(&distinct)?.to_host()?;
-        for (r, vector) in distinct
-            .iter()
-            .enumerate()
-            .filter_map(|(r, token)| Some((r, self.marker_embeddings.get(token)?)))
-        {
-            vectors.row_mut(r).copy_from_slice(vector);
+        for (r, token) in distinct.iter().enumerate() {
+            if let Some(vector) = self.marker_embeddings.get(token) {
+                vectors.row_mut(r).copy_from_slice(vector);
+            }
         }
-        let (device, places) = (
-            self.decoder.device(),
-            tokens.iter().map(|token| distinct.partition_point(|d| d < token)),
-        );
-        ops::select(device, [&vectors.to_device(device)?], &places.collect::<Vec<_>>())
+        let device = self.decoder.device();
+        let place = |token: &u32| distinct.partition_point(|other| other < token);
+        let places: Vec<usize> = tokens.iter().map(place).collect();
+        ops::select(device, [&vectors.to_device(device)?], &places)
     }
 
-    /// The same of tokens that nobody has read yet; none where some tokens' vectors are not in the
-    /// table.
+    /// The input vectors of tokens that are still on the device; `None` where some tokens'
+    /// embeddings are not in the table.
     pub(crate) fn embed_pending(
         &self,
         tokens: &PendingTokens,
@@ -59,11 +58,11 @@ impl LatentModel {
     }
 }
 
-/// A latent reasoner: a mind that reads and writes text.
+/// A latent reasoner with its tokenizer.
 pub struct Reasoner {
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
-    /// What thinks.
+    /// The model.
     pub model: LatentModel,
 }
 
@@ -75,55 +74,55 @@ impl Deref for Reasoner {
     }
 }
 
-/// Tokens that Latent-SFT mixes.
-const MIXTURE_TOKENS: usize = 10;
-/// CoLaR's embedding scale where config.json does not say.
-const COLAR_STD: f32 = 0.018;
-
 impl Reasoner {
-    /// Loads a checkpoint; `family` overrides what is recognised.
+    /// Loads a checkpoint; `family` overrides what is detected.
     pub fn load(
         device: &Device,
         from: impl Into<ModelFiles>,
         family: Option<Family>,
     ) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(from)?;
-        let dir = checkpoint.dir();
+        let dir = || checkpoint.dir().to_owned();
         if RewardHead::detect(&checkpoint).is_some() {
-            return Err(EngineError::RewardModelAsReasoner { dir: dir.to_owned() });
+            return Err(EngineError::RewardModelAsReasoner { dir: dir() });
         }
         let tokenizer = Tokenizer::read(checkpoint.model_files())?;
-        let FamilyParts { method, head, markers } =
+        let FamilyParts { method, head, marker_embeddings } =
             FamilyParts::read(device, &checkpoint, &tokenizer, family)?;
         let decoder =
             device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
         let unused = checkpoint.unused_tensors();
         if !unused.is_empty() {
-            return Err(EngineError::UnusedTensors {
-                dir: dir.to_owned(),
-                family: method.family,
-                unused,
-            });
+            let (dir, family) = (dir(), method.family);
+            return Err(EngineError::UnusedTensors { dir, family, unused });
         }
-        Ok(Self {
-            tokenizer,
-            model: LatentModel { decoder, method, head, marker_embeddings: markers },
-        })
+        Ok(Self { tokenizer, model: LatentModel { decoder, method, head, marker_embeddings } })
+    }
+
+    /// The text of an answer's tokens, and the answer that the family's rule finds in it.
+    pub fn parse_answer(
+        &self,
+        kind: AnswerKind,
+        tokens: &[u32],
+    ) -> Result<(String, Option<Answer>), EngineError> {
+        let text = self.tokenizer.decode(tokens)?;
+        let answer = self.method.answer_rule.extract(kind, &text);
+        Ok((text, answer))
     }
 }
 
 /// What a family adds to a decoder.
 pub struct FamilyParts {
-    /// What differs between families.
+    /// Prompt template, lengths, end tokens, answer rule and defaults.
     pub method: Method,
-    /// What makes a thought of a hidden state.
+    /// Turns a hidden state into the next thought.
     pub head: LatentHead,
-    /// Embeddings beside the table.
-    pub markers: BTreeMap<u32, Vec<f32>>,
+    /// Embeddings beside the table, by token, each (width).
+    pub marker_embeddings: BTreeMap<u32, Vec<f32>>,
 }
 
 impl FamilyParts {
-    /// Reads them from a checkpoint; `family` overrides what is recognised.
+    /// Reads them from a checkpoint; `family` overrides what is detected.
     pub fn read(
         device: &Device,
         checkpoint: &Checkpoint,
@@ -132,76 +131,29 @@ impl FamilyParts {
     ) -> Result<Self, EngineError> {
         let family = family.map_or_else(|| Family::detect(checkpoint, tokenizer), Ok)?;
         let method = Method::resolve(family, checkpoint, tokenizer)?;
-        let head = latent_head(device, family, checkpoint)?;
-        let markers = marker_embeddings(&method, checkpoint)?;
-        Ok(Self { method, head, markers })
+        let head = family.spec().latent_head(device, checkpoint)?;
+        let marker_embeddings = family.spec().marker_embeddings(&method, checkpoint)?;
+        Ok(Self { method, head, marker_embeddings })
     }
-}
-
-fn latent_head(
-    device: &Device,
-    family: Family,
-    checkpoint: &Checkpoint,
-) -> Result<LatentHead, EngineError> {
-    let config = checkpoint.config();
-    let rows = |name: &str, otherwise: usize| {
-        checkpoint.shape(name).map_or(otherwise, |s| s.first().copied().unwrap_or(otherwise))
-    };
-    let width = config.width;
-    Ok(match family {
-        Family::Coconut | Family::Cot => LatentHead::Identity,
-        Family::Codi => {
-            LatentHead::mlp(device, config, checkpoint, rows("projector.1.weight", width))?
-        }
-        Family::Colar => {
-            let std = config.latent.embedding_std.unwrap_or(COLAR_STD);
-            LatentHead::gaussian_mean(
-                device,
-                config,
-                checkpoint,
-                (rows("lt_head.fc.0.weight", width), std),
-            )?
-        }
-        Family::LatentSft => LatentHead::TopKMixture { k: MIXTURE_TOKENS },
-        Family::Rot => {
-            LatentHead::swiglu(device, config, checkpoint, rows("projection_head.1.weight", width))?
-        }
-    })
-}
-
-/// Render-of-Thought's frozen marker embeddings, which live beside the table.
-fn marker_embeddings(
-    method: &Method,
-    checkpoint: &Checkpoint,
-) -> Result<BTreeMap<u32, Vec<f32>>, EngineError> {
-    let mut out = BTreeMap::new();
-    for (name, tokens) in
-        [("img_begin_emb", &method.begin_latent), ("img_end_emb", &method.end_latent)]
-    {
-        if let (true, Some(&token)) = (checkpoint.has(name), tokens.first()) {
-            out.insert(token, checkpoint.tensor(name, &[checkpoint.config().width])?);
-        }
-    }
-    Ok(out)
 }
 
 /// A Latent Reward Model: a decoder that reads prompt and thoughts, and a scalar head.
 pub struct RewardModel {
     /// The transformer.
     pub decoder: Decoder,
-    /// What makes a reward of a hidden state.
+    /// Gives a process reward at each thought's position.
     pub head: RewardHead,
-    /// What judges whole answers, in a judge that reads them.
+    /// Gives an outcome reward at the answer's end, in a reward model that reads answers.
     pub outcome_head: Option<RewardHead>,
-    /// What it thinks with, before it reads what others thought; a judge may have none.
+    /// The reference reasoner, whose thoughts about the question are read before the candidate's.
     pub reference: Option<LatentModel>,
 }
 
-/// The folder of a judge's own mind.
+/// The directory of a reward model's reference reasoner.
 pub const REFERENCE_DIR: &str = "mind";
 
 impl RewardModel {
-    /// Loads a LatentRM for thoughts of a reasoner.
+    /// Loads a LatentRM for the thoughts of a reasoner.
     pub fn load(
         device: &Device,
         from: impl Into<ModelFiles>,
@@ -211,51 +163,51 @@ impl RewardModel {
         if RewardHead::detect(&checkpoint).is_none() {
             return Err(EngineError::NotARewardModel { dir: checkpoint.dir().to_owned() });
         }
-        let (reward, width) = (checkpoint.config().width, reasoner.decoder.config().width);
-        if reward != width {
-            return Err(EngineError::WidthDiffers { reward, reasoner: width });
+        let (config, width) = (checkpoint.config(), reasoner.decoder.config().width);
+        if config.width != width {
+            return Err(EngineError::WidthDiffers { reward: config.width, reasoner: width });
         }
-        let head = RewardHead::load(device, checkpoint.config(), &checkpoint)?;
-        let verdict = RewardHead::outcome(device, checkpoint.config(), &checkpoint)?;
-        let (reads, says) = (checkpoint.config().vocab, reasoner.decoder.config().vocab);
-        if verdict.is_some() && reads < says {
+        let head = RewardHead::load(device, config, &checkpoint)?;
+        let outcome_head = RewardHead::outcome(device, config, &checkpoint)?;
+        let (reads, says) = (config.vocab, reasoner.decoder.config().vocab);
+        if outcome_head.is_some() && reads < says {
             return Err(EngineError::UnreadableAnswers { reads, says });
         }
-        let decoder = device
-            .run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::Without))?;
-        let mind = checkpoint
-            .model_files()
-            .subdir(REFERENCE_DIR)
-            .map(|folder| Self::load_reference(device, folder, width))
-            .transpose()?;
-        Ok(Self { decoder, head, outcome_head: verdict, reference: mind })
+        let decoder =
+            device.run(|| Decoder::load(device, config, &checkpoint, LmHead::Without))?;
+        let reference = checkpoint.model_files().subdir(REFERENCE_DIR);
+        let reference =
+            reference.map(|files| Self::load_reference(device, files, width)).transpose()?;
+        Ok(Self { decoder, head, outcome_head, reference })
     }
 
-    /// Loads what a judge of a width thinks with: a reasoner.
+    /// Loads a reference reasoner for a reward model of a width.
     pub fn load_reference(
         device: &Device,
         from: impl Into<ModelFiles>,
         width: usize,
     ) -> Result<LatentModel, EngineError> {
-        let folder = from.into();
-        let mind = Reasoner::load(device, &folder, None)?.model;
+        let files = from.into();
+        let model = Reasoner::load(device, &files, None)?.model;
         let unfit =
-            |why: String| Err(EngineError::UnfitMind { dir: folder.path().to_owned(), why });
-        match (mind.decoder.config().width, mind.method.length.limit()) {
-            (own, _) if own != width => unfit(format!("it is {own} wide and the judge {width}")),
-            (_, 0) => unfit(format!("a {} model has no thoughts", mind.method.family)),
-            _ => Ok(mind),
+            |why: String| Err(EngineError::UnfitReference { dir: files.path().to_owned(), why });
+        match (model.decoder.config().width, model.method.length.limit()) {
+            (own, _) if own != width => {
+                unfit(format!("it is {own} wide and the reward model {width}"))
+            }
+            (_, 0) => unfit(format!("a {} model has no thoughts", model.method.family)),
+            _ => Ok(model),
         }
     }
 
-    /// Thoughts of its own that it has at most.
+    /// Thoughts of a reference trace at most; 0 without a reference reasoner.
     pub(crate) fn reference_thoughts(&self) -> usize {
-        self.reference.as_ref().map_or(0, |mind| mind.method.length.limit())
+        self.reference.as_ref().map_or(0, |model| model.method.length.limit())
     }
 
-    /// Positions of a row that it reads: thoughts, and what was said after them if it reads
-    /// answers.
-    pub(crate) fn positions_read(&self, thoughts: usize, said: usize) -> usize {
-        thoughts + if self.outcome_head.is_some() { said } else { 0 }
+    /// Positions of a row that it reads: thoughts, and with an outcome head the end tokens and the
+    /// answer.
+    pub(crate) fn positions_read(&self, thoughts: usize, answer: usize) -> usize {
+        thoughts + if self.outcome_head.is_some() { answer } else { 0 }
     }
 }

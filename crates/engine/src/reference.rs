@@ -6,157 +6,168 @@ use std::num::NonZeroUsize;
 use model::{Cache, Pass, Sequence, head};
 use tensor::{DeviceError, Tensor};
 
+use crate::batch::BatchItem;
 use crate::batch_plan::row_positions;
 use crate::decode::{AnswerTokens, decode};
 use crate::method::LatentLength;
-use crate::perturb::{Perturbation, RandomSource, RowId, Sampler};
+use crate::perturb::Perturbation;
 use crate::prefill::{RowSpec, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::reference_trace::ReferenceTracer;
-use crate::score::{AnswerBatch, Rewards, score};
+use crate::request::CancelToken;
+use crate::sampler::{RecordedNoise, RowId, Sampler};
+use crate::sampling_params::SamplingParams;
+use crate::score::{AnswerBatch, Rewards, ScoreBatch, score};
 use crate::think::{Row, ThinkParams, ThoughtBatch, think};
 
-/// How rows are run again.
+/// Where a comparison's random numbers come from.
+#[derive(Clone, Copy, Debug)]
+pub enum RandomSource<'a> {
+    /// The random function under a seed.
+    Seeded(u64),
+    /// Another implementation's masks and noise, for one question's rows.
+    Recorded(&'a RecordedNoise),
+}
+
+/// How rows are run for a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct ReferenceRun<'a> {
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
-    /// How long they think.
+    /// Thoughts of each row.
     pub length: LatentLength,
-    /// What makes them differ.
+    /// What makes the rows differ.
     pub perturbation: Perturbation,
     /// Where its random numbers come from.
     pub source: RandomSource<'a>,
-    /// Answer tokens at most.
+    /// Answer tokens of each row, at most.
     pub max_new_tokens: NonZeroUsize,
-    /// Thoughts to feed instead of one's own, row by row: (thoughts, width). Thought t is then
-    /// computed from the given ones before it, so that differences do not grow from thought to
-    /// thought.
+    /// Thoughts to feed instead of the computed ones, row by row: (thoughts, width). Thought t is
+    /// then computed from the given ones before it, so that differences do not grow from thought
+    /// to thought.
     pub forced_thoughts: Option<&'a [Tensor]>,
 }
 
-/// What a row did.
+/// The results of a row.
 #[derive(Clone, Debug)]
 pub struct ReferenceRow {
-    /// The vectors that were computed, perturbation included: (thoughts, width). They were fed,
-    /// unless others were given.
+    /// The thoughts that were computed, perturbation included: (thoughts, width). They were fed,
+    /// unless others were forced.
     pub thoughts: Tensor,
     /// The answer's tokens.
     pub tokens: AnswerTokens,
     /// The sum of their log-probabilities.
     pub logprob: f32,
-    /// Logits at the last position before the answer.
+    /// Logits at the last position before the answer: (vocabulary).
     pub first_logits: Vec<f32>,
 }
 
 /// Hidden states of all tokens after the final norm: (tokens, width).
-pub fn prompt_hidden(mind: &LatentModel, tokens: &[u32]) -> Result<Tensor, DeviceError> {
-    let decoder = &mind.decoder;
-    let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(tokens.len()))?;
+pub fn prompt_hidden(model: &LatentModel, tokens: &[u32]) -> Result<Tensor, DeviceError> {
+    let decoder = &model.decoder;
+    let slots = Cache::slots_for(tokens.len());
+    let mut cache = Cache::new(decoder.device(), decoder.config(), slots)?;
     let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
-    decoder
-        .device()
-        .run(|| decoder.forward(&mut cache, &pass, mind.embed(tokens)?, None)?.to_host())
+    let forward = || decoder.forward(&mut cache, &pass, model.embed(tokens)?, None)?.to_host();
+    decoder.device().run(forward)
 }
 
 /// Runs the rows of one prompt through prefill, thoughts and answer.
 pub fn run_rows(
-    mind: &LatentModel,
+    model: &LatentModel,
     prompt: &Prompt,
-    how: ReferenceRun<'_>,
+    run: ReferenceRun<'_>,
 ) -> Result<Vec<ReferenceRow>, DeviceError> {
-    let own = row_positions(mind, how.length.limit(), how.max_new_tokens.get());
-    let slots = (how.rows + 1) * Cache::slots_for(prompt.tokens.len() + own);
-    let mut cache = Cache::new(mind.decoder.device(), mind.decoder.config(), slots)?;
-    let chance = Sampler { perturbation: how.perturbation, source: how.source };
-    let starts: Vec<RowSpec> = (0..how.rows).map(|r| row_spec(prompt, r)).collect();
-    let mut made = vec![Tensor::zeros(0, mind.decoder.config().width); how.rows];
-    let mut steer = |row: &Row, thought: &mut [f32]| {
-        let r = row.spec.id.trajectory as usize;
-        made[r].push(thought);
-        if let Some(given) = how
-            .forced_thoughts
-            .map(|rows| &rows[r])
-            .filter(|given| row.thoughts.len() < given.rows())
-        {
-            thought.copy_from_slice(given.row(row.thoughts.len()));
+    let positions = row_positions(model, run.length.limit(), run.max_new_tokens.get());
+    let slots = (run.rows + 1) * Cache::slots_for(prompt.tokens.len() + positions);
+    let mut cache = Cache::new(model.decoder.device(), model.decoder.config(), slots)?;
+    let (seed, recorded) = match run.source {
+        RandomSource::Seeded(seed) => (seed, None),
+        RandomSource::Recorded(noise) => (0, Some(noise)),
+    };
+    let params = SamplingParams {
+        perturbation: run.perturbation,
+        length: run.length,
+        max_new_tokens: run.max_new_tokens,
+        seed,
+        ..SamplingParams::defaults_for(&model.method)
+    };
+    let items = [BatchItem { prompt, params: &params, cancel: &CancelToken::default() }];
+    let sampler = Sampler { items: &items, recorded };
+    let specs: Vec<RowSpec> = (0..run.rows).map(|r| row_spec(prompt, r)).collect();
+    let mut computed = vec![Tensor::zeros(0, model.decoder.config().width); run.rows];
+    let mut hook = |row: &Row, thought: &mut [f32]| {
+        let (r, t) = (row.spec.id.trajectory as usize, row.thoughts.len());
+        computed[r].push(thought);
+        let forced = run.forced_thoughts.map(|rows| &rows[r]);
+        if let Some(forced) = forced.filter(|forced| t < forced.rows()) {
+            thought.copy_from_slice(forced.row(t));
         }
     };
-    let thinking = ThinkParams {
-        length: how.length,
-        sampler: chance,
-        hook: Some(&mut steer),
-        keep_noiseless: false,
-    };
-    let (spoken, logits) = mind.decoder.device().run(|| {
-        let started = prefill(mind, &mut cache, &[prompt], &starts, chance)?;
-        let mut thoughts = think(mind, &mut cache, started, thinking)?;
-        let spoken = decode(mind, &mut cache, &mut thoughts, how.max_new_tokens.get(), chance)?;
-        let logits = head::logits(&mind.decoder, &spoken.first)?.to_host()?;
-        Ok::<_, DeviceError>((spoken, logits))
+    let params = ThinkParams { hook: Some(&mut hook), ..ThinkParams::new(sampler) };
+    let (answers, logits) = model.decoder.device().run(|| {
+        let start = prefill(model, &mut cache, &specs, sampler)?;
+        let mut thoughts = think(model, &mut cache, start, params)?;
+        let answers = decode(model, &mut cache, &mut thoughts, sampler)?;
+        let logits = head::logits(&model.decoder, &answers.first_hidden)?.to_host()?;
+        Ok::<_, DeviceError>((answers, logits))
     })?;
-    let said = spoken.tokens.into_iter().zip(spoken.logprobs);
+    let decoded = answers.tokens.into_iter().zip(answers.logprobs);
     let row = |(r, (thoughts, (tokens, logprob)))| ReferenceRow {
         thoughts,
         tokens,
         logprob,
         first_logits: logits.row(r).to_vec(),
     };
-    Ok(made.into_iter().zip(said).enumerate().map(row).collect())
+    Ok(computed.into_iter().zip(decoded).enumerate().map(row).collect())
 }
 
-/// Step rewards of given thoughts, row by row.
+/// Process rewards of given thoughts, row by row.
 pub fn rewards(
-    judge: &RewardModel,
+    reward_model: &RewardModel,
     prompt: &Prompt,
     thoughts: &[Tensor],
 ) -> Result<Vec<Vec<f32>>, DeviceError> {
-    Ok(rewards_with_answers(judge, prompt, thoughts, None)?
-        .into_iter()
-        .map(|reading| reading.process)
-        .collect())
+    let rewards = rewards_with_answers(reward_model, prompt, thoughts, None)?;
+    Ok(rewards.into_iter().map(|rewards| rewards.process).collect())
 }
 
-/// What a judge says of given thoughts and answers, row by row.
+/// Rewards of given thoughts and answers, row by row.
 pub fn rewards_with_answers(
-    judge: &RewardModel,
+    reward_model: &RewardModel,
     prompt: &Prompt,
     thoughts: &[Tensor],
-    said: Option<AnswerBatch<'_>>,
+    answers: Option<AnswerBatch<'_>>,
 ) -> Result<Vec<Rewards>, DeviceError> {
-    let (mut all, mut rows) = (Tensor::zeros(0, judge.decoder.config().width), Vec::new());
+    let decoder = &reward_model.decoder;
+    let (mut all, mut rows) = (Tensor::zeros(0, decoder.config().width), Vec::new());
     for (r, own) in thoughts.iter().enumerate() {
         let places = all.rows()..all.rows() + own.rows();
-        rows.push(Row {
-            thoughts: places.collect(),
-            ..Row::new(row_spec(prompt, r), Sequence::default())
-        });
+        rows.push(Row { thoughts: places.collect(), ..Row::new(row_spec(prompt, r)) });
         all.extend(own);
     }
-    let longest = said.map_or(0, |said| {
-        said.end_latent.len() + said.answers.iter().map(|answer| answer.len()).max().unwrap_or(0)
+    let longest = answers.map_or(0, |batch| {
+        let longest = batch.answers.iter().map(|answer| answer.len()).max().unwrap_or(0);
+        batch.end_latent.len() + longest
     });
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows() + longest)).sum();
-    let slots = own + Cache::slots_for(prompt.tokens.len() + judge.reference_thoughts());
-    let mut cache = Cache::new(judge.decoder.device(), judge.decoder.config(), slots)?;
-    let all = vec![all.to_device(judge.decoder.device())?];
-    let thoughts = ThoughtBatch { rows, steps: all, after_prompt: None, noiseless: None };
-    judge.decoder.device().run(|| {
-        let own = judge
-            .reference
-            .as_ref()
-            .map(|mind| ReferenceTracer::default().trace(mind, &[prompt]))
-            .transpose()?;
-        score(judge, &mut cache, (&[prompt], own.as_ref()), &thoughts, said)
+    let slots =
+        own + Cache::slots_for(prompt.tokens.len() + reward_model.reference_thoughts());
+    let mut cache = Cache::new(decoder.device(), decoder.config(), slots)?;
+    let steps = vec![all.to_device(decoder.device())?];
+    let thoughts = &ThoughtBatch { rows, steps, ..ThoughtBatch::default() };
+    decoder.device().run(|| {
+        let trace = |model| ReferenceTracer::default().trace(model, &[prompt]);
+        let trace = reward_model.reference.as_ref().map(trace).transpose()?;
+        let batch =
+            ScoreBatch { prompts: &[prompt], trace: trace.as_ref(), thoughts, answers };
+        score(reward_model, &mut cache, batch)
     })
 }
 
 fn row_spec(prompt: &Prompt, row: usize) -> RowSpec {
-    RowSpec {
-        prompt: 0,
-        id: RowId { question: prompt.id, trajectory: row as u32 },
-        perturbed: true,
-    }
+    let id = RowId { question: prompt.id, trajectory: row as u32 };
+    RowSpec { item: 0, id, perturbed: true }
 }

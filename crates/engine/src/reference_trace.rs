@@ -1,21 +1,24 @@
-//! A judge's own thoughts: it thinks about a question by itself before it reads what others thought
-//! about it.
+//! The reference trace: what a reward model's own reasoner thinks about a question.
 //!
-//! They are unperturbed, made once a question by the judge's own mind
-//! ([`RewardModel::mind`](crate::RewardModel)), and stand between the prompt and whatever is
-//! judged.
+//! It is unperturbed, computed once a question by the reward model's reference reasoner
+//! ([`RewardModel::reference`](crate::RewardModel)), and stands between the prompt and the
+//! candidate's thoughts.
 
 use model::Cache;
 use tensor::{DeviceError, Tensor, ops};
 
-use crate::perturb::{Perturbation, RandomSource, RowId, Sampler};
+use crate::batch::BatchItem;
+use crate::perturb::Perturbation;
 use crate::prefill::{RowSpec, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::LatentModel;
+use crate::request::CancelToken;
+use crate::sampler::{RowId, Sampler};
+use crate::sampling_params::SamplingParams;
 use crate::think::{ThinkParams, think};
 use crate::wave::ensure_slots;
 
-/// What a mind thinks about some prompts.
+/// A reference reasoner's thoughts about some prompts.
 #[derive(Clone, Debug, Default)]
 pub struct ReferenceTrace {
     /// All thoughts, prompt after prompt: (thoughts, width), on the device.
@@ -24,48 +27,45 @@ pub struct ReferenceTrace {
     pub lengths: Vec<usize>,
 }
 
-/// Who reflects again and again; its cache is kept.
+/// Makes reference traces; keeps its KV cache between calls.
 #[derive(Default)]
 pub struct ReferenceTracer {
     cache: Option<Cache>,
 }
 
 impl ReferenceTracer {
-    /// Thinks about each prompt once.
+    /// The greedy thoughts of `model` about each prompt.
     pub fn trace(
         &mut self,
-        mind: &LatentModel,
+        model: &LatentModel,
         prompts: &[&Prompt],
     ) -> Result<ReferenceTrace, DeviceError> {
-        let slots = prompts.iter().map(|prompt| slots(mind, prompt.tokens.len())).sum();
-        ensure_slots(&mut self.cache, slots, |n| {
-            Cache::new(mind.decoder.device(), mind.decoder.config(), n)
-        })?;
+        let thoughts = Cache::slots_for(model.method.length.limit());
+        let slots = |prompt: &&Prompt| Cache::slots_for(prompt.tokens.len()) + thoughts;
+        ensure_slots(&mut self.cache, prompts.iter().map(slots).sum(), &model.decoder)?;
         let Some(cache) = &mut self.cache else { return Ok(ReferenceTrace::default()) };
-        let start = |(prompt, of): (usize, &&Prompt)| {
+        let (params, cancel) = (Self::params(model), CancelToken::default());
+        let items: Vec<BatchItem<'_>> = prompts
+            .iter()
+            .map(|&prompt| BatchItem { prompt, params: &params, cancel: &cancel })
+            .collect();
+        let spec = |(item, of): (usize, &&Prompt)| {
             let id = RowId { question: of.id, trajectory: 0 };
-            RowSpec { prompt, id, perturbed: false }
+            RowSpec { item, id, perturbed: false }
         };
-        let starts: Vec<RowSpec> = prompts.iter().enumerate().map(start).collect();
-        let chance = Sampler { perturbation: Perturbation::None, source: RandomSource::Seeded(0) };
-        let started = prefill(mind, cache, prompts, &starts, chance)?;
-        let how = ThinkParams {
-            length: mind.method.length,
-            sampler: chance,
-            hook: None,
-            keep_noiseless: false,
-        };
-        let thoughts = think(mind, cache, started, how)?;
-        let order: Vec<usize> =
-            thoughts.rows.iter().flat_map(|row| &row.thoughts).copied().collect();
+        let specs: Vec<RowSpec> = prompts.iter().enumerate().map(spec).collect();
+        let sampler = Sampler::new(&items);
+        let start = prefill(model, cache, &specs, sampler)?;
+        let batch = think(model, cache, start, ThinkParams::new(sampler))?;
+        let order: Vec<usize> = batch.rows.iter().flat_map(|row| &row.thoughts).copied().collect();
         Ok(ReferenceTrace {
-            thoughts: ops::select(mind.decoder.device(), &thoughts.steps, &order)?,
-            lengths: thoughts.rows.iter().map(|row| row.thoughts.len()).collect(),
+            thoughts: ops::select(model.decoder.device(), &batch.steps, &order)?,
+            lengths: batch.rows.iter().map(|row| row.thoughts.len()).collect(),
         })
     }
-}
 
-/// Slots that a reflection on a prompt of so many tokens takes.
-pub(crate) fn slots(mind: &LatentModel, prompt: usize) -> usize {
-    Cache::slots_for(prompt) + Cache::slots_for(mind.method.length.limit())
+    fn params(model: &LatentModel) -> SamplingParams {
+        let defaults = SamplingParams::defaults_for(&model.method);
+        SamplingParams { perturbation: Perturbation::None, ..defaults }
+    }
 }

@@ -1,8 +1,8 @@
-//! What a run is told: everything that the stages need beside the model, resolved.
+//! How a request is sampled: everything beside the question that decides its trajectories.
 
 use std::num::NonZeroUsize;
 
-use record::stopping::Confidence;
+use aggregate::{Aggregator, Confidence, VoteParams};
 use tensor::ops::TokenSampling;
 
 use crate::error::EngineError;
@@ -10,30 +10,33 @@ use crate::method::{LatentLength, Method};
 use crate::perturb::{DropoutScope, Perturbation, Probability};
 use crate::reasoner::RewardModel;
 
-/// How to think, and how much.
+/// The parameters of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Trajectories a question.
+    /// Trajectories, N.
     pub samples: NonZeroUsize,
-    /// Whether to add the deterministic trajectory.
+    /// Adds the unperturbed trajectory.
     pub greedy: bool,
-    /// Whether to stop sampling a question before all its trajectories, and when.
+    /// Stops sampling before all N trajectories once the vote is decided.
     pub adaptive: Option<AdaptiveSampling>,
-    /// Whether to search with beams beside; it takes a judge.
+    /// Runs a beam search beside the samples; it needs a reward model.
     pub beam: Option<BeamSize>,
     /// What makes the trajectories differ.
     pub perturbation: Perturbation,
-    /// How long to think.
+    /// Thoughts of each trajectory.
     pub length: LatentLength,
-    /// Answer tokens at most.
+    /// Answer tokens of each trajectory, at most.
     pub max_new_tokens: NonZeroUsize,
-    /// The seed.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// Bytes that keys and values may take.
-    pub memory: usize,
+    /// The rule that chooses the reply's answer; `None` is the best rule that the reward model
+    /// allows, see [`Aggregator::default_for`].
+    pub rule: Option<Aggregator>,
+    /// The numbers in the voting rules.
+    pub vote: VoteParams,
 }
 
-/// How wide a beam search is.
+/// The size of a beam search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeamSize {
     /// Beams kept at each step, B.
@@ -43,10 +46,10 @@ pub struct BeamSize {
 }
 
 impl BeamSize {
-    /// The size that spends about what so many samples do: B = K = round(sqrt(N)).
+    /// The size that costs about what `samples` trajectories do: B = K = round(sqrt(N)).
     pub fn for_samples(samples: NonZeroUsize) -> Self {
-        let root = NonZeroUsize::new((samples.get() as f64).sqrt().round() as usize)
-            .unwrap_or(NonZeroUsize::MIN);
+        let root = (samples.get() as f64).sqrt().round() as usize;
+        let root = NonZeroUsize::new(root).unwrap_or(NonZeroUsize::MIN);
         Self { width: root, candidates: root }
     }
 
@@ -55,15 +58,14 @@ impl BeamSize {
         self.width.get() * self.candidates.get()
     }
 
-    /// Ended paths of a question that are decoded: B if a verdict chooses among their answers, else
-    /// the best one.
-    pub(crate) fn num_finalists(self, judge: &RewardModel) -> usize {
-        if judge.outcome_head.is_some() { self.width.get() } else { 1 }
+    /// Finished paths of a question that are decoded: B if an outcome reward chooses among their
+    /// answers, else the best one.
+    pub(crate) fn num_finalists(self, reward_model: &RewardModel) -> usize {
+        if reward_model.outcome_head.is_some() { self.width.get() } else { 1 }
     }
 }
 
-/// When a question has been thought about enough: samples are drawn in rounds, and after each the
-/// vote is looked at.
+/// Samples are drawn in rounds; after each the vote is looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaptiveSampling {
     /// How sure of the leading answer to be; 1 waits until no further sample can change the vote.
@@ -76,11 +78,8 @@ impl AdaptiveSampling {
 }
 
 impl SamplingParams {
-    /// Memory for keys and values unless told otherwise: with a model of GPT-2's size well under 3
-    /// GiB in all.
-    pub const DEFAULT_MEMORY: usize = 1 << 30;
-
-    /// The family's defaults: dropout on thoughts, or drawn words where there are none.
+    /// The model's defaults with one sample: dropout on thoughts, or sampled tokens for a model
+    /// without thoughts.
     pub fn defaults_for(method: &Method) -> Self {
         let perturbation = match (method.length, Probability::new(method.p)) {
             (LatentLength::None, _) => Perturbation::Tokens(TokenSampling::FULL_SOFTMAX),
@@ -89,6 +88,7 @@ impl SamplingParams {
             }
             (_, None) => Perturbation::None,
         };
+        let max_new_tokens = NonZeroUsize::new(method.max_new_tokens).unwrap_or(NonZeroUsize::MIN);
         Self {
             samples: NonZeroUsize::MIN,
             greedy: false,
@@ -96,13 +96,19 @@ impl SamplingParams {
             beam: None,
             perturbation,
             length: method.length,
-            max_new_tokens: NonZeroUsize::new(method.max_new_tokens).unwrap_or(NonZeroUsize::MIN),
+            max_new_tokens,
             seed: 0,
-            memory: Self::DEFAULT_MEMORY,
+            rule: None,
+            vote: VoteParams::default(),
         }
     }
 
-    /// Refuses what has no meaning for a family.
+    /// Rows of a request: the samples, and the greedy trajectory if it was asked for.
+    pub(crate) fn rows(&self) -> usize {
+        self.samples.get() + usize::from(self.greedy)
+    }
+
+    /// Refuses parameters that have no meaning for a family.
     pub(crate) fn check(&self, method: &Method) -> Result<(), EngineError> {
         match self.length {
             LatentLength::AtMost(_) if method.end_latent.is_empty() => {

@@ -1,59 +1,52 @@
-//! N latent paths: hidden states become thoughts, thoughts are fed back, until each row has thought
-//! enough.
+//! N latent trajectories: hidden states become thoughts and thoughts are fed back, until each row
+//! has reached its length.
 
 use model::{Cache, Sequence};
 use smallvec::SmallVec;
-use tensor::rng::RngKey;
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::method::LatentLength;
-use crate::perturb::{RandomSource, RowId, Sampler};
 use crate::prefill::{PrefillOutput, RowSpec, step};
 use crate::reasoner::LatentModel;
+use crate::sampler::{PassStage, Sampler};
 
-/// One trajectory on its way.
+/// One trajectory in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) spec: RowSpec,
     pub(crate) sequence: Sequence,
-    /// Its thoughts, as rows of the wave's [`Thoughts::all`].
+    /// Its thoughts, as row indices into [`ThoughtBatch::steps`].
     pub(crate) thoughts: SmallVec<[usize; 8]>,
-    /// Whether the last thought has not been fed yet. It goes with the end tokens, in a clean
-    /// pass.
+    /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
     pub(crate) pending: bool,
 }
 
 impl Row {
-    pub(crate) fn new(start: RowSpec, sequence: Sequence) -> Self {
-        Self { spec: start, sequence, thoughts: SmallVec::new(), pending: false }
+    pub(crate) fn new(spec: RowSpec) -> Self {
+        Self::with_sequence(spec, Sequence::default())
     }
 
-    /// Where this row's numbers at its next position are drawn; a clean row has none.
-    pub(crate) fn rng_key(&self, randomness: RandomSource<'_>) -> Option<RngKey> {
-        match randomness {
-            RandomSource::Seeded(seed) if self.spec.perturbed => {
-                Some(self.spec.id.rng_key(seed, self.sequence.len()))
-            }
-            _ => None,
-        }
+    pub(crate) fn with_sequence(spec: RowSpec, sequence: Sequence) -> Self {
+        Self { spec, sequence, thoughts: SmallVec::new(), pending: false }
     }
 }
 
-/// Rows that have thought, and all their thoughts.
+/// Rows that have finished thinking, and all their thoughts.
+#[derive(Default)]
 pub(crate) struct ThoughtBatch {
     pub(crate) rows: Vec<Row>,
-    /// The vectors that are fed, step after step: (thoughts of all rows, width) together. They
-    /// stay on the device.
+    /// The vectors that are fed, step after step, on the device: (thoughts of all rows, width)
+    /// when concatenated.
     pub(crate) steps: Vec<Tensor>,
-    /// The hidden state at each row's last prompt token, where rows do not think and may answer
-    /// from it: (rows, width).
+    /// The hidden state at the last prompt token of each row whose request has no thoughts:
+    /// (such rows, width).
     pub(crate) after_prompt: Option<Tensor>,
-    /// The same before noise was added, if that was asked for.
+    /// The thoughts before noise was added, if they were asked for.
     pub(crate) noiseless: Option<Vec<Tensor>>,
 }
 
 impl ThoughtBatch {
-    /// All vectors on the host, of that width.
+    /// All vectors on the host: (thoughts of all rows, width).
     pub(crate) fn to_host(&self, width: usize) -> Result<Tensor, DeviceError> {
         let mut all = Tensor::zeros(0, width);
         self.steps
@@ -61,74 +54,99 @@ impl ThoughtBatch {
             .try_for_each(|step| step.clone().to_host().map(|step| all.extend(&step)))?;
         Ok(all)
     }
-}
 
-/// How to think.
-pub(crate) struct ThinkParams<'a> {
-    pub(crate) length: LatentLength,
-    pub(crate) sampler: Sampler<'a>,
-    pub(crate) hook: Option<&'a mut LatentHook<'a>>,
-    /// Whether thoughts are wanted as they were before noise, too.
-    pub(crate) keep_noiseless: bool,
+    /// Drops the rows of cancelled requests.
+    pub(crate) fn drop_cancelled(
+        &mut self,
+        model: &LatentModel,
+        sampler: Sampler<'_>,
+    ) -> Result<(), DeviceError> {
+        let keep: Vec<bool> = self.rows.iter().map(|row| !sampler.is_cancelled(row)).collect();
+        if keep.iter().all(|&kept| kept) {
+            return Ok(());
+        }
+        if let Some(hidden) = self.after_prompt.take() {
+            let without = self.rows.iter().zip(&keep).filter(|(row, _)| !has_thoughts(sampler, row));
+            let kept: Vec<usize> =
+                without.enumerate().filter(|(_, (_, kept))| **kept).map(|(i, _)| i).collect();
+            self.after_prompt = Some(ops::select(model.decoder.device(), [&hidden], &kept)?);
+        }
+        let mut keep = keep.into_iter();
+        self.rows.retain(|_| keep.next().unwrap_or(true));
+        Ok(())
+    }
 }
 
 /// Sees, and may replace, the next thought of a row before it is stored and fed.
 pub(crate) type LatentHook<'a> = dyn FnMut(&Row, &mut [f32]) + Send + 'a;
 
-/// Thinks until every row has ended: by its length, by its own decision, or at the limit.
-pub(crate) fn think(
-    mind: &LatentModel,
-    cache: &mut Cache,
-    started: PrefillOutput,
-    how: ThinkParams<'_>,
-) -> Result<ThoughtBatch, DeviceError> {
-    let limits: Vec<usize> =
-        started.rows.iter().map(|row| max_thoughts(row, how.length, how.sampler.source)).collect();
-    continue_thinking(mind, cache, started, &limits, how)
+/// What thinking needs beside the rows.
+pub(crate) struct ThinkParams<'a> {
+    pub(crate) sampler: Sampler<'a>,
+    pub(crate) hook: Option<&'a mut LatentHook<'a>>,
+    /// Keep thoughts as they were before noise, too.
+    pub(crate) keep_noiseless: bool,
 }
 
-/// [`think`] of rows that may have so many thoughts more, each at least one.
-pub(crate) fn continue_thinking(
-    mind: &LatentModel,
-    cache: &mut Cache,
-    started: PrefillOutput,
-    limits: &[usize],
-    how: ThinkParams<'_>,
-) -> Result<ThoughtBatch, DeviceError> {
-    let PrefillOutput { mut rows, mut hidden } = started;
-    let ThinkParams { length, sampler: chance, hook: mut steer, keep_noiseless: keep_clean } = how;
-    let device = mind.decoder.device();
-    if length == LatentLength::None {
-        return Ok(ThoughtBatch {
-            rows,
-            steps: Vec::new(),
-            after_prompt: Some(hidden),
-            noiseless: None,
-        });
+impl<'a> ThinkParams<'a> {
+    pub(crate) fn new(sampler: Sampler<'a>) -> Self {
+        Self { sampler, hook: None, keep_noiseless: false }
     }
-    let mut live: Vec<usize> = (0..rows.len()).collect();
-    let (mut steps, mut clean, mut count) = (Vec::new(), Vec::new(), 0);
+}
+
+/// Whether a row's request thinks at all.
+fn has_thoughts(sampler: Sampler<'_>, row: &Row) -> bool {
+    sampler.params(row).length != LatentLength::None
+}
+
+/// Thinks until every row has ended: at its length, by its own decision, or at the limit.
+pub(crate) fn think(
+    model: &LatentModel,
+    cache: &mut Cache,
+    start: PrefillOutput,
+    params: ThinkParams<'_>,
+) -> Result<ThoughtBatch, DeviceError> {
+    let sampler = params.sampler;
+    let limits: Vec<usize> = start.rows.iter().map(|row| sampler.max_thoughts(row)).collect();
+    continue_thinking(model, cache, start, &limits, params)
+}
+
+/// [`think`] for rows of which each has `limits` thoughts left; 0 only where its request has none.
+pub(crate) fn continue_thinking(
+    model: &LatentModel,
+    cache: &mut Cache,
+    start: PrefillOutput,
+    limits: &[usize],
+    params: ThinkParams<'_>,
+) -> Result<ThoughtBatch, DeviceError> {
+    let PrefillOutput { mut rows, mut hidden } = start;
+    let ThinkParams { sampler, mut hook, keep_noiseless } = params;
+    let device = model.decoder.device();
+    let (mut live, silent): (Vec<usize>, Vec<usize>) =
+        (0..rows.len()).partition(|&r| has_thoughts(sampler, &rows[r]));
+    let mut batch = ThoughtBatch::default();
+    if live.is_empty() {
+        return Ok(ThoughtBatch { rows, after_prompt: Some(hidden), ..batch });
+    }
+    if !silent.is_empty() {
+        batch.after_prompt = Some(ops::select(device, [&hidden], &silent)?);
+        hidden = ops::select(device, [&hidden], &live)?;
+    }
+    let (mut noiseless, mut count) = (Vec::new(), 0);
     for t in 0..limits.iter().copied().max().unwrap_or(0) {
-        let made = mind.head.forward(&mind.decoder, &hidden)?;
+        let made = model.head.forward(&model.decoder, &hidden)?;
         let mut thoughts = made.thoughts;
-        if matches!(length, LatentLength::AtMost(_)) {
-            let likeliest = made
-                .argmax
-                .map_or_else(|| ops::argmax(device, &hidden, mind.decoder.lm_head()), Ok)?;
-            let stay = retain_live(&mut live, |i, _| {
-                mind.method.end_latent.first() != Some(&likeliest[i])
-            });
+        let stay = undecided(model, sampler, &hidden, made.argmax, &rows, &mut live)?;
+        if let Some(stay) = stay {
             thoughts = ops::select(device, [&thoughts], &stay)?;
         }
-        if keep_clean {
-            clean.push(thoughts.clone());
+        if keep_noiseless {
+            noiseless.push(thoughts.clone());
         }
-        let ids: Vec<RowId> = live.iter().map(|&r| rows[r].spec.id).collect();
-        let draws = || live.iter().map(|&r| rows[r].rng_key(chance.source)).collect();
-        chance.add_noise(device, &ids, draws, t, &mut thoughts)?;
-        if let Some(steer) = &mut steer {
+        sampler.add_noise(device, live.iter().map(|&r| &rows[r]), t, &mut thoughts)?;
+        if let Some(hook) = &mut hook {
             thoughts = thoughts.to_host()?;
-            live.iter().enumerate().for_each(|(i, &r)| steer(&rows[r], thoughts.row_mut(i)));
+            live.iter().enumerate().for_each(|(i, &r)| hook(&rows[r], thoughts.row_mut(i)));
             thoughts = thoughts.to_device(device)?;
         }
         for &r in &live {
@@ -136,15 +154,39 @@ pub(crate) fn continue_thinking(
             rows[r].pending = t + 1 == limits[r];
             count += 1;
         }
-        let stay = retain_live(&mut live, |_, r| !rows[r].pending);
+        let stay =
+            retain_live(&mut live, |_, r| !rows[r].pending && !sampler.is_cancelled(&rows[r]));
         let x = ops::select(device, [&thoughts], &stay)?;
-        steps.push(thoughts);
+        batch.steps.push(thoughts);
         if live.is_empty() {
             break;
         }
-        hidden = step(mind, cache, &mut select_rows(&mut rows, &live), x, Some((chance, t + 1)))?;
+        let stage = PassStage::Thought(t + 1);
+        hidden = step(model, cache, &mut select_rows(&mut rows, &live), x, sampler, stage)?;
     }
-    Ok(ThoughtBatch { rows, steps, after_prompt: None, noiseless: keep_clean.then_some(clean) })
+    Ok(ThoughtBatch { rows, noiseless: keep_noiseless.then_some(noiseless), ..batch })
+}
+
+/// Lets rows of open length end where the model's argmax at their position is the end token.
+///
+/// Removes them from `live` and returns the places of the others; `None` where no request of the
+/// batch has an open length.
+fn undecided(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    hidden: &Tensor,
+    argmax: Option<Vec<u32>>,
+    rows: &[Row],
+    live: &mut Vec<usize>,
+) -> Result<Option<Vec<usize>>, DeviceError> {
+    let is_open = |r: usize| matches!(sampler.params(&rows[r]).length, LatentLength::AtMost(_));
+    if !live.iter().any(|&r| is_open(r)) {
+        return Ok(None);
+    }
+    let decoder = &model.decoder;
+    let argmax = argmax.map_or_else(|| ops::argmax(decoder.device(), hidden, decoder.lm_head()), Ok)?;
+    let end = model.method.end_latent.first();
+    Ok(Some(retain_live(live, |i, r| !is_open(r) || end != Some(&argmax[i]))))
 }
 
 /// Leaves rows out of `live`; returns the places in it of those that stay.
@@ -154,22 +196,12 @@ fn retain_live(live: &mut Vec<usize>, stays: impl Fn(usize, usize) -> bool) -> V
     places
 }
 
-/// The most thoughts that a row may have.
-pub(crate) fn max_thoughts(row: &Row, length: LatentLength, randomness: RandomSource<'_>) -> usize {
-    match (length, randomness) {
-        (LatentLength::Between(range), RandomSource::Seeded(seed)) if row.spec.perturbed => {
-            row.spec.id.length(seed, range)
-        }
-        _ => length.limit(),
-    }
-}
-
-/// Some rows, by ascending index.
-pub(crate) fn select_rows<'a>(rows: &'a mut [Row], wanted: &[usize]) -> Vec<&'a mut Row> {
-    let mut wanted = wanted.iter().peekable();
+/// Mutable references to the rows of ascending indices.
+pub(crate) fn select_rows<'a>(rows: &'a mut [Row], indices: &[usize]) -> Vec<&'a mut Row> {
+    let mut indices = indices.iter().peekable();
     rows.iter_mut()
         .enumerate()
-        .filter(|(i, _)| wanted.next_if_eq(&i).is_some())
+        .filter(|(i, _)| indices.next_if_eq(&i).is_some())
         .map(|(_, row)| row)
         .collect()
 }

@@ -7,18 +7,31 @@ use std::time::Instant;
 use model::{Cache, CacheMark};
 use tensor::{DeviceError, Tensor, ops};
 
-use super::plan::RolloutPlan;
 use super::{
     AnnotatedQuestion, Grade, Grader, LabelledTrajectory, RolloutCost, RolloutRunner,
     ThoughtLabels, rollout_row,
 };
-use crate::cost::ComputeCost;
+use crate::batch::BatchItem;
+use crate::cost::CostModel;
 use crate::decode::{AnswerTokens, decode};
 use crate::error::EngineError;
-use crate::perturb::{Perturbation, RandomSource, RowId, Sampler};
+use crate::perturb::Perturbation;
 use crate::prefill::{PrefillOutput, RowSpec, prefill, step};
 use crate::prompt::Prompt;
-use crate::think::{Row, ThinkParams, ThoughtBatch, continue_thinking, max_thoughts, think};
+use crate::reply::ComputeCost;
+use crate::request::CancelToken;
+use crate::sampler::{PassStage, RowId, Sampler};
+use crate::think::{Row, ThinkParams, ThoughtBatch, continue_thinking, think};
+
+/// A wave of questions and how it is annotated.
+pub(super) struct WaveRun<'a> {
+    pub(super) runner: &'a RolloutRunner<'a>,
+    /// The index of the wave's first prompt.
+    pub(super) first: usize,
+    pub(super) prompts: &'a [Prompt],
+    /// Rollouts in a batch.
+    pub(super) at_once: usize,
+}
 
 /// A rollout to be made.
 #[derive(Clone, Copy, Debug)]
@@ -31,66 +44,72 @@ struct RolloutSpec {
     rollout: usize,
 }
 
-/// What a wave's rollouts start from: its trajectories, in the cache up to their last thoughts.
+/// A wave's trajectories, in the cache up to their last thoughts.
 struct TrajectoryWave<'a> {
-    prompts: Vec<&'a Prompt>,
+    sampler: Sampler<'a>,
     thoughts: ThoughtBatch,
-    mark: CacheMark, // the moment after the last thought
+    /// The state of the cache after the last thought.
+    mark: CacheMark,
 }
 
 impl TrajectoryWave<'_> {
-    /// Tokens of a row's prompt.
-    fn prompt(&self, row: &Row) -> usize {
-        self.prompts[row.spec.prompt].tokens.len()
+    fn prompt_len(&self, row: &Row) -> usize {
+        self.sampler.items[row.spec.item].prompt_len()
     }
 }
 
-impl RolloutRunner<'_> {
-    /// Follows a wave whose cache is planned and empty.
-    pub(super) fn annotate_wave(
+impl WaveRun<'_> {
+    /// Annotates the wave; the cache is planned and empty.
+    pub(super) fn annotate(
         &self,
-        plan: &RolloutPlan<'_>,
-        (first, count): (usize, usize),
-        at_once: usize,
-        (cache, spent): (&mut Cache, &mut RolloutCost),
+        cache: &mut Cache,
+        spent: &mut RolloutCost,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
-        let prompts = plan.prompts[first..first + count].iter().collect();
-        let (wave, tokens) = self.trajectories(cache, prompts, spent)?;
-        let mut opinions =
-            GradeCache { judge: self.grader, first, known: vec![HashMap::new(); count] };
-        let answers = wave.thoughts.rows.iter().zip(tokens).map(|(row, tokens)| {
-            let verdict = opinions.of(row.spec.prompt, &tokens)?;
-            Ok((tokens, verdict))
+        let (params, cancel) = (&self.runner.params, &CancelToken::default());
+        let item = |prompt| BatchItem { prompt, params, cancel };
+        let items: Vec<BatchItem<'_>> = self.prompts.iter().map(item).collect();
+        let sampler = Sampler::new(&items);
+        let (wave, tokens) = self.trajectories(cache, sampler, spent)?;
+        let mut grades = GradeCache {
+            grader: self.runner.grader,
+            first: self.first,
+            known: vec![HashMap::new(); self.prompts.len()],
+        };
+        let graded = wave.thoughts.rows.iter().zip(tokens).map(|(row, tokens)| {
+            let grade = grades.grade(row.spec.item, &tokens)?;
+            Ok((tokens, grade))
         });
-        let answers = answers.collect::<Result<Vec<(AnswerTokens, Grade)>, EngineError>>()?;
-        let is_mixed =
-            |of: &[(AnswerTokens, Grade)]| of.iter().any(|(_, v)| v.correct != of[0].1.correct);
+        let answers = graded.collect::<Result<Vec<(AnswerTokens, Grade)>, EngineError>>()?;
+        let is_mixed = |question: &[(AnswerTokens, Grade)]| {
+            question.iter().any(|(_, grade)| grade.correct != question[0].1.correct)
+        };
         let kept: Vec<bool> = answers
-            .chunks(self.settings.samples.get())
-            .map(|of| self.keep_all || is_mixed(of))
+            .chunks(params.samples.get())
+            .map(|question| self.runner.keep_all || is_mixed(question))
             .collect();
 
         let start = Instant::now();
-        let of_each = self.labels.rollouts();
-        let branches = self.rollout_specs(&wave.thoughts.rows, &kept, of_each);
-        let mut right = Vec::with_capacity(branches.len());
-        for some in branches.chunks(at_once) {
-            let spoken = self.run_rollouts(cache, &wave, some, &mut spent.cost)?;
-            for (branch, tokens) in some.iter().zip(spoken) {
-                right.push(
-                    opinions.of(wave.thoughts.rows[branch.row].spec.prompt, &tokens)?.correct,
-                );
+        let per_thought = self.runner.labels.rollouts();
+        let specs = self.rollout_specs(&wave, &kept);
+        let mut right = Vec::with_capacity(specs.len());
+        for batch in specs.chunks(self.at_once) {
+            let tokens = self.run_rollouts(cache, &wave, batch, &mut spent.cost)?;
+            for (spec, tokens) in batch.iter().zip(tokens) {
+                let item = wave.thoughts.rows[spec.row].spec.item;
+                right.push(grades.grade(item, &tokens)?.correct);
             }
         }
-        spent.rollouts += start.elapsed().as_secs_f64();
-        let shares = branches.chunks(of_each.max(1)).zip(right.chunks(of_each.max(1)));
-        let shares = shares.map(|(some, right)| {
-            (some[0], right.iter().filter(|r| **r).count() as f32 / of_each as f32)
+        spent.rollout_seconds += start.elapsed().as_secs_f64();
+        let thoughts = specs.chunks(per_thought.max(1)).zip(right.chunks(per_thought.max(1)));
+        let shares = thoughts.map(|(specs, right)| {
+            let count = right.iter().filter(|right| **right).count();
+            (specs[0], count as f32 / per_thought as f32)
         });
         self.annotated(&wave, &kept, answers, shares)
     }
 
-    /// What is handed over: labels are a trajectory's own outcome but where rollouts gave a share.
+    /// The questions with their labels: a trajectory's own outcome, but where rollouts gave a
+    /// share.
     fn annotated(
         &self,
         wave: &TrajectoryWave<'_>,
@@ -98,208 +117,177 @@ impl RolloutRunner<'_> {
         answers: Vec<(AnswerTokens, Grade)>,
         shares: impl Iterator<Item = (RolloutSpec, f32)>,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
-        let vectors = self.latents_to_host(&wave.thoughts, kept)?;
-        let path =
-            |(thoughts, (tokens, Grade { answer, correct })): (Tensor, (AnswerTokens, Grade))| {
-                let labels = vec![f32::from(u8::from(correct)); thoughts.rows()];
-                LabelledTrajectory { thoughts, labels, tokens, answer, correct }
-            };
-        let mut paths: Vec<LabelledTrajectory> =
-            vectors.into_iter().zip(answers).map(path).collect();
-        let mut rollouts = vec![0; wave.prompts.len()];
+        let latents = self.latents_to_host(&wave.thoughts, kept)?;
+        let labelled = |(thoughts, (tokens, grade)): (Tensor, (AnswerTokens, Grade))| {
+            let Grade { answer, correct } = grade;
+            let labels = vec![f32::from(u8::from(correct)); thoughts.rows()];
+            LabelledTrajectory { thoughts, labels, tokens, answer, correct }
+        };
+        let mut trajectories: Vec<LabelledTrajectory> =
+            latents.into_iter().zip(answers).map(labelled).collect();
+        let mut rollouts = vec![0; self.prompts.len()];
         for (RolloutSpec { row, thought, .. }, share) in shares {
-            paths[row].labels[thought - 1] = share;
-            rollouts[wave.thoughts.rows[row].spec.prompt] += self.labels.rollouts();
+            trajectories[row].labels[thought - 1] = share;
+            rollouts[wave.thoughts.rows[row].spec.item] += self.runner.labels.rollouts();
         }
-        let (mut paths, each) = (paths.into_iter(), self.settings.samples.get());
-        let questions =
-            wave.prompts.iter().zip(kept).zip(rollouts).map(|((prompt, &kept), rollouts)| {
-                AnnotatedQuestion {
-                    id: prompt.id,
-                    prompt: prompt.tokens.clone(),
-                    kept,
-                    trajectories: paths.by_ref().take(each).collect(),
-                    rollouts,
-                }
-            });
-        Ok(questions.collect())
-    }
-
-    fn chance(&self) -> Sampler<'static> {
-        let settings = &self.settings;
-        Sampler { perturbation: settings.perturbation, source: RandomSource::Seeded(settings.seed) }
-    }
-
-    fn thinking(&self) -> ThinkParams<'static> {
-        ThinkParams {
-            length: self.settings.length,
-            sampler: self.chance(),
-            hook: None,
-            keep_noiseless: false,
-        }
+        let per_question = self.runner.params.samples.get();
+        let mut trajectories = trajectories.into_iter();
+        let questions = self.prompts.iter().zip(kept).zip(rollouts);
+        let annotated = questions.map(|((prompt, &kept), rollouts)| AnnotatedQuestion {
+            id: prompt.id,
+            prompt: prompt.tokens.clone(),
+            kept,
+            trajectories: trajectories.by_ref().take(per_question).collect(),
+            rollouts,
+        });
+        Ok(annotated.collect())
     }
 
     /// The wave's trajectories and their answers.
-    fn trajectories<'p>(
+    fn trajectories<'s>(
         &self,
         cache: &mut Cache,
-        prompts: Vec<&'p Prompt>,
+        sampler: Sampler<'s>,
         spent: &mut RolloutCost,
-    ) -> Result<(TrajectoryWave<'p>, Vec<AnswerTokens>), DeviceError> {
-        let (mind, settings, chance) = (self.model, &self.settings, self.chance());
-        let starts = prompts.iter().enumerate().flat_map(|(prompt, of)| {
-            let id = |trajectory| RowId { question: of.id, trajectory: trajectory as u32 };
-            (0..settings.samples.get()).map(move |k| RowSpec { prompt, id: id(k), perturbed: true })
+    ) -> Result<(TrajectoryWave<'s>, Vec<AnswerTokens>), DeviceError> {
+        let RolloutRunner { model, params, labels, .. } = self.runner;
+        let specs = sampler.items.iter().enumerate().flat_map(|(item, of)| {
+            let question = of.prompt.id;
+            let id = move |trajectory| RowId { question, trajectory };
+            let numbers = 0..params.samples.get() as u32;
+            numbers.map(move |k| RowSpec { item, id: id(k), perturbed: true })
         });
-        let device = mind.decoder.device();
-        let began = device.record_event()?;
-        let started = prefill(mind, cache, &prompts, &starts.collect::<Vec<_>>(), chance)?;
-        let prefilled = device.record_event()?;
+        let specs: Vec<RowSpec> = specs.collect();
+        let device = model.decoder.device();
+        let start = device.record_event()?;
+        let prefilled = prefill(model, cache, &specs, sampler)?;
+        let after_prefill = device.record_event()?;
         // Rollouts draw other noise on the same thoughts.
-        let keep_clean = self.labels != ThoughtLabels::Final
-            && matches!(settings.perturbation, Perturbation::Gaussian { .. });
-        let mut thoughts = think(
-            mind,
-            cache,
-            started,
-            ThinkParams { keep_noiseless: keep_clean, ..self.thinking() },
-        )?;
-        let thought = device.record_event()?;
+        let keep_noiseless = *labels != ThoughtLabels::Final
+            && matches!(params.perturbation, Perturbation::Gaussian { .. });
+        let think_params = ThinkParams { keep_noiseless, ..ThinkParams::new(sampler) };
+        let mut thoughts = think(model, cache, prefilled, think_params)?;
+        let after_thoughts = device.record_event()?;
         let mark = cache.mark();
-        let tokens =
-            decode(mind, cache, &mut thoughts, settings.max_new_tokens.get(), chance)?.tokens;
-        let answered = device.record_event()?;
-        spent.seconds.prefill += began.elapsed(&prefilled)?;
-        spent.seconds.thoughts += prefilled.elapsed(&thought)?;
-        spent.seconds.answers += thought.elapsed(&answered)?;
-        prompts.iter().for_each(|prompt| {
-            spent.cost.flops += ComputeCost::of_prompt(&self.context(), prompt.tokens.len()).flops
-        });
-        let wave = TrajectoryWave { prompts, thoughts, mark };
-        for (row, tokens) in wave.thoughts.rows.iter().zip(&tokens) {
-            spent.cost.add_row(&self.context(), wave.prompt(row), row.thoughts.len(), tokens.len());
+        let tokens = decode(model, cache, &mut thoughts, sampler)?.tokens;
+        let after_answers = device.record_event()?;
+        spent.seconds.prefill += start.elapsed(&after_prefill)?;
+        spent.seconds.thoughts += after_prefill.elapsed(&after_thoughts)?;
+        spent.seconds.answers += after_thoughts.elapsed(&after_answers)?;
+        let costs = |item: usize| self.cost_model(sampler, item);
+        (0..sampler.items.len()).for_each(|item| spent.cost += costs(item).prompt());
+        for (row, tokens) in thoughts.rows.iter().zip(&tokens) {
+            spent.cost += costs(row.spec.item).row(row.thoughts.len(), tokens.len());
         }
-        Ok((wave, tokens))
+        Ok((TrajectoryWave { sampler, thoughts, mark }, tokens))
+    }
+
+    fn cost_model<'s>(&'s self, sampler: Sampler<'s>, item: usize) -> CostModel<'s> {
+        CostModel { context: self.runner.context(), item: sampler.items[item] }
     }
 
     /// The rollouts of a wave: those of one thought are neighbours.
-    fn rollout_specs(&self, rows: &[Row], kept: &[bool], of_each: usize) -> Vec<RolloutSpec> {
-        let kept = rows.iter().enumerate().filter(|(_, row)| kept[row.spec.prompt]);
-        let open = kept.flat_map(|(r, row)| {
-            (1..=row.thoughts.len()).filter(|&t| !self.is_settled(row, t)).map(move |t| (r, t))
+    fn rollout_specs(&self, wave: &TrajectoryWave<'_>, kept: &[bool]) -> Vec<RolloutSpec> {
+        let rows = wave.thoughts.rows.iter().enumerate();
+        let open = rows.filter(|(_, row)| kept[row.spec.item]).flat_map(|(r, row)| {
+            let is_open = |&thought: &usize| !self.is_settled(wave.sampler, row, thought);
+            (1..=row.thoughts.len()).filter(is_open).map(move |thought| (r, thought))
         });
+        let rollouts = 0..self.runner.labels.rollouts();
         open.flat_map(|(row, thought)| {
-            (0..of_each).map(move |rollout| RolloutSpec { row, thought, rollout })
+            rollouts.clone().map(move |rollout| RolloutSpec { row, thought, rollout })
         })
         .collect()
     }
 
     /// Whether nothing random happens after a trajectory's thought.
-    fn is_settled(&self, path: &Row, thought: usize) -> bool {
-        let Sampler { perturbation, source: randomness } = self.chance();
+    fn is_settled(&self, sampler: Sampler<'_>, row: &Row, thought: usize) -> bool {
+        let perturbation = self.runner.params.perturbation;
         match perturbation {
             // The pass over the last thought that a row may have is clean. One after which the
             // model chose to end is not.
             Perturbation::Dropout { .. } => {
-                !perturbation.affects_answer()
-                    && thought == max_thoughts(path, self.settings.length, randomness)
+                !perturbation.affects_answer() && thought == sampler.max_thoughts(row)
             }
             // All passes are clean, so that a model that chose to end would choose so again.
-            Perturbation::Gaussian { .. } | Perturbation::None => thought == path.thoughts.len(),
+            Perturbation::Gaussian { .. } | Perturbation::None => thought == row.thoughts.len(),
             Perturbation::Tokens(_) => false,
         }
     }
 
-    /// Makes some rollouts and returns their answers.
+    /// Runs some rollouts and returns their answers.
     ///
     /// Dropout makes the pass over the thought itself differ, noise the thought after it: that is
-    /// the first vector fed. Drawn words differ after any thought, the last one included, so
-    /// the thought itself is fed again.
+    /// the first vector fed. Sampled tokens differ after any thought, the last one included, so the
+    /// thought itself is fed again.
     fn run_rollouts(
         &self,
         cache: &mut Cache,
         wave: &TrajectoryWave<'_>,
-        some: &[RolloutSpec],
+        batch: &[RolloutSpec],
         cost: &mut ComputeCost,
     ) -> Result<Vec<AnswerTokens>, DeviceError> {
-        let (mind, settings, chance) = (self.model, &self.settings, self.chance());
-        let device = mind.decoder.device();
+        let (model, sampler) = (self.runner.model, wave.sampler);
+        let device = model.decoder.device();
         cache.rewind(wave.mark);
-        let is_fed_again =
-            matches!(chance.perturbation, Perturbation::Dropout { .. } | Perturbation::Tokens(_));
-        let fed = |b: &RolloutSpec| b.thought + usize::from(!is_fed_again);
-        let path = |b: &RolloutSpec| &wave.thoughts.rows[b.row];
-        let left = |b: &RolloutSpec| max_thoughts(path(b), settings.length, chance.source) - fed(b);
-        let fork = |b: &RolloutSpec| {
-            let start =
-                RowSpec { id: rollout_row(path(b).spec.id, b.thought, b.rollout), ..path(b).spec };
-            Row::new(start, path(b).sequence.fork_at(wave.prompt(path(b)) + fed(b) - 1))
+        let perturbation = self.runner.params.perturbation;
+        let feeds_thought =
+            matches!(perturbation, Perturbation::Dropout { .. } | Perturbation::Tokens(_));
+        let first_fed = |spec: &RolloutSpec| spec.thought + usize::from(!feeds_thought);
+        let trajectory = |spec: &RolloutSpec| &wave.thoughts.rows[spec.row];
+        let left = |spec: &RolloutSpec| sampler.max_thoughts(trajectory(spec)) - first_fed(spec);
+        let fork = |spec: &RolloutSpec| {
+            let row = trajectory(spec);
+            let id = rollout_row(row.spec.id, spec.thought, spec.rollout);
+            let position = wave.prompt_len(row) + first_fed(spec) - 1;
+            Row::with_sequence(RowSpec { id, ..row.spec }, row.sequence.fork_at(position))
         };
         // Rows that think on, then those whose last thought is given: it goes with their end
         // tokens.
-        let (on, last): (Vec<usize>, Vec<usize>) =
-            (0..some.len()).partition(|&i| left(&some[i]) > 0);
-        let order: Vec<usize> = on.iter().chain(&last).copied().collect();
-        let mut rows: Vec<Row> = order.iter().map(|&i| fork(&some[i])).collect();
-        let from = wave
-            .thoughts
-            .noiseless
-            .as_ref()
-            .filter(|_| !is_fed_again)
-            .unwrap_or(&wave.thoughts.steps);
-        let vectors: Vec<usize> =
-            order.iter().map(|&i| path(&some[i]).thoughts[fed(&some[i]) - 1]).collect();
-        let mut x = ops::select(device, from, &vectors)?;
-        let ids: Vec<RowId> = rows.iter().map(|row| row.spec.id).collect();
-        chance.add_noise(
-            device,
-            &ids,
-            || rows.iter().map(|row| row.rng_key(chance.source)).collect(),
-            0,
-            &mut x,
-        )?;
+        let (thinking, ending): (Vec<usize>, Vec<usize>) =
+            (0..batch.len()).partition(|&i| left(&batch[i]) > 0);
+        let order: Vec<usize> = thinking.iter().chain(&ending).copied().collect();
+        let mut rows: Vec<Row> = order.iter().map(|&i| fork(&batch[i])).collect();
+        let noiseless = wave.thoughts.noiseless.as_ref().filter(|_| !feeds_thought);
+        let vector = |&i: &usize| trajectory(&batch[i]).thoughts[first_fed(&batch[i]) - 1];
+        let vectors: Vec<usize> = order.iter().map(vector).collect();
+        let mut x = ops::select(device, noiseless.unwrap_or(&wave.thoughts.steps), &vectors)?;
+        sampler.add_noise(device, rows.iter(), 0, &mut x)?;
 
-        let ending = rows.split_off(on.len());
-        let limits: Vec<usize> = on.iter().map(|&i| left(&some[i])).collect();
-        let mut branched = self.think_on(cache, rows, &limits, &x)?;
-        branched.end_with(device, ending, &x)?;
-        let spoken =
-            decode(mind, cache, &mut branched, settings.max_new_tokens.get(), chance)?.tokens;
-        let mut answers = vec![AnswerTokens::new(); some.len()];
-        for ((&i, row), tokens) in order.iter().zip(&branched.rows).zip(spoken) {
-            let made = row.thoughts.len() - usize::from(left(&some[i]) == 0);
-            cost.add_rollout(
-                &self.context(),
-                (wave.prompt(row), fed(&some[i])),
-                made,
-                tokens.len(),
-            );
+        let ending_rows = rows.split_off(thinking.len());
+        let limits: Vec<usize> = thinking.iter().map(|&i| left(&batch[i])).collect();
+        let mut continued = self.continue_rows(cache, sampler, rows, &limits, &x)?;
+        continued.end_with(device, ending_rows, &x)?;
+        let tokens = decode(model, cache, &mut continued, sampler)?.tokens;
+        let mut answers = vec![AnswerTokens::new(); batch.len()];
+        for ((&i, row), tokens) in order.iter().zip(&continued.rows).zip(tokens) {
+            let made = row.thoughts.len() - usize::from(left(&batch[i]) == 0);
+            let costs = self.cost_model(sampler, row.spec.item);
+            *cost += costs.rollout(first_fed(&batch[i]), made, tokens.len());
             answers[i] = tokens;
         }
         Ok(answers)
     }
 
     /// Feeds the first vectors of x to the rows, one each, and lets them think on.
-    fn think_on(
+    fn continue_rows(
         &self,
         cache: &mut Cache,
+        sampler: Sampler<'_>,
         mut rows: Vec<Row>,
         limits: &[usize],
         x: &Tensor,
     ) -> Result<ThoughtBatch, DeviceError> {
-        let (mind, chance) = (self.model, self.chance());
         if rows.is_empty() {
-            return Ok(ThoughtBatch {
-                rows,
-                steps: Vec::new(),
-                after_prompt: None,
-                noiseless: None,
-            });
+            return Ok(ThoughtBatch::default());
         }
-        let first = ops::select(mind.decoder.device(), [x], &(0..rows.len()).collect::<Vec<_>>())?;
-        let hidden =
-            step(mind, cache, &mut rows.iter_mut().collect::<Vec<_>>(), first, Some((chance, 0)))?;
-        continue_thinking(mind, cache, PrefillOutput { rows, hidden }, limits, self.thinking())
+        let model = self.runner.model;
+        let places: Vec<usize> = (0..rows.len()).collect();
+        let first = ops::select(model.decoder.device(), [x], &places)?;
+        let row_refs = &mut rows.iter_mut().collect::<Vec<_>>();
+        let hidden = step(model, cache, row_refs, first, sampler, PassStage::Thought(0))?;
+        let start = PrefillOutput { rows, hidden };
+        continue_thinking(model, cache, start, limits, ThinkParams::new(sampler))
     }
 
     /// The thoughts of each trajectory, on the host; none of questions that are left out.
@@ -308,26 +296,21 @@ impl RolloutRunner<'_> {
         thoughts: &ThoughtBatch,
         kept: &[bool],
     ) -> Result<Vec<Tensor>, DeviceError> {
-        let device = self.model.decoder.device();
-        let is_kept = |row: &Row| kept[row.spec.prompt];
-        let wanted: Vec<usize> = thoughts
-            .rows
-            .iter()
-            .filter(|row| is_kept(row))
-            .flat_map(|row| &row.thoughts)
-            .copied()
-            .collect();
-        let all = match wanted.is_empty() {
-            true => Tensor::zeros(0, self.model.decoder.config().width),
-            false => ops::select(device, &thoughts.steps, &wanted)?.to_host()?,
+        let decoder = &self.runner.model.decoder;
+        let own = |row: &Row| if kept[row.spec.item] { row.thoughts.len() } else { 0 };
+        let rows = thoughts.rows.iter();
+        let vectors: Vec<usize> =
+            rows.flat_map(|row| row.thoughts[..own(row)].iter().copied()).collect();
+        let all = match vectors.is_empty() {
+            true => Tensor::zeros(0, decoder.config().width),
+            false => ops::select(decoder.device(), &thoughts.steps, &vectors)?.to_host()?,
         };
         let mut next = 0;
-        let own = thoughts.rows.iter().map(|row| {
-            let count = if is_kept(row) { row.thoughts.len() } else { 0 };
-            next += count;
-            all.select(next - count..next)
+        let latents = thoughts.rows.iter().map(|row| {
+            next += own(row);
+            all.select(next - own(row)..next)
         });
-        Ok(own.collect())
+        Ok(latents.collect())
     }
 }
 
@@ -342,8 +325,8 @@ impl ThoughtBatch {
         if rows.is_empty() {
             return Ok(());
         }
-        let vectors =
-            ops::select(device, [x], &(x.rows() - rows.len()..x.rows()).collect::<Vec<_>>())?;
+        let places: Vec<usize> = (x.rows() - rows.len()..x.rows()).collect();
+        let vectors = ops::select(device, [x], &places)?;
         let before = self.steps.iter().map(Tensor::rows).sum::<usize>();
         self.steps.push(vectors);
         self.rows.extend(rows.into_iter().enumerate().map(|(i, row)| Row {
@@ -355,21 +338,21 @@ impl ThoughtBatch {
     }
 }
 
-/// Verdicts on a wave's answers. Rollouts of a question say the same few things again and again,
-/// and reading an answer takes longer than looking it up.
+/// Grades of a wave's answers. Rollouts of a question give the same few answers again and again,
+/// and decoding one takes longer than looking it up.
 struct GradeCache<'a> {
-    judge: &'a Grader<'a>,
+    grader: &'a Grader<'a>,
     first: usize,
     known: Vec<HashMap<Vec<u32>, Grade>>, // of each question of the wave
 }
 
 impl GradeCache<'_> {
-    fn of(&mut self, question: usize, tokens: &[u32]) -> Result<Grade, EngineError> {
-        if let Some(verdict) = self.known[question].get(tokens) {
-            return Ok(verdict.clone());
+    fn grade(&mut self, question: usize, tokens: &[u32]) -> Result<Grade, EngineError> {
+        if let Some(grade) = self.known[question].get(tokens) {
+            return Ok(grade.clone());
         }
-        let verdict = (self.judge)(self.first + question, tokens)?;
-        self.known[question].insert(tokens.to_vec(), verdict.clone());
-        Ok(verdict)
+        let grade = (self.grader)(self.first + question, tokens)?;
+        self.known[question].insert(tokens.to_vec(), grade.clone());
+        Ok(grade)
     }
 }

@@ -1,9 +1,16 @@
-//! From decoded text to an answer that can vote and be judged.
+//! From decoded text to an answer that can vote and be graded.
 //!
-//! Every model family was trained to end its text in its own way and is judged by its own program;
-//! [`Rule`] names those ways, and [`Answer`] remembers how it has to be compared with a gold
-//! answer. The stage before is `decode`, which yields the text; the stage after is `aggregate`,
-//! which counts [`Answer::canonical`] strings.
+//! Every model family was trained to end its text in its own way and is graded by its own program:
+//! [`AnswerRule`] names those ways, and [`Answer`] remembers how it has to be compared with a gold
+//! answer. Votes are counted by [`Answer::as_str`].
+//!
+//! ```
+//! use answer::{AnswerKind, AnswerRule};
+//! let answer = AnswerRule::Hash.extract(AnswerKind::Number, "### 1,018.0").unwrap();
+//! assert_eq!(answer.as_str(), "1018");
+//! assert!(answer.matches("1018"));
+//! assert_eq!(AnswerRule::Hash.extract(AnswerKind::Number, "no mark"), None);
+//! ```
 //!
 //! Invariants: no text makes extraction panic; an answer is finite or is text, never infinity or
 //! NaN; two answers are the same vote exactly when their canonical strings are equal. Where the
@@ -20,9 +27,19 @@ mod scan;
 #[cfg(test)]
 mod tests;
 
-use crate::question::AnswerKind;
+pub use number::parse_number;
 
-pub(crate) use number::plain;
+/// What kind of answer a question has, which decides how answers are found and compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AnswerKind {
+    /// A finite number.
+    #[default]
+    Number,
+    /// A formula or a word, as in MATH-500; its numbers are compared as mathematics too.
+    Math,
+    /// The letter of an option.
+    Choice,
+}
 
 /// Where a family's models put their answer, and how it is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +47,7 @@ pub enum AnswerRule {
     /// COCONUT: what follows the last `#`, commas dropped, as a float; compared exactly.
     Hash,
     /// CODI: the last `-?\d+\.?\d*` of the text, commas dropped; compared exactly.
-    LastNumber(AnswerScope),
+    LastNumber,
     /// CoLaR: what follows the last `Answer:`, as a float and with commas kept, so `1,000` is no
     /// answer; compared exactly.
     AnswerColon,
@@ -43,64 +60,52 @@ pub enum AnswerRule {
     Cascade,
 }
 
-/// Which text [`Rule::LastNumber`] searches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AnswerScope {
-    /// The decoded answer alone.
-    #[default]
-    Answer,
-    /// The prompt as well, as the Python reference does: an answer without digits falls back to the
-    /// last number of the question, and such trajectories vote.
-    Sequence,
-}
-
 impl AnswerRule {
-    /// Finds the answer in `answer_text`, or `None` where there is none.
+    /// Finds the answer in a decoded text, or `None` where there is none.
     ///
-    /// `kind` is the question's: a rule made for numbers reads the same place for a formula, but
-    /// keeps it as text; for multiple choice every rule gives way to one search for a letter.
-    /// `prompt_text` is read only under [`Scope::Sequence`].
-    pub fn extract(self, kind: AnswerKind, prompt_text: &str, answer_text: &str) -> Option<Answer> {
+    /// A rule made for numbers reads the same place for a formula, but keeps it as text; for
+    /// multiple choice every rule gives way to one search for a letter.
+    pub fn extract(self, kind: AnswerKind, text: &str) -> Option<Answer> {
         match kind {
-            AnswerKind::Number => self.number(prompt_text, answer_text),
-            AnswerKind::Math => Answer::math(self.formula(answer_text)?),
+            AnswerKind::Number => self.number(text),
+            AnswerKind::Math => Answer::math(self.formula(text)?),
             AnswerKind::Choice => {
-                choice::letter(answer_text).map(|letter| Answer(AnswerForm::Letter(letter)))
+                choice::letter(text).map(|letter| Answer::new(AnswerForm::Letter(letter)))
             }
         }
     }
 
-    fn number(self, prompt: &str, answer: &str) -> Option<Answer> {
+    fn number(self, text: &str) -> Option<Answer> {
         let exactly = |value: f64| Answer::number(value, 0.0);
         match self {
-            AnswerRule::Hash => scan::after_hash(answer).map(exactly),
-            AnswerRule::LastNumber(AnswerScope::Sequence) if !scan::has_digit(answer) => {
-                scan::last_number(prompt).map(exactly)
-            }
-            AnswerRule::LastNumber(_) => scan::last_number(answer).map(exactly),
-            AnswerRule::AnswerColon => scan::after_answer_colon(answer).map(exactly),
-            AnswerRule::Boxed => Answer::math(latex::boxed(answer)?),
-            AnswerRule::Cascade => scan::cascade(answer).map(|value| Answer::number(value, 1e-9)),
+            AnswerRule::Hash => scan::after_hash(text).map(exactly),
+            AnswerRule::LastNumber => scan::last_number(text).map(exactly),
+            AnswerRule::AnswerColon => scan::after_answer_colon(text).map(exactly),
+            AnswerRule::Boxed => Answer::math(latex::boxed(text)?),
+            AnswerRule::Cascade => scan::cascade(text).map(|value| Answer::number(value, 1e-9)),
         }
     }
 
     /// The text where this family would put a formula: after its marker, inside a box if there is
     /// one.
-    fn formula(self, answer: &str) -> Option<&str> {
-        let answer = answer.trim_end_matches('#');
+    fn formula(self, text: &str) -> Option<&str> {
+        let text = text.trim_end_matches('#');
         let marked = match self {
-            AnswerRule::Hash | AnswerRule::Cascade => scan::after_last(answer, "#"),
-            AnswerRule::LastNumber(_) => scan::after_last(answer, "answer is:"),
-            AnswerRule::AnswerColon => scan::after_last(answer, "Answer:"),
+            AnswerRule::Hash | AnswerRule::Cascade => scan::after_last(text, "#"),
+            AnswerRule::LastNumber => scan::after_last(text, "answer is:"),
+            AnswerRule::AnswerColon => scan::after_last(text, "Answer:"),
             AnswerRule::Boxed => None,
         };
-        latex::boxed(marked.unwrap_or(answer)).or(marked)
+        latex::boxed(marked.unwrap_or(text)).or(marked)
     }
 }
 
 /// One trajectory's answer: a number, a normalised formula, or the letter of a choice.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer(AnswerForm);
+pub struct Answer {
+    form: AnswerForm,
+    canonical: String,
+}
 
 /// What was found, with what its rule says about comparing it. Numbers are finite and never -0.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,24 +126,29 @@ enum Formula {
 }
 
 impl Answer {
-    fn number(value: f64, within: f64) -> Self {
-        Answer(AnswerForm::Number { value: unsigned_zero(value), within })
-    }
-
-    fn math(text: &str) -> Option<Self> {
-        Formula::read(text).map(|formula| Answer(AnswerForm::Math(formula)))
-    }
-
-    /// The string that votes are counted by: the shortest decimal that reads back as the same `f64`
-    /// (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, or a letter.
-    pub fn canonical(&self) -> String {
-        match &self.0 {
+    fn new(form: AnswerForm) -> Self {
+        let canonical = match &form {
             AnswerForm::Number { value, .. } | AnswerForm::Math(Formula::Value(value)) => {
                 value.to_string()
             }
             AnswerForm::Math(Formula::Text(text)) => text.clone(),
             AnswerForm::Letter(letter) => letter.to_string(),
-        }
+        };
+        Self { form, canonical }
+    }
+
+    fn number(value: f64, within: f64) -> Self {
+        Self::new(AnswerForm::Number { value: unsigned_zero(value), within })
+    }
+
+    fn math(text: &str) -> Option<Self> {
+        Formula::read(text).map(|formula| Self::new(AnswerForm::Math(formula)))
+    }
+
+    /// The string that votes are counted by: the shortest decimal that reads back as the same `f64`
+    /// (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, or a letter.
+    pub fn as_str(&self) -> &str {
+        &self.canonical
     }
 
     /// Whether this answer is the gold answer `gold` of the same question.
@@ -149,8 +159,8 @@ impl Answer {
     /// answer divided or multiplied by 100 is accepted for the sake of percentages; anything
     /// else must be equal as a normalised string.
     pub fn matches(&self, gold: &str) -> bool {
-        match &self.0 {
-            AnswerForm::Number { value, within } => number::plain(gold)
+        match &self.form {
+            AnswerForm::Number { value, within } => number::parse_number(gold)
                 .is_some_and(|gold| *value == gold || (value - gold).abs() < *within),
             AnswerForm::Math(formula) => {
                 Formula::read(gold).is_some_and(|gold| formula.same(&gold))

@@ -22,7 +22,7 @@ fn error(bytes: &[u8]) -> String {
 }
 
 /// A file of the reference data, which is kept outside the repository.
-pub(crate) fn shared(name: &str) -> Option<PathBuf> {
+fn shared(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
     let path = root.join(name);
     if !path.exists() {

@@ -13,7 +13,6 @@
 
 use super::record::{DataRecord, FieldValue};
 use super::{AnswerKind, Question, RecordFlaw};
-use crate::answer;
 
 /// Every field that is read; all others are skipped.
 pub(super) const FIELDS: [&str; 18] = [
@@ -97,7 +96,7 @@ fn gold(record: &DataRecord) -> Result<(&'static str, &str), RecordFlaw> {
 /// Numbers lose their commas; what is no number, and everything in MATH, is mathematics.
 fn classified(record: &DataRecord, gold: &str) -> (String, AnswerKind) {
     let in_math = record.get("level").or(record.get("subject")).is_some();
-    let is_number = answer::plain(gold).is_some();
+    let is_number = answer::parse_number(gold).is_some();
     match is_number && !in_math {
         true => (gold.replace(',', ""), AnswerKind::Number),
         false => (gold.to_owned(), AnswerKind::Math),

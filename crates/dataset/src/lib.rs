@@ -16,13 +16,14 @@ mod error;
 mod record;
 mod shape;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+pub use answer::AnswerKind;
 pub use error::{DatasetError, DatasetProblem, FilePosition, RecordFlaw};
 use record::DataRecord;
 
@@ -44,17 +45,6 @@ pub struct Question {
     pub kind: AnswerKind,
     /// Worked steps such as `<<48/2=24>>`, where the file has them.
     pub steps: Vec<String>,
-}
-
-/// What sort of thing a gold answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnswerKind {
-    /// A finite number.
-    Number,
-    /// A formula or a word, as in MATH-500; its numbers are compared as mathematics too.
-    Math,
-    /// The letter of an option.
-    Choice,
 }
 
 /// Reads the questions of the file at `path`, at most the first `limit`.

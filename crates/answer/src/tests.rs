@@ -3,28 +3,26 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::question;
 
-const CODI: AnswerRule = AnswerRule::LastNumber(AnswerScope::Answer);
-const RULES: [AnswerRule; 6] = [
+const CODI: AnswerRule = AnswerRule::LastNumber;
+const RULES: [AnswerRule; 5] = [
     AnswerRule::Hash,
     CODI,
-    AnswerRule::LastNumber(AnswerScope::Sequence),
     AnswerRule::AnswerColon,
     AnswerRule::Boxed,
     AnswerRule::Cascade,
 ];
 
 fn number(rule: AnswerRule, text: &str) -> Option<String> {
-    rule.extract(AnswerKind::Number, "", text).map(|answer| answer.canonical())
+    rule.extract(AnswerKind::Number, text).map(|answer| answer.as_str().to_owned())
 }
 
 fn math(rule: AnswerRule, text: &str) -> Option<String> {
-    rule.extract(AnswerKind::Math, "", text).map(|answer| answer.canonical())
+    rule.extract(AnswerKind::Math, text).map(|answer| answer.as_str().to_owned())
 }
 
 fn correct(rule: AnswerRule, kind: AnswerKind, text: &str, gold: &str) -> bool {
-    rule.extract(kind, "", text).is_some_and(|answer| answer.matches(gold))
+    rule.extract(kind, text).is_some_and(|answer| answer.matches(gold))
 }
 
 #[track_caller]
@@ -109,20 +107,6 @@ fn codi_takes_the_last_number() {
             ("none", None),
         ],
     );
-}
-
-#[test]
-fn codi_may_fall_back_to_the_question_as_the_reference_does() {
-    let prompt = "Ann has 3 figs and 4 plums.";
-    let read = |scope, text| {
-        let answer = AnswerRule::LastNumber(scope).extract(AnswerKind::Number, prompt, text);
-        answer.map(|answer| answer.canonical())
-    };
-    assert_eq!(read(AnswerScope::default(), "The answer is: many"), None);
-    assert_eq!(read(AnswerScope::Sequence, "The answer is: many").as_deref(), Some("4"));
-    assert_eq!(read(AnswerScope::Sequence, "The answer is: 9").as_deref(), Some("9"));
-    // A number too large for a float is a failed answer, not a reason to look elsewhere.
-    assert_eq!(read(AnswerScope::Sequence, &"9".repeat(400)), None);
 }
 
 #[test]
@@ -320,7 +304,7 @@ fn letters_of_choices() {
     ];
     for (text, letter) in cases {
         for rule in RULES {
-            let answer = rule.extract(AnswerKind::Choice, "", text);
+            let answer = rule.extract(AnswerKind::Choice, text);
             assert_eq!(answer.as_ref().map(Answer::canonical).as_deref(), letter, "{text:?}");
             assert_eq!(answer.is_some_and(|answer| answer.matches("B")), letter == Some("B"));
         }
@@ -331,27 +315,10 @@ fn letters_of_choices() {
 fn rendered(rule: AnswerRule, gold: f64) -> String {
     match rule {
         AnswerRule::Hash => format!("### {gold}"),
-        AnswerRule::LastNumber(_) => format!("The answer is: {gold}"),
+        AnswerRule::LastNumber => format!("The answer is: {gold}"),
         AnswerRule::AnswerColon => format!("Answer:{gold}"),
         AnswerRule::Boxed => format!("The answer is \\boxed{{{gold}}}."),
         AnswerRule::Cascade => format!("assistant\n### {gold} "),
-    }
-}
-
-#[test]
-fn every_published_gold_matches_itself() {
-    for name in ["gsm_test.json", "gsm_hard.json", "gsm_valid.json", "multiarith.json"] {
-        let Some(path) = question::tests::shared(name) else {
-            return;
-        };
-        for question in question::read(&path, None).expect(name) {
-            let gold = plain(&question.gold).expect("a number");
-            for rule in RULES {
-                let unsigned = rule == AnswerRule::Cascade && gold < 0.0;
-                let matches = correct(rule, question.kind, &rendered(rule, gold), &question.gold);
-                assert_eq!(matches, !unsigned, "{rule:?} {}", question.gold);
-            }
-        }
     }
 }
 
@@ -407,7 +374,7 @@ proptest! {
         for rule in RULES {
             for kind in [AnswerKind::Number, AnswerKind::Math, AnswerKind::Choice] {
                 if let Some(answer) = rule.extract(kind, &prompt, &text) {
-                    prop_assert!(!answer.canonical().is_empty());
+                    prop_assert!(!answer.as_str().to_owned().is_empty());
                     answer.matches(&gold);
                 }
             }
@@ -432,8 +399,8 @@ proptest! {
 
     #[test]
     fn an_answer_matches_itself_as_gold(text in fragments()) {
-        if let Some(answer) = AnswerRule::Boxed.extract(AnswerKind::Math, "", &format!("boxed{{{text}}}")) {
-            prop_assert!(answer.matches(&answer.canonical()));
+        if let Some(answer) = AnswerRule::Boxed.extract(AnswerKind::Math, &format!("boxed{{{text}}}")) {
+            prop_assert!(answer.matches(&answer.as_str().to_owned()));
         }
     }
 

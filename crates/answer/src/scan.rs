@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::number::{is_space, plain, python_float};
+use super::number::{is_space, parse_number, python_float};
 
 /// What follows the last `mark`, if there is one.
 pub(crate) fn after_last<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
@@ -17,7 +17,7 @@ pub(crate) fn after_last<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
 /// A text without `#` has no answer: the reference reads the prompt as well, whose words then make
 /// its `float` fail.
 pub(crate) fn after_hash(text: &str) -> Option<f64> {
-    plain(after_last(text, "#")?)
+    parse_number(after_last(text, "#")?)
 }
 
 /// CoLaR: `float(text.strip("#").split("Answer:")[-1])`. Commas stay, and make the parse fail. As
@@ -40,11 +40,6 @@ pub(crate) fn last_number(text: &str) -> Option<f64> {
         at = start + number.len();
     }
     python_float(last?)
-}
-
-/// Whether CODI's expression matches anywhere.
-pub(crate) fn has_digit(text: &str) -> bool {
-    text.contains(|c: char| c.is_ascii_digit())
 }
 
 fn without_commas(text: &str) -> Cow<'_, str> {

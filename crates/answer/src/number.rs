@@ -16,7 +16,7 @@ pub(crate) fn python_float(text: &str) -> Option<f64> {
 }
 
 /// `float(text.replace(",", "").strip())`: commas, wherever they stand, mean nothing.
-pub(crate) fn plain(text: &str) -> Option<f64> {
+pub fn parse_number(text: &str) -> Option<f64> {
     python_float(text.replace(',', "").trim_matches(is_space))
 }
 

@@ -1,0 +1,144 @@
+//! The families of latent reasoners: one file each, with everything that is particular to it.
+//!
+//! A family says how its prompt looks, which head makes thoughts, how long they are, which tokens
+//! end them, where the answer is, and what its tensors are called. Nothing else in the workspace
+//! asks which family a model belongs to. To add one, write its file and add it to [`FAMILIES`]; a
+//! user of the library passes [`Family::new`] to [`Reasoner::load`](crate::Reasoner::load) instead.
+
+mod coconut;
+mod codi;
+mod colar;
+mod cot;
+mod latent_sft;
+mod rot;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use model::{Checkpoint, LatentHead, Tokenizer};
+use tensor::Device;
+
+use crate::error::EngineError;
+use crate::method::{Method, TokenLookup};
+
+/// What is particular to a family of latent reasoners.
+pub trait FamilySpec: Send + Sync {
+    /// The name in `config.json`'s `latent_tts.family` and on command lines.
+    fn name(&self) -> &'static str;
+
+    /// Whether a checkpoint that does not name its family belongs to this one, by its tensors,
+    /// tokens and configuration.
+    fn detect(&self, _checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
+        false
+    }
+
+    /// Prompt template, length rule, end tokens, answer rule and defaults, over
+    /// [`TokenLookup::base`].
+    fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError>;
+
+    /// The head that turns a hidden state into the next thought.
+    fn latent_head(
+        &self,
+        _device: &Device,
+        _checkpoint: &Checkpoint,
+    ) -> Result<LatentHead, EngineError> {
+        Ok(LatentHead::Identity)
+    }
+
+    /// Embeddings of marker tokens that the checkpoint keeps beside its embedding table, each
+    /// (width).
+    fn marker_embeddings(
+        &self,
+        _method: &Method,
+        _checkpoint: &Checkpoint,
+    ) -> Result<BTreeMap<u32, Vec<f32>>, EngineError> {
+        Ok(BTreeMap::new())
+    }
+}
+
+/// Every family, in the order in which they are detected: those with tensors of their own first.
+pub static FAMILIES: [Family; 6] =
+    [Family::CODI, Family::COLAR, Family::ROT, Family::COCONUT, Family::LATENT_SFT, Family::COT];
+
+/// A family of latent reasoners. Two are equal if their names are.
+#[derive(Clone, Copy)]
+pub struct Family(&'static dyn FamilySpec);
+
+impl Family {
+    /// COCONUT: hidden states are fed back as they are.
+    pub const COCONUT: Self = Self(&coconut::Coconut);
+    /// CODI: hidden states go through a projector.
+    pub const CODI: Self = Self(&codi::Codi);
+    /// CoLaR: a Gaussian head predicts the next compressed embedding.
+    pub const COLAR: Self = Self(&colar::Colar);
+    /// Latent-SFT: thoughts are mixtures of token embeddings.
+    pub const LATENT_SFT: Self = Self(&latent_sft::LatentSft);
+    /// Render-of-Thought: a head predicts the vision encoder's embedding of a rendered thought.
+    pub const ROT: Self = Self(&rot::Rot);
+    /// Explicit chains of thought, or answers without any: the baseline without latent thoughts.
+    pub const COT: Self = Self(&cot::Cot);
+
+    /// A family that is not one of [`FAMILIES`].
+    pub const fn new(spec: &'static dyn FamilySpec) -> Self {
+        Self(spec)
+    }
+
+    /// The name in configurations and on command lines.
+    pub fn name(self) -> &'static str {
+        self.0.name()
+    }
+
+    /// The family of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        FAMILIES.into_iter().find(|family| family.name() == name)
+    }
+
+    /// All names, separated by commas.
+    pub(crate) fn names() -> String {
+        FAMILIES.map(Self::name).join(", ")
+    }
+
+    /// What `config.json` says by name, else what tensors, tokens and configuration tell.
+    pub fn detect(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
+        let dir = || checkpoint.dir().to_owned();
+        match &checkpoint.config().defaults.family {
+            Some(name) => Self::from_name(name)
+                .ok_or_else(|| EngineError::UnknownFamily { dir: dir(), name: name.clone() }),
+            None => FAMILIES
+                .into_iter()
+                .find(|family| family.0.detect(checkpoint, tokenizer))
+                .ok_or_else(|| EngineError::Unrecognised { dir: dir() }),
+        }
+    }
+
+    pub(crate) fn spec(self) -> &'static dyn FamilySpec {
+        self.0
+    }
+}
+
+impl PartialEq for Family {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Family {}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Family({})", self.name())
+    }
+}
+
+/// Rows of a checkpoint's tensor; the model's width where it is missing, so that loading it names
+/// what is wrong.
+fn rows(checkpoint: &Checkpoint, tensor: &str) -> usize {
+    let shape = checkpoint.shape(tensor);
+    shape.and_then(|shape| shape.first().copied()).unwrap_or(checkpoint.config().width)
+}

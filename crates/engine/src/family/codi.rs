@@ -1,0 +1,51 @@
+//! CODI: hidden states go through a projector (linear, GELU, linear, layer norm) before they are
+//! fed back.
+
+use answer::AnswerRule;
+use model::{Checkpoint, LatentHead, Tokenizer};
+use tensor::Device;
+
+use super::{FamilySpec, rows};
+use crate::error::EngineError;
+use crate::method::{Method, TokenLookup};
+
+pub(super) struct Codi;
+
+const PROJECTOR: &str = "projector.1.weight";
+
+impl FamilySpec for Codi {
+    fn name(&self) -> &'static str {
+        "codi"
+    }
+
+    fn detect(&self, checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
+        checkpoint.has(PROJECTOR)
+    }
+
+    fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
+        // The markers of the published checkpoints have no text: they are the last two rows of a
+        // vocabulary that is three larger than the tokenizer's.
+        let vocab = tokens.vocab();
+        let is_unnamed = tokens.tokenizer_vocab() + 3 == vocab;
+        let unnamed = is_unnamed.then(|| [vocab as u32 - 2, vocab as u32 - 1]);
+        let [start, end] = tokens.latent_markers(unnamed)?;
+        let (base, gpt2) = (tokens.base()?, tokens.is_gpt2());
+        Ok(Method {
+            prompt_prefix: if gpt2 { "" } else { "<|begin_of_text|>" }.into(),
+            begin_latent: vec![start],
+            end_latent: vec![end],
+            answer_rule: AnswerRule::LastNumber,
+            sigma: if gpt2 { 1.4 } else { base.sigma },
+            ..base
+        })
+    }
+
+    fn latent_head(
+        &self,
+        device: &Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<LatentHead, EngineError> {
+        let hidden = rows(checkpoint, PROJECTOR);
+        Ok(LatentHead::mlp(device, checkpoint.config(), checkpoint, hidden)?)
+    }
+}

@@ -1,0 +1,51 @@
+//! CoLaR: a Gaussian head predicts the next compressed embedding; thinking ends by its own decision.
+
+use answer::AnswerRule;
+use model::{Checkpoint, LatentHead, Tokenizer};
+use tensor::Device;
+
+use super::{FamilySpec, rows};
+use crate::error::EngineError;
+use crate::method::{LatentLength, Method, TokenLookup, non_zero};
+
+pub(super) struct Colar;
+
+/// The embeddings' standard deviation where config.json does not give it: Llama-3.2-1B's.
+const EMBEDDING_STD: f32 = 0.018;
+
+impl FamilySpec for Colar {
+    fn name(&self) -> &'static str {
+        "colar"
+    }
+
+    fn detect(&self, checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
+        checkpoint.has("lt_head.mean.weight")
+    }
+
+    fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
+        let end_latent = tokens.encoded("###")?;
+        if end_latent.len() != 1 {
+            return Err(tokens.absent("###", "as one token of its own"));
+        }
+        Ok(Method {
+            prompt_prefix: "Question: ".into(),
+            prompt_suffix: " Let's think step by step:(Thinking speed: 2)###".into(),
+            end_latent,
+            length: LatentLength::AtMost(non_zero(64)),
+            answer_rule: AnswerRule::AnswerColon,
+            p: 0.03,
+            sigma: 0.01,
+            ..tokens.base()?
+        })
+    }
+
+    fn latent_head(
+        &self,
+        device: &Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<LatentHead, EngineError> {
+        let (config, hidden) = (checkpoint.config(), rows(checkpoint, "lt_head.fc.0.weight"));
+        let std = config.latent.embedding_std.unwrap_or(EMBEDDING_STD);
+        Ok(LatentHead::gaussian_mean(device, config, checkpoint, (hidden, std))?)
+    }
+}

@@ -1,0 +1,49 @@
+//! Latent-SFT: a thought is the mixture of the most probable tokens' embeddings.
+
+use answer::AnswerRule;
+use model::config::Architecture;
+use model::{Checkpoint, LatentHead, Tokenizer};
+use tensor::Device;
+
+use super::FamilySpec;
+use crate::error::EngineError;
+use crate::method::{LatentLength, Method, TokenLookup, non_zero};
+
+pub(super) struct LatentSft;
+
+/// Tokens of a mixture.
+const MIXTURE_TOKENS: usize = 10;
+
+impl FamilySpec for LatentSft {
+    fn name(&self) -> &'static str {
+        "latent-sft"
+    }
+
+    /// It adds no tensors, so that every Llama that is not of another family passes for one.
+    fn detect(&self, checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
+        checkpoint.config().architecture == Architecture::Llama
+    }
+
+    fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
+        Ok(Method {
+            prompt_prefix: "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by \
+                            step, and put your final answer within \\boxed{}.\n"
+                .into(),
+            prompt_suffix: "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n".into(),
+            begin_latent: tokens.encoded("<think>")?,
+            end_latent: tokens.encoded("</think>")?,
+            length: LatentLength::AtMost(non_zero(64)),
+            max_new_tokens: 128,
+            answer_rule: AnswerRule::Boxed,
+            ..tokens.base()?
+        })
+    }
+
+    fn latent_head(
+        &self,
+        _device: &Device,
+        _checkpoint: &Checkpoint,
+    ) -> Result<LatentHead, EngineError> {
+        Ok(LatentHead::TopKMixture { k: MIXTURE_TOKENS })
+    }
+}

@@ -1,0 +1,115 @@
+//! What a caller asks for: one question with its own sampling parameters, and a way to stop it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use answer::AnswerKind;
+
+use crate::sampling_params::SamplingParams;
+
+/// One question and everything that decides its trajectories.
+///
+/// Requests with unlike parameters share passes; what a request gets does not depend on the others.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Names the request's random numbers together with the seed: the question's index in its
+    /// data set. Two requests with the same id, seed and parameters get the same trajectories.
+    pub id: u32,
+    /// The question's text, without the family's prompt template.
+    pub question: String,
+    /// What kind of answer is looked for in the decoded text.
+    pub answer_kind: AnswerKind,
+    /// How many trajectories, how they are perturbed, how long they are.
+    pub params: SamplingParams,
+    /// Looked at between passes; a cancelled request gives its rows' places to the others.
+    pub cancel: CancelToken,
+}
+
+impl Request {
+    /// A request for a number, under id 0.
+    pub fn new(question: impl Into<String>, params: SamplingParams) -> Self {
+        Self {
+            id: 0,
+            question: question.into(),
+            answer_kind: AnswerKind::Number,
+            params,
+            cancel: CancelToken::default(),
+        }
+    }
+}
+
+/// Stops requests. Clones share one state: cancelling any of them cancels all.
+///
+/// The engine looks at it between passes, so that a request ends within one pass over its rows.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<CancelState>);
+
+#[derive(Debug, Default)]
+struct CancelState {
+    cancelled: AtomicBool,
+    deadline: Option<Instant>,
+    parents: Vec<CancelToken>,
+}
+
+impl CancelToken {
+    /// A token that also cancels itself when `limit` has passed from now on.
+    pub fn with_timeout(limit: Duration) -> Self {
+        let deadline = Instant::now().checked_add(limit);
+        Self(Arc::new(CancelState { deadline, ..CancelState::default() }))
+    }
+
+    /// A token that is cancelled with this one, and can be cancelled without it.
+    pub fn child(&self) -> Self {
+        Self(Arc::new(CancelState { parents: vec![self.clone()], ..CancelState::default() }))
+    }
+
+    /// A token that is cancelled with either of two.
+    pub(crate) fn joined(&self, other: &Self) -> Self {
+        let parents = vec![self.clone(), other.clone()];
+        Self(Arc::new(CancelState { parents, ..CancelState::default() }))
+    }
+
+    /// Cancels every request that holds this token, a clone or a child of it.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`cancel`](Self::cancel) was called here or on a parent, or a time limit has passed.
+    pub fn is_cancelled(&self) -> bool {
+        let CancelState { cancelled, deadline, parents } = &*self.0;
+        cancelled.load(Ordering::Relaxed)
+            || deadline.is_some_and(|deadline| Instant::now() >= deadline)
+            || parents.iter().any(Self::is_cancelled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_share_their_state() {
+        let token = CancelToken::default();
+        let clone = token.clone();
+        assert!(!clone.is_cancelled());
+        token.cancel();
+        assert!(clone.is_cancelled());
+    }
+
+    #[test]
+    fn a_child_ends_with_its_parent_and_not_the_other_way_round() {
+        let parent = CancelToken::default();
+        let [first, second] = [parent.child(), parent.child()];
+        first.cancel();
+        assert!(first.is_cancelled() && !parent.is_cancelled() && !second.is_cancelled());
+        parent.cancel();
+        assert!(second.is_cancelled());
+    }
+
+    #[test]
+    fn a_timeout_of_zero_has_passed() {
+        assert!(CancelToken::with_timeout(Duration::ZERO).is_cancelled());
+        assert!(!CancelToken::with_timeout(Duration::from_secs(3600)).is_cancelled());
+    }
+}

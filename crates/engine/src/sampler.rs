@@ -1,0 +1,237 @@
+//! The random numbers of a batch's rows: drawn from Philox under each request's seed, or recorded
+//! by another implementation.
+//!
+//! A number is named by seed, question, trajectory, position, layer, site and element, so that it
+//! does not depend on which rows share a pass. Each row carries the strength of its own request.
+
+use model::{Decoder, Dropout};
+use tensor::ops::{self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw};
+use tensor::rng::{RngKey, Site};
+use tensor::{Device, DeviceError, Tensor};
+
+use crate::batch::BatchItem;
+use crate::method::{LatentLength, LengthRange};
+use crate::perturb::Perturbation;
+use crate::sampling_params::SamplingParams;
+use crate::think::Row;
+
+/// A trajectory's name in the random function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowId {
+    /// The request's id: the question's index in its data set.
+    pub question: u32,
+    /// The trajectory's number within the question.
+    pub trajectory: u32,
+}
+
+impl RowId {
+    /// The key of this row's random numbers at a position, counted from the first prompt token.
+    pub fn rng_key(self, seed: u64, position: usize) -> RngKey {
+        RngKey {
+            seed,
+            question: self.question,
+            trajectory: self.trajectory,
+            position: position as u32,
+        }
+    }
+
+    /// The number of thoughts that a row of variable length draws.
+    pub(crate) fn length(self, seed: u64, range: LengthRange) -> usize {
+        self.rng_key(seed, 0).uniform_int(Site::Length, range.low().get(), range.high().get())
+    }
+}
+
+/// Dropout masks and noise that another implementation used, for the rows of one question.
+#[derive(Clone, Debug, Default)]
+pub struct RecordedNoise {
+    /// Thoughts, layers, rows and width of what follows.
+    pub shape: [usize; 4],
+    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, width).
+    pub keep_masks: Vec<u8>,
+    /// (thoughts, rows, width)
+    pub noise: Vec<f32>,
+}
+
+impl RecordedNoise {
+    /// The masks of pass `t` for some rows: attention and MLP site of each layer in turn, each
+    /// (rows, width).
+    fn masks(&self, t: usize, rows: &[u32]) -> Vec<Vec<u8>> {
+        let [_, layers, n, width] = self.shape;
+        let site = |s: usize| {
+            let start = (t * layers * 2 + s) * n * width;
+            rows.iter()
+                .flat_map(|&r| self.keep_masks[start + r as usize * width..][..width].to_vec())
+                .collect()
+        };
+        (0..2 * layers).map(site).collect()
+    }
+
+    fn noise(&self, t: usize, row: u32) -> &[f32] {
+        let [_, _, n, width] = self.shape;
+        &self.noise[(t * n + row as usize) * width..][..width]
+    }
+}
+
+/// The stage that a pass belongs to, which decides whether dropout falls on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PassStage {
+    /// Prompt tokens before the last one.
+    Prompt,
+    /// The pass whose output becomes thought `t`, counted from 0: over the last prompt token
+    /// (t = 0) or over thought t - 1.
+    Thought(usize),
+    /// The pass over the last thought and the end tokens, and all answer tokens.
+    Answer,
+}
+
+/// Gives the rows of a batch their random numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Sampler<'a> {
+    pub(crate) items: &'a [BatchItem<'a>],
+    /// Replaces the random function; for the rows of one question.
+    pub(crate) recorded: Option<&'a RecordedNoise>,
+}
+
+impl<'a> Sampler<'a> {
+    /// Draws from the random function under each item's seed.
+    pub(crate) fn new(items: &'a [BatchItem<'a>]) -> Self {
+        Self { items, recorded: None }
+    }
+
+    pub(crate) fn params(&self, row: &Row) -> &'a SamplingParams {
+        self.items[row.spec.item].params
+    }
+
+    pub(crate) fn is_cancelled(&self, row: &Row) -> bool {
+        self.items[row.spec.item].cancel.is_cancelled()
+    }
+
+    /// The key of a row's random numbers at its next position; none for a clean row.
+    fn key(&self, row: &Row) -> Option<RngKey> {
+        let is_sampled = row.spec.perturbed && self.recorded.is_none();
+        is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, row.sequence.len()))
+    }
+
+    /// The most thoughts that a row may have.
+    pub(crate) fn max_thoughts(&self, row: &Row) -> usize {
+        let params = self.params(row);
+        match params.length {
+            LatentLength::Between(range) if row.spec.perturbed && self.recorded.is_none() => {
+                row.spec.id.length(params.seed, range)
+            }
+            length => length.limit(),
+        }
+    }
+
+    /// A row's dropout at its next position, if its request has dropout at this stage.
+    pub(crate) fn dropout_row(&self, row: &Row, stage: PassStage) -> Option<RowPerturbation> {
+        let perturbation = self.params(row).perturbation;
+        let Perturbation::Dropout { p, sites, .. } = perturbation else { return None };
+        if stage == PassStage::Answer && !perturbation.affects_answer() {
+            return None;
+        }
+        let on = |on: bool, site: Site| if on { SiteSet::of(site) } else { SiteSet::EMPTY };
+        let sites = on(sites.attn_out, Site::AttnOut) | on(sites.mlp_out, Site::MlpOut);
+        Some(RowPerturbation { key: self.key(row)?, strength: p.get(), sites })
+    }
+
+    /// The masks that another implementation used for some rows at a stage.
+    pub(crate) fn recorded_masks(
+        &self,
+        rows: &[&mut Row],
+        stage: PassStage,
+    ) -> Option<Vec<Vec<u8>>> {
+        let (recorded, PassStage::Thought(t)) = (self.recorded?, stage) else { return None };
+        self.params(rows.first()?).perturbation.is_dropout().then(|| {
+            let numbers: Vec<u32> = rows.iter().map(|row| row.spec.id.trajectory).collect();
+            recorded.masks(t, &numbers)
+        })
+    }
+
+    /// Dropout with masks from [`Self::recorded_masks`].
+    pub(crate) fn recorded_dropout<'m>(
+        &self,
+        row: &Row,
+        masks: &'m [Vec<u8>],
+    ) -> Option<Dropout<'m>> {
+        let Perturbation::Dropout { p, sites, .. } = self.params(row).perturbation else {
+            return None;
+        };
+        Some(Dropout::Recorded {
+            p: p.get(),
+            sites: [sites.attn_out, sites.mlp_out],
+            masks,
+        })
+    }
+
+    /// Adds noise to thought `t` (counted from 0) of the rows whose requests have noise; x is
+    /// (rows, width), and each row is at the position where its thought is fed.
+    pub(crate) fn add_noise<'r>(
+        &self,
+        device: &Device,
+        rows: impl Iterator<Item = &'r Row> + Clone,
+        t: usize,
+        x: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let std = |row: &Row| match self.params(row).perturbation {
+            Perturbation::Gaussian { std } => Some(std),
+            _ => None,
+        };
+        if !rows.clone().any(|row| std(row).is_some()) {
+            return Ok(());
+        }
+        if let Some(recorded) = self.recorded {
+            let noise: Vec<f32> =
+                rows.flat_map(|row| recorded.noise(t, row.spec.id.trajectory).to_vec()).collect();
+            let noise = Tensor::from_vec(x.rows(), x.cols(), noise).to_device(device)?;
+            return ops::add(device, x, &noise);
+        }
+        let perturbed = |row: &Row| {
+            let (key, strength) = self.key(row).zip(std(row))?;
+            Some(RowPerturbation { key, strength, sites: SiteSet::of(Site::Noise) })
+        };
+        ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
+    }
+
+    /// The next token of each of some rows, from their hidden states (rows, width): the argmax, or
+    /// sampled for requests that sample tokens.
+    ///
+    /// Rows of unlike requests go through the operation that they would go through alone, so that
+    /// their log-probabilities are the same to the bit.
+    pub(crate) fn next_tokens(
+        &self,
+        decoder: &Decoder,
+        hidden: &Tensor,
+        rows: &[&Row],
+    ) -> Result<PendingTokens, DeviceError> {
+        let device = decoder.device();
+        let sampling = |row: &Row| match self.params(row).perturbation {
+            Perturbation::Tokens(sampling) => Some(sampling),
+            _ => None,
+        };
+        let draws = |places: &[usize]| -> Vec<Option<TokenDraw>> {
+            let draw = |&i: &usize| {
+                let (key, sampling) = self.key(rows[i]).zip(sampling(rows[i]))?;
+                Some(TokenDraw { key, sampling })
+            };
+            places.iter().map(draw).collect()
+        };
+        let (sampled, greedy): (Vec<usize>, Vec<usize>) =
+            (0..rows.len()).partition(|&i| sampling(rows[i]).is_some());
+        if sampled.is_empty() {
+            return PendingTokens::greedy(device, hidden, decoder.lm_head());
+        }
+        if greedy.is_empty() {
+            let tokens = ops::sample_tokens(device, hidden, decoder.lm_head(), &draws(&sampled))?;
+            return Ok(PendingTokens::from(tokens));
+        }
+        let of = |places: &[usize]| ops::select(device, [hidden], places);
+        let argmax = PendingTokens::greedy(device, &of(&greedy)?, decoder.lm_head())?;
+        let drawn =
+            ops::sample_tokens(device, &of(&sampled)?, decoder.lm_head(), &draws(&sampled))?;
+        let mut all: Vec<_> = greedy.into_iter().zip(argmax.read()?).collect();
+        all.extend(sampled.into_iter().zip(drawn));
+        all.sort_unstable_by_key(|&(i, _)| i);
+        Ok(PendingTokens::from(all.into_iter().map(|(_, token)| token).collect::<Vec<_>>()))
+    }
+}
