@@ -1,7 +1,7 @@
 //! Parallel latent reasoning, one file per stage, in the order of the flow:
 //!
 //! ```text
-//! question -> prompt -> prefill -> think -> score -> decode -> answer -> record::aggregate
+//! question -> prompt -> prefill -> think -> score -> decode -> answer -> aggregate
 //!                             |      ^        |       ^
 //!                             |   perturb     |       |
 //!                             +----> search (beams) --+

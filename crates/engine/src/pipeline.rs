@@ -4,15 +4,14 @@
 //! question -> prompt -> prefix -> N trajectories -> answers -> rewards -> choice
 //! ```
 //!
-//! The choice is a function of the recorded trajectories ([`record::aggregate`]), so that one run
+//! The choice is a function of the recorded trajectories ([`aggregate`]), so that one run
 //! holds those of every smaller N and every rule.
 
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 
+use aggregate::{EarlyStop, StepDiversity, stop_reason};
 use rayon::prelude::*;
-use record::diversity::StepDiversity;
-use record::stopping::{EarlyStop, stop_reason};
 use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
 use tensor::Tensor;
 

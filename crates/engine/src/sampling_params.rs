@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use record::stopping::Confidence;
+use aggregate::Confidence;
 use tensor::ops::TokenSampling;
 
 use crate::error::EngineError;
