@@ -94,14 +94,12 @@ def right(trajectory):
 
 
 def majority(trajectories):
-    """The first answer with the most votes, ties by summed reward, as the records' own rule has it."""
+    """The answer with the most votes; of equal ones the first given (`max` returns the first)."""
     votes = {}
     for trajectory in trajectories:
         if trajectory["answer"] is not None:
-            entry = votes.setdefault(trajectory["answer"], [0, 0.0, trajectory])
-            entry[0] += 1
-            entry[1] += trajectory.get("verdict", sum(trajectory["scores"]) / len(trajectory["scores"]))
-    return max(votes.values(), key=lambda entry: entry[:2])[2] if votes else None
+            votes.setdefault(trajectory["answer"], []).append(trajectory)
+    return max(votes.values(), key=len)[0] if votes else None
 
 
 def expected_counts(samples):

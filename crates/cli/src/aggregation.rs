@@ -3,10 +3,9 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
+use aggregate::{Aggregator, Confidence, VoteParams};
 use anyhow::{Result, bail};
 use engine::{AdaptiveSampling, BeamSize, SamplingParams};
-use record::aggregate::{Aggregator, VoteParams};
-use record::stopping::Confidence;
 
 use crate::args::AggregationArgs;
 use crate::args::values::AggregateRule;
@@ -121,7 +120,7 @@ fn adaptive(args: &AggregationArgs) -> Result<Option<AdaptiveSampling>> {
 
 #[cfg(test)]
 mod tests {
-    use record::aggregate::RewardReduction;
+    use aggregate::RewardReduction;
 
     use super::*;
 

@@ -58,7 +58,6 @@ fn eval_json_has_every_metric() {
     for (name, ks) in [
         ("greedy", &[1][..]),
         ("coverage", &[1, 4]),
-        ("pass", &[1, 4]),
         ("maj", &[1, 4]),
         ("weighted", &[1, 4]),
         ("best_of", &[1, 4]),
@@ -121,7 +120,7 @@ fn aggregators_can_be_selected() {
     };
     let with_rewards = ["--reward-model", "judge"];
     let (some, beam) = names(&[&with_rewards[..], &["--aggregate", "maj,best_of_last"]].concat());
-    assert_eq!(some, ["greedy", "coverage", "pass", "maj", "best_of_last", "diversity"]);
+    assert_eq!(some, ["greedy", "coverage", "maj", "best_of_last", "diversity"]);
     assert!(beam.is_null(), "nobody asked for a search");
     let (some, beam) = names(
         &[
@@ -130,7 +129,7 @@ fn aggregators_can_be_selected() {
         ]
         .concat(),
     );
-    assert_eq!(some, ["greedy", "coverage", "pass", "beam", "diversity"]);
+    assert_eq!(some, ["greedy", "coverage", "beam", "diversity"]);
     assert_eq!(beam, serde_json::json!({ "width": 3, "candidates": 2 }));
     let table =
         sandbox.eval(&[&with_rewards[..], &["--limit", "2", "--out", "table"]].concat()).ok().out;

@@ -13,13 +13,13 @@
 //! host, so that a killed and resumed run ends with the bytes of an uninterrupted one. And a reader
 //! never holds more than one line, so a run may be larger than memory.
 //!
-//! [`aggregate`], [`stopping`] and [`diversity`] are here too, because the engine uses them on live
-//! trajectories and the report on recorded ones, and the two must agree.
+//! What follows from the recorded trajectories (votes, early stopping, diversity) is in the crate
+//! [`aggregate`], which works on live trajectories too.
 //!
 //! ```
 //! use record::{Manifest, RunDir, Sample};
-//! # fn main() -> Result<(), record::Error> {
-//! # let scratch = tempfile::tempdir().map_err(|source| record::Error::Read { path: ".".into(), source })?;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let scratch = tempfile::tempdir()?;
 //! # let path = scratch.path().join("run");
 //! let manifest = Manifest { seeds: vec![7], questions: 1, ..Manifest::default() };
 //! let sample = Sample { id: 0, seed: 7, question: "1 + 1".into(), gold: "2".into(), ..Sample::default() };
@@ -36,19 +36,15 @@
 //! # }
 //! ```
 
-pub mod aggregate;
-pub mod diversity;
 mod document;
 mod error;
 mod fingerprint;
 mod latents;
 mod lines;
 mod manifest;
-pub mod ranking;
 mod results;
 mod run_dir;
 mod sample;
-pub mod stopping;
 mod writer;
 
 pub use document::{write_atomic, write_document};

@@ -6,9 +6,11 @@
 
 use std::ops::AddAssign;
 
+use aggregate::{Aggregator, RewardReduction, VoteParams};
+use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::aggregate::{Aggregator, RewardReduction, VoteParams};
 use crate::error::FieldError;
 use crate::manifest::FORMAT;
 use crate::sample::{Validate, check_finite};
@@ -19,6 +21,7 @@ pub struct Results {
     /// The format of the run directory, [`FORMAT`].
     pub version: u32,
     /// Every metric at every k.
+    #[serde(deserialize_with = "read_metrics")]
     pub metrics: Vec<Metric>,
     /// What it cost.
     pub cost: RunCost,
@@ -32,7 +35,7 @@ pub struct Results {
     #[serde(default)]
     pub sampled: f64,
     /// The numbers in the voting rules, where they are not the usual ones.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "tuning", skip_serializing_if = "Option::is_none")]
     pub vote_params: Option<VoteParams>,
     /// What each rule gains over the plainer ones at the largest k, question by question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -73,6 +76,13 @@ impl Default for Results {
     }
 }
 
+/// Reads metrics without `pass`, a second name of `coverage` in results of earlier versions.
+fn read_metrics<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Metric>, D::Error> {
+    let metrics = Vec::<Value>::deserialize(deserializer)?;
+    let kept = metrics.into_iter().filter(|metric| metric["name"] != "pass");
+    kept.map(|metric| serde_json::from_value(metric).map_err(Error::custom)).collect()
+}
+
 /// One figure with its 95% interval over questions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
@@ -98,8 +108,6 @@ pub enum MetricName {
     Greedy,
     /// Chance that at least one of k trajectories is correct, by the unbiased estimator.
     Coverage,
-    /// The same, under the name the literature on code uses.
-    Pass,
     /// Accuracy of the majority vote of the first k.
     Maj,
     /// Accuracy of the vote of the first k, weighted by reward.
@@ -110,11 +118,14 @@ pub enum MetricName {
     /// defines them.
     Normalized,
     /// Accuracy of the vote weighted by normalised log-probability.
+    #[serde(rename = "likely")]
     Likelihood,
     /// Accuracy of the vote weighted by both.
     Combined,
     /// Accuracy of the answer with the largest lower bound on its reward.
     Pessimistic,
+    /// As `best_of`, by the mean process reward even where there are outcome rewards.
+    BestOfMean,
     /// As `best_of`, by the sum of rewards.
     BestOfSum,
     /// As `best_of`, by the last reward.
@@ -129,6 +140,7 @@ pub enum MetricName {
     /// the same question.
     Auc,
     /// The same of the answers' verdicts; k = trajectories.
+    #[serde(rename = "auc_verdict")]
     AucOutcome,
 }
 
@@ -136,10 +148,7 @@ impl MetricName {
     /// Whether it is the accuracy of one answer a question, rather than a bound or another
     /// quantity.
     pub fn is_accuracy(self) -> bool {
-        !matches!(
-            self,
-            Self::Coverage | Self::Pass | Self::Diversity | Self::Auc | Self::AucOutcome
-        )
+        !matches!(self, Self::Coverage | Self::Diversity | Self::Auc | Self::AucOutcome)
     }
 }
 
@@ -153,6 +162,7 @@ impl From<Aggregator> for MetricName {
             Aggregator::Combined => Self::Combined,
             Aggregator::Pessimistic => Self::Pessimistic,
             Aggregator::BestOf(RewardReduction::OutcomeOrMean) => Self::BestOf,
+            Aggregator::BestOf(RewardReduction::Mean) => Self::BestOfMean,
             Aggregator::BestOf(RewardReduction::Sum) => Self::BestOfSum,
             Aggregator::BestOf(RewardReduction::Last) => Self::BestOfLast,
             Aggregator::BestOf(RewardReduction::Min) => Self::BestOfMin,
@@ -277,6 +287,24 @@ mod tests {
             r#""beam":0.0,"total":0.0}},"questions":0,"seeds":0,"trajectories":0,"sampled":0.0}"#,
         );
         assert_eq!(serde_json::to_string(&results).unwrap(), expected);
+    }
+
+    #[test]
+    fn results_of_earlier_versions_are_readable() {
+        let metric = |name: &str| {
+            format!(r#"{{"name":"{name}","k":4,"value":0.1,"low":0.05,"high":0.3,"seeds":1}}"#)
+        };
+        let text = serde_json::to_string(&Results::default()).unwrap();
+        let with =
+            |metrics: &str| text.replace(r#""metrics":[]"#, &format!(r#""metrics":[{metrics}]"#));
+        let read = |metrics: &str| serde_json::from_str::<Results>(&with(metrics));
+        let results = read(&[metric("coverage"), metric("pass")].join(",")).unwrap();
+        assert_eq!(results.metrics.len(), 1);
+        assert_eq!(
+            (results.metrics[0].name, results.metrics[0].value),
+            (MetricName::Coverage, 0.1)
+        );
+        assert!(read(&metric("unknown")).unwrap_err().to_string().contains("unknown variant"));
     }
 
     #[test]

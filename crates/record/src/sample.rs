@@ -4,10 +4,10 @@
 //! the way in and on the way out ([`Check`]), so that readers need not ask: every number is finite,
 //! trajectories are in the order of `k`, and what has no answer is not correct.
 
+use aggregate::{Candidate, EarlyStop};
 use serde::{Deserialize, Serialize};
 
 use crate::error::FieldError;
-use crate::stopping::EarlyStop;
 
 /// A record that can tell whether it makes sense.
 pub(crate) trait Validate {
@@ -35,7 +35,7 @@ pub struct Sample {
     #[serde(default)]
     pub greedy: Option<TrajectoryRecord>,
     /// d_t of each thought step, over the sampled trajectories; see
-    /// [`diversity`](crate::diversity).
+    /// [`StepDiversity`](aggregate::StepDiversity).
     #[serde(default)]
     pub diversity: Option<Vec<f64>>,
     /// Why there are fewer trajectories than were asked for, where there are.
@@ -63,10 +63,10 @@ pub struct TrajectoryRecord {
     #[serde(default)]
     pub answer: Option<String>,
     /// One step reward per thought, where a reward model scored it.
-    #[serde(default)]
+    #[serde(default, rename = "scores")]
     pub process_rewards: Option<Vec<f32>>,
     /// The reward of the answer, where the reward model reads answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
     /// Whether the answer equals the right one.
     pub correct: bool,
@@ -74,6 +74,28 @@ pub struct TrajectoryRecord {
     /// that is a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob: Option<f32>,
+}
+
+impl Candidate for TrajectoryRecord {
+    fn number(&self) -> u32 {
+        self.k
+    }
+
+    fn answer(&self) -> Option<&str> {
+        self.answer.as_deref()
+    }
+
+    fn process_rewards(&self) -> Option<&[f32]> {
+        self.process_rewards.as_deref()
+    }
+
+    fn outcome_reward(&self) -> Option<f32> {
+        self.outcome_reward
+    }
+
+    fn logprob(&self) -> Option<f32> {
+        self.logprob
+    }
 }
 
 /// The best finished beam of a reward-guided search.
@@ -93,11 +115,11 @@ pub struct BeamResult {
     /// Its cumulative reward; 0 without thoughts.
     pub reward: f32,
     /// Its step rewards, one per thought.
-    #[serde(default)]
+    #[serde(default, rename = "scores")]
     pub process_rewards: Vec<f32>,
     /// The reward of its answer, where the reward model reads answers; it then chose the path
     /// among those that ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
     /// Whether the answer equals the right one.
     pub correct: bool,
@@ -185,7 +207,7 @@ pub(crate) fn check_finite(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stopping::StopReason;
+    use aggregate::StopReason;
 
     fn sample(trajectory: TrajectoryRecord) -> Sample {
         Sample { trajectories: vec![trajectory], ..Sample::default() }

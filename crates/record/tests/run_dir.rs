@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use aggregate::{EarlyStop, StopReason};
 use proptest::prelude::*;
-use record::stopping::{EarlyStop, StopReason};
 use record::{
     BeamResult, Manifest, RecordError, Results, RunDir, Sample, Seconds, TrajectoryRecord,
 };

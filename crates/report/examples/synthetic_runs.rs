@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use record::diversity::StepDiversity;
+use aggregate::StepDiversity;
 use record::{BeamResult, LatentsWriter, Manifest, RunDir, Sample, Seconds, TrajectoryRecord};
 use serde_json::{Value, json};
 

@@ -14,8 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use record::aggregate::{Aggregator, VoteParams};
-use record::ranking::ordered_pairs;
+use aggregate::{Aggregator, VoteParams, ordered_pairs};
 use record::{
     BeamCost, FORMAT, Metric, MetricGain, MetricName, Results, RunCost, RunDir, Sample, Seconds,
     TrajectoryRecord,
@@ -97,8 +96,7 @@ impl QuestionMetrics {
             collected.add(&sample?, settings)?;
         }
         let fewest = collected.layout.as_ref().map_or(0, |shape| shape.fewest);
-        let is_coverage = |name| matches!(name, MetricName::Coverage | MetricName::Pass);
-        collected.columns.retain(|&(name, k), _| !is_coverage(name) || k <= fewest);
+        collected.columns.retain(|&(name, k), _| name != MetricName::Coverage || k <= fewest);
         if collected.seen.is_empty() { Err(ReportError::Empty) } else { Ok(collected) }
     }
 
@@ -274,9 +272,7 @@ fn sample_metrics(
     }
     let correct = trajectories.iter().filter(|trajectory| trajectory.correct).count();
     for &k in ks.iter().filter(|&&k| k <= n) {
-        let chance = coverage(n, correct, k);
-        facts.push((MetricName::Coverage, k, chance));
-        facts.push((MetricName::Pass, k, chance));
+        facts.push((MetricName::Coverage, k, coverage(n, correct, k)));
     }
     facts.extend(ranking_accuracy(trajectories));
     let rules = settings.aggregators.as_deref().unwrap_or(Aggregator::DEFAULT);

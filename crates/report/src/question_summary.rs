@@ -1,6 +1,6 @@
 //! One question in brief: its distinct answers once each, and which trajectory gave which.
 
-use record::aggregate::{self, RewardReduction};
+use aggregate::RewardReduction;
 use record::{BeamResult, Sample, TrajectoryRecord};
 
 /// Letters of a decoded text that are kept.

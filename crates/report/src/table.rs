@@ -13,7 +13,7 @@ type RuleRow = (MetricName, &'static str, &'static str);
 
 /// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has
 /// no row.
-const ROWS: [RuleRow; 13] = [
+const ROWS: [RuleRow; 14] = [
     (MetricName::Greedy, "greedy", "one trajectory without perturbation"),
     (MetricName::Maj, "majority", "the answer most of k trajectories give"),
     (MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
@@ -30,9 +30,10 @@ const ROWS: [RuleRow; 13] = [
         "the answer with the highest mean reward that its votes make sure of",
     ),
     (MetricName::BestOf, "best of k", "the answer of the trajectory with the highest reward"),
-    (MetricName::BestOfSum, "best sum", "the same, by the sum of its step rewards"),
-    (MetricName::BestOfLast, "best last", "the same, by its last step reward"),
-    (MetricName::BestOfMin, "best min", "the same, by its smallest step reward"),
+    (MetricName::BestOfMean, "best mean", "the same, by the mean of its process rewards alone"),
+    (MetricName::BestOfSum, "best sum", "the same, by the sum of its process rewards"),
+    (MetricName::BestOfLast, "best last", "the same, by its last process reward"),
+    (MetricName::BestOfMin, "best min", "the same, by its smallest process reward"),
     (MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
     (
         MetricName::Coverage,
@@ -281,7 +282,6 @@ mod tests {
                 metric(MetricName::Greedy, 1, 0.341),
                 metric(MetricName::Coverage, 1, 0.3),
                 metric(MetricName::Coverage, 4, 0.95),
-                metric(MetricName::Pass, 4, 0.95),
                 metric(MetricName::Maj, 1, 0.3),
                 metric(MetricName::Maj, 4, 0.3456),
                 metric(MetricName::Beam, 4, 0.4),

@@ -140,9 +140,8 @@ fn the_figures_hold_what_the_records_say() {
 
     let accuracy = figure(&figures, "accuracy");
     assert_points(accuracy, 0, "greedy", &[(1.0, 0.5), (4.0, 0.5)]);
-    // The first trajectories are wrong; at 2 the reward breaks the tie for the right one of the
-    // first question.
-    assert_points(accuracy, 0, "majority", &[(1.0, 0.0), (2.0, 0.5), (4.0, 0.5)]);
+    // The first trajectories are wrong, and at 2 they win the tie of the first question.
+    assert_points(accuracy, 0, "majority", &[(1.0, 0.0), (2.0, 0.0), (4.0, 0.5)]);
     // The highest reward is the last trajectory's; the first question's has no answer, so the third
     // is taken.
     assert_points(accuracy, 0, "best of N", &[(1.0, 0.0), (2.0, 0.5), (4.0, 1.0)]);

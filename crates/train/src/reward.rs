@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use aggregate::ordered_pairs;
 use engine::LatentModel;
 use engine::prompt::Prompt;
 use engine::reference_trace::ReferenceTracer;
 use model::Parameter;
 use model::save::SaveDtype;
-use record::ranking::ordered_pairs;
 use serde_json::{Map, Value, json};
 use tensor::{Device, Tensor};
 

@@ -32,7 +32,7 @@ pub struct AggregationArgs {
     /// With --adaptive: how sure of the leading answer to be, above 0.5 and at most 1; 1 stops
     /// only where no further trajectory can change the vote [default: 0.95]
     #[arg(long, value_name = "SHARE", value_parser = values::confidence, allow_negative_numbers = true)]
-    pub confidence: Option<record::stopping::Confidence>,
+    pub confidence: Option<aggregate::Confidence>,
 
     /// Votes weighted by normalized, likely, combined: what the signal is divided by; small trusts
     /// it, large trusts the plain vote [default: 1]

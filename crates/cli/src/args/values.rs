@@ -2,10 +2,9 @@
 
 use std::num::NonZeroUsize;
 
+use aggregate::{Aggregator, Confidence};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use engine::{Family, LatentLength, LengthRange, Probability, TokenSampling};
-use record::aggregate::Aggregator;
-use record::stopping::Confidence;
 
 use super::DeviceKind;
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use engine::{Engine, Outcome, Question};
 use model::ModelFiles;
-use record::{LatentsWriter, Manifest, Results, RunDir, RunWriter, Sample, Seconds, aggregate};
+use record::{LatentsWriter, Manifest, Results, RunDir, RunWriter, Sample, Seconds};
 use report::ReportOptions;
 use report::metrics::{self, MetricSettings};
 use report::table::TableOptions;

@@ -5,11 +5,10 @@ use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
+use aggregate::{Aggregator, AnswerVotes, RewardReduction, StopReason};
 use anyhow::{Context, Result, bail};
 use engine::Question;
 use engine::question::AnswerKind;
-use record::aggregate::{self, Aggregator, AnswerVotes, RewardReduction};
-use record::stopping::StopReason;
 use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
 use serde_json::{Value, json};
 

@@ -1,34 +1,33 @@
-//! How unlike the thoughts of N trajectories are, step by step (the paper's diversity).
+//! Diversity of the thoughts of N trajectories at each step (the paper's definition).
 //!
 //! ```text
 //! d_t = 2 / (N (N-1)) * sum over i < j of (1 - cos(h_t^i, h_t^j))
 //! ```
 //!
-//! With unit vectors u, |sum u|^2 = N + 2 * (sum over i < j of cos), so one running sum of unit
-//! vectors per step is enough: memory does not grow with N and each thought is read once, as it
-//! appears. Sums are in f64; in f32 the difference of two numbers near N^2 would lose the small
-//! diversities one wants to see.
+//! For unit vectors u, |sum u|^2 = N + 2 * (sum over i < j of cos), so one running sum of unit
+//! vectors per step is enough: memory does not grow with N and each thought is read once. Sums are
+//! in f64, because in f32 the difference of two numbers near N^2 would lose small diversities.
 
-/// Collects thoughts and gives d_t for every step.
+/// Accumulates thoughts and computes d_t for every step.
 #[derive(Debug, Clone)]
 pub struct StepDiversity {
     width: usize,
     steps: Vec<StepSum>,
 }
 
-/// One step over the trajectories that have it.
+/// One step, summed over the trajectories that have it.
 #[derive(Debug, Clone)]
 struct StepSum {
     /// Sum of unit vectors, `[width]`.
     sum: Vec<f64>,
-    /// Thoughts added.
+    /// Number of thoughts added.
     rows: usize,
-    /// Those of them that have a direction.
-    directed: usize,
+    /// Number of those with a nonzero norm.
+    nonzero: usize,
 }
 
 impl StepDiversity {
-    /// Nothing collected yet; every thought is `width` numbers.
+    /// An empty accumulator for thoughts of `width` elements.
     pub fn new(width: usize) -> Self {
         Self { width, steps: Vec::new() }
     }
@@ -37,18 +36,18 @@ impl StepDiversity {
     ///
     /// # Panics
     ///
-    /// In debug builds, if the thought is not of the width given to [`StepDiversity::new`].
+    /// In debug builds, if the thought does not have the width given to [`StepDiversity::new`].
     pub fn add(&mut self, step: usize, thought: &[f32]) {
         debug_assert_eq!(thought.len(), self.width, "a thought of another width");
         while self.steps.len() <= step {
-            self.steps.push(StepSum { sum: vec![0.0; self.width], rows: 0, directed: 0 });
+            self.steps.push(StepSum { sum: vec![0.0; self.width], rows: 0, nonzero: 0 });
         }
         self.steps[step].add(thought);
     }
 
-    /// d_t of steps 0, 1, ... up to the last one that at least two trajectories have.
+    /// d_t of steps 0, 1, ... up to the last step that at least two trajectories have.
     ///
-    /// Trajectories of unlike length are compared where both have a thought.
+    /// Trajectories of unequal length are compared at the steps that both have.
     pub fn values(&self) -> Vec<f64> {
         self.steps.iter().map_while(StepSum::value).collect()
     }
@@ -59,11 +58,10 @@ impl StepSum {
         self.rows += 1;
         let norm = thought.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         if norm == 0.0 {
-            // No direction: unlike everything, itself included. It counts as a row with cosine 0 to
-            // all.
+            // A zero vector has no direction; its cosine with every other row counts as 0.
             return;
         }
-        self.directed += 1;
+        self.nonzero += 1;
         for (sum, &x) in self.sum.iter_mut().zip(thought) {
             *sum += f64::from(x) / norm;
         }
@@ -73,9 +71,9 @@ impl StepSum {
         if self.rows < 2 {
             return None;
         }
-        let (rows, units) = (self.rows as f64, self.directed as f64);
-        let twice_cosines = self.sum.iter().map(|x| x * x).sum::<f64>() - units;
-        // Rounding may step a hair outside what cosines allow.
+        let (rows, nonzero) = (self.rows as f64, self.nonzero as f64);
+        let twice_cosines = self.sum.iter().map(|x| x * x).sum::<f64>() - nonzero;
+        // Rounding can leave the range of 1 - cos by an ulp.
         Some((1.0 - twice_cosines / (rows * (rows - 1.0))).clamp(0.0, 2.0))
     }
 }
@@ -88,8 +86,8 @@ mod tests {
 
     /// The definition, pair by pair.
     fn pairwise_diversity(rows: &[Vec<f32>]) -> f64 {
-        let dot = |a: &[f32], b: &[f32]| {
-            a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>()
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
         };
         let mut sum = 0.0;
         for i in 0..rows.len() {

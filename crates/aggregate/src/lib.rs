@@ -1,0 +1,46 @@
+//! Aggregation: from N sampled trajectories to one answer.
+//!
+//! Pure functions over a slice of [`Candidate`]s. The crate reads no files and knows no gold
+//! answers, so the engine can vote on live trajectories and the report on recorded ones, with equal
+//! results.
+//!
+//! | module | computes |
+//! |---|---|
+//! | voting | majority, reward-weighted voting, best-of-N ([`Aggregator`]) |
+//! | early stopping | whether more samples could still change the majority ([`stop_reason`]) |
+//! | diversity | mean pairwise cosine dissimilarity of thoughts at each step ([`StepDiversity`]) |
+//! | ranking | pairwise ranking accuracy of rewards ([`ordered_pairs`]) |
+
+mod diversity;
+mod early_stopping;
+mod ranking;
+mod standardize;
+#[cfg(test)]
+mod testing;
+mod voting;
+
+pub use diversity::StepDiversity;
+pub use early_stopping::{Confidence, EarlyStop, StopReason, lead_probability, stop_reason};
+pub use ranking::ordered_pairs;
+pub use voting::{
+    Aggregator, AnswerVotes, RewardReduction, VoteParams, best_of, leader, majority, reward, votes,
+    weighted,
+};
+
+/// One sampled trajectory as the voting rules see it.
+pub trait Candidate {
+    /// Its index among the trajectories sampled for the question; breaks ties.
+    fn number(&self) -> u32;
+
+    /// The canonical answer: two answers agree if the strings are equal. `None` never votes.
+    fn answer(&self) -> Option<&str>;
+
+    /// One reward per thought, if a reward model scored the trajectory.
+    fn process_rewards(&self) -> Option<&[f32]>;
+
+    /// The reward of the answer, if the reward model gives one.
+    fn outcome_reward(&self) -> Option<f32>;
+
+    /// The log-probability of the decoded text, if known.
+    fn logprob(&self) -> Option<f32>;
+}

@@ -1,0 +1,328 @@
+//! Voting rules: one answer from k candidates.
+//!
+//! Each rule returns the index of the chosen candidate, or `None` if no candidate has an answer.
+//! The order of the slice does not matter: where an order is needed it is that of the candidates'
+//! numbers.
+//!
+//! With r the reward of a candidate (its outcome reward if it has one, else its mean process
+//! reward), l its log-probability, and z(x) = (x - mean) / std over the k candidates that have an
+//! answer:
+//!
+//! | [`Aggregator`] | chooses | needs |
+//! |---|---|---|
+//! | `maj` | the answer with the most votes | |
+//! | `weighted` | the answer with the largest sum of exp(r) | rewards |
+//! | `normalized` | the answer with the largest sum of exp(z(r) / temperature) | rewards |
+//! | `likely` | the answer with the largest sum of exp(z(l) / temperature) | log-probabilities |
+//! | `combined` | the answer with the largest sum of exp((z(r) + lambda z(l)) / temperature) | both |
+//! | `pessimistic` | the answer with the largest mean r - caution * std / sqrt(votes) | rewards |
+//! | `best_of` | the candidate with the largest r | rewards |
+//! | `best_of_mean` | the candidate with the largest mean process reward | rewards |
+//! | `best_of_sum`, `_last`, `_min` | the same by the sum, the last, the smallest | rewards |
+//!
+//! Ties between answers go to the answer whose first candidate has the lowest number; the rules
+//! that need rewards first compare the summed reward, if every candidate with an answer was scored.
+//! Ties between candidates go to the lowest number.
+//!
+//! A candidate without an answer never votes and is never chosen. One without any reward has the
+//! lowest: weight 0, and chosen only among candidates like it. If rewards do not differ, or there
+//! are none, a weighted rule is the plain majority.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Candidate;
+use crate::standardize::{MeanStd, softmax_weights, standardize};
+
+#[cfg(test)]
+mod tests;
+
+/// How the rewards of a candidate become one number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RewardReduction {
+    /// The outcome reward if there is one, else [`RewardReduction::Mean`].
+    #[default]
+    OutcomeOrMean,
+    /// The sum of the process rewards divided by their number: the paper's length-normalised score.
+    Mean,
+    /// The sum of the process rewards.
+    Sum,
+    /// The process reward of the last thought.
+    Last,
+    /// The smallest process reward.
+    Min,
+}
+
+/// A rule that picks one answer from many candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Aggregator {
+    /// Most votes.
+    Majority,
+    /// Votes weighted by a softmax of the rewards.
+    Weighted,
+    /// Votes weighted by a softmax of the standardized rewards, which no scale of rewards can
+    /// dominate.
+    Normalized,
+    /// Votes weighted by a softmax of the standardized log-probabilities. Needs no reward model.
+    Likelihood,
+    /// Votes weighted by a softmax of standardized rewards plus standardized log-probabilities.
+    Combined,
+    /// A lower confidence bound on each answer's mean reward: few votes need a higher mean.
+    Pessimistic,
+    /// The candidate with the largest reward.
+    BestOf(RewardReduction),
+}
+
+/// The constants of the voting rules.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct VoteParams {
+    /// Divides standardized values before the softmax; above 0. Large values approach the majority.
+    pub temperature: f64,
+    /// Weight of the standardized log-probability relative to the standardized reward.
+    pub lambda: f64,
+    /// Standard errors between the mean reward and its lower bound.
+    pub caution: f64,
+}
+
+impl Default for VoteParams {
+    fn default() -> Self {
+        Self { temperature: 1.0, lambda: 1.0, caution: 1.0 }
+    }
+}
+
+impl Aggregator {
+    /// All rules.
+    pub const ALL: [Self; 11] = [
+        Self::Majority,
+        Self::Weighted,
+        Self::Normalized,
+        Self::Likelihood,
+        Self::Combined,
+        Self::Pessimistic,
+        Self::BestOf(RewardReduction::OutcomeOrMean),
+        Self::BestOf(RewardReduction::Mean),
+        Self::BestOf(RewardReduction::Sum),
+        Self::BestOf(RewardReduction::Last),
+        Self::BestOf(RewardReduction::Min),
+    ];
+
+    /// The rules measured by default: all but the other reductions of best-of-N.
+    pub const DEFAULT: &[Self] = Self::ALL.split_at(7).0;
+
+    /// The name in commands and results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Majority => "maj",
+            Self::Weighted => "weighted",
+            Self::Normalized => "normalized",
+            Self::Likelihood => "likely",
+            Self::Combined => "combined",
+            Self::Pessimistic => "pessimistic",
+            Self::BestOf(RewardReduction::OutcomeOrMean) => "best_of",
+            Self::BestOf(RewardReduction::Mean) => "best_of_mean",
+            Self::BestOf(RewardReduction::Sum) => "best_of_sum",
+            Self::BestOf(RewardReduction::Last) => "best_of_last",
+            Self::BestOf(RewardReduction::Min) => "best_of_min",
+        }
+    }
+
+    /// The inverse of [`Aggregator::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|rule| rule.name() == name)
+    }
+
+    fn needs_rewards(self) -> bool {
+        !matches!(self, Self::Majority | Self::Likelihood)
+    }
+
+    fn needs_logprobs(self) -> bool {
+        matches!(self, Self::Likelihood | Self::Combined)
+    }
+
+    /// Whether every candidate has the rewards and log-probabilities that the rule needs.
+    pub fn applies<T: Candidate>(self, candidates: &[T]) -> bool {
+        candidates.iter().all(|candidate| {
+            (!self.needs_rewards() || candidate.process_rewards().is_some())
+                && (!self.needs_logprobs() || candidate.logprob().is_some())
+        })
+    }
+
+    /// The index of the chosen candidate; of those that gave the chosen answer, the lowest number.
+    pub fn choose<T: Candidate>(self, candidates: &[T], params: &VoteParams) -> Option<usize> {
+        let answered = answered_by_number(candidates);
+        let rewards = || rewards(candidates, &answered);
+        let logprobs = || {
+            let logprob = |&i: &usize| candidates[i].logprob().map_or(f64::NEG_INFINITY, f64::from);
+            answered.iter().map(logprob).collect::<Vec<f64>>()
+        };
+        let sharpen = |mut scores: Vec<f64>| {
+            scores.iter_mut().for_each(|x| *x /= params.temperature);
+            softmax_weights(&scores)
+        };
+        let weights = match self {
+            Self::Majority => return majority(candidates),
+            Self::BestOf(reduction) => return best_of(candidates, reduction),
+            Self::Pessimistic => return pessimistic(candidates, params.caution),
+            Self::Weighted => softmax_weights(&rewards()),
+            Self::Normalized => sharpen(standardize(&rewards())),
+            Self::Likelihood => sharpen(standardize(&logprobs())),
+            Self::Combined => {
+                let pairs = standardize(&rewards()).into_iter().zip(standardize(&logprobs()));
+                let add =
+                    |(r, l): (f64, f64)| if l.is_finite() { r + params.lambda * l } else { l };
+                sharpen(pairs.map(add).collect())
+            }
+        };
+        let mut votes = tally(candidates, &answered, &weights);
+        if !self.needs_rewards() {
+            votes.iter_mut().for_each(|votes| votes.reward = None); // so that it breaks no tie
+        }
+        pick_answer(votes, |votes| votes.weight)
+    }
+}
+
+/// An answer and the candidates that gave it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnswerVotes<'a> {
+    /// The canonical answer.
+    pub answer: &'a str,
+    /// The index of the candidate with the lowest number that gave it.
+    pub first: usize,
+    /// How many candidates gave it.
+    pub votes: usize,
+    /// The sum of their weights, exp(reward - largest reward).
+    pub weight: f64,
+    /// The sum of their rewards, if every candidate with an answer was scored.
+    pub reward: Option<f64>,
+}
+
+/// The reward of a candidate; negative infinity if it has none or one that is not finite.
+pub fn reward<T: Candidate>(candidate: &T, reduction: RewardReduction) -> f64 {
+    if let (RewardReduction::OutcomeOrMean, Some(reward)) = (reduction, candidate.outcome_reward())
+    {
+        return f64::from(reward);
+    }
+    let rewards = candidate.process_rewards().unwrap_or_default();
+    let sum: f64 = rewards.iter().copied().map(f64::from).sum();
+    match (reduction, rewards) {
+        (_, []) => f64::NEG_INFINITY,
+        _ if !sum.is_finite() => f64::NEG_INFINITY,
+        (RewardReduction::OutcomeOrMean | RewardReduction::Mean, _) => sum / rewards.len() as f64,
+        (RewardReduction::Sum, _) => sum,
+        (RewardReduction::Last, [.., last]) => f64::from(*last),
+        (RewardReduction::Min, [first, rest @ ..]) => {
+            f64::from(rest.iter().copied().fold(*first, f32::min))
+        }
+    }
+}
+
+/// The distinct answers, ordered by the number of the first candidate that gave each.
+pub fn votes<T: Candidate>(candidates: &[T]) -> Vec<AnswerVotes<'_>> {
+    let answered = answered_by_number(candidates);
+    let weights = softmax_weights(&rewards(candidates, &answered));
+    tally(candidates, &answered, &weights)
+}
+
+/// The answer that the plain majority elects. `votes` must be ordered as by [`votes`].
+pub fn leader<'c, 'a>(votes: &'c [AnswerVotes<'a>]) -> Option<&'c AnswerVotes<'a>> {
+    first_max(votes.iter(), |a, b| a.votes.cmp(&b.votes))
+}
+
+/// The answer with the most votes, as the index of its first candidate.
+pub fn majority<T: Candidate>(candidates: &[T]) -> Option<usize> {
+    leader(&votes(candidates)).map(|leader| leader.first)
+}
+
+/// The answer with the largest sum of exp(reward), as the index of its first candidate.
+pub fn weighted<T: Candidate>(candidates: &[T]) -> Option<usize> {
+    pick_answer(votes(candidates), |votes| votes.weight)
+}
+
+/// The candidate with the largest reward among those with an answer.
+pub fn best_of<T: Candidate>(candidates: &[T], reduction: RewardReduction) -> Option<usize> {
+    let reward = |index: usize| reward(&candidates[index], reduction);
+    let answered = answered_by_number(candidates);
+    first_max(answered.into_iter(), |&a, &b| reward(a).total_cmp(&reward(b)))
+}
+
+/// Candidates without a reward count neither in the mean nor in the number of votes.
+fn pessimistic<T: Candidate>(candidates: &[T], caution: f64) -> Option<usize> {
+    let answered = answered_by_number(candidates);
+    let rewards = rewards(candidates, &answered);
+    let Some(MeanStd { std, .. }) = MeanStd::of(&rewards) else {
+        // The rewards do not differ: a majority of the candidates that have one.
+        let weights = softmax_weights(&standardize(&rewards));
+        let votes = tally(candidates, &answered, &weights);
+        return pick_answer(votes, |votes| votes.weight);
+    };
+    let mut sums: HashMap<&str, (f64, f64)> = HashMap::new();
+    for (&index, reward) in answered.iter().zip(rewards).filter(|(_, reward)| reward.is_finite()) {
+        let answer = candidates[index].answer().unwrap_or_default();
+        let (sum, count) = sums.entry(answer).or_default();
+        (*sum, *count) = (*sum + reward, *count + 1.0);
+    }
+    let bound = |(sum, count): &(f64, f64)| sum / count - caution * std / count.sqrt();
+    let strength =
+        |votes: &AnswerVotes<'_>| sums.get(votes.answer).map_or(f64::NEG_INFINITY, bound);
+    pick_answer(votes(candidates), strength)
+}
+
+fn rewards<T: Candidate>(candidates: &[T], indices: &[usize]) -> Vec<f64> {
+    indices.iter().map(|&i| reward(&candidates[i], RewardReduction::OutcomeOrMean)).collect()
+}
+
+/// Sums `weights`, one for each index of `answered`, by answer.
+fn tally<'a, T: Candidate>(
+    candidates: &'a [T],
+    answered: &[usize],
+    weights: &[f64],
+) -> Vec<AnswerVotes<'a>> {
+    let scored = answered.iter().all(|&i| candidates[i].process_rewards().is_some());
+    let mut votes: Vec<AnswerVotes<'_>> = Vec::new();
+    let mut positions = HashMap::new();
+    for (&first, &weight) in answered.iter().zip(weights) {
+        let Some(answer) = candidates[first].answer() else {
+            continue;
+        };
+        let position = *positions.entry(answer).or_insert_with(|| {
+            let reward = scored.then_some(0.0);
+            votes.push(AnswerVotes { answer, first, votes: 0, weight: 0.0, reward });
+            votes.len() - 1
+        });
+        let entry = &mut votes[position];
+        entry.votes += 1;
+        entry.weight += weight;
+        let own = reward(&candidates[first], RewardReduction::OutcomeOrMean);
+        entry.reward = entry.reward.map(|sum| sum + own);
+    }
+    votes
+}
+
+/// The answer of the largest strength; of equal ones the largest summed reward, then the first.
+fn pick_answer<'a>(
+    votes: Vec<AnswerVotes<'a>>,
+    strength: impl Fn(&AnswerVotes<'a>) -> f64,
+) -> Option<usize> {
+    let summed_reward = |votes: &AnswerVotes<'a>| votes.reward.unwrap_or_default();
+    let order = |a: &_, b: &_| {
+        let by_reward = || summed_reward(a).total_cmp(&summed_reward(b));
+        strength(a).total_cmp(&strength(b)).then_with(by_reward)
+    };
+    first_max(votes.into_iter(), order).map(|votes| votes.first)
+}
+
+/// The largest item; of equal ones the first. (`Iterator::max_by` returns the last.)
+fn first_max<T>(items: impl Iterator<Item = T>, order: impl Fn(&T, &T) -> Ordering) -> Option<T> {
+    items.reduce(|best, item| if order(&item, &best).is_gt() { item } else { best })
+}
+
+/// The indices of the candidates with an answer, by number. All floating-point sums run in this
+/// order, so a shuffled slice gives the same bits.
+fn answered_by_number<T: Candidate>(candidates: &[T]) -> Vec<usize> {
+    let answered = |&index: &usize| candidates[index].answer().is_some();
+    let mut indices: Vec<usize> = (0..candidates.len()).filter(answered).collect();
+    indices.sort_by_key(|&index| candidates[index].number());
+    indices
+}
