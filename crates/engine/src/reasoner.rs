@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
-use model::{Checkpoint, Decoder, LatentHead, LmHead, ModelFiles, RewardHead, Tokenizer};
+use model::{
+    Checkpoint, Decoder, GaussianMeanNames, LatentHead, LmHead, MlpNames, ModelFiles, RewardHead,
+    SwiGluNames, Tokenizer,
+};
 use tensor::ops::{self, PendingTokens};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -138,34 +141,40 @@ impl FamilyParts {
     }
 }
 
+/// Tensor names of CODI's projector.
+pub const CODI_HEAD: MlpNames =
+    MlpNames { up: "projector.1", down: "projector.3", norm: "projector.4" };
+/// Tensor names of CoLaR's latent policy.
+const COLAR_HEAD: GaussianMeanNames = GaussianMeanNames {
+    up: "lt_head.fc.0",
+    down: "lt_head.fc.2",
+    norm: "lt_head.fc.3",
+    mean: "lt_head.mean",
+};
+/// Tensor names of Render-of-Thought's projection head.
+const ROT_HEAD: SwiGluNames = SwiGluNames {
+    norm: "projection_head.0",
+    up: "projection_head.1",
+    gate: "projection_head.2.w1",
+    value: "projection_head.2.w2",
+    down: "projection_head.2.w3",
+    out: "projection_head.3",
+};
+
 fn latent_head(
     device: &Device,
     family: Family,
     checkpoint: &Checkpoint,
 ) -> Result<LatentHead, EngineError> {
-    let config = checkpoint.config();
-    let rows = |name: &str, otherwise: usize| {
-        checkpoint.shape(name).map_or(otherwise, |s| s.first().copied().unwrap_or(otherwise))
-    };
-    let width = config.width;
     Ok(match family {
         Family::Coconut | Family::Cot => LatentHead::Identity,
-        Family::Codi => {
-            LatentHead::mlp(device, config, checkpoint, rows("projector.1.weight", width))?
-        }
+        Family::Codi => LatentHead::mlp(device, checkpoint, &CODI_HEAD)?,
         Family::Colar => {
-            let std = config.latent.embedding_std.unwrap_or(COLAR_STD);
-            LatentHead::gaussian_mean(
-                device,
-                config,
-                checkpoint,
-                (rows("lt_head.fc.0.weight", width), std),
-            )?
+            let std = checkpoint.config().latent.embedding_std.unwrap_or(COLAR_STD);
+            LatentHead::gaussian_mean(device, checkpoint, &COLAR_HEAD, std)?
         }
         Family::LatentSft => LatentHead::TopKMixture { k: MIXTURE_TOKENS },
-        Family::Rot => {
-            LatentHead::swiglu(device, config, checkpoint, rows("projection_head.1.weight", width))?
-        }
+        Family::Rot => LatentHead::swiglu(device, checkpoint, &ROT_HEAD)?,
     })
 }
 
