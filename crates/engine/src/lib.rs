@@ -1,17 +1,10 @@
 //! Parallel latent reasoning, one file per stage, in the order of the flow:
 //!
 //! ```text
-<<<<<<< HEAD
 //! request -> prompt -> prefill -> think -> decode -> score -> reply (vote)
 //!                         |         ^        ^         ^
 //!                         |      sampler     |  reference_trace
 //!                         +----> beam_search-+
-=======
-//! question -> prompt -> prefill -> think -> score -> decode -> answer -> aggregate
-//!                             |      ^        |       ^
-//!                             |   perturb     |       |
-//!                             +----> search (beams) --+
->>>>>>> 38e243bcc345c462a142d57b01e0a29b41faeda0
 //! ```
 //!
 //! [`Engine`] runs requests through the stages over waves that fit the memory (`batch_plan`,

@@ -5,6 +5,7 @@ mod trainable;
 use tensor::ops::{self, Activation, Linear, Normalization, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
+use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
@@ -69,55 +70,99 @@ pub struct LatentOutput {
     pub argmax: Option<Vec<u32>>,
 }
 
+/// Module names of a [`LatentHead::Mlp`] in a checkpoint, without `.weight` and `.bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct MlpNames {
+    /// `nn.Linear`, width -> hidden.
+    pub up: &'static str,
+    /// `nn.Linear`, hidden -> width.
+    pub down: &'static str,
+    /// `nn.LayerNorm` over the width, eps 1e-5.
+    pub norm: &'static str,
+}
+
+/// Module names of a [`LatentHead::GaussianMean`] in a checkpoint, without `.weight` and `.bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct GaussianMeanNames {
+    /// `nn.Linear`, width -> hidden.
+    pub up: &'static str,
+    /// `nn.Linear`, hidden -> hidden.
+    pub down: &'static str,
+    /// `nn.LayerNorm` over the hidden size, eps 1e-5.
+    pub norm: &'static str,
+    /// `nn.Linear`, hidden -> width: the mean.
+    pub mean: &'static str,
+}
+
+/// Module names of a [`LatentHead::SwiGlu`] in a checkpoint, without `.weight` and `.bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct SwiGluNames {
+    /// `nn.LayerNorm` over the width, eps 1e-6.
+    pub norm: &'static str,
+    /// `nn.Linear`, width -> hidden.
+    pub up: &'static str,
+    /// `nn.Linear` without bias, hidden -> hidden: the input of SiLU.
+    pub gate: &'static str,
+    /// `nn.Linear` without bias, hidden -> hidden: what the gate multiplies.
+    pub value: &'static str,
+    /// `nn.Linear`, hidden -> hidden.
+    pub down: &'static str,
+    /// `nn.Linear`, hidden -> width.
+    pub out: &'static str,
+}
+
 impl LatentHead {
-    /// CODI's projector.
+    /// Loads a [`LatentHead::Mlp`]; its hidden size is the number of rows of `names.up`.
     pub fn mlp(
         device: &Device,
-        config: &Config,
-        source: &impl TensorSource,
-        hidden: usize,
+        checkpoint: &Checkpoint,
+        names: &MlpNames,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader { device, source }, config.width);
+        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::Mlp {
-            up: modules.linear("projector.1", width, hidden)?,
-            down: modules.linear("projector.3", hidden, width)?,
-            norm: modules.layer_norm("projector.4", width, 1e-5)?,
+            up: modules.linear(names.up, width, hidden)?,
+            down: modules.linear(names.down, hidden, width)?,
+            norm: modules.layer_norm(names.norm, width, 1e-5)?,
         })
     }
 
-    /// CoLaR's mean head.
+    /// Loads a [`LatentHead::GaussianMean`]; its hidden size is the number of rows of `names.up`.
+    /// `std` is what the mean is multiplied by.
     pub fn gaussian_mean(
         device: &Device,
-        config: &Config,
-        source: &impl TensorSource,
-        (hidden, std): (usize, f32),
+        checkpoint: &Checkpoint,
+        names: &GaussianMeanNames,
+        std: f32,
     ) -> Result<Self, ModelError> {
-        let modules = ModuleLoader { device, source };
+        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::GaussianMean {
-            up: modules.linear("lt_head.fc.0", config.width, hidden)?,
-            down: modules.linear("lt_head.fc.2", hidden, hidden)?,
-            norm: modules.layer_norm("lt_head.fc.3", hidden, 1e-5)?,
-            mean: modules.linear("lt_head.mean", hidden, config.width)?,
+            up: modules.linear(names.up, width, hidden)?,
+            down: modules.linear(names.down, hidden, hidden)?,
+            norm: modules.layer_norm(names.norm, hidden, 1e-5)?,
+            mean: modules.linear(names.mean, hidden, width)?,
             std,
         })
     }
 
-    /// Render-of-Thought's projection head.
+    /// Loads a [`LatentHead::SwiGlu`]; its hidden size is the number of rows of `names.up`.
     pub fn swiglu(
         device: &Device,
-        config: &Config,
-        source: &impl TensorSource,
-        hidden: usize,
+        checkpoint: &Checkpoint,
+        names: &SwiGluNames,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader { device, source }, config.width);
-        let mut gates = source.tensor("projection_head.2.w1.weight", &[hidden, hidden])?;
-        gates.extend(source.tensor("projection_head.2.w2.weight", &[hidden, hidden])?);
+        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let hidden = hidden_size(checkpoint, names.up);
+        let square = |name: &str| checkpoint.tensor(&format!("{name}.weight"), &[hidden, hidden]);
+        let mut gates = square(names.gate)?;
+        gates.extend(square(names.value)?);
         Ok(Self::SwiGlu {
-            norm: modules.layer_norm("projection_head.0", width, 1e-6)?,
-            up: modules.linear("projection_head.1", width, hidden)?,
+            norm: modules.layer_norm(names.norm, width, 1e-6)?,
+            up: modules.linear(names.up, width, hidden)?,
             gates: Linear::from_output_major(device, (hidden, 2 * hidden), &gates, None)?,
-            down: modules.linear("projection_head.2.w3", hidden, hidden)?,
-            out: modules.linear("projection_head.3", hidden, width)?,
+            down: modules.linear(names.down, hidden, hidden)?,
+            out: modules.linear(names.out, hidden, width)?,
         })
     }
 
@@ -179,6 +224,13 @@ impl LatentHead {
             Self::SwiGlu { up, gates, down, out, .. } => products(&[up, gates, down, out]),
         }
     }
+}
+
+/// The outputs of a head's first linear: the rows of its weight. Where the tensor is missing any
+/// size will do, since loading it then fails by name.
+fn hidden_size(checkpoint: &Checkpoint, up: &str) -> usize {
+    let rows = checkpoint.shape(&format!("{up}.weight")).and_then(|shape| shape.first());
+    rows.copied().unwrap_or(checkpoint.config().width)
 }
 
 fn apply_linear(
@@ -255,7 +307,7 @@ impl RewardHead {
         source: &impl TensorSource,
     ) -> Result<Self, ModelError> {
         if source.has("classifier.weight") {
-            let modules = ModuleLoader { device, source };
+            let modules = ModuleLoader::new(device, source);
             return Ok(Self::Linear { classifier: modules.linear("classifier", config.width, 1)? });
         }
         Self::comparison(device, config, source, "compare")
@@ -279,7 +331,7 @@ impl RewardHead {
         source: &impl TensorSource,
         name: &str,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader { device, source }, config.width);
+        let (modules, width) = (ModuleLoader::new(device, source), config.width);
         let inner = |part: &str| modules.linear(&format!("{name}.{part}"), width, 2 * width);
         let out = modules.linear(&format!("{name}.out"), width, 1)?;
         Ok(Self::Compare(Box::new(ComparisonHead {

@@ -29,7 +29,8 @@ pub use config::Config;
 pub use decoder::{Decoder, Dropout, LmHead, Masks, Segment, TrainableDecoder};
 pub use error::ModelError;
 pub use head::{
-    HeadActivations, LatentHead, RewardHead, RewardInputs, TrainableHead, TrainableLinear,
+    GaussianMeanNames, HeadActivations, LatentHead, MlpNames, RewardHead, RewardInputs,
+    SwiGluNames, TrainableHead, TrainableLinear,
 };
 pub use model_files::{EmbeddedFiles, ModelFiles};
 pub use parameters::{LinearParameters, NamedTensor, NormParameters, Parameter};

@@ -262,11 +262,15 @@ fn stacked<const N: usize>(inputs: usize, parts: [(String, usize); N]) -> Linear
 
 /// Parts of a head beside the decoder, as PyTorch names and stores them.
 pub(crate) struct ModuleLoader<'a, S> {
-    pub(crate) device: &'a Device,
-    pub(crate) source: &'a S,
+    device: &'a Device,
+    source: &'a S,
 }
 
-impl<S: TensorSource> ModuleLoader<'_, S> {
+impl<'a, S: TensorSource> ModuleLoader<'a, S> {
+    pub(crate) fn new(device: &'a Device, source: &'a S) -> Self {
+        Self { device, source }
+    }
+
     /// An `nn.Linear`: (out, in), with a bias if there is one.
     pub(crate) fn linear(
         &self,

@@ -3,7 +3,9 @@
 use tensor::ops::{self, Activation, Linear, Normalization, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
-use crate::config::{self, Config};
+use super::{MlpNames, hidden_size};
+use crate::checkpoint::Checkpoint;
+use crate::config;
 use crate::error::ModelError;
 use crate::parameters::{LinearParameters, NormParameters, Parameter};
 use crate::source::TensorSource;
@@ -91,19 +93,22 @@ pub struct HeadActivations {
 }
 
 impl TrainableHead {
-    /// CODI's projector.
+    /// Loads the head of [`LatentHead::mlp`](super::LatentHead::mlp) for training.
     pub fn mlp(
         device: &Device,
-        config: &Config,
-        source: &impl TensorSource,
-        hidden: usize,
+        checkpoint: &Checkpoint,
+        names: &MlpNames,
     ) -> Result<Self, ModelError> {
+        let (width, hidden) = (checkpoint.config().width, hidden_size(checkpoint, names.up));
         let kind = config::NormConfig::LayerNorm { eps: 1e-5 };
-        let stored = NormSpec { name: "projector.4".to_owned(), width: config.width, kind };
+        let norm = NormSpec { name: names.norm.to_owned(), width, kind };
         Ok(Self::Mlp(Box::new(TrainableMlp {
-            up: TrainableLinear::load(device, source, "projector.1", (config.width, hidden))?,
-            down: TrainableLinear::load(device, source, "projector.3", (hidden, config.width))?,
-            norm: (stored.load(device, source)?, NormParameters::load(device, &stored, source)?),
+            up: TrainableLinear::load(device, checkpoint, names.up, (width, hidden))?,
+            down: TrainableLinear::load(device, checkpoint, names.down, (hidden, width))?,
+            norm: (
+                norm.load(device, checkpoint)?,
+                NormParameters::load(device, &norm, checkpoint)?,
+            ),
         })))
     }
 

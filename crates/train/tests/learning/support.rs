@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use engine::reasoner::CODI_HEAD;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{Checkpoint, LmHead, Parameter, RandomWeights, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
@@ -55,9 +56,10 @@ pub fn latent_step(family: CheckpointFamily, digits: bool) -> LatentTrainStep {
     write_checkpoint(dir.path(), &tiny(family)).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let config = checkpoint.config();
-    let head = match checkpoint.shape("projector.1.weight") {
-        Some(shape) => TrainableHead::mlp(device(), config, &checkpoint, shape[0]).unwrap(),
-        None => TrainableHead::Identity,
+    let head = if checkpoint.has("projector.1.weight") {
+        TrainableHead::mlp(device(), &checkpoint, &CODI_HEAD).unwrap()
+    } else {
+        TrainableHead::Identity
     };
     let learner = TrainableDecoder::load(device(), config, &checkpoint, LmHead::With).unwrap();
     let digits = digits

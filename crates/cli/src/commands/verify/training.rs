@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use engine::reasoner::CODI_HEAD;
 use model::names::{TensorRole, classify};
 use model::{Checkpoint, LmHead, Parameter, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
@@ -81,14 +82,10 @@ fn check_reasoner(
 ) -> Result<Vec<GoldenCheck>> {
     let checkpoint = Checkpoint::open(dir)?;
     let config = checkpoint.config();
-    let head = match checkpoint.shape("projector.1.weight") {
-        Some(shape) => TrainableHead::mlp(
-            device,
-            config,
-            &checkpoint,
-            shape.first().copied().unwrap_or(config.width),
-        )?,
-        None => TrainableHead::Identity,
+    let head = if checkpoint.has("projector.1.weight") {
+        TrainableHead::mlp(device, &checkpoint, &CODI_HEAD)?
+    } else {
+        TrainableHead::Identity
     };
     let learner =
         device.run(|| TrainableDecoder::load(device, config, &checkpoint, LmHead::With))?;
