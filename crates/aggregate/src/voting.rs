@@ -56,9 +56,10 @@ pub enum RewardReduction {
 }
 
 /// A rule that picks one answer from many candidates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Aggregator {
     /// Most votes.
+    #[default]
     Majority,
     /// Votes weighted by a softmax of the rewards.
     Weighted,

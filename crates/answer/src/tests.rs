@@ -5,13 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 const CODI: AnswerRule = AnswerRule::LastNumber;
-const RULES: [AnswerRule; 5] = [
-    AnswerRule::Hash,
-    CODI,
-    AnswerRule::AnswerColon,
-    AnswerRule::Boxed,
-    AnswerRule::Cascade,
-];
+const RULES: [AnswerRule; 5] =
+    [AnswerRule::Hash, CODI, AnswerRule::AnswerColon, AnswerRule::Boxed, AnswerRule::Cascade];
 
 fn number(rule: AnswerRule, text: &str) -> Option<String> {
     rule.extract(AnswerKind::Number, text).map(|answer| answer.as_str().to_owned())

@@ -1,8 +1,8 @@
 //! What one batch runs on: the models, and the questions with their own parameters.
 
-use crate::reasoner::{LatentModel, RewardModel};
 use crate::perturb::PromptSharing;
 use crate::prompt::Prompt;
+use crate::reasoner::{LatentModel, RewardModel};
 use crate::request::CancelToken;
 use crate::sampling_params::SamplingParams;
 

@@ -156,9 +156,7 @@ impl<'a> BatchPlan<'a> {
     ) -> Result<(), EngineError> {
         let (model, params) = (context.model, item.params);
         params.check(&model.method)?;
-        if params.beam.is_some()
-            && (context.reward_model.is_none() || params.length.limit() == 0)
-        {
+        if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
         }
         let thoughts = params.length.limit().min(model.decoder.config().context);
@@ -260,9 +258,8 @@ impl<'a> BatchPlan<'a> {
     /// each, at least one.
     fn groups(&self, rows: impl Fn(usize) -> usize) -> Vec<Range<usize>> {
         let fits = |group: &Range<usize>| {
-            let bytes = |q: usize| {
-                self.footprints[q].shared_bytes + rows(q) * self.footprints[q].row_bytes
-            };
+            let bytes =
+                |q: usize| self.footprints[q].shared_bytes + rows(q) * self.footprints[q].row_bytes;
             let all_bytes: usize = group.clone().map(bytes).sum();
             let all_rows: usize = group.clone().map(&rows).sum();
             all_rows <= self.streams * self.max_rows && all_bytes / self.streams <= self.budget
@@ -345,10 +342,7 @@ impl<'a> BatchPlan<'a> {
 }
 
 /// Splits a range into the longest pieces that fit; a piece of one always does.
-fn split_greedily(
-    range: Range<usize>,
-    fits: impl Fn(&Range<usize>) -> bool,
-) -> Vec<Range<usize>> {
+fn split_greedily(range: Range<usize>, fits: impl Fn(&Range<usize>) -> bool) -> Vec<Range<usize>> {
     let (mut pieces, mut start) = (Vec::new(), range.start);
     while start < range.end {
         let mut end = start + 1;

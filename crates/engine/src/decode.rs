@@ -141,8 +141,7 @@ impl SpeculativeStep<'_> {
             if ended > max_ended { Err(StepAborted::Ended) } else { Ok(&tokens) }
         };
         // Only the LM head reads these hidden states.
-        let step =
-            DeferredStep { sampler, stage: PassStage::Answer, dtype: OutputDtype::Compute };
+        let step = DeferredStep { sampler, stage: PassStage::Answer, dtype: OutputDtype::Compute };
         let stepped = match embedded {
             Some(x) => {
                 let proceed = || read(places.len() / MAX_ENDED_SHARE).map(drop);
@@ -175,7 +174,8 @@ fn end_thoughts(
     let (mut fed, mut silent) = (0, 0);
     for row in &mut thoughts.rows {
         // Input vectors: the end tokens', then all thoughts'.
-        let pending = row.thoughts.last().filter(|_| row.pending).map(|thought| end.len() + thought);
+        let pending =
+            row.thoughts.last().filter(|_| row.pending).map(|thought| end.len() + thought);
         let count = usize::from(pending.is_some()) + end.len();
         for (i, vector) in pending.into_iter().chain(0..end.len()).enumerate() {
             dropout.push(sampler.dropout_row(row, PassStage::Answer));
@@ -193,7 +193,8 @@ fn end_thoughts(
     let x = ops::select(device, [&model.embed(end)?].into_iter().chain(&thoughts.steps), &order)?;
     let dropout = dropout.iter().any(Option::is_some).then_some(Dropout::Sampled(&dropout));
     let how = (dropout, OutputDtype::Compute);
-    let hidden = model.decoder.forward_deferred(cache, &pass, how, (|| Ok(x), || Ok(())))?;
+    let input = || Ok::<_, DeviceError>(x);
+    let hidden = model.decoder.forward_deferred(cache, &pass, how, (input, || Ok(())))?;
     match after_prompt.filter(|_| silent > 0) {
         None => Ok(hidden),
         Some(after_prompt) => {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use aggregate::{Aggregator, EarlyStop, StepDiversity, decided};
+use aggregate::{Aggregator, EarlyStop, StepDiversity, stop_reason};
 use answer::AnswerKind;
 use rayon::prelude::*;
 
@@ -167,9 +167,8 @@ impl Engine {
         requests.iter_mut().for_each(|request| request.cancel = token(&request.cancel));
         let (engine, (sender, receiver)) = (self.clone(), sync_channel(1));
         let worker = std::thread::spawn(move || {
-            let run = engine.run(&requests, |_, reply| {
-                sender.send(reply).map_err(|_| StreamEnd::Dropped)
-            });
+            let run = engine
+                .run(&requests, |_, reply| sender.send(reply).map_err(|_| StreamEnd::Dropped));
             if let Err(StreamEnd::Failed(error)) = run {
                 // Nobody is left to tell where the receiver is gone.
                 let _ = sender.send(Err(error));
@@ -385,7 +384,11 @@ impl<'a> QuestionState<'a> {
     }
 
     /// Adds the rows of a range of the round; fewer than the range has if the request is cancelled.
-    fn add_rows(&mut self, range: &Range<usize>, rows: Vec<FinishedRow>) -> Result<(), EngineError> {
+    fn add_rows(
+        &mut self,
+        range: &Range<usize>,
+        rows: Vec<FinishedRow>,
+    ) -> Result<(), EngineError> {
         if self.cancelled || rows.len() < range.len() {
             (self.cancelled, self.done) = (true, true);
             return Ok(());
@@ -445,18 +448,14 @@ impl<'a> QuestionState<'a> {
         let requested = params.samples.get();
         let left = requested - self.reply.trajectories.len();
         if let (Some(AdaptiveSampling { confidence }), 1..) = (params.adaptive, left) {
-            let reason = decided(&self.reply.trajectories, left, confidence);
+            let reason = stop_reason(&self.reply.trajectories, left, confidence);
             self.reply.stopped =
                 reason.map(|reason| EarlyStop { requested: requested as u32, reason });
         }
         self.done = left == 0 || self.reply.stopped.is_some();
     }
 
-    fn finish(
-        self,
-        beam: Option<BeamOutput>,
-        seconds: StageSeconds,
-    ) -> Result<Reply, EngineError> {
+    fn finish(self, beam: Option<BeamOutput>, seconds: StageSeconds) -> Result<Reply, EngineError> {
         let params = self.item.params;
         if self.cancelled || (params.beam.is_some() && beam.is_none()) {
             return Err(EngineError::Cancelled { id: self.reply.id });

@@ -135,10 +135,3 @@ impl fmt::Debug for Family {
         write!(f, "Family({})", self.name())
     }
 }
-
-/// Rows of a checkpoint's tensor; the model's width where it is missing, so that loading it names
-/// what is wrong.
-fn rows(checkpoint: &Checkpoint, tensor: &str) -> usize {
-    let shape = checkpoint.shape(tensor);
-    shape.and_then(|shape| shape.first().copied()).unwrap_or(checkpoint.config().width)
-}

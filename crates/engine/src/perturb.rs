@@ -1,7 +1,7 @@
 //! What makes N trajectories differ: Monte Carlo dropout, Gaussian noise on thoughts, or sampled
 //! answer tokens. [`crate::sampler`] turns these settings into random numbers for rows.
 
-use tensor::ops::TokenSampling;
+use tensor::ops::{SiteSet, TokenSampling};
 
 /// A probability in `[0, 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -35,6 +35,12 @@ impl DropoutSites {
     pub const MLP: Self = Self { attn_out: false, mlp_out: true };
     /// Attention outputs.
     pub const ATTN: Self = Self { attn_out: true, mlp_out: false };
+
+    pub(crate) fn site_set(self) -> SiteSet {
+        let attn_out = if self.attn_out { SiteSet::ATTN_OUT } else { SiteSet::EMPTY };
+        let mlp_out = if self.mlp_out { SiteSet::MLP_OUT } else { SiteSet::EMPTY };
+        attn_out.union(mlp_out)
+    }
 }
 
 /// Which passes dropout falls on.
@@ -95,10 +101,7 @@ impl Perturbation {
 
     /// Whether it changes nothing in a trajectory without thoughts.
     pub(crate) fn only_affects_thoughts(&self) -> bool {
-        matches!(
-            self,
-            Self::Dropout { scope: DropoutScope::Thoughts, .. } | Self::Gaussian { .. }
-        )
+        matches!(self, Self::Dropout { scope: DropoutScope::Thoughts, .. } | Self::Gaussian { .. })
     }
 
     /// Whether dropout goes on after the last thought.

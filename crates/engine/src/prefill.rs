@@ -82,14 +82,15 @@ impl PrefillBatch<'_> {
             .filter(|&item| self.sharing(item) == PromptSharing::Whole)
             .collect();
         let count = |sharing| self.specs.iter().filter(|s| self.sharing(s.item) == sharing).count();
-        let mut forked = whole.len();
-        let mut private = forked + count(PromptSharing::AllButLast);
+        let forked = count(PromptSharing::AllButLast);
+        let mut forked_places = whole.len()..;
+        let mut private_places = whole.len() + forked..;
         let place = |spec: &RowSpec| match self.sharing(spec.item) {
-            PromptSharing::Whole => whole.partition_point(|&item| item < spec.item),
-            PromptSharing::AllButLast => std::mem::replace(&mut forked, forked + 1),
-            PromptSharing::Nothing => std::mem::replace(&mut private, private + 1),
+            PromptSharing::Whole => Some(whole.partition_point(|&item| item < spec.item)),
+            PromptSharing::AllButLast => forked_places.next(),
+            PromptSharing::Nothing => private_places.next(),
         };
-        self.specs.iter().map(place).collect()
+        self.specs.iter().filter_map(place).collect()
     }
 
     /// Passes the prefixes, forks the rows that share them, and passes the last token of those that
@@ -115,7 +116,7 @@ impl PrefillBatch<'_> {
         // The device looks embeddings up while the host builds the pass.
         let x = model.embed(&tokens)?;
         let (mut pass, prefixes) = self.prefix_pass(cache, tokens.len());
-        let has_whole = pass.outputs() > 0;
+        let has_whole = (0..prefixes.len()).any(|i| self.sharing(i) == PromptSharing::Whole);
         for row in rows.iter_mut() {
             if let Some(prefix) = &prefixes[row.spec.item] {
                 row.sequence = prefix.fork();
@@ -249,7 +250,8 @@ impl DeferredStep<'_> {
         };
         let mut pass = Pass::with_capacity(rows.len());
         rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-        let hidden = model.decoder.forward_deferred(cache, &pass, (dropout, dtype), (input, proceed));
+        let hidden =
+            model.decoder.forward_deferred(cache, &pass, (dropout, dtype), (input, proceed));
         if hidden.is_err() {
             cache.rollback(mark, rows.iter_mut().map(|row| &mut row.sequence));
         }

@@ -173,8 +173,7 @@ impl RewardModel {
         if outcome_head.is_some() && reads < says {
             return Err(EngineError::UnreadableAnswers { reads, says });
         }
-        let decoder =
-            device.run(|| Decoder::load(device, config, &checkpoint, LmHead::Without))?;
+        let decoder = device.run(|| Decoder::load(device, config, &checkpoint, LmHead::Without))?;
         let reference = checkpoint.model_files().subdir(REFERENCE_DIR);
         let reference =
             reference.map(|files| Self::load_reference(device, files, width)).transpose()?;

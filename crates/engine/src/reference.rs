@@ -153,16 +153,14 @@ pub fn rewards_with_answers(
         batch.end_latent.len() + longest
     });
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows() + longest)).sum();
-    let slots =
-        own + Cache::slots_for(prompt.tokens.len() + reward_model.reference_thoughts());
+    let slots = own + Cache::slots_for(prompt.tokens.len() + reward_model.reference_thoughts());
     let mut cache = Cache::new(decoder.device(), decoder.config(), slots)?;
     let steps = vec![all.to_device(decoder.device())?];
     let thoughts = &ThoughtBatch { rows, steps, ..ThoughtBatch::default() };
     decoder.device().run(|| {
         let trace = |model| ReferenceTracer::default().trace(model, &[prompt]);
         let trace = reward_model.reference.as_ref().map(trace).transpose()?;
-        let batch =
-            ScoreBatch { prompts: &[prompt], trace: trace.as_ref(), thoughts, answers };
+        let batch = ScoreBatch { prompts: &[prompt], trace: trace.as_ref(), thoughts, answers };
         score(reward_model, &mut cache, batch)
     })
 }

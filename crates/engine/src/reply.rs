@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use aggregate::{Aggregator, AnswerVotes, EarlyStop, Vote, VoteParams};
+use aggregate::{Aggregator, AnswerVotes, Candidate, EarlyStop, VoteParams};
 use answer::Answer;
 use tensor::Tensor;
 
@@ -31,7 +31,7 @@ pub struct Trajectory {
     pub logprob: Option<f32>,
 }
 
-impl Vote for Trajectory {
+impl Candidate for Trajectory {
     fn number(&self) -> u32 {
         self.number
     }

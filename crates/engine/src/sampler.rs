@@ -130,9 +130,7 @@ impl<'a> Sampler<'a> {
         if stage == PassStage::Answer && !perturbation.affects_answer() {
             return None;
         }
-        let on = |on: bool, site: Site| if on { SiteSet::of(site) } else { SiteSet::EMPTY };
-        let sites = on(sites.attn_out, Site::AttnOut) | on(sites.mlp_out, Site::MlpOut);
-        Some(RowPerturbation { key: self.key(row)?, strength: p.get(), sites })
+        Some(RowPerturbation { key: self.key(row)?, strength: p.get(), sites: sites.site_set() })
     }
 
     /// The masks that another implementation used for some rows at a stage.
@@ -157,11 +155,7 @@ impl<'a> Sampler<'a> {
         let Perturbation::Dropout { p, sites, .. } = self.params(row).perturbation else {
             return None;
         };
-        Some(Dropout::Recorded {
-            p: p.get(),
-            sites: [sites.attn_out, sites.mlp_out],
-            masks,
-        })
+        Some(Dropout::Recorded { p: p.get(), sites: sites.site_set(), masks })
     }
 
     /// Adds noise to thought `t` (counted from 0) of the rows whose requests have noise; x is
@@ -188,7 +182,7 @@ impl<'a> Sampler<'a> {
         }
         let perturbed = |row: &Row| {
             let (key, strength) = self.key(row).zip(std(row))?;
-            Some(RowPerturbation { key, strength, sites: SiteSet::of(Site::Noise) })
+            Some(RowPerturbation { key, strength, sites: SiteSet::NOISE })
         };
         ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
     }

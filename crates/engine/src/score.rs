@@ -69,8 +69,13 @@ pub(crate) fn score(
     }
     let outputs = prompts.len() + inputs.len();
     let answers = answers.filter(|_| reward_model.outcome_head.is_some()).map(|answers| {
-        AnswerLayout { outputs, ..AnswerLayout::default() }
-            .extend(decoder.config().context, cache, &mut pass, &mut rows, answers)
+        AnswerLayout { outputs, ..AnswerLayout::default() }.extend(
+            decoder.config().context,
+            cache,
+            &mut pass,
+            &mut rows,
+            answers,
+        )
     });
     if inputs.is_empty() && answers.is_none() {
         return Ok(vec![Rewards::default(); thoughts.rows.len()]);

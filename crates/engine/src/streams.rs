@@ -55,10 +55,7 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
     ///
     /// A job that fails is tried again when no other runs: memory that others held may be what it
     /// lacked.
-    pub(crate) fn run<T, E, X>(
-        &self,
-        mut take: impl FnMut(&J, T) -> Result<(), X>,
-    ) -> Result<(), X>
+    pub(crate) fn run<T, E, X>(&self, mut take: impl FnMut(&J, T) -> Result<(), X>) -> Result<(), X>
     where
         T: Send,
         E: From<DeviceError> + Send,

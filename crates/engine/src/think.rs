@@ -66,7 +66,8 @@ impl ThoughtBatch {
             return Ok(());
         }
         if let Some(hidden) = self.after_prompt.take() {
-            let without = self.rows.iter().zip(&keep).filter(|(row, _)| !has_thoughts(sampler, row));
+            let without =
+                self.rows.iter().zip(&keep).filter(|(row, _)| !has_thoughts(sampler, row));
             let kept: Vec<usize> =
                 without.enumerate().filter(|(_, (_, kept))| **kept).map(|(i, _)| i).collect();
             self.after_prompt = Some(ops::select(model.decoder.device(), [&hidden], &kept)?);
@@ -184,7 +185,8 @@ fn undecided(
         return Ok(None);
     }
     let decoder = &model.decoder;
-    let argmax = argmax.map_or_else(|| ops::argmax(decoder.device(), hidden, decoder.lm_head()), Ok)?;
+    let argmax =
+        argmax.map_or_else(|| ops::argmax(decoder.device(), hidden, decoder.lm_head()), Ok)?;
     let end = model.method.end_latent.first();
     Ok(Some(retain_live(live, |i, r| !is_open(r) || end != Some(&argmax[i]))))
 }

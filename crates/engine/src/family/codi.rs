@@ -2,16 +2,18 @@
 //! fed back.
 
 use answer::AnswerRule;
+use model::head::MlpNames;
 use model::{Checkpoint, LatentHead, Tokenizer};
 use tensor::Device;
 
-use super::{FamilySpec, rows};
+use super::FamilySpec;
 use crate::error::EngineError;
 use crate::method::{Method, TokenLookup};
 
 pub(super) struct Codi;
 
-const PROJECTOR: &str = "projector.1.weight";
+const PROJECTOR: MlpNames =
+    MlpNames { up: "projector.1", down: "projector.3", norm: "projector.4" };
 
 impl FamilySpec for Codi {
     fn name(&self) -> &'static str {
@@ -19,7 +21,7 @@ impl FamilySpec for Codi {
     }
 
     fn detect(&self, checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
-        checkpoint.has(PROJECTOR)
+        checkpoint.has("projector.1.weight")
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
@@ -45,7 +47,6 @@ impl FamilySpec for Codi {
         device: &Device,
         checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
-        let hidden = rows(checkpoint, PROJECTOR);
-        Ok(LatentHead::mlp(device, checkpoint.config(), checkpoint, hidden)?)
+        Ok(LatentHead::mlp(device, checkpoint, &PROJECTOR)?)
     }
 }

@@ -1,15 +1,22 @@
 //! CoLaR: a Gaussian head predicts the next compressed embedding; thinking ends by its own decision.
 
 use answer::AnswerRule;
+use model::head::GaussianMeanNames;
 use model::{Checkpoint, LatentHead, Tokenizer};
 use tensor::Device;
 
-use super::{FamilySpec, rows};
+use super::FamilySpec;
 use crate::error::EngineError;
 use crate::method::{LatentLength, Method, TokenLookup, non_zero};
 
 pub(super) struct Colar;
 
+const LATENT_HEAD: GaussianMeanNames = GaussianMeanNames {
+    up: "lt_head.fc.0",
+    down: "lt_head.fc.2",
+    norm: "lt_head.fc.3",
+    mean: "lt_head.mean",
+};
 /// The embeddings' standard deviation where config.json does not give it: Llama-3.2-1B's.
 const EMBEDDING_STD: f32 = 0.018;
 
@@ -44,8 +51,7 @@ impl FamilySpec for Colar {
         device: &Device,
         checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
-        let (config, hidden) = (checkpoint.config(), rows(checkpoint, "lt_head.fc.0.weight"));
-        let std = config.latent.embedding_std.unwrap_or(EMBEDDING_STD);
-        Ok(LatentHead::gaussian_mean(device, config, checkpoint, (hidden, std))?)
+        let std = checkpoint.config().latent.embedding_std.unwrap_or(EMBEDDING_STD);
+        Ok(LatentHead::gaussian_mean(device, checkpoint, &LATENT_HEAD, std)?)
     }
 }

@@ -3,16 +3,24 @@
 use std::collections::BTreeMap;
 
 use answer::AnswerRule;
+use model::head::SwiGluNames;
 use model::{Checkpoint, LatentHead, Tokenizer};
 use tensor::Device;
 
-use super::{FamilySpec, rows};
+use super::FamilySpec;
 use crate::error::EngineError;
 use crate::method::{LatentLength, Method, TokenLookup, non_zero};
 
 pub(super) struct Rot;
 
-const PROJECTION_HEAD: &str = "projection_head.1.weight";
+const PROJECTION_HEAD: SwiGluNames = SwiGluNames {
+    norm: "projection_head.0",
+    up: "projection_head.1",
+    gate: "projection_head.2.w1",
+    value: "projection_head.2.w2",
+    down: "projection_head.2.w3",
+    out: "projection_head.3",
+};
 
 impl FamilySpec for Rot {
     fn name(&self) -> &'static str {
@@ -20,7 +28,7 @@ impl FamilySpec for Rot {
     }
 
     fn detect(&self, checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
-        checkpoint.has(PROJECTION_HEAD)
+        checkpoint.has("projection_head.1.weight")
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
@@ -42,8 +50,7 @@ impl FamilySpec for Rot {
         device: &Device,
         checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
-        let hidden = rows(checkpoint, PROJECTION_HEAD);
-        Ok(LatentHead::swiglu(device, checkpoint.config(), checkpoint, hidden)?)
+        Ok(LatentHead::swiglu(device, checkpoint, &PROJECTION_HEAD)?)
     }
 
     /// The frozen embeddings of the image markers live beside the table.

@@ -74,7 +74,12 @@ impl<'a> RolloutPlan<'a> {
             let need = plan.slots(q..q + 1, 1);
             if need > plan.budget {
                 let (need, budget) = ((need * position).div_ceil(1 << 20), memory >> 20);
-                return Err(EngineError::RolloutMemory { id: prompt.id, trajectories, need, budget });
+                return Err(EngineError::RolloutMemory {
+                    id: prompt.id,
+                    trajectories,
+                    need,
+                    budget,
+                });
             }
         }
         let rows = prompts.len() * (trajectories + plan.max_rollouts);
