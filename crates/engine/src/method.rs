@@ -1,7 +1,9 @@
 //! What differs between models, resolved for one checkpoint: the family's customs under the
 //! checkpoint's own settings.
 
+use std::fmt;
 use std::num::NonZeroUsize;
+use std::str::FromStr;
 
 use answer::AnswerRule;
 use model::config::{Architecture, GenerationDefaults};
@@ -66,6 +68,47 @@ impl LatentLength {
             (Self::AtMost(_), Some(n)) => Self::AtMost(n),
             (_, Some(n)) => Self::Exactly(n),
         }
+    }
+}
+
+/// `0`, `6`, `<=64` or `4-6`, as [`LatentLength::from_str`] reads it.
+impl fmt::Display for LatentLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("0"),
+            Self::Exactly(n) => n.fmt(f),
+            Self::AtMost(n) => write!(f, "<={n}"),
+            Self::Between(range) => write!(f, "{}-{}", range.low, range.high),
+        }
+    }
+}
+
+/// More thoughts than any model has positions for.
+const MAX_THOUGHTS: usize = 1 << 20;
+
+impl FromStr for LatentLength {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let count = |text: &str| {
+            let number: Option<NonZeroUsize> = text.trim().parse().ok();
+            number.filter(|n| n.get() <= MAX_THOUGHTS).ok_or_else(|| {
+                let text = text.trim();
+                format!("{text:?} is no count from 1 to {MAX_THOUGHTS}; write 6, <=64 or 4-6")
+            })
+        };
+        if let Some(most) = text.trim().strip_prefix("<=") {
+            return Ok(Self::AtMost(count(most)?));
+        }
+        if text.trim() == "0" {
+            return Ok(Self::None);
+        }
+        let Some((low, high)) = text.split_once('-') else {
+            return Ok(Self::Exactly(count(text)?));
+        };
+        let (low, high) = (count(low)?, count(high)?);
+        let range = LengthRange::new(low, high);
+        range.map(Self::Between).ok_or_else(|| format!("the range is empty; write {high}-{low}"))
     }
 }
 

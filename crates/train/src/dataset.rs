@@ -1,7 +1,7 @@
 //! Training examples, from the corpus or from a file: the paper's JSON, GSM8K's lines, or iCoT's
 //! text.
 //!
-//! JSON is read by [`engine::question`], which knows every benchmark's field names; the text of
+//! JSON is read by the `dataset` crate, which knows every benchmark's field names; the text of
 //! iCoT, one example a line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is read here. Errors
 //! are the engine's: they name file, place and field.
 
@@ -9,8 +9,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use engine::Question;
-use engine::question::{self, DatasetError, FilePosition, MAX_BYTES, RecordFlaw};
+use ::dataset::{
+    DatasetError, DatasetProblem, FilePosition, MAX_BYTES, Question, RecordFlaw,
+};
 use serde::Serialize;
 
 use crate::corpus::WordProblem;
@@ -44,7 +45,7 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<TrainExample>, Data
     let mut file = BufReader::new(File::open(path).map_err(|error| named(error.into()))?);
     match is_icot(&mut file).map_err(|error| named(error.into()))? {
         true => read_icot(file, limit.unwrap_or(usize::MAX)).map_err(named),
-        false => question::parse(path, file, limit)?
+        false => ::dataset::parse(path, file, limit)?
             .into_iter()
             .map(|q| from_question(q).map_err(named))
             .collect(),
@@ -69,7 +70,7 @@ const STEP_SEPARATOR: &str = "||";
 fn read_icot(
     file: impl BufRead,
     limit: usize,
-) -> Result<Vec<TrainExample>, question::DatasetProblem> {
+) -> Result<Vec<TrainExample>, DatasetProblem> {
     let mut input = file.take(MAX_BYTES + 1);
     let (mut examples, mut bytes) = (Vec::new(), Vec::new());
     for line in 1.. {
@@ -79,13 +80,13 @@ fn read_icot(
         }
         if !bytes.trim_ascii().is_empty() {
             let flawed =
-                |flaw| question::DatasetProblem::Record { place: FilePosition::Line(line), flaw };
+                |flaw| DatasetProblem::Record { place: FilePosition::Line(line), flaw };
             examples.push(parse_icot_line(&bytes).map_err(flawed)?);
         }
     }
     match input.limit() {
-        0 => Err(question::DatasetProblem::TooLarge),
-        _ if examples.is_empty() => Err(question::DatasetProblem::Empty),
+        0 => Err(DatasetProblem::TooLarge),
+        _ if examples.is_empty() => Err(DatasetProblem::Empty),
         _ => Ok(examples),
     }
 }
@@ -110,11 +111,11 @@ fn parse_icot_line(bytes: &[u8]) -> Result<TrainExample, RecordFlaw> {
     TrainExample { question: question.trim().to_owned(), steps, answer }.checked()
 }
 
-fn from_question(question: Question) -> Result<TrainExample, question::DatasetProblem> {
+fn from_question(question: Question) -> Result<TrainExample, DatasetProblem> {
     let place = FilePosition::Element(question.id as usize + 1);
     let example =
         TrainExample { question: question.text, steps: question.steps, answer: question.gold };
-    example.checked().map_err(|flaw| question::DatasetProblem::Record { place, flaw })
+    example.checked().map_err(|flaw| DatasetProblem::Record { place, flaw })
 }
 
 impl TrainExample {

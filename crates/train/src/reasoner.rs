@@ -1,11 +1,10 @@
 //! `train reasoner`: a latent reasoner, or a baseline that thinks in words or not at all.
 
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use engine::question::AnswerKind;
-use engine::{Engine, Perturbation, Question, Reasoner, SamplingParams};
+use engine::{Engine, Perturbation, Reasoner, Request};
 use model::Parameter;
 use model::save::SaveDtype;
 use serde_json::{Map, Value, json};
@@ -81,7 +80,7 @@ impl TrainTask for ReasonerTask {
         copy_description(&self.out, &aside)?;
         self.write_weights(&aside)?;
         let reasoner = Reasoner::load(&self.device, &aside, None)?;
-        let accuracy = greedy_accuracy(&reasoner, &self.held_out)?;
+        let accuracy = greedy_accuracy(reasoner, &self.held_out)?;
         std::fs::remove_dir_all(&aside).map_err(|source| TrainError::Io { path: aside, source })?;
         let figures = [
             ("step", json!(steps)),
@@ -111,27 +110,24 @@ impl ReasonerTask {
 }
 
 /// The share of examples that a reasoner answers right without any chance.
-pub fn greedy_accuracy(reasoner: &Reasoner, examples: &[TrainExample]) -> Result<f64, TrainError> {
-    let questions: Vec<Question> =
-        examples.iter().enumerate().map(|(i, e)| to_question(i as u32, e)).collect();
-    let mut settings = SamplingParams::defaults_for(&reasoner.method);
-    (settings.samples, settings.perturbation) = (NonZeroUsize::MIN, Perturbation::None);
-    let mut right = 0usize;
-    let engine = Engine { reasoner, reward_model: None, params: settings };
-    engine.run(&questions, &mut |outcome| {
-        right += usize::from(outcome.sample.trajectories.iter().any(|t| t.correct));
-        ControlFlow::Continue(())
+pub fn greedy_accuracy(
+    reasoner: impl Into<Arc<Reasoner>>,
+    examples: &[TrainExample],
+) -> Result<f64, TrainError> {
+    let engine = Engine::new(reasoner);
+    let mut params = engine.default_params();
+    (params.samples, params.perturbation) = (NonZeroUsize::MIN, Perturbation::None);
+    let request = |(i, example): (usize, &TrainExample)| Request {
+        id: i as u32,
+        ..Request::new(example.question.clone(), params)
+    };
+    let requests: Vec<Request> = examples.iter().enumerate().map(request).collect();
+    let mut correct = 0usize;
+    engine.run(&requests, |index, reply| -> Result<(), TrainError> {
+        let trajectories = reply?.trajectories;
+        let mut answers = trajectories.iter().filter_map(|t| t.answer.as_ref());
+        correct += usize::from(answers.any(|answer| answer.matches(&examples[index].answer)));
+        Ok(())
     })?;
-    Ok(right as f64 / questions.len().max(1) as f64)
-}
-
-/// An example as the engine asks it.
-pub fn to_question(id: u32, example: &TrainExample) -> Question {
-    Question {
-        id,
-        text: example.question.clone(),
-        gold: example.answer.clone(),
-        kind: AnswerKind::Number,
-        steps: example.steps.clone(),
-    }
+    Ok(correct as f64 / examples.len().max(1) as f64)
 }

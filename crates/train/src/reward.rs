@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use aggregate::ordered_pairs;
-use engine::LatentModel;
-use engine::prompt::Prompt;
-use engine::reference_trace::ReferenceTracer;
+use engine::{LatentModel, Prompt, ReferenceTracer};
 use model::Parameter;
 use model::save::SaveDtype;
 use serde_json::{Map, Value, json};

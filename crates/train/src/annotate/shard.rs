@@ -1,6 +1,6 @@
 //! Labelled questions on their way into a file.
 
-use engine::Question;
+use dataset::Question;
 use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
 use half::bf16;
 use safetensors::Dtype;

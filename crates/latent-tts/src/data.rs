@@ -1,6 +1,6 @@
-//! What `--data` names: a file, or problems of the corpus that this program can make itself.
+//! Where questions come from: a benchmark's own file, or problems of the built-in corpus.
 //!
-//! Both become the same questions. A problem's number in its split is its id, whatever part is
+//! Both become the same questions. A problem's index in its split is its id, whatever part is
 //! taken, since all randomness is keyed by it.
 
 use std::fmt;
@@ -8,20 +8,20 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
-use engine::Question;
-use engine::question::{self, AnswerKind};
+use dataset::{AnswerKind, Question};
 use train::corpus::{Split, problem};
 use train::dataset::TrainExample;
 
-/// What stands before the name of a split.
+use crate::Error;
+
+/// The prefix of a corpus split's name.
 const EMBEDDED_PREFIX: &str = "embedded:";
 /// The corpus has no end; this many problems at once fill some gigabytes.
 const MAX_PROBLEMS: usize = 10_000_000;
-/// The corpus that everybody means. Others are made by `corpus --seed`.
+/// The seed of the published splits.
 const CORPUS_SEED: u64 = 0;
 
-/// Where questions come from.
+/// A source of questions. Its [`fmt::Display`] is the name that [`DataSource::parse`] takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataSource {
     /// A benchmark's own file.
@@ -31,21 +31,25 @@ pub enum DataSource {
 }
 
 impl DataSource {
-    /// What the flag says; where it says nothing, the problems of `otherwise`.
-    pub fn from_arg(name: Option<&str>, default_split: Split) -> Result<Self> {
-        let Some(name) = name else { return Ok(Self::Corpus(default_split, None)) };
+    /// A path, or `embedded:SPLIT`, or `embedded:SPLIT:FIRST..END`.
+    pub fn parse(name: &str) -> Result<Self, Error> {
         match name.strip_prefix(EMBEDDED_PREFIX) {
             None => Ok(Self::File(name.into())),
-            Some(part) => parse_corpus(part).with_context(|| format!("--data {name}")),
+            Some(part) => parse_corpus_part(part)
+                .map_err(|problem| Error::Corpus { name: name.to_owned(), problem }),
         }
     }
 
-    /// The questions, at most the first `limit`. A corpus without a range has no end: then `usual`
-    /// where there is no limit.
-    pub fn read(&self, limit: Option<NonZeroUsize>, default_count: usize) -> Result<Vec<Question>> {
+    /// The questions, at most the first `limit`. A corpus without a range has no end: without a
+    /// limit it gives `default_count`.
+    pub fn read(
+        &self,
+        limit: Option<NonZeroUsize>,
+        default_count: usize,
+    ) -> Result<Vec<Question>, Error> {
         let limit = limit.map(NonZeroUsize::get);
         let (split, range) = match self {
-            Self::File(path) => return Ok(question::read(path, limit)?),
+            Self::File(path) => return Ok(dataset::read(path, limit)?),
             Self::Corpus(split, range) => (*split, range),
         };
         let (first, count) = match range {
@@ -53,14 +57,16 @@ impl DataSource {
             Some(range) => (range.start, range.len().min(limit.unwrap_or(usize::MAX))),
         };
         if count > MAX_PROBLEMS {
-            bail!(
-                "{self}: {count} problems are more than the {MAX_PROBLEMS} that are taken at once; give a range, {EMBEDDED_PREFIX}train:0..1000"
+            let problem = format!(
+                "{count} problems are more than the {MAX_PROBLEMS} that are taken at once; give a \
+                 range, {EMBEDDED_PREFIX}train:0..1000"
             );
+            return Err(Error::Corpus { name: self.to_string(), problem });
         }
         Ok((first..).take(count).map(|index| corpus_question(split, index)).collect())
     }
 
-    /// The part of its name that is worth repeating in the name of a folder.
+    /// The part of its name that is worth repeating in the name of a directory.
     pub fn stem(&self) -> String {
         match self {
             Self::File(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
@@ -69,43 +75,41 @@ impl DataSource {
     }
 }
 
-/// As the flag takes it.
 impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => path.display().fmt(f),
             Self::Corpus(split, None) => write!(f, "{EMBEDDED_PREFIX}{}", split.name()),
-            Self::Corpus(split, Some(range)) => {
-                write!(f, "{EMBEDDED_PREFIX}{}:{}..{}", split.name(), range.start, range.end)
+            Self::Corpus(split, Some(Range { start, end })) => {
+                write!(f, "{EMBEDDED_PREFIX}{}:{start}..{end}", split.name())
             }
         }
     }
 }
 
 /// `SPLIT` or `SPLIT:FIRST..END`.
-fn parse_corpus(text: &str) -> Result<DataSource> {
+fn parse_corpus_part(text: &str) -> Result<DataSource, String> {
     let (split, range) =
         text.split_once(':').map_or((text, None), |(split, range)| (split, Some(range)));
-    let split: Split = split.parse()?;
+    let split: Split = split.parse().map_err(|error| format!("{error}"))?;
     let Some(range) = range else { return Ok(DataSource::Corpus(split, None)) };
-    let numbers = range
-        .split_once("..")
-        .and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
+    let numbers = range.split_once("..");
+    let numbers = numbers.and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
     match numbers {
         Some(range) if range.is_empty() => {
-            bail!("the range {}..{} is empty", range.start, range.end)
+            Err(format!("the range {}..{} is empty", range.start, range.end))
         }
         Some(range) => Ok(DataSource::Corpus(split, Some(range))),
-        None => bail!(
+        None => Err(format!(
             "{range:?} is no range of problems; write it as {EMBEDDED_PREFIX}{}:0..1000",
             split.name()
-        ),
+        )),
     }
 }
 
 fn corpus_question(split: Split, index: u32) -> Question {
-    let TrainExample { question: text, steps, answer: gold } =
-        problem(split, CORPUS_SEED, u64::from(index)).into();
+    let problem = problem(split, CORPUS_SEED, u64::from(index));
+    let TrainExample { question: text, steps, answer: gold } = problem.into();
     Question { id: index, text, gold, kind: AnswerKind::Number, steps }
 }
 
@@ -114,7 +118,7 @@ mod tests {
     use super::*;
 
     fn parse(name: &str) -> Result<DataSource, String> {
-        DataSource::from_arg(Some(name), Split::Test).map_err(|error| format!("{error:#}"))
+        DataSource::parse(name).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -130,10 +134,6 @@ mod tests {
         }
         assert_eq!(parse("embedded:train:5..90").unwrap().stem(), "train:5..90");
         assert_eq!(parse("a/b.c.json").unwrap().stem(), "b.c");
-        assert_eq!(
-            DataSource::from_arg(None, Split::Hard).unwrap(),
-            DataSource::Corpus(Split::Hard, None)
-        );
     }
 
     #[test]

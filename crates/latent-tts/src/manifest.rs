@@ -1,4 +1,4 @@
-//! What a run was asked to do, in the words of the manifest.
+//! The settings of a run as its manifest records them.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,7 +10,6 @@ use record::{Fingerprint, Manifest};
 use serde_json::{Value, json};
 use tensor::Device;
 
-use crate::args::values::format_latent_length;
 use crate::data::DataSource;
 
 /// Every setting that changes results, and only those.
@@ -20,7 +19,7 @@ pub fn settings_json(method: &Method, params: &SamplingParams, has_reward_model:
         "samples": params.samples,
         "greedy": params.greedy,
         "sampler": perturbation_json(params.perturbation),
-        "thoughts": format_latent_length(params.length),
+        "thoughts": params.length.to_string(),
         "max_new_tokens": params.max_new_tokens,
         "rewards": has_reward_model,
     });
@@ -41,20 +40,24 @@ pub fn perturbation_json(perturbation: Perturbation) -> Value {
             json!({ "kind": "noise", "sigma": shortest_decimal(std) })
         }
         Perturbation::Tokens(token_sampling) => {
-            json!({ "kind": "tokens", "temperature": shortest_decimal(token_sampling.temperature()), "top_p": shortest_decimal(token_sampling.top_p()) })
+            let temperature = shortest_decimal(token_sampling.temperature());
+            let top_p = shortest_decimal(token_sampling.top_p());
+            json!({ "kind": "tokens", "temperature": temperature, "top_p": top_p })
         }
         Perturbation::Dropout { p, sites, scope } => {
-            json!({ "kind": "dropout", "p": shortest_decimal(p.get()), "sites": sites_name(sites), "scope": scope_name(scope) })
+            let (p, sites, scope) =
+                (shortest_decimal(p.get()), sites_name(sites), scope_name(scope));
+            json!({ "kind": "dropout", "p": p, "sites": sites, "scope": scope })
         }
     }
 }
 
-/// The number that was typed: an f32 written as an f64 would gain digits that nobody gave.
+/// The shortest decimal of an f32: widening it to an f64 would add digits that were not given.
 pub fn shortest_decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
-/// Sites as `--sites` takes them.
+/// The sites in one word.
 pub fn sites_name(sites: DropoutSites) -> &'static str {
     match (sites.attn_out, sites.mlp_out) {
         (true, true) => "both",
@@ -78,9 +81,16 @@ pub fn host_json(device: &Device, memory: usize) -> Value {
         "device": device.describe(),
         "threads": device.threads(),
         "memory": memory,
-        "cpu": crate::commands::doctor::cpu_name(),
+        "cpu": cpu_name(),
         "os": std::env::consts::OS,
     })
+}
+
+/// The processor's name, where the system tells.
+pub fn cpu_name() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 /// The commit that this program was built from, where the build said so.
@@ -93,7 +103,7 @@ pub fn program() -> String {
     format!("latent-tts {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// A name for a run that the same inputs and settings always get, so that `--resume` finds it.
+/// A name that the same inputs and settings always get, so that a resumed run finds its directory.
 pub fn default_run_name(model: &Path, data: &DataSource, manifest: &Manifest) -> String {
     let settings =
         json!([manifest.settings, manifest.seeds, manifest.questions, manifest.fingerprint])
@@ -107,7 +117,7 @@ pub fn default_run_name(model: &Path, data: &DataSource, manifest: &Manifest) ->
     )
 }
 
-/// A name without signs that a shell or a file system might take amiss.
+/// A name of letters, digits, `.`, `_` and `-` alone.
 pub fn sanitize(name: impl AsRef<str>) -> String {
     name.as_ref()
         .chars()

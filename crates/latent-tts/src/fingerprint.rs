@@ -8,11 +8,12 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
-use engine::Question;
+use dataset::Question;
+use engine::REFERENCE_DIR;
 use model::{EmbeddedFiles, ModelFiles};
 use record::Fingerprint;
 
+use crate::Error;
 use crate::data::DataSource;
 
 /// Files larger than this are sampled.
@@ -20,15 +21,15 @@ const FULL_HASH_LIMIT: u64 = 32 << 20;
 /// Blocks of a sampled file, and the bytes of each.
 const SAMPLED_BLOCKS: u64 = 64;
 const BLOCK_BYTES: usize = 4096;
-/// What of a checkpoint directory can change a result.
+/// The files of a checkpoint directory that can change a result.
 const HASHED_EXTENSIONS: [&str; 3] = ["safetensors", "json", "txt"];
 
-/// The digest of models and questions, of which `source` says where they are from.
+/// The digest of models and questions; `source` is where the questions come from.
 pub fn compute<'a>(
     models: impl IntoIterator<Item = &'a ModelFiles>,
     source: &DataSource,
     questions: &[Question],
-) -> Result<String> {
+) -> Result<String, Error> {
     let mut digest = Fingerprint::default();
     for folder in models {
         digest = match folder {
@@ -51,9 +52,9 @@ fn hash_embedded(digest: Fingerprint, packed: &EmbeddedFiles) -> Fingerprint {
     packed.subdirs.iter().fold(digest, |digest, (_, inner)| hash_embedded(digest, inner))
 }
 
-fn hash_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint> {
-    // Some families keep their projector in a folder of its own, some judges their mind.
-    let inside = ["prj", engine::reasoner::REFERENCE_DIR].map(|name| dir.join(name));
+fn hash_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint, Error> {
+    // CODI may keep its projector in a directory of its own, a reward model its reference reasoner.
+    let inside = ["prj", REFERENCE_DIR].map(|name| dir.join(name));
     for dir in
         [dir].into_iter().chain(inside.iter().map(PathBuf::as_path).filter(|inner| inner.is_dir()))
     {
@@ -64,9 +65,8 @@ fn hash_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint> {
     Ok(digest)
 }
 
-fn hashed_files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries =
-        std::fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
+fn hashed_files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = std::fs::read_dir(dir).map_err(|e| unreadable(dir, e))?;
     let relevant = |path: &Path| {
         path.is_file()
             && path.extension().is_some_and(|e| HASHED_EXTENSIONS.iter().any(|known| e == *known))
@@ -79,11 +79,14 @@ fn hashed_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn hash_file(digest: Fingerprint, path: &Path) -> Result<Fingerprint> {
+fn hash_file(digest: Fingerprint, path: &Path) -> Result<Fingerprint, Error> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let content =
-        hashed_content(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let content = hashed_content(path).map_err(|source| unreadable(path, source))?;
     Ok(digest.with(&name, &content))
+}
+
+fn unreadable(path: &Path, source: std::io::Error) -> Error {
+    Error::Unreadable { path: path.to_owned(), source }
 }
 
 fn hashed_content(path: &Path) -> std::io::Result<Vec<u8>> {

@@ -1,14 +1,11 @@
-//! The models that this program carries: a small reasoner, its reward model with the mind that it
-//! thinks with, and their tokenizer.
+//! The models inside the program: a small reasoner, its reward model with the reference reasoner,
+//! and their tokenizer.
 //!
-//! They are read from the program's own memory, never written anywhere. `assets/README.md` says how
-//! they were made.
+//! They are read from the program's own memory and never written to disk. `assets/README.md` says
+//! how they were made.
 
-use engine::reasoner::REFERENCE_DIR;
+use engine::REFERENCE_DIR;
 use model::{EmbeddedFiles, ModelFiles};
-
-/// What `--model`, `--reward-model` and `inspect` call them.
-pub const NAME: &str = "embedded";
 
 /// A file of `assets/`.
 macro_rules! asset {
@@ -32,9 +29,9 @@ macro_rules! files {
 const TOKENIZER: &[u8] = asset!("tokenizer.json");
 const TOKENIZER_CONFIG: &[u8] = asset!("tokenizer_config.json");
 
-// Statics, for a constant's bytes would be in the program once for every place that names it.
+// Statics: the bytes of a constant would be in the program once for every use.
 static REASONER: EmbeddedFiles =
-    EmbeddedFiles { name: NAME, files: files!("reasoner"), subdirs: &[] };
+    EmbeddedFiles { name: crate::EMBEDDED, files: files!("reasoner"), subdirs: &[] };
 
 static REWARD_MODEL: EmbeddedFiles = EmbeddedFiles {
     name: "embedded:reward",
@@ -45,17 +42,17 @@ static REWARD_MODEL: EmbeddedFiles = EmbeddedFiles {
 const REFERENCE_REASONER: EmbeddedFiles =
     EmbeddedFiles { name: "embedded:reward/mind", files: files!("reward/mind"), subdirs: &[] };
 
-/// Who thinks.
+/// The reasoner.
 pub fn reasoner() -> ModelFiles {
     ModelFiles::Embedded(REASONER)
 }
 
-/// Who scores its thoughts.
+/// The reward model of its thoughts.
 pub fn reward_model() -> ModelFiles {
     ModelFiles::Embedded(REWARD_MODEL)
 }
 
-/// The model of this name, as messages and `inspect` call it.
+/// The files of the model that messages call by this name.
 pub fn by_name(name: &str) -> Option<ModelFiles> {
     [REASONER, REWARD_MODEL]
         .into_iter()

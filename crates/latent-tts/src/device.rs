@@ -1,0 +1,61 @@
+//! Which device computes, and how much of its memory keys and values may take.
+
+use std::num::NonZeroUsize;
+
+use engine::Engine;
+use tensor::{Device, DeviceError, Isa, Precision};
+
+/// A device by what it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A GPU if there is one that can be used, else the processor.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU, by its number.
+    Cuda(usize),
+}
+
+/// How to open a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DeviceOptions {
+    /// Which one.
+    pub kind: DeviceKind,
+    /// Weights and operands on a GPU; bf16 unless given. A processor computes in f32.
+    pub precision: Option<Precision>,
+    /// Worker threads of a processor; all cores unless given. With [`DeviceKind::Auto`] they ask
+    /// for the processor.
+    pub threads: Option<NonZeroUsize>,
+    /// The instruction set of a processor; the best one it has unless given.
+    pub isa: Option<Isa>,
+}
+
+impl DeviceOptions {
+    /// Opens the device.
+    pub fn open(&self) -> Result<Device, DeviceError> {
+        let precision = self.precision.unwrap_or(Precision::Bf16);
+        let for_cpu = self.threads.is_some() || self.isa.is_some();
+        match self.kind {
+            DeviceKind::Cuda(ordinal) => Device::cuda(ordinal, precision),
+            // A GPU that cannot be used is no reason to stop.
+            DeviceKind::Auto if !for_cpu && Device::cuda_availability().is_ok() => {
+                Device::cuda(0, precision).or_else(|_| self.open_cpu())
+            }
+            DeviceKind::Auto | DeviceKind::Cpu => self.open_cpu(),
+        }
+    }
+
+    fn open_cpu(&self) -> Result<Device, DeviceError> {
+        Device::cpu_with(self.threads, self.isa.unwrap_or_else(Isa::detect))
+    }
+}
+
+/// Bytes of keys and values unless told otherwise: a fixed amount on a processor, most of what a
+/// GPU has free. To be asked when the weights are loaded.
+pub fn default_memory(device: &Device) -> Result<usize, DeviceError> {
+    Ok(match device.memory()? {
+        None => Engine::DEFAULT_MEMORY,
+        Some((free, _)) => free / 10 * 6,
+    })
+}

@@ -1,0 +1,100 @@
+//! Why the library could not do what it was asked to. Messages name fields and files; a command
+//! line adds its own hints.
+
+use std::path::PathBuf;
+
+use dataset::DatasetError;
+use engine::EngineError;
+use model::ModelError;
+use record::RecordError;
+use report::ReportError;
+use tensor::DeviceError;
+use train::annotate::AnnotationError;
+
+/// Every way in which a call of this library fails.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A model, a request, or the device while it ran.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+
+    /// The device could not be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+
+    /// A checkpoint could not be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+
+    /// The reward model could not be loaded.
+    #[error("reward model {}: {source}", path.display())]
+    RewardModel {
+        /// The reward model's directory.
+        path: PathBuf,
+        /// Why. Part of the message, and therefore not its source as well.
+        source: EngineError,
+    },
+
+    /// A data file could not be read.
+    #[error(transparent)]
+    Dataset(#[from] DatasetError),
+
+    /// The name of a part of the built-in corpus is wrong.
+    #[error("{name}: {problem}")]
+    Corpus {
+        /// The name that was given.
+        name: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// A run directory could not be written or read.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+
+    /// A run directory was written with other files.
+    #[error("a file of the model, the reward model or the data is not what it was: {0}")]
+    InputsChanged(RecordError),
+
+    /// Annotations could not be written or read.
+    #[error(transparent)]
+    Annotations(#[from] AnnotationError),
+
+    /// Annotations were written with other files.
+    #[error("a file of the model or the data is not what it was: {0}")]
+    AnnotatedInputsChanged(AnnotationError),
+
+    /// Metrics or the report could not be made.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+
+    /// A file that a fingerprint covers could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why. Part of the message, and therefore not its source as well.
+        source: std::io::Error,
+    },
+
+    /// Neither a directory nor a model in the Hugging Face cache.
+    #[error("{name}: no such directory, and not in {}; fetch it with `hf download {name}`", hub.display())]
+    NoSuchModel {
+        /// What was asked for.
+        name: String,
+        /// The cache that was searched.
+        hub: PathBuf,
+    },
+
+    /// No cache to look into.
+    #[error("{name}: no such directory, and no HF_HOME or HOME to look for a cached model in")]
+    NoHubCache {
+        /// What was asked for.
+        name: String,
+    },
+
+    /// The embedded models were left out of this build.
+    #[error("this program was built without the embedded models (the feature `embedded`)")]
+    NotEmbedded,
+}

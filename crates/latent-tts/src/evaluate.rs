@@ -1,0 +1,250 @@
+//! Evaluation: a benchmark under parallel scaling, recorded question by question.
+//!
+//! Everything that can be wrong is found before the run directory is touched. Then each question is
+//! recorded as soon as it is done, and whatever ends the process, [`OnExisting::Resume`] goes on
+//! after the last record and ends with the same bytes.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use aggregate::Aggregator;
+use dataset::Question;
+use engine::{Engine, Reply, Request, SamplingParams};
+use model::ModelFiles;
+use record::{LatentsWriter, Manifest, RecordError, Results, RunDir, RunWriter, Sample, Seconds};
+use report::metrics::{self, MetricSettings};
+use serde_json::json;
+
+use crate::data::DataSource;
+use crate::model::ModelSelection;
+use crate::{Error, fingerprint, grade, manifest};
+
+/// What to do with results that are there already.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnExisting {
+    /// Leave them alone and fail.
+    #[default]
+    Refuse,
+    /// Go on after them.
+    Resume,
+    /// Replace them.
+    Overwrite,
+}
+
+/// An evaluation to run.
+#[derive(Clone)]
+pub struct Evaluation<'a> {
+    /// The models' files, for the manifest.
+    pub models: &'a ModelSelection,
+    /// Where the questions come from, for the manifest.
+    pub data: &'a DataSource,
+    /// The parameters of every question; their seed is replaced by each of `seeds`.
+    pub params: SamplingParams,
+    /// Everything is repeated under each seed.
+    pub seeds: Vec<u64>,
+    /// Numbers of trajectories to report; powers of two up to N if empty.
+    pub ks: Vec<usize>,
+    /// Voting rules to report; the usual ones unless given.
+    pub rules: Option<Vec<Aggregator>>,
+    /// The run directory; named after inputs and settings, below `runs/`, unless given.
+    pub out: Option<PathBuf>,
+    /// What to do with a run that is there already.
+    pub on_existing: OnExisting,
+    /// Keep all thoughts, too, in `latents.safetensors`.
+    pub keep_latents: bool,
+    /// Held while a record is written: a process that ends only while it holds the lock never cuts
+    /// a record in two.
+    pub write_lock: Arc<Mutex<()>>,
+}
+
+/// A finished evaluation.
+#[derive(Debug)]
+pub struct EvalOutput {
+    /// The run directory.
+    pub out: PathBuf,
+    /// Its records.
+    pub run: RunDir,
+    /// Metrics and cost.
+    pub results: Results,
+}
+
+/// Is told how an evaluation goes.
+pub trait EvalObserver {
+    /// The run directory is open and holds `done` of `total` questions.
+    fn opened(&mut self, _out: &Path, _done: usize, _total: usize) {}
+
+    /// A question was recorded.
+    fn recorded(&mut self, _sample: &Sample) {}
+
+    /// A batch of questions is complete.
+    fn batch_done(&mut self) {}
+}
+
+/// Observes nothing.
+impl EvalObserver for () {}
+
+/// Seconds that a batch should take: long enough to fill the machine, short enough to show progress
+/// and to lose little.
+const BATCH_SECONDS: f64 = 10.0;
+
+impl Evaluation<'_> {
+    /// Samples and measures all questions; what is recorded already is not sampled again.
+    pub fn run(
+        &self,
+        engine: &Engine,
+        questions: &[Question],
+        observer: &mut dyn EvalObserver,
+    ) -> Result<EvalOutput, Error> {
+        let request = |question| grade::request(question, self.params);
+        engine.check(&questions.iter().map(request).collect::<Vec<_>>())?;
+        let manifest = self.manifest(engine, questions)?;
+        let out = self.out.clone().unwrap_or_else(|| self.default_out(&manifest));
+        let writer = self.open(&out, &manifest)?;
+        let total = self.seeds.len() * questions.len();
+        observer.opened(&out, writer.done_count(), total);
+        let width = engine.reasoner().decoder.config().width;
+        let keep_latents = self.keep_latents && writer.done_count() < total;
+        let latents = if keep_latents { Some(LatentsWriter::open(&out, width)?) } else { None };
+        let mut recorder = RunRecorder { writer, latents };
+        self.sample_missing(engine, questions, &mut recorder, observer)?;
+        let run = recorder.finish()?;
+        let settings = MetricSettings {
+            ks: self.ks.clone(),
+            aggregators: self.rules.clone(),
+            vote_params: self.params.vote,
+            ..MetricSettings::default()
+        };
+        let results = metrics::results_of_run(&run, &settings)?;
+        run.write_results(&results)?;
+        Ok(EvalOutput { out, run, results })
+    }
+
+    fn default_out(&self, manifest: &Manifest) -> PathBuf {
+        let model = self.models.reasoner.path();
+        Path::new("runs").join(manifest::default_run_name(model, self.data, manifest))
+    }
+
+    fn manifest(&self, engine: &Engine, questions: &[Question]) -> Result<Manifest, Error> {
+        let ModelSelection { reasoner, reward_model, .. } = self.models;
+        let model = engine.reasoner();
+        let mut host = manifest::host_json(model.decoder.device(), engine.memory());
+        // Paths say where the inputs were; what they held is in the fingerprint.
+        host["model"] = json!(reasoner.path());
+        host["reward_model"] = json!(reward_model.as_ref().map(ModelFiles::path));
+        host["data"] = json!(self.data.to_string());
+        let has_reward_model = engine.reward_model().is_some();
+        let models = [reasoner].into_iter().chain(reward_model);
+        Ok(Manifest {
+            program: manifest::program(),
+            commit: manifest::commit(),
+            created: manifest::now(),
+            host,
+            settings: manifest::settings_json(&model.method, &self.params, has_reward_model),
+            seeds: self.seeds.clone(),
+            questions: questions.len(),
+            fingerprint: fingerprint::compute(models, self.data, questions)?,
+            ..Manifest::default()
+        })
+    }
+
+    fn open(&self, out: &Path, manifest: &Manifest) -> Result<RunWriter, Error> {
+        let opened = match self.on_existing {
+            OnExisting::Refuse => RunDir::create(out, manifest),
+            OnExisting::Resume => RunDir::resume(out, manifest),
+            OnExisting::Overwrite => RunDir::overwrite(out, manifest),
+        };
+        opened.map_err(|error| match &error {
+            RecordError::Mismatch { field, .. } if field == "fingerprint" => {
+                Error::InputsChanged(error)
+            }
+            _ => Error::Record(error),
+        })
+    }
+
+    /// Samples what is not recorded yet, in batches of a few seconds.
+    fn sample_missing(
+        &self,
+        engine: &Engine,
+        questions: &[Question],
+        recorder: &mut RunRecorder,
+        observer: &mut dyn EvalObserver,
+    ) -> Result<(), Error> {
+        let mut pace = BatchPace::start();
+        for &seed in &self.seeds {
+            let params = SamplingParams { seed, ..self.params };
+            let is_missing = |q: &&Question| !recorder.writer.is_done(seed, q.id);
+            let missing: Vec<&Question> = questions.iter().filter(is_missing).collect();
+            let mut rest = missing.as_slice();
+            while !rest.is_empty() {
+                let batch;
+                (batch, rest) = rest.split_at(pace.batch_size().min(rest.len()));
+                let requests: Vec<Request> =
+                    batch.iter().map(|question| grade::request(question, params)).collect();
+                engine.run(&requests, |index, reply| -> Result<(), Error> {
+                    let reply = reply?;
+                    let sample = grade::grade(batch[index], &params, &reply);
+                    {
+                        // A poisoned lock says that another holder panicked; records are whole.
+                        let lock = self.write_lock.lock();
+                        let _held = lock.unwrap_or_else(PoisonError::into_inner);
+                        recorder.add(&sample, &reply)?;
+                    }
+                    pace.questions += 1;
+                    observer.recorded(&sample);
+                    Ok(())
+                })?;
+                observer.batch_done();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sizes batches by the pace of the questions so far.
+struct BatchPace {
+    start: Instant,
+    questions: usize,
+}
+
+impl BatchPace {
+    fn start() -> Self {
+        Self { start: Instant::now(), questions: 0 }
+    }
+
+    /// One question at first, so that a figure appears soon, then as many as take as long again.
+    fn batch_size(&self) -> usize {
+        if self.questions == 0 {
+            return 1;
+        }
+        let seconds = self.start.elapsed().as_secs_f64();
+        let pace = seconds / self.questions as f64;
+        ((seconds.clamp(1.0, BATCH_SECONDS) / pace) as usize).max(1)
+    }
+}
+
+/// Writes the records of a run.
+struct RunRecorder {
+    writer: RunWriter,
+    latents: Option<LatentsWriter>,
+}
+
+impl RunRecorder {
+    fn add(&mut self, sample: &Sample, reply: &Reply) -> Result<(), RecordError> {
+        if let Some(latents) = &mut self.latents {
+            let trajectories = reply.trajectories.iter().chain(&reply.greedy);
+            latents.append(sample, trajectories.map(|trajectory| trajectory.latents.data()))?;
+        }
+        self.writer.append(sample)?;
+        match grade::seconds(reply.seconds) {
+            seconds if seconds == Seconds::default() => Ok(()),
+            seconds => self.writer.append_timing(&seconds),
+        }
+    }
+
+    fn finish(self) -> Result<RunDir, RecordError> {
+        let run = self.writer.finish()?;
+        self.latents.map_or(Ok(()), LatentsWriter::finish)?;
+        Ok(run)
+    }
+}

@@ -1,0 +1,73 @@
+//! Parallel test-time scaling for latent reasoning models.
+//!
+//! A latent reasoner thinks in hidden states. This library samples N trajectories of such thoughts,
+//! scores them with a Latent Reward Model, and aggregates them into one answer.
+//!
+//! ```
+//! # #[cfg(feature = "embedded")] {
+//! use latent_tts::{Model, Request, SamplingParams};
+//!
+//! let engine = Model::load("embedded")?.without_reward_model().engine()?;
+//! let params = SamplingParams { samples: 8.try_into()?, ..engine.default_params() };
+//! let reply = engine.solve(&Request::new("Tom has 3 boxes with 4 pens in each. \
+//!     He gives away 5 pens. How many pens does Tom have?", params))?;
+//! assert_eq!(reply.trajectories.len(), 8);
+//! for vote in reply.votes() {
+//!     println!("{} x {}", vote.votes, vote.answer);
+//! }
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! * [`Model`] loads a reasoner and its reward model: embedded, a directory, or an id in the
+//!   Hugging Face cache.
+//! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
+//!   gives [`Reply`]s; unlike requests share passes and do not change each other's results.
+//! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
+//!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Annotator`] labels for
+//!   training a reward model.
+//!
+//! The crates below are re-exported: what they make public can be used, and may change more often
+//! than what this crate names.
+
+pub mod annotate;
+mod data;
+mod device;
+#[cfg(feature = "embedded")]
+mod embedded;
+mod error;
+mod evaluate;
+mod fingerprint;
+pub mod grade;
+pub mod manifest;
+mod model;
+mod options;
+mod source;
+
+pub use aggregate::{self, Aggregator, RewardReduction, VoteParams};
+pub use annotate::Annotator;
+pub use answer::{self, Answer, AnswerKind, AnswerRule};
+pub use data::DataSource;
+pub use dataset::{self, Question};
+pub use device::{DeviceKind, DeviceOptions, default_memory};
+pub use engine::{
+    self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
+    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Perturbation,
+    Probability, Reasoner, Replies, Reply, Request, RewardModel, SamplingParams, StageSeconds,
+    TokenSampling, Trajectory,
+};
+pub use error::Error;
+pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
+pub use fingerprint::compute as input_fingerprint;
+pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files};
+pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
+pub use record;
+pub use report;
+pub use source::EMBEDDED;
+pub use tensor::{self, Device};
+pub use train;
+
+/// The README's Rust code, compiled.
+#[cfg(all(doctest, feature = "embedded"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

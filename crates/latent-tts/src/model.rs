@@ -1,0 +1,136 @@
+//! A reasoner and its reward model, loaded on a device.
+
+use std::sync::Arc;
+
+use engine::{Engine, Family, Reasoner, RewardModel};
+use model::ModelFiles;
+use tensor::Device;
+
+use crate::device::{DeviceOptions, default_memory};
+use crate::source::{EMBEDDED, reasoner_files, reward_model_files};
+use crate::{Error, source};
+
+/// Which models to load: their files, resolved and not yet read.
+#[derive(Debug, Clone)]
+pub struct ModelSelection {
+    /// The reasoner's files.
+    pub reasoner: ModelFiles,
+    /// The reward model's files.
+    pub reward_model: Option<ModelFiles>,
+    /// The reasoner's family; what the checkpoint says unless given.
+    pub family: Option<Family>,
+}
+
+/// Which reward model goes with a reasoner.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RewardModelChoice<'a> {
+    /// The embedded one with the embedded reasoner, none with others.
+    #[default]
+    Default,
+    /// None.
+    None,
+    /// The one of this name.
+    Named(&'a str),
+}
+
+impl ModelSelection {
+    /// The models of these names: [`EMBEDDED`], a directory, or an id in the Hugging Face cache.
+    pub fn new(reasoner: &str, reward_model: RewardModelChoice<'_>) -> Result<Self, Error> {
+        let reward_model = match reward_model {
+            RewardModelChoice::Default if reasoner == EMBEDDED => Some(EMBEDDED),
+            RewardModelChoice::Default | RewardModelChoice::None => None,
+            RewardModelChoice::Named(name) => Some(name),
+        };
+        Ok(Self {
+            reasoner: source::reasoner_files(reasoner)?,
+            reward_model: reward_model.map(reward_model_files).transpose()?,
+            family: None,
+        })
+    }
+
+    /// Reads the weights onto a device.
+    pub fn load(&self, device: &Device) -> Result<Model, Error> {
+        let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
+        let reward_model = self.reward_model.as_ref().map(|files| {
+            RewardModel::load(device, files, &reasoner).map_err(|source| Error::RewardModel {
+                path: files.path().to_owned(),
+                source,
+            })
+        });
+        Ok(Model {
+            reward_model: reward_model.transpose()?.map(Arc::new),
+            reasoner: Arc::new(reasoner),
+        })
+    }
+}
+
+/// A reasoner, and perhaps a reward model, in memory. Cheap to clone; clones share the weights.
+#[derive(Clone)]
+pub struct Model {
+    reasoner: Arc<Reasoner>,
+    reward_model: Option<Arc<RewardModel>>,
+}
+
+impl Model {
+    /// Loads `"embedded"` (with its reward model), a checkpoint directory, or an id in the Hugging
+    /// Face cache, on a GPU if there is one, else on the processor.
+    ///
+    /// ```no_run
+    /// use latent_tts::Model;
+    /// let published = Model::load("./coconut-gpt2")?;
+    /// # Ok::<(), latent_tts::Error>(())
+    /// ```
+    pub fn load(name: &str) -> Result<Self, Error> {
+        let selection = ModelSelection::new(name, RewardModelChoice::Default)?;
+        selection.load(&DeviceOptions::default().open()?)
+    }
+
+    /// Models that were loaded or made otherwise.
+    pub fn new(reasoner: Reasoner, reward_model: Option<RewardModel>) -> Self {
+        Self { reasoner: Arc::new(reasoner), reward_model: reward_model.map(Arc::new) }
+    }
+
+    /// Adds the reward model of this name to the reasoner, or replaces the one that it has.
+    pub fn with_reward_model(self, name: &str) -> Result<Self, Error> {
+        let files = reward_model_files(name)?;
+        let device = self.reasoner.decoder.device();
+        let reward_model = RewardModel::load(device, &files, &self.reasoner)?;
+        Ok(Self { reward_model: Some(Arc::new(reward_model)), ..self })
+    }
+
+    /// The same reasoner without a reward model.
+    #[must_use]
+    pub fn without_reward_model(self) -> Self {
+        Self { reward_model: None, ..self }
+    }
+
+    /// The reasoner.
+    pub fn reasoner(&self) -> &Reasoner {
+        &self.reasoner
+    }
+
+    /// The reward model, if there is one.
+    pub fn reward_model(&self) -> Option<&RewardModel> {
+        self.reward_model.as_deref()
+    }
+
+    /// The device that holds the weights.
+    pub fn device(&self) -> &Device {
+        self.reasoner.decoder.device()
+    }
+
+    /// An engine with these models and the device's default memory.
+    pub fn engine(&self) -> Result<Engine, Error> {
+        let engine = Engine::new(Arc::clone(&self.reasoner));
+        let engine = match &self.reward_model {
+            Some(model) => engine.with_reward_model(Arc::clone(model)),
+            None => engine,
+        };
+        Ok(engine.with_memory(default_memory(self.device())?))
+    }
+}
+
+/// The files of a reasoner by name, for tools that look at a checkpoint without loading it.
+pub fn files(name: &str) -> Result<ModelFiles, Error> {
+    source::embedded_files(name).map_or_else(|| reasoner_files(name), Ok)
+}
