@@ -1,60 +1,47 @@
-//! What the flags about aggregation mean, for a number of samples and with or without a reward
-//! model.
+//! The flags about aggregation, for a number of samples and with or without a reward model.
 
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 
-use aggregate::{Aggregator, Confidence, VoteParams};
 use anyhow::{Result, bail};
-use engine::{AdaptiveSampling, BeamSize, SamplingParams};
+use latent_tts::aggregate::Confidence;
+use latent_tts::{
+    AdaptiveSampling, Aggregator, BeamOptions, BeamSize, SamplingOptions, VoteParams,
+};
 
 use crate::args::AggregationArgs;
 use crate::args::values::AggregateRule;
+use crate::settings::to_usize;
 
-/// How trajectories become one answer.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AggregationSettings {
-    /// The rules that were asked for, if any were.
-    pub rules: Option<Vec<Aggregator>>,
-    /// The numbers in them.
-    pub tuning: VoteParams,
-    beam: Option<BeamSize>,
-    beam_requested: bool,
-    adaptive: Option<AdaptiveSampling>,
+/// The voting rules that the flags name, if they name any.
+pub fn rules(args: &AggregationArgs) -> Option<Vec<Aggregator>> {
+    let sampled = |rules: &Vec<AggregateRule>| {
+        rules.iter().filter_map(|rule| sampled_aggregator(*rule)).collect()
+    };
+    args.aggregate.as_ref().map(sampled)
 }
 
-impl AggregationSettings {
-    /// What the flags say for so many samples; `judged` says whether there is a reward model.
-    pub fn from_args(
-        args: &AggregationArgs,
-        samples: NonZeroUsize,
-        has_reward_model: bool,
-    ) -> Result<Self> {
-        let requested = args.aggregate.as_deref().unwrap_or_default();
-        if let Some(rule) = requested.iter().find(|rule| !has_reward_model && needs_rewards(**rule))
-        {
-            bail!(
-                "--aggregate {} needs rewards; give --reward-model, or leave it out",
-                rule.name()
-            );
-        }
-        let rules = args.aggregate.as_ref().map(|requested| {
-            requested.iter().filter_map(|rule| sampled_aggregator(*rule)).collect()
-        });
-        let beam_enabled = args.aggregate.is_none() || requested.contains(&AggregateRule::Beam);
-        let beam = beam_size(args, samples, has_reward_model, beam_enabled)?;
-        let beam_requested = requested.contains(&AggregateRule::Beam) || size_flag(args).is_some();
-        Ok(Self { rules, tuning: tuning(args), beam, beam_requested, adaptive: adaptive(args)? })
+/// Options with the flags' beam search, early stopping and vote parameters.
+pub fn apply(
+    args: &AggregationArgs,
+    options: SamplingOptions,
+    has_reward_model: bool,
+) -> Result<SamplingOptions> {
+    let requested = args.aggregate.as_deref().unwrap_or_default();
+    if let Some(rule) = requested.iter().find(|rule| !has_reward_model && needs_rewards(**rule)) {
+        bail!("--aggregate {} needs rewards; give --reward-model, or leave it out", rule.name());
     }
-
-    /// Settings with a search and rounds added. Where there are no thoughts, nobody searches unless
-    /// it was asked for.
-    pub fn apply(&self, params: SamplingParams) -> SamplingParams {
-        let beam = self.beam.filter(|_| self.beam_requested || params.length.limit() > 0);
-        SamplingParams { adaptive: self.adaptive, beam, ..params }
-    }
+    let beam_enabled = args.aggregate.is_none() || requested.contains(&AggregateRule::Beam);
+    let size = beam_size(args, options.samples, has_reward_model, beam_enabled)?;
+    let forced = requested.contains(&AggregateRule::Beam) || size_flag(args).is_some();
+    Ok(SamplingOptions {
+        beam: size.map(|size| BeamOptions { size, forced }),
+        adaptive: adaptive(args)?,
+        vote: vote_params(args),
+        ..options
+    })
 }
 
-fn tuning(args: &AggregationArgs) -> VoteParams {
+fn vote_params(args: &AggregationArgs) -> VoteParams {
     let defaults = VoteParams::default();
     VoteParams {
         temperature: args.vote_temperature.unwrap_or(defaults.temperature),
@@ -101,10 +88,6 @@ fn beam_size(
     Ok((has_reward_model && beam_enabled).then_some(BeamSize { width, candidates }))
 }
 
-fn to_usize(count: NonZeroU32) -> NonZeroUsize {
-    NonZeroUsize::try_from(count).unwrap_or(NonZeroUsize::MAX)
-}
-
 /// How sure to be unless told otherwise.
 const DEFAULT_CONFIDENCE: f64 = 0.95;
 
@@ -120,7 +103,9 @@ fn adaptive(args: &AggregationArgs) -> Result<Option<AdaptiveSampling>> {
 
 #[cfg(test)]
 mod tests {
-    use aggregate::RewardReduction;
+    use std::num::NonZeroU32;
+
+    use latent_tts::RewardReduction;
 
     use super::*;
 
@@ -137,19 +122,16 @@ mod tests {
         }
     }
 
-    fn resolve(
-        args: AggregationArgs,
-        has_reward_model: bool,
-    ) -> Result<AggregationSettings, String> {
-        AggregationSettings::from_args(&args, NonZeroUsize::new(64).unwrap(), has_reward_model)
-            .map_err(|error| error.to_string())
+    fn resolve(args: AggregationArgs, has_reward_model: bool) -> Result<SamplingOptions, String> {
+        let options = SamplingOptions::new(NonZeroUsize::new(64).unwrap());
+        apply(&args, options, has_reward_model).map_err(|error| error.to_string())
     }
 
     #[test]
     fn beam_search_needs_a_reward_model() {
         assert_eq!(resolve(args(), false).unwrap().beam, None);
-        let sizes =
-            |a: AggregationSettings| a.beam.map(|beam| (beam.width.get(), beam.candidates.get()));
+        let size = |beam: BeamOptions| (beam.size.width.get(), beam.size.candidates.get());
+        let sizes = |options: SamplingOptions| options.beam.map(size);
         assert_eq!(sizes(resolve(args(), true).unwrap()), Some((8, 8)));
         let narrow = AggregationArgs { beam_width: NonZeroU32::new(2), ..args() };
         assert_eq!(sizes(resolve(narrow.clone(), true).unwrap()), Some((2, 8)));
@@ -170,7 +152,7 @@ mod tests {
             assert_eq!(resolve(requested, false).is_ok(), free, "{rule:?}");
         }
         let alone = AggregationArgs { aggregate: Some(vec![AggregateRule::Beam]), ..args() };
-        assert_eq!(resolve(alone.clone(), true).unwrap().rules, Some(Vec::new()));
+        assert_eq!(rules(&alone), Some(Vec::new()));
         assert!(resolve(alone, false).unwrap_err().contains("--reward-model"));
     }
 

@@ -22,8 +22,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
 pub use common::{
-    DeviceArgs, DeviceKind, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs,
-    SamplerKind, SamplingArgs, ScopeKind, SitesKind,
+    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, SamplerKind,
+    SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
 pub use report::ReportArgs;

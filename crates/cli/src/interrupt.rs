@@ -5,6 +5,7 @@
 //! is being written, with exit code 3. Should even that hang (a dead network disk), a second signal
 //! ends it at once. A hang-up is left alone, so that `nohup` works.
 
+use std::ffi::OsString;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -59,8 +60,13 @@ impl InterruptGuard {
         Ok(Self(Arc::default()))
     }
 
+    /// The lock that keeps a signal waiting while it is held.
+    pub fn lock(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.0)
+    }
+
     /// Runs `work`, which no signal then cuts in two.
-    pub fn uninterrupted<R>(&self, work: impl FnOnce() -> R) -> R {
+    fn uninterrupted<R>(&self, work: impl FnOnce() -> R) -> R {
         // A poisoned lock only says that a thread died inside; a signal must end the process even
         // then.
         let _inside = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +103,8 @@ pub fn set_flag_on_signal(_flag: &Arc<AtomicBool>) -> Result<()> {
 }
 
 /// The command that continues what `argv` began.
-pub fn resume_command(argv: impl Iterator<Item = String>) -> String {
+pub fn resume_command(argv: impl Iterator<Item = OsString>) -> String {
+    let argv = argv.map(|arg| arg.to_string_lossy().into_owned());
     let kept = argv.filter(|arg| arg != "--overwrite" && arg != "--resume");
     let words: Vec<String> = kept.map(|arg| shell_quoted(&arg)).collect();
     format!("{} --resume", words.join(" "))

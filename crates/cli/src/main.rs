@@ -7,12 +7,10 @@
 mod aggregation;
 mod args;
 mod commands;
-mod data;
-mod embedded;
-mod fingerprint;
+
 mod interrupt;
 mod load;
-mod manifest;
+
 mod printer;
 mod settings;
 

@@ -12,6 +12,8 @@ mod cot;
 mod latent_sft;
 mod rot;
 
+pub use codi::CODI_PROJECTOR;
+
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -41,9 +41,9 @@ impl Annotator<'_> {
             let correct = answer.as_ref().is_some_and(|answer| answer.matches(gold));
             Ok(Grade { answer: answer.map(|answer| answer.as_str().to_owned()), correct })
         };
-        let run = self.runner(&grader).run(&prompts, |annotated| {
-            take(annotated).map_err(TakeError::Taker)
-        });
+        let run = self
+            .runner(&grader)
+            .run(&prompts, |annotated| take(annotated).map_err(TakeError::Taker));
         run.map_err(|error| match error {
             TakeError::Taker(error) => error,
             TakeError::Engine(error) => E::from(Error::Engine(error)),

@@ -52,10 +52,8 @@ impl ModelSelection {
     pub fn load(&self, device: &Device) -> Result<Model, Error> {
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
         let reward_model = self.reward_model.as_ref().map(|files| {
-            RewardModel::load(device, files, &reasoner).map_err(|source| Error::RewardModel {
-                path: files.path().to_owned(),
-                source,
-            })
+            RewardModel::load(device, files, &reasoner)
+                .map_err(|source| Error::RewardModel { path: files.path().to_owned(), source })
         });
         Ok(Model {
             reward_model: reward_model.transpose()?.map(Arc::new),

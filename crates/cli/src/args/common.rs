@@ -3,7 +3,7 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use clap::{Args, ValueEnum};
-use engine::{Family, LatentLength, Probability};
+use latent_tts::{DeviceKind, Family, LatentLength, Probability};
 
 use super::values;
 
@@ -114,17 +114,6 @@ pub struct SamplingArgs {
     /// The seed of all randomness [default: 0]
     #[arg(long)]
     pub seed: Option<u64>,
-}
-
-/// Where to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// A GPU if there is one that can be used, else the processor
-    Auto,
-    /// The processor
-    Cpu,
-    /// An NVIDIA GPU, by its number
-    Cuda(usize),
 }
 
 /// How numbers are kept on a GPU.

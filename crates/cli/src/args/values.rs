@@ -1,19 +1,13 @@
 //! Readers of single values. Each says what would be right; clap adds the flag and what was given.
 
-use std::num::NonZeroUsize;
-
-use aggregate::{Aggregator, Confidence};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use engine::{Family, LatentLength, LengthRange, Probability, TokenSampling};
-
-use super::DeviceKind;
-
-/// More thoughts than any model has positions for.
-const MAX_THOUGHTS: usize = 1 << 20;
+use latent_tts::aggregate::Confidence;
+use latent_tts::engine::family::FAMILIES;
+use latent_tts::{Aggregator, DeviceKind, Family, LatentLength, Probability, TokenSampling};
 
 /// A family by its name.
 pub fn family() -> impl TypedValueParser<Value = Family> {
-    PossibleValuesParser::new(Family::ALL.map(Family::name)).try_map(|name| {
+    PossibleValuesParser::new(FAMILIES.map(Family::name)).try_map(|name| {
         Family::from_name(&name).ok_or_else(|| format!("no family is called {name}"))
     })
 }
@@ -127,35 +121,7 @@ pub fn device(text: &str) -> Result<DeviceKind, String> {
 
 /// `6`, `<=64`, `4-6` or `0`.
 pub fn thoughts(text: &str) -> Result<LatentLength, String> {
-    let count = |text: &str| {
-        let number: Option<NonZeroUsize> = text.trim().parse().ok();
-        number.filter(|n| n.get() <= MAX_THOUGHTS).ok_or_else(|| {
-            format!("{:?} is no count from 1 to {MAX_THOUGHTS}; write 6, <=64 or 4-6", text.trim())
-        })
-    };
-    if let Some(most) = text.trim().strip_prefix("<=") {
-        return Ok(LatentLength::AtMost(count(most)?));
-    }
-    if text.trim() == "0" {
-        return Ok(LatentLength::None);
-    }
-    let Some((low, high)) = text.split_once('-') else {
-        return Ok(LatentLength::Exactly(count(text)?));
-    };
-    let (low, high) = (count(low)?, count(high)?);
-    let range = LengthRange::new(low, high)
-        .ok_or_else(|| format!("the range is empty; write {high}-{low}"))?;
-    Ok(LatentLength::Between(range))
-}
-
-/// A length as [`thoughts`] reads it.
-pub fn format_latent_length(length: LatentLength) -> String {
-    match length {
-        LatentLength::None => "0".to_owned(),
-        LatentLength::Exactly(n) => n.to_string(),
-        LatentLength::AtMost(n) => format!("<={n}"),
-        LatentLength::Between(range) => format!("{}-{}", range.low(), range.high()),
-    }
+    text.parse()
 }
 
 /// `2/8`: the second of eight parts.
@@ -233,7 +199,7 @@ mod tests {
         ];
         for (text, length) in all {
             assert_eq!(thoughts(text), Ok(length));
-            assert_eq!(format_latent_length(length), text);
+            assert_eq!(length.to_string(), text);
         }
         for text in [
             "",

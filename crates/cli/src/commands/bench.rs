@@ -8,13 +8,11 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use engine::answer::AnswerRule;
-use engine::bench::{BenchResult, EngineBench};
-use engine::prompt::Prompt;
-use engine::question::{self, Question};
-use engine::{
-    DropoutScope, DropoutSites, Family, LatentLength, LatentModel, Method, Perturbation,
-    Probability, RewardModel, SamplingParams,
+use latent_tts::engine::bench::{BenchResult, EngineBench};
+use latent_tts::engine::{LatentModel, Method, Prompt};
+use latent_tts::{
+    AnswerRule, DropoutScope, DropoutSites, EMBEDDED, Family, LatentLength, Perturbation,
+    Probability, Question, RewardModel, SamplingParams, dataset, model_files,
 };
 use model::config::{
     Architecture, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
@@ -42,9 +40,10 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let peak = tensor::peak_flops(&device)?;
     let model = random_model(&device, args)?;
     let params = sampling_params(args, &model)?;
+    let memory = args.machine.kv_cache_bytes(&device)?;
     let prompts = prompts(args, &model)?;
     let reward_model = if args.reward { Some(random_reward_model(&device, args)?) } else { None };
-    let mut bench = EngineBench::new(&model, reward_model.as_ref(), params);
+    let mut bench = EngineBench::new(&model, reward_model.as_ref(), params, memory);
     let mut measure = || {
         if args.annotate { bench.annotate(&prompts, args.rollouts) } else { bench.run(&prompts) }
     };
@@ -62,7 +61,7 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
 
 /// Trajectories and rollouts a second, each over all of the time.
 fn rates(run: &BenchResult) -> [f64; 2] {
-    [run.trajectories, run.rollouts.0].map(|count| count as f64 / run.seconds.total)
+    [run.trajectories, run.rollouts].map(|count| count as f64 / run.seconds.total)
 }
 
 fn summary_json(
@@ -72,9 +71,18 @@ fn summary_json(
     device: &Device,
 ) -> serde_json::Value {
     serde_json::json!({
-        "trajectories_per_s": rates(best)[0], "rollouts_per_s": rates(best)[1], "rollouts_s": best.rollouts.1, "prefill_s": best.seconds.prefill, "thoughts_s": best.seconds.thoughts,
-        "score_s": best.seconds.scores, "answer_s": best.seconds.answers, "flops": best.flops, "peak_flops": peak, "best_s": best.seconds.total,
-        "median_s": median.seconds.total, "peak_share": best.flops / best.seconds.total / peak,
+        "trajectories_per_s": rates(best)[0],
+        "rollouts_per_s": rates(best)[1],
+        "rollouts_s": best.rollout_seconds,
+        "prefill_s": best.seconds.prefill,
+        "thoughts_s": best.seconds.thoughts,
+        "score_s": best.seconds.scores,
+        "answer_s": best.seconds.answers,
+        "flops": best.flops,
+        "peak_flops": peak,
+        "best_s": best.seconds.total,
+        "median_s": median.seconds.total,
+        "peak_share": best.flops / best.seconds.total / peak,
         "device": device.describe(),
     })
 }
@@ -88,13 +96,14 @@ fn print(
 ) -> Result<()> {
     let ([best_rate, best_rollout_rate], [median_rate, median_rollout_rate]) =
         (rates(best), rates(median));
-    let BenchResult { seconds, trajectories, flops, rollouts: (rollouts, rollouts_s) } = best;
+    let BenchResult { seconds, trajectories, flops, rollouts, rollout_seconds } = best;
     if *rollouts > 0 {
         printer.line(&format!(
             "{best_rollout_rate:.1} rollouts/s (median {median_rollout_rate:.1})"
         ))?;
-        printer
-            .line(&format!("{rollouts} rollouts in {rollouts_s:.4} s, after their trajectories"))?;
+        printer.line(&format!(
+            "{rollouts} rollouts in {rollout_seconds:.4} s, after their trajectories"
+        ))?;
     }
     printer.line(&format!("{best_rate:.1} trajectories/s (median {median_rate:.1})"))?;
     printer.line(&format!(
@@ -128,9 +137,9 @@ fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
         .run(|| Decoder::load(device, &config, &RandomWeights { seed: args.seed }, LmHead::With))?;
     let count = LatentLength::Exactly(args.thoughts);
     let method = Method {
-        family: Family::Coconut,
-        prompt_prefix: "",
-        prompt_suffix: "",
+        family: Family::COCONUT,
+        prompt_prefix: String::new(),
+        prompt_suffix: String::new(),
         begin_latent: Vec::new(),
         end_latent: vec![1],
         eos: Vec::new(),
@@ -168,7 +177,6 @@ fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingPara
         }),
         perturbation,
         seed: args.seed,
-        memory: args.machine.kv_cache_bytes(model.decoder.device())?,
         ..SamplingParams::defaults_for(&model.method)
     })
 }
@@ -199,7 +207,7 @@ fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
         );
         Ok(Prompt { id: question.id, text: String::new(), tokens })
     };
-    question::read(data, None)?.into_iter().map(prompt).collect()
+    dataset::read(data, None)?.into_iter().map(prompt).collect()
 }
 
 fn random_prompt(model: &LatentModel, question: u32, length: usize) -> Prompt {
@@ -210,7 +218,7 @@ fn random_prompt(model: &LatentModel, question: u32, length: usize) -> Prompt {
 /// The published shapes, and that of the embedded reasoner.
 fn shape_config(shape: BenchShape) -> Result<Config> {
     Ok(match shape {
-        BenchShape::Embedded => Config::read(crate::embedded::reasoner())?,
+        BenchShape::Embedded => Config::read(model_files(EMBEDDED)?)?,
         BenchShape::Gpt2 => Config {
             architecture: Architecture::Gpt2,
             class_name: None,

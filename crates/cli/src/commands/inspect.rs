@@ -11,26 +11,22 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use engine::reasoner::REFERENCE_DIR;
-use engine::{Family, FamilyParts, LatentLength, Method};
+use latent_tts::engine::{Family, FamilyParts, LatentLength, Method, REFERENCE_DIR};
+use latent_tts::manifest::{shortest_decimal, sites_name};
+use latent_tts::model_files;
 use model::config::Architecture;
-use model::{Checkpoint, LmHead, ModelFiles, RewardHead, Tokenizer};
+use model::{Checkpoint, LmHead, RewardHead, Tokenizer};
 use serde_json::{Value, json};
 use tensor::Device;
 
 use crate::args::InspectArgs;
-use crate::args::values::{format_bytes, format_latent_length};
-use crate::embedded;
-use crate::manifest::sites_name;
+use crate::args::values::format_bytes;
 use crate::printer::Printer;
-use crate::settings::resolve_model_dir;
 use listing::TensorListing;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
-    let folder = embedded::by_name(&args.dir)
-        .map_or_else(|| resolve_model_dir("inspect", &args.dir).map(ModelFiles::Directory), Ok)?;
-    let checkpoint = Checkpoint::open(folder)?;
+    let checkpoint = Checkpoint::open(model_files(&args.dir)?)?;
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;
     let expected = expected::expected_tensors(&checkpoint, kind.lm_head())?;
     let listing = TensorListing::new(&checkpoint, &expected);
@@ -57,7 +53,8 @@ impl CheckpointKind {
         if RewardHead::detect(checkpoint).is_some() {
             if family.is_some() {
                 bail!(
-                    "{}: this is a reward model (it has a head that scores), and --method is for reasoners",
+                    "{}: this is a reward model (it has a head that scores), and --method is for \
+                     reasoners",
                     checkpoint.dir().display()
                 );
             }
@@ -222,10 +219,10 @@ fn architecture_name(architecture: Architecture) -> &'static str {
 
 fn defaults_json(method: &Method) -> Value {
     json!({
-        "thoughts": format_latent_length(method.length),
+        "thoughts": method.length.to_string(),
         "max_new_tokens": method.max_new_tokens,
-        "p": crate::manifest::shortest_decimal(method.p),
-        "sigma": crate::manifest::shortest_decimal(method.sigma),
+        "p": shortest_decimal(method.p),
+        "sigma": shortest_decimal(method.sigma),
         "sites": sites_name(method.sites),
     })
 }
@@ -239,7 +236,7 @@ fn format_defaults(method: &Method) -> String {
     }
     format!(
         "--thoughts {} --max-new-tokens {} --p {} --sites {}, or --sigma {}",
-        format_latent_length(method.length),
+        method.length.to_string(),
         method.max_new_tokens,
         method.p,
         sites_name(method.sites),
@@ -261,7 +258,8 @@ impl TensorListing<'_> {
         if let Some((entry, expected)) = self.mismatched().first() {
             let (name, found) = (entry.original, entry.shape);
             bail!(
-                "{dir}: tensor `{name}` has shape {found:?}, {:?} expected; config.json and weights do not belong together",
+                "{dir}: tensor `{name}` has shape {found:?}, {:?} expected; config.json and \
+                 weights do not belong together",
                 expected.shape
             );
         }

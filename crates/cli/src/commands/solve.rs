@@ -1,22 +1,21 @@
-//! `latent-tts solve`: one question, N thoughts.
+//! `latent-tts solve`: one question, N trajectories.
 
 use std::io::Read;
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use aggregate::{Aggregator, AnswerVotes, RewardReduction, StopReason};
 use anyhow::{Context, Result, bail};
-use engine::Question;
-use engine::question::AnswerKind;
-use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
+use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
+use latent_tts::{
+    Aggregator, Reply, Request, RewardReduction, SamplingParams, StageSeconds, Trajectory,
+    aggregate, grade,
+};
 use serde_json::{Value, json};
 
-use crate::aggregation::AggregationSettings;
 use crate::args::SolveArgs;
-use crate::load::ModelSelection;
+use crate::load::{load_models, select_models};
 use crate::printer::{Printer, format_duration};
-use crate::settings::SamplingSettings;
+use crate::{aggregation, settings};
 
 /// Trajectories.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
@@ -25,38 +24,22 @@ const MAX_QUESTION_BYTES: u64 = 1 << 20;
 
 /// Runs the command.
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
-    let sampling = SamplingSettings::from_args(&args.sampling, DEFAULT_SAMPLES)?;
-    let models = ModelSelection::from_args(&args.model)?;
-    let aggregation = AggregationSettings::from_args(
-        &args.aggregation,
-        sampling.samples,
-        models.reward_model.is_some(),
-    )?;
-    let text = read_question(&args.text)?;
+    let models = select_models(&args.model)?;
+    let options = settings::sampling(&args.sampling, DEFAULT_SAMPLES)?;
+    let options = aggregation::apply(&args.aggregation, options, models.reward_model.is_some())?;
+    let question = read_question(&args.text)?;
     let device = args.machine.device.open()?;
-    let loaded = models.load(&device, printer)?;
-    let settings = sampling.resolve(&loaded.reasoner.method, args.machine.kv_cache_bytes(&device)?);
-    let engine = loaded.engine(aggregation.apply(settings));
+    let model = load_models(&models, &device, printer)?;
+    let engine = args.machine.engine(&model)?;
 
-    let unknown = loaded.reasoner.tokenizer.unknown_words(&text)?;
+    let unknown = model.reasoner().tokenizer.unknown_words(&question)?;
     if !unknown.is_empty() {
         printer.note(&unknown_words_note(&unknown));
     }
-    // Nobody knows the right answer, so nothing is ever marked as correct.
-    let question =
-        Question { id: 0, text, gold: String::new(), kind: AnswerKind::Number, steps: Vec::new() };
-    let mut outcome = None;
-    engine.run(&[question], &mut |done| {
-        outcome = Some(done);
-        ControlFlow::Continue(())
-    })?;
-    let Some(outcome) = outcome else { bail!("the engine gave no outcome for the question") };
-    let report = SolveReport {
-        sample: &outcome.sample,
-        seconds: outcome.seconds,
-        aggregation: &aggregation,
-        unknown: &unknown,
-    };
+    let params = options.resolve(&model.reasoner().method);
+    let reply = engine.solve(&Request::new(question.clone(), params))?;
+    let rules = aggregation::rules(&args.aggregation);
+    let report = SolveReport { question: &question, reply: &reply, params, rules, unknown };
     printer.result(&report.to_json(), || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -64,8 +47,8 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
 fn unknown_words_note(unknown: &[String]) -> String {
     let words: Vec<String> = unknown.iter().map(|word| format!("{word:?}")).collect();
     format!(
-        "note: the model does not know {} and reads a blank there; its answer may be wrong for that reason \
-         (`latent-tts corpus --count 5` shows questions in its own words)",
+        "note: the model does not know {} and reads a blank there; its answer may be wrong for \
+         that reason (`latent-tts corpus --count 5` shows questions in its own words)",
         words.join(", ")
     )
 }
@@ -92,13 +75,15 @@ fn read_stdin() -> Result<String> {
     Ok(text)
 }
 
-/// What came of the question.
+/// A reply and how it is shown.
 struct SolveReport<'a> {
-    sample: &'a Sample,
-    seconds: Seconds,
-    aggregation: &'a AggregationSettings,
+    question: &'a str,
+    reply: &'a Reply,
+    params: SamplingParams,
+    /// The rules that were asked for, if any were.
+    rules: Option<Vec<Aggregator>>,
     /// Words that the model does not know.
-    unknown: &'a [String],
+    unknown: Vec<String>,
 }
 
 /// What a rule chooses.
@@ -111,8 +96,8 @@ struct RuleAnswer<'a> {
 const LABEL: usize = 12;
 
 impl SolveReport<'_> {
-    fn trajectories(&self) -> &[TrajectoryRecord] {
-        &self.sample.trajectories
+    fn trajectories(&self) -> &[Trajectory] {
+        &self.reply.trajectories
     }
 
     fn has_rewards(&self) -> bool {
@@ -122,40 +107,30 @@ impl SolveReport<'_> {
     /// What each rule chooses, as far as the trajectories allow it; the first is the answer.
     fn rule_answers(&self) -> Vec<RuleAnswer<'_>> {
         let all = self.trajectories();
-        let AggregationSettings { rules: requested, tuning, .. } = self.aggregation;
-        let mut rules = requested.as_deref().unwrap_or(Aggregator::DEFAULT).to_vec();
+        let mut rules = self.rules.as_deref().unwrap_or(Aggregator::DEFAULT).to_vec();
         rules.retain(|rule| rule.applies(all));
-        if requested.is_none() && self.has_rewards() {
-            // The best of them comes first (docs/latent-rm.md): verdicts have a scale that means
-            // something, step rewards have none.
-            let has_outcome_rewards = all.iter().all(|t| t.outcome_reward.is_some());
-            let best =
-                if has_outcome_rewards { Aggregator::Weighted } else { Aggregator::Normalized };
-            rules.sort_by_key(|rule| *rule != best);
+        if self.rules.is_none() {
+            rules.sort_by_key(|rule| *rule != self.reply.rule);
         }
-        let answer = |chosen: Option<usize>| chosen.and_then(|i| all[i].answer.as_deref());
-        let rule_answer = |rule: &Aggregator| RuleAnswer {
-            rule: rule_name(*rule),
-            answer: answer(rule.choose(all, tuning)),
+        let rule_answer = |rule: &Aggregator| {
+            let chosen = self.reply.choose(*rule, &self.params.vote);
+            RuleAnswer { rule: rule_name(*rule), answer: chosen.and_then(Candidate::answer) }
         };
         let mut rule_answers: Vec<RuleAnswer<'_>> = rules.iter().map(rule_answer).collect();
-        rule_answers.extend(
-            self.sample
-                .beam
-                .as_ref()
-                .map(|beam| RuleAnswer { rule: "beam", answer: beam.answer.as_deref() }),
-        );
+        let beam = self.reply.beam.as_ref();
+        rule_answers
+            .extend(beam.map(|beam| RuleAnswer { rule: "beam", answer: beam.best.answer() }));
         rule_answers
     }
 
     fn greedy(&self) -> Option<&str> {
-        self.sample.greedy.as_ref().and_then(|t| t.answer.as_deref())
+        self.reply.greedy.as_ref().and_then(Candidate::answer)
     }
 
-    /// Answers by votes; equal ones in the order of their first supporters.
+    /// Answers by votes; equal ones in the order of their first votes.
     fn votes(&self) -> Vec<AnswerVotes<'_>> {
-        let mut votes = aggregate::votes(self.trajectories());
-        votes.sort_by_key(|candidate| std::cmp::Reverse(candidate.votes));
+        let mut votes = self.reply.votes();
+        votes.sort_by_key(|answer| std::cmp::Reverse(answer.votes));
         votes
     }
 
@@ -164,53 +139,60 @@ impl SolveReport<'_> {
     }
 
     fn trajectories_per_s(&self) -> f64 {
-        let Seconds { prefill, thoughts, scores, answers, .. } = self.seconds;
+        let StageSeconds { prefill, thoughts, scores, answers, .. } = self.reply.seconds;
         self.trajectories().len() as f64 / (prefill + thoughts + scores + answers).max(1e-9)
     }
 
-    /// The largest mean reward among the supporters of an answer.
+    /// The largest reward among the trajectories with an answer.
     fn best_reward(&self, answer: &str) -> Option<f64> {
-        let supporters = self.trajectories().iter().filter(|t| t.answer.as_deref() == Some(answer));
-        let rewards = supporters.map(|t| aggregate::reward(t, RewardReduction::OutcomeOrMean));
+        let voters = self.trajectories().iter().filter(|t| t.answer() == Some(answer));
+        let rewards = voters.map(|t| aggregate::reward(t, RewardReduction::OutcomeOrMean));
         rewards.reduce(f64::max).filter(|reward| reward.is_finite())
     }
 
     fn to_json(&self) -> Value {
         let rule_answers = self.rule_answers();
         let votes = self.votes();
-        let total: f64 = votes.iter().map(|c| c.weight).sum();
-        let vote = |c: &AnswerVotes<'_>| {
-            let (mean, best) = (mean_reward(c), self.best_reward(c.answer));
-            json!({ "answer": c.answer, "votes": c.votes, "weight": c.weight / total, "reward": mean, "best_reward": best })
+        let total: f64 = votes.iter().map(|answer| answer.weight).sum();
+        let vote = |answer: &AnswerVotes<'_>| {
+            json!({
+                "answer": answer.answer,
+                "votes": answer.votes,
+                "weight": answer.weight / total,
+                "reward": mean_reward(answer),
+                "best_reward": self.best_reward(answer.answer),
+            })
         };
-        let trajectory = |t: &TrajectoryRecord| {
-            let (k, thoughts, text, answer) = (t.k, t.thoughts, &t.text, &t.answer);
-            json!({ "k": k, "thoughts": thoughts, "text": text, "answer": answer, "scores": t.process_rewards, "logprob": t.logprob })
+        let trajectory = |t: &Trajectory| {
+            json!({
+                "k": t.number,
+                "thoughts": t.thoughts,
+                "text": t.text,
+                "answer": t.answer(),
+                "scores": t.process_rewards,
+                "logprob": t.logprob,
+            })
         };
-        let mut document = json!({ "question": self.sample.question, "answer": rule_answers.first().and_then(|v| v.answer) });
+        let answer = rule_answers.first().and_then(|chosen| chosen.answer);
+        let mut document = json!({ "question": self.question, "answer": answer });
         rule_answers.iter().for_each(|chosen| document[chosen.rule] = json!(chosen.answer));
         document["greedy"] = json!(self.greedy());
         document["votes"] = votes.iter().map(vote).collect();
         document["without_answer"] = json!(self.without_answer());
         document["trajectories"] = self.trajectories().iter().map(trajectory).collect();
-        if let Some(BeamResult {
-            width,
-            candidates,
-            thoughts,
-            text,
-            answer,
-            process_rewards: scores,
-            ..
-        }) = &self.sample.beam
-        {
-            let size = json!({ "width": width, "candidates": candidates, "thoughts": thoughts, "text": text });
-            document["search"] = size;
-            document["search"]["answer"] = json!(answer);
-            document["search"]["scores"] = json!(scores);
+        if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.beam) {
+            document["search"] = json!({
+                "width": size.width,
+                "candidates": size.candidates,
+                "thoughts": beam.best.thoughts,
+                "text": beam.best.text,
+                "answer": beam.best.answer(),
+                "scores": beam.best.process_rewards,
+            });
         }
         document["unknown_words"] = json!(self.unknown);
-        document["stopped"] = json!(self.sample.stopped);
-        document["seconds"] = json!(self.seconds);
+        document["stopped"] = json!(self.reply.stopped);
+        document["seconds"] = json!(grade::seconds(self.reply.seconds));
         document["trajectories_per_s"] = json!(self.trajectories_per_s());
         document
     }
@@ -227,7 +209,7 @@ impl SolveReport<'_> {
         text
     }
 
-    /// The answer, and what speaks for it.
+    /// The answer and the votes for it.
     fn explain_answer(&self, chosen: Option<&RuleAnswer<'_>>) -> String {
         let Some((rule, answer)) = chosen.and_then(|v| Some((v.rule, v.answer?))) else {
             return "none".to_owned();
@@ -279,7 +261,7 @@ impl SolveReport<'_> {
         text
     }
 
-    /// The best trajectory, how the search went, why sampling stopped, and where the time went.
+    /// The best trajectory, the search, why sampling stopped, and where the time went.
     fn details(&self) -> String {
         let mut text = String::new();
         let best = aggregate::best_of(self.trajectories(), RewardReduction::OutcomeOrMean)
@@ -289,18 +271,16 @@ impl SolveReport<'_> {
         {
             text.push_str(&labelled(
                 "best one",
-                &format!("trajectory {}{}", best.k, format_process_rewards(scores)),
+                &format!("trajectory {}{}", best.number, format_process_rewards(scores)),
             ));
         }
-        if let Some(BeamResult { width, candidates, process_rewards: scores, .. }) =
-            &self.sample.beam
-        {
-            text.push_str(&labelled(
-                "search",
-                &format!("{width} beams x {candidates}{}", format_process_rewards(scores)),
-            ));
+        if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.beam) {
+            let rewards = beam.best.process_rewards.as_deref().unwrap_or_default();
+            let rewards = format_process_rewards(rewards);
+            let content = format!("{} beams x {}{rewards}", size.width, size.candidates);
+            text.push_str(&labelled("search", &content));
         }
-        if let Some(stopped) = self.sample.stopped {
+        if let Some(stopped) = self.reply.stopped {
             let why = match stopped.reason {
                 StopReason::Certain => "no further one can change the vote",
                 StopReason::Confident => "the lead is large enough",
@@ -312,7 +292,7 @@ impl SolveReport<'_> {
             );
             text.push_str(&labelled("stopped", &content));
         }
-        let Seconds { prefill, thoughts, scores, answers, beam, total } = self.seconds;
+        let StageSeconds { prefill, thoughts, scores, answers, beam, total } = self.reply.seconds;
         let parts = [
             ("prefill", prefill),
             ("thoughts", thoughts),

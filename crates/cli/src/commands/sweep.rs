@@ -17,33 +17,32 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use engine::{Probability, Question};
-use record::{MetricName, Results, RunDir};
-use report::ReportOptions;
-use report::interval::{Bootstrap, Interval};
-use report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
+use latent_tts::record::{self, MetricName, Results, RunDir};
+use latent_tts::report::interval::{Bootstrap, Interval};
+use latent_tts::report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
+use latent_tts::report::{self, ReportOptions};
+use latent_tts::{
+    DataSource, DropoutScope, EMBEDDED, Engine, PerturbationOptions, Probability, Question,
+    manifest,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use train::corpus::Split;
 
 use self::band::RecommendedBand;
 use self::search::GoldenSectionSearch;
-use super::eval;
+use super::eval::EvalJob;
 use crate::args::{
     EvalArgs, ModelArgs, SamplerKind, ScopeKind, SitesKind, SweepArgs, SweepGrid,
     default_eval_args, rounded,
 };
-use crate::data::DataSource;
-use crate::embedded;
-use crate::load::{LoadedModels, ModelSelection, NO_REWARD_MODEL};
-use crate::manifest;
+use crate::load::{NO_REWARD_MODEL, load_models};
 use crate::printer::Printer;
 use crate::settings;
 
 const SUMMARY_FILE: &str = "sweep.json";
 /// Trajectories of each question.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
-/// Questions of the embedded corpus where nobody says how many.
+/// Questions of the built-in corpus.
 const DEFAULT_QUESTIONS: usize = 200;
 /// What the paper searches dropout within, less the end where nothing is left of a thought.
 const DEFAULT_DROPOUT_GRID: SweepGrid = SweepGrid::Interval(0.0, 0.9);
@@ -53,23 +52,19 @@ const DEFAULT_TOLERANCE: f64 = 0.02;
 /// Runs the command.
 pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let (axes, ks) = (axes(args), ks(args)?);
-    let base = base_eval_args(args);
-    // Whatever is wrong with the flags is said before a model is read.
-    eval::EvalJob::from_args(&base)?;
-    let source = DataSource::from_arg(args.data.as_deref(), Split::Test)?;
-    let questions = source.read(args.limit, DEFAULT_QUESTIONS)?;
+    let base = EvalJob::from_args(&base_eval_args(args))?;
+    let questions = base.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open()?;
-    let loaded = ModelSelection::from_args(&base.model)?.load(&device, printer)?;
-    let memory = args.run.machine.kv_cache_bytes(&device)?;
-    let out = args.out.clone().unwrap_or_else(|| default_out_dir(&base.model, &source));
+    let model = load_models(&base.models, &device, printer)?;
+    let engine = args.run.machine.engine(&model)?;
+    let out = args.out.clone().unwrap_or_else(|| default_out_dir(&args.model, &base.data));
 
     let mut sweep = Sweep {
-        loaded: &loaded,
+        engine: &engine,
         questions: &questions,
-        memory,
         out: &out,
         ks,
-        base_args: base,
+        base,
         printer,
         points: Vec::new(),
     };
@@ -133,7 +128,19 @@ impl SweepAxis {
         }
     }
 
-    /// Its sign, as the flags call it.
+    /// The perturbation of one of its points.
+    fn perturbation(&self, strength: f64) -> PerturbationOptions {
+        match self.sampler {
+            SamplerKind::Noise => PerturbationOptions::Noise { sigma: Some(strength as f32) },
+            _ => PerturbationOptions::Dropout {
+                p: Probability::new(strength as f32),
+                sites: self.sites.map(settings::sites),
+                scope: self.scope.map_or(DropoutScope::Thoughts, settings::scope),
+            },
+        }
+    }
+
+    /// The name of its strength, as the flags call it.
     fn parameter_name(&self) -> &'static str {
         if self.sampler == SamplerKind::Noise { "sigma" } else { "p" }
     }
@@ -191,7 +198,7 @@ fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
 fn base_eval_args(args: &SweepArgs) -> EvalArgs {
     let mut eval = default_eval_args();
     (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
-    // Coverage needs no judge, so nobody waits for one that was not asked for.
+    // Coverage needs no rewards, so none are computed unless they are asked for.
     eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
     eval.run = args.run.clone();
     (eval.sampling.samples, eval.sampling.seed) = (args.samples, args.seed);
@@ -200,8 +207,7 @@ fn base_eval_args(args: &SweepArgs) -> EvalArgs {
 }
 
 fn default_out_dir(model: &ModelArgs, data: &DataSource) -> PathBuf {
-    let model =
-        report::run_data::model_name(Path::new(model.model.as_deref().unwrap_or(embedded::NAME)));
+    let model = report::run_data::model_name(Path::new(model.model.as_deref().unwrap_or(EMBEDDED)));
     Path::new("runs").join(format!(
         "sweep-{}-{}",
         manifest::sanitize(model),
@@ -211,12 +217,12 @@ fn default_out_dir(model: &ModelArgs, data: &DataSource) -> PathBuf {
 
 /// A sweep on its way.
 struct Sweep<'a> {
-    loaded: &'a LoadedModels,
+    engine: &'a Engine,
     questions: &'a [Question],
-    memory: usize,
     out: &'a Path,
     ks: Vec<usize>,
-    base_args: EvalArgs,
+    /// The evaluation that every point is, but for its sampler and its directory.
+    base: EvalJob,
     printer: &'a Printer,
     points: Vec<SweepPoint>,
 }
@@ -258,7 +264,8 @@ impl Sweep<'_> {
                     args.evaluations.map(NonZeroUsize::get),
                 );
                 self.printer.note(&format!(
-                    "searching {} in {low} to {high} for the largest coverage@{}: {} evaluations to a tolerance of {}",
+                    "searching {} in {low} to {high} for the largest coverage@{}: {} evaluations \
+                     to a tolerance of {}",
                     axis.parameter_name(),
                     self.max_k(),
                     search.evaluations(),
@@ -297,18 +304,9 @@ impl Sweep<'_> {
     }
 
     fn evaluate_point(&self, axis: &SweepAxis, name: String, strength: f64) -> Result<SweepPoint> {
-        let mut args = self.base_args.clone();
-        args.out = Some(self.out.join(&name));
-        let sampling = &mut args.sampling;
-        (sampling.sampler, sampling.sites, sampling.scope) =
-            (Some(axis.sampler), axis.sites, axis.scope);
-        match axis.sampler {
-            SamplerKind::Noise => sampling.sigma = Some(strength as f32),
-            _ => sampling.p = Probability::new(strength as f32),
-        }
-        let job = eval::EvalJob::from_args(&args)?;
-        let done =
-            job.evaluate(&job.engine(self.loaded, self.memory), self.questions, self.printer)?;
+        let mut job = EvalJob { out: Some(self.out.join(&name)), ..self.base.clone() };
+        job.sampling.perturbation = Some(axis.perturbation(strength));
+        let done = job.evaluate(self.engine, self.questions, self.printer)?;
         let settings = MetricSettings { ks: self.ks.clone(), ..MetricSettings::default() };
         let columns = QuestionMetrics::collect(done.run.samples()?, &settings)?;
         Ok(SweepPoint {
@@ -369,7 +367,7 @@ impl Sweep<'_> {
 
     fn sampler_summary(&self, kind: &str) -> Option<SamplerSummary> {
         let best = self.best(|point| point.kind() == kind)?;
-        let architecture = self.loaded.reasoner.decoder.config().architecture;
+        let architecture = self.engine.reasoner().decoder.config().architecture;
         let band = RecommendedBand::for_architecture(architecture, kind == "noise").map(|band| {
             let inside =
                 |point: &&SweepPoint| point.kind() == kind && band.contains(point.strength);
@@ -395,7 +393,7 @@ impl Sweep<'_> {
                 .filter_map(|k| Some((*k, metric_interval(results, name, *k)?)))
                 .collect::<Vec<_>>()
         };
-        let to_json = |interval: Interval| json!({ "value": interval.value, "low": interval.low, "high": interval.high });
+        let to_json = |Interval { value, low, high }: Interval| json!({ "value": value, "low": low, "high": high });
         let curve = |name| {
             curve(name)
                 .into_iter()

@@ -12,7 +12,8 @@ use crate::method::{Method, TokenLookup};
 
 pub(super) struct Codi;
 
-const PROJECTOR: MlpNames =
+/// The module names of CODI's projector.
+pub const CODI_PROJECTOR: MlpNames =
     MlpNames { up: "projector.1", down: "projector.3", norm: "projector.4" };
 
 impl FamilySpec for Codi {
@@ -47,6 +48,6 @@ impl FamilySpec for Codi {
         device: &Device,
         checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
-        Ok(LatentHead::mlp(device, checkpoint, &PROJECTOR)?)
+        Ok(LatentHead::mlp(device, checkpoint, &CODI_PROJECTOR)?)
     }
 }

@@ -44,5 +44,5 @@ fn ten_problems_through_six_thoughts() {
     assert!(last < 0.05, "the loss is still {last} after {steps} steps");
     let reasoner = Reasoner::load(device(), dir.path(), None).unwrap();
     assert_eq!(reasoner.method.length, LatentLength::Exactly(NonZeroUsize::new(6).unwrap()));
-    assert_eq!(greedy_accuracy(&reasoner, &problems(10)).unwrap(), 1.0);
+    assert_eq!(greedy_accuracy(reasoner, &problems(10)).unwrap(), 1.0);
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use engine::reasoner::CODI_HEAD;
+use engine::family::CODI_PROJECTOR;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{Checkpoint, LmHead, Parameter, RandomWeights, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
@@ -57,7 +57,7 @@ pub fn latent_step(family: CheckpointFamily, digits: bool) -> LatentTrainStep {
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let config = checkpoint.config();
     let head = if checkpoint.has("projector.1.weight") {
-        TrainableHead::mlp(device(), &checkpoint, &CODI_HEAD).unwrap()
+        TrainableHead::mlp(device(), &checkpoint, &CODI_PROJECTOR).unwrap()
     } else {
         TrainableHead::Identity
     };

@@ -4,9 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::reasoner::REFERENCE_DIR;
-use engine::reference_trace::ReferenceTracer;
-use engine::{Family, Method, RewardModel};
+use latent_tts::engine::{Family, Method, REFERENCE_DIR, ReferenceTracer, RewardModel};
 use model::source::InitialWeights;
 use model::{Checkpoint, LmHead, Tokenizer, TrainableDecoder};
 use serde_json::json;

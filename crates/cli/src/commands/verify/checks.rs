@@ -3,11 +3,9 @@
 use std::num::NonZeroUsize;
 
 use anyhow::{Context, Result, ensure};
-use engine::perturb::{RandomSource, RecordedNoise};
-use engine::prompt::{Prompt, prompt};
-use engine::question::{AnswerKind, Question};
-use engine::reference::{self, ReferenceRun};
-use engine::{
+use latent_tts::engine::reference::{self, RandomSource, ReferenceRun};
+use latent_tts::engine::{Prompt, RecordedNoise};
+use latent_tts::{
     DropoutScope, DropoutSites, LatentLength, Perturbation, Probability, Reasoner, RewardModel,
 };
 use model::LatentHead;
@@ -159,14 +157,7 @@ pub(super) fn run_all(
 }
 
 fn encode_prompt(reasoner: &Reasoner, i: usize, text: &str) -> Result<Prompt> {
-    let question = Question {
-        id: i as u32,
-        text: text.to_owned(),
-        gold: String::new(),
-        kind: AnswerKind::Number,
-        steps: Vec::new(),
-    };
-    Ok(prompt(reasoner, &question)?)
+    Ok(Prompt::new(reasoner, i as u32, text)?)
 }
 
 fn special_tokens(golden: &GoldenDump, reasoner: &Reasoner) -> GoldenCheck {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::perturb::RecordedNoise;
+use latent_tts::engine::RecordedNoise;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::reasoner::CODI_HEAD;
+use latent_tts::engine::family::CODI_PROJECTOR;
 use model::names::{TensorRole, classify};
 use model::{Checkpoint, LmHead, Parameter, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
@@ -83,7 +83,7 @@ fn check_reasoner(
     let checkpoint = Checkpoint::open(dir)?;
     let config = checkpoint.config();
     let head = if checkpoint.has("projector.1.weight") {
-        TrainableHead::mlp(device, &checkpoint, &CODI_HEAD)?
+        TrainableHead::mlp(device, &checkpoint, &CODI_PROJECTOR)?
     } else {
         TrainableHead::Identity
     };
