@@ -7,7 +7,7 @@
 //! left out of what follows; where more do, the pass is taken back, and the others go on in one of
 //! their own.
 
-use model::{Cache, Masks, Pass};
+use model::{Cache, Dropout, Pass};
 use smallvec::SmallVec;
 use tensor::ops::{self, OutputDtype, PendingTokens, TokenLogprob};
 use tensor::{DeviceError, Tensor};
@@ -182,11 +182,11 @@ fn end_thoughts(
         row.pending = false;
     }
     let x = ops::select(device, [&mind.embed(end)?].into_iter().chain(&thoughts.steps), &order)?;
-    let dropout = chance.and_then(|c| c.dropout(Masks::Drawn(&draws)));
+    let dropout = chance.and_then(|c| c.dropout_rows(draws));
     mind.decoder.forward_deferred(
         cache,
         &pass,
-        (dropout, OutputDtype::Compute),
+        (dropout.as_deref().map(Dropout::Sampled), OutputDtype::Compute),
         (|| Ok(x), || Ok(())),
     )
 }

@@ -1,8 +1,10 @@
 //! What makes N trajectories differ: Monte Carlo dropout or Gaussian noise, drawn or replayed, or
 //! words that are drawn.
 
-use model::{Decoder, Dropout, Masks};
-use tensor::ops::{self, PendingTokens, PerturbedRows, TokenSampling};
+use model::{Decoder, Dropout};
+use tensor::ops::{
+    self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw, TokenSampling,
+};
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -40,6 +42,13 @@ impl DropoutSites {
     pub const MLP: Self = Self { attn_out: false, mlp_out: true };
     /// The attention alone.
     pub const ATTN: Self = Self { attn_out: true, mlp_out: false };
+}
+
+impl From<DropoutSites> for SiteSet {
+    fn from(DropoutSites { attn_out, mlp_out }: DropoutSites) -> Self {
+        let when = |is: bool, sites: Self| if is { sites } else { Self::EMPTY };
+        when(attn_out, Self::ATTN_OUT).union(when(mlp_out, Self::MLP_OUT))
+    }
 }
 
 /// Which passes dropout falls on.
@@ -121,7 +130,7 @@ pub struct RecordedNoise {
 }
 
 impl RecordedNoise {
-    /// The masks of pass `t` for some rows, as [`model::Masks::Recorded`] wants them.
+    /// The masks of pass `t` for some rows, as [`Dropout::Recorded`] takes them.
     pub(crate) fn masks(&self, t: usize, rows: &[u32]) -> Vec<Vec<u8>> {
         let [_, layers, n, width] = self.shape;
         let site = |s: usize| {
@@ -188,7 +197,9 @@ impl Sampler<'_> {
         let Perturbation::Gaussian { std } = self.perturbation else { return Ok(()) };
         match self.source {
             RandomSource::Seeded(_) => {
-                ops::add_noise(device, x, &PerturbedRows::new(device, draws())?, std)
+                let noise = |key| RowPerturbation { key, strength: std, sites: SiteSet::NOISE };
+                let rows = draws().into_iter().map(|key| key.map(noise)).collect();
+                ops::add_noise(device, x, &PerturbedRows::new(device, rows)?)
             }
             RandomSource::Recorded(recording) => {
                 let noise = rows
@@ -214,17 +225,29 @@ impl Sampler<'_> {
         draws: impl FnOnce() -> Vec<Option<RngKey>>,
     ) -> Result<PendingTokens, DeviceError> {
         match self.perturbation {
-            Perturbation::Tokens(from) => {
-                ops::sample_tokens(decoder.device(), hidden, decoder.lm_head(), &draws(), from)
+            Perturbation::Tokens(sampling) => {
+                let draw = |key: Option<RngKey>| key.map(|key| TokenDraw { key, sampling });
+                let rows: Vec<_> = draws().into_iter().map(draw).collect();
+                ops::sample_tokens(decoder.device(), hidden, decoder.lm_head(), &rows)
                     .map(PendingTokens::from)
             }
             _ => PendingTokens::greedy(decoder.device(), hidden, decoder.lm_head()),
         }
     }
 
-    /// Dropout with such masks, if this is dropout.
-    pub(crate) fn dropout<'m>(&self, masks: Masks<'m>) -> Option<Dropout<'m>> {
+    /// The rows of [`Dropout::Sampled`] for rows with such keys, if this is dropout.
+    pub(crate) fn dropout_rows(
+        &self,
+        keys: impl IntoIterator<Item = Option<RngKey>>,
+    ) -> Option<Vec<Option<RowPerturbation>>> {
         let Perturbation::Dropout { p, sites, .. } = self.perturbation else { return None };
-        Some(Dropout { p: p.get(), attn_out: sites.attn_out, mlp_out: sites.mlp_out, masks })
+        let row = |key| RowPerturbation { key, strength: p.get(), sites: sites.into() };
+        Some(keys.into_iter().map(|key| key.map(row)).collect())
+    }
+
+    /// Dropout with recorded masks, if this is dropout.
+    pub(crate) fn recorded_dropout<'m>(&self, masks: &'m [Vec<u8>]) -> Option<Dropout<'m>> {
+        let Perturbation::Dropout { p, sites, .. } = self.perturbation else { return None };
+        Some(Dropout::Recorded { p: p.get(), sites: sites.into(), masks })
     }
 }

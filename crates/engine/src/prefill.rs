@@ -5,9 +5,8 @@
 //! passes with masks of its own; with dropout in the prompt, nothing. Where rows are few, all of
 //! this is one pass: rows see the prefixes that are computed beside them.
 
-use model::{Cache, Masks, Pass, Sequence};
+use model::{Cache, Dropout, Pass, Sequence};
 use tensor::ops::{self, OutputDtype};
-use tensor::rng::RngKey;
 use tensor::{DeviceError, Tensor};
 
 use crate::perturb::{RandomSource, RowId, Sampler};
@@ -100,15 +99,14 @@ impl PrefillBatch<'_> {
         let (mut pass, sequences) = self.prefixes(cache, 1);
         let mut rows = self.rows(&sequences);
         let own = rows.iter().map(|row| row.rng_key(chance.source));
-        let draws: Vec<Option<RngKey>> =
-            std::iter::repeat_n(None, pass.rows()).chain(own).collect();
+        let dropout = chance.dropout_rows(std::iter::repeat_n(None, pass.rows()).chain(own));
         rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
         tokens.extend(last);
         let hidden = mind.decoder.forward(
             cache,
             &pass,
             mind.embed(&tokens)?,
-            chance.dropout(Masks::Drawn(&draws)),
+            dropout.as_deref().map(Dropout::Sampled),
         )?;
         Ok(PrefillOutput { rows, hidden })
     }
@@ -128,11 +126,12 @@ impl PrefillBatch<'_> {
                     tokens.push(token);
                 }
             }
+            let dropout = chance.dropout_rows(draws);
             hidden.push(mind.decoder.forward(
                 cache,
                 &pass,
                 mind.embed(&tokens)?,
-                chance.dropout(Masks::Drawn(&draws)),
+                dropout.as_deref().map(Dropout::Sampled),
             )?);
         }
         let hidden = ops::concat(mind.decoder.device(), &hidden.iter().collect::<Vec<_>>())?;
@@ -191,10 +190,9 @@ pub(crate) fn step_deferred<E: From<DeviceError>>(
     when: (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
 ) -> Result<Tensor, E> {
     let mark = cache.mark();
-    let draws = |(chance, _): (Sampler<'_>, usize)| {
-        rows.iter().map(|row| row.rng_key(chance.source)).collect::<Vec<_>>()
-    };
-    let draws = perturbed.map(draws);
+    let sampled = perturbed.and_then(|(chance, _)| {
+        chance.dropout_rows(rows.iter().map(|row| row.rng_key(chance.source)))
+    });
     let mut pass = Pass::with_capacity(rows.len());
     rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
     let recorded = perturbed.and_then(|(chance, t)| match chance.source {
@@ -203,8 +201,10 @@ pub(crate) fn step_deferred<E: From<DeviceError>>(
         ),
         _ => None,
     });
-    let masks = recorded.as_deref().map(Masks::Recorded).or(draws.as_deref().map(Masks::Drawn));
-    let dropout = perturbed.zip(masks).and_then(|((chance, _), masks)| chance.dropout(masks));
+    let dropout = perturbed
+        .zip(recorded.as_deref())
+        .and_then(|((chance, _), masks)| chance.recorded_dropout(masks))
+        .or(sampled.as_deref().map(Dropout::Sampled));
     let hidden = mind.decoder.forward_deferred(cache, &pass, (dropout, format), when);
     if hidden.is_err() {
         cache.rollback(mark, rows.iter_mut().map(|row| &mut row.sequence));

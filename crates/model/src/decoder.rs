@@ -14,9 +14,9 @@ use std::ops::Range;
 use tensor::ops::{
     self, Activation, AttentionMetadata, AttentionSpans, DropoutMask, GraphCache, GraphKey,
     Indices, KeepMask, Linear, Normalization, OutputDtype, PerturbedRows, QkvTransform, Rope,
-    SlotMapping,
+    RowPerturbation, SiteSet, SlotMapping,
 };
-use tensor::rng::{RngKey, Site};
+use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::cache::{Cache, Pass};
@@ -55,25 +55,25 @@ struct Block {
 
 /// Dropout during a pass.
 #[derive(Clone, Copy, Debug)]
-pub struct Dropout<'a> {
-    /// The share of elements dropped.
-    pub p: f32,
-    /// On the attention block's output?
-    pub attn_out: bool,
-    /// On the MLP block's output?
-    pub mlp_out: bool,
-    /// Where the masks come from.
-    pub masks: Masks<'a>,
+pub enum Dropout<'a> {
+    /// Philox masks, each row of the pass with its own key, probability and sites; `None` leaves a
+    /// row unchanged.
+    Sampled(&'a [Option<RowPerturbation>]),
+    /// Masks of another implementation, which fall on all rows of the pass.
+    Recorded {
+        /// The probability that elements were dropped with.
+        p: f32,
+        /// The sites that the masks are applied at.
+        sites: SiteSet,
+        /// For layer l, `[2 l]` is the attention site's mask, `[2 l + 1]` the MLP site's; each
+        /// (rows, width), 1 keeps.
+        masks: &'a [Vec<u8>],
+    },
 }
 
-/// Where dropout masks come from.
-#[derive(Clone, Copy, Debug)]
-pub enum Masks<'a> {
-    /// Drawn, row by row of the pass; `None` leaves a row clean.
-    Drawn(&'a [Option<RngKey>]),
-    /// Recorded elsewhere: for layer l, `[2 l]` is the attention site's mask, `[2 l + 1]` the MLP
-    /// site's; each (rows, width).
-    Recorded(&'a [Vec<u8>]),
+/// The sites at which any of some rows is perturbed.
+fn sites_of(rows: &[Option<RowPerturbation>]) -> SiteSet {
+    rows.iter().flatten().fold(SiteSet::EMPTY, |sites, row| sites.union(row.sites))
 }
 
 /// Whether a decoder is loaded with the map from hidden states to tokens.
@@ -281,9 +281,11 @@ impl Decoder {
         seen: &ChunkRows<'_>,
         (dropout, format): (Option<Dropout<'_>>, OutputDtype),
     ) -> Option<GraphKey> {
-        if let Some(Dropout { masks: Masks::Recorded(_), .. }) = dropout {
-            return None;
-        }
+        let sites = match dropout {
+            None => SiteSet::EMPTY,
+            Some(Dropout::Sampled(rows)) => sites_of(rows),
+            Some(Dropout::Recorded { .. }) => return None,
+        };
         if !GraphKey::is_worthwhile(&cache.kv, pass.rows()) {
             return None;
         }
@@ -296,12 +298,12 @@ impl Decoder {
             pass.positions.iter().all(|&p| (p as usize) < context),
             "decoder: a position beyond {context}"
         );
-        let dropout = dropout.map(|d| (d.p, [d.attn_out, d.mlp_out]));
         Some(GraphKey::new(
             &cache.kv,
             &seen.spans,
             seen.drops_rows().then(|| seen.output_spans()),
-            (dropout, format),
+            sites,
+            format,
         ))
     }
 
@@ -653,8 +655,17 @@ impl<'a> PassChunk<'a> {
 #[derive(Debug)]
 enum ChunkDropout {
     None,
-    Drawn { p: f32, sites: [bool; 2], draws: PerturbedRows },
-    Recorded { p: f32, sites: [bool; 2], masks: Vec<Vec<u8>>, keep: Vec<KeepMask> },
+    /// `sites` are those of any row of the chunk, so that the same kernels run for its output rows.
+    Sampled {
+        sites: SiteSet,
+        rows: PerturbedRows,
+    },
+    Recorded {
+        p: f32,
+        sites: SiteSet,
+        masks: Vec<Vec<u8>>,
+        keep: Vec<KeepMask>,
+    },
 }
 
 impl ChunkDropout {
@@ -664,15 +675,16 @@ impl ChunkDropout {
         width: usize,
         rows: Range<usize>,
     ) -> Result<Self, DeviceError> {
-        let Some(Dropout { p, attn_out, mlp_out, masks }) = dropout else { return Ok(Self::None) };
-        let sites = [attn_out, mlp_out];
-        match masks {
-            Masks::Drawn(draws) => Ok(Self::Drawn {
-                p,
-                sites,
-                draws: PerturbedRows::new(device, draws[rows].to_vec())?,
-            }),
-            Masks::Recorded(masks) => {
+        match dropout {
+            None => Ok(Self::None),
+            Some(Dropout::Sampled(all)) => {
+                let rows = all[rows].to_vec();
+                Ok(Self::Sampled {
+                    sites: sites_of(&rows),
+                    rows: PerturbedRows::new(device, rows)?,
+                })
+            }
+            Some(Dropout::Recorded { p, sites, masks }) => {
                 let masks: Vec<_> = masks
                     .iter()
                     .map(|m| m[rows.start * width..rows.end * width].to_vec())
@@ -686,10 +698,9 @@ impl ChunkDropout {
     fn select(&self, device: &Device, wanted: &[usize], width: usize) -> Result<Self, DeviceError> {
         Ok(match self {
             Self::None => Self::None,
-            Self::Drawn { p, sites, draws } => {
-                let draws =
-                    PerturbedRows::new(device, wanted.iter().map(|&r| draws.rows()[r]).collect())?;
-                Self::Drawn { p: *p, sites: *sites, draws }
+            Self::Sampled { sites, rows } => {
+                let rows = wanted.iter().map(|&r| rows.rows()[r]).collect();
+                Self::Sampled { sites: *sites, rows: PerturbedRows::new(device, rows)? }
             }
             Self::Recorded { p, sites, masks, .. } => {
                 let picked = |mask: &Vec<u8>| {
@@ -707,12 +718,12 @@ impl ChunkDropout {
     }
 
     fn mask(&self, layer: usize, site: Site) -> Option<DropoutMask<'_>> {
-        let which = usize::from(site == Site::MlpOut);
         match self {
-            Self::Drawn { p, sites, draws } if sites[which] => {
-                Some(DropoutMask::Sampled { p: *p, layer, site, rows: draws })
+            Self::Sampled { sites, rows } if sites.contains(site) => {
+                Some(DropoutMask::Sampled { layer, site, rows })
             }
-            Self::Recorded { p, sites, keep, .. } if sites[which] => {
+            Self::Recorded { p, sites, keep, .. } if sites.contains(site) => {
+                let which = usize::from(site == Site::MlpOut);
                 Some(DropoutMask::Recorded { p: *p, keep: &keep[2 * layer + which] })
             }
             _ => None,

@@ -26,7 +26,7 @@ mod weights;
 pub use cache::{Cache, CacheMark, Pass, Sequence};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
-pub use decoder::{Decoder, Dropout, LmHead, Masks, Segment, TrainableDecoder};
+pub use decoder::{Decoder, Dropout, LmHead, Segment, TrainableDecoder};
 pub use error::ModelError;
 pub use head::{
     GaussianMeanNames, HeadActivations, LatentHead, MlpNames, RewardHead, RewardInputs,

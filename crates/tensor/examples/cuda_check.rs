@@ -12,27 +12,36 @@
     reason = "the backend, included whole; not all of it is checked here"
 )]
 mod cuda;
+#[path = "../src/params.rs"]
+#[allow(dead_code, reason = "what the backend depends on, included whole")]
+mod params;
 #[path = "../src/rng.rs"]
-#[allow(dead_code, reason = "the backend's own neighbours, included whole")]
+#[allow(dead_code, reason = "what the backend depends on, included whole")]
 mod rng;
 #[path = "cuda_check/timing.rs"]
 mod timing;
 #[path = "cuda_check/training.rs"]
 mod training;
 
-use cuda::attention::{Kv, Views, attention};
-use cuda::linear::{Activation, Weights, linear};
-use cuda::mask::{DeviceMask, Draws, Keep};
-use cuda::norm::{Addend, DeviceNorm, Positions, add, add_norm, enter, norm};
-use cuda::residual::residual;
-use cuda::rope::{DeviceRope, Place, Seats, place};
-use cuda::{Array, Cuda, CudaError, Dtype, Indices, Precision, activation, embedding, noise, topk};
-use rng::{Draw, Site};
+use cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
+use cuda::dropout::{CudaDropoutMask, CudaKeepMask, CudaPerturbedRows};
+use cuda::linear::{CudaActivation, CudaLinear, linear};
+use cuda::norm::{
+    CudaNorm, PositionEmbeddings, ResidualAddend, add, add_norm, add_positions_norm, norm,
+};
+use cuda::qkv::{CudaQkvTransform, CudaRope, CudaSlotMapping, rope_and_cache};
+use cuda::residual::linear_residual_norm;
+use cuda::{
+    CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, Precision, activation, embedding,
+    noise, topk,
+};
+use params::{RowPerturbation, SiteSet, keep_scale};
+use rng::{RngKey, Site};
 
 type CheckResult = Result<(), CudaError>;
 
 fn main() {
-    if let Err(why) = Cuda::present() {
+    if let Err(why) = CudaDevice::availability() {
         println!("skipped: {why}");
         return;
     }
@@ -53,7 +62,7 @@ fn main() {
 
 fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> CheckResult {
     let started = std::time::Instant::now();
-    let cuda = Cuda::open(0, precision)?;
+    let cuda = CudaDevice::open(0, precision)?;
     let (free, total) = cuda.memory()?;
     let opened = started.elapsed().as_secs_f64();
     println!(
@@ -82,23 +91,49 @@ pub(crate) fn numbers(n: usize, salt: u64) -> Vec<f32> {
     let mut x = vec![0.0; n];
     let rows = x.chunks_mut(4096).enumerate();
     rows.for_each(|(i, part)| {
-        Draw { seed: salt, question: i as u32, trajectory: 0, position: 0 }.add_noise(1.0, part)
+        RngKey { seed: salt, question: i as u32, trajectory: 0, position: 0 }.add_noise(1.0, part)
     });
     x
 }
 
-pub(crate) fn perturbed_rows(rows: usize) -> Vec<Option<Draw>> {
-    let draw = |r: usize| Draw {
+/// Rows of 64 trajectories a question, of which one in five is not perturbed, at `strength`.
+pub(crate) fn perturbed_rows(
+    rows: usize,
+    strength: f32,
+    sites: SiteSet,
+) -> Vec<Option<RowPerturbation>> {
+    let key = |r: usize| RngKey {
         seed: 7 << 33 | 5,
         question: r as u32 / 64,
         trajectory: r as u32 % 64,
         position: 70 + r as u32 % 3,
     };
-    (0..rows).map(|r| (r % 5 != 3).then(|| draw(r))).collect()
+    let row = |r: usize| RowPerturbation { key: key(r), strength, sites };
+    (0..rows).map(|r| (r % 5 != 3).then(|| row(r))).collect()
+}
+
+/// [`perturbed_rows`] of unlike strengths, of which one in seven has no dropout at the MLP.
+fn mixed_dropout_rows(rows: usize, strength: f32) -> Vec<Option<RowPerturbation>> {
+    let mut all = perturbed_rows(rows, strength, SiteSet::DROPOUT);
+    for (r, row) in all.iter_mut().enumerate().filter_map(|(r, row)| Some((r, row.as_mut()?))) {
+        row.strength *= [1.0, 0.5, 1.75][r % 3];
+        row.sites = if r % 7 == 2 { SiteSet::ATTN_OUT } else { row.sites };
+    }
+    all
+}
+
+/// What dropout multiplies element `j` of a row with.
+fn dropout_factor(row: Option<RowPerturbation>, layer: usize, site: Site, j: usize) -> f32 {
+    match row {
+        Some(RowPerturbation { key, strength, sites }) if sites.contains(site) => {
+            if key.keeps(layer, site, j, strength) { keep_scale(strength) } else { 0.0 }
+        }
+        _ => 1.0,
+    }
 }
 
 struct KernelCheck {
-    cuda: Cuda,
+    cuda: CudaDevice,
     missed: usize,
 }
 
@@ -152,16 +187,16 @@ impl KernelCheck {
         self.missed += usize::from(!good);
     }
 
-    fn tolerance(&self, out: Dtype) -> f64 {
+    fn tolerance(&self, out: CudaDtype) -> f64 {
         match (self.cuda.precision(), out) {
-            (Precision::F32, Dtype::F32) => 3e-6,
-            (_, Dtype::F32) => 3e-5, // products of bf16 numbers are exact, sums are f32
-            (_, Dtype::Bf16) => 4e-3,
+            (Precision::F32, CudaDtype::F32) => 3e-6,
+            (_, CudaDtype::F32) => 3e-5, // products of bf16 numbers are exact, sums are f32
+            (_, CudaDtype::Bf16) => 4e-3,
         }
     }
 
-    fn operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<Array, CudaError> {
-        Array::from_host(&self.cuda, rows, cols, x)?.cast(self.cuda.operand())
+    fn operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<CudaTensor, CudaError> {
+        CudaTensor::from_host(&self.cuda, rows, cols, x)?.cast(self.cuda.compute_dtype())
     }
 
     fn linear(&mut self) -> CheckResult {
@@ -181,20 +216,20 @@ impl KernelCheck {
             let transposed: Vec<f32> =
                 (0..inputs * outputs).map(|i| w[i % outputs * inputs + i / outputs]).collect();
             for (activation, biased, want) in [
-                (Activation::None, false, Dtype::F32),
-                (Activation::None, true, self.cuda.operand()),
-                (Activation::GeluTanh, true, self.cuda.operand()),
-                (Activation::GeluTanh, true, Dtype::F32),
-                (Activation::GeluErf, true, Dtype::F32),
+                (CudaActivation::None, false, CudaDtype::F32),
+                (CudaActivation::None, true, self.cuda.compute_dtype()),
+                (CudaActivation::GeluTanh, true, self.cuda.compute_dtype()),
+                (CudaActivation::GeluTanh, true, CudaDtype::F32),
+                (CudaActivation::GeluErf, true, CudaDtype::F32),
             ] {
                 let bias = biased.then_some(&b[..]);
-                let map = if activation == Activation::None {
-                    Weights::from_output_major(&self.cuda, (inputs, outputs), &w, bias)?
+                let map = if activation == CudaActivation::None {
+                    CudaLinear::from_output_major(&self.cuda, (inputs, outputs), &w, bias)?
                 } else {
-                    Weights::from_input_major(&self.cuda, (inputs, outputs), &transposed, bias)?
+                    CudaLinear::from_input_major(&self.cuda, (inputs, outputs), &transposed, bias)?
                 };
                 let got = linear(
-                    &Array::from_host(&self.cuda, rows, inputs, &x)?,
+                    &CudaTensor::from_host(&self.cuda, rows, inputs, &x)?,
                     &map,
                     activation,
                     want,
@@ -232,15 +267,15 @@ impl KernelCheck {
             let (scale, shift) = (numbers(cols, 7), numbers(cols, 8));
             for is_rms in [false, true] {
                 let by = if is_rms {
-                    DeviceNorm::rms(&self.cuda, 1e-5, &scale)?
+                    CudaNorm::rms(&self.cuda, 1e-5, &scale)?
                 } else {
-                    DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)?
+                    CudaNorm::layer(&self.cuda, 1e-5, &scale, &shift)?
                 };
-                let want = self.cuda.operand();
+                let want = self.cuda.compute_dtype();
                 let normed = |x: &[f64]| -> Vec<f64> {
                     x.chunks(cols).flat_map(|row| norm_row(row, is_rms, &scale, &shift)).collect()
                 };
-                let device = Array::from_host(&self.cuda, rows, cols, &x)?;
+                let device = CudaTensor::from_host(&self.cuda, rows, cols, &x)?;
                 let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 let name = format!("{rows} x {cols} {}", if is_rms { "rms" } else { "layer" });
                 let got = norm(&device, &by, want)?.to_host()?;
@@ -249,23 +284,22 @@ impl KernelCheck {
                 let mut sum = device;
                 let y = self.rounded(y.clone());
                 let y_device = self.operand(rows, cols, &y)?;
-                let bias_device = cuda::array::Buffer::upload(&self.cuda, &bias)?;
-                let (all, p) = (perturbed_rows(rows), 0.3);
-                let uploaded = Draws::new(&self.cuda, &all)?;
-                let mask = DeviceMask::Drawn { p, layer: 11, site: Site::MlpOut, draws: &uploaded };
+                let bias_device = cuda::memory::DeviceBuffer::upload(&self.cuda, &bias)?;
+                let all = mixed_dropout_rows(rows, 0.3);
+                let uploaded = CudaPerturbedRows::new(&self.cuda, &all)?;
+                let mask =
+                    CudaDropoutMask::Sampled { layer: 11, site: Site::MlpOut, rows: &uploaded };
                 let got = add_norm(
                     &mut sum,
-                    Addend { y: &y_device, bias: Some(&bias_device), mask: Some(mask) },
+                    ResidualAddend { y: &y_device, bias: Some(&bias_device), mask: Some(mask) },
                     &by,
                     want,
                 )?
                 .to_host()?;
                 let kept = |i: usize| {
                     let value = f64::from(y[i]) + f64::from(bias[i % cols]);
-                    let factor = all[i / cols].map_or(1.0, |d| {
-                        if d.keeps(11, Site::MlpOut, i % cols, p) { 1.0 / 0.7 } else { 0.0 }
-                    });
-                    f64::from(x[i]) + value * factor
+                    let factor = dropout_factor(all[i / cols], 11, Site::MlpOut, i % cols);
+                    f64::from(x[i]) + value * f64::from(factor)
                 };
                 let expected: Vec<f64> = (0..rows * cols).map(kept).collect();
                 self.report(&format!("add_norm sum {name}"), &sum.to_host()?, &expected, 3e-6);
@@ -283,12 +317,12 @@ impl KernelCheck {
     /// A map, dropout, the stream and its norm: few rows as a product and a pass, many in one
     /// kernel where there is one.
     fn residual(&mut self) -> CheckResult {
-        let (width, p) = (768, 0.2);
+        let width = 768;
         for (rows, inputs, is_rms, drops, want) in [
-            (37, 200, false, true, self.cuda.operand()),
-            (3501, 72, true, true, self.cuda.operand()),
-            (4090, 328, false, true, self.cuda.operand()),
-            (4096, 64, false, false, Dtype::F32),
+            (37, 200, false, true, self.cuda.compute_dtype()),
+            (3501, 72, true, true, self.cuda.compute_dtype()),
+            (4090, 328, false, true, self.cuda.compute_dtype()),
+            (4096, 64, false, false, CudaDtype::F32),
         ] {
             let (x, w) = (
                 self.rounded(numbers(rows * inputs, 31)),
@@ -296,32 +330,34 @@ impl KernelCheck {
             );
             let (bias, scale, shift) = (numbers(width, 33), numbers(width, 34), numbers(width, 35));
             let start = numbers(rows * width, 36);
-            let map = Weights::from_output_major(&self.cuda, (inputs, width), &w, Some(&bias))?;
+            let map = CudaLinear::from_output_major(&self.cuda, (inputs, width), &w, Some(&bias))?;
             let by = match is_rms {
-                true => DeviceNorm::rms(&self.cuda, 1e-5, &scale)?,
-                false => DeviceNorm::layer(&self.cuda, 1e-5, &scale, &shift)?,
+                true => CudaNorm::rms(&self.cuda, 1e-5, &scale)?,
+                false => CudaNorm::layer(&self.cuda, 1e-5, &scale, &shift)?,
             };
-            let all = perturbed_rows(rows);
-            let uploaded = Draws::new(&self.cuda, &all)?;
-            let mask = drops.then_some(DeviceMask::Drawn {
-                p,
+            let all = mixed_dropout_rows(rows, 0.2);
+            let uploaded = CudaPerturbedRows::new(&self.cuda, &all)?;
+            let mask = drops.then_some(CudaDropoutMask::Sampled {
                 layer: 7,
-                site: Site::AttnOut,
-                draws: &uploaded,
+                site: Site::MlpOut,
+                rows: &uploaded,
             });
-            let mut stream = Array::from_host(&self.cuda, rows, width, &start)?;
-            let got =
-                residual(&self.operand(rows, inputs, &x)?, &map, mask, &mut stream, (&by, want))?
-                    .to_host()?;
+            let mut stream = CudaTensor::from_host(&self.cuda, rows, width, &start)?;
+            let got = linear_residual_norm(
+                &self.operand(rows, inputs, &x)?,
+                &map,
+                mask,
+                &mut stream,
+                (&by, want),
+            )?
+            .to_host()?;
             let one = |i: usize| {
                 let (r, j) = (i / width, i % width);
                 let product = (0..inputs)
                     .map(|c| f64::from(x[r * inputs + c]) * f64::from(w[j * inputs + c]))
                     .sum::<f64>();
-                let keeps = |d: &Draw| {
-                    if d.keeps(7, Site::AttnOut, j, p) { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
-                };
-                let factor = if drops { all[r].as_ref().map_or(1.0, keeps) } else { 1.0 };
+                let row = all[r].filter(|_| drops);
+                let factor = f64::from(dropout_factor(row, 7, Site::MlpOut, j));
                 f64::from(start[i]) + (product + f64::from(bias[j])) * factor
             };
             let expected: Vec<f64> = (0..rows * width).map(one).collect();
@@ -335,13 +371,13 @@ impl KernelCheck {
                 &format!("residual stream {name}"),
                 &stream.to_host()?,
                 &expected,
-                self.tolerance(self.cuda.operand()),
+                self.tolerance(self.cuda.compute_dtype()),
             );
             self.report(
                 &format!("residual {name}"),
                 &got,
                 &normed,
-                self.tolerance(self.cuda.operand()),
+                self.tolerance(self.cuda.compute_dtype()),
             );
         }
         Ok(())
@@ -351,35 +387,31 @@ impl KernelCheck {
     fn masks(&mut self) -> CheckResult {
         for (rows, cols, p) in [(70, 768, 0.2f32), (9, 801, 0.5), (3, 2050, 0.03)] {
             let (all, ones) = (
-                perturbed_rows(rows),
-                Array::from_host(&self.cuda, rows, cols, &vec![1.0; rows * cols])?,
+                mixed_dropout_rows(rows, p),
+                CudaTensor::from_host(&self.cuda, rows, cols, &vec![1.0; rows * cols])?,
             );
-            let uploaded = Draws::new(&self.cuda, &all)?;
-            let mut x = Array::zeros(&self.cuda, rows, cols, Dtype::F32)?;
-            let mask = DeviceMask::Drawn { p, layer: 3, site: Site::AttnOut, draws: &uploaded };
-            add(&mut x, Addend { y: &ones, bias: None, mask: Some(mask) })?;
-            let expected = |i: usize| {
-                all[i / cols].map_or(1.0, |d| {
-                    if d.keeps(3, Site::AttnOut, i % cols, p) { 1.0 / (1.0 - p) } else { 0.0 }
-                })
-            };
+            let uploaded = CudaPerturbedRows::new(&self.cuda, &all)?;
+            let mut x = CudaTensor::zeros(&self.cuda, rows, cols, CudaDtype::F32)?;
+            let mask = CudaDropoutMask::Sampled { layer: 3, site: Site::MlpOut, rows: &uploaded };
+            add(&mut x, ResidualAddend { y: &ones, bias: None, mask: Some(mask) })?;
+            let expected = |i: usize| dropout_factor(all[i / cols], 3, Site::MlpOut, i % cols);
             let got = x.to_host()?;
             let wrong = (0..rows * cols).filter(|&i| got[i] != expected(i)).count();
             self.line(
-                &format!("mask drawn {rows} x {cols} p {p}"),
+                &format!("mask sampled {rows} x {cols} p {p}"),
                 wrong == 0,
                 &format!("{wrong} of {} differ", got.len()),
             );
 
             let keep: Vec<u8> = (0..rows * cols).map(|i| u8::from(i % 3 != 1)).collect();
-            let kept = Keep::new(&self.cuda, rows, cols, &keep)?;
-            let mut x = Array::zeros(&self.cuda, rows, cols, Dtype::F32)?;
+            let kept = CudaKeepMask::new(&self.cuda, rows, cols, &keep)?;
+            let mut x = CudaTensor::zeros(&self.cuda, rows, cols, CudaDtype::F32)?;
             add(
                 &mut x,
-                Addend {
+                ResidualAddend {
                     y: &ones,
                     bias: None,
-                    mask: Some(DeviceMask::Recorded { p, keep: &kept }),
+                    mask: Some(CudaDropoutMask::Recorded { p, keep: &kept }),
                 },
             )?;
             let got = x.to_host()?;
@@ -396,13 +428,15 @@ impl KernelCheck {
     }
 
     fn noise(&mut self) -> CheckResult {
-        let (rows, cols, all) = (65, 803, perturbed_rows(65));
+        let (rows, cols) = (65, 803);
+        let mut all = perturbed_rows(rows, 0.6, SiteSet::NOISE);
+        all.iter_mut().flatten().step_by(4).for_each(|row| row.strength = 1.1);
         let mut expected = numbers(rows * cols, 9);
-        let mut x = Array::from_host(&self.cuda, rows, cols, &expected)?;
-        noise::add_noise(&mut x, 0.6, &Draws::new(&self.cuda, &all)?)?;
-        for (row, draw) in expected.chunks_mut(cols).zip(&all) {
-            if let Some(draw) = draw {
-                draw.add_noise(0.6, row);
+        let mut x = CudaTensor::from_host(&self.cuda, rows, cols, &expected)?;
+        noise::add_noise(&mut x, &CudaPerturbedRows::new(&self.cuda, &all)?)?;
+        for (x, row) in expected.chunks_mut(cols).zip(&all) {
+            if let Some(row) = row {
+                row.key.add_noise(row.strength, x);
             }
         }
         let got = x.to_host()?;
@@ -432,26 +466,30 @@ impl KernelCheck {
                 let cols = (heads + 2 * kv_heads) * dim;
                 let x = self.rounded(numbers(rows * cols, 10));
                 let (qs, ks) = (numbers(dim, 11), numbers(dim, 12));
-                let norms = (
-                    DeviceNorm::rms(&self.cuda, 1e-6, &qs)?,
-                    DeviceNorm::rms(&self.cuda, 1e-6, &ks)?,
-                );
+                let norms =
+                    (CudaNorm::rms(&self.cuda, 1e-6, &qs)?, CudaNorm::rms(&self.cuda, 1e-6, &ks)?);
                 let frequencies: Vec<f32> = (0..dim / 2)
                     .map(|i| 1.0 / 10_000f32.powf((2 * i) as f32 / dim as f32))
                     .collect();
-                let rope = DeviceRope::new(&self.cuda, &frequencies)?;
+                let rope = CudaRope::new(&self.cuda, &frequencies)?;
                 let positions: Vec<u32> = (0..rows as u32).map(|r| r * 37 % 1500).collect();
                 let to: Vec<u32> = (0..rows as u32).map(|r| (r * 7 + 3) % slots as u32).collect();
                 let (p, s) =
-                    (Indices::new(&self.cuda, &positions)?, Indices::new(&self.cuda, &to)?);
-                let mut kv = Kv::new(&self.cuda, layers, kv_heads, dim, slots)?;
+                    (CudaIndices::new(&self.cuda, &positions)?, CudaIndices::new(&self.cuda, &to)?);
+                let mut kv = CudaKv::new(&self.cuda, layers, kv_heads, dim, slots)?;
                 let mut qkv = self.operand(rows, cols, &x)?;
-                let by = Place {
+                let by = CudaQkvTransform {
                     heads,
-                    norms: fancy.then_some((&norms.0, &norms.1)),
+                    qk_norms: fancy.then_some((&norms.0, &norms.1)),
                     rope: fancy.then_some(&rope),
                 };
-                place(&mut qkv, by, &mut kv, 1, Seats { positions: &p, slots: &s })?;
+                rope_and_cache(
+                    &mut qkv,
+                    by,
+                    &mut kv,
+                    1,
+                    CudaSlotMapping { positions: &p, slots: &s },
+                )?;
 
                 let mut expected: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 if fancy {
@@ -474,7 +512,7 @@ impl KernelCheck {
                     "{heads}/{kv_heads} heads of {dim} {}",
                     if fancy { "normed and turned" } else { "plain" }
                 );
-                let tolerance = if fancy { self.tolerance(self.cuda.operand()) } else { 0.0 };
+                let tolerance = if fancy { self.tolerance(self.cuda.compute_dtype()) } else { 0.0 };
                 self.report(&format!("place queries {name}"), &got, &pick(&expected), tolerance);
                 let (keys, values) = kv.to_host(1)?;
                 for (what, store, first) in
@@ -542,18 +580,18 @@ impl KernelCheck {
         let (rows, cols) = (seen.len(), (heads + 2 * kv_heads) * dim);
         let filling = self.rounded(numbers(slots * cols, 13));
         let all: Vec<u32> = (0..slots as u32).collect();
-        let seats = Indices::new(&self.cuda, &all)?;
-        let mut kv = Kv::new(&self.cuda, 2, kv_heads, dim, slots)?;
+        let seats = CudaIndices::new(&self.cuda, &all)?;
+        let mut kv = CudaKv::new(&self.cuda, 2, kv_heads, dim, slots)?;
         let mut fill = self.operand(slots, cols, &filling)?;
-        place(
+        rope_and_cache(
             &mut fill,
-            Place { heads, norms: None, rope: None },
+            CudaQkvTransform { heads, qk_norms: None, rope: None },
             &mut kv,
             1,
-            Seats { positions: &seats, slots: &seats },
+            CudaSlotMapping { positions: &seats, slots: &seats },
         )?;
         let q = self.rounded(numbers(rows * cols, 14));
-        let views = Views::new(&self.cuda, rows, |r| seen[r].iter().copied())?;
+        let views = CudaAttentionMetadata::new(&self.cuda, rows, |r| seen[r].iter().copied())?;
         let got = attention(&self.operand(rows, cols, &q)?, &kv, 1, heads, &views)?.to_host()?;
         // Every row where there are few; else some, those at both ends of tiles among them.
         let picked: Vec<usize> = (0..rows)
@@ -591,49 +629,66 @@ impl KernelCheck {
             let (vocab, context) = (113, 40);
             let (table, learned) =
                 (self.rounded(numbers(vocab * width, 15)), numbers(context * width, 16));
-            let map = Weights::from_output_major(&self.cuda, (width, vocab), &table, None)?;
-            let positions = Array::from_host(&self.cuda, context, width, &learned)?;
+            let map = CudaLinear::from_output_major(&self.cuda, (width, vocab), &table, None)?;
+            let positions = CudaTensor::from_host(&self.cuda, context, width, &learned)?;
             let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 31 % vocab as u32).collect();
             let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
-            let (t, p) = (Indices::new(&self.cuda, &tokens)?, Indices::new(&self.cuda, &places)?);
+            let (t, p) =
+                (CudaIndices::new(&self.cuda, &tokens)?, CudaIndices::new(&self.cuda, &places)?);
             let at = |i: usize| (table[tokens[i / width] as usize * width + i % width], i);
             let looked_up: Vec<f64> =
                 (0..rows * width).map(at).map(|(x, _)| f64::from(x)).collect();
             let x = embedding::lookup(&map, &t)?;
             self.report(&format!("lookup {rows} x {width}"), &x.to_host()?, &looked_up, 0.0);
-            let by = DeviceNorm::rms(&self.cuda, 1e-5, &numbers(width, 19))?;
+            let by = CudaNorm::rms(&self.cuda, 1e-5, &numbers(width, 19))?;
             for own in [false, true] {
                 let (sum, with) = (
-                    if own { x.alike()? } else { x.copy()? },
-                    Positions { table: &positions, rows: &p },
+                    if own { x.uninit_like()? } else { x.copy()? },
+                    PositionEmbeddings { table: &positions, rows: &p },
                 );
-                let normed =
-                    enter((if own { &x } else { &sum }, &sum), Some(with), &by, Dtype::F32)?;
-                let place = |(x, i): (f32, usize)| {
+                let normed = add_positions_norm(
+                    (if own { &x } else { &sum }, &sum),
+                    Some(with),
+                    &by,
+                    CudaDtype::F32,
+                )?;
+                let add = |(x, i): (f32, usize)| {
                     f64::from(x + learned[places[i / width] as usize * width + i % width])
                 };
-                let expected: Vec<f64> = (0..rows * width).map(at).map(place).collect();
-                self.report(&format!("enter {rows} x {width}"), &sum.to_host()?, &expected, 0.0);
-                let again = norm(&sum, &by, Dtype::F32)?.to_host()?;
-                self.line("enter's norm", normed.to_host()? == again, "as of the sum");
+                let expected: Vec<f64> = (0..rows * width).map(at).map(add).collect();
+                self.report(
+                    &format!("add_positions_norm {rows} x {width}"),
+                    &sum.to_host()?,
+                    &expected,
+                    0.0,
+                );
+                let again = norm(&sum, &by, CudaDtype::F32)?.to_host()?;
+                self.line("add_positions_norm's norm", normed.to_host()? == again, "as of the sum");
             }
-            self.report(&format!("enter leaves {rows} x {width}"), &x.to_host()?, &looked_up, 0.0);
+            self.report(
+                &format!("add_positions_norm leaves {rows} x {width}"),
+                &x.to_host()?,
+                &looked_up,
+                0.0,
+            );
 
             let x = self.operand(rows, width, &self.rounded(numbers(rows * width, 17)))?;
             let picked: Vec<u32> = (0..rows as u32 + 3).map(|r| r * 5 % rows as u32).collect();
-            let picked_there = Indices::new(&self.cuda, &picked)?;
+            let picked_there = CudaIndices::new(&self.cuda, &picked)?;
             let selected = embedding::select(&[&x], &picked_there)?;
             let joined = embedding::concat(&[&selected, &x, &selected])?.to_host()?;
             for parts in [2, 16, 17] {
                 // Of the last part, counted through.
                 let rows = rows as u32 * (parts - 1);
-                let there =
-                    Indices::new(&self.cuda, &picked.iter().map(|r| rows + r).collect::<Vec<_>>())?;
+                let there = CudaIndices::new(
+                    &self.cuda,
+                    &picked.iter().map(|r| rows + r).collect::<Vec<_>>(),
+                )?;
                 let other = embedding::select(
                     &[&x],
-                    &Indices::new(&self.cuda, &(0..x.rows() as u32).rev().collect::<Vec<_>>())?,
+                    &CudaIndices::new(&self.cuda, &(0..x.rows() as u32).rev().collect::<Vec<_>>())?,
                 )?;
-                let all: Vec<&Array> = (1..parts).map(|_| &other).chain([&x]).collect();
+                let all: Vec<&CudaTensor> = (1..parts).map(|_| &other).chain([&x]).collect();
                 let same = embedding::select(&all, &there)?.to_host()? == selected.to_host()?;
                 self.line("select", same, &format!("of {parts} parts"));
             }
@@ -664,7 +719,7 @@ impl KernelCheck {
                 &format!("swiglu {rows} x {width}"),
                 &got,
                 &expected,
-                self.tolerance(self.cuda.operand()),
+                self.tolerance(self.cuda.compute_dtype()),
             );
         }
         Ok(())
@@ -682,14 +737,17 @@ impl KernelCheck {
             let (mut x, w, bias) =
                 (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
             x[inputs] = f32::NAN; // row 1: nothing but not-a-number
-            let map = Weights::from_output_major(
+            let map = CudaLinear::from_output_major(
                 &self.cuda,
                 (inputs, vocab),
                 &w,
                 biased.then_some(&bias[..]),
             )?;
-            let got =
-                topk::Found::ask(&Array::from_host(&self.cuda, rows, inputs, &x)?, &map)?.read()?;
+            let got = topk::PendingArgmax::launch(
+                &CudaTensor::from_host(&self.cuda, rows, inputs, &x)?,
+                &map,
+            )?
+            .read()?;
             let logits = |r: usize| -> Vec<f32> {
                 let offset = |j: usize| if biased { bias[j] } else { 0.0 };
                 let dot = |j: usize| {
@@ -728,14 +786,20 @@ impl KernelCheck {
         };
         let (x, w) =
             (self.operand(rows, inputs, &whole(rows * inputs, 24))?, whole(vocab * inputs, 25));
-        let kept =
-            Weights::from_output_major(&self.cuda, (inputs, vocab), &w, Some(&vec![0.0; vocab]))?;
-        let never = Weights::from_output_major(&self.cuda, (inputs, vocab), &w, None)?;
-        if !cuda::product::can_reduce(&x, &never) {
+        let kept = CudaLinear::from_output_major(
+            &self.cuda,
+            (inputs, vocab),
+            &w,
+            Some(&vec![0.0; vocab]),
+        )?;
+        let never = CudaLinear::from_output_major(&self.cuda, (inputs, vocab), &w, None)?;
+        if !cuda::hopper_gemm::supports_argmax(&x, &never) {
             return Ok(());
         }
-        let (kept, never) =
-            (topk::Found::ask(&x, &kept)?.read()?, topk::Found::ask(&x, &never)?.read()?);
+        let (kept, never) = (
+            topk::PendingArgmax::launch(&x, &kept)?.read()?,
+            topk::PendingArgmax::launch(&x, &never)?.read()?,
+        );
         let differ =
             kept.iter().zip(&never).filter(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 2e-5).count();
         let tokens: std::collections::BTreeSet<u32> = kept.iter().map(|a| a.0).collect();
@@ -753,9 +817,13 @@ impl KernelCheck {
         {
             let (x, w) =
                 (self.rounded(numbers(rows * width, 22)), self.rounded(numbers(vocab * width, 23)));
-            let map = Weights::from_output_major(&self.cuda, (width, vocab), &w, None)?;
-            let (got, likeliest) =
-                topk::mixture(&Array::from_host(&self.cuda, rows, width, &x)?, &map, &map, k)?;
+            let map = CudaLinear::from_output_major(&self.cuda, (width, vocab), &w, None)?;
+            let (got, likeliest) = topk::top_k_mixture(
+                &CudaTensor::from_host(&self.cuda, rows, width, &x)?,
+                &map,
+                &map,
+                k,
+            )?;
             let (mut expected, mut wrong) = (Vec::new(), 0);
             for r in 0..rows {
                 let dot = |j: usize| {
@@ -814,13 +882,13 @@ pub(crate) fn forks(prefixes: &[u32], samples: u32, own: u32) -> Vec<Vec<(u32, u
     rows
 }
 
-fn activate(activation: Activation, x: f64) -> f64 {
+fn activate(activation: CudaActivation, x: f64) -> f64 {
     match activation {
-        Activation::None => x,
-        Activation::GeluTanh => {
+        CudaActivation::None => x,
+        CudaActivation::GeluTanh => {
             0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh())
         }
-        Activation::GeluErf => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        CudaActivation::GeluErf => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
     }
 }
 

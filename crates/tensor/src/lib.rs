@@ -16,6 +16,7 @@ mod cpu;
 mod cuda;
 mod device;
 pub mod ops;
+mod params;
 mod peak;
 pub mod rng;
 mod tensor;

@@ -10,10 +10,10 @@
 //! without thoughts is one segment. Lessons of unlike length go together without padding.
 
 use model::{
-    Cache, Dropout, HeadActivations, Masks, Parameter, Pass, Segment, Sequence, TrainableDecoder,
+    Cache, Dropout, HeadActivations, Parameter, Pass, Segment, Sequence, TrainableDecoder,
     TrainableHead,
 };
-use tensor::ops::{self, Indices, KvGrads};
+use tensor::ops::{self, Indices, KvGrads, RowPerturbation, SiteSet};
 use tensor::rng::RngKey;
 use tensor::{Device, DeviceError, Tensor};
 
@@ -420,12 +420,11 @@ impl ForwardSegment {
                 ops::select(&device, [&tokens, &thoughts], &from)?
             }
         };
-        let dropout = p.map(|p| Dropout {
-            p,
-            attn_out: true,
-            mlp_out: true,
-            masks: Masks::Drawn(&rows.rng_keys),
+        let dropout = p.map(|p| {
+            let row = |key| RowPerturbation { key, strength: p, sites: SiteSet::DROPOUT };
+            rows.rng_keys.iter().map(|key| key.map(row)).collect::<Vec<_>>()
         });
+        let dropout = dropout.as_deref().map(Dropout::Sampled);
         let (hidden, segment) = study.model.forward(cache, &rows.pass, x, dropout)?;
         Ok(Self { rows, segment, hidden })
     }

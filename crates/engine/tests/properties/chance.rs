@@ -4,7 +4,8 @@ use engine::reference;
 use engine::{DropoutScope, DropoutSites, Outcome, Perturbation, SamplingParams};
 use model::config::Config;
 use model::testkit::CheckpointFamily;
-use model::{Cache, Decoder, Dropout, LmHead, Masks, Pass, Sequence, TensorSource};
+use model::{Cache, Decoder, Dropout, LmHead, Pass, Sequence, TensorSource};
+use tensor::ops::{RowPerturbation, SiteSet};
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, Tensor};
 
@@ -180,7 +181,9 @@ fn kept(
     let mut cache = Cache::new(device, config, draws.len() * Cache::slots_for(1)).unwrap();
     let mut pass = Pass::default();
     draws.iter().for_each(|_| pass.push(&mut cache, &mut Sequence::default(), true));
-    let dropout = Dropout { p, attn_out: true, mlp_out: true, masks: Masks::Drawn(draws) };
+    let row = |key| RowPerturbation { key, strength: p, sites: SiteSet::DROPOUT };
+    let rows: Vec<_> = draws.iter().map(|key| key.map(row)).collect();
+    let dropout = Dropout::Sampled(&rows);
     let x = Tensor::zeros(draws.len(), config.width).to_device(device).unwrap();
     let out = decoder.forward(&mut cache, &pass, x, Some(dropout)).unwrap().to_host().unwrap();
     (0..out.rows()).map(|r| out.row(r).iter().map(|&x| x > -0.3).collect()).collect()

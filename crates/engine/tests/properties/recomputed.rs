@@ -10,8 +10,9 @@ use engine::prompt::Prompt;
 use engine::reference::ReferenceRun;
 use engine::{DropoutScope, DropoutSites, LatentLength, Perturbation, Reasoner, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
-use model::{Cache, Dropout, Masks, Pass, Sequence, head};
+use model::{Cache, Dropout, Pass, Sequence, head};
 use tensor::Tensor;
+use tensor::ops::RowPerturbation;
 use tensor::rng::{RngKey, Site};
 
 use crate::common::*;
@@ -68,12 +69,14 @@ impl<'a> NaiveEngine<'a> {
         let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
         (0..self.inputs.rows())
             .for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == self.inputs.rows()));
-        let dropout = match self.settings.perturbation {
-            Perturbation::Dropout { p, sites: DropoutSites { attn_out, mlp_out }, .. } => {
-                Some(Dropout { p: p.get(), attn_out, mlp_out, masks: Masks::Drawn(&self.draws) })
+        let rows = match self.settings.perturbation {
+            Perturbation::Dropout { p, sites, .. } => {
+                let row = |key| RowPerturbation { key, strength: p.get(), sites: sites.into() };
+                Some(self.draws.iter().map(|key| key.map(row)).collect::<Vec<_>>())
             }
             _ => None,
         };
+        let dropout = rows.as_deref().map(Dropout::Sampled);
         decoder
             .device()
             .run(|| decoder.forward(&mut cache, &pass, self.inputs.clone(), dropout))

@@ -3,13 +3,16 @@
 
 use std::time::Instant;
 
-use crate::cuda::attention::{Kv, Views, attention};
-use crate::cuda::linear::{Activation, Weights, linear};
-use crate::cuda::mask::{DeviceMask, Draws};
-use crate::cuda::norm::{Addend, DeviceNorm, add_norm, norm};
-use crate::cuda::residual::residual;
-use crate::cuda::rope::{DeviceRope, Place, Seats, place, project};
-use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, linear, topk};
+use crate::cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
+use crate::cuda::dropout::{CudaDropoutMask, CudaPerturbedRows};
+use crate::cuda::linear::{CudaActivation, CudaLinear, linear};
+use crate::cuda::norm::{CudaNorm, ResidualAddend, add_norm, norm};
+use crate::cuda::qkv::{CudaQkvTransform, CudaRope, CudaSlotMapping, project_qkv, rope_and_cache};
+use crate::cuda::residual::linear_residual_norm;
+use crate::cuda::{
+    CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, embedding, linear, topk,
+};
+use crate::params::SiteSet;
 use crate::rng::Site;
 use crate::{CheckResult, numbers, perturbed_rows};
 
@@ -26,7 +29,7 @@ pub(crate) struct KernelTime {
 }
 
 pub(crate) fn time<T>(
-    cuda: &Cuda,
+    cuda: &CudaDevice,
     work: impl FnMut() -> Result<T, CudaError>,
 ) -> Result<KernelTime, CudaError> {
     time_by(cuda, 40, work)
@@ -34,7 +37,7 @@ pub(crate) fn time<T>(
 
 /// The best of five times, each the mean of `count` calls.
 pub(crate) fn time_by<T>(
-    cuda: &Cuda,
+    cuda: &CudaDevice,
     count: u32,
     mut work: impl FnMut() -> Result<T, CudaError>,
 ) -> Result<KernelTime, CudaError> {
@@ -76,7 +79,7 @@ pub(crate) fn report_flops(name: &str, t: KernelTime, flops: f64) {
     );
 }
 
-pub(crate) fn all(cuda: &Cuda) -> CheckResult {
+pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     kernels(cuda)?;
     attentions(cuda)?;
     logits(cuda)?;
@@ -84,28 +87,32 @@ pub(crate) fn all(cuda: &Cuda) -> CheckResult {
 }
 
 /// Whole passes of several sizes.
-pub(crate) fn passes(cuda: &Cuda) -> CheckResult {
+pub(crate) fn passes(cuda: &CudaDevice) -> CheckResult {
     [32, 1024, 2048, ROWS].into_iter().try_for_each(|rows| pass(cuda, rows))
 }
 
-pub(crate) fn weights(cuda: &Cuda, inputs: usize, outputs: usize) -> Result<Weights, CudaError> {
+pub(crate) fn weights(
+    cuda: &CudaDevice,
+    inputs: usize,
+    outputs: usize,
+) -> Result<CudaLinear, CudaError> {
     let w: Vec<f32> =
         numbers(1 << 16, 1).into_iter().cycle().take(inputs * outputs).map(|x| 0.02 * x).collect();
-    Weights::from_output_major(cuda, (inputs, outputs), &w, Some(&numbers(outputs, 2)))
+    CudaLinear::from_output_major(cuda, (inputs, outputs), &w, Some(&numbers(outputs, 2)))
 }
 
-pub(crate) fn random(cuda: &Cuda, rows: usize, cols: usize) -> Result<Array, CudaError> {
+pub(crate) fn random(cuda: &CudaDevice, rows: usize, cols: usize) -> Result<CudaTensor, CudaError> {
     let x: Vec<f32> = numbers(1 << 16, 3).into_iter().cycle().take(rows * cols).collect();
-    Array::from_host(cuda, rows, cols, &x)
+    CudaTensor::from_host(cuda, rows, cols, &x)
 }
 
-fn kernels(cuda: &Cuda) -> CheckResult {
-    let (operand, width) = (cuda.operand(), 768);
+fn kernels(cuda: &CudaDevice) -> CheckResult {
+    let (operand, width) = (cuda.compute_dtype(), 768);
     for (inputs, outputs, function) in [
-        (768, 2304, Activation::None),
-        (768, 768, Activation::None),
-        (768, 3072, Activation::GeluTanh),
-        (3072, 768, Activation::None),
+        (768, 2304, CudaActivation::None),
+        (768, 768, CudaActivation::None),
+        (768, 3072, CudaActivation::GeluTanh),
+        (3072, 768, CudaActivation::None),
     ] {
         let (map, x) =
             (weights(cuda, inputs, outputs)?, random(cuda, ROWS, inputs)?.cast(operand)?);
@@ -118,25 +125,26 @@ fn kernels(cuda: &Cuda) -> CheckResult {
     }
     let (mut x, y) =
         (random(cuda, ROWS, width)?, random(cuda, ROWS, width)?.scaled(1e-4, operand)?);
-    let by = DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
-    let uploaded = Draws::new(cuda, &perturbed_rows(ROWS))?;
+    let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
+    let uploaded = CudaPerturbedRows::new(cuda, &perturbed_rows(ROWS, 0.2, SiteSet::DROPOUT))?;
     let bytes = ROWS * width * (8 + 2 * operand.size());
     for (name, mask) in [
         ("clean", None),
         (
             "dropout",
-            Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded }),
+            Some(CudaDropoutMask::Sampled { layer: 1, site: Site::MlpOut, rows: &uploaded }),
         ),
     ] {
-        let t = time(cuda, || add_norm(&mut x, Addend { y: &y, bias: None, mask }, &by, operand))?;
+        let t = time(cuda, || {
+            add_norm(&mut x, ResidualAddend { y: &y, bias: None, mask }, &by, operand)
+        })?;
         report_bandwidth(&format!("add_norm {ROWS} x {width} {name}"), t, bytes);
     }
     for inputs in [768, 3072] {
         let (map, from) =
             (weights(cuda, inputs, width)?, random(cuda, ROWS, inputs)?.scaled(1e-4, operand)?);
-        let mask =
-            Some(DeviceMask::Drawn { p: 0.2, layer: 1, site: Site::MlpOut, draws: &uploaded });
-        let t = time(cuda, || residual(&from, &map, mask, &mut x, (&by, operand)))?;
+        let mask = Some(CudaDropoutMask::Sampled { layer: 1, site: Site::MlpOut, rows: &uploaded });
+        let t = time(cuda, || linear_residual_norm(&from, &map, mask, &mut x, (&by, operand)))?;
         report_flops(
             &format!("residual {ROWS} x {inputs} -> {width} dropout"),
             t,
@@ -154,7 +162,7 @@ fn kernels(cuda: &Cuda) -> CheckResult {
         time(cuda, || activation::swiglu(&gates))?,
         ROWS * 6144 * operand.size() * 3 / 2,
     );
-    let picked = Indices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;
+    let picked = CudaIndices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;
     report_bandwidth(
         "select 4096 x 768",
         time(cuda, || embedding::select(&[&x], &picked))?,
@@ -182,19 +190,20 @@ fn forked_rows(
     (rows, next as usize)
 }
 
-fn attentions(cuda: &Cuda) -> CheckResult {
+fn attentions(cuda: &CudaDevice) -> CheckResult {
     for (name, heads, kv_heads, dim, fancy) in
         [("gpt2", 12, 12, 64, false), ("qwen3", 16, 8, 128, true)]
     {
         for (prefix, own) in [(72, 1), (72, 6), (72, 12), (512, 64)] {
             let (seen, slots) = forked_rows(64, 64, prefix, own);
-            let mut kv = Kv::new(cuda, LAYERS, kv_heads, dim, slots)?;
-            let views = Views::new(cuda, ROWS, |r| seen[r])?;
-            let mut qkv = random(cuda, ROWS, (heads + 2 * kv_heads) * dim)?.cast(cuda.operand())?;
-            let positions = Indices::new(cuda, &vec![prefix + own; ROWS])?;
+            let mut kv = CudaKv::new(cuda, LAYERS, kv_heads, dim, slots)?;
+            let views = CudaAttentionMetadata::new(cuda, ROWS, |r| seen[r])?;
+            let mut qkv =
+                random(cuda, ROWS, (heads + 2 * kv_heads) * dim)?.cast(cuda.compute_dtype())?;
+            let positions = CudaIndices::new(cuda, &vec![prefix + own; ROWS])?;
             let to =
-                Indices::new(cuda, &seen.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>())?;
-            let size = cuda.operand().size();
+                CudaIndices::new(cuda, &seen.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>())?;
+            let size = cuda.compute_dtype().size();
             let cells = 64 * prefix as usize + ROWS * own as usize;
             let bytes = (2 * ROWS * heads * dim + 2 * cells * kv_heads * dim) * size;
             let mut layers = (0..LAYERS).cycle();
@@ -205,23 +214,37 @@ fn attentions(cuda: &Cuda) -> CheckResult {
                 bytes,
             );
             if own == 6 {
-                let rope = DeviceRope::new(cuda, &numbers(dim / 2, 6))?;
-                let scale = DeviceNorm::rms(cuda, 1e-6, &numbers(dim, 7))?;
-                let by = Place {
+                let rope = CudaRope::new(cuda, &numbers(dim / 2, 6))?;
+                let scale = CudaNorm::rms(cuda, 1e-6, &numbers(dim, 7))?;
+                let by = CudaQkvTransform {
                     heads,
-                    norms: fancy.then_some((&scale, &scale)),
+                    qk_norms: fancy.then_some((&scale, &scale)),
                     rope: fancy.then_some(&rope),
                 };
                 let t = time(cuda, || {
-                    place(&mut qkv, by, &mut kv, 0, Seats { positions: &positions, slots: &to })
+                    rope_and_cache(
+                        &mut qkv,
+                        by,
+                        &mut kv,
+                        0,
+                        CudaSlotMapping { positions: &positions, slots: &to },
+                    )
                 })?;
                 let read = if fancy { 2 * heads + 4 * kv_heads } else { 4 * kv_heads };
                 report_bandwidth(&format!("place {name} {ROWS} rows"), t, ROWS * read * dim * size);
                 let (wide, width) = ((heads + 2 * kv_heads) * dim, heads * dim);
-                let (map, x) =
-                    (weights(cuda, width, wide)?, random(cuda, ROWS, width)?.cast(cuda.operand())?);
+                let (map, x) = (
+                    weights(cuda, width, wide)?,
+                    random(cuda, ROWS, width)?.cast(cuda.compute_dtype())?,
+                );
                 let t = time(cuda, || {
-                    project(&x, &map, by, (&mut kv, 0), Seats { positions: &positions, slots: &to })
+                    project_qkv(
+                        &x,
+                        &map,
+                        by,
+                        (&mut kv, 0),
+                        CudaSlotMapping { positions: &positions, slots: &to },
+                    )
                 })?;
                 report_flops(
                     &format!("linear and place {name} {ROWS} x {width} -> {wide}"),
@@ -235,9 +258,10 @@ fn attentions(cuda: &Cuda) -> CheckResult {
         for q in 0..64u32 {
             seen.extend((1..=lengths[q as usize]).map(|n| [(q * 80, n)]));
         }
-        let kv = Kv::new(cuda, 1, kv_heads, dim, 64 * 80)?;
-        let views = Views::new(cuda, seen.len(), |r| seen[r])?;
-        let q = random(cuda, seen.len(), (heads + 2 * kv_heads) * dim)?.cast(cuda.operand())?;
+        let kv = CudaKv::new(cuda, 1, kv_heads, dim, 64 * 80)?;
+        let views = CudaAttentionMetadata::new(cuda, seen.len(), |r| seen[r])?;
+        let q =
+            random(cuda, seen.len(), (heads + 2 * kv_heads) * dim)?.cast(cuda.compute_dtype())?;
         let flops = 4.0 * (64 * 72 * 73 / 2 * heads * dim) as f64;
         report_flops(
             &format!("attention {name} 64 prompts of 72"),
@@ -248,22 +272,26 @@ fn attentions(cuda: &Cuda) -> CheckResult {
     let (seen, _) = forked_rows(64, 64, 72, 6);
     report_bandwidth(
         "views of 4096 rows",
-        time(cuda, || Views::new(cuda, ROWS, |r| seen[r]))?,
+        time(cuda, || CudaAttentionMetadata::new(cuda, ROWS, |r| seen[r]))?,
         ROWS * 24,
     );
-    let all = perturbed_rows(ROWS);
-    report_bandwidth("draws of 4096 rows", time(cuda, || Draws::new(cuda, &all))?, ROWS * 32);
+    let all = perturbed_rows(ROWS, 0.2, SiteSet::DROPOUT);
+    report_bandwidth(
+        "perturbations of 4096 rows",
+        time(cuda, || CudaPerturbedRows::new(cuda, &all))?,
+        ROWS * 32,
+    );
     Ok(())
 }
 
-fn logits(cuda: &Cuda) -> CheckResult {
+fn logits(cuda: &CudaDevice) -> CheckResult {
     let (width, vocab) = (768, 50257);
     let head = weights(cuda, width, vocab)?;
     let bare: Vec<f32> =
         numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
-    let bare = Weights::from_output_major(cuda, (width, vocab), &bare, None)?;
+    let bare = CudaLinear::from_output_major(cuda, (width, vocab), &bare, None)?;
     for rows in [64, 1024, ROWS] {
-        let x = random(cuda, rows, width)?.cast(cuda.operand())?;
+        let x = random(cuda, rows, width)?.cast(cuda.compute_dtype())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
         report_flops(
             &format!("logits {rows} x {width} -> {vocab}, f32"),
@@ -272,17 +300,17 @@ fn logits(cuda: &Cuda) -> CheckResult {
         );
         report_flops(
             &format!("likeliest {rows} x {width} -> {vocab}, bias"),
-            time(cuda, || topk::Found::ask(&x, &head)?.read())?,
+            time(cuda, || topk::PendingArgmax::launch(&x, &head)?.read())?,
             flops,
         );
         report_flops(
             &format!("likeliest {rows} x {width} -> {vocab}"),
-            time(cuda, || topk::Found::ask(&x, &bare)?.read())?,
+            time(cuda, || topk::PendingArgmax::launch(&x, &bare)?.read())?,
             flops,
         );
         report_flops(
             &format!("mixture {rows} x {width} -> {vocab}, k 10"),
-            time(cuda, || topk::mixture(&x, &head, &head, 10))?,
+            time(cuda, || topk::top_k_mixture(&x, &head, &head, 10))?,
             flops,
         );
     }
@@ -291,38 +319,48 @@ fn logits(cuda: &Cuda) -> CheckResult {
 
 /// A whole pass of GPT-2 124M over single positions of forked rows with dropout, all but the LM
 /// head.
-fn pass(cuda: &Cuda, rows: usize) -> CheckResult {
-    let (operand, width, heads, dim, layers) = (cuda.operand(), 768, 12, 64, 12);
+fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
+    let (operand, width, heads, dim, layers) = (cuda.compute_dtype(), 768, 12, 64, 12);
     let maps = |i, o| (0..layers).map(|_| weights(cuda, i, o)).collect::<Result<Vec<_>, _>>();
     let (qkv, out, up, down) =
         (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
-    let by = DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
+    let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
     let questions = rows.div_ceil(64);
     let (seen, slots) = forked_rows(questions, rows / questions, 72, 6);
-    let mut kv = Kv::new(cuda, layers, heads, dim, slots)?;
+    let mut kv = CudaKv::new(cuda, layers, heads, dim, slots)?;
     let x = random(cuda, rows, width)?;
     let (positions, to) = (vec![77u32; rows], seen.iter().map(|s| s[1].0 + 5).collect::<Vec<_>>());
-    let all = perturbed_rows(rows);
-    let mut pass = || -> Result<Array, CudaError> {
-        let views = Views::new(cuda, rows, |r| seen[r])?;
-        let (positions, to) = (Indices::new(cuda, &positions)?, Indices::new(cuda, &to)?);
-        let uploaded = Draws::new(cuda, &all)?;
-        let mask = |layer, site| Some(DeviceMask::Drawn { p: 0.2, layer, site, draws: &uploaded });
+    let all = perturbed_rows(rows, 0.2, SiteSet::DROPOUT);
+    let mut pass = || -> Result<CudaTensor, CudaError> {
+        let views = CudaAttentionMetadata::new(cuda, rows, |r| seen[r])?;
+        let (positions, to) = (CudaIndices::new(cuda, &positions)?, CudaIndices::new(cuda, &to)?);
+        let uploaded = CudaPerturbedRows::new(cuda, &all)?;
+        let mask = |layer, site| Some(CudaDropoutMask::Sampled { layer, site, rows: &uploaded });
         let mut x = x.copy()?;
         let mut normed = norm(&x, &by, operand)?;
         for layer in 0..layers {
             let (how, seats) = (
-                Place { heads, norms: None, rope: None },
-                Seats { positions: &positions, slots: &to },
+                CudaQkvTransform { heads, qk_norms: None, rope: None },
+                CudaSlotMapping { positions: &positions, slots: &to },
             );
-            let q = project(&normed, &qkv[layer], how, (&mut kv, layer), seats)?;
+            let q = project_qkv(&normed, &qkv[layer], how, (&mut kv, layer), seats)?;
             let mixed = attention(&q, &kv, layer, heads, &views)?;
-            normed =
-                residual(&mixed, &out[layer], mask(layer, Site::AttnOut), &mut x, (&by, operand))?;
-            let inner = linear(&normed, &up[layer], Activation::GeluTanh, operand)?;
-            let want = if layer + 1 == layers { Dtype::F32 } else { operand };
-            normed =
-                residual(&inner, &down[layer], mask(layer, Site::MlpOut), &mut x, (&by, want))?;
+            normed = linear_residual_norm(
+                &mixed,
+                &out[layer],
+                mask(layer, Site::AttnOut),
+                &mut x,
+                (&by, operand),
+            )?;
+            let inner = linear(&normed, &up[layer], CudaActivation::GeluTanh, operand)?;
+            let want = if layer + 1 == layers { CudaDtype::F32 } else { operand };
+            normed = linear_residual_norm(
+                &inner,
+                &down[layer],
+                mask(layer, Site::MlpOut),
+                &mut x,
+                (&by, want),
+            )?;
         }
         Ok(normed)
     };

@@ -1,12 +1,17 @@
 //! Times what a training step is made of, at the shapes of a small reasoner and of GPT-2 124M, and
 //! the whole step.
 
-use crate::cuda::attention::{Backward, Kv, KvGrads, Views, attention, attention_backward};
-use crate::cuda::linear::{Activation, Weights, linear, linear_dw, linear_dx, logits};
-use crate::cuda::norm::{Addend, DeviceNorm, Reached, add_norm, norm, norm_backward};
-use crate::cuda::optimizer::{Step, adamw, sum_of_squares};
-use crate::cuda::rope::{Place, Seats, place_backward, project};
-use crate::cuda::{Array, Cuda, CudaError, Dtype, Indices, activation, embedding, loss, mask};
+use crate::cuda::attention::{
+    CudaAttentionBackward, CudaAttentionMetadata, CudaKv, CudaKvGrads, attention,
+    attention_backward,
+};
+use crate::cuda::linear::{CudaActivation, CudaLinear, linear, linear_dw, linear_dx, logits};
+use crate::cuda::norm::{CudaNorm, NormGradients, ResidualAddend, add_norm, norm, norm_backward};
+use crate::cuda::optimizer::{AdamWCoefficients, adamw, sum_of_squares};
+use crate::cuda::qkv::{CudaQkvTransform, CudaSlotMapping, project_qkv, rope_and_cache_backward};
+use crate::cuda::{
+    CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, dropout, embedding, loss,
+};
 use crate::timing::{random, report_bandwidth, report_flops, time, time_by, weights};
 use crate::{CheckResult, numbers};
 
@@ -51,52 +56,52 @@ const SHAPES: [KernelBenchShape; 2] = [
     },
 ];
 
-pub(crate) fn all(cuda: &Cuda) -> CheckResult {
+pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     SHAPES.iter().try_for_each(|shape| KernelBench::new(cuda, shape)?.run())
 }
 
-/// Weights of a layer and their gradients: qkv, attention's result, the MLP's two.
+/// CudaLinear of a layer and their gradients: qkv, attention's result, the MLP's two.
 struct KernelBenchLayer {
-    maps: Vec<Weights>,
-    grads: Vec<(Array, Array)>,
-    norm_grads: Vec<(Array, Array)>,
+    maps: Vec<CudaLinear>,
+    grads: Vec<(CudaTensor, CudaTensor)>,
+    norm_grads: Vec<(CudaTensor, CudaTensor)>,
 }
 
 /// A segment's rows: where they are and what they see.
 struct KernelBenchSegment {
     rows: usize,
-    positions: Indices,
-    slots: Indices,
-    views: Views,
+    positions: CudaIndices,
+    slots: CudaIndices,
+    metadata: CudaAttentionMetadata,
 }
 
 /// What a layer's backward needs of its forward.
 struct KernelBenchActivations {
-    stream: Array,
-    normed: Array,
-    qkv: Array,
-    mixed: Array,
-    middle: Array,
-    normed_again: Array,
-    inner: Array,
-    active: Array,
+    stream: CudaTensor,
+    normed: CudaTensor,
+    qkv: CudaTensor,
+    mixed: CudaTensor,
+    middle: CudaTensor,
+    normed_again: CudaTensor,
+    inner: CudaTensor,
+    active: CudaTensor,
 }
 
 struct KernelBench<'a> {
-    cuda: &'a Cuda,
+    cuda: &'a CudaDevice,
     shape: &'a KernelBenchShape,
-    by: DeviceNorm,
+    by: CudaNorm,
     layers: Vec<KernelBenchLayer>,
     segments: Vec<KernelBenchSegment>,
-    kv: Kv,
-    dkv: KvGrads,
+    kv: CudaKv,
+    dkv: CudaKvGrads,
 }
 
 impl<'a> KernelBench<'a> {
-    fn new(cuda: &'a Cuda, shape: &'a KernelBenchShape) -> Result<Self, CudaError> {
+    fn new(cuda: &'a CudaDevice, shape: &'a KernelBenchShape) -> Result<Self, CudaError> {
         let (width, ffn) = (shape.width, shape.ffn);
         let sizes = [(width, 3 * width), (width, width), (width, ffn), (ffn, width)];
-        let zeros = |rows, cols| Array::zeros(cuda, rows, cols, Dtype::F32);
+        let zeros = |rows, cols| CudaTensor::zeros(cuda, rows, cols, CudaDtype::F32);
         let layer = || {
             Ok(KernelBenchLayer {
                 maps: sizes.iter().map(|&(i, o)| weights(cuda, i, o)).collect::<Result<_, _>>()?,
@@ -110,14 +115,14 @@ impl<'a> KernelBench<'a> {
             })
         };
         let (segments, slots) = segments(cuda, shape)?;
-        let kv = Kv::new(cuda, shape.layers, shape.heads, width / shape.heads, slots)?;
+        let kv = CudaKv::new(cuda, shape.layers, shape.heads, width / shape.heads, slots)?;
         Ok(Self {
             cuda,
             shape,
-            by: DeviceNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?,
+            by: CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?,
             layers: (0..shape.layers).map(|_| layer()).collect::<Result<_, CudaError>>()?,
             segments,
-            dkv: KvGrads::zeros(cuda, &kv)?,
+            dkv: CudaKvGrads::zeros(cuda, &kv)?,
             kv,
         })
     }
@@ -126,29 +131,29 @@ impl<'a> KernelBench<'a> {
         &mut self,
         s: usize,
         layer: usize,
-        stream: &Array,
-    ) -> Result<(KernelBenchActivations, Array), CudaError> {
-        let (operand, heads, by) = (self.cuda.operand(), self.shape.heads, &self.by);
+        stream: &CudaTensor,
+    ) -> Result<(KernelBenchActivations, CudaTensor), CudaError> {
+        let (operand, heads, by) = (self.cuda.compute_dtype(), self.shape.heads, &self.by);
         let (segment, maps) = (&self.segments[s], &self.layers[layer].maps);
         let normed = norm(stream, by, operand)?;
-        let seats = Seats { positions: &segment.positions, slots: &segment.slots };
-        let qkv = project(
+        let seats = CudaSlotMapping { positions: &segment.positions, slots: &segment.slots };
+        let qkv = project_qkv(
             &normed,
             &maps[0],
-            Place { heads, norms: None, rope: None },
+            CudaQkvTransform { heads, qk_norms: None, rope: None },
             (&mut self.kv, layer),
             seats,
         )?;
-        let mixed = attention(&qkv, &self.kv, layer, heads, &segment.views)?;
-        let y = linear(&mixed, &maps[1], Activation::None, operand)?;
+        let mixed = attention(&qkv, &self.kv, layer, heads, &segment.metadata)?;
+        let y = linear(&mixed, &maps[1], CudaActivation::None, operand)?;
         let mut middle = stream.copy()?;
         let normed_again =
-            add_norm(&mut middle, Addend { y: &y, bias: None, mask: None }, by, operand)?;
-        let inner = linear(&normed_again, &maps[2], Activation::None, operand)?;
-        let active = activation::activate(&inner, Activation::GeluTanh, operand)?;
-        let y = linear(&active, &maps[3], Activation::None, operand)?;
+            add_norm(&mut middle, ResidualAddend { y: &y, bias: None, mask: None }, by, operand)?;
+        let inner = linear(&normed_again, &maps[2], CudaActivation::None, operand)?;
+        let active = activation::activate(&inner, CudaActivation::GeluTanh, operand)?;
+        let y = linear(&active, &maps[3], CudaActivation::None, operand)?;
         let mut next = middle.copy()?;
-        crate::cuda::norm::add(&mut next, Addend { y: &y, bias: None, mask: None })?;
+        crate::cuda::norm::add(&mut next, ResidualAddend { y: &y, bias: None, mask: None })?;
         let kept = KernelBenchActivations {
             stream: stream.copy()?,
             normed,
@@ -167,39 +172,39 @@ impl<'a> KernelBench<'a> {
         s: usize,
         layer: usize,
         kept: &KernelBenchActivations,
-        dx: &mut Array,
+        dx: &mut CudaTensor,
     ) -> CheckResult {
-        let (operand, heads) = (self.cuda.operand(), self.shape.heads);
+        let (operand, heads) = (self.cuda.compute_dtype(), self.shape.heads);
         let (segment, KernelBenchLayer { maps, grads, norm_grads }) =
             (&self.segments[s], &mut self.layers[layer]);
-        let dy = mask::dropout(dx, None, operand)?;
+        let dy = dropout::dropout(dx, None, operand)?;
         add_dw(&kept.active, &dy, &mut grads[3])?;
         let dinner = activation::activate_backward(
             &kept.inner,
-            Activation::GeluTanh,
+            CudaActivation::GeluTanh,
             &linear_dx(&dy, &maps[3], operand)?,
             operand,
         )?;
         add_dw(&kept.normed_again, &dinner, &mut grads[2])?;
         let dnormed = linear_dx(&dinner, &maps[2], operand)?;
         add_norm_grads(&kept.middle, &self.by, &dnormed, dx, &mut norm_grads[1])?;
-        let dy = mask::dropout(dx, None, operand)?;
+        let dy = dropout::dropout(dx, None, operand)?;
         add_dw(&kept.mixed, &dy, &mut grads[1])?;
         let dout = linear_dx(&dy, &maps[1], operand)?;
-        let of = Backward {
+        let of = CudaAttentionBackward {
             q: &kept.qkv,
             kv: &self.kv,
             layer,
             heads,
-            views: &segment.views,
+            metadata: &segment.metadata,
             out: &kept.mixed,
             dout: &dout,
         };
         let mut dqkv = attention_backward(of, &mut self.dkv)?;
-        let seats = Seats { positions: &segment.positions, slots: &segment.slots };
-        place_backward(
+        let seats = CudaSlotMapping { positions: &segment.positions, slots: &segment.slots };
+        rope_and_cache_backward(
             &mut dqkv,
-            Place { heads, norms: None, rope: None },
+            CudaQkvTransform { heads, qk_norms: None, rope: None },
             &self.dkv,
             layer,
             seats,
@@ -218,7 +223,7 @@ impl<'a> KernelBench<'a> {
             .flat_map(|l| &l.grads)
             .map(|(w, b)| w.rows() * w.cols() + b.cols())
             .sum();
-        let inputs: Vec<Array> = self
+        let inputs: Vec<CudaTensor> = self
             .segments
             .iter()
             .map(|s| random(self.cuda, s.rows, self.shape.width))
@@ -231,7 +236,7 @@ impl<'a> KernelBench<'a> {
     }
 
     /// All segments forward and, in reverse, backward through all layers.
-    fn blocks(&mut self, inputs: &[Array]) -> CheckResult {
+    fn blocks(&mut self, inputs: &[CudaTensor]) -> CheckResult {
         self.dkv.clear()?;
         let mut kept = Vec::new();
         for (s, x) in inputs.iter().enumerate() {
@@ -244,7 +249,7 @@ impl<'a> KernelBench<'a> {
             kept.push(all);
         }
         for (s, x) in inputs.iter().enumerate().rev() {
-            let mut dx = x.scaled(1e-3, Dtype::F32)?;
+            let mut dx = x.scaled(1e-3, CudaDtype::F32)?;
             for layer in (0..self.shape.layers).rev() {
                 self.backward(s, layer, &kept[s][layer], &mut dx)?;
             }
@@ -254,12 +259,12 @@ impl<'a> KernelBench<'a> {
 
     /// One layer's kernels, one by one, for the prompts, the last thought and the tail.
     fn parts(&mut self) -> CheckResult {
-        let (cuda, operand, heads) = (self.cuda, self.cuda.operand(), self.shape.heads);
+        let (cuda, operand, heads) = (self.cuda, self.cuda.compute_dtype(), self.shape.heads);
         let last = self.segments.len() - 1;
         for (what, s) in [("prompts", 0), ("thought", last - 1), ("tail", last)] {
             let x = random(cuda, self.segments[s].rows, self.shape.width)?;
             let (kept, _) = self.forward(s, 0, &x)?;
-            let mut dx = x.scaled(1e-3, Dtype::F32)?;
+            let mut dx = x.scaled(1e-3, CudaDtype::F32)?;
             let size = x.rows() * x.cols();
             let name =
                 |kernel: &str| format!("{} {what} of {} rows: {kernel}", self.shape.name, x.rows());
@@ -267,7 +272,7 @@ impl<'a> KernelBench<'a> {
             let names = [
                 "attention",
                 "attention_backward",
-                "place_backward",
+                "rope_and_cache_backward",
                 "norm_backward",
                 "activate_backward",
             ]
@@ -276,23 +281,23 @@ impl<'a> KernelBench<'a> {
             report_bandwidth(&f, time(cuda, || self.forward(s, 0, &x))?, 0);
             report_bandwidth(&b, time(cuda, || self.backward(s, 0, &kept, &mut dx))?, 0);
             let (segment, seats) = (&self.segments[s], &self.segments[s]);
-            let t = time(cuda, || attention(&kept.qkv, &self.kv, 0, heads, &segment.views))?;
+            let t = time(cuda, || attention(&kept.qkv, &self.kv, 0, heads, &segment.metadata))?;
             report_bandwidth(&names[0], t, 4 * size * operand.size());
-            let of = Backward {
+            let of = CudaAttentionBackward {
                 q: &kept.qkv,
                 kv: &self.kv,
                 layer: 0,
                 heads,
-                views: &segment.views,
+                metadata: &segment.metadata,
                 out: &kept.mixed,
                 dout: &dy,
             };
             let mut dqkv = attention_backward(of, &mut self.dkv)?;
             let t = time(cuda, || attention_backward(of, &mut self.dkv))?;
             report_bandwidth(&names[1], t, size * (6 * operand.size() + 16));
-            let seats = Seats { positions: &seats.positions, slots: &seats.slots };
-            let how = Place { heads, norms: None, rope: None };
-            let t = time(cuda, || place_backward(&mut dqkv, how, &self.dkv, 0, seats))?;
+            let seats = CudaSlotMapping { positions: &seats.positions, slots: &seats.slots };
+            let how = CudaQkvTransform { heads, qk_norms: None, rope: None };
+            let t = time(cuda, || rope_and_cache_backward(&mut dqkv, how, &self.dkv, 0, seats))?;
             report_bandwidth(&names[2], t, size * (8 + 2 * operand.size()));
             let sums = &mut self.layers[0].norm_grads[0];
             let t = time(cuda, || add_norm_grads(&x, &self.by, &dy, &mut dx, sums))?;
@@ -300,7 +305,7 @@ impl<'a> KernelBench<'a> {
             let t = time(cuda, || {
                 activation::activate_backward(
                     &kept.inner,
-                    Activation::GeluTanh,
+                    CudaActivation::GeluTanh,
                     &kept.active,
                     operand,
                 )
@@ -345,10 +350,13 @@ impl<'a> KernelBench<'a> {
         let (cuda, shape) = (self.cuda, self.shape);
         let (rows, width, vocabulary) =
             ((shape.sequences * shape.tail) as usize, shape.width, shape.vocabulary);
-        let (head, mut dw) =
-            (weights(cuda, width, vocabulary)?, Array::zeros(cuda, vocabulary, width, Dtype::F32)?);
-        let x = random(cuda, rows, width)?.cast(cuda.operand())?;
-        let targets = Indices::new(cuda, &(0..rows as u32).map(|r| r % 400).collect::<Vec<_>>())?;
+        let (head, mut dw) = (
+            weights(cuda, width, vocabulary)?,
+            CudaTensor::zeros(cuda, vocabulary, width, CudaDtype::F32)?,
+        );
+        let x = random(cuda, rows, width)?.cast(cuda.compute_dtype())?;
+        let targets =
+            CudaIndices::new(cuda, &(0..rows as u32).map(|r| r % 400).collect::<Vec<_>>())?;
         let row_weights = vec![1.0; rows];
         let given = logits(&x, &head)?;
         let (_, reached) = loss::cross_entropy(&given, &targets, &row_weights)?;
@@ -359,11 +367,11 @@ impl<'a> KernelBench<'a> {
         report_bandwidth(
             &name("cross_entropy"),
             t,
-            rows * vocabulary * (4 + cuda.operand().size()),
+            rows * vocabulary * (4 + cuda.compute_dtype().size()),
         );
         report_flops(
             &name("linear_dx"),
-            time(cuda, || linear_dx(&reached, &head, cuda.operand()))?,
+            time(cuda, || linear_dx(&reached, &head, cuda.compute_dtype()))?,
             flops,
         );
         report_flops(
@@ -373,7 +381,7 @@ impl<'a> KernelBench<'a> {
         );
         let prompts = random(cuda, self.segments[0].rows, width)?;
         let tokens = (0..prompts.rows() as u32).map(|r| r * 7 % 400).collect::<Vec<_>>();
-        let tokens = Indices::new(cuda, &tokens)?;
+        let tokens = CudaIndices::new(cuda, &tokens)?;
         let t = time(cuda, || embedding::scatter_add(&prompts, &tokens, &mut dw))?;
         report_bandwidth(
             &format!("{} scatter_add of {} rows into 400", shape.name, prompts.rows()),
@@ -382,7 +390,7 @@ impl<'a> KernelBench<'a> {
         );
         let mut value = random(cuda, vocabulary, width)?;
         let mut moments = [dw.copy()?, dw.copy()?];
-        let step = Step {
+        let step = AdamWCoefficients {
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
@@ -408,33 +416,33 @@ impl<'a> KernelBench<'a> {
     }
 }
 
-fn add_dw(x: &Array, dy: &Array, (dw, db): &mut (Array, Array)) -> CheckResult {
+fn add_dw(x: &CudaTensor, dy: &CudaTensor, (dw, db): &mut (CudaTensor, CudaTensor)) -> CheckResult {
     linear_dw(x, dy, dw, Some(db))
 }
 
 fn add_norm_grads(
-    x: &Array,
-    by: &DeviceNorm,
-    dy: &Array,
-    dx: &mut Array,
-    (dscale, dshift): &mut (Array, Array),
+    x: &CudaTensor,
+    by: &CudaNorm,
+    dy: &CudaTensor,
+    dx: &mut CudaTensor,
+    (dscale, dshift): &mut (CudaTensor, CudaTensor),
 ) -> CheckResult {
-    norm_backward(x, by, Reached { dy, dx, dscale, dshift: Some(dshift) })
+    norm_backward(x, by, NormGradients { dy, dx, dscale, dshift: Some(dshift) })
 }
 
 /// Prompts, thoughts and tails, in slots as a cache hands them out; and how many slots there are.
 fn segments(
-    cuda: &Cuda,
+    cuda: &CudaDevice,
     shape: &KernelBenchShape,
 ) -> Result<(Vec<KernelBenchSegment>, usize), CudaError> {
     let &KernelBenchShape { sequences, prompt, thoughts, tail, .. } = shape;
     let (room, own) = ((prompt + thoughts).next_multiple_of(16), tail.next_multiple_of(16));
-    let seat = |rows: Vec<(u32, u32)>, views: Vec<Vec<(u32, u32)>>| {
+    let seat = |rows: Vec<(u32, u32)>, spans: Vec<Vec<(u32, u32)>>| {
         Ok::<_, CudaError>(KernelBenchSegment {
             rows: rows.len(),
-            positions: Indices::new(cuda, &rows.iter().map(|r| r.1).collect::<Vec<_>>())?,
-            slots: Indices::new(cuda, &rows.iter().map(|r| r.0).collect::<Vec<_>>())?,
-            views: Views::new(cuda, rows.len(), |r| views[r].iter().copied())?,
+            positions: CudaIndices::new(cuda, &rows.iter().map(|r| r.1).collect::<Vec<_>>())?,
+            slots: CudaIndices::new(cuda, &rows.iter().map(|r| r.0).collect::<Vec<_>>())?,
+            metadata: CudaAttentionMetadata::new(cuda, rows.len(), |r| spans[r].iter().copied())?,
         })
     };
     let each = |count: u32, at: &dyn Fn(u32, u32) -> (u32, u32)| {

@@ -1,22 +1,21 @@
-//! Dropout: masks for the kernels, drawn where they are used or recorded elsewhere, and as an
-//! operation of its own.
+//! Dropout: its masks as kernels take them, and as an operation of its own.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
-use crate::rng::{RngKey, Site, drop_threshold, site_word};
+use crate::params::{RowPerturbation, keep_scale};
+use crate::rng::{MAX_ELEMENTS, Site, drop_threshold, site_word};
 
-/// Row by row, where random numbers are drawn: uploaded once a pass, used at every layer and site
-/// of it.
+/// The perturbation of each row: uploaded once a pass, read at every layer and site of it.
 #[derive(Debug)]
 pub(crate) struct CudaPerturbedRows {
     rows: usize,
-    buffer: DeviceBuffer, // (rows) of DeviceDraw
+    buffer: DeviceBuffer, // (rows) of DeviceRowPerturbation
 }
 
-/// As in prelude.cuh.
+/// `RowPerturbation` of prelude.cuh. All zeros: a row that is not perturbed.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 struct DeviceRowPerturbation {
@@ -24,20 +23,18 @@ struct DeviceRowPerturbation {
     position: u32,
     trajectory: u32,
     question: u32,
-    drawn: u32,
-    unused: [u32; 2],
+    sites: u32,
+    threshold: u32, // dropout: smaller words are dropped
+    scale: f32,     // dropout: the factor of what is kept; noise: the standard deviation
 }
 
 impl CudaPerturbedRows {
-    /// Uploads them; `None` leaves a row clean.
-    pub(crate) fn new(cuda: &CudaDevice, rows: &[Option<RngKey>]) -> Result<Self, CudaError> {
-        let all: Vec<DeviceRowPerturbation> = rows
-            .iter()
-            .map(|row| {
-                row.as_ref()
-                    .map_or_else(DeviceRowPerturbation::default, DeviceRowPerturbation::from)
-            })
-            .collect();
+    pub(crate) fn new(
+        cuda: &CudaDevice,
+        rows: &[Option<RowPerturbation>],
+    ) -> Result<Self, CudaError> {
+        let all: Vec<DeviceRowPerturbation> =
+            rows.iter().map(|row| row.map_or_else(Default::default, Into::into)).collect();
         Ok(Self { rows: rows.len(), buffer: DeviceBuffer::stage(cuda, &all)? })
     }
 
@@ -50,10 +47,15 @@ impl CudaPerturbedRows {
     }
 }
 
-impl From<&RngKey> for DeviceRowPerturbation {
-    fn from(draw: &RngKey) -> Self {
-        let (seed, [position, trajectory, question]) = draw.key_and_counter();
-        Self { seed, position, trajectory, question, drawn: 1, unused: [0; 2] }
+impl From<RowPerturbation> for DeviceRowPerturbation {
+    fn from(RowPerturbation { key, strength, sites }: RowPerturbation) -> Self {
+        let (seed, [position, trajectory, question]) = key.key_and_counter();
+        let (threshold, scale) = if sites.contains(Site::Noise) {
+            (0, strength)
+        } else {
+            (drop_threshold(strength), keep_scale(strength))
+        };
+        Self { seed, position, trajectory, question, sites: sites.bits(), threshold, scale }
     }
 }
 
@@ -66,7 +68,6 @@ pub(crate) struct CudaKeepMask {
 }
 
 impl CudaKeepMask {
-    /// Uploads it.
     pub(crate) fn new(
         cuda: &CudaDevice,
         rows: usize,
@@ -78,89 +79,66 @@ impl CudaKeepMask {
     }
 }
 
-/// What dropout does to each row.
+/// The mask that dropout multiplies a result (rows, cols) with; see [`crate::ops::DropoutMask`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CudaDropoutMask<'a> {
-    /// Masks drawn from the random function.
-    Sampled {
-        /// The share of elements dropped.
-        p: f32,
-        /// In the name of the random numbers.
-        layer: usize,
-        /// In the name of the random numbers.
-        site: Site,
-        /// Where each row's numbers are drawn.
-        rows: &'a CudaPerturbedRows,
-    },
-    /// Masks given from outside.
-    Recorded {
-        /// The share of elements dropped.
-        p: f32,
-        /// What is kept.
-        keep: &'a CudaKeepMask,
-    },
+    Sampled { layer: usize, site: Site, rows: &'a CudaPerturbedRows },
+    Recorded { p: f32, keep: &'a CudaKeepMask },
 }
 
 /// A mask as the kernels take it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DropoutArgs {
-    pub(crate) kind: u32,
-    pub(crate) pointer: u64,
-    pub(crate) site: u32,
-    pub(crate) threshold: u32,
-    pub(crate) keep_scale: f32,
+    pub(crate) kind: u32,       // 0: none, 1: sampled, 2: recorded
+    pub(crate) pointer: u64,    // to the rows' perturbations, or to the recorded mask
+    pub(crate) site: u32,       // sampled: site and layer in the random counter
+    pub(crate) keep_scale: f32, // recorded: the factor of what is kept
 }
 
 impl DropoutArgs {
-    /// Checks that a mask fits.
+    /// Checks that a mask has the shape of the result.
     pub(crate) fn new(mask: Option<&CudaDropoutMask<'_>>, rows: usize, cols: usize) -> Self {
-        match mask {
+        match mask.copied() {
             None => Self::default(),
-            Some(CudaDropoutMask::Sampled { p, layer, site, rows: draws }) => {
-                assert_eq!(draws.rows, rows, "dropout: {} draws for {rows} rows", draws.rows);
-                assert!(
-                    cols <= crate::rng::MAX_ELEMENTS,
-                    "dropout: {cols} elements cannot be named"
-                );
-                Self {
-                    kind: 1,
-                    pointer: draws.pointer(),
-                    site: site_word(*layer, *site),
-                    threshold: drop_threshold(*p),
-                    keep_scale: 1.0 / (1.0 - p),
-                }
+            Some(CudaDropoutMask::Sampled { layer, site, rows: perturbed }) => {
+                let count = perturbed.rows;
+                assert_eq!(count, rows, "dropout: {count} perturbations for {rows} rows");
+                assert!(cols <= MAX_ELEMENTS, "dropout: {cols} columns exceed the rng counter");
+                let site = site_word(layer, site);
+                Self { kind: 1, pointer: perturbed.pointer(), site, ..Self::default() }
             }
             Some(CudaDropoutMask::Recorded { p, keep }) => {
-                assert_eq!(
-                    (keep.rows, keep.cols),
-                    (rows, cols),
-                    "dropout: a recorded mask of another shape"
-                );
-                Self {
-                    kind: 2,
-                    pointer: keep.buffer.pointer(),
-                    keep_scale: 1.0 / (1.0 - p),
-                    ..Self::default()
-                }
+                let shape = (keep.rows, keep.cols);
+                assert_eq!(shape, (rows, cols), "dropout: a recorded mask of another shape");
+                let (pointer, keep_scale) = (keep.buffer.pointer(), keep_scale(p));
+                Self { kind: 2, pointer, keep_scale, ..Self::default() }
             }
         }
     }
 }
 
-/// `dropout(x)` in format `want`; without a mask a copy.
+/// `dropout(x)` of a dtype; a copy if there is no mask.
 pub(crate) fn dropout(
     x: &CudaTensor,
     mask: Option<CudaDropoutMask<'_>>,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    let DropoutArgs { kind, pointer, site, threshold, keep_scale } =
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
+    let DropoutArgs { kind, pointer, site, keep_scale } =
         DropoutArgs::new(mask.as_ref(), x.rows(), x.cols());
-    let grid = LaunchConfig::per_row(x.rows(), x.cols().div_ceil(4));
-    let (from, to, cols) = ((x.pointer(), x.dtype()), (out.pointer(), out.dtype()), int(x.cols()));
-    let arguments =
-        kernel_args![from.0, from.1, kind, pointer, site, threshold, keep_scale, to.0, to.1, cols];
+    let config = LaunchConfig::per_row(x.rows(), x.cols().div_ceil(4));
+    let arguments = kernel_args![
+        x.pointer(),
+        x.dtype(),
+        kind,
+        pointer,
+        site,
+        keep_scale,
+        out.pointer(),
+        out.dtype(),
+        int(x.cols()),
+    ];
     // SAFETY: x, out and the mask are (rows, cols).
-    unsafe { x.cuda().launch("dropout", grid, arguments) }?;
+    unsafe { x.cuda().launch("dropout", config, arguments) }?;
     Ok(out)
 }

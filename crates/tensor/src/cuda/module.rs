@@ -99,7 +99,7 @@ const SOURCES: &[KernelSource] = &[
     source!("embedding.cu", "gather", "scatter_add"),
     source!("linear.cu", "column_sums"),
     source!("loss.cu", "cross_entropy"),
-    source!("mask.cu", "dropout"),
+    source!("dropout.cu", "dropout"),
     source!("noise.cu", "add_noise"),
     source!(
         "norm.cu",

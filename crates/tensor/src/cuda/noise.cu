@@ -11,12 +11,13 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double* x, double* y) {
 }
 
 // A block a row.
-extern "C" __global__ void add_noise(float* x, double std, const Draw* draws, u32 site, u32 cols) {
-    const Draw draw = draws[blockIdx.x];
-    if (!draw.drawn) return;
+extern "C" __global__ void add_noise(float* x, const RowPerturbation* rows, u32 site, u32 cols) {
+    const RowPerturbation perturbation = rows[blockIdx.x];
+    if (!is_perturbed(perturbation, site)) return;
+    const double std = perturbation.scale;
     float* row = x + (u64)blockIdx.x * cols;
     for (u32 block = threadIdx.x; 4 * block < cols; block += blockDim.x) {
-        uint4 w = bits(draw, site, block);
+        uint4 w = bits(perturbation, site, block);
         double n[4];
         pair(w.x, w.y, &n[0], &n[1]);
         pair(w.z, w.w, &n[2], &n[3]);

@@ -42,9 +42,8 @@ struct Raw<BF16> {
 
 template <int WARPS, int CHUNKS, int Y>
 __device__ __forceinline__ void add_norm(const float* from, float* x, const void* y, const u32* picked, const float* bias,
-                                         int mask, const void* masks, u32 site, u32 threshold, float keep, void* out,
-                                         int out_type, int rms, float eps, const float* scale, const float* shift, u32 rows,
-                                         u32 cols) {
+                                         int mask, const void* masks, u32 site, float keep, void* out, int out_type, int rms,
+                                         float eps, const float* scale, const float* shift, u32 rows, u32 cols) {
     __shared__ float scratch[2 * WARPS];
     const u32 threads = 32 * WARPS;
     const u32 row = WARPS == 1 ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
@@ -52,14 +51,15 @@ __device__ __forceinline__ void add_norm(const float* from, float* x, const void
     // Masks are drawn while the kernel before this one ends; where to draw was uploaded before that one began.
     static_assert(CHUNKS <= 8, "a lane's mask is 32 bits");
     u32 keeps = FULL;
-    bool drawn = false;
-    if (Y != NOTHING && mask == 1 && row < rows) {
-        const Draw draw = ((const Draw*)masks)[row];
-        drawn = draw.drawn;
-        if (drawn) {
+    bool drops = false;
+    if (Y != NOTHING && mask == MASK_SAMPLED && row < rows) {
+        const RowPerturbation perturbation = ((const RowPerturbation*)masks)[row];
+        drops = is_perturbed(perturbation, site);
+        if (drops) {
+            keep = perturbation.scale;
             keeps = 0;
 #pragma unroll
-            for (int i = 0; i < CHUNKS; i++) keeps |= kept(draw, site, threshold, lane + threads * i) << 4 * i;
+            for (int i = 0; i < CHUNKS; i++) keeps |= keep_bits(perturbation, site, lane + threads * i) << 4 * i;
         }
     }
     after_previous();
@@ -95,13 +95,13 @@ __device__ __forceinline__ void add_norm(const float* from, float* x, const void
                     float4 b = load4(bias, F32, c, (int)(cols - c));
                     d.x += b.x; d.y += b.y; d.z += b.z; d.w += b.w;
                 }
-                if (drawn) {
+                if (drops) {
                     d.x = keeps >> 4 * i & 1 ? d.x * keep : 0.0f;
                     d.y = keeps >> 4 * i & 2 ? d.y * keep : 0.0f;
                     d.z = keeps >> 4 * i & 4 ? d.z * keep : 0.0f;
                     d.w = keeps >> 4 * i & 8 ? d.w * keep : 0.0f;
-                } else if (mask == 2) {
-                    d = dropped(d, mask, masks, site, threshold, keep, row, c, cols, Draw{});
+                } else if (mask == MASK_RECORDED) {
+                    d = dropout4(d, mask, masks, site, keep, row, c, cols, RowPerturbation{});
                 }
                 v[i].x += d.x; v[i].y += d.y; v[i].z += d.z; v[i].w += d.w;
                 store4(x, F32, base + c, (int)(cols - c), v[i]);
@@ -153,10 +153,10 @@ __device__ __forceinline__ void add_norm(const float* from, float* x, const void
 #define ADD_NORM(WARPS, CHUNKS, Y, THREADS, BLOCKS)                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) add_norm_##WARPS##_##Y(                                   \
         const float* from, float* x, const void* y, const u32* picked, const float* bias, int mask, const void* masks,      \
-        u32 site, u32 threshold, float keep, void* out, int out_type, int rms, float eps, const float* scale,               \
-        const float* shift, u32 rows, u32 cols) {                                                                           \
-        add_norm<WARPS, CHUNKS, Y>(from, x, y, picked, bias, mask, masks, site, threshold, keep, out, out_type, rms, eps,   \
-                                   scale, shift, rows, cols);                                                               \
+        u32 site, float keep, void* out, int out_type, int rms, float eps, const float* scale, const float* shift,          \
+        u32 rows, u32 cols) {                                                                                               \
+        add_norm<WARPS, CHUNKS, Y>(from, x, y, picked, bias, mask, masks, site, keep, out, out_type, rms, eps, scale,       \
+                                   shift, rows, cols);                                                                      \
     }
 
 // BLOCKS caps registers so that as many rows of 768 as possible run in one wave: 4224 of them, or 4752.

@@ -187,7 +187,7 @@ fn launch_add_norm(
             (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), by.shift())
         });
     let (kernel, grid) = select_kernel(rows, cols, y_type);
-    let DropoutArgs { kind, pointer: masks, site, threshold, keep_scale } = mask;
+    let DropoutArgs { kind, pointer: masks, site, keep_scale } = mask;
     let arguments = kernel_args![
         from.pointer(),
         x.pointer(),
@@ -197,7 +197,6 @@ fn launch_add_norm(
         kind,
         masks,
         site,
-        threshold,
         keep_scale,
         out,
         out_type,

@@ -106,34 +106,46 @@ __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, 
     return make_uint4(c0, c1, c2, c3);
 }
 
-// Where a row's random numbers are drawn; the same layout as in mask.rs.
-struct Draw {
-    u32 seed_low, seed_high, position, trajectory, question, drawn, unused0, unused1;
+// How a row is perturbed; DeviceRowPerturbation of dropout.rs. All zeros: not at all.
+struct RowPerturbation {
+    u32 seed_low, seed_high, position, trajectory, question;
+    u32 sites;     // bit s: at site s
+    u32 threshold; // dropout: random words below it are dropped
+    float scale;   // dropout: the factor of what is kept; noise: the standard deviation
 };
 
-// The four words for elements 4 * block .. of a site (`site` holds site and layer).
-__device__ __forceinline__ uint4 bits(const Draw& d, u32 site, u32 block) {
-    return philox(site | block, d.position, d.trajectory, d.question, d.seed_low, d.seed_high);
+// Whether a row is perturbed at a site; `site` is the site word of rng.rs: site << 26 | layer << 16.
+__device__ __forceinline__ bool is_perturbed(const RowPerturbation& row, u32 site) { return row.sites >> (site >> 26) & 1; }
+
+// The four random words for elements 4 * block ...
+__device__ __forceinline__ uint4 bits(const RowPerturbation& row, u32 site, u32 block) {
+    return philox(site | block, row.position, row.trajectory, row.question, row.seed_low, row.seed_high);
 }
 
-// Which of those four a drawn mask keeps, as four bits.
-__device__ __forceinline__ u32 kept(const Draw& d, u32 site, u32 threshold, u32 block) {
-    const uint4 w = bits(d, site, block);
-    return (u32)(w.x >= threshold) | (u32)(w.y >= threshold) << 1 | (u32)(w.z >= threshold) << 2 | (u32)(w.w >= threshold) << 3;
+// Which of those four elements dropout keeps, as four bits.
+__device__ __forceinline__ u32 keep_bits(const RowPerturbation& row, u32 site, u32 block) {
+    const uint4 w = bits(row, site, block);
+    return (u32)(w.x >= row.threshold) | (u32)(w.y >= row.threshold) << 1 | (u32)(w.z >= row.threshold) << 2 |
+           (u32)(w.w >= row.threshold) << 3;
 }
 
-// Dropout of four neighbours from column `c` of a row on: under a drawn mask (1), a recorded one (2) or none.
-__device__ __forceinline__ float4 dropped(float4 v, int mask, const void* masks, u32 site, u32 threshold, float keep, u32 row,
-                                          u32 c, u32 cols, const Draw& draw) {
-    if (mask == 1 && draw.drawn) {
-        uint4 w = bits(draw, site, c / 4);
-        v.x = w.x >= threshold ? v.x * keep : 0.0f;
-        v.y = w.y >= threshold ? v.y * keep : 0.0f;
-        v.z = w.z >= threshold ? v.z * keep : 0.0f;
-        v.w = w.w >= threshold ? v.w * keep : 0.0f;
-    } else if (mask == 2) {
+// Kinds of dropout masks; DropoutArgs of dropout.rs.
+#define MASK_SAMPLED 1
+#define MASK_RECORDED 2
+
+// Dropout of the four elements from column `c` of row `r` on, under a mask of a kind. A sampled mask is made of `row`, a recorded
+// one is (rows, cols) at `masks` and scales what it keeps by `keep`.
+__device__ __forceinline__ float4 dropout4(float4 v, int kind, const void* masks, u32 site, float keep, u32 r, u32 c, u32 cols,
+                                           const RowPerturbation& row) {
+    if (kind == MASK_SAMPLED && is_perturbed(row, site)) {
+        const uint4 w = bits(row, site, c / 4);
+        v.x = w.x >= row.threshold ? v.x * row.scale : 0.0f;
+        v.y = w.y >= row.threshold ? v.y * row.scale : 0.0f;
+        v.z = w.z >= row.threshold ? v.z * row.scale : 0.0f;
+        v.w = w.w >= row.threshold ? v.w * row.scale : 0.0f;
+    } else if (kind == MASK_RECORDED) {
         const int left = (int)(cols - c);
-        const u8* k = (const u8*)masks + (u64)row * cols + c;
+        const u8* k = (const u8*)masks + (u64)r * cols + c;
         v.x = k[0] ? v.x * keep : 0.0f;
         v.y = left > 1 && k[1] ? v.y * keep : 0.0f;
         v.z = left > 2 && k[2] ? v.z * keep : 0.0f;

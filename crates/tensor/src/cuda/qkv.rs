@@ -11,12 +11,12 @@ use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, hopper_ge
 /// The rotation frequencies of a head on the GPU: pair i, (i, i + head_dim / 2), turns by `position
 /// * frequencies[i]`.
 #[derive(Debug)]
-pub(crate) struct DeviceRope {
+pub(crate) struct CudaRope {
     pairs: usize,
     frequencies: DeviceBuffer, // (pairs) of f32
 }
 
-impl DeviceRope {
+impl CudaRope {
     /// Uploads them.
     pub(crate) fn new(cuda: &CudaDevice, frequencies: &[f32]) -> Result<Self, CudaError> {
         Ok(Self { pairs: frequencies.len(), frequencies: DeviceBuffer::upload(cuda, frequencies)? })
@@ -30,7 +30,7 @@ pub(crate) struct CudaQkvTransform<'a> {
     pub(crate) heads: usize,
     /// Root-mean-square norms of each query head and each key head, with one eps.
     pub(crate) qk_norms: Option<(&'a CudaNorm, &'a CudaNorm)>,
-    pub(crate) rope: Option<&'a DeviceRope>,
+    pub(crate) rope: Option<&'a CudaRope>,
 }
 
 /// Rows of a pass: where each is in its sequence, and the slot that takes its keys and values.

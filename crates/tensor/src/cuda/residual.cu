@@ -31,15 +31,15 @@
 struct __align__(128) Residual {
     u64 inputs[16], weights[16], stream[16], out[16];
     const float *bias, *scale, *shift; // bias may be absent; without a shift the norm is by the root mean square
-    const Draw* draws;                 // none: nothing is dropped
+    const RowPerturbation* perturbations; // (rows), or none: nothing is dropped
     float* single;                     // the normalised rows in single precision, in place of `out`
-    u32 rows, depth, site, threshold;
-    float keep, eps;
+    u32 rows, depth, site;
+    float eps;
     // (rows, PARTS): mean, and sum of squared distances from it, of each block's part of a row, both beside the number of the
     // kernel that told them.
     uint2 (*parts)[2];
     u64 number;
-    u64 unused[6];
+    u64 unused[7];
 };
 
 static_assert(sizeof(Residual) == 80 * 8, "as in residual.rs");
@@ -91,15 +91,16 @@ __device__ __forceinline__ void foresee_stream(const Residual& by, u32 part, u32
 // the tensor cores' traffic with the registers slows everything else down.
 static_assert(ROWS * MASK_WORDS / 2 == THREADS - 128, "a drawer for every two words");
 __device__ __forceinline__ void draw_masks(const Residual& by, Shared& shared, u32 part, u32 row, u32 drawer) {
-    if (!by.draws) return;
+    if (!by.perturbations) return;
     const u32 r = drawer / (MASK_WORDS / 2), first = drawer % (MASK_WORDS / 2) * 2;
-    Draw draw = {};
-    if (row + r < by.rows) draw = by.draws[row + r];
+    RowPerturbation perturbation = {};
+    if (row + r < by.rows) perturbation = by.perturbations[row + r];
+    const bool drops = is_perturbed(perturbation, by.site);
 #pragma unroll 1
     for (u32 w = first; w < first + 2; w++) {
-        u32 word = draw.drawn ? 0 : FULL;
+        u32 word = drops ? 0 : FULL;
 #pragma unroll
-        for (u32 n = 0; n < 8; n++) word |= kept(draw, by.site, by.threshold, (part * MASK_WORDS + w) * 8 + n) << 4 * n;
+        for (u32 n = 0; n < 8; n++) word |= keep_bits(perturbation, by.site, (part * MASK_WORDS + w) * 8 + n) << 4 * n;
         shared.masks[r][w] = word;
     }
 }
@@ -213,7 +214,7 @@ __device__ __forceinline__ void finish(const Residual& by, Shared& shared, float
     for (int w = 0; w < MASK_WORDS; w++) {
         u8* box = shared.stream(steps, warpgroup * MASK_WORDS + w);
         u32 masks[2] = {FULL, FULL};
-        if (by.draws) {
+        if (by.perturbations) {
 #pragma unroll
             for (int h = 0; h < 2; h++) masks[h] = shared.masks[warpgroup * 64 + mine + 8 * h][w] >> 2 * q;
         }
@@ -341,7 +342,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(THREAD
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const u32 at = row + threadIdx.x / 32 * 16 + of_eight(threadIdx.x % 32 / 4) + 8 * h;
-        if (by.draws && at < by.rows && by.draws[at].drawn) keep[h] = by.keep;
+        if (by.perturbations && at < by.rows && is_perturbed(by.perturbations[at], by.site)) keep[h] = by.perturbations[at].scale;
     }
     multiply_all(d, shared, (by.depth + DEPTH - 1) / DEPTH);
     arrive_cluster(); // the other block may end when nothing more is sent to it

@@ -53,7 +53,7 @@ pub(crate) fn linear_residual_norm(
         (rows, WIDTH, CudaDtype::F32),
         "residual: the stream has another shape"
     );
-    let DropoutArgs { pointer: draws, site, threshold, keep_scale, .. } =
+    let DropoutArgs { pointer: perturbations, site, .. } =
         DropoutArgs::new(mask.as_ref(), rows, WIDTH);
     let out = CudaTensor::uninit(cuda, rows, WIDTH, want)?;
     // A result in single precision is written without the copy engine.
@@ -73,15 +73,14 @@ pub(crate) fn linear_residual_norm(
     let bias = by.padded_bias().map_or(0, DeviceBuffer::pointer);
     let mut arguments = [0u64; PARAM_WORDS];
     arguments[..4 * TENSOR_MAP_WORDS].copy_from_slice(maps.as_flattened());
-    arguments[4 * TENSOR_MAP_WORDS..4 * TENSOR_MAP_WORDS + 10].copy_from_slice(&[
+    arguments[4 * TENSOR_MAP_WORDS..4 * TENSOR_MAP_WORDS + 9].copy_from_slice(&[
         bias,
         norm.scale(),
         norm.shift(),
-        draws,
+        perturbations,
         single,
         pair(int(rows), int(x.cols())),
-        pair(site, threshold),
-        pair(keep_scale.to_bits(), norm.eps().to_bits()),
+        pair(site, norm.eps().to_bits()),
         parts,
         u64::from(number),
     ]);

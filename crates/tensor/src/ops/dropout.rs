@@ -1,24 +1,33 @@
-//! Dropout: its masks, drawn where they are used or recorded elsewhere, and as an operation of its
-//! own.
+//! Inverted dropout with masks that are sampled where they are used or recorded elsewhere, and the
+//! rows that it, or noise, falls on.
 
 use rayon::prelude::*;
 
 use super::OutputDtype;
 use crate::cpu::linear::TILE_COLS;
 use crate::device::Backend;
-use crate::rng::{MAX_ELEMENTS, RngKey, Site, drop_threshold, philox_lanes, site_word};
+use crate::params::{RowPerturbation, SiteSet, keep_scale};
+use crate::rng::{MAX_ELEMENTS, Site, drop_threshold, philox_lanes, site_word};
 use crate::{Device, DeviceError, Tensor, cuda};
 
-/// Row by row, where random numbers are drawn; `None` leaves a row as it is.
+/// The perturbation of each row of a batch, where the device can read it; `None` leaves a row
+/// unchanged. Rows are independent: their keys, strengths and sites may all differ.
 #[derive(Debug)]
 pub struct PerturbedRows {
-    rows: Vec<Option<RngKey>>,
+    rows: Vec<Option<RowPerturbation>>,
     on_gpu: Option<cuda::dropout::CudaPerturbedRows>,
 }
 
 impl PerturbedRows {
-    /// Brings them to the device.
-    pub fn new(device: &Device, rows: Vec<Option<RngKey>>) -> Result<Self, DeviceError> {
+    /// Copies them to the device.
+    ///
+    /// # Panics
+    /// If a row has both dropout and noise: its strength is of one of them.
+    pub fn new(device: &Device, rows: Vec<Option<RowPerturbation>>) -> Result<Self, DeviceError> {
+        let is_mixed = |row: &RowPerturbation| {
+            row.sites.contains(Site::Noise) && !row.sites.intersection(SiteSet::DROPOUT).is_empty()
+        };
+        assert!(!rows.iter().flatten().any(is_mixed), "a row has both dropout and noise");
         let on_gpu = match device.backend() {
             Backend::Cpu(_) => None,
             Backend::Cuda(cuda) => Some(cuda::dropout::CudaPerturbedRows::new(cuda, &rows)?),
@@ -26,17 +35,23 @@ impl PerturbedRows {
         Ok(Self { rows, on_gpu })
     }
 
-    /// The draws.
-    pub fn rows(&self) -> &[Option<RngKey>] {
+    /// The perturbation of each row.
+    pub fn rows(&self) -> &[Option<RowPerturbation>] {
         &self.rows
     }
 
+    /// The perturbation of row `r` if it falls on `site`.
+    #[inline(always)]
+    pub(crate) fn at(&self, r: usize, site: Site) -> Option<&RowPerturbation> {
+        self.rows[r].as_ref().filter(|row| row.sites.contains(site))
+    }
+
     pub(crate) fn gpu(&self) -> &cuda::dropout::CudaPerturbedRows {
-        self.on_gpu.as_ref().unwrap_or_else(|| panic!("these draws are not on the gpu"))
+        self.on_gpu.as_ref().unwrap_or_else(|| panic!("these rows are not on the gpu"))
     }
 }
 
-/// A mask given from outside, to replay another implementation's: 1 keeps, 0 drops.
+/// A recorded mask, to reproduce another implementation's dropout: 1 keeps, 0 drops.
 #[derive(Debug)]
 pub struct KeepMask {
     keep: Vec<u8>, // (rows, cols)
@@ -44,7 +59,7 @@ pub struct KeepMask {
 }
 
 impl KeepMask {
-    /// Brings it to the device; it is (rows, cols).
+    /// Copies a mask (rows, cols) to the device.
     pub fn new(
         device: &Device,
         rows: usize,
@@ -64,25 +79,24 @@ impl KeepMask {
     }
 }
 
-/// What dropout does to each row of a result.
+/// The mask that dropout multiplies a result (rows, cols) with.
 #[derive(Clone, Copy, Debug)]
 pub enum DropoutMask<'a> {
-    /// Masks drawn from the random function.
+    /// Philox bits, keyed by row, layer and site. Each row has its own probability; a row that is
+    /// not perturbed at this site is left unchanged.
     Sampled {
-        /// The share of elements dropped.
-        p: f32,
-        /// The layer in the name of the random numbers.
+        /// The layer, part of the random counter.
         layer: usize,
-        /// The site in the name of the random numbers.
+        /// The site, part of the random counter.
         site: Site,
-        /// Where each row's numbers are drawn. (rows)
+        /// The rows' keys and probabilities. (rows)
         rows: &'a PerturbedRows,
     },
-    /// Masks given from outside.
+    /// A mask given from outside.
     Recorded {
-        /// The share of elements dropped.
+        /// The probability that elements were dropped with, for their scale.
         p: f32,
-        /// What is kept. (rows, outputs)
+        /// The mask. (rows, cols)
         keep: &'a KeepMask,
     },
 }
@@ -90,14 +104,10 @@ pub enum DropoutMask<'a> {
 impl<'a> DropoutMask<'a> {
     pub(crate) fn check(&self, rows: usize, cols: usize) {
         match self {
-            Self::Sampled { rows: draws, .. } => {
-                assert_eq!(
-                    draws.rows.len(),
-                    rows,
-                    "dropout: {} draws for {rows} rows",
-                    draws.rows.len()
-                );
-                assert!(cols <= MAX_ELEMENTS, "dropout: {cols} elements cannot be named");
+            Self::Sampled { rows: perturbed, .. } => {
+                let count = perturbed.rows.len();
+                assert_eq!(count, rows, "dropout: {count} perturbations for {rows} rows");
+                assert!(cols <= MAX_ELEMENTS, "dropout: {cols} columns exceed the rng counter");
             }
             Self::Recorded { keep, .. } => assert_eq!(
                 keep.keep.len(),
@@ -107,19 +117,19 @@ impl<'a> DropoutMask<'a> {
         }
     }
 
-    /// Inverted dropout of columns `col ..` (a multiple of 4; at most `TILE_COLS` of them) of a row
-    /// of `cols`.
+    /// Applies the mask to columns `col ..` (a multiple of 4; at most `TILE_COLS` of them) of a row
+    /// of `cols` columns.
     #[inline(always)]
-    pub(crate) fn apply(&self, row: usize, (col, cols): (usize, usize), values: &mut [f32]) {
+    pub(crate) fn apply(&self, row: usize, col: usize, cols: usize, values: &mut [f32]) {
         match *self {
-            Self::Sampled { p, layer, site, rows: draws } => {
-                if let Some(draw) = &draws.rows[row] {
-                    apply_philox_mask(values, draw, site_word(layer, site), col, p);
+            Self::Sampled { layer, site, rows } => {
+                if let Some(perturbation) = rows.at(row, site) {
+                    apply_philox_mask(values, perturbation, site_word(layer, site), col);
                 }
             }
             Self::Recorded { p, keep } => {
                 let keep = &keep.keep[row * cols + col..];
-                let scale = 1.0 / (1.0 - p);
+                let scale = keep_scale(p);
                 values
                     .iter_mut()
                     .zip(keep)
@@ -130,8 +140,8 @@ impl<'a> DropoutMask<'a> {
 
     pub(crate) fn gpu(self) -> cuda::dropout::CudaDropoutMask<'a> {
         match self {
-            Self::Sampled { p, layer, site, rows: draws } => {
-                cuda::dropout::CudaDropoutMask::Sampled { p, layer, site, rows: draws.gpu() }
+            Self::Sampled { layer, site, rows } => {
+                cuda::dropout::CudaDropoutMask::Sampled { layer, site, rows: rows.gpu() }
             }
             Self::Recorded { p, keep } => {
                 cuda::dropout::CudaDropoutMask::Recorded { p, keep: keep.gpu() }
@@ -141,11 +151,11 @@ impl<'a> DropoutMask<'a> {
 }
 
 #[inline(always)]
-fn apply_philox_mask(values: &mut [f32], draw: &RngKey, site: u32, col: usize, p: f32) {
+fn apply_philox_mask(values: &mut [f32], row: &RowPerturbation, site_word: u32, col: usize) {
     const LANES: usize = TILE_COLS / 4;
-    let (key, rest) = draw.key_and_counter();
-    let (threshold, scale) = (drop_threshold(p), 1.0 / (1.0 - p));
-    let first = site | (col / 4) as u32;
+    let (key, rest) = row.key.key_and_counter();
+    let (threshold, scale) = (drop_threshold(row.strength), keep_scale(row.strength));
+    let first = site_word | (col / 4) as u32;
     let words: [u32; LANES] = std::array::from_fn(|l| first + l as u32);
     let bits = philox_lanes(words, rest, key);
     for (x, &b) in values.iter_mut().zip(bits.as_flattened()) {
@@ -153,13 +163,13 @@ fn apply_philox_mask(values: &mut [f32], draw: &RngKey, site: u32, col: usize, p
     }
 }
 
-/// `out = dropout(x)`, both (rows, cols); without a mask a copy. Its backward is itself, of the
-/// gradient.
+/// `out = dropout(x)`, both (rows, cols); a copy if there is no mask. The gradient passes back
+/// through the same operation with the same mask.
 pub fn dropout(
     device: &Device,
     x: &Tensor,
     mask: Option<DropoutMask<'_>>,
-    format: OutputDtype,
+    dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let (rows, cols) = (x.rows(), x.cols());
@@ -174,16 +184,12 @@ pub fn dropout(
             out.data_mut().par_chunks_mut(cols.max(1)).enumerate().for_each(|(r, row)| {
                 row.chunks_mut(TILE_COLS)
                     .enumerate()
-                    .for_each(|(i, part)| mask.apply(r, (i * TILE_COLS, cols), part));
+                    .for_each(|(i, part)| mask.apply(r, i * TILE_COLS, cols, part));
             });
         }
         Backend::Cuda(cuda) => {
-            *out = cuda::dropout::dropout(
-                x.gpu(),
-                mask.map(DropoutMask::gpu),
-                format.cuda_dtype(cuda),
-            )?
-            .into()
+            let mask = mask.map(DropoutMask::gpu);
+            *out = cuda::dropout::dropout(x.gpu(), mask, dtype.cuda_dtype(cuda))?.into();
         }
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use super::{AttentionSpans, KvStore, OutputDtype};
 use crate::cuda::graph::{CudaGraph, GraphInputs};
 use crate::device::Backend;
+use crate::params::SiteSet;
 use crate::{Device, DeviceError, Tensor};
 
 /// Passes of more rows keep a GPU busy longer than it takes to ask for them.
@@ -19,32 +20,27 @@ pub struct GraphKey {
     stream: usize, // in which it is recorded and replayed: its memory is used in that one's order
     kv: (u64, [usize; 4]),
     attention: [Option<(usize, usize, usize)>; 2], // rows, tiles, memory
-    dropout: Option<(u32, [bool; 2])>,
+    dropout: SiteSet,
     dtype: OutputDtype, // of what comes out
 }
 
 impl GraphKey {
     /// For a pass over `kv` in which rows see `seen` and, after some are left out, `then`; with
-    /// dropout of a share at either site, and results in a format.
+    /// dropout at some sites, and results of a dtype.
     ///
     /// # Panics
-    /// If [`Key::is_worth_while`] says no.
+    /// If the store is not on a GPU.
     pub fn new(
         kv: &KvStore,
         seen: &AttentionSpans,
         then: Option<&AttentionSpans>,
-        (dropout, format): (Option<(f32, [bool; 2])>, OutputDtype),
+        dropout: SiteSet,
+        dtype: OutputDtype,
     ) -> Self {
         let store =
             kv.address_and_shape().unwrap_or_else(|| panic!("replay: the store is not on a gpu"));
         let seen = [Some(seen.launch_extent()), then.map(AttentionSpans::launch_extent)];
-        Self {
-            stream: 0,
-            kv: store,
-            attention: seen,
-            dropout: dropout.map(|(p, sites)| (p.to_bits(), sites)),
-            dtype: format,
-        }
+        Self { stream: 0, kv: store, attention: seen, dropout, dtype }
     }
 
     /// Whether passes of so many rows over `kv` gain from being replayed.
@@ -175,7 +171,7 @@ mod tests {
             stream: 0,
             kv: (place, [0; 4]),
             attention: [None; 2],
-            dropout: None,
+            dropout: SiteSet::EMPTY,
             dtype: OutputDtype::F32,
         };
         let mut kept = GraphEntries::default();

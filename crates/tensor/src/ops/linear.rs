@@ -421,7 +421,7 @@ impl TileEpilogue for OutputEpilogue<'_> {
             }
             EpilogueOp::Residual(mask) => {
                 if let Some(mask) = mask {
-                    mask.apply(row, (col, self.cols), values);
+                    mask.apply(row, col, self.cols, values);
                 }
                 out.iter_mut().zip(values).for_each(|(o, x)| *o += *x);
             }

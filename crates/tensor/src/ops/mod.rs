@@ -5,8 +5,8 @@
 //! operation and both shapes. What a device may refuse at run time (memory, above all) is a
 //! [`DeviceError`](crate::DeviceError).
 //!
-//! What every layer of a pass needs ([`Indices`], [`Views`], [`Draws`], [`Keep`]) is brought to the
-//! device once a pass.
+//! What every layer of a pass needs ([`Indices`], [`AttentionMetadata`], [`PerturbedRows`], [`KeepMask`])
+//! is copied to the device once a pass.
 
 mod activation;
 mod attention;
@@ -23,6 +23,7 @@ mod sample;
 mod tests;
 mod topk;
 
+pub use crate::params::{RowPerturbation, SiteSet};
 pub use activation::{
     Activation, OutputDtype, activate, activate_backward, swiglu, swiglu_backward,
 };
@@ -45,5 +46,5 @@ pub use qkv::{
 pub use rows::{
     Indices, add, add_noise, concat, fill_zero, gather, lookup, scale, scatter_add, select,
 };
-pub use sample::{TokenSampling, sample_tokens};
+pub use sample::{TokenDraw, TokenSampling, sample_tokens};
 pub use topk::{PendingTokens, TokenLogprob, argmax, greedy_tokens, top_k, top_k_mixture};

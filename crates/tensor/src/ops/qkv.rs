@@ -2,7 +2,7 @@
 //! their slots.
 
 use super::{Activation, Indices, KvGrads, KvStore, Linear, Normalization, OutputDtype, linear};
-use crate::cuda::qkv::DeviceRope;
+use crate::cuda::qkv::CudaRope;
 use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
@@ -13,7 +13,7 @@ use crate::{Device, DeviceError, Tensor, cpu, cuda};
 #[derive(Debug)]
 pub struct Rope {
     pub(crate) frequencies: Vec<f32>, // (head_dim / 2)
-    on_gpu: Option<DeviceRope>,
+    on_gpu: Option<CudaRope>,
 }
 
 impl Rope {
@@ -21,12 +21,12 @@ impl Rope {
     pub fn new(device: &Device, frequencies: Vec<f32>) -> Result<Self, DeviceError> {
         let on_gpu = match device.backend() {
             Backend::Cpu(_) => None,
-            Backend::Cuda(cuda) => Some(DeviceRope::new(cuda, &frequencies)?),
+            Backend::Cuda(cuda) => Some(CudaRope::new(cuda, &frequencies)?),
         };
         Ok(Self { frequencies, on_gpu })
     }
 
-    fn gpu(&self) -> &DeviceRope {
+    fn gpu(&self) -> &CudaRope {
         self.on_gpu.as_ref().unwrap_or_else(|| panic!("these frequencies are not on the gpu"))
     }
 }

@@ -3,7 +3,7 @@
 use super::{Linear, PerturbedRows};
 use crate::cuda::norm::ResidualAddend;
 use crate::device::Backend;
-use crate::rng::MAX_ELEMENTS;
+use crate::rng::{MAX_ELEMENTS, Site};
 use crate::{Device, DeviceError, Tensor, cuda};
 
 /// Whole numbers where the device can read them: positions, slots, tokens.
@@ -136,25 +136,21 @@ pub fn scale(device: &Device, x: &mut Tensor, by: f32) -> Result<(), DeviceError
     Ok(())
 }
 
-/// Adds normal noise of standard deviation `std` to each row that has a draw.
-pub fn add_noise(
-    device: &Device,
-    x: &mut Tensor,
-    draws: &PerturbedRows,
-    std: f32,
-) -> Result<(), DeviceError> {
-    let count = draws.rows().len();
-    assert_eq!(x.rows(), count, "add_noise: {count} draws for {} rows", x.rows());
-    assert!(x.cols() <= MAX_ELEMENTS, "add_noise: {} elements cannot be named", x.cols());
+/// Adds Gaussian noise to each row of x (rows, columns) that is perturbed at [`Site::Noise`], of that
+/// row's standard deviation; other rows are left unchanged.
+pub fn add_noise(device: &Device, x: &mut Tensor, rows: &PerturbedRows) -> Result<(), DeviceError> {
+    let count = rows.rows().len();
+    assert_eq!(x.rows(), count, "add_noise: {count} perturbations for {} rows", x.rows());
+    assert!(x.cols() <= MAX_ELEMENTS, "add_noise: {} columns exceed the rng counter", x.cols());
     match device.backend() {
         Backend::Cpu(_) => {
-            for (r, draw) in draws.rows().iter().enumerate() {
-                if let Some(draw) = draw {
-                    draw.add_noise(std, x.row_mut(r));
+            for r in 0..count {
+                if let Some(row) = rows.at(r, Site::Noise) {
+                    row.key.add_noise(row.strength, x.row_mut(r));
                 }
             }
         }
-        Backend::Cuda(_) => cuda::noise::add_noise(x.gpu_mut()?, std, draws.gpu())?,
+        Backend::Cuda(_) => cuda::noise::add_noise(x.gpu_mut()?, rows.gpu())?,
     }
     Ok(())
 }

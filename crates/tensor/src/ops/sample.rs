@@ -45,8 +45,8 @@ impl TokenSampling {
 
     /// The token at `at` in `[0, 1)` of the tokens' shares, laid out in the order of tokens. `None`
     /// where no logit stands out as a number.
-    fn sample(self, isa: Isa, (logits, largest): (&[f32], f32), at: f64) -> Option<u32> {
-        let (shift, scale) = (largest, 1.0 / self.temperature);
+    fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
+        let (shift, scale) = (max, 1.0 / self.temperature);
         let weights =
             per_isa!(isa, softmax_weights(logits: &[f32], shift: f32, scale: f32) -> Vec<f32>);
         let total = sum_f64(weights.iter().copied());
@@ -62,43 +62,45 @@ impl TokenSampling {
     }
 }
 
-/// For each row of x (rows, inputs) an index drawn from softmax(x W + b) as `from` says, by the
-/// row's draw. A row without one has the likeliest. The logarithms are of the softmax itself,
-/// whatever the temperature.
+/// How one row's token is sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenDraw {
+    /// Names the random number.
+    pub key: RngKey,
+    /// The distribution.
+    pub sampling: TokenSampling,
+}
+
+/// A token for each row of x (rows, inputs), sampled from softmax(x W + b) as that row's draw says;
+/// the argmax where there is none. Log-probabilities are of the softmax at temperature 1 over all
+/// tokens.
 pub fn sample_tokens(
     device: &Device,
     x: &Tensor,
-    map: &Linear,
-    draws: &[Option<RngKey>],
-    from: TokenSampling,
+    head: &Linear,
+    rows: &[Option<TokenDraw>],
 ) -> Result<Vec<TokenLogprob>, DeviceError> {
-    assert_eq!(x.rows(), draws.len(), "drawn: {} rows and {} draws", x.rows(), draws.len());
+    assert_eq!(x.rows(), rows.len(), "sample_tokens: {} rows, {} draws", x.rows(), rows.len());
     let isa = device.isa().unwrap_or_else(Isa::detect);
-    let mut words = Vec::with_capacity(x.rows());
+    let mut tokens = Vec::with_capacity(x.rows());
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
-        let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
-        let mut logits = Tensor::default();
-        linear(
-            device,
-            &select(device, [x], &rows)?,
-            map,
-            (Activation::None, OutputDtype::F32),
-            &mut logits,
-        )?;
+        let chunk: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
+        let (x, mut logits) = (select(device, [x], &chunk)?, Tensor::default());
+        linear(device, &x, head, (Activation::None, OutputDtype::F32), &mut logits)?;
         let logits = logits.to_host()?;
-        words.par_extend(
-            rows.par_iter().map(|&r| sample_row(isa, logits.row(r - start), draws[r], from)),
-        );
+        tokens
+            .par_extend(chunk.par_iter().map(|&r| sample_row(isa, logits.row(r - start), rows[r])));
     }
-    Ok(words)
+    Ok(tokens)
 }
 
-fn sample_row(isa: Isa, logits: &[f32], draw: Option<RngKey>, from: TokenSampling) -> TokenLogprob {
-    let whole = RowMax::from_logits(isa, logits);
-    let chosen =
-        draw.and_then(|draw| from.sample(isa, (logits, whole.max), draw.uniform(Site::Token)));
-    let token = chosen.unwrap_or(whole.argmax);
-    TokenLogprob { token, logprob: whole.logprob(logits[token as usize]) }
+fn sample_row(isa: Isa, logits: &[f32], draw: Option<TokenDraw>) -> TokenLogprob {
+    let row = RowMax::from_logits(isa, logits);
+    let sampled = draw.and_then(|TokenDraw { key, sampling }| {
+        sampling.sample(isa, logits, row.max, key.uniform(Site::Token))
+    });
+    let token = sampled.unwrap_or(row.argmax);
+    TokenLogprob { token, logprob: row.logprob(logits[token as usize]) }
 }
 
 /// e^((logit - shift) scale); nothing for what is no number.
@@ -209,7 +211,7 @@ mod tests {
         ] {
             for at in [0.0, 0.3, 0.999_999_9] {
                 assert_eq!(
-                    from.unwrap().sample(Isa::Portable, (&logits, 3.0), at),
+                    from.unwrap().sample(Isa::Portable, &logits, 3.0, at),
                     Some(1),
                     "{from:?}"
                 );
@@ -221,13 +223,14 @@ mod tests {
     fn nan_is_never_sampled() {
         let none = [f32::NAN, f32::NEG_INFINITY];
         assert_eq!(
-            TokenSampling::FULL_SOFTMAX.sample(Isa::Portable, (&none, f32::NEG_INFINITY), 0.5),
+            TokenSampling::FULL_SOFTMAX.sample(Isa::Portable, &none, f32::NEG_INFINITY, 0.5),
             Some(1)
         );
         assert_eq!(
             TokenSampling::FULL_SOFTMAX.sample(
                 Isa::Portable,
-                (&[f32::NAN; 3], f32::NEG_INFINITY),
+                &[f32::NAN; 3],
+                f32::NEG_INFINITY,
                 0.5
             ),
             None

@@ -1,8 +1,9 @@
 //! Cases in one pass: what is fed at each position, and where the heads read.
 
-use model::{Cache, Dropout, Masks, Pass, Segment, Sequence};
+use model::{Cache, Dropout, Pass, Segment, Sequence};
+use tensor::ops::{self, RowPerturbation, SiteSet};
 use tensor::rng::RngKey;
-use tensor::{DeviceError, Tensor, ops};
+use tensor::{DeviceError, Tensor};
 
 use super::{RewardExample, RewardHeadRows, RewardTrainStep};
 use crate::latent_step::DropoutConfig;
@@ -161,12 +162,11 @@ impl RewardTrainStep {
             (gather(|case| &case.reference_trace)?, gather(|case| &case.thoughts)?);
         let parts = [&self.model.decoder.embed(&script.tokens)?, &own, &thoughts];
         let x = ops::select(device, parts, &script.input_order())?;
-        let dropout = droppings.map(|d| Dropout {
-            p: d.p,
-            attn_out: true,
-            mlp_out: true,
-            masks: Masks::Drawn(&script.rng_keys),
+        let dropout = droppings.map(|d| {
+            let row = |key| RowPerturbation { key, strength: d.p, sites: SiteSet::DROPOUT };
+            script.rng_keys.iter().map(|key| key.map(row)).collect::<Vec<_>>()
         });
+        let dropout = dropout.as_deref().map(Dropout::Sampled);
         let (hidden, segment) = self.model.forward(cache, &script.pass, x, dropout)?;
         let of = |places: &[usize]| ops::select(device, [&hidden], places);
         let judged = RewardHeadRows { at: of(&at)?, before: of(&before)?, thought: thoughts };

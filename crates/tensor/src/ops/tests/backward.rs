@@ -288,44 +288,6 @@ fn linear_gradients_equal_their_definition() {
     }
 }
 
-/// Dropout is linear: its backward is the same mask on the gradient.
-#[test]
-fn dropout_equals_its_definition_for_sampled_and_recorded_masks() {
-    let (rows, cols, p) = (6, 53, 0.3);
-    let x = matrix(rows, cols, 24);
-    let draws: Vec<Option<RngKey>> = (0..rows as u32)
-        .map(|r| (r != 2).then_some(RngKey { seed: 5, question: 1, trajectory: r, position: 4 }))
-        .collect();
-    for device in devices() {
-        let drawn = PerturbedRows::new(&device, draws.clone()).unwrap();
-        let mask = DropoutMask::Sampled { p, layer: 0, site: Site::MlpOut, rows: &drawn };
-        let run = |mask| {
-            let mut out = Tensor::default();
-            device
-                .run(|| dropout(&device, &upload(&device, &x), mask, OutputDtype::F32, &mut out))
-                .unwrap();
-            host(out)
-        };
-        let keeps = |r: usize, j: usize| draws[r].is_none_or(|d| d.keeps(0, Site::MlpOut, j, p));
-        let scale = |r: usize| if draws[r].is_some() { 1.0 / (1.0 - p) } else { 1.0 };
-        let one = |r: usize, j: usize| if keeps(r, j) { x.row(r)[j] * scale(r) } else { 0.0 };
-        let expected: Vec<f32> = (0..rows * cols).map(|i| one(i / cols, i % cols)).collect();
-        assert_close(run(Some(mask)).data(), &expected, 1e-6, &format!("{device:?}"));
-        let keep = (0..rows * cols).map(|i| keeps(i / cols, i % cols).into()).collect();
-        let recorded = KeepMask::new(&device, rows, cols, keep).unwrap();
-        let replayed = run(Some(DropoutMask::Recorded { p, keep: &recorded }));
-        for r in (0..rows).filter(|&r| draws[r].is_some()) {
-            assert_close(
-                replayed.row(r),
-                &expected[r * cols..(r + 1) * cols],
-                1e-6,
-                "a mask drawn is a mask recorded",
-            );
-        }
-        assert_eq!(run(None), x, "{device:?}: without a mask a copy");
-    }
-}
-
 #[test]
 fn scatter_add_sums_repeated_rows() {
     let (x, to) = (matrix(5, 19, 25), matrix(3, 19, 26));

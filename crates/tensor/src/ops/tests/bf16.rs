@@ -261,7 +261,7 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
         let (x, bias, start) =
             (rounded(matrix(rows, inputs, 95)), numbers(outputs, 96), matrix(rows, outputs, 97));
         let (scale, shift) = (numbers(outputs, 98), numbers(outputs, 99));
-        let draw = |r: u32| {
+        let key = |r: u32| {
             (r % 7 != 2).then_some(RngKey {
                 seed: 3,
                 question: r / 64,
@@ -276,17 +276,14 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
                 true => Normalization::rms(device, 1e-5, scale.clone())?,
                 false => Normalization::layer(device, 1e-5, scale.clone(), shift.clone())?,
             };
-            let (x, draws) = (
-                operand(device, &x)?,
-                PerturbedRows::new(device, (0..rows as u32).map(draw).collect())?,
-            );
+            let keys: Vec<_> = (0..rows as u32).map(key).collect();
+            let (x, perturbed) = (operand(device, &x)?, dropout_rows(device, &keys, p));
             let (mut stream, mut made) = (upload(device, &start), Vec::new());
             for layer in 0..3 {
                 let mask = (layer != 1).then_some(DropoutMask::Sampled {
-                    p,
                     layer,
                     site: Site::AttnOut,
-                    rows: &draws,
+                    rows: &perturbed,
                 });
                 let format = if layer == 2 { OutputDtype::F32 } else { OutputDtype::Compute };
                 let mut out = Tensor::default();

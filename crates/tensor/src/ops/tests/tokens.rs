@@ -1,0 +1,210 @@
+//! Greedy and sampled tokens.
+
+use super::*;
+
+/// log softmax(logits)[token], in double precision.
+fn log_softmax(logits: &[f32], token: usize) -> f32 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
+    (f64::from(logits[token]) - largest - sum.ln()) as f32
+}
+
+#[test]
+fn greedy_tokens_have_their_log_softmax() {
+    for (rows, inputs, outputs, loud) in
+        [(1, 3, 1, 1.0), (7, 8, 5, 1.0), (30, 24, 201, 1.0), (400, 16, 70, 30.0), (3, 9, 4097, 8.0)]
+    {
+        let w: Vec<f32> = numbers(outputs * inputs, 33).into_iter().map(|x| x * loud).collect();
+        let (x, bias) = (matrix(rows, inputs, 34), numbers(outputs, 35));
+        for device in devices() {
+            let map = Linear::from_output_major(&device, (inputs, outputs), &w, Some(bias.clone()))
+                .unwrap();
+            let logits = run_linear(&device, &x, &map, Activation::None);
+            let (found, ahead) = device.run(|| {
+                let asked = PendingTokens::greedy(&device, &upload(&device, &x), &map).unwrap();
+                let ahead = asked.lookup(&device, &map).unwrap();
+                (asked.read().unwrap(), ahead.to_host().unwrap())
+            });
+            assert_eq!(found.len(), rows);
+            let tokens: Vec<u32> = found.iter().map(|word| word.token).collect();
+            let after = device.run(|| lookup(&device, &map, &tokens)).unwrap().to_host().unwrap();
+            assert_eq!(
+                ahead, after,
+                "{device:?}: embeddings of words before and after they were read"
+            );
+            for (r, word) in found.iter().enumerate() {
+                assert_eq!(
+                    word.token as usize,
+                    top_k(logits.row(r), 1)[0].0,
+                    "{device:?} {outputs} row {r}"
+                );
+                let expected = log_softmax(logits.row(r), word.token as usize);
+                // Logits that two ways of summing give differ in the last digits of the largest of
+                // them.
+                let largest = logits.row(r).iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                assert!(
+                    (word.logprob - expected).abs()
+                        < 3e-6 * (1.0 + expected.abs()) + 5e-7 * largest,
+                    "{device:?} {outputs}: {word:?}, {expected}"
+                );
+            }
+            // Whole rows give the same as panels that were never kept.
+            let none = vec![None; rows];
+            let clean =
+                device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &none)).unwrap();
+            if !device.is_cuda() {
+                assert_eq!(clean, found, "{device:?}");
+            }
+        }
+    }
+}
+
+fn draw(trajectory: u32, sampling: TokenSampling) -> Option<TokenDraw> {
+    Some(TokenDraw { key: RngKey { seed: 77, question: 3, trajectory, position: 40 }, sampling })
+}
+
+/// Pearson's statistic of a seeded sample stays below what chance exceeds once in 10,000 times.
+#[test]
+fn sampled_tokens_follow_the_softmax() {
+    let (rows, outputs) = (20_000usize, 12);
+    let (logits, inputs) = (numbers(outputs, 36), 1);
+    let x = Tensor::from_vec(rows, inputs, vec![3.0; rows]);
+    for (temperature, top_p) in [(1.0, 1.0), (0.5, 1.0), (2.0, 0.7), (1.0, 0.9)] {
+        let mut shares: Vec<f64> =
+            logits.iter().map(|&x| (f64::from(x) * 3.0 / f64::from(temperature)).exp()).collect();
+        let mut sorted = shares.clone();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let total: f64 = sorted.iter().sum();
+        let mut so_far = 0.0;
+        let reaches = |share: &&f64| {
+            so_far += **share;
+            so_far >= f64::from(top_p) * total
+        };
+        let least = *sorted.iter().find(reaches).unwrap_or(&sorted[outputs - 1]);
+        shares.iter_mut().for_each(|share| *share = if *share < least { 0.0 } else { *share });
+        let kept: f64 = shares.iter().sum();
+        let sampling = TokenSampling::new(temperature, top_p).unwrap();
+        let draws: Vec<_> = (0..rows as u32).map(|r| draw(r, sampling)).collect();
+        for device in devices() {
+            let map = Linear::from_output_major(&device, (inputs, outputs), &logits, None).unwrap();
+            let words =
+                device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &draws)).unwrap();
+            let mut counts = vec![0.0; outputs];
+            words.iter().for_each(|word| counts[word.token as usize] += 1.0);
+            let mut statistic = 0.0;
+            for (share, count) in shares.iter().zip(&counts) {
+                let expected = share / kept * rows as f64;
+                assert!(
+                    expected > 0.0 || *count == 0.0,
+                    "{device:?}: a token outside of the nucleus"
+                );
+                statistic +=
+                    if expected > 0.0 { (count - expected).powi(2) / expected } else { 0.0 };
+            }
+            // 11 degrees of freedom.
+            assert!(statistic < 37.4, "{device:?} {temperature} {top_p}: {statistic}, {counts:?}");
+            let row: Vec<f32> = logits.iter().map(|x| x * 3.0).collect();
+            assert!(
+                words
+                    .iter()
+                    .all(|w| (w.logprob - log_softmax(&row, w.token as usize)).abs() < 1e-5),
+                "{device:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn sampled_rows_are_batch_invariant_whatever_the_sampling_of_their_neighbours() {
+    let (rows, inputs, outputs) = (150, 10, 90);
+    let (x, w) = (matrix(rows, inputs, 37), numbers(outputs * inputs, 38));
+    let tiny_top_p = TokenSampling::new(1.0, 1e-6).unwrap();
+    let samplings = [
+        None, // greedy
+        TokenSampling::new(0.8, 0.95),
+        TokenSampling::new(2.5, 1.0),
+        Some(TokenSampling::FULL_SOFTMAX),
+        TokenSampling::new(1.0, 0.5),
+        Some(tiny_top_p),
+    ];
+    let sampling = |r: usize| samplings[r % samplings.len()];
+    let draws: Vec<_> =
+        (0..rows).map(|r| sampling(r).and_then(|sampling| draw(r as u32, sampling))).collect();
+    for device in devices() {
+        let map = Linear::from_output_major(&device, (inputs, outputs), &w, None).unwrap();
+        let run = |x: &Tensor, draws: &[Option<TokenDraw>]| {
+            device.run(|| sample_tokens(&device, &upload(&device, x), &map, draws)).unwrap()
+        };
+        let all = run(&x, &draws);
+        for r in 0..rows {
+            let alone = run(&x.select([r].into_iter()), &draws[r..=r])[0];
+            assert_eq!(alone.token, all[r].token, "{device:?} row {r}");
+            if !device.is_cuda() {
+                assert_eq!(alone, all[r], "{device:?} row {r}");
+            }
+        }
+        let greedy: Vec<u32> = device.run(|| argmax(&device, &upload(&device, &x), &map)).unwrap();
+        assert!((0..rows).any(|r| all[r].token != greedy[r]), "{device:?}");
+        let is_greedy = |r: &usize| sampling(*r).is_none_or(|sampling| sampling == tiny_top_p);
+        for r in (0..rows).filter(is_greedy) {
+            assert_eq!(all[r].token, greedy[r], "{device:?} row {r}");
+        }
+    }
+}
+
+#[test]
+fn argmax_finds_the_largest_and_the_first_among_equals() {
+    let (rows, inputs, outputs) = (30, 24, 200);
+    let mut w = numbers(outputs * inputs, 18);
+    w.copy_within(7 * inputs..8 * inputs, 150 * inputs); // output 150 always ties with output 7
+    let x = matrix(rows, inputs, 19);
+    for device in devices() {
+        let map = Linear::from_output_major(&device, (inputs, outputs), &w, None).unwrap();
+        let logits = run_linear(&device, &x, &map, Activation::None);
+        let expected: Vec<u32> = (0..rows).map(|r| top_k(logits.row(r), 1)[0].0 as u32).collect();
+        assert_eq!(
+            device.run(|| argmax(&device, &upload(&device, &x), &map)).unwrap(),
+            expected,
+            "{device:?}"
+        );
+        let (mixed, likeliest) =
+            device.run(|| top_k_mixture(&device, &upload(&device, &x), &map, &map, 3)).unwrap();
+        assert_eq!(likeliest, expected, "{device:?}");
+        let mixed = mixed.to_host().unwrap();
+        for r in 0..rows {
+            let best = top_k(logits.row(r), 3);
+            let weights: Vec<f32> = best.iter().map(|(_, x)| (x - best[0].1).exp()).collect();
+            let total: f32 = weights.iter().sum();
+            let one = |k: usize| {
+                best.iter()
+                    .zip(&weights)
+                    .map(|((j, _), p)| p / total * w[j * inputs + k])
+                    .sum::<f32>()
+            };
+            assert_close(
+                mixed.row(r),
+                &(0..inputs).map(one).collect::<Vec<_>>(),
+                2e-6,
+                &format!("{device:?} mixture {r}"),
+            );
+        }
+    }
+}
+
+/// An index outside the row would be looked up in an embedding table.
+#[test]
+fn argmax_of_nan_is_a_valid_index() {
+    let x = Tensor::from_vec(3, 2, vec![f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, 1.0]);
+    for device in devices() {
+        let map = Linear::from_output_major(&device, (2, 40), &numbers(80, 20), None).unwrap();
+        let found = device.run(|| argmax(&device, &upload(&device, &x), &map)).unwrap();
+        assert_eq!(found[0], 0, "{device:?}");
+        assert!(found.iter().all(|&i| i < 40), "{device:?}: {found:?}");
+        let draws: Vec<_> = (0..3).map(|r| draw(r, TokenSampling::FULL_SOFTMAX)).collect();
+        let sampled =
+            device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &draws)).unwrap();
+        assert!(sampled[0].token == 0 && sampled.iter().all(|t| t.token < 40), "{sampled:?}");
+        let logprobs = sampled.iter().map(|t| t.logprob).collect::<Vec<_>>();
+        assert!(logprobs[0].is_nan() && logprobs[2].is_finite(), "{device:?}: {sampled:?}");
+    }
+}

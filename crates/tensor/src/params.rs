@@ -1,0 +1,80 @@
+//! Plain parameter types that the kernels of both backends take.
+
+use crate::rng::{RngKey, Site};
+
+/// A set of the [`Site`]s that a row can be perturbed at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SiteSet(u32); // bit `site as u32`
+
+impl SiteSet {
+    /// No site.
+    pub const EMPTY: Self = Self(0);
+    /// [`Site::AttnOut`].
+    pub const ATTN_OUT: Self = Self(1 << Site::AttnOut as u32);
+    /// [`Site::MlpOut`].
+    pub const MLP_OUT: Self = Self(1 << Site::MlpOut as u32);
+    /// [`Site::Noise`].
+    pub const NOISE: Self = Self(1 << Site::Noise as u32);
+    /// Both dropout sites.
+    pub const DROPOUT: Self = Self(Self::ATTN_OUT.0 | Self::MLP_OUT.0);
+
+    /// Whether `site` is in the set.
+    pub const fn contains(self, site: Site) -> bool {
+        self.0 >> site as u32 & 1 == 1
+    }
+
+    /// The sites of either set.
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The sites of both sets.
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Whether no site is in the set.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The set as kernels test it: bit `site as u32`.
+    pub(crate) const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// How one row of a batch is perturbed: dropout, or Gaussian noise, but not both.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowPerturbation {
+    /// Names the row's random numbers.
+    pub key: RngKey,
+    /// The probability of dropout, or the standard deviation of the noise.
+    pub strength: f32,
+    /// Where the row is perturbed; it is left unchanged at every other site.
+    pub sites: SiteSet,
+}
+
+/// The factor of the elements that inverted dropout of probability `p` keeps.
+#[inline(always)]
+pub(crate) fn keep_scale(p: f32) -> f32 {
+    1.0 / (1.0 - p)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_site_set_contains_its_sites_alone() {
+        let all = [Site::AttnOut, Site::MlpOut, Site::Noise, Site::Length, Site::Token];
+        let members = |set: SiteSet| all.map(|site| set.contains(site));
+        assert_eq!(members(SiteSet::EMPTY), [false; 5]);
+        assert_eq!(members(SiteSet::DROPOUT), [true, true, false, false, false]);
+        assert_eq!(members(SiteSet::NOISE), [false, false, true, false, false]);
+        let either = SiteSet::ATTN_OUT.union(SiteSet::NOISE);
+        assert_eq!(members(either), [true, false, true, false, false]);
+        assert_eq!(either.intersection(SiteSet::DROPOUT), SiteSet::ATTN_OUT);
+        assert!(SiteSet::ATTN_OUT.intersection(SiteSet::MLP_OUT).is_empty());
+    }
+}
