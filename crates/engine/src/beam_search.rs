@@ -26,7 +26,7 @@
 
 use std::cmp::Ordering;
 
-use model::Cache;
+use model::{Cache, SlotGranularity};
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::cost::ComputeCost;
@@ -120,8 +120,8 @@ impl BeamSearch<'_> {
         (cache, judge_cache): (&mut Cache, &mut Cache),
     ) -> Result<Vec<BeamOutput>, DeviceError> {
         let BatchContext { model: mind, params: settings, .. } = *self.party;
-        cache.set_slot_granularity(true);
-        judge_cache.set_slot_granularity(true);
+        cache.set_slot_granularity(SlotGranularity::Single);
+        judge_cache.set_slot_granularity(SlotGranularity::Single);
         let started = prefill(mind, cache, prompts, &self.row_specs(prompts), self.chance)?;
         let mut state = BeamState {
             scorer: ScorerState::prefill(self.reward_model, judge_cache, prompts, own)?,
@@ -327,7 +327,7 @@ impl BeamSearch<'_> {
         state: BeamState<'_>,
     ) -> Result<Vec<BeamOutput>, DeviceError> {
         let (mind, settings) = (self.party.model, &self.party.params);
-        state.cache.set_slot_granularity(false);
+        state.cache.set_slot_granularity(SlotGranularity::Chunk);
         let (mut rows, mut scores) = (Vec::new(), Vec::new());
         for mut path in state.finished.into_iter().flatten() {
             path.row.sequence = path.row.sequence.fork();

@@ -7,7 +7,7 @@
 //! left out of what follows; where more do, the pass is taken back, and the others go on in one of
 //! their own.
 
-use model::{Cache, Dropout, Pass};
+use model::{Cache, DeferredInputs, Dropout, ForwardOptions, Pass};
 use smallvec::SmallVec;
 use tensor::ops::{self, OutputDtype, PendingTokens, TokenLogprob};
 use tensor::{DeviceError, Tensor};
@@ -183,10 +183,8 @@ fn end_thoughts(
     }
     let x = ops::select(device, [&mind.embed(end)?].into_iter().chain(&thoughts.steps), &order)?;
     let dropout = chance.and_then(|c| c.dropout_rows(draws));
-    mind.decoder.forward_deferred(
-        cache,
-        &pass,
-        (dropout.as_deref().map(Dropout::Sampled), OutputDtype::Compute),
-        (|| Ok(x), || Ok(())),
-    )
+    let dropout = dropout.as_deref().map(Dropout::Sampled);
+    let options = ForwardOptions { dropout, output: OutputDtype::Compute };
+    let inputs = DeferredInputs { x: || Ok(x), proceed: || Ok(()) };
+    mind.decoder.forward_deferred(cache, &pass, options, inputs)
 }

@@ -5,7 +5,7 @@
 //! passes with masks of its own; with dropout in the prompt, nothing. Where rows are few, all of
 //! this is one pass: rows see the prefixes that are computed beside them.
 
-use model::{Cache, Dropout, Pass, Sequence};
+use model::{Cache, DeferredInputs, Dropout, ForwardOptions, Pass, Sequence};
 use tensor::ops::{self, OutputDtype};
 use tensor::{DeviceError, Tensor};
 
@@ -205,7 +205,9 @@ pub(crate) fn step_deferred<E: From<DeviceError>>(
         .zip(recorded.as_deref())
         .and_then(|((chance, _), masks)| chance.recorded_dropout(masks))
         .or(sampled.as_deref().map(Dropout::Sampled));
-    let hidden = mind.decoder.forward_deferred(cache, &pass, (dropout, format), when);
+    let options = ForwardOptions { dropout, output: format };
+    let inputs = DeferredInputs { x: when.0, proceed: when.1 };
+    let hidden = mind.decoder.forward_deferred(cache, &pass, options, inputs);
     if hidden.is_err() {
         cache.rollback(mark, rows.iter_mut().map(|row| &mut row.sequence));
     }
