@@ -67,7 +67,7 @@ impl Parameter {
 
     /// Whether it is a matrix. By convention weight decay applies to matrices, not to norms and
     /// biases.
-    pub fn is_matrix(&self) -> bool {
+    fn is_matrix(&self) -> bool {
         matches!(self.layout, ParameterLayout::Matrix { .. })
     }
 
