@@ -1,9 +1,10 @@
-//! What a checkpoint says to some texts, as JSON, for `runs/transformers_load.py`: the tokens, and
-//! at every position the logits, or the score where the checkpoint is a reward model with a linear
+//! Prints tokens and per-position outputs of a checkpoint for given texts as JSON, for
+//! `runs/transformers_load.py`. The outputs are logits, or rewards for a reward model with a linear
 //! head.
 //!
 //! `cargo run -p model --example logits -- DIR TEXT...`
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use model::{
@@ -12,9 +13,7 @@ use model::{
 use serde_json::{Value, json};
 use tensor::{Device, Tensor};
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-fn main() -> Result<()> {
+fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let dir = PathBuf::from(args.next().ok_or("usage: logits DIR TEXT...")?);
     let device = Device::cpu(None)?;
@@ -33,7 +32,7 @@ fn main() -> Result<()> {
         let tokens = tokenizer.encode(&text)?;
         let hidden = hidden(&decoder, &tokens)?;
         let outputs = match &reward_head {
-            Some(judge) => process_rewards(judge, &device, &hidden)?,
+            Some(head) => rewards(head, &device, &hidden)?,
             None => rows(&head::logits(&decoder, &hidden)?.to_host()?),
         };
         outputs_json.push(json!({ "text": text, "tokens": tokens, "outputs": outputs }));
@@ -43,21 +42,28 @@ fn main() -> Result<()> {
 }
 
 /// Hidden states of all tokens: (tokens, width).
-fn hidden(decoder: &Decoder, tokens: &[u32]) -> Result<Tensor> {
+fn hidden(decoder: &Decoder, tokens: &[u32]) -> Result<Tensor, Box<dyn Error>> {
     let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(tokens.len()))?;
     let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
     Ok(decoder.forward(&mut cache, &pass, decoder.embed(tokens)?, None)?)
 }
 
-fn process_rewards(head: &RewardHead, device: &Device, hidden: &Tensor) -> Result<Vec<Vec<f32>>> {
+/// One reward per token, as rows of one element.
+fn rewards(
+    head: &RewardHead,
+    device: &Device,
+    hidden: &Tensor,
+) -> Result<Vec<Vec<f32>>, Box<dyn Error>> {
     if !matches!(head, RewardHead::Linear { .. }) {
-        return Err("a head that compares reads thoughts, not tokens; take a reward model with a linear head".into());
+        return Err(
+            "a comparison head needs thoughts; use a reward model with a linear head".into()
+        );
     }
-    let judged = RewardInputs { before: hidden, at: hidden, thoughts: hidden };
-    Ok(head.rewards(device, judged)?.into_iter().map(|score| vec![score]).collect())
+    let inputs = RewardInputs { before: hidden, at: hidden, thoughts: hidden };
+    Ok(head.rewards(device, inputs)?.into_iter().map(|reward| vec![reward]).collect())
 }
 
-fn rows(of: &Tensor) -> Vec<Vec<f32>> {
-    (0..of.rows()).map(|r| of.row(r).to_vec()).collect()
+fn rows(tensor: &Tensor) -> Vec<Vec<f32>> {
+    (0..tensor.rows()).map(|r| tensor.row(r).to_vec()).collect()
 }

@@ -1,10 +1,10 @@
-//! Writes a checkpoint of GPT-2 124M's shape with random weights, in COCONUT's published layout,
-//! with a given tokenizer.
-//!
-//! For measurements that need real prompts and a real size but no trained weights:
+//! Writes a checkpoint with random weights in the shape of GPT-2 124M and the published layout of
+//! COCONUT (or of its reward model), with a given tokenizer: for benchmarks that need a real size
+//! and real prompts but no trained weights.
 //!
 //! ```text
-//! cargo run --release -p model --features testkit --example random_checkpoint -- TOKENIZER_DIR OUT_DIR [reward]
+//! cargo run --release -p model --features testkit --example random_checkpoint -- \
+//!     TOKENIZER_DIR OUT_DIR [reward]
 //! ```
 
 use std::path::{Path, PathBuf};

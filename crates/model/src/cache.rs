@@ -1,10 +1,10 @@
-//! Sequences in a store of keys and values: a prefix computed once, rows forked from it.
+//! The KV cache: sequences of slots in one store of keys and values.
 //!
-//! A [`Sequence`] is a list of spans of slots. Forking copies the list, not the slots, so N rows
-//! share their question's prefix, and beams share their thoughts. Slots are handed out from a
-//! [`Cache`] in order and taken back all at once; only a search, whose forks mostly live for one
-//! position, takes single slots and gives them back one by one, and a pass that is not made after
-//! all gives back what it was handed.
+//! A [`Sequence`] is a list of spans of slots. A fork copies the list, not the slots, so N rows
+//! share their question's prefix and beams share their thoughts. A [`Cache`] allocates slots in
+//! ascending order and frees them together. Two cases free slots earlier: beam search, whose forks
+//! mostly live for one position, allocates single slots and releases them one by one; and a pass
+//! that is called off rolls back its allocations.
 
 use smallvec::SmallVec;
 use tensor::ops::{AttentionSpans, KvGrads, KvStore, Span};
@@ -12,11 +12,10 @@ use tensor::{Device, DeviceError};
 
 use crate::config::Config;
 
-/// Slots handed to a sequence at a time: whole blocks of the store, so that its own positions are
-/// read fastest.
+/// Slots per chunk: whole blocks of the store, which attention reads fastest.
 const CHUNK_SLOTS: u32 = KvStore::ALIGNMENT as u32;
 
-/// A store of keys and values, and how much of it is in use.
+/// A store of keys and values, and the allocation state of its slots.
 #[derive(Debug)]
 pub struct Cache {
     pub(crate) kv: KvStore,
@@ -25,7 +24,8 @@ pub struct Cache {
     free_slots: Vec<u32>, // single slots that were given back
 }
 
-/// Positions in a cache, in order. The last span may have room for more.
+/// The slots of a sequence, in the order of positions. The last span may be followed by reserved
+/// slots.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sequence {
     spans: SmallVec<[Span; 2]>, /* mostly a prefix and what is its own: thousands of rows are
@@ -35,26 +35,26 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// How many positions it holds.
+    /// Number of positions.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it holds none.
+    /// Whether there are no positions.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A sequence that starts with the same positions and goes its own way. Nothing is copied.
+    /// A sequence that shares all positions so far. No keys or values are copied.
     #[inline]
     pub fn fork(&self) -> Self {
         Self { spans: SmallVec::from_slice(&self.spans), reserved: 0, len: self.len }
     }
 
-    /// A fork that shares the first `len` positions alone.
+    /// A fork that shares the first `len` positions only.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If the sequence is shorter.
     pub fn fork_at(&self, len: usize) -> Self {
         assert!(
             len <= self.len(),
@@ -74,12 +74,21 @@ impl Sequence {
     }
 }
 
-/// How much of a cache was in use at some moment; see [`Cache::rewind`].
+/// The allocation state of a cache at one time; see [`Cache::rewind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheMark(u32);
 
+/// The unit in which a [`Cache`] allocates slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotGranularity {
+    /// Aligned chunks of [`KvStore::ALIGNMENT`] slots: fastest to read.
+    Chunk,
+    /// Single slots: no memory is wasted on sequences that stay short.
+    Single,
+}
+
 impl Cache {
-    /// An empty cache for a decoder of that shape.
+    /// An empty cache of `slots` positions.
     pub fn new(device: &Device, config: &Config, slots: usize) -> Result<Self, DeviceError> {
         Ok(Self::with_store(KvStore::new(
             device,
@@ -93,60 +102,62 @@ impl Cache {
         Self { kv, used: 0, granularity: CHUNK_SLOTS, free_slots: Vec::new() }
     }
 
-    /// Memory that one position takes.
+    /// Bytes per position, over all layers.
     pub fn bytes_per_position(device: &Device, config: &Config) -> usize {
         KvStore::bytes_per_slot(device, config.layers, (config.kv_heads, config.head_dim))
     }
 
-    /// Slots that a sequence of `own` positions of its own may take: they are handed out in chunks.
+    /// Slots that `own` unshared positions of a sequence take: allocation is in chunks.
     pub fn slots_for(own: usize) -> usize {
         own.next_multiple_of(CHUNK_SLOTS as usize)
     }
 
-    /// How many slots there are.
+    /// The capacity, in slots.
     pub fn slots(&self) -> usize {
         self.kv.slots()
     }
 
-    /// Gradients of everything that it holds, all zero.
+    /// Zero gradients of all keys and values.
     pub fn gradients(&self, device: &Device) -> Result<KvGrads, DeviceError> {
         KvGrads::zeros(device, &self.kv)
     }
 
-    /// Takes all slots back. Sequences made before must not be used any more.
+    /// Frees all slots. Existing sequences become invalid.
     pub fn clear(&mut self) {
         (self.used, self.granularity) = (0, CHUNK_SLOTS);
         self.free_slots.clear();
     }
 
-    /// Whether slots are handed out one at a time from now on, which wastes none where sequences
-    /// stay short, or in chunks again.
-    pub fn set_slot_granularity(&mut self, singly: bool) {
-        self.granularity = if singly { 1 } else { CHUNK_SLOTS };
+    /// Sets the unit of further allocations.
+    pub fn set_slot_granularity(&mut self, granularity: SlotGranularity) {
+        self.granularity = match granularity {
+            SlotGranularity::Single => 1,
+            SlotGranularity::Chunk => CHUNK_SLOTS,
+        };
     }
 
-    /// Takes back the last position of a sequence that was handed single slots. The position must
-    /// be its own: neither the sequence nor what was forked from it may be used any more.
+    /// Frees the last slot of a sequence with [`SlotGranularity::Single`]. The sequence must not
+    /// share that position: it and its forks become invalid.
     pub fn release_last(&mut self, sequence: Sequence) {
         if let Some(last) = sequence.spans.last().filter(|s| sequence.reserved == 0 && s.len > 0) {
             self.free_slots.push(last.start + last.len - 1);
         }
     }
 
-    /// This moment, to come back to.
+    /// The current allocation state.
     pub fn mark(&self) -> CacheMark {
         CacheMark(self.used)
     }
 
-    /// Takes back the slots handed out since then. Of sequences that grew since, only forks at what
-    /// they held then may be used.
+    /// Frees the slots allocated since `mark`. Sequences that grew since are invalid, except forks
+    /// at lengths that they had then.
     pub fn rewind(&mut self, mark: CacheMark) {
         self.used = self.used.min(mark.0);
         self.free_slots.retain(|&slot| slot < mark.0);
     }
 
-    /// Takes back the last position of each of some sequences, all of them added since then and in
-    /// this order: as if they had never been.
+    /// Undoes one [`Pass::push`] per sequence: removes their last positions, all of them pushed
+    /// since `mark` and in this order. Cache and sequences are then as they were.
     pub fn rollback<'a, I>(&mut self, mark: CacheMark, sequences: I)
     where
         I: IntoIterator<Item = &'a mut Sequence>,
@@ -158,7 +169,7 @@ impl Cache {
             sequence.len -= 1;
             sequence.reserved += 1;
             if sequence.reserved == self.granularity {
-                sequence.reserved = 0; // it was the first of its chunk, which goes back too
+                sequence.reserved = 0; // the first position of its chunk: the chunk is freed too
                 let slot = last.start + last.len;
                 self.free_slots.extend((self.granularity == 1 && slot < mark.0).then_some(slot));
             }
@@ -169,12 +180,12 @@ impl Cache {
         self.rewind(mark);
     }
 
-    /// Makes room for one more position and returns its slot.
+    /// Appends one position to a sequence and returns its slot.
     fn append_slot(&mut self, sequence: &mut Sequence) -> u32 {
         if sequence.reserved == 0 {
             let chunk = self.granularity;
             let start = self.allocate(chunk);
-            // A sequence that grew last goes on where it ended; others start a span of their own.
+            // A sequence whose last span ends where the allocation starts extends that span.
             let whole = |s: &Span| s.len.is_multiple_of(chunk) && s.start.is_multiple_of(chunk);
             let follows =
                 sequence.spans.last().is_some_and(|s| s.start + s.len == start && whole(s));
@@ -184,7 +195,7 @@ impl Cache {
             sequence.reserved = chunk;
         }
         let Some(last) = sequence.spans.last_mut() else {
-            unreachable!("a sequence with room has a span")
+            unreachable!("a sequence with reserved slots has a span")
         };
         let slot = last.start + last.len;
         last.len += 1;
@@ -193,7 +204,7 @@ impl Cache {
         slot
     }
 
-    /// The first of so many neighbouring slots; chunks start at whole blocks.
+    /// Allocates `chunk` consecutive slots, aligned to `chunk`; returns the first.
     fn allocate(&mut self, chunk: u32) -> u32 {
         if let Some(slot) = self.free_slots.pop_if(|_| chunk == 1) {
             return slot;
@@ -201,7 +212,7 @@ impl Cache {
         let start = self.used.next_multiple_of(chunk);
         assert!(
             start + chunk <= self.kv.slots() as u32,
-            "the cache was planned too small: {} slots",
+            "the cache is too small: {} slots",
             self.kv.slots()
         );
         self.used = start + chunk;
@@ -209,17 +220,17 @@ impl Cache {
     }
 }
 
-/// New positions that are computed together, in one pass over the weights.
+/// Positions that are computed together, in one forward pass.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
     pub(crate) attention: AttentionSpans,
     pub(crate) slots: Vec<u32>,         // (rows)
     pub(crate) positions: Vec<u32>,     // (rows)
-    pub(crate) output_rows: Vec<usize>, // rows whose hidden state is asked for, ascending
+    pub(crate) output_rows: Vec<usize>, // rows whose hidden states are returned, ascending
 }
 
 impl Pass {
-    /// An empty pass with room for so many positions.
+    /// An empty pass with capacity for `rows` positions.
     pub fn with_capacity(rows: usize) -> Self {
         let (slots, positions) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
         Self {
@@ -230,9 +241,9 @@ impl Pass {
         }
     }
 
-    /// Adds the next position of a sequence; `wanted` asks for its hidden state.
+    /// Adds the next position of a sequence; `output` requests its hidden state.
     ///
-    /// Positions of one sequence are added in order. Each sees all before it and itself.
+    /// Positions of one sequence are added in order. Each attends to itself and all before it.
     pub fn push(&mut self, cache: &mut Cache, sequence: &mut Sequence, output: bool) {
         if output {
             self.output_rows.push(self.slots.len());
@@ -242,7 +253,7 @@ impl Pass {
         self.attention.push(sequence.spans.iter().copied());
     }
 
-    /// How many positions there are.
+    /// Number of positions.
     pub fn rows(&self) -> usize {
         self.slots.len()
     }
@@ -296,7 +307,7 @@ mod tests {
     fn released_slots_are_reused_and_chunks_stay_aligned() {
         let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
         (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
-        cache.set_slot_granularity(true);
+        cache.set_slot_granularity(SlotGranularity::Single);
         let mut forks: Vec<Sequence> = (0..3).map(|_| prefix.fork()).collect();
         forks.iter_mut().for_each(|fork| pass.push(&mut cache, fork, true));
         assert_eq!(pass.slots[3..], [16, 17, 18]);
@@ -308,29 +319,29 @@ mod tests {
             [Span { start: 0, len: 3 }, Span { start: 18, len: 1 }, Span { start: 17, len: 1 }]
         );
         cache.release_last(next);
-        cache.set_slot_granularity(false);
+        cache.set_slot_granularity(SlotGranularity::Chunk);
         let mut answer = forks[0].fork();
         pass.push(&mut cache, &mut answer, true);
         assert_eq!(
             pass.slots.last(),
             Some(&32),
-            "a chunk starts at a whole block, whatever is free before it"
+            "a chunk is aligned even if single slots are free before it"
         );
     }
 
     #[test]
     fn rollback_restores_cache_and_sequences() {
-        for singly in [false, true] {
+        for granularity in [SlotGranularity::Chunk, SlotGranularity::Single] {
             let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
             (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
             let mut rows: Vec<Sequence> = (0..4).map(|_| prefix.fork()).collect();
-            cache.set_slot_granularity(singly);
+            cache.set_slot_granularity(granularity);
             rows.iter_mut().for_each(|row| pass.push(&mut cache, row, true));
-            if singly {
-                cache.release_last(rows.remove(1)); // the next is handed what was given back, the others fresh slots
+            if granularity == SlotGranularity::Single {
+                cache.release_last(rows.remove(1)); // the next push reuses its slot
             }
-            // The last goes on right where it ended, in a chunk of its own; a new one begins with
-            // one; the others have room.
+            // The next push extends the last row by an adjacent chunk, gives the new row its first
+            // chunk, and takes reserved slots of the others.
             (0..15).for_each(|_| pass.push(&mut cache, rows.last_mut().unwrap(), true));
             rows.push(prefix.fork());
             let before = (rows.clone(), cache.used, cache.free_slots.clone());
@@ -342,7 +353,7 @@ mod tests {
                 assert_eq!((rows.clone(), cache.used, cache.free_slots.clone()), before);
                 let mark = cache.mark();
                 rows.iter_mut().for_each(|row| pass.push(&mut cache, row, true));
-                assert_eq!(rows, grown, "the same slots are handed out again");
+                assert_eq!(rows, grown, "the same slots are allocated again");
                 cache.rollback(mark, &mut rows);
             }
         }

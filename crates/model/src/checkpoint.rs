@@ -1,27 +1,28 @@
-//! A folder as `save_pretrained` writes it, opened: tensors by canonical name, as f32.
+//! A checkpoint as `save_pretrained` writes it: tensors by canonical name, as f32.
 //!
-//! `files` finds and maps the files, [`crate::names`] says what each tensor is, [`crate::adapter`]
-//! merges low-rank parts, `convert` makes numbers. Opening reads headers only;
-//! [`Checkpoint::tensor`] touches the bytes of one tensor.
+//! `files` finds and memory-maps the files, [`crate::names`] classifies the tensors, `lora` merges
+//! adapters, `convert` decodes dtypes. Opening reads headers only; [`Checkpoint::tensor`] reads the
+//! bytes of one tensor.
 //!
-//! Invariants: one canonical name is one tensor; a returned tensor has the shape that was asked for
+//! Invariants: a canonical name identifies one tensor; a returned tensor has the requested shape
 //! and only finite values.
 
 mod convert;
 mod files;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
 
-use crate::config::{Architecture, Config};
+use crate::config::Config;
 use crate::error::ModelError;
-use crate::lora::{self, LoraFactors, LoraScale, Orientation};
+use crate::lora::{self, LoraFactors, LoraScale};
 use crate::model_files::ModelFiles;
 use crate::names::{self, TensorRole};
+use crate::weights::WeightLayout;
 use files::{MappedFile, TensorHeader, WeightFiles};
 
 /// An opened checkpoint.
@@ -39,7 +40,7 @@ pub struct Checkpoint {
 /// A tensor in one of the files.
 struct StoredTensor {
     original: String,
-    /// Index into `Checkpoint::files`.
+    /// Index into `Checkpoint::weight_files`.
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -47,59 +48,58 @@ struct StoredTensor {
     used: AtomicBool,
 }
 
-/// The low-rank factors of one module; both are there once a checkpoint is open.
+/// The LoRA factors of one module; [`Checkpoint::open`] fails if only one is there.
 #[derive(Default)]
 struct LoraPair {
     a: Option<StoredTensor>,
     b: Option<StoredTensor>,
 }
 
-/// One tensor of a checkpoint, for those who list it.
+/// A tensor of a checkpoint, for listings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorInfo<'a> {
-    /// The name that the decoder asks for; of a low-rank factor, its module and `lora_A` or
-    /// `lora_B`.
+    /// The canonical name; for a LoRA factor `<module>.lora_A.weight` or `<module>.lora_B.weight`.
     pub canonical: String,
     /// The name in the file.
     pub original: &'a str,
     /// The file.
     pub file: &'a Path,
-    /// The number format, as safetensors spells it.
+    /// The dtype, as safetensors spells it.
     pub dtype: String,
     /// The shape in the file.
     pub shape: &'a [usize],
-    /// Size in the file.
+    /// Size in the file, in bytes.
     pub bytes: usize,
-    /// Whether somebody has asked for it.
+    /// Whether it has been read.
     pub used: bool,
-    /// Why nobody needs to ask for it, if so.
+    /// Why it need not be read, if so.
     pub ignored: Option<&'static str>,
 }
 
 impl Checkpoint {
     /// Reads config.json and the headers of all weight files.
-    pub fn open(folder: impl Into<ModelFiles>) -> Result<Checkpoint, ModelError> {
-        let folder = folder.into();
-        let config = Config::read(&folder)?;
-        let WeightFiles { files: sources, index, pickles } = files::find_weights(&folder)?;
-        let scale = LoraScale::FamilyDefault(config.architecture);
+    pub fn open(model_files: impl Into<ModelFiles>) -> Result<Checkpoint, ModelError> {
+        let model_files = model_files.into();
+        let config = Config::read(&model_files)?;
+        let WeightFiles { files, index, pickles } = files::find_weights(&model_files)?;
+        let lora_scale = LoraScale::FamilyDefault(config.architecture);
         let mut checkpoint = Checkpoint {
-            model_files: folder,
+            model_files,
             config,
             weight_files: Vec::new(),
             weights: BTreeMap::new(),
             adapters: BTreeMap::new(),
-            lora_scale: scale,
+            lora_scale,
             ignored: Vec::new(),
             pickles,
         };
-        for source in &sources {
-            let (mapped, described) = MappedFile::open(&checkpoint.model_files, source)?;
+        for file in &files {
+            let (mapped, tensors) = MappedFile::open(&checkpoint.model_files, file)?;
             if let Some((index, map)) = &index {
-                check_index(checkpoint.dir(), &mapped.path, &described, index, map)?;
+                check_index(checkpoint.dir(), &mapped.path, &tensors, index, map)?;
             }
             checkpoint.weight_files.push(mapped);
-            for tensor in described {
+            for tensor in tensors {
                 checkpoint.register(tensor)?;
             }
         }
@@ -108,22 +108,22 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// What config.json says.
+    /// The parsed config.json.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Where its files are.
+    /// The files that it was opened from.
     pub fn model_files(&self) -> &ModelFiles {
         &self.model_files
     }
 
-    /// What its folder is called.
+    /// The directory, or the name of the embedded files.
     pub fn dir(&self) -> &Path {
         self.model_files.path()
     }
 
-    /// Whether a weight is there, by canonical name.
+    /// Whether there is a weight with this canonical name.
     pub fn has(&self, name: &str) -> bool {
         self.weights.contains_key(name)
     }
@@ -133,8 +133,8 @@ impl Checkpoint {
         self.weights.get(name).map(|stored| stored.shape.as_slice())
     }
 
-    /// Reads a weight by canonical name, in the layout of its file (GPT-2's `Conv1D` stays (in,
-    /// out)), with its adapter merged.
+    /// Reads a weight by canonical name, with its adapter merged, in the layout of its file:
+    /// GPT-2's `Conv1D` stays (in, out).
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
         let mut values = self.read_values(stored, shape)?;
@@ -146,13 +146,13 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Tensors that nobody asked for and that are not known to be harmless, as `canonical (original
-    /// in file)`.
+    /// Tensors that were not read and are not known to be unnecessary, as `canonical (original in
+    /// file)`.
     pub fn unused_tensors(&self) -> Vec<String> {
         self.tensors().filter(|e| !e.used && e.ignored.is_none()).map(|e| e.describe()).collect()
     }
 
-    /// Every tensor of every file: weights, then low-rank factors, then what is ignored.
+    /// All tensors of all files: weights, then LoRA factors, then ignored tensors.
     pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
         let weights = self
             .weights
@@ -188,12 +188,12 @@ impl Checkpoint {
         }
     }
 
-    /// Why a weight with a canonical name is not needed after all.
+    /// Why a weight need not be read although it has a canonical name.
     fn redundant_reason(&self, name: &str) -> Option<&'static str> {
         (name == "lm_head.weight" && self.config.tied).then_some("tied to the token embedding")
     }
 
-    /// Files a tensor of the newest file under what it is.
+    /// Registers a tensor of the last of `weight_files` by its role.
     fn register(&mut self, tensor: TensorHeader) -> Result<(), ModelError> {
         let TensorHeader { name, dtype, shape, range } = tensor;
         let file = self.weight_files.len() - 1;
@@ -223,17 +223,15 @@ impl Checkpoint {
         match slot.take() {
             None => *slot = Some(stored),
             Some(first) => {
-                return Err(self.duplicate_error(
-                    "one low-rank factor".to_owned(),
-                    &first,
-                    &stored,
-                ));
+                let tensor = "one low-rank factor".to_owned();
+                return Err(self.duplicate_error(tensor, &first, &stored));
             }
         }
         Ok(())
     }
 
-    /// Training scripts save some weights twice; equal copies are one weight, unlike ones an error.
+    /// Training scripts save some weights twice: an equal copy is ignored, a different one is an
+    /// error.
     fn register_weight(&mut self, name: String, stored: StoredTensor) -> Result<(), ModelError> {
         match self.weights.get(&name) {
             None => {
@@ -265,8 +263,8 @@ impl Checkpoint {
         }
     }
 
-    /// Both halves of each pair must be there. Only then does adapter_config.json matter: a merged
-    /// model may keep its own.
+    /// Checks that every module has both factors. adapter_config.json is read only if there are
+    /// factors: a merged model may still have the file.
     fn check_adapters(&mut self) -> Result<(), ModelError> {
         if !self.adapters.is_empty() {
             self.lora_scale = LoraScale::read(&self.model_files, self.config.architecture)?;
@@ -287,12 +285,10 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// The rows of the token embedding must be config.json's `vocab_size`.
     fn check_vocabulary(&self) -> Result<(), ModelError> {
-        let name = match self.config.architecture {
-            Architecture::Gpt2 => "wte.weight",
-            Architecture::Llama | Architecture::Qwen3 => "embed_tokens.weight",
-        };
-        let Some(stored) = self.weights.get(name) else {
+        let name = format!("{}.weight", self.config.embedding_name());
+        let Some(stored) = self.weights.get(&name) else {
             return Ok(());
         };
         match stored.shape.first() {
@@ -322,10 +318,10 @@ impl Checkpoint {
                 what: format!("`{}` on a weight that is no matrix", a.original),
             });
         };
-        let orientation = Orientation::of(self.config.architecture, module);
-        let (inputs, outputs) = match orientation {
-            Orientation::Linear => (columns, rows),
-            Orientation::Conv1D => (rows, columns),
+        let layout = WeightLayout::of(self.config.architecture, module);
+        let (inputs, outputs) = match layout {
+            WeightLayout::OutputMajor => (columns, rows),
+            WeightLayout::InputMajor => (rows, columns),
         };
         let rank = a.shape.first().copied().unwrap_or(0);
         let scale =
@@ -336,11 +332,11 @@ impl Checkpoint {
             })?;
         let (a, b) =
             (self.read_values(a, &[rank, inputs])?, self.read_values(b, &[outputs, rank])?);
-        lora::merge(values, rows, orientation, LoraFactors { a: &a, b: &b, rank, scale });
+        lora::merge(values, rows, layout, LoraFactors { a: &a, b: &b, rank, scale });
         Ok(())
     }
 
-    /// One stored tensor as f32, checked, and marked as used.
+    /// Reads a tensor as f32, checks shape and values, and marks it as used.
     fn read_values(&self, stored: &StoredTensor, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         stored.used.store(true, Ordering::Relaxed);
         if stored.shape != shape {
@@ -404,15 +400,15 @@ impl TensorInfo<'_> {
     }
 }
 
-/// Each tensor that the index puts into this shard must be in it.
+/// Checks that a shard holds all tensors that the index assigns to it.
 fn check_index(
     dir: &Path,
     shard: &Path,
-    described: &[TensorHeader],
+    tensors: &[TensorHeader],
     index: &Path,
     map: &BTreeMap<String, String>,
 ) -> Result<(), ModelError> {
-    let held: std::collections::HashSet<&str> = described.iter().map(|d| d.name.as_str()).collect();
+    let held: HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
     let expected = map.iter().filter(|(_, file)| dir.join(file) == shard);
     for (tensor, file) in expected {
         if !held.contains(tensor.as_str()) {

@@ -1,20 +1,18 @@
-//! The one decoder: GPT-2, Llama and Qwen3 are this transformer with other fields in its
-//! [`Config`].
+//! The decoder: one transformer for GPT-2, Llama and Qwen3, which differ in their [`Config`].
 //!
-//! Three types, three roles: [`Config`] is the blueprint, [`Decoder`] the weights, [`Cache`] the
-//! state; only the state changes. A pass computes any mixture of new positions (whole prompts,
-//! single thoughts of many rows) over what the cache holds.
+//! [`Config`] is the configuration, [`Decoder`] the weights and [`Cache`] the state; only the state
+//! is mutable. A forward pass computes any mix of new positions (whole prompts, single thoughts of
+//! many rows) on top of the cached ones. `chunk` prepares the inputs of a pass, `trainable` has the
+//! forward and backward for training.
 
+mod chunk;
 mod trainable;
 
-use std::borrow::Cow;
-use std::cell::OnceCell;
 use std::ops::Range;
 
 use tensor::ops::{
-    self, Activation, AttentionMetadata, AttentionSpans, DropoutMask, GraphCache, GraphKey,
-    Indices, KeepMask, Linear, Normalization, OutputDtype, PerturbedRows, QkvTransform, Rope,
-    RowPerturbation, SiteSet, SlotMapping,
+    self, Activation, DropoutMask, GraphCache, GraphKey, KeepMask, Linear, Normalization,
+    OutputDtype, PerturbedRows, QkvTransform, Rope, RowPerturbation, SiteSet, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -24,18 +22,19 @@ use crate::config::{self, Config, Mlp, PositionEncoding};
 use crate::error::ModelError;
 use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
+use chunk::{ChunkRows, PassChunk};
 
 pub use trainable::{Segment, TrainableDecoder};
 
-/// A decoder's weights, packed for the device.
+/// A decoder's weights, in the layout and dtype of the device's kernels.
 #[derive(Debug)]
 pub struct Decoder {
     device: Device,
     config: Config,
-    graphs: GraphCache,        // of passes: before the weights that they use
-    embedding: Option<Linear>, // width -> vocab, unless the head is tied and serves as the table
-    lm_head: Option<Linear>,   // width -> vocab
-    position_embedding: Option<Tensor>, // (context, width), unless positions are rotary
+    graphs: GraphCache, // declared, and so dropped, before the weights that they use
+    embedding: Option<Linear>, // width -> vocab; `None` if tied to `lm_head`
+    lm_head: Option<Linear>, // width -> vocab
+    position_embedding: Option<Tensor>, // (context, width); `None` with rotary positions
     rope: Option<Rope>,
     blocks: Vec<Block>,
     final_norm: Normalization,
@@ -49,7 +48,7 @@ struct Block {
     qk_norm: Option<(Normalization, Normalization)>,
     attn_out: Linear,
     mlp_norm: Normalization,
-    mlp_in: Linear, // width -> ffn, or both halves of a SwiGLU: width -> 2 ffn
+    mlp_in: Linear, // width -> ffn; SwiGLU: width -> 2 ffn, gate and up
     mlp_out: Linear,
 }
 
@@ -76,48 +75,67 @@ fn sites_of(rows: &[Option<RowPerturbation>]) -> SiteSet {
     rows.iter().flatten().fold(SiteSet::EMPTY, |sites, row| sites.union(row.sites))
 }
 
-/// Whether a decoder is loaded with the map from hidden states to tokens.
+/// Options of a forward pass.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardOptions<'a> {
+    /// Dropout of the rows of the pass.
+    pub dropout: Option<Dropout<'a>>,
+    /// The dtype of the returned hidden states; [`OutputDtype::Compute`] if only the LM head reads
+    /// them.
+    pub output: OutputDtype,
+}
+
+/// The inputs of [`Decoder::forward_deferred`].
+#[derive(Clone, Copy, Debug)]
+pub struct DeferredInputs<X, P> {
+    /// Returns the input vectors (rows, width). Called once the pass is prepared.
+    pub x: X,
+    /// Called once the first block is launched; an error calls the pass off.
+    pub proceed: P,
+}
+
+/// Whether a decoder is loaded with its LM head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LmHead {
-    /// A reasoner answers in words.
+    /// For models that generate tokens.
     With,
-    /// A reward model does not.
+    /// For reward models.
     Without,
 }
 
 impl Decoder {
-    /// Takes a decoder's weights from `source` and packs them.
+    /// Loads the weights from `source`.
     pub fn load(
         device: &Device,
         config: &Config,
         source: &impl TensorSource,
         head: LmHead,
     ) -> Result<Self, ModelError> {
-        let parts = DecoderTensors(config);
+        let tensors = DecoderTensors(config);
         let tied = config.tied || !DecoderTensors::has_lm_head(source);
-        let table = parts.embedding().load(device, source)?;
-        let (table, head) = match head {
-            LmHead::Without => (Some(table), None),
-            LmHead::With if tied => (None, Some(table)),
-            LmHead::With => (Some(table), Some(parts.lm_head().load(device, source)?)),
+        let embedding = tensors.embedding().load(device, source)?;
+        let (embedding, lm_head) = match head {
+            LmHead::Without => (Some(embedding), None),
+            LmHead::With if tied => (None, Some(embedding)),
+            LmHead::With => (Some(embedding), Some(tensors.lm_head().load(device, source)?)),
         };
-        let positions = parts
+        let position_embedding = tensors
             .position_embedding(source)?
             .map(|(_, table)| table.to_device(device))
             .transpose()?;
         let blocks = (0..config.layers)
-            .map(|i| Block::load(device, parts, source, i))
+            .map(|i| Block::load(device, tensors, source, i))
             .collect::<Result<Vec<_>, _>>()?;
         let rope = rope_frequencies(config)
             .map(|frequencies| Rope::new(device, frequencies))
             .transpose()?;
-        let final_norm = parts.final_norm().load(device, source)?;
+        let final_norm = tensors.final_norm().load(device, source)?;
         Ok(Self {
             device: device.clone(),
             graphs: GraphCache::default(),
-            embedding: table,
-            lm_head: head,
-            position_embedding: positions,
+            embedding,
+            lm_head,
+            position_embedding,
             rope,
             flops_per_position: blocks.iter().map(Block::flops_per_position).sum(),
             blocks,
@@ -126,28 +144,28 @@ impl Decoder {
         })
     }
 
-    /// The same decoder, every pass of which is launched and none replayed. For tests: replays
-    /// differ in nothing but time.
+    /// The same decoder with CUDA graphs disabled: every pass is launched kernel by kernel. For
+    /// tests; graphs do not change results.
     pub fn without_graphs(self) -> Self {
         Self { graphs: GraphCache::disabled(), ..self }
     }
 
-    /// Passes that were replayed so far.
+    /// Number of CUDA graph replays so far.
     pub fn graph_replays(&self) -> usize {
         self.graphs.replays()
     }
 
-    /// The blueprint.
+    /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The device that computes.
+    /// The device that holds the weights.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Embeddings of some tokens: (tokens, width).
+    /// Token embeddings: (tokens, width).
     ///
     /// # Panics
     /// If a token is not in the vocabulary.
@@ -155,26 +173,26 @@ impl Decoder {
         ops::lookup(&self.device, self.embedding(), tokens)
     }
 
-    /// The embeddings, as weights of a map to the vocabulary.
+    /// The token embedding, stored as a linear layer width -> vocab.
     pub fn embedding(&self) -> &Linear {
         self.embedding.as_ref().unwrap_or_else(|| self.lm_head())
     }
 
-    /// The map from hidden states to logits.
+    /// The LM head, width -> vocab.
     ///
     /// # Panics
-    /// If the decoder was loaded without.
+    /// If the decoder was loaded without one.
     pub fn lm_head(&self) -> &Linear {
         self.lm_head
             .as_ref()
             .unwrap_or_else(|| panic!("this decoder was loaded without its LM head"))
     }
 
-    /// Computes a pass over the positions' input vectors x (rows, width) and stores their keys and
-    /// values.
+    /// Computes a pass over the input vectors x (rows, width) and writes the rows' keys and values
+    /// to the cache.
     ///
-    /// Returns the hidden states after the final norm of the rows that the pass wants: (wanted,
-    /// width).
+    /// Returns the hidden states, after the final norm, of the pass's output rows: (output rows,
+    /// width), float32.
     pub fn forward(
         &self,
         cache: &mut Cache,
@@ -182,106 +200,109 @@ impl Decoder {
         x: Tensor,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Tensor, DeviceError> {
-        self.run_pass(cache, pass, (dropout, OutputDtype::F32, false), (|| Ok(x), || Ok(())))
+        let options = ForwardOptions { dropout, output: OutputDtype::F32 };
+        let inputs = DeferredInputs { x: || Ok(x), proceed: || Ok(()) };
+        self.run_pass(cache, pass, options, false, inputs)
     }
 
-    /// [`Decoder::forward`] of a pass that may turn out not to be wanted, or whose input vectors
-    /// are not known yet: the pass is made ready, on the device where it can be, and then `x`
-    /// is asked for them; `go` is asked when the device has the first block to compute. If
-    /// either fails, that is returned, and it is as if nothing had been computed. Hidden states
-    /// that are for the head alone need not be kept in single precision.
-    pub fn forward_deferred<E: From<DeviceError>>(
+    /// [`Decoder::forward`] of a pass whose input vectors may not be known yet, or that may be
+    /// called off: everything but the input vectors is copied to the device first, then `inputs.x`
+    /// is called, and `inputs.proceed` once the first block is launched. If either fails, its error
+    /// is returned; the caller then rolls back the cache, and the pass has had no effect.
+    pub fn forward_deferred<E, X, P>(
         &self,
         cache: &mut Cache,
         pass: &Pass,
-        (dropout, format): (Option<Dropout<'_>>, OutputDtype),
-        (x, go): (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
-    ) -> Result<Tensor, E> {
-        self.run_pass(cache, pass, (dropout, format, true), (x, go))
+        options: ForwardOptions<'_>,
+        inputs: DeferredInputs<X, P>,
+    ) -> Result<Tensor, E>
+    where
+        E: From<DeviceError>,
+        X: FnOnce() -> Result<Tensor, E>,
+        P: FnOnce() -> Result<(), E>,
+    {
+        self.run_pass(cache, pass, options, true, inputs)
     }
 
-    /// Computes a pass that is made ready `ahead` of its input vectors, or else while the device
-    /// begins with them.
-    fn run_pass<E: From<DeviceError>>(
+    /// Runs a pass whole, in chunks, or as a CUDA graph. With `stage_ahead`, metadata is copied to
+    /// the device before the input vectors are requested; without, while the first block runs.
+    fn run_pass<E, X, P>(
         &self,
         cache: &mut Cache,
         pass: &Pass,
-        (dropout, format, ahead): (Option<Dropout<'_>>, OutputDtype, bool),
-        (x, go): (impl FnOnce() -> Result<Tensor, E>, impl FnOnce() -> Result<(), E>),
-    ) -> Result<Tensor, E> {
+        options: ForwardOptions<'_>,
+        stage_ahead: bool,
+        DeferredInputs { x, proceed }: DeferredInputs<X, P>,
+    ) -> Result<Tensor, E>
+    where
+        E: From<DeviceError>,
+        X: FnOnce() -> Result<Tensor, E>,
+        P: FnOnce() -> Result<(), E>,
+    {
         let (device, width) = (&self.device, self.config.width);
         let x = || {
             let x = x()?;
-            assert_eq!(
-                (x.rows(), x.cols()),
-                (pass.rows(), width),
-                "decoder: inputs do not fit the pass"
-            );
+            let (shape, expected) = ((x.rows(), x.cols()), (pass.rows(), width));
+            assert_eq!(shape, expected, "decoder: the inputs do not match the pass");
             Ok::<Tensor, E>(x)
         };
         if pass.rows() > device.max_batch_rows() {
             let x = x()?;
-            go()?;
-            return Ok(self.forward_chunked(cache, pass, (dropout, format), x)?);
+            proceed()?;
+            return Ok(self.forward_chunked(cache, pass, options, x)?);
         }
-        let seen = ChunkRows::new(pass, 0..pass.rows());
-        if let Some(key) = self.graph_key(cache, pass, &seen, (dropout, format)) {
-            // A replay has places of its own for what is brought over, and few rows take little
-            // time.
-            let part = |x| {
-                Ok(PassChunk { x, ..PassChunk::new(device, pass, &seen, (dropout, width), true)? })
-            };
-            let body = |part: PassChunk<'_>| {
-                self.forward_chunk(cache, part, (&mut ChunkActivations::default(), format), || {
-                    Ok(())
-                })
+        let rows = ChunkRows::new(pass, 0..pass.rows());
+        if let Some(key) = self.graph_key(cache, pass, &rows, options) {
+            // A graph has input buffers of its own, and copies for its few rows take little time.
+            let chunk = |x| PassChunk::new(device, pass, &rows, options.dropout)?.staged(device, x);
+            let body = |chunk: PassChunk<'_>| {
+                let work = &mut ChunkActivations::default();
+                self.forward_chunk(cache, chunk, work, options.output, || Ok(()))
             };
             let x = x()?;
-            go()?; // what is replayed is replayed whole
-            return Ok(self.graphs.run(device, key, x, part, body)?);
+            proceed()?; // a graph cannot be called off midway
+            return Ok(self.graphs.run(device, key, x, chunk, body)?);
         }
-        let part = PassChunk::new(device, pass, &seen, (dropout, width), ahead)?;
-        self.forward_chunk(
-            cache,
-            PassChunk { x: x()?, ..part },
-            (&mut ChunkActivations::default(), format),
-            go,
-        )
+        let mut chunk = PassChunk::new(device, pass, &rows, options.dropout)?;
+        if stage_ahead {
+            chunk.stage(device, width)?;
+        }
+        chunk.x = x()?;
+        self.forward_chunk(cache, chunk, &mut ChunkActivations::default(), options.output, proceed)
     }
 
-    /// A pass of more rows than the device takes at once, in parts of about as many: a small one
-    /// would leave it idle.
+    /// Runs a pass of more rows than the device takes at once, in chunks of about equal size: a
+    /// small last chunk would leave the device idle.
     fn forward_chunked(
         &self,
         cache: &mut Cache,
         pass: &Pass,
-        (dropout, format): (Option<Dropout<'_>>, OutputDtype),
+        options: ForwardOptions<'_>,
         x: Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let (mut work, mut parts) = (ChunkActivations::default(), Vec::new());
-        let each = pass.rows().div_ceil(pass.rows().div_ceil(self.device.max_batch_rows()));
-        for start in (0..pass.rows()).step_by(each) {
-            let rows = start..pass.rows().min(start + each);
-            let some = ops::select(&self.device, [&x], &rows.clone().collect::<Vec<_>>())?;
-            let seen = ChunkRows::new(pass, rows);
-            let part = PassChunk::new(&self.device, pass, &seen, (dropout, x.cols()), false)?;
-            let part = PassChunk { x: some, ..part };
-            parts.push(
-                self.forward_chunk(cache, part, (&mut work, format), || Ok::<(), DeviceError>(()))?,
-            );
+        let (mut work, mut outputs) = (ChunkActivations::default(), Vec::new());
+        let chunk_rows = pass.rows().div_ceil(pass.rows().div_ceil(self.device.max_batch_rows()));
+        for start in (0..pass.rows()).step_by(chunk_rows) {
+            let range = start..pass.rows().min(start + chunk_rows);
+            let inputs = ops::select(&self.device, [&x], &range.clone().collect::<Vec<_>>())?;
+            let rows = ChunkRows::new(pass, range);
+            let mut chunk = PassChunk::new(&self.device, pass, &rows, options.dropout)?;
+            chunk.x = inputs;
+            let proceed = || Ok::<(), DeviceError>(());
+            outputs.push(self.forward_chunk(cache, chunk, &mut work, options.output, proceed)?);
         }
-        ops::concat(&self.device, &parts.iter().collect::<Vec<_>>())
+        ops::concat(&self.device, &outputs.iter().collect::<Vec<_>>())
     }
 
-    /// What a replay of this pass must have in common with it; none if it is not to be replayed.
+    /// The key of the CUDA graph for this pass; `None` if it is launched without a graph.
     fn graph_key(
         &self,
         cache: &Cache,
         pass: &Pass,
-        seen: &ChunkRows<'_>,
-        (dropout, format): (Option<Dropout<'_>>, OutputDtype),
+        rows: &ChunkRows<'_>,
+        options: ForwardOptions<'_>,
     ) -> Option<GraphKey> {
-        let sites = match dropout {
+        let sites = match options.dropout {
             None => SiteSet::EMPTY,
             Some(Dropout::Sampled(rows)) => sites_of(rows),
             Some(Dropout::Recorded { .. }) => return None,
@@ -289,97 +310,104 @@ impl Decoder {
         if !GraphKey::is_worthwhile(&cache.kv, pass.rows()) {
             return None;
         }
-        // Checked here, since a replay does not check its inputs again.
+        // Checked here: a graph replay does not check its inputs.
         let (slots, context) =
             (cache.slots(), self.position_embedding.as_ref().map_or(usize::MAX, Tensor::rows));
-        assert!(pass.slots.iter().all(|&s| (s as usize) < slots), "decoder: a slot beyond {slots}");
-        assert!(pass.attention.end_slot() <= slots, "decoder: a span beyond {slots} slots");
+        assert!(
+            pass.slots.iter().all(|&s| (s as usize) < slots),
+            "decoder: slot out of range of {slots}"
+        );
+        assert!(pass.attention.end_slot() <= slots, "decoder: span out of range of {slots} slots");
         assert!(
             pass.positions.iter().all(|&p| (p as usize) < context),
-            "decoder: a position beyond {context}"
+            "decoder: position out of range of {context}"
         );
         Some(GraphKey::new(
             &cache.kv,
-            &seen.spans,
-            seen.drops_rows().then(|| seen.output_spans()),
+            &rows.spans,
+            rows.drops_rows().then(|| rows.output_spans()),
             sites,
-            format,
+            options.output,
         ))
     }
 
-    /// Computes a part of a pass, hidden states in a format; `go` is asked when the device has the
-    /// first block to compute.
+    /// Runs all blocks over a chunk and returns its hidden states in the dtype `output`; `proceed`
+    /// is called once the first block is launched.
     fn forward_chunk<E: From<DeviceError>>(
         &self,
         cache: &mut Cache,
-        mut part: PassChunk<'_>,
-        (work, format): (&mut ChunkActivations, OutputDtype),
+        mut chunk: PassChunk<'_>,
+        work: &mut ChunkActivations,
+        output: OutputDtype,
         proceed: impl FnOnce() -> Result<(), E>,
     ) -> Result<Tensor, E> {
-        let mut go = Some(proceed);
+        let mut proceed = Some(proceed);
         let (device, heads) = (&self.device, self.config.heads);
-        part.x =
-            self.embed_norm(std::mem::take(&mut part.x), &part.slot_mapping, &mut work.normed)?;
+        let x = std::mem::take(&mut chunk.x);
+        chunk.x = self.embed_norm(x, &chunk.slot_mapping, &mut work.normed)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let next = self.blocks.get(layer + 1);
             let (by, into) = ((&block.qkv, self.qkv_params(block)), (&mut cache.kv, layer));
-            ops::project_qkv(device, &work.normed, by, into, &part.slot_mapping, &mut work.qkv)?;
+            ops::project_qkv(device, &work.normed, by, into, &chunk.slot_mapping, &mut work.qkv)?;
             work.normed.release();
-            let mut sight = part.take_metadata(device)?;
+            let mut metadata = chunk.take_metadata(device)?;
             if next.is_none() {
-                sight = part.select_output(device, sight, &mut work.qkv)?; // from here on only what was asked for
+                // Beyond the keys and values, the last block is computed for the output rows only.
+                metadata = chunk.select_output(device, metadata, &mut work.qkv)?;
             }
             ops::attention(
                 device,
                 &work.qkv,
                 cache.kv.layer(layer),
                 heads,
-                &sight.attention,
+                &metadata.attention,
                 &mut work.attended,
             )?;
             work.qkv.release();
-            let mask = sight.dropout.mask(layer, Site::AttnOut);
+            let mask = metadata.dropout.mask(layer, Site::AttnOut);
             let normed = (&block.mlp_norm, OutputDtype::Compute, &mut work.normed);
             ops::linear_residual_norm(
                 device,
                 &work.attended,
                 &block.attn_out,
                 mask,
-                &mut part.x,
+                &mut chunk.x,
                 normed,
             )?;
             work.attended.release();
             self.mlp(block, work)?;
-            let mask = sight.dropout.mask(layer, Site::MlpOut);
+            let mask = metadata.dropout.mask(layer, Site::MlpOut);
             let normed = match next {
                 Some(next) => (&next.attn_norm, OutputDtype::Compute, &mut work.normed),
-                None => (&self.final_norm, format, &mut work.normed),
+                None => (&self.final_norm, output, &mut work.normed),
             };
             ops::linear_residual_norm(
                 device,
                 &work.inner,
                 &block.mlp_out,
                 mask,
-                &mut part.x,
+                &mut chunk.x,
                 normed,
             )?;
             work.inner.release();
-            part.metadata = Some(sight);
-            if let Some(go) = go.take() {
-                go()?;
+            chunk.metadata = Some(metadata);
+            if let Some(proceed) = proceed.take() {
+                proceed()?;
             }
         }
         Ok(std::mem::take(&mut work.normed))
     }
 
-    /// The stream that input vectors become, normed for the first block.
+    /// Adds position embeddings to the input vectors, if any; returns the residual stream and
+    /// writes its first norm to `normed`.
     fn embed_norm(
         &self,
         x: Tensor,
-        seats: &SlotMapping,
+        slot_mapping: &SlotMapping,
         normed: &mut Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let positions = self.position_embedding.as_ref().map(|table| (table, &seats.positions));
+        let table = self.position_embedding.as_ref();
+        let positions = table.map(|table| (table, &slot_mapping.positions));
         ops::add_positions_norm(
             &self.device,
             x,
@@ -397,17 +425,16 @@ impl Decoder {
         }
     }
 
-    /// The MLP up to its last product: from `work.normed`, which is let go, into `work.inner`.
+    /// The MLP up to its output projection: from `work.normed`, which is released, to `work.inner`.
     fn mlp(&self, block: &Block, work: &mut ChunkActivations) -> Result<(), DeviceError> {
         let (device, normed) = (&self.device, &work.normed);
-        let into = |activation, out: &mut Tensor| {
+        let mlp_in = |activation, out: &mut Tensor| {
             ops::linear(device, normed, &block.mlp_in, (activation, OutputDtype::Compute), out)
         };
-        match self.config.mlp {
-            Mlp::GeluTanh => into(Activation::GeluTanh, &mut work.inner)?,
-            Mlp::GeluErf => into(Activation::GeluErf, &mut work.inner)?,
-            Mlp::SwiGlu => {
-                into(Activation::None, &mut work.gates)?;
+        match mlp_activation(self.config.mlp) {
+            Some(activation) => mlp_in(activation, &mut work.inner)?,
+            None => {
+                mlp_in(Activation::None, &mut work.gates)?;
                 ops::swiglu(device, &work.gates, &mut work.inner)?;
                 work.gates.release();
             }
@@ -416,69 +443,76 @@ impl Decoder {
         Ok(())
     }
 
-    /// Floating-point operations of some positions of a sequence in the blocks: the products, and
-    /// attention over all before.
+    /// Floating-point operations of the blocks for a range of a sequence's positions: matrix
+    /// products and causal attention.
     pub fn flops_for(&self, positions: Range<usize>) -> f64 {
         let (from, to) = (positions.start, positions.end);
-        let seen = (to * (to + 1) - from * (from + 1)) / 2;
-        (to - from) as f64 * self.flops_per_position() + seen as f64 * self.flops_per_attended()
+        let attended = (to * (to + 1) - from * (from + 1)) / 2;
+        (to - from) as f64 * self.flops_per_position() + attended as f64 * self.flops_per_attended()
     }
 
-    /// Floating-point operations of one position in the blocks, leaving out what depends on how
-    /// much it sees.
+    /// Floating-point operations of the blocks' matrix products per position.
     pub fn flops_per_position(&self) -> f64 {
         self.flops_per_position
     }
 
-    /// Floating-point operations of attention for each position that a position sees.
+    /// Floating-point operations of attention per pair of a position and one it attends to.
     pub fn flops_per_attended(&self) -> f64 {
         4.0 * (self.config.layers * self.config.heads * self.config.head_dim) as f64
     }
 
-    /// Floating-point operations of one row of logits.
+    /// Floating-point operations per row of logits.
     pub fn flops_per_logits(&self) -> f64 {
         2.0 * (self.config.width * self.config.vocab) as f64
     }
 }
 
 impl Block {
-    /// Those of its products.
     fn flops_per_position(&self) -> f64 {
         let products = [&self.qkv, &self.attn_out, &self.mlp_in, &self.mlp_out];
-        2.0 * products.map(|map| map.inputs() * map.outputs()).iter().sum::<usize>() as f64
+        2.0 * products.map(|linear| linear.inputs() * linear.outputs()).iter().sum::<usize>() as f64
     }
 
     fn load(
         device: &Device,
-        parts: DecoderTensors<'_>,
+        tensors: DecoderTensors<'_>,
         source: &impl TensorSource,
         i: usize,
     ) -> Result<Self, ModelError> {
-        let qk_norm = match parts.qk_norm(i) {
+        let qk_norm = match tensors.qk_norm(i) {
             Some([q, k]) => Some((q.load(device, source)?, k.load(device, source)?)),
             None => None,
         };
         Ok(Self {
-            attn_norm: parts.attn_norm(i).load(device, source)?,
-            qkv: parts.qkv(i).load(device, source)?,
+            attn_norm: tensors.attn_norm(i).load(device, source)?,
+            qkv: tensors.qkv(i).load(device, source)?,
             qk_norm,
-            attn_out: parts.attn_out(i).load(device, source)?,
-            mlp_norm: parts.mlp_norm(i).load(device, source)?,
-            mlp_in: parts.mlp_in(i).load(device, source)?,
-            mlp_out: parts.mlp_out(i).load(device, source)?,
+            attn_out: tensors.attn_out(i).load(device, source)?,
+            mlp_norm: tensors.mlp_norm(i).load(device, source)?,
+            mlp_in: tensors.mlp_in(i).load(device, source)?,
+            mlp_out: tensors.mlp_out(i).load(device, source)?,
         })
     }
 }
 
-/// The rotation frequencies, with Llama 3's stretching of the slow ones.
+/// The activation of an MLP without a gate; `None` for SwiGLU.
+fn mlp_activation(mlp: Mlp) -> Option<Activation> {
+    match mlp {
+        Mlp::GeluTanh => Some(Activation::GeluTanh),
+        Mlp::GeluErf => Some(Activation::GeluErf),
+        Mlp::SwiGlu => None,
+    }
+}
+
+/// The RoPE frequencies, with Llama 3's scaling.
 ///
-/// In single precision step by step, as transformers has it: at position 1000 a last-place
-/// difference in a frequency is a difference in the fourth digit of an angle, and random models
-/// amplify it from thought to thought.
+/// Computed in float32 step by step, as in transformers: at position 1000 a difference in the last
+/// place of a frequency changes the fourth digit of an angle, and random models amplify it from
+/// thought to thought.
 fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
     let PositionEncoding::Rope { theta, scaling } = config.positions else { return None };
     let base = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / config.head_dim as f32);
-    let stretch = |f: f32| {
+    let scale = |f: f32| {
         let Some(config::Llama3Scaling { factor, low, high, original_context }) = scaling else {
             return f;
         };
@@ -490,165 +524,22 @@ fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
         } else if wavelength > context / low {
             f / factor
         } else {
-            let kept = (context / wavelength - low) / (high - low);
-            (1.0 - kept) * f / factor + kept * f
+            let smooth = (context / wavelength - low) / (high - low);
+            (1.0 - smooth) * f / factor + smooth * f
         }
     };
-    Some((0..config.head_dim / 2).map(|i| stretch(base(i))).collect())
+    Some((0..config.head_dim / 2).map(|i| scale(base(i))).collect())
 }
 
-/// Activations of one part of a pass. On the processor their memory is kept from layer to layer; a
-/// GPU's is let go as soon as nothing reads them any more, so that all activations of a layer fit
-/// its cache.
+/// Activations of one chunk. On the CPU their memory is reused from layer to layer; on a GPU each
+/// is released after its last use, so that a layer's activations fit the L2 cache.
 #[derive(Default)]
 struct ChunkActivations {
     normed: Tensor,   // (rows, width)
     qkv: Tensor,      // (rows, (heads + 2 kv_heads) * head_dim)
     attended: Tensor, // (rows, heads * head_dim)
-    gates: Tensor,    // (rows, 2 ffn), SwiGLU only
+    gates: Tensor,    // (rows, 2 ffn): gate and up, SwiGLU only
     inner: Tensor,    // (rows, ffn)
-}
-
-/// What some rows of a pass see.
-struct ChunkRows<'a> {
-    range: Range<usize>,
-    spans: Cow<'a, AttentionSpans>,
-    output_rows: Vec<usize>,                // counted from the first row
-    output_spans: OnceCell<AttentionSpans>, // what the wanted rows see
-}
-
-impl<'a> ChunkRows<'a> {
-    fn new(pass: &'a Pass, rows: Range<usize>) -> Self {
-        let whole = rows.len() == pass.rows();
-        let all = if whole {
-            Cow::Borrowed(&pass.attention)
-        } else {
-            Cow::Owned(pass.attention.select(rows.clone()))
-        };
-        let wanted =
-            pass.output_rows.iter().filter(|w| rows.contains(w)).map(|w| w - rows.start).collect();
-        Self { range: rows, spans: all, output_rows: wanted, output_spans: OnceCell::new() }
-    }
-
-    fn drops_rows(&self) -> bool {
-        self.output_rows.len() < self.range.len()
-    }
-
-    fn output_spans(&self) -> &AttentionSpans {
-        self.output_spans.get_or_init(|| self.spans.select(self.output_rows.iter().copied()))
-    }
-}
-
-/// Some rows of a pass, with everything that belongs to them, on the device.
-struct PassChunk<'a> {
-    x: Tensor, // (rows, width): the residual stream
-    slot_mapping: SlotMapping,
-    rows: &'a ChunkRows<'a>,
-    dropout: Option<Dropout<'a>>,        // of the whole pass
-    metadata: Option<ChunkMetadata<'a>>, // when it is there
-    output: Option<OutputRows<'a>>,      // if it is there ahead of time
-}
-
-/// What rows see and what is dropped of them: what a layer needs after its first product.
-#[derive(Debug)]
-struct ChunkMetadata<'a> {
-    attention: AttentionMetadata<'a>,
-    dropout: ChunkDropout,
-}
-
-/// The rows of a part that were asked for.
-#[derive(Debug)]
-struct OutputRows<'a> {
-    rows: Indices, // counted from the part's first row
-    attention: AttentionMetadata<'a>,
-    dropout: ChunkDropout,
-}
-
-impl<'a> OutputRows<'a> {
-    fn new(
-        device: &Device,
-        seen: &'a ChunkRows<'_>,
-        dropout: &ChunkDropout,
-        width: usize,
-    ) -> Result<Self, DeviceError> {
-        Ok(Self {
-            rows: Indices::new(device, seen.output_rows.iter().map(|&r| r as u32).collect())?,
-            attention: AttentionMetadata::new(device, Cow::Borrowed(seen.output_spans()))?,
-            dropout: dropout.select(device, &seen.output_rows, width)?,
-        })
-    }
-}
-
-impl<'a> ChunkMetadata<'a> {
-    fn new(
-        device: &Device,
-        seen: &'a ChunkRows<'_>,
-        dropout: Option<Dropout<'_>>,
-        width: usize,
-    ) -> Result<Self, DeviceError> {
-        let dropout = ChunkDropout::cut(device, dropout, width, seen.range.clone())?;
-        Ok(Self {
-            attention: AttentionMetadata::new(device, Cow::Borrowed(&*seen.spans))?,
-            dropout,
-        })
-    }
-}
-
-impl<'a> PassChunk<'a> {
-    /// Some rows of a pass, but for their input vectors of that width, which are put in when they
-    /// are there. With `ahead`, everything that the pass will need is brought to the device at
-    /// once; without, what is needed later is made while the device is busy.
-    fn new(
-        device: &Device,
-        pass: &Pass,
-        seen: &'a ChunkRows<'a>,
-        (dropout, width): (Option<Dropout<'a>>, usize),
-        ahead: bool,
-    ) -> Result<Self, DeviceError> {
-        let seats = SlotMapping {
-            positions: Indices::new(device, pass.positions[seen.range.clone()].to_vec())?,
-            slots: Indices::new(device, pass.slots[seen.range.clone()].to_vec())?,
-        };
-        let sight =
-            if ahead { Some(ChunkMetadata::new(device, seen, dropout, width)?) } else { None };
-        let wider = sight.as_ref().filter(|_| seen.drops_rows());
-        let narrow =
-            wider.map(|sight| OutputRows::new(device, seen, &sight.dropout, width)).transpose()?;
-        Ok(Self {
-            x: Tensor::default(),
-            slot_mapping: seats,
-            rows: seen,
-            dropout,
-            metadata: sight,
-            output: narrow,
-        })
-    }
-
-    /// What its rows see.
-    fn take_metadata(&mut self, device: &Device) -> Result<ChunkMetadata<'a>, DeviceError> {
-        self.metadata
-            .take()
-            .map_or_else(|| ChunkMetadata::new(device, self.rows, self.dropout, self.x.cols()), Ok)
-    }
-
-    /// Leaves the rows out that nobody asked for; returns what the others see.
-    fn select_output(
-        &mut self,
-        device: &Device,
-        sight: ChunkMetadata<'a>,
-        qkv: &mut Tensor,
-    ) -> Result<ChunkMetadata<'a>, DeviceError> {
-        if !self.rows.drops_rows() {
-            return Ok(sight);
-        }
-        let made = self.output.take().map_or_else(
-            || OutputRows::new(device, self.rows, &sight.dropout, self.x.cols()),
-            Ok,
-        )?;
-        self.x = ops::gather(device, &self.x, &made.rows)?;
-        *qkv = ops::gather(device, qkv, &made.rows)?;
-        Ok(ChunkMetadata { attention: made.attention, dropout: made.dropout })
-    }
 }
 
 /// The dropout of some rows.

@@ -1,38 +1,41 @@
-//! Every way in which a checkpoint directory can be wrong, one variant each.
+//! The errors of this crate: one variant for each way in which a checkpoint can be invalid.
 //!
-//! Messages are lower case, name the file and the tensor or field, and end with what to do about
-//! it. Nothing in this crate panics on a broken file: it returns one of these.
+//! Messages are lower case, name the file and the tensor or field, and end with the remedy. Invalid
+//! files never cause a panic.
 
 use std::path::{Path, PathBuf};
 
-/// Why a checkpoint, a configuration or a tokenizer could not be read.
+/// Why a checkpoint, a configuration or a tokenizer could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The device refused to take the weights.
+    /// The device failed, e.g. for lack of memory.
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
 
-    /// The backward of a part is not there.
+    /// The model has a layer without a backward.
     #[error("a model with {what} cannot be trained; use a GPT-2 or a Llama")]
     NotTrainable {
-        /// The part.
+        /// The layer.
         what: &'static str,
     },
 
-    /// The operating system refused.
+    /// An I/O error.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the operating system said.
+        /// The cause.
         source: std::io::Error,
     },
 
     /// The checkpoint directory does not exist, or is a file.
-    #[error("{}: no such directory; give the folder that holds config.json and model.safetensors", dir.display())]
+    #[error(
+        "{}: no such directory; give the folder that holds config.json and model.safetensors",
+        dir.display()
+    )]
     MissingDirectory {
-        /// What was given.
+        /// The path.
         dir: PathBuf,
     },
 
@@ -43,22 +46,34 @@ pub enum ModelError {
         dir: PathBuf,
     },
 
-    /// Neither safetensors nor anything that could be converted to it.
-    #[error("{}: no weights; expected model.safetensors or shards with *.safetensors.index.json", dir.display())]
+    /// No safetensors file, and no pickle file that could be converted.
+    #[error(
+        "{}: no weights; expected model.safetensors or shards with *.safetensors.index.json",
+        dir.display()
+    )]
     MissingWeights {
         /// The checkpoint directory.
         dir: PathBuf,
     },
 
-    /// Weights in Python's pickle format, which can run code when it is read.
-    #[error("{}: pickle weights are not read; convert them: {}", file.display(), conversion_command(file))]
+    /// Weights in Python's pickle format, which can execute code when loaded.
+    #[error(
+        "{}: pickle weights are not read; convert them: {}",
+        file.display(),
+        conversion_command(file)
+    )]
     PickleWeights {
         /// The pickle file.
         file: PathBuf,
     },
 
-    /// Several weight files and nothing that says which belong together.
-    #[error("{}: cannot choose between {}; keep one, or add the *.safetensors.index.json of the shards", dir.display(), files.join(", "))]
+    /// Several weight files without an index.
+    #[error(
+        "{}: cannot choose between {}; keep one, or add the *.safetensors.index.json of the \
+         shards",
+        dir.display(),
+        files.join(", ")
+    )]
     AmbiguousWeights {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -80,12 +95,15 @@ pub enum ModelError {
     BadJson {
         /// The file.
         file: PathBuf,
-        /// What the parser said, with line and column.
+        /// The parser's message, with line and column.
         why: String,
     },
 
-    /// A field that has no default is absent.
-    #[error("{}: no field `{field}`; add it as the base model's config.json has it", file.display())]
+    /// A required field is absent.
+    #[error(
+        "{}: no field `{field}`; add it as the base model's config.json has it",
+        file.display()
+    )]
     MissingField {
         /// The file.
         file: PathBuf,
@@ -93,19 +111,22 @@ pub enum ModelError {
         field: String,
     },
 
-    /// A field whose value makes no sense.
+    /// A field with an invalid value.
     #[error("{}: field `{field}` {why}", file.display())]
     BadField {
         /// The file.
         file: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong and what would be right.
+        /// What is wrong and what would be valid.
         why: String,
     },
 
-    /// A feature that the decoder does not have.
-    #[error("{}: `{field}` is {found}, which is not supported; supported: {supported}", file.display())]
+    /// A feature that is not implemented.
+    #[error(
+        "{}: `{field}` is {found}, which is not supported; supported: {supported}",
+        file.display()
+    )]
     Unsupported {
         /// The file.
         file: PathBuf,
@@ -113,18 +134,18 @@ pub enum ModelError {
         field: String,
         /// Its value.
         found: String,
-        /// What it may be.
+        /// The supported values.
         supported: String,
     },
 
-    /// A safetensors file shorter than it says it is.
+    /// A safetensors file that is shorter than its header implies.
     #[error("{}: truncated: {have} bytes, {need} expected; download it again", file.display())]
     Truncated {
         /// The file.
         file: PathBuf,
-        /// Its size.
+        /// Its size in bytes.
         have: u64,
-        /// The size that its header asks for.
+        /// The size that its header implies, in bytes.
         need: u64,
     },
 
@@ -133,22 +154,25 @@ pub enum ModelError {
     TrailingBytes {
         /// The file.
         file: PathBuf,
-        /// How many bytes no tensor owns.
+        /// The number of those bytes.
         extra: u64,
     },
 
-    /// A safetensors header larger than any real one.
-    #[error("{}: header of {size} bytes, more than the {limit} allowed; this is no safetensors file", file.display())]
+    /// A safetensors header above the size limit.
+    #[error(
+        "{}: header of {size} bytes, more than the {limit} allowed; this is no safetensors file",
+        file.display()
+    )]
     OversizedHeader {
         /// The file.
         file: PathBuf,
-        /// The size it claims.
+        /// Its size in bytes.
         size: u64,
-        /// The largest size accepted.
+        /// The limit in bytes.
         limit: u64,
     },
 
-    /// A safetensors header that contradicts itself.
+    /// An invalid safetensors header.
     #[error("{}: bad safetensors header: {why}; download the file again", file.display())]
     BadHeader {
         /// The file.
@@ -157,17 +181,20 @@ pub enum ModelError {
         why: String,
     },
 
-    /// The index names a shard that is not there.
+    /// A shard named in the index is missing.
     #[error("{}: shard {shard} is not in the directory; download it", index.display())]
     MissingShard {
         /// The index file.
         index: PathBuf,
-        /// The shard it names.
+        /// The shard.
         shard: String,
     },
 
-    /// The index says that a shard holds a tensor, and it does not.
-    #[error("{}: tensor `{tensor}` is not in {shard}; index and shards are of different versions", index.display())]
+    /// A shard lacks a tensor that the index assigns to it.
+    #[error(
+        "{}: tensor `{tensor}` is not in {shard}; index and shards are of different versions",
+        index.display()
+    )]
     MissingInShard {
         /// The index file.
         index: PathBuf,
@@ -178,103 +205,128 @@ pub enum ModelError {
     },
 
     /// The index names a file outside the checkpoint directory.
-    #[error("{}: shard path `{shard}` leaves the directory; only plain file names are read", index.display())]
+    #[error(
+        "{}: shard path `{shard}` leaves the directory; only plain file names are read",
+        index.display()
+    )]
     EscapingShard {
         /// The index file.
         index: PathBuf,
-        /// The path it names.
+        /// The path in the index.
         shard: String,
     },
 
-    /// Two tensors that differ are the same weight under different names.
-    #[error("{}: `{first}` and `{second}` both are `{tensor}` and differ; remove one", file.display())]
+    /// Two different tensors have the same canonical name.
+    #[error(
+        "{}: `{first}` and `{second}` both are `{tensor}` and differ; remove one",
+        file.display()
+    )]
     DuplicateTensor {
-        /// The file that holds the second one.
+        /// The file of the second.
         file: PathBuf,
         /// The canonical name.
         tensor: String,
-        /// The first original name.
+        /// The name of the first in its file.
         first: String,
-        /// The second original name.
+        /// The name of the second in its file.
         second: String,
     },
 
-    /// A weight the model needs is in none of the files.
+    /// A weight that the model needs is in none of the files.
     #[error("{}: no tensor `{tensor}`; {hint}", dir.display())]
     MissingTensor {
         /// The checkpoint directory.
         dir: PathBuf,
         /// The canonical name.
         tensor: String,
-        /// What may have happened to it.
+        /// The likely cause or remedy.
         hint: String,
     },
 
-    /// A weight whose shape is not what config.json asks for.
-    #[error("{}: tensor `{tensor}` has shape {found:?}, {expected:?} expected; config.json and weights do not belong together", file.display())]
+    /// A weight whose shape is not the one that config.json implies.
+    #[error(
+        "{}: tensor `{tensor}` has shape {found:?}, {expected:?} expected; config.json and \
+         weights do not belong together",
+        file.display()
+    )]
     WrongShape {
         /// The file.
         file: PathBuf,
-        /// The original name.
+        /// The name in the file.
         tensor: String,
-        /// The shape asked for.
+        /// The expected shape.
         expected: Vec<usize>,
         /// The shape in the file.
         found: Vec<usize>,
     },
 
-    /// A weight that is infinite or not a number.
-    #[error("{}: tensor `{tensor}` holds {value} at element {index}; the training run diverged or the file is damaged", file.display())]
+    /// A weight with an infinity or NaN.
+    #[error(
+        "{}: tensor `{tensor}` holds {value} at element {index}; the training run diverged or \
+         the file is damaged",
+        file.display()
+    )]
     NonFinite {
         /// The file.
         file: PathBuf,
-        /// The original name.
+        /// The name in the file.
         tensor: String,
-        /// The first such element, counted in row-major order.
+        /// The first such element, in row-major order.
         index: usize,
         /// Its value.
         value: f64,
     },
 
-    /// A weight in a number format that is not read.
+    /// A weight with an unsupported dtype.
     #[error("{}: tensor `{tensor}` has dtype {dtype}; save it as F32, F16 or BF16", file.display())]
     UnsupportedDtype {
         /// The file.
         file: PathBuf,
-        /// The original name.
+        /// The name in the file.
         tensor: String,
         /// Its dtype.
         dtype: String,
     },
 
-    /// config.json and the embedding disagree about the vocabulary.
-    #[error("{}: `{tensor}` has {rows} rows but vocab_size is {vocab}; set vocab_size to {rows} if the tokens were added in training", file.display())]
+    /// The rows of the embedding are not config.json's `vocab_size`.
+    #[error(
+        "{}: `{tensor}` has {rows} rows but vocab_size is {vocab}; set vocab_size to {rows} if \
+         the tokens were added in training",
+        file.display()
+    )]
     VocabMismatch {
         /// The file that holds the embedding.
         file: PathBuf,
-        /// The embedding's original name.
+        /// The embedding's name in the file.
         tensor: String,
         /// Its rows.
         rows: usize,
-        /// What config.json says.
+        /// `vocab_size`.
         vocab: usize,
     },
 
-    /// One half of a low-rank pair is missing.
-    #[error("{}: `{module}` has {present} but no {missing}; the adapter is incomplete, save it again", dir.display())]
+    /// A module has only one of the two LoRA factors.
+    #[error(
+        "{}: `{module}` has {present} but no {missing}; the adapter is incomplete, save it again",
+        dir.display()
+    )]
     IncompleteAdapter {
         /// The checkpoint directory.
         dir: PathBuf,
         /// The adapted module.
         module: String,
-        /// The half that is there.
+        /// The factor that is there.
         present: &'static str,
-        /// The half that is not.
+        /// The factor that is not.
         missing: &'static str,
     },
 
-    /// An adapter whose scale is written nowhere and belongs to no known family.
-    #[error("{}: nothing says by how much the rank-{rank} adapter of `{module}` is scaled; put adapter_config.json there with r and lora_alpha", dir.display())]
+    /// An adapter without adapter_config.json whose rank is of no known family.
+    #[error(
+        "{}: nothing says by how much the rank-{rank} adapter of `{module}` is scaled; put \
+         adapter_config.json there with r and lora_alpha",
+        dir.display()
+    )]
     UnknownAdapterScale {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -284,8 +336,11 @@ pub enum ModelError {
         rank: usize,
     },
 
-    /// An adapter of a kind that is not merged here.
-    #[error("{}: {what} is not supported; merge the adapter with peft's merge_and_unload() first", file.display())]
+    /// An adapter that cannot be merged.
+    #[error(
+        "{}: {what} is not supported; merge the adapter with peft's merge_and_unload() first",
+        file.display()
+    )]
     UnsupportedAdapter {
         /// The file.
         file: PathBuf,
@@ -294,13 +349,17 @@ pub enum ModelError {
     },
 
     /// Neither tokenizer.json nor vocab.json with merges.txt.
-    #[error("{}: no tokenizer.json, nor vocab.json with merges.txt; copy the base model's tokenizer there", dir.display())]
+    #[error(
+        "{}: no tokenizer.json, nor vocab.json with merges.txt; copy the base model's tokenizer \
+         there",
+        dir.display()
+    )]
     MissingTokenizer {
         /// The checkpoint directory.
         dir: PathBuf,
     },
 
-    /// A tokenizer that contradicts itself or is of an unknown kind.
+    /// An invalid or unsupported tokenizer.
     #[error("{}: bad tokenizer: {why}", file.display())]
     BadTokenizer {
         /// The file.
@@ -309,12 +368,12 @@ pub enum ModelError {
         why: String,
     },
 
-    /// A text that the tokenizer could not take apart, or ids that it could not put together.
+    /// The tokenizer failed to encode a text or to decode ids.
     #[error(
         "the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer"
     )]
     Tokenize {
-        /// What the tokenizer said.
+        /// The library's message.
         why: String,
     },
 }
@@ -325,7 +384,7 @@ impl ModelError {
     }
 }
 
-/// The line of Python that turns a pickle file into the safetensors file expected in its place.
+/// The Python command that converts a pickle file to the safetensors file expected in its place.
 fn conversion_command(file: &Path) -> String {
     let from = file.file_name().unwrap_or_default().to_string_lossy();
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -341,7 +400,7 @@ fn conversion_command(file: &Path) -> String {
     )
 }
 
-/// Bytes of a file that should be text.
+/// Decodes the bytes of a text file.
 pub(crate) fn parse_utf8(file: &Path, bytes: Vec<u8>) -> Result<String, ModelError> {
     String::from_utf8(bytes).map_err(|e| ModelError::NotUtf8 {
         file: file.to_path_buf(),
@@ -349,7 +408,7 @@ pub(crate) fn parse_utf8(file: &Path, bytes: Vec<u8>) -> Result<String, ModelErr
     })
 }
 
-/// Parses JSON into any type, naming the file when it does not parse.
+/// Parses JSON; errors name the file.
 pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(
     file: &Path,
     text: &str,

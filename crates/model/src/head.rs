@@ -1,4 +1,4 @@
-//! What turns a hidden state into something else: the next thought, or a reward.
+//! Heads on the hidden state: latent heads, which compute the next thought, and reward heads.
 
 mod trainable;
 
@@ -14,12 +14,12 @@ use crate::weights::ModuleLoader;
 
 pub use trainable::{HeadActivations, TrainableHead, TrainableLinear};
 
-/// How a family makes the next thought from a hidden state.
+/// Computes the next thought from a hidden state.
 #[derive(Debug)]
 pub enum LatentHead {
     /// The hidden state itself (COCONUT).
     Identity,
-    /// Linear, GELU, linear, layer norm (CODI).
+    /// Linear, GELU, linear, LayerNorm (CODI).
     Mlp {
         /// width -> hidden
         up: Linear,
@@ -28,7 +28,8 @@ pub enum LatentHead {
         /// (width)
         norm: Normalization,
     },
-    /// The mean of a Gaussian head, in units of the embeddings' standard deviation (CoLaR).
+    /// Linear, GELU, linear, LayerNorm, linear: the mean of a Gaussian, in units of the embeddings'
+    /// standard deviation (CoLaR).
     GaussianMean {
         /// width -> hidden
         up: Linear,
@@ -38,15 +39,16 @@ pub enum LatentHead {
         norm: Normalization,
         /// hidden -> width
         mean: Linear,
-        /// What the mean is multiplied by.
+        /// The embeddings' standard deviation, the factor of the mean.
         std: f32,
     },
-    /// The `k` likeliest tokens' embeddings, mixed by their probabilities (Latent-SFT).
+    /// The embeddings of the `k` most probable tokens, weighted by their probabilities
+    /// (Latent-SFT).
     TopKMixture {
-        /// How many tokens.
+        /// Number of tokens.
         k: usize,
     },
-    /// Layer norm, linear, SwiGLU, linear (Render-of-Thought).
+    /// LayerNorm, linear, SwiGLU, linear (Render-of-Thought).
     SwiGlu {
         /// (width)
         norm: Normalization,
@@ -61,12 +63,12 @@ pub enum LatentHead {
     },
 }
 
-/// Thoughts, and what fell off on the way.
+/// The output of [`LatentHead::forward`].
 #[derive(Debug)]
 pub struct LatentOutput {
-    /// (rows, width)
+    /// The next thought of each row: (rows, width)
     pub thoughts: Tensor,
-    /// The likeliest token of each row, where the head had to look at the logits anyway.
+    /// The argmax token of each row, from heads that compute logits.
     pub argmax: Option<Vec<u32>>,
 }
 
@@ -128,7 +130,7 @@ impl LatentHead {
     }
 
     /// Loads a [`LatentHead::GaussianMean`]; its hidden size is the number of rows of `names.up`.
-    /// `std` is what the mean is multiplied by.
+    /// `std` is the factor of the mean.
     pub fn gaussian_mean(
         device: &Device,
         checkpoint: &Checkpoint,
@@ -166,7 +168,7 @@ impl LatentHead {
         })
     }
 
-    /// The next thought of each row of hidden (rows, width).
+    /// The next thought of each row of `hidden` (rows, width).
     pub fn forward(&self, decoder: &Decoder, hidden: &Tensor) -> Result<LatentOutput, DeviceError> {
         let device = decoder.device();
         let thoughts = match self {
@@ -177,44 +179,34 @@ impl LatentHead {
             }
             Self::GaussianMean { up, down, norm, mean, std } => {
                 let inner = apply_linear(device, hidden, up, Activation::GeluErf)?;
-                let inner = apply_norm(
-                    device,
-                    &apply_linear(device, &inner, down, Activation::None)?,
-                    norm,
-                )?;
+                let inner = apply_linear(device, &inner, down, Activation::None)?;
+                let inner = apply_norm(device, &inner, norm)?;
                 let mut out = apply_linear(device, &inner, mean, Activation::None)?;
                 ops::scale(device, &mut out, *std)?;
                 out
             }
             Self::TopKMixture { k } => {
-                let (thoughts, likeliest) =
+                let (thoughts, argmax) =
                     ops::top_k_mixture(device, hidden, decoder.lm_head(), decoder.embedding(), *k)?;
-                return Ok(LatentOutput { thoughts, argmax: Some(likeliest) });
+                return Ok(LatentOutput { thoughts, argmax: Some(argmax) });
             }
             Self::SwiGlu { norm, up, gates, down, out } => {
-                let inner =
-                    apply_linear(device, &apply_norm(device, hidden, norm)?, up, Activation::None)?;
+                let inner = apply_norm(device, hidden, norm)?;
+                let inner = apply_linear(device, &inner, up, Activation::None)?;
+                let gates = apply_linear(device, &inner, gates, Activation::None)?;
                 let mut gated = Tensor::default();
-                ops::swiglu(
-                    device,
-                    &apply_linear(device, &inner, gates, Activation::None)?,
-                    &mut gated,
-                )?;
-                apply_linear(
-                    device,
-                    &apply_linear(device, &gated, down, Activation::None)?,
-                    out,
-                    Activation::None,
-                )?
+                ops::swiglu(device, &gates, &mut gated)?;
+                let inner = apply_linear(device, &gated, down, Activation::None)?;
+                apply_linear(device, &inner, out, Activation::None)?
             }
         };
         Ok(LatentOutput { thoughts, argmax: None })
     }
 
-    /// Floating-point operations of one thought.
+    /// Floating-point operations per thought.
     pub fn flops(&self, decoder: &Decoder) -> f64 {
-        let products = |maps: &[&Linear]| {
-            2.0 * maps.iter().map(|l| l.inputs() * l.outputs()).sum::<usize>() as f64
+        let products = |linears: &[&Linear]| {
+            2.0 * linears.iter().map(|l| l.inputs() * l.outputs()).sum::<usize>() as f64
         };
         match self {
             Self::Identity => 0.0,
@@ -226,8 +218,8 @@ impl LatentHead {
     }
 }
 
-/// The outputs of a head's first linear: the rows of its weight. Where the tensor is missing any
-/// size will do, since loading it then fails by name.
+/// The outputs of a head's first linear layer: the rows of its weight. The default for a missing
+/// tensor has no effect: loading that tensor fails.
 fn hidden_size(checkpoint: &Checkpoint, up: &str) -> usize {
     let rows = checkpoint.shape(&format!("{up}.weight")).and_then(|shape| shape.first());
     rows.copied().unwrap_or(checkpoint.config().width)
@@ -236,71 +228,68 @@ fn hidden_size(checkpoint: &Checkpoint, up: &str) -> usize {
 fn apply_linear(
     device: &Device,
     x: &Tensor,
-    by: &Linear,
+    linear: &Linear,
     activation: Activation,
 ) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::linear(device, x, by, (activation, OutputDtype::F32), &mut out)?;
+    ops::linear(device, x, linear, (activation, OutputDtype::F32), &mut out)?;
     Ok(out)
 }
 
-fn apply_norm(device: &Device, x: &Tensor, by: &Normalization) -> Result<Tensor, DeviceError> {
+fn apply_norm(device: &Device, x: &Tensor, norm: &Normalization) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::norm(device, x, by, OutputDtype::F32, &mut out)?;
+    ops::norm(device, x, norm, OutputDtype::F32, &mut out)?;
     Ok(out)
 }
 
-/// Whole rows of logits: hidden (rows, width) to (rows, vocab).
+/// Logits (rows, vocab) of hidden states (rows, width), in float32.
 pub fn logits(decoder: &Decoder, hidden: &Tensor) -> Result<Tensor, DeviceError> {
     apply_linear(decoder.device(), hidden, decoder.lm_head(), Activation::None)
 }
 
-/// What a reward is read from, thought by thought: each (rows, width).
+/// The inputs of a reward head, one row per thought: (rows, width) each.
 #[derive(Clone, Copy, Debug)]
 pub struct RewardInputs<'a> {
-    /// The judge's hidden states one position earlier: what it expected. Before the first thought,
-    /// the last prompt token's.
+    /// The reward model's hidden state one position before the thought: its prediction. For the
+    /// first thought that is the last prompt token's.
     pub before: &'a Tensor,
-    /// Its hidden states at the thoughts' own positions.
+    /// The reward model's hidden state at the thought's position.
     pub at: &'a Tensor,
-    /// The thoughts themselves, as they were fed.
+    /// The thought itself: the input vector at its position.
     pub thoughts: &'a Tensor,
 }
 
-/// A reward model's head: a reward for each thought, or for each answer.
+/// The scalar head of a reward model: process rewards (one per thought) or outcome rewards (one per
+/// answer).
 #[derive(Debug)]
 pub enum RewardHead {
-    /// A linear map of the hidden state at the thought (the published LatentRM).
+    /// A linear layer on the hidden state at the thought (the published LatentRM).
     Linear {
         /// width -> 1
         classifier: Linear,
     },
-    /// A SwiGLU over what the judge expected, what it thinks now and the thought itself: its
-    /// products can tell whether two of them say the same.
+    /// A SwiGLU over all three [`RewardInputs`]: its products can compare the thought with the
+    /// reward model's prediction and hidden state.
     Compare(Box<ComparisonHead>),
 }
 
-/// The maps of a head that compares.
+/// The weights of [`RewardHead::Compare`].
 #[derive(Debug)]
 pub struct ComparisonHead {
-    /// From the hidden state at the thought: width -> 2 width
-    at: Linear,
-    /// From the hidden state one position before: width -> 2 width
-    before: Linear,
-    /// From the thought: width -> 2 width
-    thought: Linear,
-    /// width -> 1
-    out: Linear,
+    at: Linear,      // width -> 2 width, of the hidden state at the thought
+    before: Linear,  // width -> 2 width, of the hidden state one position before
+    thought: Linear, // width -> 2 width, of the thought
+    out: Linear,     // width -> 1
 }
 
 impl RewardHead {
-    /// Whether a checkpoint is a reward model: the name of its head's tensor.
+    /// The head's tensor, if the source is a reward model.
     pub fn detect(source: &impl TensorSource) -> Option<&'static str> {
         ["classifier.weight", "compare.out.weight"].into_iter().find(|name| source.has(name))
     }
 
-    /// From a reward model's checkpoint; the bias of a linear head is optional, a comparing head is
-    /// as wide inside as the model.
+    /// Loads the head for process rewards. The bias of a linear head is optional; the inner size of
+    /// a comparison head is the model's width.
     pub fn load(
         device: &Device,
         config: &Config,
@@ -313,9 +302,9 @@ impl RewardHead {
         Self::comparison(device, config, source, "compare")
     }
 
-    /// What judges whole answers, in a checkpoint that has it. It reads the judge's hidden state at
-    /// the answer's last token, and compares it with those before the answer (as
-    /// [`Judged::before`]) and at the last thought (as [`Judged::thoughts`]).
+    /// Loads the head for outcome rewards, if the source has one. It takes hidden states of the
+    /// reward model: at the answer's last token (as [`RewardInputs::at`]), before the answer (as
+    /// [`RewardInputs::before`]) and at the last thought (as [`RewardInputs::thoughts`]).
     pub fn outcome(
         device: &Device,
         config: &Config,
@@ -342,7 +331,7 @@ impl RewardHead {
         })))
     }
 
-    /// Rewards of some thoughts.
+    /// The reward of each row.
     pub fn rewards(
         &self,
         device: &Device,
@@ -352,21 +341,16 @@ impl RewardHead {
             Self::Linear { classifier } => {
                 apply_linear(device, inputs.at, classifier, Activation::None)?
             }
-            Self::Compare(maps) => {
-                let mut sum = apply_linear(device, inputs.at, &maps.at, Activation::None)?;
-                ops::add(
-                    device,
-                    &mut sum,
-                    &apply_linear(device, inputs.before, &maps.before, Activation::None)?,
-                )?;
-                ops::add(
-                    device,
-                    &mut sum,
-                    &apply_linear(device, inputs.thoughts, &maps.thought, Activation::None)?,
-                )?;
+            Self::Compare(head) => {
+                let mut sum = apply_linear(device, inputs.at, &head.at, Activation::None)?;
+                let before = apply_linear(device, inputs.before, &head.before, Activation::None)?;
+                ops::add(device, &mut sum, &before)?;
+                let thought =
+                    apply_linear(device, inputs.thoughts, &head.thought, Activation::None)?;
+                ops::add(device, &mut sum, &thought)?;
                 let mut inner = Tensor::default();
                 ops::swiglu(device, &sum, &mut inner)?;
-                apply_linear(device, &inner, &maps.out, Activation::None)?
+                apply_linear(device, &inner, &head.out, Activation::None)?
             }
         };
         Ok(rewards.to_host()?.data().to_vec())

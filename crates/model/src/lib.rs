@@ -1,4 +1,5 @@
-//! A checkpoint becomes a decoder. Its files are in a [`Folder`]: a directory, or memory.
+//! Checkpoints, tokenizers and the decoder. Files come from [`ModelFiles`]: a directory, or bytes
+//! embedded in the program.
 //!
 //! ```text
 //! config.json ──> Config ─┐
@@ -12,7 +13,7 @@ pub mod config;
 pub mod decoder;
 pub mod error;
 pub mod head;
-pub mod lora;
+mod lora;
 pub mod model_files;
 pub mod names;
 pub mod parameters;
@@ -23,16 +24,18 @@ pub mod testkit;
 pub mod tokenizer;
 mod weights;
 
-pub use cache::{Cache, CacheMark, Pass, Sequence};
+pub use cache::{Cache, CacheMark, Pass, Sequence, SlotGranularity};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
-pub use decoder::{Decoder, Dropout, LmHead, Segment, TrainableDecoder};
+pub use decoder::{
+    Decoder, DeferredInputs, Dropout, ForwardOptions, LmHead, Segment, TrainableDecoder,
+};
 pub use error::ModelError;
 pub use head::{
     GaussianMeanNames, HeadActivations, LatentHead, MlpNames, RewardHead, RewardInputs,
     SwiGluNames, TrainableHead, TrainableLinear,
 };
 pub use model_files::{EmbeddedFiles, ModelFiles};
-pub use parameters::{LinearParameters, NamedTensor, NormParameters, Parameter};
+pub use parameters::{NamedTensor, Parameter};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -1,8 +1,8 @@
-//! Low-rank adapters that were saved unmerged, merged when their weight is read.
+//! Unmerged LoRA adapters, merged into their weight when it is read.
 //!
-//! An adapted module holds its base weight W and two factors, A (rank, in) and B (out, rank); it
-//! computes with W + scale B A. [`crate::names`] finds the parts, [`Scale`] finds the number,
-//! [`merge`] adds the product.
+//! An adapted module has a base weight W and two factors, A (rank, in) and B (out, rank); its
+//! effective weight is W + scale B A. [`crate::names`] identifies the factors, [`LoraScale`] finds
+//! the scale, [`merge`] adds the product.
 
 use std::path::{Path, PathBuf};
 
@@ -12,64 +12,54 @@ use serde_json::Value;
 use crate::config::Architecture;
 use crate::error::{self, ModelError};
 use crate::model_files::ModelFiles;
+use crate::weights::{WeightLayout, transpose};
 
-/// Rank and alpha that a family trains with when no file says, for the architectures that it is
-/// published on.
-const FAMILY_DEFAULTS: [(&[Architecture], usize, f32); 2] = [
-    // CODI (LoraConfig r=128, alpha=32) and CoLaR (the same).
-    (&[Architecture::Gpt2, Architecture::Llama], 128, 32.0),
-    // Render-of-Thought (r=16, alpha=32).
-    (&[Architecture::Qwen3], 16, 32.0),
+/// The `LoraConfig` of a family's training script, for the architectures that it is published on.
+struct FamilyLora {
+    architectures: &'static [Architecture],
+    rank: usize,
+    alpha: f32,
+}
+
+/// Used without an adapter_config.json.
+const FAMILY_DEFAULTS: [FamilyLora; 2] = [
+    // CODI and CoLaR.
+    FamilyLora {
+        architectures: &[Architecture::Gpt2, Architecture::Llama],
+        rank: 128,
+        alpha: 32.0,
+    },
+    // Render-of-Thought.
+    FamilyLora { architectures: &[Architecture::Qwen3], rank: 16, alpha: 32.0 },
 ];
 
-/// How a weight is laid out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Orientation {
-    /// (out, in), as `nn.Linear` stores it.
-    Linear,
-    /// (in, out), as GPT-2's `Conv1D` stores it.
-    Conv1D,
-}
-
-impl Orientation {
-    /// The layout of the weight of a module.
-    pub fn of(architecture: Architecture, module: &str) -> Orientation {
-        let conv = [".c_attn", ".c_proj", ".c_fc"];
-        if architecture == Architecture::Gpt2 && conv.iter().any(|name| module.ends_with(name)) {
-            Orientation::Conv1D
-        } else {
-            Orientation::Linear
-        }
-    }
-}
-
-/// The factors of one module.
+/// The LoRA factors of one module.
 #[derive(Debug, Clone, Copy)]
-pub struct LoraFactors<'a> {
+pub(crate) struct LoraFactors<'a> {
     /// (rank, in).
-    pub a: &'a [f32],
+    pub(crate) a: &'a [f32],
     /// (out, rank).
-    pub b: &'a [f32],
-    /// Inner dimension of the product.
-    pub rank: usize,
-    /// What the product is multiplied by.
-    pub scale: f32,
+    pub(crate) b: &'a [f32],
+    /// Inner dimension of B A.
+    pub(crate) rank: usize,
+    /// Factor of B A.
+    pub(crate) scale: f32,
 }
 
-/// Adds `scale B A` to a weight in place; `weight` has `rows` rows in its own layout.
+/// Adds `scale B A` to a weight in place; `rows` counts the rows of `weight` as it is stored.
 ///
-/// Each row is computed by one thread in one order, so the result does not depend on the number of
+/// Each row is computed by one thread in a fixed order: the result does not depend on the number of
 /// threads.
-pub fn merge(weight: &mut [f32], rows: usize, orientation: Orientation, factors: LoraFactors) {
+pub(crate) fn merge(weight: &mut [f32], rows: usize, layout: WeightLayout, factors: LoraFactors) {
     let LoraFactors { a, b, rank, scale } = factors;
     if rows == 0 || rank == 0 || weight.is_empty() {
         return;
     }
     let columns = weight.len() / rows;
-    // delta[row, :] = sum_k left[row, k] right[k, :]; for Conv1D the whole product is transposed.
-    let (left, right) = match orientation {
-        Orientation::Linear => (b.to_vec(), a.to_vec()),
-        Orientation::Conv1D => (transposed(a, rank, rows), transposed(b, columns, rank)),
+    // delta[row, :] = sum_k left[row, k] right[k, :]; input-major weights take (B A)^T = A^T B^T.
+    let (left, right) = match layout {
+        WeightLayout::OutputMajor => (b.to_vec(), a.to_vec()),
+        WeightLayout::InputMajor => (transpose(a, rank, rows), transpose(b, columns, rank)),
     };
     weight.par_chunks_mut(columns).zip(left.par_chunks(rank)).for_each(|(row, left)| {
         let mut delta = vec![0.0f32; columns];
@@ -84,34 +74,31 @@ pub fn merge(weight: &mut [f32], rows: usize, orientation: Orientation, factors:
     });
 }
 
-/// (rows, columns) to (columns, rows).
-fn transposed(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    (0..columns).flat_map(|c| (0..rows).map(move |r| matrix[r * columns + c])).collect()
-}
-
-/// Where the scale of a directory's adapters comes from.
+/// The source of the scale of a checkpoint's adapters.
 #[derive(Debug, Clone, PartialEq)]
-pub enum LoraScale {
-    /// adapter_config.json says.
+pub(crate) enum LoraScale {
+    /// adapter_config.json.
     Configured {
         /// `lora_alpha`.
         alpha: f32,
-        /// `use_rslora`: divide by the root of the rank rather than by the rank.
+        /// `use_rslora`: the scale is alpha / sqrt(rank) instead of alpha / rank.
         rank_stabilized: bool,
     },
-    /// No adapter_config.json: the training scripts of the family that is published on this
-    /// architecture say.
+    /// No adapter_config.json: the training script of the family published on this architecture.
     FamilyDefault(Architecture),
 }
 
 impl LoraScale {
-    /// Reads `adapter_config.json`, if the directory has one.
-    pub fn read(folder: &ModelFiles, architecture: Architecture) -> Result<LoraScale, ModelError> {
-        let file = folder.file_path("adapter_config.json");
-        if !folder.contains(&file) {
+    /// Reads `adapter_config.json`, if there is one.
+    pub(crate) fn read(
+        files: &ModelFiles,
+        architecture: Architecture,
+    ) -> Result<LoraScale, ModelError> {
+        let file = files.file_path("adapter_config.json");
+        if !files.contains(&file) {
             return Ok(LoraScale::FamilyDefault(architecture));
         }
-        let config: Value = error::parse_json(&file, &folder.read_text(&file)?)?;
+        let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
         reject_unmergeable(&file, &config)?;
         let alpha = config.get("lora_alpha").and_then(Value::as_f64).filter(|a| a.is_finite());
         let alpha = alpha
@@ -120,8 +107,8 @@ impl LoraScale {
         Ok(LoraScale::Configured { alpha: alpha as f32, rank_stabilized })
     }
 
-    /// The scale for a rank; `None` when nothing says.
-    pub fn for_rank(&self, rank: usize) -> Option<f32> {
+    /// The scale for a rank; `None` if unknown.
+    pub(crate) fn for_rank(&self, rank: usize) -> Option<f32> {
         match self {
             LoraScale::Configured { alpha, rank_stabilized: false } => Some(alpha / rank as f32),
             LoraScale::Configured { alpha, rank_stabilized: true } => {
@@ -129,13 +116,13 @@ impl LoraScale {
             }
             LoraScale::FamilyDefault(architecture) => FAMILY_DEFAULTS
                 .iter()
-                .find(|(architectures, r, _)| architectures.contains(architecture) && *r == rank)
-                .map(|(_, r, alpha)| alpha / *r as f32),
+                .find(|lora| lora.architectures.contains(architecture) && lora.rank == rank)
+                .map(|lora| lora.alpha / lora.rank as f32),
         }
     }
 }
 
-/// Variants of LoRA whose merge is not `W + scale B A` with one scale.
+/// Rejects variants of LoRA whose merge is not `W + scale B A` with one scale.
 fn reject_unmergeable(file: &Path, config: &Value) -> Result<(), ModelError> {
     let refuse =
         |what: String| Err(ModelError::UnsupportedAdapter { file: PathBuf::from(file), what });
@@ -166,12 +153,12 @@ mod tests {
             .collect()
     }
 
-    /// Element (o, i) of W + scale B A, by the definition.
-    fn naive(w: f32, factors: &LoraFactors, (o, i): (usize, usize), inputs: usize) -> f32 {
+    /// Element (o, i) of scale B A, by the definition.
+    fn naive_delta(factors: &LoraFactors, inputs: usize, o: usize, i: usize) -> f32 {
         let product: f32 = (0..factors.rank)
             .map(|k| factors.b[o * factors.rank + k] * factors.a[k * inputs + i])
             .sum();
-        w + factors.scale * product
+        factors.scale * product
     }
 
     #[test]
@@ -181,15 +168,16 @@ mod tests {
             (numbers(rank * inputs, 1), numbers(outputs * rank, 2), numbers(inputs * outputs, 3));
         let factors = LoraFactors { a: &a, b: &b, rank, scale: 0.25 };
         let mut linear = w.clone();
-        merge(&mut linear, outputs, Orientation::Linear, factors);
+        merge(&mut linear, outputs, WeightLayout::OutputMajor, factors);
         let mut conv = w.clone();
-        merge(&mut conv, inputs, Orientation::Conv1D, factors);
+        merge(&mut conv, inputs, WeightLayout::InputMajor, factors);
         for o in 0..outputs {
             for i in 0..inputs {
+                let delta = naive_delta(&factors, inputs, o, i);
                 let at = o * inputs + i;
-                assert!((linear[at] - naive(w[at], &factors, (o, i), inputs)).abs() < 1e-5);
+                assert!((linear[at] - (w[at] + delta)).abs() < 1e-5);
                 let at = i * outputs + o;
-                assert!((conv[at] - naive(w[at], &factors, (o, i), inputs)).abs() < 1e-5);
+                assert!((conv[at] - (w[at] + delta)).abs() < 1e-5);
             }
         }
     }
@@ -207,16 +195,6 @@ mod tests {
         assert_eq!(
             LoraScale::Configured { alpha: 16.0, rank_stabilized: true }.for_rank(64),
             Some(2.0)
-        );
-    }
-
-    #[test]
-    fn only_gpt2_uses_conv1d() {
-        assert_eq!(Orientation::of(Architecture::Gpt2, "h.0.mlp.c_fc"), Orientation::Conv1D);
-        assert_eq!(Orientation::of(Architecture::Gpt2, "lm_head"), Orientation::Linear);
-        assert_eq!(
-            Orientation::of(Architecture::Llama, "layers.0.self_attn.q_proj"),
-            Orientation::Linear
         );
     }
 }

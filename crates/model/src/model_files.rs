@@ -1,8 +1,8 @@
-//! Where a model's files are: a directory on disk, or files that a program carries inside itself.
+//! The files of a model: a directory on disk, or bytes embedded in the program.
 //!
-//! Everything that reads a checkpoint asks here, so that both are read by the same code and say the
-//! same errors. A file goes by the folder's path with its name behind; of files in memory that path
-//! exists only in messages.
+//! All reading of checkpoints goes through [`ModelFiles`], so both sources share one code path and
+//! its errors. A file is identified by its path under [`ModelFiles::path`]; the paths of embedded
+//! files exist in messages only.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -17,18 +17,18 @@ use crate::error::{self, ModelError};
 pub enum ModelFiles {
     /// A directory, as `save_pretrained` writes it.
     Directory(PathBuf),
-    /// The same files in memory.
+    /// The same files, embedded in the program.
     Embedded(EmbeddedFiles),
 }
 
-/// Files that a program carries.
+/// Files embedded in the program, as by `include_bytes!`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EmbeddedFiles {
-    /// What messages call the folder.
+    /// The name of the directory in messages.
     pub name: &'static str,
-    /// Each file's name and content.
+    /// Name and content of each file.
     pub files: &'static [(&'static str, &'static [u8])],
-    /// Folders inside, by name.
+    /// Name and content of each subdirectory.
     pub subdirs: &'static [(&'static str, EmbeddedFiles)],
 }
 
@@ -45,27 +45,27 @@ impl From<&PathBuf> for ModelFiles {
 }
 
 impl From<&ModelFiles> for ModelFiles {
-    fn from(folder: &ModelFiles) -> Self {
-        folder.clone()
+    fn from(files: &ModelFiles) -> Self {
+        files.clone()
     }
 }
 
 impl ModelFiles {
-    /// The directory, or the name of what is in memory.
+    /// The directory, or the name of the embedded files.
     pub fn path(&self) -> &Path {
         match self {
             Self::Directory(dir) => dir,
-            Self::Embedded(packed) => Path::new(packed.name),
+            Self::Embedded(embedded) => Path::new(embedded.name),
         }
     }
 
-    /// The folder `name` inside, if there is one.
+    /// The subdirectory `name`, if there is one.
     pub fn subdir(&self, name: &str) -> Option<Self> {
         match self {
             Self::Directory(dir) => {
                 Some(dir.join(name)).filter(|dir| dir.is_dir()).map(Self::Directory)
             }
-            Self::Embedded(packed) => packed
+            Self::Embedded(embedded) => embedded
                 .subdirs
                 .iter()
                 .find(|(known, _)| *known == name)
@@ -73,12 +73,12 @@ impl ModelFiles {
         }
     }
 
-    /// How the file `name` is called in messages and by the other functions here.
+    /// The path of the file `name`, for messages and for the other functions here.
     pub(crate) fn file_path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.path().join(name)
     }
 
-    /// It has to be there before anything in it can be missing.
+    /// Fails if the directory is missing, so that its absence is not reported as a missing file.
     pub(crate) fn check_exists(&self) -> Result<(), ModelError> {
         match self {
             Self::Directory(dir) if !dir.is_dir() => {
@@ -88,12 +88,12 @@ impl ModelFiles {
         }
     }
 
-    /// The names of its plain files, sorted.
+    /// The names of the regular files, sorted; subdirectories are not listed.
     pub(crate) fn file_names(&self) -> Result<Vec<String>, ModelError> {
         let mut names = match self {
             Self::Directory(dir) => list_files(dir)?,
-            Self::Embedded(packed) => {
-                packed.files.iter().map(|(name, _)| (*name).to_owned()).collect()
+            Self::Embedded(embedded) => {
+                embedded.files.iter().map(|(name, _)| (*name).to_owned()).collect()
             }
         };
         names.sort();
@@ -103,29 +103,29 @@ impl ModelFiles {
     pub(crate) fn contains(&self, file: &Path) -> bool {
         match self {
             Self::Directory(_) => file.is_file(),
-            Self::Embedded(packed) => packed.find(file).is_some(),
+            Self::Embedded(embedded) => embedded.find(file).is_some(),
         }
     }
 
-    /// A text file, whole.
+    /// Reads a UTF-8 text file.
     pub(crate) fn read_text(&self, file: &Path) -> Result<String, ModelError> {
         let bytes = match self {
             Self::Directory(_) => std::fs::read(file).map_err(|e| ModelError::io(file, e))?,
-            Self::Embedded(packed) => packed.get(file)?.to_vec(),
+            Self::Embedded(embedded) => embedded.get(file)?.to_vec(),
         };
         error::parse_utf8(file, bytes)
     }
 
-    /// A file that is mapped, not read: its pages are touched when they are asked for.
+    /// Memory-maps a file: its pages are read when they are touched.
     pub(crate) fn map(&self, file: &Path) -> Result<FileBytes, ModelError> {
         let opened = match self {
-            Self::Embedded(packed) => return packed.get(file).map(FileBytes::Static),
+            Self::Embedded(embedded) => return embedded.get(file).map(FileBytes::Static),
             Self::Directory(_) => File::open(file).map_err(|e| ModelError::io(file, e))?,
         };
         // SAFETY: the map is read-only and private to the checkpoint. Like every reader of mapped
-        // weights this trusts that nobody truncates the file while the model runs; a
-        // changed byte gives a wrong number, not undefined behaviour of ours, since every
-        // bit pattern is a valid u8 and values are copied out before they are checked.
+        // weights this assumes that the file is not truncated while the model runs. A changed byte
+        // gives a wrong number, not undefined behaviour: every bit pattern is a valid u8, and
+        // values are copied out before they are checked.
         let map = unsafe { Mmap::map(&opened) }.map_err(|e| ModelError::io(file, e))?;
         Ok(FileBytes::Mapped(map))
     }
@@ -135,7 +135,7 @@ fn list_files(dir: &Path) -> Result<Vec<String>, ModelError> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(|e| ModelError::io(dir, e))? {
         let entry = entry.map_err(|e| ModelError::io(dir, e))?;
-        // Follows links: the model hub's cache is made of them.
+        // `is_file` follows symbolic links: the Hugging Face hub cache consists of them.
         if entry.path().is_file() {
             names.push(entry.file_name().to_string_lossy().into_owned());
         }

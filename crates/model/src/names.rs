@@ -1,12 +1,12 @@
-//! The table of weight names: what a tensor of a published file is, whatever wrappers saved it.
+//! Canonical tensor names: maps the names of published files, with any wrapper prefixes, to the
+//! names that the decoder and the heads load.
 //!
 //! The same matrix is `transformer.h.0.attn.c_attn.weight` in a plain GPT-2,
-//! `base_causallm.transformer.…` in COCONUT's own checkpoints,
-//! `codi.base_model.model.transformer.….base_layer.weight` in CODI's. Its canonical name, the one
-//! the decoder asks for, is `h.0.attn.c_attn.weight` in all of them. Nothing is transposed or split
-//! here.
+//! `base_causallm.transformer.…` in COCONUT's own checkpoints and
+//! `codi.base_model.model.transformer.….base_layer.weight` in CODI's. Its canonical name is
+//! `h.0.attn.c_attn.weight` in all of them. Names only: nothing is transposed or split here.
 
-/// Wrappers that a training script may have put around the model, outermost first; any nesting of
+/// Prefixes of modules that training scripts wrap around the model, outermost first; any nesting of
 /// them is stripped.
 const WRAPPERS: [&str; 9] = [
     "module.",
@@ -20,7 +20,7 @@ const WRAPPERS: [&str; 9] = [
     "model.",
 ];
 
-/// Heads that are spelled in more than one way, as (published prefix, canonical prefix).
+/// Heads with more than one published name, as (published prefix, canonical prefix).
 const HEAD_ALIASES: [(&str, &str); 5] = [
     ("prj.ln.", "projector.4."),
     ("projector.ln.", "projector.4."),
@@ -29,7 +29,7 @@ const HEAD_ALIASES: [(&str, &str); 5] = [
     ("score.", "classifier."),
 ];
 
-/// What a tensor of a file is.
+/// The role of a tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TensorRole {
     /// A weight, under its canonical name.
@@ -38,13 +38,13 @@ pub enum TensorRole {
     LoraA(String),
     /// The low-rank factor B, (out, rank), of the module with this canonical name.
     LoraB(String),
-    /// Not needed to run the model, and why.
+    /// Not needed for inference; the reason.
     Ignored(&'static str),
-    /// Part of an adapter that cannot be merged, and what it is.
+    /// Part of an adapter that cannot be merged; what it is.
     Unmergeable(&'static str),
 }
 
-/// Says what the tensor called `original` is.
+/// The role of the tensor named `original` in its file.
 pub fn classify(original: &str) -> TensorRole {
     let name = strip_wrappers(original);
     if let Some(reason) = ignored_reason(name) {
@@ -73,7 +73,7 @@ fn canonical_head(name: &str) -> String {
     }
 }
 
-/// Tensors that a file may hold and no decoder reads.
+/// Why a tensor that published files may hold is not read; `None` if it is.
 fn ignored_reason(name: &str) -> Option<&'static str> {
     let in_block = name.starts_with("h.");
     if in_block && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) {
@@ -95,7 +95,8 @@ fn ignored_reason(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Reads `<module>.lora_A.weight` and `<module>.lora_A.<adapter>.weight`.
+/// Parses `<module>.lora_A.weight` and `<module>.lora_A.<adapter>.weight`, and the same of
+/// `lora_B`.
 fn lora_factor(name: &str) -> Option<TensorRole> {
     if name.contains("lora_magnitude_vector") {
         return Some(TensorRole::Unmergeable("a DoRA magnitude"));

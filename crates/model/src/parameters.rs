@@ -1,67 +1,59 @@
-//! What learns: single-precision weights with their gradients and moments, named and shaped as
-//! files hold them.
+//! Trainable parameters: float32 master weights with gradients and AdamW moments, and the names and
+//! shapes that they have in files.
 //!
-//! The kernels read copies of these in their own formats ([`Linear`], [`Norm`]); after every step
-//! the copies are written anew. A matrix is (outputs, inputs) here, whatever a file has.
+//! The kernels read copies of the weights in their own layout and dtype ([`Linear`],
+//! [`Normalization`]); the copies are synchronised after every optimizer step. Matrices are
+//! (outputs, inputs) here in every architecture.
 
 use tensor::ops::{self, AdamW, Linear, Moments, Normalization};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::ModelError;
 use crate::source::TensorSource;
-use crate::weights::{LinearSpec, NormSpec, WeightLayout};
+use crate::weights::{LinearSpec, NormSpec, WeightLayout, transpose};
 
-/// A tensor that learns.
+/// A trainable tensor.
 #[derive(Debug)]
 pub struct Parameter {
     layout: ParameterLayout,
-    /// What it is now.
+    /// The float32 master weights.
     pub value: Tensor,
-    /// What the loss says; sums up until a step is taken.
+    /// The gradient; accumulates until the next optimizer step.
     pub gradient: Tensor,
-    /// What AdamW remembers.
+    /// AdamW's first and second moments.
     pub moments: Moments,
 }
 
-/// How files hold a parameter.
+/// The tensors of a file that a parameter consists of: (name, outputs) each.
 #[derive(Clone, Debug)]
 enum ParameterLayout {
-    /// Names, and how many outputs each has.
-    Matrix {
-        parts: Vec<(String, usize)>,
-        layout: WeightLayout,
-    },
-    Vector {
-        parts: Vec<(String, usize)>,
-    },
+    Matrix { parts: Vec<(String, usize)>, layout: WeightLayout },
+    Vector { parts: Vec<(String, usize)> },
 }
 
-/// A tensor by the name and shape that files have.
+/// A tensor with the name and shape that it has in files.
 #[derive(Clone, Debug)]
 pub struct NamedTensor {
     /// The canonical name.
     pub name: String,
-    /// Its shape.
+    /// The shape.
     pub shape: Vec<usize>,
-    /// Its numbers.
+    /// The values, row-major.
     pub values: Vec<f32>,
 }
 
 impl Parameter {
-    fn new(device: &Device, stored: ParameterLayout, value: Tensor) -> Result<Self, DeviceError> {
+    fn new(device: &Device, layout: ParameterLayout, value: Tensor) -> Result<Self, DeviceError> {
         let zeros = || Tensor::zeros_on(device, value.rows(), value.cols());
         let (gradient, moments) = (zeros()?, Moments { first: zeros()?, second: zeros()? });
-        Ok(Self { layout: stored, value: value.to_device(device)?, gradient, moments })
+        Ok(Self { layout, value: value.to_device(device)?, gradient, moments })
     }
 
-    /// From a matrix that files hold as it is here.
-    pub fn matrix(device: &Device, name: &str, value: Tensor) -> Result<Self, DeviceError> {
+    /// A matrix that is stored as one tensor of the same shape.
+    pub(crate) fn matrix(device: &Device, name: &str, value: Tensor) -> Result<Self, DeviceError> {
         let parts = vec![(name.to_owned(), value.rows())];
-        Self::new(
-            device,
-            ParameterLayout::Matrix { parts, layout: WeightLayout::OutputMajor },
-            value,
-        )
+        let layout = ParameterLayout::Matrix { parts, layout: WeightLayout::OutputMajor };
+        Self::new(device, layout, value)
     }
 
     fn vector(
@@ -69,19 +61,17 @@ impl Parameter {
         parts: Vec<(String, usize)>,
         values: Vec<f32>,
     ) -> Result<Self, DeviceError> {
-        Self::new(
-            device,
-            ParameterLayout::Vector { parts },
-            Tensor::from_vec(1, values.len(), values),
-        )
+        let value = Tensor::from_vec(1, values.len(), values);
+        Self::new(device, ParameterLayout::Vector { parts }, value)
     }
 
-    /// Whether weight decay applies to it by custom: matrices decay, norms and biases do not.
-    pub fn is_matrix(&self) -> bool {
+    /// Whether it is a matrix. By convention weight decay applies to matrices, not to norms and
+    /// biases.
+    fn is_matrix(&self) -> bool {
         matches!(self.layout, ParameterLayout::Matrix { .. })
     }
 
-    /// Its first name, for messages and for the files of a run.
+    /// The name of its first tensor; identifies it in messages and training state.
     pub fn name(&self) -> &str {
         match &self.layout {
             ParameterLayout::Matrix { parts, .. } | ParameterLayout::Vector { parts } => {
@@ -90,12 +80,12 @@ impl Parameter {
         }
     }
 
-    /// Its value as files hold it.
+    /// The value as the tensors of a file.
     pub fn named_values(&self) -> Result<Vec<NamedTensor>, DeviceError> {
         self.split_named(&self.value)
     }
 
-    /// Its gradient under the names and in the shapes of files.
+    /// The gradient, with the names and shapes of [`Self::named_values`].
     pub fn named_gradients(&self) -> Result<Vec<NamedTensor>, DeviceError> {
         self.split_named(&self.gradient)
     }
@@ -116,17 +106,17 @@ impl Parameter {
                 };
                 parts.iter().map(part).collect()
             }
-            ParameterLayout::Matrix { parts, layout: order } => {
+            ParameterLayout::Matrix { parts, layout } => {
                 let part = |(name, outputs): &(String, usize)| {
                     let (values, name) = (cut(outputs * cols), name.clone());
-                    match order {
+                    match layout {
                         WeightLayout::OutputMajor => {
                             NamedTensor { name, shape: vec![*outputs, cols], values }
                         }
                         WeightLayout::InputMajor => NamedTensor {
                             name,
                             shape: vec![cols, *outputs],
-                            values: transposed(&values, *outputs, cols),
+                            values: transpose(&values, *outputs, cols),
                         },
                     }
                 };
@@ -136,18 +126,11 @@ impl Parameter {
     }
 }
 
-/// (rows, cols) to (cols, rows).
-fn transposed(values: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    (0..rows * cols).map(|i| values[(i % rows) * cols + i / rows]).collect()
-}
-
-/// A linear map's parameters.
+/// The parameters of a linear layer.
 #[derive(Debug)]
-pub struct LinearParameters {
-    /// (outputs, inputs)
-    pub weight: Parameter,
-    /// (1, outputs)
-    pub bias: Option<Parameter>,
+pub(crate) struct LinearParameters {
+    pub(crate) weight: Parameter,       // (outputs, inputs)
+    pub(crate) bias: Option<Parameter>, // (1, outputs)
 }
 
 impl LinearParameters {
@@ -158,55 +141,44 @@ impl LinearParameters {
     ) -> Result<Self, ModelError> {
         let (inputs, outputs) = (spec.inputs, spec.outputs());
         let matrix = spec.matrix(source)?;
-        let matrix = if spec.layout == WeightLayout::InputMajor {
-            transposed(&matrix, inputs, outputs)
-        } else {
-            matrix
+        let matrix = match spec.layout {
+            WeightLayout::InputMajor => transpose(&matrix, inputs, outputs),
+            WeightLayout::OutputMajor => matrix,
         };
-        let named = |end: &str| {
-            spec.parts.iter().map(|(name, n)| (format!("{name}.{end}"), *n)).collect::<Vec<_>>()
+        let names = |suffix: &str| {
+            spec.parts.iter().map(|(name, n)| (format!("{name}.{suffix}"), *n)).collect::<Vec<_>>()
         };
-        let how = ParameterLayout::Matrix { parts: named("weight"), layout: spec.layout };
-        let weight = Parameter::new(device, how, Tensor::from_vec(outputs, inputs, matrix))?;
+        let layout = ParameterLayout::Matrix { parts: names("weight"), layout: spec.layout };
+        let weight = Parameter::new(device, layout, Tensor::from_vec(outputs, inputs, matrix))?;
         let bias = spec
             .bias(source)?
-            .map(|values| Parameter::vector(device, named("bias"), values))
+            .map(|values| Parameter::vector(device, names("bias"), values))
             .transpose()?;
         Ok(Self { weight, bias })
     }
 
-    /// An `nn.Linear` beside the decoder, with a bias if the source has one.
-    pub fn nn_linear(
-        device: &Device,
-        source: &impl TensorSource,
-        name: &str,
-        (inputs, outputs): (usize, usize),
-    ) -> Result<Self, ModelError> {
-        Self::load(device, &LinearSpec::nn_linear(source, name, inputs, outputs), source)
-    }
-
-    /// The map that the kernels read, ready for its backward.
-    pub fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
+    /// The layer in the layout of the kernels, prepared for its backward.
+    pub(crate) fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
         let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
         let zeros = vec![0.0; rows * cols];
-        let mut map = Linear::from_output_major(
-            device,
-            (cols, rows),
-            &zeros,
-            self.bias.as_ref().map(|_| vec![0.0; rows]),
-        )?;
-        self.sync_linear(device, &mut map)?;
-        Ok(map)
+        let bias = self.bias.as_ref().map(|_| vec![0.0; rows]);
+        let mut linear = Linear::from_output_major(device, (cols, rows), &zeros, bias)?;
+        self.sync_linear(device, &mut linear)?;
+        Ok(linear)
     }
 
-    /// Writes the values to where the kernels read them.
-    pub fn sync_linear(&self, device: &Device, map: &mut Linear) -> Result<(), DeviceError> {
-        map.assign(device, &self.weight.value, self.bias.as_ref().map(|b| &b.value))?;
-        map.prepare_backward(device, &self.weight.value)
+    /// Copies the values to the kernels' layer.
+    pub(crate) fn sync_linear(
+        &self,
+        device: &Device,
+        linear: &mut Linear,
+    ) -> Result<(), DeviceError> {
+        linear.assign(device, &self.weight.value, self.bias.as_ref().map(|b| &b.value))?;
+        linear.prepare_backward(device, &self.weight.value)
     }
 
-    /// Adds to the gradients, for x that went in and dy that came back.
-    pub fn accumulate_gradients(
+    /// Adds to the gradients, given the input x and the gradient dy of the output.
+    pub(crate) fn accumulate_gradients(
         &mut self,
         device: &Device,
         x: &Tensor,
@@ -221,24 +193,20 @@ impl LinearParameters {
         )
     }
 
-    /// Its parameters.
-    pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
         std::iter::once(&self.weight).chain(&self.bias)
     }
 
-    /// Its parameters, to be changed.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         std::iter::once(&mut self.weight).chain(&mut self.bias)
     }
 }
 
-/// A norm's parameters.
+/// The parameters of a normalization layer.
 #[derive(Debug)]
-pub struct NormParameters {
-    /// (1, width)
-    pub weight: Parameter,
-    /// (1, width) of a layer norm.
-    pub bias: Option<Parameter>,
+pub(crate) struct NormParameters {
+    pub(crate) weight: Parameter,       // (1, width)
+    pub(crate) bias: Option<Parameter>, // (1, width), LayerNorm only
 }
 
 impl NormParameters {
@@ -247,8 +215,9 @@ impl NormParameters {
         spec: &NormSpec,
         source: &impl TensorSource,
     ) -> Result<Self, ModelError> {
-        let vector = |end: &str, values| {
-            Parameter::vector(device, vec![(format!("{}.{end}", spec.name), spec.width)], values)
+        let vector = |suffix: &str, values| {
+            let name = format!("{}.{suffix}", spec.name);
+            Parameter::vector(device, vec![(name, spec.width)], values)
         };
         Ok(Self {
             weight: vector("weight", spec.weight(source)?)?,
@@ -256,38 +225,39 @@ impl NormParameters {
         })
     }
 
+    /// Copies the values to the kernels' layer.
     pub(crate) fn sync_norm(
         &self,
         device: &Device,
         norm: &mut Normalization,
     ) -> Result<(), DeviceError> {
-        norm.assign(device, &self.weight.value, self.bias.as_ref().map(|s| &s.value))
+        norm.assign(device, &self.weight.value, self.bias.as_ref().map(|b| &b.value))
     }
 
-    /// Adds to dx and to the gradients, for x that went in and dy that came back.
+    /// Adds to the gradients and to dx, given the input x and the gradient dy of the output.
     pub(crate) fn accumulate_gradients(
         &mut self,
         device: &Device,
-        (x, by, dy): (&Tensor, &Normalization, &Tensor),
+        norm: &Normalization,
+        x: &Tensor,
+        dy: &Tensor,
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let shift = self.bias.as_mut().map(|s| &mut s.gradient);
-        ops::norm_backward(device, (x, by, dy), dx, &mut self.weight.gradient, shift)
+        let bias = self.bias.as_mut().map(|b| &mut b.gradient);
+        ops::norm_backward(device, (x, norm, dy), dx, &mut self.weight.gradient, bias)
     }
 
-    /// Its parameters.
-    pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
         std::iter::once(&self.weight).chain(&self.bias)
     }
 
-    /// Its parameters, to be changed.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         std::iter::once(&mut self.weight).chain(&mut self.bias)
     }
 }
 
-/// One step of AdamW over all parameters. With `decay_all`, norms and biases decay as well, as
-/// PyTorch's default does.
+/// One AdamW step over all parameters. With `decay_all`, weight decay applies to norms and biases
+/// too, PyTorch's default.
 pub fn adamw_step(
     device: &Device,
     optimizer: &AdamW,
@@ -297,11 +267,11 @@ pub fn adamw_step(
     for mut parameter in parameters {
         let parameter = &mut *parameter;
         let decays = decay_all || parameter.is_matrix();
-        let by =
+        let config =
             AdamW { weight_decay: if decays { optimizer.weight_decay } else { 0.0 }, ..*optimizer };
         ops::adamw(
             device,
-            &by,
+            &config,
             &mut parameter.value,
             &mut parameter.gradient,
             &mut parameter.moments,

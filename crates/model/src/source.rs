@@ -1,4 +1,4 @@
-//! Where weights come from: a checkpoint, or random numbers of a model's shape for benchmarks.
+//! Sources of weights: a checkpoint, random weights for benchmarks, initial weights for training.
 
 use rayon::prelude::*;
 use tensor::rng::RngKey;
@@ -6,12 +6,12 @@ use tensor::rng::RngKey;
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 
-/// Named tensors. Names are the canonical ones of [`crate::names`].
+/// Tensors by canonical name (see [`crate::names`]).
 pub trait TensorSource {
-    /// Whether there is a tensor of that name.
+    /// Whether the tensor exists.
     fn has(&self, name: &str) -> bool;
 
-    /// The numbers of a tensor, which must have that shape.
+    /// The values of a tensor, row-major. Another shape than `shape` is an error.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError>;
 }
 
@@ -25,11 +25,11 @@ impl TensorSource for Checkpoint {
     }
 }
 
-/// Random weights, scaled so that activations stay in range: norms near one, matrices by the root
-/// of their width.
+/// Random weights for benchmarks, scaled so that activations stay in range: norms near 1, matrices
+/// by 1 / sqrt(columns).
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
-    /// Other seeds give other weights.
+    /// Seed of the random weights.
     pub seed: u64,
 }
 
@@ -47,12 +47,12 @@ impl TensorSource for RandomWeights {
     }
 }
 
-/// Normal numbers that depend on the seed and the tensor's name alone.
+/// Normal values that depend on the seed and the tensor's name only.
 fn normal_values(seed: u64, name: &str, shape: &[usize], std: f32, mean: f32) -> Vec<f32> {
     let salt =
         name.bytes().fold(0xcbf2_9ce4_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
     let mut out = vec![mean; shape.iter().product()];
-    // A draw names at most 2^18 elements; each chunk is a "position" of its own.
+    // One RNG key covers at most 2^18 elements; the chunk index takes the place of the position.
     out.par_chunks_mut(tensor::rng::MAX_ELEMENTS).enumerate().for_each(|(position, chunk)| {
         RngKey { seed, question: salt, trajectory: 0, position: position as u32 }
             .add_noise(std, chunk);
@@ -60,13 +60,13 @@ fn normal_values(seed: u64, name: &str, shape: &[usize], std: f32, mean: f32) ->
     out
 }
 
-/// Weights to begin learning with, as GPT-2's were: small normal numbers, smaller where many are
-/// added up; norms that change nothing, no biases.
+/// GPT-2's initialization: normal weights with standard deviation 0.02, divided by sqrt(2 layers)
+/// in projections onto the residual stream; norm weights 1, biases 0.
 #[derive(Clone, Copy, Debug)]
 pub struct InitialWeights {
-    /// Other seeds give other weights.
+    /// Seed of the random weights.
     pub seed: u64,
-    /// Blocks of the decoder: each adds to the stream twice.
+    /// Blocks of the decoder; each adds to the residual stream twice.
     pub layers: usize,
 }
 
@@ -75,32 +75,33 @@ const INITIAL_STD: f32 = 0.02;
 
 impl TensorSource for InitialWeights {
     fn has(&self, name: &str) -> bool {
-        name != "lm_head.weight" // the embedding serves as the head
+        name != "lm_head.weight" // tied to the embedding
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let adds = ["c_proj.weight", "o_proj.weight", "down_proj.weight"]
+        let onto_residual = ["c_proj.weight", "o_proj.weight", "down_proj.weight"]
             .iter()
             .any(|end| name.ends_with(end));
         let (std, mean) = match shape {
             [_] => (0.0, if name.ends_with("weight") { 1.0 } else { 0.0 }),
-            _ if adds => (INITIAL_STD / (2.0 * self.layers as f32).sqrt(), 0.0),
+            _ if onto_residual => (INITIAL_STD / (2.0 * self.layers as f32).sqrt(), 0.0),
             _ => (INITIAL_STD, 0.0),
         };
         Ok(normal_values(self.seed, name, shape, std, mean))
     }
 }
 
-/// A model whose vocabulary grows: new tokens begin as copies of one that is there.
+/// A source with an enlarged vocabulary, like `resize_token_embeddings`: the new rows of embedding
+/// and LM head are copies of an existing row.
 #[derive(Clone, Copy, Debug)]
 pub struct ResizedEmbeddings<'a, S> {
-    /// The model as it is.
+    /// The original weights.
     pub source: &'a S,
-    /// Tokens that it has.
+    /// Rows of the original embedding.
     pub old_vocab: usize,
-    /// Tokens that it shall have.
+    /// Rows after resizing.
     pub new_vocab: usize,
-    /// The token that new ones are copies of.
+    /// The token whose row is copied.
     pub copy_from: u32,
 }
 
@@ -110,15 +111,15 @@ impl<S: TensorSource> TensorSource for ResizedEmbeddings<'_, S> {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let grows = ["wte.weight", "embed_tokens.weight", "lm_head.weight"].contains(&name)
+        let resized = ["wte.weight", "embed_tokens.weight", "lm_head.weight"].contains(&name)
             && shape[0] == self.new_vocab;
-        if !grows {
+        if !resized {
             return self.source.tensor(name, shape);
         }
         let width = shape[1];
         let mut out = self.source.tensor(name, &[self.old_vocab, width])?;
-        let like = out[self.copy_from as usize * width..][..width].to_vec();
-        (self.old_vocab..self.new_vocab).for_each(|_| out.extend(&like));
+        let row = out[self.copy_from as usize * width..][..width].to_vec();
+        (self.old_vocab..self.new_vocab).for_each(|_| out.extend(&row));
         Ok(out)
     }
 }

@@ -1,8 +1,8 @@
 //! Random checkpoints in every published layout, for tests and benchmarks.
 //!
-//! [`write_checkpoint`] writes what a user would download: config.json, weights, side files,
+//! [`write_checkpoint`] writes a complete published directory: config.json, weights, side files and
 //! tokenizer. `layout` lists a family's tensors, `writer` streams them to disk, `vocabulary` writes
-//! the tokenizer. A weight's values depend on the seed and its canonical name alone, so the same
+//! the tokenizer. A weight's values depend on the seed and its canonical name only, so the same
 //! model can be written in another layout, dtype or number of shards.
 
 mod layout;
@@ -17,70 +17,64 @@ use crate::error::ModelError;
 use crate::tokenizer::Tokenizer;
 use layout::CheckpointLayout;
 
-/// A published family, on the backbone that it is published on.
+/// A published model family with its backbone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointFamily {
-    /// COCONUT on GPT-2: nothing but GPT-2.
+    /// COCONUT on GPT-2; no head.
     Coconut,
-    /// CODI on GPT-2: a projector.
+    /// CODI on GPT-2, with a projector.
     CodiGpt2,
-    /// CODI on Llama: a projector.
+    /// CODI on Llama, with a projector.
     CodiLlama,
-    /// CoLaR on Llama: a latent head.
+    /// CoLaR on Llama, with a Gaussian latent head.
     Colar,
-    /// Latent-SFT on Llama: nothing but Llama.
+    /// Latent-SFT on Llama; no head.
     LatentSft,
-    /// Render-of-Thought on Qwen3-VL: a projection head and marker embeddings in files of their
-    /// own.
+    /// Render-of-Thought on Qwen3-VL, with a projection head and marker embeddings in side files.
     Rot,
-    /// A latent reward model on GPT-2: a classifier.
+    /// A latent reward model on GPT-2, with a linear classifier.
     RewardGpt2,
-    /// A latent reward model on Llama: a classifier.
+    /// A latent reward model on Llama, with a linear classifier.
     RewardLlama,
 }
 
 impl CheckpointFamily {
-    /// All of them.
-    pub const ALL: [CheckpointFamily; 8] = [
-        CheckpointFamily::Coconut,
-        CheckpointFamily::CodiGpt2,
-        CheckpointFamily::CodiLlama,
-        CheckpointFamily::Colar,
-        CheckpointFamily::LatentSft,
-        CheckpointFamily::Rot,
-        CheckpointFamily::RewardGpt2,
-        CheckpointFamily::RewardLlama,
+    /// All families.
+    pub const ALL: [Self; 8] = [
+        Self::Coconut,
+        Self::CodiGpt2,
+        Self::CodiLlama,
+        Self::Colar,
+        Self::LatentSft,
+        Self::Rot,
+        Self::RewardGpt2,
+        Self::RewardLlama,
     ];
 
     pub(crate) fn backbone(self) -> Backbone {
         match self {
-            CheckpointFamily::Coconut
-            | CheckpointFamily::CodiGpt2
-            | CheckpointFamily::RewardGpt2 => Backbone::Gpt2,
-            CheckpointFamily::CodiLlama
-            | CheckpointFamily::Colar
-            | CheckpointFamily::LatentSft
-            | CheckpointFamily::RewardLlama => Backbone::Llama,
-            CheckpointFamily::Rot => Backbone::Qwen3Vl,
+            Self::Coconut | Self::CodiGpt2 | Self::RewardGpt2 => Backbone::Gpt2,
+            Self::CodiLlama | Self::Colar | Self::LatentSft | Self::RewardLlama => Backbone::Llama,
+            Self::Rot => Backbone::Qwen3Vl,
         }
     }
 
     /// `architectures[0]`.
     fn class_name(self) -> &'static str {
         match self {
-            CheckpointFamily::Coconut => "COCONUTGPT2",
-            CheckpointFamily::CodiGpt2 => "CODIGPT2",
-            CheckpointFamily::CodiLlama => "CODILlama",
-            CheckpointFamily::Colar => "ColarLlama",
-            CheckpointFamily::LatentSft => "LlamaForCausalLM",
-            CheckpointFamily::Rot => "Qwen3VLForConditionalGeneration",
-            CheckpointFamily::RewardGpt2 => "COCONUTGPT2ForTokenClassification",
-            CheckpointFamily::RewardLlama => "LlamaForTokenClassification",
+            Self::Coconut => "COCONUTGPT2",
+            Self::CodiGpt2 => "CODIGPT2",
+            Self::CodiLlama => "CODILlama",
+            Self::Colar => "ColarLlama",
+            Self::LatentSft => "LlamaForCausalLM",
+            Self::Rot => "Qwen3VLForConditionalGeneration",
+            Self::RewardGpt2 => "COCONUTGPT2ForTokenClassification",
+            Self::RewardLlama => "LlamaForTokenClassification",
         }
     }
 }
 
-/// The model under a family.
+/// The base model of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backbone {
     Gpt2,
@@ -88,49 +82,48 @@ pub(crate) enum Backbone {
     Qwen3Vl,
 }
 
-/// The number format of the weights.
+/// The dtype of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightDtype {
-    /// 32 bits.
+    /// float32.
     F32,
-    /// 16 bits, IEEE.
+    /// IEEE half precision.
     F16,
-    /// 16 bits, the upper half of an f32.
+    /// bfloat16.
     Bf16,
 }
 
-/// What to write. The default is a tiny COCONUT; `Spec { family, ..Spec::default() }` is a tiny
-/// model of any family.
+/// What to write. The default is a tiny COCONUT; `CheckpointSpec { family, ..Default::default() }`
+/// is a tiny model of another family.
 #[derive(Debug, Clone)]
 pub struct CheckpointSpec {
-    /// The family, which decides backbone and layout.
+    /// The family; determines backbone and layout.
     pub family: CheckpointFamily,
     /// Number of blocks.
     pub layers: usize,
-    /// Width of the hidden state.
+    /// Size of the hidden state.
     pub width: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; GPT-2 has as many as query heads whatever is said here.
+    /// Key and value heads; ignored for GPT-2, which has as many as query heads.
     pub kv_heads: usize,
-    /// Width of a head; GPT-2's is `width / heads` whatever is said here.
+    /// Size of a head; ignored for GPT-2, where it is `width / heads`.
     pub head_dim: usize,
-    /// Width of the feed-forward block.
+    /// Inner size of the feed-forward block.
     pub ffn: usize,
-    /// Largest number of positions.
+    /// Maximum number of positions.
     pub context: usize,
-    /// Inner width of the latent head (projector, `lt_head`, projection head).
+    /// Inner size of the latent head (projector, `lt_head`, projection head).
     pub head_width: usize,
-    /// Which random numbers.
+    /// Seed of the weights.
     pub seed: u64,
-    /// The number format of the weights.
+    /// The dtype of the weights.
     pub dtype: WeightDtype,
-    /// Number of weight files; more than one get an index.
+    /// Number of weight files; several have an index.
     pub shards: usize,
-    /// Whether to leave low-rank adapters unmerged, in the family's own training layout.
+    /// Whether to add unmerged LoRA adapters, in the layout of the family's training code.
     pub lora: bool,
-    /// A directory whose tokenizer to copy, vocabulary included, instead of writing one over
-    /// single bytes.
+    /// A directory whose tokenizer is copied; without, a tokenizer over single bytes is written.
     pub tokenizer_from: Option<PathBuf>,
 }
 
@@ -155,7 +148,7 @@ impl Default for CheckpointSpec {
     }
 }
 
-/// Writes a complete checkpoint into a directory, which is made if need be.
+/// Writes a complete checkpoint into a directory, which is created if it does not exist.
 pub fn write_checkpoint(dir: &Path, spec: &CheckpointSpec) -> Result<(), ModelError> {
     std::fs::create_dir_all(dir).map_err(|e| ModelError::io(dir, e))?;
     vocabulary::write(dir, spec)?;
@@ -207,19 +200,22 @@ fn config(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
 
 fn gpt2(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     json!({
-        "model_type": "gpt2", "n_layer": spec.layers, "n_embd": spec.width, "n_head": spec.heads, "n_inner": spec.ffn,
-        "n_positions": spec.context, "vocab_size": tokenizer.vocab_size(), "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
-        "tie_word_embeddings": true, "bos_token_id": tokenizer.eos(), "eos_token_id": tokenizer.eos(),
+        "model_type": "gpt2", "n_layer": spec.layers, "n_embd": spec.width, "n_head": spec.heads,
+        "n_inner": spec.ffn, "n_positions": spec.context, "vocab_size": tokenizer.vocab_size(),
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1, "attn_pdrop": 0.1, "tie_word_embeddings": true,
+        "bos_token_id": tokenizer.eos(), "eos_token_id": tokenizer.eos(),
     })
 }
 
 fn llama(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     json!({
         "model_type": "llama", "num_hidden_layers": spec.layers, "hidden_size": spec.width,
-        "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim,
-        "intermediate_size": spec.ffn, "max_position_embeddings": spec.context, "vocab_size": tokenizer.vocab_size(),
-        "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "attention_bias": false, "mlp_bias": false,
+        "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim, "intermediate_size": spec.ffn,
+        "max_position_embeddings": spec.context, "vocab_size": tokenizer.vocab_size(),
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "attention_bias": false, "mlp_bias": false,
         "rope_scaling": {
             "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": spec.context.div_ceil(4),
@@ -232,11 +228,14 @@ fn qwen3_vl(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     json!({
         "model_type": "qwen3_vl", "tie_word_embeddings": true,
         "text_config": {
-            "model_type": "qwen3_vl_text", "num_hidden_layers": spec.layers, "hidden_size": spec.width,
-            "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim,
+            "model_type": "qwen3_vl_text", "num_hidden_layers": spec.layers,
+            "hidden_size": spec.width, "num_attention_heads": spec.heads,
+            "num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim,
             "intermediate_size": spec.ffn, "max_position_embeddings": spec.context,
-            "vocab_size": tokenizer.vocab_size(), "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 5000000.0,
-            "rope_scaling": { "rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": true },
+            "vocab_size": tokenizer.vocab_size(), "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "rope_theta": 5000000.0, "rope_scaling": {
+                "rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": true,
+            },
             "attention_bias": false, "tie_word_embeddings": true, "eos_token_id": tokenizer.eos(),
         },
     })

@@ -1,10 +1,9 @@
-//! Text to token ids and back, exactly as transformers does it.
+//! Tokenization with the ids and texts of transformers.
 //!
-//! The `tokenizers` library does the work; `files` reads what the published directories hold
-//! (tokenizer.json, or vocab.json with merges.txt), refuses what would make the library panic or
-//! answer differently each time, and builds one of two kinds of tokenizer: byte-level BPE, or whole
-//! words of a closed vocabulary. Nothing is ever added to a text: prompts that start with a begin
-//! token say so themselves.
+//! A wrapper of the `tokenizers` library. `files` reads tokenizer.json, or vocab.json with
+//! merges.txt, rejects what would make the library panic or non-deterministic, and builds a
+//! byte-level BPE or a WordLevel tokenizer. No special tokens are added to a text: a prompt that
+//! starts with BOS contains it.
 
 mod files;
 
@@ -24,7 +23,7 @@ type HfTokenizer = TokenizerImpl<
     DecoderWrapper,
 >;
 
-/// What transformers replaces when `clean_up_tokenization_spaces` is set, in its order.
+/// The replacements of transformers' `clean_up_tokenization_spaces`, in its order.
 const CLEAN_UP_REPLACEMENTS: [(&str, &str); 10] = [
     (" .", "."),
     (" ?", "?"),
@@ -47,22 +46,16 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer of a checkpoint directory.
-    pub fn read(folder: impl Into<ModelFiles>) -> Result<Tokenizer, ModelError> {
-        let files::LoadedTokenizer { inner, eos, clean_up_spaces: clean_up } =
-            files::read(&folder.into())?;
+    /// Reads the tokenizer of a checkpoint.
+    pub fn read(files: impl Into<ModelFiles>) -> Result<Tokenizer, ModelError> {
+        let files::LoadedTokenizer { inner, eos, clean_up_spaces } = files::read(&files.into())?;
         let largest = inner.get_vocab(true).into_values().max();
         let eos = eos.and_then(|token| inner.token_to_id(&token));
-        Ok(Tokenizer {
-            vocab_size: largest.map_or(0, |id| id as usize + 1),
-            inner,
-            eos,
-            clean_up_spaces: clean_up,
-        })
+        let vocab_size = largest.map_or(0, |id| id as usize + 1);
+        Ok(Tokenizer { vocab_size, inner, eos, clean_up_spaces })
     }
 
-    /// The ids of a text. Added tokens are recognised inside it; no begin or end token is put
-    /// around it.
+    /// The token ids of a text. Added tokens are recognised inside it; no special tokens are added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
         let encoding = self
             .inner
@@ -71,22 +64,18 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The words of a text that a closed vocabulary lacks, each once, in the order of the text;
-    /// byte-level tokenizers lack none.
+    /// The words of a text that are not in the vocabulary of a WordLevel tokenizer, each once, in
+    /// the order of the text. Byte-level tokenizers encode every text, so they have none.
     pub fn unknown_words(&self, text: &str) -> Result<Vec<String>, ModelError> {
         let ModelWrapper::WordLevel(words) = self.inner.get_model() else { return Ok(Vec::new()) };
         let encoding = self
             .inner
             .encode(text, false)
             .map_err(|e| ModelError::Tokenize { why: e.to_string() })?;
-        let lacks = |token: &String| *token == words.unk_token;
-        let places = encoding
-            .get_tokens()
-            .iter()
-            .zip(encoding.get_offsets())
-            .filter(|(token, _)| lacks(token));
+        let tokens = encoding.get_tokens().iter().zip(encoding.get_offsets());
+        let unknown_tokens = tokens.filter(|(token, _)| **token == words.unk_token);
         let mut unknown: Vec<String> = Vec::new();
-        for word in places.filter_map(|(_, &(from, to))| text.get(from..to)) {
+        for word in unknown_tokens.filter_map(|(_, &(from, to))| text.get(from..to)) {
             if !unknown.iter().any(|known| known == word) {
                 unknown.push(word.to_owned());
             }
@@ -94,10 +83,9 @@ impl Tokenizer {
         Ok(unknown)
     }
 
-    /// The text of some ids without special tokens, like transformers' `decode(ids,
-    /// skip_special_tokens=True)`. Bytes that are no UTF-8 become U+FFFD. Ids without a token
-    /// have no text: embedding tables are often padded, and a model may say a row that no token
-    /// has.
+    /// The text of token ids, like transformers' `decode(ids, skip_special_tokens=True)`. Invalid
+    /// UTF-8 becomes U+FFFD. Ids without a token decode to nothing: embeddings are often padded, so
+    /// a model can generate such ids.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
         let text = self
             .inner
@@ -114,12 +102,12 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The id of the token that the tokenizer's own files call the end token.
+    /// The EOS token of the tokenizer's files.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
-    /// One more than the largest id, added tokens included: the rows that an embedding needs.
+    /// The largest id plus one, added tokens included: the rows that an embedding needs.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }

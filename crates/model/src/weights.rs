@@ -1,50 +1,65 @@
-//! What the decoder's parts are called in each architecture's checkpoints, and how they are stored.
+//! Tensor names, shapes and layouts of the decoder's modules in each architecture's checkpoints.
 //!
-//! A part is described once, by its role; loading, learning and saving all go by that description.
+//! A module is specified once ([`LinearSpec`], [`NormSpec`]); inference, training and saving all
+//! use that specification.
 
 use tensor::ops::{Linear, Normalization};
 use tensor::{Device, Tensor};
 
-use crate::config::{self, Architecture, Config, Mlp};
+use crate::config::{Architecture, Config, Mlp, NormConfig, PositionEncoding};
 use crate::error::ModelError;
 use crate::source::TensorSource;
 
-/// A linear map as files hold it: one matrix, or several over the same input side by side.
+/// A linear layer in a checkpoint: one matrix, or several over the same input whose outputs are
+/// concatenated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinearSpec {
-    /// Each matrix's name, without `.weight`, and its outputs.
+    /// Module name, without `.weight`, and outputs of each matrix.
     pub(crate) parts: Vec<(String, usize)>,
     pub(crate) inputs: usize,
     pub(crate) layout: WeightLayout,
     pub(crate) has_bias: bool,
 }
 
-/// How a matrix is stored.
+/// The layout of a stored matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightLayout {
-    /// (outputs, inputs): `nn.Linear`, embedding tables.
+    /// (outputs, inputs): `nn.Linear`, `nn.Embedding`.
     OutputMajor,
     /// (inputs, outputs): GPT-2's `Conv1D`.
     InputMajor,
 }
 
-/// A norm as files hold it.
+impl WeightLayout {
+    /// The layout of a module's weight: GPT-2's projections are `Conv1D`.
+    pub(crate) fn of(architecture: Architecture, module: &str) -> Self {
+        let conv = [".c_attn", ".c_proj", ".c_fc"];
+        if architecture == Architecture::Gpt2 && conv.iter().any(|name| module.ends_with(name)) {
+            Self::InputMajor
+        } else {
+            Self::OutputMajor
+        }
+    }
+}
+
+/// A normalization layer in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NormSpec {
-    /// Without `.weight` and `.bias`.
+    /// Module name, without `.weight` and `.bias`.
     pub(crate) name: String,
     pub(crate) width: usize,
-    pub(crate) kind: config::NormConfig,
+    pub(crate) kind: NormConfig,
 }
 
 impl LinearSpec {
     fn single(
         name: &str,
-        (inputs, outputs): (usize, usize),
-        order: WeightLayout,
+        inputs: usize,
+        outputs: usize,
+        layout: WeightLayout,
         has_bias: bool,
     ) -> Self {
-        Self { parts: vec![(name.to_owned(), outputs)], inputs, layout: order, has_bias }
+        Self { parts: vec![(name.to_owned(), outputs)], inputs, layout, has_bias }
     }
 
     /// An `nn.Linear`, with a bias if the source has one.
@@ -54,19 +69,15 @@ impl LinearSpec {
         inputs: usize,
         outputs: usize,
     ) -> Self {
-        Self::single(
-            name,
-            (inputs, outputs),
-            WeightLayout::OutputMajor,
-            source.has(&format!("{name}.bias")),
-        )
+        let has_bias = source.has(&format!("{name}.bias"));
+        Self::single(name, inputs, outputs, WeightLayout::OutputMajor, has_bias)
     }
 
     pub(crate) fn outputs(&self) -> usize {
         self.parts.iter().map(|(_, outputs)| outputs).sum()
     }
 
-    /// The matrix as it is stored; parts are stacked.
+    /// The matrix in its stored layout; several matrices are concatenated.
     pub(crate) fn matrix(&self, source: &impl TensorSource) -> Result<Vec<f32>, ModelError> {
         let mut matrix = Vec::with_capacity(self.inputs * self.outputs());
         for (name, outputs) in &self.parts {
@@ -105,14 +116,19 @@ impl LinearSpec {
 }
 
 impl NormSpec {
+    /// An `nn.LayerNorm` with weight and bias.
+    pub(crate) fn layer_norm(name: &str, width: usize, eps: f32) -> Self {
+        Self { name: name.to_owned(), width, kind: NormConfig::LayerNorm { eps } }
+    }
+
     pub(crate) fn weight(&self, source: &impl TensorSource) -> Result<Vec<f32>, ModelError> {
         source.tensor(&format!("{}.weight", self.name), &[self.width])
     }
 
     pub(crate) fn bias(&self, source: &impl TensorSource) -> Result<Option<Vec<f32>>, ModelError> {
         match self.kind {
-            config::NormConfig::RmsNorm { .. } => Ok(None),
-            config::NormConfig::LayerNorm { .. } => {
+            NormConfig::RmsNorm { .. } => Ok(None),
+            NormConfig::LayerNorm { .. } => {
                 source.tensor(&format!("{}.bias", self.name), &[self.width]).map(Some)
             }
         }
@@ -123,19 +139,19 @@ impl NormSpec {
         device: &Device,
         source: &impl TensorSource,
     ) -> Result<Normalization, ModelError> {
-        let scale = self.weight(source)?;
+        let weight = self.weight(source)?;
         Ok(match (self.kind, self.bias(source)?) {
-            (config::NormConfig::LayerNorm { eps }, Some(shift)) => {
-                Normalization::layer(device, eps, scale, shift)?
+            (NormConfig::LayerNorm { eps }, Some(bias)) => {
+                Normalization::layer(device, eps, weight, bias)?
             }
-            (config::NormConfig::LayerNorm { eps } | config::NormConfig::RmsNorm { eps }, _) => {
-                Normalization::rms(device, eps, scale)?
+            (NormConfig::LayerNorm { eps } | NormConfig::RmsNorm { eps }, _) => {
+                Normalization::rms(device, eps, weight)?
             }
         })
     }
 }
 
-/// A decoder's parts by their role.
+/// The specifications of a decoder's modules. `i` is the index of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct DecoderTensors<'a>(pub(crate) &'a Config);
 
@@ -144,12 +160,12 @@ impl DecoderTensors<'_> {
         self.0.architecture == Architecture::Gpt2
     }
 
-    /// (vocab, width), as a map from hidden states to tokens.
+    /// The token embedding (vocab, width), as a linear layer from hidden states to logits.
     pub(crate) fn embedding(&self) -> LinearSpec {
-        self.vocab_linear(if self.is_gpt2() { "wte" } else { "embed_tokens" })
+        self.vocab_linear(self.0.embedding_name())
     }
 
-    /// (vocab, width), where it is not the embedding.
+    /// The LM head (vocab, width), where it is not tied to the embedding.
     pub(crate) fn lm_head(&self) -> LinearSpec {
         self.vocab_linear("lm_head")
     }
@@ -159,15 +175,16 @@ impl DecoderTensors<'_> {
     }
 
     fn vocab_linear(&self, name: &str) -> LinearSpec {
-        LinearSpec::single(name, (self.0.width, self.0.vocab), WeightLayout::OutputMajor, false)
+        let Config { width, vocab, .. } = *self.0;
+        LinearSpec::single(name, width, vocab, WeightLayout::OutputMajor, false)
     }
 
-    /// Learned positions: their name and values (context, width).
+    /// Learned positions: tensor name and values (context, width).
     pub(crate) fn position_embedding(
         &self,
         source: &impl TensorSource,
     ) -> Result<Option<(&'static str, Tensor)>, ModelError> {
-        if self.0.positions != config::PositionEncoding::Learned {
+        if self.0.positions != PositionEncoding::Learned {
             return Ok(None);
         }
         let (context, width, name) = (self.0.context, self.0.width, "wpe.weight");
@@ -186,7 +203,7 @@ impl DecoderTensors<'_> {
         self.norm_spec(self.block_name(i, "ln_2", "post_attention_layernorm"))
     }
 
-    /// Queries, keys and values side by side.
+    /// The fused QKV projection: outputs are queries, keys, values.
     pub(crate) fn qkv(&self, i: usize) -> LinearSpec {
         let Config { width, heads, kv_heads, head_dim, .. } = *self.0;
         if self.is_gpt2() {
@@ -203,7 +220,7 @@ impl DecoderTensors<'_> {
         )
     }
 
-    /// The norms of each query head and each key head, if there are any.
+    /// The norms of queries and of keys, per head, with QK-norm.
     pub(crate) fn qk_norm(&self, i: usize) -> Option<[NormSpec; 2]> {
         let one = |part| NormSpec {
             name: format!("layers.{i}.self_attn.{part}_norm"),
@@ -226,7 +243,7 @@ impl DecoderTensors<'_> {
         if self.is_gpt2() {
             return conv1d(&format!("h.{i}.mlp.c_fc"), width, ffn);
         }
-        debug_assert_eq!(mlp, Mlp::SwiGlu, "only GPT-2 has an MLP of two matrices");
+        debug_assert_eq!(mlp, Mlp::SwiGlu, "only GPT-2 has an MLP without a gate");
         stacked(
             width,
             [(format!("layers.{i}.mlp.gate_proj"), ffn), (format!("layers.{i}.mlp.up_proj"), ffn)],
@@ -252,15 +269,20 @@ impl DecoderTensors<'_> {
 
 /// GPT-2's `Conv1D`: (in, out) with a bias.
 fn conv1d(name: &str, inputs: usize, outputs: usize) -> LinearSpec {
-    LinearSpec::single(name, (inputs, outputs), WeightLayout::InputMajor, true)
+    LinearSpec::single(name, inputs, outputs, WeightLayout::InputMajor, true)
 }
 
-/// Several (out, in) matrices over the same input as one, without biases.
+/// Several (out, in) matrices over the same input as one linear layer, without biases.
 fn stacked<const N: usize>(inputs: usize, parts: [(String, usize); N]) -> LinearSpec {
     LinearSpec { parts: parts.into(), inputs, layout: WeightLayout::OutputMajor, has_bias: false }
 }
 
-/// Parts of a head beside the decoder, as PyTorch names and stores them.
+/// (rows, columns) to (columns, rows).
+pub(crate) fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|c| (0..rows).map(move |r| matrix[r * columns + c])).collect()
+}
+
+/// Loads the modules of a head: PyTorch modules next to the decoder.
 pub(crate) struct ModuleLoader<'a, S> {
     device: &'a Device,
     source: &'a S,
@@ -271,7 +293,7 @@ impl<'a, S: TensorSource> ModuleLoader<'a, S> {
         Self { device, source }
     }
 
-    /// An `nn.Linear`: (out, in), with a bias if there is one.
+    /// An `nn.Linear`, with a bias if the source has one.
     pub(crate) fn linear(
         &self,
         name: &str,
@@ -288,7 +310,20 @@ impl<'a, S: TensorSource> ModuleLoader<'a, S> {
         width: usize,
         eps: f32,
     ) -> Result<Normalization, ModelError> {
-        NormSpec { name: name.to_owned(), width, kind: config::NormConfig::LayerNorm { eps } }
-            .load(self.device, self.source)
+        NormSpec::layer_norm(name, width, eps).load(self.device, self.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_gpt2_uses_conv1d() {
+        let layout = WeightLayout::of;
+        assert_eq!(layout(Architecture::Gpt2, "h.0.mlp.c_fc"), WeightLayout::InputMajor);
+        assert_eq!(layout(Architecture::Gpt2, "lm_head"), WeightLayout::OutputMajor);
+        let llama = layout(Architecture::Llama, "layers.0.self_attn.q_proj");
+        assert_eq!(llama, WeightLayout::OutputMajor);
     }
 }

@@ -1,7 +1,7 @@
-//! Broken files give errors or load; they never panic, hang or allocate beyond their size.
+//! Fuzzing: corrupt files give errors or load; they never panic, hang or allocate beyond their size.
 //!
-//! Each case takes a valid checkpoint, damages one file (flipped bytes, a cut, any bytes at all, or
-//! any JSON value replaced by an odd one), and uses whatever still opens.
+//! Each case takes a valid checkpoint, corrupts one file (changed bytes, truncation, arbitrary
+//! bytes, or a JSON value replaced by an unexpected one), and reads everything that still opens.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -14,7 +14,7 @@ use model::{Checkpoint, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// The undamaged files of one checkpoint.
+/// The files of a valid checkpoint.
 struct ValidCheckpoint {
     files: Vec<(String, Vec<u8>)>,
 }
@@ -34,7 +34,7 @@ impl ValidCheckpoint {
         &self.files.iter().find(|(n, _)| n == name).unwrap().1
     }
 
-    /// Writes all files, one of them changed, and uses what opens.
+    /// Writes all files, one of them replaced, and reads everything that opens.
     fn try_with(&self, name: &str, bytes: &[u8]) {
         let dir = tempfile::tempdir().unwrap();
         for (n, b) in &self.files {
@@ -90,9 +90,9 @@ fn use_all(dir: &Path) {
     }
 }
 
-/// A file with some bytes changed, or cut, or both.
+/// The file with some bytes changed, truncated, or both.
 fn damaged(valid: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
-    // Most of what can go wrong is in the header, so half of the flips are near the start.
+    // Half of the changes are near the start: headers have the most ways to be invalid.
     let place = prop_oneof![0..valid.len(), 0..valid.len().min(600)];
     let flips = prop::collection::vec((place, any::<u8>()), 0..6);
     let cut = prop_oneof![3 => Just(valid.len()), 1 => 0..=valid.len()];
@@ -127,14 +127,17 @@ fn odd() -> impl Strategy<Value = Value> {
         json!([]),
         json!({}),
         json!([["x"], 3]),
-        json!({ "type": "Split", "pattern": { "Regex": "(?=(a+)+b)" }, "behavior": "Isolated", "invert": true }),
+        json!({
+            "type": "Split", "pattern": { "Regex": "(?=(a+)+b)" }, "behavior": "Isolated",
+            "invert": true,
+        }),
         json!({ "type": "Sequence", "pretokenizers": [] }),
         json!({ "type": "ByteLevel" }),
     ];
     prop::sample::select(values)
 }
 
-/// Replaces the value that a path of numbers leads to; each number picks a member at its depth.
+/// Replaces the JSON value at a path; each number selects a member, modulo their count.
 fn replaced(mut root: Value, path: &[usize], odd: Value) -> Vec<u8> {
     let mut at = &mut root;
     for &step in path {
@@ -173,7 +176,9 @@ fn check_json(valid: &'static ValidCheckpoint, name: &str, path: &[usize], odd: 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300, failure_persistence: None, ..ProptestConfig::default()
+    })]
 
     #[test]
     fn damaged_weights(bytes in damaged(WHOLE.bytes("model.safetensors"))) {
@@ -227,19 +232,21 @@ proptest! {
         check_json(&NESTED, name, &path, odd);
     }
 
-    /// Added tokens with every mixture of marks, in texts made of their pieces.
+    /// Added tokens with any combination of flags, in texts made of their characters.
     #[test]
     fn odd_added_tokens(marks in prop::collection::vec((0usize..8, any::<[bool; 5]>()), 1..6),
                         text in "[ab <|>#ü]{0,24}") {
         let words = ["a", " ", "ab", "<|", "ba ", "###", "ü", " a "];
         let mut root: Value = serde_json::from_slice(WHOLE.bytes("tokenizer.json")).unwrap();
         root["added_tokens"] = marks.iter().map(|(word, m)| json!({
-            "content": words[*word], "single_word": m[0], "lstrip": m[1], "rstrip": m[2], "normalized": m[3],
-            "special": m[4],
+            "content": words[*word], "single_word": m[0], "lstrip": m[1], "rstrip": m[2],
+            "normalized": m[3], "special": m[4],
         })).collect();
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("tokenizer.json"), root.to_string()).unwrap();
-        if let Ok(tokenizer) = Tokenizer::read(dir.path()) && let Ok(ids) = tokenizer.encode(&text) {
+        if let Ok(tokenizer) = Tokenizer::read(dir.path())
+            && let Ok(ids) = tokenizer.encode(&text)
+        {
             tokenizer.decode(&ids).unwrap();
         }
     }

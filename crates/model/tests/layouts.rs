@@ -1,4 +1,4 @@
-//! Every family, in every layout that it is published in, reads back as the same weights.
+//! Every family reads back as the same weights from every layout that it is published in.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -10,7 +10,7 @@ use model::{Checkpoint, EmbeddedFiles, ModelError, ModelFiles, Tokenizer};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-/// Every weight by canonical name.
+/// All weights by canonical name.
 fn weights(dir: &Path) -> BTreeMap<String, Vec<f32>> {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let names: Vec<(String, Vec<usize>)> = checkpoint
@@ -61,7 +61,7 @@ fn half_precision_is_the_rounded_weight() {
     }
 }
 
-/// The layouts of the training code: wrappers, base layers, factors, other spellings of the heads.
+/// The layouts of the training code: wrappers, `base_layer`, LoRA factors, aliases of the heads.
 #[test]
 fn lora_merge_matches_definition() {
     for (family, scale) in [
@@ -160,9 +160,9 @@ fn tokenizers_have_their_family_tokens() {
     let coconut = read(CheckpointFamily::Coconut);
     let start = coconut.token_to_id("<|start-latent|>").unwrap();
     assert_eq!(coconut.encode("?\n<|start-latent|>").unwrap().last(), Some(&start));
-    // Added but not special: kept by decoding, as the reward model of the reference relies on.
+    // Added but not special: decoding keeps it, which the reference's reward model relies on.
     assert_eq!(coconut.decode(&[start]).unwrap(), "<|start-latent|>");
-    // A row of a padded embedding table that no token has.
+    // An id without a token, as of a padded embedding.
     assert_eq!(coconut.decode(&[start, 9999]).unwrap(), "<|start-latent|>");
 }
 
@@ -178,7 +178,7 @@ fn tokenizer_from_sets_the_vocabulary() {
     assert_eq!(Checkpoint::open(dir.path()).unwrap().config().vocab, 256 + 6);
 }
 
-/// CODI's projector and RoT's parts may come in files of their own, with bare names or full ones.
+/// CODI's projector may be in a side file, with or without the module's name in the tensor names.
 #[test]
 fn side_files_are_found() {
     for (place, prefix) in [
@@ -204,7 +204,7 @@ fn side_files_are_found() {
     }
 }
 
-/// A tied output matrix and equal copies are no errors, and are not reported as unused.
+/// A tied LM head and equal copies of a tensor are neither errors nor reported as unused.
 #[test]
 fn equal_copies_are_ignored() {
     let dir = written(&CheckpointSpec::default());
@@ -226,8 +226,8 @@ fn equal_copies_are_ignored() {
     assert_eq!(checkpoint.tensors().filter(|e| e.ignored.is_some()).count(), 4);
 }
 
-/// The pipelines of Llama's and Qwen's own tokenizer.json: a split by their expression, then bytes;
-/// Qwen normalises first.
+/// The pipelines of Llama's and Qwen's tokenizer.json: a regex split, then bytes; Qwen normalizes
+/// first.
 #[test]
 fn published_pipelines_are_read() {
     let spec = CheckpointSpec { family: CheckpointFamily::Colar, ..CheckpointSpec::default() };
@@ -235,13 +235,23 @@ fn published_pipelines_are_read() {
     let plain = Tokenizer::read(dir.path()).unwrap();
     let file = dir.path().join("tokenizer.json");
     let mut whole: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let expression = [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ]
+    .concat();
     whole["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
-        { "type": "Split", "pattern": { "Regex": expression }, "behavior": "Isolated", "invert": false },
-        { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
+        {
+            "type": "Split", "pattern": { "Regex": expression }, "behavior": "Isolated",
+            "invert": false,
+        },
+        {
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": false,
+        },
     ] });
     whole["normalizer"] = json!({ "type": "NFC" });
-    // What would add a begin token, cut or pad is not for prompts that say all of it themselves.
+    // Post-processing (BOS) and truncation are ignored: prompts are encoded as they are.
     whole["post_processor"] =
         json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": {} }] });
     whole["truncation"] = json!({ "max_length": 2 });
@@ -252,8 +262,7 @@ fn published_pipelines_are_read() {
     assert_eq!(published.encode("e\u{301}").unwrap(), plain.encode("\u{e9}").unwrap());
 }
 
-/// Llama's tokenizer_config.json asks decoding to close up spaces before punctuation, as
-/// transformers then does.
+/// `clean_up_tokenization_spaces`, which Llama's tokenizer_config.json sets.
 #[test]
 fn spaces_are_cleaned_up_when_asked() {
     let dir = written(&CheckpointSpec::default());
@@ -273,46 +282,46 @@ fn embedded_files_read_like_a_directory() {
         CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() },
     ] {
         let dir = written(&spec);
-        let packed =
-            EmbeddedFiles { name: "carried", files: embedded_files(dir.path()), subdirs: &[] };
-        let memory = ModelFiles::Embedded(packed);
-        let (there, here) =
-            (Checkpoint::open(dir.path()).unwrap(), Checkpoint::open(&memory).unwrap());
-        assert_eq!(there.config(), here.config());
-        assert_eq!(there.tensors().count(), here.tensors().count());
-        for entry in there.tensors().filter(|entry| there.has(&entry.canonical)) {
+        let files =
+            EmbeddedFiles { name: "embedded", files: embedded_files(dir.path()), subdirs: &[] };
+        let embedded = ModelFiles::Embedded(files);
+        let (on_disk, in_memory) =
+            (Checkpoint::open(dir.path()).unwrap(), Checkpoint::open(&embedded).unwrap());
+        assert_eq!(on_disk.config(), in_memory.config());
+        assert_eq!(on_disk.tensors().count(), in_memory.tensors().count());
+        for entry in on_disk.tensors().filter(|entry| on_disk.has(&entry.canonical)) {
             let read =
                 |checkpoint: &Checkpoint| checkpoint.tensor(&entry.canonical, entry.shape).unwrap();
-            assert_eq!(read(&there), read(&here), "{}", entry.canonical);
+            assert_eq!(read(&on_disk), read(&in_memory), "{}", entry.canonical);
         }
         let text = "What is 3 plus 4?";
-        let ids = |folder: ModelFiles| Tokenizer::read(&folder).unwrap().encode(text).unwrap();
-        assert_eq!(ids(dir.path().into()), ids(memory));
+        let ids = |files: ModelFiles| Tokenizer::read(&files).unwrap().encode(text).unwrap();
+        assert_eq!(ids(dir.path().into()), ids(embedded));
 
-        let fewer = |name: &str| {
+        let missing = |name: &str| {
             ModelFiles::Embedded(EmbeddedFiles {
-                files: Vec::leak(without(packed.files, name)),
-                ..packed
+                files: Vec::leak(without(files.files, name)),
+                ..files
             })
         };
-        let error = Checkpoint::open(fewer("config.json")).err().unwrap();
+        let error = Checkpoint::open(missing("config.json")).err().unwrap();
         assert!(
             matches!(error, ModelError::MissingConfig { .. })
-                && error.to_string().contains("carried"),
+                && error.to_string().contains("embedded"),
             "{error}"
         );
         assert!(matches!(
-            Checkpoint::open(fewer("model.safetensors")).err().unwrap(),
+            Checkpoint::open(missing("model.safetensors")).err().unwrap(),
             ModelError::MissingWeights { .. }
         ));
         assert!(matches!(
-            Tokenizer::read(fewer("tokenizer.json")).err().unwrap(),
+            Tokenizer::read(missing("tokenizer.json")).err().unwrap(),
             ModelError::MissingTokenizer { .. }
         ));
     }
 }
 
-/// The files of a directory, kept for as long as the tests run.
+/// The files of a directory, leaked to be static.
 fn embedded_files(dir: &Path) -> &'static [(&'static str, &'static [u8])] {
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     let leak = |entry: std::fs::DirEntry| -> (&'static str, &'static [u8]) {

@@ -23,18 +23,20 @@ mod timing;
 #[path = "cuda_check/training.rs"]
 mod training;
 
-use cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
-use cuda::dropout::{CudaDropoutMask, CudaKeepMask, CudaPerturbedRows};
-use cuda::linear::{CudaActivation, CudaLinear, linear};
-use cuda::norm::{
-    CudaNorm, PositionEmbeddings, ResidualAddend, add, add_norm, add_positions_norm, norm,
+use cuda::args::{
+    CudaDropoutMask, CudaQkvTransform, CudaSlotMapping, PositionEmbeddings, ResidualAddend,
 };
-use cuda::qkv::{CudaQkvTransform, CudaRope, CudaSlotMapping, rope_and_cache};
+use cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
+use cuda::dropout::{CudaKeepMask, CudaPerturbedRows};
+use cuda::linear::{CudaLinear, linear};
+use cuda::norm::{CudaNorm, add, add_norm, add_positions_norm, norm};
+use cuda::qkv::{CudaRope, rope_and_cache};
 use cuda::residual::linear_residual_norm;
 use cuda::{
     CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, Precision, activation, embedding,
     noise, topk,
 };
+use params::Activation;
 use params::{RowPerturbation, SiteSet, keep_scale};
 use rng::{RngKey, Site};
 
@@ -216,14 +218,14 @@ impl KernelCheck {
             let transposed: Vec<f32> =
                 (0..inputs * outputs).map(|i| w[i % outputs * inputs + i / outputs]).collect();
             for (activation, biased, want) in [
-                (CudaActivation::None, false, CudaDtype::F32),
-                (CudaActivation::None, true, self.cuda.compute_dtype()),
-                (CudaActivation::GeluTanh, true, self.cuda.compute_dtype()),
-                (CudaActivation::GeluTanh, true, CudaDtype::F32),
-                (CudaActivation::GeluErf, true, CudaDtype::F32),
+                (Activation::None, false, CudaDtype::F32),
+                (Activation::None, true, self.cuda.compute_dtype()),
+                (Activation::GeluTanh, true, self.cuda.compute_dtype()),
+                (Activation::GeluTanh, true, CudaDtype::F32),
+                (Activation::GeluErf, true, CudaDtype::F32),
             ] {
                 let bias = biased.then_some(&b[..]);
-                let map = if activation == CudaActivation::None {
+                let map = if activation == Activation::None {
                     CudaLinear::from_output_major(&self.cuda, (inputs, outputs), &w, bias)?
                 } else {
                     CudaLinear::from_input_major(&self.cuda, (inputs, outputs), &transposed, bias)?
@@ -882,13 +884,13 @@ pub(crate) fn forks(prefixes: &[u32], samples: u32, own: u32) -> Vec<Vec<(u32, u
     rows
 }
 
-fn activate(activation: CudaActivation, x: f64) -> f64 {
+fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
-        CudaActivation::None => x,
-        CudaActivation::GeluTanh => {
+        Activation::None => x,
+        Activation::GeluTanh => {
             0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh())
         }
-        CudaActivation::GeluErf => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        Activation::GeluErf => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use crate::cpu::isa::Isa;
 use crate::cuda::stream::CudaEvent;
-use crate::cuda::{CudaDevice, CudaError, Precision};
+use crate::cuda::{CudaDevice, CudaError};
+use crate::params::Precision;
 
 /// Why a device could not be had, or could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -165,7 +166,7 @@ impl Device {
     pub fn record_event(&self) -> Result<DeviceEvent, DeviceError> {
         Ok(DeviceEvent(match self.backend() {
             Backend::Cpu(_) => EventClock::Host(Instant::now()),
-            Backend::Cuda(cuda) => EventClock::Cuda(cuda.current_stream().record_event()?),
+            Backend::Cuda(cuda) => EventClock::Cuda(cuda.record_event()?),
         }))
     }
 

@@ -13,6 +13,10 @@
 //! part of its output unwritten.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "cuda_disabled.rs"]
 mod cuda;
 mod device;
 pub mod ops;
@@ -22,7 +26,8 @@ pub mod rng;
 mod tensor;
 
 pub use cpu::isa::Isa;
-pub use cuda::{CudaError, Precision};
+pub use cuda::CudaError;
 pub use device::{Device, DeviceError, DeviceEvent};
+pub use params::Precision;
 pub use peak::peak_flops;
 pub use tensor::Tensor;

@@ -2,6 +2,48 @@
 
 use crate::rng::{RngKey, Site};
 
+/// How a GPU stores and multiplies numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Everything in f32; no TF32.
+    F32,
+    /// Weights, activations that are multiplied, keys and values in bf16; accumulators, norms,
+    /// softmax and the residual stream in f32.
+    Bf16,
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// An activation function, fused into the linear map before it where it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// The identity.
+    None,
+    /// GELU in its tanh form.
+    GeluTanh,
+    /// GELU with the error function.
+    GeluErf,
+}
+
+/// The factors of one AdamW step, which are the same for all parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdamWCoefficients {
+    pub(crate) beta1: f32,
+    pub(crate) beta2: f32,
+    pub(crate) eps: f32,
+    pub(crate) gradient_scale: f32,
+    pub(crate) keep: f32,         // of the value: 1 - lr * weight_decay
+    pub(crate) rate: f32,         // lr / (1 - beta1^step)
+    pub(crate) second_scale: f32, // of the second moment's root: 1 / sqrt(1 - beta2^step)
+}
+
 /// A set of the [`Site`]s that a row can be perturbed at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SiteSet(u32); // bit `site as u32`
@@ -38,8 +80,8 @@ impl SiteSet {
         self.0 == 0
     }
 
-    /// The set as kernels test it: bit `site as u32`.
-    pub(crate) const fn bits(self) -> u32 {
+    /// The set as a bit mask: bit `site as u32`.
+    pub const fn bits(self) -> u32 {
         self.0
     }
 }

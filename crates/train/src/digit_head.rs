@@ -34,7 +34,7 @@ impl DigitHead {
         name: &str,
         width: usize,
     ) -> Result<Self, model::ModelError> {
-        Ok(Self { linear: TrainableLinear::load(device, source, name, (width, DIGITS * CLASSES))? })
+        Ok(Self { linear: TrainableLinear::load(device, source, name, width, DIGITS * CLASSES)? })
     }
 
     /// The loss of reading `numbers` from x (rows, width), each digit weighted by `weight`. Adds to

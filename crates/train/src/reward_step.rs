@@ -95,7 +95,8 @@ impl TrainableRewardHead {
                 device,
                 source,
                 "classifier",
-                (width, 1),
+                width,
+                1,
             )?)),
             RewardHeadKind::Compare => Self::load_compare(device, source, "compare", width)?,
         })
@@ -116,14 +117,14 @@ impl TrainableRewardHead {
         name: &str,
         width: usize,
     ) -> Result<Self, model::ModelError> {
-        let load = |part: &str, shape| {
-            TrainableLinear::load(device, source, &format!("{name}.{part}"), shape)
+        let load = |part: &str, outputs| {
+            TrainableLinear::load(device, source, &format!("{name}.{part}"), width, outputs)
         };
         Ok(Self::Compare(Box::new(TrainableCompareHead {
-            at: load("at", (width, 2 * width))?,
-            before: load("before", (width, 2 * width))?,
-            thought: load("thought", (width, 2 * width))?,
-            out: load("out", (width, 1))?,
+            at: load("at", 2 * width)?,
+            before: load("before", 2 * width)?,
+            thought: load("thought", 2 * width)?,
+            out: load("out", 1)?,
         })))
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use engine::{AnswerTokens, Outcome, Perturbation, Question, Reasoner, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
-use model::{Cache, Pass, Sequence};
+use model::{Cache, DeferredInputs, ForwardOptions, Pass, Sequence};
 use proptest::prelude::*;
 use tensor::ops::OutputDtype;
 use tensor::{Device, DeviceError, Isa};
@@ -124,27 +124,21 @@ fn a_pass_that_is_called_off_leaves_nothing_behind() {
             rows.iter_mut().for_each(|row| pass.push(cache, row, true));
             (pass, decoder.embed(&[4, 5, 6]).unwrap())
         };
+        let options = ForwardOptions { dropout: None, output: OutputDtype::Compute };
         let [expected, found] = [0, 2].map(|times| {
             let (mut cache, mut rows) = started(&[1, 2, 3]);
             for time in 0..times {
                 let (before, mark) = (rows.clone(), cache.mark());
                 let (pass, x) = next(&mut cache, &mut rows);
                 let x = || if time == 0 { Err(called_off()) } else { Ok(x) };
-                let made = decoder.forward_deferred(
-                    &mut cache,
-                    &pass,
-                    (None, OutputDtype::Compute),
-                    (x, || Err(called_off())),
-                );
-                made.unwrap_err();
+                let inputs = DeferredInputs { x, proceed: || Err(called_off()) };
+                decoder.forward_deferred(&mut cache, &pass, options, inputs).unwrap_err();
                 cache.rollback(mark, &mut rows);
                 assert_eq!(rows, before, "{family:?}");
             }
             let (pass, x) = next(&mut cache, &mut rows);
-            let how = (None, OutputDtype::Compute);
-            decoder
-                .forward_deferred::<DeviceError>(&mut cache, &pass, how, (|| Ok(x), || Ok(())))
-                .unwrap()
+            let inputs = DeferredInputs { x: || Ok::<_, DeviceError>(x), proceed: || Ok(()) };
+            decoder.forward_deferred(&mut cache, &pass, options, inputs).unwrap()
         });
         assert_eq!(found, expected, "{family:?}");
     }

@@ -1,13 +1,13 @@
-//! Bytes of a file to f32, and the search for values that are no numbers.
+//! Decodes tensors to f32 and finds non-finite values.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-/// Elements converted at a time: a buffer that stays in the first-level cache.
+/// Elements converted at a time: the buffer fits the L1 cache.
 const BLOCK: usize = 2048;
 
-/// Converts little-endian values to f32; `None` for a dtype that is not read.
+/// Converts little-endian values to f32; `None` for unsupported dtypes.
 ///
 /// Allocates one f32 per element, so at most twice the size of the bytes.
 pub(super) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
@@ -25,8 +25,7 @@ fn plain<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f3
     chunks.iter().map(|c| value(*c)).collect()
 }
 
-/// By blocks, because the half crate converts slices with the processor's own instruction and
-/// single values without.
+/// Converts block by block: the half crate uses F16C for slices but not for single values.
 fn halves<T: Copy + Default>(bytes: &[u8], value: impl Fn([u8; 2]) -> T) -> Vec<f32>
 where
     [T]: HalfFloatSliceExt,
@@ -44,10 +43,9 @@ where
     values
 }
 
-/// The first value that is infinite or not a number.
+/// Index and value of the first infinity or NaN.
 pub(super) fn first_non_finite(values: &[f32]) -> Option<(usize, f32)> {
-    // Whole blocks first: a loop without an early exit is one the compiler turns into vector
-    // instructions.
+    // Whole blocks first: a loop without early exit vectorises.
     let block =
         values.chunks(BLOCK).position(|b| !b.iter().fold(true, |ok, v| ok & v.is_finite()))?;
     let start = block * BLOCK;

@@ -1,8 +1,7 @@
-//! Which files of a folder hold weights, and what their headers say.
+//! Finds the weight files of a checkpoint and parses their headers.
 //!
-//! Files are mapped, never read into memory: a tensor's pages are touched when it is asked for.
-//! Every size in a header is checked against the size of its file before anything is allocated or
-//! sliced.
+//! Files are memory-mapped: a tensor's pages are read when the tensor is. Every size in a header is
+//! checked against the size of its file before anything is allocated or sliced.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +14,8 @@ use serde::Deserialize;
 use crate::error::{self, ModelError};
 use crate::model_files::{FileBytes, ModelFiles};
 
-/// Weights that some families publish beside the model, with the prefix that their bare names lack.
+/// Weight files that some families publish beside the model, and the prefix that their tensor names
+/// lack.
 const SIDE_FILES: [(&str, &str); 7] = [
     ("projection_head.safetensors", "projection_head."),
     ("special_tokens.safetensors", ""),
@@ -25,33 +25,32 @@ const SIDE_FILES: [(&str, &str); 7] = [
     ("prj/prj.safetensors", "prj."),
     ("adapter_model.safetensors", ""),
 ];
-/// Endings of Python's pickle format.
+/// File extensions of Python's pickle format.
 const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
-/// Pickles that a trainer leaves behind and that hold no weights.
+/// Stems of pickle files that trainers write and that hold no weights.
 const TRAINER_PICKLES: [&str; 4] = ["training_args", "optimizer", "scheduler", "rng_state"];
-/// The safetensors format's own limit.
+/// The limit of the safetensors library.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// A weight file of a directory, not opened yet.
+/// A weight file, not opened yet.
 pub(super) struct WeightFile {
     pub path: PathBuf,
-    /// Put before names that start with a digit or `ln.`: a side file's own module is not in its
-    /// names.
+    /// Prepended to names that start with a digit or `ln.`: side files omit their module's name.
     pub prefix: &'static str,
 }
 
-/// The weight files of a directory.
+/// The weight files of a checkpoint.
 pub(super) struct WeightFiles {
     pub files: Vec<WeightFile>,
-    /// The index, and for each tensor the shard it names.
+    /// The path of the index and its map from tensor to shard.
     pub index: Option<(PathBuf, BTreeMap<String, String>)>,
-    /// Pickle files, which are named when a tensor is missing.
+    /// Pickle files; the error for a missing tensor names one.
     pub pickles: Vec<PathBuf>,
 }
 
-/// Finds the main weights (one file, or an index with its shards), then the side files.
-pub(super) fn find_weights(folder: &ModelFiles) -> Result<WeightFiles, ModelError> {
-    let (dir, names) = (folder.path(), folder.file_names()?);
+/// Finds the main weights (one file, or the shards of an index) and the side files.
+pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, ModelError> {
+    let (dir, names) = (model_files.path(), model_files.file_names()?);
     let pickles: Vec<PathBuf> =
         names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
     let mut index = None;
@@ -59,8 +58,8 @@ pub(super) fn find_weights(folder: &ModelFiles) -> Result<WeightFiles, ModelErro
     if names.iter().any(|n| n == "model.safetensors") {
         files.push(WeightFile { path: dir.join("model.safetensors"), prefix: "" });
     } else if let Some(file) = index_file(dir, &names)? {
-        let map = read_index(folder, &file)?;
-        files.extend(shards(folder, &file, &map)?);
+        let map = read_index(model_files, &file)?;
+        files.extend(shards(model_files, &file, &map)?);
         index = Some((file, map));
     } else if let Some(file) = single_file(dir, &names)? {
         files.push(WeightFile { path: file, prefix: "" });
@@ -72,7 +71,7 @@ pub(super) fn find_weights(folder: &ModelFiles) -> Result<WeightFiles, ModelErro
     }
     for (name, prefix) in SIDE_FILES {
         let path = dir.join(name);
-        if folder.contains(&path) && !files.iter().any(|f| f.path == path) {
+        if model_files.contains(&path) && !files.iter().any(|f| f.path == path) {
             files.push(WeightFile { path, prefix });
         }
     }
@@ -89,8 +88,8 @@ fn is_pickle(name: &str) -> bool {
 fn index_file(dir: &Path, names: &[String]) -> Result<Option<PathBuf>, ModelError> {
     let found: Vec<&String> =
         names.iter().filter(|n| n.ends_with(".safetensors.index.json")).collect();
-    let usual = found.iter().find(|n| n.as_str() == "model.safetensors.index.json");
-    match (usual, found.as_slice()) {
+    let default = found.iter().find(|n| n.as_str() == "model.safetensors.index.json");
+    match (default, found.as_slice()) {
         (Some(name), _) => Ok(Some(dir.join(name))),
         (None, []) => Ok(None),
         (None, [name]) => Ok(Some(dir.join(name))),
@@ -98,7 +97,7 @@ fn index_file(dir: &Path, names: &[String]) -> Result<Option<PathBuf>, ModelErro
     }
 }
 
-/// A single safetensors file of any name that is not a side file.
+/// The only safetensors file that is not a side file, whatever its name.
 fn single_file(dir: &Path, names: &[String]) -> Result<Option<PathBuf>, ModelError> {
     let is_side = |n: &str| SIDE_FILES.iter().any(|(side, _)| *side == n);
     let found: Vec<&String> =
@@ -117,37 +116,44 @@ fn ambiguous(dir: &Path, files: &[&String]) -> ModelError {
     }
 }
 
-fn read_index(folder: &ModelFiles, file: &Path) -> Result<BTreeMap<String, String>, ModelError> {
+fn read_index(
+    model_files: &ModelFiles,
+    file: &Path,
+) -> Result<BTreeMap<String, String>, ModelError> {
     #[derive(Deserialize)]
     struct ShardIndex {
         weight_map: BTreeMap<String, String>,
     }
-    let index: ShardIndex = error::parse_json(file, &folder.read_text(file)?)?;
+    let index: ShardIndex = error::parse_json(file, &model_files.read_text(file)?)?;
     Ok(index.weight_map)
 }
 
 fn shards(
-    folder: &ModelFiles,
+    model_files: &ModelFiles,
     index: &Path,
     map: &BTreeMap<String, String>,
 ) -> Result<Vec<WeightFile>, ModelError> {
     let mut names: Vec<&String> = map.values().collect();
     names.sort();
     names.dedup();
-    names.into_iter().map(|shard| shard_file(folder, index, shard)).collect()
+    names.into_iter().map(|shard| shard_file(model_files, index, shard)).collect()
 }
 
-fn shard_file(folder: &ModelFiles, index: &Path, shard: &str) -> Result<WeightFile, ModelError> {
+fn shard_file(
+    model_files: &ModelFiles,
+    index: &Path,
+    shard: &str,
+) -> Result<WeightFile, ModelError> {
     let relative = Path::new(shard);
-    let stays = relative.components().all(|c| matches!(c, Component::Normal(_)));
-    if shard.is_empty() || !stays {
+    let stays_inside = relative.components().all(|c| matches!(c, Component::Normal(_)));
+    if shard.is_empty() || !stays_inside {
         return Err(ModelError::EscapingShard {
             index: index.to_path_buf(),
             shard: shard.to_owned(),
         });
     }
-    let path = folder.file_path(relative);
-    if !folder.contains(&path) {
+    let path = model_files.file_path(relative);
+    if !model_files.contains(&path) {
         return Err(ModelError::MissingShard {
             index: index.to_path_buf(),
             shard: shard.to_owned(),
@@ -156,31 +162,31 @@ fn shard_file(folder: &ModelFiles, index: &Path, shard: &str) -> Result<WeightFi
     Ok(WeightFile { path, prefix: "" })
 }
 
-/// A mapped weight file.
+/// A memory-mapped weight file.
 pub(super) struct MappedFile {
     pub path: PathBuf,
     bytes: FileBytes,
 }
 
-/// One tensor of a mapped file, as its header describes it.
+/// A tensor's entry in the header of a safetensors file.
 pub(super) struct TensorHeader {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// Where its bytes are; checked to lie inside the file.
+    /// Its byte range in the file, checked to lie inside.
     pub range: Range<usize>,
 }
 
 impl MappedFile {
     /// Maps a file and reads its header.
     pub fn open(
-        folder: &ModelFiles,
-        source: &WeightFile,
+        model_files: &ModelFiles,
+        file: &WeightFile,
     ) -> Result<(MappedFile, Vec<TensorHeader>), ModelError> {
-        let path = source.path.clone();
-        let bytes = folder.map(&path)?;
-        let described = parse_header(&path, &bytes, source.prefix)?;
-        Ok((MappedFile { path, bytes }, described))
+        let path = file.path.clone();
+        let bytes = model_files.map(&path)?;
+        let tensors = parse_header(&path, &bytes, file.prefix)?;
+        Ok((MappedFile { path, bytes }, tensors))
     }
 
     /// The bytes of a tensor.
@@ -193,8 +199,8 @@ fn parse_header(path: &Path, bytes: &[u8], prefix: &str) -> Result<Vec<TensorHea
     let header = header_bytes(path, bytes)?;
     let text = std::str::from_utf8(header)
         .map_err(|e| ModelError::NotUtf8 { file: path.to_path_buf(), at: 8 + e.valid_up_to() })?;
-    // Parsing checks that offsets are contiguous and agree with shapes; the file's size is compared
-    // here, because the library adds offsets without minding overflow.
+    // Deserializing checks that offsets are contiguous and agree with shapes. The file's size is
+    // compared here, because the library adds offsets without overflow checks.
     let metadata: Metadata = serde_json::from_str(text)
         .map_err(|e| ModelError::BadHeader { file: path.to_path_buf(), why: e.to_string() })?;
     let start = 8 + header.len();

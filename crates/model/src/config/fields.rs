@@ -1,4 +1,4 @@
-//! Single values out of a JSON object, with bounds; every refusal names the file and the field.
+//! Range-checked access to the fields of a JSON object; every error names the file and the field.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use serde_json::{Map, Value};
 
 use crate::error::ModelError;
 
-/// No real count comes near; products of two stay far from overflow.
+/// Far above any real count; the product of two counts does not overflow a u64.
 const MAX_COUNT: u64 = 1 << 31;
 
-/// One JSON object of a file.
+/// A JSON object and the file it is from.
 #[derive(Clone, Copy)]
 pub(super) struct JsonFields<'a> {
     file: &'a Path,
-    parent: Option<&'static str>, // the field that this object is the value of
+    parent: Option<&'static str>, // the field whose value this object is
     map: &'a Map<String, Value>,
 }
 
@@ -28,7 +28,7 @@ impl<'a> JsonFields<'a> {
         }
     }
 
-    /// A nested object; absent and null are both `None`.
+    /// A nested object; `None` if absent or null.
     pub fn object(&self, name: &'static str) -> Result<Option<JsonFields<'a>>, ModelError> {
         match self.get(name) {
             None => Ok(None),
@@ -39,7 +39,7 @@ impl<'a> JsonFields<'a> {
         }
     }
 
-    /// Refuses fields that nobody would read.
+    /// Rejects field names that are not in `known`.
     pub fn deny_unknown(&self, known: &[&str]) -> Result<(), ModelError> {
         match self.map.keys().find(|name| !known.contains(&name.as_str())) {
             Some(name) => {
@@ -50,7 +50,7 @@ impl<'a> JsonFields<'a> {
         }
     }
 
-    /// A value that is there and not null.
+    /// The value of a field; `None` if absent or null.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|v| !v.is_null())
     }
@@ -73,7 +73,8 @@ impl<'a> JsonFields<'a> {
         self.opt_count(name)?.ok_or_else(|| self.missing(name))
     }
 
-    /// A number that `is_legal` in single precision, where it is used; `what` puts that into words.
+    /// A number that satisfies `is_legal` as an f32, the precision it is used in; `what` describes
+    /// the legal range.
     pub fn number(
         &self,
         name: &str,
@@ -89,17 +90,10 @@ impl<'a> JsonFields<'a> {
         }
     }
 
-    /// A finite number above zero.
+    /// A number that is finite and above zero as an f32: 0 or infinity would spread to every hidden
+    /// state.
     pub fn positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
-        let Some(value) = self.get(name) else {
-            return Ok(None);
-        };
-        match value.as_f64() {
-            // As f32 too: a value that becomes 0 or infinity there would make every hidden state
-            // so.
-            Some(x) if x > 0.0 && (x as f32) > 0.0 && (x as f32).is_finite() => Ok(Some(x)),
-            _ => Err(self.bad(name, &format!("is {value}; it must be a finite number above zero"))),
-        }
+        self.number(name, |x| x > 0.0 && x.is_finite(), "a finite number above zero")
     }
 
     pub fn boolean(&self, name: &str) -> Result<Option<bool>, ModelError> {
@@ -122,7 +116,7 @@ impl<'a> JsonFields<'a> {
             .ok_or_else(|| self.bad(name, &format!("is {value}; it must be a string")))
     }
 
-    /// A token id; negative ones mean "none" in the published files.
+    /// A token id; negative ids mean "none" in published files.
     pub fn token(&self, name: &str) -> Result<Option<u32>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
@@ -130,7 +124,7 @@ impl<'a> JsonFields<'a> {
         self.parse_token(name, value)
     }
 
-    /// A token id or a list of them.
+    /// A token id or a list of token ids.
     pub fn tokens(&self, name: &str) -> Result<Vec<u32>, ModelError> {
         let values = match self.get(name) {
             None => return Ok(Vec::new()),
@@ -148,7 +142,7 @@ impl<'a> JsonFields<'a> {
         }
     }
 
-    /// Refuses a switch that is on.
+    /// Rejects a boolean that is true: it enables a feature that the decoder lacks.
     pub fn must_be_false(&self, name: &str) -> Result<(), ModelError> {
         match self.boolean(name)? {
             Some(true) => Err(self.unsupported(name, "true", "false")),

@@ -1,7 +1,7 @@
-//! Each architecture's spelling of the same blueprint.
+//! Parses each architecture's config.json into [`Config`].
 //!
-//! Defaults are those of the transformers class that owns the field; a switch that would change the
-//! computation and that the decoder does not have is refused here, by name, rather than ignored.
+//! Defaults are those of the transformers class that defines the field. A field that would enable a
+//! computation that the decoder does not implement is an error that names it, never ignored.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ use super::{
 };
 use crate::error::{self, ModelError};
 
-/// More blocks than any model has; a loop over them stays short.
+/// Above any real model; bounds loops over the blocks.
 const MAX_LAYERS: usize = 10_000;
-/// More positions than any model has; a table over them stays small.
+/// Above any real model; bounds tables over the positions.
 const MAX_POSITIONS: usize = 1 << 24;
 
 pub(super) fn config(file: &Path, json: &str) -> Result<Config, ModelError> {
@@ -35,7 +35,7 @@ pub(super) fn config(file: &Path, json: &str) -> Result<Config, ModelError> {
     Ok(config)
 }
 
-/// The end tokens of a generation_config.json; none if it does not say.
+/// The EOS tokens of a generation_config.json; empty if it has none.
 pub(super) fn eos_tokens(file: &Path, json: &str) -> Result<Vec<u32>, ModelError> {
     let value: Value = error::parse_json(file, json)?;
     JsonFields::new(file, &value)?.tokens("eos_token_id")
@@ -87,7 +87,7 @@ fn gpt2(f: JsonFields) -> Result<Config, ModelError> {
     })
 }
 
-/// Llama, and Qwen3, which spells the same fields.
+/// Llama, and Qwen3, which has the same field names.
 fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError> {
     let qwen = architecture == Architecture::Qwen3;
     for switch in ["attention_bias", "mlp_bias", "use_sliding_window"] {
@@ -133,8 +133,8 @@ fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError
     })
 }
 
-/// Qwen3-VL keeps its text tower under `text_config`; what concerns the whole model stays at the
-/// top.
+/// Qwen3-VL nests the fields of its text tower in `text_config`; those of the whole model are at
+/// the top level.
 fn qwen3_vl(top: JsonFields) -> Result<Config, ModelError> {
     let text = top.object("text_config")?.ok_or_else(|| top.missing("text_config"))?;
     let mut config = llama(text, Architecture::Qwen3)?;
@@ -162,10 +162,10 @@ fn require_full_attention(f: JsonFields) -> Result<(), ModelError> {
     }
 }
 
-/// Rope in either spelling: `rope_theta` beside `rope_scaling`, or both inside `rope_parameters`.
+/// RoPE in either form: `rope_theta` and `rope_scaling`, or both inside `rope_parameters`.
 ///
-/// Qwen3-VL's `mrope_section` splits the frequencies among three position axes. Text has the same
-/// position on all three, so the split changes nothing.
+/// Qwen3-VL's `mrope_section` splits the frequencies among three position axes. Text has equal
+/// positions on all three, so the split has no effect.
 fn rope(f: JsonFields) -> Result<PositionEncoding, ModelError> {
     let parameters = f.object("rope_parameters")?;
     let scaling = match parameters {
@@ -208,11 +208,8 @@ fn llama3(s: JsonFields) -> Result<Llama3Scaling, ModelError> {
 
 fn latent(f: JsonFields) -> Result<LatentConfig, ModelError> {
     Ok(LatentConfig {
-        latent_id: f.token("latent_id")?,
         start_id: f.token("latent_start_id")?,
         end_id: f.token("latent_end_id")?,
-        projector_hidden: f.opt_count("projector_hidden_size")?,
-        latent_intermediate: f.opt_count("latent_intermediate_size")?,
         embedding_std: f.positive("latent_embedding_std")?.map(|x| x as f32),
     })
 }
@@ -234,7 +231,7 @@ fn class_name(f: JsonFields) -> Option<String> {
     Some(f.get("architectures")?.get(0)?.as_str()?.to_owned())
 }
 
-/// The invariants of the module header.
+/// Checks the invariants listed in the header of [`super`].
 fn validate(f: JsonFields, c: &Config) -> Result<(), ModelError> {
     if c.layers > MAX_LAYERS {
         return Err(
@@ -261,7 +258,7 @@ fn validate(f: JsonFields, c: &Config) -> Result<(), ModelError> {
         .ok_or_else(|| f.bad("hidden_size", "makes a model larger than any memory"))
 }
 
-/// Bytes of all weights as f32, if that is a number; all sizes that the decoder computes are
+/// Bytes of all weights as f32, or `None` on overflow; every size that the decoder computes is
 /// smaller.
 fn parameter_bytes(c: &Config) -> Option<usize> {
     let attention = c.heads.checked_mul(c.head_dim)?.checked_mul(c.width)?.checked_mul(4)?;

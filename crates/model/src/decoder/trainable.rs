@@ -1,9 +1,10 @@
-//! The decoder's forward and backward over segments.
+//! Training: the decoder's forward and backward over segments.
 //!
-//! A segment is a pass whose activations are kept. Its backward takes the gradients of what the
-//! pass returned, adds to the gradients of the keys and values of every position that it saw, and
-//! returns the gradient of its input vectors. A plain training sequence is one segment; a latent
-//! one is prompt, thought after thought, tail, taken backward in reverse order.
+//! A [`Segment`] is a pass with its saved activations. Its backward takes the gradient of the
+//! returned hidden states, adds to the gradients of the keys and values that the segment attended
+//! to, and returns the gradient of the input vectors. An ordinary training sequence is one segment;
+//! a latent one consists of the prompt, each thought and the completion, and the backward runs over
+//! them in reverse order.
 
 use std::borrow::Cow;
 
@@ -14,25 +15,23 @@ use tensor::ops::{
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{Block, ChunkDropout, ChunkRows, Decoder, Dropout, LmHead, OutputRows};
+use super::chunk::{ChunkRows, OutputRows, slot_mapping};
+use super::{Block, ChunkDropout, Decoder, Dropout, LmHead, mlp_activation};
 use crate::cache::{Cache, Pass};
-use crate::config::{Config, Mlp};
+use crate::config::Config;
 use crate::error::ModelError;
 use crate::parameters::{LinearParameters, NormParameters, Parameter};
 use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
 
-/// A decoder that learns: what computes, and the weights behind it.
+/// A trainable decoder: the kernels' weights and the float32 master weights.
 #[derive(Debug)]
 pub struct TrainableDecoder {
-    /// What computes.
+    /// The decoder that runs the kernels; its weights are copies of the parameters.
     pub decoder: Decoder,
-    /// (vocab, width)
-    embedding: LinearParameters,
-    /// (vocab, width), unless it is the table.
-    lm_head: Option<LinearParameters>,
-    /// (context, width)
-    position_embedding: Option<Parameter>,
+    embedding: LinearParameters,           // (vocab, width)
+    lm_head: Option<LinearParameters>,     // (vocab, width); `None` if tied to the embedding
+    position_embedding: Option<Parameter>, // (context, width)
     blocks: Vec<BlockParameters>,
     final_norm: NormParameters,
 }
@@ -50,17 +49,17 @@ struct BlockParameters {
 impl BlockParameters {
     fn load(
         device: &Device,
-        parts: DecoderTensors<'_>,
+        tensors: DecoderTensors<'_>,
         source: &impl TensorSource,
         i: usize,
     ) -> Result<Self, ModelError> {
         Ok(Self {
-            attn_norm: NormParameters::load(device, &parts.attn_norm(i), source)?,
-            qkv: LinearParameters::load(device, &parts.qkv(i), source)?,
-            attn_out: LinearParameters::load(device, &parts.attn_out(i), source)?,
-            mlp_norm: NormParameters::load(device, &parts.mlp_norm(i), source)?,
-            mlp_in: LinearParameters::load(device, &parts.mlp_in(i), source)?,
-            mlp_out: LinearParameters::load(device, &parts.mlp_out(i), source)?,
+            attn_norm: NormParameters::load(device, &tensors.attn_norm(i), source)?,
+            qkv: LinearParameters::load(device, &tensors.qkv(i), source)?,
+            attn_out: LinearParameters::load(device, &tensors.attn_out(i), source)?,
+            mlp_norm: NormParameters::load(device, &tensors.mlp_norm(i), source)?,
+            mlp_in: LinearParameters::load(device, &tensors.mlp_in(i), source)?,
+            mlp_out: LinearParameters::load(device, &tensors.mlp_out(i), source)?,
         })
     }
 
@@ -89,7 +88,7 @@ impl BlockParameters {
     }
 }
 
-/// A pass with everything that its backward needs.
+/// A pass with the activations and metadata that its backward needs.
 #[derive(Debug)]
 pub struct Segment {
     rows: usize,
@@ -98,26 +97,25 @@ pub struct Segment {
     dropout: ChunkDropout,
     output: Option<OutputRows<'static>>,
     layers: Vec<LayerActivations>,
-    residual: Tensor, // (wanted, width), before the final norm
+    residual: Tensor, // (output rows, width): the input of the final norm
 }
 
-/// What a layer's backward needs. In the last layer everything from the queries on is of the wanted
-/// rows alone.
+/// The saved activations of a layer. In the last layer `qkv` and everything after it have the
+/// output rows only.
 #[derive(Debug, Default)]
 struct LayerActivations {
-    x: Tensor,      // (rows, width): the stream that comes in
-    normed: Tensor, // (rows, width)
-    qkv: Tensor,    /* (rows, (heads + 2 kv_heads) * head_dim), queries as attention
-                     * took them */
+    x: Tensor,              // (rows, width): the residual stream at the layer's input
+    normed: Tensor,         // (rows, width)
+    qkv: Tensor,            // (rows, (heads + 2 kv_heads) * head_dim), queries after RoPE
     attended: Tensor,       // (rows, heads * head_dim)
-    mid_residual: Tensor,   // (rows, width): the stream after attention
+    mid_residual: Tensor,   // (rows, width): the residual stream after attention
     mlp_normed: Tensor,     // (rows, width)
-    pre_activation: Tensor, // (rows, ffn) before the activation, or (rows, 2 ffn) of a SwiGLU
+    pre_activation: Tensor, // (rows, ffn); SwiGLU: (rows, 2 ffn)
     inner: Tensor,          // (rows, ffn)
 }
 
 impl TrainableDecoder {
-    /// Takes a decoder's weights from `source`, to be changed.
+    /// Loads the weights from `source`.
     pub fn load(
         device: &Device,
         config: &Config,
@@ -127,30 +125,28 @@ impl TrainableDecoder {
         if config.qk_norm {
             return Err(ModelError::NotTrainable { what: "norms of queries and keys (Qwen3)" });
         }
-        let parts = DecoderTensors(config);
+        let tensors = DecoderTensors(config);
         let untied = head == LmHead::With && !config.tied && DecoderTensors::has_lm_head(source);
-        let positions = parts.position_embedding(source)?;
+        let positions = tensors.position_embedding(source)?;
         let mut trainable = Self {
             decoder: Decoder::load(device, config, source, head)?,
-            embedding: LinearParameters::load(device, &parts.embedding(), source)?,
-            lm_head: if untied {
-                Some(LinearParameters::load(device, &parts.lm_head(), source)?)
-            } else {
-                None
-            },
+            embedding: LinearParameters::load(device, &tensors.embedding(), source)?,
+            lm_head: untied
+                .then(|| LinearParameters::load(device, &tensors.lm_head(), source))
+                .transpose()?,
             position_embedding: positions
                 .map(|(name, table)| Parameter::matrix(device, name, table))
                 .transpose()?,
             blocks: (0..config.layers)
-                .map(|i| BlockParameters::load(device, parts, source, i))
+                .map(|i| BlockParameters::load(device, tensors, source, i))
                 .collect::<Result<_, _>>()?,
-            final_norm: NormParameters::load(device, &parts.final_norm(), source)?,
+            final_norm: NormParameters::load(device, &tensors.final_norm(), source)?,
         };
         trainable.sync_weights()?;
         Ok(trainable)
     }
 
-    /// All parameters, always in the same order.
+    /// All parameters, in a fixed order.
     pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
         let first = self
             .embedding
@@ -162,7 +158,7 @@ impl TrainableDecoder {
             .chain(self.final_norm.iter())
     }
 
-    /// All parameters, to be changed. [`Self::refresh`] makes the change known to what computes.
+    /// All parameters, mutably; call [`Self::sync_weights`] after a change.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         let heads = self.lm_head.iter_mut().flat_map(LinearParameters::iter_mut);
         let first = self.embedding.iter_mut().chain(heads).chain(&mut self.position_embedding);
@@ -171,25 +167,25 @@ impl TrainableDecoder {
             .chain(self.final_norm.iter_mut())
     }
 
-    /// Writes the parameters to where the kernels read them.
+    /// Copies the parameters to the decoder's weights; needed after every change.
     pub fn sync_weights(&mut self) -> Result<(), DeviceError> {
         let device = &self.decoder.device.clone();
         let decoder = &mut self.decoder;
-        // A tied table is loaded as the head, or as the table where there is no head.
+        // A tied embedding is loaded as the LM head, or as the embedding if there is no LM head.
         match (&mut decoder.embedding, &mut decoder.lm_head, &self.lm_head) {
-            (Some(table), head, own) => {
-                self.embedding.sync_linear(device, table)?;
-                if let (Some(head), Some(own)) = (head, own) {
-                    own.sync_linear(device, head)?;
+            (Some(embedding), lm_head, untied) => {
+                self.embedding.sync_linear(device, embedding)?;
+                if let (Some(lm_head), Some(untied)) = (lm_head, untied) {
+                    untied.sync_linear(device, lm_head)?;
                 }
             }
-            (None, Some(head), _) => self.embedding.sync_linear(device, head)?,
+            (None, Some(lm_head), _) => self.embedding.sync_linear(device, lm_head)?,
             (None, None, _) => {}
         }
         if let (Some(table), Some(parameter)) =
             (&mut decoder.position_embedding, &self.position_embedding)
         {
-            *table = parameter.value.clone(); // shares the memory; the next step writes to memory of its own
+            *table = parameter.value.clone(); // copy-on-write: the next step writes to new memory
         }
         for (block, parameters) in decoder.blocks.iter_mut().zip(&self.blocks) {
             parameters.sync_block(device, block)?;
@@ -197,8 +193,8 @@ impl TrainableDecoder {
         self.final_norm.sync_norm(device, &mut decoder.final_norm)
     }
 
-    /// [`Decoder::forward`], keeping what the backward needs. Returns the hidden states of the rows
-    /// that the pass wants.
+    /// [`Decoder::forward`] that saves activations: the hidden states of the output rows, and the
+    /// segment for [`Self::backward`].
     pub fn forward(
         &self,
         cache: &mut Cache,
@@ -212,9 +208,9 @@ impl TrainableDecoder {
         Ok((hidden, segment))
     }
 
-    /// From the gradients of the hidden states that the segment returned, (wanted, width): adds to
-    /// the gradients of all parameters and of the keys and values that it saw, and returns the
-    /// gradient of its input vectors, (rows, width).
+    /// The backward of a segment. Takes the gradient of its hidden states (output rows, width),
+    /// adds to the gradients of all parameters and to `dkv`, those of the keys and values that it
+    /// attended to, and returns the gradient of its input vectors (rows, width).
     pub fn backward(
         &mut self,
         cache: &Cache,
@@ -223,46 +219,37 @@ impl TrainableDecoder {
         dhidden: &Tensor,
     ) -> Result<Tensor, DeviceError> {
         let device = self.decoder.device.clone();
-        let Segment {
-            rows,
-            slot_mapping: seats,
-            attention: views,
-            dropout,
-            output: mut narrow,
-            layers,
-            residual: stream,
-        } = segment;
-        let mut dx = Tensor::zeros_on(&device, stream.rows(), stream.cols())?;
-        self.final_norm.accumulate_gradients(
-            &device,
-            (&stream, &self.decoder.final_norm, dhidden),
-            &mut dx,
-        )?;
-        for (layer, kept) in layers.into_iter().enumerate().rev() {
-            let wanted = narrow.take(); // of the last layer alone
-            let seen = wanted.as_ref().map_or((&views, &dropout), |n| (&n.attention, &n.dropout));
+        let Segment { rows, slot_mapping, attention, dropout, mut output, layers, residual } =
+            segment;
+        let mut dx = Tensor::zeros_on(&device, residual.rows(), residual.cols())?;
+        let norm = &self.decoder.final_norm;
+        self.final_norm.accumulate_gradients(&device, norm, &residual, dhidden, &mut dx)?;
+        for (layer, saved) in layers.into_iter().enumerate().rev() {
+            let output = output.take(); // only the last layer, the first here, has output rows
+            let (attention, dropout) =
+                output.as_ref().map_or((&attention, &dropout), |o| (&o.attention, &o.dropout));
             let mut step = LayerBackward {
                 decoder: &self.decoder,
                 device: &device,
                 params: &mut self.blocks[layer],
                 layer,
-                saved: &kept,
+                saved: &saved,
             };
-            step.mlp(seen.1, &mut dx)?;
-            let mut dqkv = step.attention((cache, dkv), seen, &mut dx)?;
-            if let Some(wanted) = &wanted {
-                dqkv = scatter_rows(&device, &dqkv, &wanted.rows, rows)?;
-                dx = scatter_rows(&device, &dx, &wanted.rows, rows)?;
+            step.mlp(dropout, &mut dx)?;
+            let mut dqkv = step.attention(cache, dkv, attention, dropout, &mut dx)?;
+            if let Some(output) = &output {
+                dqkv = scatter_rows(&device, &dqkv, &output.rows, rows)?;
+                dx = scatter_rows(&device, &dx, &output.rows, rows)?;
             }
-            step.qkv(dkv, &mut dqkv, &seats, &mut dx)?;
+            step.qkv(dkv, &mut dqkv, &slot_mapping, &mut dx)?;
         }
-        if let Some(positions) = &mut self.position_embedding {
-            ops::scatter_add(&device, &dx, &seats.positions, &mut positions.gradient)?;
+        if let Some(table) = &mut self.position_embedding {
+            ops::scatter_add(&device, &dx, &slot_mapping.positions, &mut table.gradient)?;
         }
         Ok(dx)
     }
 
-    /// Adds to the gradients of some tokens' embeddings.
+    /// Adds the gradients dx (tokens, width) of token embeddings to the embedding's gradient.
     pub fn accumulate_embedding_gradients(
         &mut self,
         tokens: Vec<u32>,
@@ -277,9 +264,9 @@ impl TrainableDecoder {
         )
     }
 
-    /// Cross entropy of tokens after hidden states (rows, width), each row weighted: the rows'
-    /// losses (rows, 1), unweighted, and the gradient of the hidden states. Adds to the head's
-    /// gradients.
+    /// Cross-entropy of the next tokens given hidden states (rows, width). Returns the unweighted
+    /// losses (rows, 1) and the gradient of the hidden states; gradients are weighted by row. Adds
+    /// to the LM head's gradients.
     pub fn cross_entropy(
         &mut self,
         hidden: &Tensor,
@@ -305,15 +292,15 @@ impl TrainableDecoder {
     }
 }
 
-/// Rows among zeros: x (wanted, columns) to (rows, columns).
+/// Scatters x (output rows, columns) into zeros (rows, columns).
 fn scatter_rows(
     device: &Device,
     x: &Tensor,
-    wanted: &Indices,
+    output_rows: &Indices,
     rows: usize,
 ) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::zeros_on(device, rows, x.cols())?;
-    ops::scatter_add(device, x, wanted, &mut out)?;
+    ops::scatter_add(device, x, output_rows, &mut out)?;
     Ok(out)
 }
 
@@ -324,28 +311,20 @@ impl Segment {
         dropout: Option<Dropout<'_>>,
     ) -> Result<Self, DeviceError> {
         let (device, width, rows) = (&decoder.device, decoder.config.width, pass.rows());
-        let seen = ChunkRows::new(pass, 0..rows);
+        let chunk = ChunkRows::new(pass, 0..rows);
         let dropout = ChunkDropout::cut(device, dropout, width, 0..rows)?;
-        let narrow = if seen.drops_rows() {
-            let views = AttentionMetadata::new(device, Cow::Owned(seen.output_spans().clone()))?;
-            let rows = Indices::new(device, seen.output_rows.iter().map(|&r| r as u32).collect())?;
-            Some(OutputRows {
-                rows,
-                attention: views,
-                dropout: dropout.select(device, &seen.output_rows, width)?,
-            })
+        let output = if chunk.drops_rows() {
+            let spans = Cow::Owned(chunk.output_spans().clone());
+            Some(OutputRows::new(device, &chunk, spans, &dropout, width)?)
         } else {
             None
         };
         Ok(Self {
             rows,
-            slot_mapping: SlotMapping {
-                positions: Indices::new(device, pass.positions.clone())?,
-                slots: Indices::new(device, pass.slots.clone())?,
-            },
+            slot_mapping: slot_mapping(device, pass, 0..rows)?,
             attention: AttentionMetadata::new(device, Cow::Owned(pass.attention.clone()))?,
             dropout,
-            output: narrow,
+            output,
             layers: Vec::with_capacity(decoder.blocks.len()),
             residual: Tensor::default(),
         })
@@ -362,36 +341,44 @@ impl Segment {
         x = decoder.embed_norm(x, &self.slot_mapping, &mut normed)?;
         for (layer, block) in decoder.blocks.iter().enumerate() {
             let next = decoder.blocks.get(layer + 1);
-            let mut kept = LayerActivations { x: x.clone(), normed, ..LayerActivations::default() };
+            let mut saved =
+                LayerActivations { x: x.clone(), normed, ..LayerActivations::default() };
             let (by, into) = ((&block.qkv, decoder.qkv_params(block)), (&mut cache.kv, layer));
-            ops::project_qkv(device, &kept.normed, by, into, &self.slot_mapping, &mut kept.qkv)?;
-            let (mut views, mut dropout) = (&self.attention, &self.dropout);
-            if let (None, Some(narrow)) = (next, &self.output) {
-                x = ops::gather(device, &x, &narrow.rows)?;
-                kept.qkv = ops::gather(device, &kept.qkv, &narrow.rows)?;
-                (views, dropout) = (&narrow.attention, &narrow.dropout);
+            ops::project_qkv(device, &saved.normed, by, into, &self.slot_mapping, &mut saved.qkv)?;
+            let (mut attention, mut dropout) = (&self.attention, &self.dropout);
+            if let (None, Some(output)) = (next, &self.output) {
+                x = ops::gather(device, &x, &output.rows)?;
+                saved.qkv = ops::gather(device, &saved.qkv, &output.rows)?;
+                (attention, dropout) = (&output.attention, &output.dropout);
             }
             ops::attention(
                 device,
-                &kept.qkv,
+                &saved.qkv,
                 cache.kv.layer(layer),
                 heads,
-                views,
-                &mut kept.attended,
+                attention,
+                &mut saved.attended,
             )?;
             let mask = dropout.mask(layer, Site::AttnOut);
-            let into = (&block.mlp_norm, OutputDtype::Compute, &mut kept.mlp_normed);
-            ops::linear_residual_norm(device, &kept.attended, &block.attn_out, mask, &mut x, into)?;
-            kept.mid_residual = x.clone();
-            kept.mlp(decoder, block)?;
+            let into = (&block.mlp_norm, OutputDtype::Compute, &mut saved.mlp_normed);
+            ops::linear_residual_norm(
+                device,
+                &saved.attended,
+                &block.attn_out,
+                mask,
+                &mut x,
+                into,
+            )?;
+            saved.mid_residual = x.clone();
+            saved.mlp(decoder, block)?;
             let mask = dropout.mask(layer, Site::MlpOut);
             normed = Tensor::default();
             let into = match next {
                 Some(next) => (&next.attn_norm, OutputDtype::Compute, &mut normed),
                 None => (&decoder.final_norm, OutputDtype::F32, &mut normed),
             };
-            ops::linear_residual_norm(device, &kept.inner, &block.mlp_out, mask, &mut x, into)?;
-            self.layers.push(kept);
+            ops::linear_residual_norm(device, &saved.inner, &block.mlp_out, mask, &mut x, into)?;
+            self.layers.push(saved);
         }
         self.residual = x;
         Ok(normed)
@@ -399,7 +386,7 @@ impl Segment {
 }
 
 impl LayerActivations {
-    /// The MLP up to its last product.
+    /// The MLP up to its output projection.
     fn mlp(&mut self, decoder: &Decoder, block: &Block) -> Result<(), DeviceError> {
         let device = &decoder.device;
         ops::linear(
@@ -422,16 +409,7 @@ impl LayerActivations {
     }
 }
 
-/// The activation of an MLP of two matrices; a SwiGLU has none of its own.
-fn mlp_activation(mlp: Mlp) -> Option<Activation> {
-    match mlp {
-        Mlp::GeluTanh => Some(Activation::GeluTanh),
-        Mlp::GeluErf => Some(Activation::GeluErf),
-        Mlp::SwiGlu => None,
-    }
-}
-
-/// One layer's way back.
+/// The backward of one layer.
 struct LayerBackward<'a> {
     decoder: &'a Decoder,
     device: &'a Device,
@@ -445,11 +423,11 @@ impl LayerBackward<'_> {
         &self.decoder.blocks[self.layer]
     }
 
-    /// Through the MLP and its norm: dx is the gradient of the stream behind it, then of the stream
-    /// before it.
+    /// The backward of the MLP and its norm. `dx` holds the gradient of the residual stream after
+    /// the MLP, and on return that before it.
     fn mlp(&mut self, dropout: &ChunkDropout, dx: &mut Tensor) -> Result<(), DeviceError> {
-        let (device, kept, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
-        let (mut dy, mut dinner, mut dbefore, mut dnormed) = Default::default();
+        let (device, saved, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
+        let (mut dy, mut dinner, mut dpre, mut dnormed) = Default::default();
         ops::dropout(
             device,
             dx,
@@ -457,44 +435,43 @@ impl LayerBackward<'_> {
             OutputDtype::Compute,
             &mut dy,
         )?;
-        self.params.mlp_out.accumulate_gradients(device, &kept.inner, &dy)?;
+        self.params.mlp_out.accumulate_gradients(device, &saved.inner, &dy)?;
         ops::linear_dx(device, &dy, &block.mlp_out, OutputDtype::Compute, &mut dinner)?;
         match mlp_activation(self.decoder.config.mlp) {
             Some(a) => ops::activate_backward(
                 device,
-                &kept.pre_activation,
+                &saved.pre_activation,
                 a,
                 &dinner,
                 OutputDtype::Compute,
-                &mut dbefore,
+                &mut dpre,
             )?,
             None => ops::swiglu_backward(
                 device,
-                &kept.pre_activation,
+                &saved.pre_activation,
                 &dinner,
                 OutputDtype::Compute,
-                &mut dbefore,
+                &mut dpre,
             )?,
         }
-        self.params.mlp_in.accumulate_gradients(device, &kept.mlp_normed, &dbefore)?;
-        ops::linear_dx(device, &dbefore, &block.mlp_in, OutputDtype::F32, &mut dnormed)?;
-        self.params.mlp_norm.accumulate_gradients(
-            device,
-            (&kept.mid_residual, &block.mlp_norm, &dnormed),
-            dx,
-        )
+        self.params.mlp_in.accumulate_gradients(device, &saved.mlp_normed, &dpre)?;
+        ops::linear_dx(device, &dpre, &block.mlp_in, OutputDtype::F32, &mut dnormed)?;
+        let mlp_norm = &mut self.params.mlp_norm;
+        mlp_norm.accumulate_gradients(device, &block.mlp_norm, &saved.mid_residual, &dnormed, dx)
     }
 
-    /// Through attention, up to the queries; returns the gradient of queries, keys and values with
-    /// the queries' part done.
+    /// The backward of attention and its output projection. Adds to `dkv` and returns the gradient
+    /// of the QKV projection, of which only the queries' columns are set.
     fn attention(
         &mut self,
-        (cache, dkv): (&Cache, &mut KvGrads),
-        (views, dropout): (&AttentionMetadata<'static>, &ChunkDropout),
+        cache: &Cache,
+        dkv: &mut KvGrads,
+        metadata: &AttentionMetadata<'static>,
+        dropout: &ChunkDropout,
         dx: &mut Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let (device, kept, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
-        let (mut dy, mut dmixed, mut dqkv) = Default::default();
+        let (device, saved, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
+        let (mut dy, mut dattended, mut dqkv) = Default::default();
         ops::dropout(
             device,
             dx,
@@ -502,42 +479,42 @@ impl LayerBackward<'_> {
             OutputDtype::Compute,
             &mut dy,
         )?;
-        self.params.attn_out.accumulate_gradients(device, &kept.attended, &dy)?;
-        ops::linear_dx(device, &dy, &block.attn_out, OutputDtype::Compute, &mut dmixed)?;
-        let of = AttentionBackward {
-            q: &kept.qkv,
+        self.params.attn_out.accumulate_gradients(device, &saved.attended, &dy)?;
+        ops::linear_dx(device, &dy, &block.attn_out, OutputDtype::Compute, &mut dattended)?;
+        let inputs = AttentionBackward {
+            q: &saved.qkv,
             kv: cache.kv.layer(self.layer),
             heads: self.decoder.config.heads,
-            metadata: views,
-            out: &kept.attended,
-            dout: &dmixed,
+            metadata,
+            out: &saved.attended,
+            dout: &dattended,
         };
-        ops::attention_backward(device, of, dkv, &mut dqkv)?;
+        ops::attention_backward(device, inputs, dkv, &mut dqkv)?;
         Ok(dqkv)
     }
 
-    /// Through the queries', keys' and values' making and the first norm, for all rows of the
-    /// segment.
+    /// The backward of RoPE, the QKV projection and the first norm, for all rows of the segment:
+    /// gradients of keys and values come from `dkv`.
     fn qkv(
         &mut self,
         dkv: &KvGrads,
         dqkv: &mut Tensor,
-        seats: &SlotMapping,
+        slot_mapping: &SlotMapping,
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let (device, kept) = (self.device, self.saved);
+        let (device, saved) = (self.device, self.saved);
         ops::rope_and_cache_backward(
             device,
             dqkv,
             self.decoder.qkv_params(self.block()),
             dkv,
             self.layer,
-            seats,
+            slot_mapping,
         )?;
-        self.params.qkv.accumulate_gradients(device, &kept.normed, dqkv)?;
+        self.params.qkv.accumulate_gradients(device, &saved.normed, dqkv)?;
         let mut dnormed = Tensor::default();
         ops::linear_dx(device, dqkv, &self.block().qkv, OutputDtype::F32, &mut dnormed)?;
         let norm = &self.decoder.blocks[self.layer].attn_norm;
-        self.params.attn_norm.accumulate_gradients(device, (&kept.x, norm, &dnormed), dx)
+        self.params.attn_norm.accumulate_gradients(device, norm, &saved.x, &dnormed, dx)
     }
 }

@@ -1,17 +1,16 @@
-//! Heads that learn: the backward of what makes a thought of a hidden state.
+//! Trainable heads: forward and backward with gradients.
 
 use tensor::ops::{self, Activation, Linear, Normalization, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
 use super::{MlpNames, hidden_size};
 use crate::checkpoint::Checkpoint;
-use crate::config;
 use crate::error::ModelError;
 use crate::parameters::{LinearParameters, NormParameters, Parameter};
 use crate::source::TensorSource;
-use crate::weights::NormSpec;
+use crate::weights::{LinearSpec, NormSpec};
 
-/// A linear map that learns: what computes, and the weights behind it.
+/// A trainable linear layer: the kernels' copy and the master weights.
 #[derive(Debug)]
 pub struct TrainableLinear {
     linear: Linear,
@@ -19,25 +18,27 @@ pub struct TrainableLinear {
 }
 
 impl TrainableLinear {
-    /// An `nn.Linear` of that name, with a bias if the source has one.
+    /// Loads an `nn.Linear`, with a bias if the source has one.
     pub fn load(
         device: &Device,
         source: &impl TensorSource,
         name: &str,
-        shape: (usize, usize),
+        inputs: usize,
+        outputs: usize,
     ) -> Result<Self, ModelError> {
-        let parameters = LinearParameters::nn_linear(device, source, name, shape)?;
+        let spec = LinearSpec::nn_linear(source, name, inputs, outputs);
+        let parameters = LinearParameters::load(device, &spec, source)?;
         Ok(Self { linear: parameters.to_linear(device)?, parameters })
     }
 
-    /// x W + b, in single precision.
+    /// x W^T + b, in float32.
     pub fn forward(&self, device: &Device, x: &Tensor) -> Result<Tensor, DeviceError> {
         let mut out = Tensor::default();
         ops::linear(device, x, &self.linear, (Activation::None, OutputDtype::F32), &mut out)?;
         Ok(out)
     }
 
-    /// Adds to the gradients and returns that of x.
+    /// Adds to the gradients of the parameters and returns the gradient of x.
     pub fn backward(
         &mut self,
         device: &Device,
@@ -50,40 +51,41 @@ impl TrainableLinear {
         Ok(dx)
     }
 
-    /// Makes a change of the parameters known to what computes.
+    /// Copies the parameters to the kernels' layers; needed after every change.
     pub fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
         self.parameters.sync_linear(device, &mut self.linear)
     }
 
-    /// Its parameters.
+    /// The parameters, in a fixed order.
     pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
         self.parameters.iter()
     }
 
-    /// Its parameters, to be changed.
+    /// The parameters, mutably; call [`Self::sync_weights`] after a change.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         self.parameters.iter_mut()
     }
 }
 
-/// A [`LatentHead`](super::LatentHead) that learns.
+/// A trainable [`LatentHead`](super::LatentHead).
 #[derive(Debug)]
 pub enum TrainableHead {
     /// The hidden state itself (COCONUT).
     Identity,
-    /// Linear, GELU, linear, layer norm (CODI).
+    /// Linear, GELU, linear, LayerNorm (CODI).
     Mlp(Box<TrainableMlp>),
 }
 
-/// CODI's projector.
+/// The layers of [`TrainableHead::Mlp`].
 #[derive(Debug)]
 pub struct TrainableMlp {
     up: TrainableLinear,
     down: TrainableLinear,
-    norm: (Normalization, NormParameters),
+    norm: Normalization,
+    norm_parameters: NormParameters,
 }
 
-/// What a head's backward needs.
+/// The activations that the backward of a head needs.
 #[derive(Debug, Default)]
 pub struct HeadActivations {
     hidden: Tensor,         // (rows, width)
@@ -100,92 +102,89 @@ impl TrainableHead {
         names: &MlpNames,
     ) -> Result<Self, ModelError> {
         let (width, hidden) = (checkpoint.config().width, hidden_size(checkpoint, names.up));
-        let kind = config::NormConfig::LayerNorm { eps: 1e-5 };
-        let norm = NormSpec { name: names.norm.to_owned(), width, kind };
+        let norm = NormSpec::layer_norm(names.norm, width, 1e-5);
         Ok(Self::Mlp(Box::new(TrainableMlp {
-            up: TrainableLinear::load(device, checkpoint, names.up, (width, hidden))?,
-            down: TrainableLinear::load(device, checkpoint, names.down, (hidden, width))?,
-            norm: (
-                norm.load(device, checkpoint)?,
-                NormParameters::load(device, &norm, checkpoint)?,
-            ),
+            up: TrainableLinear::load(device, checkpoint, names.up, width, hidden)?,
+            down: TrainableLinear::load(device, checkpoint, names.down, hidden, width)?,
+            norm: norm.load(device, checkpoint)?,
+            norm_parameters: NormParameters::load(device, &norm, checkpoint)?,
         })))
     }
 
-    /// Thoughts of hidden states (rows, width).
+    /// Thoughts (rows, width) of hidden states (rows, width), and the activations for the backward.
     pub fn forward(
         &self,
         device: &Device,
         hidden: Tensor,
     ) -> Result<(Tensor, HeadActivations), DeviceError> {
-        let Self::Mlp(of) = self else { return Ok((hidden, HeadActivations::default())) };
-        let before = of.up.forward(device, &hidden)?;
-        let mut kept =
-            HeadActivations { hidden, pre_activation: before, ..HeadActivations::default() };
+        let Self::Mlp(mlp) = self else { return Ok((hidden, HeadActivations::default())) };
+        let pre_activation = mlp.up.forward(device, &hidden)?;
+        let mut saved = HeadActivations { hidden, pre_activation, ..HeadActivations::default() };
         ops::activate(
             device,
-            &kept.pre_activation,
+            &saved.pre_activation,
             Activation::GeluErf,
             OutputDtype::F32,
-            &mut kept.inner,
+            &mut saved.inner,
         )?;
-        kept.out = of.down.forward(device, &kept.inner)?;
+        saved.out = mlp.down.forward(device, &saved.inner)?;
         let mut thoughts = Tensor::default();
-        ops::norm(device, &kept.out, &of.norm.0, OutputDtype::F32, &mut thoughts)?;
-        Ok((thoughts, kept))
+        ops::norm(device, &saved.out, &mlp.norm, OutputDtype::F32, &mut thoughts)?;
+        Ok((thoughts, saved))
     }
 
-    /// From the gradient of the thoughts to that of the hidden states.
+    /// The gradient of the hidden states, given that of the thoughts; adds to the gradients of the
+    /// parameters.
     pub fn backward(
         &mut self,
         device: &Device,
-        kept: &HeadActivations,
+        saved: &HeadActivations,
         dthoughts: Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let Self::Mlp(of) = self else { return Ok(dthoughts) };
-        let mut dout = Tensor::zeros_on(device, kept.out.rows(), kept.out.cols())?;
-        of.norm.1.accumulate_gradients(device, (&kept.out, &of.norm.0, &dthoughts), &mut dout)?;
-        let dinner = of.down.backward(device, &kept.inner, &dout)?;
+        let Self::Mlp(mlp) = self else { return Ok(dthoughts) };
+        let mut dout = Tensor::zeros_on(device, saved.out.rows(), saved.out.cols())?;
+        mlp.norm_parameters
+            .accumulate_gradients(device, &mlp.norm, &saved.out, &dthoughts, &mut dout)?;
+        let dinner = mlp.down.backward(device, &saved.inner, &dout)?;
         let mut dbefore = Tensor::default();
         ops::activate_backward(
             device,
-            &kept.pre_activation,
+            &saved.pre_activation,
             Activation::GeluErf,
             &dinner,
             OutputDtype::F32,
             &mut dbefore,
         )?;
-        of.up.backward(device, &kept.hidden, &dbefore)
+        mlp.up.backward(device, &saved.hidden, &dbefore)
     }
 
-    /// Its parameters.
+    /// The parameters, in a fixed order.
     pub fn parameters(&self) -> Vec<&Parameter> {
         match self {
             Self::Identity => Vec::new(),
-            Self::Mlp(of) => {
-                of.up.parameters().chain(of.down.parameters()).chain(of.norm.1.iter()).collect()
+            Self::Mlp(mlp) => {
+                let linears = mlp.up.parameters().chain(mlp.down.parameters());
+                linears.chain(mlp.norm_parameters.iter()).collect()
             }
         }
     }
 
-    /// Its parameters, to be changed.
+    /// The parameters, mutably; call [`Self::sync_weights`] after a change.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
         match self {
             Self::Identity => Vec::new(),
-            Self::Mlp(of) => of
-                .up
-                .parameters_mut()
-                .chain(of.down.parameters_mut())
-                .chain(of.norm.1.iter_mut())
-                .collect(),
+            Self::Mlp(mlp) => {
+                let linears = mlp.up.parameters_mut().chain(mlp.down.parameters_mut());
+                linears.chain(mlp.norm_parameters.iter_mut()).collect()
+            }
         }
     }
 
-    /// Makes a change of the parameters known to what computes.
+    /// Copies the parameters to the kernels' layers; needed after every change.
     pub fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
-        let Self::Mlp(of) = self else { return Ok(()) };
-        of.up.sync_weights(device)?;
-        of.down.sync_weights(device)?;
-        of.norm.1.sync_norm(device, &mut of.norm.0)
+        let Self::Mlp(mlp) = self else { return Ok(()) };
+        mlp.up.sync_weights(device)?;
+        mlp.down.sync_weights(device)?;
+        mlp.norm_parameters.sync_norm(device, &mut mlp.norm)
     }
 }

@@ -1,23 +1,23 @@
-//! The tensors of a family: their published names, their shapes, and what kind of random numbers
-//! they hold.
+//! The tensors of a family: published names, shapes and initialization.
 
 use serde_json::{Value, json};
 
 use super::{Backbone, CheckpointFamily, CheckpointSpec};
 use crate::tokenizer::Tokenizer;
 
-/// How a tensor's values are drawn; wide enough that a forgotten norm or bias shows in the outputs.
+/// The distribution of a tensor's values; wide enough that a forgotten norm or bias changes the
+/// outputs visibly.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum InitKind {
-    /// Around 1.
+    /// Mean 1.
     NormWeight,
-    /// Around 0.
+    /// Mean 0.
     Bias,
-    /// Scaled by the number of inputs.
+    /// Standard deviation proportional to 1 / sqrt(inputs).
     Matrix { inputs: usize },
-    /// An embedding, with one row made louder or quieter.
+    /// An embedding; one row may be scaled by a factor.
     Table { row: Option<(usize, f32)> },
-    /// Scaled by the number of inputs, and smaller than a matrix: what an adapter learns.
+    /// A LoRA factor: like a matrix, but smaller.
     Factor { inputs: usize },
 }
 
@@ -25,18 +25,18 @@ pub(super) enum InitKind {
 #[derive(Debug, Clone)]
 pub(super) struct TensorSpec {
     pub name: String,
-    /// Whose random numbers: the canonical name, the same in every layout.
+    /// The canonical name, which seeds the values: the same in every layout.
     pub rng_name: String,
     pub shape: Vec<usize>,
     pub kind: InitKind,
 }
 
-/// Everything a family publishes besides config and tokenizer.
+/// The files that a family publishes besides config and tokenizer.
 pub(super) struct CheckpointLayout {
     pub tensors: Vec<TensorSpec>,
     pub side_files: Vec<(&'static str, Vec<TensorSpec>)>,
     pub adapter_config: Option<Value>,
-    /// `model`, or what the family calls its shards.
+    /// The stem of the weight files: `model`, or the name that the family gives its shards.
     pub base_name: &'static str,
 }
 
@@ -51,7 +51,7 @@ impl CheckpointLayout {
         list.head();
         let side_files =
             if spec.family == CheckpointFamily::Rot { rot_files(spec, table) } else { Vec::new() };
-        // CODI, CoLaR and RoT leave the scale to their training scripts.
+        // CODI, CoLaR and RoT publish no adapter_config.json.
         let written = spec.lora && !matches!(list.rank, 128 | 16);
         CheckpointLayout {
             tensors: list.tensors,
@@ -67,7 +67,8 @@ impl CheckpointLayout {
     }
 }
 
-/// Nobody's trained model says its placeholder; models that stop by themselves must be likely to.
+/// Scales one embedding row, which is also the LM head's: a trained model does not generate its
+/// placeholder token, and models that choose their length must be likely to stop.
 fn scaled_row(family: CheckpointFamily, tokenizer: &Tokenizer) -> Option<(usize, f32)> {
     let (token, factor) = match family {
         CheckpointFamily::Colar => ("###", 2.2),
@@ -77,13 +78,13 @@ fn scaled_row(family: CheckpointFamily, tokenizer: &Tokenizer) -> Option<(usize,
     tokenizer.token_to_id(token).map(|id| (id as usize, factor))
 }
 
-/// Collects tensors under a family's wrapper.
+/// Collects the tensors of a family.
 struct TensorList<'a> {
     spec: &'a CheckpointSpec,
     tensors: Vec<TensorSpec>,
-    /// What the published names of the backbone start with.
+    /// The prefix of the backbone's published names.
     prefix: &'static str,
-    /// Modules that get an adapter.
+    /// Suffixes of the modules that have an adapter.
     targets: &'static [&'static str],
     rank: usize,
 }
@@ -116,16 +117,17 @@ impl<'a> TensorList<'a> {
         TensorList { spec, tensors: Vec::new(), prefix, targets, rank }
     }
 
-    fn push(&mut self, name: String, stream: &str, shape: &[usize], kind: InitKind) {
-        self.tensors.push(TensorSpec {
-            name,
-            rng_name: stream.to_owned(),
-            shape: shape.to_vec(),
-            kind,
-        });
+    /// A list for a side file, whose names have no prefix.
+    fn side_file(spec: &'a CheckpointSpec) -> TensorList<'a> {
+        TensorList { spec, tensors: Vec::new(), prefix: "", targets: &[], rank: 0 }
     }
 
-    /// A tensor of the backbone that no adapter touches.
+    fn push(&mut self, name: String, rng_name: &str, shape: &[usize], kind: InitKind) {
+        let (rng_name, shape) = (rng_name.to_owned(), shape.to_vec());
+        self.tensors.push(TensorSpec { name, rng_name, shape, kind });
+    }
+
+    /// A tensor of the backbone without an adapter.
     fn plain(&mut self, name: &str, shape: &[usize], kind: InitKind) {
         self.push(format!("{}{name}", self.prefix), name, shape, kind);
     }
@@ -136,40 +138,26 @@ impl<'a> TensorList<'a> {
         self.plain(&format!("{module}.bias"), &[width], InitKind::Bias);
     }
 
-    /// A matrix of the backbone, with its adapter if it has one. `shape` is that of the file.
-    fn matrix(&mut self, module: &str, (inputs, outputs): (usize, usize), conv: bool) {
-        let shape = if conv { [inputs, outputs] } else { [outputs, inputs] };
+    /// A matrix of the backbone, with its adapter if it is a target. A `Conv1D` is stored as (in,
+    /// out) and has a bias.
+    fn matrix(&mut self, module: &str, inputs: usize, outputs: usize, conv1d: bool) {
+        let shape = if conv1d { [inputs, outputs] } else { [outputs, inputs] };
         let adapted = self.spec.lora && self.targets.iter().any(|t| module.ends_with(t));
         let infix = if adapted { ".base_layer" } else { "" };
         let (stem, rank) = (format!("{}{module}", self.prefix), self.rank);
-        self.push(
-            format!("{stem}{infix}.weight"),
-            &format!("{module}.weight"),
-            &shape,
-            InitKind::Matrix { inputs },
-        );
-        if conv {
-            self.push(
-                format!("{stem}{infix}.bias"),
-                &format!("{module}.bias"),
-                &[outputs],
-                InitKind::Bias,
-            );
+        let (name, rng_name) = (format!("{stem}{infix}.weight"), format!("{module}.weight"));
+        self.push(name, &rng_name, &shape, InitKind::Matrix { inputs });
+        if conv1d {
+            let (name, rng_name) = (format!("{stem}{infix}.bias"), format!("{module}.bias"));
+            self.push(name, &rng_name, &[outputs], InitKind::Bias);
         }
         if adapted {
-            let (a, b) = (format!("{module}.lora_A"), format!("{module}.lora_B"));
-            self.push(
-                format!("{stem}.lora_A.default.weight"),
-                &a,
-                &[rank, inputs],
-                InitKind::Factor { inputs },
-            );
-            self.push(
-                format!("{stem}.lora_B.default.weight"),
-                &b,
-                &[outputs, rank],
-                InitKind::Factor { inputs: rank },
-            );
+            let (name, rng_name) =
+                (format!("{stem}.lora_A.default.weight"), format!("{module}.lora_A"));
+            self.push(name, &rng_name, &[rank, inputs], InitKind::Factor { inputs });
+            let (name, rng_name) =
+                (format!("{stem}.lora_B.default.weight"), format!("{module}.lora_B"));
+            self.push(name, &rng_name, &[outputs, rank], InitKind::Factor { inputs: rank });
         }
     }
 
@@ -179,11 +167,11 @@ impl<'a> TensorList<'a> {
         self.plain("wpe.weight", &[context, width], InitKind::Table { row: None });
         for i in 0..layers {
             self.layer_norm(&format!("h.{i}.ln_1"), width);
-            self.matrix(&format!("h.{i}.attn.c_attn"), (width, 3 * width), true);
-            self.matrix(&format!("h.{i}.attn.c_proj"), (width, width), true);
+            self.matrix(&format!("h.{i}.attn.c_attn"), width, 3 * width, true);
+            self.matrix(&format!("h.{i}.attn.c_proj"), width, width, true);
             self.layer_norm(&format!("h.{i}.ln_2"), width);
-            self.matrix(&format!("h.{i}.mlp.c_fc"), (width, ffn), true);
-            self.matrix(&format!("h.{i}.mlp.c_proj"), (ffn, width), true);
+            self.matrix(&format!("h.{i}.mlp.c_fc"), width, ffn, true);
+            self.matrix(&format!("h.{i}.mlp.c_proj"), ffn, width, true);
         }
         self.layer_norm("ln_f", width);
     }
@@ -199,10 +187,10 @@ impl<'a> TensorList<'a> {
                 &[width],
                 InitKind::NormWeight,
             );
-            self.matrix(&format!("{attention}.q_proj"), (width, heads * head_dim), false);
-            self.matrix(&format!("{attention}.k_proj"), (width, kv_heads * head_dim), false);
-            self.matrix(&format!("{attention}.v_proj"), (width, kv_heads * head_dim), false);
-            self.matrix(&format!("{attention}.o_proj"), (heads * head_dim, width), false);
+            self.matrix(&format!("{attention}.q_proj"), width, heads * head_dim, false);
+            self.matrix(&format!("{attention}.k_proj"), width, kv_heads * head_dim, false);
+            self.matrix(&format!("{attention}.v_proj"), width, kv_heads * head_dim, false);
+            self.matrix(&format!("{attention}.o_proj"), heads * head_dim, width, false);
             if qwen {
                 self.plain(
                     &format!("{attention}.q_norm.weight"),
@@ -220,65 +208,70 @@ impl<'a> TensorList<'a> {
                 &[width],
                 InitKind::NormWeight,
             );
-            self.matrix(&format!("layers.{i}.mlp.gate_proj"), (width, ffn), false);
-            self.matrix(&format!("layers.{i}.mlp.up_proj"), (width, ffn), false);
-            self.matrix(&format!("layers.{i}.mlp.down_proj"), (ffn, width), false);
+            self.matrix(&format!("layers.{i}.mlp.gate_proj"), width, ffn, false);
+            self.matrix(&format!("layers.{i}.mlp.up_proj"), width, ffn, false);
+            self.matrix(&format!("layers.{i}.mlp.down_proj"), ffn, width, false);
         }
         self.plain("norm.weight", &[width], InitKind::NormWeight);
     }
 
-    /// The family's own head, outside the backbone's wrapper. Unmerged checkpoints spell it as
-    /// their training code does.
+    /// The family's head, outside the backbone's wrapper. Unmerged checkpoints use the names of
+    /// their training code.
     fn head(&mut self) {
         let (d, w, lora) = (self.spec.width, self.spec.head_width, self.spec.lora);
         match self.spec.family {
             CheckpointFamily::CodiGpt2 | CheckpointFamily::CodiLlama => {
                 let (stem, norm) =
                     if lora { ("prj", "prj.ln") } else { ("projector", "projector.4") };
-                self.linear(&format!("{stem}.1"), "projector.1", (d, w));
-                self.linear(&format!("{stem}.3"), "projector.3", (w, d));
+                self.linear(&format!("{stem}.1"), "projector.1", d, w);
+                self.linear(&format!("{stem}.3"), "projector.3", w, d);
                 self.head_norm(norm, "projector.4", d);
             }
             CheckpointFamily::Colar => {
                 let stem = if lora { "latent_policy" } else { "lt_head" };
-                self.linear(&format!("{stem}.fc.0"), "lt_head.fc.0", (d, w));
-                self.linear(&format!("{stem}.fc.2"), "lt_head.fc.2", (w, w));
+                self.linear(&format!("{stem}.fc.0"), "lt_head.fc.0", d, w);
+                self.linear(&format!("{stem}.fc.2"), "lt_head.fc.2", w, w);
                 self.head_norm(&format!("{stem}.fc.3"), "lt_head.fc.3", w);
-                self.linear(&format!("{stem}.mean"), "lt_head.mean", (w, d));
+                self.linear(&format!("{stem}.mean"), "lt_head.mean", w, d);
                 if lora {
-                    self.linear(&format!("{stem}.log_std"), "lt_head.log_std", (w, d));
+                    self.linear(&format!("{stem}.log_std"), "lt_head.log_std", w, d);
                 }
             }
             CheckpointFamily::RewardGpt2 | CheckpointFamily::RewardLlama => {
-                self.linear("classifier", "classifier", (d, 1))
+                self.linear("classifier", "classifier", d, 1)
             }
             CheckpointFamily::Coconut | CheckpointFamily::LatentSft | CheckpointFamily::Rot => {}
         }
     }
 
-    fn linear(&mut self, name: &str, stream: &str, (inputs, outputs): (usize, usize)) {
+    fn linear(&mut self, name: &str, rng_name: &str, inputs: usize, outputs: usize) {
         let kind = InitKind::Matrix { inputs };
-        self.push(format!("{name}.weight"), &format!("{stream}.weight"), &[outputs, inputs], kind);
-        self.push(format!("{name}.bias"), &format!("{stream}.bias"), &[outputs], InitKind::Bias);
-    }
-
-    fn head_norm(&mut self, name: &str, stream: &str, width: usize) {
         self.push(
             format!("{name}.weight"),
-            &format!("{stream}.weight"),
+            &format!("{rng_name}.weight"),
+            &[outputs, inputs],
+            kind,
+        );
+        self.push(format!("{name}.bias"), &format!("{rng_name}.bias"), &[outputs], InitKind::Bias);
+    }
+
+    fn head_norm(&mut self, name: &str, rng_name: &str, width: usize) {
+        self.push(
+            format!("{name}.weight"),
+            &format!("{rng_name}.weight"),
             &[width],
             InitKind::NormWeight,
         );
-        self.push(format!("{name}.bias"), &format!("{stream}.bias"), &[width], InitKind::Bias);
+        self.push(format!("{name}.bias"), &format!("{rng_name}.bias"), &[width], InitKind::Bias);
     }
 }
 
-/// Render-of-Thought's two files beside the model, whose names lack their module.
+/// Render-of-Thought's side files, whose tensor names omit their module.
 fn rot_files(spec: &CheckpointSpec, table: InitKind) -> Vec<(&'static str, Vec<TensorSpec>)> {
     let (d, w) = (spec.width, spec.head_width);
-    let mut head = TensorList { spec, tensors: Vec::new(), prefix: "", targets: &[], rank: 0 };
+    let mut head = TensorList::side_file(spec);
     head.head_norm("0", "projection_head.0", d);
-    head.linear("1", "projection_head.1", (d, w));
+    head.linear("1", "projection_head.1", d, w);
     for gate in ["w1", "w2", "w3"] {
         let name = format!("2.{gate}.weight");
         head.push(
@@ -288,8 +281,8 @@ fn rot_files(spec: &CheckpointSpec, table: InitKind) -> Vec<(&'static str, Vec<T
             InitKind::Matrix { inputs: w },
         );
     }
-    head.linear("3", "projection_head.3", (w, d));
-    let mut markers = TensorList { spec, tensors: Vec::new(), prefix: "", targets: &[], rank: 0 };
+    head.linear("3", "projection_head.3", w, d);
+    let mut markers = TensorList::side_file(spec);
     markers.plain("img_begin_emb", &[d], table);
     markers.plain("img_end_emb", &[d], table);
     vec![

@@ -1,5 +1,5 @@
-//! A tokenizer over single bytes with the tokens that a backbone's families need, or a copy of a
-//! real one.
+//! Writes a tokenizer over single bytes with the tokens of a backbone's families, or copies a real
+//! one.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use super::{Backbone, CheckpointSpec, writer};
 use crate::error::ModelError;
 
-/// The files a tokenizer may consist of.
+/// The files that a tokenizer may consist of.
 const FILES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -19,14 +19,14 @@ const FILES: [&str; 6] = [
     "merges.txt",
 ];
 
-/// What a backbone's tokenizer holds beyond bytes. One list serves all families of a backbone, so
-/// that a reward model understands its reasoner's prompts.
+/// The tokens of a backbone besides bytes. All families of a backbone share them, so that a reward
+/// model can encode its reasoner's prompts.
 struct BackboneTokens {
-    /// Tokens that two bytes or shorter tokens merge into; each is the one before it and a last
-    /// byte.
+    /// BPE merges.
     merges: &'static [(&'static str, &'static str)],
     special: &'static [&'static str],
     added: &'static [&'static str],
+    /// The fields of special_tokens_map.json.
     named: &'static [(&'static str, &'static str)],
 }
 
@@ -96,7 +96,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// tokenizer.json, and the same added tokens as tokenizer_config.json lists them.
+/// tokenizer.json, and the `added_tokens_decoder` of tokenizer_config.json.
 fn tokenizer(tokens: &BackboneTokens) -> (Value, Value) {
     let mut bytes: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     bytes.sort_unstable();
@@ -110,22 +110,29 @@ fn tokenizer(tokens: &BackboneTokens) -> (Value, Value) {
     let (mut added, mut decoder) = (Vec::new(), Map::new());
     for (id, (content, special)) in (vocab.len()..).zip(all) {
         let mut token = json!({
-            "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            "special": special,
+            "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": special,
         });
         decoder.insert(id.to_string(), token.clone());
         token["id"] = json!(id);
         added.push(token);
     }
-    let stage = |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true });
-    let whole = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
-        "pre_tokenizer": stage(false), "post_processor": null, "decoder": stage(true),
+    let merges: Vec<Value> = tokens.merges.iter().map(|(a, b)| json!([a, b])).collect();
+    let stage = |add_prefix_space: bool| {
+        json!({
+            "type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": true,
+            "use_regex": true,
+        })
+    };
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        "normalizer": null, "pre_tokenizer": stage(false), "post_processor": null,
+        "decoder": stage(true),
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-            "vocab": vocab, "merges": tokens.merges.iter().map(|(a, b)| json!([a, b])).collect::<Vec<_>>(),
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": false, "vocab": vocab, "merges": merges,
         },
     });
-    (whole, Value::Object(decoder))
+    (tokenizer, Value::Object(decoder))
 }

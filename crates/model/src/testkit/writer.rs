@@ -1,5 +1,4 @@
-//! Streams random tensors into safetensors files: memory stays at one buffer however large the
-//! model.
+//! Streams random tensors into safetensors files; memory use does not depend on the model's size.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -12,18 +11,18 @@ use super::layout::{InitKind, TensorSpec};
 use super::{CheckpointSpec, WeightDtype};
 use crate::error::ModelError;
 
-/// Writes the model as one file, or as shards with their index.
+/// Writes the model as one file, or as shards with an index.
 pub(super) fn write_model(
     dir: &Path,
     base_name: &str,
-    tensors_: &[TensorSpec],
+    tensors: &[TensorSpec],
     spec: &CheckpointSpec,
 ) -> Result<(), ModelError> {
     if spec.shards <= 1 {
-        return write_tensors(&dir.join(format!("{base_name}.safetensors")), tensors_, spec);
+        return write_tensors(&dir.join(format!("{base_name}.safetensors")), tensors, spec);
     }
     let mut map = Map::new();
-    let shards = tensors_.chunks(tensors_.len().div_ceil(spec.shards));
+    let shards = tensors.chunks(tensors.len().div_ceil(spec.shards));
     let count = shards.len();
     for (i, shard) in shards.enumerate() {
         let name = format!("{base_name}-{:05}-of-{count:05}.safetensors", i + 1);
@@ -74,7 +73,7 @@ fn header(tensors: &[TensorSpec], dtype: WeightDtype) -> String {
         start = end;
     }
     let mut text = Value::Object(map).to_string();
-    // The data that follows is aligned, as the format recommends.
+    // Pads the header so that the data is aligned, as the format recommends.
     text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
     text
 }
@@ -103,12 +102,12 @@ fn value(kind: InitKind, normal: f32, row: usize) -> f32 {
         InitKind::Bias => 0.2 * normal,
         InitKind::Matrix { inputs } => 1.6 * normal / (inputs as f32).sqrt(),
         InitKind::Factor { inputs } => normal / (inputs as f32).sqrt(),
-        InitKind::Table { row: Some((loud, factor)) } if loud == row => 0.12 * normal * factor,
+        InitKind::Table { row: Some((scaled, factor)) } if scaled == row => 0.12 * normal * factor,
         InitKind::Table { .. } => 0.12 * normal,
     }
 }
 
-/// SplitMix64, started by the seed and a name.
+/// SplitMix64, seeded by the seed and a name.
 struct NamedRng(u64);
 
 impl NamedRng {
@@ -127,8 +126,7 @@ impl NamedRng {
         z ^ (z >> 31)
     }
 
-    /// Roughly normal: the sum of four uniform numbers of 16 bits, which have mean 2 and variance
-    /// 1/3 together.
+    /// Approximately normal: the sum of four 16-bit uniform numbers, of mean 2 and variance 1/3.
     fn normal(&mut self) -> f32 {
         let bits = self.next();
         let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();

@@ -1,9 +1,9 @@
-//! The files a tokenizer is published in, and the tokenizer built from them.
+//! Reads tokenizer files and builds the tokenizer.
 //!
-//! tokenizer.json is not handed to the library whole: its model, normalizer, pre-tokenizer and
-//! decoder are checked and built part by part, because the library trusts what it reads (subword
-//! prefixes are sliced, ids are added without minding overflow), and because truncation, padding
-//! and post-processing must not happen here.
+//! tokenizer.json is not passed to the library as a whole. Its model, normalizer, pre-tokenizer and
+//! decoder are validated and built one by one, because the library trusts its input (it slices
+//! subword prefixes and adds ids without overflow checks) and because truncation, padding and
+//! post-processing must not apply.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -21,24 +21,24 @@ use super::HfTokenizer;
 use crate::error::{self, ModelError};
 use crate::model_files::ModelFiles;
 
-/// No vocabulary comes near; ids below it can be counted up without overflow.
+/// Far above any vocabulary; ids below it can be incremented without overflow.
 const MAX_TOKEN_ID: u32 = 1 << 30;
 /// The fields that name a special token.
 const SPECIAL_TOKEN_FIELDS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-/// What GPT-2's tokenizer calls its end token when no file says.
+/// The EOS token if no file names one and the vocabulary has it, as GPT-2's does.
 const GPT2_EOS: &str = "<|endoftext|>";
 
-/// A tokenizer and what its side files say.
+/// A tokenizer with the settings of its side files.
 pub(super) struct LoadedTokenizer {
     pub inner: HfTokenizer,
-    /// The end token's text.
+    /// The text of the EOS token.
     pub eos: Option<String>,
     /// `clean_up_tokenization_spaces`.
     pub clean_up_spaces: bool,
 }
 
-/// tokenizer.json, as far as it is read.
+/// The fields of tokenizer.json that are read.
 #[derive(Deserialize)]
 struct TokenizerJson {
     #[serde(default)]
@@ -52,7 +52,7 @@ struct TokenizerJson {
     model: TokenizerModelJson,
 }
 
-/// The model inside tokenizer.json: BPE, or whole words, which have no merges.
+/// The `model` of tokenizer.json: BPE, or WordLevel, which has no merges.
 #[derive(Deserialize)]
 struct TokenizerModelJson {
     #[serde(rename = "type")]
@@ -73,7 +73,7 @@ struct TokenizerModelJson {
 
 type TokenIds = HashMap<String, u32>;
 
-/// A merge: two strings, or one with a space between in older files.
+/// A BPE merge: a pair of strings, or in older files one string with a space between.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum MergeJson {
@@ -81,7 +81,7 @@ enum MergeJson {
     Line(String),
 }
 
-/// An added token, in tokenizer.json with its id, in tokenizer_config.json under it.
+/// An added token. Its id is a field in tokenizer.json and the key in tokenizer_config.json.
 #[derive(Deserialize, Clone)]
 struct AddedTokenJson {
     id: Option<u32>,
@@ -98,32 +98,32 @@ struct AddedTokenJson {
     special: bool,
 }
 
-/// Reads whichever form the directory holds; tokenizer.json wins.
-pub(super) fn read(folder: &ModelFiles) -> Result<LoadedTokenizer, ModelError> {
-    folder.check_exists()?;
-    let side = SideFiles::read(folder)?;
-    let whole = folder.file_path("tokenizer.json");
-    let (vocab, merges) = (folder.file_path("vocab.json"), folder.file_path("merges.txt"));
-    let (file, inner, added) = if folder.contains(&whole) {
-        let (inner, added) = from_tokenizer_json(&whole, &folder.read_text(&whole)?)?;
+/// Reads tokenizer.json if there is one, else vocab.json with merges.txt.
+pub(super) fn read(files: &ModelFiles) -> Result<LoadedTokenizer, ModelError> {
+    files.check_exists()?;
+    let side = SideFiles::read(files)?;
+    let whole = files.file_path("tokenizer.json");
+    let (vocab, merges) = (files.file_path("vocab.json"), files.file_path("merges.txt"));
+    let (file, inner, added) = if files.contains(&whole) {
+        let (inner, added) = from_tokenizer_json(&whole, &files.read_text(&whole)?)?;
         (whole, inner, added)
-    } else if folder.contains(&vocab) && folder.contains(&merges) {
-        let words = error::parse_json(&vocab, &folder.read_text(&vocab)?)?;
+    } else if files.contains(&vocab) && files.contains(&merges) {
+        let words = error::parse_json(&vocab, &files.read_text(&vocab)?)?;
         let inner = from_vocab_and_merges(
             &vocab,
             words,
-            &folder.read_text(&merges)?,
+            &files.read_text(&merges)?,
             side.add_prefix_space,
         )?;
         (vocab, inner, Vec::new())
     } else {
-        return Err(ModelError::MissingTokenizer { dir: folder.path().to_owned() });
+        return Err(ModelError::MissingTokenizer { dir: files.path().to_owned() });
     };
     build(file, inner, added, side)
 }
 
-/// Adds the tokens of all files in the order that transformers does: the tokenizer's own, those of
-/// the configuration by id, then named special tokens that none of them holds.
+/// Adds the added tokens in transformers' order: those of tokenizer.json, those of the side files
+/// by id, then special tokens that are in neither.
 fn build(
     file: PathBuf,
     mut inner: HfTokenizer,
@@ -146,7 +146,7 @@ fn build(
     Ok(LoadedTokenizer { inner, eos, clean_up_spaces: side.clean_up_spaces })
 }
 
-/// The library numbers added tokens itself; files whose ids it would change are refused.
+/// The library assigns the ids of added tokens itself; rejects files whose ids would change.
 fn check_added_ids(
     file: &Path,
     inner: &HfTokenizer,
@@ -158,30 +158,23 @@ fn check_added_ids(
             && id != given
         {
             let content = &token.content;
-            return Err(ModelError::BadTokenizer {
-                file: file.to_path_buf(),
-                why: format!(
-                    "added token `{content}` has id {id} but comes at {given}; ids must follow each other"
-                ),
-            });
+            let why = format!("added token `{content}` has id {id} but comes at {given}");
+            return Err(bad_tokenizer(file, why + "; ids must follow each other"));
         }
     }
     Ok(())
 }
 
-/// A token that takes the spaces after it would take those that another token begins with; the
-/// library then cuts the text at places that overlap, and panics.
+/// A token with `rstrip` consumes spaces that another token may start with; the library would then
+/// split the text at overlapping positions and panic.
 fn check_stripping(file: &Path, added: &[AddedTokenJson]) -> Result<(), ModelError> {
-    let takes = added.iter().find(|t| t.rstrip);
-    let begins = added.iter().find(|t| t.content.starts_with(char::is_whitespace));
-    match (takes, begins) {
-        (Some(a), Some(b)) => Err(ModelError::BadTokenizer {
-            file: file.to_path_buf(),
-            why: format!(
-                "added token `{}` takes the spaces that `{}` begins with; set its rstrip to false",
-                a.content, b.content
-            ),
-        }),
+    let strips = added.iter().find(|t| t.rstrip);
+    let starts_with_space = added.iter().find(|t| t.content.starts_with(char::is_whitespace));
+    match (strips, starts_with_space) {
+        (Some(AddedTokenJson { content: a, .. }), Some(AddedTokenJson { content: b, .. })) => {
+            let why = format!("added token `{a}` takes the spaces that `{b}` begins with");
+            Err(bad_tokenizer(file, why + "; set its rstrip to false"))
+        }
         _ => Ok(()),
     }
 }
@@ -243,7 +236,7 @@ fn from_tokenizer_json(
     Ok((inner, added))
 }
 
-/// GPT-2's own two files, of which `file` is the first.
+/// GPT-2's vocab.json and merges.txt; `file` is the former, for errors.
 fn from_vocab_and_merges(
     file: &Path,
     vocab: TokenIds,
@@ -270,7 +263,7 @@ fn from_vocab_and_merges(
 }
 
 fn parse_merges(text: &str) -> Vec<MergeJson> {
-    // Only the first line can be the version; `#version` may be a merge further down.
+    // Only the first line can be the version; further down `#version` is a merge.
     let skip = usize::from(text.starts_with("#version"));
     text.lines()
         .skip(skip)
@@ -328,7 +321,7 @@ fn bpe(file: &Path, model: TokenizerModelJson) -> Result<BPE, ModelError> {
     builder.build().map_err(|e| bad_tokenizer(file, e.to_string()))
 }
 
-/// Whole words; all others are the unknown token.
+/// A closed vocabulary of words; all others become the unknown token.
 fn word_level(file: &Path, model: TokenizerModelJson) -> Result<WordLevel, ModelError> {
     let unknown = model.unk_token.filter(|token| model.vocab.contains_key(token));
     let unknown = unknown.ok_or_else(|| {
@@ -348,10 +341,10 @@ impl MergeJson {
             MergeJson::Pair(a, b) => Ok((a, b)),
             MergeJson::Line(line) => match line.split_once(' ') {
                 Some((a, b)) if !b.contains(' ') => Ok((a.to_owned(), b.to_owned())),
-                _ => Err(ModelError::BadTokenizer {
-                    file: file.to_path_buf(),
-                    why: format!("merge `{line}` is not two tokens with a space between"),
-                }),
+                _ => {
+                    let why = format!("merge `{line}` is not two tokens with a space between");
+                    Err(bad_tokenizer(file, why))
+                }
             },
         }
     }
@@ -359,15 +352,14 @@ impl MergeJson {
 
 fn check_ids(file: &Path, mut ids: impl Iterator<Item = u32>) -> Result<(), ModelError> {
     match ids.find(|id| *id > MAX_TOKEN_ID) {
-        Some(id) => Err(ModelError::BadTokenizer {
-            file: file.to_path_buf(),
-            why: format!("token id {id} is larger than {MAX_TOKEN_ID}"),
-        }),
+        Some(id) => {
+            Err(bad_tokenizer(file, format!("token id {id} is larger than {MAX_TOKEN_ID}")))
+        }
         None => Ok(()),
     }
 }
 
-/// Builds a stage of the pipeline if every type in it is one that is known to be safe.
+/// Builds a stage of the pipeline if all types in it are in `allowed`, those known to be safe.
 fn pipeline_stage<T: DeserializeOwned>(
     file: &Path,
     field: &str,
@@ -385,15 +377,13 @@ fn pipeline_stage<T: DeserializeOwned>(
             supported: allowed.join(", "),
         });
     }
-    let bad = |e: serde_json::Error| ModelError::BadTokenizer {
-        file: file.to_path_buf(),
-        why: format!("{field}: {e}"),
-    };
-    serde_json::from_value(value).map(Some).map_err(bad)
+    serde_json::from_value(value)
+        .map(Some)
+        .map_err(|e| bad_tokenizer(file, format!("{field}: {e}")))
 }
 
-/// Replacements multiply: each may put its content between all characters. A few short ones at most
-/// keep a text's length within a small multiple of its tokens'.
+/// Replacements compound: each may insert its content between all characters. A few of one
+/// character bound a text's length by a small multiple of its tokens'.
 fn check_decoder_growth(file: &Path, decoder: &Value) -> Result<(), ModelError> {
     const MAX_REPLACEMENTS: usize = 4;
     let stages = decoder
@@ -403,18 +393,14 @@ fn check_decoder_growth(file: &Path, decoder: &Value) -> Result<(), ModelError> 
     let nested = stages.iter().any(|stage| stage.get("decoders").is_some());
     let contents: Vec<&Value> = stages.iter().filter_map(|stage| stage.get("content")).collect();
     let short = contents.iter().all(|content| content.as_str().is_some_and(|text| text.len() <= 1));
-    match short && contents.len() <= MAX_REPLACEMENTS && !nested {
-        true => Ok(()),
-        false => Err(bad_tokenizer(
-            file,
-            format!(
-                "decoder: it may hold {MAX_REPLACEMENTS} replacements by one character at most, and none nested"
-            ),
-        )),
+    if short && contents.len() <= MAX_REPLACEMENTS && !nested {
+        return Ok(());
     }
+    let why = format!("decoder: it may hold {MAX_REPLACEMENTS} replacements by one character");
+    Err(bad_tokenizer(file, why + " at most, and none nested"))
 }
 
-/// The first stage whose type is not allowed, looking into sequences.
+/// The first type that is not allowed, including those nested in sequences.
 fn unsupported_type(value: &Value, allowed: &[&str]) -> Option<String> {
     let kind = value.get("type").and_then(Value::as_str).unwrap_or("without a type");
     if !allowed.contains(&kind) {
@@ -426,7 +412,7 @@ fn unsupported_type(value: &Value, allowed: &[&str]) -> Option<String> {
     inner?.iter().find_map(|stage| unsupported_type(stage, allowed))
 }
 
-/// What the files beside the vocabulary say.
+/// The settings of tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 #[derive(Default)]
 struct SideFiles {
     added_tokens: Vec<AddedTokenJson>,
@@ -437,20 +423,19 @@ struct SideFiles {
 }
 
 impl SideFiles {
-    fn read(folder: &ModelFiles) -> Result<SideFiles, ModelError> {
+    fn read(files: &ModelFiles) -> Result<SideFiles, ModelError> {
         let mut side = SideFiles::default();
-        if let Some((file, config)) = read_optional_json::<Value>(folder, "tokenizer_config.json")?
-        {
+        if let Some((file, config)) = read_optional_json::<Value>(files, "tokenizer_config.json")? {
             side.collect_special_tokens(&config);
             side.clean_up_spaces = bool_field(&config, "clean_up_tokenization_spaces");
             side.add_prefix_space = bool_field(&config, "add_prefix_space");
             side.read_added_tokens_decoder(&file, &config)?;
         }
-        if let Some((_, map)) = read_optional_json::<Value>(folder, "special_tokens_map.json")? {
+        if let Some((_, map)) = read_optional_json::<Value>(files, "special_tokens_map.json")? {
             side.collect_special_tokens(&map);
         }
         if let Some((file, map)) =
-            read_optional_json::<BTreeMap<String, u32>>(folder, "added_tokens.json")?
+            read_optional_json::<BTreeMap<String, u32>>(files, "added_tokens.json")?
         {
             check_ids(&file, map.values().copied())?;
             let tokens = map.into_iter();
@@ -467,7 +452,7 @@ impl SideFiles {
         Ok(side)
     }
 
-    /// Each named special token is a string or an object with its text.
+    /// A special token is given as a string, or as an object with the field `content`.
     fn collect_special_tokens(&mut self, fields: &Value) {
         let text = |v: &Value| v.as_str().or_else(|| v.get("content")?.as_str()).map(str::to_owned);
         let single = SPECIAL_TOKEN_FIELDS.iter().filter_map(|name| text(fields.get(name)?));
@@ -476,15 +461,12 @@ impl SideFiles {
         self.eos = self.eos.take().or_else(|| text(fields.get("eos_token")?));
     }
 
-    /// `added_tokens_decoder`: id to token.
+    /// Reads `added_tokens_decoder`, a map from id to token.
     fn read_added_tokens_decoder(&mut self, file: &Path, config: &Value) -> Result<(), ModelError> {
         let Some(decoder) = config.get("added_tokens_decoder") else {
             return Ok(());
         };
-        let bad = |why: String| ModelError::BadTokenizer {
-            file: file.to_path_buf(),
-            why: format!("added_tokens_decoder: {why}"),
-        };
+        let bad = |why: String| bad_tokenizer(file, format!("added_tokens_decoder: {why}"));
         let decoder: BTreeMap<String, AddedTokenJson> =
             serde_json::from_value(decoder.clone()).map_err(|e| bad(e.to_string()))?;
         for (id, token) in decoder {
@@ -501,13 +483,13 @@ fn bool_field(config: &Value, name: &str) -> bool {
 }
 
 fn read_optional_json<T: DeserializeOwned>(
-    folder: &ModelFiles,
+    files: &ModelFiles,
     name: &str,
 ) -> Result<Option<(PathBuf, T)>, ModelError> {
-    let file = folder.file_path(name);
-    if !folder.contains(&file) {
+    let file = files.file_path(name);
+    if !files.contains(&file) {
         return Ok(None);
     }
-    let value = error::parse_json(&file, &folder.read_text(&file)?)?;
+    let value = error::parse_json(&file, &files.read_text(&file)?)?;
     Ok(Some((file, value)))
 }

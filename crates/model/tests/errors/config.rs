@@ -1,4 +1,4 @@
-//! config.json and the other files of the blueprint.
+//! config.json and generation_config.json.
 
 use std::fs;
 use std::path::Path;
@@ -68,12 +68,12 @@ fn missing_field() {
 fn generation_defaults_are_validated() {
     let fixture = Fixture::tiny();
     assert_eq!(Config::read(fixture.0.path()).unwrap().defaults, GenerationDefaults::default());
-    let said =
+    let defaults =
         json!({ "family": "cot", "thoughts": 0, "max_new_tokens": 24, "p": 0.2, "sigma": 0.5 });
-    fixture.edit("config.json", |c| c["latent_tts"] = said.clone());
+    fixture.edit("config.json", |c| c["latent_tts"] = defaults.clone());
     let read = Config::read(fixture.0.path()).unwrap().defaults;
     assert_eq!((read.thoughts, read.p), (Some(0), Some(0.2)));
-    assert_eq!(serde_json::to_value(&read).unwrap(), said, "what is written is what is read");
+    assert_eq!(serde_json::to_value(&read).unwrap(), defaults, "serialized as read");
     for (field, value) in [
         ("family", json!(3)),
         ("thoughts", json!(-1)),
@@ -113,7 +113,7 @@ fn bad_field() {
         ("layer_norm_epsilon", json!(1e-60)),
         ("eos_token_id", json!("end")),
         ("tie_word_embeddings", json!("yes")),
-        ("latent_id", json!(1u64 << 33)),
+        ("latent_start_id", json!(1u64 << 33)),
     ] {
         let fixture = Fixture::tiny();
         fixture.edit("config.json", |c| c[field] = value.clone());
@@ -129,7 +129,7 @@ fn bad_field() {
     let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| c["rope_scaling"]["high_freq_factor"] = json!(1.0));
     assert_is!(fixture.open_error(&["high_freq_factor"]), ModelError::BadField { .. });
-    // Sizes that are each allowed and together overflow.
+    // Counts that are valid on their own but overflow when multiplied.
     let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| {
         c["hidden_size"] = json!(1u64 << 31);
@@ -172,7 +172,7 @@ fn unsupported() {
     );
 }
 
-/// Not an error: the end tokens of generation_config.json replace those of config.json.
+/// Not an error: the EOS tokens of generation_config.json override those of config.json.
 #[test]
 fn generation_config_overrides_eos() {
     let fixture = Fixture::tiny();

@@ -1,5 +1,4 @@
-//! One test per way in which a checkpoint can be wrong: the variant, and a message that names file
-//! and remedy.
+//! One test per error variant: which files cause it, and that its message names file and remedy.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -12,10 +11,10 @@ use safetensors::Dtype;
 use safetensors::tensor::{SafeTensors, TensorView};
 use serde_json::Value;
 
-/// A tensor as it will be in the file: dtype, shape, bytes.
+/// A tensor to be written: dtype, shape, bytes.
 type RawTensor = (Dtype, Vec<usize>, Vec<u8>);
 
-/// A tiny checkpoint to break.
+/// A tiny checkpoint to corrupt.
 struct Fixture(tempfile::TempDir);
 
 impl Fixture {
@@ -45,7 +44,7 @@ impl Fixture {
         Tokenizer::read(self.0.path())
     }
 
-    /// The error of opening, whose message must name all of `words`.
+    /// The error of opening; its message must contain all of `words`.
     fn open_error(&self, words: &[&str]) -> ModelError {
         assert_message(self.open().err().expect("the checkpoint opens"), words)
     }
@@ -66,7 +65,7 @@ impl Fixture {
         self
     }
 
-    /// Writes model.safetensors again with tensors added, replaced or (by `None`) left out.
+    /// Rewrites model.safetensors with tensors added, replaced or (`None`) removed.
     fn tensors(&self, changes: &[(&str, Option<RawTensor>)]) -> &Fixture {
         let path = self.path("model.safetensors");
         let bytes = fs::read(&path).unwrap();
@@ -84,8 +83,7 @@ impl Fixture {
     }
 }
 
-/// Messages are one line, lower case at the start of the reason, without a full stop, and name what
-/// they should.
+/// Asserts that the message is one line without a full stop and contains all of `words`.
 fn assert_message(error: ModelError, words: &[&str]) -> ModelError {
     let message = error.to_string();
     assert!(!message.contains('\n') && !message.ends_with('.'), "{message}");
@@ -95,7 +93,7 @@ fn assert_message(error: ModelError, words: &[&str]) -> ModelError {
     error
 }
 
-/// Asserts the variant of an error.
+/// Asserts that an error matches a pattern.
 macro_rules! assert_is {
     ($error:expr, $pattern:pat) => {
         let error = $error;

@@ -1,4 +1,4 @@
-//! The tokenizer's files.
+//! Tokenizer files.
 
 use std::fs;
 
@@ -35,7 +35,7 @@ fn bad_tokenizer() {
                 json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" })
         },
         |t| t["decoder"]["decoders"] = json!([{ "type": "Sequence", "decoders": [] }]),
-        // The library panics on the text `a  ` with these two.
+        // With these two tokens the library panics on the text `a  `.
         |t| {
             t["added_tokens"] = json!([
                 { "content": "a", "rstrip": true },

@@ -1,4 +1,4 @@
-//! Weight files, their headers, their tensors and their adapters.
+//! Weight files: headers, tensors and adapters.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn io() {
 fn missing_weights() {
     let fixture = Fixture::tiny();
     fs::remove_file(fixture.path("model.safetensors")).unwrap();
-    // What a trainer leaves behind is no weight file.
+    // A trainer's pickle file is not a weight file.
     fs::write(fixture.path("training_args.bin"), b"x").unwrap();
     assert_is!(fixture.open_error(&["no weights"]), ModelError::MissingWeights { .. });
 }
@@ -81,7 +81,7 @@ fn oversized_header() {
     }
 }
 
-/// Offsets that overlap, contradict the shape, or overflow when they are added up.
+/// Offsets that overlap, contradict the shape, or overflow when added.
 #[test]
 fn bad_header() {
     let huge = u64::MAX / 16 * 2;
@@ -100,12 +100,13 @@ fn bad_header() {
         fs::write(fixture.path("model.safetensors"), bytes).unwrap();
         assert_is!(fixture.open_error(&["bad safetensors header"]), ModelError::BadHeader { .. });
     }
-    // Contiguous tensors whose sum wraps around: each is as long as it says, none is in the file.
+    // Contiguous tensors whose total size wraps around: valid one by one, but outside the file.
     let step = 1u64 << 60;
     let tensors: serde_json::Map<String, Value> = (0..16u64)
         .map(|i| {
             let end = if i == 15 { u64::MAX - 3 } else { (i + 1) * step };
-            let info = json!({ "dtype": "U8", "shape": [end - i * step], "data_offsets": [i * step, end] });
+            let (size, offsets) = (end - i * step, [i * step, end]);
+            let info = json!({ "dtype": "U8", "shape": [size], "data_offsets": offsets });
             (format!("t{i}"), info)
         })
         .collect();
@@ -176,7 +177,7 @@ fn missing_tensor() {
         assert_message(missing("lm_head.weight"), &["tie_word_embeddings"]),
         ModelError::MissingTensor { .. }
     );
-    // A projector left in pickle form is the likely reason; the message says how to convert it.
+    // The likely cause is a projector in pickle format; the message has the conversion command.
     fs::write(fixture.path("prj.pt"), b"x").unwrap();
     assert_is!(
         assert_message(missing("projector.1.weight"), &["prj.pt", "python -c"]),

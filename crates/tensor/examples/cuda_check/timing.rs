@@ -3,15 +3,17 @@
 
 use std::time::Instant;
 
+use crate::cuda::args::{CudaDropoutMask, CudaQkvTransform, CudaSlotMapping, ResidualAddend};
 use crate::cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
-use crate::cuda::dropout::{CudaDropoutMask, CudaPerturbedRows};
-use crate::cuda::linear::{CudaActivation, CudaLinear, linear};
-use crate::cuda::norm::{CudaNorm, ResidualAddend, add_norm, norm};
-use crate::cuda::qkv::{CudaQkvTransform, CudaRope, CudaSlotMapping, project_qkv, rope_and_cache};
+use crate::cuda::dropout::CudaPerturbedRows;
+use crate::cuda::linear::{CudaLinear, linear};
+use crate::cuda::norm::{CudaNorm, add_norm, norm};
+use crate::cuda::qkv::{CudaRope, project_qkv, rope_and_cache};
 use crate::cuda::residual::linear_residual_norm;
 use crate::cuda::{
     CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, embedding, linear, topk,
 };
+use crate::params::Activation;
 use crate::params::SiteSet;
 use crate::rng::Site;
 use crate::{CheckResult, numbers, perturbed_rows};
@@ -109,10 +111,10 @@ pub(crate) fn random(cuda: &CudaDevice, rows: usize, cols: usize) -> Result<Cuda
 fn kernels(cuda: &CudaDevice) -> CheckResult {
     let (operand, width) = (cuda.compute_dtype(), 768);
     for (inputs, outputs, function) in [
-        (768, 2304, CudaActivation::None),
-        (768, 768, CudaActivation::None),
-        (768, 3072, CudaActivation::GeluTanh),
-        (3072, 768, CudaActivation::None),
+        (768, 2304, Activation::None),
+        (768, 768, Activation::None),
+        (768, 3072, Activation::GeluTanh),
+        (3072, 768, Activation::None),
     ] {
         let (map, x) =
             (weights(cuda, inputs, outputs)?, random(cuda, ROWS, inputs)?.cast(operand)?);
@@ -352,7 +354,7 @@ fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
                 &mut x,
                 (&by, operand),
             )?;
-            let inner = linear(&normed, &up[layer], CudaActivation::GeluTanh, operand)?;
+            let inner = linear(&normed, &up[layer], Activation::GeluTanh, operand)?;
             let want = if layer + 1 == layers { CudaDtype::F32 } else { operand };
             normed = linear_residual_norm(
                 &inner,

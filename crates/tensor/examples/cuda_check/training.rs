@@ -1,17 +1,20 @@
 //! Times what a training step is made of, at the shapes of a small reasoner and of GPT-2 124M, and
 //! the whole step.
 
-use crate::cuda::attention::{
-    CudaAttentionBackward, CudaAttentionMetadata, CudaKv, CudaKvGrads, attention,
-    attention_backward,
+use crate::cuda::args::{
+    CudaAttentionBackward, CudaQkvTransform, CudaSlotMapping, NormGradients, ResidualAddend,
 };
-use crate::cuda::linear::{CudaActivation, CudaLinear, linear, linear_dw, linear_dx, logits};
-use crate::cuda::norm::{CudaNorm, NormGradients, ResidualAddend, add_norm, norm, norm_backward};
-use crate::cuda::optimizer::{AdamWCoefficients, adamw, sum_of_squares};
-use crate::cuda::qkv::{CudaQkvTransform, CudaSlotMapping, project_qkv, rope_and_cache_backward};
+use crate::cuda::attention::{
+    CudaAttentionMetadata, CudaKv, CudaKvGrads, attention, attention_backward,
+};
+use crate::cuda::linear::{CudaLinear, linear, linear_dw, linear_dx, logits};
+use crate::cuda::norm::{CudaNorm, add_norm, norm, norm_backward};
+use crate::cuda::optimizer::{adamw, sum_of_squares};
+use crate::cuda::qkv::{project_qkv, rope_and_cache_backward};
 use crate::cuda::{
     CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, dropout, embedding, loss,
 };
+use crate::params::{Activation, AdamWCoefficients};
 use crate::timing::{random, report_bandwidth, report_flops, time, time_by, weights};
 use crate::{CheckResult, numbers};
 
@@ -145,13 +148,13 @@ impl<'a> KernelBench<'a> {
             seats,
         )?;
         let mixed = attention(&qkv, &self.kv, layer, heads, &segment.metadata)?;
-        let y = linear(&mixed, &maps[1], CudaActivation::None, operand)?;
+        let y = linear(&mixed, &maps[1], Activation::None, operand)?;
         let mut middle = stream.copy()?;
         let normed_again =
             add_norm(&mut middle, ResidualAddend { y: &y, bias: None, mask: None }, by, operand)?;
-        let inner = linear(&normed_again, &maps[2], CudaActivation::None, operand)?;
-        let active = activation::activate(&inner, CudaActivation::GeluTanh, operand)?;
-        let y = linear(&active, &maps[3], CudaActivation::None, operand)?;
+        let inner = linear(&normed_again, &maps[2], Activation::None, operand)?;
+        let active = activation::activate(&inner, Activation::GeluTanh, operand)?;
+        let y = linear(&active, &maps[3], Activation::None, operand)?;
         let mut next = middle.copy()?;
         crate::cuda::norm::add(&mut next, ResidualAddend { y: &y, bias: None, mask: None })?;
         let kept = KernelBenchActivations {
@@ -181,7 +184,7 @@ impl<'a> KernelBench<'a> {
         add_dw(&kept.active, &dy, &mut grads[3])?;
         let dinner = activation::activate_backward(
             &kept.inner,
-            CudaActivation::GeluTanh,
+            Activation::GeluTanh,
             &linear_dx(&dy, &maps[3], operand)?,
             operand,
         )?;
@@ -305,7 +308,7 @@ impl<'a> KernelBench<'a> {
             let t = time(cuda, || {
                 activation::activate_backward(
                     &kept.inner,
-                    CudaActivation::GeluTanh,
+                    Activation::GeluTanh,
                     &kept.active,
                     operand,
                 )

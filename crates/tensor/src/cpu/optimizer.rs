@@ -4,7 +4,8 @@ use rayon::prelude::*;
 
 use super::isa::{Isa, fma, per_isa};
 use crate::Tensor;
-use crate::ops::{AdamWCoefficients, Moments};
+use crate::ops::Moments;
+use crate::params::AdamWCoefficients;
 
 /// Elements of one task, and of one partial sum.
 const CHUNK: usize = 4096;

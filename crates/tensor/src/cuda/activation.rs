@@ -1,8 +1,8 @@
 //! Functions applied element by element.
 
 use super::context::{LaunchConfig, int, kernel_args};
-use super::linear::CudaActivation;
 use super::{CudaDtype, CudaError, CudaTensor};
+use crate::params::Activation;
 
 /// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), the result (rows, n) in the same
 /// format.
@@ -24,7 +24,7 @@ pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
 /// `activation(x)` in format `want`.
 pub(crate) fn activate(
     x: &CudaTensor,
-    activation: CudaActivation,
+    activation: Activation,
     want: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
     let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
@@ -41,7 +41,7 @@ pub(crate) fn activate(
 /// `dy * activation'(x)` in format `want`.
 pub(crate) fn activate_backward(
     x: &CudaTensor,
-    activation: CudaActivation,
+    activation: Activation,
     dy: &CudaTensor,
     want: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {

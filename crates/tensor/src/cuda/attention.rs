@@ -1,5 +1,6 @@
 //! Keys and values in slots on the GPU, and attention over spans of them.
 
+use super::args::{CudaAttentionBackward, MetadataExtent};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
@@ -78,6 +79,19 @@ impl CudaKv {
     /// Where it is, and its shape.
     pub(crate) fn address_and_shape(&self) -> (u64, [usize; 4]) {
         (self.buffer.pointer(), [self.layers, self.kv_heads, self.head_dim, self.slots])
+    }
+
+    /// The extent of [`CudaAttentionMetadata`] for so many rows of so many spans altogether, whose
+    /// first ones begin at `starts`.
+    pub(crate) fn metadata_extent(
+        &self,
+        rows: usize,
+        spans: usize,
+        starts: impl Iterator<Item = u32>,
+    ) -> MetadataExtent {
+        let tiles = count_tiles(rows, starts);
+        let bytes = (rows + tiles) * 16 + spans.saturating_sub(rows) * 8;
+        MetadataExtent { rows, tiles, bytes: CudaDevice::allocation_size(bytes) }
     }
 
     pub(crate) fn kv_heads(&self) -> usize {
@@ -172,7 +186,7 @@ impl CudaAttentionMetadata {
 }
 
 /// Tiles of so many rows whose first spans start where `starts` says.
-pub(crate) fn count_tiles(rows: usize, starts: impl Iterator<Item = u32>) -> usize {
+fn count_tiles(rows: usize, starts: impl Iterator<Item = u32>) -> usize {
     let height = tile_rows(rows);
     let (mut tiles, mut last) = (0, None);
     for start in starts {
@@ -333,20 +347,6 @@ impl CudaKvGrads {
         let keys = self.buffer.pointer() + 2 * layer as u64 * size;
         (keys, keys + size)
     }
-}
-
-/// What [`attention`] was given and returned, and what reaches its result.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CudaAttentionBackward<'a> {
-    pub(crate) q: &'a CudaTensor,
-    pub(crate) kv: &'a CudaKv,
-    pub(crate) layer: usize,
-    pub(crate) heads: usize,
-    pub(crate) metadata: &'a CudaAttentionMetadata,
-    /// (rows, heads * head_dim), in q's format.
-    pub(crate) out: &'a CudaTensor,
-    /// (rows, heads * head_dim), in any format.
-    pub(crate) dout: &'a CudaTensor,
 }
 
 /// Adds to the gradients of all keys and values that are seen. The first columns of the result,

@@ -7,37 +7,8 @@ use cudarc::driver::{CudaContext, result as driver, sys};
 
 use super::blas::CublasLt;
 use super::module::{Kernel, Kernels, OPT_IN_SHARED};
-use super::stream::{self, MAX_CACHED_BLOCK, Stream};
-use super::{CudaDtype, CudaError, graph};
-
-/// How numbers are kept and multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Precision {
-    /// Everything in single precision; no TF32.
-    F32,
-    /// Weights, operands of products, keys and values in bf16; sums, norms, softmax and the
-    /// residual stream in f32.
-    Bf16,
-}
-
-impl std::fmt::Display for Precision {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        })
-    }
-}
-
-impl Precision {
-    /// The format of operands.
-    pub(crate) fn compute_dtype(self) -> CudaDtype {
-        match self {
-            Self::F32 => CudaDtype::F32,
-            Self::Bf16 => CudaDtype::Bf16,
-        }
-    }
-}
+use super::stream::{self, CudaEvent, MAX_CACHED_BLOCK, Stream};
+use super::{CudaDtype, CudaError, Precision, graph};
 
 /// A handle on a GPU; cheap to clone.
 #[derive(Clone, Debug)]
@@ -88,48 +59,48 @@ const MAX_KERNEL_ARGS: usize = 80;
 
 /// A kernel's argument in the eight bytes that any of them fits.
 pub(crate) trait KernelArg {
-    fn as_word(self) -> u64;
+    fn word(self) -> u64;
 }
 
 impl KernelArg for u64 {
-    fn as_word(self) -> u64 {
+    fn word(self) -> u64 {
         self
     }
 }
 
 impl KernelArg for u32 {
-    fn as_word(self) -> u64 {
+    fn word(self) -> u64 {
         u64::from(self)
     }
 }
 
 impl KernelArg for f32 {
-    fn as_word(self) -> u64 {
+    fn word(self) -> u64 {
         u64::from(self.to_bits())
     }
 }
 
 impl KernelArg for f64 {
-    fn as_word(self) -> u64 {
+    fn word(self) -> u64 {
         self.to_bits()
     }
 }
 
 impl KernelArg for CudaDtype {
-    fn as_word(self) -> u64 {
+    fn word(self) -> u64 {
         self.code()
     }
 }
 
 impl KernelArg for bool {
-    fn as_word(self) -> u64 {
+    fn word(self) -> u64 {
         u64::from(self)
     }
 }
 
 /// Arguments of a kernel, in its order.
 macro_rules! kernel_args {
-    ($($value:expr),+ $(,)?) => { &mut [$($crate::cuda::context::KernelArg::as_word($value)),+] };
+    ($($value:expr),+ $(,)?) => { &mut [$($crate::cuda::context::KernelArg::word($value)),+] };
 }
 pub(crate) use kernel_args;
 
@@ -224,7 +195,10 @@ impl CudaDevice {
 
     /// The format of operands here.
     pub(crate) fn compute_dtype(&self) -> CudaDtype {
-        self.0.precision.compute_dtype()
+        match self.0.precision {
+            Precision::F32 => CudaDtype::F32,
+            Precision::Bf16 => CudaDtype::Bf16,
+        }
     }
 
     /// Bytes of memory: free, what is kept for reuse included, and all.
@@ -262,6 +236,16 @@ impl CudaDevice {
     /// The lane that this thread works in.
     pub(crate) fn current_stream(&self) -> Arc<Stream> {
         stream::current(&self.0.context).unwrap_or_else(|| self.0.main_stream.clone())
+    }
+
+    /// Names the stream that this thread works on.
+    pub(crate) fn stream_id(&self) -> usize {
+        self.current_stream().raw_stream() as usize
+    }
+
+    /// An event that completes when everything queued so far on this thread's stream has.
+    pub(crate) fn record_event(&self) -> Result<CudaEvent, CudaError> {
+        self.current_stream().record_event()
     }
 
     /// The products of this thread's lane.

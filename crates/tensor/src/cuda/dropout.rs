@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::args::CudaDropoutMask;
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
@@ -77,13 +78,6 @@ impl CudaKeepMask {
         assert_eq!(keep.len(), rows * cols, "dropout: a recorded mask of another shape");
         Ok(Self { rows, cols, buffer: DeviceBuffer::upload(cuda, keep)? })
     }
-}
-
-/// The mask that dropout multiplies a result (rows, cols) with; see [`crate::ops::DropoutMask`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum CudaDropoutMask<'a> {
-    Sampled { layer: usize, site: Site, rows: &'a CudaPerturbedRows },
-    Recorded { p: f32, keep: &'a CudaKeepMask },
 }
 
 /// A mask as the kernels take it.

@@ -4,18 +4,9 @@ use super::blas::{BlasEpilogue, Gemm, GemmOperand, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm as hopper};
+use crate::params::Activation;
 
-/// A function that a linear map's result passes through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CudaActivation {
-    None,
-    /// GELU in its tanh form.
-    GeluTanh,
-    /// GELU with the error function.
-    GeluErf,
-}
-
-impl CudaActivation {
+impl Activation {
     /// What kernels call it (activation.cu).
     pub(crate) fn code(self) -> u32 {
         match self {
@@ -192,7 +183,7 @@ impl CudaTensor {
 pub(crate) fn linear(
     x: &CudaTensor,
     by: &CudaLinear,
-    activation: CudaActivation,
+    activation: Activation,
     want: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
     matmul_bias_activation(x, by, true, activation, want)
@@ -204,14 +195,14 @@ pub(crate) fn matmul(
     by: &CudaLinear,
     want: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    matmul_bias_activation(x, by, false, CudaActivation::None, want)
+    matmul_bias_activation(x, by, false, Activation::None, want)
 }
 
 fn matmul_bias_activation(
     x: &CudaTensor,
     by: &CudaLinear,
     with_bias: bool,
-    activation: CudaActivation,
+    activation: Activation,
     want: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
     assert_eq!(x.cols(), by.inputs, "linear: rows of {} into a map of {}", x.cols(), by.inputs);
@@ -220,8 +211,8 @@ fn matmul_bias_activation(
     let x = cast.as_ref().unwrap_or(x);
     if hopper::supports_store(x, by, want) {
         let bias = by.bias.as_ref().filter(|_| with_bias);
-        hopper::store(x, by, (bias, activation == CudaActivation::GeluTanh), &out)?;
-        if activation == CudaActivation::GeluErf {
+        hopper::store(x, by, (bias, activation == Activation::GeluTanh), &out)?;
+        if activation == Activation::GeluErf {
             bias_activation(&out, None, activation)?;
         }
         return Ok(out);
@@ -240,7 +231,7 @@ fn matmul_bias_activation(
         out: want,
         epilogue,
     };
-    let fused = bias.is_some() && activation == CudaActivation::GeluTanh && want == CudaDtype::Bf16;
+    let fused = bias.is_some() && activation == Activation::GeluTanh && want == CudaDtype::Bf16;
     let wanted: &[BlasEpilogue] = match bias {
         Some(_) if fused => &[BlasEpilogue::BiasGelu, BlasEpilogue::Bias, BlasEpilogue::None],
         Some(_) => &[BlasEpilogue::Bias, BlasEpilogue::None],
@@ -264,8 +255,8 @@ fn matmul_bias_activation(
     unsafe { blas.gemm(x.cuda(), shape(epilogue), at) }?;
     let bias_left = by.bias.as_ref().filter(|_| with_bias && epilogue == BlasEpilogue::None);
     let activation_left =
-        if epilogue == BlasEpilogue::BiasGelu { CudaActivation::None } else { activation };
-    if bias_left.is_some() || activation_left != CudaActivation::None {
+        if epilogue == BlasEpilogue::BiasGelu { Activation::None } else { activation };
+    if bias_left.is_some() || activation_left != Activation::None {
         bias_activation(&out, bias_left, activation_left)?;
     }
     Ok(out)
@@ -274,7 +265,7 @@ fn matmul_bias_activation(
 fn bias_activation(
     x: &CudaTensor,
     bias: Option<&DeviceBuffer>,
-    activation: CudaActivation,
+    activation: Activation,
 ) -> Result<(), CudaError> {
     let (at, stride) = x.ptr_and_stride();
     let count = x.rows() * stride;
@@ -289,7 +280,7 @@ fn bias_activation(
 /// `x W + b` in f32 for the losses: (rows, outputs), apart so that rows of any width are aligned.
 pub(crate) fn logits(x: &CudaTensor, by: &CudaLinear) -> Result<CudaTensor, CudaError> {
     if padded_stride(by.outputs) == by.outputs {
-        return linear(x, by, CudaActivation::None, CudaDtype::F32);
+        return linear(x, by, Activation::None, CudaDtype::F32);
     }
     assert_eq!(x.cols(), by.inputs, "logits: rows of {} into a map of {}", x.cols(), by.inputs);
     let padded = by.matrix.rows();
@@ -315,7 +306,7 @@ pub(crate) fn logits(x: &CudaTensor, by: &CudaLinear) -> Result<CudaTensor, Cuda
     // padded).
     unsafe { by.cuda().blas().gemm(x.cuda(), shape, at) }?;
     if by.bias.is_some() {
-        bias_activation(&out, by.bias.as_ref(), CudaActivation::None)?;
+        bias_activation(&out, by.bias.as_ref(), Activation::None)?;
     }
     Ok(out)
 }

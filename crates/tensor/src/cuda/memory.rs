@@ -10,19 +10,12 @@ use bytemuck::Pod;
 use cudarc::driver::result as driver;
 
 use super::context::{LaunchConfig, int, kernel_args};
-use super::error::is_out_of_memory;
+use super::driver::is_out_of_memory;
 use super::graph::{self, GraphPool};
 use super::readback::Readback;
 use super::staging::StagingBuffer;
 use super::stream::Stream;
-use super::{CudaDevice, CudaError};
-
-/// A format of numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum CudaDtype {
-    F32,
-    Bf16,
-}
+use super::{CudaDevice, CudaDtype, CudaError};
 
 impl CudaDtype {
     /// Bytes of one number.
@@ -418,6 +411,11 @@ impl CudaTensor {
             "these rows do not come in eights"
         );
         eights
+    }
+
+    /// Fills it with zeros.
+    pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
+        self.buffer.clear()
     }
 
     pub(crate) fn buffer_mut(&mut self) -> &mut DeviceBuffer {

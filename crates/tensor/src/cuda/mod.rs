@@ -17,9 +17,11 @@
 //! depends on the machine is a [`CudaError`].
 
 pub(crate) mod activation;
+pub(crate) mod args;
 pub(crate) mod attention;
 pub(crate) mod blas;
 pub(crate) mod context;
+pub(crate) mod driver;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod error;
@@ -40,7 +42,9 @@ pub(crate) mod stream;
 pub(crate) mod tma;
 pub(crate) mod topk;
 
+pub(crate) use args::CudaDtype;
 pub(crate) use context::CudaDevice;
-pub use context::Precision;
 pub use error::CudaError;
-pub(crate) use memory::{CudaDtype, CudaIndices, CudaTensor};
+pub(crate) use memory::{CudaIndices, CudaTensor};
+
+pub(crate) use crate::params::Precision;

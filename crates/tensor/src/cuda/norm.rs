@@ -1,7 +1,8 @@
 //! Normalisation of rows, and the residual stream that is normalised.
 
+use super::args::{NormGradients, PositionEmbeddings, ResidualAddend};
 use super::context::{LaunchConfig, int, kernel_args};
-use super::dropout::{CudaDropoutMask, DropoutArgs};
+use super::dropout::DropoutArgs;
 use super::memory::{DTYPE_NONE, DeviceBuffer};
 use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor};
 
@@ -83,16 +84,6 @@ impl CudaNorm {
     }
 }
 
-/// What is added to the residual stream: `dropout(y + bias)`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ResidualAddend<'a> {
-    /// (rows, cols), in any format.
-    pub(crate) y: &'a CudaTensor,
-    /// (>= cols) of f32.
-    pub(crate) bias: Option<&'a DeviceBuffer>,
-    pub(crate) mask: Option<CudaDropoutMask<'a>>,
-}
-
 /// `x += dropout(y + bias)`; x is f32.
 pub(crate) fn add(x: &mut CudaTensor, addend: ResidualAddend<'_>) -> Result<(), CudaError> {
     launch_add_norm((x, x), (Some(&addend), None), None)
@@ -109,14 +100,6 @@ pub(crate) fn add_norm(
     let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
     launch_add_norm((x, x), (Some(&addend), None), Some((by, &out)))?;
     Ok(out)
-}
-
-/// What is added to rows before anything else is done with them: a row of a table (any, cols) of
-/// f32 each.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PositionEmbeddings<'a> {
-    pub(crate) table: &'a CudaTensor,
-    pub(crate) rows: &'a CudaIndices,
 }
 
 /// `x = from + positions`, then the norm of x in format `want`; x may be `from`.
@@ -222,19 +205,6 @@ fn select_kernel(rows: usize, cols: usize, y_type: u64) -> (&'static str, Launch
         _ => panic!("norm: rows of {cols} are wider than any model's"),
     };
     (names[y_type as usize], grid)
-}
-
-/// What reaches a norm: where from, and where to.
-#[derive(Debug)]
-pub(crate) struct NormGradients<'a> {
-    /// What the norm returned has this gradient, in any format. (rows, width)
-    pub(crate) dy: &'a CudaTensor,
-    /// Added to, as the rest; f32. (rows, width)
-    pub(crate) dx: &'a mut CudaTensor,
-    /// (1, width) of f32.
-    pub(crate) dscale: &'a mut CudaTensor,
-    /// (1, width) of f32.
-    pub(crate) dshift: Option<&'a mut CudaTensor>,
 }
 
 /// Threads that share the rows: enough to keep a GPU busy, few enough that adding up their blocks'

@@ -3,18 +3,7 @@
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDtype, CudaError, CudaTensor};
-
-/// What a step multiplies with, on both devices: the same for all parameters.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AdamWCoefficients {
-    pub(crate) beta1: f32,
-    pub(crate) beta2: f32,
-    pub(crate) eps: f32,
-    pub(crate) gradient_scale: f32,
-    pub(crate) keep: f32,         // of the value: 1 - lr * weight_decay
-    pub(crate) rate: f32,         // lr / (1 - beta1^step)
-    pub(crate) second_scale: f32, // of the second moment's root: 1 / sqrt(1 - beta2^step)
-}
+use crate::params::AdamWCoefficients;
 
 /// One step of a parameter with its moments, all f32 of one shape. The gradient is zero afterwards.
 pub(crate) fn adamw(

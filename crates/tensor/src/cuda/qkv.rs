@@ -1,12 +1,13 @@
 //! Between the qkv product and attention: q/k normalisation, rotary positions, keys and values into
 //! their slots.
 
+use super::args::{CudaQkvTransform, CudaSlotMapping};
 use super::attention::{CudaKv, CudaKvGrads};
 use super::context::{LaunchConfig, int, kernel_args};
-use super::linear::{CudaActivation, CudaLinear, linear};
+use super::linear::{CudaLinear, linear};
 use super::memory::DeviceBuffer;
-use super::norm::CudaNorm;
-use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, hopper_gemm};
+use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm};
+use crate::params::Activation;
 
 /// The rotation frequencies of a head on the GPU: pair i, (i, i + head_dim / 2), turns by `position
 /// * frequencies[i]`.
@@ -21,25 +22,6 @@ impl CudaRope {
     pub(crate) fn new(cuda: &CudaDevice, frequencies: &[f32]) -> Result<Self, CudaError> {
         Ok(Self { pairs: frequencies.len(), frequencies: DeviceBuffer::upload(cuda, frequencies)? })
     }
-}
-
-/// What an architecture does to queries and keys before they meet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CudaQkvTransform<'a> {
-    /// Query heads.
-    pub(crate) heads: usize,
-    /// Root-mean-square norms of each query head and each key head, with one eps.
-    pub(crate) qk_norms: Option<(&'a CudaNorm, &'a CudaNorm)>,
-    pub(crate) rope: Option<&'a CudaRope>,
-}
-
-/// Rows of a pass: where each is in its sequence, and the slot that takes its keys and values.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CudaSlotMapping<'a> {
-    /// (rows)
-    pub(crate) positions: &'a CudaIndices,
-    /// (rows)
-    pub(crate) slots: &'a CudaIndices,
 }
 
 /// The product `x W + b` with queries in its first columns, and keys and values in `kv`:
@@ -64,7 +46,7 @@ pub(crate) fn project_qkv(
         )?;
         return Ok(qkv);
     }
-    let mut qkv = linear(x, map, CudaActivation::None, kv.dtype())?;
+    let mut qkv = linear(x, map, Activation::None, kv.dtype())?;
     rope_and_cache(&mut qkv, by, kv, layer, seats)?;
     Ok(qkv)
 }

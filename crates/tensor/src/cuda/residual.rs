@@ -1,11 +1,12 @@
 //! A linear map whose result joins the residual stream: in one kernel for many rows of 768 numbers
 //! on Hopper, else a product and `norm`'s pass over the rows.
 
+use super::args::{CudaDropoutMask, ResidualAddend};
 use super::context::{LaunchConfig, int};
-use super::dropout::{CudaDropoutMask, DropoutArgs};
+use super::dropout::DropoutArgs;
 use super::linear::{self, CudaLinear};
 use super::memory::DeviceBuffer;
-use super::norm::{self, CudaNorm, ResidualAddend};
+use super::norm::{self, CudaNorm};
 use super::stream::MAILBOX_BYTES;
 use super::tma::{TENSOR_MAP_WORDS, tensor_map, tensor_map_interleaved};
 use super::{CudaDtype, CudaError, CudaTensor, graph, hopper_gemm};

@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use cudarc::driver::{CudaContext, CudaStream, result as driver, sys};
 
 use super::CudaError;
-use super::error::is_out_of_memory;
+use super::driver::is_out_of_memory;
 use super::readback::PinnedBuffer;
 use super::stream::CudaEvent;
 

@@ -1,29 +1,9 @@
 //! Functions applied element by element.
 
-use crate::cuda;
+use crate::cuda::{self, CudaDtype};
 use crate::device::Backend;
+use crate::params::Activation;
 use crate::{Device, DeviceError, Tensor, cpu};
-
-/// A function that a linear map's result may pass through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// Nothing.
-    None,
-    /// GELU in its tanh form.
-    GeluTanh,
-    /// GELU with the error function.
-    GeluErf,
-}
-
-impl From<Activation> for cuda::linear::CudaActivation {
-    fn from(activation: Activation) -> Self {
-        match activation {
-            Activation::None => Self::None,
-            Activation::GeluTanh => Self::GeluTanh,
-            Activation::GeluErf => Self::GeluErf,
-        }
-    }
-}
 
 /// What a result is for, which decides how exactly it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +15,10 @@ pub enum OutputDtype {
 }
 
 impl OutputDtype {
-    pub(crate) fn cuda_dtype(self, cuda: &cuda::CudaDevice) -> cuda::CudaDtype {
+    pub(crate) fn cuda_dtype(self, cuda: &cuda::CudaDevice) -> CudaDtype {
         match self {
             Self::Compute => cuda.compute_dtype(),
-            Self::F32 => cuda::CudaDtype::F32,
+            Self::F32 => CudaDtype::F32,
         }
     }
 }
@@ -71,8 +51,7 @@ pub fn activate(
             cpu::activation::activate(cpu.isa, x, activation, out);
         }
         Backend::Cuda(cuda) => {
-            *out = cuda::activation::activate(x.gpu(), activation.into(), format.cuda_dtype(cuda))?
-                .into();
+            *out = cuda::activation::activate(x.gpu(), activation, format.cuda_dtype(cuda))?.into();
         }
     }
     Ok(())
@@ -96,7 +75,7 @@ pub fn activate_backward(
         Backend::Cuda(cuda) => {
             *dx = cuda::activation::activate_backward(
                 x.gpu(),
-                activation.into(),
+                activation,
                 dy.gpu(),
                 format.cuda_dtype(cuda),
             )?

@@ -70,11 +70,11 @@ impl KvStore {
         }
     }
 
-    /// Where it is on a GPU, and its shape.
-    pub(crate) fn address_and_shape(&self) -> Option<(u64, [usize; 4])> {
+    /// The store, if it is on a GPU.
+    pub(crate) fn on_gpu(&self) -> Option<&cuda::attention::CudaKv> {
         match &self.0 {
             KvStorage::Cpu(_) => None,
-            KvStorage::Cuda(kv) => Some(kv.address_and_shape()),
+            KvStorage::Cuda(kv) => Some(kv),
         }
     }
 
@@ -188,20 +188,6 @@ impl AttentionSpans {
     /// No span goes beyond this slot.
     pub fn end_slot(&self) -> usize {
         self.spans.iter().map(|s| s.start as usize + s.len as usize).max().unwrap_or(0)
-    }
-
-    /// Rows, tiles of them on a GPU, and the size of memory that names them.
-    pub(crate) fn launch_extent(&self) -> (usize, usize, usize) {
-        let rows = self.rows();
-        let starts = (0..rows).filter_map(|r| self.row_spans(r).first()).map(|s| s.start);
-        let tiles = cuda::attention::count_tiles(rows, starts);
-        (
-            rows,
-            tiles,
-            cuda::CudaDevice::allocation_size(
-                (rows + tiles) * 16 + self.spans.len().saturating_sub(rows) * 8,
-            ),
-        )
     }
 
     /// What row `r` sees.
@@ -433,7 +419,7 @@ pub fn attention_backward(
                 panic!("attention_backward: the views are not on the gpu")
             };
             let (q, out, dout) = (of.q.gpu(), of.out.gpu(), of.dout.gpu());
-            let of = cuda::attention::CudaAttentionBackward {
+            let of = cuda::args::CudaAttentionBackward {
                 q,
                 kv,
                 layer,

@@ -138,13 +138,13 @@ impl<'a> DropoutMask<'a> {
         }
     }
 
-    pub(crate) fn gpu(self) -> cuda::dropout::CudaDropoutMask<'a> {
+    pub(crate) fn gpu(self) -> cuda::args::CudaDropoutMask<'a> {
         match self {
             Self::Sampled { layer, site, rows } => {
-                cuda::dropout::CudaDropoutMask::Sampled { layer, site, rows: rows.gpu() }
+                cuda::args::CudaDropoutMask::Sampled { layer, site, rows: rows.gpu() }
             }
             Self::Recorded { p, keep } => {
-                cuda::dropout::CudaDropoutMask::Recorded { p, keep: keep.gpu() }
+                cuda::args::CudaDropoutMask::Recorded { p, keep: keep.gpu() }
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::{AttentionSpans, KvStore, OutputDtype};
+use crate::cuda::args::MetadataExtent;
 use crate::cuda::graph::{CudaGraph, GraphInputs};
 use crate::device::Backend;
 use crate::params::SiteSet;
@@ -19,7 +20,7 @@ const MAX_GRAPHS: usize = 48;
 pub struct GraphKey {
     stream: usize, // in which it is recorded and replayed: its memory is used in that one's order
     kv: (u64, [usize; 4]),
-    attention: [Option<(usize, usize, usize)>; 2], // rows, tiles, memory
+    attention: [Option<MetadataExtent>; 2], // of all rows, then of the output rows
     dropout: SiteSet,
     dtype: OutputDtype, // of what comes out
 }
@@ -37,15 +38,18 @@ impl GraphKey {
         dropout: SiteSet,
         dtype: OutputDtype,
     ) -> Self {
-        let store =
-            kv.address_and_shape().unwrap_or_else(|| panic!("replay: the store is not on a gpu"));
-        let seen = [Some(seen.launch_extent()), then.map(AttentionSpans::launch_extent)];
-        Self { stream: 0, kv: store, attention: seen, dropout, dtype }
+        let kv = kv.on_gpu().unwrap_or_else(|| panic!("graph: the kv store is not on a gpu"));
+        let extent = |spans: &AttentionSpans| {
+            let starts = (0..spans.rows()).filter_map(|r| spans.row_spans(r).first());
+            kv.metadata_extent(spans.rows(), spans.spans.len(), starts.map(|span| span.start))
+        };
+        let attention = [Some(extent(seen)), then.map(extent)];
+        Self { stream: 0, kv: kv.address_and_shape(), attention, dropout, dtype }
     }
 
     /// Whether passes of so many rows over `kv` gain from being replayed.
     pub fn is_worthwhile(kv: &KvStore, rows: usize) -> bool {
-        kv.address_and_shape().is_some() && (1..=MAX_ROWS).contains(&rows)
+        kv.on_gpu().is_some() && (1..=MAX_ROWS).contains(&rows)
     }
 }
 
@@ -100,7 +104,7 @@ impl GraphCache {
         mut body: impl FnMut(P) -> Result<Tensor, DeviceError>,
     ) -> Result<Tensor, DeviceError> {
         let Backend::Cuda(cuda) = device.backend() else { return body(part(x)?) };
-        let key = GraphKey { stream: cuda.current_stream().raw_stream() as usize, ..key };
+        let key = GraphKey { stream: cuda.stream_id(), ..key };
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let copied = |x: &Tensor| Ok::<Tensor, DeviceError>(x.gpu().copy()?.into());
         if kept.disabled {

@@ -217,13 +217,8 @@ pub fn linear(
             gemm(cpu.isa, x.data(), packed, &store);
         }
         Backend::Cuda(cuda) => {
-            *out = cuda::linear::linear(
-                x.gpu(),
-                map.gpu(),
-                activation.into(),
-                format.cuda_dtype(cuda),
-            )?
-            .into()
+            *out = cuda::linear::linear(x.gpu(), map.gpu(), activation, format.cuda_dtype(cuda))?
+                .into()
         }
     }
     Ok(())

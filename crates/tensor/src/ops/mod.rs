@@ -23,10 +23,8 @@ mod sample;
 mod tests;
 mod topk;
 
-pub use crate::params::{RowPerturbation, SiteSet};
-pub use activation::{
-    Activation, OutputDtype, activate, activate_backward, swiglu, swiglu_backward,
-};
+pub use crate::params::{Activation, RowPerturbation, SiteSet};
+pub use activation::{OutputDtype, activate, activate_backward, swiglu, swiglu_backward};
 pub use attention::{
     AttentionBackward, AttentionMetadata, AttentionSpans, KvGrads, KvLayer, KvStore, Span,
     attention, attention_backward,
@@ -38,7 +36,6 @@ pub use linear::{Linear, linear, linear_dw, linear_dx, linear_residual_norm};
 pub use loss::{cross_entropy, logits};
 pub(crate) use norm::CpuNorm;
 pub use norm::{Normalization, add_positions_norm, norm, norm_backward};
-pub(crate) use optimizer::AdamWCoefficients;
 pub use optimizer::{AdamW, Moments, adamw, sum_of_squares};
 pub use qkv::{
     QkvTransform, Rope, SlotMapping, project_qkv, rope_and_cache, rope_and_cache_backward,

@@ -1,7 +1,8 @@
 //! Normalisation of rows.
 
 use super::{Indices, OutputDtype};
-use crate::cuda::norm::{CudaNorm, NormGradients, PositionEmbeddings};
+use crate::cuda::args::{NormGradients, PositionEmbeddings};
+use crate::cuda::norm::CudaNorm;
 use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 

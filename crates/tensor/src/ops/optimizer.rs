@@ -1,7 +1,7 @@
 //! Steps of the optimizer, and the size of gradients.
 
-pub(crate) use crate::cuda::optimizer::AdamWCoefficients;
 use crate::device::Backend;
+use crate::params::AdamWCoefficients;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), as

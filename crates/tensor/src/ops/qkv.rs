@@ -43,8 +43,8 @@ pub struct QkvTransform<'a> {
 }
 
 impl<'a> QkvTransform<'a> {
-    fn gpu(self) -> cuda::qkv::CudaQkvTransform<'a> {
-        cuda::qkv::CudaQkvTransform {
+    fn gpu(self) -> cuda::args::CudaQkvTransform<'a> {
+        cuda::args::CudaQkvTransform {
             heads: self.heads,
             qk_norms: self.qk_norms.map(|(q, k)| (q.gpu(), k.gpu())),
             rope: self.rope.map(Rope::gpu),
@@ -62,8 +62,8 @@ pub struct SlotMapping {
 }
 
 impl SlotMapping {
-    fn gpu(&self) -> cuda::qkv::CudaSlotMapping<'_> {
-        cuda::qkv::CudaSlotMapping { positions: self.positions.gpu(), slots: self.slots.gpu() }
+    fn gpu(&self) -> cuda::args::CudaSlotMapping<'_> {
+        cuda::args::CudaSlotMapping { positions: self.positions.gpu(), slots: self.slots.gpu() }
     }
 }
 

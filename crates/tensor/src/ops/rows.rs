@@ -1,7 +1,8 @@
 //! Moving rows about: gathering, stacking, adding.
 
 use super::{Linear, PerturbedRows};
-use crate::cuda::norm::ResidualAddend;
+use crate::cuda::CudaDtype;
+use crate::cuda::args::ResidualAddend;
 use crate::device::Backend;
 use crate::rng::{MAX_ELEMENTS, Site};
 use crate::{Device, DeviceError, Tensor, cuda};
@@ -131,7 +132,7 @@ pub fn add(device: &Device, x: &mut Tensor, y: &Tensor) -> Result<(), DeviceErro
 pub fn scale(device: &Device, x: &mut Tensor, by: f32) -> Result<(), DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => x.data_mut().iter_mut().for_each(|x| *x *= by),
-        Backend::Cuda(_) => *x = x.gpu().scaled(by, cuda::CudaDtype::F32)?.into(),
+        Backend::Cuda(_) => *x = x.gpu().scaled(by, CudaDtype::F32)?.into(),
     }
     Ok(())
 }
@@ -185,7 +186,7 @@ pub fn scatter_add(
 pub fn fill_zero(device: &Device, x: &mut Tensor) -> Result<(), DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => x.data_mut().fill(0.0),
-        Backend::Cuda(_) => x.gpu_mut()?.buffer_mut().clear()?,
+        Backend::Cuda(_) => x.gpu_mut()?.clear()?,
     }
     Ok(())
 }

@@ -1,0 +1,96 @@
+//! Arguments of operations that are structs: plain data, which [`crate::ops`] fills.
+
+use super::attention::{CudaAttentionMetadata, CudaKv};
+use super::dropout::{CudaKeepMask, CudaPerturbedRows};
+use super::memory::DeviceBuffer;
+use super::norm::CudaNorm;
+use super::qkv::CudaRope;
+use super::{CudaIndices, CudaTensor};
+use crate::rng::Site;
+
+/// The element type of a tensor on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum CudaDtype {
+    F32,
+    Bf16,
+}
+
+/// See [`crate::ops::AttentionBackward`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaAttentionBackward<'a> {
+    pub(crate) q: &'a CudaTensor,
+    pub(crate) kv: &'a CudaKv,
+    pub(crate) layer: usize,
+    pub(crate) heads: usize,
+    pub(crate) metadata: &'a CudaAttentionMetadata,
+    /// (rows, heads * head_dim), of q's dtype.
+    pub(crate) out: &'a CudaTensor,
+    /// (rows, heads * head_dim), of any dtype.
+    pub(crate) dout: &'a CudaTensor,
+}
+
+/// What attention's launches depend on besides the contents of its metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MetadataExtent {
+    pub(crate) rows: usize,
+    pub(crate) tiles: usize,
+    /// Allocated for the metadata.
+    pub(crate) bytes: usize,
+}
+
+/// See [`crate::ops::DropoutMask`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CudaDropoutMask<'a> {
+    Sampled { layer: usize, site: Site, rows: &'a CudaPerturbedRows },
+    Recorded { p: f32, keep: &'a CudaKeepMask },
+}
+
+/// What is added to the residual stream: `dropout(y + bias)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ResidualAddend<'a> {
+    /// (rows, cols), of any dtype.
+    pub(crate) y: &'a CudaTensor,
+    /// (>= cols) of f32.
+    pub(crate) bias: Option<&'a DeviceBuffer>,
+    pub(crate) mask: Option<CudaDropoutMask<'a>>,
+}
+
+/// A learned position embedding for each row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PositionEmbeddings<'a> {
+    /// (positions, cols) of f32.
+    pub(crate) table: &'a CudaTensor,
+    /// Each row's position. (rows)
+    pub(crate) rows: &'a CudaIndices,
+}
+
+/// The gradient of a norm's output, and those that the backward adds to.
+#[derive(Debug)]
+pub(crate) struct NormGradients<'a> {
+    /// (rows, width), of any dtype.
+    pub(crate) dy: &'a CudaTensor,
+    /// (rows, width) of f32.
+    pub(crate) dx: &'a mut CudaTensor,
+    /// (1, width) of f32.
+    pub(crate) dscale: &'a mut CudaTensor,
+    /// (1, width) of f32.
+    pub(crate) dshift: Option<&'a mut CudaTensor>,
+}
+
+/// See [`crate::ops::QkvTransform`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaQkvTransform<'a> {
+    pub(crate) heads: usize,
+    /// RMS norms of each query head and each key head, with one eps.
+    pub(crate) qk_norms: Option<(&'a CudaNorm, &'a CudaNorm)>,
+    pub(crate) rope: Option<&'a CudaRope>,
+}
+
+/// See [`crate::ops::SlotMapping`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaSlotMapping<'a> {
+    /// (rows)
+    pub(crate) positions: &'a CudaIndices,
+    /// (rows)
+    pub(crate) slots: &'a CudaIndices,
+}
