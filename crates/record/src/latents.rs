@@ -19,7 +19,8 @@ use crate::error::RecordError;
 use crate::run_dir::RunDir;
 use crate::sample::Sample;
 
-pub(crate) const LATENTS_FILE: &str = "latents.safetensors";
+/// The file that holds the thoughts of a run.
+pub const LATENTS_FILE: &str = "latents.safetensors";
 pub(crate) const PART_FILE: &str = "latents.part";
 
 /// Appends the thoughts of a run in progress.

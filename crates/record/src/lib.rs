@@ -51,7 +51,7 @@ mod writer;
 pub use document::{write_atomic, write_document};
 pub use error::RecordError;
 pub use fingerprint::Fingerprint;
-pub use latents::LatentsWriter;
+pub use latents::{LATENTS_FILE, LatentsWriter};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
 pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
