@@ -188,7 +188,7 @@ def main(chromium, folder, shots=None):
         noise = "[...document.getElementById('run').options].find((option) => option.text.includes('noise')).value"
         choose(browser, "run", browser.value(noise))
         browser.value("document.querySelector('#list button[data-id=\"5\"]').click()")
-        check("verdicts in the heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 2))
+        check("outcome rewards in the heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 2))
 
         picture(browser, shots, "wide", 1300, 900, whole=True)
         browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)

@@ -12,13 +12,15 @@
 //! |---|---|---|
 //! | `maj` | the answer with the most votes | |
 //! | `weighted` | the answer with the largest sum of exp(r) | rewards |
-//! | `normalized` | the answer with the largest sum of exp(z(r) / temperature) | rewards |
-//! | `likely` | the answer with the largest sum of exp(z(l) / temperature) | log-probabilities |
-//! | `combined` | the answer with the largest sum of exp((z(r) + lambda z(l)) / temperature) | both |
-//! | `pessimistic` | the answer with the largest mean r - caution * std / sqrt(votes) | rewards |
+//! | `normalized` | the answer with the largest sum of exp(z(r) / T) | rewards |
+//! | `likely` | the answer with the largest sum of exp(z(l) / T) | log-probabilities |
+//! | `combined` | the answer with the largest sum of exp((z(r) + L z(l)) / T) | both |
+//! | `pessimistic` | the answer with the largest mean r - C std / sqrt(votes) | rewards |
 //! | `best_of` | the candidate with the largest r | rewards |
 //! | `best_of_mean` | the candidate with the largest mean process reward | rewards |
 //! | `best_of_sum`, `_last`, `_min` | the same by the sum, the last, the smallest | rewards |
+//!
+//! T, L and C are the constants of [`VoteParams`].
 //!
 //! Ties between answers go to the answer whose first candidate has the lowest number; the rules
 //! that need rewards first compare the summed reward, if every candidate with an answer was scored.

@@ -1,7 +1,7 @@
-//! Whole files: `manifest.json`, `results.json`, and what other crates write in one piece.
+//! Atomic writes of whole files, and versioned JSON documents (`manifest.json`, `results.json`).
 //!
-//! A file is written beside its place and renamed into it, so that a reader, or a run killed
-//! halfway, sees the old file or the new one and never a part.
+//! A file is written to a temporary path in the same directory and renamed, so a concurrent reader
+//! or a run killed halfway sees the old file or the new one, never a part.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::RecordError;
 use crate::manifest::FORMAT;
 
-/// Writes `content` to `path` as indented JSON, all or nothing.
+/// Writes `content` to `path` as indented JSON, atomically.
 ///
 /// # Errors
 ///
-/// When the file cannot be written; the error names it.
+/// [`RecordError::Write`] if the file cannot be written.
 pub fn write_document(path: &Path, content: &impl Serialize) -> Result<(), RecordError> {
     let named = |source| RecordError::Write { path: path.into(), source };
     let mut text = serde_json::to_vec_pretty(content).map_err(|e| named(e.into()))?;
@@ -26,23 +26,23 @@ pub fn write_document(path: &Path, content: &impl Serialize) -> Result<(), Recor
     write_atomic(path, &text)
 }
 
-/// Puts `bytes` into the file at `path`, all or nothing. Processes that write the same file do not
-/// meet.
+/// Writes `bytes` to `path` atomically. The temporary file is named by the process id, so two
+/// processes may write the same path.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
-    let beside = temp_path(path);
-    replace(path, &beside, bytes).map_err(|source| {
-        // The half-written file is of no use to anyone; that it cannot be removed changes nothing.
-        let _ = fs::remove_file(&beside);
+    let temp = temp_path(path);
+    replace(path, &temp, bytes).map_err(|source| {
+        // Best effort: the write error is the one to report.
+        let _ = fs::remove_file(&temp);
         RecordError::Write { path: path.into(), source }
     })
 }
 
-fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(beside)?;
+fn replace(path: &Path, temp: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(temp)?;
     file.write_all(bytes)?;
-    // Without this a power cut could leave the new name on an empty file.
+    // Without this a power failure could leave the new name on an empty file.
     file.sync_all()?;
-    fs::rename(beside, path)
+    fs::rename(temp, path)
 }
 
 fn temp_path(path: &Path) -> PathBuf {
@@ -51,18 +51,18 @@ fn temp_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Reads the document at `path`, after checking that it is of our format.
+/// Reads the document at `path` after checking its format version.
 pub(crate) fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError> {
     let text = fs::read(path).map_err(|source| RecordError::Read { path: path.into(), source })?;
-    let version: VersionHeader = parse(path, &text)?;
-    if version.version != u64::from(FORMAT) {
-        return Err(RecordError::Version { path: path.into(), found: version.version });
+    let VersionHeader { version } = parse(path, &text)?;
+    if version != u64::from(FORMAT) {
+        return Err(RecordError::Version { path: path.into(), found: version });
     }
     parse(path, &text)
 }
 
-/// The one field every format has. It is read first: a document of another version would otherwise
-/// be reported as lacking whatever field that version does not have.
+/// The field that every format version has. It is read first: otherwise a document of another
+/// version would be reported as lacking a field.
 #[derive(Deserialize)]
 struct VersionHeader {
     version: u64,
@@ -109,7 +109,7 @@ mod tests {
         let Err(RecordError::Write { path: named, source }) =
             write_document(path, &Results::default())
         else {
-            panic!("nothing can be written below a file");
+            panic!("writing below a file succeeded");
         };
         assert_eq!((named.as_path(), source.kind()), (path, io::ErrorKind::NotADirectory));
     }

@@ -1,15 +1,14 @@
-//! Every way a run directory can disappoint, one variant each.
+//! The error of this crate: one variant per way in which a run directory can be wrong.
 //!
 //! Messages are lower case and name the file, the field and the next step. The cause (an I/O or
-//! JSON error) is kept as the source and not repeated in the message, so that printing the chain
-//! says everything once.
+//! JSON error) is the error's source and not repeated in the message.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::manifest::FORMAT;
 
-/// What went wrong with a run directory.
+/// Why a run directory could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// A file could not be read.
@@ -17,19 +16,19 @@ pub enum RecordError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// The I/O error.
         source: io::Error,
     },
     /// A file or directory could not be written.
-    #[error("cannot write {path} ({})", next_step(.source))]
+    #[error("cannot write {path} ({})", write_hint(.source))]
     Write {
         /// The file or directory.
         path: PathBuf,
-        /// The system's word.
+        /// The I/O error.
         source: io::Error,
     },
     /// A new run would have replaced an old one.
-    #[error("{path} already holds a run; pass --resume to continue it or --out to write elsewhere")]
+    #[error("{path} already holds a run; resume it or write to another directory")]
     Exists {
         /// The run directory.
         path: PathBuf,
@@ -44,35 +43,37 @@ pub enum RecordError {
     },
     /// Another process is writing this run.
     #[error(
-        "{path} is being written by another process; wait for it or pass --out to write elsewhere"
+        "{path} is being written by another process; wait for it or write to another directory"
     )]
     Locked {
         /// The run directory.
         path: PathBuf,
     },
-    /// The file was written in another format.
+    /// The file has another format version.
     #[error(
         "{path} has format version {found}, this program reads version {FORMAT}; \
-         read it with the version that wrote it or run again with --out"
+         read it with the version that wrote it or run again in another directory"
     )]
     Version {
         /// The file.
         path: PathBuf,
-        /// The version it carries.
+        /// The version in the file.
         found: u64,
     },
-    /// The file, or one line of it, is not the JSON it should be.
-    #[error("{path}:{line}: not valid here; remove the damaged text or run again with --out")]
+    /// The file, or one line of it, is not JSON of the expected schema.
+    #[error(
+        "{path}:{line}: not valid here; remove the damaged text or run again in another directory"
+    )]
     Json {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// The parser's word.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// A line is valid JSON that says something impossible.
-    #[error("{path}:{line}: {field} {why}; remove the line or run again with --out")]
+    /// A line is valid JSON with a field that violates an invariant.
+    #[error("{path}:{line}: {field} {why}; remove the line or run again in another directory")]
     InvalidLine {
         /// The file.
         path: PathBuf,
@@ -83,7 +84,7 @@ pub enum RecordError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// What was to be written says something impossible, e.g. a score that is not a number.
+    /// A record to be written violates an invariant, e.g. a reward that is not finite.
     #[error("cannot record this in {path}: {field} {why}")]
     InvalidRecord {
         /// The file.
@@ -100,17 +101,17 @@ pub enum RecordError {
     Duplicate {
         /// The file.
         path: PathBuf,
-        /// The line, from 1, of the second one.
+        /// The line, from 1, of the second record.
         line: usize,
-        /// The question.
+        /// The question's id.
         id: u32,
         /// The seed.
         seed: u64,
     },
-    /// A resumed run was asked for with settings that would change its results.
+    /// A run was to be resumed with settings that would change its results.
     #[error(
-        "{path}: the run was started with {field} = {stored}, now it is {asked}; \
-         use the stored value to resume it or pass --out to write elsewhere"
+        "{path}: the run was started with {field} = {stored}, now it is {requested}; \
+         use the stored value to resume it or write to another directory"
     )]
     Mismatch {
         /// The manifest.
@@ -120,11 +121,11 @@ pub enum RecordError {
         /// Its value in the manifest.
         stored: String,
         /// Its value now.
-        asked: String,
+        requested: String,
     },
 }
 
-/// A broken rule of a record, before it is known in which file and line.
+/// A field that violates an invariant, before file and line are known.
 #[derive(Debug)]
 pub(crate) struct FieldError {
     pub(crate) field: String,
@@ -142,15 +143,13 @@ impl FieldError {
     }
 }
 
-/// What the user can do about a failed write.
-fn next_step(source: &io::Error) -> &'static str {
+/// How to proceed after a failed write.
+fn write_hint(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free some space, then pass --resume"
-        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, then resume",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "pass --out to write elsewhere"
+            "write to another directory"
         }
-        _ => "pass --resume to continue or --out to write elsewhere",
+        _ => "resume, or write to another directory",
     }
 }

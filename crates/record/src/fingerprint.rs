@@ -1,9 +1,9 @@
-//! A short name for the content of a run's inputs, kept in the manifest so that a resumed run
-//! notices that the weights or the questions under the same path have changed.
+//! A digest of a run's inputs, stored in the manifest: a resumed run detects that the weights or
+//! the questions under the same path have changed.
 
-/// A digest of named parts, in order: FNV-1a, 64 bits.
+/// A 64-bit FNV-1a digest of named parts, in order.
 ///
-/// It guards against accidents, not against an adversary.
+/// It detects accidental changes; it is not cryptographic.
 #[derive(Debug, Clone)]
 pub struct Fingerprint(u64);
 
@@ -16,8 +16,7 @@ impl Default for Fingerprint {
 impl Fingerprint {
     /// Adds one part, e.g. `("questions", file)`.
     ///
-    /// Both lengths are mixed in, so that moving a byte from one part to the next changes the
-    /// digest.
+    /// Both lengths are hashed too, so moving a byte from one part to the next changes the digest.
     #[must_use]
     pub fn with(mut self, name: &str, content: &[u8]) -> Self {
         for piece in [name.as_bytes(), content] {

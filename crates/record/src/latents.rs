@@ -1,14 +1,13 @@
-//! The thoughts themselves, where they are asked for: `latents.safetensors`, one tensor per
-//! question and seed.
+//! The thoughts of a run in `latents.safetensors`: one f32 tensor per question and seed.
 //!
-//! While a run goes on, the numbers are appended to `latents.part` in the order of `samples.jsonl`,
-//! each question's before its line. How many there must be follows from the lines alone, so a run
-//! that was stopped at any moment cuts what is beyond and goes on. At the end a header is put
-//! before them, in a file beside, which is then renamed.
+//! While the run is in progress, the values are appended to `latents.part` in the order of
+//! `samples.jsonl`, each question's before its line. Their number follows from the lines alone, so
+//! an interrupted run truncates what is beyond and continues. At the end the header and the values
+//! are written to a temporary file, which is then renamed.
 //!
-//! Tensor `SEED.ID` is (trajectories, thoughts, width), or (thoughts of all trajectories, width)
-//! where they differ in length; `SEED.ID.greedy` is (thoughts, width) of the trajectory without
-//! perturbation, where one ran.
+//! Tensor `SEED.ID` is `[trajectories, thoughts, width]`, or `[sum of thoughts, width]` if the
+//! trajectories differ in length; `SEED.ID.greedy` is `[thoughts, width]` of the trajectory without
+//! perturbation.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -20,10 +19,11 @@ use crate::error::RecordError;
 use crate::run_dir::RunDir;
 use crate::sample::Sample;
 
-pub(crate) const LATENTS_FILE: &str = "latents.safetensors";
+/// The file that holds the thoughts of a run.
+pub const LATENTS_FILE: &str = "latents.safetensors";
 pub(crate) const PART_FILE: &str = "latents.part";
 
-/// Thoughts of a run that is being written.
+/// Appends the thoughts of a run in progress.
 #[derive(Debug)]
 pub struct LatentsWriter {
     dir: PathBuf,
@@ -33,7 +33,8 @@ pub struct LatentsWriter {
 }
 
 impl LatentsWriter {
-    /// Goes on after the samples that are on file in `dir`; every thought is `width` numbers.
+    /// Opens the part file of the run in `dir` and truncates it to the samples already recorded.
+    /// Every thought has `width` elements.
     pub fn open(dir: &Path, width: usize) -> Result<Self, RecordError> {
         let path = dir.join(PART_FILE);
         let length = RunDir::open(dir)?
@@ -42,7 +43,8 @@ impl LatentsWriter {
         let opened = OpenOptions::new().append(true).create(true).open(&path);
         let checked = opened.and_then(|part| {
             if part.metadata()?.len() < length {
-                let why = "thoughts of samples on file are missing: the run was started without --latents";
+                let why =
+                    "thoughts of recorded samples are missing: the run was started without latents";
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
             part.set_len(length)?;
@@ -54,68 +56,67 @@ impl LatentsWriter {
         }
     }
 
-    /// Writes the thoughts of a sample, trajectory after trajectory and the one without
-    /// perturbation last, before the sample itself is.
+    /// Appends the thoughts of a sample: its trajectories in order, then the greedy one. Must be
+    /// called before the sample itself is appended.
     pub fn append<'a>(
         &mut self,
         sample: &Sample,
         thoughts: impl IntoIterator<Item = &'a [f32]>,
     ) -> Result<(), RecordError> {
-        let numbers: Vec<u8> =
-            thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        let bytes: Vec<u8> = thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
         debug_assert_eq!(
-            numbers.len() as u64,
+            bytes.len() as u64,
             sample_bytes(sample, self.width),
-            "thoughts of another number or width"
+            "number or width of the thoughts"
         );
-        self.part.write_all(&numbers).map_err(|source| {
-            let _ = self.part.set_len(self.length); // a full disk may have taken a part
+        self.part.write_all(&bytes).map_err(|source| {
+            let _ = self.part.set_len(self.length); // undo a partial write
             RecordError::Write { path: self.dir.join(PART_FILE), source }
         })?;
-        self.length += numbers.len() as u64;
+        self.length += bytes.len() as u64;
         Ok(())
     }
 
-    /// Puts the header before the numbers; the run's samples must be complete.
+    /// Writes header and values to the final file. The run's samples must be complete.
     pub fn finish(self) -> Result<(), RecordError> {
         let header = self.header()?;
         let (part, done) = (self.dir.join(PART_FILE), self.dir.join(LATENTS_FILE));
-        let beside = done.with_extension("safetensors.tmp");
+        let temp = done.with_extension("safetensors.tmp");
         let written = || -> io::Result<()> {
-            let mut out = BufWriter::new(File::create(&beside)?);
+            let mut out = BufWriter::new(File::create(&temp)?);
             out.write_all(&(header.len() as u64).to_le_bytes())?;
             out.write_all(&header)?;
             io::copy(&mut File::open(&part)?, &mut out)?;
             out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-            fs::rename(&beside, &done)?;
+            fs::rename(&temp, &done)?;
             fs::remove_file(&part)
         };
         written().map_err(|source| RecordError::Write { path: done.clone(), source })
     }
 
-    /// The safetensors header: names, shapes and places, padded to eight bytes.
+    /// The safetensors header: names, shapes and offsets, padded to eight bytes.
     fn header(&self) -> Result<Vec<u8>, RecordError> {
-        let (mut tensors, mut at) = (Map::new(), 0);
+        let (mut tensors, mut start) = (Map::new(), 0);
         for sample in RunDir::open(&self.dir)?.samples()? {
             let sample = sample?;
             let counts: Vec<u32> = sample.trajectories.iter().map(|t| t.thoughts).collect();
-            let even = counts.windows(2).all(|w| w[0] == w[1]);
+            let uniform = counts.windows(2).all(|w| w[0] == w[1]);
             let shape = match counts.first() {
-                Some(&thoughts) if even => json!([counts.len(), thoughts, self.width]),
+                Some(&thoughts) if uniform => json!([counts.len(), thoughts, self.width]),
                 _ => json!([counts.iter().sum::<u32>(), self.width]),
             };
             let name = format!("{}.{}", sample.seed, sample.id);
-            let mut put = |name: String, shape: Value, thoughts: u64| {
-                let end = at + thought_bytes(thoughts, self.width);
+            let mut add = |name: String, shape: Value, thoughts: u64| {
+                let end = start + thought_bytes(thoughts, self.width);
                 tensors.insert(
                     name,
-                    json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] }),
+                    json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] }),
                 );
-                at = end;
+                start = end;
             };
-            put(name.clone(), shape, counts.iter().map(|&count| u64::from(count)).sum());
+            add(name.clone(), shape, counts.iter().map(|&count| u64::from(count)).sum());
             if let Some(greedy) = &sample.greedy {
-                put(
+                add(
                     format!("{name}.greedy"),
                     json!([greedy.thoughts, self.width]),
                     u64::from(greedy.thoughts),
@@ -173,7 +174,7 @@ mod tests {
         let mut latents = LatentsWriter::open(dir.path(), WIDTH).unwrap();
         latents.append(&samples[0], [&thoughts(&samples[0])[..]]).unwrap();
         writer.append(&samples[0]).unwrap();
-        latents.append(&samples[1], [&thoughts(&samples[1])[..]]).unwrap(); // stopped before its line
+        latents.append(&samples[1], [&thoughts(&samples[1])[..]]).unwrap(); // no line
         drop((writer, latents));
 
         let mut writer = RunDir::resume(dir.path(), &manifest).unwrap();
@@ -198,11 +199,11 @@ mod tests {
             header["7.1"],
             json!({ "dtype": "F32", "shape": [3, 3], "data_offsets": [60, 96] })
         );
-        let numbers: Vec<f32> = bytes[8 + length..]
+        let values: Vec<f32> = bytes[8 + length..]
             .chunks(4)
             .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
             .collect();
-        assert_eq!(numbers, [thoughts(&samples[0]), thoughts(&samples[1])].concat());
+        assert_eq!(values, [thoughts(&samples[0]), thoughts(&samples[1])].concat());
         assert!(!dir.path().join(PART_FILE).exists());
     }
 
@@ -213,7 +214,7 @@ mod tests {
         writer.append(&sample(0, &[2])).unwrap();
         let error = LatentsWriter::open(dir.path(), WIDTH).unwrap_err();
         assert!(
-            std::error::Error::source(&error).unwrap().to_string().contains("without --latents"),
+            std::error::Error::source(&error).unwrap().to_string().contains("without latents"),
             "{error}"
         );
     }

@@ -1,20 +1,20 @@
-//! The run directory: what a run was, what it sampled, what came of it.
+//! The run directory: settings, sampled trajectories, results.
 //!
-//! The engine and the trainer write it, the report reads it, and this crate knows neither.
+//! The command line writes it, the report reads it. This crate knows neither models nor the engine.
 //!
 //! ```text
-//! runs/<name>/manifest.json    what was asked: settings, seeds, host, versions      (manifest)
-//!             samples.jsonl    one line per question and seed, in the order of work (sample)
+//! runs/<name>/manifest.json    settings, seeds, host, versions                      (manifest)
+//!             samples.jsonl    one line per question and seed, in processing order  (sample)
 //!             timings.jsonl    seconds by stage, one line per flush                 (results)
 //!             results.json     metrics and cost                                     (results)
+//!             latents.safetensors    the thoughts, if they were kept                (latents)
 //! ```
 //!
-//! Two invariants carry the rest. `samples.jsonl` is a function of the manifest alone: no clock, no
-//! host, so that a killed and resumed run ends with the bytes of an uninterrupted one. And a reader
-//! never holds more than one line, so a run may be larger than memory.
+//! Two invariants. `samples.jsonl` is a deterministic function of the manifest (no clock, no host),
+//! so a killed and resumed run ends with the bytes of an uninterrupted one. And a reader never
+//! holds more than one line, so a run may be larger than memory.
 //!
-//! What follows from the recorded trajectories (votes, early stopping, diversity) is in the crate
-//! [`aggregate`], which works on live trajectories too.
+//! Aggregation of the recorded trajectories is in the crate [`aggregate`].
 //!
 //! ```
 //! use record::{Manifest, RunDir, Sample};
@@ -22,7 +22,8 @@
 //! # let scratch = tempfile::tempdir()?;
 //! # let path = scratch.path().join("run");
 //! let manifest = Manifest { seeds: vec![7], questions: 1, ..Manifest::default() };
-//! let sample = Sample { id: 0, seed: 7, question: "1 + 1".into(), gold: "2".into(), ..Sample::default() };
+//! let (question, gold) = ("1 + 1".into(), "2".into());
+//! let sample = Sample { id: 0, seed: 7, question, gold, ..Sample::default() };
 //!
 //! let mut run = RunDir::resume(&path, &manifest)?;
 //! if !run.is_done(sample.seed, sample.id) {
@@ -50,7 +51,7 @@ mod writer;
 pub use document::{write_atomic, write_document};
 pub use error::RecordError;
 pub use fingerprint::Fingerprint;
-pub use latents::LatentsWriter;
+pub use latents::{LATENTS_FILE, LatentsWriter};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
 pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};

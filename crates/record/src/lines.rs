@@ -1,8 +1,8 @@
-//! Files of one JSON record per line, read one line at a time.
+//! JSON Lines files, read one line at a time.
 //!
-//! Only the end of such a file can be damaged by a killed writer: every line before it was followed
-//! by a newline before the next began. So damage at the end is forgiven ([`recover`] removes it,
-//! [`Lines`] stops before it) and damage anywhere else is an error that names the line.
+//! A killed writer can damage only the last line: every line before it was terminated before the
+//! next was written. So a damaged last line is dropped ([`recover_lines`] truncates it,
+//! [`JsonLines`] stops before it), and damage anywhere else is an error that names the line.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use crate::error::RecordError;
+use crate::error::{FieldError, RecordError};
 use crate::sample::Validate;
 
-/// The records of a file, in order; holds one line at a time and ends at the first error.
+/// Iterates over the records of a file; holds one line at a time and ends at the first error.
 #[derive(Debug)]
 pub struct JsonLines<T> {
     path: PathBuf,
@@ -71,7 +71,7 @@ impl<T> JsonLines<T> {
     }
 }
 
-#[expect(private_bounds, reason = "which records have lines is this crate's to say")]
+#[expect(private_bounds, reason = "only this crate's record types are stored as lines")]
 impl<T: DeserializeOwned + Validate> JsonLines<T> {
     /// The record on the line last read.
     fn parse(&self) -> Result<T, RecordError> {
@@ -82,8 +82,8 @@ impl<T: DeserializeOwned + Validate> JsonLines<T> {
         };
         match record.validate() {
             Ok(()) => Ok(record),
-            Err(fault) => {
-                Err(RecordError::InvalidLine { path, line, field: fault.field, why: fault.why })
+            Err(FieldError { field, why }) => {
+                Err(RecordError::InvalidLine { path, line, field, why })
             }
         }
     }
@@ -93,7 +93,7 @@ impl<T: DeserializeOwned + Validate> JsonLines<T> {
             return Ok(None);
         }
         match self.parse() {
-            // A writer is at work on this line, or was when it was killed.
+            // A writer is still writing this line, or was killed while writing it.
             Err(RecordError::Json { .. }) if !self.is_terminated() => Ok(None),
             record => record.map(Some),
         }
@@ -113,25 +113,25 @@ impl<T: DeserializeOwned + Validate> Iterator for JsonLines<T> {
     }
 }
 
-/// Hands every record of `path` to `keep` and cuts off a damaged last line. A missing file is an
-/// empty one.
+/// Calls `visit` with every record of `path` and its line number, and truncates a damaged last
+/// line. A missing file counts as empty.
 pub(crate) fn recover_lines<T: DeserializeOwned + Validate>(
     path: &Path,
-    mut keep: impl FnMut(T, usize) -> Result<(), RecordError>,
+    mut visit: impl FnMut(T, usize) -> Result<(), RecordError>,
 ) -> Result<(), RecordError> {
     if !path.exists() {
         return Ok(());
     }
     let mut lines = JsonLines::<T>::open(path)?;
-    let mut good = 0;
+    let mut valid_bytes = 0;
     while lines.read_line()? {
-        let whole = lines.is_terminated();
+        let terminated = lines.is_terminated();
         match lines.parse() {
-            Ok(record) if whole => keep(record, lines.line_number())?,
+            Ok(record) if terminated => visit(record, lines.line_number())?,
             Err(error) if !lines.is_last()? => return Err(error),
-            Ok(_) | Err(_) => return truncate(path, good),
+            Ok(_) | Err(_) => return truncate(path, valid_bytes),
         }
-        good += lines.line.len() as u64;
+        valid_bytes += lines.line.len() as u64;
     }
     Ok(())
 }
@@ -141,7 +141,7 @@ fn truncate(path: &Path, length: u64) -> Result<(), RecordError> {
     cut.map_err(|source| RecordError::Write { path: path.into(), source })
 }
 
-/// Opens a regular file only: a pipe or a device under this name could keep us reading for ever.
+/// Refuses pipes and devices, on which reading may never end.
 fn open_regular_file(path: &Path) -> io::Result<File> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

@@ -1,7 +1,7 @@
-//! What a run was asked to do, and by which program on which host.
+//! The manifest: settings and seeds of a run, program and host.
 //!
-//! `settings`, `seeds`, `questions` and `fingerprint` change results and must be equal when a run
-//! is resumed; the other fields describe circumstances and may differ.
+//! `settings`, `seeds`, `questions` and `fingerprint` determine the results and must be equal when
+//! a run is resumed; the other fields may differ.
 
 use std::fmt;
 use std::path::Path;
@@ -11,32 +11,29 @@ use serde_json::Value;
 
 use crate::error::RecordError;
 
-/// The version of the run directory's format. Raised when a reader of the old one would misread the
-/// new one.
+/// The format version of the run directory. Incremented when an older reader would misread it.
 pub const FORMAT: u32 = 1;
 
 /// The content of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The format of the run directory, [`FORMAT`].
+    /// The format version, [`FORMAT`].
     pub version: u32,
-    /// The program and its version.
+    /// Program name and version.
     pub program: String,
-    /// The commit the program was built from, where known.
+    /// The commit the program was built from, if known.
     pub commit: Option<String>,
-    /// When the run was first started, in RFC 3339.
+    /// When the run was first started, RFC 3339.
     pub created: String,
-    /// Where it ran: device, threads, memory. Nothing here may change results.
+    /// Device, threads, memory: nothing that changes results.
     pub host: Value,
-    /// Every setting that changes results, and only those: the number of threads belongs in
-    /// `host`.
+    /// Every setting that changes results, and no other.
     pub settings: Value,
-    /// The seeds, in the order of work.
+    /// The seeds, in processing order.
     pub seeds: Vec<u64>,
     /// The number of questions under each seed.
     pub questions: usize,
-    /// A digest of the inputs' content (weights, questions); see
-    /// [`Fingerprint`](crate::Fingerprint).
+    /// [`Fingerprint`](crate::Fingerprint) of the inputs: weights and questions.
     pub fingerprint: String,
 }
 
@@ -57,70 +54,77 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// Checks that a run begun under `self`, stored at `path`, may be continued under `asked`.
-    pub(crate) fn check_resumable(&self, asked: &Self, path: &Path) -> Result<(), RecordError> {
-        let difference = first_difference("settings", &self.settings, &asked.settings)
+    /// Checks that the run of `self`, stored at `path`, may be resumed with `requested`.
+    pub(crate) fn check_resumable(&self, requested: &Self, path: &Path) -> Result<(), RecordError> {
+        let difference = first_difference("settings", &self.settings, &requested.settings)
             .or_else(|| {
-                value_difference("seeds", &self.seeds, &asked.seeds, |seeds| format!("{seeds:?}"))
+                value_difference("seeds", &self.seeds, &requested.seeds, |s| format!("{s:?}"))
             })
             .or_else(|| {
-                value_difference("questions", &self.questions, &asked.questions, usize::to_string)
+                value_difference(
+                    "questions",
+                    &self.questions,
+                    &requested.questions,
+                    usize::to_string,
+                )
             })
             .or_else(|| {
                 value_difference(
                     "fingerprint",
                     &self.fingerprint,
-                    &asked.fingerprint,
+                    &requested.fingerprint,
                     String::clone,
                 )
             });
         match difference {
             None => Ok(()),
-            Some(FieldDifference { field, stored, requested: asked }) => {
-                Err(RecordError::Mismatch { path: path.into(), field, stored, asked })
+            Some(FieldDifference { field, stored, requested }) => {
+                Err(RecordError::Mismatch { path: path.into(), field, stored, requested })
             }
         }
     }
 }
 
-/// A field in which what was stored and what is asked for differ.
+/// A field whose stored value differs from the requested one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldDifference {
-    /// Its name, from the outermost field to the innermost.
+    /// Its path, e.g. `settings.perturbation.p`.
     pub field: String,
-    /// What was stored.
+    /// The stored value.
     pub stored: String,
-    /// What is asked for.
+    /// The requested value.
     pub requested: String,
 }
 
 fn value_difference<T: PartialEq>(
     field: &str,
     stored: &T,
-    asked: &T,
+    requested: &T,
     show: fn(&T) -> String,
 ) -> Option<FieldDifference> {
-    (stored != asked).then(|| FieldDifference {
+    (stored != requested).then(|| FieldDifference {
         field: field.into(),
         stored: show(stored),
-        requested: show(asked),
+        requested: show(requested),
     })
 }
 
-/// Walks two JSON values side by side and names the innermost field where they first part.
-pub fn first_difference(field: &str, stored: &Value, asked: &Value) -> Option<FieldDifference> {
-    if stored == asked {
+/// Compares two JSON values recursively and returns the innermost field that differs first.
+pub fn first_difference(field: &str, stored: &Value, requested: &Value) -> Option<FieldDifference> {
+    if stored == requested {
         return None;
     }
-    if let (Value::Object(stored), Value::Object(asked)) = (stored, asked) {
-        let added = asked.keys().filter(|key| !stored.contains_key(*key));
+    if let (Value::Object(stored), Value::Object(requested)) = (stored, requested) {
+        let added = requested.keys().filter(|key| !stored.contains_key(*key));
         for key in stored.keys().chain(added) {
             let field = format!("{field}.{key}");
-            let inner = match (stored.get(key), asked.get(key)) {
-                (Some(stored), Some(asked)) => first_difference(&field, stored, asked),
-                (stored, asked) => {
-                    Some(FieldDifference { field, stored: show(&stored), requested: show(&asked) })
-                }
+            let inner = match (stored.get(key), requested.get(key)) {
+                (Some(stored), Some(requested)) => first_difference(&field, stored, requested),
+                (stored, requested) => Some(FieldDifference {
+                    field,
+                    stored: show(&stored),
+                    requested: show(&requested),
+                }),
             };
             if inner.is_some() {
                 return inner;
@@ -130,7 +134,7 @@ pub fn first_difference(field: &str, stored: &Value, asked: &Value) -> Option<Fi
     Some(FieldDifference {
         field: field.into(),
         stored: stored.to_string(),
-        requested: asked.to_string(),
+        requested: requested.to_string(),
     })
 }
 
@@ -144,9 +148,9 @@ mod tests {
 
     use super::*;
 
-    fn refusal(stored: Manifest, asked: Manifest) -> String {
+    fn refusal(stored: Manifest, requested: Manifest) -> String {
         stored
-            .check_resumable(&asked, Path::new("run/manifest.json"))
+            .check_resumable(&requested, Path::new("run/manifest.json"))
             .expect_err("they differ")
             .to_string()
     }
@@ -180,7 +184,7 @@ mod tests {
             with(json!({"n": 4, "noise": {"p": 0.3}})),
         );
         assert!(message.contains("settings.noise.p = 0.2, now it is 0.3"), "{message}");
-        assert!(message.starts_with("run/manifest.json") && message.contains("--out"), "{message}");
+        assert!(message.starts_with("run/manifest.json: "), "{message}");
     }
 
     #[test]
@@ -201,11 +205,11 @@ mod tests {
 
     #[test]
     fn seeds_questions_and_fingerprint_count() {
-        let asked = Manifest { seeds: vec![1], ..Manifest::default() };
-        assert!(refusal(Manifest::default(), asked).contains("seeds = [], now it is [1]"));
-        let asked = Manifest { questions: 5, ..Manifest::default() };
-        assert!(refusal(Manifest::default(), asked).contains("questions = 0, now it is 5"));
-        let asked = Manifest { fingerprint: "f".into(), ..Manifest::default() };
-        assert!(refusal(Manifest::default(), asked).contains("fingerprint = , now it is f"));
+        let requested = Manifest { seeds: vec![1], ..Manifest::default() };
+        assert!(refusal(Manifest::default(), requested).contains("seeds = [], now it is [1]"));
+        let requested = Manifest { questions: 5, ..Manifest::default() };
+        assert!(refusal(Manifest::default(), requested).contains("questions = 0, now it is 5"));
+        let requested = Manifest { fingerprint: "f".into(), ..Manifest::default() };
+        assert!(refusal(Manifest::default(), requested).contains("fingerprint = , now it is f"));
     }
 }

@@ -1,8 +1,7 @@
-//! What came of a run: `results.json`, and the seconds of `timings.jsonl`.
+//! Metrics and cost of a run (`results.json`), and the stage times of `timings.jsonl`.
 //!
-//! The names of the metrics and of their fields are a contract with scripts. The report computes
-//! them; seconds live apart from the samples because they differ from run to run and the samples
-//! may not.
+//! Names of metrics and JSON keys are a contract with scripts. The report computes the metrics.
+//! Times are stored apart from the samples, which must not depend on the clock.
 
 use std::ops::AddAssign;
 
@@ -18,39 +17,39 @@ use crate::sample::{Validate, check_finite};
 /// The content of `results.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// The format of the run directory, [`FORMAT`].
+    /// The format version, [`FORMAT`].
     pub version: u32,
     /// Every metric at every k.
     #[serde(deserialize_with = "read_metrics")]
     pub metrics: Vec<Metric>,
-    /// What it cost.
+    /// Compute and time.
     pub cost: RunCost,
-    /// The number of different questions behind the metrics.
+    /// The number of distinct questions.
     pub questions: usize,
-    /// The number of seeds behind them.
+    /// The number of seeds.
     pub seeds: usize,
-    /// The number of trajectories that each question may have under each seed, N.
+    /// Requested trajectories per question and seed, N.
     pub trajectories: usize,
-    /// How many were sampled on average: N, unless sampling stopped where the vote was settled.
+    /// Mean number of trajectories sampled: N, unless sampling stopped early.
     #[serde(default)]
     pub sampled: f64,
-    /// The numbers in the voting rules, where they are not the usual ones.
+    /// The constants of the voting rules, if they are not the defaults.
     #[serde(default, rename = "tuning", skip_serializing_if = "Option::is_none")]
     pub vote_params: Option<VoteParams>,
-    /// What each rule gains over the plainer ones at the largest k, question by question.
+    /// Accuracy gains of each rule over greedy decoding and majority at the largest k.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gains: Vec<MetricGain>,
 }
 
-/// How much more accurate one rule is than another, with its 95% interval by the paired bootstrap
-/// over questions.
+/// The difference in accuracy between two rules, with a 95% paired-bootstrap interval over
+/// questions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricGain {
-    /// The rule.
+    /// The rule that gains.
     pub name: MetricName,
-    /// The plainer one.
+    /// The baseline.
     pub over: MetricName,
-    /// Trajectories that the rule may use.
+    /// The number of trajectories used.
     pub k: usize,
     /// The mean difference.
     pub value: f64,
@@ -83,12 +82,12 @@ fn read_metrics<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Metric
     kept.map(|metric| serde_json::from_value(metric).map_err(Error::custom)).collect()
 }
 
-/// One figure with its 95% interval over questions.
+/// A metric at one k, with a 95% bootstrap interval over questions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
     /// What is measured.
     pub name: MetricName,
-    /// The number of trajectories it may use.
+    /// The number of trajectories used, or as [`MetricName`] defines it.
     pub k: usize,
     /// The mean over questions of the mean over seeds.
     pub value: f64,
@@ -96,57 +95,55 @@ pub struct Metric {
     pub low: f64,
     /// The upper end of the interval.
     pub high: f64,
-    /// The number of seeds it was measured under.
+    /// The number of seeds.
     pub seeds: usize,
 }
 
-/// What a metric measures; written in snake case.
+/// What a metric measures; serialized in snake case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MetricName {
-    /// Accuracy of the one trajectory without perturbation.
+    /// Accuracy of the trajectory without perturbation.
     Greedy,
-    /// Chance that at least one of k trajectories is correct, by the unbiased estimator.
+    /// Probability that at least one of k trajectories is correct (pass@k), unbiased estimator.
     Coverage,
-    /// Accuracy of the majority vote of the first k.
+    /// Accuracy of the majority of the first k. Each rule is as [`Aggregator`] defines it.
     Maj,
-    /// Accuracy of the vote of the first k, weighted by reward.
+    /// Accuracy of the vote weighted by reward.
     Weighted,
-    /// Accuracy of the first k's trajectory with the highest reward.
+    /// Accuracy of the trajectory with the largest reward.
     BestOf,
-    /// Accuracy of the vote weighted by normalised reward; this and the next as [`Aggregator`]
-    /// defines them.
+    /// Accuracy of the vote weighted by standardized reward.
     Normalized,
-    /// Accuracy of the vote weighted by normalised log-probability.
+    /// Accuracy of the vote weighted by standardized log-probability.
     #[serde(rename = "likely")]
     Likelihood,
     /// Accuracy of the vote weighted by both.
     Combined,
-    /// Accuracy of the answer with the largest lower bound on its reward.
+    /// Accuracy of the answer with the largest lower bound on its mean reward.
     Pessimistic,
     /// As `best_of`, by the mean process reward even where there are outcome rewards.
     BestOfMean,
-    /// As `best_of`, by the sum of rewards.
+    /// As `best_of`, by the sum of the process rewards.
     BestOfSum,
-    /// As `best_of`, by the last reward.
+    /// As `best_of`, by the last process reward.
     BestOfLast,
-    /// As `best_of`, by the smallest reward.
+    /// As `best_of`, by the smallest process reward.
     BestOfMin,
     /// Accuracy of beam search; k = width x candidates.
     Beam,
-    /// Mean pairwise cosine dissimilarity of thoughts.
+    /// Mean pairwise cosine dissimilarity of thoughts; k = N.
     Diversity,
-    /// Chance that the reward at thought k is larger for a right trajectory than for a wrong one of
-    /// the same question.
+    /// Pairwise ranking accuracy of the process rewards at thought k: the probability that a
+    /// correct trajectory has a larger one than an incorrect one of the same question.
     Auc,
-    /// The same of the answers' verdicts; k = trajectories.
+    /// The same of the outcome rewards; k = trajectories.
     #[serde(rename = "auc_verdict")]
     AucOutcome,
 }
 
 impl MetricName {
-    /// Whether it is the accuracy of one answer a question, rather than a bound or another
-    /// quantity.
+    /// Whether it is the accuracy of one answer per question.
     pub fn is_accuracy(self) -> bool {
         !matches!(self, Self::Coverage | Self::Diversity | Self::Auc | Self::AucOutcome)
     }
@@ -170,24 +167,24 @@ impl From<Aggregator> for MetricName {
     }
 }
 
-/// What a run spent.
+/// Compute and time of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunCost {
-    /// Decoding steps per question under one seed, of samples and the deterministic trajectory.
+    /// Sequential forward steps per question and seed, of sampled and greedy trajectories.
     pub steps: f64,
-    /// Floating-point operations per question under one seed, of the same.
+    /// Floating-point operations per question and seed, of the same.
     pub flops: f64,
-    /// What beam search took beside, where it ran.
+    /// The additional cost of beam search, if it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beam: Option<BeamCost>,
     /// Wall-clock seconds of the whole run.
     pub seconds: Seconds,
 }
 
-/// Work that was counted, per question under one seed.
+/// Compute of beam search, per question and seed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct BeamCost {
-    /// Decoding steps.
+    /// Sequential forward steps.
     pub steps: f64,
     /// Floating-point operations.
     pub flops: f64,
@@ -196,50 +193,49 @@ pub struct BeamCost {
 /// Wall-clock seconds by stage; a line of `timings.jsonl`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seconds {
-    /// Computing the shared keys and values of the questions.
+    /// Prefill of the prompts.
     pub prefill: f64,
-    /// Sampling latent thoughts.
+    /// Generating thoughts.
     pub thoughts: f64,
-    /// Scoring them with the reward model.
+    /// Scoring with the reward model.
     pub scores: f64,
     /// Decoding answers.
     pub answers: f64,
-    /// Searching with beams, all its stages.
+    /// Beam search, all its stages.
     #[serde(default)]
     pub beam: f64,
-    /// All of it, the work between the stages included.
+    /// Elapsed time, work between the stages included.
     pub total: f64,
 }
 
 impl Seconds {
-    /// The part of sampling that scoring takes: what best-of-N pays for its rewards. None without
-    /// scores.
+    /// Scoring time as a fraction of the time of sampling; `None` without scoring.
     pub fn scoring_share(&self) -> Option<f64> {
         let sampling = self.prefill + self.thoughts + self.scores + self.answers;
         (self.scores > 0.0).then(|| self.scores / sampling)
     }
 
-    /// All of them times a factor.
-    pub fn scaled(self, by: f64) -> Self {
+    /// Every field multiplied by `factor`.
+    pub fn scaled(self, factor: f64) -> Self {
         Self {
-            prefill: self.prefill * by,
-            thoughts: self.thoughts * by,
-            scores: self.scores * by,
-            answers: self.answers * by,
-            beam: self.beam * by,
-            total: self.total * by,
+            prefill: self.prefill * factor,
+            thoughts: self.thoughts * factor,
+            scores: self.scores * factor,
+            answers: self.answers * factor,
+            beam: self.beam * factor,
+            total: self.total * factor,
         }
     }
 }
 
 impl AddAssign for Seconds {
-    fn add_assign(&mut self, more: Self) {
-        self.prefill += more.prefill;
-        self.thoughts += more.thoughts;
-        self.scores += more.scores;
-        self.answers += more.answers;
-        self.beam += more.beam;
-        self.total += more.total;
+    fn add_assign(&mut self, other: Self) {
+        self.prefill += other.prefill;
+        self.thoughts += other.thoughts;
+        self.scores += other.scores;
+        self.answers += other.answers;
+        self.beam += other.beam;
+        self.total += other.total;
     }
 }
 
@@ -258,8 +254,8 @@ impl Validate for Results {
             check_finite(&format!("metrics[{index}]"), [metric.value, metric.low, metric.high])?;
         }
         check_finite("sampled", [self.sampled])?;
-        let tuning = self.vote_params.unwrap_or_default();
-        check_finite("tuning", [tuning.temperature, tuning.lambda, tuning.caution])?;
+        let params = self.vote_params.unwrap_or_default();
+        check_finite("tuning", [params.temperature, params.lambda, params.caution])?;
         let beam = self.cost.beam.unwrap_or_default();
         check_finite("cost", [self.cost.steps, self.cost.flops, beam.steps, beam.flops])?;
         self.cost.seconds.validate()
@@ -268,10 +264,12 @@ impl Validate for Results {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn metrics_are_written_as_scripts_expect() {
+    fn results_keep_their_json_keys() {
         let metric = Metric {
             name: MetricName::BestOf,
             k: 64,
@@ -282,11 +280,16 @@ mod tests {
         };
         let results = Results { metrics: vec![metric], ..Results::default() };
         let expected = concat!(
-            r#"{"version":1,"metrics":[{"name":"best_of","k":64,"value":0.58,"low":0.55,"high":0.61,"seeds":3}],"#,
-            r#""cost":{"steps":0.0,"flops":0.0,"seconds":{"prefill":0.0,"thoughts":0.0,"scores":0.0,"answers":0.0,"#,
-            r#""beam":0.0,"total":0.0}},"questions":0,"seeds":0,"trajectories":0,"sampled":0.0}"#,
+            r#"{"version":1,"metrics":[{"name":"best_of","k":64,"value":0.58,"low":0.55,"#,
+            r#""high":0.61,"seeds":3}],"cost":{"steps":0.0,"flops":0.0,"seconds":{"prefill":0.0,"#,
+            r#""thoughts":0.0,"scores":0.0,"answers":0.0,"beam":0.0,"total":0.0}},"#,
+            r#""questions":0,"seeds":0,"trajectories":0,"sampled":0.0}"#,
         );
         assert_eq!(serde_json::to_string(&results).unwrap(), expected);
+        let params = Results { vote_params: Some(VoteParams::default()), ..Results::default() };
+        let written = serde_json::to_value(&params).unwrap();
+        assert_eq!(written["tuning"], json!({ "temperature": 1.0, "lambda": 1.0, "caution": 1.0 }));
+        assert_eq!(serde_json::to_value(MetricName::AucOutcome).unwrap(), "auc_verdict");
     }
 
     #[test]
@@ -316,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn scoring_is_a_part_of_sampling() {
+    fn scoring_share_is_relative_to_sampling() {
         let seconds = Seconds {
             prefill: 1.0,
             thoughts: 4.0,

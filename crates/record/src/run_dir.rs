@@ -1,7 +1,7 @@
-//! A run directory, to begin, continue or read.
+//! Creating, resuming and reading a run directory.
 //!
-//! Beginning and continuing give a [`Writer`]; reading needs only the path and the manifest, and
-//! sees a run at any stage: finished, killed, or still being written.
+//! Creating and resuming return a [`RunWriter`]. A run can be read at any stage: finished, killed,
+//! or still being written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub(crate) const SAMPLES_FILE: &str = "samples.jsonl";
 pub(crate) const TIMINGS_FILE: &str = "timings.jsonl";
 const RESULTS_FILE: &str = "results.json";
 
-/// A run directory that can be read.
+/// A run directory open for reading.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunDir {
     path: PathBuf,
@@ -28,24 +28,24 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Begins a run in a directory that holds none; the directory is made where it is missing.
+    /// Starts a run in a directory that holds none. Creates the directory if it is missing.
     pub fn create(path: impl AsRef<Path>, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         let path = path.as_ref();
-        let claim = RunLock::new(path)?;
+        let lock = RunLock::new(path)?;
         if [MANIFEST_FILE, SAMPLES_FILE].iter().any(|name| path.join(name).exists()) {
             return Err(RecordError::Exists { path: path.into() });
         }
-        claim.start(manifest)
+        lock.start(manifest)
     }
 
-    /// Begins a run in place of the one that is there, if any. Files that are not a run's stay.
+    /// Starts a run in place of an existing one, if any. Files that do not belong to a run stay.
     pub fn overwrite(
         path: impl AsRef<Path>,
         manifest: &Manifest,
     ) -> Result<RunWriter, RecordError> {
         let path = path.as_ref();
-        let claim = RunLock::new(path)?;
-        // The manifest goes last: until then the directory is still recognised as a run.
+        let lock = RunLock::new(path)?;
+        // The manifest is removed last: until then the directory is still recognised as a run.
         for name in [
             RESULTS_FILE,
             latents::LATENTS_FILE,
@@ -56,25 +56,26 @@ impl RunDir {
         ] {
             remove_if_exists(&path.join(name))?;
         }
-        claim.start(manifest)
+        lock.start(manifest)
     }
 
-    /// Continues a run, or begins it where none was begun.
+    /// Resumes a run, or starts it if the directory holds none.
     ///
-    /// What changes results must be as it was. A last line that was cut short is removed, to be
-    /// done again; a damaged line before it is an error. The stored manifest stays as it is.
+    /// Every field of the manifest that changes results must be equal to the stored one, which is
+    /// not rewritten. A damaged last line is removed, so that its question is computed again; a
+    /// damaged line before it is an error.
     pub fn resume(path: impl AsRef<Path>, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         let path = path.as_ref();
-        let claim = RunLock::new(path)?;
+        let lock = RunLock::new(path)?;
         let stored = path.join(MANIFEST_FILE);
         if stored.exists() {
             document::read_document::<Manifest>(&stored)?.check_resumable(manifest, &stored)?;
-            return claim.resume();
+            return lock.resume();
         }
-        // Samples that nobody can say the settings of cannot be continued.
+        // Samples whose settings are unknown cannot be resumed.
         match path.join(SAMPLES_FILE).exists() {
             true => Err(RecordError::NotARun { path: path.into() }),
-            false => claim.start(manifest),
+            false => lock.start(manifest),
         }
     }
 
@@ -88,22 +89,22 @@ impl RunDir {
         Ok(Self { path: path.into(), manifest: document::read_document(&stored)? })
     }
 
-    /// Where it is.
+    /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What was asked for.
+    /// The content of `manifest.json`.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The samples written so far, one at a time.
+    /// Iterates over the samples recorded so far.
     pub fn samples(&self) -> Result<JsonLines<Sample>, RecordError> {
         JsonLines::open(&self.path.join(SAMPLES_FILE))
     }
 
-    /// The seconds spent so far, over every part of a run that was resumed.
+    /// The total seconds by stage so far, over all resumptions.
     pub fn seconds(&self) -> Result<Seconds, RecordError> {
         let path = self.path.join(TIMINGS_FILE);
         let mut sum = Seconds::default();
@@ -115,15 +116,15 @@ impl RunDir {
         Ok(sum)
     }
 
-    /// The results, where they were written.
+    /// Reads `results.json`.
     pub fn results(&self) -> Result<Results, RecordError> {
         document::read_document(&self.path.join(RESULTS_FILE))
     }
 
-    /// Writes the results, in place of older ones.
+    /// Writes `results.json`, replacing an older one.
     pub fn write_results(&self, results: &Results) -> Result<(), RecordError> {
         let path = self.path.join(RESULTS_FILE);
-        results.validate().map_err(|fault| fault.into_record_error(&path))?;
+        results.validate().map_err(|error| error.into_record_error(&path))?;
         document::write_document(&path, results)
     }
 }

@@ -1,58 +1,58 @@
 //! One question under one seed: a line of `samples.jsonl`.
 //!
-//! The order and names of the fields are a contract with scripts. What a line may say is checked on
-//! the way in and on the way out ([`Check`]), so that readers need not ask: every number is finite,
-//! trajectories are in the order of `k`, and what has no answer is not correct.
+//! Order and names of the JSON keys are a contract with scripts. Records are validated on reading
+//! and on writing ([`Validate`]): every number is finite, trajectories are in the order of `k`, and
+//! one without an answer is not correct.
 
 use aggregate::{Candidate, EarlyStop};
 use serde::{Deserialize, Serialize};
 
 use crate::error::FieldError;
 
-/// A record that can tell whether it makes sense.
+/// A record with invariants beyond its schema.
 pub(crate) trait Validate {
-    /// The first broken rule.
+    /// Fails with the first field that violates an invariant.
     fn validate(&self) -> Result<(), FieldError>;
 }
 
 /// Everything that was sampled for one question under one seed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// The question's number in its data set.
+    /// The question's index in its data set.
     pub id: u32,
     /// The seed of the run.
     pub seed: u64,
-    /// The question as it was asked.
+    /// The question text.
     pub question: String,
-    /// The right answer, canonical.
+    /// The canonical gold answer.
     pub gold: String,
     /// The sampled trajectories, `k` ascending.
     pub trajectories: Vec<TrajectoryRecord>,
-    /// The beam search, where one ran.
+    /// The result of beam search, if it ran.
     #[serde(default)]
     pub beam: Option<BeamResult>,
-    /// The trajectory without perturbation, where one ran.
+    /// The trajectory without perturbation, if it ran.
     #[serde(default)]
     pub greedy: Option<TrajectoryRecord>,
-    /// d_t of each thought step, over the sampled trajectories; see
+    /// Diversity d_t of the sampled trajectories at each step; see
     /// [`StepDiversity`](aggregate::StepDiversity).
     #[serde(default)]
     pub diversity: Option<Vec<f64>>,
-    /// Why there are fewer trajectories than were asked for, where there are.
+    /// Set if sampling stopped before the requested number of trajectories.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<EarlyStop>,
-    /// Decoding steps: positions computed one after another, over all trajectories.
+    /// Sequential forward steps, summed over all trajectories.
     #[serde(default)]
     pub steps: u64,
-    /// Floating-point operations spent on this question, without those of its beam search.
+    /// Floating-point operations, without those of beam search.
     #[serde(default)]
     pub flops: f64,
 }
 
-/// One path of thoughts and the answer it came to.
+/// One recorded trajectory: its answer and rewards, without the thoughts themselves.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrajectoryRecord {
-    /// Its number among the trajectories of the question.
+    /// Its index among the trajectories of the question.
     pub k: u32,
     /// The number of thoughts.
     pub thoughts: u32,
@@ -62,16 +62,15 @@ pub struct TrajectoryRecord {
     /// correct.
     #[serde(default)]
     pub answer: Option<String>,
-    /// One step reward per thought, where a reward model scored it.
+    /// One reward per thought, if a reward model scored them.
     #[serde(default, rename = "scores")]
     pub process_rewards: Option<Vec<f32>>,
-    /// The reward of the answer, where the reward model reads answers.
+    /// The reward of the answer, if the reward model reads answers.
     #[serde(default, rename = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
-    /// Whether the answer equals the right one.
+    /// Whether the answer equals the gold answer.
     pub correct: bool,
-    /// The natural logarithm of the decoded text's probability, its ending token included, where
-    /// that is a number.
+    /// Log-probability of the decoded tokens, end of sequence included, if finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob: Option<f32>,
 }
@@ -98,30 +97,30 @@ impl Candidate for TrajectoryRecord {
     }
 }
 
-/// The best finished beam of a reward-guided search.
+/// The best path of a reward-guided beam search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BeamResult {
     /// Beams kept at each step, B.
     pub width: u32,
-    /// Extensions tried for each beam, K.
+    /// Candidates sampled for each beam and step, K.
     pub candidates: u32,
-    /// The number of thoughts of the best beam.
+    /// The number of thoughts of the best path.
     pub thoughts: u32,
     /// Its decoded text.
     pub text: String,
     /// Its canonical answer; `None` is never correct.
     #[serde(default)]
     pub answer: Option<String>,
-    /// Its cumulative reward; 0 without thoughts.
+    /// The sum of its process rewards; 0 without thoughts.
     pub reward: f32,
-    /// Its step rewards, one per thought.
+    /// Its process rewards, one per thought.
     #[serde(default, rename = "scores")]
     pub process_rewards: Vec<f32>,
-    /// The reward of its answer, where the reward model reads answers; it then chose the path
-    /// among those that ended.
+    /// The reward of its answer, if the reward model reads answers; it then selected the path among
+    /// the finished ones.
     #[serde(default, rename = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
-    /// Whether the answer equals the right one.
+    /// Whether the answer equals the gold answer.
     pub correct: bool,
     /// Decoding steps of the search.
     #[serde(default)]
@@ -171,14 +170,14 @@ impl TrajectoryRecord {
         check_answer(field, &self.answer, self.correct)?;
         check_finite(&format!("{field}.logprob"), self.logprob.map(f64::from))?;
         check_finite(&format!("{field}.verdict"), self.outcome_reward.map(f64::from))?;
-        let Some(scores) = &self.process_rewards else {
+        let Some(rewards) = &self.process_rewards else {
             return Ok(());
         };
         let field = format!("{field}.scores");
-        if scores.len() != self.thoughts as usize {
-            return Err(FieldError::new(field, "does not hold one score per thought"));
+        if rewards.len() != self.thoughts as usize {
+            return Err(FieldError::new(field, "does not hold one reward per thought"));
         }
-        check_finite(&field, scores.iter().copied().map(f64::from))
+        check_finite(&field, rewards.iter().copied().map(f64::from))
     }
 }
 
@@ -192,7 +191,7 @@ fn check_answer(field: &str, answer: &Option<String>, correct: bool) -> Result<(
     Ok(())
 }
 
-/// JSON has no word for NaN and infinity; serde_json would write `null`, which no reader could take
+/// JSON cannot represent NaN and infinity: serde_json would write `null`, which does not parse
 /// back.
 pub(crate) fn check_finite(
     field: &str,
@@ -206,15 +205,16 @@ pub(crate) fn check_finite(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use aggregate::StopReason;
+
+    use super::*;
 
     fn sample(trajectory: TrajectoryRecord) -> Sample {
         Sample { trajectories: vec![trajectory], ..Sample::default() }
     }
 
     fn invalid_field(sample: Sample) -> String {
-        sample.validate().expect_err("a broken rule").field
+        sample.validate().expect_err("an invalid sample").field
     }
 
     #[test]
@@ -222,15 +222,22 @@ mod tests {
         let trajectory = TrajectoryRecord {
             thoughts: 1,
             process_rewards: Some(vec![0.5]),
+            outcome_reward: Some(0.25),
             ..TrajectoryRecord::default()
         };
         let line = serde_json::to_string(&sample(trajectory)).unwrap();
         let expected = concat!(
-            r#"{"id":0,"seed":0,"question":"","gold":"","trajectories":[{"k":0,"thoughts":1,"text":"","#,
-            r#""answer":null,"scores":[0.5],"correct":false}],"beam":null,"greedy":null,"#,
-            r#""diversity":null,"steps":0,"flops":0.0}"#,
+            r#"{"id":0,"seed":0,"question":"","gold":"","trajectories":[{"k":0,"thoughts":1,"#,
+            r#""text":"","answer":null,"scores":[0.5],"verdict":0.25,"correct":false}],"#,
+            r#""beam":null,"greedy":null,"diversity":null,"steps":0,"flops":0.0}"#,
         );
         assert_eq!(line, expected);
+        let beam = BeamResult { outcome_reward: Some(0.25), ..BeamResult::default() };
+        let expected = concat!(
+            r#"{"width":0,"candidates":0,"thoughts":0,"text":"","answer":null,"reward":0.0,"#,
+            r#""scores":[],"verdict":0.25,"correct":false,"steps":0,"flops":0.0}"#,
+        );
+        assert_eq!(serde_json::to_string(&beam).unwrap(), expected);
     }
 
     #[test]
@@ -252,7 +259,7 @@ mod tests {
         assert_eq!(
             serde_json::from_str::<TrajectoryRecord>(&line).unwrap(),
             without,
-            "as older runs have it"
+            "runs of earlier versions have none"
         );
     }
 
@@ -271,9 +278,9 @@ mod tests {
             );
             let unlikely = TrajectoryRecord { logprob: Some(bad), ..TrajectoryRecord::default() };
             assert_eq!(invalid_field(sample(unlikely)), "trajectories[0].logprob");
-            let judged =
+            let rewarded =
                 TrajectoryRecord { outcome_reward: Some(bad), ..TrajectoryRecord::default() };
-            assert_eq!(invalid_field(sample(judged)), "trajectories[0].verdict");
+            assert_eq!(invalid_field(sample(rewarded)), "trajectories[0].verdict");
             let beam = BeamResult { reward: bad, ..BeamResult::default() };
             assert_eq!(
                 invalid_field(Sample { beam: Some(beam), ..Sample::default() }),
@@ -315,7 +322,7 @@ mod tests {
 
     #[test]
     fn an_early_stop_has_fewer_trajectories_than_requested() {
-        let stopped = |asked| Some(EarlyStop { requested: asked, reason: StopReason::Certain });
+        let stopped = |requested| Some(EarlyStop { requested, reason: StopReason::Certain });
         let one = sample(TrajectoryRecord::default());
         Sample { stopped: stopped(2), ..one.clone() }.validate().unwrap();
         assert_eq!(invalid_field(Sample { stopped: stopped(1), ..one.clone() }), "stopped.asked");

@@ -1,8 +1,8 @@
-//! A run being written: samples and timings, appended line by line.
+//! Writing a run: samples and timings, appended line by line.
 //!
-//! One writer per directory, held by a lock that the system drops with the process. Each line goes
-//! out in one write, newline included, and nothing is buffered here: whatever kills the process,
-//! the file holds whole lines and at most one part of a line after them.
+//! One writer per directory, enforced by a file lock that the operating system releases with the
+//! process. Each line is one unbuffered write, newline included: if the process is killed, the file
+//! holds whole lines and at most one partial line after them.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -19,29 +19,29 @@ use crate::results::Seconds;
 use crate::run_dir::{MANIFEST_FILE, RunDir, SAMPLES_FILE, TIMINGS_FILE};
 use crate::sample::{Sample, Validate};
 
-/// A run directory that is being written.
+/// A run directory open for writing.
 #[derive(Debug)]
 pub struct RunWriter {
     path: PathBuf,
     samples: LineAppender,
     timings: LineAppender,
-    /// The (seed, id) pairs on file.
+    /// The recorded (seed, id) pairs.
     done: HashSet<(u64, u32)>,
     _lock: Option<File>,
 }
 
 impl RunWriter {
-    /// Whether this question is on file under this seed.
+    /// Whether this question is recorded under this seed.
     pub fn is_done(&self, seed: u64, id: u32) -> bool {
         self.done.contains(&(seed, id))
     }
 
-    /// How many samples are on file.
+    /// The number of recorded samples.
     pub fn done_count(&self) -> usize {
         self.done.len()
     }
 
-    /// Writes one sample. When this returns, the system has it.
+    /// Appends one sample. When this returns, the operating system has it.
     pub fn append(&mut self, sample: &Sample) -> Result<(), RecordError> {
         if self.is_done(sample.seed, sample.id) {
             let (path, line) = (self.samples.path.clone(), self.done_count() + 1);
@@ -52,12 +52,12 @@ impl RunWriter {
         Ok(())
     }
 
-    /// Writes the seconds spent since the last call.
+    /// Appends the seconds spent since the last call.
     pub fn append_timing(&mut self, seconds: &Seconds) -> Result<(), RecordError> {
         self.timings.append(seconds)
     }
 
-    /// Puts everything on the disk and opens the run for reading.
+    /// Syncs both files to disk and opens the run for reading.
     pub fn finish(self) -> Result<RunDir, RecordError> {
         self.samples.sync()?;
         self.timings.sync()?;
@@ -65,18 +65,18 @@ impl RunWriter {
     }
 }
 
-/// A directory that is ours to write to, before it is known what it holds.
+/// An exclusive lock on a directory, before its content is examined.
 pub(crate) struct RunLock<'a> {
     path: &'a Path,
     lock: Option<File>,
 }
 
 impl<'a> RunLock<'a> {
-    /// Makes the directory where it is missing and claims it.
+    /// Creates the directory if it is missing and locks it.
     pub(crate) fn new(path: &'a Path) -> Result<Self, RecordError> {
         fs::create_dir_all(path)
             .map_err(|source| RecordError::Write { path: path.into(), source })?;
-        // Not every system can lock a directory; there, the user has to keep writers apart.
+        // Not every platform can lock a directory; there the user must not start two writers.
         let Ok(lock) = File::open(path) else {
             return Ok(Self { path, lock: None });
         };
@@ -87,13 +87,13 @@ impl<'a> RunLock<'a> {
         }
     }
 
-    /// Begins a run: from here on the directory is one.
+    /// Writes the manifest, which makes the directory a run, and opens it for writing.
     pub(crate) fn start(self, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         document::write_document(&self.path.join(MANIFEST_FILE), manifest)?;
         self.resume()
     }
 
-    /// Continues the run that is there.
+    /// Opens an existing run for writing.
     pub(crate) fn resume(self) -> Result<RunWriter, RecordError> {
         let (samples, timings) = (self.path.join(SAMPLES_FILE), self.path.join(TIMINGS_FILE));
         let mut done = HashSet::new();
@@ -119,12 +119,12 @@ impl<'a> RunLock<'a> {
     }
 }
 
-/// A file that grows by whole lines.
+/// A JSON Lines file open for appending.
 #[derive(Debug)]
 struct LineAppender {
     path: PathBuf,
     file: File,
-    /// The end of the last whole line.
+    /// The length in bytes up to the last complete line.
     length: u64,
 }
 
@@ -138,10 +138,9 @@ impl LineAppender {
     }
 
     fn append(&mut self, record: &(impl Serialize + Validate)) -> Result<(), RecordError> {
-        record.validate().map_err(|fault| fault.into_record_error(&self.path))?;
+        record.validate().map_err(|error| error.into_record_error(&self.path))?;
         self.write(record).map_err(|source| {
-            // A full disk may have taken half a line. Were it left, the next append would put it in
-            // the middle.
+            // Undo a partial write (disk full): the next append would continue that line.
             let _ = self.file.set_len(self.length);
             RecordError::Write { path: self.path.clone(), source }
         })
@@ -171,10 +170,7 @@ mod tests {
     fn a_full_disk_is_reported_with_a_hint() {
         let mut full = LineAppender::open("/dev/full".into()).unwrap();
         let error = full.append(&Seconds::default()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "cannot write /dev/full (free some space, then pass --resume)"
-        );
+        assert_eq!(error.to_string(), "cannot write /dev/full (free some space, then resume)");
         let RecordError::Write { source, .. } = error else { panic!("{error}") };
         assert_eq!(source.kind(), io::ErrorKind::StorageFull);
     }

@@ -1,5 +1,5 @@
-//! The run directory from outside: what survives a kill, what is refused, and that no bytes make it
-//! panic.
+//! The run directory through its public interface: interrupted runs, invalid input, arbitrary
+//! bytes.
 
 use std::fs;
 use std::path::Path;
@@ -49,26 +49,26 @@ fn sample(seed: u64, id: u32) -> Sample {
     }
 }
 
-/// The work of `manifest()`, in order.
-fn work() -> Vec<Sample> {
+/// All samples of `manifest()`, in order.
+fn all_samples() -> Vec<Sample> {
     [1, 2].into_iter().flat_map(|seed| (0..3).map(move |id| sample(seed, id))).collect()
 }
 
-/// Does whatever is left to do and gives back the bytes of the samples.
+/// Appends the samples that are not recorded and returns the bytes of `samples.jsonl`.
 fn resume_and_finish(path: &Path) -> Vec<u8> {
     let mut run = RunDir::resume(path, &manifest()).expect("it resumes");
-    for sample in work() {
+    for sample in all_samples() {
         if !run.is_done(sample.seed, sample.id) {
             run.append(&sample).expect("it appends");
         }
     }
-    // Not finished but dropped, as by a kill: lines need no closing.
+    // Dropped without `finish`, as if killed.
     drop(run);
     fs::read(path.join("samples.jsonl")).expect("samples are there")
 }
 
-/// A new file rather than the old one cut and filled: some file systems flush the latter, and there
-/// are thousands.
+/// Creates a new file rather than truncating the old one: some file systems flush the latter, and
+/// there are thousands.
 fn replace_file(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).expect("it was there");
     fs::write(path, bytes).expect("it is written");
@@ -79,14 +79,14 @@ fn what_is_written_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("runs/deep");
     let mut run = RunDir::create(&path, &manifest()).unwrap();
-    for sample in work() {
+    for sample in all_samples() {
         run.append(&sample).unwrap();
         run.append_timing(&Seconds { prefill: 0.5, total: 1.0, ..Seconds::default() }).unwrap();
     }
     let run = run.finish().unwrap();
     assert_eq!(run, RunDir::open(&path).unwrap());
     assert_eq!((run.path(), run.manifest()), (path.as_path(), &manifest()));
-    assert_eq!(run.samples().unwrap().collect::<Result<Vec<_>, _>>().unwrap(), work());
+    assert_eq!(run.samples().unwrap().collect::<Result<Vec<_>, _>>().unwrap(), all_samples());
     assert_eq!(run.seconds().unwrap(), Seconds { prefill: 3.0, total: 6.0, ..Seconds::default() });
 
     let results = Results { questions: 3, ..Results::default() };
@@ -120,7 +120,7 @@ fn a_killed_run_can_be_read_as_it_is() {
     fs::write(dir.path().join("samples.jsonl"), cut).unwrap();
     fs::write(dir.path().join("timings.jsonl"), "{\"prefill\": 1").unwrap();
     let run = RunDir::open(dir.path()).unwrap();
-    assert_eq!(run.samples().unwrap().map(Result::unwrap).count(), work().len() - 1);
+    assert_eq!(run.samples().unwrap().map(Result::unwrap).count(), all_samples().len() - 1);
     assert_eq!(run.seconds().unwrap(), Seconds::default());
 }
 
@@ -128,7 +128,7 @@ fn a_killed_run_can_be_read_as_it_is() {
 fn a_damaged_last_line_is_dropped_and_redone() {
     let dir = tempfile::tempdir().unwrap();
     let whole = resume_and_finish(dir.path());
-    // What a power cut can leave: the length is right, the content is not.
+    // After a power failure the length may be right and the content not.
     let mut damaged = whole.clone();
     let last = whole.len() - 200;
     damaged[last..whole.len() - 1].fill(0);
@@ -184,7 +184,7 @@ fn a_run_is_not_overwritten_by_default() {
     fs::write(dir.path().join("notes.txt"), "mine").unwrap();
     let error = RunDir::create(dir.path(), &manifest()).unwrap_err();
     assert!(
-        error.to_string().ends_with("pass --resume to continue it or --out to write elsewhere"),
+        error.to_string().ends_with("already holds a run; resume it or write to another directory"),
         "{error}"
     );
 
@@ -201,7 +201,7 @@ fn a_changed_setting_is_refused_by_name() {
     let settings = json!({"samples": 2, "perturbation": {"kind": "dropout", "p": 0.5}});
     let error = RunDir::resume(dir.path(), &Manifest { settings, ..manifest() }).unwrap_err();
     assert!(error.to_string().contains("settings.perturbation.p = 0.2, now it is 0.5"), "{error}");
-    // Another host is no other run, and the manifest stays the first one's.
+    // Another host is the same run, and the stored manifest is not rewritten.
     RunDir::resume(dir.path(), &Manifest { host: json!("elsewhere"), ..manifest() }).unwrap();
     assert_eq!(RunDir::open(dir.path()).unwrap().manifest(), &manifest());
     assert!(fs::read(dir.path().join("samples.jsonl")).unwrap() == whole);
@@ -298,7 +298,7 @@ fn a_manifest_cut_anywhere_is_an_error() {
     }
 }
 
-/// Bytes that are often nearly a record: pieces of a real line, noise, newlines.
+/// Bytes close to a record: slices of a valid line, random bytes, newlines.
 fn damaged() -> impl Strategy<Value = Vec<u8>> {
     let line = serde_json::to_vec(&sample(1, 0)).expect("it serializes");
     let piece = prop_oneof![
@@ -314,18 +314,24 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn no_bytes_make_it_panic(samples in damaged(), timings in damaged(), manifest_bytes in damaged()) {
+    fn no_bytes_make_it_panic(
+        samples in damaged(),
+        timings in damaged(),
+        manifest_bytes in damaged(),
+    ) {
         let dir = tempfile::tempdir().unwrap();
-        // Written by hand: a run begun properly waits for the disk, and there are many.
-        fs::write(dir.path().join("manifest.json"), serde_json::to_vec(&manifest()).unwrap()).unwrap();
+        // Written directly: `RunDir::create` syncs to disk, which is slow for many cases.
+        let valid_manifest = serde_json::to_vec(&manifest()).unwrap();
+        fs::write(dir.path().join("manifest.json"), valid_manifest).unwrap();
         fs::write(dir.path().join("samples.jsonl"), &samples).unwrap();
         fs::write(dir.path().join("timings.jsonl"), &timings).unwrap();
         let run = RunDir::open(dir.path()).unwrap();
         run.samples().unwrap().for_each(drop);
         let _ = run.seconds();
         if let Ok(resumed) = RunDir::resume(dir.path(), &manifest()) {
-            // What resuming accepts, reading accepts too.
-            prop_assert_eq!(run.samples().unwrap().filter(|line| line.is_ok()).count(), resumed.done_count());
+            // Resuming and reading accept the same lines.
+            let read = run.samples().unwrap().filter(|line| line.is_ok()).count();
+            prop_assert_eq!(read, resumed.done_count());
         }
         fs::write(dir.path().join("manifest.json"), &manifest_bytes).unwrap();
         fs::write(dir.path().join("results.json"), &manifest_bytes).unwrap();

@@ -1,5 +1,5 @@
-// The page's script: values of what is pointed at, and the browser for single questions.
-// Data come from src/page/data.rs; nothing is fetched, and text only ever goes into text nodes and attributes.
+// The page's script: tooltips and the browser for single questions.
+// Data come from src/page/data.rs; nothing is fetched, and text is only set in text nodes and attributes.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -23,7 +23,7 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// What is pointed at says its value.
+// Tooltips: elements with a data-tip attribute.
 const tip = document.body.appendChild(make("div", { id: "tip", role: "tooltip" }));
 function showTip(event) {
   const target = event.target.closest && event.target.closest("[data-tip]");
@@ -36,14 +36,13 @@ function showTip(event) {
 }
 for (const name of ["pointermove", "pointerdown"]) document.addEventListener(name, showTip);
 
-/** A row of data with names: the columns of `question` in src/page/data.rs. */
+/** A question as an object; the order is that of `encode_question` in src/page/data.rs. */
 function named(row) {
-  const [id, question, gold, answers, given, thoughts, rewards, map, verdicts, greedy, beam, range, judged, judgedRange] = row;
+  const [id, question, gold, answers, given, thoughts, rewards, map, chosen, greedy, beam, range, outcomes, outcomeRange] = row;
   const right = given.filter((place) => answers[place][1]).length;
-  const verdict = (place) => (place < 0 ? null : answers[place]);
-  const [vote, weighted, best] = verdicts.map(verdict);
+  const [vote, weighted, best] = chosen.map((place) => (place < 0 ? null : answers[place]));
   const lengths = Array.isArray(thoughts) ? thoughts : given.map(() => thoughts);
-  return { id, question, gold, answers, given, lengths, rewards, range, judged, judgedRange, map, greedy, beam, vote, weighted, best, right };
+  return { id, question, gold, answers, given, lengths, rewards, range, outcomes, outcomeRange, map, greedy, beam, vote, weighted, best, right };
 }
 
 const isRight = (answer) => Boolean(answer && answer[1]);
@@ -53,7 +52,7 @@ const FILTERS = [
   ["gained", "greedy wrong, majority right", (q) => q.greedy && !isRight(q.greedy) && isRight(q.vote)],
   ["lost", "greedy right, majority wrong", (q) => isRight(q.greedy) && !isRight(q.vote)],
   ["missed", "majority wrong, but some trajectory right", (q) => !isRight(q.vote) && q.right > 0],
-  ["misjudged", "best of N wrong, but some trajectory right", (q) => q.best && !isRight(q.best) && q.right > 0],
+  ["misranked", "best of N wrong, but some trajectory right", (q) => q.best && !isRight(q.best) && q.right > 0],
   ["never", "no trajectory right", (q) => q.right === 0],
   ["always", "every trajectory right", (q) => q.right > 0 && q.right === q.given.length],
 ];
@@ -62,7 +61,7 @@ const ORDERS = [
   ["hard", "fewest right first", (a, b) => a.right / a.given.length - b.right / b.given.length || a.id - b.id],
   ["torn", "most different answers first", (a, b) => b.answers.length - a.answers.length || a.id - b.id],
 ];
-/** Rows of the list that are made at a time. */
+/** List entries created at a time. */
 const PAGE = 150;
 
 const state = { run: 0, questions: [], found: [], shown: 0, current: null, byReward: true };
@@ -95,7 +94,7 @@ function update() {
   else mark();
 }
 
-/** The next rows of the list. */
+/** Appends the next list entries. */
 function more() {
   const list = $("list");
   if (list.lastChild && list.lastChild.firstChild.classList.contains("more")) list.lastChild.remove();
@@ -170,7 +169,7 @@ function votes(q) {
     const word = answer[1] ? "right" : "wrong";
     const bar = make("div", { class: `length ${word}`, style: `width:${((100 * count) / most).toFixed(1)}%` });
     table.append(make("span", { class: `answer ${word}` }, (answer[1] ? "✓ " : "") + show(answer)), bar, make("span", {}, `${count}`));
-    // A text that is hardly more than its answer says nothing new.
+    // Short texts hardly differ from their answer.
     if (answer[2].length > 40) table.append(make("span", { class: "text" }, answer[2]));
   }
   box.append(table);
@@ -180,50 +179,50 @@ function votes(q) {
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
-/** Rewards as numbers again: `scaled` in src/page/data.rs. */
+/** The inverse of `quantize` in src/page/data.rs. */
 const numbers = (text, range) => Array.from(bytes(text), (byte) => range[0] + (byte / 255) * (range[1] - range[0]));
 
-/** Rewards: a column for each trajectory, a row for each thought, and one for the answer where the judge reads answers. */
+/** Heat map of rewards: a column per trajectory, a row per thought, and a last row of outcome rewards if there are any. */
 function strip(q) {
   const range = q.range;
   if (!range) return [make("p", { class: "note" }, "No rewards: the run had no reward model.")];
-  const [raw, judged] = [numbers(q.rewards, range), q.judgedRange && numbers(q.judged, q.judgedRange)];
+  const [raw, outcomes] = [numbers(q.rewards, range), q.outcomeRange && numbers(q.outcomes, q.outcomeRange)];
   let at = 0;
   const columns = q.given.map((place, k) => {
     const own = raw.slice(at, (at += q.lengths[k]));
     const mean = own.length ? own.reduce((a, b) => a + b) / own.length : -Infinity;
-    return { k, answer: q.answers[place], own, mean, whole: judged ? judged[k] : mean };
+    return { k, answer: q.answers[place], own, mean, reward: outcomes ? outcomes[k] : mean };
   });
-  if (state.byReward) columns.sort((a, b) => b.whole - a.whole || a.k - b.k);
+  if (state.byReward) columns.sort((a, b) => b.reward - a.reward || a.k - b.k);
   const longest = Math.max(1, ...q.lengths);
-  const rows = longest + (judged ? 1 : 0);
+  const rows = longest + (outcomes ? 1 : 0);
   const [width, height, foot] = [10, 12, 10];
   const svg = draw("svg", { class: "strip", viewBox: `0 0 ${columns.length * width} ${rows * height + foot}`, preserveAspectRatio: "none" });
   svg.style.height = `${rows * 14 + foot}px`;
-  columns.forEach(({ k, answer, own, mean, whole }, x) => {
-    const verdict = judged ? `\nverdict on the answer ${whole.toFixed(3)}` : "";
-    const who = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}\nmean reward ${mean.toFixed(3)}${verdict}`;
-    const cell = (row, reward, [low, high], tip) => {
+  columns.forEach(({ k, answer, own, mean, reward }, x) => {
+    const outcome = outcomes ? `\noutcome reward ${reward.toFixed(3)}` : "";
+    const label = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}\nmean process reward ${mean.toFixed(3)}${outcome}`;
+    const cell = (row, value, [low, high], tip) => {
       const box = { x: x * width, y: row * height, width: width - 0.6, height: height - 0.6 };
-      svg.append(draw("rect", { ...box, fill: heat((reward - low) / (high - low || 1)), "data-tip": tip }));
+      svg.append(draw("rect", { ...box, fill: heat((value - low) / (high - low || 1)), "data-tip": tip }));
     };
-    own.forEach((reward, t) => cell(t, reward, range, `${who}\nthought ${t + 1}: reward ${reward.toFixed(3)}`));
-    if (judged) cell(longest, whole, q.judgedRange, who);
-    const foundation = { x: x * width, y: rows * height + 2, width: width - 0.6, height: foot - 2 };
-    svg.append(draw("rect", { ...foundation, style: `fill:var(--${answer[1] ? "right" : "wrong"})`, "data-tip": who }));
+    own.forEach((value, t) => cell(t, value, range, `${label}\nthought ${t + 1}: reward ${value.toFixed(3)}`));
+    if (outcomes) cell(longest, reward, q.outcomeRange, label);
+    const footBox = { x: x * width, y: rows * height + 2, width: width - 0.6, height: foot - 2 };
+    svg.append(draw("rect", { ...footBox, style: `fill:var(--${answer[1] ? "right" : "wrong"})`, "data-tip": label }));
   });
   const box = make("input", { type: "checkbox", id: "by-reward" });
   box.checked = state.byReward;
   box.addEventListener("change", () => { state.byReward = box.checked; open(state.current); });
-  const label = make("label", { class: "note" }, box, judged ? " best verdict first" : " highest mean reward first");
+  const sorting = make("label", { class: "note" }, box, outcomes ? " highest outcome reward first" : " highest mean reward first");
   const note = `Columns are trajectories, rows their thoughts from first (top) to last; from dark, this question's lowest reward ` +
     `(${range[0].toFixed(2)}), to bright, its highest (${range[1].toFixed(2)}). ` +
-    (judged ? `The last row is the verdict on the answer, in its own colours (${q.judgedRange.map((x) => x.toFixed(2)).join(" to ")}). ` : "") +
+    (outcomes ? `The last row is the outcome reward, in its own colours (${q.outcomeRange.map((x) => x.toFixed(2)).join(" to ")}). ` : "") +
     `The foot is green where the answer is right.`;
-  return [make("h3", {}, judged ? "Rewards" : "Step rewards"), label, svg, make("p", { class: "note" }, note)];
+  return [make("h3", {}, outcomes ? "Rewards" : "Process rewards"), sorting, svg, make("p", { class: "note" }, note)];
 }
 
-/** Dark violet over red to light yellow: ordered for the colour-blind and in print. */
+/** A colour map from dark violet over red to light yellow, monotonic in lightness. */
 function heat(share) {
   const stops = [[35, 16, 71], [114, 31, 129], [205, 64, 113], [253, 150, 104], [252, 237, 176]];
   const place = Math.max(0, Math.min(0.9999, share)) * (stops.length - 1);
@@ -232,7 +231,7 @@ function heat(share) {
   return `rgb(${mixed.join(",")})`;
 }
 
-/** The trajectories on the map of their thoughts. */
+/** The trajectories in the plane of the question's two principal components. */
 function map(q) {
   if (!q.map) return [make("p", { class: "note" }, "No map: the thoughts were not kept (eval --latents), or the page had no room for them.")];
   const raw = bytes(q.map);
@@ -254,22 +253,22 @@ function map(q) {
     const path = places.slice(at, (at += q.lengths[k])).map(place);
     if (!path.length) return;
     const colour = `var(--${answer[1] ? "right" : "wrong"})`;
-    const who = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}`;
+    const label = `trajectory ${k}: ${show(answer)} ${answer[1] ? "✓" : "✗"}`;
     svg.append(draw("polyline", { points: path.map((p) => p.join()).join(" "), fill: "none", "stroke-opacity": 0.22,
-      style: `stroke:${colour}`, "data-tip": who }));
+      style: `stroke:${colour}`, "data-tip": label }));
     const [x, y] = path[path.length - 1].map(Number);
     const shape = answer[1] ? `M${x} ${y - 5}l4 5l-4 5l-4 -5z` : `M${x - 3} ${y - 3}l6 6m0 -6l-6 6`;
-    marks.push(draw("path", { d: shape, style: answer[1] ? `fill:${colour}` : `fill:none;stroke:${colour};stroke-width:1.6`, "data-tip": who }));
+    marks.push(draw("path", { d: shape, style: answer[1] ? `fill:${colour}` : `fill:none;stroke:${colour};stroke-width:1.6`, "data-tip": label }));
   });
   svg.append(...marks);
-  const rest = places.slice(at).map(place);
-  if (rest.length) {
-    svg.append(draw("polyline", { points: rest.map((p) => p.join()).join(" "), fill: "none", style: "stroke:var(--accent);stroke-width:2" }));
-    const [x, y] = rest[rest.length - 1];
+  const greedy = places.slice(at).map(place);
+  if (greedy.length) {
+    svg.append(draw("polyline", { points: greedy.map((p) => p.join()).join(" "), fill: "none", style: "stroke:var(--accent);stroke-width:2" }));
+    const [x, y] = greedy[greedy.length - 1];
     svg.append(draw("circle", { cx: x, cy: y, r: 6, style: "fill:var(--accent)", "data-tip": "without perturbation" }));
   }
   const note = "Every trajectory's thoughts along the question's two principal components; the sign is at the last thought: diamond " +
-    "right, cross wrong." + (rest.length ? " Blue: without perturbation." : "");
+    "right, cross wrong." + (greedy.length ? " Blue: without perturbation." : "");
   return [make("h3", {}, "Map of the thoughts"), svg, make("p", { class: "note" }, note)];
 }
 

@@ -1,9 +1,9 @@
-//! Run directories of a made-up reasoner, to look at the report without a model.
+//! Synthetic run directories and their report, without a model.
 //!
 //! `cargo run -p report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at
-//! several strengths of dropout and noise, with rewards and thoughts, and the report over all of
-//! them. A question has a difficulty, a perturbation widens and lowers what the reasoner can do, so
-//! that coverage grows with N and is largest at a moderate strength, as in the paper.
+//! several strengths of dropout and noise, with rewards and thoughts, and the report of all of
+//! them. A perturbation increases the variance of the answers and lowers their accuracy, so
+//! coverage grows with N and is largest at a moderate strength, as in the paper.
 
 use std::path::Path;
 
@@ -26,17 +26,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             json!({ "kind": "dropout", "p": strength, "sites": "both", "scope": "thoughts" });
         let noise = json!({ "kind": "noise", "sigma": 2.0 * strength });
         for (name, sampler) in [("dropout", dropout), ("noise", noise)] {
-            let world = SyntheticRun { questions, samples, strength, noisy: name == "noise" };
-            runs.push(world.write(&out.join(format!("{name}-{strength}")), sampler)?);
+            let run = SyntheticRun { questions, samples, strength, noisy: name == "noise" };
+            runs.push(run.write(&out.join(format!("{name}-{strength}")), sampler)?);
         }
     }
     for fewer in [4, 16].into_iter().filter(|fewer| *fewer < samples) {
         let sampler = json!({ "kind": "dropout", "p": 0.2, "sites": "both", "scope": "thoughts" });
-        let world = SyntheticRun { questions, samples: fewer, strength: 0.2, noisy: false };
-        runs.push(world.write(&out.join(format!("dropout-0.2-n{fewer}")), sampler)?);
+        let run = SyntheticRun { questions, samples: fewer, strength: 0.2, noisy: false };
+        runs.push(run.write(&out.join(format!("dropout-0.2-n{fewer}")), sampler)?);
     }
-    let written = report::write(&runs, out, report::ReportOptions::default())?;
-    println!("{}", written.page.display());
+    let files = report::write(&runs, out, report::ReportOptions::default())?;
+    println!("{}", files.page.display());
     Ok(())
 }
 
@@ -47,7 +47,7 @@ struct SyntheticRun {
     noisy: bool,
 }
 
-/// A question's gold, difficulty and wrong answers.
+/// A question; trajectories with a skill above its difficulty are correct.
 struct SyntheticQuestion {
     gold: u64,
     difficulty: f64,
@@ -59,7 +59,12 @@ impl SyntheticRun {
             program: "synthetic_runs".into(),
             created: "2026-01-01T00:00:00Z".into(),
             host: json!({ "model": "made-up", "data": "invented.json", "device": "no machine" }),
-            settings: json!({ "method": "coconut", "samples": self.samples, "sampler": sampler, "rewards": true }),
+            settings: json!({
+                "method": "coconut",
+                "samples": self.samples,
+                "sampler": sampler,
+                "rewards": true,
+            }),
             seeds: vec![0],
             questions: self.questions,
             ..Manifest::default()
@@ -85,7 +90,7 @@ impl SyntheticRun {
 
     fn question(&self, id: u32) -> (Sample, Vec<Vec<f32>>) {
         let mut shared = SyntheticRng(u64::from(id) + 1);
-        let problem =
+        let question =
             SyntheticQuestion { gold: 2 + shared.below(90), difficulty: 1.6 * shared.normal() };
         let base: Vec<f64> = (0..THOUGHTS * WIDTH).map(|_| shared.normal()).collect();
         let (apples, given) = (3 + shared.below(20), 1 + shared.below(9));
@@ -93,18 +98,19 @@ impl SyntheticRun {
             u64::from(id) << 20 | (self.strength * 1000.0) as u64 | u64::from(self.noisy) << 19,
         );
         let rows =
-            (0..self.samples as u32).map(|k| self.trajectory(k, &problem, &base, &mut random));
+            (0..self.samples as u32).map(|k| self.trajectory(k, &question, &base, &mut random));
         let (trajectories, mut thoughts): (Vec<TrajectoryRecord>, Vec<Vec<f32>>) = rows.unzip();
         let diversity = Some(diversity(&thoughts));
         thoughts.push(base.iter().map(|x| *x as f32).collect());
-        let greedy = self.answer(0, 0.4 - problem.difficulty, &problem, &mut shared);
-        let beam = self.answer(0, 0.8 - problem.difficulty, &problem, &mut random);
+        let greedy = self.answer(0, 0.4 - question.difficulty, &question, &mut shared);
+        let beam = self.answer(0, 0.8 - question.difficulty, &question, &mut random);
         let sample = Sample {
             id,
             question: format!(
-                "Maria picks {apples} baskets of <b>apples</b> & gives {given} away to \"friends\". How many are left of question {id}?"
+                "Maria picks {apples} baskets of <b>apples</b> & gives {given} away to \"friends\". \
+                 How many are left of question {id}?"
             ),
-            gold: problem.gold.to_string(),
+            gold: question.gold.to_string(),
             diversity,
             beam: Some(BeamResult {
                 width: 8,
@@ -126,33 +132,31 @@ impl SyntheticRun {
     fn trajectory(
         &self,
         k: u32,
-        problem: &SyntheticQuestion,
+        question: &SyntheticQuestion,
         base: &[f64],
         random: &mut SyntheticRng,
     ) -> (TrajectoryRecord, Vec<f32>) {
         let own: Vec<f64> = (0..4).map(|_| random.normal()).collect();
-        // A stronger perturbation reaches further and thinks worse; noise harms less than dropout.
+        // A stronger perturbation has more variance and lower accuracy; noise harms less than
+        // dropout.
         let harm = if self.noisy { 4.0 } else { 9.0 } * self.strength * self.strength;
-        let skill = 0.4 - problem.difficulty - harm
+        let skill = 0.4 - question.difficulty - harm
             + 6.0 * self.strength / (1.0 + 3.0 * self.strength) * own[0];
-        let trajectory = self.answer(k, skill, problem, random);
+        let trajectory = self.answer(k, skill, question, random);
         let lift = if trajectory.correct { 0.5 } else { -0.2 };
-        let step = |t: usize, random: &mut SyntheticRng| {
+        let reward = |t: usize, random: &mut SyntheticRng| {
             (0.5 + lift * (t + 1) as f64 / THOUGHTS as f64 + 0.3 * random.normal()) as f32
         };
-        let scores: Vec<f32> = (0..THOUGHTS).map(|t| step(t, random)).collect();
-        let verdict = scores.last().filter(|_| self.noisy).copied(); // as if the judge of these runs read answers
-        let grows = |t: usize| if self.noisy { 0.5 + (t % 3) as f64 } else { 1.0 };
+        let rewards: Vec<f32> = (0..THOUGHTS).map(|t| reward(t, random)).collect();
+        // Runs with noise have outcome rewards too.
+        let outcome_reward = rewards.last().filter(|_| self.noisy).copied();
+        let scale = |t: usize| if self.noisy { 0.5 + (t % 3) as f64 } else { 1.0 };
         let thought = |i: usize, random: &mut SyntheticRng| {
-            base[i] + 1.5 * self.strength * grows(i / WIDTH) * (random.normal() + 2.0 * own[i % 4])
+            base[i] + 1.5 * self.strength * scale(i / WIDTH) * (random.normal() + 2.0 * own[i % 4])
         };
         let thoughts = (0..base.len()).map(|i| thought(i, random) as f32).collect();
         (
-            TrajectoryRecord {
-                process_rewards: Some(scores),
-                outcome_reward: verdict,
-                ..trajectory
-            },
+            TrajectoryRecord { process_rewards: Some(rewards), outcome_reward, ..trajectory },
             thoughts,
         )
     }
@@ -161,13 +165,13 @@ impl SyntheticRun {
         &self,
         k: u32,
         skill: f64,
-        problem: &SyntheticQuestion,
+        question: &SyntheticQuestion,
         random: &mut SyntheticRng,
     ) -> TrajectoryRecord {
         let correct = skill > 0.0;
-        let spread = 1 + random.below(12);
-        let wrong = problem.gold + 1 + random.below(spread);
-        let answer = if correct { problem.gold } else { wrong };
+        let range = 1 + random.below(12);
+        let wrong = question.gold + 1 + random.below(range);
+        let answer = if correct { question.gold } else { wrong };
         let none = !correct && random.below(20) == 0;
         TrajectoryRecord {
             k,
@@ -188,7 +192,7 @@ fn diversity(thoughts: &[Vec<f32>]) -> Vec<f64> {
     diversity.values()
 }
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 struct SyntheticRng(u64);
 
 impl SyntheticRng {

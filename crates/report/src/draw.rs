@@ -1,17 +1,16 @@
-//! From a figure's data to a picture: scales, layout, and two ways to write it down.
+//! Rendering of figures: layout into drawing primitives, then SVG and PNG backends.
 //!
 //! ```text
-//! figure (data) -> layout (with scale and font) -> scene (shapes) -> svg, png
+//! figure (data) -> layout (with scale and font) -> drawing (primitives) -> svg, png
 //! ```
 //!
-//! One drawing serves the files and the page: the page shows each panel as inline SVG whose points
-//! say their values.
+//! The page embeds each panel as inline SVG with tooltips; the files hold the whole figure.
 
+pub mod drawing;
 mod font;
 mod layout;
 mod png;
 mod scale;
-pub mod scene;
 mod svg;
 
 pub use layout::{legend_key, panel, sheet};

@@ -1,32 +1,32 @@
-//! Every way a run can fail to be measured or shown, one variant each.
+//! The error of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why there are no metrics, or no report.
+/// Why metrics could not be computed or a report not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The run directory could not be read.
     #[error(transparent)]
     Record(#[from] record::RecordError),
-    /// There is nothing to measure.
-    #[error(
-        "the run holds no samples yet; wait for its first question, or continue it with --resume"
-    )]
+    /// The run has no samples.
+    #[error("the run holds no samples yet; wait for its first question, or resume it")]
     Empty,
-    /// A figure was asked for that needs more, or fewer, trajectories than there are.
+    /// A requested k is 0 or exceeds the number of trajectories.
     #[error(
-        "k = {k} was asked for, but the run has {n} trajectories per question; ask for k >= 1 and <= {n}"
+        "k = {k} was asked for, but the run has {n} trajectories per question; \
+         ask for k >= 1 and <= {n}"
     )]
     InvalidK {
-        /// The k asked for.
+        /// The requested k.
         k: usize,
-        /// The trajectories there are.
+        /// The number of trajectories.
         n: usize,
     },
-    /// Samples of one run have different numbers of trajectories.
+    /// Samples of one run differ in the requested number of trajectories.
     #[error(
-        "question {id} under seed {seed} has {found} trajectories, those before it have {expected}; \
+        "question {id} under seed {seed} has {found} trajectories, \
+         those before it have {expected}; \
          the samples are of different runs: report them one by one"
     )]
     UnevenTrajectories {
@@ -34,9 +34,9 @@ pub enum ReportError {
         id: u32,
         /// The seed.
         seed: u64,
-        /// Its trajectories.
+        /// Its number of trajectories.
         found: usize,
-        /// The trajectories of the first sample.
+        /// That of the first sample.
         expected: usize,
     },
     /// One question appears twice under one seed.
@@ -49,42 +49,41 @@ pub enum ReportError {
         /// The seed.
         seed: u64,
     },
-    /// Something is wrong with one of several runs.
+    /// An error in one of several runs.
     #[error("{path}")]
     Run {
         /// The run directory.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: Box<Self>,
     },
-    /// The run did not end.
-    #[error(
-        "{path} holds {found} of {expected} records; continue it with `latent-tts eval --resume`, or pass --partial to \
-         report what there is"
-    )]
+    /// The run is incomplete.
+    #[error("{path} holds {found} of {expected} records; resume it, or report it as partial")]
     Incomplete {
         /// The run directory.
         path: PathBuf,
-        /// The records on file.
+        /// The number of records.
         found: usize,
-        /// The records that its manifest promises.
+        /// The number of records according to the manifest.
         expected: usize,
     },
-    /// The run has more than was asked for.
+    /// The run has more records than its manifest requests.
     #[error(
-        "{path} holds {found} records where its manifest.json says {expected}; its samples.jsonl is of another run"
+        "{path} holds {found} records where its manifest.json says {expected}; \
+         its samples.jsonl is of another run"
     )]
     Surplus {
         /// The run directory.
         path: PathBuf,
-        /// The records on file.
+        /// The number of records.
         found: usize,
-        /// The records that its manifest promises.
+        /// The number of records according to the manifest.
         expected: usize,
     },
-    /// A sample is of another run.
+    /// A sample has a seed that the manifest does not name.
     #[error(
-        "{path} holds records under seed {seed}, which its manifest.json does not name; its samples.jsonl is of another run"
+        "{path} holds records under seed {seed}, which its manifest.json does not name; \
+         its samples.jsonl is of another run"
     )]
     ForeignSeed {
         /// The run directory.
@@ -92,12 +91,12 @@ pub enum ReportError {
         /// The seed.
         seed: u64,
     },
-    /// The file of thoughts is damaged.
-    #[error("{path} cannot be used; remove it, or run again with --latents --overwrite")]
+    /// `latents.safetensors` is damaged.
+    #[error("{path} cannot be used; remove it, or run again and keep the latents")]
     Latents {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The I/O or format error.
         source: io::Error,
     },
     /// No run was named.
@@ -108,23 +107,23 @@ pub enum ReportError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// The I/O error.
         source: io::Error,
     },
-    /// A figure is too large to become pixels.
+    /// A figure exceeds the size limit of PNG files.
     #[error(
         "the figure {name} of {panels} panels is too large for a picture; report fewer runs at once"
     )]
     FigureTooLarge {
-        /// The figure.
+        /// The figure's name.
         name: &'static str,
-        /// Its panels.
+        /// Its number of panels.
         panels: usize,
     },
 }
 
 impl ReportError {
-    /// The same, said of one run of several. What names its files already stays as it is.
+    /// Adds the run's path, unless the error names its file already.
     pub(crate) fn in_run(self, path: &Path) -> Self {
         match self {
             Self::Record(_) => self,

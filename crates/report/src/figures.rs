@@ -1,8 +1,7 @@
-//! What can be drawn of some runs: each figure from the studies alone, or not at all where they do
-//! not hold it.
+//! The figures of a report, as data. A figure is `None` if the runs lack what it needs.
 //!
-//! One file per figure. Each groups the runs by what its panels and series are, takes the figures
-//! with their intervals, and says in its caption how to read it and which runs it chose.
+//! One file per figure. Each groups the runs into panels and series and explains in its caption how
+//! to read it and which runs were selected.
 
 mod accuracy;
 mod cost;
@@ -19,38 +18,38 @@ pub use figure::{
 use crate::error::ReportError;
 use crate::run_data::RunData;
 
-/// Every figure that these runs allow, in the order of the paper.
-pub fn all(studies: &[RunData]) -> Result<Vec<Figure>, ReportError> {
+/// All figures that can be made of these runs, in the paper's order.
+pub fn all(runs: &[RunData]) -> Result<Vec<Figure>, ReportError> {
     let mut figures: Vec<Figure> =
         [coverage::figure, diversity::against_coverage, diversity::by_step]
             .iter()
-            .filter_map(|figure| figure(studies))
+            .filter_map(|figure| figure(runs))
             .collect();
-    figures.extend(thought_map::figure(studies)?);
-    figures.extend([accuracy::figure, cost::figure].iter().filter_map(|figure| figure(studies)));
+    figures.extend(thought_map::figure(runs)?);
+    figures.extend([accuracy::figure, cost::figure].iter().filter_map(|figure| figure(runs)));
     Ok(figures)
 }
 
-/// Runs by a common trait, in the order in which each value first appears.
+/// Groups runs by key, in the order in which the keys first appear.
 fn group_by<'a, K: PartialEq>(
-    studies: impl IntoIterator<Item = &'a RunData>,
+    runs: impl IntoIterator<Item = &'a RunData>,
     key: impl Fn(&'a RunData) -> K,
 ) -> Vec<(K, Vec<&'a RunData>)> {
     let mut groups: Vec<(K, Vec<&RunData>)> = Vec::new();
-    for study in studies {
-        let key = key(study);
+    for run in runs {
+        let key = key(run);
         match groups.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, members)) => members.push(study),
-            None => groups.push((key, vec![study])),
+            Some((_, members)) => members.push(run),
+            None => groups.push((key, vec![run])),
         }
     }
     groups
 }
 
-/// A name for a pair among the runs, with only the part that says something.
-fn pair_title(model: &str, split: &str, studies: &[RunData]) -> String {
-    let one_model = studies.iter().all(|study| study.traits.model == model);
-    let one_split = studies.iter().all(|study| study.traits.split == split);
+/// A title for a model and split, without the part that all runs share.
+fn pair_title(model: &str, split: &str, runs: &[RunData]) -> String {
+    let one_model = runs.iter().all(|run| run.traits.model == model);
+    let one_split = runs.iter().all(|run| run.traits.split == split);
     match (one_model, one_split) {
         (false, true) => model.into(),
         (true, false) => split.into(),
@@ -59,14 +58,14 @@ fn pair_title(model: &str, split: &str, studies: &[RunData]) -> String {
 }
 
 /// The run with the most trajectories, and of those with the largest coverage.
-fn best_run<'a>(studies: &[&'a RunData]) -> Option<&'a RunData> {
+fn best_run<'a>(runs: &[&'a RunData]) -> Option<&'a RunData> {
     let better = |a: &&RunData, b: &&RunData| {
         a.traits.n.cmp(&b.traits.n).then(a.coverage().total_cmp(&b.coverage()))
     };
-    studies.iter().copied().max_by(better)
+    runs.iter().copied().max_by(better)
 }
 
-/// What the machine was, for figures with seconds.
-fn device_name(study: &RunData) -> String {
-    study.run.manifest().host["device"].as_str().unwrap_or("an unnamed machine").into()
+/// The device of a run, for captions of figures with times.
+fn device_name(run: &RunData) -> String {
+    run.dir.manifest().host["device"].as_str().unwrap_or("an unnamed machine").into()
 }

@@ -1,26 +1,26 @@
-//! How far a mean over questions can be trusted: the percentile bootstrap.
+//! Confidence intervals of means over questions: the percentile bootstrap.
 //!
-//! Questions are drawn with replacement, as many as there are, again and again; the interval holds
-//! the middle 95% of the means. The generator starts anew for every call, so figures of one run see
-//! the same draws, and the same run gives the same interval on every machine.
+//! Questions are resampled with replacement; the interval is the middle 95% of the resampled means.
+//! The generator is seeded anew for every call, so all metrics of a run use the same resamples and
+//! the intervals are reproducible on every machine.
 
-/// A figure and the interval it lies in with 95% confidence.
+/// A mean with its 95% confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// The mean.
     pub value: f64,
-    /// The lower end, at most `value`.
+    /// The lower bound, at most `value`.
     pub low: f64,
-    /// The upper end, at least `value`.
+    /// The upper bound, at least `value`.
     pub high: f64,
 }
 
-/// How the questions are drawn.
+/// Parameters of the bootstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// How many times. With 0 the interval is the value alone.
+    /// The number of resamples. With 0 both bounds equal the mean.
     pub resamples: usize,
-    /// Where the generator starts.
+    /// The seed of the generator.
     pub seed: u64,
 }
 
@@ -31,20 +31,19 @@ impl Default for Bootstrap {
 }
 
 impl Bootstrap {
-    /// The mean of `values`, one per question, with its interval; `None` of nothing.
+    /// The mean of `values`, one per question, with its interval; `None` if there are none.
     pub fn mean(&self, values: &[f64]) -> Option<Interval> {
         if values.is_empty() {
             return None;
         }
-        let mut draws = SplitMix64(self.seed);
+        let mut rng = SplitMix64(self.seed);
         let mut means: Vec<f64> = (0..self.resamples)
-            .map(|_| mean(values.len(), || values[draws.below(values.len())]))
+            .map(|_| mean(values.len(), || values[rng.below(values.len())]))
             .collect();
         means.sort_by(f64::total_cmp);
         let mut questions = values.iter().copied();
         let value = mean(values.len(), || questions.next().unwrap_or_default());
-        // With few questions or draws the middle 95% may miss the mean itself, and a figure outside
-        // its own interval would only puzzle.
+        // With few questions or resamples the middle 95% may exclude the mean itself.
         let low = quantile(&means, 0.025).unwrap_or(value).min(value);
         let high = quantile(&means, 0.975).unwrap_or(value).max(value);
         Some(Interval { value, low, high })
@@ -55,14 +54,14 @@ fn mean(count: usize, mut next: impl FnMut() -> f64) -> f64 {
     (0..count).map(|_| next()).sum::<f64>() / count as f64
 }
 
-/// The q-quantile of sorted values, between its two neighbours.
+/// The q-quantile of sorted values, linearly interpolated.
 fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
     let place = q * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
     Some(below + (above - below) * place.fract())
 }
 
-/// Steele, Lea and Flood's generator: enough for drawing questions, and the same everywhere.
+/// The SplitMix64 generator (Steele, Lea and Flood, 2014).
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -74,7 +73,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`: the high half of a product, which needs no division.
+    /// A random number below `n`: the high half of a 128-bit product.
     fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }

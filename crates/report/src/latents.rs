@@ -1,36 +1,34 @@
-//! The thoughts of a run, read question by question from `latents.safetensors`.
+//! Reads the thoughts of a run from `latents.safetensors`, one question at a time.
 //!
-//! Such a file may be larger than memory: the header is read once, then only the tensors that are
-//! asked for.
+//! The file may be larger than memory: only the header is kept, and tensors are read on demand.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use record::LATENTS_FILE;
 use safetensors::tensor::{Dtype, Metadata};
 
 use crate::error::ReportError;
 
-const LATENTS_FILE: &str = "latents.safetensors";
-/// The bytes that say how long the header is.
+/// The size of the header's length field.
 const LENGTH_BYTES: usize = 8;
-/// A header longer than this is no header: a name and a place take about a hundred bytes a
-/// question.
+/// Larger headers are rejected as corrupt: an entry takes about a hundred bytes a question.
 const MAX_HEADER_BYTES: u64 = 1 << 28;
 
-/// The thoughts of a run.
+/// An open `latents.safetensors`.
 #[derive(Debug)]
 pub struct LatentsReader {
     path: PathBuf,
     header: Metadata,
-    /// Where the numbers begin.
+    /// The file offset of the tensor data.
     start: u64,
 }
 
-/// The thoughts of some trajectories.
+/// The thoughts of one or more trajectories.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentRows {
-    /// Numbers of each thought.
+    /// Elements per thought.
     pub width: usize,
     /// All thoughts, trajectory after trajectory, `[thoughts, width]`.
     pub values: Vec<f32>,
@@ -42,14 +40,14 @@ impl LatentRows {
         &self.values[i * self.width..][..self.width]
     }
 
-    /// How many there are.
+    /// The number of thoughts.
     pub fn rows(&self) -> usize {
         self.values.len().checked_div(self.width).unwrap_or(0)
     }
 }
 
 impl LatentsReader {
-    /// The thoughts of the run in `dir`, where they were kept.
+    /// Opens the latents of the run in `dir`; `None` if they were not kept.
     pub fn open(dir: &Path) -> Result<Option<Self>, ReportError> {
         let path = dir.join(LATENTS_FILE);
         let file = match File::open(&path) {
@@ -63,12 +61,12 @@ impl LatentsReader {
         }
     }
 
-    /// The thoughts of a question's trajectories under a seed, where they are on file.
+    /// The thoughts of the sampled trajectories of a question, if they are in the file.
     pub fn read_sampled(&self, seed: u64, id: u32) -> Result<Option<LatentRows>, ReportError> {
         self.read_tensor(&format!("{seed}.{id}"))
     }
 
-    /// The thoughts of its trajectory without perturbation, where they are on file.
+    /// The thoughts of the greedy trajectory of a question, if they are in the file.
     pub fn read_greedy(&self, seed: u64, id: u32) -> Result<Option<LatentRows>, ReportError> {
         self.read_tensor(&format!("{seed}.{id}.greedy"))
     }
@@ -92,16 +90,16 @@ impl LatentsReader {
         };
         let bytes =
             bytes().map_err(|source| ReportError::Latents { path: self.path.clone(), source })?;
-        let number = |bytes: &[u8]| bytes.try_into().map_or(0.0, f32::from_le_bytes);
+        let value = |bytes: &[u8]| bytes.try_into().map_or(0.0, f32::from_le_bytes);
         Ok(Some(LatentRows {
             width,
-            values: bytes.chunks_exact(size_of::<f32>()).map(number).collect(),
+            values: bytes.chunks_exact(size_of::<f32>()).map(value).collect(),
         }))
     }
 }
 
 fn truncated_error() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before its numbers do")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file is truncated")
 }
 
 fn read_header(mut file: File) -> io::Result<(Metadata, u64)> {
@@ -177,10 +175,7 @@ mod tests {
         for length in [0, 4, 8, 40, whole.len() - 48, whole.len() - 1] {
             std::fs::write(&path, &whole[..length]).unwrap();
             let error = LatentsReader::open(dir.path()).unwrap_err();
-            assert!(
-                error.to_string().contains(LATENTS_FILE) && error.to_string().contains("--latents"),
-                "{length}: {error}"
-            );
+            assert!(error.to_string().contains(LATENTS_FILE), "{length}: {error}");
         }
         std::fs::write(&path, [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat()).unwrap();
         assert!(LatentsReader::open(dir.path()).is_err());

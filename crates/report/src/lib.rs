@@ -1,12 +1,11 @@
-//! What run directories say: metrics with their intervals, tables, figures, and one page that tells
-//! the story.
+//! Metrics with confidence intervals, tables, figures and an HTML page, from run directories.
 //!
-//! Reads records only: everything here can be computed again, for any k, from a finished run.
+//! Everything is computed from the recorded samples, for any k; no model is needed.
 //!
 //! ```text
-//! samples -> metrics (one value per question) -> interval (one figure) -> results -> table
-//!         -> study (a run in brief) -> figures (data) -> draw (SVG, PNG)
-//!                                                     -> page (one HTML file)
+//! samples -> metrics (one value per question) -> interval (mean and bounds) -> results -> table
+//!         -> run_data (a run in memory) -> figures (data) -> draw (SVG, PNG)
+//!                                                         -> page (one HTML file)
 //! ```
 
 pub mod draw;

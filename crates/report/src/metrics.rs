@@ -1,16 +1,16 @@
-//! From samples to figures.
+//! Metrics from samples.
 //!
-//! Samples are read once, one at a time; what stays of each is one number per metric and k. A
-//! figure is the mean over questions of the mean over seeds, with an interval over questions.
+//! Samples are read once, one at a time; of each, one number per metric and k is kept. A metric is
+//! the mean over questions of the mean over seeds, with a bootstrap interval over questions.
 //!
-//! Whatever is missing is left out, not guessed: a question counts under the seeds it has (so a run
-//! can be looked at before it ends), and a metric counts over the questions that have it. A voting
-//! rule needs what it looks at on every trajectory of the question, `diversity` two trajectories
-//! with a thought.
+//! Missing values are left out: a question counts under the seeds it has (so an incomplete run can
+//! be measured), and a metric is averaged over the questions that have it. A voting rule applies to
+//! a question if every trajectory has the signals it needs; `diversity` needs two trajectories with
+//! a thought.
 //!
-//! Where sampling stopped because a vote was settled, the rules at a larger k see what there is.
-//! Coverage at a larger k cannot be known for such a question, and without the easy questions it
-//! would mislead, so it is left out.
+//! If sampling of a question stopped early, rules at a larger k use the trajectories there are.
+//! Coverage at a larger k is unknown for such a question, and an average over the other, harder
+//! questions would be biased, so it is left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -23,27 +23,27 @@ use record::{
 use crate::error::ReportError;
 use crate::interval::{Bootstrap, Interval};
 
-/// What to measure.
+/// Which metrics to compute.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MetricSettings {
-    /// The numbers of trajectories; empty for powers of two up to N, and N.
+    /// The numbers of trajectories k; if empty, the powers of two up to N, and N.
     pub ks: Vec<usize>,
-    /// The voting rules, if not the usual ones.
+    /// The voting rules; `None` for [`Aggregator::DEFAULT`].
     pub aggregators: Option<Vec<Aggregator>>,
-    /// The numbers in them.
+    /// The constants of the voting rules.
     pub vote_params: VoteParams,
-    /// How intervals are made.
+    /// The bootstrap of the intervals.
     pub bootstrap: Bootstrap,
 }
 
-/// The results of a run directory, seconds included.
+/// The results of a run directory, stage times included.
 pub fn results_of_run(run: &RunDir, settings: &MetricSettings) -> Result<Results, ReportError> {
     let mut results = results_of_samples(run.samples()?, settings)?;
     results.cost.seconds = run.seconds()?;
     Ok(results)
 }
 
-/// The results of `samples`. Samples hold no clock readings, so the seconds are zero.
+/// The results of `samples`, with zero stage times, which samples do not hold.
 pub fn results_of_samples<I>(samples: I, settings: &MetricSettings) -> Result<Results, ReportError>
 where
     I: IntoIterator<Item = Result<Sample, record::RecordError>>,
@@ -56,7 +56,7 @@ where
     })
 }
 
-/// Every metric of every question, before the mean over questions is taken.
+/// Every metric of every question.
 #[derive(Debug, Default)]
 pub struct QuestionMetrics {
     columns: BTreeMap<(MetricName, usize), MetricColumn>,
@@ -65,47 +65,49 @@ pub struct QuestionMetrics {
     trajectories: usize,
     steps: f64,
     flops: f64,
-    beam: Option<BeamCost>, // summed, as steps and flops are
+    /// Summed over samples, like `steps` and `flops`.
+    beam: Option<BeamCost>,
 }
 
 /// One metric at one k: a value per question.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MetricColumn {
-    /// By question, the sum over seeds and their number. Ordered, so that intervals do not depend
-    /// on the order in which questions were run.
+    /// By question: the sum over seeds, and the number of seeds. Ordered by question, so intervals
+    /// do not depend on the order of the samples.
     values: BTreeMap<u32, (f64, u32)>,
     seeds: BTreeSet<u64>,
 }
 
-/// What the samples of one run have in common.
+/// Properties that all samples of one run share.
 #[derive(Debug, Clone)]
 struct SampleLayout {
     n: usize,
     ks: Vec<usize>,
-    fewest: usize, // trajectories that a question has
+    /// The smallest number of trajectories of any question.
+    fewest: usize,
 }
 
 impl QuestionMetrics {
-    /// Reads all samples and keeps one number per metric and k.
+    /// Computes the metrics of all samples.
     pub fn collect<I>(samples: I, settings: &MetricSettings) -> Result<Self, ReportError>
     where
         I: IntoIterator<Item = Result<Sample, record::RecordError>>,
     {
-        let mut collected = Self::default();
+        let mut metrics = Self::default();
         for sample in samples {
-            collected.add(&sample?, settings)?;
+            metrics.add(&sample?, settings)?;
         }
-        let fewest = collected.layout.as_ref().map_or(0, |shape| shape.fewest);
-        collected.columns.retain(|&(name, k), _| name != MetricName::Coverage || k <= fewest);
-        if collected.seen.is_empty() { Err(ReportError::Empty) } else { Ok(collected) }
+        let fewest = metrics.layout.as_ref().map_or(0, |layout| layout.fewest);
+        metrics.columns.retain(|&(name, k), _| name != MetricName::Coverage || k <= fewest);
+        if metrics.seen.is_empty() { Err(ReportError::Empty) } else { Ok(metrics) }
     }
 
-    /// One metric at one k, where the run has it.
+    /// A metric at one k, if the run has it.
     pub fn column(&self, name: MetricName, k: usize) -> Option<&MetricColumn> {
         self.columns.get(&(name, k))
     }
 
-    /// The figures, with everything but the seconds.
+    /// The metrics with intervals, and the cost; stage times are zero.
     pub fn results(&self, bootstrap: &Bootstrap) -> Results {
         let metrics = self.columns.iter().filter_map(|(&(name, k), column)| {
             let Interval { value, low, high } = column.mean(bootstrap)?;
@@ -126,32 +128,32 @@ impl QuestionMetrics {
             },
             questions: self.seen.iter().map(|&(_, id)| id).collect::<HashSet<_>>().len(),
             seeds: self.seen.iter().map(|&(seed, _)| seed).collect::<HashSet<_>>().len(),
-            trajectories: self.layout.as_ref().map_or(0, |shape| shape.n),
+            trajectories: self.layout.as_ref().map_or(0, |layout| layout.n),
             sampled: self.trajectories as f64 / samples,
             vote_params: None,
             gains: self.gains(bootstrap),
         }
     }
 
-    /// What every rule gains over greedy decoding and over the plain vote at the largest k that it
-    /// has.
+    /// The gain of every rule over greedy decoding and over the majority, at its largest k.
     fn gains(&self, bootstrap: &Bootstrap) -> Vec<MetricGain> {
-        let choices = self
+        let rules = self
             .columns
             .keys()
             .filter(|(name, _)| name.is_accuracy() && *name != MetricName::Greedy);
-        let largest: BTreeMap<MetricName, usize> = choices.copied().collect(); // ascending k: the last one stays
-        let gain = |name: MetricName, k: usize, over: MetricName, plain: usize| {
+        // Keys ascend in k, so the map keeps the largest.
+        let largest: BTreeMap<MetricName, usize> = rules.copied().collect();
+        let gain = |name: MetricName, k: usize, over: MetricName, over_k: usize| {
             let Interval { value, low, high } =
-                paired_difference(self.column(name, k)?, self.column(over, plain)?, bootstrap)?;
+                paired_difference(self.column(name, k)?, self.column(over, over_k)?, bootstrap)?;
             Some(MetricGain { name, over, k, value, low, high })
         };
-        let against = |(&name, &k): (&MetricName, &usize)| {
-            let vote =
+        let gains = |(&name, &k): (&MetricName, &usize)| {
+            let over_majority =
                 if name == MetricName::Maj { None } else { gain(name, k, MetricName::Maj, k) };
-            gain(name, k, MetricName::Greedy, 1).into_iter().chain(vote)
+            gain(name, k, MetricName::Greedy, 1).into_iter().chain(over_majority)
         };
-        largest.iter().flat_map(against).collect()
+        largest.iter().flat_map(gains).collect()
     }
 
     fn add(&mut self, sample: &Sample, settings: &MetricSettings) -> Result<(), ReportError> {
@@ -159,19 +161,21 @@ impl QuestionMetrics {
         if !self.seen.insert((seed, id)) {
             return Err(ReportError::Duplicate { id, seed });
         }
-        let there = sample.trajectories.len();
-        let found = sample.stopped.map_or(there, |stopped| stopped.requested as usize);
-        let shape = match self.layout.take() {
-            Some(shape) => shape,
-            None => SampleLayout { n: found, ks: resolve_ks(&settings.ks, found)?, fewest: there },
+        let sampled = sample.trajectories.len();
+        let found = sample.stopped.map_or(sampled, |stopped| stopped.requested as usize);
+        let layout = match self.layout.take() {
+            Some(layout) => layout,
+            None => {
+                SampleLayout { n: found, ks: resolve_ks(&settings.ks, found)?, fewest: sampled }
+            }
         };
-        if found != shape.n {
-            return Err(ReportError::UnevenTrajectories { id, seed, found, expected: shape.n });
+        if found != layout.n {
+            return Err(ReportError::UnevenTrajectories { id, seed, found, expected: layout.n });
         }
-        for (name, k, value) in sample_metrics(sample, &shape.ks, settings) {
+        for MetricValue { name, k, value } in sample_metrics(sample, &layout.ks, settings) {
             self.columns.entry((name, k)).or_default().add(id, seed, value);
         }
-        self.layout = Some(SampleLayout { fewest: shape.fewest.min(there), ..shape });
+        self.layout = Some(SampleLayout { fewest: layout.fewest.min(sampled), ..layout });
         self.add_cost(sample);
         Ok(())
     }
@@ -189,13 +193,13 @@ impl QuestionMetrics {
 }
 
 impl MetricColumn {
-    /// The mean over questions, with its interval.
+    /// The mean over questions, with its bootstrap interval.
     pub fn mean(&self, bootstrap: &Bootstrap) -> Option<Interval> {
         let values: Vec<f64> = self.values().map(|(_, value)| value).collect();
         bootstrap.mean(&values)
     }
 
-    /// The questions that have this metric, ascending, each with its mean over seeds.
+    /// The mean over seeds of every question that has this metric, by question id.
     pub fn values(&self) -> impl Iterator<Item = (u32, f64)> {
         self.values.iter().map(|(&id, &(sum, seeds))| (id, sum / f64::from(seeds)))
     }
@@ -208,11 +212,10 @@ impl MetricColumn {
     }
 }
 
-/// How much larger `a` is than `b`, by the paired bootstrap: over the questions that have both, of
-/// one run or of two. `None` where no question has both.
+/// The mean of a - b over the questions that have both, with a paired-bootstrap interval; `None` if
+/// no question has both. The columns may come from two runs.
 ///
-/// What makes a question hard makes it hard for both, so this interval is narrower than the two
-/// apart suggest.
+/// Difficulty is common to both, so this interval is narrower than the two separate ones suggest.
 pub fn paired_difference(
     a: &MetricColumn,
     b: &MetricColumn,
@@ -223,10 +226,9 @@ pub fn paired_difference(
     bootstrap.mean(&differences)
 }
 
-/// Chance that k trajectories drawn from n, c of them correct, hold a correct one: 1 - C(n-c, k) /
-/// C(n, k).
+/// The unbiased pass@k estimator for c correct of n trajectories: 1 - C(n-c, k) / C(n, k).
 ///
-/// As a product of c ratios below one, which neither overflows nor cancels as the binomials would.
+/// Computed as a product of c ratios below one, which neither overflows nor cancels.
 pub fn coverage(n: usize, c: usize, k: usize) -> f64 {
     let wrong = n.saturating_sub(c);
     if wrong < k {
@@ -235,13 +237,13 @@ pub fn coverage(n: usize, c: usize, k: usize) -> f64 {
     1.0 - (wrong + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
 }
 
-/// The ks to measure at: those asked for, or powers of two up to n, and n.
-fn resolve_ks(asked: &[usize], n: usize) -> Result<Vec<usize>, ReportError> {
-    if let Some(&k) = asked.iter().find(|&&k| k == 0 || k > n) {
+/// The requested ks, sorted; if there are none, the powers of two up to n, and n.
+fn resolve_ks(requested: &[usize], n: usize) -> Result<Vec<usize>, ReportError> {
+    if let Some(&k) = requested.iter().find(|&&k| k == 0 || k > n) {
         return Err(ReportError::InvalidK { k, n });
     }
-    let mut ks = asked.to_vec();
-    if asked.is_empty() {
+    let mut ks = requested.to_vec();
+    if requested.is_empty() {
         ks.extend((0..usize::BITS).map(|power| 1 << power).take_while(|&k| k <= n));
         ks.extend((n > 0).then_some(n));
     }
@@ -250,72 +252,73 @@ fn resolve_ks(asked: &[usize], n: usize) -> Result<Vec<usize>, ReportError> {
     Ok(ks)
 }
 
-/// All that is kept of a sample.
-fn sample_metrics(
-    sample: &Sample,
-    ks: &[usize],
-    settings: &MetricSettings,
-) -> Vec<(MetricName, usize, f64)> {
+/// A metric of one sample.
+struct MetricValue {
+    name: MetricName,
+    k: usize,
+    value: f64,
+}
+
+/// All metrics of a sample.
+fn sample_metrics(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> Vec<MetricValue> {
     let trajectories = &sample.trajectories;
     let n = trajectories.len();
-    let mut facts = Vec::new();
+    let mut metrics = Vec::new();
+    let mut add = |name, k, value| metrics.push(MetricValue { name, k, value });
     if let Some(greedy) = &sample.greedy {
-        facts.push((MetricName::Greedy, 1, indicator(greedy.correct)));
+        add(MetricName::Greedy, 1, indicator(greedy.correct));
     }
     if let Some(beam) = &sample.beam {
         let k = (beam.width as usize).saturating_mul(beam.candidates as usize);
-        facts.push((MetricName::Beam, k, indicator(beam.correct)));
+        add(MetricName::Beam, k, indicator(beam.correct));
     }
     if let Some(steps @ [_, ..]) = sample.diversity.as_deref() {
-        let asked = sample.stopped.map_or(n, |stopped| stopped.requested as usize);
-        facts.push((MetricName::Diversity, asked, steps.iter().sum::<f64>() / steps.len() as f64));
+        let requested = sample.stopped.map_or(n, |stopped| stopped.requested as usize);
+        add(MetricName::Diversity, requested, steps.iter().sum::<f64>() / steps.len() as f64);
     }
     let correct = trajectories.iter().filter(|trajectory| trajectory.correct).count();
     for &k in ks.iter().filter(|&&k| k <= n) {
-        facts.push((MetricName::Coverage, k, coverage(n, correct, k)));
+        add(MetricName::Coverage, k, coverage(n, correct, k));
     }
-    facts.extend(ranking_accuracy(trajectories));
     let rules = settings.aggregators.as_deref().unwrap_or(Aggregator::DEFAULT);
-    for rule in rules.iter().filter(|rule| rule.applies(trajectories)) {
-        let verdicts = ks.iter().map(|&k| {
-            (k, is_choice_correct(&trajectories[..k.min(n)], *rule, &settings.vote_params))
-        });
-        facts.extend(verdicts.map(|(k, correct)| ((*rule).into(), k, indicator(correct))));
+    for &rule in rules.iter().filter(|rule| rule.applies(trajectories)) {
+        for &k in ks {
+            let first = &trajectories[..k.min(n)];
+            let correct = is_choice_correct(first, rule, &settings.vote_params);
+            add(rule.into(), k, indicator(correct));
+        }
     }
-    facts
+    metrics.extend(ranking_accuracy(trajectories));
+    metrics
 }
 
-/// How well the rewards at each thought and the verdicts tell right trajectories from wrong ones,
-/// where there are both.
-fn ranking_accuracy(
-    trajectories: &[TrajectoryRecord],
-) -> impl Iterator<Item = (MetricName, usize, f64)> {
-    let ranked = |reward: &dyn Fn(&TrajectoryRecord) -> Option<f32>| {
-        let (right, pairs) = ordered_pairs(trajectories.iter().map(|of| (reward(of), of.correct)));
-        (pairs > 0.0).then(|| right / pairs)
+/// Pairwise ranking accuracy of the process rewards at each thought and of the outcome rewards, if
+/// there are correct and incorrect trajectories.
+fn ranking_accuracy(trajectories: &[TrajectoryRecord]) -> impl Iterator<Item = MetricValue> {
+    let accuracy = |reward: &dyn Fn(&TrajectoryRecord) -> Option<f32>| {
+        let (ordered, pairs) = ordered_pairs(trajectories.iter().map(|t| (reward(t), t.correct)));
+        (pairs > 0.0).then(|| ordered / pairs)
     };
-    let longest = trajectories
-        .iter()
-        .filter_map(|t| t.process_rewards.as_ref())
-        .map(Vec::len)
-        .max()
-        .unwrap_or(0);
-    let by_thought = (0..longest).filter_map(move |t| {
-        let chance = ranked(&|of| of.process_rewards.as_ref().and_then(|s| s.get(t).copied()));
-        chance.map(|chance| (MetricName::Auc, t + 1, chance))
+    let rewards = |t: &TrajectoryRecord| t.process_rewards.as_ref().map_or(0, Vec::len);
+    let longest = trajectories.iter().map(rewards).max().unwrap_or(0);
+    let by_thought = (0..longest).filter_map(move |step| {
+        let value = accuracy(&|t| t.process_rewards.as_ref()?.get(step).copied())?;
+        Some(MetricValue { name: MetricName::Auc, k: step + 1, value })
     });
-    by_thought.chain(
-        ranked(&|of| of.outcome_reward)
-            .map(|chance| (MetricName::AucOutcome, trajectories.len(), chance)),
-    )
+    let by_outcome = accuracy(&|t| t.outcome_reward).map(|value| MetricValue {
+        name: MetricName::AucOutcome,
+        k: trajectories.len(),
+        value,
+    });
+    by_thought.chain(by_outcome)
 }
 
 fn is_choice_correct(
     trajectories: &[TrajectoryRecord],
     rule: Aggregator,
-    tuning: &VoteParams,
+    params: &VoteParams,
 ) -> bool {
-    rule.choose(trajectories, tuning).is_some_and(|index| trajectories[index].correct)
+    rule.choose(trajectories, params).is_some_and(|index| trajectories[index].correct)
 }
 
 fn indicator(correct: bool) -> f64 {
@@ -326,7 +329,7 @@ fn indicator(correct: bool) -> f64 {
 mod tests {
     use super::*;
 
-    /// The share of k-subsets of n trajectories, the first c correct, that hold a correct one.
+    /// The share of k-subsets of n trajectories, the first c of them correct, with a correct one.
     fn enumerated(n: usize, c: usize, k: usize) -> f64 {
         let subsets = (0u32..1 << n).filter(|subset| subset.count_ones() as usize == k);
         let (all, right) = subsets.fold((0, 0), |(all, right), subset| {

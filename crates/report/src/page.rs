@@ -1,9 +1,8 @@
-//! One HTML page that tells the story: lead, summary, figures, and a browser for single questions.
+//! The HTML page: lead, summary table, figures, and a browser for single questions.
 //!
-//! Everything is in the one file: styles, script, data. The page says so to the browser, too, which
-//! then refuses any request. Figures are the same drawings as the files', as inline SVG;
-//! `assets/page.js` shows the values of what is pointed at and draws the questions from the data of
-//! [`data`].
+//! One file holds styles, script and data; its content security policy forbids all requests.
+//! Figures are inline SVG. `assets/page.js` shows tooltips and renders the questions from the data
+//! of [`data`].
 
 mod data;
 
@@ -19,20 +18,21 @@ use crate::run_data::RunData;
 const STYLE: &str = include_str!("../assets/page.css");
 const SCRIPT: &str = include_str!("../assets/page.js");
 const BROWSER: &str = include_str!("../assets/browser.html");
-/// Nothing is fetched from anywhere.
+/// Forbids all requests.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
-/// The page.
-pub fn html(studies: &[RunData], figures: &[Figure]) -> Result<String, ReportError> {
-    let title = match studies {
+/// The HTML of the page.
+pub fn html(runs: &[RunData], figures: &[Figure]) -> Result<String, ReportError> {
+    let title = match runs {
         [one] => format!("{} on {}", one.traits.model, one.traits.split),
         many => format!("{} runs compared", many.len()),
     };
     let head = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <link rel=\"icon\" href=\"data:,\">\n\
          <title>{title} – latent-tts</title>\n<style>\n{STYLE}</style>\n</head>\n",
         title = escape(&title)
     );
@@ -40,29 +40,30 @@ pub fn html(studies: &[RunData], figures: &[Figure]) -> Result<String, ReportErr
     let body = format!(
         "<body>\n<header><h1>{}</h1>\n{}</header>\n<main>\n{}{figures}{BROWSER}{}</main>\n",
         escape(&title),
-        lead(studies),
-        summary(studies),
-        provenance(studies)
+        lead(runs),
+        summary(runs),
+        provenance(runs)
     );
-    let data = data::json(studies)?;
+    let data = data::json(runs)?;
     Ok(format!(
-        "{head}{body}<script id=\"data\" type=\"application/json\">{data}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+        "{head}{body}<script id=\"data\" type=\"application/json\">{data}</script>\n\
+         <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
     ))
 }
 
-/// What came out, in a sentence or two.
-fn lead(studies: &[RunData]) -> String {
-    let Some(run) = studies.iter().max_by(|a, b| a.coverage().total_cmp(&b.coverage())) else {
+/// The main result in a few sentences.
+fn lead(runs: &[RunData]) -> String {
+    let Some(run) = runs.iter().max_by(|a, b| a.coverage().total_cmp(&b.coverage())) else {
         return String::new();
     };
     let n = run.traits.n;
-    let which = if studies.len() > 1 {
+    let which = if runs.len() > 1 {
         format!("The run with the largest coverage is {}. ", run.label)
     } else {
         String::new()
     };
     let share = |name, k| run.metric(name, k).map(|interval| percent(interval.value));
-    let mut words = match share(MetricName::Greedy, 1) {
+    let mut text = match share(MetricName::Greedy, 1) {
         Some(greedy) => {
             format!(
                 "{which}Thinking once, without perturbation, answers {greedy} of {} questions. ",
@@ -72,7 +73,7 @@ fn lead(studies: &[RunData]) -> String {
         None => format!("{which}{} questions. ", run.results.questions),
     };
     if let Some(coverage) = share(MetricName::Coverage, n) {
-        words.push_str(&format!(
+        text.push_str(&format!(
             "Thinking {n} times in parallel finds a right answer for {coverage}. "
         ));
     }
@@ -83,28 +84,30 @@ fn lead(studies: &[RunData]) -> String {
         .filter_map(|name| Some(format!("{} {}", rules::display_name(name), share(name, n)?)))
         .collect();
     if !chosen.is_empty() {
-        words.push_str(&format!("Choosing one of the {n} answers: {}.", chosen.join(", ")));
+        text.push_str(&format!("Choosing one of the {n} answers: {}.", chosen.join(", ")));
     }
-    format!("<p class=\"lead\">{}</p>\n", escape(words.trim()))
+    format!("<p class=\"lead\">{}</p>\n", escape(text.trim()))
 }
 
-/// Every run with every rule at its full N.
-fn summary(studies: &[RunData]) -> String {
+/// A table of all runs with every rule at k = N.
+fn summary(runs: &[RunData]) -> String {
     let shown: Vec<MetricName> = rules::DISPLAY_ORDER
         .into_iter()
-        .filter(|name| studies.iter().any(|run| !run.curve(*name).is_empty()))
+        .filter(|name| runs.iter().any(|run| !run.curve(*name).is_empty()))
         .collect();
     let heads: String = shown
         .iter()
         .map(|name| format!("<th>{}</th>", escape(&rules::display_name(*name))))
         .collect();
-    let rows: String = studies.iter().map(|run| summary_row(run, &shown)).collect();
+    let rows: String = runs.iter().map(|run| summary_row(run, &shown)).collect();
     format!(
-        "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n<thead><tr><th>run</th><th>N</th>{heads}\
-         <th>diversity</th><th>operations a question</th><th>seconds a question</th><th>questions</th><th>seeds</th></tr></thead>\n\
-         <tbody>\n{rows}</tbody></table></div>\n<p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% \
-         bootstrap interval over questions. Coverage: at least one of the N is right; no rule can do better. Diversity: mean cosine \
-         dissimilarity of thoughts, 0 = all alike.</p>\n</section>\n"
+        "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n\
+         <thead><tr><th>run</th><th>N</th>{heads}<th>diversity</th><th>operations a question</th>\
+         <th>seconds a question</th><th>questions</th><th>seeds</th></tr></thead>\n\
+         <tbody>\n{rows}</tbody></table></div>\n\
+         <p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% bootstrap \
+         interval over questions. Coverage: at least one of the N is right; no rule can do better. \
+         Diversity: mean cosine dissimilarity of thoughts, 0 = all alike.</p>\n</section>\n"
     )
 }
 
@@ -121,7 +124,8 @@ fn summary_row(run: &RunData, shown: &[MetricName]) -> String {
     let cells: String = shown.iter().map(|name| cell(last(*name), 100.0, 1)).collect();
     let results = &run.results;
     format!(
-        "<tr><th>{}</th><td>{}</td>{cells}{}<td>{:.2e}</td><td>{:.3}</td><td>{}</td><td>{}</td></tr>\n",
+        "<tr><th>{}</th><td>{}</td>{cells}{}<td>{:.2e}</td><td>{:.3}</td><td>{}</td>\
+         <td>{}</td></tr>\n",
         escape(&run.label),
         run.traits.n,
         cell(last(MetricName::Diversity), 1.0, 3),
@@ -143,7 +147,9 @@ fn figure_section(figure: &Figure) -> String {
     };
     let keys: String = figure.legend_series().iter().map(key).collect();
     format!(
-        "<section class=\"figure\" id=\"{}\">\n<h2>{}</h2>\n<div class=\"panels\">\n{panels}</div>\n<ul class=\"legend\">\n{keys}</ul>\n\
+        "<section class=\"figure\" id=\"{}\">\n<h2>{}</h2>\n\
+         <div class=\"panels\">\n{panels}</div>\n\
+         <ul class=\"legend\">\n{keys}</ul>\n\
          <p class=\"caption\">{}</p>\n</section>\n",
         figure.name,
         escape(&figure.title),
@@ -151,23 +157,24 @@ fn figure_section(figure: &Figure) -> String {
     )
 }
 
-/// Where each figure came from.
-fn provenance(studies: &[RunData]) -> String {
-    let origin = |run: &RunData| {
-        let manifest = run.run.manifest();
+/// Settings and host of each run.
+fn provenance(runs: &[RunData]) -> String {
+    let section = |run: &RunData| {
+        let manifest = run.dir.manifest();
         let settings = serde_json::to_string_pretty(&manifest.settings).unwrap_or_default();
         let host = serde_json::to_string_pretty(&manifest.host).unwrap_or_default();
         let (created, commit) =
             (&manifest.created, manifest.commit.as_deref().unwrap_or("unknown"));
         let text = format!(
             "{}\nstarted {created}\n{} (commit {commit})\nsettings {settings}\nhost {host}",
-            run.run.path().display(),
+            run.dir.path().display(),
             manifest.program
         );
         format!("<h3>{}</h3>\n<pre>{}</pre>\n", escape(&run.label), escape(&text))
     };
-    let all: String = studies.iter().map(origin).collect();
+    let all: String = runs.iter().map(section).collect();
     format!(
-        "<section>\n<details><summary>Settings and machines of these runs</summary>\n{all}</details>\n</section>\n"
+        "<section>\n<details><summary>Settings and machines of these runs</summary>\n\
+         {all}</details>\n</section>\n"
     )
 }

@@ -1,19 +1,19 @@
-//! One question in brief: its distinct answers once each, and which trajectory gave which.
+//! What the page shows of one question: its distinct answers, and which trajectory gave which.
 
 use aggregate::RewardReduction;
 use record::{BeamResult, Sample, TrajectoryRecord};
 
-/// Letters of a decoded text that are kept.
+/// Decoded texts are cut to this length.
 const MAX_TEXT_CHARS: usize = 240;
 
 /// An answer that at least one trajectory gave.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DistinctAnswer {
-    /// The canonical answer; `None` of texts without one.
+    /// The canonical answer; `None` if the text has none.
     pub answer: Option<String>,
-    /// Whether it is right.
+    /// Whether it equals the gold answer.
     pub correct: bool,
-    /// The beginning of the first text that gave it.
+    /// The first text that gave it, shortened.
     pub text: String,
 }
 
@@ -39,40 +39,39 @@ fn shorten(text: &str) -> String {
     short
 }
 
-/// Everything that the page shows of a question.
+/// One question under one seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuestionSummary {
-    /// The question's number in its data set.
+    /// The question's index in its data set.
     pub id: u32,
-    /// The question.
+    /// The question text.
     pub question: String,
-    /// The right answer.
+    /// The gold answer.
     pub gold: String,
-    /// The answers that were given, in the order of their first trajectories.
+    /// The distinct answers, in the order of their first trajectories.
     pub answers: Vec<DistinctAnswer>,
-    /// For each trajectory, the place of its answer in `answers`.
+    /// For each trajectory, the index of its answer in `answers`.
     pub answer_index: Vec<usize>,
     /// For each trajectory, its number of thoughts.
     pub thought_counts: Vec<u32>,
-    /// For each trajectory, its step rewards; empty where none were given.
+    /// For each trajectory, its process rewards; empty without a reward model.
     pub process_rewards: Vec<Vec<f32>>,
-    /// For each trajectory, the reward of its answer; empty where the reward model reads none.
+    /// For each trajectory, its outcome reward; empty if the reward model gives none.
     pub outcome_rewards: Vec<f32>,
-    /// The trajectories that vote, weighted vote and best-of-N choose; the last two only with
-    /// rewards.
+    /// The trajectories chosen by majority, weighted vote and best-of-N; the last two need rewards.
     pub chosen: [Option<usize>; 3],
-    /// What the trajectory without perturbation gave.
+    /// The answer of the trajectory without perturbation.
     pub greedy: Option<DistinctAnswer>,
-    /// What the beam search gave.
+    /// The answer of beam search.
     pub beam: Option<DistinctAnswer>,
 }
 
 impl QuestionSummary {
-    /// The sample in brief.
+    /// Summarizes a sample.
     pub fn from_sample(sample: &Sample) -> Self {
         let trajectories = &sample.trajectories;
         let mut answers: Vec<DistinctAnswer> = Vec::new();
-        let given =
+        let answer_index =
             trajectories.iter().map(|trajectory| intern_answer(&mut answers, trajectory)).collect();
         let scored = !trajectories.is_empty()
             && trajectories.iter().all(|trajectory| trajectory.process_rewards.is_some());
@@ -83,7 +82,7 @@ impl QuestionSummary {
             id: sample.id,
             question: sample.question.clone(),
             gold: sample.gold.clone(),
-            answer_index: given,
+            answer_index,
             answers,
             thought_counts: trajectories.iter().map(|trajectory| trajectory.thoughts).collect(),
             process_rewards: if scored {
@@ -106,18 +105,19 @@ impl QuestionSummary {
         }
     }
 
-    /// Whether trajectory `k` is right.
+    /// Whether trajectory `k` is correct.
     pub fn is_correct(&self, k: usize) -> bool {
-        self.answer_index.get(k).is_some_and(|&place| self.answers[place].correct)
+        self.answer_index.get(k).is_some_and(|&index| self.answers[index].correct)
     }
 
-    /// The share of trajectories that are right.
+    /// The share of correct trajectories.
     pub fn share_correct(&self) -> f64 {
         (0..self.answer_index.len()).filter(|&k| self.is_correct(k)).count() as f64
             / self.answer_index.len().max(1) as f64
     }
 }
 
+/// The index of the trajectory's answer in `answers`, to which it is added if it is new.
 fn intern_answer(answers: &mut Vec<DistinctAnswer>, trajectory: &TrajectoryRecord) -> usize {
     let known = answers
         .iter()
@@ -151,28 +151,32 @@ mod tests {
             trajectory(2, "", "c"),
             trajectory(3, "4", "d"),
         ];
-        let brief = QuestionSummary::from_sample(&Sample {
+        let question = QuestionSummary::from_sample(&Sample {
             gold: "4".into(),
             trajectories,
             ..Sample::default()
         });
-        assert_eq!(brief.answer_index, [0, 1, 2, 1]);
+        assert_eq!(question.answer_index, [0, 1, 2, 1]);
         assert_eq!(
-            brief.answers.iter().map(|a| a.text.as_str()).collect::<Vec<_>>(),
+            question.answers.iter().map(|a| a.text.as_str()).collect::<Vec<_>>(),
             ["a", "b", "c"]
         );
-        assert_eq!(brief.share_correct(), 0.5);
-        assert_eq!(brief.chosen, [Some(1), None, None]);
-        assert!(brief.process_rewards.is_empty() && !brief.is_correct(2) && !brief.is_correct(9));
+        assert_eq!(question.share_correct(), 0.5);
+        assert_eq!(question.chosen, [Some(1), None, None]);
+        assert!(
+            question.process_rewards.is_empty()
+                && !question.is_correct(2)
+                && !question.is_correct(9)
+        );
     }
 
     #[test]
     fn long_texts_are_cut_between_characters() {
         let text = "é".repeat(1000);
-        let brief = QuestionSummary::from_sample(&Sample {
+        let question = QuestionSummary::from_sample(&Sample {
             trajectories: vec![trajectory(0, "1", &text)],
             ..Sample::default()
         });
-        assert_eq!(brief.answers[0].text, format!("{}…", "é".repeat(MAX_TEXT_CHARS)));
+        assert_eq!(question.answers[0].text, format!("{}…", "é".repeat(MAX_TEXT_CHARS)));
     }
 }

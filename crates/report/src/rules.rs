@@ -1,8 +1,8 @@
-//! The rules that turn trajectories into one answer, as people call them.
+//! Display order and names of the aggregation rules.
 
 use record::MetricName;
 
-/// The rules in the order in which they are shown.
+/// The rules shown in tables and figures, in order.
 pub const DISPLAY_ORDER: [MetricName; 7] = [
     MetricName::Greedy,
     MetricName::Maj,
@@ -13,7 +13,7 @@ pub const DISPLAY_ORDER: [MetricName; 7] = [
     MetricName::Coverage,
 ];
 
-/// What a rule is called. One that this list does not know is called as `results.json` calls it.
+/// The display name of a rule; by default its name in `results.json`.
 pub fn display_name(name: MetricName) -> String {
     match name {
         MetricName::Greedy => "greedy".into(),

@@ -1,8 +1,7 @@
-//! A run directory, read once and kept small: what it was, what came of it, and each question in
-//! brief.
+//! A run in memory: its settings, metrics and question summaries, without the samples themselves.
 //!
-//! Figures and page see only this. Metrics come from the samples, never from `results.json`, so
-//! that they can be had at every k; that file is only asked whether it is of this format.
+//! Figures and page are computed from this alone. Metrics are computed from the samples, at every
+//! k; of `results.json` only the format version is checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,14 +15,14 @@ use crate::latents::LatentsReader;
 use crate::metrics::{MetricSettings, QuestionMetrics};
 use crate::question_summary::QuestionSummary;
 
-/// What makes trajectories differ.
+/// The perturbation or sampling that makes trajectories differ, from the manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SamplerInfo {
     /// Monte Carlo dropout.
     Dropout {
-        /// The share of elements dropped.
+        /// The dropout probability.
         p: f64,
-        /// Where and when it falls, as the settings say it.
+        /// Sites and scope, as in the settings.
         sites: String,
     },
     /// Gaussian noise on every thought.
@@ -31,7 +30,7 @@ pub enum SamplerInfo {
         /// Its standard deviation.
         sigma: f64,
     },
-    /// Nothing, or something that this version does not know; by its name.
+    /// Any other sampler, by its display name.
     Other(String),
 }
 
@@ -45,7 +44,7 @@ impl SamplerInfo {
             ("noise", _, Some(sigma)) => Self::Noise { sigma },
             ("", ..) => Self::Other("unknown sampler".into()),
             ("none", ..) => Self::Other("no perturbation".into()),
-            // The baselines in words.
+            // Baselines that reason in tokens.
             ("tokens", ..) => {
                 Self::Other(format!("tokens at temperature {}", settings["temperature"]))
             }
@@ -53,7 +52,7 @@ impl SamplerInfo {
         }
     }
 
-    /// Its kind.
+    /// The kind: `dropout`, `noise` or the name of another sampler.
     pub fn kind(&self) -> &str {
         match self {
             Self::Dropout { .. } => "dropout",
@@ -62,7 +61,7 @@ impl SamplerInfo {
         }
     }
 
-    /// Its kind with its strength.
+    /// Kind and strength, e.g. `dropout p = 0.1`.
     pub fn name(&self) -> String {
         if self.strength().is_some() {
             format!("{} {}", self.kind(), self.strength_label())
@@ -71,7 +70,7 @@ impl SamplerInfo {
         }
     }
 
-    /// How strong it is: p or sigma.
+    /// p or sigma.
     pub fn strength(&self) -> Option<f64> {
         match self {
             Self::Dropout { p, .. } => Some(*p),
@@ -80,7 +79,7 @@ impl SamplerInfo {
         }
     }
 
-    /// Its strength with its sign.
+    /// The strength with its symbol, e.g. `p = 0.1`.
     pub fn strength_label(&self) -> String {
         match self {
             Self::Dropout { p, .. } => format!("p = {p}"),
@@ -90,20 +89,20 @@ impl SamplerInfo {
     }
 
     fn sites_label(&self) -> &str {
-        if let Self::Dropout { sites: place, .. } = self { place } else { "" }
+        if let Self::Dropout { sites, .. } = self { sites } else { "" }
     }
 }
 
-/// What sets a run apart from others.
+/// The properties by which runs are grouped and labelled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunTraits {
-    /// The reasoner.
+    /// The model's name.
     pub model: String,
-    /// The questions.
+    /// The name of the data split.
     pub split: String,
-    /// How trajectories were made to differ.
+    /// The sampler.
     pub sampler: SamplerInfo,
-    /// Trajectories of each question.
+    /// Requested trajectories per question, N.
     pub n: usize,
 }
 
@@ -126,7 +125,8 @@ impl RunTraits {
     }
 }
 
-/// The part of a model's path that says something: of a cached model, its id and not its commit.
+/// A display name for a model directory: its last component, or the model id in a Hugging Face
+/// cache.
 pub fn model_name(dir: &Path) -> String {
     let cached = dir.iter().find_map(|part| part.to_str()?.strip_prefix("models--"));
     match (cached, dir.file_name()) {
@@ -136,63 +136,64 @@ pub fn model_name(dir: &Path) -> String {
     }
 }
 
-/// A run that was read.
+/// A loaded run.
 #[derive(Debug)]
 pub struct RunData {
-    /// Where it is and what was asked.
-    pub run: RunDir,
-    /// What sets it apart.
+    /// Its directory and manifest.
+    pub dir: RunDir,
+    /// Model, split, sampler and N.
     pub traits: RunTraits,
-    /// Its name among the runs it is shown with; the directory's until [`label`] is called.
+    /// The display name: the directory's name until [`assign_labels`] is called.
     pub label: String,
-    /// The figures.
+    /// The metrics.
     pub results: Results,
-    /// The values behind them, by question.
+    /// The metrics by question.
     pub columns: QuestionMetrics,
-    /// d_t of each thought.
+    /// Diversity d_t at each step.
     pub step_diversity: Vec<Interval>,
-    /// Every question under the first seed.
+    /// The questions under the first seed.
     pub questions: Vec<QuestionSummary>,
-    /// The thoughts, where they were kept.
+    /// The thoughts, if they were kept.
     pub latents: Option<LatentsReader>,
 }
 
 impl RunData {
-    /// Reads a run. An unfinished one is refused unless `partial` is set.
-    pub fn load(run: RunDir, partial: bool) -> Result<Self, ReportError> {
-        check_results_version(&run)?;
+    /// Loads a run. An incomplete one is an error unless `partial` is set.
+    pub fn load(dir: RunDir, partial: bool) -> Result<Self, ReportError> {
+        check_results_version(&dir)?;
         let settings = MetricSettings::default();
-        let mut gathered = SampleAccumulator::default();
-        let samples =
-            run.samples()?.inspect(|sample| sample.iter().for_each(|sample| gathered.add(sample)));
+        let mut accumulator = SampleAccumulator::default();
+        let samples = dir
+            .samples()?
+            .inspect(|sample| sample.iter().for_each(|sample| accumulator.add(sample)));
         let columns = QuestionMetrics::collect(samples, &settings)
-            .map_err(|error| error.in_run(run.path()))?;
-        gathered.check_complete(&run, partial)?;
+            .map_err(|error| error.in_run(dir.path()))?;
+        accumulator.check_complete(&dir, partial)?;
 
         let mut results = columns.results(&settings.bootstrap);
-        results.cost.seconds = run.seconds()?;
+        results.cost.seconds = dir.seconds()?;
         Ok(Self {
-            traits: RunTraits::of_run(&run, results.trajectories),
-            label: run
+            traits: RunTraits::of_run(&dir, results.trajectories),
+            label: dir
                 .path()
                 .file_name()
                 .map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned()),
             results,
             columns,
-            step_diversity: gathered.step_diversity(&settings.bootstrap),
-            questions: gathered.questions,
-            latents: LatentsReader::open(run.path())?,
-            run,
+            step_diversity: accumulator.step_diversity(&settings.bootstrap),
+            questions: accumulator.questions,
+            latents: LatentsReader::open(dir.path())?,
+            dir,
         })
     }
 
-    /// One figure.
+    /// A metric at one k.
     pub fn metric(&self, name: MetricName, k: usize) -> Option<Interval> {
         let found = self.results.metrics.iter().find(|metric| metric.name == name && metric.k == k);
         found.map(|&Metric { value, low, high, .. }| Interval { value, low, high })
     }
 
-    /// One figure at every k there is, ascending.
+    /// A metric at every k, ascending.
     pub fn curve(&self, name: MetricName) -> Vec<(usize, Interval)> {
         let found = self.results.metrics.iter().filter(|metric| metric.name == name);
         let mut curve: Vec<_> = found
@@ -202,20 +203,19 @@ impl RunData {
         curve
     }
 
-    /// The share of questions covered by all trajectories.
+    /// Coverage at k = N.
     pub fn coverage(&self) -> f64 {
         self.metric(MetricName::Coverage, self.traits.n).map_or(0.0, |coverage| coverage.value)
     }
 
-    /// Seconds a question under one seed took, over the whole run.
+    /// Mean seconds per question and seed.
     pub fn seconds(&self) -> f64 {
         self.results.cost.seconds.total
             / (self.results.questions * self.results.seeds).max(1) as f64
     }
 }
 
-/// Results of another format beside samples of this one are a mixture that nobody should be shown
-/// figures of.
+/// Refuses a run whose `results.json` has another format version than its samples.
 fn check_results_version(run: &RunDir) -> Result<(), ReportError> {
     match run.results() {
         Err(record::RecordError::Read { source, .. })
@@ -227,13 +227,13 @@ fn check_results_version(run: &RunDir) -> Result<(), ReportError> {
     }
 }
 
-/// What is kept of the samples beside their metrics.
+/// Accumulates what is kept of the samples besides their metrics.
 #[derive(Default)]
 struct SampleAccumulator {
     count: usize,
     seeds: BTreeSet<u64>,
     first_seed: Option<u64>,
-    /// By step and question, the sum over seeds and their number.
+    /// By step and question: the sum of d_t over seeds, and the number of seeds.
     step_sums: Vec<BTreeMap<u32, (f64, u32)>>,
     questions: Vec<QuestionSummary>,
 }
@@ -264,15 +264,16 @@ impl SampleAccumulator {
         self.step_sums.iter().filter_map(step).collect()
     }
 
-    /// A manifest that names no questions promises nothing; others must be kept.
+    /// Checks the number of samples and their seeds against the manifest, unless that names no
+    /// questions.
     fn check_complete(&self, run: &RunDir, partial: bool) -> Result<(), ReportError> {
         let (manifest, path) = (run.manifest(), run.path().to_owned());
         let (found, expected) = (self.count, manifest.questions * manifest.seeds.len());
         if expected == 0 {
             return Ok(());
         }
-        let foreign = self.seeds.iter().find(|seed| !manifest.seeds.contains(seed));
-        match foreign {
+        let foreign_seed = self.seeds.iter().find(|seed| !manifest.seeds.contains(seed));
+        match foreign_seed {
             Some(&seed) => Err(ReportError::ForeignSeed { path, seed }),
             None if found > expected => Err(ReportError::Surplus { path, found, expected }),
             None if found < expected && !partial => {
@@ -283,13 +284,13 @@ impl SampleAccumulator {
     }
 }
 
-/// Names the runs by what sets them apart.
-pub fn assign_labels(studies: &mut [RunData]) {
-    // What a run has nothing to say of (a place of noise) does not set it apart.
-    let said = |part: fn(&RunTraits) -> String| {
-        studies.iter().map(move |s| part(&s.traits)).filter(|word| !word.is_empty())
+/// Labels each run by the properties in which the runs differ.
+pub fn assign_labels(runs: &mut [RunData]) {
+    // An empty property (the sites of noise) does not count as a difference.
+    let values = |part: fn(&RunTraits) -> String| {
+        runs.iter().map(move |s| part(&s.traits)).filter(|value| !value.is_empty())
     };
-    let differ = |part: fn(&RunTraits) -> String| said(part).collect::<BTreeSet<_>>().len() > 1;
+    let differ = |part: fn(&RunTraits) -> String| values(part).collect::<BTreeSet<_>>().len() > 1;
     let parts: [fn(&RunTraits) -> String; 5] = [
         |t| t.model.clone(),
         |t| t.split.clone(),
@@ -297,21 +298,17 @@ pub fn assign_labels(studies: &mut [RunData]) {
         |t| t.sampler.sites_label().into(),
         |t| format!("N = {}", t.n),
     ];
-    let telling: Vec<fn(&RunTraits) -> String> =
+    let differing: Vec<fn(&RunTraits) -> String> =
         parts.into_iter().filter(|part| differ(*part)).collect();
-    let telling = if telling.is_empty() { vec![parts[0], parts[1]] } else { telling };
-    let name = |study: &RunData| {
-        let words: Vec<String> = telling
-            .iter()
-            .map(|part| part(&study.traits))
-            .filter(|word| !word.is_empty())
-            .collect();
-        words.join(", ")
+    let differing = if differing.is_empty() { vec![parts[0], parts[1]] } else { differing };
+    let name = |run: &RunData| {
+        let values = differing.iter().map(|part| part(&run.traits));
+        values.filter(|value| !value.is_empty()).collect::<Vec<_>>().join(", ")
     };
-    let names: Vec<String> = studies.iter().map(name).collect();
-    for (i, study) in studies.iter_mut().enumerate() {
-        let twin = names.iter().filter(|name| **name == names[i]).count() > 1;
-        study.label =
-            if twin { format!("{} ({})", names[i], study.label) } else { names[i].clone() };
+    let names: Vec<String> = runs.iter().map(name).collect();
+    for (i, run) in runs.iter_mut().enumerate() {
+        let ambiguous = names.iter().filter(|name| **name == names[i]).count() > 1;
+        run.label =
+            if ambiguous { format!("{} ({})", names[i], run.label) } else { names[i].clone() };
     }
 }

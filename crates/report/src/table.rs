@@ -1,67 +1,75 @@
-//! Results as plain text, for someone who sees them for the first time.
+//! Results as a plain-text table.
 //!
-//! A row is a way to get one answer out of k trajectories, a column is a k; below each figure is
-//! its 95% interval. Columns that do not fit the terminal continue in a second table. What a row
-//! means is said underneath.
+//! Rows are aggregation rules, columns are ks; below each value is its 95% interval. Columns that
+//! do not fit the terminal continue in a second table. A legend under the table explains the rows.
 
 use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
 
 use crate::rules;
 
-/// A rule, what it is called, and what it means.
-type RuleRow = (MetricName, &'static str, &'static str);
+/// A row of the table.
+#[derive(Clone, Copy)]
+struct RuleRow {
+    name: MetricName,
+    label: &'static str,
+    meaning: &'static str,
+}
 
-/// The rows, from the plainest rule to the ceiling. `pass` is `coverage` under another name and has
-/// no row.
+const fn row(name: MetricName, label: &'static str, meaning: &'static str) -> RuleRow {
+    RuleRow { name, label, meaning }
+}
+
+/// The rows in display order.
 const ROWS: [RuleRow; 14] = [
-    (MetricName::Greedy, "greedy", "one trajectory without perturbation"),
-    (MetricName::Maj, "majority", "the answer most of k trajectories give"),
-    (MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
-    (
+    row(MetricName::Greedy, "greedy", "one trajectory without perturbation"),
+    row(MetricName::Maj, "majority", "the answer most of k trajectories give"),
+    row(MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
+    row(
         MetricName::Normalized,
         "normalized",
         "weighted by the reward in units of the question's own spread",
     ),
-    (MetricName::Likelihood, "likely", "weighted by the text's log-probability in such units"),
-    (MetricName::Combined, "combined", "weighted by both"),
-    (
+    row(MetricName::Likelihood, "likely", "weighted by the text's log-probability in such units"),
+    row(MetricName::Combined, "combined", "weighted by both"),
+    row(
         MetricName::Pessimistic,
         "pessimistic",
         "the answer with the highest mean reward that its votes make sure of",
     ),
-    (MetricName::BestOf, "best of k", "the answer of the trajectory with the highest reward"),
-    (MetricName::BestOfMean, "best mean", "the same, by the mean of its process rewards alone"),
-    (MetricName::BestOfSum, "best sum", "the same, by the sum of its process rewards"),
-    (MetricName::BestOfLast, "best last", "the same, by its last process reward"),
-    (MetricName::BestOfMin, "best min", "the same, by its smallest process reward"),
-    (MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
-    (
+    row(MetricName::BestOf, "best of k", "the answer of the trajectory with the highest reward"),
+    row(MetricName::BestOfMean, "best mean", "the same, by the mean of its process rewards alone"),
+    row(MetricName::BestOfSum, "best sum", "the same, by the sum of its process rewards"),
+    row(MetricName::BestOfLast, "best last", "the same, by its last process reward"),
+    row(MetricName::BestOfMin, "best min", "the same, by its smallest process reward"),
+    row(MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
+    row(
         MetricName::Coverage,
         "coverage",
         "at least one of k is right: no rule can do better (pass@k)",
     ),
 ];
-const LABEL: usize = 11;
+/// The width of the label column.
+const LABEL_WIDTH: usize = 11;
 const GAP: &str = "  ";
 
-/// What is shown of results.
+/// Options of [`render`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableOptions {
-    /// Characters of a line at most, where a single column allows it.
+    /// The line width in characters; a single column may exceed it.
     pub width: usize,
-    /// Whether every rule has a row, or only the few that tell the story.
+    /// Show every rule, instead of the main ones only.
     pub all_rules: bool,
 }
 
-/// The results as text.
-pub fn render(results: &Results, look: TableOptions) -> String {
+/// Renders the results as text.
+pub fn render(results: &Results, options: TableOptions) -> String {
     let has = |name: MetricName| results.metrics.iter().any(|metric| metric.name == name);
     let (rows, others): (Vec<RuleRow>, Vec<RuleRow>) = ROWS
         .into_iter()
-        .filter(|row| has(row.0))
-        .partition(|row| look.all_rules || rules::DISPLAY_ORDER.contains(&row.0));
+        .filter(|row| has(row.name))
+        .partition(|row| options.all_rules || rules::DISPLAY_ORDER.contains(&row.name));
     let mut text = heading(results);
-    for columns in columns(results, &rows, look.width) {
+    for columns in columns(results, &rows, options.width) {
         text.push('\n');
         write_grid(&mut text, results, &rows, &columns);
     }
@@ -81,7 +89,8 @@ fn heading(results: &Results) -> String {
         "each".to_owned()
     };
     format!(
-        "{questions}, {seeds}, {trajectories} {each}\naccuracy in %, its 95% interval below; k = trajectories used\n"
+        "{questions}, {seeds}, {trajectories} {each}\n\
+         accuracy in %, its 95% interval below; k = trajectories used\n"
     )
 }
 
@@ -93,30 +102,30 @@ fn count(number: usize, noun: &str) -> String {
     }
 }
 
-/// One k and the width its figures need.
+/// One k and the width in characters of its column.
 struct TableColumn {
     k: usize,
     width: usize,
 }
 
-/// The columns, in groups that fit side by side.
+/// The columns, in groups that fit the line width.
 fn columns(results: &Results, rows: &[RuleRow], width: usize) -> Vec<Vec<TableColumn>> {
-    let rows =
-        || results.metrics.iter().filter(|metric| rows.iter().any(|row| row.0 == metric.name));
-    let mut ks: Vec<usize> = rows().map(|metric| metric.k).collect();
+    let shown =
+        || results.metrics.iter().filter(|metric| rows.iter().any(|row| row.name == metric.name));
+    let mut ks: Vec<usize> = shown().map(|metric| metric.k).collect();
     ks.sort_unstable();
     ks.dedup();
 
     let mut groups: Vec<Vec<TableColumn>> = Vec::new();
     let mut room = 0;
     for k in ks {
-        let cells = rows().filter(|metric| metric.k == k).map(|metric| interval(metric).len());
+        let cells = shown().filter(|metric| metric.k == k).map(|metric| interval(metric).len());
         let column = TableColumn { k, width: cells.max().unwrap_or(0).max(k.to_string().len()) };
         let needed = GAP.len() + column.width;
         match groups.last_mut() {
             Some(group) if needed <= room => group.push(column),
             _ => {
-                room = width.saturating_sub(LABEL).max(needed);
+                room = width.saturating_sub(LABEL_WIDTH).max(needed);
                 groups.push(vec![column]);
             }
         }
@@ -127,7 +136,7 @@ fn columns(results: &Results, rows: &[RuleRow], width: usize) -> Vec<Vec<TableCo
 
 fn write_grid(text: &mut String, results: &Results, rows: &[RuleRow], columns: &[TableColumn]) {
     write_line(text, "k", columns.iter().map(|column| (column, column.k.to_string())));
-    for (name, label, _) in rows {
+    for RuleRow { name, label, .. } in rows {
         let cells: Vec<_> =
             columns.iter().map(|column| (column, find_metric(results, *name, column.k))).collect();
         if cells.iter().any(|(_, metric)| metric.is_some()) {
@@ -147,7 +156,7 @@ fn write_line<'a>(
     label: &str,
     cells: impl Iterator<Item = (&'a TableColumn, String)>,
 ) {
-    let mut line = format!("{label:<LABEL$}");
+    let mut line = format!("{label:<LABEL_WIDTH$}");
     for (column, cell) in cells {
         line.push_str(GAP);
         line.push_str(&format!("{cell:>width$}", width = column.width));
@@ -170,30 +179,28 @@ fn percent(share: f64) -> String {
 
 fn write_legend(text: &mut String, rows: &[RuleRow], others: &[RuleRow]) {
     text.push('\n');
-    let mut line =
-        |label: &str, meaning: &str| text.push_str(&format!("{label:<LABEL$}{GAP}{meaning}\n"));
-    rows.iter().for_each(|(_, label, meaning)| line(label, meaning));
+    let mut line = |label: &str, meaning: &str| {
+        text.push_str(&format!("{label:<LABEL_WIDTH$}{GAP}{meaning}\n"))
+    };
+    rows.iter().for_each(|row| line(row.label, row.meaning));
     if !others.is_empty() {
-        let names: Vec<&str> = others.iter().map(|row| row.1).collect();
+        let names: Vec<&str> = others.iter().map(|row| row.label).collect();
         line("", &format!("{} are in results.json (--aggregate prints them)", names.join(", ")));
     }
 }
 
-/// What rules gain over the plainer ones; a gain whose interval holds zero may be chance.
+/// The gains of the rules over greedy and majority; not significant if the interval contains zero.
 fn write_gains(text: &mut String, results: &Results, rows: &[RuleRow]) {
     let shown = |MetricGain { over, value, low, high, .. }: &MetricGain| {
         let over = if *over == MetricName::Greedy { "greedy" } else { "majority" };
         format!("{:+.1} ({:+.1} to {:+.1}) over {over}", 100.0 * value, 100.0 * low, 100.0 * high)
     };
-    let mut lines = rows.iter().filter_map(|(name, label, _)| {
+    let mut lines = rows.iter().filter_map(|RuleRow { name, label, .. }| {
         let own: Vec<&MetricGain> =
             results.gains.iter().filter(|gain| gain.name == *name).collect();
         let k = own.first()?.k;
-        Some(format!(
-            "{label:<LABEL$}{GAP}{}\n",
-            own.into_iter().map(shown).collect::<Vec<_>>().join(", ")
-        ))
-        .map(|line| (k, line))
+        let gains = own.into_iter().map(shown).collect::<Vec<_>>().join(", ");
+        Some((k, format!("{label:<LABEL_WIDTH$}{GAP}{gains}\n")))
     });
     let Some((k, first)) = lines.next() else { return };
     text.push_str(&format!(
@@ -204,32 +211,37 @@ fn write_gains(text: &mut String, results: &Results, rows: &[RuleRow]) {
 
 fn write_footer(text: &mut String, results: &Results) {
     text.push('\n');
-    let mut line =
-        |label: &str, content: String| text.push_str(&format!("{label:<LABEL$}{GAP}{content}\n"));
-    for Metric { value, low, high, k, .. } in results.metrics.iter().filter(is_diversity) {
-        let over = format!(
+    let mut line = |label: &str, content: String| {
+        text.push_str(&format!("{label:<LABEL_WIDTH$}{GAP}{content}\n"))
+    };
+    let diversity = |metric: &&Metric| metric.name == MetricName::Diversity;
+    for Metric { value, low, high, k, .. } in results.metrics.iter().filter(diversity) {
+        let content = format!(
             "{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike"
         );
-        line("diversity", over);
+        line("diversity", content);
     }
     let ranked = |name: MetricName| {
         results.metrics.iter().filter(move |m| m.name == name).map(|m| format!("{:.2}", m.value))
     };
     let by_thought: Vec<String> = ranked(MetricName::Auc).collect();
     if !by_thought.is_empty() {
-        let verdict = ranked(MetricName::AucOutcome)
+        let by_answer = ranked(MetricName::AucOutcome)
             .next()
             .map_or_else(String::new, |auc| format!(", {auc} by answer"));
-        let by = format!("{} by thought{verdict}", by_thought.join(" "));
-        line("ranking", format!("{by}: chance that a right path is rewarded above a wrong one"));
+        let accuracy = format!("{} by thought{by_answer}", by_thought.join(" "));
+        line(
+            "ranking",
+            format!("{accuracy}: chance that a right path is rewarded above a wrong one"),
+        );
     }
     let RunCost { steps, flops, beam, seconds } = &results.cost;
-    let effort = |steps: f64, flops: f64| {
+    let compute = |steps: f64, flops: f64| {
         format!("{steps:.1} decoding steps and {} per question", format_flop(flops))
     };
-    line("cost", effort(*steps, *flops));
+    line("cost", compute(*steps, *flops));
     if let Some(BeamCost { steps, flops }) = beam {
-        line("beam's cost", effort(*steps, *flops));
+        line("beam's cost", compute(*steps, *flops));
     }
     line("time", format_seconds(seconds));
     if let Some(share) = seconds.scoring_share() {
@@ -251,11 +263,7 @@ fn format_seconds(seconds: &Seconds) -> String {
     format!("{total:.1} s: {}", stages.join(", "))
 }
 
-fn is_diversity(metric: &&Metric) -> bool {
-    metric.name == MetricName::Diversity
-}
-
-/// Floating-point operations, with the prefix that leaves one to three digits before the point.
+/// Formats a number of floating-point operations with an SI prefix.
 fn format_flop(count: f64) -> String {
     let prefixes = ["", "k", "M", "G", "T", "P"];
     let scale = (0..prefixes.len() - 1)
@@ -344,11 +352,11 @@ mod tests {
         let metrics =
             [MetricName::Maj, MetricName::Likelihood, MetricName::Combined].map(metric).to_vec();
         let results = Results { metrics, ..Results::default() };
-        let brief = render(&results, wide(80));
+        let text = render(&results, wide(80));
         assert!(
-            brief.contains("likely, combined are in results.json")
-                && brief.matches("50.0").count() == 1,
-            "{brief}"
+            text.contains("likely, combined are in results.json")
+                && text.matches("50.0").count() == 1,
+            "{text}"
         );
         let whole = render(&results, TableOptions { width: 80, all_rules: true });
         assert!(!whole.contains("results.json") && whole.matches("50.0").count() == 3, "{whole}");

@@ -1,52 +1,54 @@
-//! Many numbers to two: principal components and t-SNE.
+//! Dimensionality reduction to two dimensions: PCA and exact t-SNE.
 //!
-//! t-SNE (van der Maaten and Hinton, 2008) is the exact one: the maps have a few hundred points,
-//! and the crate that does it for millions would bring two libraries of Fourier transforms. It
-//! starts from the principal components, which keeps the large shape of the data (Kobak and Berens,
-//! 2019) and needs no random numbers: the same thoughts give the same map everywhere.
+//! t-SNE (van der Maaten and Hinton, 2008) is the exact O(n^2) algorithm: the maps have a few
+//! hundred points, and crates with a faster one depend on FFT libraries. It is initialized with
+//! PCA, which preserves global structure (Kobak and Berens, 2019) and makes it deterministic.
 
-/// Neighbours that a point should have, about.
+/// The effective number of neighbours of a point.
 const PERPLEXITY: f64 = 20.0;
+/// Steps of gradient descent.
 const STEPS: usize = 500;
-/// Steps at the start in which neighbours attract this much more.
-const EARLY_EXAGGERATION: (usize, f64) = (120, 12.0);
-/// Rounds of the power method, and the rows it looks at: two directions of a picture need not be
-/// exact, and a page has one for each of a thousand questions.
+/// The factor on attractive forces in the first steps.
+const EARLY_EXAGGERATION: f64 = 12.0;
+/// The number of steps with early exaggeration.
+const EARLY_STEPS: usize = 120;
+/// Power iterations of PCA. An approximation is enough for display, and a page has one PCA for each
+/// of a thousand questions.
 const POWER_ITERATIONS: usize = 10;
+/// Rows used in each power iteration, evenly spaced.
 const POWER_ROWS: usize = 64;
 
-/// The two principal components of rows of `width` numbers; largest spread 1.
-pub fn pca(numbers: &[f32], width: usize) -> Vec<[f64; 2]> {
-    let rows = centered(numbers, width);
-    let mut found: Vec<Vec<f64>> = Vec::new();
+/// Projects rows of `width` elements on their first two principal components, scaled to [-1, 1].
+pub fn pca(values: &[f32], width: usize) -> Vec<[f64; 2]> {
+    let rows = centered(values, width);
+    let mut components: Vec<Vec<f64>> = Vec::new();
     for seed in 0..2 {
         let mut direction: Vec<f64> =
             (0..width).map(|i| ((i * 7919 + seed * 104_729 + 13) % 101) as f64 - 50.0).collect();
         for _ in 0..POWER_ITERATIONS {
-            orthogonalize(&mut direction, &found);
+            orthogonalize(&mut direction, &components);
             normalize(&mut direction);
             let mut next = vec![0.0; width];
             for row in rows.iter().step_by(rows.len().div_ceil(POWER_ROWS).max(1)) {
-                let share = dot(row, &direction);
-                next.iter_mut().zip(row).for_each(|(sum, x)| *sum += share * x);
+                let projection = dot(row, &direction);
+                next.iter_mut().zip(row).for_each(|(sum, x)| *sum += projection * x);
             }
             direction = next;
         }
-        orthogonalize(&mut direction, &found);
+        orthogonalize(&mut direction, &components);
         normalize(&mut direction);
-        found.push(direction);
+        components.push(direction);
     }
-    let places: Vec<[f64; 2]> =
-        rows.iter().map(|row| [dot(row, &found[0]), dot(row, &found[1])]).collect();
-    let largest = places.iter().flatten().fold(0.0_f64, |most, x| most.max(x.abs()));
-    places
-        .into_iter()
-        .map(|place| place.map(|x| if largest > 0.0 { x / largest } else { 0.0 }))
-        .collect()
+    let points: Vec<[f64; 2]> =
+        rows.iter().map(|row| [dot(row, &components[0]), dot(row, &components[1])]).collect();
+    let largest = points.iter().flatten().fold(0.0_f64, |most, x| most.max(x.abs()));
+    let scale = |x: f64| if largest > 0.0 { x / largest } else { 0.0 };
+    points.into_iter().map(|point| point.map(scale)).collect()
 }
 
-fn centered(numbers: &[f32], width: usize) -> Vec<Vec<f64>> {
-    let mut rows: Vec<Vec<f64>> = numbers
+/// The rows with their mean subtracted.
+fn centered(values: &[f32], width: usize) -> Vec<Vec<f64>> {
+    let mut rows: Vec<Vec<f64>> = values
         .chunks_exact(width.max(1))
         .map(|row| row.iter().map(|&x| finite_or_zero(x)).collect())
         .collect();
@@ -58,7 +60,7 @@ fn centered(numbers: &[f32], width: usize) -> Vec<Vec<f64>> {
     rows
 }
 
-/// A thought that overflowed is a fact of the run; the map should still be one.
+/// Thoughts may overflow; the map must stay finite.
 fn finite_or_zero(x: f32) -> f64 {
     if x.is_finite() { f64::from(x) } else { 0.0 }
 }
@@ -69,40 +71,40 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 fn orthogonalize(direction: &mut [f64], others: &[Vec<f64>]) {
     for other in others {
-        let share = dot(direction, other);
-        direction.iter_mut().zip(other).for_each(|(x, o)| *x -= share * o);
+        let projection = dot(direction, other);
+        direction.iter_mut().zip(other).for_each(|(x, o)| *x -= projection * o);
     }
 }
 
 fn normalize(direction: &mut [f64]) {
-    let length = dot(direction, direction).sqrt();
-    direction.iter_mut().for_each(|x| *x = if length > 1e-300 { *x / length } else { 0.0 });
+    let norm = dot(direction, direction).sqrt();
+    direction.iter_mut().for_each(|x| *x = if norm > 1e-300 { *x / norm } else { 0.0 });
 }
 
-/// A map of rows of `width` numbers on which neighbours stay neighbours.
-pub fn tsne(numbers: &[f32], width: usize) -> Vec<[f64; 2]> {
-    let start = pca(numbers, width);
+/// Embeds rows of `width` elements in the plane by t-SNE.
+pub fn tsne(values: &[f32], width: usize) -> Vec<[f64; 2]> {
+    let start = pca(values, width);
     let n = start.len();
     if n < 4 {
         return start;
     }
-    let joint = joint_probabilities(&squared_distances(&centered(numbers, width)), n);
-    let mut map = TsneDescent {
-        positions: start.iter().map(|place| place.map(|x| 1e-2 * x)).collect(),
+    let joint = joint_probabilities(&squared_distances(&centered(values, width)), n);
+    let mut descent = TsneDescent {
+        positions: start.iter().map(|point| point.map(|x| 1e-2 * x)).collect(),
         velocity: vec![[0.0; 2]; n],
         gain: vec![[1.0; 2]; n],
-        rate: (n as f64 / EARLY_EXAGGERATION.1).max(50.0),
+        rate: (n as f64 / EARLY_EXAGGERATION).max(50.0),
     };
     for step in 0..STEPS {
-        let (pull, momentum) =
-            if step < EARLY_EXAGGERATION.0 { (EARLY_EXAGGERATION.1, 0.5) } else { (1.0, 0.8) };
-        let gradient = gradient(&map.positions, &joint, pull);
-        map.step(&gradient, momentum);
+        let (exaggeration, momentum) =
+            if step < EARLY_STEPS { (EARLY_EXAGGERATION, 0.5) } else { (1.0, 0.8) };
+        let gradient = gradient(&descent.positions, &joint, exaggeration);
+        descent.step(&gradient, momentum);
     }
-    map.positions
+    descent.positions
 }
 
-/// Squared distances, `[n, n]`.
+/// Squared Euclidean distances, `[n, n]`.
 fn squared_distances(rows: &[Vec<f64>]) -> Vec<f64> {
     let n = rows.len();
     let mut distances = vec![0.0; n * n];
@@ -115,8 +117,7 @@ fn squared_distances(rows: &[Vec<f64>]) -> Vec<f64> {
     distances
 }
 
-/// Symmetric joint probabilities, `[n, n]`, with a bandwidth for each point that gives it the same
-/// number of neighbours.
+/// Symmetric joint probabilities, `[n, n]`; each point's bandwidth gives it the same perplexity.
 fn joint_probabilities(distances: &[f64], n: usize) -> Vec<f64> {
     let entropy = PERPLEXITY.min((n - 1) as f64 / 3.0).ln();
     let mut joint = vec![0.0; n * n];
@@ -131,7 +132,7 @@ fn joint_probabilities(distances: &[f64], n: usize) -> Vec<f64> {
     joint
 }
 
-/// Probabilities of the neighbours of point `i`, by bisection on the bandwidth.
+/// Conditional probabilities of the neighbours of point `i`, by bisection on the precision `beta`.
 fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
     let nearest = squared
         .iter()
@@ -148,17 +149,17 @@ fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
         let sum: f64 = p.iter().sum();
         let mean: f64 = p.iter().zip(squared).map(|(p, d)| p * (d - nearest)).sum::<f64>() / sum;
         p.iter_mut().for_each(|p| *p /= sum);
-        let found = sum.ln() + beta * mean;
-        if (found - entropy).abs() < 1e-5 {
+        let actual = sum.ln() + beta * mean;
+        if (actual - entropy).abs() < 1e-5 {
             break;
         }
-        if found > entropy {
+        if actual > entropy {
             low = beta
         } else {
             high = beta
         }
         beta = if high.is_finite() { (low + high) / 2.0 } else { 2.0 * beta };
-        // Points that all lie in one place have no bandwidth.
+        // If all points coincide, no bandwidth has the required entropy.
         if beta > 1e300 {
             break;
         }
@@ -166,11 +167,11 @@ fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
     p
 }
 
-/// The slope of the Kullback-Leibler divergence at every point.
-fn gradient(places: &[[f64; 2]], joint: &[f64], pull: f64) -> Vec<[f64; 2]> {
-    let n = places.len();
+/// The gradient of the Kullback-Leibler divergence, `[n, 2]`.
+fn gradient(positions: &[[f64; 2]], joint: &[f64], exaggeration: f64) -> Vec<[f64; 2]> {
+    let n = positions.len();
     let kernel = |i: usize, j: usize| {
-        let (dx, dy) = (places[i][0] - places[j][0], places[i][1] - places[j][1]);
+        let (dx, dy) = (positions[i][0] - positions[j][0], positions[i][1] - positions[j][1]);
         (dx, dy, 1.0 / (1.0 + dx * dx + dy * dy))
     };
     let total: f64 = (0..n).map(|i| (0..i).map(|j| 2.0 * kernel(i, j).2).sum::<f64>()).sum();
@@ -178,7 +179,7 @@ fn gradient(places: &[[f64; 2]], joint: &[f64], pull: f64) -> Vec<[f64; 2]> {
     for i in 0..n {
         for j in 0..i {
             let (dx, dy, near) = kernel(i, j);
-            let force = 4.0 * (pull * joint[i * n + j] - near / total) * near;
+            let force = 4.0 * (exaggeration * joint[i * n + j] - near / total) * near;
             gradient[i][0] += force * dx;
             gradient[i][1] += force * dy;
             gradient[j][0] -= force * dx;
@@ -188,7 +189,7 @@ fn gradient(places: &[[f64; 2]], joint: &[f64], pull: f64) -> Vec<[f64; 2]> {
     gradient
 }
 
-/// Gradient descent with momentum and a gain for each coordinate.
+/// Gradient descent with momentum and adaptive gains per coordinate.
 struct TsneDescent {
     positions: Vec<[f64; 2]>,
     velocity: Vec<[f64; 2]>,
@@ -217,7 +218,7 @@ impl TsneDescent {
 mod tests {
     use super::*;
 
-    /// Three groups of points around corners of a space of ten dimensions.
+    /// Three clusters of points in ten dimensions.
     fn clusters() -> Vec<f32> {
         let noise = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 1000.0 - 0.5;
         (0..60)
@@ -227,6 +228,7 @@ mod tests {
             .collect()
     }
 
+    /// The largest distance within a cluster and the smallest between clusters.
     fn cluster_distances(map: &[[f64; 2]]) -> (f64, f64) {
         let distance =
             |a: [f64; 2], b: [f64; 2]| ((a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2)).sqrt();

@@ -1,7 +1,4 @@
-//! The report on disk: every figure as SVG and PNG, and the page.
-//!
-//! Each file is written beside its place and renamed into it, so that a browser that is looking
-//! never sees a part.
+//! Writes the report: every figure as SVG and PNG, and the page. Files are replaced atomically.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,25 +12,25 @@ use crate::{draw, figures, page};
 const PAGE_FILE: &str = "report.html";
 const FIGURES_DIR: &str = "figures";
 
-/// What to write.
+/// Options of [`write`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReportOptions {
-    /// Report runs that did not end as well.
+    /// Accept incomplete runs.
     pub partial: bool,
-    /// Leave out the pictures; the page draws its own.
+    /// Write the page without figure files; it embeds its own figures.
     pub page_only: bool,
 }
 
-/// What was written.
+/// The files written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportFiles {
     /// The page.
     pub page: PathBuf,
-    /// The pictures, SVG and PNG.
+    /// The figures, SVG and PNG.
     pub figures: Vec<PathBuf>,
 }
 
-/// Reads the runs and writes their report into `out`.
+/// Loads the runs and writes their report into `out`.
 pub fn write(
     runs: &[RunDir],
     out: &Path,
@@ -42,15 +39,15 @@ pub fn write(
     if runs.is_empty() {
         return Err(ReportError::NoRuns);
     }
-    let mut studies = runs
+    let mut loaded = runs
         .iter()
         .map(|run| RunData::load(run.clone(), options.partial))
         .collect::<Result<Vec<_>, _>>()?;
-    assign_labels(&mut studies);
-    let figures = figures::all(&studies)?;
+    assign_labels(&mut loaded);
+    let figures = figures::all(&loaded)?;
 
-    let folder = out.join(FIGURES_DIR);
-    let mut pictures = Vec::new();
+    let dir = out.join(FIGURES_DIR);
+    let mut files = Vec::new();
     let drawn: &[figures::Figure] = if options.page_only { &[] } else { &figures };
     for figure in drawn {
         let sheet = draw::sheet(figure);
@@ -58,23 +55,23 @@ pub fn write(
             name: figure.name,
             panels: figure.panels.len(),
         })?;
-        for (ending, bytes) in [("svg", draw::svg(&sheet).into_bytes()), ("png", png)] {
-            pictures.push(write_creating_dirs(
-                &folder.join(format!("{}.{ending}", figure.name)),
+        for (extension, bytes) in [("svg", draw::svg(&sheet).into_bytes()), ("png", png)] {
+            files.push(write_creating_dirs(
+                &dir.join(format!("{}.{extension}", figure.name)),
                 &bytes,
             )?);
         }
     }
     let page =
-        write_creating_dirs(&out.join(PAGE_FILE), page::html(&studies, &figures)?.as_bytes())?;
-    Ok(ReportFiles { page, figures: pictures })
+        write_creating_dirs(&out.join(PAGE_FILE), page::html(&loaded, &figures)?.as_bytes())?;
+    Ok(ReportFiles { page, figures: files })
 }
 
-/// Writes a file, all or nothing, and makes its folder where it is missing.
+/// Writes a file atomically and creates its directory if it is missing.
 fn write_creating_dirs(path: &Path, bytes: &[u8]) -> Result<PathBuf, ReportError> {
-    let folder = path.parent().unwrap_or(Path::new(""));
-    fs::create_dir_all(folder)
-        .map_err(|source| record::RecordError::Write { path: folder.into(), source })?;
+    let dir = path.parent().unwrap_or(Path::new(""));
+    fs::create_dir_all(dir)
+        .map_err(|source| record::RecordError::Write { path: dir.into(), source })?;
     record::write_atomic(path, bytes)?;
     Ok(path.into())
 }

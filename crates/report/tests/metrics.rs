@@ -1,4 +1,4 @@
-//! Metrics of run directories made by hand, against values worked out by hand.
+//! Metrics of small runs, against values computed by hand.
 
 use aggregate::{Aggregator, EarlyStop, RewardReduction, StopReason, VoteParams};
 use record::{
@@ -11,15 +11,15 @@ use report::metrics::{
     MetricSettings, QuestionMetrics, paired_difference, results_of_run, results_of_samples,
 };
 
-/// A question whose right answer is "1" and whose trajectories gave `answers` (an empty one is
-/// none).
-fn sample(seed: u64, id: u32, answers: [&str; 4], scores: Option<[f32; 4]>) -> Sample {
+/// A question with gold answer "1" and four trajectories with these answers (an empty one is none)
+/// and process rewards.
+fn sample(seed: u64, id: u32, answers: [&str; 4], rewards: Option<[f32; 4]>) -> Sample {
     let trajectory = |k: usize| TrajectoryRecord {
         k: k as u32,
         thoughts: 1,
         text: answers[k].into(),
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
-        process_rewards: scores.map(|scores| vec![scores[k]]),
+        process_rewards: rewards.map(|rewards| vec![rewards[k]]),
         outcome_reward: None,
         correct: answers[k] == "1",
         logprob: None,
@@ -40,7 +40,7 @@ fn beam(correct: bool) -> Option<BeamResult> {
 
 /// Two questions under two seeds.
 ///
-/// | seed | question | answers | scores | greedy | beam | d |
+/// | seed | question | answers | rewards | greedy | beam | d |
 /// |---|---|---|---|---|---|---|
 /// | 5 | 0 | 2 1 1 none | 0 1 0 5 | right | right | 0.2, 0.4 |
 /// | 5 | 1 | 3 3 1 2    | 1 0 4 0 | wrong | wrong | 0.5 |
@@ -95,7 +95,7 @@ fn read(samples: Vec<Sample>) -> impl Iterator<Item = Result<Sample, record::Rec
 }
 
 fn value(results: &Results, name: MetricName, k: usize) -> f64 {
-    find(results, name, k).expect("the metric is there").value
+    find(results, name, k).expect("the metric exists").value
 }
 
 fn find(results: &Results, name: MetricName, k: usize) -> Option<&Metric> {
@@ -107,7 +107,7 @@ fn assert_close(a: f64, b: f64) {
 }
 
 #[test]
-fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
+fn metrics_of_a_run_match_hand_computed_values() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = RunDir::create(dir.path(), &Manifest::default()).unwrap();
     for sample in samples() {
@@ -125,7 +125,7 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
     // At 2 the first sample is a tie that the lower number wins, a wrong one.
     assert_close(value(&results, MetricName::Maj, 1), (0.5 + 0.0) / 2.0);
     assert_close(value(&results, MetricName::Maj, 2), (0.5 + 0.0) / 2.0);
-    // At 4 the third is a tie that the lower number wins, a right one, although its reward is lower.
+    // At 4 the third is a tie that the lower number wins, a right one of lower reward.
     assert_close(value(&results, MetricName::Maj, 4), (1.0 + 0.0) / 2.0);
     // The second question under seed 5: e^0 for "1" against e^-3 + e^-4 for "3".
     assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
@@ -166,7 +166,7 @@ fn a_run_made_by_hand_gives_the_values_worked_out_by_hand() {
 }
 
 #[test]
-fn rules_that_were_asked_for_are_the_only_ones() {
+fn only_requested_rules_are_measured() {
     let rules = vec![Aggregator::Majority, Aggregator::BestOf(RewardReduction::Min)];
     let settings = MetricSettings { aggregators: Some(rules), ..MetricSettings::default() };
     let results = results_of_samples(read(samples()), &settings).unwrap();
@@ -184,27 +184,42 @@ fn rules_that_were_asked_for_are_the_only_ones() {
     );
 }
 
-/// A large temperature trusts the vote, much caution trusts the crowd.
+/// With outcome rewards, `best_of` follows them and `best_of_mean` the process rewards.
 #[test]
-fn the_numbers_in_the_rules_can_be_changed() {
+fn best_of_mean_ignores_outcome_rewards() {
+    let mut one = sample(0, 0, ["1", "2", "2", "2"], Some([9.0, 1.0, 1.0, 1.0]));
+    for (trajectory, reward) in one.trajectories.iter_mut().zip([-1.0, 0.0, 3.0, 0.0]) {
+        trajectory.outcome_reward = Some(reward);
+    }
+    let rules = [RewardReduction::OutcomeOrMean, RewardReduction::Mean].map(Aggregator::BestOf);
+    let settings =
+        MetricSettings { aggregators: Some(rules.to_vec()), ..MetricSettings::default() };
+    let results = results_of_samples(read(vec![one]), &settings).unwrap();
+    assert_eq!(value(&results, MetricName::BestOf, 4), 0.0);
+    assert_eq!(value(&results, MetricName::BestOfMean, 4), 1.0);
+}
+
+/// A large temperature approaches the majority, large caution favours many votes.
+#[test]
+fn vote_params_change_the_rules() {
     let one = || read(vec![sample(0, 0, ["1", "2", "2", "2"], Some([9.0, 1.0, 1.0, 1.0]))]);
-    let usual = results_of_samples(one(), &MetricSettings::default()).unwrap();
-    let tuning = VoteParams { temperature: 50.0, caution: 50.0, ..VoteParams::default() };
+    let default = results_of_samples(one(), &MetricSettings::default()).unwrap();
+    let params = VoteParams { temperature: 50.0, caution: 50.0, ..VoteParams::default() };
     let other = results_of_samples(
         one(),
-        &MetricSettings { vote_params: tuning, ..MetricSettings::default() },
+        &MetricSettings { vote_params: params, ..MetricSettings::default() },
     )
     .unwrap();
     for name in [MetricName::Normalized, MetricName::Pessimistic] {
-        assert_eq!((value(&usual, name, 4), value(&other, name, 4)), (1.0, 0.0), "{name:?}");
+        assert_eq!((value(&default, name, 4), value(&other, name, 4)), (1.0, 0.0), "{name:?}");
     }
-    assert_eq!((usual.vote_params, other.vote_params), (None, Some(tuning)));
+    assert_eq!((default.vote_params, other.vote_params), (None, Some(params)));
 }
 
-/// Two of four trajectories settle the second question: votes at 4 see two, coverage at 4 is not
-/// known.
+/// The second question stopped after two of four trajectories: votes at 4 use two, coverage at 4 is
+/// unknown.
 #[test]
-fn a_question_that_stopped_early_counts_with_what_it_has() {
+fn an_early_stop_limits_coverage_but_not_votes() {
     let mut samples =
         vec![sample(0, 0, ["2", "1", "1", "1"], None), sample(0, 1, ["1", "1", "2", "2"], None)];
     samples[1].trajectories.truncate(2);
@@ -220,7 +235,7 @@ fn a_question_that_stopped_early_counts_with_what_it_has() {
 
 #[test]
 fn without_a_correct_answer_every_metric_is_zero() {
-    let told = |mut sample: Sample| {
+    let with_logprobs = |mut sample: Sample| {
         sample.trajectories.iter_mut().for_each(|t| t.logprob = Some(-1.0));
         sample
     };
@@ -228,7 +243,8 @@ fn without_a_correct_answer_every_metric_is_zero() {
         sample(0, 0, ["2", "3", "", "2"], Some([0.5, 1.0, 9.0, 0.1])),
         sample(0, 1, [""; 4], Some([1.0; 4])),
     ];
-    let wrong = wrong.into_iter().map(|s| Sample { beam: beam(false), ..told(s) }).collect();
+    let wrong =
+        wrong.into_iter().map(|s| Sample { beam: beam(false), ..with_logprobs(s) }).collect();
     let settings =
         MetricSettings { aggregators: Some(Aggregator::ALL.to_vec()), ..MetricSettings::default() };
     let results = results_of_samples(read(wrong), &settings).unwrap();
@@ -242,9 +258,9 @@ fn without_a_correct_answer_every_metric_is_zero() {
 
 #[test]
 fn beam_search_cost_is_reported_separately() {
-    let searched =
+    let beam =
         BeamResult { width: 2, candidates: 2, steps: 12, flops: 3e6, ..BeamResult::default() };
-    let one = Sample { beam: Some(searched), steps: 8, flops: 2e6, ..sample(0, 0, ["1"; 4], None) };
+    let one = Sample { beam: Some(beam), steps: 8, flops: 2e6, ..sample(0, 0, ["1"; 4], None) };
     let cost = results_of_samples(read(vec![one]), &MetricSettings::default()).unwrap().cost;
     assert_eq!(
         (cost.steps, cost.flops, cost.beam),
@@ -253,7 +269,7 @@ fn beam_search_cost_is_reported_separately() {
 }
 
 #[test]
-fn a_vote_at_k_sees_the_first_k_only() {
+fn a_vote_at_k_uses_the_first_k_only() {
     let late = vec![sample(0, 0, ["2", "2", "1", "1"], None)];
     let mut later = late.clone();
     later[0].trajectories[3].answer = Some("7".into());
@@ -274,24 +290,24 @@ fn a_vote_at_k_sees_the_first_k_only() {
 }
 
 #[test]
-fn what_was_not_run_has_no_metric() {
+fn metrics_without_data_are_absent() {
     let results =
         results_of_samples(read(vec![sample(0, 0, ["1"; 4], None)]), &MetricSettings::default())
             .unwrap();
     for metric in &results.metrics {
         assert!(matches!(metric.name, MetricName::Coverage | MetricName::Maj), "{metric:?}");
     }
-    let alone = Sample { beam: beam(true), ..Sample::default() };
-    let results = results_of_samples(read(vec![alone]), &MetricSettings::default()).unwrap();
+    let beam_only = Sample { beam: beam(true), ..Sample::default() };
+    let results = results_of_samples(read(vec![beam_only]), &MetricSettings::default()).unwrap();
     assert_eq!(results.metrics.len(), 1);
     assert_eq!((results.metrics[0].name, results.metrics[0].k), (MetricName::Beam, 4));
 }
 
 #[test]
-fn an_unfinished_run_counts_what_it_has() {
-    let mut unfinished = samples();
-    unfinished.truncate(3);
-    let results = results_of_samples(read(unfinished), &MetricSettings::default()).unwrap();
+fn an_incomplete_run_can_be_measured() {
+    let mut incomplete = samples();
+    incomplete.truncate(3);
+    let results = results_of_samples(read(incomplete), &MetricSettings::default()).unwrap();
     assert_close(value(&results, MetricName::Coverage, 1), (0.5 + 0.25) / 2.0);
 }
 
@@ -306,8 +322,8 @@ fn the_order_of_the_samples_does_not_matter() {
 
 #[test]
 fn differences_are_paired() {
-    let collected = QuestionMetrics::collect(read(samples()), &MetricSettings::default()).unwrap();
-    let column = |name, k| collected.column(name, k).unwrap();
+    let metrics = QuestionMetrics::collect(read(samples()), &MetricSettings::default()).unwrap();
+    let column = |name, k| metrics.column(name, k).unwrap();
     let bootstrap = Bootstrap::default();
     // Greedy is right on question 0 alone, and coverage@4 is 1 there and 0.5 on question 1.
     let gain = paired_difference(
@@ -327,8 +343,8 @@ fn differences_are_paired() {
         &MetricSettings::default(),
     )
     .unwrap();
-    let elsewhere = other.column(MetricName::Maj, 2).unwrap();
-    assert_eq!(paired_difference(column(MetricName::Maj, 2), elsewhere, &bootstrap), None);
+    let disjoint = other.column(MetricName::Maj, 2).unwrap();
+    assert_eq!(paired_difference(column(MetricName::Maj, 2), disjoint, &bootstrap), None);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Figures and page of run directories made by hand, against values worked out by hand.
+//! Figures and page of small runs, against values computed by hand.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -10,23 +10,17 @@ use report::run_data::{RunData, assign_labels};
 use report::{ReportError, ReportOptions, write};
 use serde_json::{Value, json};
 
-/// Two questions, the right answer of both is "1": two of four trajectories get the first, one of
+/// Two questions with gold answer "1": two of four trajectories answer the first correctly, one of
 /// four the second.
 fn samples(diversity: [f64; 2]) -> Vec<Sample> {
-    let trajectory = |k: usize, answer: &str, score: f32| {
-        let text = format!("### {answer}");
-        let begun = TrajectoryRecord {
-            k: k as u32,
-            thoughts: 2,
-            text,
-            process_rewards: Some(vec![score, 0.0]),
-            ..TrajectoryRecord::default()
-        };
-        TrajectoryRecord {
-            answer: (!answer.is_empty()).then(|| answer.into()),
-            correct: answer == "1",
-            ..begun
-        }
+    let trajectory = |k: usize, answer: &str, reward: f32| TrajectoryRecord {
+        k: k as u32,
+        thoughts: 2,
+        text: format!("### {answer}"),
+        answer: (!answer.is_empty()).then(|| answer.into()),
+        process_rewards: Some(vec![reward, 0.0]),
+        correct: answer == "1",
+        ..TrajectoryRecord::default()
     };
     let question = |id: u32, answers: [&str; 4], greedy: &str| Sample {
         id,
@@ -67,33 +61,34 @@ fn dropout(p: f64) -> Value {
     json!({ "kind": "dropout", "p": p, "sites": "both", "scope": "thoughts" })
 }
 
-/// Three runs: dropout at two strengths, and noise that cost twice as much.
+/// Three runs: dropout at two strengths, and noise at twice the cost.
 fn runs(dir: &Path) -> Vec<RunDir> {
-    let dear: Vec<Sample> =
+    let costly: Vec<Sample> =
         samples([0.4, 0.6]).into_iter().map(|s| Sample { flops: 2e9, ..s }).collect();
     vec![
         run(&dir.join("a"), dropout(0.3), &samples([0.2, 0.4])),
         run(&dir.join("b"), dropout(0.1), &samples([0.0, 0.2])),
-        run(&dir.join("c"), json!({ "kind": "noise", "sigma": 0.5 }), &dear),
+        run(&dir.join("c"), json!({ "kind": "noise", "sigma": 0.5 }), &costly),
     ]
 }
 
 fn loaded_runs(dir: &Path) -> Vec<RunData> {
-    let mut studies: Vec<RunData> =
+    let mut runs: Vec<RunData> =
         runs(dir).into_iter().map(|run| RunData::load(run, false).unwrap()).collect();
-    assign_labels(&mut studies);
-    studies
+    assign_labels(&mut runs);
+    runs
 }
 
 fn figure<'a>(figures: &'a [Figure], name: &str) -> &'a Figure {
-    figures.iter().find(|figure| figure.name == name).unwrap_or_else(|| panic!("{name} is there"))
+    figures.iter().find(|figure| figure.name == name).unwrap_or_else(|| panic!("no figure {name}"))
 }
 
 #[track_caller]
 fn assert_points(figure: &Figure, panel: usize, label: &str, expected: &[(f64, f64)]) {
     let series = figure.panels[panel].series.iter().find(|series| series.label == label);
-    let points =
-        &series.unwrap_or_else(|| panic!("{label} among {:?}", figure.panels[panel].series)).points;
+    let points = &series
+        .unwrap_or_else(|| panic!("no series {label} in {:?}", figure.panels[panel].series))
+        .points;
     assert_eq!(points.len(), expected.len(), "{points:?}");
     for (point, (x, y)) in points.iter().zip(expected) {
         assert!(
@@ -106,7 +101,7 @@ fn assert_points(figure: &Figure, panel: usize, label: &str, expected: &[(f64, f
 }
 
 #[test]
-fn the_figures_hold_what_the_records_say() {
+fn figures_match_the_samples() {
     let dir = tempfile::tempdir().unwrap();
     let figures = figures::all(&loaded_runs(dir.path())).unwrap();
     let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();
@@ -123,7 +118,7 @@ fn the_figures_hold_what_the_records_say() {
     assert_points(coverage, 0, "noise, σ = 0.5", &curve);
     assert!(coverage.panels[0].series[0].points[0].tooltip.contains("coverage 37.5%"));
 
-    // From weak to strong, whatever the order of the runs; noise was run at one strength only.
+    // Sorted from weak to strong; noise was run at one strength only.
     let diversity = figure(&figures, "coverage-diversity");
     assert_points(
         diversity,
@@ -142,8 +137,8 @@ fn the_figures_hold_what_the_records_say() {
     assert_points(accuracy, 0, "greedy", &[(1.0, 0.5), (4.0, 0.5)]);
     // The first trajectories are wrong, and at 2 they win the tie of the first question.
     assert_points(accuracy, 0, "majority", &[(1.0, 0.0), (2.0, 0.0), (4.0, 0.5)]);
-    // The highest reward is the last trajectory's; the first question's has no answer, so the third
-    // is taken.
+    // The last trajectory has the largest reward; of the first question it has no answer, so the
+    // third is chosen.
     assert_points(accuracy, 0, "best of N", &[(1.0, 0.0), (2.0, 0.5), (4.0, 1.0)]);
     assert_points(accuracy, 0, "coverage", &curve);
 
@@ -153,23 +148,22 @@ fn the_figures_hold_what_the_records_say() {
 }
 
 #[test]
-fn runs_are_named_by_what_sets_them_apart() {
+fn runs_are_labelled_by_their_differences() {
     let dir = tempfile::tempdir().unwrap();
-    let labels: Vec<String> =
-        loaded_runs(dir.path()).into_iter().map(|study| study.label).collect();
+    let labels: Vec<String> = loaded_runs(dir.path()).into_iter().map(|run| run.label).collect();
     assert_eq!(labels, ["dropout p = 0.3", "dropout p = 0.1", "noise σ = 0.5"]);
     let other = tempfile::tempdir().unwrap();
-    let twins = [
+    let alike = [
         run(&other.path().join("x"), dropout(0.1), &samples([0.0; 2])),
         runs(dir.path().join("more").as_path()).remove(1),
     ];
-    let mut twins: Vec<RunData> =
-        twins.into_iter().map(|run| RunData::load(run, false).unwrap()).collect();
-    assign_labels(&mut twins);
-    assert_eq!(twins[0].label, "tiny, test (x)");
+    let mut alike: Vec<RunData> =
+        alike.into_iter().map(|run| RunData::load(run, false).unwrap()).collect();
+    assign_labels(&mut alike);
+    assert_eq!(alike[0].label, "tiny, test (x)");
 }
 
-/// The data that the page's script reads.
+/// The JSON data embedded in the page.
 fn data(page: &str) -> Value {
     let start =
         page.find("type=\"application/json\">").unwrap() + "type=\"application/json\">".len();
@@ -180,25 +174,24 @@ fn data(page: &str) -> Value {
 #[test]
 fn costs_are_compared_within_a_split() {
     let dir = tempfile::tempdir().unwrap();
-    let mut studies = loaded_runs(dir.path());
-    let has_cost = |studies: &[RunData]| {
-        figures::all(studies).unwrap().iter().any(|figure| figure.name == "cost")
-    };
-    assert!(has_cost(&studies));
-    studies[2].traits.split = "hard".into();
+    let mut runs = loaded_runs(dir.path());
+    let has_cost =
+        |runs: &[RunData]| figures::all(runs).unwrap().iter().any(|figure| figure.name == "cost");
+    assert!(has_cost(&runs));
+    runs[2].traits.split = "hard".into();
     assert!(
-        !has_cost(&studies),
-        "the dear run is alone on its split, and the other two cost the same"
+        !has_cost(&runs),
+        "the costly run is alone on its split, and the other two cost the same"
     );
 }
 
 #[test]
-fn the_page_holds_every_question_and_no_markup_of_theirs() {
+fn the_page_holds_every_question_with_its_markup_escaped() {
     let dir = tempfile::tempdir().unwrap();
-    let written =
+    let files =
         write(&runs(dir.path()), &dir.path().join("out"), ReportOptions::default()).unwrap();
-    let page = std::fs::read_to_string(&written.page).unwrap();
-    assert_eq!(written.figures.len(), 10);
+    let page = std::fs::read_to_string(&files.page).unwrap();
+    assert_eq!(files.figures.len(), 10);
     let data = data(&page);
     assert_eq!((&data["left_out"], data["runs"].as_array().unwrap().len()), (&json!(0), 3));
     let question = &data["runs"][0]["questions"][0];
@@ -208,7 +201,7 @@ fn the_page_holds_every_question_and_no_markup_of_theirs() {
     assert_eq!(
         question[8],
         json!([1, 1, 1]),
-        "vote, weighted vote and best of N choose the second answer"
+        "majority, weighted vote and best of N choose the second answer"
     );
     assert_eq!(question[9][0], "1");
     // Rewards 0, 1, 2, 3 and 0 between them, as bytes over the range of the question.
@@ -229,17 +222,17 @@ fn an_incomplete_run_is_refused() {
         let run = run(&dir.path().join(name), dropout(0.1), samples);
         write(&[run], &dir.path().join("out"), ReportOptions::default()).unwrap_err()
     };
-    let whole = samples([0.1, 0.1]);
+    let complete = samples([0.1, 0.1]);
     assert!(matches!(
-        fail("half", &whole[..1]),
+        fail("half", &complete[..1]),
         ReportError::Incomplete { found: 1, expected: 2, .. }
     ));
     let more: Vec<Sample> =
-        whole.iter().cloned().chain([Sample { id: 9, ..whole[0].clone() }]).collect();
+        complete.iter().cloned().chain([Sample { id: 9, ..complete[0].clone() }]).collect();
     assert!(matches!(fail("more", &more), ReportError::Surplus { found: 3, expected: 2, .. }));
-    let foreign = [whole[0].clone(), Sample { seed: 8, ..whole[1].clone() }];
+    let foreign = [complete[0].clone(), Sample { seed: 8, ..complete[1].clone() }];
     assert!(matches!(fail("foreign", &foreign), ReportError::ForeignSeed { seed: 8, .. }));
-    let mut uneven = whole.clone();
+    let mut uneven = complete.clone();
     uneven[1].trajectories.pop();
     let error = fail("uneven", &uneven);
     assert!(
@@ -250,7 +243,7 @@ fn an_incomplete_run_is_refused() {
         write(&[], dir.path(), ReportOptions::default()).unwrap_err(),
         ReportError::NoRuns
     ));
-    assert!(!dir.path().join("out").exists(), "nothing is written of a run that is refused");
+    assert!(!dir.path().join("out").exists(), "a refused run leaves no files");
 
     let half = RunDir::open(dir.path().join("half")).unwrap();
     write(&[half], &dir.path().join("out"), ReportOptions { partial: true, page_only: true })
@@ -258,7 +251,7 @@ fn an_incomplete_run_is_refused() {
 }
 
 #[test]
-fn a_report_that_cannot_be_written_names_the_folder() {
+fn a_failed_write_names_the_directory() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("out"), "a file").unwrap();
     let error =

@@ -246,7 +246,8 @@ fn outcome_rewards_take_precedence_over_process_rewards() {
 proptest! {
     #[test]
     fn the_order_of_the_slice_does_not_matter(
-        (ordered, shuffled) in candidates().prop_flat_map(|t| (Just(t.clone()), Just(t).prop_shuffle())),
+        (ordered, shuffled) in
+            candidates().prop_flat_map(|t| (Just(t.clone()), Just(t).prop_shuffle())),
     ) {
         for rule in Aggregator::ALL {
             let chosen = |t: &[TestCandidate]| choose(rule, t).map(|index| t[index].number);

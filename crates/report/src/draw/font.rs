@@ -1,12 +1,11 @@
-//! The letters: two small fonts in the program, so that pictures look the same on machines that
-//! have none.
+//! Text metrics and outlines from two embedded fonts, independent of the system's fonts.
 
 use ttf_parser::{Face, OutlineBuilder};
 
 static REGULAR: &[u8] = include_bytes!("../../assets/font/DejaVuSans.ttf");
 static BOLD: &[u8] = include_bytes!("../../assets/font/DejaVuSans-Bold.ttf");
 
-/// What stands for a sign that the font lacks.
+/// Replaces characters that the font lacks.
 const REPLACEMENT: char = '?';
 
 /// A font at a size.
@@ -18,27 +17,27 @@ pub struct Font {
 impl Font {
     /// The font of this weight and size.
     pub fn new(bold: bool, size: f32) -> Self {
-        // The bytes are in the program and a test reads them, so `None` is not met.
+        // The embedded bytes are valid, which a test checks, so this is never `None`.
         Self { face: Face::parse(if bold { BOLD } else { REGULAR }, 0).ok(), size }
     }
 
-    /// How wide the words are.
-    pub fn width(&self, words: &str) -> f32 {
+    /// The width of a text in points.
+    pub fn width(&self, text: &str) -> f32 {
         let mut width = 0.0;
-        self.glyphs(words, |_, _, advance| width += advance);
+        self.glyphs(text, |_, _, advance| width += advance);
         width
     }
 
-    /// Hands over each letter's outline: its start along the base line, and a function that draws
-    /// it at the font's scale.
+    /// Calls `draw` for each glyph with its offset along the baseline, the scale from font units to
+    /// points, and a function that emits its outline in font units.
     pub fn outlines(
         &self,
-        words: &str,
+        text: &str,
         mut draw: impl FnMut(f32, f32, &dyn Fn(&mut dyn OutlineBuilder)),
     ) {
         let Some(face) = &self.face else { return };
         let (mut x, scale) = (0.0, self.scale(face));
-        self.glyphs(words, |face, glyph, advance| {
+        self.glyphs(text, |face, glyph, advance| {
             draw(x, scale, &|builder| {
                 face.outline_glyph(glyph, builder);
             });
@@ -46,11 +45,11 @@ impl Font {
         });
     }
 
-    fn glyphs(&self, words: &str, mut each: impl FnMut(&Face<'static>, ttf_parser::GlyphId, f32)) {
+    /// Calls `each` with every glyph and its advance width in points.
+    fn glyphs(&self, text: &str, mut each: impl FnMut(&Face<'static>, ttf_parser::GlyphId, f32)) {
         let Some(face) = &self.face else { return };
-        for letter in words.chars() {
-            let Some(glyph) = face.glyph_index(letter).or_else(|| face.glyph_index(REPLACEMENT))
-            else {
+        for c in text.chars() {
+            let Some(glyph) = face.glyph_index(c).or_else(|| face.glyph_index(REPLACEMENT)) else {
                 continue;
             };
             each(
@@ -66,10 +65,10 @@ impl Font {
     }
 }
 
-/// Breaks a text into lines of at most `width`; a word that is longer stands alone.
-pub fn wrap(words: &str, font: &Font, width: f32) -> Vec<String> {
+/// Breaks a text into lines of at most `width` points; a longer word has its own line.
+pub fn wrap(text: &str, font: &Font, width: f32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for word in words.split_whitespace() {
+    for word in text.split_whitespace() {
         match lines.last_mut() {
             Some(line) if font.width(line) + font.width(" ") + font.width(word) <= width => {
                 line.push(' ');

@@ -1,62 +1,62 @@
-//! A scene as pixels, on white paper.
+//! The PNG backend: pixels in the light theme.
 
 use tiny_skia::{
     FillRule, LineCap, LineJoin, Paint, Path, PathBuilder, Pixmap, Stroke, StrokeDash, Transform,
 };
 use ttf_parser::OutlineBuilder;
 
-use super::font::Font;
-use super::scene::{
-    Colour, ColourRole, Drawing, Primitive, Symbol, TextAnchor, TextLine, Xy, cross_strokes,
-    symbol_corners,
+use super::drawing::{
+    Colour, ColourRole, Drawing, PointMarker, Primitive, Symbol, TextAnchor, TextLine, Xy,
+    cross_strokes, symbol_corners,
 };
+use super::font::Font;
 
-/// Pixels per point: sharp on a screen of high density, and in print.
+/// Pixels per point, for high-density screens and print.
 const SCALE: f32 = 2.0;
-/// Pictures are at most this wide and high, in pixels.
+/// The largest width and height in pixels.
 const MAX_PIXELS: f32 = 16_384.0;
 
-/// The bytes of a PNG file; `None` if the scene has no area or far too much.
-pub fn encode(scene: &Drawing) -> Option<Vec<u8>> {
-    let (width, height) = (SCALE * scene.width, SCALE * scene.height);
+/// The bytes of a PNG file; `None` if the drawing has no area or exceeds [`MAX_PIXELS`].
+pub fn encode(drawing: &Drawing) -> Option<Vec<u8>> {
+    let (width, height) = (SCALE * drawing.width, SCALE * drawing.height);
     if !(width <= MAX_PIXELS && height <= MAX_PIXELS) {
         return None;
     }
     let mut pixels = Pixmap::new(width.ceil() as u32, height.ceil() as u32)?;
     pixels.fill(tiny_skia::Color::WHITE);
-    scene.primitives.iter().for_each(|shape| draw(&mut pixels, shape));
+    drawing.primitives.iter().for_each(|primitive| draw(&mut pixels, primitive));
     pixels.encode_png().ok()
 }
 
-fn draw(pixels: &mut Pixmap, shape: &Primitive) {
-    match shape {
-        Primitive::Polyline { points, role: ink, width, dashed } => {
-            stroke_line(pixels, points, *ink, *width, *dashed)
+fn draw(pixels: &mut Pixmap, primitive: &Primitive) {
+    match primitive {
+        Primitive::Polyline { points, role, width, dashed } => {
+            stroke_line(pixels, points, *role, *width, *dashed)
         }
-        Primitive::Polygon { points, role: ink, opacity } => {
-            fill_path(pixels, polygon(points), ink.light(), *opacity)
+        Primitive::Polygon { points, role, opacity } => {
+            fill_path(pixels, polygon(points), role.light(), *opacity)
         }
-        Primitive::Marker { position: at, symbol, radius, colour, .. } => {
-            draw_marker(pixels, *at, *symbol, *radius, *colour)
-        }
+        Primitive::Marker(marker) => draw_marker(pixels, marker),
         Primitive::Text(text) => draw_text(pixels, text),
     }
 }
 
-fn draw_marker(pixels: &mut Pixmap, at: Xy, symbol: Symbol, radius: f32, colour: Colour) {
+fn draw_marker(pixels: &mut Pixmap, marker: &PointMarker) {
+    let PointMarker { position, symbol, radius, colour, .. } = *marker;
     match symbol {
         Symbol::Hidden => {}
         Symbol::Circle => {
-            fill_path(pixels, PathBuilder::from_circle(at.0, at.1, radius), colour, 1.0)
+            let circle = PathBuilder::from_circle(position.0, position.1, radius);
+            fill_path(pixels, circle, colour, 1.0)
         }
-        Symbol::Cross => cross_strokes(at, radius)
+        Symbol::Cross => cross_strokes(position, radius)
             .iter()
             .for_each(|stroke| stroke_line(pixels, stroke, ColourRole::Data(colour), 1.6, false)),
-        _ => fill_path(pixels, polygon(&symbol_corners(symbol, at, radius)), colour, 1.0),
+        _ => fill_path(pixels, polygon(&symbol_corners(symbol, position, radius)), colour, 1.0),
     }
 }
 
-fn stroke_line(pixels: &mut Pixmap, points: &[Xy], ink: ColourRole, width: f32, dashed: bool) {
+fn stroke_line(pixels: &mut Pixmap, points: &[Xy], role: ColourRole, width: f32, dashed: bool) {
     let Some(path) = polyline(points, false) else { return };
     let dash = if dashed { StrokeDash::new(vec![5.0, 4.0], 0.0) } else { None };
     let stroke = Stroke {
@@ -68,7 +68,7 @@ fn stroke_line(pixels: &mut Pixmap, points: &[Xy], ink: ColourRole, width: f32, 
     };
     pixels.stroke_path(
         &path,
-        &paint(ink.light(), 1.0),
+        &paint(role.light(), 1.0),
         &stroke,
         Transform::from_scale(SCALE, SCALE),
         None,
@@ -89,15 +89,15 @@ fn draw_text(pixels: &mut Pixmap, text: &TextLine) {
         TextAnchor::Middle => -font.width(&text.text) / 2.0,
         TextAnchor::End => -font.width(&text.text),
     };
-    let place =
+    let transform =
         Transform::from_translate(text.position.0, text.position.1).post_scale(SCALE, SCALE);
-    let place = if text.vertical { place.pre_rotate(-90.0) } else { place };
+    let transform = if text.vertical { transform.pre_rotate(-90.0) } else { transform };
     font.outlines(&text.text, |x, scale, outline| {
         let mut glyph = GlyphPath(PathBuilder::new());
         outline(&mut glyph);
         if let Some(path) = glyph.0.finish() {
-            // Fonts count upwards, pictures downwards.
-            let transform = place.pre_translate(shift + x, 0.0).pre_scale(scale, -scale);
+            // The y axis of a font points up, that of a drawing down.
+            let transform = transform.pre_translate(shift + x, 0.0).pre_scale(scale, -scale);
             pixels.fill_path(
                 &path,
                 &paint(text.role.light(), 1.0),
@@ -131,7 +131,7 @@ fn polyline(points: &[Xy], closed: bool) -> Option<Path> {
     path.finish()
 }
 
-/// A letter's outline on its way from the font to the canvas.
+/// Collects the outline of a glyph into a path.
 struct GlyphPath(PathBuilder);
 
 impl OutlineBuilder for GlyphPath {
@@ -160,12 +160,12 @@ impl OutlineBuilder for GlyphPath {
 mod tests {
     use super::*;
 
-    fn scene(shapes: Vec<Primitive>) -> Drawing {
-        Drawing { width: 40.0, height: 20.0, title: String::new(), primitives: shapes }
+    fn drawing(primitives: Vec<Primitive>) -> Drawing {
+        Drawing { width: 40.0, height: 20.0, title: String::new(), primitives }
     }
 
-    fn dark_pixels(scene: &Drawing) -> usize {
-        let pixels = Pixmap::decode_png(&encode(scene).unwrap()).unwrap();
+    fn dark_pixels(drawing: &Drawing) -> usize {
+        let pixels = Pixmap::decode_png(&encode(drawing).unwrap()).unwrap();
         assert_eq!((pixels.width(), pixels.height()), (80, 40));
         pixels
             .pixels()
@@ -176,22 +176,21 @@ mod tests {
 
     #[test]
     fn text_is_drawn_with_the_embedded_font() {
-        let text = |words: &str, upwards| TextLine {
-            position: (20.0, 14.0),
-            text: words.into(),
-            size: 12.0,
-            bold: false,
-            anchor: TextAnchor::Middle,
-            vertical: upwards,
-            role: ColourRole::Text,
+        let text = |text: &str, vertical| {
+            Primitive::Text(TextLine {
+                position: (20.0, 14.0),
+                anchor: TextAnchor::Middle,
+                vertical,
+                ..TextLine::new(text, 12.0, ColourRole::Text)
+            })
         };
-        assert_eq!(dark_pixels(&scene(vec![])), 0);
+        assert_eq!(dark_pixels(&drawing(vec![])), 0);
         let (one, two) = (
-            dark_pixels(&scene(vec![Primitive::Text(text("N", false))])),
-            dark_pixels(&scene(vec![Primitive::Text(text("NN", false))])),
+            dark_pixels(&drawing(vec![text("N", false)])),
+            dark_pixels(&drawing(vec![text("NN", false)])),
         );
         assert!(one > 20 && two > one * 3 / 2, "{one} {two}");
-        assert!(dark_pixels(&scene(vec![Primitive::Text(text("N", true))])) > 20);
+        assert!(dark_pixels(&drawing(vec![text("N", true)])) > 20);
     }
 
     #[test]
@@ -204,22 +203,25 @@ mod tests {
             Symbol::Cross,
             Symbol::Star,
         ];
-        let mark = |symbol| Primitive::Marker {
-            position: (20.0, 10.0),
-            symbol,
-            radius: 4.0,
-            colour: Colour(0, 0, 0),
-            tooltip: String::new(),
+        let marker = |symbol| {
+            Primitive::Marker(PointMarker {
+                position: (20.0, 10.0),
+                symbol,
+                radius: 4.0,
+                colour: Colour(0, 0, 0),
+                tooltip: String::new(),
+            })
         };
-        all.into_iter()
-            .for_each(|symbol| assert!(dark_pixels(&scene(vec![mark(symbol)])) > 20, "{symbol:?}"));
-        assert_eq!(dark_pixels(&scene(vec![mark(Symbol::Hidden)])), 0);
+        all.into_iter().for_each(|symbol| {
+            assert!(dark_pixels(&drawing(vec![marker(symbol)])) > 20, "{symbol:?}")
+        });
+        assert_eq!(dark_pixels(&drawing(vec![marker(Symbol::Hidden)])), 0);
     }
 
     #[test]
     fn a_drawing_of_zero_or_excessive_size_is_refused() {
         for (width, height) in [(0.0, 10.0), (1e9, 10.0), (f32::NAN, 10.0)] {
-            assert!(encode(&Drawing { width, height, ..scene(vec![]) }).is_none());
+            assert!(encode(&Drawing { width, height, ..drawing(vec![]) }).is_none());
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Values to places along an axis, and the values that are written beside it.
+//! Axis ranges and ticks.
 
 use crate::figures::AxisScale;
 
-/// An axis with its range.
+/// The range of an axis, in transformed (linear or logarithmic) coordinates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AxisRange {
     scale: AxisScale,
@@ -10,47 +10,46 @@ pub struct AxisRange {
     high: f64,
 }
 
-/// Ticks that an axis should have, about.
+/// The approximate number of ticks of a linear axis.
 const TARGET_TICKS: f64 = 5.0;
-/// An axis of shares is at least this wide: a difference that nobody can measure should look like
-/// one.
+/// The smallest range of a percent axis, so that insignificant differences look small.
 const MIN_PERCENT_SPAN: f64 = 0.05;
 
 impl AxisRange {
-    /// The range that holds all values with some air; of none, one from 0 to 1.
+    /// A range that contains all values, with padding; from 0 to 1 if there are none.
     pub fn enclosing(scale: AxisScale, values: impl Iterator<Item = f64>) -> Self {
-        let coordinate = |value| transform(scale, value);
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         values
-            .map(coordinate)
+            .map(|value| transform(scale, value))
             .filter(|value| value.is_finite())
             .for_each(|v| (low, high) = (low.min(v), high.max(v)));
         if low > high {
             (low, high) = (0.0, 1.0);
         }
-        let least = if scale == AxisScale::Percent {
+        let min_span = if scale == AxisScale::Percent {
             MIN_PERCENT_SPAN
         } else {
             1e-9_f64.max(high.abs() * 1e-6)
         };
-        let air = 0.06 * (high - low).max(least) + (least - (high - low)).max(0.0) / 2.0;
-        (low, high) = (low - air, high + air);
+        let span = high - low;
+        let padding = 0.06 * span.max(min_span) + (min_span - span).max(0.0) / 2.0;
+        (low, high) = (low - padding, high + padding);
         if scale == AxisScale::Percent {
-            // Shares beyond 0 and 1 would only puzzle; a hair of air keeps the marks whole.
+            // Slightly beyond 0 and 1, so that markers at the bounds are not clipped.
             (low, high) = (low.max(-0.01), high.min(1.01));
         }
-        if scale == AxisScale::Linear && low < 0.0 && low + air >= 0.0 {
+        if scale == AxisScale::Linear && low < 0.0 && low + padding >= 0.0 {
             low = 0.0;
         }
         Self { scale, low, high }
     }
 
-    /// Where a value lies: 0 at the low end, 1 at the high end.
+    /// The position of a value in the range: 0 at the lower end, 1 at the upper.
     pub fn fraction(&self, value: f64) -> f32 {
         ((transform(self.scale, value) - self.low) / (self.high - self.low)) as f32
     }
 
-    /// The values to write, with their words.
+    /// The ticks: values and labels.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         match self.scale {
             AxisScale::Unlabelled => Vec::new(),
@@ -68,21 +67,21 @@ impl AxisRange {
         let digits = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
         let (first, last) =
             ((low * unit / step).ceil() as i64, (high * unit / step + 1e-9).floor() as i64);
-        // A range so narrow that its ticks are one number has none worth writing.
+        // At most 21 ticks, in case rounding makes the step degenerate.
         (first..=last.min(first + 20))
             .map(|i| (i as f64 * step / unit, format!("{:.digits$}", i as f64 * step)))
             .collect()
     }
 
     fn log10_ticks(&self) -> Vec<(f64, String)> {
-        let between: &[f64] = match self.high - self.low {
+        let digits: &[f64] = match self.high - self.low {
             width if width < 0.7 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
             width if width < 1.2 => &[1.0, 2.0, 5.0],
             _ => &[1.0],
         };
         let powers = self.low.floor() as i32..=self.high.ceil() as i32;
         let values =
-            powers.flat_map(|power| between.iter().map(move |digit| digit * 10f64.powi(power)));
+            powers.flat_map(|power| digits.iter().map(move |digit| digit * 10f64.powi(power)));
         let inside = values.filter(|value| (self.low..=self.high).contains(&value.log10()));
         inside.map(|value| (value, format_tick(value))).collect()
     }
@@ -96,7 +95,7 @@ fn transform(scale: AxisScale, value: f64) -> f64 {
     }
 }
 
-/// The nearest of 1, 2, 5 and their tenfolds.
+/// The nearest of 1, 2 and 5 times a power of ten.
 fn nice_step(step: f64) -> f64 {
     let power = 10f64.powf(step.max(1e-12).log10().floor());
     let digit = step.max(1e-12) / power;
@@ -112,8 +111,8 @@ fn nice_step(step: f64) -> f64 {
         }
 }
 
-/// A number near one as it is (0.02 and not 20 m, which reads as minutes beside seconds), others
-/// with a prefix.
+/// Numbers from 0.001 to 1000 are written out (20 m would read as minutes), others with an SI
+/// prefix.
 fn format_tick(value: f64) -> String {
     if (1e-3..1e3).contains(&value) {
         format!("{}", (value * 1e6).round() / 1e6)
@@ -122,7 +121,7 @@ fn format_tick(value: f64) -> String {
     }
 }
 
-/// A number with the prefix that leaves one to three digits before the point.
+/// A number with an SI prefix and one to three digits before the point.
 fn format_si(value: f64) -> String {
     const PREFIXES: [&str; 10] = ["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"];
     if value == 0.0 {

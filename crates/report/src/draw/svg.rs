@@ -1,20 +1,21 @@
-//! A scene as SVG.
+//! The SVG backend.
 //!
-//! Attributes carry the colours of white paper; classes let a style sheet replace them. A file of
-//! its own brings a style sheet for dark screens; in a page, the page's own rules do it.
+//! Attributes hold the colours of the light theme; CSS classes let a style sheet override them. A
+//! standalone file includes one for the dark theme; in the page, the page's own rules apply.
 
 use std::fmt::Write;
 
-use super::scene::{
-    ColourRole, Drawing, Primitive, Symbol, TextAnchor, TextLine, Xy, cross_strokes, symbol_corners,
+use super::drawing::{
+    ColourRole, Drawing, PointMarker, Primitive, Symbol, TextAnchor, TextLine, Xy, cross_strokes,
+    symbol_corners,
 };
 
-const FAMILY: &str = "DejaVu Sans, Verdana, system-ui, sans-serif";
+const FONT_FAMILY: &str = "DejaVu Sans, Verdana, system-ui, sans-serif";
 
-/// A file of its own.
-pub fn document(scene: &Drawing) -> String {
-    let rule = |ink: ColourRole, paint: &str| {
-        format!(".{} {{ {paint}: {} }} ", ink.class().unwrap_or_default(), ink.dark().css())
+/// A standalone SVG file.
+pub fn document(drawing: &Drawing) -> String {
+    let rule = |role: ColourRole, paint: &str| {
+        format!(".{} {{ {paint}: {} }} ", role.class().unwrap_or_default(), role.dark().css())
     };
     let rules = [
         (ColourRole::Text, "fill"),
@@ -22,75 +23,76 @@ pub fn document(scene: &Drawing) -> String {
         (ColourRole::Grid, "stroke"),
         (ColourRole::Background, "fill"),
     ];
-    let rules: String = rules.into_iter().map(|(ink, paint)| rule(ink, paint)).collect();
+    let rules: String = rules.into_iter().map(|(role, paint)| rule(role, paint)).collect();
     let axis = format!(".muted.line {{ stroke: {}; fill: none }}", ColourRole::Muted.dark().css());
     write_svg(
-        scene,
+        drawing,
         &format!("<style>@media (prefers-color-scheme: dark) {{ {rules}{axis} }}</style>\n"),
         true,
     )
 }
 
-/// A part of a page.
-pub fn inline(scene: &Drawing) -> String {
-    write_svg(scene, "", false)
+/// An SVG element for embedding in HTML.
+pub fn inline(drawing: &Drawing) -> String {
+    write_svg(drawing, "", false)
 }
 
-fn write_svg(scene: &Drawing, style: &str, alone: bool) -> String {
-    let Drawing { width, height, title, primitives: shapes } = scene;
-    let size =
-        if alone { format!(" width=\"{width:.0}\" height=\"{height:.0}\"") } else { String::new() };
+fn write_svg(drawing: &Drawing, style: &str, standalone: bool) -> String {
+    let Drawing { width, height, title, primitives } = drawing;
+    let size = if standalone {
+        format!(" width=\"{width:.0}\" height=\"{height:.0}\"")
+    } else {
+        String::new()
+    };
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\"{size} font-family=\"{FAMILY}\" \
-         role=\"img\">\n<title>{}</title>\n{style}",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\"{size} \
+         font-family=\"{FONT_FAMILY}\" role=\"img\">\n<title>{}</title>\n{style}",
         escape(title)
     );
-    for shape in shapes {
-        write_primitive(&mut svg, shape);
+    for primitive in primitives {
+        write_primitive(&mut svg, primitive);
         svg.push('\n');
     }
     svg.push_str("</svg>\n");
     svg
 }
 
-fn write_primitive(svg: &mut String, shape: &Primitive) {
+fn write_primitive(svg: &mut String, primitive: &Primitive) {
     // Writing to a string cannot fail.
-    let _ = match shape {
-        Primitive::Polyline { points, role: ink, width, dashed } => {
+    let _ = match primitive {
+        Primitive::Polyline { points, role, width, dashed } => {
             let dash = if *dashed { " stroke-dasharray=\"5 4\"" } else { "" };
             let class =
-                ink.class().map(|class| format!(" class=\"{class} line\"")).unwrap_or_default();
-            let (points, colour) = (points_attribute(points), ink.light().css());
+                role.class().map(|class| format!(" class=\"{class} line\"")).unwrap_or_default();
+            let (points, colour) = (points_attribute(points), role.light().css());
             write!(
                 svg,
-                "<polyline{class} points=\"{points}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\"{dash}/>"
+                "<polyline{class} points=\"{points}\" fill=\"none\" stroke=\"{colour}\" \
+                 stroke-width=\"{width}\"{dash}/>"
             )
         }
-        Primitive::Polygon { points, role: ink, opacity } => {
-            let (class, points) = (class_attribute(*ink), points_attribute(points));
+        Primitive::Polygon { points, role, opacity } => {
+            let (class, points) = (class_attribute(*role), points_attribute(points));
             let opacity =
                 if *opacity < 1.0 { format!(" fill-opacity=\"{opacity}\"") } else { String::new() };
             write!(
                 svg,
                 "<polygon{class} points=\"{points}\" fill=\"{}\"{opacity}/>",
-                ink.light().css()
+                role.light().css()
             )
         }
-        Primitive::Marker { position: at, symbol, radius, colour, tooltip: tip } => {
-            write_marker(svg, (*at, *symbol, *radius), &colour.css(), tip)
-        }
+        Primitive::Marker(marker) => write_marker(svg, marker),
         Primitive::Text(text) => write_text(svg, text),
     };
 }
 
-fn write_marker(
-    svg: &mut String,
-    (at, symbol, r): (Xy, Symbol, f32),
-    colour: &str,
-    tip: &str,
-) -> std::fmt::Result {
-    let (x, y) = at;
-    let tip = if tip.is_empty() { String::new() } else { format!(" data-tip=\"{}\"", escape(tip)) };
+fn write_marker(svg: &mut String, marker: &PointMarker) -> std::fmt::Result {
+    let PointMarker { position, symbol, radius: r, .. } = *marker;
+    let ((x, y), colour) = (position, marker.colour.css());
+    let tip = match marker.tooltip.as_str() {
+        "" => String::new(),
+        tooltip => format!(" data-tip=\"{}\"", escape(tooltip)),
+    };
     match symbol {
         Symbol::Hidden => {
             write!(svg, "<circle{tip} cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{r}\" fill=\"transparent\"/>")
@@ -99,7 +101,7 @@ fn write_marker(
             write!(svg, "<circle{tip} cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{r}\" fill=\"{colour}\"/>")
         }
         Symbol::Cross => {
-            let [a, b] = cross_strokes(at, r)
+            let [a, b] = cross_strokes(position, r)
                 .map(|[from, to]| format!("M{:.1} {:.1}L{:.1} {:.1}", from.0, from.1, to.0, to.1));
             write!(
                 svg,
@@ -109,7 +111,7 @@ fn write_marker(
         _ => write!(
             svg,
             "<polygon{tip} points=\"{}\" fill=\"{colour}\"/>",
-            points_attribute(&symbol_corners(symbol, at, r))
+            points_attribute(&symbol_corners(symbol, position, r))
         ),
     }
 }
@@ -122,21 +124,22 @@ fn write_text(svg: &mut String, text: &TextLine) -> std::fmt::Result {
         TextAnchor::End => " text-anchor=\"end\"",
     };
     let bold = if text.bold { " font-weight=\"bold\"" } else { "" };
-    let turn = if text.vertical {
+    let rotate = if text.vertical {
         format!(" transform=\"rotate(-90 {x:.1} {y:.1})\"")
     } else {
         String::new()
     };
     let (class, colour, size) = (class_attribute(text.role), text.role.light().css(), text.size);
-    let words = escape(&text.text);
+    let content = escape(&text.text);
     write!(
         svg,
-        "<text{class} x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\"{bold}{anchor}{turn} fill=\"{colour}\">{words}</text>"
+        "<text{class} x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\"{bold}{anchor}{rotate} \
+         fill=\"{colour}\">{content}</text>"
     )
 }
 
-fn class_attribute(ink: ColourRole) -> String {
-    ink.class().map(|class| format!(" class=\"{class}\"")).unwrap_or_default()
+fn class_attribute(role: ColourRole) -> String {
+    role.class().map(|class| format!(" class=\"{class}\"")).unwrap_or_default()
 }
 
 fn points_attribute(points: &[Xy]) -> String {
@@ -144,20 +147,20 @@ fn points_attribute(points: &[Xy]) -> String {
     points.join(" ")
 }
 
-/// Text as markup says it, in attributes and between tags.
+/// Escapes text for attributes and element content.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
+    for c in text.chars() {
+        match c {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
             '\n' => escaped.push_str("&#10;"),
-            // XML has no word for other control characters.
-            letter if letter.is_control() => escaped.push(' '),
-            letter => escaped.push(letter),
+            // XML cannot represent other control characters.
+            c if c.is_control() => escaped.push(' '),
+            c => escaped.push(c),
         }
     }
     escaped
@@ -166,29 +169,30 @@ pub fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draw::scene::Colour;
+    use crate::draw::drawing::Colour;
 
     #[test]
     fn text_is_escaped() {
-        let tip = "<script>\"it's\" & more\u{1}\n".to_owned();
-        let mark = Primitive::Marker {
+        let tooltip = "<script>\"it's\" & more\u{1}\n".to_owned();
+        let marker = Primitive::Marker(PointMarker {
             position: (1.0, 2.0),
             symbol: Symbol::Circle,
             radius: 3.0,
             colour: Colour(1, 2, 3),
-            tooltip: tip,
-        };
-        let scene =
-            Drawing { width: 10.0, height: 10.0, title: "a < b".into(), primitives: vec![mark] };
-        let svg = inline(&scene);
+            tooltip,
+        });
+        let drawing =
+            Drawing { width: 10.0, height: 10.0, title: "a < b".into(), primitives: vec![marker] };
+        let svg = inline(&drawing);
         assert!(svg.contains("&lt;script&gt;&quot;it&#39;s&quot; &amp; more &#10;"), "{svg}");
         assert!(svg.contains("<title>a &lt; b</title>") && !svg.contains("<script"), "{svg}");
     }
 
     #[test]
     fn a_standalone_file_has_a_dark_style() {
-        let scene = Drawing { width: 10.0, height: 10.0, title: String::new(), primitives: vec![] };
-        assert!(document(&scene).contains("prefers-color-scheme: dark"));
-        assert!(!inline(&scene).contains("<style>"));
+        let drawing =
+            Drawing { width: 10.0, height: 10.0, title: String::new(), primitives: vec![] };
+        assert!(document(&drawing).contains("prefers-color-scheme: dark"));
+        assert!(!inline(&drawing).contains("<style>"));
     }
 }

@@ -7,12 +7,19 @@ use super::figure::{
     percent_interval,
 };
 use super::{best_run, group_by};
-use crate::draw::scene::Symbol;
+use crate::draw::drawing::Symbol;
 use crate::run_data::RunData;
 
-/// The figure; none where no run has coverage.
-pub fn figure(studies: &[RunData]) -> Option<Figure> {
-    let kinds = group_by(studies, |s| (&s.traits.split, &s.traits.model, s.traits.sampler.kind()));
+/// How to read the figure.
+const CAPTION: &str = "\
+    Coverage: the share of questions that at least one of N trajectories answers correctly \
+    (pass@N, unbiased estimator); no rule that chooses among N answers can do better. Bands: 95% \
+    bootstrap interval over questions. Of runs that differ only in the strength of the sampler, \
+    the one with the highest coverage at its largest N is shown.";
+
+/// `None` if no run has coverage.
+pub fn figure(runs: &[RunData]) -> Option<Figure> {
+    let kinds = group_by(runs, |s| (&s.traits.split, &s.traits.model, s.traits.sampler.kind()));
     let chosen: Vec<&RunData> = kinds.iter().filter_map(|(_, members)| best_run(members)).collect();
     let panel = |(split, members): (&str, Vec<&RunData>)| {
         let series: Vec<Series> =
@@ -28,11 +35,7 @@ pub fn figure(studies: &[RunData]) -> Option<Figure> {
     (!panels.is_empty()).then(|| Figure {
         name: "coverage",
         title: "More thoughts in parallel solve more questions".into(),
-        caption: "Coverage: the share of questions that at least one of N trajectories answers correctly (pass@N, unbiased \
-                  estimator); no rule that chooses among N answers can do better. Bands: 95% bootstrap interval over \
-                  questions. Of runs that differ only in the strength of the sampler, the one with the highest coverage at its \
-                  largest N is shown."
-            .into(),
+        caption: CAPTION.into(),
         panels,
     })
 }
@@ -40,13 +43,14 @@ pub fn figure(studies: &[RunData]) -> Option<Figure> {
 fn curve(run: &RunData, chosen: &[&RunData]) -> Option<Series> {
     let traits = &run.traits;
     let name = traits.sampler.name();
-    let tip =
-        |k: usize, words: String| format!("{}, {name}\nN = {k}\ncoverage {words}", traits.model);
+    let tooltip = |k: usize, coverage: String| {
+        format!("{}, {name}\nN = {k}\ncoverage {coverage}", traits.model)
+    };
     let points: Vec<DataPoint> = run
         .curve(MetricName::Coverage)
         .into_iter()
         .map(|(k, interval)| {
-            DataPoint::with_interval(k as f64, interval, tip(k, percent_interval(&interval)))
+            DataPoint::with_interval(k as f64, interval, tooltip(k, percent_interval(&interval)))
         })
         .collect();
     (!points.is_empty()).then(|| Series {
@@ -56,29 +60,30 @@ fn curve(run: &RunData, chosen: &[&RunData]) -> Option<Series> {
     })
 }
 
-/// Model and sampler, with its strength where that is the same on every split; else only the values
-/// name it.
+/// Model and sampler, with the strength if it is the same on every split; otherwise only the
+/// tooltips name it.
 fn label(run: &RunData, chosen: &[&RunData]) -> String {
-    let (traits, kind, setting) =
+    let (traits, kind, strength) =
         (&run.traits, run.traits.sampler.kind(), run.traits.sampler.strength_label());
     let alike = |s: &&&RunData| s.traits.model == traits.model && s.traits.sampler.kind() == kind;
-    let settled = chosen.iter().filter(alike).all(|s| s.traits.sampler.strength_label() == setting);
+    let same_strength =
+        chosen.iter().filter(alike).all(|s| s.traits.sampler.strength_label() == strength);
     let sampler =
-        if settled && setting != kind { format!("{kind}, {setting}") } else { kind.into() };
+        if same_strength && strength != kind { format!("{kind}, {strength}") } else { kind.into() };
     let one_model = chosen.iter().all(|s| s.traits.model == traits.model);
     if one_model { sampler } else { format!("{}: {sampler}", traits.model) }
 }
 
-/// One model: a colour for each sampler. Several: a colour for each model, and the sampler by line
-/// and symbol.
+/// With one model, colours distinguish the samplers; with several, colours distinguish the models
+/// and lines and symbols the samplers.
 fn style(run: &RunData, chosen: &[&RunData]) -> SeriesStyle {
     let noise = run.traits.sampler.kind() == "noise";
     let models = group_by(chosen.iter().copied(), |s| &s.traits.model);
-    let place =
+    let index =
         models.iter().position(|(model, _)| **model == run.traits.model).unwrap_or_default();
     let colour = match models.len() {
         1 => COLOURS[if noise { 0 } else { 3 }],
-        _ => COLOURS[place % COLOURS.len()],
+        _ => COLOURS[index % COLOURS.len()],
     };
     let (line, symbol) = if noise {
         (LineStyle::Dashed, Symbol::Diamond)

@@ -1,4 +1,4 @@
-//! Diversity: against coverage (the paper's figure 3) and step by step (its figure 4).
+//! Coverage against diversity (the paper's figure 3) and diversity by step (its figure 4).
 
 use record::MetricName;
 
@@ -7,61 +7,59 @@ use super::figure::{
     SeriesStyle, percent_interval, ramp,
 };
 use super::{best_run, group_by, pair_title};
-use crate::draw::scene::{Colour, Symbol};
+use crate::draw::drawing::{Colour, Symbol};
 use crate::interval::Interval;
 use crate::run_data::{RunData, SamplerInfo};
 
-/// Numbers of trajectories that are shown at most, the largest.
+/// The largest number of ks shown; the largest ks are.
 const MAX_CURVES: usize = 4;
 
 fn sampler_ramp(sampler: &SamplerInfo) -> (Colour, Colour) {
     if sampler.kind() == "noise" { BLUES } else { REDS }
 }
 
-/// One run for each strength, from weak to strong: of those that differ in N the largest, which
-/// measures best. Runs whose sampler has no strength have no place on such a curve.
-fn by_strength<'a>(studies: &[&'a RunData]) -> Vec<&'a RunData> {
-    let strength = |study: &RunData| study.traits.sampler.strength();
-    let settings = group_by(studies.iter().copied().filter(|s| strength(s).is_some()), |s| {
+/// One run per strength, from weak to strong: the one with the largest N. Runs whose sampler has no
+/// strength are left out.
+fn by_strength<'a>(runs: &[&'a RunData]) -> Vec<&'a RunData> {
+    let strength = |run: &RunData| run.traits.sampler.strength();
+    let strengths = group_by(runs.iter().copied().filter(|s| strength(s).is_some()), |s| {
         strength(s).map(f64::to_bits)
     });
     let mut sorted: Vec<&RunData> =
-        settings.iter().filter_map(|(_, members)| best_run(members)).collect();
+        strengths.iter().filter_map(|(_, members)| best_run(members)).collect();
     sorted.sort_by(|a, b| {
         strength(a).unwrap_or_default().total_cmp(&strength(b).unwrap_or_default())
     });
     sorted
 }
 
-/// Coverage against diversity by N, one point a run; none where no sampler was run at two
+/// How to read the figure of coverage against diversity.
+const COVERAGE_CAPTION: &str = "\
+    Each point is a run at one strength of dropout (red, p) or noise (blue, σ), from weak to \
+    strong along the line; darker lines use more trajectories. Diversity: 1 – cosine of two \
+    trajectories' thoughts at the same step, averaged over pairs, steps and questions (its mean \
+    does not depend on N). Bars: 95% bootstrap interval of coverage over questions at the largest \
+    N.";
+
+/// Coverage against diversity by N, one point per run; `None` if no sampler was run at two
 /// strengths.
-pub fn against_coverage(studies: &[RunData]) -> Option<Figure> {
+pub fn against_coverage(runs: &[RunData]) -> Option<Figure> {
     let panel = |((model, split), members): ((&str, &str), Vec<&RunData>)| {
         let kinds = group_by(members, |s| s.traits.sampler.kind());
-        let swept = kinds.iter().map(|(_, m)| by_strength(m)).filter(|runs| runs.len() > 1);
-        let series: Vec<Series> = swept.flat_map(|runs| curves(&runs)).collect();
+        let swept = kinds.iter().map(|(_, m)| by_strength(m)).filter(|sorted| sorted.len() > 1);
+        let series: Vec<Series> = swept.flat_map(|sorted| curves(&sorted)).collect();
         let (x, y) = (
             FigureAxis::new("diversity (mean cosine dissimilarity)", AxisScale::Linear),
             FigureAxis::new("coverage (%)", AxisScale::Percent),
         );
-        (!series.is_empty()).then(|| Panel {
-            title: pair_title(model, split, studies),
-            x,
-            y,
-            series,
-        })
+        (!series.is_empty()).then(|| Panel { title: pair_title(model, split, runs), x, y, series })
     };
-    let pairs = group_by(studies, |s| (s.traits.model.as_str(), s.traits.split.as_str()));
+    let pairs = group_by(runs, |s| (s.traits.model.as_str(), s.traits.split.as_str()));
     let panels: Vec<Panel> = pairs.into_iter().filter_map(panel).collect();
     (!panels.is_empty()).then(|| Figure {
         name: "coverage-diversity",
         title: "How unlike the thoughts should be: coverage against diversity".into(),
-        caption:
-            "Each point is a run at one strength of dropout (red, p) or noise (blue, σ), from weak to strong along the line; \
-                  darker lines use more trajectories. Diversity: 1 – cosine of two trajectories' thoughts at the same step, \
-                  averaged over pairs, steps and questions (its mean does not depend on N). Bars: 95% bootstrap interval of \
-                  coverage over questions at the largest N."
-                .into(),
+        caption: COVERAGE_CAPTION.into(),
         panels,
     })
 }
@@ -73,13 +71,13 @@ fn curves(runs: &[&RunData]) -> Vec<Series> {
         runs[0].curve(MetricName::Coverage).into_iter().map(|(k, _)| k).filter(shared).collect();
     ks.drain(..ks.len().saturating_sub(MAX_CURVES));
     let sampler = &runs[0].traits.sampler;
-    // Bars of every N would stand in the same place.
-    let spread =
+    // The bars of all ks would overlap.
+    let intervals =
         |i: usize| if i + 1 == ks.len() { IntervalStyle::Bars } else { IntervalStyle::None };
     let series = |(i, &k): (usize, &usize)| Series {
         label: format!("{}, N = {k}", sampler.kind()),
         style: SeriesStyle {
-            intervals: spread(i),
+            intervals: intervals(i),
             radius: 3.2,
             ..SeriesStyle::line(ramp(sampler_ramp(sampler), i, ks.len()))
         },
@@ -92,29 +90,34 @@ fn data_point(run: &RunData, k: usize) -> Option<DataPoint> {
     let (coverage, diversity) =
         (run.metric(MetricName::Coverage, k)?, run.metric(MetricName::Diversity, run.traits.n)?);
     let Interval { value, low, high } = diversity;
-    let setting = run.traits.sampler.name();
-    let tip = format!(
-        "{setting}, N = {k}\ncoverage {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})",
+    let sampler = run.traits.sampler.name();
+    let tooltip = format!(
+        "{sampler}, N = {k}\ncoverage {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})",
         percent_interval(&coverage)
     );
-    Some(DataPoint::with_interval(value, coverage, tip))
+    Some(DataPoint::with_interval(value, coverage, tooltip))
 }
 
-/// Diversity of each thought, one line a run; none where no run has it.
-pub fn by_step(studies: &[RunData]) -> Option<Figure> {
+/// How to read the figure of diversity by step.
+const STEPS_CAPTION: &str = "\
+    Mean cosine dissimilarity of two trajectories' thoughts at the same step; 0 = all alike, 1 = \
+    unrelated. Darker: stronger perturbation. Bands: 95% bootstrap interval over questions.";
+
+/// Diversity at each step, one line per run; `None` if no run has it.
+pub fn by_step(runs: &[RunData]) -> Option<Figure> {
     let panel = |((model, split, kind), members): ((&str, &str, &str), Vec<&RunData>)| {
-        let runs: Vec<&RunData> = by_strength(&members)
+        let sorted: Vec<&RunData> = by_strength(&members)
             .into_iter()
             .filter(|run| !run.step_diversity.is_empty())
             .collect();
         let series: Vec<Series> =
-            runs.iter().enumerate().map(|(i, run)| step_series(run, i, runs.len())).collect();
+            sorted.iter().enumerate().map(|(i, run)| step_series(run, i, sorted.len())).collect();
         let (x, y) = (
             FigureAxis::new("thought", AxisScale::Linear),
             FigureAxis::new("diversity", AxisScale::Linear),
         );
         (!series.is_empty()).then(|| Panel {
-            title: format!("{}: {kind}", pair_title(model, split, studies)),
+            title: format!("{}: {kind}", pair_title(model, split, runs)),
             x,
             y,
             series,
@@ -123,7 +126,7 @@ pub fn by_step(studies: &[RunData]) -> Option<Figure> {
     let key = |s: &'_ RunData| {
         (s.traits.model.clone(), s.traits.split.clone(), s.traits.sampler.kind().to_owned())
     };
-    let keyed = group_by(studies, key);
+    let keyed = group_by(runs, key);
     let panels: Vec<Panel> = keyed
         .iter()
         .filter_map(|((m, s, k), members)| panel(((m, s, k), members.clone())))
@@ -131,26 +134,23 @@ pub fn by_step(studies: &[RunData]) -> Option<Figure> {
     (!panels.is_empty()).then(|| Figure {
         name: "diversity-steps",
         title: "Where along the thinking trajectories part: diversity of each thought".into(),
-        caption:
-            "Mean cosine dissimilarity of two trajectories' thoughts at the same step; 0 = all alike, 1 = unrelated. Darker: \
-                  stronger perturbation. Bands: 95% bootstrap interval over questions."
-                .into(),
+        caption: STEPS_CAPTION.into(),
         panels,
     })
 }
 
 fn step_series(run: &RunData, i: usize, count: usize) -> Series {
-    let setting = run.traits.sampler.strength_label();
+    let strength = run.traits.sampler.strength_label();
     let point = |(t, step): (usize, &Interval)| {
         let Interval { value, low, high } = step;
-        let tip = format!(
-            "{setting}, thought {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})",
+        let tooltip = format!(
+            "{strength}, thought {}\ndiversity {value:.3} (95%: {low:.3} – {high:.3})",
             t + 1
         );
-        DataPoint::with_interval((t + 1) as f64, *step, tip)
+        DataPoint::with_interval((t + 1) as f64, *step, tooltip)
     };
     Series {
-        label: setting.clone(),
+        label: strength.clone(),
         style: SeriesStyle {
             symbol: Symbol::Circle,
             ..SeriesStyle::line(ramp(sampler_ramp(&run.traits.sampler), i, count))

@@ -1,106 +1,106 @@
-//! A figure as data: what the drawing and the tests see.
+//! Figures as data, independent of their rendering.
 
-use crate::draw::scene::{Colour, Symbol};
+use crate::draw::drawing::{Colour, Symbol};
 use crate::interval::Interval;
 
 /// A figure of one or more panels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// The stem of its files.
+    /// The stem of its file names.
     pub name: &'static str,
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// How to read it.
+    /// The caption: how to read it.
     pub caption: String,
     /// Its panels, each with its own axes.
     pub panels: Vec<Panel>,
 }
 
-/// A pair of axes and what is between them.
+/// A pair of axes with data series.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Panel {
-    /// What sets it apart from the other panels.
+    /// The title, unique within the figure.
     pub title: String,
-    /// From left to right.
+    /// The horizontal axis.
     pub x: FigureAxis,
-    /// From bottom to top.
+    /// The vertical axis.
     pub y: FigureAxis,
-    /// What is drawn.
+    /// The data.
     pub series: Vec<Series>,
 }
 
-/// One direction of a panel.
+/// An axis of a panel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FigureAxis {
-    /// Its quantity and unit.
+    /// Quantity and unit.
     pub label: String,
-    /// How values become places.
+    /// Linear or logarithmic.
     pub scale: AxisScale,
 }
 
 impl FigureAxis {
-    /// An axis.
+    /// An axis with this label and scale.
     pub fn new(label: impl Into<String>, scale: AxisScale) -> Self {
         Self { label: label.into(), scale }
     }
 }
 
-/// How values become places.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AxisScale {
-    /// Equal steps are equal distances.
+    /// Linear.
     Linear,
-    /// The same for shares, which are written in percent.
+    /// Linear; shares from 0 to 1, labelled in percent.
     Percent,
-    /// Doublings are equal distances; numbers of trajectories.
+    /// Base-2 logarithm, for numbers of trajectories.
     Log2,
-    /// Tenfolds are equal distances; costs.
+    /// Base-10 logarithm, for costs.
     Log10,
-    /// Equal steps are equal distances, and the numbers mean nothing.
+    /// Linear without tick labels, for embeddings.
     Unlabelled,
 }
 
-/// Points that belong together.
+/// Data points with one label and style.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// Its name in the legend.
+    /// The label in the legend; empty for none.
     pub label: String,
-    /// How it is drawn.
+    /// The style.
     pub style: SeriesStyle,
-    /// Its points.
+    /// The points.
     pub points: Vec<DataPoint>,
 }
 
-/// How a series is drawn.
+/// The style of a series.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SeriesStyle {
-    /// Its colour.
+    /// The colour.
     pub colour: Colour,
-    /// Its points.
+    /// The shape of the points.
     pub symbol: Symbol,
-    /// What joins them.
+    /// The line between the points.
     pub line: LineStyle,
-    /// How its intervals are shown.
+    /// How confidence intervals are drawn.
     pub intervals: IntervalStyle,
-    /// Half the width of a point.
+    /// Half the width of a point, in points.
     pub radius: f32,
 }
 
-/// What joins the points of a series.
+/// The line between the points of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineStyle {
-    /// Nothing.
+    /// No line.
     None,
-    /// A line.
+    /// A solid line.
     Solid,
-    /// An interrupted line.
+    /// A dashed line.
     Dashed,
 }
 
-/// How intervals are shown.
+/// How confidence intervals are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IntervalStyle {
-    /// Not.
+    /// Not at all.
     None,
     /// As a band along the line.
     Band,
@@ -109,7 +109,7 @@ pub enum IntervalStyle {
 }
 
 impl SeriesStyle {
-    /// A line with dots and a band.
+    /// A solid line with circles and a band.
     pub fn line(colour: Colour) -> Self {
         Self {
             colour,
@@ -120,38 +120,38 @@ impl SeriesStyle {
         }
     }
 
-    /// Dots alone.
+    /// Symbols without line and intervals.
     pub fn points_only(colour: Colour, symbol: Symbol) -> Self {
         Self { colour, symbol, line: LineStyle::None, intervals: IntervalStyle::None, radius: 3.2 }
     }
 }
 
-/// One value.
+/// A data point.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataPoint {
-    /// Along the horizontal axis.
+    /// The value on the horizontal axis.
     pub x: f64,
-    /// Along the vertical axis.
+    /// The value on the vertical axis.
     pub y: f64,
-    /// The 95% interval of y.
+    /// The 95% interval of y, (low, high).
     pub interval: Option<(f64, f64)>,
-    /// What it says when pointed at; lines are parted by newlines.
+    /// Shown on hover; may have several lines.
     pub tooltip: String,
 }
 
 impl DataPoint {
-    /// A point with the interval of its y.
-    pub fn with_interval(x: f64, Interval { value, low, high }: Interval, tip: String) -> Self {
-        Self { x, y: value, interval: Some((low, high)), tooltip: tip }
+    /// A point at `x` with a mean and its interval on the vertical axis.
+    pub fn with_interval(x: f64, Interval { value, low, high }: Interval, tooltip: String) -> Self {
+        Self { x, y: value, interval: Some((low, high)), tooltip }
     }
 }
 
-/// A share as people read it.
+/// A share in percent.
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
-/// A share with its interval.
+/// A share and its interval in percent.
 pub fn percent_interval(interval: &Interval) -> String {
     format!(
         "{} (95%: {} – {})",
@@ -161,7 +161,7 @@ pub fn percent_interval(interval: &Interval) -> String {
     )
 }
 
-/// Colours of series that are told apart by name; each is readable on white and on near-black.
+/// Colours of categorical series; each is legible on white and on near-black.
 pub const COLOURS: [Colour; 8] = [
     Colour(0x2f, 0x7f, 0xc9),
     Colour(0xd9, 0x6b, 0x0f),
@@ -173,16 +173,16 @@ pub const COLOURS: [Colour; 8] = [
     GREY,
 ];
 
-/// Dropout, from light to strong.
+/// The ramp of dropout, from weak to strong.
 pub const REDS: (Colour, Colour) = (Colour(0xf3, 0xae, 0x8d), Colour(0xb0, 0x1c, 0x33));
-/// Noise, from light to strong.
+/// The ramp of noise, from weak to strong.
 pub const BLUES: (Colour, Colour) = (Colour(0x8f, 0xc4, 0xee), Colour(0x23, 0x4f, 0xa8));
-/// What is neither.
+/// Neutral.
 pub const GREY: Colour = Colour(0x7a, 0x86, 0x94);
-/// What has no perturbation.
+/// The trajectory without perturbation.
 pub const GREEN: Colour = Colour(0x12, 0xa1, 0x50);
 
-/// Colour `i` of `count` on a ramp.
-pub fn ramp((light, strong): (Colour, Colour), i: usize, count: usize) -> Colour {
-    light.towards(strong, if count < 2 { 1.0 } else { i as f64 / (count - 1) as f64 })
+/// Colour `i` of `count` on a ramp of two colours.
+pub fn ramp((weak, strong): (Colour, Colour), i: usize, count: usize) -> Colour {
+    weak.towards(strong, if count < 2 { 1.0 } else { i as f64 / (count - 1) as f64 })
 }

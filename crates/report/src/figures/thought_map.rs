@@ -1,31 +1,38 @@
-//! A map of the thoughts about an easy and a hard question (the paper's figure 5), where thoughts
-//! were kept.
+//! t-SNE of the thoughts of an easy and a hard question (the paper's figure 5).
 
 use super::figure::{
     AxisScale, BLUES, DataPoint, Figure, FigureAxis, GREEN, GREY, Panel, REDS, Series, SeriesStyle,
     ramp,
 };
 use super::{group_by, pair_title};
-use crate::draw::scene::{Colour, Symbol};
+use crate::draw::drawing::{Colour, Symbol};
 use crate::error::ReportError;
 use crate::run_data::RunData;
 use crate::tsne::tsne;
 
-/// Points on a map at most; the exact method takes time with their square.
+/// The largest number of points: exact t-SNE takes quadratic time.
 const MAX_POINTS: usize = 900;
 
-/// The figure; none where no run kept its thoughts.
-pub fn figure(studies: &[RunData]) -> Result<Option<Figure>, ReportError> {
+/// How to read the figure.
+const CAPTION: &str = "\
+    Each point is the last thought of one trajectory, placed by t-SNE (perplexity 20, from \
+    principal components) so that neighbours are alike. Diamonds: the answer was right; crosses: \
+    wrong. Red: dropout, blue: noise; darker is stronger. The green star is the thought without \
+    perturbation, where it was kept. Easy and hard: the questions with the largest share of right \
+    trajectories up to 95%, and with the smallest from 5%.";
+
+/// `None` if no run kept its thoughts.
+pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
     let mut panels = Vec::new();
     for ((model, split), members) in
-        group_by(studies, |s| (s.traits.model.as_str(), s.traits.split.as_str()))
+        group_by(runs, |s| (s.traits.model.as_str(), s.traits.split.as_str()))
     {
         let kept: Vec<&RunData> = members.into_iter().filter(|run| run.latents.is_some()).collect();
         let kept = sorted_by_sampler(kept);
         let Some((easy, hard)) = easy_and_hard(&kept) else { continue };
-        let alone = studies.iter().all(|s| s.traits.model == model && s.traits.split == split);
+        let single = runs.iter().all(|s| s.traits.model == model && s.traits.split == split);
         let which =
-            if alone { String::new() } else { format!("{}: ", pair_title(model, split, studies)) };
+            if single { String::new() } else { format!("{}: ", pair_title(model, split, runs)) };
         for (word, (id, share)) in [("easy", easy), ("hard", hard)] {
             let series = series(&kept, id)?;
             let title = format!("{which}{word} question {id}, {:.0}% right", 100.0 * share);
@@ -38,16 +45,12 @@ pub fn figure(studies: &[RunData]) -> Result<Option<Figure>, ReportError> {
     Ok((!panels.is_empty()).then(|| Figure {
         name: "thoughts",
         title: "Where the thoughts go: a map of one easy and one hard question".into(),
-        caption: "Each point is the last thought of one trajectory, placed by t-SNE (perplexity 20, from principal components) so \
-                  that neighbours are alike. Diamonds: the answer was right; crosses: wrong. Red: dropout, blue: noise; darker is \
-                  stronger. The green star is the thought without perturbation, where it was kept. Easy and hard: the questions with \
-                  the largest share of right trajectories up to 95%, and with the smallest from 5%."
-            .into(),
+        caption: CAPTION.into(),
         panels,
     }))
 }
 
-/// Dropout before noise, each from weak to strong, so that the legend is in order.
+/// By kind of sampler, then from weak to strong: the order of the legend.
 fn sorted_by_sampler(mut runs: Vec<&RunData>) -> Vec<&RunData> {
     runs.sort_by(|a, b| {
         let (a, b) = (&a.traits.sampler, &b.traits.sampler);
@@ -58,18 +61,22 @@ fn sorted_by_sampler(mut runs: Vec<&RunData>) -> Vec<&RunData> {
     runs
 }
 
-/// An easy and a hard question with their shares of right trajectories: those nearest to always and
-/// to never among the ones that show both, or among all where there is none.
+/// The ids of an easy and a hard question with their shares of correct trajectories: the largest
+/// and the smallest share from 5% to 95%, or of all questions if none is in that range.
 fn easy_and_hard(runs: &[&RunData]) -> Option<((u32, f64), (u32, f64))> {
     let first = runs.first()?;
     let share = |id: u32| {
-        let briefs = runs.iter().map(|run| run.questions.iter().find(|brief| brief.id == id));
+        let questions =
+            runs.iter().map(|run| run.questions.iter().find(|question| question.id == id));
         let shares: Option<Vec<f64>> =
-            briefs.map(|brief| brief.map(|brief| brief.share_correct())).collect();
+            questions.map(|question| question.map(|question| question.share_correct())).collect();
         shares.map(|shares| shares.iter().sum::<f64>() / shares.len() as f64)
     };
-    let mut known: Vec<(u32, f64)> =
-        first.questions.iter().filter_map(|brief| Some((brief.id, share(brief.id)?))).collect();
+    let mut known: Vec<(u32, f64)> = first
+        .questions
+        .iter()
+        .filter_map(|question| Some((question.id, share(question.id)?)))
+        .collect();
     known.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let mixed: Vec<(u32, f64)> =
         known.iter().copied().filter(|(_, share)| (0.05..=0.95).contains(share)).collect();
@@ -77,10 +84,10 @@ fn easy_and_hard(runs: &[&RunData]) -> Option<((u32, f64), (u32, f64))> {
     Some((*known.last()?, *known.first()?))
 }
 
-/// What is known of a point before it has a place.
+/// A point before the embedding is computed.
 #[derive(Clone, PartialEq)]
 struct PointInfo {
-    /// Its sampler's strength, or that it has none.
+    /// Its label in the legend: the strength of the sampler.
     label: String,
     colour: Colour,
     symbol: Symbol,
@@ -88,44 +95,44 @@ struct PointInfo {
 }
 
 fn series(runs: &[&RunData], id: u32) -> Result<Vec<Series>, ReportError> {
-    let (mut numbers, mut origins, mut width) = (Vec::new(), Vec::new(), None);
+    let (mut values, mut points, mut width) = (Vec::new(), Vec::new(), None);
     let most = (MAX_POINTS / runs.len()).max(1);
     for run in runs {
-        let seed = run.run.manifest().seeds.first().copied().unwrap_or_default();
-        let (Some(latents), Some(brief)) =
-            (&run.latents, run.questions.iter().find(|brief| brief.id == id))
+        let seed = run.dir.manifest().seeds.first().copied().unwrap_or_default();
+        let (Some(latents), Some(question)) =
+            (&run.latents, run.questions.iter().find(|question| question.id == id))
         else {
             continue;
         };
         let Some(thoughts) = latents.read_sampled(seed, id)? else { continue };
-        // Runs of another width are of another model under the same name.
+        // A run of another width belongs to another model of the same name.
         if *width.get_or_insert(thoughts.width) != thoughts.width {
             continue;
         }
         let mut end = 0;
-        for (k, &count) in brief.thought_counts.iter().enumerate().take(most) {
+        for (k, &count) in question.thought_counts.iter().enumerate().take(most) {
             end += count as usize;
             if count > 0 && end <= thoughts.rows() {
-                numbers.extend_from_slice(thoughts.row(end - 1));
-                origins.push(point_info(runs, run, brief.is_correct(k), k));
+                values.extend_from_slice(thoughts.row(end - 1));
+                points.push(point_info(runs, run, question.is_correct(k), k));
             }
         }
         let greedy = latents
             .read_greedy(seed, id)?
             .filter(|thoughts| thoughts.rows() > 0 && Some(thoughts.width) == width);
         if let (Some(greedy), false) =
-            (greedy, origins.iter().any(|o: &PointInfo| o.symbol == Symbol::Star))
+            (greedy, points.iter().any(|p: &PointInfo| p.symbol == Symbol::Star))
         {
-            numbers.extend_from_slice(greedy.row(greedy.rows() - 1));
-            origins.push(unperturbed_point());
+            values.extend_from_slice(greedy.row(greedy.rows() - 1));
+            points.push(unperturbed_point());
         }
     }
-    Ok(into_series(tsne(&numbers, width.unwrap_or_default()), origins))
+    Ok(into_series(tsne(&values, width.unwrap_or_default()), points))
 }
 
 fn unperturbed_point() -> PointInfo {
-    let setting = "no perturbation".to_owned();
-    PointInfo { tooltip: setting.clone(), label: setting, colour: GREEN, symbol: Symbol::Star }
+    let label = "no perturbation".to_owned();
+    PointInfo { tooltip: label.clone(), label, colour: GREEN, symbol: Symbol::Star }
 }
 
 fn point_info(runs: &[&RunData], run: &RunData, correct: bool, k: usize) -> PointInfo {
@@ -136,11 +143,11 @@ fn point_info(runs: &[&RunData], run: &RunData, correct: bool, k: usize) -> Poin
         alike.filter_map(|other| other.traits.sampler.strength()).collect();
     strengths.sort_by(f64::total_cmp);
     strengths.dedup();
-    let place = strengths.iter().position(|known| *known == strength).unwrap_or_default();
+    let index = strengths.iter().position(|known| *known == strength).unwrap_or_default();
     let colours = if sampler.kind() == "noise" { BLUES } else { REDS };
     PointInfo {
         label: sampler.strength_label(),
-        colour: ramp(colours, place, strengths.len()),
+        colour: ramp(colours, index, strengths.len()),
         symbol: if correct { Symbol::Diamond } else { Symbol::Cross },
         tooltip: format!(
             "{}\ntrajectory {k}: {}",
@@ -150,14 +157,14 @@ fn point_info(runs: &[&RunData], run: &RunData, correct: bool, k: usize) -> Poin
     }
 }
 
-/// Points of one look together, the green star on top. The legend explains colours and signs apart:
-/// its entries have no points, and the points no entries.
-fn into_series(map: Vec<[f64; 2]>, origins: Vec<PointInfo>) -> Vec<Series> {
-    if origins.is_empty() {
+/// One unlabelled series per style, the unperturbed point on top, and labelled series without
+/// points for the legend, which explains colours and symbols separately.
+fn into_series(positions: Vec<[f64; 2]>, points: Vec<PointInfo>) -> Vec<Series> {
+    if points.is_empty() {
         return Vec::new();
     }
     let mut series: Vec<Series> = Vec::new();
-    let mut entry = |label: &str, colour: Colour, symbol: Symbol| {
+    let mut add_to_legend = |label: &str, colour: Colour, symbol: Symbol| {
         if series.iter().all(|known| known.label != label) {
             series.push(Series {
                 label: label.into(),
@@ -166,25 +173,25 @@ fn into_series(map: Vec<[f64; 2]>, origins: Vec<PointInfo>) -> Vec<Series> {
             });
         }
     };
-    let (fixed, perturbed): (Vec<&PointInfo>, Vec<&PointInfo>) =
-        origins.iter().partition(|origin| origin.symbol == Symbol::Star);
-    for origin in perturbed.into_iter().chain(fixed) {
-        let symbol = if origin.symbol == Symbol::Star { Symbol::Star } else { Symbol::Circle };
-        entry(&origin.label, origin.colour, symbol);
+    let (unperturbed, perturbed): (Vec<&PointInfo>, Vec<&PointInfo>) =
+        points.iter().partition(|point| point.symbol == Symbol::Star);
+    for point in perturbed.into_iter().chain(unperturbed) {
+        let symbol = if point.symbol == Symbol::Star { Symbol::Star } else { Symbol::Circle };
+        add_to_legend(&point.label, point.colour, symbol);
     }
-    entry("right", GREY, Symbol::Diamond);
-    entry("wrong", GREY, Symbol::Cross);
-    let mut marks: Vec<Series> = Vec::new();
-    for ([x, y], origin) in map.into_iter().zip(origins) {
-        let radius = if origin.symbol == Symbol::Star { 5.5 } else { 3.2 };
-        let look = SeriesStyle { radius, ..SeriesStyle::points_only(origin.colour, origin.symbol) };
-        let point = DataPoint { x, y, interval: None, tooltip: origin.tooltip };
-        match marks.iter_mut().find(|known| known.style == look) {
+    add_to_legend("right", GREY, Symbol::Diamond);
+    add_to_legend("wrong", GREY, Symbol::Cross);
+    let mut by_style: Vec<Series> = Vec::new();
+    for ([x, y], info) in positions.into_iter().zip(points) {
+        let radius = if info.symbol == Symbol::Star { 5.5 } else { 3.2 };
+        let style = SeriesStyle { radius, ..SeriesStyle::points_only(info.colour, info.symbol) };
+        let point = DataPoint { x, y, interval: None, tooltip: info.tooltip };
+        match by_style.iter_mut().find(|known| known.style == style) {
             Some(known) => known.points.push(point),
-            None => marks.push(Series { label: String::new(), style: look, points: vec![point] }),
+            None => by_style.push(Series { label: String::new(), style, points: vec![point] }),
         }
     }
-    marks.sort_by_key(|series| series.style.symbol == Symbol::Star);
-    series.extend(marks);
+    by_style.sort_by_key(|series| series.style.symbol == Symbol::Star);
+    series.extend(by_style);
     series
 }

@@ -1,9 +1,9 @@
-//! The questions of the page, small: every answer once, trajectories as numbers, rewards and places
-//! as bytes.
+//! The data of the question browser, compactly encoded as JSON: distinct answers once, rewards and
+//! map positions as base64 bytes.
 //!
-//! A page of 1,319 questions by 64 trajectories has to stay below 10 MB. Runs are taken by their
-//! coverage; one that no longer fits goes without its map, then without its texts, and at last is
-//! left out, which the page says.
+//! A page of 1,319 questions by 64 trajectories must stay below 10 MB. Runs are added in the order
+//! of their coverage; one that does not fit loses its map, then its texts, and finally is left out,
+//! which the page says.
 
 use std::io;
 
@@ -14,110 +14,116 @@ use crate::question_summary::{DistinctAnswer, QuestionSummary};
 use crate::run_data::RunData;
 use crate::tsne::pca;
 
-/// Bytes that all questions may take.
+/// The size limit of the data of all runs together.
 const DATA_BUDGET_BYTES: usize = 8_000_000;
 
-/// How much of a run is told.
+/// What is included of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DetailLevel {
     map: bool,
     texts: bool,
 }
 
-/// The data of the page as JSON that can stand inside a script element.
-pub fn json(studies: &[RunData]) -> Result<String, ReportError> {
-    encode_within(studies, DATA_BUDGET_BYTES)
+/// The JSON data, safe inside a script element.
+pub fn json(runs: &[RunData]) -> Result<String, ReportError> {
+    encode_within(runs, DATA_BUDGET_BYTES)
 }
 
-fn encode_within(studies: &[RunData], budget: usize) -> Result<String, ReportError> {
-    let mut by_coverage: Vec<usize> = (0..studies.len()).collect();
-    by_coverage.sort_by(|a, b| studies[*b].coverage().total_cmp(&studies[*a].coverage()));
-    let mut told: Vec<Option<String>> = vec![None; studies.len()];
+fn encode_within(runs: &[RunData], budget: usize) -> Result<String, ReportError> {
+    let mut by_coverage: Vec<usize> = (0..runs.len()).collect();
+    by_coverage.sort_by(|a, b| runs[*b].coverage().total_cmp(&runs[*a].coverage()));
+    let mut encoded: Vec<Option<String>> = vec![None; runs.len()];
     let mut left = budget;
-    for place in by_coverage {
-        told[place] = encode_fitting(&studies[place], left)?;
-        left -= told[place].as_ref().map_or(0, String::len);
+    for index in by_coverage {
+        encoded[index] = encode_fitting(&runs[index], left)?;
+        left -= encoded[index].as_ref().map_or(0, String::len);
     }
-    let runs: Vec<String> = told.into_iter().flatten().collect();
-    let left_out = studies.len() - runs.len();
-    // A question may hold "</script>"; a JSON string says the same with an escape.
-    Ok(format!("{{\"left_out\":{left_out},\"runs\":[{}]}}", runs.join(",")).replace('<', "\\u003c"))
+    let encoded: Vec<String> = encoded.into_iter().flatten().collect();
+    let left_out = runs.len() - encoded.len();
+    // A question may contain "</script>"; in JSON strings `<` can be escaped.
+    Ok(format!("{{\"left_out\":{left_out},\"runs\":[{}]}}", encoded.join(","))
+        .replace('<', "\\u003c"))
 }
 
-/// As much of a run as fits. Maps take the time of their making, so their size is reckoned first:
-/// two bytes a thought, four thirds of it in base64.
-fn encode_fitting(study: &RunData, room: usize) -> Result<Option<String>, ReportError> {
-    let plain = encode_run(study, DetailLevel { map: false, texts: true })?.to_string();
+/// A run at the highest detail that fits. Maps are expensive to compute, so their size is estimated
+/// first: two bytes per thought, times 4/3 for base64.
+fn encode_fitting(run: &RunData, room: usize) -> Result<Option<String>, ReportError> {
+    let plain = encode_run(run, DetailLevel { map: false, texts: true })?.to_string();
     if plain.len() > room {
-        let bare = encode_run(study, DetailLevel { map: false, texts: false })?.to_string();
+        let bare = encode_run(run, DetailLevel { map: false, texts: false })?.to_string();
         return Ok((bare.len() <= room).then_some(bare));
     }
-    let rows = |brief: &QuestionSummary| {
-        brief
+    let rows = |question: &QuestionSummary| {
+        question
             .thought_counts
             .iter()
-            .chain(brief.thought_counts.iter().max())
+            .chain(question.thought_counts.iter().max())
             .map(|count| *count as usize)
             .sum::<usize>()
     };
-    let maps: usize = study.questions.iter().map(|brief| (2 * rows(brief)).div_ceil(3) * 4).sum();
-    if study.latents.is_none() || plain.len() + maps > room {
+    let maps: usize =
+        run.questions.iter().map(|question| (2 * rows(question)).div_ceil(3) * 4).sum();
+    if run.latents.is_none() || plain.len() + maps > room {
         return Ok(Some(plain));
     }
-    Ok(Some(encode_run(study, DetailLevel { map: true, texts: true })?.to_string())
+    Ok(Some(encode_run(run, DetailLevel { map: true, texts: true })?.to_string())
         .filter(|full| full.len() <= room)
         .or(Some(plain)))
 }
 
-fn encode_run(study: &RunData, detail: DetailLevel) -> Result<Value, ReportError> {
-    let seed = study.run.manifest().seeds.first().copied().unwrap_or_default();
+fn encode_run(run: &RunData, detail: DetailLevel) -> Result<Value, ReportError> {
+    let seed = run.dir.manifest().seeds.first().copied().unwrap_or_default();
     let mut questions = Vec::new();
-    for brief in &study.questions {
-        let map = if detail.map { encode_map(study, seed, brief)? } else { String::new() };
-        questions.push(encode_question(brief, map, detail.texts));
+    for question in &run.questions {
+        let map = if detail.map { encode_map(run, seed, question)? } else { String::new() };
+        questions.push(encode_question(question, map, detail.texts));
     }
-    let seeds = study.results.seeds;
-    Ok(
-        json!({ "label": study.label, "n": study.traits.n, "seed": seed, "seeds": seeds, "questions": questions }),
-    )
+    Ok(json!({
+        "label": run.label,
+        "n": run.traits.n,
+        "seed": seed,
+        "seeds": run.results.seeds,
+        "questions": questions,
+    }))
 }
 
-/// One question as a row; `assets/page.js` names the columns.
-fn encode_question(brief: &QuestionSummary, map: String, texts: bool) -> Value {
+/// One question as an array; `named` in `assets/page.js` lists its elements.
+fn encode_question(question: &QuestionSummary, map: String, texts: bool) -> Value {
     let answer = |answer: &DistinctAnswer| {
         let text = if texts { answer.text.as_str() } else { "" };
         json!([answer.answer, u8::from(answer.correct), text])
     };
-    let (rewards, range) = quantize(brief.process_rewards.iter().flatten());
-    let (judged, judged_range) = quantize(brief.outcome_rewards.iter());
-    let verdicts = brief.chosen.map(|chosen| chosen.map_or(-1, |k| brief.answer_index[k] as i64));
-    let even = brief.thought_counts.windows(2).all(|pair| pair[0] == pair[1]);
-    let thoughts = if even {
-        json!(brief.thought_counts.first().copied().unwrap_or_default())
+    let (rewards, range) = quantize(question.process_rewards.iter().flatten());
+    let (outcomes, outcome_range) = quantize(question.outcome_rewards.iter());
+    let chosen =
+        question.chosen.map(|chosen| chosen.map_or(-1, |k| question.answer_index[k] as i64));
+    let uniform = question.thought_counts.windows(2).all(|pair| pair[0] == pair[1]);
+    let thoughts = if uniform {
+        json!(question.thought_counts.first().copied().unwrap_or_default())
     } else {
-        json!(brief.thought_counts)
+        json!(question.thought_counts)
     };
     json!([
-        brief.id,
-        brief.question,
-        brief.gold,
-        brief.answers.iter().map(answer).collect::<Vec<_>>(),
-        brief.answer_index,
+        question.id,
+        question.question,
+        question.gold,
+        question.answers.iter().map(answer).collect::<Vec<_>>(),
+        question.answer_index,
         thoughts,
         rewards,
         map,
-        verdicts,
-        brief.greedy.as_ref().map(answer),
-        brief.beam.as_ref().map(answer),
+        chosen,
+        question.greedy.as_ref().map(answer),
+        question.beam.as_ref().map(answer),
         range,
-        judged,
-        judged_range,
+        outcomes,
+        outcome_range,
     ])
 }
 
-/// Rewards of a question as a byte each, and what the smallest and the largest byte mean; nothing
-/// without rewards. They compare within a question only, and one far-off question would take the
-/// bytes and colours of all others.
+/// Rewards of a question as one byte each in base64, and the rewards of bytes 0 and 255 (null
+/// without rewards). The range is per question: rewards are comparable within a question only, and
+/// one outlier would take the resolution of all others.
 fn quantize<'a>(rewards: impl Iterator<Item = &'a f32> + Clone) -> (String, Value) {
     let (low, high) = rewards
         .clone()
@@ -130,47 +136,47 @@ fn quantize<'a>(rewards: impl Iterator<Item = &'a f32> + Clone) -> (String, Valu
     )
 }
 
-/// Every thought's place along the question's two principal components, a byte each; the
-/// unperturbed trajectory's at the end.
-fn encode_map(study: &RunData, seed: u64, brief: &QuestionSummary) -> Result<String, ReportError> {
-    let Some(latents) = &study.latents else { return Ok(String::new()) };
-    let Some(mut thoughts) = latents.read_sampled(seed, brief.id)? else {
+/// The projection of every thought on the question's two principal components, one byte per
+/// coordinate; the greedy trajectory last.
+fn encode_map(run: &RunData, seed: u64, question: &QuestionSummary) -> Result<String, ReportError> {
+    let Some(latents) = &run.latents else { return Ok(String::new()) };
+    let Some(mut thoughts) = latents.read_sampled(seed, question.id)? else {
         return Ok(String::new());
     };
-    let expected: u64 = brief.thought_counts.iter().map(|count| u64::from(*count)).sum();
+    let expected: u64 = question.thought_counts.iter().map(|count| u64::from(*count)).sum();
     if thoughts.rows() as u64 != expected {
         let why = format!(
             "question {} under seed {seed} has {} thoughts instead of {expected}",
-            brief.id,
+            question.id,
             thoughts.rows()
         );
         let source = io::Error::new(io::ErrorKind::InvalidData, why);
         return Err(ReportError::Latents {
-            path: study.run.path().join("latents.safetensors"),
+            path: run.dir.path().join(record::LATENTS_FILE),
             source,
         });
     }
     if let Some(greedy) =
-        latents.read_greedy(seed, brief.id)?.filter(|greedy| greedy.width == thoughts.width)
+        latents.read_greedy(seed, question.id)?.filter(|greedy| greedy.width == thoughts.width)
     {
         thoughts.values.extend(greedy.values);
     }
-    let places = pca(&thoughts.values, thoughts.width);
+    let points = pca(&thoughts.values, thoughts.width);
     let bytes: Vec<u8> =
-        places.iter().flatten().map(|x| (127.5 * (x + 1.0)).round() as u8).collect();
+        points.iter().flatten().map(|x| (127.5 * (x + 1.0)).round() as u8).collect();
     Ok(base64(&bytes))
 }
 
-/// RFC 4648, as the browser's `atob` reads it.
+/// Base64 with padding (RFC 4648), for the browser's `atob`.
 fn base64(bytes: &[u8]) -> String {
-    const SIGNS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
         let bits = chunk.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte))
             << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            let sign = SIGNS[(bits >> (18 - 6 * place)) as usize & 63];
-            text.push(if place <= chunk.len() { char::from(sign) } else { '=' });
+        for i in 0..4 {
+            let digit = ALPHABET[(bits >> (18 - 6 * i)) as usize & 63];
+            text.push(if i <= chunk.len() { char::from(digit) } else { '=' });
         }
     }
     text
@@ -203,12 +209,12 @@ mod tests {
     #[test]
     fn over_budget_drops_the_map_then_texts_then_the_run() {
         let dir = tempfile::tempdir().unwrap();
-        let studies = [run_data(dir.path())];
-        let told = |budget: usize| -> Value {
-            serde_json::from_str(&encode_within(&studies, budget).unwrap()).unwrap()
+        let runs = [run_data(dir.path())];
+        let encode = |budget: usize| -> Value {
+            serde_json::from_str(&encode_within(&runs, budget).unwrap()).unwrap()
         };
-        let of = |told: &Value| {
-            let question = &told["runs"][0]["questions"][0];
+        let has_map_and_texts = |data: Value| {
+            let question = &data["runs"][0]["questions"][0];
             (
                 question[7].as_str().is_some_and(|map| !map.is_empty()),
                 question[3][0][2].as_str().is_some_and(|text| !text.is_empty()),
@@ -216,17 +222,17 @@ mod tests {
         };
         let [full, plain, bare] =
             [(true, true), (false, true), (false, false)].map(|(map, texts)| {
-                encode_run(&studies[0], DetailLevel { map, texts }).unwrap().to_string().len()
+                encode_run(&runs[0], DetailLevel { map, texts }).unwrap().to_string().len()
             });
         assert!(bare < plain && plain < full);
-        assert_eq!(of(&told(2 * full)), (true, true));
-        assert_eq!(of(&told(full - 1)), (false, true));
-        assert_eq!(of(&told(plain - 1)), (false, false));
-        assert_eq!(told(bare - 1), json!({ "left_out": 1, "runs": [] }));
+        assert_eq!(has_map_and_texts(encode(2 * full)), (true, true));
+        assert_eq!(has_map_and_texts(encode(full - 1)), (false, true));
+        assert_eq!(has_map_and_texts(encode(plain - 1)), (false, false));
+        assert_eq!(encode(bare - 1), json!({ "left_out": 1, "runs": [] }));
     }
 
     #[test]
-    fn base64_is_the_standard_one() {
+    fn base64_matches_rfc_4648() {
         let known =
             ["", "f", "fo", "foo", "foob", "fooba", "foobar"].map(|text| base64(text.as_bytes()));
         assert_eq!(known, ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"]);

@@ -1,9 +1,9 @@
-//! A drawing as a list of shapes, before it is known whether it becomes SVG or pixels.
+//! A drawing as a list of primitives, independent of the backend.
 //!
-//! What must change with the background (text, grid, paper) is named by its role; only series have
-//! a fixed colour, chosen to be told from white and from near-black paper alike.
+//! Colours that depend on the theme (text, grid, background) are named by their role. Series have
+//! fixed colours, legible on white and on near-black.
 
-/// A place, in points from the upper left.
+/// x and y in points, from the upper left.
 pub type Xy = (f32, f32);
 
 /// Red, green, blue.
@@ -11,36 +11,36 @@ pub type Xy = (f32, f32);
 pub struct Colour(pub u8, pub u8, pub u8);
 
 impl Colour {
-    /// As CSS writes it.
+    /// The CSS notation, `#rrggbb`.
     pub fn css(self) -> String {
         format!("#{:02x}{:02x}{:02x}", self.0, self.1, self.2)
     }
 
-    /// The colour `share` of the way to another.
-    pub fn towards(self, other: Self, share: f64) -> Self {
+    /// Linear interpolation: 0 is `self`, 1 is `other`.
+    pub fn towards(self, other: Self, fraction: f64) -> Self {
         let mix =
-            |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * share).round() as u8;
+            |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * fraction).round() as u8;
         Self(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
     }
 }
 
-/// What a shape is painted with.
+/// What a colour is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColourRole {
     /// Titles and labels.
     Text,
-    /// Axes' numbers and captions.
+    /// Tick labels and captions.
     Muted,
-    /// Lines to read values by.
+    /// Grid lines.
     Grid,
     /// The background.
     Background,
-    /// Data.
+    /// Data, in a fixed colour.
     Data(Colour),
 }
 
 impl ColourRole {
-    /// Its CSS class; data have none.
+    /// The CSS class; data have none.
     pub fn class(self) -> Option<&'static str> {
         match self {
             Self::Text => Some("ink"),
@@ -51,7 +51,7 @@ impl ColourRole {
         }
     }
 
-    /// Its colour on white paper.
+    /// The colour in the light theme.
     pub fn light(self) -> Colour {
         match self {
             Self::Text => Colour(0x1f, 0x23, 0x28),
@@ -62,7 +62,7 @@ impl ColourRole {
         }
     }
 
-    /// Its colour on a dark screen.
+    /// The colour in the dark theme.
     pub fn dark(self) -> Colour {
         match self {
             Self::Text => Colour(0xe6, 0xea, 0xef),
@@ -74,10 +74,10 @@ impl ColourRole {
     }
 }
 
-/// The form of a data point.
+/// The shape of a data point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symbol {
-    /// A disc.
+    /// A filled circle.
     Circle,
     /// A square on its corner.
     Diamond,
@@ -85,98 +85,117 @@ pub enum Symbol {
     Square,
     /// A triangle.
     Triangle,
-    /// Two strokes.
+    /// Two diagonal strokes.
     Cross,
-    /// A star of five rays.
+    /// A five-pointed star.
     Star,
-    /// Nothing is drawn, but there is a value to point at.
+    /// Invisible, but with a tooltip.
     Hidden,
 }
 
-/// Where a text begins, relative to its place.
+/// Which end of a text line its position refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextAnchor {
-    /// To the right of it.
+    /// The start of the text.
     Start,
-    /// Around it.
+    /// The middle of the text.
     Middle,
-    /// To the left of it.
+    /// The end of the text.
     End,
 }
 
 /// A line of text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextLine {
-    /// Its anchor, on the base line.
+    /// The anchor, on the baseline.
     pub position: Xy,
-    /// The words.
+    /// The text.
     pub text: String,
-    /// The height of the letters.
+    /// The font size in points.
     pub size: f32,
-    /// Whether they are heavy.
+    /// Whether the font is bold.
     pub bold: bool,
-    /// Which part of the text is at its place.
+    /// Which end of the text is at `position`.
     pub anchor: TextAnchor,
-    /// Whether it runs upwards.
+    /// Rotated by 90 degrees, reading upwards.
     pub vertical: bool,
-    /// Its ink.
+    /// The colour.
     pub role: ColourRole,
 }
 
-/// One thing that is drawn.
+impl TextLine {
+    /// A horizontal line of regular weight that starts at the origin.
+    pub fn new(text: impl Into<String>, size: f32, role: ColourRole) -> Self {
+        Self {
+            position: (0.0, 0.0),
+            text: text.into(),
+            size,
+            bold: false,
+            anchor: TextAnchor::Start,
+            vertical: false,
+            role,
+        }
+    }
+}
+
+/// A data point.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PointMarker {
+    /// The centre.
+    pub position: Xy,
+    /// The shape.
+    pub symbol: Symbol,
+    /// Half the width.
+    pub radius: f32,
+    /// The colour.
+    pub colour: Colour,
+    /// Shown on hover; may be empty.
+    pub tooltip: String,
+}
+
+/// An element of a drawing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Primitive {
-    /// A line through places.
+    /// A line through points.
     Polyline {
-        /// The places.
+        /// The points.
         points: Vec<Xy>,
-        /// Its ink.
+        /// The colour.
         role: ColourRole,
-        /// Its width.
+        /// The stroke width.
         width: f32,
-        /// Whether it is interrupted.
+        /// Whether the stroke is dashed.
         dashed: bool,
     },
     /// A filled polygon.
     Polygon {
-        /// Its corners.
+        /// The corners.
         points: Vec<Xy>,
-        /// Its ink.
+        /// The colour.
         role: ColourRole,
-        /// 1 hides what is below.
+        /// From 0, transparent, to 1, opaque.
         opacity: f32,
     },
     /// A data point.
-    Marker {
-        /// Its centre.
-        position: Xy,
-        /// Its form.
-        symbol: Symbol,
-        /// Half its width.
-        radius: f32,
-        /// Its colour.
-        colour: Colour,
-        /// What it says when pointed at; may be empty.
-        tooltip: String,
-    },
+    Marker(PointMarker),
     /// A line of text.
     Text(TextLine),
 }
 
-/// A drawing.
+/// Primitives on a canvas.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Drawing {
-    /// Its width.
+    /// The width in points.
     pub width: f32,
-    /// Its height.
+    /// The height in points.
     pub height: f32,
-    /// What it shows, for those who cannot see it.
+    /// The accessible title.
     pub title: String,
-    /// What is drawn, in this order.
+    /// The primitives, from back to front.
     pub primitives: Vec<Primitive>,
 }
 
-/// The corners of a symbol around its centre; a circle and a cross have none.
+/// The corners of a symbol around its centre; empty for those that are not polygons.
 pub fn symbol_corners(symbol: Symbol, (x, y): Xy, r: f32) -> Vec<Xy> {
     let ring = |count: usize, radius: fn(usize) -> f32| {
         let corner = move |i: usize| {
