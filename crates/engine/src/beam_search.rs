@@ -29,7 +29,7 @@
 
 use std::cmp::Ordering;
 
-use model::Cache;
+use model::{Cache, SlotGranularity};
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::batch::BatchContext;
@@ -137,8 +137,8 @@ impl<'a> BeamSearch<'a> {
         cache: &mut Cache,
         reward_cache: &mut Cache,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
-        cache.set_slot_granularity(true);
-        reward_cache.set_slot_granularity(true);
+        cache.set_slot_granularity(SlotGranularity::Single);
+        reward_cache.set_slot_granularity(SlotGranularity::Single);
         let start = prefill(self.context.model, cache, &self.row_specs(), self.sampler)?;
         let extensions = self.size.extensions();
         let costs = (0..prompts.len()).map(|i| self.cost_model(i).search_prompt(extensions));
@@ -360,7 +360,7 @@ impl<'a> BeamSearch<'a> {
         state: BeamState<'_>,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
         let model = self.context.model;
-        state.cache.set_slot_granularity(false);
+        state.cache.set_slot_granularity(SlotGranularity::Chunk);
         let (mut rows, mut process_rewards) = (Vec::new(), Vec::new());
         let finalists = state.finished.into_iter().flatten();
         for mut path in finalists.filter(|path| !self.sampler.is_cancelled(&path.row)) {

@@ -6,7 +6,7 @@
 //! launched speculatively before the host has read them. Where few rows end, their results are
 //! ignored; where more do, the step is called off and the others go on in one of their own.
 
-use model::{Cache, Dropout, Pass};
+use model::{Cache, DeferredInputs, Dropout, ForwardOptions, Pass};
 use smallvec::SmallVec;
 use tensor::ops::{self, OutputDtype, PendingTokens, TokenLogprob};
 use tensor::{DeviceError, Tensor};
@@ -192,9 +192,9 @@ fn end_thoughts(
     }
     let x = ops::select(device, [&model.embed(end)?].into_iter().chain(&thoughts.steps), &order)?;
     let dropout = dropout.iter().any(Option::is_some).then_some(Dropout::Sampled(&dropout));
-    let how = (dropout, OutputDtype::Compute);
-    let input = || Ok::<_, DeviceError>(x);
-    let hidden = model.decoder.forward_deferred(cache, &pass, how, (input, || Ok(())))?;
+    let options = ForwardOptions { dropout, output: OutputDtype::Compute };
+    let inputs = DeferredInputs { x: || Ok::<_, DeviceError>(x), proceed: || Ok(()) };
+    let hidden = model.decoder.forward_deferred(cache, &pass, options, inputs)?;
     match after_prompt.filter(|_| silent > 0) {
         None => Ok(hidden),
         Some(after_prompt) => {

@@ -5,7 +5,7 @@
 //! row passes with masks of its own; with dropout in the prompt, nothing. Where rows are few, all
 //! of this is one pass: rows attend to prefixes that are computed in the same pass.
 
-use model::{Cache, Dropout, Pass, Sequence};
+use model::{Cache, DeferredInputs, Dropout, ForwardOptions, Pass, Sequence};
 use tensor::ops::{self, OutputDtype, RowPerturbation};
 use tensor::{DeviceError, Tensor};
 
@@ -250,8 +250,9 @@ impl DeferredStep<'_> {
         };
         let mut pass = Pass::with_capacity(rows.len());
         rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-        let hidden =
-            model.decoder.forward_deferred(cache, &pass, (dropout, dtype), (input, proceed));
+        let options = ForwardOptions { dropout, output: dtype };
+        let inputs = DeferredInputs { x: input, proceed };
+        let hidden = model.decoder.forward_deferred(cache, &pass, options, inputs);
         if hidden.is_err() {
             cache.rollback(mark, rows.iter_mut().map(|row| &mut row.sequence));
         }
