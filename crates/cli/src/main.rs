@@ -7,6 +7,7 @@
 mod aggregation;
 mod args;
 mod commands;
+mod hints;
 
 mod interrupt;
 mod load;

@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::args::OutputArgs;
+use crate::hints;
 
 /// How often a plain line of progress is written.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -129,7 +130,8 @@ impl Drop for Progress {
 
 /// An error, once, with its causes.
 pub fn print_error(error: &anyhow::Error) {
-    stderr_line(&format!("error: {error:#}"));
+    let flags = hints::flags(error).map(|flags| format!(" ({flags})")).unwrap_or_default();
+    stderr_line(&format!("error: {error:#}{flags}"));
 }
 
 /// A line on standard error. That nobody reads it is no reason to stop, so unlike `eprintln!` this

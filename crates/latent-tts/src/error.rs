@@ -28,12 +28,12 @@ pub enum Error {
     Model(#[from] ModelError),
 
     /// The reward model could not be loaded.
-    #[error("reward model {}: {source}", path.display())]
+    #[error("reward model {}: {error}", path.display())]
     RewardModel {
         /// The reward model's directory.
         path: PathBuf,
         /// Why. Part of the message, and therefore not its source as well.
-        source: EngineError,
+        error: EngineError,
     },
 
     /// A data file could not be read.
@@ -70,12 +70,12 @@ pub enum Error {
     Report(#[from] ReportError),
 
     /// A file that a fingerprint covers could not be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {error}", path.display())]
     Unreadable {
         /// The file or directory.
         path: PathBuf,
         /// Why. Part of the message, and therefore not its source as well.
-        source: std::io::Error,
+        error: std::io::Error,
     },
 
     /// Neither a directory nor a model in the Hugging Face cache.

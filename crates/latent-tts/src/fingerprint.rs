@@ -81,12 +81,12 @@ fn hashed_files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
 
 fn hash_file(digest: Fingerprint, path: &Path) -> Result<Fingerprint, Error> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let content = hashed_content(path).map_err(|source| unreadable(path, source))?;
+    let content = hashed_content(path).map_err(|error| unreadable(path, error))?;
     Ok(digest.with(&name, &content))
 }
 
-fn unreadable(path: &Path, source: std::io::Error) -> Error {
-    Error::Unreadable { path: path.to_owned(), source }
+fn unreadable(path: &Path, error: std::io::Error) -> Error {
+    Error::Unreadable { path: path.to_owned(), error }
 }
 
 fn hashed_content(path: &Path) -> std::io::Result<Vec<u8>> {

@@ -53,7 +53,7 @@ impl ModelSelection {
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
         let reward_model = self.reward_model.as_ref().map(|files| {
             RewardModel::load(device, files, &reasoner)
-                .map_err(|source| Error::RewardModel { path: files.path().to_owned(), source })
+                .map_err(|error| Error::RewardModel { path: files.path().to_owned(), error })
         });
         Ok(Model {
             reward_model: reward_model.transpose()?.map(Arc::new),

@@ -9,9 +9,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use ::dataset::{
-    DatasetError, DatasetProblem, FilePosition, MAX_BYTES, Question, RecordFlaw,
-};
+use ::dataset::{DatasetError, DatasetProblem, FilePosition, MAX_BYTES, Question, RecordFlaw};
 use serde::Serialize;
 
 use crate::corpus::WordProblem;
@@ -67,10 +65,7 @@ fn is_icot(file: &mut impl BufRead) -> std::io::Result<bool> {
 /// Between question and steps.
 const STEP_SEPARATOR: &str = "||";
 
-fn read_icot(
-    file: impl BufRead,
-    limit: usize,
-) -> Result<Vec<TrainExample>, DatasetProblem> {
+fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, DatasetProblem> {
     let mut input = file.take(MAX_BYTES + 1);
     let (mut examples, mut bytes) = (Vec::new(), Vec::new());
     for line in 1.. {
@@ -79,8 +74,7 @@ fn read_icot(
             break;
         }
         if !bytes.trim_ascii().is_empty() {
-            let flawed =
-                |flaw| DatasetProblem::Record { place: FilePosition::Line(line), flaw };
+            let flawed = |flaw| DatasetProblem::Record { place: FilePosition::Line(line), flaw };
             examples.push(parse_icot_line(&bytes).map_err(flawed)?);
         }
     }

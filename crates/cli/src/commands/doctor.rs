@@ -8,6 +8,8 @@ use anyhow::Result;
 use serde_json::json;
 use tensor::{Device, Isa, Precision};
 
+use latent_tts::manifest::cpu_name;
+
 use crate::args::DoctorArgs;
 use crate::args::values::format_bytes;
 use crate::printer::Printer;
@@ -146,13 +148,6 @@ impl MachineReport {
 fn probe_cuda() -> Result<(), String> {
     Device::cuda_availability()?;
     Device::cuda(0, Precision::Bf16).map(drop).map_err(|e| e.to_string())
-}
-
-/// The processor's name, where the system tells.
-pub fn cpu_name() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 fn memory_available() -> Option<u64> {

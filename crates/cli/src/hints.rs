@@ -1,0 +1,127 @@
+//! The flags that help with an error of the libraries, whose messages know no command line.
+
+use std::error::Error as StdError;
+
+use latent_tts::record::RecordError;
+use latent_tts::report::ReportError;
+use latent_tts::tensor::DeviceError;
+use latent_tts::train::TrainError;
+use latent_tts::train::annotate::AnnotationError;
+use latent_tts::{EngineError, Error};
+
+/// The flags for the first error of a chain that has some.
+pub fn flags(error: &anyhow::Error) -> Option<&'static str> {
+    error.chain().find_map(of_error)
+}
+
+fn of_error(error: &(dyn StdError + 'static)) -> Option<&'static str> {
+    if let Some(error) = error.downcast_ref::<Error>() {
+        return of_library(error);
+    }
+    if let Some(error) = error.downcast_ref::<TrainError>() {
+        return of_training(error);
+    }
+    let engine = error.downcast_ref::<EngineError>().and_then(of_engine);
+    engine
+        .or_else(|| error.downcast_ref::<RecordError>().and_then(of_record))
+        .or_else(|| error.downcast_ref::<AnnotationError>().and_then(of_annotations))
+        .or_else(|| error.downcast_ref::<ReportError>().and_then(of_report))
+        .or_else(|| error.downcast_ref::<DeviceError>().and_then(of_device))
+}
+
+fn of_library(error: &Error) -> Option<&'static str> {
+    match error {
+        Error::Engine(error) | Error::RewardModel { error, .. } => of_engine(error),
+        Error::Device(error) => of_device(error),
+        Error::Record(error) | Error::InputsChanged(error) => of_record(error),
+        Error::Annotations(error) | Error::AnnotatedInputsChanged(error) => of_annotations(error),
+        Error::Report(error) => of_report(error),
+        Error::Corpus { .. } => Some("--data"),
+        Error::NotEmbedded => Some("--model, --reward-model"),
+        _ => None,
+    }
+}
+
+fn of_engine(error: &EngineError) -> Option<&'static str> {
+    match error {
+        EngineError::Device(error) => of_device(error),
+        EngineError::Unrecognised { .. } => {
+            Some("--method; cot is for a model that thinks in words")
+        }
+        EngineError::UnknownFamily { .. } => Some("or --method"),
+        EngineError::EndlessThoughts { .. } => Some("--thoughts"),
+        EngineError::NothingToPerturb { .. } => {
+            Some("--sampler tokens, or --sampler dropout --scope all")
+        }
+        EngineError::RewardModelAsReasoner { .. } => {
+            Some("--reward-model takes it, --model takes a reasoner")
+        }
+        EngineError::NotARewardModel { .. } => Some("--reward-model takes a LatentRM directory"),
+        EngineError::UnusedTensors { .. } => Some("--method; `latent-tts inspect` lists them"),
+        EngineError::Memory { .. } => Some("--memory, --max-new-tokens"),
+        EngineError::NothingToSearch => Some("--reward-model, or --aggregate without beam"),
+        EngineError::BeamMemory { .. } => {
+            Some("--memory, --beam-width, --beam-candidates, or --aggregate without beam")
+        }
+        EngineError::RolloutMemory { .. } => Some("--memory, --trajectories, --max-new-tokens"),
+        _ => None,
+    }
+}
+
+fn of_record(error: &RecordError) -> Option<&'static str> {
+    match error {
+        RecordError::Exists { .. } => Some("--resume, --overwrite or --out"),
+        RecordError::Write { .. } => Some("--resume where the command has it, or --out"),
+        RecordError::Locked { .. }
+        | RecordError::Version { .. }
+        | RecordError::Json { .. }
+        | RecordError::InvalidLine { .. }
+        | RecordError::Mismatch { .. } => Some("--out"),
+        _ => None,
+    }
+}
+
+fn of_annotations(error: &AnnotationError) -> Option<&'static str> {
+    match error {
+        AnnotationError::Write(error) => of_record(error),
+        AnnotationError::Exists { .. } => Some("--resume, --overwrite or --out"),
+        AnnotationError::BadIndex { .. } => Some("`annotate --overwrite`"),
+        AnnotationError::SettingsDiffer { .. } => Some("--out"),
+        AnnotationError::MissingShards { .. } | AnnotationError::BadShard { .. } => {
+            Some("`annotate --resume`")
+        }
+        _ => None,
+    }
+}
+
+fn of_report(error: &ReportError) -> Option<&'static str> {
+    match error {
+        ReportError::Record(error) => of_record(error),
+        ReportError::Run { source, .. } => of_report(source),
+        ReportError::Empty => Some("`eval --resume`"),
+        ReportError::Incomplete { .. } => Some("`eval --resume`, or --partial"),
+        ReportError::Latents { .. } => Some("`eval --latents --overwrite`"),
+        _ => None,
+    }
+}
+
+fn of_training(error: &TrainError) -> Option<&'static str> {
+    match error {
+        TrainError::Device(error) => of_device(error),
+        TrainError::Engine(error) => of_engine(error),
+        TrainError::Annotations(error) => of_annotations(error),
+        TrainError::Record(error) => of_record(error),
+        TrainError::Diverged { .. } => Some("--lr, --clip, then --resume"),
+        TrainError::SettingsChanged { .. } => Some("--out"),
+        _ => None,
+    }
+}
+
+fn of_device(error: &DeviceError) -> Option<&'static str> {
+    match error {
+        error if error.is_out_of_memory() => Some("--memory, --samples"),
+        DeviceError::Threads { .. } => Some("--threads"),
+        DeviceError::UnsupportedIsa(_) => None,
+        _ => Some("--device cpu"),
+    }
+}
