@@ -1,18 +1,18 @@
-//! Grade-school word problems without end, each a pure function of split, seed and index.
+//! An endless stream of grade-school word problems, each a pure function of split, seed and index.
 //!
 //! ```text
-//! draws -> tale (a chain of sentence makers over a running quantity) -> draft (text, exact steps) -> split
+//! rng -> a chain of sentence templates over a running quantity -> draft (text, exact steps) -> split
 //! ```
 //!
-//! `effect` is the arithmetic that a sentence does, `phrases` the sentences by what they do,
-//! `lexicon` the words that fill them, `story` and `comparison` the families that chain them,
-//! `scale` the size of numbers. Nothing is said that is not in `phrases` or `lexicon`, so [`texts`]
-//! yields every word there is (see [`crate::vocabulary`]).
+//! `effect` is the arithmetic of a sentence, `phrases` the templates by effect, `lexicon` the words
+//! that fill their slots, `story` and `comparison` the families of problems, `scale` the size of
+//! numbers. All text comes from `phrases` and `lexicon`, so [`texts`] yields every word that can
+//! occur (see [`crate::vocabulary`]).
 //!
-//! Splits are disjoint by construction: the numbers of a question, in the order of the text, decide
-//! by their hash which split the question may appear in ([`Split::of_question`]), and a draft that
-//! belongs elsewhere is drawn again. So no question of another split, nor the same numbers in
-//! another story, can come up in training under any seed or index.
+//! Splits are disjoint by construction: a hash of the question's numbers, in the order of the text,
+//! decides which split the question may appear in ([`Split::of_question`]), and an attempt that
+//! belongs to another split is rejected. So no question of another split, nor the same numbers in
+//! another story, can occur in training under any seed or index.
 
 mod comparison;
 mod draft;
@@ -35,9 +35,9 @@ use scale::NumberScale;
 /// A word problem.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WordProblem {
-    /// The text, in English, its numbers in digits without separators.
+    /// English text, with numbers as digits without separators.
     pub question: String,
-    /// The calculations that lead to the answer: two to six.
+    /// The calculations that lead to the answer, two to six.
     pub steps: Vec<Calculation>,
     /// The last step's result.
     pub answer: i64,
@@ -48,11 +48,11 @@ pub struct WordProblem {
 pub struct Calculation {
     /// The left operand.
     pub left: i64,
-    /// What is done.
+    /// The operation.
     pub op: ArithOp,
     /// The right operand.
     pub right: i64,
-    /// What comes out: never negative, never rounded.
+    /// The exact result, never negative.
     pub result: i64,
 }
 
@@ -70,7 +70,7 @@ pub enum ArithOp {
 }
 
 impl ArithOp {
-    /// The sign that is written.
+    /// The operator's sign.
     pub fn sign(self) -> char {
         match self {
             ArithOp::Add => '+',
@@ -80,7 +80,7 @@ impl ArithOp {
         }
     }
 
-    /// What comes out, where it is a whole number that is not negative.
+    /// The result, if it is a whole number and not negative.
     pub fn apply(self, left: i64, right: i64) -> Option<i64> {
         let result = match self {
             ArithOp::Add => left.checked_add(right),
@@ -101,8 +101,8 @@ impl fmt::Display for Calculation {
 
 /// Problem number `index` of a split under a seed.
 pub fn problem(split: Split, seed: u64, index: u64) -> WordProblem {
-    // The scale is drawn once: small numbers fit more easily, and would win if every attempt drew
-    // its own.
+    // The scale is sampled once: small numbers are accepted more often, and would prevail if every
+    // attempt sampled its own.
     let scale = NumberScale::sample(split, &mut CorpusRng::new(seed, index, split as u32, 0));
     let mut attempt = 1;
     loop {
@@ -117,12 +117,12 @@ pub fn problem(split: Split, seed: u64, index: u64) -> WordProblem {
     }
 }
 
-/// Every text that problems are made of: phrases with their `{slots}`, and words.
+/// All text that problems consist of: phrases with their `{slots}`, and words.
 pub fn texts() -> impl Iterator<Item = &'static str> {
     story::phrases().chain(comparison::phrases()).chain(lexicon::words())
 }
 
-/// One try at a problem; `None` where the numbers do not work out.
+/// One attempt at a problem; `None` if the numbers do not fit.
 fn attempt_problem(mut draft: ProblemDraft) -> Option<WordProblem> {
     match draft.split() {
         Split::Ood => story::generate_ood(&mut draft)?,

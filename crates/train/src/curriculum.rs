@@ -1,80 +1,79 @@
-//! Which of a solution's steps are thoughts and which are words, as training goes on.
+//! The latent curriculum: which of a solution's steps are replaced by latent thoughts, and which
+//! stay text, as training progresses.
 
 use serde::{Deserialize, Serialize};
 
-/// What a model learns to do before it answers.
+/// What a model generates before its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "mode")]
 pub enum Curriculum {
-    /// Say every step (the explicit chain of thought, and stage 0 of the others).
+    /// Every step as text: explicit chain of thought.
     Cot,
-    /// Say nothing.
+    /// Nothing: the answer follows the question.
     NoCot,
-    /// Think: steps are taken away from the front, thoughts take their place.
+    /// Latent thoughts: steps are removed from the front, thoughts take their place.
     Latent {
-        /// Thoughts of a finished model.
+        /// Thoughts at the end of training.
         thoughts: usize,
-        /// How steps go.
+        /// When steps are removed.
         removal: Removal,
     },
 }
 
-/// How steps are taken away while training goes on.
+/// How the number of removed steps grows during training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "removal")]
 pub enum Removal {
-    /// As many thoughts as in the end from the beginning on; the number of removed steps rises
-    /// evenly from none to all during the first `rise` of training. Some examples are ahead:
-    /// `all` of them lose every step, `random` of them any number.
+    /// The number of thoughts is constant; the number of removed steps rises linearly from none to
+    /// all during the first `rise` of training. Some examples are ahead of that: a share `all` has
+    /// every step removed, a share `random` any number.
     Smooth {
-        /// The share of training after which every step is gone.
+        /// Share of training after which every step is removed.
         rise: f64,
-        /// The share of examples without any step.
+        /// Share of examples with every step removed.
         all: f64,
-        /// The share of examples with any number of steps.
+        /// Share of examples with a uniform number of removed steps.
         random: f64,
     },
-    /// COCONUT's: stage k removes k steps and adds `per_step` thoughts for each; the last stage
-    /// removes all. Stages are equally long, but that the last takes what is left from `until`
-    /// on.
+    /// COCONUT's stages: stage k removes k steps and adds `per_step` thoughts for each; the last
+    /// stage removes all steps. Stages are equally long up to `until`; the last takes the rest.
     Stages {
-        /// Stages with a fixed number of removed steps.
+        /// Stages after stage 0 with a fixed number of removed steps.
         stages: usize,
-        /// Thoughts for each removed step.
+        /// Thoughts per removed step.
         per_step: usize,
-        /// The share of training after which the last stage begins.
+        /// Share of training after which the last stage begins.
         until: f64,
-        /// The share of examples from any stage.
+        /// Share of examples of a uniformly sampled stage.
         uniform: f64,
     },
 }
 
-/// What becomes of one example.
+/// The layout of one example at some point of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurriculumSample {
-    /// Thoughts.
+    /// Latent thoughts before the completion.
     pub thoughts: usize,
-    /// Steps that are not said.
+    /// Steps removed from the front.
     pub removed_steps: usize,
 }
 
 impl Curriculum {
-    /// The lot of an example of `steps` steps when `progress` of training (from 0 to 1) is over, by
-    /// two even draws from [0, 1).
-    pub fn sample(&self, progress: f64, steps: usize, draws: [f64; 2]) -> CurriculumSample {
+    /// The layout of an example of `steps` steps at `progress` (0 to 1) of training. `uniforms` are
+    /// two uniform numbers from [0, 1), the only randomness.
+    pub fn sample(&self, progress: f64, steps: usize, uniforms: [f64; 2]) -> CurriculumSample {
         match *self {
             Self::Cot => CurriculumSample { thoughts: 0, removed_steps: 0 },
             Self::NoCot => CurriculumSample { thoughts: 0, removed_steps: steps },
             Self::Latent { thoughts, removal: Removal::Smooth { rise, all, random } } => {
-                let [which, how_many] = draws;
-                let any = |most: usize| (how_many * (most + 1) as f64) as usize;
+                let [choice, amount] = uniforms;
                 let due = (thoughts + 1) as f64 * (progress / rise.max(1e-9)).min(1.0);
-                let removed = if progress >= rise || which < all {
+                let removed = if progress >= rise || choice < all {
                     steps
-                } else if which < all + random {
-                    any(steps)
+                } else if choice < all + random {
+                    (amount * (steps + 1) as f64) as usize
                 } else {
-                    (due + how_many) as usize
+                    (due + amount) as usize
                 };
                 CurriculumSample { thoughts, removed_steps: removed.min(steps) }
             }
@@ -82,12 +81,12 @@ impl Curriculum {
                 thoughts,
                 removal: Removal::Stages { stages, per_step, until, uniform },
             } => {
-                let [which, how_many] = draws;
-                // A stage begins at its share of training, even where that share was rounded down.
-                let stage_now = (progress / until * (stages + 1) as f64 + 1e-9) as usize;
-                let due = if progress >= until { stages + 1 } else { stage_now };
+                let [choice, amount] = uniforms;
+                // The epsilon makes up for a share of training that was rounded down.
+                let scheduled = (progress / until * (stages + 1) as f64 + 1e-9) as usize;
+                let due = if progress >= until { stages + 1 } else { scheduled };
                 let stage =
-                    if which < uniform { (how_many * (stages + 2) as f64) as usize } else { due };
+                    if choice < uniform { (amount * (stages + 2) as f64) as usize } else { due };
                 let removed = if stage > stages { steps } else { stage.min(steps) };
                 CurriculumSample {
                     thoughts: (stage.min(stages) * per_step).min(thoughts),
@@ -112,43 +111,32 @@ mod tests {
     };
 
     #[test]
-    fn the_smooth_removal_goes_from_none_to_all() {
-        let lot = |progress, draws| SMOOTH.sample(progress, 4, draws);
-        assert_eq!(lot(0.0, [0.9, 0.5]), CurriculumSample { thoughts: 6, removed_steps: 0 });
-        assert_eq!(
-            lot(0.0, [0.1, 0.5]),
-            CurriculumSample { thoughts: 6, removed_steps: 4 },
-            "some are ahead"
-        );
-        assert_eq!(lot(0.0, [0.2, 0.99]).removed_steps, 4, "some have any number");
-        assert_eq!(lot(0.2, [0.9, 0.4]).removed_steps, 3, "half of seven and a draw");
-        assert_eq!(lot(0.4, [0.9, 0.0]).removed_steps, 4);
-        assert_eq!(lot(1.0, [0.9, 0.0]).removed_steps, 4);
+    fn smooth_removal_goes_from_none_to_all() {
+        let sample = |progress, uniforms| SMOOTH.sample(progress, 4, uniforms);
+        assert_eq!(sample(0.0, [0.9, 0.5]), CurriculumSample { thoughts: 6, removed_steps: 0 });
+        let ahead = CurriculumSample { thoughts: 6, removed_steps: 4 };
+        assert_eq!(sample(0.0, [0.1, 0.5]), ahead, "the share `all` has no steps from the start");
+        assert_eq!(sample(0.0, [0.2, 0.99]).removed_steps, 4, "the share `random` has any number");
+        assert_eq!(sample(0.2, [0.9, 0.4]).removed_steps, 3, "half of seven, rounded at random");
+        assert_eq!(sample(0.4, [0.9, 0.0]).removed_steps, 4);
+        assert_eq!(sample(1.0, [0.9, 0.0]).removed_steps, 4);
     }
 
     #[test]
     fn stages_add_thoughts_as_they_remove_steps() {
-        let lot = |progress| STAGES.sample(progress, 5, [0.9, 0.0]);
-        assert_eq!(lot(0.0), CurriculumSample { thoughts: 0, removed_steps: 0 });
-        assert_eq!(lot(0.2), CurriculumSample { thoughts: 2, removed_steps: 1 });
-        assert_eq!(lot(0.4), CurriculumSample { thoughts: 4, removed_steps: 2 });
-        assert_eq!(lot(0.6), CurriculumSample { thoughts: 6, removed_steps: 3 });
-        assert_eq!(
-            lot(0.8),
-            CurriculumSample { thoughts: 6, removed_steps: 5 },
-            "the last stage says nothing but the answer"
-        );
+        for (progress, thoughts, removed_steps) in
+            [(0.0, 0, 0), (0.2, 2, 1), (0.4, 4, 2), (0.6, 6, 3), (0.8, 6, 5)]
+        {
+            let sample = STAGES.sample(progress, 5, [0.9, 0.0]);
+            assert_eq!(sample, CurriculumSample { thoughts, removed_steps }, "at {progress}");
+        }
     }
 
     #[test]
-    fn baselines_say_all_or_nothing() {
-        assert_eq!(
-            Curriculum::Cot.sample(1.0, 5, [0.0; 2]),
-            CurriculumSample { thoughts: 0, removed_steps: 0 }
-        );
-        assert_eq!(
-            Curriculum::NoCot.sample(0.0, 5, [0.0; 2]),
-            CurriculumSample { thoughts: 0, removed_steps: 5 }
-        );
+    fn baselines_keep_all_steps_or_none() {
+        let cot = Curriculum::Cot.sample(1.0, 5, [0.0; 2]);
+        assert_eq!(cot, CurriculumSample { thoughts: 0, removed_steps: 0 });
+        let no_cot = Curriculum::NoCot.sample(0.0, 5, [0.0; 2]);
+        assert_eq!(no_cot, CurriculumSample { thoughts: 0, removed_steps: 5 });
     }
 }

@@ -1,6 +1,6 @@
-//! Batches, made ahead of time by a thread of their own.
+//! Batches of tokenized examples, prefetched by a background thread.
 //!
-//! The batch of a step is a function of the step, so that training can go on anywhere.
+//! Batch `i` is a function of `i`, so that training resumes at any step.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -19,52 +19,50 @@ use crate::tokenized_example::TokenizedExample;
 /// Where examples come from.
 #[derive(Clone, Debug)]
 pub enum ExampleSource {
-    /// The built-in corpus: never the same problem twice.
+    /// The built-in corpus, an endless stream of problems.
     Corpus {
-        /// Which problems.
+        /// Seed of the problems.
         seed: u64,
     },
-    /// A list, shuffled anew every time it is gone through.
+    /// A list, reshuffled every epoch.
     List {
         /// The examples.
         examples: Arc<Vec<TrainExample>>,
-        /// Which orders.
+        /// Seed of the orders.
         seed: u64,
     },
 }
 
 impl ExampleSource {
+    /// Examples `first..first + size` of the stream, each with its index.
     fn batch(&self, first: u64, size: usize) -> Vec<(u64, TrainExample)> {
+        let indices = first..first + size as u64;
         match self {
             Self::Corpus { seed } => {
-                let one = |index| (index, corpus::problem(Split::Train, *seed, index).into());
-                (first..first + size as u64).into_par_iter().map(one).collect()
+                let example = |i| (i, corpus::problem(Split::Train, *seed, i).into());
+                indices.into_par_iter().map(example).collect()
             }
             Self::List { examples, seed } => {
                 let count = examples.len() as u64;
-                let place = |index: u64| {
-                    shuffled_index(index % count, count, seed.wrapping_add(index / count))
-                };
-                (first..first + size as u64)
-                    .map(|index| (index, examples[place(index) as usize].clone()))
-                    .collect()
+                let shuffled =
+                    |i: u64| shuffled_index(i % count, count, seed.wrapping_add(i / count));
+                indices.map(|i| (i, examples[shuffled(i) as usize].clone())).collect()
             }
         }
     }
 }
 
-/// A permutation of `0..count`: four rounds of a Feistel network over the next even power of two,
-/// walked until inside.
+/// Where a permutation of `0..count` takes `index`: four rounds of a Feistel network over the next
+/// even power of two, repeated until the result is in range (cycle walking).
 pub(crate) fn shuffled_index(index: u64, count: u64, seed: u64) -> u64 {
     let half = (64 - (count.max(2) - 1).leading_zeros()).div_ceil(2);
     let mask = (1u64 << half) - 1;
+    let key = [seed as u32, (seed >> 32) as u32];
     let mut at = index;
     loop {
         let (mut left, mut right) = (at >> half, at & mask);
         for round in 0..4 {
-            let mixed = u64::from(
-                philox([right as u32, round, 0, 0], [seed as u32, (seed >> 32) as u32])[0],
-            );
+            let mixed = u64::from(philox([right as u32, round, 0, 0], key)[0]);
             (left, right) = (right, left ^ (mixed & mask));
         }
         at = left << half | right;
@@ -74,100 +72,91 @@ pub(crate) fn shuffled_index(index: u64, count: u64, seed: u64) -> u64 {
     }
 }
 
-/// What a batch is made with.
+/// Everything that determines the batches.
 #[derive(Clone)]
 pub struct BatchSpec {
-    /// Examples.
+    /// The examples.
     pub source: ExampleSource,
-    /// Their text to tokens.
+    /// Tokenizes their text.
     pub tokenizer: Arc<Tokenizer>,
-    /// The markers.
+    /// Special tokens around thoughts and at the end.
     pub markers: LatentMarkers,
-    /// What is thought and what is said.
+    /// Decides which steps become thoughts.
     pub curriculum: Curriculum,
-    /// Examples a batch.
+    /// Examples per batch.
     pub batch_size: usize,
-    /// Batches in all, over which the curriculum goes.
+    /// Batches in total, over which the curriculum progresses.
     pub batches: u64,
-    /// Draws of the curriculum.
+    /// Seed of the curriculum's samples.
     pub seed: u64,
-    /// Positions that a lesson may take.
+    /// Positions that an example may take.
     pub context: usize,
 }
 
 impl BatchSpec {
-    /// Batch number `at`.
-    pub fn batch(&self, at: u64) -> Result<Vec<TokenizedExample>, TrainError> {
-        let progress = at as f64 / self.batches.max(1) as f64;
-        let marked = matches!(self.curriculum, Curriculum::Latent { .. });
-        let scribe = ExampleEncoder {
-            tokenizer: &self.tokenizer,
-            markers: self.markers,
-            with_markers: marked,
-        };
-        let lesson = |(index, example): &(u64, TrainExample)| {
-            let lot = self.curriculum.sample(progress, example.steps.len(), self.uniforms(*index));
-            let lesson = scribe.encode(*index as u32, example, lot)?;
-            if lesson.len() > self.context {
-                return Err(TrainError::TooLong {
-                    id: *index,
-                    length: lesson.len(),
-                    context: self.context,
-                });
+    /// Batch `index`, counted from 0.
+    pub fn batch(&self, index: u64) -> Result<Vec<TokenizedExample>, TrainError> {
+        let progress = index as f64 / self.batches.max(1) as f64;
+        let with_markers = matches!(self.curriculum, Curriculum::Latent { .. });
+        let encoder =
+            ExampleEncoder { tokenizer: &self.tokenizer, markers: self.markers, with_markers };
+        let encode = |(id, example): &(u64, TrainExample)| {
+            let sample = self.curriculum.sample(progress, example.steps.len(), self.uniforms(*id));
+            let encoded = encoder.encode(*id as u32, example, sample)?;
+            let (length, context) = (encoded.len(), self.context);
+            match length > context {
+                true => Err(TrainError::TooLong { id: *id, length, context }),
+                false => Ok(encoded),
             }
-            Ok(lesson)
         };
-        let examples = self.source.batch(at * self.batch_size as u64, self.batch_size);
-        examples.par_iter().map(lesson).collect()
+        let examples = self.source.batch(index * self.batch_size as u64, self.batch_size);
+        examples.par_iter().map(encode).collect()
     }
 
-    fn uniforms(&self, index: u64) -> [f64; 2] {
+    /// Two uniform numbers from [0, 1) for an example.
+    fn uniforms(&self, id: u64) -> [f64; 2] {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
-        let [a, b, ..] = philox([index as u32, (index >> 32) as u32, 0, u32::MAX], key);
+        let [a, b, ..] = philox([id as u32, (id >> 32) as u32, 0, u32::MAX], key);
         [a, b].map(|word| f64::from(word) / 4_294_967_296.0)
     }
 }
 
-/// Batches in order, made ahead.
+/// Batches in order, prefetched.
 pub struct DataLoader {
     spec: BatchSpec,
     next: u64,
     prefetched: Option<Receiver<Result<Vec<TokenizedExample>, TrainError>>>,
 }
 
-/// Batches that wait to be taken.
+/// Batches that are prepared ahead of the one in use.
 const PREFETCH: usize = 8;
 
 impl DataLoader {
-    /// A feed by a recipe.
-    pub fn new(recipe: BatchSpec) -> Self {
-        Self { spec: recipe, next: 0, prefetched: None }
+    /// A loader of the batches of a spec. Prefetching starts with the first batch.
+    pub fn new(spec: BatchSpec) -> Self {
+        Self { spec, next: 0, prefetched: None }
     }
 
-    /// The recipe.
-    pub fn spec(&self) -> &BatchSpec {
-        &self.spec
-    }
-
-    /// Batch number `at`: quick if it follows the one taken before.
-    pub fn batch(&mut self, at: u64) -> Result<Vec<TokenizedExample>, TrainError> {
-        if self.prefetched.is_none() || at != self.next {
-            self.prefetched = Some(self.spawn_prefetch(at));
+    /// Batch `index`; prefetched if it follows the one before.
+    pub fn batch(&mut self, index: u64) -> Result<Vec<TokenizedExample>, TrainError> {
+        if self.prefetched.is_none() || index != self.next {
+            self.prefetched = Some(self.spawn_prefetch(index));
         }
-        self.next = at + 1;
+        self.next = index + 1;
         match self.prefetched.as_ref().map(Receiver::recv) {
             Some(Ok(batch)) => batch,
-            _ => self.spec.batch(at), // the thread is gone: it was the last one, or it died
+            // The thread has ended: after the last batch, or by a panic.
+            _ => self.spec.batch(index),
         }
     }
 
     fn spawn_prefetch(&self, first: u64) -> Receiver<Result<Vec<TokenizedExample>, TrainError>> {
         let (sender, receiver) = sync_channel(PREFETCH);
-        let recipe = self.spec.clone();
+        let spec = self.spec.clone();
         std::thread::spawn(move || {
-            for at in first..recipe.batches {
-                if sender.send(recipe.batch(at)).is_err() {
-                    return; // nobody takes any more
+            for index in first..spec.batches {
+                if sender.send(spec.batch(index)).is_err() {
+                    return; // the receiver is dropped
                 }
             }
         });
@@ -180,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_holds_every_example_once() {
+    fn shuffling_is_a_permutation() {
         for count in [1, 2, 7, 64, 1000] {
             let mut seen: Vec<u64> = (0..count).map(|i| shuffled_index(i, count, 3)).collect();
             seen.sort_unstable();

@@ -1,9 +1,9 @@
 //! Training examples, from the corpus or from a file: the paper's JSON, GSM8K's lines, or iCoT's
 //! text.
 //!
-//! JSON is read by the `dataset` crate, which knows every benchmark's field names; the text of
-//! iCoT, one example a line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is read here. Errors
-//! are the engine's: they name file, place and field.
+//! JSON is parsed by the crate `dataset`, which knows the field names of every benchmark. iCoT's
+//! text, one example per line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is parsed here. Errors
+//! are that crate's: they name file, position and field.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -13,13 +13,14 @@ use ::dataset::{DatasetError, DatasetProblem, FilePosition, MAX_BYTES, Question,
 use serde::Serialize;
 
 use crate::corpus::WordProblem;
+use crate::worked_step::is_worked_step;
 
-/// Something to learn from.
+/// A question with its solution.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct TrainExample {
-    /// The text, as the file has it.
+    /// The question's text.
     pub question: String,
-    /// The calculations, such as `<<16-3-4=9>>`. A file may have none.
+    /// Worked steps such as `<<16-3-4=9>>`; may be empty.
     pub steps: Vec<String>,
     /// The answer, a number without thousands separators.
     pub answer: String,
@@ -36,30 +37,26 @@ impl From<WordProblem> for TrainExample {
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is too large, holds no example, or holds something that is not one
-/// before the limit is reached.
+/// When the file cannot be read, is too large, holds no example, or has an invalid one within the
+/// limit.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<TrainExample>, DatasetError> {
-    let named = |problem| DatasetError { path: path.to_owned(), problem };
-    let mut file = BufReader::new(File::open(path).map_err(|error| named(error.into()))?);
-    match is_icot(&mut file).map_err(|error| named(error.into()))? {
-        true => read_icot(file, limit.unwrap_or(usize::MAX)).map_err(named),
-        false => ::dataset::parse(path, file, limit)?
-            .into_iter()
-            .map(|q| from_question(q).map_err(named))
-            .collect(),
+    let located = |problem| DatasetError { path: path.to_owned(), problem };
+    let mut file = BufReader::new(File::open(path).map_err(|error| located(error.into()))?);
+    if is_icot(&mut file).map_err(|error| located(error.into()))? {
+        return read_icot(file, limit.unwrap_or(usize::MAX)).map_err(located);
     }
+    let questions = ::dataset::parse(path, file, limit)?;
+    questions.into_iter().map(|question| from_question(question).map_err(located)).collect()
 }
 
-/// Whether the file holds lines of iCoT: its first line, of which a buffer holds enough, is no JSON
-/// and has the mark.
+/// Whether the file is iCoT's text: the first line in its buffer is not JSON and has the separator.
 fn is_icot(file: &mut impl BufRead) -> std::io::Result<bool> {
     let start = file.fill_buf()?;
-    let line = start
-        .split(|byte| *byte == b'\n')
-        .find(|line| !line.trim_ascii().is_empty())
-        .unwrap_or_default();
-    let is_json = matches!(line.trim_ascii().first(), Some(b'[' | b'{'));
-    Ok(!is_json && line.windows(STEP_SEPARATOR.len()).any(|pair| pair == STEP_SEPARATOR.as_bytes()))
+    let mut lines = start.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let line = lines.find(|line| !line.is_empty()).unwrap_or_default();
+    let is_json = matches!(line.first(), Some(b'[' | b'{'));
+    let separator = STEP_SEPARATOR.as_bytes();
+    Ok(!is_json && line.windows(separator.len()).any(|window| window == separator))
 }
 
 /// Between question and steps.
@@ -74,7 +71,8 @@ fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, Data
             break;
         }
         if !bytes.trim_ascii().is_empty() {
-            let flawed = |flaw| DatasetProblem::Record { place: FilePosition::Line(line), flaw };
+            let position = FilePosition::Line(line);
+            let flawed = |flaw| DatasetProblem::Record { place: position, flaw };
             examples.push(parse_icot_line(&bytes).map_err(flawed)?);
         }
     }
@@ -92,7 +90,7 @@ fn parse_icot_line(bytes: &[u8]) -> Result<TrainExample, RecordFlaw> {
         .map_err(|_| field_error("question", "is not UTF-8; convert the file"))?;
     let (question, rest) =
         text.split_once(STEP_SEPARATOR).ok_or(missing("steps", "what follows || on its line"))?;
-    let (work, answer) =
+    let (steps, answer) =
         rest.split_once("####").ok_or(missing("answer", "what follows #### on its line"))?;
     let answer = answer.trim().replace(',', "");
     if question.trim().is_empty() {
@@ -101,28 +99,24 @@ fn parse_icot_line(bytes: &[u8]) -> Result<TrainExample, RecordFlaw> {
     if answer.is_empty() {
         return Err(field_error("answer", "is empty; give it a number"));
     }
-    let steps = work.split_whitespace().map(str::to_owned).collect();
+    let steps = steps.split_whitespace().map(str::to_owned).collect();
     TrainExample { question: question.trim().to_owned(), steps, answer }.checked()
 }
 
 fn from_question(question: Question) -> Result<TrainExample, DatasetProblem> {
     let place = FilePosition::Element(question.id as usize + 1);
-    let example =
-        TrainExample { question: question.text, steps: question.steps, answer: question.gold };
+    let Question { text, steps, gold, .. } = question;
+    let example = TrainExample { question: text, steps, answer: gold };
     example.checked().map_err(|flaw| DatasetProblem::Record { place, flaw })
 }
 
 impl TrainExample {
     /// The example, if its steps are calculations.
     fn checked(self) -> Result<Self, RecordFlaw> {
-        let is_step = |step: &str| {
-            step.strip_prefix("<<")
-                .and_then(|s| s.strip_suffix(">>"))
-                .is_some_and(|s| s.contains('='))
-        };
-        match self.steps.iter().find(|step| !is_step(step)) {
+        match self.steps.iter().find(|step| !is_worked_step(step)) {
             Some(step) => {
-                Err(field_error("steps", &format!("holds {step:?}; write each as <<12*3=36>>")))
+                let problem = format!("holds {step:?}; write each as <<12*3=36>>");
+                Err(field_error("steps", &problem))
             }
             None => Ok(self),
         }

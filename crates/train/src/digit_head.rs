@@ -1,84 +1,90 @@
-//! A loss on thoughts: a linear map reads the digits of step t's result from thought t. It is
-//! thrown away after training.
+//! Auxiliary digit heads: a linear map predicts the decimal digits of a step's result from a
+//! vector. They shape the vectors during training and are not part of the saved model.
 
-use model::{TensorSource, TrainableLinear};
+use model::{ModelError, Parameter, TensorSource, TrainableLinear};
 use tensor::ops::{self, Indices};
 use tensor::{Device, DeviceError, Tensor};
 
-/// Digits that are read, the last one of a number first.
+/// Digits that are predicted of each number, the least significant first.
 pub const DIGITS: usize = 5;
-/// Ten digits, and the blank before a number's first.
+/// The ten digits, and the blank in front of a number.
 const CLASSES: usize = 11;
 
-/// Reads numbers from vectors.
+/// Predicts the digits of numbers from vectors.
 #[derive(Debug)]
 pub struct DigitHead {
-    /// width -> PLACES * CLASSES
-    pub linear: TrainableLinear,
+    linear: TrainableLinear, // width -> DIGITS * CLASSES
+    loss_weight: f32,
 }
 
-/// What reading gave.
+/// The result of [`DigitHead::accumulate_gradients`].
 #[derive(Debug)]
 pub struct DigitLoss {
-    /// The loss of each digit, unweighted: (rows * PLACES, 1).
+    /// The unweighted cross entropy of each digit: (rows * DIGITS, 1).
     pub losses: Tensor,
-    /// The gradient of the vectors, (rows, width), of the weighted loss.
+    /// The gradient of the weighted loss with respect to the vectors: (rows, width).
     pub gradient: Tensor,
 }
 
 impl DigitHead {
-    /// A fresh reader called `name`.
+    /// A head with the tensors `name` of `source`. Its mean loss over digits counts `loss_weight`.
     pub fn new(
         device: &Device,
         source: &impl TensorSource,
         name: &str,
         width: usize,
-    ) -> Result<Self, model::ModelError> {
-        Ok(Self { linear: TrainableLinear::load(device, source, name, width, DIGITS * CLASSES)? })
+        loss_weight: f32,
+    ) -> Result<Self, ModelError> {
+        let linear = TrainableLinear::load(device, source, name, width, DIGITS * CLASSES)?;
+        Ok(Self { linear, loss_weight })
     }
 
-    /// The loss of reading `numbers` from x (rows, width), each digit weighted by `weight`. Adds to
-    /// the reader's gradients.
+    /// Adds the head's gradients for predicting `numbers` from x (rows, width), one number per row.
+    /// Each digit has the weight `loss_weight / digits`, where `digits` counts those of the batch.
     pub fn accumulate_gradients(
         &mut self,
         device: &Device,
         x: &Tensor,
         numbers: &[i64],
-        weight: f32,
+        digits: usize,
     ) -> Result<DigitLoss, DeviceError> {
-        assert_eq!(
-            x.rows(),
-            numbers.len(),
-            "digits: {} vectors for {} numbers",
-            x.rows(),
-            numbers.len()
-        );
+        assert_eq!(x.rows(), numbers.len(), "digit head: one number per row");
         let logits = self.linear.forward(device, x)?.with_shape(numbers.len() * DIGITS, CLASSES)?;
-        let targets =
-            Indices::new(device, numbers.iter().flat_map(|&n| digit_classes(n)).collect())?;
+        let targets = numbers.iter().flat_map(|&n| digit_classes(n)).collect();
+        let targets = Indices::new(device, targets)?;
+        let weights = vec![self.loss_weight / digits as f32; logits.rows()];
         let mut dlogits = Tensor::default();
-        let losses = ops::cross_entropy(
-            device,
-            &logits,
-            &targets,
-            &vec![weight; logits.rows()],
-            &mut dlogits,
-        )?;
+        let losses = ops::cross_entropy(device, &logits, &targets, &weights, &mut dlogits)?;
         let dlogits = dlogits.with_shape(numbers.len(), DIGITS * CLASSES)?;
         Ok(DigitLoss { losses, gradient: self.linear.backward(device, x, &dlogits)? })
     }
+
+    /// All parameters, in a fixed order.
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.linear.parameters()
+    }
+
+    /// All parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        self.linear.parameters_mut()
+    }
+
+    /// Copies changed parameters to the weights that `forward` uses.
+    pub fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
+        self.linear.sync_weights(device)
+    }
 }
 
-/// A number's digits, the last one first, blanks after the first. Signs are not read; longer
-/// numbers lose their front.
+/// A number's digits, the least significant first, then blanks. The sign is ignored; of longer
+/// numbers only the last [`DIGITS`] digits count.
 fn digit_classes(number: i64) -> [u32; DIGITS] {
-    let mut left = number.unsigned_abs();
+    let mut rest = number.unsigned_abs();
     std::array::from_fn(|place| {
-        if left == 0 && place > 0 {
+        if rest == 0 && place > 0 {
             return 10;
         }
-        let digit = (left % 10) as u32;
-        left /= 10;
+        let digit = (rest % 10) as u32;
+        rest /= 10;
         digit
     })
 }
@@ -88,7 +94,7 @@ mod tests {
     use super::digit_classes;
 
     #[test]
-    fn digits_come_last_first() {
+    fn digits_are_least_significant_first() {
         assert_eq!(digit_classes(0), [0, 10, 10, 10, 10]);
         assert_eq!(digit_classes(105), [5, 0, 1, 10, 10]);
         assert_eq!(digit_classes(-1234567), [7, 6, 5, 4, 3]);

@@ -1,35 +1,35 @@
-//! Every way in which training can fail.
+//! Errors of training.
 
 use std::path::PathBuf;
 
-/// Why training cannot go on.
+/// Why training cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The device refused.
+    /// The device failed.
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Model(#[from] model::ModelError),
-    /// The engine refused.
+    /// Held-out problems cannot be solved.
     #[error(transparent)]
     Engine(#[from] engine::EngineError),
-    /// The operating system refused.
+    /// A file or directory cannot be accessed.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// Annotations cannot be used.
     #[error(transparent)]
     Annotations(#[from] crate::annotate::AnnotationError),
-    /// A file could not be written.
+    /// A file cannot be written.
     #[error(transparent)]
     Record(Box<record::RecordError>),
-    /// A file is not what it should be.
+    /// A file does not have the expected content.
     #[error("{}: {reason}", path.display())]
     BadFile {
         /// The file.
@@ -37,15 +37,16 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The loss became infinite.
+    /// The gradient is infinite or not a number.
     #[error(
-        "step {step}: the gradient is not finite; lower --lr or --clip, then --resume from the last state"
+        "step {step}: the gradient is not finite; lower the learning rate or the clipping norm, \
+         then resume from the last state"
     )]
     Diverged {
         /// Counted from 0.
         step: u32,
     },
-    /// A state that cannot be read.
+    /// A training state cannot be read.
     #[error("{}: damaged ({reason}); delete it to begin anew", path.display())]
     BadState {
         /// The file.
@@ -53,52 +54,58 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A state of a training with other settings.
-    #[error("{}: was written with other settings; pass the same ones, or another --out", path.display())]
+    /// A training state belongs to a training with other settings.
+    #[error(
+        "{}: was written with other settings; use the same ones, or another output directory",
+        path.display()
+    )]
     SettingsChanged {
         /// The file.
         path: PathBuf,
     },
-    /// An example that does not fit.
+    /// An example does not fit the model's context.
     #[error(
-        "example {id} takes {length} positions, the model has {context}; leave it out or take a model with more"
+        "example {id} takes {length} positions, the model has {context}; leave it out or take a \
+         model with more"
     )]
     TooLong {
-        /// The example's number.
+        /// The example's index.
         id: u64,
         /// Positions that it takes.
         length: usize,
-        /// Positions that there are.
+        /// Positions of the model.
         context: usize,
     },
-    /// A token that a model has no embedding for.
+    /// A token has no embedding in a model.
     #[error(
-        "problem {id} of the annotations has the token {token}, {what} has {vocab}; take models of one vocabulary"
+        "problem {id} of the annotations has the token {token}, {what} has {vocab}; take models of \
+         one vocabulary"
     )]
     UnknownToken {
-        /// The problem's number.
+        /// The problem's id.
         id: u32,
         /// The token.
         token: u32,
         /// Which model.
         what: &'static str,
-        /// Its embeddings.
+        /// The model's vocabulary size.
         vocab: usize,
     },
-    /// Annotations that hold no problem.
+    /// Annotations without a problem that has both correct and wrong trajectories.
     #[error(
-        "{what}: nothing to learn from; of no problem some trajectories are right and others wrong, annotate more of them"
+        "{what}: nothing to learn from; of no problem some trajectories are right and others \
+         wrong, annotate more of them"
     )]
     EmptyAnnotations {
         /// Which annotations.
         what: String,
     },
-    /// A token that the vocabulary lacks.
+    /// A token is missing from a tokenizer's vocabulary.
     #[error("the tokenizer has no `{token}`; {how}")]
     MissingToken {
         /// The token.
         token: String,
-        /// What to do.
+        /// The next step.
         how: &'static str,
     },
 }

@@ -1,11 +1,12 @@
-//! Learning to think and to judge.
+//! Training of latent reasoners and of reward models over their thoughts.
 //!
 //! ```text
-//! corpus -> reasoner (the latent curriculum) -> annotate (rollouts) -> reward (the LatentRM)
+//! corpus -> reasoner (latent curriculum) -> annotate (rollout labels) -> reward (LatentRM)
 //! ```
 //!
-//! [`study`] is one batch of a reasoner, forward and back; [`course`] is the loop around every
-//! training.
+//! [`trainer`] is the loop: batches, optimizer steps, log, checkpoints, evaluation. What it trains
+//! implements [`trainer::TrainTask`]: [`reasoner`] and [`reward`]. Forward and backward of one batch
+//! are in [`latent_step`] and [`reward_step`].
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
 pub mod annotate;
@@ -15,6 +16,7 @@ pub mod curriculum;
 pub mod data_loader;
 pub mod dataset;
 pub mod digit_head;
+pub mod dropout;
 pub mod error;
 pub mod example_encoder;
 pub mod latent_step;
@@ -23,9 +25,11 @@ pub mod model_dir;
 pub mod reasoner;
 pub mod reward;
 pub mod reward_step;
+mod rows;
 pub mod schedule;
 pub mod tokenized_example;
 pub mod trainer;
 pub mod vocabulary;
+mod worked_step;
 
 pub use error::TrainError;

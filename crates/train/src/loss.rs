@@ -1,43 +1,41 @@
-//! Losses of the reward model over scores of a problem's trajectories: few numbers, computed on the
-//! host.
+//! Objectives of the reward model over the rewards of a problem's trajectories. These are a few
+//! numbers per problem, so they are computed on the host.
 //!
-//! Trajectories may have unlike numbers of thoughts: a step is a competition among those that have
-//! it.
+//! Trajectories may differ in their number of thoughts: step t compares those that have it.
 
-use serde::{Deserialize, Serialize};
-
-/// What the reward model is trained by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// The objective of a reward model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
-    /// Step-wise contrastive: at each step, trajectories compete for their share of success (the
-    /// paper's equation).
+    /// Step-wise contrastive (the paper's): at each step, cross entropy between the labels and a
+    /// softmax over trajectories.
     Contrastive,
-    /// Each thought's score is a logit of its label.
+    /// Binary cross entropy: each thought's reward is the logit of its label.
     Bce,
-    /// At each step, of every two trajectories with unlike labels the better one is to be scored
-    /// higher.
+    /// Pairwise logistic: at each step, of two trajectories with different labels the one with the
+    /// higher label should have the higher reward.
     Pairwise,
 }
 
-/// A problem's scores and labels, one of each for every thought of every trajectory.
+/// The rewards and labels of one problem, one of each per thought of every trajectory.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoredProblem<'a> {
-    /// The rewards.
+    /// Rewards, as the head gives them.
     pub scores: &'a [f32],
-    /// From 0 to 1.
+    /// Labels in 0..=1.
     pub labels: &'a [f32],
-    /// Which step each thought is, counted from 0.
+    /// Index of each thought within its trajectory.
     pub steps: &'a [usize],
 }
 
 impl Objective {
-    /// The loss of one problem; its gradient is written to `gradient`. `weight` is that of each
-    /// step.
+    /// The loss of one problem; its gradient with respect to the rewards is written to `gradient`.
+    /// `weight(t)` is the weight of step t.
     ///
-    /// Contrastive: `- sum_t w_t sum_n y_nt log softmax_n(r_nt)`. BCE: the weighted mean over all
-    /// thoughts. Pairwise: the weighted mean over steps of the mean of `(y_n - y_m) log(1 +
-    /// exp(r_m - r_n))` over pairs with y_n > y_m, which weigh y_n - y_m.
+    /// For rewards r, labels y, trajectories n and steps t:
+    /// - contrastive: `- sum_t w_t sum_n y_nt log softmax_n(r_nt)`
+    /// - BCE: the mean over all thoughts of `w_t bce(r_nt, y_nt)`
+    /// - pairwise: the mean over steps of `w_t` times the mean of `log(1 + exp(r_m - r_n))` over
+    ///   pairs with y_n > y_m, weighted by y_n - y_m
     pub fn loss(
         self,
         problem: ScoredProblem<'_>,
@@ -49,7 +47,7 @@ impl Objective {
             scores.len() == labels.len()
                 && scores.len() == steps.len()
                 && scores.len() == gradient.len(),
-            "loss: shapes"
+            "objective: scores, labels, steps and gradient differ in length"
         );
         match self {
             Self::Contrastive => {
@@ -83,14 +81,14 @@ impl Objective {
 fn contrastive(problem: ScoredProblem<'_>, t: usize, weight: f64, gradient: &mut [f32]) -> f64 {
     let ScoredProblem { scores, labels, steps } = problem;
     let step = || (0..scores.len()).filter(|&i| steps[i] == t);
-    let most = step().map(|i| scores[i]).fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = step().map(|i| f64::from(scores[i] - most).exp()).sum();
-    let labelled: f64 = step().map(|i| f64::from(labels[i])).sum();
+    let max = step().map(|i| scores[i]).fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = step().map(|i| f64::from(scores[i] - max).exp()).sum();
+    let label_sum: f64 = step().map(|i| f64::from(labels[i])).sum();
     let mut loss = 0.0;
     for i in step() {
-        let log_share = f64::from(scores[i] - most) - total.ln();
-        loss -= f64::from(labels[i]) * log_share;
-        gradient[i] = (weight * (labelled * log_share.exp() - f64::from(labels[i]))) as f32;
+        let log_prob = f64::from(scores[i] - max) - total.ln();
+        loss -= f64::from(labels[i]) * log_prob;
+        gradient[i] = (weight * (label_sum * log_prob.exp() - f64::from(labels[i]))) as f32;
     }
     weight * loss
 }
@@ -107,11 +105,11 @@ fn pairwise(problem: ScoredProblem<'_>, t: usize, weight: f64, gradient: &mut [f
     let total: f64 = pairs.iter().map(|(.., gap)| gap).sum();
     let mut loss = 0.0;
     for (better, worse, gap) in pairs {
-        let (lead, share) = (f64::from(scores[better] - scores[worse]), weight * gap / total);
-        loss += share * ((-lead).max(0.0) + (-lead.abs()).exp().ln_1p());
-        let pull = (share / (1.0 + lead.exp())) as f32;
-        gradient[better] -= pull;
-        gradient[worse] += pull;
+        let (margin, share) = (f64::from(scores[better] - scores[worse]), weight * gap / total);
+        loss += share * ((-margin).max(0.0) + (-margin.abs()).exp().ln_1p());
+        let slope = (share / (1.0 + margin.exp())) as f32;
+        gradient[better] -= slope;
+        gradient[worse] += slope;
     }
     loss
 }
@@ -122,7 +120,7 @@ mod tests {
 
     const SCORES: [f32; 6] = [0.3, -1.0, 0.8, 0.1, -0.4, 2.0];
     const LABELS: [f32; 6] = [1.0, 0.25, 0.0, 0.75, 0.5, 0.0];
-    const STEPS: [usize; 6] = [0, 1, 0, 1, 0, 2]; // the last trajectory has a step that the others lack
+    const STEPS: [usize; 6] = [0, 1, 0, 1, 0, 2]; // only the last trajectory has step 2
 
     fn weight(t: usize) -> f32 {
         [0.5, 1.5, 1.0][t]
@@ -137,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_those_of_finite_differences() {
+    fn gradients_match_finite_differences() {
         for objective in [Objective::Contrastive, Objective::Bce, Objective::Pairwise] {
             let mut gradient = [0.0; 6];
             objective.loss(
@@ -162,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_score_for_the_right_trajectory_lowers_the_loss() {
+    fn a_higher_reward_for_the_best_label_lowers_the_loss() {
         for objective in [Objective::Contrastive, Objective::Bce, Objective::Pairwise] {
             let mut better = SCORES;
             better[0] += 1.0;
@@ -171,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contrastive_loss_does_not_see_a_common_shift() {
+    fn the_contrastive_loss_is_invariant_to_a_common_shift() {
         let shifted = SCORES.map(|s| s + 5.0);
         assert!(
             (loss(Objective::Contrastive, &shifted) - loss(Objective::Contrastive, &SCORES)).abs()

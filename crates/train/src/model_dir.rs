@@ -1,7 +1,7 @@
-//! A model directory as this program and transformers read it: config.json, tokenizer, weights.
+//! Model directories, as this program and transformers read them: config.json, tokenizer, weights.
 //!
-//! Everything but the weights is written before training begins, so that what is trained is what is
-//! described.
+//! Everything but the weights is written before training starts, and the model is loaded from what
+//! was written.
 
 use std::path::{Path, PathBuf};
 
@@ -17,51 +17,51 @@ use crate::error::TrainError;
 use crate::example_encoder::LatentMarkers;
 use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
 
-/// What a model begins as.
+/// The initial model of a training.
 #[derive(Clone, Debug)]
 pub enum ModelInit {
-    /// Nothing: random weights of this shape and the corpus's vocabulary.
+    /// Random weights of this shape, with the corpus's vocabulary.
     Scratch(ScratchShape),
-    /// A GPT-2 or Llama directory, with markers added to its vocabulary if it has none.
+    /// A GPT-2 or Llama directory; latent markers that its vocabulary lacks are added.
     Pretrained(PathBuf),
 }
 
-/// The shape of a new model, which is a GPT-2.
+/// The shape of a new GPT-2.
 #[derive(Clone, Copy, Debug)]
 pub struct ScratchShape {
-    /// Width of the hidden state.
+    /// Hidden size.
     pub width: usize,
-    /// Blocks.
+    /// Transformer blocks.
     pub layers: usize,
-    /// Heads; a divisor of the width.
+    /// Attention heads; a divisor of the width.
     pub heads: usize,
-    /// Positions.
+    /// Positions of the context.
     pub context: usize,
-    /// Which random weights.
+    /// Seed of the weights.
     pub seed: u64,
 }
 
-/// A model that is about to learn.
+/// A model with its tokenizer, ready for training.
 pub struct TrainableModel {
-    /// Who learns.
+    /// The weights.
     pub decoder: TrainableDecoder,
-    /// Text to tokens.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// The markers.
+    /// Its latent markers and end of text.
     pub markers: LatentMarkers,
 }
 
-/// Writes `out`'s configuration and tokenizer and loads the weights that it begins with. `usage`
-/// becomes config.json's `latent_tts`: how the model is meant to be used.
+/// Writes configuration and tokenizer to `out` and loads the initial weights. `usage` becomes
+/// config.json's `latent_tts`: the method and defaults that the engine applies.
 pub fn init_model(
     device: &Device,
-    start: &ModelInit,
+    init: &ModelInit,
     out: &Path,
     usage: Value,
 ) -> Result<TrainableModel, TrainError> {
     std::fs::create_dir_all(out)
         .map_err(|source| TrainError::Io { path: out.to_owned(), source })?;
-    match start {
+    match init {
         ModelInit::Scratch(shape) => {
             vocabulary::write(out)?;
             let tokenizer = Tokenizer::read(out)?;
@@ -71,15 +71,15 @@ pub fn init_model(
             write_json(&out.join("config.json"), &config)?;
             let source = InitialWeights { seed: shape.seed, layers: shape.layers };
             let config = Config::read(out)?;
-            let learner =
+            let decoder =
                 device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
-            Ok(TrainableModel { decoder: learner, tokenizer, markers })
+            Ok(TrainableModel { decoder, tokenizer, markers })
         }
         ModelInit::Pretrained(dir) => init_from_pretrained(device, dir, out, usage),
     }
 }
 
-/// From a directory: its files are copied, its vocabulary grows by the markers that it lacks.
+/// Copies the tokenizer of `dir` to `out` and adds the latent markers that it lacks.
 fn init_from_pretrained(
     device: &Device,
     dir: &Path,
@@ -89,22 +89,19 @@ fn init_from_pretrained(
     let checkpoint = Checkpoint::open(dir)?;
     let before = Tokenizer::read(dir)?;
     copy_tokenizer(dir, out)?;
-    // A table may be longer than its vocabulary: new tokens take the rows behind the last token,
-    // and make more where need be.
-    let (rows, first) = (checkpoint.config().vocab, before.vocab_size());
-    let absent: Vec<&str> = [START_LATENT, END_LATENT, LATENT]
-        .into_iter()
-        .filter(|m| before.token_to_id(m).is_none())
-        .collect();
-    if !absent.is_empty() {
-        add_tokens(&out.join("tokenizer.json"), &absent, first)?;
+    // An embedding table may be padded beyond its vocabulary: new tokens take the padding first.
+    let (old_vocab, first) = (checkpoint.config().vocab, before.vocab_size());
+    let mut missing = vec![START_LATENT, END_LATENT, LATENT];
+    missing.retain(|marker| before.token_to_id(marker).is_none());
+    if !missing.is_empty() {
+        add_tokens(&out.join("tokenizer.json"), &missing, first)?;
     }
-    let grown = rows.max(first + absent.len());
+    let new_vocab = old_vocab.max(first + missing.len());
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
-    let like = tokenizer.encode("<<")?.first().copied().unwrap_or(markers.eos);
+    let copy_from = tokenizer.encode("<<")?.first().copied().unwrap_or(markers.eos);
     let mut config = read_json(&dir.join("config.json"))?;
-    config["vocab_size"] = json!(grown);
+    config["vocab_size"] = json!(new_vocab);
     config["latent_tts"] = usage;
     for (field, token) in
         [("latent_id", LATENT), ("latent_start_id", START_LATENT), ("latent_end_id", END_LATENT)]
@@ -113,25 +110,22 @@ fn init_from_pretrained(
     }
     write_json(&out.join("config.json"), &config)?;
     let config = Config::read(out)?;
-    let source = ResizedEmbeddings {
-        source: &checkpoint,
-        old_vocab: rows,
-        new_vocab: grown,
-        copy_from: like,
-    };
-    let learner = device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
-    Ok(TrainableModel { decoder: learner, tokenizer, markers })
+    let source = ResizedEmbeddings { source: &checkpoint, old_vocab, new_vocab, copy_from };
+    let decoder = device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
+    Ok(TrainableModel { decoder, tokenizer, markers })
 }
 
 fn scratch_config(shape: &ScratchShape, vocab: usize, tokenizer: &Tokenizer) -> Value {
     let id = |token: &str| tokenizer.token_to_id(token);
     json!({
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
-        "n_embd": shape.width, "n_layer": shape.layers, "n_head": shape.heads, "n_positions": shape.context,
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+        "activation_function": "gelu_new", "n_embd": shape.width, "n_layer": shape.layers,
+        "n_head": shape.heads, "n_positions": shape.context,
         "vocab_size": vocab, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": true,
         "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
-        "bos_token_id": id(END_OF_TEXT), "eos_token_id": id(END_OF_TEXT), "pad_token_id": id(END_OF_TEXT),
-        "latent_id": id(LATENT), "latent_start_id": id(START_LATENT), "latent_end_id": id(END_LATENT),
+        "bos_token_id": id(END_OF_TEXT), "eos_token_id": id(END_OF_TEXT),
+        "pad_token_id": id(END_OF_TEXT), "latent_id": id(LATENT),
+        "latent_start_id": id(START_LATENT), "latent_end_id": id(END_LATENT),
     })
 }
 
@@ -146,7 +140,7 @@ fn markers(tokenizer: &Tokenizer) -> Result<LatentMarkers, TrainError> {
     Ok(LatentMarkers { begin_latent: find(START_LATENT)?, end_latent: find(END_LATENT)?, eos })
 }
 
-/// Files that a tokenizer may consist of.
+/// Files that may belong to a tokenizer.
 const TOKENIZER_FILES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -156,19 +150,19 @@ const TOKENIZER_FILES: [&str; 6] = [
     "added_tokens.json",
 ];
 
-/// Copies the files that a tokenizer consists of.
+/// Copies the files of a tokenizer.
 pub fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), TrainError> {
     std::fs::create_dir_all(to).map_err(|source| TrainError::Io { path: to.to_owned(), source })?;
     copy_existing(from, to, &TOKENIZER_FILES)
 }
 
-/// Copies everything but the weights.
+/// Copies configuration and tokenizer.
 pub fn copy_description(from: &Path, to: &Path) -> Result<(), TrainError> {
     copy_tokenizer(from, to)?;
     copy_existing(from, to, &["config.json"])
 }
 
-/// Copies a model: its description and its weights.
+/// Copies configuration, tokenizer and weights.
 pub fn copy_model(from: &Path, to: &Path) -> Result<(), TrainError> {
     copy_description(from, to)?;
     let entries = std::fs::read_dir(from)
@@ -178,7 +172,7 @@ pub fn copy_model(from: &Path, to: &Path) -> Result<(), TrainError> {
     copy_existing(from, to, &weights.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Copies those of some files that are there.
+/// Copies those of the named files that exist.
 fn copy_existing(from: &Path, to: &Path, names: &[&str]) -> Result<(), TrainError> {
     for name in names {
         let path = from.join(name);
@@ -191,8 +185,8 @@ fn copy_existing(from: &Path, to: &Path, names: &[&str]) -> Result<(), TrainErro
     Ok(())
 }
 
-/// Adds tokens to tokenizer.json, from id `first` on. They are plain, as COCONUT's are: a decoded
-/// text shows them.
+/// Adds tokens to tokenizer.json, with ids from `first` on. They are not special, as in COCONUT:
+/// decoded text contains them.
 fn add_tokens(path: &Path, tokens: &[&str], first: usize) -> Result<(), TrainError> {
     let mut file = read_json(path)?;
     let Some(added) = file.get_mut("added_tokens").and_then(Value::as_array_mut) else {
@@ -202,13 +196,15 @@ fn add_tokens(path: &Path, tokens: &[&str], first: usize) -> Result<(), TrainErr
         });
     };
     for (id, content) in (first..).zip(tokens) {
-        added.push(json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": false }));
+        added.push(json!({
+            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": false,
+        }));
     }
     write_json(path, &file)
 }
 
-/// A JSON file.
+/// Reads a JSON file.
 pub fn read_json(path: &Path) -> Result<Value, TrainError> {
     let text =
         std::fs::read(path).map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
@@ -216,24 +212,24 @@ pub fn read_json(path: &Path) -> Result<Value, TrainError> {
         .map_err(|e| TrainError::BadFile { path: path.to_owned(), reason: e.to_string() })
 }
 
-/// Writes a JSON file beside its name, then renames it.
+/// Writes a JSON file atomically.
 pub fn write_json(path: &Path, value: &Value) -> Result<(), TrainError> {
     Ok(record::write_document(path, value)?)
 }
 
-/// Writes `out`'s weights: the decoder's under the names that published files have, heads under
-/// their own.
+/// Writes `model.safetensors` to `out`: the decoder under transformers' names, heads under their
+/// own.
 pub fn save_weights<'a>(
     out: &Path,
     config: &Config,
     decoder: impl IntoIterator<Item = &'a Parameter>,
     heads: impl IntoIterator<Item = &'a Parameter>,
-    format: SaveDtype,
+    dtype: SaveDtype,
 ) -> Result<(), TrainError> {
     let mut tensors: Vec<NamedTensor> = Vec::new();
     for parameter in decoder {
         for named in parameter.named_values()? {
-            // The map to tokens stands beside the decoder in published files.
+            // transformers keeps the language-model head outside of the decoder's prefix.
             let prefix =
                 if named.name.starts_with("lm_head.") { "" } else { config.weight_prefix() };
             tensors.push(NamedTensor { name: format!("{prefix}{}", named.name), ..named });
@@ -242,10 +238,6 @@ pub fn save_weights<'a>(
     for parameter in heads {
         tensors.extend(parameter.named_values()?);
     }
-    Ok(save::write_safetensors(
-        &out.join("model.safetensors"),
-        &tensors,
-        format,
-        save::PT_METADATA,
-    )?)
+    let path = out.join("model.safetensors");
+    Ok(save::write_safetensors(&path, &tensors, dtype, save::PT_METADATA)?)
 }

@@ -1,4 +1,4 @@
-//! `train reasoner`: a latent reasoner, or a baseline that thinks in words or not at all.
+//! `train reasoner`: a latent reasoner, or a baseline with explicit or no chain of thought.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -12,30 +12,31 @@ use tensor::Device;
 
 use crate::data_loader::DataLoader;
 use crate::dataset::TrainExample;
+use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
-use crate::latent_step::{DropoutConfig, LatentTrainStep};
+use crate::latent_step::LatentTrainStep;
 use crate::model_dir::{copy_description, save_weights};
 use crate::trainer::{Evaluation, TrainTask};
 
-/// A reasoner's training.
+/// Trains a reasoner on tokenized examples.
 pub struct ReasonerTask {
-    /// Where it computes.
+    /// Device of the model.
     pub device: Device,
-    /// Who learns.
+    /// The model.
     pub train_step: LatentTrainStep,
-    /// What from.
+    /// Its batches.
     pub loader: DataLoader,
-    /// Dropout while learning.
+    /// Dropout probability; 0 for none.
     pub dropout: f32,
-    /// Names the masks.
+    /// Seed of the dropout masks.
     pub seed: u64,
-    /// Parts of a step.
+    /// Micro-batches per step.
     pub accumulation_steps: u32,
-    /// Where the model goes.
+    /// Directory of the model; configuration and tokenizer are in it.
     pub out: PathBuf,
-    /// The format of its weights.
+    /// Format of the saved weights.
     pub dtype: SaveDtype,
-    /// Problems to look at.
+    /// Problems for evaluation; may be empty.
     pub held_out: Vec<TrainExample>,
 }
 
@@ -43,19 +44,19 @@ impl TrainTask for ReasonerTask {
     fn accumulate_gradients(
         &mut self,
         step: u32,
-        part: u32,
+        micro_batch: u32,
     ) -> Result<Map<String, Value>, TrainError> {
-        let lessons = self
-            .loader
-            .batch(u64::from(step) * u64::from(self.accumulation_steps) + u64::from(part))?;
-        let dropped = DropoutConfig { p: self.dropout, seed: self.seed, step };
-        let (study, dropped) = (&mut self.train_step, (self.dropout > 0.0).then_some(dropped));
-        let losses = self.device.run(|| study.accumulate_gradients(&lessons, dropped))?;
-        let mut said = Map::from_iter([("loss".to_owned(), json!(losses.tokens))]);
+        let batch = u64::from(step) * u64::from(self.accumulation_steps) + u64::from(micro_batch);
+        let examples = self.loader.batch(batch)?;
+        let dropout = DropoutConfig { p: self.dropout, seed: self.seed, step };
+        let dropout = (self.dropout > 0.0).then_some(dropout);
+        let train_step = &mut self.train_step;
+        let losses = self.device.run(|| train_step.accumulate_gradients(&examples, dropout))?;
+        let mut log = Map::from_iter([("loss".to_owned(), json!(losses.tokens))]);
         if self.train_step.digit_head.is_some() {
-            said.insert("digits".to_owned(), json!(losses.digits));
+            log.insert("digits".to_owned(), json!(losses.digits));
         }
-        Ok(said)
+        Ok(log)
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
@@ -67,28 +68,28 @@ impl TrainTask for ReasonerTask {
     }
 
     fn sync_weights(&mut self) -> Result<(), TrainError> {
-        let study = &mut self.train_step;
-        Ok(self.device.run(|| study.sync_weights())?)
+        let train_step = &mut self.train_step;
+        Ok(self.device.run(|| train_step.sync_weights())?)
     }
 
     fn evaluate(&mut self, steps: u32) -> Result<Option<Evaluation>, TrainError> {
         if self.held_out.is_empty() {
             return Ok(None);
         }
-        // What is looked at lies aside: the directory holds what was best so far.
-        let aside = self.out.join("training/look");
-        copy_description(&self.out, &aside)?;
-        self.write_weights(&aside)?;
-        let reasoner = Reasoner::load(&self.device, &aside, None)?;
+        // Evaluated from a directory of its own: `out` holds the best model so far.
+        let dir = self.out.join("training/look");
+        copy_description(&self.out, &dir)?;
+        self.write_weights(&dir)?;
+        let reasoner = Reasoner::load(&self.device, &dir, None)?;
         let accuracy = greedy_accuracy(reasoner, &self.held_out)?;
-        std::fs::remove_dir_all(&aside).map_err(|source| TrainError::Io { path: aside, source })?;
-        let figures = [
+        std::fs::remove_dir_all(&dir).map_err(|source| TrainError::Io { path: dir, source })?;
+        let metrics = [
             ("step", json!(steps)),
             ("greedy", json!(accuracy)),
             ("problems", json!(self.held_out.len())),
         ];
-        let figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(Some(Evaluation { metrics: figures, score: accuracy }))
+        let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        Ok(Some(Evaluation { metrics, score: accuracy }))
     }
 
     fn save(&mut self) -> Result<(), TrainError> {
@@ -97,19 +98,14 @@ impl TrainTask for ReasonerTask {
 }
 
 impl ReasonerTask {
-    fn write_weights(&self, to: &Path) -> Result<(), TrainError> {
-        let LatentTrainStep { model: learner, head, .. } = &self.train_step;
-        save_weights(
-            to,
-            learner.decoder.config(),
-            learner.parameters(),
-            head.parameters(),
-            self.dtype,
-        )
+    fn write_weights(&self, dir: &Path) -> Result<(), TrainError> {
+        let LatentTrainStep { model, head, .. } = &self.train_step;
+        let config = model.decoder.config();
+        save_weights(dir, config, model.parameters(), head.parameters(), self.dtype)
     }
 }
 
-/// The share of examples that a reasoner answers right without any chance.
+/// The fraction of examples that a reasoner answers correctly by greedy decoding.
 pub fn greedy_accuracy(
     reasoner: impl Into<Arc<Reasoner>>,
     examples: &[TrainExample],

@@ -1,27 +1,24 @@
-//! How the learning rate goes, and what a step of the optimizer is.
+//! The learning-rate schedule and the optimizer step.
 
-use model::Parameter;
-use model::parameters;
-use serde::{Deserialize, Serialize};
+use model::{Parameter, parameters};
 use tensor::ops::{self, AdamW};
 use tensor::{Device, DeviceError};
 
-/// The learning rate over the steps: a linear warm-up, then constant or half a cosine down to
-/// `floor`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// The learning rate by step: linear warmup, then cosine decay from `peak` to `peak * floor`.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrSchedule {
-    /// The largest rate.
+    /// The learning rate after warmup.
     pub peak: f32,
-    /// Steps until the peak.
+    /// Steps of warmup.
     pub warmup: u32,
-    /// Steps in all.
+    /// Steps in total.
     pub steps: u32,
-    /// The rate at the last step, as a share of the peak; 1 stays at the peak.
+    /// The final learning rate as a fraction of the peak; 1 keeps it constant.
     pub floor: f32,
 }
 
 impl LrSchedule {
-    /// The rate of step `step`, counted from 0.
+    /// The learning rate of step `step`, counted from 0.
     pub fn lr(&self, step: u32) -> f32 {
         if step < self.warmup {
             return self.peak * (step + 1) as f32 / self.warmup as f32;
@@ -33,35 +30,35 @@ impl LrSchedule {
     }
 }
 
-/// AdamW with clipping by the norm of all gradients together.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// AdamW with clipping by global gradient norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
-    /// The rate.
+    /// The learning rate.
     pub schedule: LrSchedule,
-    /// Decay of the first and of the second moment.
+    /// Decay rates of the first and the second moment.
     pub betas: (f32, f32),
-    /// Added to the root of the second moment.
+    /// Added to the root of the second moment, against division by zero.
     pub eps: f32,
-    /// Decoupled decay of matrices (of everything with `decay_all`).
+    /// Decoupled weight decay of matrices (of all parameters with `decay_all`).
     pub weight_decay: f32,
-    /// Whether norms and biases decay too.
+    /// Whether it applies to norms and biases too.
     pub decay_all: bool,
-    /// The largest norm of a step's gradient; larger ones are scaled down to it.
+    /// Largest global gradient norm; a larger gradient is scaled down to it.
     pub clip: Option<f32>,
 }
 
-/// What a step of the optimizer saw.
+/// Figures of one optimizer step, for the log.
 #[derive(Clone, Copy, Debug)]
 pub struct StepStats {
-    /// The learning rate.
+    /// Learning rate.
     pub lr: f32,
-    /// The gradient's norm before clipping.
+    /// Global gradient norm before clipping.
     pub grad_norm: f32,
 }
 
 impl Optimizer {
-    /// Step `step` (counted from 0) over all parameters, whose gradients are sums over
-    /// `accumulated` equal parts.
+    /// Optimizer step `step` (counted from 0). Gradients are sums over `accumulated` micro-batches
+    /// and are averaged here.
     pub fn step(
         &self,
         device: &Device,
@@ -72,9 +69,9 @@ impl Optimizer {
         let share = 1.0 / accumulated as f32;
         let gradients: Vec<_> = parameters.iter().map(|p| &p.gradient).collect();
         let norm = ops::sum_of_squares(device, &gradients)?.sqrt() as f32 * share;
-        let scale = self.clip.map_or(1.0, |most| if norm > most { most / norm } else { 1.0 });
+        let scale = self.clip.map_or(1.0, |max| if norm > max { max / norm } else { 1.0 });
         let (beta1, beta2) = self.betas;
-        let by = AdamW {
+        let adamw = AdamW {
             lr: self.schedule.lr(step),
             beta1,
             beta2,
@@ -83,8 +80,8 @@ impl Optimizer {
             step: step + 1,
             gradient_scale: scale * share,
         };
-        parameters::adamw_step(device, &by, self.decay_all, parameters.drain(..))?;
-        Ok(StepStats { lr: by.lr, grad_norm: norm })
+        parameters::adamw_step(device, &adamw, self.decay_all, parameters.drain(..))?;
+        Ok(StepStats { lr: adamw.lr, grad_norm: norm })
     }
 }
 
@@ -93,13 +90,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_rises_then_falls_to_its_floor() {
+    fn lr_warms_up_then_decays_to_its_floor() {
         let schedule = LrSchedule { peak: 1.0, warmup: 10, steps: 110, floor: 0.1 };
         assert_eq!(schedule.lr(0), 0.1);
         assert_eq!(schedule.lr(9), 1.0);
-        assert!((schedule.lr(60) - 0.55).abs() < 1e-6, "halfway down");
+        assert!((schedule.lr(60) - 0.55).abs() < 1e-6, "half of the cosine");
         assert!((schedule.lr(110) - 0.1).abs() < 1e-6);
-        assert!((schedule.lr(500) - 0.1).abs() < 1e-6, "it stays there");
+        assert!((schedule.lr(500) - 0.1).abs() < 1e-6, "constant after the last step");
         assert!((10..110).all(|s| schedule.lr(s + 1) <= schedule.lr(s)));
         assert_eq!(LrSchedule { floor: 1.0, ..schedule }.lr(80), 1.0);
     }

@@ -1,34 +1,34 @@
-//! One example as tokens: what is read, how long to think, what is to be said.
+//! One training example as tokens.
 
-/// An example, ready to be learned.
+/// A prompt, a number of latent thoughts, and a completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizedExample {
-    /// Its number in the data, which names its random numbers.
+    /// Index in the data; part of the RNG key of dropout masks.
     pub id: u32,
-    /// Read first.
+    /// Prompt tokens.
     pub prompt: Vec<u32>,
-    /// Thoughts after it.
+    /// Latent thoughts between prompt and completion.
     pub thoughts: usize,
     /// Tokens after the thoughts.
     pub completion: Vec<u32>,
-    /// How many tokens of the tail are given; the others are learned.
+    /// Index of the first completion token that is part of the loss; those before it are given.
     pub loss_start: usize,
-    /// The results of the solution's steps, for a loss on the thoughts.
+    /// Results of the solution's steps, the targets of the digit head.
     pub step_results: Vec<i64>,
 }
 
 impl TokenizedExample {
-    /// Positions that it takes; the last token is never fed.
+    /// Positions that are fed to the decoder; the last completion token is only a target.
     pub fn len(&self) -> usize {
         self.prompt.len() + self.thoughts + self.completion.len().saturating_sub(1)
     }
 
-    /// Whether there is nothing in it.
+    /// Whether nothing is fed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Tokens that are learned.
+    /// Completion tokens that are part of the loss.
     pub fn loss_tokens(&self) -> usize {
         self.completion.len().saturating_sub(self.loss_start)
     }

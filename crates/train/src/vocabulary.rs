@@ -1,10 +1,9 @@
-//! The tokenizer of models trained on [`crate::corpus`]: its words, punctuation, single digits, and
-//! the marks of the method.
+//! The word-level tokenizer of models trained on [`crate::corpus`].
 //!
-//! Whole words of a closed vocabulary, in lower case. Ids follow from the corpus alone: marks,
-//! digits, punctuation, then words in alphabetical order. White space, the line break after a
-//! COCONUT question included, separates and is no token. What is decoded reads as text again: `###
-//! 19`, `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
+//! A closed vocabulary of whole words in lower case. Ids follow from the corpus alone: added tokens,
+//! digits, punctuation, then words in alphabetical order. White space separates tokens and is none
+//! itself, not even the line break after a COCONUT question. Decoding restores spaces: `### 19`,
+//! `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,19 +13,19 @@ use serde_json::{Map, Value, json};
 
 use crate::corpus;
 
-/// Ends a text; also pads.
+/// End of text; also used for padding.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
-/// Stands for every word that is not in the vocabulary.
+/// Every word outside the vocabulary.
 pub const UNKNOWN: &str = "<unk>";
-/// Opens the thoughts.
+/// Before the first thought.
 pub const START_LATENT: &str = "<|start-latent|>";
-/// Closes the thoughts.
+/// After the last thought.
 pub const END_LATENT: &str = "<|end-latent|>";
-/// Stands for a thought.
+/// Placeholder of a thought in text.
 pub const LATENT: &str = "<|latent|>";
 
-/// Tokens that are cut out of a text before it is split into words, with whether they vanish when a
-/// text is decoded.
+/// Tokens that are matched before text is split into words, and whether they are special, i.e.
+/// skipped in decoding.
 const ADDED_TOKENS: [(&str, bool); 8] = [
     (END_OF_TEXT, true),
     (UNKNOWN, true),
@@ -40,9 +39,9 @@ const ADDED_TOKENS: [(&str, bool); 8] = [
 const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 const PUNCTUATION: [&str; 8] = ["+", "-", "*", "/", "=", ".", ",", "?"];
 
-/// Every token in the order of its id.
+/// Every token, in the order of ids.
 pub fn tokens() -> Vec<String> {
-    let signs = ADDED_TOKENS.iter().map(|(mark, _)| *mark).chain(DIGITS).chain(PUNCTUATION);
+    let signs = ADDED_TOKENS.iter().map(|(token, _)| *token).chain(DIGITS).chain(PUNCTUATION);
     signs.map(str::to_owned).chain(words()).collect()
 }
 
@@ -56,7 +55,7 @@ pub fn write(dir: &Path) -> Result<(), record::RecordError> {
     write_document(&dir.join("tokenizer_config.json"), &config())
 }
 
-/// The corpus's words in lower case, without what stands in `{slots}`.
+/// The corpus's words in lower case, without `{slots}`.
 fn words() -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     for text in corpus::texts() {
@@ -89,8 +88,8 @@ fn tokenizer() -> Value {
     })
 }
 
-/// Puts spaces where people would: before words, between a word or a mark and a number, between
-/// steps; none at the start.
+/// Restores spaces: before words, between a word or `###` and a number, between steps; none at the
+/// start.
 fn decoder() -> Value {
     let replace = |pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { "Regex": pattern }, "content": content });
     json!({ "type": "Sequence", "decoders": [
@@ -105,17 +104,19 @@ fn config() -> Value {
     let decoder: Map<String, Value> =
         added_tokens().map(|(id, token)| (id.to_string(), token)).collect();
     json!({
-        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false, "do_lower_case": true,
-        "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, "unk_token": UNKNOWN,
+        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
+        "do_lower_case": true, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT, "unk_token": UNKNOWN,
         "added_tokens_decoder": decoder,
     })
 }
 
-/// The marks with their ids, as the files list them.
+/// The added tokens with their ids, as the files list them.
 fn added_tokens() -> impl Iterator<Item = (usize, Value)> {
     ADDED_TOKENS.iter().enumerate().map(|(id, (content, special))| {
         let token = json!({
-            "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special,
+            "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": special,
         });
         (id, token)
     })

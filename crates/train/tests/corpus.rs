@@ -1,11 +1,11 @@
-//! What the corpus promises: exact arithmetic, disjoint splits, numbers of their size, words of the
-//! vocabulary.
+//! Properties of the corpus: exact arithmetic, disjoint splits, sizes of numbers, vocabulary.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proptest::prelude::*;
+use record::Fingerprint;
 use train::corpus::{ArithOp, Split, WordProblem, problem, texts};
 
 fn problems(split: Split, seed: u64, count: u64) -> impl Iterator<Item = WordProblem> {
@@ -16,7 +16,7 @@ fn numbers(text: &str) -> Vec<i64> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
 }
 
-/// The digits and signs of the printed step, calculated again.
+/// Evaluates a printed step; returns the value and the printed result.
 fn evaluate(step: &str) -> (i64, i64) {
     let (left, result) = step.split_once('=').unwrap();
     let at = left.find(|c: char| !c.is_ascii_digit()).unwrap();
@@ -37,7 +37,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn steps_are_exact_and_build_on_what_is_known(seed: u64, index: u64, which in 0usize..5) {
+    fn steps_are_exact_and_use_known_numbers(seed: u64, index: u64, which in 0usize..5) {
         let found = problem(Split::ALL[which], seed, index);
         prop_assert!((2..=6).contains(&found.steps.len()));
         let mut known = numbers(&found.question);
@@ -47,7 +47,7 @@ proptest! {
             prop_assert_eq!(step.result, written);
             prop_assert!(step.result > 0);
             prop_assert!(known.contains(&step.left), "{} of {:?}", step, &found);
-            let said = known.contains(&step.right) || words_say(&found.question, step.op, step.right);
+            let said = known.contains(&step.right) || has_word_for(&found.question, step.op, step.right);
             prop_assert!(said, "{} of {:?}", step, &found);
             known.push(step.result);
         }
@@ -57,8 +57,8 @@ proptest! {
     }
 }
 
-/// Factors and parts may be words.
-fn words_say(question: &str, op: ArithOp, right: i64) -> bool {
+/// Multiples and fractions may be words.
+fn has_word_for(question: &str, op: ArithOp, right: i64) -> bool {
     let words: &[(i64, &str)] = match op {
         ArithOp::Mul => &[
             (2, "twice"),
@@ -74,7 +74,7 @@ fn words_say(question: &str, op: ArithOp, right: i64) -> bool {
 }
 
 #[test]
-fn every_number_of_a_question_is_used_or_is_an_aside() {
+fn every_number_of_a_question_is_used_or_a_distractor() {
     let mut idle = 0;
     for found in problems(Split::Test, 0, 2000) {
         let mut left = numbers(&found.question);
@@ -87,12 +87,12 @@ fn every_number_of_a_question_is_used_or_is_an_aside() {
         }
         idle += usize::from(!left.is_empty());
     }
-    // A fifth of the stories have an aside, some comparisons a person too many.
+    // A fifth of the stories have a distractor, some comparisons an irrelevant person.
     assert!((200..500).contains(&idle), "{idle} of 2000 questions hold a number that no step uses");
 }
 
 #[test]
-fn training_never_shows_a_question_nor_the_numbers_of_another_split() {
+fn splits_share_no_question_and_no_numbers() {
     let trained: HashSet<Vec<i64>> = (0..4)
         .flat_map(|seed| problems(Split::Train, seed, 50_000))
         .map(|p| numbers(&p.question))
@@ -108,7 +108,7 @@ fn training_never_shows_a_question_nor_the_numbers_of_another_split() {
 }
 
 #[test]
-fn questions_hardly_repeat() {
+fn questions_rarely_repeat() {
     let count = 5_000;
     for split in Split::ALL {
         let texts: HashSet<String> = problems(split, 1, count).map(|p| p.question).collect();
@@ -117,13 +117,13 @@ fn questions_hardly_repeat() {
 }
 
 #[test]
-fn splits_have_the_steps_and_sizes_that_they_promise() {
+fn splits_have_their_number_of_steps_and_size_of_numbers() {
     for split in Split::ALL {
         let (mut steps, mut largest, mut operand) = (BTreeMap::new(), 0, 0);
         for found in problems(split, 2, 5_000) {
             *steps.entry(found.steps.len()).or_insert(0) += 1;
             largest = largest.max(found.steps.iter().map(|s| s.result).max().unwrap());
-            // Targets (`she needs 900 in all`) may be as large as results; what is drawn is not.
+            // Targets (`she needs 900 in all`) may be as large as results; sampled numbers are not.
             operand = operand.max(
                 found
                     .steps
@@ -148,13 +148,13 @@ fn splits_have_the_steps_and_sizes_that_they_promise() {
     }
 }
 
-/// The words of a text in lower case, numbers left out.
+/// The words of a text in lower case, without numbers.
 fn words(text: &str) -> impl Iterator<Item = String> {
     text.split(|c: char| !c.is_ascii_alphabetic()).filter(|w| !w.is_empty()).map(str::to_lowercase)
 }
 
 #[test]
-fn training_shows_every_word() {
+fn every_word_occurs_in_training() {
     let trained: BTreeSet<String> = problems(Split::Train, 0, 50_000)
         .flat_map(|p| words(&p.question).collect::<Vec<_>>())
         .collect();
@@ -168,7 +168,7 @@ fn training_shows_every_word() {
 }
 
 #[test]
-fn questions_are_of_the_promised_length() {
+fn questions_have_12_to_100_words() {
     for split in Split::ALL {
         let lengths: Vec<usize> =
             problems(split, 3, 2_000).map(|p| words(&p.question).count()).collect();
@@ -181,7 +181,7 @@ fn questions_are_of_the_promised_length() {
     }
 }
 
-/// The same on every machine and in every version: models are trained and judged on these.
+/// Models are trained and evaluated on these problems: they are the same in every version.
 #[test]
 fn problems_do_not_change() {
     let first: Vec<String> = Split::ALL
@@ -194,17 +194,11 @@ fn problems_do_not_change() {
         .flat_map(|split| problems(split, 7, 500))
         .map(|p| p.question)
         .collect();
+    let fingerprint = Fingerprint::default().with("questions", texts.as_bytes()).finish();
     assert_eq!(
-        fnv(&texts),
-        PINNED,
+        fingerprint, PINNED,
         "the corpus changed, which begins a new version of it; the first are now {first:#?}"
     );
 }
 
-const PINNED: u64 = 6_814_240_797_095_166_860;
-
-fn fnv(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
+const PINNED: &str = "x";

@@ -1,4 +1,4 @@
-//! Training examples from every kind of file, and what is said of broken ones.
+//! Training examples from every file format, and errors that locate invalid ones.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -30,11 +30,12 @@ fn every_format_gives_the_same_examples() {
             {"question": "One?", "steps": ["<<500*2=1000>>"], "answer": "1,000", "idx": 1}]"#
             .to_owned(),
         [
-            r#"{"question": "Two ducks?", "answer": "She has 16-3-4 = <<16-3-4=9>>9, or <<9*2=18>>18.\n#### 18"}"#,
+            r#"{"question": "Two ducks?", "answer": "16-3-4 = <<16-3-4=9>>9, <<9*2=18>>18.\n#### 18"}"#,
             r#"{"question": "One?", "answer": "It is <<500*2=1000>>1000\n#### 1,000"}"#,
         ]
         .join("\n"),
-        "Two ducks?||<<16-3-4=9>> <<9*2=18>> #### 18\n\nOne?||<<500*2=1000>> #### 1,000\r\n".to_owned(),
+        ["Two ducks?||<<16-3-4=9>> <<9*2=18>> #### 18\n", "One?||<<500*2=1000>> #### 1,000\r\n"]
+            .join("\n"),
     ];
     for content in files {
         assert_eq!(read(file(&content).path(), None).unwrap(), expected, "{content}");
@@ -43,16 +44,16 @@ fn every_format_gives_the_same_examples() {
 }
 
 #[test]
-fn what_the_corpus_writes_reads_back() {
+fn problems_of_the_corpus_round_trip() {
     let examples: Vec<TrainExample> = (0..50).map(|i| problem(Split::Test, 0, i).into()).collect();
     let json = file(serde_json::to_string(&examples).unwrap());
     assert_eq!(read(json.path(), None).unwrap(), examples);
 }
 
 #[test]
-fn errors_name_the_file_the_place_and_the_field() {
+fn errors_name_file_position_and_field() {
     let cases = [
-        ("Q||<<1+1=2>> #### 2\nno mark here\n", "line 2: no \"steps\" field"),
+        ("Q||<<1+1=2>> #### 2\nno separator here\n", "line 2: no \"steps\" field"),
         ("Q||<<1+1=2>> 2\n", "line 1: no \"answer\" field"),
         ("\nQ||<<1+1=2>> ####  \n", "line 2: the field \"answer\" is empty"),
         ("  ||<<1+1=2>> #### 2\n", "line 1: the field \"question\" is empty"),
@@ -81,8 +82,13 @@ fn errors_name_the_file_the_place_and_the_field() {
 
 proptest! {
     #[test]
-    fn damaged_files_never_panic(at in 0usize..60, byte: u8, extra in proptest::collection::vec(any::<u8>(), 0..20)) {
-        let mut bytes = b"Two ducks?||<<16-3-4=9>> <<9*2=18>> #### 18\nQ||<<1+1=2>> #### 2\n".to_vec();
+    fn damaged_files_never_panic(
+        at in 0usize..60,
+        byte: u8,
+        extra in proptest::collection::vec(any::<u8>(), 0..20),
+    ) {
+        let text = "Two ducks?||<<16-3-4=9>> <<9*2=18>> #### 18\nQ||<<1+1=2>> #### 2\n";
+        let mut bytes = text.as_bytes().to_vec();
         bytes[at] = byte;
         bytes.extend(extra);
         let _ = read(file(bytes).path(), None);

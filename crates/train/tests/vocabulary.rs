@@ -1,11 +1,10 @@
-//! The tokenizer of the corpus, through the reader that models use.
+//! The corpus's tokenizer, read by the same code as those of models.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::collections::HashSet;
 
-use engine::answer::AnswerRule;
-use engine::question::AnswerKind;
+use answer::{AnswerKind, AnswerRule};
 use model::Tokenizer;
 use train::corpus::{Split, problem};
 use train::dataset::TrainExample;
@@ -17,9 +16,9 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::read(dir.path()).unwrap()
 }
 
-/// The tokenizer looks at words alone, so each is looked at once, however many problems hold it.
+/// Words are tokenized independently, so each is tokenized once.
 #[test]
-fn no_problem_holds_an_unknown_word() {
+fn no_problem_has_an_unknown_word() {
     let tokenizer = tokenizer();
     let unknown = tokenizer.token_to_id(UNKNOWN).unwrap();
     for split in Split::ALL {
@@ -37,7 +36,7 @@ fn no_problem_holds_an_unknown_word() {
 }
 
 #[test]
-fn examples_read_back_and_are_of_moderate_length() {
+fn examples_decode_to_their_text_and_fit_the_context() {
     let tokenizer = tokenizer();
     let unknown = tokenizer.token_to_id(UNKNOWN).unwrap();
     for split in Split::ALL {
@@ -82,7 +81,7 @@ fn ids_do_not_change() {
 }
 
 #[test]
-fn an_answer_is_found_in_what_is_decoded() {
+fn answers_are_extracted_from_decoded_text() {
     let tokenizer = tokenizer();
     for (text, decoded, value) in [
         ("### 19", "### 19", "19"),
@@ -92,13 +91,13 @@ fn an_answer_is_found_in_what_is_decoded() {
     ] {
         let found = tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap();
         assert_eq!(found, decoded);
-        let answer = AnswerRule::Hash.extract(AnswerKind::Number, "", &found).unwrap();
-        assert_eq!(answer.canonical(), value);
+        let answer = AnswerRule::Hash.extract(AnswerKind::Number, &found).unwrap();
+        assert_eq!(answer.as_str(), value);
     }
 }
 
 #[test]
-fn other_words_are_unknown_and_case_and_spaces_do_not_matter() {
+fn case_and_white_space_do_not_matter_and_other_words_are_unknown() {
     let tokenizer = tokenizer();
     let unknown = tokenizer.token_to_id(UNKNOWN).unwrap();
     assert_eq!(tokenizer.encode("Zebras eat 7 apples").unwrap()[0], unknown);

@@ -15,7 +15,7 @@ use model::save::SaveDtype;
 use serde_json::{Map, Value, json};
 use tensor::Device;
 use train::schedule::{LrSchedule, Optimizer};
-use train::trainer::{self, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
+use train::trainer::{TrainConfig, TrainEvent, TrainOutcome, TrainTask, Trainer};
 
 use crate::args::{DtypeKind, TrainCommand, TrainingArgs};
 use crate::interrupt;
@@ -85,7 +85,7 @@ fn run_training(
     interrupt::set_flag_on_signal(&stop)?;
     let (started, mut figures) = (Instant::now(), Map::new());
     let (mut progress, mut first) = (None, 0);
-    let ended = trainer::run(trainer, device, plan, &mut |event| {
+    let ended = Trainer { device, config: plan }.run(trainer, &mut |event| {
         match event {
             TrainEvent::Resumed { steps } => {
                 first = steps;

@@ -1,41 +1,50 @@
-//! Every way in which annotations cannot be written or read.
+//! Errors of reading and writing annotations.
 
 use std::io;
 use std::path::PathBuf;
 
-/// What went wrong with a directory of annotations.
+/// Why a directory of annotations cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnotationError {
-    /// A file could not be read.
+    /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// The operating system's error.
         source: io::Error,
     },
 
-    /// A file could not be written.
+    /// A file cannot be written.
     #[error(transparent)]
     Write(#[from] record::RecordError),
 
-    /// There is something already.
-    #[error("{} already holds annotations; pass --resume to continue them, --overwrite to replace them, or another --out", dir.display())]
+    /// The directory already holds annotations.
+    #[error(
+        "{} already holds annotations; resume them, overwrite them, or use another directory",
+        dir.display()
+    )]
     Exists {
         /// The directory.
         dir: PathBuf,
     },
 
-    /// No index.
-    #[error("{} holds no annotations: it has no index.json; name a directory that `annotate` wrote", dir.display())]
+    /// The directory has no index.
+    #[error(
+        "{} holds no annotations: it has no index.json; name a directory that `annotate` wrote",
+        dir.display()
+    )]
     NoIndex {
         /// The directory.
         dir: PathBuf,
     },
 
-    /// The index is not one.
-    #[error("{}: not an index of annotations: {why}; run `annotate` again with --overwrite", path.display())]
+    /// The index cannot be parsed.
+    #[error(
+        "{}: not an index of annotations: {why}; overwrite it with a new `annotate`",
+        path.display()
+    )]
     BadIndex {
         /// The file.
         path: PathBuf,
@@ -43,41 +52,56 @@ pub enum AnnotationError {
         why: String,
     },
 
-    /// Written by another version of the format.
-    #[error("{}: format version {found}, this program reads version {reads}; read it with the version that wrote it or run `annotate` again", path.display())]
+    /// The index has another format version.
+    #[error(
+        "{}: format version {found}, this program reads version {reads}; read it with the version \
+         that wrote it or run `annotate` again",
+        path.display()
+    )]
     Version {
         /// The file.
         path: PathBuf,
-        /// The version it carries.
+        /// Its version.
         found: u64,
         /// The version that is read.
         reads: u32,
     },
 
-    /// The run that is to be continued was another one.
-    #[error("{}: it was begun with {} = {}, now it is {}; continue with what it was begun with, or pass another --out", path.display(), .by.field, .by.stored, .by.requested)]
+    /// The stored annotations were begun with other settings.
+    #[error(
+        "{}: it was begun with {} = {}, now it is {}; continue with what it was begun with, or use \
+         another directory",
+        path.display(),
+        .by.field,
+        .by.stored,
+        .by.requested
+    )]
     SettingsDiffer {
         /// The index.
         path: PathBuf,
-        /// Where they differ.
+        /// The first difference.
         by: record::FieldDifference,
     },
 
     /// Shards are missing.
-    #[error("{}: {missing} of {shards} shards are missing, the first is {first}; finish with `annotate --resume`, or copy the files that other machines made", dir.display())]
+    #[error(
+        "{}: {missing} of {shards} shards are missing, the first is {first}; resume `annotate`, or \
+         copy the files that other machines made",
+        dir.display()
+    )]
     MissingShards {
         /// The directory.
         dir: PathBuf,
-        /// How many there should be.
+        /// Expected shards.
         shards: usize,
-        /// How many are not there.
+        /// Missing shards.
         missing: usize,
-        /// The first of them.
+        /// File name of the first missing one.
         first: String,
     },
 
-    /// A shard does not hold what it should.
-    #[error("{}: {why}; remove the file and run `annotate --resume`", path.display())]
+    /// A shard does not have the expected content.
+    #[error("{}: {why}; remove the file and resume `annotate`", path.display())]
     BadShard {
         /// The file.
         path: PathBuf,
@@ -85,18 +109,19 @@ pub enum AnnotationError {
         why: String,
     },
 
-    /// A question that the engine labelled does not fit the index.
+    /// An annotated question does not have the shape that the index states.
     #[error(
-        "question {id}: {found} {what} where the index says {wanted}; annotate with the settings of the index"
+        "question {id}: {found} {what} where the index says {wanted}; annotate with the settings of \
+         the index"
     )]
     ShapeMismatch {
-        /// The question's number.
+        /// The question's id.
         id: u32,
         /// What differs.
         what: &'static str,
-        /// What came.
+        /// Its value.
         found: usize,
-        /// What the index says.
+        /// The value of the index.
         wanted: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! The directory: what was asked for, and which shards are there.
+//! `index.json`, and the directory that shards are written to.
 
 use std::fs;
 use std::io;
@@ -10,22 +10,21 @@ use serde_json::Value;
 use super::error::AnnotationError;
 use super::shard::AnnotationShard;
 
-/// The version of the format. Raised when a reader of the old one would misread the new one.
+/// The format version. Incremented when readers of the old format would misread the new one.
 const FORMAT: u32 = 1;
 const INDEX_FILE: &str = "index.json";
 
-/// How thoughts are kept.
+/// Storage format of thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ThoughtsDtype {
-    /// As they were fed.
+    /// As the reasoner computed them.
     F32,
-    /// Rounded to half the size.
+    /// Rounded to 16 bits.
     Bf16,
 }
 
 impl ThoughtsDtype {
-    /// As the file calls it.
     pub(super) fn safetensors(self) -> safetensors::Dtype {
         match self {
             Self::F32 => safetensors::Dtype::F32,
@@ -34,41 +33,41 @@ impl ThoughtsDtype {
     }
 }
 
-/// The content of `index.json`: the same on every machine that makes some of the shards.
+/// The content of `index.json`, the same on every machine that computes some of the shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnnotationIndex {
-    /// The version of the format.
+    /// Format version.
     pub version: u32,
-    /// The program and its version. Shards of another one may be added.
+    /// Program and version. Another version may add shards.
     pub program: String,
-    /// The commit it was built from, where known.
+    /// Commit of the build, if known.
     pub commit: Option<String>,
-    /// Every setting that changes labels, and only those.
+    /// All settings that affect the content, and only those.
     pub settings: Value,
-    /// A digest of the reasoner and of the data.
+    /// Digest of the reasoner and of the data.
     pub fingerprint: String,
-    /// Questions of the data.
+    /// Questions in total.
     pub questions: usize,
-    /// Questions of a shard.
+    /// Questions per shard.
     pub per_shard: usize,
-    /// Trajectories of a question.
+    /// Trajectories per question.
     pub trajectories: usize,
-    /// Numbers of a thought.
+    /// Hidden size of a thought.
     pub width: usize,
-    /// How they are kept.
+    /// Storage format of thoughts.
     pub dtype: ThoughtsDtype,
 }
 
 impl AnnotationIndex {
-    /// The version that is written and read.
+    /// The format version that this program writes and reads.
     pub const VERSION: u32 = FORMAT;
 
-    /// How many shards there are when all is done.
+    /// Shards in total.
     pub fn shards(&self) -> usize {
         self.questions.div_ceil(self.per_shard.max(1))
     }
 
-    /// The questions of a shard, by their places in the data.
+    /// Indices of the questions of a shard.
     pub fn questions_of(&self, shard: usize) -> std::ops::Range<usize> {
         let at = |shard: usize| shard.saturating_mul(self.per_shard).min(self.questions);
         at(shard)..at(shard + 1)
@@ -90,7 +89,7 @@ impl AnnotationIndex {
         };
         let bad = |why: String| AnnotationError::BadIndex { path: path.clone(), why };
         let value: Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
-        // Read first: an index of another version would otherwise be reported as lacking a field.
+        // Checked first: another version would otherwise be reported as a missing field.
         let found = value
             .get("version")
             .and_then(Value::as_u64)
@@ -110,22 +109,22 @@ impl AnnotationIndex {
         }
     }
 
-    /// Refuses to go on with anything that changes what is written.
-    fn check_resumable(&self, asked: &Self, path: PathBuf) -> Result<(), AnnotationError> {
+    /// Checks that nothing differs that affects the content of shards.
+    fn check_resumable(&self, requested: &Self, path: PathBuf) -> Result<(), AnnotationError> {
         let comparable = |index: &Self| {
             let index = Self { program: String::new(), commit: None, ..index.clone() };
             serde_json::to_value(index)
                 .map_err(|e| AnnotationError::BadIndex { path: path.clone(), why: e.to_string() })
         };
-        match record::first_difference("index", &comparable(self)?, &comparable(asked)?) {
+        match record::first_difference("index", &comparable(self)?, &comparable(requested)?) {
             Some(by) => Err(AnnotationError::SettingsDiffer { path, by }),
             None => Ok(()),
         }
     }
 }
 
-/// A directory that shards are written to. Several processes may write to one, if they make
-/// different shards.
+/// A directory that shards are written to. Several processes may share one if they write different
+/// shards.
 #[derive(Debug)]
 pub struct AnnotationStore {
     dir: PathBuf,
@@ -133,7 +132,7 @@ pub struct AnnotationStore {
 }
 
 impl AnnotationStore {
-    /// Begins in a directory that holds no annotations; it is made where it is missing.
+    /// Starts in a directory without annotations, which is created if missing.
     pub fn create(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         match dir.join(INDEX_FILE).exists() {
             true => Err(AnnotationError::Exists { dir: dir.into() }),
@@ -141,7 +140,7 @@ impl AnnotationStore {
         }
     }
 
-    /// Continues what is there, or begins it.
+    /// Continues the annotations of a directory, or starts them.
     pub fn resume(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         match AnnotationIndex::read(dir) {
             Err(AnnotationError::NoIndex { .. }) => Self::write_index(dir, index),
@@ -152,7 +151,7 @@ impl AnnotationStore {
         }
     }
 
-    /// Begins in place of what is there. Files that are not annotations stay.
+    /// Replaces the annotations of a directory. Other files stay.
     pub fn overwrite(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         let failed = |source| AnnotationError::Read { path: dir.into(), source };
         if dir.exists() {
@@ -169,20 +168,17 @@ impl AnnotationStore {
     fn write_index(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         fs::create_dir_all(dir)
             .map_err(|source| record::RecordError::Write { path: dir.into(), source })?;
-        let path = dir.join(INDEX_FILE);
-        let text = serde_json::to_string_pretty(index)
-            .map_err(|e| AnnotationError::BadIndex { path: path.clone(), why: e.to_string() })?;
-        record::write_atomic(&path, format!("{text}\n").as_bytes())?;
+        record::write_document(&dir.join(INDEX_FILE), index)?;
         Ok(Self { dir: dir.into(), index: index.clone() })
     }
 
-    /// Shards of part `part` of `of` (counted from 0) that are not there yet: every `of`-th, so
-    /// that parts are alike.
+    /// Missing shards of part `part` of `of`, counted from 0. Parts interleave, so that they are
+    /// equally large.
     pub fn missing(&self, part: usize, of: usize) -> Vec<usize> {
         (0..self.index.shards()).filter(|s| s % of == part && !self.path(*s).exists()).collect()
     }
 
-    /// Writes a shard, all or nothing.
+    /// Writes a shard atomically.
     pub fn write(&self, number: usize, shard: &AnnotationShard) -> Result<(), AnnotationError> {
         let path = self.path(number);
         let bytes =
@@ -195,23 +191,22 @@ impl AnnotationStore {
     }
 }
 
-/// The files of all shards, if all are there.
+/// The files of all shards, in order; an error if one is missing.
 pub(super) fn shard_files(
     dir: &Path,
     index: &AnnotationIndex,
 ) -> Result<Vec<PathBuf>, AnnotationError> {
     let shards = index.shards();
-    // Names are looked up in the directory's own list: an index that promises billions of shards is
-    // refused at once.
+    // Looked up in the directory's listing, so that an index of billions of shards fails at once.
     let entries =
         fs::read_dir(dir).map_err(|source| AnnotationError::Read { path: dir.into(), source })?;
     let names: std::collections::HashSet<String> =
         entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect();
-    let there = |s: &usize| names.contains(&index.shard_file(*s));
-    if names.len() < shards || !(0..shards).all(|s| there(&s)) {
+    let exists = |s: &usize| names.contains(&index.shard_file(*s));
+    if names.len() < shards || !(0..shards).all(|s| exists(&s)) {
         let found = names.iter().filter(|name| is_shard(name)).count();
         let first =
-            (0..shards).find(|s| !there(s)).map_or_else(String::new, |s| index.shard_file(s));
+            (0..shards).find(|s| !exists(s)).map_or_else(String::new, |s| index.shard_file(s));
         return Err(AnnotationError::MissingShards {
             dir: dir.into(),
             shards,
@@ -222,7 +217,7 @@ pub(super) fn shard_files(
     Ok((0..shards).map(|s| dir.join(index.shard_file(s))).collect())
 }
 
-/// Whether a file is named as shards are.
+/// Whether a file name is that of a shard.
 fn is_shard(name: &str) -> bool {
     let digits = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
     let numbers = name.strip_suffix(".safetensors").and_then(|stem| stem.split_once("-of-"));

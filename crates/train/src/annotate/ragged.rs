@@ -1,8 +1,8 @@
-//! Lists of unlike length in two flat ones, as files keep them.
+//! Lists of different lengths as two flat arrays: values and end offsets.
 
 use std::ops::Range;
 
-/// The elements of all lists one after the other, and where each list ends.
+/// The values of all lists, concatenated, and where each list ends.
 #[derive(Debug)]
 pub(super) struct RaggedArray<T> {
     pub(super) values: Vec<T>,
@@ -16,27 +16,32 @@ impl<T> Default for RaggedArray<T> {
 }
 
 impl<T: Copy> RaggedArray<T> {
-    /// Those of a file, if the ends rise to the number of elements.
-    pub(super) fn read(name: &str, all: Vec<T>, ends: Vec<u64>) -> Result<Self, String> {
-        if ends.is_sorted() && ends.last().copied().unwrap_or(0) == all.len() as u64 {
-            return Ok(Self { values: all, ends });
+    /// From a file's arrays, if the ends ascend to the number of values.
+    pub(super) fn read(name: &str, values: Vec<T>, ends: Vec<u64>) -> Result<Self, String> {
+        if ends.is_sorted() && ends.last().copied().unwrap_or(0) == values.len() as u64 {
+            return Ok(Self { values, ends });
         }
-        Err(format!("the parts of `{name}` do not add up to its {} elements", all.len()))
+        Err(format!("the parts of `{name}` do not add up to its {} elements", values.len()))
     }
 
-    /// Adds a list.
+    /// The shape of `values` as a tensor.
+    pub(super) fn shape(&self) -> Vec<usize> {
+        vec![self.values.len()]
+    }
+
+    /// Appends a list.
     pub(super) fn push(&mut self, list: &[T]) {
         self.values.extend_from_slice(list);
         self.ends.push(self.values.len() as u64);
     }
 
-    /// Where list `i` is among all elements.
+    /// The range of list `i` among all values.
     pub(super) fn range(&self, i: usize) -> Range<usize> {
         let start = if i == 0 { 0 } else { self.ends[i - 1] };
         start as usize..self.ends[i] as usize
     }
 
-    /// List `i`.
+    /// The values of list `i`.
     pub(super) fn get(&self, i: usize) -> &[T] {
         &self.values[self.range(i)]
     }

@@ -1,5 +1,5 @@
-//! Annotations, read: thoughts stay in mapped files until they are asked for, everything else is
-//! small and kept.
+//! Reading of annotations. Thoughts stay in memory-mapped files until they are used; everything
+//! else is small and read at once.
 
 use std::fs::File;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use super::index::{AnnotationIndex, ThoughtsDtype, shard_files};
 use super::ragged::RaggedArray;
 use super::shard::AnnotationCounts;
 
-/// A finished directory of annotations.
+/// A complete directory of annotations.
 #[derive(Debug)]
 pub struct Annotations {
     index: AnnotationIndex,
     shards: Vec<MappedShard>,
-    ends: Vec<usize>, // per shard: where its problems end among all
+    ends: Vec<usize>, // per shard: problems in it and in those before
 }
 
 impl Annotations {
-    /// Opens a directory whose shards are all there, and checks them.
+    /// Opens a directory, and checks that all shards exist and are valid.
     pub fn open(dir: &Path) -> Result<Self, AnnotationError> {
         let index = AnnotationIndex::read(dir)?;
         let shards = shard_files(dir, &index)?
@@ -39,22 +39,22 @@ impl Annotations {
         Ok(Self { ends: ends.collect(), index, shards })
     }
 
-    /// How they were made.
+    /// The index: settings and shapes.
     pub fn index(&self) -> &AnnotationIndex {
         &self.index
     }
 
-    /// How many problems were kept.
+    /// Problems with both correct and wrong trajectories.
     pub fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Whether none was.
+    /// Whether there is no such problem.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What became of all questions.
+    /// Counts over all shards.
     pub fn counts(&self) -> AnnotationCounts {
         self.shards.iter().fold(AnnotationCounts::default(), |sum, shard| AnnotationCounts {
             questions: sum.questions + shard.counts.questions,
@@ -64,13 +64,13 @@ impl Annotations {
         })
     }
 
-    /// A problem by its place among those that were kept, if it is one.
-    pub fn get(&self, problem: usize) -> Option<AnnotatedProblem<'_>> {
-        let shard = self.ends.partition_point(|&end| end <= problem);
+    /// Problem `index`, if there are so many.
+    pub fn get(&self, index: usize) -> Option<AnnotatedProblem<'_>> {
+        let shard = self.ends.partition_point(|&end| end <= index);
         let before = if shard == 0 { 0 } else { self.ends[shard - 1] };
         Some(AnnotatedProblem {
             shard: self.shards.get(shard)?,
-            at: problem - before,
+            at: index - before,
             trajectories: self.index.trajectories,
         })
     }
@@ -82,7 +82,7 @@ impl Annotations {
     }
 }
 
-/// A problem some of whose trajectories are right.
+/// A problem with both correct and wrong trajectories.
 #[derive(Debug, Clone, Copy)]
 pub struct AnnotatedProblem<'a> {
     shard: &'a MappedShard,
@@ -91,22 +91,22 @@ pub struct AnnotatedProblem<'a> {
 }
 
 impl<'a> AnnotatedProblem<'a> {
-    /// The question's place in the data.
+    /// Index of the question in the data.
     pub fn id(&self) -> u32 {
         self.shard.ids[self.at]
     }
 
-    /// The tokens that the reasoner saw.
+    /// Prompt tokens.
     pub fn prompt(&self) -> &'a [u32] {
         self.shard.prompts.get(self.at)
     }
 
-    /// Results of the worked steps; empty where the data has none.
+    /// Results of the worked steps; empty if the data has none.
     pub fn steps(&self) -> &'a [i64] {
         self.shard.steps.get(self.at)
     }
 
-    /// Its trajectories, in their order.
+    /// Its trajectories, in order.
     pub fn trajectories(&self) -> impl ExactSizeIterator<Item = AnnotatedTrajectory<'a>> + use<'a> {
         let (shard, first) = (self.shard, self.at * self.trajectories);
         (first..first + self.trajectories).map(move |at| AnnotatedTrajectory { shard, at })
@@ -121,32 +121,32 @@ pub struct AnnotatedTrajectory<'a> {
 }
 
 impl<'a> AnnotatedTrajectory<'a> {
-    /// Each thought's label.
+    /// A label in 0..=1 per thought.
     pub fn labels(&self) -> &'a [f32] {
         self.shard.labels.get(self.at)
     }
 
-    /// Whether its own answer is right.
+    /// Whether its answer is correct.
     pub fn correct(&self) -> bool {
         self.shard.correct[self.at] == 1
     }
 
-    /// The tokens of its answer.
+    /// Answer tokens.
     pub fn answer(&self) -> &'a [u32] {
         self.shard.answers.get(self.at)
     }
 
-    /// Its thoughts, one after the other: (thoughts, width).
+    /// Its thoughts, row-major: (thoughts, width).
     pub fn thoughts(&self) -> Vec<f32> {
         self.shard.thoughts(self.shard.labels.range(self.at))
     }
 }
 
-/// A shard: its small lists, and where its thoughts are.
+/// A shard: a memory-mapped file, of which only the thoughts are read later.
 #[derive(Debug)]
 struct MappedShard {
     bytes: Mmap,
-    thoughts: Range<usize>, // of the file's bytes
+    thoughts: Range<usize>, // bytes of the file
     dtype: ThoughtsDtype,
     width: usize,
     counts: AnnotationCounts,
@@ -162,9 +162,9 @@ impl MappedShard {
     fn open(path: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         let unreadable = |source| AnnotationError::Read { path: path.into(), source };
         let file = File::open(path).map_err(unreadable)?;
-        // SAFETY: the map is read-only and private to this struct. Like every reader of mapped
-        // files this trusts that nobody truncates the file meanwhile; a changed byte gives
-        // a wrong number, since values are copied out byte by byte.
+        // SAFETY: the map is read-only and private to this struct. As with every memory-mapped file,
+        // no other process may truncate it meanwhile. A byte that changes gives a wrong number but
+        // no undefined value, since numbers are decoded from copied bytes.
         let bytes = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
         Self::parse(bytes, index)
             .map_err(|why| AnnotationError::BadShard { path: path.into(), why })
@@ -173,13 +173,13 @@ impl MappedShard {
     fn parse(bytes: Mmap, index: &AnnotationIndex) -> Result<Self, String> {
         let header = ShardHeader::parse(&bytes)?;
         let ids = header.list("ids", Dtype::U32, u32::from_le_bytes)?;
-        let (problems, each) = (vec![ids.len()], vec![ids.len(), index.trajectories]);
+        let (problems, trajectories) = (vec![ids.len()], vec![ids.len(), index.trajectories]);
         let ends =
             |name, shape: &[usize]| header.shaped(name, Dtype::U64, shape, u64::from_le_bytes);
         let labels = RaggedArray::read(
             "labels",
             header.list("labels", Dtype::F32, f32::from_le_bytes)?,
-            ends("thought_ends", &each)?,
+            ends("thought_ends", &trajectories)?,
         )?;
         if let Some(label) = labels.values.iter().find(|label| !(0.0..=1.0).contains(*label)) {
             return Err(format!("`labels` holds {label}, which is no share"));
@@ -189,7 +189,7 @@ impl MappedShard {
             index.dtype.safetensors(),
             Some(&[labels.values.len(), index.width]),
         )?;
-        let correct = header.shaped("correct", Dtype::U8, &each, |[x]: [u8; 1]| x)?;
+        let correct = header.shaped("correct", Dtype::U8, &trajectories, |[x]: [u8; 1]| x)?;
         if let Some(other) = correct.iter().find(|c| **c > 1) {
             return Err(format!("`correct` holds {other}, which is neither 0 nor 1"));
         }
@@ -200,7 +200,7 @@ impl MappedShard {
         Ok(Self {
             prompts: RaggedArray::read("prompts", prompts, ends("prompt_ends", &problems)?)?,
             steps: RaggedArray::read("steps", steps, ends("step_ends", &problems)?)?,
-            answers: RaggedArray::read("answers", answers, ends("answer_ends", &each)?)?,
+            answers: RaggedArray::read("answers", answers, ends("answer_ends", &trajectories)?)?,
             counts: AnnotationCounts {
                 questions: counts[0],
                 all_right: counts[1],
@@ -217,14 +217,14 @@ impl MappedShard {
         })
     }
 
-    /// Thoughts by their places in the shard.
+    /// Rows of the shard's thoughts, row-major: (rows, width).
     fn thoughts(&self, rows: Range<usize>) -> Vec<f32> {
         let size = match self.dtype {
             ThoughtsDtype::F32 => size_of::<f32>(),
             ThoughtsDtype::Bf16 => size_of::<bf16>(),
         };
-        let bytes = &self.bytes[self.thoughts.clone()]
-            [rows.start * self.width * size..rows.end * self.width * size];
+        let row = self.width * size;
+        let bytes = &self.bytes[self.thoughts.clone()][rows.start * row..rows.end * row];
         match self.dtype {
             ThoughtsDtype::F32 => numbers(bytes, f32::from_le_bytes),
             ThoughtsDtype::Bf16 => numbers(bytes, |b| bf16::from_le_bytes(b).to_f32()),
@@ -232,7 +232,7 @@ impl MappedShard {
     }
 }
 
-/// A file's tensors, by name.
+/// The header of a safetensors file.
 struct ShardHeader<'a> {
     bytes: &'a [u8],
     start: usize,
@@ -245,7 +245,7 @@ impl<'a> ShardHeader<'a> {
         let (size, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
         let size = usize::try_from(u64::from_le_bytes(*size)).map_err(|_| short())?;
         let header = rest.get(..size).ok_or_else(short)?;
-        // Parsing checks that tensors lie one after the other and agree with their shapes.
+        // Parsing checks that tensors are contiguous and have the sizes of their shapes.
         let metadata: Metadata =
             serde_json::from_slice(header).map_err(|e| format!("not a safetensors file: {e}"))?;
         let start = 8 + size;
@@ -259,7 +259,7 @@ impl<'a> ShardHeader<'a> {
         }
     }
 
-    /// Where a tensor's bytes are; a list has any length.
+    /// The bytes of a tensor, checked for dtype and shape; `None` is one dimension of any length.
     fn byte_range(
         &self,
         name: &str,
@@ -282,9 +282,9 @@ impl<'a> ShardHeader<'a> {
         &self,
         name: &str,
         dtype: Dtype,
-        of: impl Fn([u8; B]) -> T,
+        from_bytes: impl Fn([u8; B]) -> T,
     ) -> Result<Vec<T>, String> {
-        Ok(numbers(&self.bytes[self.byte_range(name, dtype, None)?], of))
+        Ok(numbers(&self.bytes[self.byte_range(name, dtype, None)?], from_bytes))
     }
 
     fn shaped<T, const B: usize>(
@@ -292,12 +292,12 @@ impl<'a> ShardHeader<'a> {
         name: &str,
         dtype: Dtype,
         shape: &[usize],
-        of: impl Fn([u8; B]) -> T,
+        from_bytes: impl Fn([u8; B]) -> T,
     ) -> Result<Vec<T>, String> {
-        Ok(numbers(&self.bytes[self.byte_range(name, dtype, Some(shape))?], of))
+        Ok(numbers(&self.bytes[self.byte_range(name, dtype, Some(shape))?], from_bytes))
     }
 }
 
-fn numbers<T, const B: usize>(bytes: &[u8], of: impl Fn([u8; B]) -> T) -> Vec<T> {
-    bytes.as_chunks::<B>().0.iter().map(|chunk| of(*chunk)).collect()
+fn numbers<T, const B: usize>(bytes: &[u8], from_bytes: impl Fn([u8; B]) -> T) -> Vec<T> {
+    bytes.as_chunks::<B>().0.iter().map(|chunk| from_bytes(*chunk)).collect()
 }

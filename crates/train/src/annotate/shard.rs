@@ -1,4 +1,4 @@
-//! Labelled questions on their way into a file.
+//! Annotated questions, collected in memory until their shard is complete.
 
 use dataset::Question;
 use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
@@ -9,22 +9,22 @@ use safetensors::tensor::TensorView;
 use super::error::AnnotationError;
 use super::index::{AnnotationIndex, ThoughtsDtype};
 use super::ragged::RaggedArray;
-use super::steps::step_results;
+use crate::worked_step::step_result;
 
-/// What became of a shard's questions.
+/// Questions and rollouts of a shard, or of all shards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AnnotationCounts {
-    /// Questions that were looked at.
+    /// Questions that were sampled.
     pub questions: u64,
-    /// Left out: all trajectories are right.
+    /// Questions left out because all trajectories are correct.
     pub all_right: u64,
-    /// Left out: all are wrong.
+    /// Questions left out because all trajectories are wrong.
     pub all_wrong: u64,
     /// Rollouts that were computed.
     pub rollouts: u64,
 }
 
-/// Labelled questions of one shard.
+/// The annotated questions of one shard.
 #[derive(Debug)]
 pub struct AnnotationShard {
     trajectories: usize,
@@ -37,11 +37,11 @@ pub struct AnnotationShard {
     answers: RaggedArray<u32>,
     labels: RaggedArray<f32>,
     correct: Vec<u8>,
-    thoughts: Vec<u8>, // in the format of the file
+    thoughts: Vec<u8>, // little-endian, of `dtype`
 }
 
 impl AnnotationShard {
-    /// A shard without questions.
+    /// An empty shard.
     pub fn new(index: &AnnotationIndex) -> Self {
         Self {
             trajectories: index.trajectories,
@@ -58,23 +58,23 @@ impl AnnotationShard {
         }
     }
 
-    /// What became of its questions so far.
+    /// Counts of the questions added so far.
     pub fn counts(&self) -> AnnotationCounts {
         self.counts
     }
 
-    /// Problems that were kept.
+    /// Questions with both correct and wrong trajectories.
     pub fn problems(&self) -> usize {
         self.ids.len()
     }
 
-    /// Labelled thoughts.
+    /// Thoughts with a label.
     pub fn thoughts(&self) -> usize {
         self.labels.values.len()
     }
 
-    /// Adds a question, the next one of the data; one that is all right or all wrong is only
-    /// counted.
+    /// Adds the next question of the data. One whose trajectories are all correct or all wrong is
+    /// only counted.
     pub fn add(
         &mut self,
         question: &Question,
@@ -83,7 +83,7 @@ impl AnnotationShard {
         self.counts.questions += 1;
         self.counts.rollouts += annotated.rollouts as u64;
         if !annotated.kept {
-            let all_right = annotated.trajectories.iter().all(|p| p.correct);
+            let all_right = annotated.trajectories.iter().all(|trajectory| trajectory.correct);
             *(if all_right { &mut self.counts.all_right } else { &mut self.counts.all_wrong }) += 1;
             return Ok(());
         }
@@ -91,33 +91,33 @@ impl AnnotationShard {
         self.ids.push(annotated.id);
         self.prompts.push(&annotated.prompt);
         self.steps.push(&step_results(&question.steps));
-        annotated.trajectories.iter().for_each(|path| self.add_path(path));
+        annotated.trajectories.iter().for_each(|trajectory| self.add_trajectory(trajectory));
         Ok(())
     }
 
     fn check(&self, annotated: &AnnotatedQuestion) -> Result<(), AnnotationError> {
-        let unfit = |what, found, wanted| {
+        let mismatch = |what, found, wanted| {
             Err(AnnotationError::ShapeMismatch { id: annotated.id, what, found, wanted })
         };
         if annotated.trajectories.len() != self.trajectories {
-            return unfit("trajectories", annotated.trajectories.len(), self.trajectories);
+            return mismatch("trajectories", annotated.trajectories.len(), self.trajectories);
         }
         for LabelledTrajectory { thoughts, labels, .. } in &annotated.trajectories {
             if labels.len() != thoughts.rows() {
-                return unfit("labels", labels.len(), thoughts.rows());
+                return mismatch("labels", labels.len(), thoughts.rows());
             }
             if thoughts.rows() > 0 && thoughts.cols() != self.width {
-                return unfit("numbers a thought", thoughts.cols(), self.width);
+                return mismatch("numbers a thought", thoughts.cols(), self.width);
             }
         }
         Ok(())
     }
 
-    fn add_path(&mut self, path: &LabelledTrajectory) {
-        self.answers.push(&path.tokens);
-        self.labels.push(&path.labels);
-        self.correct.push(u8::from(path.correct));
-        let numbers = path.thoughts.data();
+    fn add_trajectory(&mut self, trajectory: &LabelledTrajectory) {
+        self.answers.push(&trajectory.tokens);
+        self.labels.push(&trajectory.labels);
+        self.correct.push(u8::from(trajectory.correct));
+        let numbers = trajectory.thoughts.data();
         match self.dtype {
             ThoughtsDtype::F32 => {
                 self.thoughts.extend(numbers.iter().flat_map(|x| x.to_le_bytes()))
@@ -128,56 +128,58 @@ impl AnnotationShard {
         }
     }
 
-    /// The whole file.
+    /// The shard as a safetensors file.
     pub(super) fn bytes(&self) -> Result<Vec<u8>, String> {
+        let Self { prompts, steps, answers, labels, ids, .. } = self;
         let (problems, rows) = (self.problems(), self.thoughts());
-        let each = || vec![problems, self.trajectories];
+        let trajectories = || vec![problems, self.trajectories];
         let AnnotationCounts { questions, all_right, all_wrong, rollouts } = self.counts;
         let counts = [questions, all_right, all_wrong, rollouts];
         let tensors = [
             ("thoughts", self.dtype.safetensors(), vec![rows, self.width], self.thoughts.clone()),
-            ("labels", Dtype::F32, vec![rows], bytes(&self.labels.values, |x| x.to_le_bytes())),
-            ("thought_ends", Dtype::U64, each(), bytes(&self.labels.ends, |x| x.to_le_bytes())),
-            ("correct", Dtype::U8, each(), self.correct.clone()),
-            (
-                "answers",
-                Dtype::U32,
-                vec![self.answers.values.len()],
-                bytes(&self.answers.values, |x| x.to_le_bytes()),
-            ),
-            ("answer_ends", Dtype::U64, each(), bytes(&self.answers.ends, |x| x.to_le_bytes())),
-            (
-                "prompts",
-                Dtype::U32,
-                vec![self.prompts.values.len()],
-                bytes(&self.prompts.values, |x| x.to_le_bytes()),
-            ),
-            (
-                "prompt_ends",
-                Dtype::U64,
-                vec![problems],
-                bytes(&self.prompts.ends, |x| x.to_le_bytes()),
-            ),
-            (
-                "steps",
-                Dtype::I64,
-                vec![self.steps.values.len()],
-                bytes(&self.steps.values, |x| x.to_le_bytes()),
-            ),
-            ("step_ends", Dtype::U64, vec![problems], bytes(&self.steps.ends, |x| x.to_le_bytes())),
-            ("ids", Dtype::U32, vec![problems], bytes(&self.ids, |x| x.to_le_bytes())),
-            ("counts", Dtype::U64, vec![counts.len()], bytes(&counts, |x| x.to_le_bytes())),
+            ("labels", Dtype::F32, vec![rows], le(&labels.values, f32::to_le_bytes)),
+            ("thought_ends", Dtype::U64, trajectories(), le(&labels.ends, u64::to_le_bytes)),
+            ("correct", Dtype::U8, trajectories(), self.correct.clone()),
+            ("answers", Dtype::U32, answers.shape(), le(&answers.values, u32::to_le_bytes)),
+            ("answer_ends", Dtype::U64, trajectories(), le(&answers.ends, u64::to_le_bytes)),
+            ("prompts", Dtype::U32, prompts.shape(), le(&prompts.values, u32::to_le_bytes)),
+            ("prompt_ends", Dtype::U64, vec![problems], le(&prompts.ends, u64::to_le_bytes)),
+            ("steps", Dtype::I64, steps.shape(), le(&steps.values, i64::to_le_bytes)),
+            ("step_ends", Dtype::U64, vec![problems], le(&steps.ends, u64::to_le_bytes)),
+            ("ids", Dtype::U32, vec![problems], le(ids, u32::to_le_bytes)),
+            ("counts", Dtype::U64, vec![counts.len()], le(&counts, u64::to_le_bytes)),
         ];
         let views = tensors.iter().map(|(name, dtype, shape, data)| {
             Ok((*name, TensorView::new(*dtype, shape.clone(), data)?))
         });
-        let views = views
-            .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
-            .map_err(|e| e.to_string())?;
-        safetensors::serialize(views, None).map_err(|e| e.to_string())
+        let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
+        views.and_then(|views| safetensors::serialize(views, None)).map_err(|e| e.to_string())
     }
 }
 
-fn bytes<T: Copy, const B: usize>(numbers: &[T], of: impl Fn(T) -> [u8; B]) -> Vec<u8> {
-    numbers.iter().flat_map(|&x| of(x)).collect()
+/// The results of worked steps: all of them, or none if one has no whole result, so that result t
+/// always belongs to step t.
+pub(super) fn step_results(steps: &[String]) -> Vec<i64> {
+    steps.iter().map(|step| step_result(step)).collect::<Option<_>>().unwrap_or_default()
+}
+
+/// Little-endian bytes.
+fn le<T: Copy, const B: usize>(numbers: &[T], to_bytes: impl Fn(T) -> [u8; B]) -> Vec<u8> {
+    numbers.iter().flat_map(|&x| to_bytes(x)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::step_results;
+
+    #[test]
+    fn one_step_without_a_whole_result_empties_the_list() {
+        let results = |steps: &[&str]| {
+            step_results(&steps.iter().map(|step| (*step).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(results(&["<<48/2=24>>", "<<48+24=72>>"]), [24, 72]);
+        assert!(results(&[]).is_empty());
+        assert!(results(&["<<48/2=24>>", "<<1/2=.5>>"]).is_empty());
+        assert!(results(&["so x is 7", "<<48/2=24>>"]).is_empty());
+    }
 }

@@ -1,15 +1,15 @@
-//! What is written is read back; what is damaged, missing or another's is refused by name.
+//! Round trips of annotations, and errors that name what is damaged, missing or different.
 
 use std::fs;
 use std::path::Path;
 
-use engine::Question;
-use engine::question::AnswerKind;
-use engine::rollout::{AnnotatedQuestion, LabelledTrajectory as Followed};
+use dataset::{AnswerKind, Question};
+use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
 use proptest::prelude::*;
 use serde_json::json;
 use tensor::Tensor;
 
+use super::shard::step_results;
 use super::*;
 
 const WIDTH: usize = 3;
@@ -34,14 +34,14 @@ fn question(id: u32) -> Question {
     Question { id, text: "?".into(), gold: "7".into(), kind: AnswerKind::Number, steps }
 }
 
-/// A question whose trajectories have so many thoughts.
+/// A question with two trajectories of these many thoughts.
 fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> AnnotatedQuestion {
-    let path = |k: usize| {
+    let trajectory = |k: usize| {
         let rows = if kept { lengths[k] } else { 0 };
         let numbers = (0..rows * WIDTH)
             .map(|i| (id as f32 + 1.0) * 0.37 + i as f32 * 1.01 - k as f32)
             .collect();
-        Followed {
+        LabelledTrajectory {
             thoughts: Tensor::from_vec(rows, WIDTH, numbers),
             labels: (0..rows).map(|t| t as f32 / 4.0 % 1.0).collect(),
             tokens: [id, k as u32].as_slice().into(),
@@ -53,19 +53,19 @@ fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> AnnotatedQuestion {
         id,
         prompt: (0..id + 1).collect(),
         kept,
-        trajectories: vec![path(0), path(1)],
+        trajectories: vec![trajectory(0), trajectory(1)],
         rollouts: 5,
     }
 }
 
-fn shard_of(index: &AnnotationIndex, some: &[AnnotatedQuestion]) -> AnnotationShard {
+fn shard_of(index: &AnnotationIndex, questions: &[AnnotatedQuestion]) -> AnnotationShard {
     let mut shard = AnnotationShard::new(index);
-    some.iter().for_each(|a| shard.add(&question(a.id), a).unwrap());
+    questions.iter().for_each(|a| shard.add(&question(a.id), a).unwrap());
     shard
 }
 
-/// All questions in a directory, shard by shard.
-fn written(dir: &Path, index: &AnnotationIndex, all: &[AnnotatedQuestion]) {
+/// Writes all questions, shard by shard.
+fn write_all(dir: &Path, index: &AnnotationIndex, all: &[AnnotatedQuestion]) {
     let store = AnnotationStore::resume(dir, index).unwrap();
     for number in store.missing(0, 1) {
         store.write(number, &shard_of(index, &all[index.questions_of(number)])).unwrap();
@@ -81,13 +81,13 @@ fn assert_read_back(dir: &Path, all: &[AnnotatedQuestion], round: impl Fn(f32) -
         assert_eq!((problem.id(), problem.prompt()), (wanted.id, &wanted.prompt[..]));
         assert_eq!(problem.steps(), step_results(&question(wanted.id).steps));
         assert_eq!(problem.trajectories().len(), wanted.trajectories.len());
-        for (trajectory, path) in problem.trajectories().zip(&wanted.trajectories) {
+        for (trajectory, expected) in problem.trajectories().zip(&wanted.trajectories) {
             assert_eq!(
                 (trajectory.labels(), trajectory.correct()),
-                (&path.labels[..], path.correct)
+                (&expected.labels[..], expected.correct)
             );
-            assert_eq!(trajectory.answer(), &path.tokens[..]);
-            let thoughts: Vec<f32> = path.thoughts.data().iter().map(|&x| round(x)).collect();
+            assert_eq!(trajectory.answer(), &expected.tokens[..]);
+            let thoughts: Vec<f32> = expected.thoughts.data().iter().map(|&x| round(x)).collect();
             assert_eq!(trajectory.thoughts(), thoughts);
         }
     }
@@ -101,12 +101,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn what_is_written_is_read_back(lengths in prop::collection::vec(((0usize..4, 0usize..4), any::<bool>()), 0..7)) {
-        let all: Vec<AnnotatedQuestion> =
-            lengths.iter().enumerate().map(|(i, ((a, b), kept))| annotated(i as u32, [*a, *b], *kept)).collect();
-        for (dtype, round) in [(ThoughtsDtype::F32, (|x| x) as fn(f32) -> f32), (ThoughtsDtype::Bf16, |x| half::bf16::from_f32(x).to_f32())] {
+    fn annotations_round_trip(
+        questions in prop::collection::vec(((0usize..4, 0usize..4), any::<bool>()), 0..7),
+    ) {
+        let question = |(i, ((a, b), kept)): (usize, &((usize, usize), bool))| {
+            annotated(i as u32, [*a, *b], *kept)
+        };
+        let all: Vec<AnnotatedQuestion> = questions.iter().enumerate().map(question).collect();
+        let exact: fn(f32) -> f32 = |x| x;
+        let rounded: fn(f32) -> f32 = |x| half::bf16::from_f32(x).to_f32();
+        for (dtype, round) in [(ThoughtsDtype::F32, exact), (ThoughtsDtype::Bf16, rounded)] {
             let dir = tempfile::tempdir().unwrap();
-            written(dir.path(), &index(dtype, all.len()), &all);
+            write_all(dir.path(), &index(dtype, all.len()), &all);
             assert_read_back(dir.path(), &all, round);
         }
     }
@@ -117,10 +123,10 @@ fn three() -> Vec<AnnotatedQuestion> {
 }
 
 #[test]
-fn interrupted_or_by_several_machines_the_bytes_are_the_same() {
+fn shards_of_several_runs_have_the_bytes_of_one_run() {
     let (index, all) = (index(ThoughtsDtype::F32, 3), three());
     let [whole, parts] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    written(whole.path(), &index, &all);
+    write_all(whole.path(), &index, &all);
     for part in [1, 0] {
         let store = AnnotationStore::resume(
             parts.path(),
@@ -137,23 +143,23 @@ fn interrupted_or_by_several_machines_the_bytes_are_the_same() {
             fs::read(parts.path().join(name)).unwrap()
         );
     }
-    assert_eq!(fs::read_dir(parts.path()).unwrap().count(), 3, "nothing is left beside");
+    assert_eq!(fs::read_dir(parts.path()).unwrap().count(), 3, "no temporary files");
     assert_read_back(parts.path(), &all, |x| x);
 }
 
 #[test]
-fn what_is_there_is_not_replaced_unless_asked() {
+fn existing_annotations_are_not_replaced_by_accident() {
     let (index, dir) = (index(ThoughtsDtype::F32, 3), tempfile::tempdir().unwrap());
-    written(dir.path(), &index, &three());
+    write_all(dir.path(), &index, &three());
     assert!(matches!(
         AnnotationStore::create(dir.path(), &index),
         Err(AnnotationError::Exists { .. })
     ));
     let other = AnnotationIndex { settings: json!({ "p": 0.3 }), ..index.clone() };
-    let refused = AnnotationStore::resume(dir.path(), &other).unwrap_err().to_string();
+    let error = AnnotationStore::resume(dir.path(), &other).unwrap_err().to_string();
     assert!(
-        refused.contains("index.settings.p = 0.2, now it is 0.3") && refused.contains("index.json"),
-        "{refused}"
+        error.contains("index.settings.p = 0.2, now it is 0.3") && error.contains("index.json"),
+        "{error}"
     );
     fs::write(dir.path().join("mine.safetensors"), "kept").unwrap();
     let store = AnnotationStore::overwrite(dir.path(), &other).unwrap();
@@ -162,7 +168,7 @@ fn what_is_there_is_not_replaced_unless_asked() {
 }
 
 #[test]
-fn a_directory_that_is_not_complete_says_what_is_missing() {
+fn an_incomplete_directory_names_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let message = |dir: &Path| Annotations::open(dir).unwrap_err().to_string();
     assert!(message(dir.path()).contains("no index.json"));
@@ -173,7 +179,7 @@ fn a_directory_that_is_not_complete_says_what_is_missing() {
     assert!(
         missing.contains("1 of 2 shards")
             && missing.contains("00001-of-00002")
-            && missing.contains("--resume"),
+            && missing.contains("resume `annotate`"),
         "{missing}"
     );
     for (text, words) in [
@@ -191,9 +197,9 @@ fn a_directory_that_is_not_complete_says_what_is_missing() {
 }
 
 #[test]
-fn a_damaged_shard_is_refused_by_name() {
+fn a_damaged_shard_is_named() {
     let (index, dir) = (index(ThoughtsDtype::F32, 2), tempfile::tempdir().unwrap());
-    written(dir.path(), &index, &three()[..2]);
+    write_all(dir.path(), &index, &three()[..2]);
     let path = dir.path().join("00000-of-00001.safetensors");
     let whole = fs::read(&path).unwrap();
     for length in (0..whole.len()).step_by(5) {
@@ -201,7 +207,7 @@ fn a_damaged_shard_is_refused_by_name() {
         let error = Annotations::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains("00000-of-00001.safetensors"), "{error}");
     }
-    // Whatever one byte is, reading gives an error or problems that can be looked at.
+    // A flipped byte gives an error, or numbers of the right shape.
     for at in (0..whole.len()).step_by(3) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x55;
@@ -217,13 +223,13 @@ fn a_damaged_shard_is_refused_by_name() {
     fs::write(dir.path().join("index.json"), serde_json::to_vec(&other).unwrap()).unwrap();
     let error = Annotations::open(dir.path()).unwrap_err().to_string();
     assert!(
-        error.contains("`thought_ends` is U64 [2, 2]") && error.contains("--resume"),
+        error.contains("`thought_ends` is U64 [2, 2]") && error.contains("resume `annotate`"),
         "{error}"
     );
 }
 
 #[test]
-fn questions_of_another_shape_are_refused() {
+fn questions_of_another_shape_are_rejected() {
     let index = index(ThoughtsDtype::F32, 1);
     let mut shard = AnnotationShard::new(&index);
     let mut other = annotated(4, [2, 2], true);

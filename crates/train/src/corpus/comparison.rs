@@ -1,5 +1,5 @@
-//! Comparisons: two to four people, each of whom has more, fewer, or so many times as many as one
-//! before.
+//! Comparisons: two to four people, each with more, fewer, or so many times as many items as one of
+//! those before.
 
 use super::ArithOp;
 use super::draft::ProblemDraft;
@@ -8,21 +8,23 @@ use super::phrases::people;
 
 /// Every phrase of this family.
 pub(super) fn phrases() -> impl Iterator<Item = &'static str> {
-    let made = people::RELATIONS.iter().chain(people::ENDS).flat_map(|maker| maker.phrases);
-    made.chain(people::START)
+    let templates =
+        people::RELATIONS.iter().chain(people::ENDS).flat_map(|template| template.phrases);
+    templates
+        .chain(people::START)
         .chain(people::ONE)
         .chain(people::TOGETHER)
         .chain(people::MORE)
         .copied()
 }
 
-/// What is known of the people so far.
+/// What the text states about the people.
 struct ComparedPeople {
-    /// How many of them.
+    /// Number of people.
     size: usize,
-    /// What each has.
+    /// Items of each.
     owned: [i64; 4],
-    /// Whom each was compared with.
+    /// The person that each is compared to.
     compared_to: [usize; 4],
 }
 
@@ -40,15 +42,15 @@ pub(super) fn generate(draft: &mut ProblemDraft) -> Option<()> {
         }
         _ => {
             sum_all(draft, &group)?;
-            let maker = draft.rng.pick(people::ENDS);
-            let numbers = maker.effect.apply(draft)?;
-            append_one(draft, maker.phrases, numbers);
+            let template = draft.rng.pick(people::ENDS);
+            let numbers = template.effect.apply(draft)?;
+            append_one(draft, template.phrases, numbers);
             Some(())
         }
     }
 }
 
-/// Says what everyone has. The step of person `i` is number `i - 1`.
+/// States the items of every person. The step of person `i` is number `i - 1`.
 fn introduce(draft: &mut ProblemDraft) -> Option<ComparedPeople> {
     let mut group = ComparedPeople {
         size: 2 + draft.rng.below(3),
@@ -61,9 +63,9 @@ fn introduce(draft: &mut ProblemDraft) -> Option<ComparedPeople> {
         let than = draft.rng.below(who);
         draft.compared = [who, than];
         draft.value = group.owned[than];
-        let maker = draft.rng.pick(people::RELATIONS);
-        let numbers = maker.effect.apply(draft)?;
-        append_one(draft, maker.phrases, numbers);
+        let template = draft.rng.pick(people::RELATIONS);
+        let numbers = template.effect.apply(draft)?;
+        append_one(draft, template.phrases, numbers);
         (group.owned[who], group.compared_to[who]) = (draft.value, than);
     }
     Some(group)
@@ -77,12 +79,12 @@ fn ask_for_last(draft: &mut ProblemDraft, group: &ComparedPeople) -> Option<()> 
     Some(())
 }
 
-/// How many more one has than another, unless the text says so.
+/// Asks for the difference of two people; `None` if the text states it.
 fn ask_for_difference(draft: &mut ProblemDraft, group: &ComparedPeople) -> Option<()> {
     let last = group.size - 1;
     let other = draft.rng.below(last);
-    let told = matches!(draft.steps()[last - 1].op, ArithOp::Add | ArithOp::Sub);
-    if told && group.compared_to[last] == other {
+    let stated = matches!(draft.steps()[last - 1].op, ArithOp::Add | ArithOp::Sub);
+    if stated && group.compared_to[last] == other {
         return None;
     }
     let (more, fewer) =
@@ -94,7 +96,7 @@ fn ask_for_difference(draft: &mut ProblemDraft, group: &ComparedPeople) -> Optio
     Some(())
 }
 
-/// Drops the steps that the answer does not need; their sentences stay, to distract.
+/// Drops the steps that the answer does not need; their sentences stay as distractors.
 fn keep_needed_steps(draft: &mut ProblemDraft, group: &ComparedPeople, asked: &[usize]) {
     let mut needed = [false; 4];
     for &person in asked {

@@ -1,5 +1,5 @@
-//! A problem on its way: the text so far, the steps so far, the running quantity, and who and what
-//! it is about.
+//! A problem under construction: text and steps so far, the running quantity, and the people and
+//! items that it is about.
 
 use super::effect::SlotNumbers;
 use super::lexicon::{
@@ -11,29 +11,29 @@ use super::scale::NumberScale;
 use super::split::Split;
 use super::{ArithOp, Calculation, WordProblem};
 
-/// Fewer than two of something would need another grammar.
+/// The smallest number of anything: one would need the singular.
 const FEWEST: i64 = 2;
 
-/// Who and what a problem is about. People and things differ from each other.
+/// The words that fill a problem's slots. No two people, and no two items, are the same.
 #[derive(Debug, Clone, Copy)]
 struct StoryCast {
     people: [&'static Person; 4],
     items: [&'static StoryItem; 4],
     containers: [&'static Container; 2],
-    /// Adjectives that tell some of the things from others.
+    /// Adjectives that tell some items from others.
     looks: [&'static str; 2],
     gifts: [&'static str; 4],
     place: &'static str,
     relatives: [&'static str; 4],
 }
 
-/// A problem on its way.
+/// A problem under construction.
 #[derive(Debug)]
 pub(super) struct ProblemDraft {
     pub rng: CorpusRng,
     /// The running quantity.
     pub value: i64,
-    /// Who a comparison is about, and whom with: places in the cast.
+    /// The people of the current comparison, as indices into the cast.
     pub compared: [usize; 2],
     split: Split,
     scale: NumberScale,
@@ -41,9 +41,9 @@ pub(super) struct ProblemDraft {
     text: String,
     steps: Vec<Calculation>,
     used_phrases: Vec<&'static str>,
-    /// Whether `he` can only be the hero.
+    /// Whether a pronoun can only refer to the main character.
     hero_last_named: bool,
-    /// Things of the cast that have been bought.
+    /// Items of the cast that have been bought.
     bought: usize,
     /// Gifts of the cast that have been named.
     gifts: usize,
@@ -51,7 +51,7 @@ pub(super) struct ProblemDraft {
     relatives: usize,
 }
 
-/// A place to come back to when numbers do not fit.
+/// Where to continue when numbers do not fit.
 pub(super) struct DraftSnapshot {
     steps: usize,
     value: i64,
@@ -59,10 +59,10 @@ pub(super) struct DraftSnapshot {
 
 impl ProblemDraft {
     /// An empty draft of a split.
-    pub(super) fn new(split: Split, scale: NumberScale, mut draws: CorpusRng) -> Self {
-        let cast = StoryCast::sample(&mut draws);
+    pub(super) fn new(split: Split, scale: NumberScale, mut rng: CorpusRng) -> Self {
+        let cast = StoryCast::sample(&mut rng);
         Self {
-            rng: draws,
+            rng,
             value: 0,
             compared: [1, 0],
             split,
@@ -78,7 +78,7 @@ impl ProblemDraft {
         }
     }
 
-    /// The problem, if it has the right number of steps and is of its scale.
+    /// The problem, if its number of steps and its largest result are in range.
     pub(super) fn finish(self) -> Option<WordProblem> {
         let answer = self.steps.last()?.result;
         let largest = self.steps.iter().map(|step| step.result).max()?;
@@ -90,9 +90,9 @@ impl ProblemDraft {
         self.split
     }
 
-    /// Makes the problem one about some of these things.
-    pub(super) fn choose_items(&mut self, things: &'static [StoryItem]) {
-        self.cast.items = distinct(&mut self.rng, things);
+    /// Chooses the problem's items.
+    pub(super) fn choose_items(&mut self, items: &'static [StoryItem]) {
+        self.cast.items = distinct(&mut self.rng, items);
         if self.is_about_food() {
             self.cast.looks = SIZES;
         }
@@ -106,12 +106,12 @@ impl ProblemDraft {
         &self.steps
     }
 
-    /// Keeps only the steps whose place satisfies `needed`.
+    /// Keeps the steps whose index satisfies `needed`.
     pub(super) fn keep_steps(&mut self, needed: impl Fn(usize) -> bool) {
-        let mut place = 0;
+        let mut index = 0;
         self.steps.retain(|_| {
-            place += 1;
-            needed(place - 1)
+            index += 1;
+            needed(index - 1)
         });
     }
 
@@ -119,9 +119,9 @@ impl ProblemDraft {
         DraftSnapshot { steps: self.steps.len(), value: self.value }
     }
 
-    pub(super) fn restore(&mut self, mark: &DraftSnapshot) {
-        self.steps.truncate(mark.steps);
-        self.value = mark.value;
+    pub(super) fn restore(&mut self, snapshot: &DraftSnapshot) {
+        self.steps.truncate(snapshot.steps);
+        self.value = snapshot.value;
     }
 
     #[cfg(test)]
@@ -130,13 +130,13 @@ impl ProblemDraft {
     }
 
     pub(super) fn has_used(&self, phrase: &'static str) -> bool {
-        self.used_phrases.iter().any(|said| std::ptr::eq(*said, phrase))
+        self.used_phrases.iter().any(|used| std::ptr::eq(*used, phrase))
     }
 }
 
-/// Numbers.
+/// Sampling of numbers.
 impl ProblemDraft {
-    /// Writes a step; `None` if its result is too small, too large, or not whole.
+    /// Records a step; `None` if its result is too small, too large, or not whole.
     pub(super) fn step(&mut self, left: i64, op: ArithOp, right: i64) -> Option<i64> {
         let result = op.apply(left, right)?;
         if !(FEWEST..=self.scale.limit()).contains(&result) || left.max(right) > self.scale.limit()
@@ -151,7 +151,7 @@ impl ProblemDraft {
         self.scale.amount(&mut self.rng)
     }
 
-    /// Years or minutes.
+    /// A number of years or minutes.
     pub(super) fn time(&mut self) -> i64 {
         self.rng.between(20, 60)
     }
@@ -164,13 +164,13 @@ impl ProblemDraft {
         self.scale.each(&mut self.rng)
     }
 
-    /// How many times as many.
+    /// A small multiple.
     pub(super) fn times(&mut self) -> i64 {
         let most = if self.scale == NumberScale::Hard { 12 } else { 6 };
         self.rng.between(2, most)
     }
 
-    /// An amount that leaves something of `v`.
+    /// An amount to subtract from `v`.
     pub(super) fn amount_below(&mut self, v: i64) -> Option<i64> {
         let amount = self.amount();
         let most = v - FEWEST;
@@ -181,7 +181,7 @@ impl ProblemDraft {
         }
     }
 
-    /// How many for each and how many groups, so that something of `v` is left.
+    /// Items per group and number of groups, whose product can be subtracted from `v`.
     pub(super) fn groups_within(&mut self, v: i64) -> Option<SlotNumbers> {
         let groups = self.factor().min(v / 3);
         let most = (v - FEWEST) / groups.max(1);
@@ -193,12 +193,12 @@ impl ProblemDraft {
         Some([each, groups, 0, 0])
     }
 
-    /// A number that divides `v` and leaves more than one in each part.
+    /// A divisor of `v` with a quotient of at least two.
     pub(super) fn divisor_of(&mut self, v: i64) -> Option<i64> {
         self.divisor_between(v, 2, self.scale.divisor())
     }
 
-    /// A part of `v`, from one of `least` to a fifth.
+    /// A divisor of `v` from `least` to five.
     pub(super) fn part_of(&mut self, v: i64, least: i64) -> Option<i64> {
         self.divisor_between(v, least, 5)
     }
@@ -211,9 +211,9 @@ impl ProblemDraft {
     }
 }
 
-/// Words.
+/// Text.
 impl ProblemDraft {
-    /// Adds a phrase to the text, its slots filled, each sentence with its capital letter.
+    /// Adds a phrase to the text: slots are filled, sentences are capitalised.
     pub(super) fn append(&mut self, phrase: &'static str, numbers: SlotNumbers) {
         if !self.text.is_empty() && !self.text.ends_with(' ') {
             self.text.push(' ');
@@ -231,7 +231,7 @@ impl ProblemDraft {
         self.capitalise(start);
     }
 
-    /// Words that open the next sentence.
+    /// Adds words that open the next sentence.
     pub(super) fn lead_in(&mut self, words: &'static str) {
         self.append(words, [0; 4]);
         self.text.push(' ');
@@ -249,7 +249,7 @@ impl ProblemDraft {
     }
 
     fn fill(&mut self, slot: &str, numbers: SlotNumbers) {
-        // A copy of a few words, so that naming someone can be noted down.
+        // A copy of some references, so that `self` stays mutable.
         let cast = self.cast;
         let word = match slot {
             "hero" => self.name_hero(),
@@ -312,7 +312,7 @@ impl ProblemDraft {
         };
     }
 
-    /// Others were spoken of: the hero is called by name when next mentioned.
+    /// Someone else was mentioned: a pronoun for the main character would be ambiguous.
     pub(super) fn require_hero_name(&mut self) {
         self.hero_last_named = false;
     }
@@ -322,32 +322,32 @@ impl ProblemDraft {
         self.cast.people[0].name
     }
 
-    /// Whether a pronoun does, where a name would do as well.
+    /// Samples whether a pronoun is used; never where it would be ambiguous.
     fn use_pronoun(&mut self) -> bool {
         self.hero_last_named && self.rng.chance(75)
     }
 }
 
 impl StoryCast {
-    fn sample(draws: &mut CorpusRng) -> Self {
+    fn sample(rng: &mut CorpusRng) -> Self {
         Self {
-            people: distinct(draws, &PEOPLE),
-            // Until `about` chooses.
+            people: distinct(rng, &PEOPLE),
+            // Until `choose_items`.
             items: std::array::from_fn(|i| &ITEMS[i]),
-            containers: distinct(draws, &CONTAINERS),
-            looks: distinct(draws, &COLORS).map(|color| *color),
-            gifts: distinct(draws, &GIFTS).map(|gift| *gift),
-            place: draws.pick::<&str>(&PLACES),
-            relatives: distinct(draws, &RELATIVES).map(|relative| *relative),
+            containers: distinct(rng, &CONTAINERS),
+            looks: distinct(rng, &COLORS).map(|color| *color),
+            gifts: distinct(rng, &GIFTS).map(|gift| *gift),
+            place: rng.pick::<&str>(&PLACES),
+            relatives: distinct(rng, &RELATIVES).map(|relative| *relative),
         }
     }
 }
 
-/// Some of a list, each once.
-fn distinct<T, const N: usize>(draws: &mut CorpusRng, from: &'static [T]) -> [&'static T; N] {
+/// N different elements.
+fn distinct<T, const N: usize>(rng: &mut CorpusRng, from: &'static [T]) -> [&'static T; N] {
     let mut chosen = [0; N];
     for i in 0..N {
-        chosen[i] = draws.below(from.len());
+        chosen[i] = rng.below(from.len());
         while chosen[..i].contains(&chosen[i]) {
             chosen[i] = (chosen[i] + 1) % from.len();
         }

@@ -1,20 +1,20 @@
-//! The arithmetic that a sentence does to the running quantity.
+//! The arithmetic of a sentence.
 //!
-//! An effect draws the numbers that its sentence will say, writes its steps, and leaves the
-//! quantity that comes out. It knows no words; `phrases` says which sentences have which effect.
+//! An effect samples the numbers of its sentence, records its steps, and updates the running
+//! quantity. It has no text; `phrases` lists the sentences of each effect.
 
 use super::ArithOp;
 use super::draft::ProblemDraft;
 
-/// The numbers that a phrase says, as `{0}` to `{3}`.
+/// The numbers of a phrase's slots `{0}` to `{3}`.
 pub(super) type SlotNumbers = [i64; 4];
 
-/// What happens to the running quantity `v`.
+/// A change of the running quantity `v`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// `v` becomes `{0}`; no step.
     Start,
-    /// `{0} * {1}`: groups, and how many in each.
+    /// `{0} * {1}`: groups, and items per group.
     Product,
     /// `{0} + {1}`
     Sum,
@@ -24,21 +24,21 @@ pub(super) enum Effect {
     Product3,
     /// `{0} * {1}`, `{2} * {3}`, and their sum.
     TwoProducts,
-    /// Nothing: a question about `v` itself.
+    /// `v` is unchanged: a question about `v` itself.
     Ask,
     /// `v + {0}`
     Add,
     /// `v - {0}`
     Take,
-    /// `{1} * {0}` is added.
+    /// `{1} * {0}`, then `v` plus that.
     AddEach,
-    /// `{1} * {0}` is taken.
+    /// `{1} * {0}`, then `v` minus that.
     TakeEach,
-    /// `v / {0}` is what remains, `{0}` a part from half to a fifth.
+    /// `v / {0}`, a fraction from a half to a fifth that remains.
     Keep,
-    /// `v / {0}` is taken, `{0}` a part from a third to a fifth.
+    /// `v / {0}`, a fraction from a third to a fifth, then `v` minus that.
     TakePart,
-    /// `v * {0}`, a few times.
+    /// `v * {0}`, a small multiple.
     Times,
     /// `v * {0}`, a price or the size of a group.
     Price,
@@ -46,20 +46,20 @@ pub(super) enum Effect {
     Divide,
     /// `{0} - v`
     Missing,
-    /// `v * {0}`, and both together.
+    /// `v * {0}`, then `v` plus that.
     JoinTimes,
-    /// `v + {0}`, and both together.
+    /// `v + {0}`, then `v` plus that.
     JoinMore,
-    /// `v / {0}` groups, times the price `{1}`.
+    /// `v / {0}` groups, then times the price `{1}`.
     PackAndSell,
-    /// `v * {0}` less `{1}`.
+    /// `v * {0}`, then minus `{1}`.
     SellAndSpend,
-    /// What `{0}` exceeds `v` by, divided by `{1}`.
+    /// `{0} - v`, then divided by `{1}`.
     MissingDivide,
 }
 
 impl Effect {
-    /// How many steps it takes.
+    /// Number of steps.
     pub(super) fn steps(self) -> usize {
         use Effect::*;
         match self {
@@ -71,7 +71,7 @@ impl Effect {
         }
     }
 
-    /// Whether something is gone afterwards.
+    /// Whether items are lost.
     pub(super) fn is_loss(self) -> bool {
         matches!(
             self,
@@ -79,8 +79,8 @@ impl Effect {
         )
     }
 
-    /// Draws the numbers and writes the steps. `None`, with some steps perhaps written, where no
-    /// numbers fit.
+    /// Samples the numbers and records the steps. `None` if no numbers fit; some steps may have been
+    /// recorded by then.
     pub(super) fn apply(self, draft: &mut ProblemDraft) -> Option<SlotNumbers> {
         match self.steps() {
             0 | 1 => self.one_step(draft),
@@ -90,33 +90,35 @@ impl Effect {
 
     fn one_step(self, draft: &mut ProblemDraft) -> Option<SlotNumbers> {
         let v = draft.value;
-        let (a, b, op, left, right) = match self {
+        // Most effects combine `v` with one new number.
+        let with_v = |number, op| ([number, 0], v, op, number);
+        let ([a, b], left, op, right) = match self {
             Effect::Start => {
                 draft.value = draft.amount();
                 return Some([draft.value, 0, 0, 0]);
             }
             Effect::Product => {
                 let (a, b) = (draft.factor(), draft.each());
-                (a, b, ArithOp::Mul, a, b)
+                ([a, b], a, ArithOp::Mul, b)
             }
             Effect::Sum => {
                 let (a, b) = (draft.amount(), draft.amount());
-                (a, b, ArithOp::Add, a, b)
+                ([a, b], a, ArithOp::Add, b)
             }
             Effect::Left => {
                 let a = draft.amount();
                 let b = draft.amount_below(a)?;
-                (a, b, ArithOp::Sub, a, b)
+                ([a, b], a, ArithOp::Sub, b)
             }
-            Effect::Add => one(draft.amount(), ArithOp::Add, v),
-            Effect::Take => one(draft.amount_below(v)?, ArithOp::Sub, v),
-            Effect::Keep => one(draft.part_of(v, 2)?, ArithOp::Div, v),
-            Effect::Times => one(draft.times(), ArithOp::Mul, v),
-            Effect::Price => one(draft.factor(), ArithOp::Mul, v),
-            Effect::Divide => one(draft.divisor_of(v)?, ArithOp::Div, v),
+            Effect::Add => with_v(draft.amount(), ArithOp::Add),
+            Effect::Take => with_v(draft.amount_below(v)?, ArithOp::Sub),
+            Effect::Keep => with_v(draft.part_of(v, 2)?, ArithOp::Div),
+            Effect::Times => with_v(draft.times(), ArithOp::Mul),
+            Effect::Price => with_v(draft.factor(), ArithOp::Mul),
+            Effect::Divide => with_v(draft.divisor_of(v)?, ArithOp::Div),
             Effect::Missing => {
                 let a = v + draft.amount();
-                (a, 0, ArithOp::Sub, a, v)
+                ([a, 0], a, ArithOp::Sub, v)
             }
             _ => return Some([0; 4]),
         };
@@ -192,9 +194,4 @@ impl Effect {
         };
         Some(numbers)
     }
-}
-
-/// A step on the running quantity with one number of its own.
-fn one(a: i64, op: ArithOp, v: i64) -> (i64, i64, ArithOp, i64, i64) {
-    (a, 0, op, v, a)
 }

@@ -1,6 +1,6 @@
 //! The words that fill the slots of phrases.
 
-/// Someone with a name.
+/// A name with its pronouns.
 #[derive(Debug)]
 pub(super) struct Person {
     pub name: &'static str,
@@ -56,7 +56,7 @@ pub(super) static PEOPLE: [Person; 36] = [
     woman("Wendy"),
 ];
 
-/// A thing that is counted.
+/// A countable noun.
 #[derive(Debug)]
 pub(super) struct StoryItem {
     pub one: &'static str,
@@ -67,7 +67,7 @@ const fn item(one: &'static str, many: &'static str) -> StoryItem {
     StoryItem { one, many }
 }
 
-/// Things of every sort, in the order [`GROWN`], [`BAKED`], [`MADE`].
+/// All items, in the order [`GROWN`], [`BAKED`], [`MADE`].
 pub(super) static ITEMS: [StoryItem; 34] = [
     item("apple", "apples"),
     item("carrot", "carrots"),
@@ -105,21 +105,20 @@ pub(super) static ITEMS: [StoryItem; 34] = [
     item("toy", "toys"),
 ];
 
-/// What grows and is eaten.
+/// Fruit and vegetables.
 pub(super) static GROWN: &[StoryItem] = ITEMS.split_at(8).0;
-/// What is baked and eaten.
+/// Baked food.
 pub(super) static BAKED: &[StoryItem] = ITEMS.split_at(8).1.split_at(4).0;
-/// What is made in a factory.
+/// Manufactured items.
 pub(super) static MADE: &[StoryItem] = ITEMS.split_at(12).1;
 
 impl StoryItem {
-    /// Whether people eat it.
     pub(super) fn is_food(&self) -> bool {
         !MADE.iter().any(|made| std::ptr::eq(made, self))
     }
 }
 
-/// What things are put into.
+/// A container of items.
 #[derive(Debug)]
 pub(super) struct Container {
     pub one: &'static str,
@@ -147,20 +146,20 @@ pub(super) static RELATIVES: [&str; 9] =
 pub(super) static PLACES: [&str; 7] =
     ["fair", "library", "market", "museum", "park", "school", "store"];
 
-/// What is bought once, for a price. All go with `a`.
+/// Bought once, for a price. All take the article `a`.
 pub(super) static GIFTS: [&str; 10] =
     ["bike", "chair", "coat", "dress", "game", "hat", "jacket", "lamp", "shirt", "watch"];
 
-/// Adjectives for things to eat, which have no color of choice.
+/// Adjectives for food, in place of colors.
 pub(super) static SIZES: [&str; 2] = ["big", "small"];
 
 pub(super) static COLORS: [&str; 6] = ["black", "blue", "green", "red", "white", "yellow"];
 
-/// Twice and more, from 2 on; larger numbers are written in digits.
+/// Multiples from 2 on; larger numbers are written in digits.
 pub(super) static TIMES: [&str; 5] =
     ["twice", "three times", "four times", "five times", "six times"];
 
-/// Parts, from 2 on.
+/// Fractions 1/n, from n = 2 on.
 pub(super) static PARTS: [&str; 4] = ["half", "a third", "a quarter", "a fifth"];
 
 /// Every word of this file.

@@ -1,27 +1,26 @@
-//! Every sentence, by what it does to the running quantity.
+//! All sentences, by family and effect.
 //!
 //! Slots: `{0}` to `{3}` are the effect's numbers, `{times0}` and `{part0}` a number as a word;
-//! `{hero}` is a name, `{he}` and `{him}` a pronoun where it is clear whose, `{his}` follows one of
-//! them; `{items}` is what the story counts, `{new}` a thing that is bought, `{others}` one that
-//! distracts; the rest is in `lexicon`. Sentences begin in lower case.
+//! `{hero}` is the main character's name, `{he}` and `{him}` a pronoun where it is unambiguous,
+//! `{his}` follows one of them; `{items}` is what the story counts, `{new}` an item that is bought,
+//! `{others}` a distractor; the rest is in `lexicon`. Sentences begin in lower case.
 //!
-//! A sentence must leave a careful reader one reading only: amounts are said to be more, of the
-//! running ones or of others.
+//! A sentence must be unambiguous: an amount is stated to be more of the running quantity, or of
+//! something else.
 
 use super::effect::Effect::{self, *};
 
-/// When a sentence can be said.
+/// When a template can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TemplateCondition {
-    /// Always.
     Always,
-    /// Of things to eat.
+    /// The items are food.
     Food,
-    /// After something was taken.
+    /// The sentence before took items away.
     Loss,
 }
 
-/// Sentences that do the same.
+/// Phrasings of one effect.
 #[derive(Debug)]
 pub(super) struct SentenceTemplate {
     pub effect: Effect,
@@ -44,12 +43,12 @@ const fn after_loss(effect: Effect, phrases: &'static [&'static str]) -> Sentenc
 /// Words that may open the sentence of an event.
 pub(super) static LEAD_INS: &[&str] = &["then", "later", "after that,", "the next day"];
 
-/// A sentence that has nothing to do with the question.
+/// A sentence that is irrelevant to the question.
 #[derive(Debug)]
 pub(super) enum Distractor {
-    /// It says how many there are of something else.
+    /// States a count of other items.
     Amount(&'static str),
-    /// It says how old or how long something is.
+    /// States an age or a duration.
     Time(&'static str),
 }
 
@@ -61,7 +60,7 @@ impl Distractor {
     }
 }
 
-/// A person who has things.
+/// A person with items.
 pub(super) mod own {
     use super::*;
 
@@ -247,7 +246,7 @@ pub(super) mod own {
     ];
 }
 
-/// Things at a place, which people make, bring, sell.
+/// Items at a place that are made, delivered or sold.
 pub(super) mod stock {
     use super::*;
 
@@ -552,7 +551,7 @@ pub(super) mod purse {
     ];
 }
 
-/// What a person has to pay.
+/// A purchase.
 pub(super) mod bill {
     use super::*;
 
@@ -627,7 +626,7 @@ pub(super) mod bill {
     ];
 }
 
-/// Two-step problems. Which opening is followed by which closing is in `story`.
+/// Two-step problems. `story` decides which closing may follow which opening.
 pub(super) mod simple {
     use super::*;
 
@@ -703,7 +702,7 @@ pub(super) mod simple {
     ];
 }
 
-/// Two-step problems of other sentences with the words of training.
+/// Two-step problems of other sentences, in the vocabulary of training.
 pub(super) mod ood {
     use super::*;
 
@@ -762,7 +761,7 @@ pub(super) mod ood {
     ];
 }
 
-/// Several people who have the same things.
+/// Several people with the same items.
 pub(super) mod people {
     use super::*;
 
@@ -802,7 +801,7 @@ pub(super) mod people {
         "how many {items} must {than} get to have as many as {who}?",
     ];
 
-    /// What they do with all that they have together.
+    /// What is done with the total.
     pub(crate) static ENDS: &[SentenceTemplate] = &[
         template(
             Divide,

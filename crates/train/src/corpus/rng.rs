@@ -1,11 +1,11 @@
-//! The random numbers of one draft: words of a Philox counter, in order.
+//! The random numbers of one attempt: a Philox stream.
 
 use tensor::rng::philox;
 
-/// Keeps these counters apart from those of masks and noise under the same seed ("corp").
+/// Separates this stream from those of masks and noise under the same seed ("corp").
 const TAG: u32 = 0x636f_7270;
 
-/// A run of random words that depends on seed, index, split and attempt alone.
+/// A stream of random words, a function of seed, index, split and attempt.
 #[derive(Debug)]
 pub(super) struct CorpusRng {
     key: [u32; 2],
@@ -15,7 +15,7 @@ pub(super) struct CorpusRng {
 }
 
 impl CorpusRng {
-    /// The words of an attempt. They repeat after 2^20 attempts, which no problem comes near.
+    /// The stream of an attempt. Streams repeat after 2^20 attempts, which no problem needs.
     pub(super) fn new(seed: u64, index: u64, split: u32, attempt: u32) -> Self {
         let counter =
             [split << 28 | (attempt & 0xf_ffff) << 8, index as u32, (index >> 32) as u32, TAG];
@@ -32,22 +32,22 @@ impl CorpusRng {
         self.words[self.next - 1]
     }
 
-    /// A number from `0..n`.
+    /// A uniform number from `0..n`.
     pub(super) fn below(&mut self, n: usize) -> usize {
         ((u64::from(self.next_u32()) * n as u64) >> 32) as usize
     }
 
-    /// A number from `low..=high`.
+    /// A uniform number from `low..=high`.
     pub(super) fn between(&mut self, low: i64, high: i64) -> i64 {
         low + self.below((high - low + 1).max(1) as usize) as i64
     }
 
-    /// True in `percent` of a hundred cases.
+    /// True with a probability in percent.
     pub(super) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of some things.
+    /// A uniform element.
     pub(super) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }

@@ -1,31 +1,31 @@
-//! Which split a question may appear in.
+//! Splits of the corpus, and the hash that assigns questions to them.
 
 use std::str::FromStr;
 
-/// A part of the corpus. No question of one is ever in another.
+/// A part of the corpus. No question is in two of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Split {
-    /// To learn from: like `Test`, with larger numbers in one problem of ten.
+    /// For training: like `Test`, with larger numbers in one problem of ten.
     Train = 0,
-    /// To choose settings by: like `Test`.
+    /// For choosing settings: like `Test`.
     Valid = 1,
-    /// To report.
+    /// For reporting.
     Test = 2,
-    /// Larger numbers: operands to 800, results to 99,999.
+    /// Larger numbers: operands up to 800, results up to 99,999.
     Hard = 3,
-    /// Two steps, in combinations of phrases that training never shows.
+    /// Out of distribution: two steps, in combinations of phrases that training never shows.
     Ood = 4,
 }
 
-/// One part of this many belongs to each split that is held out.
+/// Each held-out split has one in this many of the questions.
 const PARTS: u64 = 16;
 
 impl Split {
-    /// All of them.
+    /// All splits.
     pub const ALL: [Split; 5] = [Split::Train, Split::Valid, Split::Test, Split::Hard, Split::Ood];
 
-    /// The split that a question belongs to, by the hash of its numbers in the order of the text.
+    /// The split of a question, by a hash of its numbers in the order of the text.
     pub fn of_question(question: &str) -> Split {
         match numbers_hash(question) % PARTS {
             0 => Split::Valid,
@@ -48,7 +48,7 @@ impl Split {
     }
 }
 
-/// A split of another name.
+/// The name is not that of a split.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no split is called {0:?}; there are train, valid, test, hard and ood")]
 pub struct UnknownSplit(pub String);
@@ -64,7 +64,8 @@ impl FromStr for Split {
     }
 }
 
-/// FNV-1a over the digits, one mark between numbers, stirred so that every bit counts.
+/// FNV-1a over the digits, with one space after each number, and a final mix that lets every bit
+/// affect the low ones. Part of the corpus's definition: another hash would give other splits.
 fn numbers_hash(question: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let mut inside = false;
@@ -85,16 +86,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_and_their_order_decide_and_nothing_else() {
+    fn only_the_numbers_and_their_order_decide() {
         let split = |text: &str| Split::of_question(text);
         for (a, b) in [(3, 15), (40, 7), (120, 250), (9, 9)] {
             let one = split(&format!("Ann has {a} pears. She buys {b} more."));
             assert_eq!(one, split(&format!("There are {a} boxes of {b} pens.")));
         }
-        let of = |text: &str| numbers_hash(text);
-        assert_ne!(of("3 and 15."), of("15 and 3."));
-        assert_ne!(of("31 and 5."), of("3 and 15."));
-        assert_ne!(of("315."), of("3 and 15."));
+        for other in ["15 and 3.", "31 and 5.", "315."] {
+            assert_ne!(numbers_hash(other), numbers_hash("3 and 15."));
+        }
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! Stories: an opening, events, and a question, each picked by the number of steps that is left to
-//! fill.
+//! Stories: an opening, events, and a question, whose steps add up to a sampled number.
 
 use super::draft::ProblemDraft;
 use super::lexicon::{BAKED, GROWN, ITEMS, MADE, StoryItem};
@@ -8,38 +7,36 @@ use super::phrases::{
 };
 use super::split::Split;
 
-/// How often a sentence is drawn again where its numbers do not fit.
+/// Attempts at a sentence whose numbers do not fit.
 const TRIES: usize = 8;
-/// Of a hundred stories, how many hold a sentence that has nothing to do with the question.
+/// Percentage of stories with a distractor sentence.
 const DISTRACTOR_PERCENT: usize = 20;
 
 /// A family of stories.
 #[derive(Debug)]
 struct StoryFamily {
     weight: usize,
-    /// What it can be about.
     items: &'static [StoryItem],
     openings: &'static [SentenceTemplate],
     events: &'static [SentenceTemplate],
     closings: &'static [SentenceTemplate],
-    /// Sentences that have nothing to do with the question.
     distractors: &'static [Distractor],
 }
 
-const fn owning(weight: usize) -> StoryFamily {
-    let (openings, events, closings, asides) =
+const fn owning_family(weight: usize) -> StoryFamily {
+    let (openings, events, closings, distractors) =
         (own::OPENINGS, own::EVENTS, own::CLOSINGS, own::DISTRACTORS);
-    StoryFamily { weight, items: &ITEMS, openings, events, closings, distractors: asides }
+    StoryFamily { weight, items: &ITEMS, openings, events, closings, distractors }
 }
 
-const fn stocking(
+const fn stock_family(
     weight: usize,
-    things: &'static [StoryItem],
+    items: &'static [StoryItem],
     openings: &'static [SentenceTemplate],
 ) -> StoryFamily {
     StoryFamily {
         weight,
-        items: things,
+        items,
         openings,
         events: stock::EVENTS,
         closings: stock::CLOSINGS,
@@ -48,34 +45,34 @@ const fn stocking(
 }
 
 static STORIES: [StoryFamily; 7] = [
-    owning(30),
+    owning_family(30),
     StoryFamily {
         events: purse::EVENTS,
         closings: purse::CLOSINGS,
         openings: purse::OPENINGS,
         items: MADE,
-        ..owning(14)
+        ..owning_family(14)
     },
     StoryFamily {
         events: bill::EVENTS,
         closings: bill::CLOSINGS,
         openings: bill::OPENINGS,
         items: MADE,
-        ..owning(12)
+        ..owning_family(12)
     },
-    stocking(10, MADE, stock::MACHINES),
-    stocking(5, GROWN, stock::FARMS),
-    stocking(5, BAKED, stock::BAKERIES),
-    stocking(16, &ITEMS, stock::GROUPS),
+    stock_family(10, MADE, stock::MACHINES),
+    stock_family(5, GROWN, stock::FARMS),
+    stock_family(5, BAKED, stock::BAKERIES),
+    stock_family(16, &ITEMS, stock::GROUPS),
 ];
 
-/// Every phrase of this file's families.
+/// Every phrase of these families.
 pub(super) fn phrases() -> impl Iterator<Item = &'static str> {
     let stories = STORIES.iter().flat_map(|story| [story.openings, story.events, story.closings]);
     let tables = stories.chain([simple::OPENINGS, simple::CLOSINGS, ood::OPENINGS, ood::CLOSINGS]);
-    let made = tables.flatten().flat_map(|maker| maker.phrases);
-    let asides = own::DISTRACTORS.iter().chain(stock::DISTRACTORS).map(Distractor::phrase);
-    made.chain(LEAD_INS).copied().chain(asides)
+    let sentences = tables.flatten().flat_map(|template| template.phrases);
+    let distractors = own::DISTRACTORS.iter().chain(stock::DISTRACTORS).map(Distractor::phrase);
+    sentences.chain(LEAD_INS).copied().chain(distractors)
 }
 
 /// A story of two to six steps.
@@ -84,12 +81,12 @@ pub(super) fn generate(draft: &mut ProblemDraft) -> Option<()> {
     draft.choose_items(story.items);
     let total = total_steps(draft);
     let closing_steps = draft.rng.below(3.min(total));
-    let opening = pick_template(draft, story.openings, |maker| {
-        maker.effect.steps() + closing_steps <= total
+    let opening = pick_template(draft, story.openings, |template| {
+        template.effect.steps() + closing_steps <= total
     })?;
     add_sentence(draft, opening)?;
     let mut left = total - closing_steps - opening.effect.steps();
-    // A question about the opening alone would be no story.
+    // The opening alone is not a story.
     if left == 0 && closing_steps == 0 {
         return None;
     }
@@ -98,26 +95,26 @@ pub(super) fn generate(draft: &mut ProblemDraft) -> Option<()> {
     }
     let mut lost = false;
     while left > 0 {
-        let maker = add_event(draft, story.events, left)?;
-        left -= maker.effect.steps();
-        lost = maker.effect.is_loss();
+        let template = add_event(draft, story.events, left)?;
+        left -= template.effect.steps();
+        lost = template.effect.is_loss();
     }
-    close(draft, story.closings, closing_steps, lost)
+    add_question(draft, story.closings, closing_steps, lost)
 }
 
-/// The question: one that takes `steps`, and asks for what is left only after a loss.
-fn close(
+/// Adds the question: one of `steps` steps, which asks for what is left only after a loss.
+fn add_question(
     draft: &mut ProblemDraft,
     closings: &'static [SentenceTemplate],
     steps: usize,
     lost: bool,
 ) -> Option<()> {
-    let fits = |maker: &SentenceTemplate| {
-        maker.effect.steps() == steps && (maker.condition != TemplateCondition::Loss || lost)
+    let fits = |template: &SentenceTemplate| {
+        template.effect.steps() == steps && (template.condition != TemplateCondition::Loss || lost)
     };
     (0..TRIES).find_map(|_| {
-        let maker = pick_template(draft, closings, fits)?;
-        add_sentence(draft, maker)
+        let template = pick_template(draft, closings, fits)?;
+        add_sentence(draft, template)
     })
 }
 
@@ -127,77 +124,80 @@ fn add_event(
     left: usize,
 ) -> Option<&'static SentenceTemplate> {
     (0..TRIES).find_map(|_| {
-        let maker = pick_template(draft, events, |maker| maker.effect.steps() <= left)?;
-        let mark = draft.snapshot();
-        let (phrase, numbers) = instantiate(draft, maker).or_else(|| {
-            draft.restore(&mark);
+        let template = pick_template(draft, events, |template| template.effect.steps() <= left)?;
+        let snapshot = draft.snapshot();
+        let (phrase, numbers) = instantiate(draft, template).or_else(|| {
+            draft.restore(&snapshot);
             None
         })?;
-        lead_in(draft, phrase);
+        add_lead_in(draft, phrase);
         draft.append(phrase, numbers);
-        Some(maker)
+        Some(template)
     })
 }
 
-/// Says when it happens, now and then, unless the sentence does.
-fn lead_in(draft: &mut ProblemDraft, phrase: &'static str) {
-    let says_when = phrase.starts_with("every ") || phrase.starts_with("for ");
+/// Sometimes states when it happens, unless the sentence does.
+fn add_lead_in(draft: &mut ProblemDraft, phrase: &'static str) {
+    let states_time = phrase.starts_with("every ") || phrase.starts_with("for ");
     let words = *draft.rng.pick(LEAD_INS);
-    if draft.rng.chance(25) && !says_when && !draft.has_used(words) {
+    if draft.rng.chance(25) && !states_time && !draft.has_used(words) {
         draft.lead_in(words);
     }
 }
 
-fn add_sentence(draft: &mut ProblemDraft, maker: &'static SentenceTemplate) -> Option<()> {
-    let mark = draft.snapshot();
-    match instantiate(draft, maker) {
+fn add_sentence(draft: &mut ProblemDraft, template: &'static SentenceTemplate) -> Option<()> {
+    let snapshot = draft.snapshot();
+    match instantiate(draft, template) {
         Some((phrase, numbers)) => {
             draft.append(phrase, numbers);
             Some(())
         }
         None => {
-            draft.restore(&mark);
+            draft.restore(&snapshot);
             None
         }
     }
 }
 
-/// A phrase that was not said yet, its steps written.
+/// A new phrase of a template and its numbers; its steps are recorded.
 fn instantiate(
     draft: &mut ProblemDraft,
-    maker: &'static SentenceTemplate,
+    template: &'static SentenceTemplate,
 ) -> Option<(&'static str, [i64; 4])> {
-    let phrase = *draft.rng.pick(maker.phrases);
+    let phrase = *draft.rng.pick(template.phrases);
     if draft.has_used(phrase)
-        || (maker.condition == TemplateCondition::Food && !draft.is_about_food())
+        || (template.condition == TemplateCondition::Food && !draft.is_about_food())
     {
         return None;
     }
-    Some((phrase, maker.effect.apply(draft)?))
+    Some((phrase, template.effect.apply(draft)?))
 }
 
-fn add_distractor(draft: &mut ProblemDraft, asides: &'static [Distractor]) {
-    let aside = draft.rng.pick(asides);
-    let number = match aside {
+fn add_distractor(draft: &mut ProblemDraft, distractors: &'static [Distractor]) {
+    let distractor = draft.rng.pick(distractors);
+    let number = match distractor {
         Distractor::Amount(_) => draft.amount(),
         Distractor::Time(_) => draft.time(),
     };
-    draft.append(aside.phrase(), [number, 0, 0, 0]);
+    draft.append(distractor.phrase(), [number, 0, 0, 0]);
     draft.require_hero_name();
 }
 
-/// One of the makers that `fits`, each as likely as it has phrases.
+/// A template that `fits`, with a probability proportional to its phrases.
 fn pick_template(
     draft: &mut ProblemDraft,
-    makers: &'static [SentenceTemplate],
+    templates: &'static [SentenceTemplate],
     fits: impl Fn(&SentenceTemplate) -> bool,
 ) -> Option<&'static SentenceTemplate> {
-    let total: usize =
-        makers.iter().filter(|maker| fits(maker)).map(|maker| maker.phrases.len()).sum();
+    let total: usize = templates
+        .iter()
+        .filter(|template| fits(template))
+        .map(|template| template.phrases.len())
+        .sum();
     let mut at = if total == 0 { return None } else { draft.rng.below(total) };
-    makers.iter().filter(|maker| fits(maker)).find(|maker| {
-        let here = at < maker.phrases.len();
-        at = at.wrapping_sub(maker.phrases.len());
+    templates.iter().filter(|template| fits(template)).find(|template| {
+        let here = at < template.phrases.len();
+        at = at.wrapping_sub(template.phrases.len());
         here
     })
 }
@@ -212,7 +212,7 @@ fn pick_story(draft: &mut ProblemDraft) -> &'static StoryFamily {
     chosen.unwrap_or(&STORIES[0])
 }
 
-/// Two to six, mostly three or four.
+/// Samples the number of steps: two to six, mostly three or four.
 pub(super) fn total_steps(draft: &mut ProblemDraft) -> usize {
     match draft.rng.below(100) {
         0..16 => 2,
@@ -223,13 +223,13 @@ pub(super) fn total_steps(draft: &mut ProblemDraft) -> usize {
     }
 }
 
-/// A two-step story of the pairs that training may show.
+/// A two-step story of the pairs that are in training.
 pub(super) fn generate_two_step(draft: &mut ProblemDraft) -> Option<()> {
     generate_pair(draft, simple::OPENINGS, simple::CLOSINGS, Some(true))
 }
 
-/// A two-step story that training never shows: a pair held out from it, or other sentences of the
-/// same words.
+/// A two-step story that is never in training: a held-out pair, or other sentences of the same
+/// words.
 pub(super) fn generate_ood(draft: &mut ProblemDraft) -> Option<()> {
     debug_assert_eq!(draft.split(), Split::Ood);
     match draft.rng.below(4) {
@@ -239,7 +239,7 @@ pub(super) fn generate_ood(draft: &mut ProblemDraft) -> Option<()> {
     }
 }
 
-/// An opening and a closing, of pairs that are in training, not in training, or of any.
+/// An opening and a closing; `trained` selects pairs in training, held-out pairs, or any.
 fn generate_pair(
     draft: &mut ProblemDraft,
     openings: &'static [SentenceTemplate],
@@ -259,16 +259,16 @@ fn generate_pair(
     Some(())
 }
 
-/// Whether training may show a simple closing after a simple opening: three of four pairs.
+/// Whether a two-step pair of opening and closing is in training: three of four are.
 pub(super) fn is_train_pair(opening: &'static str, closing: &'static str) -> bool {
-    let place = |table: &'static [SentenceTemplate], phrase: &'static str| {
+    let index = |table: &'static [SentenceTemplate], phrase: &'static str| {
         table
             .iter()
-            .flat_map(|maker| maker.phrases)
+            .flat_map(|template| template.phrases)
             .position(|p| std::ptr::eq(*p, phrase))
             .unwrap_or_default()
     };
-    (place(simple::OPENINGS, opening) + place(simple::CLOSINGS, closing)) % 4 != 3
+    (index(simple::OPENINGS, opening) + index(simple::CLOSINGS, closing)) % 4 != 3
 }
 
 #[cfg(test)]
@@ -277,31 +277,31 @@ mod tests {
     use super::super::scale::NumberScale;
     use super::*;
 
-    fn said(
+    fn generated(
         split: Split,
-        tell: fn(&mut ProblemDraft) -> Option<()>,
+        generate: fn(&mut ProblemDraft) -> Option<()>,
     ) -> impl Iterator<Item = [&'static str; 2]> {
         (0..20_000).filter_map(move |index| {
             let mut draft =
                 ProblemDraft::new(split, NumberScale::Base, CorpusRng::new(3, index, 0, 0));
-            tell(&mut draft)?;
+            generate(&mut draft)?;
             draft.used_phrases().try_into().ok()
         })
     }
 
     #[test]
-    fn pairs_that_are_held_out_are_never_trained_on() {
-        let trained: Vec<_> = said(Split::Train, generate_two_step).collect();
-        let held_out: Vec<_> = said(Split::Ood, generate_ood).collect();
+    fn held_out_pairs_are_never_in_training() {
+        let trained: Vec<_> = generated(Split::Train, generate_two_step).collect();
+        let held_out: Vec<_> = generated(Split::Ood, generate_ood).collect();
         assert!(trained.len() > 5_000 && held_out.len() > 5_000);
         assert!(trained.iter().all(|[opening, closing]| is_train_pair(opening, closing)));
         assert!(held_out.iter().all(|pair| !trained.contains(pair)));
     }
 
     #[test]
-    fn every_sentence_of_a_pair_that_is_held_out_is_in_training_with_others() {
+    fn sentences_of_held_out_pairs_are_in_training_in_other_pairs() {
         let all = |table: &'static [SentenceTemplate]| {
-            table.iter().flat_map(|maker| maker.phrases.iter().copied())
+            table.iter().flat_map(|template| template.phrases.iter().copied())
         };
         for opening in all(simple::OPENINGS) {
             assert!(all(simple::CLOSINGS).any(|closing| is_train_pair(opening, closing)));

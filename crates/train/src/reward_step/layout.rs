@@ -1,87 +1,121 @@
-//! Cases in one pass: what is fed at each position, and where the heads read.
+//! A batch of the reward model as one decoder pass: what is fed at each position, and which output
+//! rows the heads read.
+//!
+//! ```text
+//! prompt, reference trace ─┬─ thoughts of trajectory 1, end-latent tokens, answer
+//!                          ├─ thoughts of trajectory 2, end-latent tokens, answer
+//!                          └─ …
+//! ```
 
-use model::{Cache, Dropout, Pass, Segment, Sequence};
-use tensor::ops::{self, RowPerturbation, SiteSet};
-use tensor::rng::RngKey;
-use tensor::{DeviceError, Tensor};
+use model::{Cache, Segment, Sequence};
+use tensor::{Device, DeviceError, Tensor, ops};
 
-use super::{RewardExample, RewardHeadRows, RewardTrainStep};
-use crate::latent_step::DropoutConfig;
+use super::head::{RewardHeadRows, TrainableRewardHead};
+use super::{RewardExample, RewardTrainStep};
+use crate::dropout::DropoutConfig;
+use crate::rows::{PassRows, RowInput, scatter_add};
 
-/// What a head has read.
-pub(super) struct HeadForward {
-    /// Per thought or answer: the place of the hidden state at its end among all that were wanted.
+/// Output rows that a head reads, one entry per thought or per answer.
+#[derive(Default)]
+pub(super) struct HeadPositions {
+    /// The thought, or the answer's last token.
     pub(super) at: Vec<usize>,
-    /// The same of the position before it.
+    /// One position before the thought, or the last one before the answer.
     pub(super) before: Vec<usize>,
-    /// The same of the last thought, where that is a hidden state of the judge and not what was
-    /// given.
-    pub(super) thoughts: Option<Vec<usize>>,
-    pub(super) input: RewardHeadRows,
-    /// (thoughts or answers, 1)
-    pub(super) scores: Tensor,
-    pub(super) saved: [Tensor; 2],
+    /// The last thought before an answer. `None` for thoughts: their head reads the input vectors.
+    pub(super) thought: Option<Vec<usize>>,
 }
 
-/// Cases that were passed.
+/// A head after its forward pass.
+pub(super) struct HeadForward {
+    pub(super) positions: HeadPositions,
+    pub(super) rewards: Tensor, // (thoughts or answers, 1)
+    input: RewardHeadRows,
+    activations: [Tensor; 2],
+}
+
+/// A batch after its forward pass.
 pub(super) struct RewardForward {
-    pub(super) hidden: Tensor, // (wanted, width)
+    pub(super) hidden: Tensor, // (output rows, width)
     pub(super) segment: Segment,
-    pub(super) tokens: Vec<u32>,
-    pub(super) token_rows: Vec<usize>, // where each was fed
+    pub(super) input: PassRows,
     pub(super) thoughts: HeadForward,
     pub(super) answers: Option<HeadForward>,
 }
 
-/// What is fed, position by position.
-#[derive(Default)]
-struct RewardBatchLayout {
-    pass: Pass,
-    rng_keys: Vec<Option<RngKey>>,
-    tokens: Vec<u32>,
-    token_rows: Vec<usize>,
-    vector_rows: Vec<usize>, /* where vectors are fed, in the order of all own thoughts, then
-                              * all others */
+/// The rows of a batch. Vectors are fed in the order: all reference traces, then all thoughts.
+struct RewardBatchLayout<'a> {
+    cache: &'a mut Cache,
+    /// Tokens between thoughts and answer; `None` if answers are not read.
+    end_latent: Option<&'a [u32]>,
+    dropout: Option<DropoutConfig>,
+    input: PassRows,
     outputs: usize,
+    thoughts: HeadPositions,
+    answers: HeadPositions,
 }
 
-/// What goes to a position.
-#[derive(Clone, Copy)]
-enum LayoutInput {
-    Token(u32),
-    Vector,
-}
-
-impl RewardBatchLayout {
-    /// One more position of a sequence; returns the place of its hidden state among the wanted
-    /// ones, if it is one of them.
+impl RewardBatchLayout<'_> {
+    /// Adds the next position of a sequence; returns the index of its output row, if it has one.
     fn push(
         &mut self,
-        (cache, sequence): (&mut Cache, &mut Sequence),
-        fed: LayoutInput,
-        draw: Option<RngKey>,
-        wanted: bool,
+        example: &RewardExample,
+        branch: usize,
+        sequence: &mut Sequence,
+        input: RowInput,
+        is_output: bool,
     ) -> usize {
-        let row = self.rng_keys.len();
-        match fed {
-            LayoutInput::Token(token) => {
-                self.tokens.push(token);
-                self.token_rows.push(row);
-            }
-            LayoutInput::Vector => self.vector_rows.push(row),
-        }
-        self.pass.push(cache, sequence, wanted);
-        self.rng_keys.push(draw);
-        self.outputs += usize::from(wanted);
-        self.outputs - usize::from(wanted)
+        // The RNG key packs step and branch into one number: up to 4095 trajectories per problem.
+        let dropout = self
+            .dropout
+            .map(|dropout| dropout.row(example.id, dropout.step << 12 | branch as u32, sequence));
+        self.input.push(self.cache, sequence, input, dropout, is_output);
+        self.outputs += usize::from(is_output);
+        self.outputs - usize::from(is_output)
     }
 
-    /// For each position the row of [tokens, vectors] that is fed there.
-    fn input_order(&self) -> Vec<usize> {
-        let mut order = vec![0; self.rng_keys.len()];
-        let rows = self.token_rows.iter().chain(&self.vector_rows);
-        rows.enumerate().for_each(|(i, &row)| order[row] = i);
-        order
+    /// Adds prompt and reference trace; returns their sequence and the output row at its end.
+    fn push_prefix(&mut self, example: &RewardExample) -> (Sequence, usize) {
+        let (mut sequence, mut last) = (Sequence::default(), 0);
+        let prompt = example.prompt.iter().map(|&token| RowInput::Token(token));
+        let trace = std::iter::repeat_n(RowInput::Vector, example.reference_trace.rows());
+        let count = example.prompt.len() + example.reference_trace.rows();
+        for (i, input) in prompt.chain(trace).enumerate() {
+            last = self.push(example, 0, &mut sequence, input, i + 1 == count);
+        }
+        (sequence, last)
+    }
+
+    /// Adds trajectory `n` after a prefix whose last output row is `last`.
+    fn push_trajectory(&mut self, example: &RewardExample, n: usize, prefix: &(Sequence, usize)) {
+        let (mut sequence, mut last) = (prefix.0.fork(), prefix.1);
+        for _ in 0..example.lengths[n] {
+            self.thoughts.before.push(last);
+            last = self.push(example, n + 1, &mut sequence, RowInput::Vector, true);
+            self.thoughts.at.push(last);
+        }
+        let Some(end_latent) = self.end_latent else { return };
+        self.answers.thought.get_or_insert_default().push(last);
+        last = self.push_tokens(example, n, &mut sequence, end_latent).unwrap_or(last);
+        self.answers.before.push(last);
+        last = self.push_tokens(example, n, &mut sequence, &example.answers[n]).unwrap_or(last);
+        self.answers.at.push(last);
+    }
+
+    /// Adds tokens of trajectory `n`; returns the output row of the last one.
+    fn push_tokens(
+        &mut self,
+        example: &RewardExample,
+        n: usize,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+    ) -> Option<usize> {
+        let mut last = None;
+        for (i, &token) in tokens.iter().enumerate() {
+            let (input, is_output) = (RowInput::Token(token), i + 1 == tokens.len());
+            last = Some(self.push(example, n + 1, sequence, input, is_output));
+        }
+        last
     }
 }
 
@@ -89,106 +123,94 @@ impl RewardTrainStep {
     pub(super) fn forward(
         &self,
         cache: &mut Cache,
-        cases: &[RewardExample],
-        droppings: Option<DropoutConfig>,
+        examples: &[RewardExample],
+        dropout: Option<DropoutConfig>,
     ) -> Result<RewardForward, DeviceError> {
-        let device = self.model.decoder.device();
-        let mut script = RewardBatchLayout::default();
-        let draw = |case: &RewardExample, trajectory: usize, sequence: &Sequence| {
-            let position = sequence.len() as u32;
-            // Steps and trajectories share a number; 4096 trajectories a problem are more than
-            // anyone has.
-            droppings.map(|d| RngKey {
-                seed: d.seed,
-                question: case.id,
-                trajectory: d.step << 12 | trajectory as u32,
-                position,
-            })
+        let mut layout = RewardBatchLayout {
+            cache: &mut *cache,
+            end_latent: self.outcome.as_ref().map(|outcome| &outcome.end_latent[..]),
+            dropout,
+            input: PassRows::default(),
+            outputs: 0,
+            thoughts: HeadPositions::default(),
+            answers: HeadPositions::default(),
         };
-        let mut prefixes = Vec::with_capacity(cases.len());
-        for case in cases {
-            let (mut sequence, mut last, count) =
-                (Sequence::default(), 0, case.prompt.len() + case.reference_trace.rows());
-            let own = std::iter::repeat_n(LayoutInput::Vector, case.reference_trace.rows());
-            for (i, fed) in
-                case.prompt.iter().map(|&token| LayoutInput::Token(token)).chain(own).enumerate()
-            {
-                let draw = draw(case, 0, &sequence);
-                last = script.push((cache, &mut sequence), fed, draw, i + 1 == count);
-            }
-            prefixes.push((sequence, last));
+        let prefixes: Vec<(Sequence, usize)> =
+            examples.iter().map(|example| layout.push_prefix(example)).collect();
+        for (example, prefix) in examples.iter().zip(&prefixes) {
+            (0..example.lengths.len()).for_each(|n| layout.push_trajectory(example, n, prefix));
         }
-        let (mut at, mut before) = (Vec::new(), Vec::new());
-        let mut answers = self.outcome.as_ref().map(|_| (Vec::new(), Vec::new(), Vec::new()));
-        for (case, (prefix, start)) in cases.iter().zip(&prefixes) {
-            for (n, &length) in case.lengths.iter().enumerate() {
-                let (mut sequence, mut last) = (prefix.fork(), *start);
-                for _ in 0..length {
-                    let draw = draw(case, n + 1, &sequence);
-                    before.push(last);
-                    last = script.push((cache, &mut sequence), LayoutInput::Vector, draw, true);
-                    at.push(last);
-                }
-                let (Some(verdicts), Some((ends, starts, thoughts))) =
-                    (&self.outcome, &mut answers)
-                else {
-                    continue;
-                };
-                thoughts.push(last);
-                for (part, places) in
-                    [(&verdicts.end_latent, &mut *starts), (&case.answers[n], &mut *ends)]
-                {
-                    for (i, &token) in part.iter().enumerate() {
-                        let (draw, is_last) = (draw(case, n + 1, &sequence), i + 1 == part.len());
-                        let place = script.push(
-                            (cache, &mut sequence),
-                            LayoutInput::Token(token),
-                            draw,
-                            is_last,
-                        );
-                        last = if is_last { place } else { last };
-                    }
-                    places.push(last);
-                }
-            }
+        let RewardBatchLayout { input, thoughts: positions, answers, .. } = layout;
+
+        let decoder = &self.model.decoder;
+        let (device, width) = (decoder.device(), decoder.config().width);
+        let traces = concat(device, examples.iter().map(|e| &e.reference_trace), width)?;
+        let thoughts = concat(device, examples.iter().map(|e| &e.thoughts), width)?;
+        let parts = [&decoder.embed(&input.tokens)?, &traces, &thoughts];
+        let x = ops::select(device, parts, &input.input_order())?;
+        let dropout = dropout.map(|_| input.dropout());
+        let (hidden, segment) = self.model.forward(cache, &input.pass, x, dropout)?;
+        let run = |head: &TrainableRewardHead, positions, thoughts| {
+            HeadForward::run(device, head, &hidden, positions, thoughts)
+        };
+        let thoughts = run(&self.head, positions, Some(thoughts))?;
+        let answers =
+            self.outcome.as_ref().map(|outcome| run(&outcome.head, answers, None)).transpose()?;
+        Ok(RewardForward { hidden, segment, input, thoughts, answers })
+    }
+}
+
+/// All parts (any, width), one below the other, on the device.
+fn concat<'a>(
+    device: &Device,
+    parts: impl Iterator<Item = &'a Tensor>,
+    width: usize,
+) -> Result<Tensor, DeviceError> {
+    let mut all = Tensor::zeros(0, width);
+    parts.filter(|part| part.rows() > 0).for_each(|part| all.extend(part));
+    all.to_device(device)
+}
+
+impl HeadForward {
+    /// Runs a head on its rows of `hidden`. Without `thoughts`, the head reads the hidden states at
+    /// the last thought in their place.
+    fn run(
+        device: &Device,
+        head: &TrainableRewardHead,
+        hidden: &Tensor,
+        positions: HeadPositions,
+        thoughts: Option<Tensor>,
+    ) -> Result<Self, DeviceError> {
+        let select = |rows: &[usize]| ops::select(device, [hidden], rows);
+        let input = RewardHeadRows {
+            at: select(&positions.at)?,
+            before: select(&positions.before)?,
+            thought: match thoughts {
+                Some(thoughts) => thoughts,
+                None => select(positions.thought.as_deref().unwrap_or_default())?,
+            },
+        };
+        let (rewards, activations) = head.forward(device, &input)?;
+        Ok(Self { positions, rewards, input, activations })
+    }
+
+    /// Adds the head's gradients, and those of the hidden states that it read to `dhidden`.
+    pub(super) fn backward(
+        &self,
+        device: &Device,
+        head: &mut TrainableRewardHead,
+        drewards: Vec<f32>,
+        dhidden: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let drewards = Tensor::from_vec(drewards.len(), 1, drewards).to_device(device)?;
+        let gradients = head.backward(device, &self.input, &self.activations, &drewards)?;
+        scatter_add(device, &gradients.at, &self.positions.at, dhidden)?;
+        if gradients.before.rows() > 0 {
+            scatter_add(device, &gradients.before, &self.positions.before, dhidden)?;
         }
-        let width = self.model.decoder.config().width;
-        let gather = |of: fn(&RewardExample) -> &Tensor| {
-            let mut all = Tensor::zeros(0, width);
-            cases.iter().map(of).filter(|part| part.rows() > 0).for_each(|part| all.extend(part));
-            all.to_device(device)
-        };
-        let (own, thoughts) =
-            (gather(|case| &case.reference_trace)?, gather(|case| &case.thoughts)?);
-        let parts = [&self.model.decoder.embed(&script.tokens)?, &own, &thoughts];
-        let x = ops::select(device, parts, &script.input_order())?;
-        let dropout = droppings.map(|d| {
-            let row = |key| RowPerturbation { key, strength: d.p, sites: SiteSet::DROPOUT };
-            script.rng_keys.iter().map(|key| key.map(row)).collect::<Vec<_>>()
-        });
-        let dropout = dropout.as_deref().map(Dropout::Sampled);
-        let (hidden, segment) = self.model.forward(cache, &script.pass, x, dropout)?;
-        let of = |places: &[usize]| ops::select(device, [&hidden], places);
-        let judged = RewardHeadRows { at: of(&at)?, before: of(&before)?, thought: thoughts };
-        let (scores, kept) = self.head.forward(device, &judged)?;
-        let read = HeadForward { at, before, thoughts: None, input: judged, scores, saved: kept };
-        let answers = match (&self.outcome, answers) {
-            (Some(verdicts), Some((at, before, thoughts))) => {
-                let judged =
-                    RewardHeadRows { at: of(&at)?, before: of(&before)?, thought: of(&thoughts)? };
-                let (scores, kept) = verdicts.head.forward(device, &judged)?;
-                Some(HeadForward {
-                    at,
-                    before,
-                    thoughts: Some(thoughts),
-                    input: judged,
-                    scores,
-                    saved: kept,
-                })
-            }
-            _ => None,
-        };
-        let RewardBatchLayout { tokens, token_rows, .. } = script;
-        Ok(RewardForward { hidden, segment, tokens, token_rows, thoughts: read, answers })
+        if let Some(rows) = &self.positions.thought {
+            scatter_add(device, &gradients.thought, rows, dhidden)?;
+        }
+        Ok(())
     }
 }

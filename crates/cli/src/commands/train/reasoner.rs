@@ -50,7 +50,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     let digits = matches!(curriculum, Curriculum::Latent { .. }) && args.digits > 0.0;
     let initial_weights = InitialWeights { seed: training.seed, layers: config.layers };
     let digits = digits
-        .then(|| DigitHead::new(&device, &initial_weights, "digits", config.width))
+        .then(|| DigitHead::new(&device, &initial_weights, "digits", config.width, args.digits))
         .transpose()?;
     let recipe = BatchSpec {
         source: data,
@@ -63,11 +63,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         context: config.context,
     };
     let mut trainer = ReasonerTask {
-        train_step: LatentTrainStep::new(
-            init.decoder,
-            TrainableHead::Identity,
-            digits.map(|d| (d, args.digits)),
-        ),
+        train_step: LatentTrainStep::new(init.decoder, TrainableHead::Identity, digits),
         loader: DataLoader::new(recipe),
         dropout: training.dropout,
         seed: training.seed,

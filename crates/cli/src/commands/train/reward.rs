@@ -49,13 +49,13 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let learner =
         device.run(|| TrainableDecoder::load(&device, &config, &checkpoint, LmHead::Without))?;
     let head = TrainableRewardHead::load(&device, &initial_weights, kind, config.width)?;
-    let digit_head = |name: &str| DigitHead::new(&device, &initial_weights, name, config.width);
+    let digit_head =
+        |name| DigitHead::new(&device, &initial_weights, name, config.width, args.digits);
     let digit_heads = match args.digits {
         weight if weight > 0.0 => Some(DigitHeads {
             current: digit_head("digits.current")?,
             next: digit_head("digits.next")?,
             answer: digit_head("digits.answer")?,
-            weight,
         }),
         _ => None,
     };

@@ -1,40 +1,40 @@
-//! Gradients against slopes: the loss a little further in some direction, less the loss a little
-//! before.
+//! Gradients against finite differences of the loss along several directions.
 
 use model::Parameter;
 use model::testkit::CheckpointFamily;
-use train::latent_step::{DropoutConfig, LatentTrainStep};
+use train::dropout::DropoutConfig;
+use train::latent_step::LatentTrainStep;
 use train::loss::Objective;
 use train::reward_step::{RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep};
 use train::tokenized_example::TokenizedExample;
 
 use crate::support::{
-    DIGIT_WEIGHT, device, dropout, latent_step, loss_config, reward_example, reward_step,
-    take_gradients, tokenized_example, with_outcome_head,
+    DIGIT_WEIGHT, dropout, latent_step, loss_config, reward_example, reward_step, take_gradients,
+    tokenized_example, with_outcome_head,
 };
 
-/// How far the nearer two of four losses are from where the slope is: their rounding over this, and
-/// the fifth derivative times its fourth power, are a slope's error.
+/// Step of the five-point stencil. Its error is the loss's rounding over the step, and the fifth
+/// derivative times the step's fourth power.
 const STEP_SIZE: f32 = 0.002;
-/// Of a gradient's norm, and of what rounding alone makes.
+/// Relative to the gradient's norm, and absolute for rounding.
 const TOLERANCE: (f64, f64) = (0.01, 3e-4);
 
-/// Something with a loss.
+/// A model with a loss.
 trait Differentiable {
-    /// The loss; its gradients are added up.
+    /// Returns the loss and adds its gradients.
     fn accumulate_gradients(&mut self) -> f64;
     fn parameters(&mut self) -> Vec<&mut Parameter>;
     fn sync_weights(&mut self);
 }
 
-/// A direction of unit length, or nothing where there is none.
+/// The direction of unit length; `None` for zero.
 fn unit(direction: Vec<f32>) -> Option<Vec<f32>> {
     let norm = direction.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
     (norm > 1e-6).then(|| direction.iter().map(|x| x / norm).collect())
 }
 
-/// The gradient itself, two halves of it, and signs that know nothing of it: what is missing in a
-/// gradient shows in those.
+/// The gradient itself, two halves of it, and random signs. The signs are independent of the
+/// gradient, so they show what is missing in it.
 fn directions(gradient: &[f32]) -> Vec<Vec<f32>> {
     let coin = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9) >> 15 & 1 == 1;
     let half = |which: bool| {
@@ -44,7 +44,8 @@ fn directions(gradient: &[f32]) -> Vec<Vec<f32>> {
     [gradient.to_vec(), half(true), half(false), signs].into_iter().filter_map(unit).collect()
 }
 
-fn moved(subject: &mut dyn Differentiable, at: usize, by: f32, direction: &[f32]) -> f64 {
+/// The loss with parameter `at` moved along a direction.
+fn loss_at(subject: &mut dyn Differentiable, at: usize, by: f32, direction: &[f32]) -> f64 {
     let mut parameters = subject.parameters();
     let value = parameters[at].value.data_mut();
     let before = value.to_vec();
@@ -55,31 +56,31 @@ fn moved(subject: &mut dyn Differentiable, at: usize, by: f32, direction: &[f32]
     loss
 }
 
-fn gradients_are_slopes(subject: &mut dyn Differentiable) {
+fn assert_gradients(subject: &mut dyn Differentiable) {
     subject.accumulate_gradients();
     let gradients = take_gradients(subject.parameters());
-    let mut seen = 0;
+    let mut nonzero = 0;
     for (at, (name, gradient)) in gradients.iter().enumerate() {
         let norm = gradient.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-        seen += usize::from(norm > 10.0 * TOLERANCE.1);
+        nonzero += usize::from(norm > 10.0 * TOLERANCE.1);
         for (i, direction) in directions(gradient).iter().enumerate() {
-            let mut between = |reach: f32| {
-                moved(subject, at, reach, direction) - moved(subject, at, -reach, direction)
+            let mut difference = |step: f32| {
+                loss_at(subject, at, step, direction) - loss_at(subject, at, -step, direction)
             };
-            let slope = (8.0 * between(STEP_SIZE) - between(2.0 * STEP_SIZE))
+            let slope = (8.0 * difference(STEP_SIZE) - difference(2.0 * STEP_SIZE))
                 / (12.0 * f64::from(STEP_SIZE));
-            let said: f64 =
+            let product: f64 =
                 gradient.iter().zip(direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            let (of, least) = TOLERANCE;
+            let (relative, absolute) = TOLERANCE;
             assert!(
-                (slope - said).abs() < of * norm + least,
-                "{name}, direction {i}: slope {slope}, gradient {said} of {norm}"
+                (slope - product).abs() < relative * norm + absolute,
+                "{name}, direction {i}: slope {slope}, gradient {product} of norm {norm}"
             );
         }
     }
     assert!(
-        seen * 10 > gradients.len() * 7,
-        "only {seen} of {} tensors have a gradient to speak of",
+        nonzero * 10 > gradients.len() * 7,
+        "only {nonzero} of {} tensors have a gradient above rounding",
         gradients.len()
     );
 }
@@ -97,49 +98,42 @@ impl Differentiable for LatentSubject {
     }
 
     fn parameters(&mut self) -> Vec<&mut Parameter> {
-        let LatentTrainStep { model: learner, head, digit_head: digits, .. } = &mut self.train_step;
-        let digits = digits.iter_mut().flat_map(|(d, _)| d.linear.parameters_mut());
-        learner.parameters_mut().chain(head.parameters_mut()).chain(digits).collect()
+        self.train_step.parameters_mut()
     }
 
     fn sync_weights(&mut self) {
-        self.train_step.model.sync_weights().unwrap();
-        self.train_step.head.sync_weights(device()).unwrap();
-        self.train_step
-            .digit_head
-            .iter_mut()
-            .for_each(|(d, _)| d.linear.sync_weights(device()).unwrap());
+        self.train_step.sync_weights().unwrap();
     }
 }
 
-fn thoughts(family: CheckpointFamily, droppings: Option<DropoutConfig>) {
-    let lessons =
+fn assert_latent_gradients(family: CheckpointFamily, dropout: Option<DropoutConfig>) {
+    let examples =
         vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2), tokenized_example(3, 3, 4)];
-    gradients_are_slopes(&mut LatentSubject {
+    assert_gradients(&mut LatentSubject {
         train_step: latent_step(family, true),
-        examples: lessons,
-        dropout: droppings,
+        examples,
+        dropout,
     });
 }
 
 #[test]
-fn through_the_thoughts_of_a_gpt2() {
-    thoughts(CheckpointFamily::Coconut, None);
+fn gpt2_thoughts() {
+    assert_latent_gradients(CheckpointFamily::Coconut, None);
 }
 
 #[test]
-fn through_the_thoughts_of_a_gpt2_under_dropout() {
-    thoughts(CheckpointFamily::Coconut, Some(dropout()));
+fn gpt2_thoughts_with_dropout() {
+    assert_latent_gradients(CheckpointFamily::Coconut, Some(dropout()));
 }
 
 #[test]
-fn through_a_projector_between_thoughts() {
-    thoughts(CheckpointFamily::CodiGpt2, Some(dropout()));
+fn projected_thoughts_with_dropout() {
+    assert_latent_gradients(CheckpointFamily::CodiGpt2, Some(dropout()));
 }
 
 #[test]
-fn through_the_thoughts_of_a_llama_under_dropout() {
-    thoughts(CheckpointFamily::LatentSft, Some(dropout()));
+fn llama_thoughts_with_dropout() {
+    assert_latent_gradients(CheckpointFamily::LatentSft, Some(dropout()));
 }
 
 struct RewardSubject {
@@ -163,20 +157,23 @@ impl Differentiable for RewardSubject {
     }
 }
 
-fn judgement(family: CheckpointFamily, head: RewardHeadKind, how: RewardLossConfig<'static>) {
-    // Trajectories of unlike length, one without any thought; results for fewer steps than there
-    // are.
-    let cases = vec![reward_example(1, &[2, 3, 1, 0]), reward_example(2, &[1, 3])];
-    gradients_are_slopes(&mut RewardSubject {
+fn assert_reward_gradients(
+    family: CheckpointFamily,
+    head: RewardHeadKind,
+    config: RewardLossConfig<'static>,
+) {
+    // Trajectories of different lengths, one without thoughts; fewer results than steps.
+    let examples = vec![reward_example(1, &[2, 3, 1, 0]), reward_example(2, &[1, 3])];
+    assert_gradients(&mut RewardSubject {
         train_step: reward_step(family, head, true),
-        examples: cases,
-        config: how,
+        examples,
+        config,
     });
 }
 
 #[test]
-fn of_a_judge_with_the_published_head() {
-    judgement(
+fn linear_reward_head() {
+    assert_reward_gradients(
         CheckpointFamily::RewardGpt2,
         RewardHeadKind::Linear,
         loss_config(Objective::Bce, None),
@@ -184,8 +181,8 @@ fn of_a_judge_with_the_published_head() {
 }
 
 #[test]
-fn of_a_judge_that_compares() {
-    judgement(
+fn compare_reward_head_with_dropout() {
+    assert_reward_gradients(
         CheckpointFamily::RewardGpt2,
         RewardHeadKind::Compare,
         loss_config(Objective::Contrastive, Some(dropout())),
@@ -193,21 +190,21 @@ fn of_a_judge_that_compares() {
 }
 
 #[test]
-fn of_a_judge_that_thinks_and_reads_answers() {
-    let mut cases = vec![reward_example(1, &[2, 3, 1, 0]), reward_example(2, &[1, 3])];
-    cases[0].reference_trace = reward_example(4, &[2]).thoughts; // the other has none
-    let judge =
+fn reference_trace_and_outcome_head() {
+    let mut examples = vec![reward_example(1, &[2, 3, 1, 0]), reward_example(2, &[1, 3])];
+    examples[0].reference_trace = reward_example(4, &[2]).thoughts; // the other has none
+    let train_step =
         with_outcome_head(reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, true));
-    gradients_are_slopes(&mut RewardSubject {
-        train_step: judge,
-        examples: cases,
+    assert_gradients(&mut RewardSubject {
+        train_step,
+        examples,
         config: loss_config(Objective::Pairwise, Some(dropout())),
     });
 }
 
 #[test]
-fn of_a_llama_that_judges() {
-    judgement(
+fn llama_reward_model_with_dropout() {
+    assert_reward_gradients(
         CheckpointFamily::RewardLlama,
         RewardHeadKind::Compare,
         loss_config(Objective::Bce, Some(dropout())),

@@ -1,13 +1,13 @@
-//! An interrupted training ends with the bytes of an uninterrupted one; what cannot be gone on with
-//! is refused by name.
+//! An interrupted and resumed training ends with the bytes of an uninterrupted one; a state that
+//! cannot be resumed is named.
 
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use engine::question::AnswerKind;
-use engine::reference_trace::ReferenceTracer;
-use engine::rollout::{AnnotatedQuestion, LabelledTrajectory as Followed};
-use engine::{LatentModel, Question, RewardModel};
+use dataset::{AnswerKind, Question};
+
+use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
+use engine::{LatentModel, ReferenceTracer, RewardModel};
 use model::save::{self, SaveDtype};
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{NamedTensor, Parameter};
@@ -18,10 +18,10 @@ use train::annotate::{
 use train::loss::Objective;
 use train::reward::RewardTask;
 use train::reward_step::{RewardExample, RewardHeadKind, RewardTrainStep};
-use train::trainer::{self, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
+use train::trainer::{TrainConfig, TrainEvent, TrainOutcome, TrainTask};
 
 use crate::support::{
-    ReasonerFixture, device, optimizer, problems, reward_example, reward_step, tiny,
+    ReasonerFixture, device, optimizer, problems, reward_example, reward_step, tiny, train,
     with_outcome_head,
 };
 
@@ -39,9 +39,9 @@ fn config(out: &Path) -> TrainConfig {
     }
 }
 
-/// Small, with everything that is drawn: the order of the problems, parts of a step, dropout.
+/// A small task with all sources of randomness: shuffling, micro-batches, dropout.
 fn reasoner(out: &Path) -> Box<dyn TrainTask> {
-    let reasoning = ReasonerFixture {
+    let fixture = ReasonerFixture {
         width: 16,
         layers: 1,
         batch: 3,
@@ -49,10 +49,10 @@ fn reasoner(out: &Path) -> Box<dyn TrainTask> {
         steps: STEPS,
         dropout: 0.1,
     };
-    Box::new(reasoning.task(out, problems(4)))
+    Box::new(fixture.task(out, problems(4)))
 }
 
-/// What `annotate` would have written of three problems.
+/// Annotations of three problems.
 fn annotations(dir: &Path) -> Annotations {
     let index = AnnotationIndex {
         version: AnnotationIndex::VERSION,
@@ -82,18 +82,25 @@ fn annotations(dir: &Path) -> Annotations {
     Annotations::open(dir).unwrap()
 }
 
-fn annotated(of: RewardExample) -> AnnotatedQuestion {
+fn annotated(example: RewardExample) -> AnnotatedQuestion {
     let mut start = 0;
-    let paths = of.lengths.iter().zip(&of.correct).map(|(&length, &correct)| {
+    let trajectories = example.lengths.iter().zip(&example.correct).map(|(&length, &correct)| {
         start += length;
+        let range = start - length..start;
         let (thoughts, labels) =
-            (of.thoughts.select(start - length..start), of.labels[start - length..start].to_vec());
-        Followed { thoughts, labels, tokens: [1].as_slice().into(), answer: None, correct }
+            (example.thoughts.select(range.clone()), example.labels[range].to_vec());
+        LabelledTrajectory {
+            thoughts,
+            labels,
+            tokens: [1].as_slice().into(),
+            answer: None,
+            correct,
+        }
     });
     AnnotatedQuestion {
-        id: of.id,
-        trajectories: paths.collect(),
-        prompt: of.prompt,
+        id: example.id,
+        trajectories: trajectories.collect(),
+        prompt: example.prompt,
         kept: true,
         rollouts: 1,
     }
@@ -125,16 +132,15 @@ fn reward_task(out: &Path) -> RewardTask {
     }
 }
 
-/// What does not fit is named before anything is learned.
 #[test]
-fn a_problem_that_does_not_fit_the_judge_is_named() {
+fn a_problem_that_exceeds_a_context_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let course = |judge: RewardTrainStep, mind: Option<LatentModel>| RewardTask {
-        train_step: judge,
-        reference_reasoner: mind,
+    let task = |train_step: RewardTrainStep, reference_reasoner: Option<LatentModel>| RewardTask {
+        train_step,
+        reference_reasoner,
         ..reward_task(dir.path())
     };
-    let mind = |context: usize| {
+    let reference = |context: usize| {
         let dir = tempfile::tempdir().unwrap();
         write_checkpoint(
             dir.path(),
@@ -143,107 +149,106 @@ fn a_problem_that_does_not_fit_the_judge_is_named() {
         .unwrap();
         RewardModel::load_reference(device(), dir.path(), 16).unwrap()
     };
-    let reading = || {
+    let step = || {
         with_outcome_head(reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, true))
     };
-    course(reading(), None).check().unwrap();
-    course(reading(), Some(mind(64))).check().unwrap();
-    // The longest prompt has 6 tokens, and a COCONUT thinks six thoughts.
+    task(step(), None).check().unwrap();
+    task(step(), Some(reference(64))).check().unwrap();
+    // The longest prompt has 6 tokens, the reference trace 6 thoughts.
     assert!(matches!(
-        course(reading(), Some(mind(11))).check(),
+        task(step(), Some(reference(11))).check(),
         Err(TrainError::TooLong { id: 2, length: 12, context: 11 })
     ));
-    let mut far = reading();
-    if let Some(verdicts) = &mut far.outcome {
-        verdicts.end_latent = vec![5; 64];
+    let mut long = step();
+    if let Some(outcome) = &mut long.outcome {
+        outcome.end_latent = vec![5; 64];
     }
     assert!(matches!(
-        course(far, None).check(),
+        task(long, None).check(),
         Err(TrainError::TooLong { id: 0, context: 64, .. })
     ));
 }
 
 type MakeTask = fn(&Path) -> Box<dyn TrainTask>;
 
-/// What is left of a training that is interrupted after every so many steps, and started anew each
-/// time.
-fn trained(make: MakeTask, interruptions: u32) -> [Vec<u8>; 2] {
+/// The final state and model of a training that is interrupted every `interval` steps and resumed;
+/// 0 for no interruptions.
+fn trained(make: MakeTask, interval: u32) -> [Vec<u8>; 2] {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path();
     let mut runs = 0;
     loop {
         runs += 1;
         let mut steps_now = 0;
-        let ended = trainer::run(&mut *make(out), device(), &config(out), &mut |event| {
+        let outcome = train(&mut *make(out), &config(out), &mut |event| {
             steps_now += u32::from(matches!(event, TrainEvent::Stepped { .. }));
-            if interruptions > 0 && steps_now == interruptions {
+            if interval > 0 && steps_now == interval {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
             }
         });
-        if ended.unwrap() == TrainOutcome::Finished {
+        if outcome.unwrap() == TrainOutcome::Finished {
             break;
         }
     }
-    assert_eq!(runs, if interruptions == 0 { 1 } else { STEPS.div_ceil(interruptions) }, "runs");
+    assert_eq!(runs, if interval == 0 { 1 } else { STEPS.div_ceil(interval) }, "runs");
     let log = std::fs::read_to_string(out.join("training/log.jsonl")).unwrap();
     let steps: Vec<u64> = log
         .lines()
         .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["step"].as_u64().unwrap())
         .collect();
-    assert_eq!(steps, (0..u64::from(STEPS)).collect::<Vec<_>>(), "a line a step");
+    assert_eq!(steps, (0..u64::from(STEPS)).collect::<Vec<_>>(), "one line per step");
     ["training/state.safetensors", "model.safetensors"]
         .map(|name| std::fs::read(out.join(name)).unwrap())
 }
 
-fn resumes(make: MakeTask) {
+fn assert_resumable(make: MakeTask) {
     let whole = trained(make, 0);
-    for interruptions in [1, 2, 4] {
+    for interval in [1, 2, 4] {
         assert!(
-            trained(make, interruptions) == whole,
-            "other bytes after an interruption every {interruptions} steps"
+            trained(make, interval) == whole,
+            "other bytes after an interruption every {interval} steps"
         );
     }
 }
 
 #[test]
-fn a_reasoner_goes_on_as_if_nothing_had_been() {
-    resumes(reasoner);
+fn a_resumed_reasoner_ends_with_the_same_bytes() {
+    assert_resumable(reasoner);
 }
 
 #[test]
-fn a_judge_goes_on_as_if_nothing_had_been() {
-    resumes(reward);
+fn a_resumed_reward_model_ends_with_the_same_bytes() {
+    assert_resumable(reward);
 }
 
-/// A training that was interrupted after its first step.
-fn interrupted(out: &Path) {
-    let ended =
-        trainer::run(&mut *reasoner(out), device(), &config(out), &mut |_| ControlFlow::Break(()));
-    assert_eq!(ended.unwrap(), TrainOutcome::Interrupted);
+/// Interrupts a training after its first step.
+fn interrupt(out: &Path) {
+    let outcome = train(&mut *reasoner(out), &config(out), &mut |_| ControlFlow::Break(()));
+    assert_eq!(outcome.unwrap(), TrainOutcome::Interrupted);
 }
 
-fn resume_error(out: &Path, plan: &TrainConfig) -> Option<TrainError> {
-    // Stops as soon as the state is read.
-    trainer::run(&mut *reasoner(out), device(), plan, &mut |_| ControlFlow::Break(())).err()
+fn resume_error(out: &Path, config: &TrainConfig) -> Option<TrainError> {
+    // Interrupted as soon as the state is restored.
+    train(&mut *reasoner(out), config, &mut |_| ControlFlow::Break(())).err()
 }
 
 #[test]
-fn other_settings_do_not_go_on() {
+fn a_state_of_other_settings_is_not_resumed() {
     let dir = tempfile::tempdir().unwrap();
-    interrupted(dir.path());
+    interrupt(dir.path());
     let other = TrainConfig { fingerprint: "others".to_owned(), ..config(dir.path()) };
     let error = resume_error(dir.path(), &other).unwrap();
     assert!(matches!(error, TrainError::SettingsChanged { .. }), "{error}");
     assert!(error.to_string().contains("state.safetensors"), "{error}");
-    assert!(resume_error(dir.path(), &config(dir.path())).is_none(), "the same ones do");
+    assert!(resume_error(dir.path(), &config(dir.path())).is_none(), "the same settings");
 }
 
 #[test]
 fn a_damaged_state_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    interrupted(dir.path());
+    interrupt(dir.path());
     let path = dir.path().join("training/state.safetensors");
     let good = std::fs::read(&path).unwrap();
     for length in [0, 7, 100, good.len() / 2, good.len() - 1] {
@@ -271,13 +276,14 @@ fn a_damaged_state_is_named() {
 }
 
 #[test]
-fn a_state_of_another_model_or_format_is_damaged() {
+fn a_state_of_another_shape_or_dtype_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("training/state.safetensors");
-    let note = r#"{"fingerprint": "these settings", "steps": 1, "best": null, "looks_since": 0}"#;
-    let first = |parameter: &Parameter| (parameter.value.rows(), parameter.value.cols());
-    let (rows, cols) = first(reasoner(dir.path()).parameters()[0]);
-    for (shape, format) in [
+    let metadata =
+        r#"{"fingerprint": "these settings", "steps": 1, "best": null, "looks_since": 0}"#;
+    let shape = |parameter: &Parameter| (parameter.value.rows(), parameter.value.cols());
+    let (rows, cols) = shape(reasoner(dir.path()).parameters()[0]);
+    for (shape, dtype) in [
         (vec![rows, cols], SaveDtype::Bf16),
         (vec![cols, rows], SaveDtype::F32),
         (vec![1, 1], SaveDtype::F32),
@@ -286,8 +292,8 @@ fn a_state_of_another_model_or_format_is_damaged() {
         save::write_safetensors(
             &path,
             &[NamedTensor { name: "0.value".to_owned(), shape, values }],
-            format,
-            ("training", note),
+            dtype,
+            ("training", metadata),
         )
         .unwrap();
         let error = resume_error(dir.path(), &config(dir.path())).unwrap();

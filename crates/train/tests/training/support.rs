@@ -1,4 +1,4 @@
-//! What the tests share: tiny models, lessons and cases, and gradients to compare.
+//! Tiny models, examples and tasks that the tests share.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -8,12 +8,14 @@ use engine::family::CODI_PROJECTOR;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{Checkpoint, LmHead, Parameter, RandomWeights, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
+use train::TrainError;
 use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{BatchSpec, DataLoader, ExampleSource};
 use train::dataset::TrainExample;
 use train::digit_head::DigitHead;
-use train::latent_step::{DropoutConfig, LatentTrainStep};
+use train::dropout::DropoutConfig;
+use train::latent_step::LatentTrainStep;
 use train::loss::Objective;
 use train::model_dir::{self, ModelInit, ScratchShape};
 use train::reasoner::ReasonerTask;
@@ -23,10 +25,11 @@ use train::reward_step::{
 };
 use train::schedule::{LrSchedule, Optimizer};
 use train::tokenized_example::TokenizedExample;
+use train::trainer::{EventCallback, TrainConfig, TrainOutcome, TrainTask, Trainer};
 
-/// Weights of everything that a checkpoint lacks: large enough to matter.
+/// Weights of the heads that a checkpoint lacks, large enough to have an effect.
 const HEADS: RandomWeights = RandomWeights { seed: 5 };
-/// The weight of losses on digits.
+/// Weight of the digit losses.
 pub const DIGIT_WEIGHT: f32 = 0.7;
 
 pub fn device() -> &'static Device {
@@ -34,7 +37,7 @@ pub fn device() -> &'static Device {
     DEVICE.get_or_init(|| Device::cpu(NonZeroUsize::new(2)).unwrap())
 }
 
-/// A model of 16 numbers a position.
+/// A model of hidden size 16.
 pub fn tiny(family: CheckpointFamily) -> CheckpointSpec {
     let (width, heads, kv_heads, head_dim, ffn, head_width) = (16, 2, 1, 8, 24, 12);
     CheckpointSpec {
@@ -50,7 +53,7 @@ pub fn tiny(family: CheckpointFamily) -> CheckpointSpec {
     }
 }
 
-/// Who learns to think, from a tiny checkpoint.
+/// A train step of a tiny reasoner.
 pub fn latent_step(family: CheckpointFamily, digits: bool) -> LatentTrainStep {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), &tiny(family)).unwrap();
@@ -61,68 +64,63 @@ pub fn latent_step(family: CheckpointFamily, digits: bool) -> LatentTrainStep {
     } else {
         TrainableHead::Identity
     };
-    let learner = TrainableDecoder::load(device(), config, &checkpoint, LmHead::With).unwrap();
-    let digits = digits
-        .then(|| (DigitHead::new(device(), &HEADS, "digits", config.width).unwrap(), DIGIT_WEIGHT));
-    LatentTrainStep::new(learner, head, digits)
+    let model = TrainableDecoder::load(device(), config, &checkpoint, LmHead::With).unwrap();
+    LatentTrainStep::new(model, head, digits.then(|| digit_head("digits", config.width)))
 }
 
-/// Who learns to judge, from a tiny checkpoint.
+fn digit_head(name: &str, width: usize) -> DigitHead {
+    DigitHead::new(device(), &HEADS, name, width, DIGIT_WEIGHT).unwrap()
+}
+
+/// A train step of a tiny reward model.
 pub fn reward_step(
     family: CheckpointFamily,
     head: RewardHeadKind,
-    expecting: bool,
+    digits: bool,
 ) -> RewardTrainStep {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), &tiny(family)).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let width = checkpoint.config().width;
-    let learner =
-        TrainableDecoder::load(device(), checkpoint.config(), &checkpoint, LmHead::Without)
-            .unwrap();
-    let reader = |name| DigitHead::new(device(), &HEADS, name, width).unwrap();
-    let expectations = DigitHeads {
-        current: reader("current"),
-        next: reader("next"),
-        answer: reader("answer"),
-        weight: DIGIT_WEIGHT,
+    let model = TrainableDecoder::load(device(), checkpoint.config(), &checkpoint, LmHead::Without)
+        .unwrap();
+    let head = TrainableRewardHead::load(device(), &HEADS, head, width).unwrap();
+    let digit_heads = || DigitHeads {
+        current: digit_head("current", width),
+        next: digit_head("next", width),
+        answer: digit_head("answer", width),
     };
-    RewardTrainStep::new(
-        learner,
-        TrainableRewardHead::load(device(), &HEADS, head, width).unwrap(),
-        expecting.then_some(expectations),
-    )
+    RewardTrainStep::new(model, head, digits.then(digit_heads))
 }
 
-/// The same judge reading answers, too.
-pub fn with_outcome_head(judge: RewardTrainStep) -> RewardTrainStep {
+/// Adds an outcome head.
+pub fn with_outcome_head(step: RewardTrainStep) -> RewardTrainStep {
     let head =
-        TrainableRewardHead::outcome(device(), &HEADS, judge.model.decoder.config().width).unwrap();
-    judge.with_outcome_head(OutcomeHead { head, end_latent: vec![5] })
+        TrainableRewardHead::outcome(device(), &HEADS, step.model.decoder.config().width).unwrap();
+    step.with_outcome_head(OutcomeHead { head, end_latent: vec![5] })
 }
 
-/// A lesson of a number of thoughts, a given token and a number of tokens to learn.
+/// An example with so many thoughts, one given completion token and `targets` with a loss.
 pub fn tokenized_example(id: u32, thoughts: usize, targets: usize) -> TokenizedExample {
     let tokens = |count: usize, salt: u32| {
         (0..count as u32).map(|i| (i * 37 + id * 11 + salt) % 250).collect::<Vec<_>>()
     };
-    let results = vec![i64::from(id) * 17 + 3, 240 - i64::from(id)];
     TokenizedExample {
         id,
         prompt: tokens(4 + id as usize % 3, 1),
         thoughts,
         completion: tokens(1 + targets, 90),
         loss_start: 1,
-        step_results: results,
+        step_results: vec![i64::from(id) * 17 + 3, 240 - i64::from(id)],
     }
 }
 
-/// Dropout with the same masks whenever it is asked for.
+/// Dropout with fixed masks.
 pub fn dropout() -> DropoutConfig {
     DropoutConfig { p: 0.2, seed: 3, step: 1 }
 }
 
-/// A problem whose trajectories have so many thoughts.
+/// A problem whose trajectories have so many thoughts each.
 pub fn reward_example(id: u32, lengths: &[usize]) -> RewardExample {
     let rows: usize = lengths.iter().sum();
     let thoughts = (0..rows * 16).map(|i| ((i as f32 + 1.0) * (id as f32 + 0.7)).sin()).collect();
@@ -141,15 +139,15 @@ pub fn reward_example(id: u32, lengths: &[usize]) -> RewardExample {
     }
 }
 
-/// How a batch of cases is judged.
+/// An objective with step weights that grow.
 pub fn loss_config(
     objective: Objective,
-    droppings: Option<DropoutConfig>,
+    dropout: Option<DropoutConfig>,
 ) -> RewardLossConfig<'static> {
-    RewardLossConfig { objective, step_weight: &|t| 1.0 + 0.5 * t as f32, dropout: droppings }
+    RewardLossConfig { objective, step_weight: &|t| 1.0 + 0.5 * t as f32, dropout }
 }
 
-/// Takes all gradients away.
+/// Returns all gradients by name and zeroes them.
 pub fn take_gradients<'a>(
     parameters: impl IntoIterator<Item = &'a mut Parameter>,
 ) -> Vec<(String, Vec<f32>)> {
@@ -166,7 +164,7 @@ pub fn problems(count: u64) -> Vec<TrainExample> {
     (0..count).map(|i| corpus::problem(Split::Train, 1, i).into()).collect()
 }
 
-/// The way of every training here.
+/// The optimizer of every training here.
 pub fn optimizer(steps: u32, peak: f32) -> Optimizer {
     let schedule = LrSchedule { peak, warmup: 2, steps, floor: 0.1 };
     Optimizer {
@@ -179,7 +177,7 @@ pub fn optimizer(steps: u32, peak: f32) -> Optimizer {
     }
 }
 
-/// The training of a new latent reasoner of six thoughts that says no step from the beginning.
+/// Settings of a task that trains a new reasoner with six thoughts and no explicit steps.
 pub struct ReasonerFixture {
     pub width: usize,
     pub layers: usize,
@@ -199,14 +197,14 @@ impl ReasonerFixture {
             seed: 4,
         };
         let usage = serde_json::json!({ "family": "coconut", "thoughts": 6, "max_new_tokens": 8 });
-        let begun =
+        let model =
             model_dir::init_model(device(), &ModelInit::Scratch(shape), out, usage).unwrap();
-        let digits = DigitHead::new(device(), &HEADS, "digits", self.width).unwrap();
+        let digits = DigitHead::new(device(), &HEADS, "digits", self.width, 0.1).unwrap();
         let removal = Removal::Smooth { rise: 0.0, all: 1.0, random: 0.0 };
-        let recipe = BatchSpec {
+        let spec = BatchSpec {
             source: ExampleSource::List { examples: Arc::new(examples.clone()), seed: 2 },
-            tokenizer: Arc::new(begun.tokenizer),
-            markers: begun.markers,
+            tokenizer: Arc::new(model.tokenizer),
+            markers: model.markers,
             curriculum: Curriculum::Latent { thoughts: 6, removal },
             batch_size: self.batch,
             batches: u64::from(self.steps * self.accumulation_steps),
@@ -215,12 +213,8 @@ impl ReasonerFixture {
         };
         ReasonerTask {
             device: device().clone(),
-            train_step: LatentTrainStep::new(
-                begun.decoder,
-                TrainableHead::Identity,
-                Some((digits, 0.1)),
-            ),
-            loader: DataLoader::new(recipe),
+            train_step: LatentTrainStep::new(model.decoder, TrainableHead::Identity, Some(digits)),
+            loader: DataLoader::new(spec),
             dropout: self.dropout,
             seed: 6,
             accumulation_steps: self.accumulation_steps,
@@ -229,4 +223,13 @@ impl ReasonerFixture {
             held_out: examples,
         }
     }
+}
+
+/// Runs the training loop on the tests' device.
+pub fn train(
+    task: &mut dyn TrainTask,
+    config: &TrainConfig,
+    on_event: &mut EventCallback<'_>,
+) -> Result<TrainOutcome, TrainError> {
+    Trainer { device: device(), config }.run(task, on_event)
 }

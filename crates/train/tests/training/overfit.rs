@@ -1,20 +1,20 @@
-//! Ten problems by heart, through six thoughts: what was learned is saved, loaded by the engine,
-//! and all right.
+//! Overfitting ten problems through six thoughts: after saving and loading, the engine answers all
+//! of them correctly.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 
 use engine::{LatentLength, Reasoner};
 use train::reasoner::greedy_accuracy;
-use train::trainer::{self, TrainConfig, TrainEvent, TrainOutcome};
+use train::trainer::{TrainConfig, TrainEvent, TrainOutcome};
 
-use crate::support::{ReasonerFixture, device, optimizer, problems};
+use crate::support::{ReasonerFixture, device, optimizer, problems, train};
 
 #[test]
-fn ten_problems_through_six_thoughts() {
+fn ten_problems_are_overfitted_through_six_thoughts() {
     let dir = tempfile::tempdir().unwrap();
     let steps = 150;
-    let reasoning = ReasonerFixture {
+    let fixture = ReasonerFixture {
         width: 32,
         layers: 2,
         batch: 10,
@@ -22,8 +22,8 @@ fn ten_problems_through_six_thoughts() {
         steps,
         dropout: 0.0,
     };
-    let mut course = reasoning.task(dir.path(), problems(10));
-    let plan = TrainConfig {
+    let mut task = fixture.task(dir.path(), problems(10));
+    let config = TrainConfig {
         optimizer: optimizer(steps, 1e-2),
         accumulation_steps: 1,
         dir: dir.path().join("training"),
@@ -33,13 +33,13 @@ fn ten_problems_through_six_thoughts() {
         fingerprint: "ten".to_owned(),
     };
     let mut losses = Vec::new();
-    let ended = trainer::run(&mut course, device(), &plan, &mut |event| {
-        if let TrainEvent::Stepped { log_line: line, .. } = event {
-            losses.push(line["loss"].as_f64().unwrap());
+    let outcome = train(&mut task, &config, &mut |event| {
+        if let TrainEvent::Stepped { log_line, .. } = event {
+            losses.push(log_line["loss"].as_f64().unwrap());
         }
         ControlFlow::Continue(())
     });
-    assert_eq!(ended.unwrap(), TrainOutcome::Finished);
+    assert_eq!(outcome.unwrap(), TrainOutcome::Finished);
     let last = losses[losses.len() - 1];
     assert!(last < 0.05, "the loss is still {last} after {steps} steps");
     let reasoner = Reasoner::load(device(), dir.path(), None).unwrap();

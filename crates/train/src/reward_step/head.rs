@@ -1,0 +1,166 @@
+//! Reward heads: from hidden states to one reward per thought or answer.
+
+use model::{ModelError, Parameter, TensorSource, TrainableLinear};
+use tensor::ops::{self, OutputDtype};
+use tensor::{Device, DeviceError, Tensor};
+
+/// The form of a reward head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RewardHeadKind {
+    /// A linear map of the hidden state at the thought (the published form).
+    Linear,
+    /// A SwiGLU over the hidden state at the thought, the one a position before it, and the thought
+    /// itself, so that the predicted and the actual thought can be compared.
+    Compare,
+}
+
+/// A reward head with its gradients.
+#[derive(Debug)]
+pub enum TrainableRewardHead {
+    /// width -> 1
+    Linear(Box<TrainableLinear>),
+    /// Three maps to one inner layer, and one from it to the reward.
+    Compare(Box<TrainableCompareHead>),
+}
+
+/// The maps of [`TrainableRewardHead::Compare`].
+#[derive(Debug)]
+pub struct TrainableCompareHead {
+    at: TrainableLinear,      // width -> 2 * width
+    before: TrainableLinear,  // width -> 2 * width
+    thought: TrainableLinear, // width -> 2 * width
+    out: TrainableLinear,     // width -> 1
+}
+
+/// The inputs of a head, one row per thought or answer, each (rows, width); or their gradients.
+pub(super) struct RewardHeadRows {
+    /// Hidden states at the thought or at the answer's last token.
+    pub(super) at: Tensor,
+    /// Hidden states one position before the thought or before the answer.
+    pub(super) before: Tensor,
+    /// The thoughts, or the hidden states at the last thought.
+    pub(super) thought: Tensor,
+}
+
+impl TrainableRewardHead {
+    /// A head for thoughts.
+    pub fn load(
+        device: &Device,
+        source: &impl TensorSource,
+        kind: RewardHeadKind,
+        width: usize,
+    ) -> Result<Self, ModelError> {
+        match kind {
+            RewardHeadKind::Linear => {
+                let linear = TrainableLinear::load(device, source, "classifier", (width, 1))?;
+                Ok(Self::Linear(Box::new(linear)))
+            }
+            RewardHeadKind::Compare => Self::load_compare(device, source, "compare", width),
+        }
+    }
+
+    /// A head for answers.
+    pub fn outcome(
+        device: &Device,
+        source: &impl TensorSource,
+        width: usize,
+    ) -> Result<Self, ModelError> {
+        Self::load_compare(device, source, "verdict", width)
+    }
+
+    fn load_compare(
+        device: &Device,
+        source: &impl TensorSource,
+        name: &str,
+        width: usize,
+    ) -> Result<Self, ModelError> {
+        let load = |part: &str, shape| {
+            TrainableLinear::load(device, source, &format!("{name}.{part}"), shape)
+        };
+        Ok(Self::Compare(Box::new(TrainableCompareHead {
+            at: load("at", (width, 2 * width))?,
+            before: load("before", (width, 2 * width))?,
+            thought: load("thought", (width, 2 * width))?,
+            out: load("out", (width, 1))?,
+        })))
+    }
+
+    fn linears(&self) -> Vec<&TrainableLinear> {
+        match self {
+            Self::Linear(linear) => vec![linear],
+            Self::Compare(head) => vec![&head.at, &head.before, &head.thought, &head.out],
+        }
+    }
+
+    fn linears_mut(&mut self) -> Vec<&mut TrainableLinear> {
+        match self {
+            Self::Linear(linear) => vec![linear],
+            Self::Compare(head) => {
+                vec![&mut head.at, &mut head.before, &mut head.thought, &mut head.out]
+            }
+        }
+    }
+
+    /// All parameters, in a fixed order.
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.linears().into_iter().flat_map(TrainableLinear::parameters)
+    }
+
+    /// All parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        self.linears_mut().into_iter().flat_map(TrainableLinear::parameters_mut)
+    }
+
+    /// Copies changed parameters to the weights that the forward pass uses.
+    pub fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
+        self.linears_mut().into_iter().try_for_each(|linear| linear.sync_weights(device))
+    }
+
+    /// The rewards (rows, 1), and what backward needs: the inner layer before and after its
+    /// activation.
+    pub(super) fn forward(
+        &self,
+        device: &Device,
+        x: &RewardHeadRows,
+    ) -> Result<(Tensor, [Tensor; 2]), DeviceError> {
+        match self {
+            Self::Linear(linear) => Ok((linear.forward(device, &x.at)?, Default::default())),
+            Self::Compare(head) => {
+                let mut pre_activation = head.at.forward(device, &x.at)?;
+                ops::add(device, &mut pre_activation, &head.before.forward(device, &x.before)?)?;
+                ops::add(device, &mut pre_activation, &head.thought.forward(device, &x.thought)?)?;
+                let mut inner = Tensor::default();
+                ops::swiglu(device, &pre_activation, &mut inner)?;
+                Ok((head.out.forward(device, &inner)?, [pre_activation, inner]))
+            }
+        }
+    }
+
+    /// Adds the head's gradients; returns those of its inputs. A linear head reads only `at`, and
+    /// leaves the other two empty.
+    pub(super) fn backward(
+        &mut self,
+        device: &Device,
+        x: &RewardHeadRows,
+        [pre_activation, inner]: &[Tensor; 2],
+        drewards: &Tensor,
+    ) -> Result<RewardHeadRows, DeviceError> {
+        match self {
+            Self::Linear(linear) => Ok(RewardHeadRows {
+                at: linear.backward(device, &x.at, drewards)?,
+                before: Tensor::default(),
+                thought: Tensor::default(),
+            }),
+            Self::Compare(head) => {
+                let dinner = head.out.backward(device, inner, drewards)?;
+                let mut dpre = Tensor::default();
+                ops::swiglu_backward(device, pre_activation, &dinner, OutputDtype::F32, &mut dpre)?;
+                Ok(RewardHeadRows {
+                    thought: head.thought.backward(device, &x.thought, &dpre)?,
+                    at: head.at.backward(device, &x.at, &dpre)?,
+                    before: head.before.backward(device, &x.before, &dpre)?,
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Rows of one decoder pass, shared by both train steps: what is fed at each position, and how
+//! gradients of selected rows are added up.
+//!
+//! Sequences of different lengths are packed without padding; a row belongs to one position of one
+//! sequence.
+
+use model::{Cache, Decoder, Dropout, Pass, Sequence};
+use tensor::ops::{self, Indices, RowPerturbation};
+use tensor::{Device, DeviceError, Tensor};
+
+/// The input of a row.
+#[derive(Clone, Copy)]
+pub(crate) enum RowInput {
+    /// A token, which is embedded.
+    Token(u32),
+    /// A thought: the next of the vectors that are given with the pass.
+    Vector,
+}
+
+/// The inputs of a pass, row by row.
+#[derive(Default)]
+pub(crate) struct PassRows {
+    pub(crate) pass: Pass,
+    /// Per row: its dropout, if any.
+    dropout: Vec<Option<RowPerturbation>>,
+    /// The tokens, in row order.
+    pub(crate) tokens: Vec<u32>,
+    /// Rows that are fed `tokens`, and rows that are fed vectors.
+    pub(crate) token_rows: Vec<usize>,
+    pub(crate) vector_rows: Vec<usize>,
+}
+
+impl PassRows {
+    /// Adds the next position of `sequence`. Only rows with `is_output` have a hidden state.
+    pub(crate) fn push(
+        &mut self,
+        cache: &mut Cache,
+        sequence: &mut Sequence,
+        input: RowInput,
+        dropout: Option<RowPerturbation>,
+        is_output: bool,
+    ) {
+        let row = self.dropout.len();
+        match input {
+            RowInput::Token(token) => {
+                self.tokens.push(token);
+                self.token_rows.push(row);
+            }
+            RowInput::Vector => self.vector_rows.push(row),
+        }
+        self.dropout.push(dropout);
+        self.pass.push(cache, sequence, is_output);
+    }
+
+    /// Dropout of the whole pass.
+    pub(crate) fn dropout(&self) -> Dropout<'_> {
+        Dropout::Sampled(&self.dropout)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.dropout.is_empty()
+    }
+
+    /// Per row: the index of its input in the concatenation of embedded tokens and vectors.
+    pub(crate) fn input_order(&self) -> Vec<usize> {
+        let mut order = vec![0; self.dropout.len()];
+        let rows = self.token_rows.iter().chain(&self.vector_rows);
+        rows.enumerate().for_each(|(i, &row)| order[row] = i);
+        order
+    }
+}
+
+/// The previous batch's cache, cleared, if it has enough slots; otherwise a new one with an eighth
+/// to spare.
+pub(crate) fn reuse_cache(
+    previous: Option<Cache>,
+    decoder: &Decoder,
+    slots: usize,
+) -> Result<Cache, DeviceError> {
+    match previous {
+        Some(mut cache) if cache.slots() >= slots => {
+            cache.clear();
+            Ok(cache)
+        }
+        _ => Cache::new(decoder.device(), decoder.config(), slots + slots / 8),
+    }
+}
+
+fn is_identity(rows: &[usize], count: usize) -> bool {
+    rows.len() == count && rows.iter().enumerate().all(|(i, &row)| i == row)
+}
+
+/// `out[rows[i]] += x[i]`
+pub(crate) fn scatter_add(
+    device: &Device,
+    x: &Tensor,
+    rows: &[usize],
+    out: &mut Tensor,
+) -> Result<(), DeviceError> {
+    if is_identity(rows, out.rows()) {
+        return ops::add(device, out, x);
+    }
+    let rows = Indices::new(device, rows.iter().map(|&row| row as u32).collect())?;
+    ops::scatter_add(device, x, &rows, out)
+}
+
+/// A matrix of the shape of `like`: the sum of the parts, each scattered to its rows.
+pub(crate) fn assemble_rows(
+    device: &Device,
+    mut parts: Vec<(Tensor, Vec<usize>)>,
+    like: &Tensor,
+) -> Result<Tensor, DeviceError> {
+    if let [(_, rows)] = &parts[..]
+        && is_identity(rows, like.rows())
+    {
+        return Ok(parts.remove(0).0);
+    }
+    let mut out = Tensor::zeros_on(device, like.rows(), like.cols())?;
+    for (part, rows) in &parts {
+        scatter_add(device, part, rows, &mut out)?;
+    }
+    Ok(out)
+}

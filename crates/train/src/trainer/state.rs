@@ -1,0 +1,139 @@
+//! `state.safetensors`: everything that a training resumes from.
+//!
+//! Tensors `i.value`, `i.first` and `i.second` are parameter i and its AdamW moments, in f32; the
+//! header's metadata holds the rest as JSON.
+
+use std::ops::ControlFlow;
+
+use model::NamedTensor;
+use model::save::{self, SaveDtype};
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use tensor::{Device, Tensor};
+
+use super::{Evaluation, EventCallback, TrainConfig, TrainEvent, TrainTask};
+use crate::error::TrainError;
+
+const STATE_FILE: &str = "state.safetensors";
+/// The key of the header's metadata.
+const METADATA_KEY: &str = "training";
+
+/// The progress of a training.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct TrainState {
+    /// See [`TrainConfig::fingerprint`].
+    fingerprint: String,
+    pub(super) steps: u32,
+    /// The best score of an evaluation.
+    pub(super) best: Option<f64>,
+    #[serde(rename = "looks_since")]
+    evals_since_best: u32,
+}
+
+impl TrainState {
+    /// Restores the saved state into the task's parameters; a fresh state if there is none.
+    pub(super) fn open(
+        task: &mut dyn TrainTask,
+        device: &Device,
+        config: &TrainConfig,
+    ) -> Result<Self, TrainError> {
+        let path = config.dir.join(STATE_FILE);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self { fingerprint: config.fingerprint.clone(), ..Self::default() });
+            }
+            Err(source) => return Err(TrainError::Io { path, source }),
+        };
+        let damaged = |reason: String| TrainError::BadState { path: path.clone(), reason };
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(e.to_string()))?;
+        let metadata = header.metadata().as_ref().and_then(|entries| entries.get(METADATA_KEY));
+        let metadata =
+            metadata.ok_or_else(|| damaged(format!("no `{METADATA_KEY}` in its header")))?;
+        let state: Self = serde_json::from_str(metadata)
+            .map_err(|e| damaged(format!("`{METADATA_KEY}` in its header: {e}")))?;
+        if state.fingerprint != config.fingerprint {
+            return Err(TrainError::SettingsChanged { path });
+        }
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
+        for (i, parameter) in task.parameters_mut().into_iter().enumerate() {
+            let shape = [parameter.value.rows(), parameter.value.cols()];
+            let restore = |what: &str| -> Result<Tensor, TrainError> {
+                let tensor = read_tensor(&file, &format!("{i}.{what}"), shape).map_err(damaged)?;
+                Ok(tensor.to_device(device)?)
+            };
+            parameter.value = restore("value")?;
+            parameter.moments.first = restore("first")?;
+            parameter.moments.second = restore("second")?;
+        }
+        task.sync_weights()?;
+        Ok(state)
+    }
+
+    /// Whether all steps are done, or early stopping ended them.
+    pub(super) fn is_finished(&self, config: &TrainConfig) -> bool {
+        let stopped = config.patience > 0 && self.evals_since_best >= config.patience;
+        stopped || self.steps >= config.optimizer.schedule.steps
+    }
+
+    /// Whether something is due that happens every `every` steps and at the end.
+    pub(super) fn is_due(&self, config: &TrainConfig, every: u32) -> bool {
+        self.is_finished(config) || (every > 0 && self.steps.is_multiple_of(every))
+    }
+
+    pub(super) fn save(
+        &self,
+        task: &dyn TrainTask,
+        config: &TrainConfig,
+    ) -> Result<(), TrainError> {
+        let mut tensors = Vec::new();
+        for (i, parameter) in task.parameters().into_iter().enumerate() {
+            let moments = &parameter.moments;
+            let parts = [
+                ("value", &parameter.value),
+                ("first", &moments.first),
+                ("second", &moments.second),
+            ];
+            for (what, tensor) in parts {
+                let (shape, host) = (vec![tensor.rows(), tensor.cols()], tensor.clone().to_host()?);
+                let (name, values) = (format!("{i}.{what}"), host.data().to_vec());
+                tensors.push(NamedTensor { name, shape, values });
+            }
+        }
+        let path = config.dir.join(STATE_FILE);
+        let metadata = serde_json::to_string(self)
+            .map_err(|e| TrainError::BadState { path: path.clone(), reason: e.to_string() })?;
+        Ok(save::write_safetensors(&path, &tensors, SaveDtype::F32, (METADATA_KEY, &metadata))?)
+    }
+
+    /// Evaluates the task, and saves the model if it is the best so far or the last is kept.
+    pub(super) fn evaluate(
+        &mut self,
+        task: &mut dyn TrainTask,
+        config: &TrainConfig,
+        on_event: &mut EventCallback<'_>,
+    ) -> Result<ControlFlow<()>, TrainError> {
+        let Some(Evaluation { metrics, score }) = task.evaluate(self.steps)? else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        let improved = self.best.is_none_or(|best| score > best);
+        if improved || config.patience == 0 {
+            task.save()?;
+        }
+        self.evals_since_best = if improved { 0 } else { self.evals_since_best + 1 };
+        self.best = if improved { Some(score) } else { self.best };
+        Ok(on_event(TrainEvent::Evaluated { steps: self.steps, metrics: &metrics }))
+    }
+}
+
+/// A tensor of a state, if it is f32 and of that shape; otherwise what is wrong with it.
+fn read_tensor(file: &SafeTensors<'_>, name: &str, shape: [usize; 2]) -> Result<Tensor, String> {
+    let view = file.tensor(name).map_err(|e| format!("`{name}`: {e}"))?;
+    if view.shape() != shape || view.dtype() != Dtype::F32 {
+        let found = format!("{} {:?}", view.dtype(), view.shape());
+        return Err(format!("`{name}` is {found} where F32 {shape:?} belongs"));
+    }
+    let chunks = view.data().as_chunks::<4>().0;
+    let numbers = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    Ok(Tensor::from_vec(shape[0], shape[1], numbers))
+}

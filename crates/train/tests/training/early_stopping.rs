@@ -1,0 +1,152 @@
+//! Early stopping: the best model is kept, and a training that stopped does not continue.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use model::Parameter;
+use serde_json::{Map, Value};
+use train::TrainError;
+use train::trainer::{Evaluation, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
+
+use crate::support::{ReasonerFixture, optimizer, problems, train};
+
+/// A task whose evaluations return given scores.
+#[derive(Default)]
+struct ScriptedTask {
+    scores: Vec<f64>,
+    steps_done: u32,
+    saved: Vec<u32>,
+}
+
+impl TrainTask for ScriptedTask {
+    fn accumulate_gradients(
+        &mut self,
+        step: u32,
+        _: u32,
+    ) -> Result<Map<String, Value>, TrainError> {
+        self.steps_done = step + 1;
+        Ok(Map::new())
+    }
+
+    fn parameters(&self) -> Vec<&Parameter> {
+        Vec::new()
+    }
+
+    fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
+        Vec::new()
+    }
+
+    fn sync_weights(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    fn evaluate(&mut self, steps: u32) -> Result<Option<Evaluation>, TrainError> {
+        let score = self.scores.get(steps as usize - 1);
+        Ok(score.map(|&score| Evaluation { metrics: Map::new(), score }))
+    }
+
+    fn save(&mut self) -> Result<(), TrainError> {
+        self.saved.push(self.steps_done);
+        Ok(())
+    }
+}
+
+fn config(dir: &Path, patience: u32) -> TrainConfig {
+    let (optimizer, dir, fingerprint) = (optimizer(8, 1e-3), dir.to_owned(), String::new());
+    TrainConfig {
+        optimizer,
+        accumulation_steps: 1,
+        dir,
+        save_every: 0,
+        eval_every: 1,
+        patience,
+        fingerprint,
+    }
+}
+
+const SCORES: [f64; 8] = [0.1, 0.5, 0.4, 0.6, 0.6, 0.2, 0.9, 1.0];
+
+fn scripted() -> ScriptedTask {
+    ScriptedTask { scores: SCORES.to_vec(), ..ScriptedTask::default() }
+}
+
+#[test]
+fn patience_ends_training_and_the_best_model_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut task = scripted();
+    let config = config(dir.path(), 2);
+    let run =
+        |task: &mut ScriptedTask| train(task, &config, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(run(&mut task), TrainOutcome::Finished);
+    assert_eq!(
+        (task.steps_done, &task.saved[..]),
+        (6, &[1, 2, 4][..]),
+        "an equal score is not an improvement"
+    );
+    let mut again = scripted();
+    assert_eq!(run(&mut again), TrainOutcome::Finished);
+    assert_eq!(
+        (again.steps_done, again.saved.len()),
+        (0, 0),
+        "a stopped training does not continue when it is resumed"
+    );
+}
+
+#[test]
+fn without_patience_the_last_model_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut task = scripted();
+    train(&mut task, &config(dir.path(), 0), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((task.steps_done, task.saved.last()), (8, Some(&8)));
+}
+
+#[test]
+fn patience_counts_across_interruptions() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, mut steps) = (config(dir.path(), 2), Vec::new());
+    loop {
+        let mut task = scripted();
+        let outcome = train(&mut task, &config, &mut |event| match event {
+            TrainEvent::Evaluated { .. } => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        });
+        steps.push(task.steps_done);
+        if outcome.unwrap() == TrainOutcome::Finished {
+            break;
+        }
+    }
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn an_interruption_at_the_last_step_still_saves_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut task = ScriptedTask::default(); // no evaluations
+    let outcome = train(&mut task, &config(dir.path(), 0), &mut |event| match event {
+        TrainEvent::Stepped { steps: 8, .. } => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    });
+    assert_eq!((outcome.unwrap(), &task.saved[..]), (TrainOutcome::Finished, &[8][..]));
+}
+
+#[test]
+fn evaluation_leaves_the_saved_model_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = ReasonerFixture {
+        width: 16,
+        layers: 1,
+        batch: 2,
+        accumulation_steps: 1,
+        steps: 2,
+        dropout: 0.0,
+    };
+    let mut task = fixture.task(dir.path(), problems(2));
+    task.save().unwrap();
+    let weights = || std::fs::read(dir.path().join("model.safetensors")).unwrap();
+    let before = weights();
+    task.parameters_mut()[0].value.data_mut().fill(0.5);
+    task.sync_weights().unwrap();
+    task.evaluate(1).unwrap().unwrap();
+    assert!(weights() == before, "the saved model was overwritten");
+    assert!(!dir.path().join("training/look").exists(), "temporary files remain");
+}

@@ -1,0 +1,294 @@
+//! Saved models: the engine loads them and computes what was trained; latent markers are added to a
+//! vocabulary that lacks them.
+
+use std::path::Path;
+
+use engine::{
+    AnswerBatch, Family, Prompt, REFERENCE_DIR, Reasoner, ReferenceTracer, RewardModel, reference,
+};
+use model::save::SaveDtype;
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use model::{Cache, Checkpoint, Decoder, Pass, Sequence, Tokenizer, TrainableDecoder};
+use serde_json::{Value, json};
+use tensor::Tensor;
+use train::model_dir::{self, ModelInit, save_weights};
+use train::reward_step::{RewardHeadKind, RewardTrainStep};
+use train::trainer::TrainTask;
+
+use crate::support::{
+    ReasonerFixture, device, loss_config, optimizer, problems, reward_example, reward_step, tiny,
+    with_outcome_head,
+};
+
+/// Hidden states of some tokens.
+fn hidden(decoder: &Decoder, tokens: &[u32]) -> Tensor {
+    let mut cache = Cache::new(device(), decoder.config(), Cache::slots_for(tokens.len())).unwrap();
+    let pass = whole(&mut cache, tokens);
+    decoder.forward(&mut cache, &pass, decoder.embed(tokens).unwrap(), None).unwrap()
+}
+
+fn whole(cache: &mut Cache, tokens: &[u32]) -> Pass {
+    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    tokens.iter().for_each(|_| pass.push(cache, &mut sequence, true));
+    pass
+}
+
+/// The same through the forward pass of training.
+fn train_hidden(model: &TrainableDecoder, tokens: &[u32]) -> Tensor {
+    let mut cache =
+        Cache::new(device(), model.decoder.config(), Cache::slots_for(tokens.len())).unwrap();
+    let pass = whole(&mut cache, tokens);
+    model.forward(&mut cache, &pass, model.decoder.embed(tokens).unwrap(), None).unwrap().0
+}
+
+const TOKENS: [u32; 6] = [40, 9, 77, 40, 3, 120];
+
+fn run_steps(task: &mut dyn TrainTask) {
+    for step in 0..3 {
+        task.accumulate_gradients(step, 0).unwrap();
+        optimizer(3, 1e-2).step(device(), step, 1, task.parameters_mut()).unwrap();
+        task.sync_weights().unwrap();
+    }
+}
+
+#[test]
+fn a_saved_reasoner_computes_what_was_trained() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = ReasonerFixture {
+        width: 16,
+        layers: 2,
+        batch: 3,
+        accumulation_steps: 1,
+        steps: 3,
+        dropout: 0.1,
+    };
+    let mut task = fixture.task(dir.path(), problems(3));
+    let fresh = hidden(&task.train_step.model.decoder, &TOKENS);
+    run_steps(&mut task);
+    task.save().unwrap();
+    let own = hidden(&task.train_step.model.decoder, &TOKENS);
+    assert_ne!(own.data(), fresh.data(), "training changed nothing");
+    let loaded = Reasoner::load(device(), dir.path(), None).unwrap();
+    assert_eq!(hidden(&loaded.decoder, &TOKENS).data(), own.data(), "bit by bit");
+    let segment = train_hidden(&task.train_step.model, &TOKENS);
+    assert!(
+        segment.data().iter().zip(own.data()).all(|(a, b)| (a - b).abs() < 1e-5),
+        "training's forward pass computes the same"
+    );
+}
+
+#[test]
+fn a_reasoner_saved_in_bf16_is_close() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = ReasonerFixture {
+        width: 16,
+        layers: 2,
+        batch: 3,
+        accumulation_steps: 1,
+        steps: 3,
+        dropout: 0.0,
+    };
+    let mut task = fixture.task(dir.path(), problems(3));
+    task.dtype = SaveDtype::Bf16;
+    task.save().unwrap();
+    let loaded = Reasoner::load(device(), dir.path(), None).unwrap();
+    let (own, read) =
+        (hidden(&task.train_step.model.decoder, &TOKENS), hidden(&loaded.decoder, &TOKENS));
+    assert!(
+        own.data().iter().zip(read.data()).all(|(a, b)| (a - b).abs() < 0.1),
+        "{:?} {:?}",
+        own.row(5),
+        read.row(5)
+    );
+}
+
+#[test]
+fn a_saved_reward_model_gives_the_rewards_of_training() {
+    let pairs = [
+        (CheckpointFamily::Coconut, CheckpointFamily::RewardGpt2, RewardHeadKind::Linear),
+        (CheckpointFamily::Coconut, CheckpointFamily::RewardGpt2, RewardHeadKind::Compare),
+        (CheckpointFamily::LatentSft, CheckpointFamily::RewardLlama, RewardHeadKind::Compare),
+    ];
+    for (reasoner, reward, head) in pairs {
+        let (reasoner_dir, reward_dir) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_checkpoint(reasoner_dir.path(), &tiny(reasoner)).unwrap();
+        let family = if reasoner == CheckpointFamily::Coconut {
+            Family::COCONUT
+        } else {
+            Family::LATENT_SFT
+        };
+        let reasoner = Reasoner::load(device(), reasoner_dir.path(), Some(family)).unwrap();
+        let mut step = reward_step(reward, head, true);
+        model_dir::copy_description(reasoner_dir.path(), reward_dir.path()).unwrap();
+        save(&step, reward_dir.path());
+        let loaded = RewardModel::load(device(), reward_dir.path(), &reasoner).unwrap();
+        let example = reward_example(3, &[2, 3, 1]);
+        let prompt = Prompt { id: example.id, text: String::new(), tokens: example.prompt.clone() };
+        let thoughts = [
+            example.thoughts.select(0..2),
+            example.thoughts.select(2..5),
+            example.thoughts.select(5..6),
+        ];
+        let engine: Vec<f32> = reference::rewards(&loaded, &prompt, &thoughts).unwrap().concat();
+        let own = step.predict(&[example]).unwrap().remove(0).process;
+        let close = engine.iter().zip(&own).all(|(a, b)| (a - b).abs() < 1e-5);
+        assert!(
+            close && engine.len() == 6,
+            "{head:?}: {engine:?} by the engine, {own:?} by the train step"
+        );
+        assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "equal rewards would show nothing");
+        let losses = step
+            .accumulate_gradients(
+                &[reward_example(3, &[2, 3, 1])],
+                loss_config(train::loss::Objective::Bce, None),
+            )
+            .unwrap();
+        assert!(losses.objective.is_finite());
+    }
+}
+
+/// With another reasoner as its reference, and an outcome head.
+#[test]
+fn a_saved_outcome_head_gives_the_outcome_rewards_of_training() {
+    let (reasoner_dir, reference_dir, reward_dir) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_checkpoint(reasoner_dir.path(), &tiny(CheckpointFamily::Coconut)).unwrap();
+    write_checkpoint(
+        reference_dir.path(),
+        &CheckpointSpec { seed: 77, ..tiny(CheckpointFamily::Coconut) },
+    )
+    .unwrap();
+    let reasoner = Reasoner::load(device(), reasoner_dir.path(), None).unwrap();
+    let mut step =
+        with_outcome_head(reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, true));
+    model_dir::copy_description(reasoner_dir.path(), reward_dir.path()).unwrap();
+    model_dir::copy_model(reference_dir.path(), &reward_dir.path().join(REFERENCE_DIR)).unwrap();
+    save(&step, reward_dir.path());
+    let other = tempfile::tempdir().unwrap();
+    write_checkpoint(other.path(), &tiny(CheckpointFamily::LatentSft)).unwrap();
+    let other = Reasoner::load(device(), other.path(), Some(Family::LATENT_SFT)).unwrap();
+    let error = RewardModel::load(device(), reward_dir.path(), &other).err();
+    assert!(
+        matches!(error, Some(engine::EngineError::UnreadableAnswers { reads: 260, says }) if says > 260),
+        "{error:?}"
+    );
+    let loaded = RewardModel::load(device(), reward_dir.path(), &reasoner).unwrap();
+    let mut example = reward_example(3, &[2, 3, 0]);
+    let prompt = Prompt { id: example.id, text: String::new(), tokens: example.prompt.clone() };
+    let thoughts = [
+        example.thoughts.select(0..2),
+        example.thoughts.select(2..5),
+        example.thoughts.select(5..5),
+    ];
+    let answers: Vec<_> = example.answers.iter().map(|tokens| tokens.clone().into()).collect();
+    let batch =
+        AnswerBatch { end_latent: &step.outcome.as_ref().unwrap().end_latent, answers: &answers };
+    let engine = reference::rewards_with_answers(&loaded, &prompt, &thoughts, Some(batch)).unwrap();
+    example.reference_trace = ReferenceTracer::default()
+        .trace(loaded.reference.as_ref().unwrap(), &[&prompt])
+        .unwrap()
+        .thoughts;
+    let own = step.predict(std::slice::from_ref(&example)).unwrap().remove(0);
+    let process: Vec<f32> = engine.iter().flat_map(|rewards| rewards.process.clone()).collect();
+    let outcome: Vec<f32> = engine.iter().filter_map(|rewards| rewards.outcome).collect();
+    let close = |a: &[f32], b: &[f32]| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5)
+    };
+    assert!(
+        close(&process, &own.process) && close(&outcome, &own.outcome),
+        "{engine:?} by the engine, {own:?} by the train step"
+    );
+    assert!(outcome.len() == 3 && (outcome[0] - outcome[1]).abs() > 1e-4, "{outcome:?}");
+    example.reference_trace = Tensor::default();
+    let without = step.predict(&[example]).unwrap().remove(0);
+    assert!(!close(&without.outcome, &own.outcome), "the reference trace has no effect");
+}
+
+fn save(step: &RewardTrainStep, dir: &Path) {
+    let (model, heads) = (&step.model, step.head_parameters());
+    let config = model.decoder.config();
+    save_weights(dir, config, model.parameters(), heads, SaveDtype::F32).unwrap();
+}
+
+/// Removes the latent markers from a tokenizer.
+fn remove_markers(dir: &Path) {
+    for (file, field) in
+        [("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")]
+    {
+        let path = dir.join(file);
+        let mut value: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let marker = |token: &Value| token["content"].as_str().unwrap().contains("latent");
+        match &mut value[field] {
+            Value::Array(list) => list.retain(|token| !marker(token)),
+            Value::Object(map) => map.retain(|_, token| !marker(token)),
+            other => panic!("{file}: {other}"),
+        }
+        std::fs::write(path, value.to_string()).unwrap();
+    }
+}
+
+const MARKERS: [&str; 3] = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"];
+
+/// Initializes a model from a directory without markers, whose embedding table is `padded` beyond
+/// its vocabulary or not.
+fn assert_markers_are_added(padded: bool) {
+    let (tokens, plain, out) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_checkpoint(tokens.path(), &tiny(CheckpointFamily::Coconut)).unwrap();
+    if !padded {
+        remove_markers(tokens.path());
+    }
+    let spec = CheckpointSpec {
+        tokenizer_from: Some(tokens.path().to_owned()),
+        ..tiny(CheckpointFamily::Coconut)
+    };
+    write_checkpoint(plain.path(), &spec).unwrap();
+    remove_markers(plain.path());
+    let before = Checkpoint::open(plain.path()).unwrap();
+    let (rows, words) =
+        (before.config().vocab, Tokenizer::read(plain.path()).unwrap().vocab_size());
+    assert_eq!(rows, if padded { words + 3 } else { words });
+
+    let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
+    let model = model_dir::init_model(
+        device(),
+        &ModelInit::Pretrained(plain.path().to_owned()),
+        out.path(),
+        usage,
+    )
+    .unwrap();
+    let config = model.decoder.decoder.config();
+    assert_eq!(config.vocab, words + 3);
+    for (id, marker) in (words as u32..).zip(MARKERS) {
+        assert_eq!(model.tokenizer.token_to_id(marker), Some(id), "{marker}");
+    }
+    save_weights(out.path(), config, model.decoder.parameters(), [], SaveDtype::F32).unwrap();
+    let after = Checkpoint::open(out.path()).unwrap();
+    let table = after.tensor("wte.weight", &[words + 3, 16]).unwrap();
+    let old = before.tensor("wte.weight", &[rows, 16]).unwrap();
+    assert_eq!(table[..rows * 16], old[..], "old embeddings are unchanged");
+    if !padded {
+        let copied = model.tokenizer.encode("<<").unwrap()[0] as usize;
+        assert!(
+            table[rows * 16..].chunks(16).all(|row| *row == old[copied * 16..][..16]),
+            "new embeddings are copies of an existing token's"
+        );
+    }
+    let loaded = Reasoner::load(device(), out.path(), None).unwrap();
+    assert_eq!(loaded.method.family, Family::COCONUT);
+    assert_eq!(
+        hidden(&loaded.decoder, &TOKENS).data(),
+        hidden(&model.decoder.decoder, &TOKENS).data()
+    );
+}
+
+#[test]
+fn markers_extend_the_embedding_table() {
+    assert_markers_are_added(false);
+}
+
+#[test]
+fn markers_take_the_padding_of_the_embedding_table() {
+    assert_markers_are_added(true);
+}
