@@ -52,7 +52,7 @@ impl TrainableRewardHead {
     ) -> Result<Self, ModelError> {
         match kind {
             RewardHeadKind::Linear => {
-                let linear = TrainableLinear::load(device, source, "classifier", (width, 1))?;
+                let linear = TrainableLinear::load(device, source, "classifier", width, 1)?;
                 Ok(Self::Linear(Box::new(linear)))
             }
             RewardHeadKind::Compare => Self::load_compare(device, source, "compare", width),
@@ -74,14 +74,14 @@ impl TrainableRewardHead {
         name: &str,
         width: usize,
     ) -> Result<Self, ModelError> {
-        let load = |part: &str, shape| {
-            TrainableLinear::load(device, source, &format!("{name}.{part}"), shape)
+        let load = |part: &str, outputs| {
+            TrainableLinear::load(device, source, &format!("{name}.{part}"), width, outputs)
         };
         Ok(Self::Compare(Box::new(TrainableCompareHead {
-            at: load("at", (width, 2 * width))?,
-            before: load("before", (width, 2 * width))?,
-            thought: load("thought", (width, 2 * width))?,
-            out: load("out", (width, 1))?,
+            at: load("at", 2 * width)?,
+            before: load("before", 2 * width)?,
+            thought: load("thought", 2 * width)?,
+            out: load("out", 1)?,
         })))
     }
 
