@@ -9,6 +9,7 @@ mod aggregation;
 mod annotate;
 mod common;
 mod layers;
+mod preset;
 mod report;
 mod sweep;
 mod train;
@@ -26,6 +27,7 @@ pub use common::{
     SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
+pub use preset::PresetKind;
 pub use report::ReportArgs;
 pub use sweep::{SweepArgs, SweepGrid, rounded};
 pub use train::{

@@ -4,9 +4,9 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use engine::Family;
+use latent_tts::Family;
 
-use super::{MachineArgs, OutputArgs, SamplingArgs, values};
+use super::{MachineArgs, OutputArgs, PresetKind, SamplingArgs, values};
 
 /// What a thought is labelled with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -51,11 +51,16 @@ pub struct AnnotateArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
+    /// Published settings in place of the defaults: `paper` is 8 trajectories and 128 rollouts from
+    /// every thought. What is given otherwise wins
+    #[arg(long, value_enum, help_heading = "Labels")]
+    pub preset: Option<PresetKind>,
+
     /// What a thought is labelled with [default: rollouts]
     #[arg(long, value_enum, help_heading = "Labels")]
     pub labels: Option<LabelsKind>,
 
-    /// Rollouts from every thought; the paper has 128 [default: 4]
+    /// Rollouts from every thought; the paper has 128 (--preset paper) [default: 4]
     #[arg(long, short = 'm', value_name = "M", help_heading = "Labels")]
     pub rollouts: Option<NonZeroU32>,
 

@@ -17,8 +17,8 @@ pub struct ModelArgs {
     pub model: Option<String>,
 
     /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local
-    /// cache, `embedded` or `none` [default: embedded for the embedded reasoner, none for
-    /// others]
+    /// cache, `embedded` or `none` [default: embedded for the embedded reasoner, none for others;
+    /// sweep has none unless one is named]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 
@@ -35,7 +35,7 @@ pub enum SamplerKind {
     Dropout,
     /// Gaussian noise on every thought (see --sigma)
     Noise,
-    /// Words of the answer are drawn (see --temperature, --top-p)
+    /// Tokens of the answer are sampled (see --temperature, --top-p)
     Tokens,
     /// Nothing: all trajectories are the same
     None,
@@ -76,12 +76,13 @@ pub struct SamplingArgs {
     #[arg(long, value_enum)]
     pub sampler: Option<SamplerKind>,
 
-    /// Dropout: the share of elements dropped, at least 0 and below 1 [default: the paper's for
-    /// the backbone]
+    /// Dropout: the share of elements dropped, at least 0 and below 1 [default: what the model's
+    /// config.json says (`latent_tts`), else the paper's for the backbone]
     #[arg(long, value_name = "P", value_parser = values::probability, allow_negative_numbers = true)]
     pub p: Option<Probability>,
 
-    /// Noise: its standard deviation [default: the paper's for the backbone]
+    /// Noise: its standard deviation [default: what the model's config.json says, else the paper's
+    /// for the backbone]
     #[arg(long, value_name = "S", value_parser = values::deviation, allow_negative_numbers = true)]
     pub sigma: Option<f32>,
 
@@ -103,11 +104,12 @@ pub struct SamplingArgs {
     pub scope: Option<ScopeKind>,
 
     /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
-    /// number drawn from the range, 0 for none [default: the family's]
+    /// number drawn from the range, 0 for none [default: what the model's config.json says, else
+    /// the family's]
     #[arg(long, value_name = "T", value_parser = values::thoughts)]
     pub thoughts: Option<LatentLength>,
 
-    /// Answer tokens at most [default: the family's]
+    /// Answer tokens at most [default: what the model's config.json says, else the family's]
     #[arg(long, value_name = "COUNT")]
     pub max_new_tokens: Option<NonZeroU32>,
 

@@ -1,4 +1,4 @@
-//! Command line over environment over configuration file, for every flag at once.
+//! Command line over environment over configuration file over preset, for every flag at once.
 //!
 //! clap knows the first two. The file's values become clap's default values, the lowest layer it
 //! has, so that one set of readers and one set of messages serves all three. Names are not repeated
@@ -12,7 +12,7 @@ use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
-use super::Cli;
+use super::{Cli, preset};
 
 /// A file of settings is small; anything larger is another file given by mistake.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -25,10 +25,12 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// key.
 pub fn parse(argv: &[OsString]) -> Result<Cli> {
     let typed = command().try_get_matches_from(argv)?;
+    let mut layered = preset::apply(command(), &typed);
     let config = typed.subcommand().and_then(|(name, matches)| Some((name, config_path(matches)?)));
-    let Some((name, file)) = config else { return Ok(Cli::from_arg_matches(&typed)?) };
-    let layered = with_config(command(), name, &file)
-        .with_context(|| format!("config file {}", file.display()))?;
+    if let Some((name, file)) = config {
+        layered = with_config(layered, name, &file)
+            .with_context(|| format!("config file {}", file.display()))?;
+    }
     Ok(Cli::from_arg_matches(&layered.try_get_matches_from(argv)?)?)
 }
 

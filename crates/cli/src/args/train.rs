@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{DeviceArgs, DtypeKind, OutputArgs, values};
+use super::{DeviceArgs, DtypeKind, OutputArgs, PresetKind, values};
 
 /// What is trained.
 #[derive(Debug, Subcommand)]
@@ -60,6 +60,11 @@ pub struct ReasonerArgs {
     /// The directory to write
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
+
+    /// Published settings in place of the defaults below: `paper` is COCONUT's run on GSM8K. What
+    /// is given otherwise wins
+    #[arg(long, value_enum)]
+    pub preset: Option<PresetKind>,
 
     /// What it learns to do before it answers
     #[arg(long, value_enum, default_value = "latent")]
@@ -232,14 +237,14 @@ pub enum ObjectiveKind {
 pub enum ScoreHeadKind {
     /// A linear map of the hidden state (the published layout)
     Linear,
-    /// Two layers that compare what the judge expected with the thought that came
+    /// Two layers that compare the hidden state before a thought with the thought itself
     Compare,
 }
 
 /// Flags of `train reward`.
 #[derive(Debug, Args)]
 pub struct RewardArgs {
-    /// The reasoner whose thoughts are judged
+    /// The reasoner whose thoughts are scored
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
 
@@ -259,18 +264,22 @@ pub struct RewardArgs {
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
+    /// Published settings in place of the defaults below: `paper` is the LatentRM's head, loss,
+    /// batch and learning rate. What is given otherwise wins
+    #[arg(long, value_enum)]
+    pub preset: Option<PresetKind>,
+
     /// What it is trained by
     #[arg(long, value_enum, default_value = "contrastive")]
     pub objective: ObjectiveKind,
 
-    /// Judge whole answers too: it reads each answer after the thoughts and gives a verdict, which
-    /// the rules then go by
+    /// Score whole answers, too: it reads each answer after the thoughts and gives an outcome
+    /// reward, which the voting rules then use
     #[arg(long)]
     pub reads_answers: bool,
 
-    /// A reasoner that the judge thinks with: it thinks about each question by itself,
-    /// unperturbed, before it reads what others thought. The model is copied into the judge's
-    /// directory
+    /// A reference reasoner: its unperturbed thoughts about each question are read before the
+    /// candidate's. The model is copied into the reward model's directory
     #[arg(long, value_name = "DIR")]
     pub mind: Option<PathBuf>,
 
@@ -278,7 +287,8 @@ pub struct RewardArgs {
     #[arg(long, value_enum, default_value = "compare")]
     pub head: ScoreHeadKind,
 
-    /// The weight of a loss that reads step results from the judge's own states; 0 for none
+    /// The weight of an auxiliary loss that predicts the digits of step results from the reward
+    /// model's hidden states; 0 for none
     #[arg(long, value_name = "WEIGHT", default_value = "0.3")]
     pub digits: f32,
 
