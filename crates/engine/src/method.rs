@@ -165,6 +165,8 @@ impl Method {
             max_new_tokens: defaults.max_new_tokens.unwrap_or(self.max_new_tokens),
             p: defaults.p.map_or(self.p, |p| p as f32),
             sigma: defaults.sigma.map_or(self.sigma, |sigma| sigma as f32),
+            prompt_prefix: defaults.prompt_prefix.clone().unwrap_or(self.prompt_prefix),
+            prompt_suffix: defaults.prompt_suffix.clone().unwrap_or(self.prompt_suffix),
             ..self
         }
     }

@@ -116,6 +116,12 @@ pub struct GenerationDefaults {
     /// The standard deviation of Gaussian noise; finite and not negative.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sigma: Option<f64>,
+    /// Text before the question, in place of the family's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_prefix: Option<String>,
+    /// Text after the question, in place of the family's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_suffix: Option<String>,
 }
 
 /// A decoder's configuration. The module's header lists the invariants.

@@ -216,7 +216,15 @@ fn latent(f: JsonFields) -> Result<LatentConfig, ModelError> {
 
 fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError> {
     let Some(f) = top.object("latent_tts")? else { return Ok(GenerationDefaults::default()) };
-    f.deny_unknown(&["family", "thoughts", "max_new_tokens", "p", "sigma"])?;
+    f.deny_unknown(&[
+        "family",
+        "thoughts",
+        "max_new_tokens",
+        "p",
+        "sigma",
+        "prompt_prefix",
+        "prompt_suffix",
+    ])?;
     let no_thoughts = f.get("thoughts").is_some_and(|n| n.as_u64() == Some(0));
     Ok(GenerationDefaults {
         family: f.string("family")?.map(str::to_owned),
@@ -224,6 +232,8 @@ fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError
         max_new_tokens: f.opt_count("max_new_tokens")?,
         p: f.number("p", |p| (0.0..1.0).contains(&p), "at least 0 and below 1")?,
         sigma: f.number("sigma", |s| s.is_finite() && s >= 0.0, "a finite number, at least 0")?,
+        prompt_prefix: f.string("prompt_prefix")?.map(str::to_owned),
+        prompt_suffix: f.string("prompt_suffix")?.map(str::to_owned),
     })
 }
 
