@@ -70,7 +70,9 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
             }
         }
         for job in &self.jobs[taken..] {
-            take(job, (self.each)(job, &mut lock(&self.streams[0]))?)?;
+            // The lock is released before `take`, which may use the stream itself.
+            let done = (self.each)(job, &mut lock(&self.streams[0]))?;
+            take(job, done)?;
         }
         Ok(())
     }
