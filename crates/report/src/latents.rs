@@ -99,7 +99,7 @@ impl LatentsReader {
 }
 
 fn truncated_error() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file is truncated")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before its numbers do")
 }
 
 fn read_header(mut file: File) -> io::Result<(Metadata, u64)> {

@@ -12,7 +12,7 @@ use crate::{draw, figures, page};
 const PAGE_FILE: &str = "report.html";
 const FIGURES_DIR: &str = "figures";
 
-/// Options of [`write`].
+/// Options of [`write()`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReportOptions {
     /// Accept incomplete runs.

@@ -16,7 +16,7 @@ const SCALE: f32 = 2.0;
 /// The largest width and height in pixels.
 const MAX_PIXELS: f32 = 16_384.0;
 
-/// The bytes of a PNG file; `None` if the drawing has no area or exceeds [`MAX_PIXELS`].
+/// The bytes of a PNG file; `None` if the drawing has no area or exceeds the size limit.
 pub fn encode(drawing: &Drawing) -> Option<Vec<u8>> {
     let (width, height) = (SCALE * drawing.width, SCALE * drawing.height);
     if !(width <= MAX_PIXELS && height <= MAX_PIXELS) {
