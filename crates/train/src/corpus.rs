@@ -1,7 +1,7 @@
 //! An endless stream of grade-school word problems, each a pure function of split, seed and index.
 //!
 //! ```text
-//! rng -> a chain of sentence templates over a running quantity -> draft (text, exact steps) -> split
+//! rng -> chain of sentence templates over a running quantity -> draft (text, steps) -> split
 //! ```
 //!
 //! `effect` is the arithmetic of a sentence, `phrases` the templates by effect, `lexicon` the words

@@ -2,8 +2,8 @@
 //! text.
 //!
 //! JSON is parsed by the crate `dataset`, which knows the field names of every benchmark. iCoT's
-//! text, one example per line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is parsed here. Errors
-//! are that crate's: they name file, position and field.
+//! text, one example per line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is parsed here.
+//! Errors are that crate's: they name file, position and field.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

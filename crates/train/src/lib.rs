@@ -5,8 +5,8 @@
 //! ```
 //!
 //! [`trainer`] is the loop: batches, optimizer steps, log, checkpoints, evaluation. What it trains
-//! implements [`trainer::TrainTask`]: [`reasoner`] and [`reward`]. Forward and backward of one batch
-//! are in [`latent_step`] and [`reward_step`].
+//! implements [`trainer::TrainTask`]: [`reasoner`] and [`reward`]. Forward and backward of one
+//! batch are in [`latent_step`] and [`reward_step`].
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
 pub mod annotate;

@@ -16,7 +16,7 @@ use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::latent_step::LatentTrainStep;
 use crate::model_dir::{copy_description, save_weights};
-use crate::trainer::{Evaluation, TrainTask};
+use crate::trainer::{EvalResult, TrainTask};
 
 /// Trains a reasoner on tokenized examples.
 pub struct ReasonerTask {
@@ -72,7 +72,7 @@ impl TrainTask for ReasonerTask {
         Ok(self.device.run(|| train_step.sync_weights())?)
     }
 
-    fn evaluate(&mut self, steps: u32) -> Result<Option<Evaluation>, TrainError> {
+    fn evaluate(&mut self, steps: u32) -> Result<Option<EvalResult>, TrainError> {
         if self.held_out.is_empty() {
             return Ok(None);
         }
@@ -89,7 +89,7 @@ impl TrainTask for ReasonerTask {
             ("problems", json!(self.held_out.len())),
         ];
         let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(Some(Evaluation { metrics, score: accuracy }))
+        Ok(Some(EvalResult { metrics, score: accuracy }))
     }
 
     fn save(&mut self) -> Result<(), TrainError> {

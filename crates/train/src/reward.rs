@@ -17,7 +17,7 @@ use crate::error::TrainError;
 use crate::loss::Objective;
 use crate::model_dir::save_weights;
 use crate::reward_step::{RewardExample, RewardLossConfig, RewardTrainStep};
-use crate::trainer::{Evaluation, TrainTask};
+use crate::trainer::{EvalResult, TrainTask};
 use metrics::RewardMetrics;
 
 /// Trains a reward model on annotations.
@@ -211,7 +211,7 @@ impl TrainTask for RewardTask {
         Ok(self.device.run(|| train_step.sync_weights())?)
     }
 
-    fn evaluate(&mut self, steps: u32) -> Result<Option<Evaluation>, TrainError> {
+    fn evaluate(&mut self, steps: u32) -> Result<Option<EvalResult>, TrainError> {
         let Some(held_out) = &self.held_out else { return Ok(None) };
         let mut examples: Vec<RewardExample> =
             held_out.problems().map(|problem| reward_example(&problem)).collect();
@@ -225,7 +225,7 @@ impl TrainTask for RewardTask {
         let mut metrics = metrics.to_json();
         metrics.insert("step".to_owned(), json!(steps));
         let score = metrics.get("best_of").and_then(Value::as_f64).unwrap_or(0.0);
-        Ok(Some(Evaluation { metrics, score }))
+        Ok(Some(EvalResult { metrics, score }))
     }
 
     fn save(&mut self) -> Result<(), TrainError> {

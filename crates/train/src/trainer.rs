@@ -40,7 +40,7 @@ pub trait TrainTask {
     fn sync_weights(&mut self) -> Result<(), TrainError>;
 
     /// Metrics on held-out data after `steps` steps; `None` if there is no held-out data.
-    fn evaluate(&mut self, steps: u32) -> Result<Option<Evaluation>, TrainError>;
+    fn evaluate(&mut self, steps: u32) -> Result<Option<EvalResult>, TrainError>;
 
     /// Writes the model in the format that the engine loads.
     fn save(&mut self) -> Result<(), TrainError>;
@@ -48,7 +48,7 @@ pub trait TrainTask {
 
 /// Metrics on held-out data.
 #[derive(Clone, Debug)]
-pub struct Evaluation {
+pub struct EvalResult {
     /// Metrics by name, for the callback.
     pub metrics: Map<String, Value>,
     /// The metric that early stopping compares; higher is better.

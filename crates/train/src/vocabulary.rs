@@ -1,9 +1,9 @@
 //! The word-level tokenizer of models trained on [`crate::corpus`].
 //!
-//! A closed vocabulary of whole words in lower case. Ids follow from the corpus alone: added tokens,
-//! digits, punctuation, then words in alphabetical order. White space separates tokens and is none
-//! itself, not even the line break after a COCONUT question. Decoding restores spaces: `### 19`,
-//! `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
+//! A closed vocabulary of whole words in lower case. Ids follow from the corpus alone: added
+//! tokens, digits, punctuation, then words in alphabetical order. White space separates tokens and
+//! is none itself, not even the line break after a COCONUT question. Decoding restores spaces:
+//! `### 19`, `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -91,7 +91,9 @@ fn tokenizer() -> Value {
 /// Restores spaces: before words, between a word or `###` and a number, between steps; none at the
 /// start.
 fn decoder() -> Value {
-    let replace = |pattern: &str, content: &str| json!({ "type": "Replace", "pattern": { "Regex": pattern }, "content": content });
+    let replace = |pattern: &str, content: &str| -> Value {
+        json!({ "type": "Replace", "pattern": { "Regex": pattern }, "content": content })
+    };
     json!({ "type": "Sequence", "decoders": [
         replace("^(?=[a-z])", " "),
         { "type": "Fuse" },

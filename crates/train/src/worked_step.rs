@@ -12,7 +12,7 @@ pub(crate) fn step_result(step: &str) -> Option<i64> {
     let (_, after) = step.trim().trim_end_matches('>').rsplit_once('=')?;
     let number = after.trim().replace(',', "");
     number.parse().ok().or_else(|| {
-        // Beyond 1e15 an f64 no longer tells whole numbers from others.
+        // Beyond 1e15 an f64 cannot represent every whole number.
         let value: f64 = number.parse().ok()?;
         (value.fract() == 0.0 && value.abs() < 1e15).then_some(value as i64)
     })

@@ -30,7 +30,7 @@ fn every_format_gives_the_same_examples() {
             {"question": "One?", "steps": ["<<500*2=1000>>"], "answer": "1,000", "idx": 1}]"#
             .to_owned(),
         [
-            r#"{"question": "Two ducks?", "answer": "16-3-4 = <<16-3-4=9>>9, <<9*2=18>>18.\n#### 18"}"#,
+            r#"{"question": "Two ducks?", "answer": "<<16-3-4=9>>9, <<9*2=18>>18.\n#### 18"}"#,
             r#"{"question": "One?", "answer": "It is <<500*2=1000>>1000\n#### 1,000"}"#,
         ]
         .join("\n"),

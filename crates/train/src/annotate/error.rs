@@ -111,8 +111,8 @@ pub enum AnnotationError {
 
     /// An annotated question does not have the shape that the index states.
     #[error(
-        "question {id}: {found} {what} where the index says {wanted}; annotate with the settings of \
-         the index"
+        "question {id}: {found} {what} where the index says {wanted}; annotate with the settings \
+         of the index"
     )]
     ShapeMismatch {
         /// The question's id.

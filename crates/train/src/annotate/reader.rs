@@ -162,9 +162,9 @@ impl MappedShard {
     fn open(path: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         let unreadable = |source| AnnotationError::Read { path: path.into(), source };
         let file = File::open(path).map_err(unreadable)?;
-        // SAFETY: the map is read-only and private to this struct. As with every memory-mapped file,
-        // no other process may truncate it meanwhile. A byte that changes gives a wrong number but
-        // no undefined value, since numbers are decoded from copied bytes.
+        // SAFETY: the map is read-only and private to this struct. As with every memory-mapped
+        // file, no other process may truncate it meanwhile. A byte that changes gives a wrong
+        // number but no undefined value, since numbers are decoded from copied bytes.
         let bytes = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
         Self::parse(bytes, index)
             .map_err(|why| AnnotationError::BadShard { path: path.into(), why })

@@ -21,7 +21,7 @@ struct StoryCast {
     items: [&'static StoryItem; 4],
     containers: [&'static Container; 2],
     /// Adjectives that tell some items from others.
-    looks: [&'static str; 2],
+    adjectives: [&'static str; 2],
     gifts: [&'static str; 4],
     place: &'static str,
     relatives: [&'static str; 4],
@@ -94,7 +94,7 @@ impl ProblemDraft {
     pub(super) fn choose_items(&mut self, items: &'static [StoryItem]) {
         self.cast.items = distinct(&mut self.rng, items);
         if self.is_about_food() {
-            self.cast.looks = SIZES;
+            self.cast.adjectives = SIZES;
         }
     }
 
@@ -240,8 +240,8 @@ impl ProblemDraft {
     fn capitalise(&mut self, start: usize) {
         let text = self.text.as_bytes();
         let opens = |at: usize| at == 0 || (at >= 2 && matches!(text[at - 2], b'.' | b'?'));
-        let places: Vec<usize> = (start..text.len()).filter(|&at| opens(at)).collect();
-        for at in places {
+        let starts: Vec<usize> = (start..text.len()).filter(|&at| opens(at)).collect();
+        for at in starts {
             if let Some(letter) = self.text.get_mut(at..at + 1) {
                 letter.make_ascii_uppercase();
             }
@@ -275,8 +275,8 @@ impl ProblemDraft {
             "boxes" => cast.containers[0].many,
             "case" => cast.containers[1].one,
             "cases" => cast.containers[1].many,
-            "red" => cast.looks[0],
-            "blue" => cast.looks[1],
+            "red" => cast.adjectives[0],
+            "blue" => cast.adjectives[1],
             "place" => cast.place,
             "kin" => {
                 self.relatives += 1;
@@ -335,7 +335,7 @@ impl StoryCast {
             // Until `choose_items`.
             items: std::array::from_fn(|i| &ITEMS[i]),
             containers: distinct(rng, &CONTAINERS),
-            looks: distinct(rng, &COLORS).map(|color| *color),
+            adjectives: distinct(rng, &COLORS).map(|color| *color),
             gifts: distinct(rng, &GIFTS).map(|gift| *gift),
             place: rng.pick::<&str>(&PLACES),
             relatives: distinct(rng, &RELATIVES).map(|relative| *relative),

@@ -79,8 +79,8 @@ impl Effect {
         )
     }
 
-    /// Samples the numbers and records the steps. `None` if no numbers fit; some steps may have been
-    /// recorded by then.
+    /// Samples the numbers and records the steps. `None` if no numbers fit; some steps may have
+    /// been recorded by then.
     pub(super) fn apply(self, draft: &mut ProblemDraft) -> Option<SlotNumbers> {
         match self.steps() {
             0 | 1 => self.one_step(draft),

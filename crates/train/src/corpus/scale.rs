@@ -15,8 +15,8 @@ pub(super) enum NumberScale {
 }
 
 impl NumberScale {
-    /// The scale of one problem of a split. A tenth of training has large numbers, so that the split
-    /// `Hard` is within reach.
+    /// The scale of one problem of a split. A tenth of training has large numbers, so that the
+    /// split `Hard` is within reach.
     pub(super) fn sample(split: Split, rng: &mut CorpusRng) -> Self {
         let large = match split {
             Split::Train => 10,

@@ -11,7 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use tensor::{Device, Tensor};
 
-use super::{Evaluation, EventCallback, TrainConfig, TrainEvent, TrainTask};
+use super::{EvalResult, EventCallback, TrainConfig, TrainEvent, TrainTask};
 use crate::error::TrainError;
 
 const STATE_FILE: &str = "state.safetensors";
@@ -113,7 +113,7 @@ impl TrainState {
         config: &TrainConfig,
         on_event: &mut EventCallback<'_>,
     ) -> Result<ControlFlow<()>, TrainError> {
-        let Some(Evaluation { metrics, score }) = task.evaluate(self.steps)? else {
+        let Some(EvalResult { metrics, score }) = task.evaluate(self.steps)? else {
             return Ok(ControlFlow::Continue(()));
         };
         let improved = self.best.is_none_or(|best| score > best);

@@ -6,7 +6,7 @@ use std::path::Path;
 use model::Parameter;
 use serde_json::{Map, Value};
 use train::TrainError;
-use train::trainer::{Evaluation, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
+use train::trainer::{EvalResult, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
 
 use crate::support::{ReasonerFixture, optimizer, problems, train};
 
@@ -40,9 +40,9 @@ impl TrainTask for ScriptedTask {
         Ok(())
     }
 
-    fn evaluate(&mut self, steps: u32) -> Result<Option<Evaluation>, TrainError> {
+    fn evaluate(&mut self, steps: u32) -> Result<Option<EvalResult>, TrainError> {
         let score = self.scores.get(steps as usize - 1);
-        Ok(score.map(|&score| Evaluation { metrics: Map::new(), score }))
+        Ok(score.map(|&score| EvalResult { metrics: Map::new(), score }))
     }
 
     fn save(&mut self) -> Result<(), TrainError> {
