@@ -282,7 +282,7 @@ impl<'a> BatchPlan<'a> {
 
     /// Questions with a beam search in groups that run together: those of equal parameters, as many
     /// as fit.
-    pub(crate) fn searches(&self, questions: Range<usize>) -> Vec<Vec<usize>> {
+    pub(crate) fn searches(&self, questions: impl Iterator<Item = usize>) -> Vec<Vec<usize>> {
         let searched: Vec<usize> =
             questions.filter(|&q| self.footprints[q].beam.is_some()).collect();
         let fits = |group: &Range<usize>| {

@@ -32,6 +32,9 @@ use crate::score::Rewards;
 use crate::streams::{self, StreamState};
 use crate::wave::{FinishedRanges, FinishedRow, WaveCaches};
 
+#[cfg(test)]
+mod tests;
+
 /// A reasoner, perhaps a reward model, and the memory they may use. Cheap to clone; clones share
 /// the models.
 #[derive(Clone)]
@@ -105,8 +108,8 @@ impl Engine {
     /// Runs requests together and hands over each one's reply as soon as it is complete, in the
     /// order of the requests and with its index.
     ///
-    /// A request that cannot be run or is cancelled is handed over as an error and does not keep
-    /// the others.
+    /// A request that cannot be run, or that is cancelled before its reply is handed over, is
+    /// handed over as an error and does not keep the others.
     ///
     /// # Errors
     ///
@@ -139,7 +142,10 @@ impl Engine {
             while rejected.front().is_some_and(|(earlier, _)| *earlier < index) {
                 rejected.pop_front().map_or(Ok(()), |(i, error)| take(i, Err(error)))?;
             }
-            take(index, reply)
+            // A row that was cancelled has ended with what it had: its reply is not complete.
+            let Request { id, cancel, .. } = &requests[index];
+            let cancelled = cancel.is_cancelled();
+            take(index, if cancelled { Err(EngineError::Cancelled { id: *id }) } else { reply })
         };
         for group in plan.question_groups() {
             collector.open(group, |question| requests[prompts[question].0].answer_kind);
@@ -299,8 +305,10 @@ impl<'a> Collector<'a> {
     ) -> Result<(), EngineError> {
         self.seconds += seconds;
         let first = self.first;
-        // A wave has a question once, and questions in their order.
-        let mut ranges = wave.iter().zip(done).peekable();
+        // A wave has a question once, and questions in their order. A cancelled question may have
+        // been handed over before the waves of its last rows.
+        let open = |(range, _): &(&RowRange, Vec<_>)| range.question >= first;
+        let mut ranges = wave.iter().zip(done).filter(open).peekable();
         let states = self.states.iter_mut().enumerate();
         let work: Vec<_> = states
             .filter_map(|(i, state)| {
@@ -321,7 +329,8 @@ impl<'a> Collector<'a> {
         let questions = self.first..self.first + complete.len();
         self.first = questions.end;
         let mut found: Vec<Option<BeamOutput>> = complete.iter().map(|_| None).collect();
-        for group in self.plan.searches(questions.clone()) {
+        let wanted = questions.clone().zip(&complete).filter(|(_, state)| !state.cancelled);
+        for group in self.plan.searches(wanted.map(|(question, _)| question)) {
             let caches = &mut streams::lock(self.stream);
             let outputs = self.context.search(self.plan, &group, caches, &mut self.seconds)?;
             for (question, output) in group.into_iter().zip(outputs) {

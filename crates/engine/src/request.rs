@@ -1,7 +1,10 @@
 //! What a caller asks for: one question with its own sampling parameters, and a way to stop it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+#[cfg(test)]
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use answer::AnswerKind;
@@ -50,6 +53,17 @@ struct CancelState {
     cancelled: AtomicBool,
     deadline: Option<Instant>,
     parents: Vec<CancelToken>,
+    #[cfg(test)]
+    checks: CheckCounter,
+}
+
+/// Lets tests cancel a request at any of the engine's checks.
+#[cfg(test)]
+#[derive(Debug, Default)]
+struct CheckCounter {
+    count: AtomicUsize,
+    /// The check, counted from 0, from which on the token is cancelled.
+    cancel_at: Option<usize>,
 }
 
 impl CancelToken {
@@ -77,10 +91,34 @@ impl CancelToken {
 
     /// Whether [`cancel`](Self::cancel) was called here or on a parent, or a time limit has passed.
     pub fn is_cancelled(&self) -> bool {
-        let CancelState { cancelled, deadline, parents } = &*self.0;
+        #[cfg(test)]
+        self.count_check();
+        let CancelState { cancelled, deadline, parents, .. } = &*self.0;
         cancelled.load(Ordering::Relaxed)
             || deadline.is_some_and(|deadline| Instant::now() >= deadline)
             || parents.iter().any(Self::is_cancelled)
+    }
+}
+
+#[cfg(test)]
+impl CancelToken {
+    /// A token that is cancelled from check number `check` on, counted from 0.
+    pub(crate) fn at_check(check: usize) -> Self {
+        let checks = CheckCounter { cancel_at: Some(check), ..CheckCounter::default() };
+        Self(Arc::new(CancelState { checks, ..CancelState::default() }))
+    }
+
+    /// How often it was checked.
+    pub(crate) fn checks(&self) -> usize {
+        self.0.checks.count.load(Ordering::Relaxed)
+    }
+
+    fn count_check(&self) {
+        let CheckCounter { count, cancel_at } = &self.0.checks;
+        let check = count.fetch_add(1, Ordering::Relaxed);
+        if cancel_at.is_some_and(|first| check >= first) {
+            self.cancel();
+        }
     }
 }
 

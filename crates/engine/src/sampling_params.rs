@@ -30,7 +30,7 @@ pub struct SamplingParams {
     /// The seed of all random numbers.
     pub seed: u64,
     /// The rule that chooses the reply's answer; `None` is the best rule that the reward model
-    /// allows, see [`Aggregator::default_for`].
+    /// allows, see [`Engine::default_rule`](crate::Engine::default_rule).
     pub rule: Option<Aggregator>,
     /// The numbers in the voting rules.
     pub vote: VoteParams,

@@ -216,6 +216,27 @@ mod tests {
         }
     }
 
+    /// A beam search runs on the stream of the wave before it.
+    #[test]
+    fn a_result_can_be_taken_with_its_streams_state() {
+        let (device, jobs) = (Device::cpu(None).unwrap(), Vec::from_iter(0..3));
+        let streams = open::<usize>(1);
+        let each = |job: &usize, state: &mut usize| {
+            *state += job;
+            Ok::<_, DeviceError>(*state)
+        };
+        let jobs = StreamJobs { device: &device, streams: &streams, jobs: &jobs, each };
+        let mut taken = Vec::new();
+        let end = jobs.run(|_, done| -> Result<(), DeviceError> {
+            let state = streams[0].try_lock().expect("no job holds the state");
+            assert_eq!(*state, done);
+            taken.push(done);
+            Ok(())
+        });
+        assert!(end.is_ok());
+        assert_eq!(taken, [0, 1, 3]);
+    }
+
     #[test]
     fn a_job_that_fails_beside_others_is_tried_again_alone() {
         let tries = AtomicUsize::new(0);

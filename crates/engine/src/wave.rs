@@ -132,6 +132,9 @@ impl BatchContext<'_> {
         let after_prefill = device.record_event()?;
         let mut thoughts = think(self.model, cache, prefilled, ThinkParams::new(sampler))?;
         thoughts.drop_cancelled(self.model, sampler)?;
+        if thoughts.rows.is_empty() {
+            return Ok(done);
+        }
         let after_thoughts = device.record_event()?;
         // While the device thinks: everything about the rows but their answers.
         let mut rows: Vec<FinishedRow> = thoughts.rows.iter().map(FinishedRow::new).collect();

@@ -1,18 +1,15 @@
-//! What all tests of the engine share: tiny random models of every family, questions, settings, and
-//! comparisons.
+//! What the engine's tests share: tiny random models of every family, questions, sampling
+//! parameters, and comparisons of replies.
 
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use engine::perturb::{RandomSource, RowId};
-use engine::prompt::{Prompt, prompt};
-use engine::question::AnswerKind;
-use engine::reference::{self, ReferenceRow, ReferenceRun};
+use engine::reference::{self, RandomSource, ReferenceRow, ReferenceRun};
 use engine::{
-    DropoutScope, DropoutSites, Engine, Family, LatentLength, LengthRange, Outcome, Perturbation,
-    Probability, Question, Reasoner, RewardModel, SamplingParams, TokenSampling,
+    DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange,
+    Perturbation, Probability, Prompt, Reasoner, Reply, Request, RewardModel, RowId,
+    SamplingParams, TokenSampling, Trajectory,
 };
 use model::RewardHead;
 use model::source::RandomWeights;
@@ -33,10 +30,10 @@ pub const FAMILIES: [testkit::CheckpointFamily; 6] = [
 /// The seed of a run unless a test is about seeds.
 pub const SEED: u64 = 0x5eed_0001_0000_0007;
 
-/// A reasoner and a judge of its thoughts.
+/// A reasoner and a reward model for its thoughts.
 pub struct RewardedReasoner {
-    pub reasoner: Reasoner,
-    pub judge: RewardModel,
+    pub reasoner: Arc<Reasoner>,
+    pub reward_model: Arc<RewardModel>,
 }
 
 impl RewardedReasoner {
@@ -45,58 +42,84 @@ impl RewardedReasoner {
         Self::new(device(), &CheckpointSpec { family, ..CheckpointSpec::default() })
     }
 
-    /// Models of a description; the judge has the reasoner's shape and other weights.
+    /// A reasoner of the given shape; the reward model has the default shape and other weights.
     pub fn new(device: &Device, spec: &CheckpointSpec) -> Self {
         let reasoner = reasoner(device, spec);
-        let family = if gpt2(spec.family) {
+        let family = if is_gpt2(spec.family) {
             testkit::CheckpointFamily::RewardGpt2
         } else {
             testkit::CheckpointFamily::RewardLlama
         };
         let spec = CheckpointSpec { family, seed: spec.seed + 100, ..CheckpointSpec::default() };
-        let judge = written(&spec, |dir| RewardModel::load(device, dir, &reasoner).unwrap());
-        Self { reasoner, judge }
+        let load = |dir: &Path| RewardModel::load(device, dir, &reasoner).unwrap();
+        let reward_model = Arc::new(with_checkpoint(&spec, load));
+        Self { reasoner: Arc::new(reasoner), reward_model }
     }
 
-    /// Tiny models with a judge that thinks with another reasoner and reads answers.
-    pub fn reflecting(family: testkit::CheckpointFamily) -> Self {
+    /// Tiny models; the reward model has a reference reasoner and an outcome head.
+    pub fn with_reference(family: testkit::CheckpointFamily) -> Self {
         let mut pair = Self::of(family);
-        let judge = &mut pair.judge;
-        judge.reference = Some(
-            reasoner(device(), &CheckpointSpec { family, seed: 321, ..CheckpointSpec::default() })
-                .model,
-        );
-        judge.outcome_head =
-            RewardHead::outcome(device(), judge.decoder.config(), &RandomWeights { seed: 5 })
-                .unwrap();
+        let spec = CheckpointSpec { family, seed: 321, ..CheckpointSpec::default() };
+        let reward_model = pair.reward_model_mut();
+        reward_model.reference = Some(reasoner(device(), &spec).model);
+        let config = reward_model.decoder.config();
+        reward_model.outcome_head =
+            RewardHead::outcome(device(), config, &RandomWeights { seed: 5 }).unwrap();
         pair
     }
 
-    /// The same models, every pass of which is launched and none replayed.
-    pub fn without_replays(mut self) -> Self {
-        self.reasoner.model.decoder = self.reasoner.model.decoder.without_graphs();
-        self.judge.decoder = self.judge.decoder.without_graphs();
-        self
+    /// The same models without CUDA graphs: every pass is launched kernel by kernel.
+    pub fn without_graphs(self) -> Self {
+        let mut reasoner = Arc::into_inner(self.reasoner).unwrap();
+        reasoner.model.decoder = reasoner.model.decoder.without_graphs();
+        let mut reward_model = Arc::into_inner(self.reward_model).unwrap();
+        reward_model.decoder = reward_model.decoder.without_graphs();
+        Self { reasoner: Arc::new(reasoner), reward_model: Arc::new(reward_model) }
     }
 
-    /// An engine that scores what it thinks.
-    pub fn engine(&self, settings: SamplingParams) -> Engine<'_> {
-        Engine { reasoner: &self.reasoner, reward_model: Some(&self.judge), params: settings }
+    /// The reasoner, to be changed while no engine holds it.
+    pub fn reasoner_mut(&mut self) -> &mut Reasoner {
+        Arc::get_mut(&mut self.reasoner).unwrap()
     }
 
-    /// Runs the questions.
-    pub fn ask(&self, settings: SamplingParams, questions: &[Question]) -> Vec<Outcome> {
-        ask(self.engine(settings), questions).unwrap()
+    /// The reward model, to be changed while no engine holds it.
+    pub fn reward_model_mut(&mut self) -> &mut RewardModel {
+        Arc::get_mut(&mut self.reward_model).unwrap()
+    }
+
+    /// An engine with the reward model.
+    pub fn engine(&self) -> Engine {
+        self.unrewarded_engine().with_reward_model(Arc::clone(&self.reward_model))
+    }
+
+    /// An engine without the reward model.
+    pub fn unrewarded_engine(&self) -> Engine {
+        Engine::new(Arc::clone(&self.reasoner))
+    }
+
+    /// Runs the questions with the reward model.
+    pub fn run(&self, params: SamplingParams, questions: &[TestQuestion]) -> Vec<Reply> {
+        run(&self.engine(), params, questions).unwrap()
+    }
+
+    /// The same with so many bytes of keys and values.
+    pub fn run_in_memory(
+        &self,
+        memory: usize,
+        params: SamplingParams,
+        questions: &[TestQuestion],
+    ) -> Vec<Reply> {
+        run(&self.engine().with_memory(memory), params, questions).unwrap()
     }
 
     /// Runs one question.
-    pub fn ask_one(&self, settings: SamplingParams, question: &Question) -> Outcome {
-        self.ask(settings, std::slice::from_ref(question)).remove(0)
+    pub fn solve(&self, params: SamplingParams, question: &TestQuestion) -> Reply {
+        self.engine().solve(&question.request(params)).unwrap()
     }
 }
 
 /// Whether a family's backbone is GPT-2.
-pub fn gpt2(family: testkit::CheckpointFamily) -> bool {
+pub fn is_gpt2(family: testkit::CheckpointFamily) -> bool {
     matches!(
         family,
         testkit::CheckpointFamily::Coconut
@@ -112,60 +135,87 @@ pub fn device() -> &'static Device {
 }
 
 /// Writes a checkpoint, hands its directory over, and removes it.
-pub fn written<T>(spec: &CheckpointSpec, load: impl FnOnce(&Path) -> T) -> T {
+pub fn with_checkpoint<T>(spec: &CheckpointSpec, load: impl FnOnce(&Path) -> T) -> T {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), spec).unwrap();
     load(dir.path())
 }
 
-/// The reasoner of a description.
+/// A reasoner of the given shape.
 pub fn reasoner(device: &Device, spec: &CheckpointSpec) -> Reasoner {
-    written(spec, |dir| load(device, dir, spec.family))
+    with_checkpoint(spec, |dir| load(device, dir, spec.family))
 }
 
-/// Loads a checkpoint as its family. It is said and not recognised: the tokenizer of all tiny
-/// Llamas is one, so that the markers do not tell Latent-SFT from the others.
+/// Loads a checkpoint as its family. The family is named and not detected: all tiny Llamas have the
+/// same tokenizer, so that its markers do not tell Latent-SFT from the others.
 pub fn load(device: &Device, dir: &Path, family: testkit::CheckpointFamily) -> Reasoner {
     let family = match family {
-        testkit::CheckpointFamily::Coconut => Family::Coconut,
-        testkit::CheckpointFamily::CodiGpt2 | testkit::CheckpointFamily::CodiLlama => Family::Codi,
-        testkit::CheckpointFamily::Colar => Family::Colar,
-        testkit::CheckpointFamily::LatentSft => Family::LatentSft,
-        testkit::CheckpointFamily::Rot => Family::Rot,
+        testkit::CheckpointFamily::Coconut => Family::COCONUT,
+        testkit::CheckpointFamily::CodiGpt2 | testkit::CheckpointFamily::CodiLlama => Family::CODI,
+        testkit::CheckpointFamily::Colar => Family::COLAR,
+        testkit::CheckpointFamily::LatentSft => Family::LATENT_SFT,
+        testkit::CheckpointFamily::Rot => Family::ROT,
         testkit::CheckpointFamily::RewardGpt2 | testkit::CheckpointFamily::RewardLlama => {
-            panic!("{family:?} is no reasoner")
+            panic!("{family:?} is not a reasoner")
         }
     };
     Reasoner::load(device, dir, Some(family)).unwrap()
 }
 
-/// Runs an engine over questions.
-pub fn ask(
-    engine: Engine<'_>,
-    questions: &[Question],
-) -> Result<Vec<Outcome>, engine::EngineError> {
-    let mut out = Vec::new();
-    engine.run(questions, &mut |outcome| {
-        out.push(outcome);
-        ControlFlow::Continue(())
+/// The replies of some requests, in their order; the first error instead where there is one.
+pub fn run_requests(engine: &Engine, requests: &[Request]) -> Result<Vec<Reply>, EngineError> {
+    let mut replies = Vec::new();
+    engine.run(requests, |index, reply| -> Result<(), EngineError> {
+        assert_eq!(index, replies.len(), "replies come in the order of the requests");
+        replies.push(reply?);
+        Ok(())
     })?;
-    Ok(out)
+    Ok(replies)
 }
 
-/// A question of a number and a text.
-pub fn question(id: u32, text: &str) -> Question {
-    Question {
-        id,
-        text: text.to_owned(),
-        gold: "7".to_owned(),
-        kind: AnswerKind::Number,
-        steps: Vec::new(),
+/// Runs questions with the same parameters.
+pub fn run(
+    engine: &Engine,
+    params: SamplingParams,
+    questions: &[TestQuestion],
+) -> Result<Vec<Reply>, EngineError> {
+    let requests: Vec<Request> = questions.iter().map(|q| q.request(params)).collect();
+    run_requests(engine, &requests)
+}
+
+/// The smallest memory in which no request is refused, by bisection.
+pub fn smallest_memory(engine: &Engine, requests: &[Request]) -> usize {
+    let fits = |memory: usize| engine.clone().with_memory(memory).check(requests).is_ok();
+    let (mut too_small, mut enough) = (0, Engine::DEFAULT_MEMORY);
+    while enough - too_small > 1 {
+        let middle = (too_small + enough) / 2;
+        if fits(middle) { enough = middle } else { too_small = middle }
+    }
+    enough
+}
+
+/// A question under its number, which names its random numbers.
+#[derive(Clone, Debug)]
+pub struct TestQuestion {
+    pub id: u32,
+    pub text: String,
+}
+
+impl TestQuestion {
+    /// A request for a number.
+    pub fn request(&self, params: SamplingParams) -> Request {
+        Request { id: self.id, ..Request::new(&self.text, params) }
     }
 }
 
-/// Questions of unlike length: one byte is one token of the tiny tokenizers. Their numbers are
+/// A question of a number and a text.
+pub fn question(id: u32, text: &str) -> TestQuestion {
+    TestQuestion { id, text: text.to_owned() }
+}
+
+/// Questions of different lengths: one byte is one token of the tiny tokenizers. Their numbers are
 /// neither dense nor ordered.
-pub fn questions() -> Vec<Question> {
+pub fn questions() -> Vec<TestQuestion> {
     let long = "Tom has 3 apples and eats one. ".repeat(5);
     vec![
         question(9, "2+2?"),
@@ -176,101 +226,114 @@ pub fn questions() -> Vec<Question> {
     ]
 }
 
-pub fn count(n: usize) -> NonZeroUsize {
+/// The reply with a given id.
+pub fn reply_to(replies: &[Reply], id: u32) -> &Reply {
+    replies.iter().find(|reply| reply.id == id).unwrap()
+}
+
+/// The latents of a reply's trajectories.
+pub fn latents(reply: &Reply) -> Vec<Tensor> {
+    reply.trajectories.iter().map(|trajectory| trajectory.latents.clone()).collect()
+}
+
+pub fn nonzero(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }
 
 pub fn exactly(n: usize) -> LatentLength {
-    LatentLength::Exactly(count(n))
+    LatentLength::Exactly(nonzero(n))
 }
 
 pub fn at_most(n: usize) -> LatentLength {
-    LatentLength::AtMost(count(n))
+    LatentLength::AtMost(nonzero(n))
 }
 
 pub fn between(a: usize, b: usize) -> LatentLength {
-    LatentLength::Between(LengthRange::new(count(a), count(b)).unwrap())
+    LatentLength::Between(LengthRange::new(nonzero(a), nonzero(b)).unwrap())
 }
 
 pub fn dropout(p: f32, sites: DropoutSites, scope: DropoutScope) -> Perturbation {
     Perturbation::Dropout { p: Probability::new(p).unwrap(), sites, scope }
 }
 
-/// Dropout as the paper uses it: on thoughts, at both sites.
-pub fn thoughtful(p: f32) -> Perturbation {
+/// Dropout as the paper uses it: on the passes that make thoughts, at both sites.
+pub fn thought_dropout(p: f32) -> Perturbation {
     dropout(p, DropoutSites::BOTH, DropoutScope::Thoughts)
 }
 
-/// One of each kind.
-pub fn perturbations() -> [Perturbation; 6] {
-    [
-        Perturbation::None,
-        thoughtful(0.2),
-        dropout(0.2, DropoutSites::MLP, DropoutScope::Prompt),
-        dropout(0.1, DropoutSites::ATTN, DropoutScope::All),
-        Perturbation::Gaussian { std: 0.3 },
-        drawn(0.8, 0.9),
-    ]
-}
-
-/// Words drawn from the nucleus.
-pub fn drawn(temperature: f32, top_p: f32) -> Perturbation {
+/// Answer tokens sampled from the top-p tokens at a temperature.
+pub fn sampled(temperature: f32, top_p: f32) -> Perturbation {
     Perturbation::Tokens(TokenSampling::new(temperature, top_p).unwrap())
 }
 
-/// A short run; open-ended families stay open-ended.
-pub fn settings(reasoner: &Reasoner, samples: usize, perturbation: Perturbation) -> SamplingParams {
+/// One perturbation of each kind.
+pub fn perturbations() -> [Perturbation; 6] {
+    [
+        Perturbation::None,
+        thought_dropout(0.2),
+        dropout(0.2, DropoutSites::MLP, DropoutScope::Prompt),
+        dropout(0.1, DropoutSites::ATTN, DropoutScope::All),
+        Perturbation::Gaussian { std: 0.3 },
+        sampled(0.8, 0.9),
+    ]
+}
+
+/// Parameters of a short run; families of open length keep an open length.
+pub fn short_params(
+    reasoner: &Reasoner,
+    samples: usize,
+    perturbation: Perturbation,
+) -> SamplingParams {
     let length = match reasoner.method.length {
         LatentLength::None => LatentLength::None,
         LatentLength::AtMost(_) => at_most(5),
         _ => exactly(4),
     };
-    let max_new_tokens = count(6);
     SamplingParams {
-        samples: count(samples),
+        samples: nonzero(samples),
         perturbation,
         length,
-        max_new_tokens,
+        max_new_tokens: nonzero(6),
         seed: SEED,
         ..SamplingParams::defaults_for(&reasoner.method)
     }
 }
 
-/// A question in a reasoner's form.
-pub fn prompted(reasoner: &Reasoner, question: &Question) -> Prompt {
-    prompt(reasoner, question).unwrap()
+/// A question in a reasoner's prompt template.
+pub fn prompt_of(reasoner: &Reasoner, question: &TestQuestion) -> Prompt {
+    Prompt::new(reasoner, question.id, &question.text).unwrap()
 }
 
-/// How the rows of a run are run once more.
-pub fn replay_of(settings: &SamplingParams) -> ReferenceRun<'static> {
+/// How [`reference::run_rows`] runs the rows of a request with such parameters.
+pub fn reference_run(params: &SamplingParams) -> ReferenceRun<'static> {
     ReferenceRun {
-        rows: settings.samples.get(),
-        length: settings.length,
-        perturbation: settings.perturbation,
-        source: RandomSource::Seeded(settings.seed),
-        max_new_tokens: settings.max_new_tokens,
+        rows: params.samples.get(),
+        length: params.length,
+        perturbation: params.perturbation,
+        source: RandomSource::Seeded(params.seed),
+        max_new_tokens: params.max_new_tokens,
         forced_thoughts: None,
     }
 }
 
-/// The rows of a run once more, with their tokens and logits.
-pub fn replayed(
+/// The rows of a request by themselves, with their first logits.
+pub fn run_rows(
     reasoner: &Reasoner,
-    settings: &SamplingParams,
+    params: &SamplingParams,
     prompt: &Prompt,
 ) -> Vec<ReferenceRow> {
-    reference::run_rows(reasoner, prompt, replay_of(settings)).unwrap()
+    reference::run_rows(reasoner, prompt, reference_run(params)).unwrap()
 }
 
 /// The name of a question's trajectory in the random function.
-pub fn row(question: u32, trajectory: usize) -> RowId {
+pub fn row_id(question: u32, trajectory: usize) -> RowId {
     RowId { question, trajectory: trajectory as u32 }
 }
 
 /// How many thoughts a row may have, by definition.
-pub fn most_thoughts(settings: &SamplingParams, id: RowId) -> usize {
-    match settings.length {
-        LatentLength::Between(range) => id.rng_key(settings.seed, 0).uniform_int(
+pub fn max_thoughts(params: &SamplingParams, id: RowId) -> usize {
+    match params.length {
+        LatentLength::Between(range) => id.rng_key(params.seed, 0).uniform_int(
             Site::Length,
             range.low().get(),
             range.high().get(),
@@ -279,11 +342,44 @@ pub fn most_thoughts(settings: &SamplingParams, id: RowId) -> usize {
     }
 }
 
-/// Fails unless two outcomes are the same to the bit: thoughts, texts, scores, diversity, cost.
-pub fn assert_same(a: &Outcome, b: &Outcome, what: &str) {
-    assert_eq!(a.sample, b.sample, "{what}");
-    assert_eq!(a.thoughts.len(), b.thoughts.len(), "{what}");
-    a.thoughts.iter().zip(&b.thoughts).for_each(|(a, b)| assert_same_bits(a, b, what));
+/// Fails unless two replies are the same to the bit in everything but the time that they took.
+pub fn assert_same(a: &Reply, b: &Reply, what: &str) {
+    assert_eq!(a.id, b.id, "{what}: id");
+    assert_same_trajectories(&a.trajectories, &b.trajectories, what);
+    assert_same_trajectories(a.greedy.as_slice(), b.greedy.as_slice(), what);
+    let best = |reply: &Reply| reply.beam.as_ref().map(|beam| beam.best.clone());
+    assert_same_trajectories(best(a).as_slice(), best(b).as_slice(), what);
+    let beam_cost = |reply: &Reply| reply.beam.as_ref().map(|beam| beam.cost);
+    assert_eq!((a.cost, beam_cost(a)), (b.cost, beam_cost(b)), "{what}: cost");
+    let bits = |reply: &Reply| reply.diversity.iter().map(|d| d.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(a), bits(b), "{what}: diversity");
+    assert_eq!((a.stopped, a.rule, a.chosen), (b.stopped, b.rule, b.chosen), "{what}: vote");
+}
+
+/// Fails unless runs of the same questions gave the same replies to the bit.
+pub fn assert_all_same(a: &[Reply], b: &[Reply], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}: number of replies");
+    a.iter().zip(b).for_each(|(a, b)| assert_same(a, b, what));
+}
+
+/// Fails unless trajectories are the same to the bit: latents, tokens, text, answers and rewards.
+pub fn assert_same_trajectories(a: &[Trajectory], b: &[Trajectory], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}: number of trajectories");
+    for (a, b) in a.iter().zip(b) {
+        let what = format!("{what}, trajectory {}", a.number);
+        assert_same_bits(&a.latents, &b.latents, &what);
+        let bits = |x: &Option<f32>| x.map(f32::to_bits);
+        assert_eq!(bits(&a.logprob), bits(&b.logprob), "{what}: log-probability");
+        assert_eq!(bits(&a.outcome_reward), bits(&b.outcome_reward), "{what}: outcome reward");
+        let rewards = |t: &Trajectory| {
+            t.process_rewards.as_ref().map(|r| r.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+        };
+        assert_eq!(rewards(a), rewards(b), "{what}: process rewards");
+        let rest = |t: &Trajectory| {
+            (t.number, t.thoughts, t.tokens.clone(), t.text.clone(), t.answer.clone())
+        };
+        assert_eq!(rest(a), rest(b), "{what}");
+    }
 }
 
 /// Fails unless two matrices are the same to the bit; `==` would take 0 for -0.
@@ -291,32 +387,25 @@ pub fn assert_same_bits(a: &Tensor, b: &Tensor, what: &str) {
     assert_eq!((a.rows(), a.cols()), (b.rows(), b.cols()), "{what}: shapes");
     let differs = a.data().iter().zip(b.data()).position(|(x, y)| x.to_bits() != y.to_bits());
     if let Some(i) = differs {
-        panic!(
-            "{what}: element {i} is {} here and {} there; in all they are {:e} apart",
-            a.data()[i],
-            b.data()[i],
-            apart(a, b)
-        );
+        let (x, y) = (a.data()[i], b.data()[i]);
+        let error = relative_error(a, b);
+        panic!("{what}: element {i} is {x} and {y}; the relative error is {error:e}");
     }
 }
 
-/// The largest difference of two matrices, in parts of the largest element.
-pub fn apart(a: &Tensor, b: &Tensor) -> f32 {
-    assert_eq!(
-        (a.rows(), a.cols()),
-        (b.rows(), b.cols()),
-        "only matrices of one shape can be compared"
-    );
+/// The largest difference of two matrices, relative to the largest element.
+pub fn relative_error(a: &Tensor, b: &Tensor) -> f32 {
+    assert_eq!((a.rows(), a.cols()), (b.rows(), b.cols()), "matrices of different shapes");
     let largest = |x: f32, y: f32| x.max(y.abs());
     let scale = b.data().iter().copied().fold(f32::MIN_POSITIVE, largest);
     a.data().iter().zip(b.data()).map(|(x, y)| x - y).fold(0.0, largest) / scale
 }
 
-/// The same of two rows' thoughts, as far as both go: rounding at a near tie may end one of them
-/// earlier.
-pub fn apart_as_far(a: &Tensor, b: &Tensor) -> f32 {
+/// The relative error of two rows' thoughts over those that both have: rounding at a near tie may
+/// end one of them earlier.
+pub fn common_prefix_error(a: &Tensor, b: &Tensor) -> f32 {
     let both = a.rows().min(b.rows());
-    if both == 0 { 0.0 } else { apart(&first(both, a), &first(both, b)) }
+    if both == 0 { 0.0 } else { relative_error(&first_rows(both, a), &first_rows(both, b)) }
 }
 
 /// One row as a matrix.
@@ -325,6 +414,6 @@ pub fn matrix(row: &[f32]) -> Tensor {
 }
 
 /// The first rows of a matrix.
-pub fn first(rows: usize, of: &Tensor) -> Tensor {
-    of.select(0..rows)
+pub fn first_rows(count: usize, of: &Tensor) -> Tensor {
+    of.select(0..count)
 }

@@ -3,57 +3,51 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use engine::{Engine, Outcome, Perturbation, Reasoner};
+use engine::{Engine, Perturbation, Reasoner, Reply, reference};
 use half::{bf16, f16};
 use model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use tensor::{Device, Isa};
 
+use crate::common;
 use crate::common::*;
 
-fn run(reasoner: &Reasoner, perturbation: Perturbation) -> Vec<Outcome> {
-    ask(
-        Engine { reasoner, reward_model: None, params: settings(reasoner, 4, perturbation) },
-        &questions(),
-    )
-    .unwrap()
+fn run(reasoner: Reasoner, perturbation: Perturbation) -> Vec<Reply> {
+    let params = short_params(&reasoner, 4, perturbation);
+    common::run(&Engine::new(reasoner), params, &questions()).unwrap()
 }
 
-/// The largest relative distance of any row's thoughts.
-fn distance(a: &[Outcome], b: &[Outcome]) -> f32 {
-    let rows = a.iter().zip(b).flat_map(|(a, b)| a.thoughts.iter().zip(&b.thoughts));
-    rows.map(|(a, b)| apart_as_far(a, b)).fold(0.0, f32::max)
+/// The largest relative error of any row's thoughts.
+fn latents_error(a: &[Reply], b: &[Reply]) -> f32 {
+    let rows = a.iter().zip(b).flat_map(|(a, b)| a.trajectories.iter().zip(&b.trajectories));
+    rows.map(|(a, b)| common_prefix_error(&a.latents, &b.latents)).fold(0.0, f32::max)
 }
 
 /// The vector kernels sum every element in one order with the same fused steps, whatever the
 /// vectors' width; the portable ones round twice where those round once.
 #[test]
 fn instruction_sets_agree() {
+    let perturbations =
+        [Perturbation::None, thought_dropout(0.2), Perturbation::Gaussian { std: 0.3 }];
     for family in FAMILIES {
         let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-        for perturbation in
-            [Perturbation::None, thoughtful(0.2), Perturbation::Gaussian { std: 0.3 }]
-        {
+        for perturbation in perturbations {
             let on = |isa| {
-                run(&reasoner(&Device::cpu_with(Some(count(2)), isa).unwrap(), &spec), perturbation)
+                let device = Device::cpu_with(Some(nonzero(2)), isa).unwrap();
+                run(reasoner(&device, &spec), perturbation)
             };
             let portable = on(Isa::Portable);
-            let vectors: Vec<_> = [Isa::Avx512, Isa::Avx2]
-                .into_iter()
-                .filter(|isa| isa.is_present())
-                .map(on)
-                .collect();
+            let vector_isas = [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.is_present());
+            let vectors: Vec<_> = vector_isas.map(on).collect();
             if vectors.is_empty() {
-                println!(
-                    "skipped: this processor has no vector kernels to compare with the portable ones"
-                );
+                println!("skipped: this processor has no vector kernels to compare");
             }
             for other in &vectors {
                 let what = format!("{family:?}, {perturbation:?}");
-                vectors[0].iter().zip(other).for_each(|(a, b)| assert_same(a, b, &what));
-                let far = distance(other, &portable);
-                assert!(far < 1e-4, "{what}: portable kernels are {far:e} away");
+                assert_all_same(&vectors[0], other, &what);
+                let error = latents_error(other, &portable);
+                assert!(error < 1e-4, "{what}: the error of portable kernels is {error:e}");
             }
         }
     }
@@ -70,66 +64,57 @@ fn an_absent_instruction_set_is_refused() {
 fn shards_of_a_checkpoint_are_the_checkpoint() {
     for family in FAMILIES {
         let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-        let whole = run(&reasoner(device(), &spec), thoughtful(0.2));
-        let sharded =
-            run(&reasoner(device(), &CheckpointSpec { shards: 3, ..spec }), thoughtful(0.2));
-        whole.iter().zip(&sharded).for_each(|(a, b)| assert_same(a, b, &format!("{family:?}")));
+        let whole = run(reasoner(device(), &spec), thought_dropout(0.2));
+        let spec = CheckpointSpec { shards: 3, ..spec };
+        let sharded = run(reasoner(device(), &spec), thought_dropout(0.2));
+        assert_all_same(&whole, &sharded, &format!("{family:?}"));
     }
 }
 
 /// A weight in half precision is off by up to 2^-11 (f16) or 2^-8 (bf16) of itself. Over two layers
 /// the errors add up to some tens of that, at random. Thoughts are not compared: where a mixture
-/// takes its ten likeliest tokens, or a row decides to stop, the smallest difference can change
+/// takes its ten most probable tokens, or a row decides to stop, the smallest difference can change
 /// them wholly.
 #[test]
-fn number_formats_agree_to_their_precision() {
+fn weight_dtypes_agree_to_their_precision() {
     for family in FAMILIES {
         let hidden = |dtype| {
-            let reasoner =
-                reasoner(device(), &CheckpointSpec { family, dtype, ..CheckpointSpec::default() });
-            engine::reference::prompt_hidden(
-                &reasoner,
-                &prompted(&reasoner, &questions()[2]).tokens,
-            )
-            .unwrap()
+            let spec = CheckpointSpec { family, dtype, ..CheckpointSpec::default() };
+            let reasoner = reasoner(device(), &spec);
+            let prompt = prompt_of(&reasoner, &questions()[2]);
+            reference::prompt_hidden(&reasoner, &prompt.tokens).unwrap()
         };
         let exact = hidden(WeightDtype::F32);
         for (dtype, tolerance) in [(WeightDtype::F16, 0.01), (WeightDtype::Bf16, 0.08)] {
-            let far = apart(&hidden(dtype), &exact);
-            assert!(far > 0.0 && far < tolerance, "{family:?}, {dtype:?}: {far}");
+            let error = relative_error(&hidden(dtype), &exact);
+            assert!(error > 0.0 && error < tolerance, "{family:?}, {dtype:?}: {error}");
         }
     }
 }
 
-/// Widening loses nothing: 16-bit weights think exactly as the same weights written with 32 bits.
+/// Widening is exact: 16-bit weights give the replies of the same weights written with 32 bits.
 #[test]
-fn sixteen_bits_are_their_thirty_two_to_the_bit() {
+fn sixteen_bit_weights_are_widened_without_loss() {
     for family in FAMILIES {
         for dtype in [WeightDtype::F16, WeightDtype::Bf16] {
             let dir = tempfile::tempdir().unwrap();
-            write_checkpoint(
-                dir.path(),
-                &CheckpointSpec { family, dtype, ..CheckpointSpec::default() },
-            )
-            .unwrap();
-            let narrow = run(&load(device(), dir.path(), family), thoughtful(0.2));
+            let spec = CheckpointSpec { family, dtype, ..CheckpointSpec::default() };
+            write_checkpoint(dir.path(), &spec).unwrap();
+            let narrow = run(load(device(), dir.path(), family), thought_dropout(0.2));
             write(dir.path(), &read(dir.path()));
-            let wide = run(&load(device(), dir.path(), family), thoughtful(0.2));
-            narrow
-                .iter()
-                .zip(&wide)
-                .for_each(|(a, b)| assert_same(a, b, &format!("{family:?}, {dtype:?}")));
+            let wide = run(load(device(), dir.path(), family), thought_dropout(0.2));
+            assert_all_same(&narrow, &wide, &format!("{family:?}, {dtype:?}"));
         }
     }
 }
 
-/// Weights under their names, with shapes.
-type WeightBytes = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+/// Tensors by name: shape and values.
+type NamedWeights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-fn read(dir: &Path) -> WeightBytes {
+fn read(dir: &Path) -> NamedWeights {
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let numbers = |view: &TensorView<'_>| -> Vec<f32> {
+    let values = |view: &TensorView<'_>| -> Vec<f32> {
         let pairs = view.data().chunks(2).map(|b| [b[0], b[1]]);
         match view.dtype() {
             safetensors::Dtype::F16 => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
@@ -137,47 +122,46 @@ fn read(dir: &Path) -> WeightBytes {
             _ => view.data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
         }
     };
-    let one =
-        |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), numbers(&view)));
-    file.tensors().into_iter().map(one).collect()
+    let tensor =
+        |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), values(&view)));
+    file.tensors().into_iter().map(tensor).collect()
 }
 
-fn write(dir: &Path, weights: &WeightBytes) {
-    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = weights
-        .iter()
-        .map(|(name, (shape, data))| {
-            (name, shape, data.iter().flat_map(|x| x.to_le_bytes()).collect())
-        })
-        .collect();
-    let views = bytes.iter().map(|(name, shape, data)| {
+fn write(dir: &Path, weights: &NamedWeights) {
+    let bytes = |data: &[f32]| data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let tensors: Vec<(&String, &Vec<usize>, Vec<u8>)> =
+        weights.iter().map(|(name, (shape, data))| (name, shape, bytes(data))).collect();
+    let views = tensors.iter().map(|(name, shape, data)| {
         (name, TensorView::new(safetensors::Dtype::F32, shape.to_vec(), data).unwrap())
     });
-    std::fs::write(dir.join("model.safetensors"), safetensors::serialize(views, None).unwrap())
-        .unwrap();
+    let file = safetensors::serialize(views, None).unwrap();
+    std::fs::write(dir.join("model.safetensors"), file).unwrap();
 }
 
-/// `W + scale B A` for every module that has an adapter, by its definition and in double precision.
-fn merged(plain: &mut WeightBytes, adapted: &WeightBytes, scale: f64, conv: bool) -> usize {
+/// Adds `scale B A` to the weight of every module that has an adapter, by definition and in double
+/// precision; `transposed` weights are stored (in, out). Returns how many modules have one.
+fn merge_adapters(
+    plain: &mut NamedWeights,
+    adapted: &NamedWeights,
+    scale: f64,
+    transposed: bool,
+) -> usize {
     let mut count = 0;
     for (name, (a_shape, a)) in adapted.iter().filter(|(name, _)| name.contains(".lora_A.")) {
         let b = &adapted[&name.replace("lora_A", "lora_B")].1;
         let module = name.split(".lora_A.").next().unwrap();
         let (rank, inputs) = (a_shape[0], a_shape[1]);
-        // The plain layout has another wrapper around the same names.
+        // The plain layout has another prefix before the same names.
         let tail = &module[module.find(".h.").or(module.find(".layers.")).unwrap()..];
-        let weight = plain
-            .iter_mut()
-            .find(|(plain, _)| plain.ends_with(&format!("{tail}.weight")))
-            .unwrap()
-            .1;
-        let outputs = weight.1.len() / inputs;
+        let is_module = |name: &str| name.ends_with(&format!("{tail}.weight"));
+        let (_, weight) = plain.iter_mut().find(|(name, _)| is_module(name)).unwrap().1;
+        let outputs = weight.len() / inputs;
         for o in 0..outputs {
             for i in 0..inputs {
-                let delta: f64 = (0..rank)
-                    .map(|k| f64::from(b[o * rank + k]) * f64::from(a[k * inputs + i]))
-                    .sum();
-                let at = if conv { i * outputs + o } else { o * inputs + i };
-                weight.1[at] = (f64::from(weight.1[at]) + scale * delta) as f32;
+                let product = |k| f64::from(b[o * rank + k]) * f64::from(a[k * inputs + i]);
+                let delta: f64 = (0..rank).map(product).sum();
+                let at = if transposed { i * outputs + o } else { o * inputs + i };
+                weight[at] = (f64::from(weight[at]) + scale * delta) as f32;
             }
         }
         count += 1;
@@ -187,36 +171,32 @@ fn merged(plain: &mut WeightBytes, adapted: &WeightBytes, scale: f64, conv: bool
 
 /// Adapters of every family, merged by hand into the plain checkpoint of the same weights.
 #[test]
-fn unmerged_adapters_think_as_merged_ones() {
+fn unmerged_adapters_give_the_thoughts_of_merged_ones() {
     // The scale is alpha / rank: of adapter_config.json, or of the family's training script.
     let scales = [
         (CheckpointFamily::Coconut, 2.0),
         (CheckpointFamily::CodiGpt2, 0.25),
         (CheckpointFamily::CodiLlama, 0.25),
         (CheckpointFamily::Colar, 0.25),
+        (CheckpointFamily::LatentSft, 2.0),
+        (CheckpointFamily::Rot, 2.0),
     ];
-    for (family, scale) in
-        scales.into_iter().chain([(CheckpointFamily::LatentSft, 2.0), (CheckpointFamily::Rot, 2.0)])
-    {
+    for (family, scale) in scales {
         let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
         let (plain, adapted) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         write_checkpoint(plain.path(), &spec).unwrap();
         write_checkpoint(adapted.path(), &CheckpointSpec { lora: true, ..spec }).unwrap();
-        let untouched = run(&load(device(), plain.path(), family), thoughtful(0.2));
+        let run_dir = |dir: &Path| run(load(device(), dir, family), thought_dropout(0.2));
+        let base = run_dir(plain.path());
         let mut weights = read(plain.path());
-        assert!(
-            merged(&mut weights, &read(adapted.path()), scale, gpt2(family)) > 0,
-            "{family:?}: no adapters"
-        );
+        let adapters = read(adapted.path());
+        let count = merge_adapters(&mut weights, &adapters, scale, is_gpt2(family));
+        assert!(count > 0, "{family:?}: no adapters");
         write(plain.path(), &weights);
-        let by_hand = run(&load(device(), plain.path(), family), thoughtful(0.2));
-        let far =
-            distance(&run(&load(device(), adapted.path(), family), thoughtful(0.2)), &by_hand);
-        assert!(far < 1e-3, "{family:?}: {far:e} from the weights merged by hand");
-        let moved = distance(&untouched, &by_hand);
-        assert!(
-            moved > 0.05,
-            "{family:?}: the adapters change too little ({moved:e}) to be missed"
-        );
+        let merged = run_dir(plain.path());
+        let error = latents_error(&run_dir(adapted.path()), &merged);
+        assert!(error < 1e-3, "{family:?}: {error:e} from the weights merged by hand");
+        let effect = latents_error(&base, &merged);
+        assert!(effect > 0.05, "{family:?}: the adapters change only {effect:e}");
     }
 }

@@ -1,42 +1,45 @@
-//! The engine on a GPU: what is true to the bit on the processor is true to rounding there, and
-//! both do the same.
+//! The engine on a GPU: what holds to the bit on the CPU holds to rounding there, and the two
+//! devices agree.
 //!
-//! A GPU's products sum in an order that depends on how many rows there are, so that a row's
-//! numbers depend on its company in the last places. Where numbers are compared closely, rows are
-//! therefore led: thought t is computed from given ones before it, lest a random model amplify
-//! rounding from thought to thought. Rows that are left to themselves are compared by what they do:
-//! how many thoughts they have and what they answer.
+//! A GPU's products sum in an order that depends on the number of rows, so that a row's numbers
+//! depend on its batch in the last digits. Where numbers are compared closely, thoughts are
+//! therefore forced: thought t is computed from given ones before it, because a random model
+//! amplifies rounding from thought to thought. Rows that feed their own thoughts are compared by
+//! their results: how many thoughts they have and what they answer.
 //!
-//! Without a GPU every test here says so and ends.
+//! Without a GPU every test here prints that it is skipped.
+
+mod agreement;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use engine::reference::{self, ReferenceRow, ReferenceRun};
-use engine::rollout::AnnotatedQuestion;
-use engine::{Engine, LatentLength, Outcome, Perturbation, Question, Reasoner, SamplingParams};
+use engine::rollout::{AnnotatedQuestion, RolloutRunner};
+use engine::{Engine, LatentLength, Perturbation, Reasoner, Reply, Request, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use model::{Cache, Decoder, RandomWeights, RewardHead};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
-use crate::{beams, chance, company, rollout, rounds, words};
+use crate::{adaptive, batching, beam_search, mixed_requests, randomness, rollout, token_sampling};
+use agreement::AgreementCount;
 
-/// Rounding, in parts of the largest element, along a given path. An H200 was 5e-6 from the
-/// processor at most.
-const SINGLE: f32 = 2e-4;
+/// The largest error along forced thoughts, relative to the largest element. On an H200 it was 5e-6
+/// at most.
+const FORCED_F32: f32 = 2e-4;
 /// The same in bf16; it was 8e-2 at most.
-const BF16: f32 = 0.1;
-/// The same in single precision for rows that feed themselves, a few thoughts long; it was 4e-4 at
-/// most, and every row gave the same answer.
-const FREE: f32 = 2e-3;
+const FORCED_BF16: f32 = 0.1;
+/// The same in single precision for rows that feed their own thoughts, a few thoughts long; it was
+/// 4e-4 at most, and every row gave the same answer.
+const FREE_F32: f32 = 2e-3;
 
-/// A GPU that is nobody else's: one test takes all of its memory.
+/// A GPU that no other test uses meanwhile: one test takes all of its memory.
 struct GpuFixture {
     device: Device,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The GPU if there is one; says why if not.
+/// The GPU if there is one; prints why if not.
 fn gpu(precision: Precision) -> Option<GpuFixture> {
     static TURN: Mutex<()> = Mutex::new(());
     if let Err(why) = Device::cuda_availability() {
@@ -47,113 +50,31 @@ fn gpu(precision: Precision) -> Option<GpuFixture> {
     Some(GpuFixture { device: Device::cuda(0, precision).unwrap(), _turn })
 }
 
-/// How rows of two runs compare.
-#[derive(Clone, Copy, Default)]
-struct AgreementCount {
-    rows: usize,
-    alike: usize,  // as many thoughts, and the same answer
-    thoughts: f32, // the largest distances, in parts of the largest element
-    logits: f32,
-    rewards: f32,
+fn tiny(family: CheckpointFamily) -> CheckpointSpec {
+    CheckpointSpec { family, ..CheckpointSpec::default() }
 }
 
-impl AgreementCount {
-    /// Rows that were led along the same thoughts.
-    fn add_led(&mut self, found: &[ReferenceRow], expected: &[ReferenceRow]) {
-        for (a, b) in found.iter().zip(expected) {
-            self.rows += 1;
-            self.thoughts = self.thoughts.max(apart_as_far(&a.thoughts, &b.thoughts));
-            // A row that ends its thoughts elsewhere has other logits.
-            if a.thoughts.rows() == b.thoughts.rows() {
-                self.alike += usize::from(a.tokens == b.tokens);
-                self.logits =
-                    self.logits.max(apart(&matrix(&a.first_logits), &matrix(&b.first_logits)));
-            }
-        }
-    }
-
-    /// Rows that went their own way; how far apart they are counts where they did the same.
-    fn add_free(&mut self, found: &[Outcome], expected: &[Outcome]) {
-        assert_eq!(found.len(), expected.len());
-        let (mut rewards, mut wanted) = (Vec::new(), Vec::new());
-        for (a, b) in found.iter().zip(expected) {
-            assert_eq!((a.sample.id, a.thoughts.len()), (b.sample.id, b.thoughts.len()));
-            for (k, (x, y)) in a.sample.trajectories.iter().zip(&b.sample.trajectories).enumerate()
-            {
-                assert_eq!(x.k, y.k);
-                self.rows += 1;
-                if (x.thoughts, &x.text) == (y.thoughts, &y.text) {
-                    self.alike += 1;
-                    self.thoughts = self.thoughts.max(apart_as_far(&a.thoughts[k], &b.thoughts[k]));
-                    rewards.extend(x.process_rewards.iter().flatten());
-                    wanted.extend(y.process_rewards.iter().flatten());
-                }
-            }
-        }
-        self.add_rewards(&rewards, &wanted);
-    }
-
-    fn add_rewards(&mut self, found: &[f32], expected: &[f32]) {
-        self.rewards = self.rewards.max(apart(&matrix(found), &matrix(expected)));
-    }
-
-    /// Adds another tally.
-    fn add(&mut self, other: Self) {
-        self.rows += other.rows;
-        self.alike += other.alike;
-        self.thoughts = self.thoughts.max(other.thoughts);
-        self.logits = self.logits.max(other.logits);
-        self.rewards = self.rewards.max(other.rewards);
-    }
-
-    fn show(&self, what: &str) {
-        let Self { rows, alike, thoughts, logits, rewards } = self;
-        println!(
-            "{what}: {alike} of {rows} rows alike; thoughts {thoughts:.1e}, logits {logits:.1e}, rewards {rewards:.1e} apart"
-        );
-    }
-
-    /// Fails unless 99 rows in 100 do the same.
-    fn assert_alike(&self, what: &str) {
-        assert!(
-            self.alike * 100 >= self.rows * 99,
-            "{what}: only {} of {} rows are alike",
-            self.alike,
-            self.rows
-        );
-    }
-
-    /// Fails unless all numbers are this near.
-    fn assert_within(&self, most: f32, what: &str) {
-        let Self { thoughts, logits, rewards, .. } = *self;
-        assert!(
-            thoughts.max(logits).max(rewards) <= most,
-            "{what}: {thoughts:e}, {logits:e}, {rewards:e} apart"
-        );
-    }
-}
-
-/// One of each kind that the paper uses, and none.
-fn kinds() -> [Perturbation; 3] {
-    [Perturbation::None, thoughtful(0.2), Perturbation::Gaussian { std: 0.3 }]
+/// The perturbations that the paper uses, and none.
+fn paper_perturbations() -> [Perturbation; 3] {
+    [Perturbation::None, thought_dropout(0.2), Perturbation::Gaussian { std: 0.3 }]
 }
 
 /// Many questions with the texts of the usual ones.
-fn many_questions(n: u32) -> Vec<Question> {
+fn many_questions(n: u32) -> Vec<TestQuestion> {
     let texts = questions();
     (0..n).map(|i| question(100 + 7 * i, &texts[i as usize % texts.len()].text)).collect()
 }
 
-/// Rows of a run along the thoughts of others.
-fn led(
+/// Rows of a request, with the thoughts of `forced`.
+fn run_forced(
     reasoner: &Reasoner,
-    settings: &SamplingParams,
-    asked: &Question,
-    path: &[ReferenceRow],
+    params: &SamplingParams,
+    question: &TestQuestion,
+    forced: &[ReferenceRow],
 ) -> Vec<ReferenceRow> {
-    let path: Vec<Tensor> = path.iter().map(|row| row.thoughts.clone()).collect();
-    let how = ReferenceRun { forced_thoughts: Some(&path), ..replay_of(settings) };
-    reference::run_rows(reasoner, &prompted(reasoner, asked), how).unwrap()
+    let forced: Vec<Tensor> = forced.iter().map(|row| row.thoughts.clone()).collect();
+    let run = ReferenceRun { forced_thoughts: Some(&forced), ..reference_run(params) };
+    reference::run_rows(reasoner, &prompt_of(reasoner, question), run).unwrap()
 }
 
 #[test]
@@ -161,425 +82,421 @@ fn a_row_of_a_batch_is_the_row_alone() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let mut all = AgreementCount::default();
     for family in FAMILIES {
-        let reasoner =
-            reasoner(&gpu.device, &CheckpointSpec { family, ..CheckpointSpec::default() });
-        let mut tally = AgreementCount::default();
-        for perturbation in kinds() {
-            let many = settings(&reasoner, 16, perturbation);
-            let one = SamplingParams { samples: count(1), ..many };
-            for asked in many_questions(20) {
-                let batch = replayed(&reasoner, &many, &prompted(&reasoner, &asked));
-                tally.add_led(&led(&reasoner, &one, &asked, &batch[..1]), &batch[..1]);
+        let reasoner = reasoner(&gpu.device, &tiny(family));
+        let mut count = AgreementCount::default();
+        for perturbation in paper_perturbations() {
+            let many = short_params(&reasoner, 16, perturbation);
+            let one = SamplingParams { samples: nonzero(1), ..many };
+            for question in many_questions(20) {
+                let batch = run_rows(&reasoner, &many, &prompt_of(&reasoner, &question));
+                let alone = run_forced(&reasoner, &one, &question, &batch[..1]);
+                count.add_forced(&alone, &batch[..1]);
             }
         }
-        tally.show(&format!("{family:?} alone and in a batch"));
-        tally.assert_within(SINGLE, &format!("{family:?}"));
-        all.add(tally);
+        count.print(&format!("{family:?} alone and in a batch"));
+        count.assert_within(FORCED_F32, &format!("{family:?}"));
+        all.add(count);
     }
-    all.show("alone and in a batch");
-    all.assert_alike("alone and in a batch");
+    all.print("alone and in a batch");
+    all.assert_agreeing("alone and in a batch");
 }
 
 #[test]
-fn a_seed_gives_the_trajectories_of_the_processor() {
+fn a_seed_gives_the_trajectories_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let mut all = AgreementCount::default();
     for family in FAMILIES {
-        let (cpu, gpu) = (
-            RewardedReasoner::of(family),
-            RewardedReasoner::new(
-                &gpu.device,
-                &CheckpointSpec { family, ..CheckpointSpec::default() },
-            ),
-        );
-        let mut tally = AgreementCount::default();
-        for perturbation in &kinds()[1..] {
-            let settings = settings(&cpu.reasoner, 16, *perturbation);
-            tally.add_free(
-                &gpu.ask(settings, &many_questions(10)),
-                &cpu.ask(settings, &many_questions(10)),
-            );
+        let cpu = RewardedReasoner::of(family);
+        let gpu = RewardedReasoner::new(&gpu.device, &tiny(family));
+        let mut count = AgreementCount::default();
+        for perturbation in &paper_perturbations()[1..] {
+            let params = short_params(&cpu.reasoner, 16, *perturbation);
+            let questions = many_questions(10);
+            count.add_free(&gpu.run(params, &questions), &cpu.run(params, &questions));
         }
-        tally.show(&format!("{family:?} on gpu and cpu, free"));
-        tally.assert_alike(&format!("{family:?}"));
-        tally.assert_within(FREE, &format!("{family:?}"));
-        all.add(tally);
+        count.print(&format!("{family:?} on gpu and cpu, free"));
+        count.assert_agreeing(&format!("{family:?}"));
+        count.assert_within(FREE_F32, &format!("{family:?}"));
+        all.add(count);
     }
-    all.show("gpu and cpu, free");
+    all.print("gpu and cpu, free");
     assert!(all.rows >= 500);
 }
 
-/// The rows of a family on a device, led along the processor's thoughts.
-fn against_the_processor(device: &Device, family: CheckpointFamily) -> AgreementCount {
-    let (cpu, gpu) = (
-        RewardedReasoner::of(family),
-        RewardedReasoner::new(device, &CheckpointSpec { family, ..CheckpointSpec::default() }),
-    );
-    let mut tally = AgreementCount::default();
+/// The rows of a family on a device, with the CPU's thoughts forced.
+fn compare_with_cpu(device: &Device, family: CheckpointFamily) -> AgreementCount {
+    let cpu = RewardedReasoner::of(family);
+    let gpu = RewardedReasoner::new(device, &tiny(family));
+    let mut count = AgreementCount::default();
     for perturbation in perturbations() {
-        let settings = settings(&cpu.reasoner, 8, perturbation);
-        for asked in questions() {
-            let prompt = prompted(&cpu.reasoner, &asked);
-            let expected = replayed(&cpu.reasoner, &settings, &prompt);
-            tally.add_led(&led(&gpu.reasoner, &settings, &asked, &expected), &expected);
-            let path: Vec<Tensor> = expected.into_iter().map(|row| row.thoughts).collect();
-            let [found, expected] = [&gpu, &cpu]
-                .map(|on| reference::rewards(&on.judge, &prompt, &path).unwrap().concat());
-            tally.add_rewards(&found, &expected);
+        let params = short_params(&cpu.reasoner, 8, perturbation);
+        for question in questions() {
+            let prompt = prompt_of(&cpu.reasoner, &question);
+            let expected = run_rows(&cpu.reasoner, &params, &prompt);
+            let found = run_forced(&gpu.reasoner, &params, &question, &expected);
+            count.add_forced(&found, &expected);
+            let thoughts: Vec<Tensor> = expected.into_iter().map(|row| row.thoughts).collect();
+            let [found, expected] = [&gpu, &cpu].map(|on| {
+                reference::rewards(&on.reward_model, &prompt, &thoughts).unwrap().concat()
+            });
+            count.add_rewards(&found, &expected);
         }
     }
-    tally
+    count
 }
 
 #[test]
-fn numbers_are_those_of_the_processor() {
+fn numbers_are_those_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     for family in FAMILIES {
-        let tally = against_the_processor(&gpu.device, family);
-        tally.show(&format!("{family:?} on gpu and cpu, led"));
-        tally.assert_within(SINGLE, &format!("{family:?}"));
-        tally.assert_alike(&format!("{family:?}"));
+        let count = compare_with_cpu(&gpu.device, family);
+        count.print(&format!("{family:?} on gpu and cpu, forced"));
+        count.assert_within(FORCED_F32, &format!("{family:?}"));
+        count.assert_agreeing(&format!("{family:?}"));
     }
 }
 
-/// Which tokens a mixture takes is a choice, which a near tie can turn: its thoughts are not
-/// compared.
+/// Which tokens a mixture takes can change at a near tie: thoughts of Latent-SFT are not compared.
 #[test]
-fn numbers_in_bf16_are_near_those_of_the_processor() {
+fn numbers_in_bf16_are_near_those_of_the_cpu() {
     let Some(gpu) = gpu(Precision::Bf16) else { return };
     for family in FAMILIES {
-        let mut tally = against_the_processor(&gpu.device, family);
-        tally.show(&format!("{family:?} on gpu in bf16 and cpu, led"));
+        let mut count = compare_with_cpu(&gpu.device, family);
+        count.print(&format!("{family:?} on gpu in bf16 and cpu, forced"));
         if family == CheckpointFamily::LatentSft {
-            tally.thoughts = 0.0;
+            count.thoughts = 0.0;
         }
-        tally.assert_within(BF16, &format!("{family:?}"));
+        count.assert_within(FORCED_BF16, &format!("{family:?}"));
     }
 }
 
-/// Fails unless runs of every family agree: `compare` gives runs that differ in nothing but their
-/// company.
-fn assert_company_does_not_matter(
+/// Fails unless runs of every family agree: `compare` adds runs that differ only in how rows are
+/// batched.
+fn assert_batching_changes_nothing(
     what: &str,
     compare: impl Fn(&RewardedReasoner, Perturbation, &mut AgreementCount),
 ) {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let mut all = AgreementCount::default();
     for family in FAMILIES {
-        let pair = RewardedReasoner::new(
-            &gpu.device,
-            &CheckpointSpec { family, ..CheckpointSpec::default() },
-        );
+        let pair = RewardedReasoner::new(&gpu.device, &tiny(family));
         for perturbation in perturbations() {
             compare(&pair, perturbation, &mut all);
         }
     }
-    all.show(what);
-    all.assert_alike(what);
-    all.assert_within(FREE, what);
+    all.print(what);
+    all.assert_agreeing(what);
+    all.assert_within(FREE_F32, what);
 }
 
 #[test]
 fn fewer_samples_are_the_first_ones() {
-    assert_company_does_not_matter("4 samples and 16", |pair, perturbation, tally| {
-        let [few, many] = company::few_of_many(pair, perturbation);
-        tally.add_free(&few, &many);
+    assert_batching_changes_nothing("4 samples and 16", |pair, perturbation, count| {
+        let [few, many] = batching::few_of_many(pair, perturbation);
+        count.add_free(&few, &many);
     });
 }
 
 #[test]
-fn a_small_budget_changes_nothing() {
-    assert_company_does_not_matter("little memory and plenty", |pair, perturbation, tally| {
-        let (whole, split) = company::in_little_memory(pair, perturbation);
-        split.iter().for_each(|(_, split)| tally.add_free(split, &whole));
+fn little_memory_changes_nothing() {
+    assert_batching_changes_nothing("little memory and plenty", |pair, perturbation, count| {
+        let (whole, split) = batching::run_in_little_memory(pair, perturbation);
+        split.iter().for_each(|(_, split)| count.add_free(split, &whole));
     });
 }
 
 #[test]
 fn the_order_of_questions_changes_nothing() {
-    assert_company_does_not_matter(
-        "questions in order and reversed",
-        |pair, perturbation, tally| {
-            let settings = settings(&pair.reasoner, 4, perturbation);
-            let (there, mut back) = (questions(), questions());
-            back.reverse();
-            let (there, mut back) = (pair.ask(settings, &there), pair.ask(settings, &back));
-            back.reverse();
-            tally.add_free(&back, &there);
-        },
-    );
+    assert_batching_changes_nothing("in order and reversed", |pair, perturbation, count| {
+        let params = short_params(&pair.reasoner, 4, perturbation);
+        let mut reversed = questions();
+        reversed.reverse();
+        let mut replies = pair.run(params, &reversed);
+        replies.reverse();
+        count.add_free(&replies, &pair.run(params, &questions()));
+    });
 }
 
-/// Rows too many for passes to be replayed, which are made ready before it is known who goes on;
-/// and few enough for one lane.
+/// Requests with different parameters in one run, and each of them alone.
 #[test]
-fn rows_that_end_at_unlike_tokens_do_not_disturb_the_others() {
+fn mixed_requests_get_what_they_get_alone() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let mut all = AgreementCount::default();
     for family in FAMILIES {
-        let mut pair = RewardedReasoner::new(
-            &gpu.device,
-            &CheckpointSpec { family, ..CheckpointSpec::default() },
-        );
-        let asked = many_questions(100);
-        let settings = SamplingParams {
-            max_new_tokens: count(40),
-            ..settings(&pair.reasoner, 16, thoughtful(0.3))
-        };
-        company::end_at_many_places(&mut pair.reasoner, settings, &asked[..20]);
-        let few: Vec<Outcome> = asked.chunks(4).flat_map(|some| pair.ask(settings, some)).collect();
-        all.add_free(&pair.ask(settings, &asked), &few);
+        let pair = RewardedReasoner::new(&gpu.device, &tiny(family));
+        let engine = pair.engine();
+        let mixed: Vec<Request> = mixed_requests::mixed_requests(&pair.reasoner)
+            .into_iter()
+            .map(|request| Request {
+                params: SamplingParams { beam: None, adaptive: None, ..request.params },
+                ..request
+            })
+            .collect();
+        let alone: Vec<Reply> =
+            mixed.iter().map(|request| engine.solve(request).unwrap()).collect();
+        all.add_free(&run_requests(&engine, &mixed).unwrap(), &alone);
     }
-    all.show("rows that end, many and few");
-    all.assert_alike("rows that end, many and few");
+    all.print("mixed requests together and alone");
+    all.assert_agreeing("mixed requests together and alone");
+    all.assert_within(FREE_F32, "mixed requests together and alone");
 }
 
-/// Rows enough for waves in several lanes at once, beside the same questions a few at a time, which
-/// have one lane. Again the same waves give the same bits: what one lane does to another's memory
-/// would show.
+/// Too many rows for CUDA graphs, whose next step is launched before it is known which rows go on;
+/// and few enough for one stream.
 #[test]
-fn lanes_change_nothing() {
+fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
+    let Some(gpu) = gpu(Precision::F32) else { return };
+    let mut all = AgreementCount::default();
+    for family in FAMILIES {
+        let mut pair = RewardedReasoner::new(&gpu.device, &tiny(family));
+        let questions = many_questions(100);
+        let params = short_params(&pair.reasoner, 16, thought_dropout(0.3));
+        let params = SamplingParams { max_new_tokens: nonzero(40), ..params };
+        batching::spread_answer_ends(pair.reasoner_mut(), params, &questions[..20]);
+        let few: Vec<Reply> = questions.chunks(4).flat_map(|some| pair.run(params, some)).collect();
+        all.add_free(&pair.run(params, &questions), &few);
+    }
+    all.print("rows that end, many and few");
+    all.assert_agreeing("rows that end, many and few");
+}
+
+/// Rows enough for waves on several streams at once, and the same questions a few at a time on one
+/// stream. The same waves give the same bits again: a stream that wrote into another's memory would
+/// show.
+#[test]
+fn streams_change_nothing() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let mut all = AgreementCount::default();
     for (family, perturbation) in FAMILIES.into_iter().zip(perturbations().into_iter().cycle()) {
-        let pair = RewardedReasoner::new(
-            &gpu.device,
-            &CheckpointSpec { family, ..CheckpointSpec::default() },
-        );
-        let (asked, what) = (many_questions(200), format!("{family:?}, {perturbation:?} in lanes"));
-        let settings = settings(&pair.reasoner, 64, perturbation);
-        let together = pair.ask(settings, &asked);
-        let few: Vec<Outcome> =
-            asked.chunks(40).flat_map(|some| pair.ask(settings, some)).collect();
+        let pair = RewardedReasoner::new(&gpu.device, &tiny(family));
+        let what = format!("{family:?}, {perturbation:?} on streams");
+        let questions = many_questions(200);
+        let params = short_params(&pair.reasoner, 64, perturbation);
+        let together = pair.run(params, &questions);
+        let few: Vec<Reply> =
+            questions.chunks(40).flat_map(|some| pair.run(params, some)).collect();
         all.add_free(&together, &few);
-        for again in [pair.ask(settings, &asked), pair.ask(settings, &asked)] {
-            together.iter().zip(&again).for_each(|(a, b)| assert_same(a, b, &what));
+        for _ in 0..2 {
+            assert_all_same(&together, &pair.run(params, &questions), &what);
         }
     }
-    // Other batches have other products, and models of random weights let rounding grow from
-    // thought to thought: among a hundred thousand rows that run free some end far apart, so
-    // that rows are compared by what they do.
-    all.show("in lanes and alone");
-    all.assert_alike("in lanes and alone");
+    // Batches of other sizes round differently, and models of random weights amplify rounding from
+    // thought to thought: among a hundred thousand rows that feed their own thoughts some end far
+    // apart, so that only their results are compared.
+    all.print("on several streams and on one");
+    all.assert_agreeing("on several streams and on one");
 }
 
-/// The same of rollouts, and of rows that stop when their vote is certain.
+/// The same of rollouts, and of adaptive sampling.
 #[test]
-fn lanes_change_neither_labels_nor_votes() {
+fn streams_change_neither_labels_nor_votes() {
     let Some(gpu) = gpu(Precision::F32) else { return };
-    let spec = CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() };
-    let pair = RewardedReasoner::new(&gpu.device, &spec);
+    let pair = RewardedReasoner::new(&gpu.device, &tiny(CheckpointFamily::CodiGpt2));
     let prompts: Vec<_> =
-        many_questions(200).iter().map(|asked| prompted(&pair.reasoner, asked)).collect();
-    let settings = settings(&pair.reasoner, 8, thoughtful(0.2));
-    let labelled =
-        |prompts: &[_]| rollout::all_of(&pair.reasoner, settings, rollout::rollouts(4), prompts);
-    let (together, few) =
-        (labelled(&prompts), prompts.chunks(4).flat_map(labelled).collect::<Vec<_>>());
-    assert!(together.iter().map(|of| of.id).eq(prompts.iter().map(|prompt| prompt.id)));
+        many_questions(200).iter().map(|q| prompt_of(&pair.reasoner, q)).collect();
+    let params = short_params(&pair.reasoner, 8, thought_dropout(0.2));
+    let runner = rollout::runner(&pair.reasoner, params, rollout::rollouts(4));
+    let together = rollout::annotate(runner, &prompts);
+    let few: Vec<_> = prompts.chunks(4).flat_map(|some| rollout::annotate(runner, some)).collect();
+    let ids = |annotated: &[AnnotatedQuestion]| annotated.iter().map(|q| q.id).collect::<Vec<_>>();
+    assert_eq!(ids(&together), prompts.iter().map(|prompt| prompt.id).collect::<Vec<_>>());
     let (same, labels) = same_labels(&together, &few);
-    println!("{same} of {labels} labels in lanes are those without");
+    println!("{same} of {labels} labels on several streams are those on one");
     assert!(same * 100 >= labels * 97, "{same} of {labels} labels");
 
-    let settings =
-        SamplingParams { adaptive: rounds::adaptive(1.0), samples: count(64), ..settings };
-    let asked = many_questions(600);
-    let (together, few) =
-        (pair.ask(settings, &asked), asked.chunks(100).flat_map(|some| pair.ask(settings, some)));
-    let drawn = |outcome: &Outcome| (outcome.sample.id, outcome.sample.trajectories.len());
-    let alike = together.iter().zip(few).filter(|(a, b)| drawn(a) == drawn(b)).count();
-    println!("{alike} of {} adaptive questions in lanes stop where they do without", asked.len());
-    assert!(alike * 100 >= asked.len() * 97, "{alike} of {}", asked.len());
+    let params =
+        SamplingParams { adaptive: adaptive::adaptive(1.0), samples: nonzero(64), ..params };
+    let questions = many_questions(600);
+    let together = pair.run(params, &questions);
+    let few = questions.chunks(100).flat_map(|some| pair.run(params, some));
+    let samples = |reply: &Reply| (reply.id, reply.trajectories.len());
+    let agreeing = together.iter().zip(few).filter(|(a, b)| samples(a) == samples(b)).count();
+    let all = questions.len();
+    println!("{agreeing} of {all} adaptive questions stop where they do on one stream");
+    assert!(agreeing * 100 >= all * 97, "{agreeing} of {all}");
 }
 
-/// How often each run is asked: a pass is recorded when it is met again and replayed from then on.
+/// How often each run is repeated: a pass is captured when it is met again and replayed from then
+/// on.
 const TIMES: usize = 3;
 
-/// Rows that feed themselves, so that a difference anywhere would grow, in both precisions.
+/// Rows that feed their own thoughts, so that a difference anywhere would grow, in both precisions.
 #[test]
-fn replayed_passes_are_those_launched_to_the_bit() {
+fn replayed_graphs_are_launched_passes_to_the_bit() {
     for precision in [Precision::F32, Precision::Bf16] {
         let Some(gpu) = gpu(precision) else { return };
         for family in FAMILIES {
-            let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-            let (replaying, launching) = (
-                RewardedReasoner::new(&gpu.device, &spec),
-                RewardedReasoner::new(&gpu.device, &spec).without_replays(),
-            );
+            let replaying = RewardedReasoner::new(&gpu.device, &tiny(family));
+            let launching = RewardedReasoner::new(&gpu.device, &tiny(family)).without_graphs();
             for perturbation in perturbations() {
-                let settings = settings(&launching.reasoner, 8, perturbation);
-                let expected = launching.ask(settings, &questions());
+                let params = short_params(&launching.reasoner, 8, perturbation);
+                let expected = launching.run(params, &questions());
                 for time in 0..TIMES {
                     let what = format!("{family:?} in {precision}, {perturbation:?}, time {time}");
-                    let found = replaying.ask(settings, &questions());
-                    assert_eq!(found.len(), expected.len(), "{what}");
-                    found.iter().zip(&expected).for_each(|(a, b)| assert_same(a, b, &what));
+                    assert_all_same(&replaying.run(params, &questions()), &expected, &what);
                 }
             }
-            let [thought, scored] =
-                [&replaying.reasoner.decoder, &replaying.judge.decoder].map(Decoder::graph_replays);
-            println!(
-                "{family:?} in {precision}: {thought} passes of the reasoner replayed, {scored} of its judge"
-            );
-            // A judge sees a wave once: it replays only if its cache is put where the last one was.
-            assert!(thought > 0, "{family:?} in {precision}: nothing was replayed");
-            assert_eq!(
-                launching.reasoner.decoder.graph_replays()
-                    + launching.judge.decoder.graph_replays(),
-                0
-            );
+            let replays = |pair: &RewardedReasoner| {
+                let decoders = [&pair.reasoner.decoder, &pair.reward_model.decoder];
+                decoders.map(Decoder::graph_replays)
+            };
+            let [reasoner, reward] = replays(&replaying);
+            println!("{family:?} in {precision}: {reasoner} and {reward} passes replayed");
+            // A reward model reads a wave once: it replays only if its cache is put where the last
+            // one was.
+            assert!(reasoner > 0, "{family:?} in {precision}: nothing was replayed");
+            assert_eq!(replays(&launching), [0, 0]);
         }
     }
 }
 
-/// Rounding turns only choices between extensions whose rewards are all but equal.
+/// Rounding changes only choices between extensions whose rewards are almost equal.
 #[test]
-fn a_search_finds_what_it_finds_on_the_processor() {
+fn a_beam_search_finds_what_it_finds_on_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
-    let (mut alike, mut searches) = (0, 0);
+    let (mut agreeing, mut searches) = (0, 0);
     for family in FAMILIES {
-        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-        let (on_gpu, on_cpu) =
-            (RewardedReasoner::new(&gpu.device, &spec), RewardedReasoner::of(family));
+        let gpu = RewardedReasoner::new(&gpu.device, &tiny(family));
+        let cpu = RewardedReasoner::of(family);
         for perturbation in perturbations() {
-            let settings = SamplingParams {
-                beam: beams::size(2, 3),
-                ..settings(&on_cpu.reasoner, 1, perturbation)
-            };
-            let found = on_gpu
-                .ask(settings, &questions())
-                .into_iter()
-                .zip(on_cpu.ask(settings, &questions()));
-            for (a, b) in found.map(|(a, b)| (a.sample.beam.unwrap(), b.sample.beam.unwrap())) {
+            let params = short_params(&cpu.reasoner, 1, perturbation);
+            let params = SamplingParams { beam: beam_search::size(2, 3), ..params };
+            let [found, expected] = [&gpu, &cpu].map(|on| on.run(params, &questions()));
+            for (a, b) in found.into_iter().zip(expected) {
+                let (a, b) = (a.beam.unwrap().best, b.beam.unwrap().best);
                 searches += 1;
-                alike += usize::from((a.thoughts, &a.text) == (b.thoughts, &b.text));
+                agreeing += usize::from((a.thoughts, &a.text) == (b.thoughts, &b.text));
             }
         }
     }
-    println!("{alike} of {searches} searches find the same on gpu and cpu");
-    assert!(100 * alike >= 95 * searches, "{alike} of {searches}");
+    println!("{agreeing} of {searches} searches find the same on gpu and cpu");
+    assert!(100 * agreeing >= 95 * searches, "{agreeing} of {searches}");
 }
 
 #[test]
-fn masks_are_drawn_to_the_bit() {
+fn masks_are_those_of_the_random_function() {
     let Some(gpu) = gpu(Precision::F32) else { return };
-    chance::assert_masks_are_drawn(&gpu.device);
-    println!("all masks are the drawn ones");
+    randomness::assert_masks_match_the_random_function(&gpu.device);
+    println!("all masks are those of the random function");
 }
 
-/// A budget beyond the GPU's memory makes waves that cannot be had; they are cut until they can.
+/// The positions of a long context.
+const CONTEXT: usize = 4096;
+
+/// A reasoner whose rows take much memory and little time, and a question for it.
 ///
 /// A row's slots are reserved for the longest answer that the context allows, however little of it
-/// the prompt leaves. So a prompt that all but fills a long context makes rows that take much
-/// memory and no time.
+/// the prompt leaves. So a prompt that almost fills a long context makes such rows.
+struct LargeRows {
+    reasoner: Reasoner,
+    question: TestQuestion,
+    /// Bytes of a row, and of the device.
+    row: usize,
+    total: usize,
+}
+
+impl LargeRows {
+    fn new(device: &Device) -> Self {
+        let spec = CheckpointSpec {
+            kv_heads: 4,
+            head_dim: 128,
+            context: CONTEXT,
+            ..tiny(CheckpointFamily::CodiLlama)
+        };
+        let reasoner = reasoner(device, &spec);
+        let (_, total) = device.memory().unwrap().unwrap();
+        let row = CONTEXT * Cache::bytes_per_position(device, reasoner.decoder.config());
+        let template = prompt_of(&reasoner, &question(1, "")).tokens.len();
+        let question = question(1, &"7".repeat(CONTEXT - template - 8));
+        Self { reasoner, question, row, total }
+    }
+
+    fn params(&self, samples: usize) -> SamplingParams {
+        SamplingParams {
+            length: exactly(2),
+            max_new_tokens: nonzero(CONTEXT),
+            ..short_params(&self.reasoner, samples, thought_dropout(0.2))
+        }
+    }
+}
+
+/// A budget beyond the GPU's memory plans waves that cannot be allocated; they are halved until
+/// they can.
 #[test]
 fn waves_beyond_the_memory_are_halved() {
-    const CONTEXT: usize = 4096;
     let Some(gpu) = gpu(Precision::F32) else { return };
-    let spec = CheckpointSpec {
-        family: CheckpointFamily::CodiLlama,
-        kv_heads: 4,
-        head_dim: 128,
-        context: CONTEXT,
-        ..CheckpointSpec::default()
-    };
-    let reasoner = reasoner(&gpu.device, &spec);
-    let (_, total) = gpu.device.memory().unwrap().unwrap();
-    let row = CONTEXT * Cache::bytes_per_position(&gpu.device, reasoner.decoder.config());
-    let around = prompted(&reasoner, &question(1, "")).tokens.len();
-    let asked = question(1, &"7".repeat(CONTEXT - around - 8));
-    let short = SamplingParams {
-        length: exactly(2),
-        max_new_tokens: count(CONTEXT),
-        memory: total / 8,
-        ..settings(&reasoner, total / row + 1, thoughtful(0.2))
-    };
-    let run = |settings| {
-        ask(
-            Engine { reasoner: &reasoner, reward_model: None, params: settings },
-            std::slice::from_ref(&asked),
-        )
-        .unwrap()
-    };
-    let whole = run(SamplingParams { memory: usize::MAX / 2, ..short });
-    assert!(whole[0].sample.trajectories.iter().map(|t| t.k as usize).eq(0..short.samples.get()));
-    let mut tally = AgreementCount::default();
-    tally.add_free(&whole, &run(short));
-    let what = format!("{} rows of {} MiB in {} MiB", short.samples, row >> 20, total >> 20);
-    tally.show(&what);
-    tally.assert_alike(&what);
-    tally.assert_within(FREE, &what);
+    let rows = LargeRows::new(&gpu.device);
+    let params = rows.params(rows.total / rows.row + 1);
+    let (row, total) = (rows.row, rows.total);
+    let request = rows.question.request(params);
+    let engine = Engine::new(rows.reasoner);
+    let run = |memory| vec![engine.clone().with_memory(memory).solve(&request).unwrap()];
+    let whole = run(usize::MAX / 2);
+    let numbers = whole[0].trajectories.iter().map(|t| t.number as usize);
+    assert!(numbers.eq(0..params.samples.get()));
+    let mut count = AgreementCount::default();
+    count.add_free(&whole, &run(total / 8));
+    let what = format!("{} rows of {} MiB in {} MiB", params.samples, row >> 20, total >> 20);
+    count.print(&what);
+    count.assert_agreeing(&what);
+    count.assert_within(FREE_F32, &what);
 }
 
-/// Neither thoughts nor end tokens: answers are read off the prompt, some by the likeliest token
-/// and some drawn.
+/// Neither thoughts nor end tokens: answers are read from the prompt, some greedy and some sampled.
 #[test]
-fn words_are_those_of_the_processor() {
+fn the_cot_baseline_is_that_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     for family in [CheckpointFamily::Coconut, CheckpointFamily::LatentSft] {
-        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-        let [cpu, gpu] = [device(), &gpu.device].map(|device| words::reasoner(device, &spec));
-        let mut tally = AgreementCount::default();
-        for perturbation in [Perturbation::None, drawn(1.0, 1.0), drawn(0.7, 0.9)] {
-            let settings =
-                SamplingParams { max_new_tokens: count(12), ..settings(&cpu, 16, perturbation) };
-            let [expected, found] = [&cpu, &gpu].map(|on| words::run(on, settings));
-            tally.add_free(&found, &expected);
-            let said = |outcomes: &[Outcome]| {
-                outcomes.iter().flat_map(|o| o.sample.trajectories.clone()).collect::<Vec<_>>()
-            };
-            for (a, b) in said(&found).iter().zip(said(&expected)).filter(|(a, b)| a.text == b.text)
-            {
+        let [cpu, gpu] = [device(), &gpu.device]
+            .map(|device| Engine::new(token_sampling::cot_reasoner(device, &tiny(family))));
+        let mut count = AgreementCount::default();
+        for perturbation in [Perturbation::None, sampled(1.0, 1.0), sampled(0.7, 0.9)] {
+            let params = short_params(cpu.reasoner(), 16, perturbation);
+            let params = SamplingParams { max_new_tokens: nonzero(12), ..params };
+            let [expected, found] = [&cpu, &gpu].map(|on| run(on, params, &questions()).unwrap());
+            count.add_free(&found, &expected);
+            let found = found.iter().flat_map(|reply| &reply.trajectories);
+            let expected = expected.iter().flat_map(|reply| &reply.trajectories);
+            for (a, b) in found.zip(expected).filter(|(a, b)| a.text == b.text) {
                 let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
-                assert!(
-                    (a - b).abs() <= FREE * b.abs().max(1.0),
-                    "{family:?}, {perturbation:?}: {a} and {b}"
-                );
+                let what = format!("{family:?}, {perturbation:?}: {a} and {b}");
+                assert!((a - b).abs() <= FREE_F32 * b.abs().max(1.0), "{what}");
             }
         }
-        tally.show(&format!("{family:?} in words on gpu and cpu"));
-        tally.assert_alike(&format!("{family:?} in words"));
+        count.print(&format!("{family:?} without thoughts on gpu and cpu"));
+        count.assert_agreeing(&format!("{family:?} without thoughts"));
     }
 }
 
-/// A judge that reads answers, where there is nothing else to read.
+/// A reward model with an outcome head, where there are no thoughts to read.
 #[test]
-fn answers_without_thoughts_are_judged_as_on_the_processor() {
+fn answers_without_thoughts_have_the_outcome_rewards_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let [expected, found] = [device(), &gpu.device].map(|on| {
-        let mut pair = RewardedReasoner::new(
-            on,
-            &CheckpointSpec { family: CheckpointFamily::Coconut, ..CheckpointSpec::default() },
-        );
-        pair.judge.outcome_head =
-            RewardHead::outcome(on, pair.judge.decoder.config(), &RandomWeights { seed: 5 })
-                .unwrap();
-        let settings = SamplingParams {
-            length: LatentLength::None,
-            ..settings(&pair.reasoner, 4, drawn(1.0, 1.0))
-        };
-        pair.ask(settings, &questions())
-            .into_iter()
-            .flat_map(|outcome| outcome.sample.trajectories)
-            .collect::<Vec<_>>()
+        let mut pair = RewardedReasoner::new(on, &tiny(CheckpointFamily::Coconut));
+        let reward_model = pair.reward_model_mut();
+        let config = reward_model.decoder.config();
+        reward_model.outcome_head =
+            RewardHead::outcome(on, config, &RandomWeights { seed: 5 }).unwrap();
+        let params = short_params(&pair.reasoner, 4, sampled(1.0, 1.0));
+        let replies =
+            pair.run(SamplingParams { length: LatentLength::None, ..params }, &questions());
+        replies.into_iter().flat_map(|reply| reply.trajectories).collect::<Vec<_>>()
     });
-    let alike: Vec<_> = found.iter().zip(&expected).filter(|(a, b)| a.text == b.text).collect();
-    assert!(
-        alike.len() * 100 >= expected.len() * 99,
-        "{} of {} rows say the same",
-        alike.len(),
-        expected.len()
-    );
-    for (a, b) in alike {
+    let agreeing: Vec<_> = found.iter().zip(&expected).filter(|(a, b)| a.text == b.text).collect();
+    let (count, all) = (agreeing.len(), expected.len());
+    assert!(count * 100 >= all * 99, "{count} of {all} rows have the same answer");
+    for (a, b) in agreeing {
         let (a, b) = (a.outcome_reward.unwrap(), b.outcome_reward.unwrap());
-        assert!((a - b).abs() <= SINGLE * b.abs().max(1.0), "{a} and {b}");
+        assert!((a - b).abs() <= FORCED_F32 * b.abs().max(1.0), "{a} and {b}");
     }
 }
 
-/// Labels of two runs, in order, and how many of them are the same.
+/// How many labels of two runs are the same, and how many there are.
 fn same_labels(found: &[AnnotatedQuestion], expected: &[AnnotatedQuestion]) -> (usize, usize) {
     let labels = |all: &[AnnotatedQuestion]| {
-        all.iter().flat_map(|a| &a.trajectories).map(|p| p.labels.clone()).collect::<Vec<_>>()
+        let trajectories = all.iter().flat_map(|question| &question.trajectories);
+        trajectories.map(|trajectory| trajectory.labels.clone()).collect::<Vec<_>>()
     };
     let (found, expected) = (labels(found), labels(expected));
     assert_eq!(found.len(), expected.len());
@@ -588,60 +505,41 @@ fn same_labels(found: &[AnnotatedQuestion], expected: &[AnnotatedQuestion]) -> (
 }
 
 #[test]
-fn rollouts_give_the_labels_of_the_processor() {
+fn rollouts_give_the_labels_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     for family in FAMILIES {
-        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-        let (cpu, gpu) = (reasoner(device(), &spec), reasoner(&gpu.device, &spec));
+        let reasoners = [&gpu.device, device()].map(|on| reasoner(on, &tiny(family)));
         for perturbation in perturbations() {
-            let settings = settings(&cpu, 8, perturbation);
-            let [found, expected] = [&gpu, &cpu].map(|on| {
-                rollout::all_of(on, settings, rollout::rollouts(4), &rollout::prompts(on))
+            let [found, expected] = reasoners.each_ref().map(|on| {
+                let params = short_params(on, 8, perturbation);
+                let runner = rollout::runner(on, params, rollout::rollouts(4));
+                rollout::annotate(runner, &rollout::prompts(on))
             });
             let (same, all) = same_labels(&found, &expected);
-            println!(
-                "{family:?}, {perturbation:?}: {same} of {all} labels are those of the processor"
-            );
-            assert!(same * 100 >= all * 97, "{family:?}, {perturbation:?}: {same} of {all} labels");
+            let what = format!("{family:?}, {perturbation:?}: {same} of {all} labels");
+            println!("{what} are those of the cpu");
+            assert!(same * 100 >= all * 97, "{what}");
         }
     }
 }
 
-/// As [`waves_beyond_the_memory_are_halved`], of rollouts from the thoughts of one question.
+/// As [`waves_beyond_the_memory_are_halved`], for rollouts from the thoughts of one question.
 #[test]
 fn rollouts_beyond_the_memory_are_made_in_parts() {
-    const CONTEXT: usize = 4096;
     let Some(gpu) = gpu(Precision::F32) else { return };
-    let spec = CheckpointSpec {
-        family: CheckpointFamily::CodiLlama,
-        kv_heads: 4,
-        head_dim: 128,
-        context: CONTEXT,
-        ..CheckpointSpec::default()
-    };
-    let reasoner = reasoner(&gpu.device, &spec);
-    let (_, total) = gpu.device.memory().unwrap().unwrap();
-    let row = CONTEXT * Cache::bytes_per_position(&gpu.device, reasoner.decoder.config());
-    let around = prompted(&reasoner, &question(1, "")).tokens.len();
-    let asked = prompted(&reasoner, &question(1, &"7".repeat(CONTEXT - around - 8)));
-    let few = SamplingParams {
-        length: exactly(2),
-        max_new_tokens: count(CONTEXT),
-        memory: total / 8,
-        ..settings(&reasoner, 2, thoughtful(0.2))
-    };
-    let labels = rollout::rollouts(total / row / 2 + 1);
-    let run = |settings| rollout::all_of(&reasoner, settings, labels, std::slice::from_ref(&asked));
-    let whole = run(SamplingParams { memory: usize::MAX / 2, ..few });
-    let parts = run(few);
-    println!("{} rollouts of {} MiB in {} MiB", whole[0].rollouts, row >> 20, total >> 20);
-    assert_eq!(whole[0].rollouts, 2 * labels.rollouts());
-    for (a, b) in whole[0]
-        .trajectories
-        .iter()
-        .zip(&parts[0].trajectories)
-        .flat_map(|(a, b)| a.labels.iter().zip(&b.labels))
-    {
-        assert!((a - b).abs() < 0.05, "{a} at once and {b} in parts");
+    let rows = LargeRows::new(&gpu.device);
+    let prompt = [prompt_of(&rows.reasoner, &rows.question)];
+    let labels = rollout::rollouts(rows.total / rows.row / 2 + 1);
+    let runner = rollout::runner(&rows.reasoner, rows.params(2), labels);
+    let run = |memory| rollout::annotate(RolloutRunner { memory, ..runner }, &prompt).remove(0);
+    let whole = run(usize::MAX / 2);
+    let parts = run(rows.total / 8);
+    let (row, total) = (rows.row >> 20, rows.total >> 20);
+    println!("{} rollouts of {row} MiB in {total} MiB", whole.rollouts);
+    assert_eq!(whole.rollouts, 2 * labels.rollouts());
+    for (a, b) in whole.trajectories.iter().zip(&parts.trajectories) {
+        for (a, b) in a.labels.iter().zip(&b.labels) {
+            assert!((a - b).abs() < 0.05, "{a} at once and {b} in parts");
+        }
     }
 }

@@ -1,45 +1,38 @@
-//! Where rows end, and what is refused rather than tried.
+//! Where rows end, and what is refused before it is run.
 
-use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
-use engine::{Engine, EngineError, Perturbation, Question, Reasoner, RewardModel, SamplingParams};
+use engine::{Engine, EngineError, Perturbation, Reasoner, Reply, RewardModel, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use serde_json::{Value, json};
-use tensor::Tensor;
 
 use crate::common::*;
 
-fn tokens(reasoner: &Reasoner, settings: &SamplingParams) -> Vec<Vec<u32>> {
-    let prompts = questions().iter().map(|q| prompted(reasoner, q)).collect::<Vec<_>>();
-    prompts
-        .iter()
-        .flat_map(|prompt| replayed(reasoner, settings, prompt))
-        .map(|row| row.tokens.to_vec())
-        .collect()
+/// The answer tokens of every row of every question.
+fn tokens(reasoner: &Reasoner, params: &SamplingParams) -> Vec<Vec<u32>> {
+    let prompts = questions().into_iter().map(|question| prompt_of(reasoner, &question));
+    let rows = prompts.flat_map(|prompt| run_rows(reasoner, params, &prompt));
+    rows.map(|row| row.tokens.to_vec()).collect()
 }
 
-/// Rows that finish leave; those that stay must not notice.
+/// Rows that finish leave the batch; those that stay go on as before.
 #[test]
-fn answers_end_at_the_first_ending_token() {
+fn answers_end_at_the_first_eos_token() {
     for family in FAMILIES {
-        let mut reasoner =
-            reasoner(device(), &CheckpointSpec { family, ..CheckpointSpec::default() });
-        let settings =
-            SamplingParams { max_new_tokens: count(12), ..settings(&reasoner, 4, thoughtful(0.3)) };
+        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
+        let mut reasoner = reasoner(device(), &spec);
+        let params = short_params(&reasoner, 4, thought_dropout(0.3));
+        let params = SamplingParams { max_new_tokens: nonzero(12), ..params };
         reasoner.model.method.eos.clear();
-        let endless = tokens(&reasoner, &settings);
-        assert!(
-            endless.iter().all(|t| t.len() == 12),
-            "{family:?}: without an ending token the limit is what ends"
-        );
-        // Any token that some rows say, at unlike places, can be the one that ends.
-        reasoner.model.method.eos = vec![endless[0][3], endless[5][0]];
-        let cut = |row: &Vec<u32>| {
-            row.iter().position(|t| reasoner.method.eos.contains(t)).map_or(12, |at| at + 1)
-        };
-        let expected: Vec<Vec<u32>> = endless.iter().map(|row| row[..cut(row)].to_vec()).collect();
-        assert_eq!(tokens(&reasoner, &settings), expected, "{family:?}");
+        let unended = tokens(&reasoner, &params);
+        assert!(unended.iter().all(|t| t.len() == 12), "{family:?}: only the limit ends answers");
+        // Tokens that some rows have, at different positions, become EOS tokens.
+        reasoner.model.method.eos = vec![unended[0][3], unended[5][0]];
+        let is_eos = |token: &u32| reasoner.method.eos.contains(token);
+        let end = |row: &Vec<u32>| row.iter().position(is_eos).map_or(12, |at| at + 1);
+        let expected: Vec<Vec<u32>> = unended.iter().map(|row| row[..end(row)].to_vec()).collect();
+        assert_eq!(tokens(&reasoner, &params), expected, "{family:?}");
         assert!(expected.iter().any(|row| row.len() < 12), "{family:?}");
     }
 }
@@ -48,67 +41,60 @@ fn answers_end_at_the_first_ending_token() {
 fn fewer_tokens_are_the_first_ones() {
     for family in FAMILIES {
         let reasoner = reasoner(device(), &CheckpointSpec { family, ..CheckpointSpec::default() });
-        let long =
-            SamplingParams { max_new_tokens: count(9), ..settings(&reasoner, 3, thoughtful(0.3)) };
+        let params = short_params(&reasoner, 3, thought_dropout(0.3));
+        let with_limit =
+            |limit| tokens(&reasoner, &SamplingParams { max_new_tokens: nonzero(limit), ..params });
+        let long = with_limit(9);
         for limit in [1, 4] {
-            let short = tokens(&reasoner, &SamplingParams { max_new_tokens: count(limit), ..long });
-            for (short, long) in short.iter().zip(tokens(&reasoner, &long)) {
+            for (short, long) in with_limit(limit).iter().zip(&long) {
                 assert_eq!(*short, long[..limit.min(long.len())], "{family:?}");
             }
         }
     }
 }
 
-/// A reasoner whose context ends `room` positions after the end tokens of a question, and what it
-/// was asked.
-fn cramped(family: CheckpointFamily, room: isize) -> (Reasoner, SamplingParams, Question) {
-    let asked = questions().remove(2);
-    let roomy = reasoner(device(), &CheckpointSpec { family, ..CheckpointSpec::default() });
-    let used = prompted(&roomy, &asked).tokens.len() + 4 + roomy.method.end_latent.len();
-    let mut cramped = reasoner(
-        device(),
-        &CheckpointSpec {
-            family,
-            context: used.checked_add_signed(room).unwrap(),
-            ..CheckpointSpec::default()
-        },
-    );
-    cramped.model.method.eos.clear();
-    let settings = SamplingParams {
-        length: exactly(4),
-        max_new_tokens: count(20),
-        ..settings(&cramped, 3, thoughtful(0.2))
-    };
-    (cramped, settings, asked)
+/// A reasoner whose context ends `room` positions after the end tokens of a question; the
+/// parameters, and the question.
+fn with_small_context(
+    family: CheckpointFamily,
+    room: isize,
+) -> (Reasoner, SamplingParams, TestQuestion) {
+    let question = questions().remove(2);
+    let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
+    let large = reasoner(device(), &spec);
+    let used = prompt_of(&large, &question).tokens.len() + 4 + large.method.end_latent.len();
+    let context = used.checked_add_signed(room).unwrap();
+    let mut small = reasoner(device(), &CheckpointSpec { context, ..spec });
+    small.model.method.eos.clear();
+    let params = short_params(&small, 3, thought_dropout(0.2));
+    let params = SamplingParams { length: exactly(4), max_new_tokens: nonzero(20), ..params };
+    (small, params, question)
 }
 
 #[test]
 fn answers_never_pass_the_context() {
     for family in FAMILIES {
         for room in [1, 2, 5] {
-            let (reasoner, settings, asked) = cramped(family, room);
-            // A token is read off the last position as well, and not fed.
-            for row in replayed(&reasoner, &settings, &prompted(&reasoner, &asked)) {
+            let (reasoner, params, question) = with_small_context(family, room);
+            // A token is read from the last position as well, and not fed.
+            for row in run_rows(&reasoner, &params, &prompt_of(&reasoner, &question)) {
                 assert_eq!(row.tokens.len(), room as usize + 1, "{family:?}");
             }
-            let outcomes =
-                ask(Engine { reasoner: &reasoner, reward_model: None, params: settings }, &[asked])
-                    .unwrap();
-            assert_eq!(outcomes[0].thoughts[0].rows(), 4, "{family:?}");
+            let reply = Engine::new(reasoner).solve(&question.request(params)).unwrap();
+            assert_eq!(reply.trajectories[0].latents.rows(), 4, "{family:?}");
+            let lengths = reply.trajectories.iter().map(|t| t.tokens.len());
+            assert!(lengths.eq([room as usize + 1; 3]), "{family:?}");
         }
     }
 }
 
 #[test]
-fn what_leaves_no_room_for_an_answer_is_too_long() {
+fn a_prompt_that_leaves_no_room_for_an_answer_is_too_long() {
     for family in FAMILIES {
         for room in [0, -1, -4] {
-            let (reasoner, settings, asked) = cramped(family, room);
+            let (reasoner, params, asked) = with_small_context(family, room);
             let id = asked.id;
-            let result = ask(
-                Engine { reasoner: &reasoner, reward_model: None, params: settings },
-                &[question(0, "x"), asked],
-            );
+            let result = run(&Engine::new(reasoner), params, &[question(0, "x"), asked]);
             assert!(
                 matches!(result, Err(EngineError::TooLong { id: found, .. }) if found == id),
                 "{family:?}, {room}: {result:?}"
@@ -117,20 +103,21 @@ fn what_leaves_no_room_for_an_answer_is_too_long() {
     }
 }
 
-/// The judge's context counts as well.
+/// A reward model on GPT-2 with a given context.
+fn reward_model_with_context(reasoner: &Reasoner, context: usize) -> RewardModel {
+    let family = CheckpointFamily::RewardGpt2;
+    let spec = CheckpointSpec { family, context, ..CheckpointSpec::default() };
+    with_checkpoint(&spec, |dir| RewardModel::load(device(), dir, reasoner).unwrap())
+}
+
 #[test]
-fn what_the_judge_cannot_read_is_too_long() {
+fn the_context_of_the_reward_model_counts_too() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
-    let spec = CheckpointSpec {
-        family: CheckpointFamily::RewardGpt2,
-        context: 24,
-        ..CheckpointSpec::default()
-    };
-    let judge = written(&spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).unwrap());
-    let settings = settings(&pair.reasoner, 1, thoughtful(0.2));
+    let small = pair.engine().with_reward_model(reward_model_with_context(&pair.reasoner, 24));
+    let params = short_params(&pair.reasoner, 1, thought_dropout(0.2));
     let asked = [question(8, "twenty bytes are much")];
-    assert!(ask(pair.engine(settings), &asked).is_ok());
-    let result = ask(Engine { reward_model: Some(&judge), ..pair.engine(settings) }, &asked);
+    assert!(run(&pair.engine(), params, &asked).is_ok());
+    let result = run(&small, params, &asked);
     assert!(matches!(result, Err(EngineError::TooLong { id: 8, context: 24, .. })), "{result:?}");
 }
 
@@ -138,11 +125,10 @@ fn what_the_judge_cannot_read_is_too_long() {
 fn a_row_that_does_not_fit_the_memory_is_refused() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
     for perturbation in perturbations() {
+        let params = short_params(&pair.reasoner, 2, perturbation);
         for memory in [0, 1, 4096] {
-            let result = ask(
-                pair.engine(SamplingParams { memory, ..settings(&pair.reasoner, 2, perturbation) }),
-                &questions()[1..2],
-            );
+            let engine = pair.engine().with_memory(memory);
+            let result = run(&engine, params, &questions()[1..2]);
             assert!(
                 matches!(result, Err(EngineError::Memory { id: 2, .. })),
                 "{perturbation:?}, {memory}: {result:?}"
@@ -154,182 +140,141 @@ fn a_row_that_does_not_fit_the_memory_is_refused() {
 #[test]
 fn a_prompt_without_tokens_is_refused() {
     let mut pair = RewardedReasoner::of(CheckpointFamily::Coconut);
-    (pair.reasoner.model.method.prompt_suffix, pair.reasoner.model.method.begin_latent) =
-        ("", Vec::new());
-    let result =
-        ask(pair.engine(settings(&pair.reasoner, 1, Perturbation::None)), &[question(4, "")]);
+    let method = &mut pair.reasoner_mut().model.method;
+    method.prompt_suffix.clear();
+    method.begin_latent.clear();
+    let params = short_params(&pair.reasoner, 1, Perturbation::None);
+    let result = run(&pair.engine(), params, &[question(4, "")]);
     assert!(matches!(result, Err(EngineError::Empty { id: 4 })), "{result:?}");
 }
 
 #[test]
-fn a_judge_is_no_reasoner_and_a_reasoner_no_judge() {
+fn a_reward_model_is_not_a_reasoner_and_a_reasoner_not_a_reward_model() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
     let load = |spec: &CheckpointSpec| {
-        written(spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).err())
+        with_checkpoint(spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).err())
     };
-    let wide = CheckpointSpec {
-        family: CheckpointFamily::RewardGpt2,
-        width: 64,
-        ..CheckpointSpec::default()
-    };
+    let reward =
+        CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() };
+    let wide = CheckpointSpec { width: 64, ..reward.clone() };
     assert!(matches!(load(&wide), Some(EngineError::WidthDiffers { reward: 64, reasoner: 32 })));
     assert!(matches!(load(&CheckpointSpec::default()), Some(EngineError::NotARewardModel { .. })));
-    let judge =
-        CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() };
     assert!(matches!(
-        written(&judge, |dir| Reasoner::load(device(), dir, None).err()),
+        with_checkpoint(&reward, |dir| Reasoner::load(device(), dir, None).err()),
         Some(EngineError::RewardModelAsReasoner { .. })
     ));
 }
 
-/// What a judge reads and thinks has to fit it, too.
+/// A reference reasoner has to have the reward model's width, and its trace and the answer have to
+/// fit the reward model's context.
 #[test]
-fn a_judge_that_thinks_needs_a_mind_room_and_words() {
-    let coconut =
-        |spec: CheckpointSpec| CheckpointSpec { family: CheckpointFamily::Coconut, ..spec };
-    let mind = |spec: CheckpointSpec| {
-        written(&spec, |dir| RewardModel::load_reference(device(), dir, 32).err())
+fn a_reference_reasoner_has_to_fit_its_reward_model() {
+    let load_reference = |spec: CheckpointSpec| {
+        with_checkpoint(&spec, |dir| RewardModel::load_reference(device(), dir, 32).err())
     };
-    assert!(mind(coconut(CheckpointSpec::default())).is_none());
-    assert!(matches!(
-        mind(coconut(CheckpointSpec { width: 64, ..CheckpointSpec::default() })),
-        Some(EngineError::UnfitMind { .. })
-    ));
+    assert!(load_reference(CheckpointSpec::default()).is_none());
+    let wide = CheckpointSpec { width: 64, ..CheckpointSpec::default() };
+    assert!(matches!(load_reference(wide), Some(EngineError::UnfitReference { .. })));
 
-    let pair = RewardedReasoner::reflecting(CheckpointFamily::Coconut);
-    let settings = settings(&pair.reasoner, 1, Perturbation::None);
-    let length = prompted(&pair.reasoner, &questions()[0]).tokens.len();
-    let limit = |context: usize| {
-        let spec = CheckpointSpec {
-            family: CheckpointFamily::RewardGpt2,
-            context,
-            ..CheckpointSpec::default()
-        };
-        let judge = written(&spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).unwrap());
-        let reflecting = RewardedReasoner::reflecting(CheckpointFamily::Coconut).judge;
-        let judge = RewardModel {
-            outcome_head: reflecting.outcome_head,
-            reference: reflecting.reference,
-            ..judge
-        };
-        ask(Engine { reward_model: Some(&judge), ..pair.engine(settings) }, &questions()[..1])
+    let run_with_context = |context: usize| {
+        let pair = RewardedReasoner::with_reference(CheckpointFamily::Coconut);
+        let params = short_params(&pair.reasoner, 1, Perturbation::None);
+        let length = prompt_of(&pair.reasoner, &questions()[0]).tokens.len();
+        let small = reward_model_with_context(&pair.reasoner, length + context);
+        let whole = Arc::into_inner(pair.reward_model).unwrap();
+        let RewardModel { outcome_head, reference, .. } = whole;
+        let reward_model = RewardModel { outcome_head, reference, ..small };
+        let engine = Engine::new(pair.reasoner).with_reward_model(reward_model);
+        run(&engine, params, &questions()[..1])
     };
-    // Six thoughts of its own, four that it judges, the end token, and one of the answer.
-    assert!(limit(length + 12).is_ok());
-    assert!(matches!(limit(length + 11), Err(EngineError::TooLong { id: 9, .. })));
+    // Six thoughts of the trace, four of the candidate, the end token, and one of the answer.
+    assert!(run_with_context(12).is_ok());
+    assert!(matches!(run_with_context(11), Err(EngineError::TooLong { id: 9, .. })));
 }
 
-#[test]
-fn a_run_ends_when_its_reader_has_enough() {
-    let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
-    let mut seen: Vec<Vec<Tensor>> = Vec::new();
-    let engine = pair.engine(settings(&pair.reasoner, 2, thoughtful(0.2)));
-    engine
-        .run(&questions(), &mut |outcome| {
-            seen.push(outcome.thoughts);
-            if seen.len() == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })
-        .unwrap();
-    assert_eq!(seen.len(), 2);
-    assert!(ask(engine, &[]).unwrap().is_empty());
-}
-
-/// Thoughts that overflow have no likeliest token; the first token of the vocabulary stands in, and
-/// nothing panics.
+/// Thoughts that overflow have no largest logit; token 0 stands in, and nothing panics.
 #[test]
 fn thoughts_that_are_not_numbers_still_end() {
     for family in FAMILIES {
         let pair = RewardedReasoner::of(family);
         for std in [1e30, f32::MAX, f32::INFINITY, f32::NAN] {
-            let settings = SamplingParams {
-                length: exactly(3),
-                ..settings(&pair.reasoner, 2, Perturbation::Gaussian { std })
-            };
-            let outcome = pair.ask_one(settings, &questions()[0]);
-            assert_eq!(outcome.sample.trajectories.len(), 2, "{family:?}, {std}");
+            let params = short_params(&pair.reasoner, 2, Perturbation::Gaussian { std });
+            let params = SamplingParams { length: exactly(3), ..params };
+            let reply = pair.solve(params, &questions()[0]);
+            assert_eq!(reply.trajectories.len(), 2, "{family:?}, {std}");
         }
     }
 }
 
-/// Numbers that no machine could serve are answered, not overflowed.
+/// Lengths beyond every memory are refused or bounded, and overflow nothing.
 #[test]
 fn absurd_lengths_are_refused_or_bounded() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
-    let base = settings(&pair.reasoner, 1, thoughtful(0.2));
+    let base = short_params(&pair.reasoner, 1, thought_dropout(0.2));
     for length in
         [exactly(usize::MAX), at_most(usize::MAX), between(1, usize::MAX), exactly(usize::MAX - 4)]
     {
-        let result = ask(pair.engine(SamplingParams { length, ..base }), &questions());
+        let result = run(&pair.engine(), SamplingParams { length, ..base }, &questions());
         assert!(matches!(result, Err(EngineError::TooLong { .. })), "{length:?}: {result:?}");
     }
     // No answer passes the context, so that an unlimited one is planned as one that fills it.
-    let bounded =
-        ask(pair.engine(SamplingParams { max_new_tokens: count(1024), ..base }), &questions()[..1])
-            .unwrap();
-    let unbounded = ask(
-        pair.engine(SamplingParams { max_new_tokens: count(usize::MAX), ..base }),
-        &questions()[..1],
-    )
-    .unwrap();
-    assert_same(&bounded[0], &unbounded[0], "unlimited answers");
-    let rows = replayed(
-        &pair.reasoner,
-        &SamplingParams { max_new_tokens: count(usize::MAX), ..base },
-        &prompted(&pair.reasoner, &questions()[0]),
-    );
-    assert_same_bits(&rows[0].thoughts, &unbounded[0].thoughts[0], "unlimited answers, replayed");
+    let with_limit = |limit| SamplingParams { max_new_tokens: nonzero(limit), ..base };
+    let question = &questions()[0];
+    let bounded = pair.solve(with_limit(1024), question);
+    let unbounded = pair.solve(with_limit(usize::MAX), question);
+    assert_same(&bounded, &unbounded, "unlimited answers");
+    let prompt = prompt_of(&pair.reasoner, question);
+    let rows = run_rows(&pair.reasoner, &with_limit(usize::MAX), &prompt);
+    let latents = &unbounded.trajectories[0].latents;
+    assert_same_bits(&rows[0].thoughts, latents, "unlimited answers, row by row");
 }
 
-/// A token without an embedding: the tokenizer of another model, of the reasoner or of its judge.
+/// A token without an embedding: the tokenizer belongs to another model than the reasoner or its
+/// reward model.
 #[test]
 fn tokens_beyond_the_vocabulary_are_refused() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiLlama);
-    // GPT-2's tiny vocabulary is smaller than Llama's, whose start token it lacks.
-    let spec = CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() };
-    let judge = written(&spec, |dir| RewardModel::load(device(), dir, &pair.reasoner).unwrap());
-    let settings = settings(&pair.reasoner, 1, thoughtful(0.2));
-    let result =
-        ask(Engine { reward_model: Some(&judge), ..pair.engine(settings) }, &questions()[..1]);
+    // GPT-2's tiny vocabulary is smaller than Llama's and lacks its start token.
+    let reward_model = reward_model_with_context(&pair.reasoner, 1024);
+    let params = short_params(&pair.reasoner, 1, thought_dropout(0.2));
+    let engine = pair.engine().with_reward_model(reward_model);
+    let result = run(&engine, params, &questions()[..1]);
     assert!(
         matches!(result, Err(EngineError::UnknownToken { id: 9, vocab: 260, .. })),
         "{result:?}"
     );
-    // A tokenizer that knows a token more than the table has, and a question that says it.
-    let larger = tempfile::tempdir().unwrap();
-    write_checkpoint(larger.path(), &CheckpointSpec::default()).unwrap();
-    let reasoner = add_token(larger.path(), "<|extra|>");
-    let engine = Engine { reasoner: &reasoner, reward_model: None, params: settings };
-    assert!(ask(engine, &questions()[..1]).is_ok());
-    let result = ask(engine, &[question(6, "what is <|extra|>?")]);
+    // A tokenizer with one token more than the embedding table, and a question that contains it.
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), &CheckpointSpec::default()).unwrap();
+    let engine = Engine::new(add_token(dir.path(), "<|extra|>"));
+    assert!(run(&engine, params, &questions()[..1]).is_ok());
+    let result = run(&engine, params, &[question(6, "what is <|extra|>?")]);
     assert!(
         matches!(result, Err(EngineError::UnknownToken { id: 6, token: 260, vocab: 260 })),
         "{result:?}"
     );
 }
 
-/// Loads a COCONUT whose tokenizer got a token more than its weights.
+/// Loads a COCONUT whose tokenizer has one token more than its weights.
 fn add_token(dir: &Path, content: &str) -> Reasoner {
     let file = dir.join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let tokens = tokenizer["added_tokens"].as_array_mut().unwrap();
-    let mut token = tokens[0].clone();
-    (token["id"], token["content"]) =
-        (json!(tokens[tokens.len() - 1]["id"].as_u64().unwrap() + 1), json!(content));
+    let (mut token, last) = (tokens[0].clone(), &tokens[tokens.len() - 1]);
+    token["id"] = json!(last["id"].as_u64().unwrap() + 1);
+    token["content"] = json!(content);
     tokens.push(token);
     std::fs::write(file, tokenizer.to_string()).unwrap();
     load(device(), dir, CheckpointFamily::Coconut)
 }
 
-/// Published CODI checkpoints have markers without a text. A model that says one says nothing; the
-/// run goes on.
+/// Published CODI checkpoints have marker tokens without a text. Where a model generates one, it is
+/// left out of the text, and the run goes on.
 #[test]
 fn tokens_without_a_text_are_left_out_of_answers() {
     let dir = tempfile::tempdir().unwrap();
-    write_checkpoint(
-        dir.path(),
-        &CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() },
-    )
-    .unwrap();
+    let family = CheckpointFamily::CodiGpt2;
+    write_checkpoint(dir.path(), &CheckpointSpec { family, ..CheckpointSpec::default() }).unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         let file = dir.path().join(name);
         let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -341,22 +286,13 @@ fn tokens_without_a_text_are_left_out_of_answers() {
         }
         std::fs::write(file, json.to_string()).unwrap();
     }
-    let reasoner = load(device(), dir.path(), CheckpointFamily::CodiGpt2);
+    let reasoner = load(device(), dir.path(), family);
     let unnamed = reasoner.tokenizer.vocab_size() as u32..;
     assert!(unnamed.contains(&reasoner.method.end_latent[0]));
-    let settings =
-        SamplingParams { max_new_tokens: count(40), ..settings(&reasoner, 16, thoughtful(0.5)) };
-    let said = questions()
-        .iter()
-        .flat_map(|q| replayed(&reasoner, &settings, &prompted(&reasoner, q)))
-        .map(|r| r.tokens)
-        .collect::<Vec<_>>();
-    assert!(
-        said.iter().flatten().any(|t| unnamed.contains(t)),
-        "no row says a token without a text"
-    );
-    let outcomes =
-        ask(Engine { reasoner: &reasoner, reward_model: None, params: settings }, &questions())
-            .unwrap();
-    assert_eq!(outcomes.len(), questions().len());
+    let params = short_params(&reasoner, 16, thought_dropout(0.5));
+    let params = SamplingParams { max_new_tokens: nonzero(40), ..params };
+    let replies: Vec<Reply> = run(&Engine::new(reasoner), params, &questions()).unwrap();
+    assert_eq!(replies.len(), questions().len());
+    let mut tokens = replies.iter().flat_map(|reply| &reply.trajectories).flat_map(|t| &t.tokens);
+    assert!(tokens.any(|token| unnamed.contains(token)), "no row has a token without a text");
 }

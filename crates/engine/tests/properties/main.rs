@@ -1,21 +1,26 @@
 //! Properties of the engine on tiny random models of every family.
 //!
-//! Goldens say that one computation is right; these tests say that it is the same computation
-//! whatever its company, its batch, its device and its checkpoint's layout, and that each
-//! perturbation falls exactly where it should:
+//! Golden tests say that one computation is right; these say that it is the same computation in
+//! every batch, on every device and in every layout of the checkpoint, and that each perturbation
+//! falls exactly where it should:
 //!
-//! * [`company`]: a trajectory does not depend on what runs beside it;
-//! * [`recomputed`]: forked rows equal whole sequences computed from scratch;
-//! * [`reference`]: a plain GPT-2 in double precision, and dropout by its definition;
-//! * [`chance`]: what dropout and noise do, and that they do nothing at zero;
+//! * [`batching`]: a trajectory does not depend on what shares its batch;
+//! * [`mixed_requests`]: requests with different parameters share a run and change nothing in each
+//!   other;
+//! * [`cancellation`]: a cancelled request ends early and changes nothing in the others;
+//! * [`requests`]: errors are handed over at the request's place, and the caller's own error ends
+//!   the run;
+//! * [`naive`]: forked rows equal whole sequences computed from scratch;
+//! * [`reference_gpt2`]: a GPT-2 in double precision, and dropout by its definition;
+//! * [`randomness`]: what dropout and noise do, and that they do nothing at strength zero;
 //! * [`length`]: how many thoughts a row has;
-//! * [`scores`]: rewards are read at each thought's own position;
-//! * [`beams`]: a beam search is the enumeration of its definition;
-//! * [`rounds`]: stopping early changes no trajectory and no decided vote;
-//! * [`rollout`]: labels of thoughts are what rollouts computed from scratch say;
+//! * [`rewards`]: rewards are read at each thought's own position;
+//! * [`beam_search`]: a beam search finds what its definition does;
+//! * [`adaptive`]: stopping early changes no trajectory and no decided vote;
+//! * [`rollout`]: labels of thoughts are those of rollouts computed from scratch;
 //! * [`limits`]: where rows end, and what is refused;
-//! * [`words`]: the baseline that thinks in words, drawn answers, and what a checkpoint says about
-//!   itself;
+//! * [`token_sampling`]: sampled answer tokens, and the chain-of-thought baseline;
+//! * [`checkpoint_settings`]: what a checkpoint says about its use;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
 //! * [`gpu`]: the same on a GPU, where there is one, to rounding.
 
@@ -24,16 +29,20 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod beams;
-mod chance;
-mod company;
+mod adaptive;
+mod batching;
+mod beam_search;
+mod cancellation;
+mod checkpoint_settings;
 mod devices;
 mod gpu;
 mod length;
 mod limits;
-mod recomputed;
-mod reference;
+mod mixed_requests;
+mod naive;
+mod randomness;
+mod reference_gpt2;
+mod requests;
+mod rewards;
 mod rollout;
-mod rounds;
-mod scores;
-mod words;
+mod token_sampling;

@@ -1,12 +1,11 @@
-//! A GPT-2 written from its definition, in double precision and plain loops, and dropout as the
-//! design defines it.
+//! A reference GPT-2, written from its definition in double precision and plain loops, with dropout
+//! as it is specified.
 //!
 //! It shares with the crates under test only the numbers: weights are read from the checkpoint and
-//! masks from the random function. So it says which outputs are dropped (after the projection and
-//! its bias, before the residual), how (zeroed, or divided by 1 - p), and in which passes.
+//! masks from the random function. So it specifies which outputs are dropped (after the projection
+//! and its bias, before the residual), how (zeroed, or divided by 1 - p), and in which passes.
 
-use engine::perturb::RowId;
-use engine::{DropoutScope, DropoutSites, Perturbation, SamplingParams};
+use engine::{DropoutScope, DropoutSites, Perturbation, Reasoner, RowId, SamplingParams};
 use model::Checkpoint;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use tensor::Tensor;
@@ -14,24 +13,24 @@ use tensor::rng::Site;
 
 use crate::common::*;
 
-type PlainMatrix = Vec<Vec<f64>>;
+type MatrixF64 = Vec<Vec<f64>>;
 
 /// A GPT-2's weights under their published names, looked up as they are used.
-struct PlainGpt2 {
+struct ReferenceGpt2 {
     checkpoint: Checkpoint,
     spec: CheckpointSpec,
 }
 
-/// Where dropout falls: a row's name, the rate, the sites, and which positions are stochastic.
-struct PlainDropout {
+/// Where dropout falls: the row's random numbers, the rate, the sites, the stochastic positions.
+struct ReferenceDropout {
     row: RowId,
     p: f32,
     sites: DropoutSites,
-    stochastic: Vec<bool>,
+    stochastic: Vec<bool>, // (positions)
 }
 
-impl PlainGpt2 {
-    fn matrix(&self, name: &str, rows: usize, cols: usize) -> PlainMatrix {
+impl ReferenceGpt2 {
+    fn matrix(&self, name: &str, rows: usize, cols: usize) -> MatrixF64 {
         let flat = self.checkpoint.tensor(name, &[rows, cols]).unwrap();
         flat.chunks(cols).map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect()
     }
@@ -40,11 +39,11 @@ impl PlainGpt2 {
         self.checkpoint.tensor(name, &[len]).unwrap().into_iter().map(f64::from).collect()
     }
 
-    fn embeddings(&self) -> PlainMatrix {
+    fn embeddings(&self) -> MatrixF64 {
         self.matrix("wte.weight", self.checkpoint.config().vocab, self.spec.width)
     }
 
-    fn layer_norm(&self, name: &str, x: &PlainMatrix) -> PlainMatrix {
+    fn layer_norm(&self, name: &str, x: &MatrixF64) -> MatrixF64 {
         let (g, b) = (
             self.vector(&format!("{name}.weight"), self.spec.width),
             self.vector(&format!("{name}.bias"), self.spec.width),
@@ -61,7 +60,7 @@ impl PlainGpt2 {
     }
 
     /// `Conv1D`: x W + b with W stored (in, out).
-    fn conv(&self, name: &str, x: &PlainMatrix, outputs: usize) -> PlainMatrix {
+    fn conv(&self, name: &str, x: &MatrixF64, outputs: usize) -> MatrixF64 {
         let inputs = x[0].len();
         let (w, b) = (
             self.matrix(&format!("{name}.weight"), inputs, outputs),
@@ -77,7 +76,7 @@ impl PlainGpt2 {
     }
 
     /// Causal attention, heads side by side.
-    fn attention(&self, qkv: &PlainMatrix) -> PlainMatrix {
+    fn attention(&self, qkv: &MatrixF64) -> MatrixF64 {
         let (d, heads) = (self.spec.width, self.spec.heads);
         let dim = d / heads;
         let mut out = vec![vec![0.0; d]; qkv.len()];
@@ -98,10 +97,10 @@ impl PlainGpt2 {
     }
 
     /// Hidden states after the final norm of a whole sequence of input vectors.
-    fn forward(&self, inputs: &PlainMatrix, dropping: Option<&PlainDropout>) -> PlainMatrix {
+    fn forward(&self, inputs: &MatrixF64, dropout: Option<&ReferenceDropout>) -> MatrixF64 {
         let d = self.spec.width;
         let positions = self.matrix("wpe.weight", self.spec.context, d);
-        let mut x: PlainMatrix = inputs
+        let mut x: MatrixF64 = inputs
             .iter()
             .zip(&positions)
             .map(|(x, p)| x.iter().zip(p).map(|(x, p)| x + p).collect())
@@ -110,12 +109,12 @@ impl PlainGpt2 {
             let name = |part: &str| format!("h.{layer}.{part}");
             let qkv = self.conv(&name("attn.c_attn"), &self.layer_norm(&name("ln_1"), &x), 3 * d);
             let out = self.conv(&name("attn.c_proj"), &self.attention(&qkv), d);
-            add(&mut x, &out, dropping, (layer, Site::AttnOut));
+            add(&mut x, &out, dropout, (layer, Site::AttnOut));
             let mut inner =
                 self.conv(&name("mlp.c_fc"), &self.layer_norm(&name("ln_2"), &x), self.spec.ffn);
             inner.iter_mut().flatten().for_each(|x| *x = gelu(*x));
             let out = self.conv(&name("mlp.c_proj"), &inner, d);
-            add(&mut x, &out, dropping, (layer, Site::MlpOut));
+            add(&mut x, &out, dropout, (layer, Site::MlpOut));
         }
         self.layer_norm("ln_f", &x)
     }
@@ -127,18 +126,19 @@ fn gelu(x: f64) -> f64 {
 
 /// The residual: `x += out`, with inverted dropout on `out` at positions that are stochastic.
 fn add(
-    x: &mut PlainMatrix,
-    out: &PlainMatrix,
-    dropping: Option<&PlainDropout>,
+    x: &mut MatrixF64,
+    out: &MatrixF64,
+    dropout: Option<&ReferenceDropout>,
     (layer, site): (usize, Site),
 ) {
     for t in 0..x.len() {
-        let drawn = dropping.filter(|d| {
-            d.stochastic[t]
-                && if site == Site::AttnOut { d.sites.attn_out } else { d.sites.mlp_out }
-        });
+        let has_site = |sites: DropoutSites| match site {
+            Site::AttnOut => sites.attn_out,
+            _ => sites.mlp_out,
+        };
+        let dropout = dropout.filter(|d| d.stochastic[t] && has_site(d.sites));
         for i in 0..x[t].len() {
-            x[t][i] += match drawn {
+            x[t][i] += match dropout {
                 Some(d) if d.row.rng_key(SEED, t).keeps(layer, site, i, d.p) => {
                     out[t][i] / (1.0 - f64::from(d.p))
                 }
@@ -149,16 +149,15 @@ fn add(
     }
 }
 
-/// What COCONUT does with it: feed hidden states back, then the end token. Thoughts, then logits
-/// after the end token.
-struct PlainCoconut<'a> {
-    gpt2: &'a PlainGpt2,
-    dropping: Option<PlainDropout>,
+/// COCONUT on it: hidden states are fed back, then the end token.
+struct ReferenceCoconut<'a> {
+    gpt2: &'a ReferenceGpt2,
+    dropout: Option<ReferenceDropout>,
     thoughts: usize,
 }
 
-impl PlainCoconut<'_> {
-    /// Positions that the design calls stochastic, of a prompt, the thoughts and one end token.
+impl ReferenceCoconut<'_> {
+    /// Which positions of a prompt, the thoughts and one end token are specified as stochastic.
     fn stochastic(scope: DropoutScope, prompt: usize, thoughts: usize) -> Vec<bool> {
         let first = if scope == DropoutScope::Thoughts { prompt - 1 } else { 0 };
         let end =
@@ -166,35 +165,36 @@ impl PlainCoconut<'_> {
         (0..prompt + thoughts + 1).map(|t| (first..end).contains(&t)).collect()
     }
 
+    /// The thoughts, and the logits after the end token.
     fn run(&self, prompt: &[u32], end: u32) -> (Tensor, Tensor) {
         let table = self.gpt2.embeddings();
-        let mut inputs: PlainMatrix = prompt.iter().map(|&t| table[t as usize].clone()).collect();
+        let mut inputs: MatrixF64 = prompt.iter().map(|&t| table[t as usize].clone()).collect();
         for _ in 0..self.thoughts {
-            let hidden = self.gpt2.forward(&inputs, self.dropping.as_ref()).pop().unwrap();
+            let hidden = self.gpt2.forward(&inputs, self.dropout.as_ref()).pop().unwrap();
             inputs.push(hidden);
         }
         let thoughts = inputs[prompt.len()..].to_vec();
         inputs.push(table[end as usize].clone());
-        let hidden = self.gpt2.forward(&inputs, self.dropping.as_ref()).pop().unwrap();
+        let hidden = self.gpt2.forward(&inputs, self.dropout.as_ref()).pop().unwrap();
         let logits =
             table.iter().map(|e| e.iter().zip(&hidden).map(|(e, h)| e * h).sum()).collect();
         (tensor(&thoughts), tensor(&vec![logits]))
     }
 }
 
-fn tensor(x: &PlainMatrix) -> Tensor {
+fn tensor(x: &MatrixF64) -> Tensor {
     Tensor::from_vec(x.len(), x[0].len(), x.iter().flatten().map(|&x| x as f32).collect())
 }
 
 /// Both implementations on one checkpoint.
-struct ModelPair {
-    gpt2: PlainGpt2,
-    reasoner: engine::Reasoner,
+struct ReferencePair {
+    gpt2: ReferenceGpt2,
+    reasoner: Reasoner,
 }
 
 const THOUGHTS: usize = 4;
 
-impl ModelPair {
+impl ReferencePair {
     fn load() -> Self {
         let spec = CheckpointSpec {
             family: CheckpointFamily::Coconut,
@@ -205,38 +205,38 @@ impl ModelPair {
         write_checkpoint(dir.path(), &spec).unwrap();
         let reasoner = load(device(), dir.path(), spec.family);
         Self {
-            gpt2: PlainGpt2 { checkpoint: Checkpoint::open(dir.path()).unwrap(), spec },
+            gpt2: ReferenceGpt2 { checkpoint: Checkpoint::open(dir.path()).unwrap(), spec },
             reasoner,
         }
     }
 
-    /// The distance between the reference with given stochastic positions and the engine: of
+    /// The relative error between the engine and the reference with given stochastic positions: of
     /// thoughts, and of the logits after them.
-    fn apart(
+    fn errors(
         &self,
         perturbation: Perturbation,
         stochastic: &dyn Fn(usize) -> Vec<bool>,
     ) -> (f32, f32) {
-        let settings = SamplingParams {
+        let params = SamplingParams {
             length: exactly(THOUGHTS),
-            ..settings(&self.reasoner, 2, perturbation)
+            ..short_params(&self.reasoner, 2, perturbation)
         };
-        let prompt = prompted(&self.reasoner, &question(21, "If 3 cats eat 3 mice?"));
+        let prompt = prompt_of(&self.reasoner, &question(21, "If 3 cats eat 3 mice?"));
         let (mut thoughts, mut logits) = (0f32, 0f32);
-        for (k, found) in replayed(&self.reasoner, &settings, &prompt).iter().enumerate() {
-            let dropping = match perturbation {
-                Perturbation::Dropout { p, sites, .. } => Some(PlainDropout {
-                    row: row(prompt.id, k),
+        for (k, found) in run_rows(&self.reasoner, &params, &prompt).iter().enumerate() {
+            let dropout = match perturbation {
+                Perturbation::Dropout { p, sites, .. } => Some(ReferenceDropout {
+                    row: row_id(prompt.id, k),
                     p: p.get(),
                     sites,
                     stochastic: stochastic(prompt.tokens.len()),
                 }),
                 _ => None,
             };
-            let reference = PlainCoconut { gpt2: &self.gpt2, dropping, thoughts: THOUGHTS };
+            let reference = ReferenceCoconut { gpt2: &self.gpt2, dropout, thoughts: THOUGHTS };
             let expected = reference.run(&prompt.tokens, self.reasoner.method.end_latent[0]);
-            thoughts = thoughts.max(apart(&found.thoughts, &expected.0));
-            logits = logits.max(apart(&matrix(&found.first_logits), &expected.1));
+            thoughts = thoughts.max(relative_error(&found.thoughts, &expected.0));
+            logits = logits.max(relative_error(&matrix(&found.first_logits), &expected.1));
         }
         (thoughts, logits)
     }
@@ -247,17 +247,17 @@ const SCOPES: [DropoutScope; 3] = [DropoutScope::Thoughts, DropoutScope::Prompt,
 
 #[test]
 fn without_dropout_the_engine_is_the_reference() {
-    let (thoughts, logits) = ModelPair::load().apart(Perturbation::None, &|_| Vec::new());
+    let (thoughts, logits) = ReferencePair::load().errors(Perturbation::None, &|_| Vec::new());
     assert!(thoughts < 1e-4 && logits < 1e-4, "{thoughts:e} {logits:e}");
 }
 
 #[test]
-fn dropout_falls_exactly_where_the_design_says() {
-    let both = ModelPair::load();
+fn dropout_falls_exactly_where_it_is_specified() {
+    let both = ReferencePair::load();
     for scope in SCOPES {
         for sites in SITES {
-            let designed = |prompt| PlainCoconut::stochastic(scope, prompt, THOUGHTS);
-            let (thoughts, logits) = both.apart(dropout(0.2, sites, scope), &designed);
+            let specified = |prompt| ReferenceCoconut::stochastic(scope, prompt, THOUGHTS);
+            let (thoughts, logits) = both.errors(dropout(0.2, sites, scope), &specified);
             assert!(
                 thoughts < 1e-4 && logits < 1e-4,
                 "{scope:?} {sites:?}: {thoughts:e} {logits:e}"
@@ -266,19 +266,20 @@ fn dropout_falls_exactly_where_the_design_says() {
     }
 }
 
-/// The comparison above can fail: one position more or less shows in what follows it.
+/// The comparison above can fail: one stochastic position more or less shows in what follows it.
 #[test]
 fn one_stochastic_position_more_or_less_shows() {
-    let both = ModelPair::load();
-    let perturbation = thoughtful(0.2);
+    let both = ReferencePair::load();
+    let perturbation = thought_dropout(0.2);
     let flipped = |from_prompt: isize| {
         let stochastic = |prompt: usize| {
-            let mut designed = PlainCoconut::stochastic(DropoutScope::Thoughts, prompt, THOUGHTS);
+            let mut specified =
+                ReferenceCoconut::stochastic(DropoutScope::Thoughts, prompt, THOUGHTS);
             let at = prompt.checked_add_signed(from_prompt).unwrap();
-            designed[at] = !designed[at];
-            designed
+            specified[at] = !specified[at];
+            specified
         };
-        both.apart(perturbation, &stochastic)
+        both.errors(perturbation, &stochastic)
     };
     assert!(flipped(-2).0 > 1e-2, "the token before the last is clean");
     assert!(flipped(-1).0 > 1e-2, "the last token is stochastic");

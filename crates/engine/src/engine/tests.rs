@@ -1,0 +1,244 @@
+//! A request that is cancelled at any of the engine's checks is handed over as cancelled, leaves
+//! the others as they are, and is soon not checked any more: its rows have left the batch.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use aggregate::Confidence;
+use model::RewardHead;
+use model::source::RandomWeights;
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use tensor::Device;
+use tensor::ops::TokenSampling;
+
+use super::*;
+use crate::family::Family;
+use crate::method::LatentLength;
+use crate::perturb::{DropoutScope, DropoutSites, Perturbation, Probability};
+use crate::sampling_params::BeamSize;
+
+/// Tiny models: COCONUT; CoLaR, whose length is open; and a chain-of-thought baseline, which has no
+/// end tokens.
+#[derive(Clone, Copy, Debug)]
+enum TinyModel {
+    Coconut,
+    Colar,
+    Cot,
+}
+
+/// What scores the trajectories.
+#[derive(Clone, Copy, Debug)]
+enum TinyRewards {
+    None,
+    Process,
+    /// With an outcome head and a reference reasoner.
+    Outcome,
+}
+
+fn load<T>(family: CheckpointFamily, seed: u64, load: impl FnOnce(&Path) -> T) -> T {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = CheckpointSpec { family, seed, ..CheckpointSpec::default() };
+    write_checkpoint(dir.path(), &spec).unwrap();
+    load(dir.path())
+}
+
+fn engine(model: TinyModel, rewards: TinyRewards) -> Engine {
+    let device = Device::cpu(NonZeroUsize::new(2)).unwrap();
+    let (checkpoint, family, reward) = match model {
+        TinyModel::Coconut => {
+            (CheckpointFamily::Coconut, Family::COCONUT, CheckpointFamily::RewardGpt2)
+        }
+        TinyModel::Cot => (CheckpointFamily::Coconut, Family::COT, CheckpointFamily::RewardGpt2),
+        TinyModel::Colar => (CheckpointFamily::Colar, Family::COLAR, CheckpointFamily::RewardLlama),
+    };
+    let reasoner =
+        |seed| load(checkpoint, seed, |dir| Reasoner::load(&device, dir, Some(family)).unwrap());
+    let mut own = reasoner(11);
+    own.model.method.eos.clear();
+    let load_reward = |dir: &Path| RewardModel::load(&device, dir, &own).unwrap();
+    let mut reward_model = load(reward, 111, load_reward);
+    if matches!(rewards, TinyRewards::Outcome) {
+        let config = reward_model.decoder.config();
+        let weights = RandomWeights { seed: 5 };
+        reward_model.outcome_head = RewardHead::outcome(&device, config, &weights).unwrap();
+        reward_model.reference = Some(reasoner(321).model);
+    }
+    match rewards {
+        TinyRewards::None => Engine::new(own),
+        _ => Engine::new(own).with_reward_model(reward_model),
+    }
+}
+
+fn count(n: usize) -> NonZeroUsize {
+    NonZeroUsize::new(n).unwrap()
+}
+
+fn dropout(p: f32, scope: DropoutScope) -> Perturbation {
+    Perturbation::Dropout { p: Probability::new(p).unwrap(), sites: DropoutSites::BOTH, scope }
+}
+
+/// Parameters of unlike kinds that a model accepts.
+fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingParams> {
+    let base = SamplingParams {
+        samples: count(3),
+        greedy: true,
+        perturbation: dropout(0.3, DropoutScope::Thoughts),
+        length: LatentLength::Exactly(count(thoughts)),
+        max_new_tokens: count(tokens),
+        seed: 7,
+        ..engine.default_params()
+    };
+    let length = match engine.reasoner().method.end_latent[..] {
+        [] => base.length,
+        _ => LatentLength::AtMost(count(thoughts)),
+    };
+    let perturbation = Perturbation::Gaussian { std: 0.4 };
+    let noise = SamplingParams { perturbation, length, ..base };
+    let sampled = SamplingParams {
+        perturbation: Perturbation::Tokens(TokenSampling::FULL_SOFTMAX),
+        length: LatentLength::None,
+        ..base
+    };
+    let adaptive = Some(AdaptiveSampling { confidence: Confidence::new(1.0).unwrap() });
+    let rounds = SamplingParams { samples: count(9), adaptive, ..base };
+    let private =
+        SamplingParams { perturbation: dropout(0.2, DropoutScope::All), greedy: false, ..base };
+    let mut all = vec![base, noise, sampled, rounds, private];
+    if engine.reward_model().is_some() {
+        let beam = Some(BeamSize { width: count(2), candidates: count(2) });
+        all.push(SamplingParams { beam, ..base });
+        all.push(SamplingParams { beam, samples: count(1), greedy: false, ..noise });
+    }
+    all
+}
+
+fn request(id: u32, params: SamplingParams) -> Request {
+    Request { id, ..Request::new("A hen lays 12 eggs; how many do 3 hens lay?", params) }
+}
+
+/// All results; times are set to zero, because they differ from run to run.
+fn run(engine: &Engine, requests: &[Request]) -> Vec<Result<Reply, EngineError>> {
+    let mut results = Vec::new();
+    let take = |index, result: Result<Reply, EngineError>| -> Result<(), EngineError> {
+        assert_eq!(index, results.len());
+        results.push(result.map(|reply| Reply { seconds: StageSeconds::default(), ..reply }));
+        Ok(())
+    };
+    engine.run(requests, take).unwrap();
+    results
+}
+
+/// Fails unless a request can be cancelled at each of its checks. `others` run with it, some before
+/// and some after it.
+fn assert_cancels_at_every_check(
+    engine: &Engine,
+    cancelled: &Request,
+    others: &[Request],
+    what: &str,
+) {
+    let place = others.len() / 2;
+    let with_token = |cancel: CancelToken| {
+        let mut requests = others.to_vec();
+        requests.insert(place, Request { cancel, ..cancelled.clone() });
+        run(engine, &requests)
+    };
+    let never = CancelToken::at_check(usize::MAX);
+    let expected = with_token(never.clone());
+    assert!(expected.iter().all(Result::is_ok), "{what}: {expected:?}");
+    // At most one check of each row at the end of thinking, after it, while answering, and in a
+    // beam search; and some of the request as a whole.
+    let rows = cancelled.params.rows() + cancelled.params.beam.map_or(0, BeamSize::extensions);
+    let more = 4 * rows + 8;
+    for check in 0..never.checks() {
+        let token = CancelToken::at_check(check);
+        let found = with_token(token.clone());
+        let what = format!("{what}, check {check} of {}", never.checks());
+        assert_eq!(found.len(), expected.len(), "{what}");
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            match (index == place, found, expected) {
+                (true, Err(EngineError::Cancelled { id }), _) => assert_eq!(*id, cancelled.id),
+                (false, Ok(found), Ok(expected)) => assert_eq!(found, expected, "{what}"),
+                _ => panic!("{what}, request {index}: {:?}", found.as_ref().map(|reply| reply.id)),
+            }
+        }
+        let checks = token.checks();
+        assert!(checks <= check + more, "{what}: checked {checks} times");
+    }
+}
+
+const MODELS: [(TinyModel, TinyRewards); 5] = [
+    (TinyModel::Cot, TinyRewards::Process),
+    (TinyModel::Coconut, TinyRewards::None),
+    (TinyModel::Coconut, TinyRewards::Outcome),
+    (TinyModel::Colar, TinyRewards::Process),
+    (TinyModel::Colar, TinyRewards::Outcome),
+];
+
+/// Beside others of unlike parameters: the wave goes on without the cancelled rows.
+#[test]
+fn a_request_can_be_cancelled_at_every_check_beside_others() {
+    for (model, rewards) in MODELS {
+        let engine = engine(model, rewards);
+        let params = all_params(&engine, 2, 3);
+        let others: Vec<Request> =
+            (100..).zip([params[1], params[2]]).map(|(id, params)| request(id, params)).collect();
+        for params in params {
+            let what = format!("{model:?}, {rewards:?}, {params:?}");
+            assert_cancels_at_every_check(&engine, &request(1, params), &others, &what);
+        }
+    }
+}
+
+/// Alone: the whole wave is cancelled, and no stage has a row left.
+#[test]
+fn a_request_can_be_cancelled_at_every_check_alone() {
+    for (model, rewards) in MODELS {
+        let engine = engine(model, rewards);
+        for params in all_params(&engine, 2, 3) {
+            let what = format!("{model:?}, {rewards:?}, {params:?}, alone");
+            assert_cancels_at_every_check(&engine, &request(1, params), &[], &what);
+        }
+    }
+}
+
+/// In little memory, where a request's rows are split among waves, and its last rows share a wave
+/// with those of the next request.
+#[test]
+fn a_request_can_be_cancelled_at_every_check_in_several_waves() {
+    let engine = engine(TinyModel::Coconut, TinyRewards::None);
+    let [params, noise, ..] = all_params(&engine, 2, 3)[..] else { panic!("too few") };
+    let split = SamplingParams { samples: count(7), ..params };
+    let one_row = SamplingParams { samples: count(1), greedy: false, ..params };
+    let others = [noise, one_row, params].map(|params| request(100, params));
+    let fits =
+        |memory: &usize| engine.clone().with_memory(*memory).check(&[request(0, one_row)]).is_ok();
+    let least = (1..).map(|n| n << 10).find(fits).unwrap();
+    for memory in (4..13).map(|quarters| least * quarters / 4) {
+        let engine = engine.clone().with_memory(memory);
+        let what = format!("{memory} bytes");
+        assert_cancels_at_every_check(&engine, &request(1, split), &others, &what);
+    }
+}
+
+/// Cancelled in the middle of many thoughts or many tokens, a request is done soon after: nearly
+/// all of the work that was left is saved.
+#[test]
+fn a_cancelled_request_frees_its_rows() {
+    let engine = engine(TinyModel::Coconut, TinyRewards::Process);
+    let params = all_params(&engine, 40, 40)[0];
+    let other = request(2, SamplingParams { length: LatentLength::Exactly(count(2)), ..params });
+    let never = CancelToken::at_check(usize::MAX);
+    let long = |cancel| Request { cancel, ..request(1, params) };
+    run(&engine, &[long(never.clone()), other.clone()]);
+    let all = never.checks();
+    // One check of every row a pass, at least.
+    assert!(all >= params.rows() * (40 + 40 - 2), "{all} checks");
+    for middle in [all / 4, all * 3 / 4] {
+        let token = CancelToken::at_check(middle);
+        let found = run(&engine, &[long(token.clone()), other.clone()]);
+        assert!(matches!(found[0], Err(EngineError::Cancelled { id: 1 })));
+        assert!(found[1].is_ok());
+        let more = token.checks() - middle;
+        assert!(more < all / 10, "{more} of {all} checks after it was cancelled");
+    }
+}
