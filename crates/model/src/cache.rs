@@ -84,7 +84,8 @@ impl Cache {
         Ok(Self::with_store(KvStore::new(
             device,
             config.layers,
-            (config.kv_heads, config.head_dim),
+            config.kv_heads,
+            config.head_dim,
             slots,
         )?))
     }
@@ -95,7 +96,7 @@ impl Cache {
 
     /// Memory that one position takes.
     pub fn bytes_per_position(device: &Device, config: &Config) -> usize {
-        KvStore::bytes_per_slot(device, config.layers, (config.kv_heads, config.head_dim))
+        KvStore::bytes_per_slot(device, config.layers, config.kv_heads, config.head_dim)
     }
 
     /// Slots that a sequence of `own` positions of its own may take: they are handed out in chunks.
@@ -253,7 +254,7 @@ mod tests {
     use super::*;
 
     fn cache() -> Cache {
-        Cache::with_store(KvStore::new(&Device::cpu(None).unwrap(), 1, (1, 4), 160).unwrap())
+        Cache::with_store(KvStore::new(&Device::cpu(None).unwrap(), 1, 1, 4, 160).unwrap())
     }
 
     #[test]

@@ -13,8 +13,8 @@ use std::ops::Range;
 
 use tensor::ops::{
     self, Activation, AttentionMetadata, AttentionSpans, DropoutMask, GraphCache, GraphKey,
-    Indices, KeepMask, Linear, Normalization, OutputDtype, PerturbedRows, QkvTransform, Rope,
-    RowPerturbation, SiteSet, SlotMapping,
+    Indices, KeepMask, LearnedPositions, Linear, LinearResidualNorm, Normalization, OutputDtype,
+    PerturbedRows, QkvProjection, QkvTransform, Rope, RowPerturbation, SiteSet, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -322,8 +322,9 @@ impl Decoder {
             self.embed_norm(std::mem::take(&mut part.x), &part.slot_mapping, &mut work.normed)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let next = self.blocks.get(layer + 1);
-            let (by, into) = ((&block.qkv, self.qkv_params(block)), (&mut cache.kv, layer));
-            ops::project_qkv(device, &work.normed, by, into, &part.slot_mapping, &mut work.qkv)?;
+            let qkv = QkvProjection { map: &block.qkv, transform: self.qkv_params(block) };
+            let (kv, slots) = (cache.kv.layer_mut(layer), &part.slot_mapping);
+            ops::project_qkv(device, &work.normed, qkv, kv, slots, &mut work.qkv)?;
             work.normed.release();
             let mut sight = part.take_metadata(device)?;
             if next.is_none() {
@@ -338,31 +339,28 @@ impl Decoder {
                 &mut work.attended,
             )?;
             work.qkv.release();
-            let mask = sight.dropout.mask(layer, Site::AttnOut);
-            let normed = (&block.mlp_norm, OutputDtype::Compute, &mut work.normed);
-            ops::linear_residual_norm(
-                device,
-                &work.attended,
-                &block.attn_out,
-                mask,
-                &mut part.x,
-                normed,
-            )?;
+            let of = LinearResidualNorm {
+                x: &work.attended,
+                map: &block.attn_out,
+                mask: sight.dropout.mask(layer, Site::AttnOut),
+                norm: &block.mlp_norm,
+                dtype: OutputDtype::Compute,
+            };
+            ops::linear_residual_norm(device, of, &mut part.x, &mut work.normed)?;
             work.attended.release();
             self.mlp(block, work)?;
-            let mask = sight.dropout.mask(layer, Site::MlpOut);
-            let normed = match next {
-                Some(next) => (&next.attn_norm, OutputDtype::Compute, &mut work.normed),
-                None => (&self.final_norm, format, &mut work.normed),
+            let (norm, dtype) = match next {
+                Some(next) => (&next.attn_norm, OutputDtype::Compute),
+                None => (&self.final_norm, format),
             };
-            ops::linear_residual_norm(
-                device,
-                &work.inner,
-                &block.mlp_out,
-                mask,
-                &mut part.x,
-                normed,
-            )?;
+            let of = LinearResidualNorm {
+                x: &work.inner,
+                map: &block.mlp_out,
+                mask: sight.dropout.mask(layer, Site::MlpOut),
+                norm,
+                dtype,
+            };
+            ops::linear_residual_norm(device, of, &mut part.x, &mut work.normed)?;
             work.inner.release();
             part.metadata = Some(sight);
             if let Some(go) = go.take() {
@@ -379,14 +377,10 @@ impl Decoder {
         seats: &SlotMapping,
         normed: &mut Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let positions = self.position_embedding.as_ref().map(|table| (table, &seats.positions));
-        ops::add_positions_norm(
-            &self.device,
-            x,
-            positions,
-            (&self.blocks[0].attn_norm, OutputDtype::Compute),
-            normed,
-        )
+        let table = self.position_embedding.as_ref();
+        let learned = table.map(|table| LearnedPositions { table, positions: &seats.positions });
+        let (norm, dtype) = (&self.blocks[0].attn_norm, OutputDtype::Compute);
+        ops::add_positions_norm(&self.device, x, learned, norm, dtype, normed)
     }
 
     fn qkv_params<'a>(&'a self, block: &'a Block) -> QkvTransform<'a> {
@@ -401,7 +395,7 @@ impl Decoder {
     fn mlp(&self, block: &Block, work: &mut ChunkActivations) -> Result<(), DeviceError> {
         let (device, normed) = (&self.device, &work.normed);
         let into = |activation, out: &mut Tensor| {
-            ops::linear(device, normed, &block.mlp_in, (activation, OutputDtype::Compute), out)
+            ops::linear(device, normed, &block.mlp_in, activation, OutputDtype::Compute, out)
         };
         match self.config.mlp {
             Mlp::GeluTanh => into(Activation::GeluTanh, &mut work.inner)?,

@@ -115,7 +115,7 @@ impl LatentHead {
         Ok(Self::SwiGlu {
             norm: modules.layer_norm("projection_head.0", width, 1e-6)?,
             up: modules.linear("projection_head.1", width, hidden)?,
-            gates: Linear::from_output_major(device, (hidden, 2 * hidden), &gates, None)?,
+            gates: Linear::from_output_major(device, hidden, 2 * hidden, &gates, None)?,
             down: modules.linear("projection_head.2.w3", hidden, hidden)?,
             out: modules.linear("projection_head.3", hidden, width)?,
         })
@@ -188,7 +188,7 @@ fn apply_linear(
     activation: Activation,
 ) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::linear(device, x, by, (activation, OutputDtype::F32), &mut out)?;
+    ops::linear(device, x, by, activation, OutputDtype::F32, &mut out)?;
     Ok(out)
 }
 

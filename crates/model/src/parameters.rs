@@ -4,7 +4,7 @@
 //! The kernels read copies of these in their own formats ([`Linear`], [`Norm`]); after every step
 //! the copies are written anew. A matrix is (outputs, inputs) here, whatever a file has.
 
-use tensor::ops::{self, AdamW, Linear, Moments, Normalization};
+use tensor::ops::{self, AdamW, Linear, Moments, NormBackward, Normalization};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::ModelError;
@@ -191,7 +191,8 @@ impl LinearParameters {
         let zeros = vec![0.0; rows * cols];
         let mut map = Linear::from_output_major(
             device,
-            (cols, rows),
+            cols,
+            rows,
             &zeros,
             self.bias.as_ref().map(|_| vec![0.0; rows]),
         )?;
@@ -272,7 +273,8 @@ impl NormParameters {
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let shift = self.bias.as_mut().map(|s| &mut s.gradient);
-        ops::norm_backward(device, (x, by, dy), dx, &mut self.weight.gradient, shift)
+        let of = NormBackward { x, norm: by, dy };
+        ops::norm_backward(device, of, dx, &mut self.weight.gradient, shift)
     }
 
     /// Its parameters.

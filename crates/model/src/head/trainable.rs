@@ -31,7 +31,7 @@ impl TrainableLinear {
     /// x W + b, in single precision.
     pub fn forward(&self, device: &Device, x: &Tensor) -> Result<Tensor, DeviceError> {
         let mut out = Tensor::default();
-        ops::linear(device, x, &self.linear, (Activation::None, OutputDtype::F32), &mut out)?;
+        ops::linear(device, x, &self.linear, Activation::None, OutputDtype::F32, &mut out)?;
         Ok(out)
     }
 
