@@ -10,8 +10,6 @@ pub(crate) mod args;
 #[path = "cuda/error.rs"]
 mod error;
 
-use std::result::Result as StdResult;
-
 pub(crate) use args::CudaDtype;
 pub use error::CudaError;
 
@@ -19,7 +17,7 @@ use crate::params::Precision;
 
 const DISABLED: &str = "built without the cuda feature";
 
-type Result<T> = StdResult<T, CudaError>;
+type CudaResult<T> = Result<T, CudaError>;
 
 macro_rules! uninhabited {
     ($($name:ident),*) => { $(#[derive(Debug)] pub(crate) enum $name {})* };
@@ -44,15 +42,15 @@ macro_rules! methods {
 uninhabited!(CudaDevice, CudaIndices, CudaTensor);
 
 impl CudaDevice {
-    pub(crate) fn availability() -> StdResult<(), String> {
+    pub(crate) fn availability() -> Result<(), String> {
         Err(DISABLED.to_owned())
     }
 
-    pub(crate) fn open(_: usize, _: Precision) -> Result<Self> {
+    pub(crate) fn open(_: usize, _: Precision) -> CudaResult<Self> {
         Err(CudaError::Unavailable(DISABLED.to_owned()))
     }
 
-    pub(crate) fn on_stream<T>(&self, _: usize, _: impl FnOnce() -> T) -> Result<T> {
+    pub(crate) fn on_stream<T>(&self, _: usize, _: impl FnOnce() -> T) -> CudaResult<T> {
         match *self {}
     }
 }
@@ -62,32 +60,32 @@ methods! { CudaDevice:
     fn capability() -> (i32, i32);
     fn precision() -> Precision;
     fn compute_dtype() -> CudaDtype;
-    fn memory() -> Result<(usize, usize)>;
-    fn synchronize() -> Result<()>;
+    fn memory() -> CudaResult<(usize, usize)>;
+    fn synchronize() -> CudaResult<()>;
     fn stream_id() -> usize;
-    fn record_event() -> Result<stream::CudaEvent>;
+    fn record_event() -> CudaResult<stream::CudaEvent>;
 }
 
 impl CudaIndices {
-    functions! { fn new(&CudaDevice, &[u32]) -> Result<Self>; }
+    functions! { fn new(&CudaDevice, &[u32]) -> CudaResult<Self>; }
 }
 
 impl CudaTensor {
     functions! {
-        fn zeros(&CudaDevice, usize, usize, CudaDtype) -> Result<Self>;
-        fn from_host(&CudaDevice, usize, usize, &[f32]) -> Result<Self>;
+        fn zeros(&CudaDevice, usize, usize, CudaDtype) -> CudaResult<Self>;
+        fn from_host(&CudaDevice, usize, usize, &[f32]) -> CudaResult<Self>;
     }
 }
 
 methods! { CudaTensor:
     fn rows() -> usize;
     fn cols() -> usize;
-    fn to_host() -> Result<Vec<f32>>;
-    fn copy() -> Result<Self>;
-    fn uninit_like() -> Result<Self>;
-    fn scaled(f32, CudaDtype) -> Result<Self>;
+    fn to_host() -> CudaResult<Vec<f32>>;
+    fn copy() -> CudaResult<Self>;
+    fn uninit_like() -> CudaResult<Self>;
+    fn scaled(f32, CudaDtype) -> CudaResult<Self>;
     fn set_shape(usize, usize) -> ();
-    fn clear() -> Result<()>;
+    fn clear() -> CudaResult<()>;
 }
 
 pub(crate) mod memory {
@@ -95,26 +93,26 @@ pub(crate) mod memory {
 }
 
 pub(crate) mod stream {
-    use super::Result;
+    use super::CudaResult;
 
     uninhabited!(CudaEvent);
-    methods! { CudaEvent: fn elapsed(&CudaEvent) -> Result<f64>; }
+    methods! { CudaEvent: fn elapsed(&CudaEvent) -> CudaResult<f64>; }
 }
 
 pub(crate) mod graph {
-    use super::{CudaDevice, CudaError, Result, StdResult};
+    use super::{CudaDevice, CudaError, CudaResult};
 
     uninhabited!(CudaGraph, GraphInputs);
 
     impl CudaGraph {
-        pub(crate) fn launch(&mut self) -> Result<()> {
+        pub(crate) fn launch(&mut self) -> CudaResult<()> {
             match *self {}
         }
 
         pub(crate) fn new<T, E: From<CudaError>>(
             cuda: &CudaDevice,
-            _: impl FnOnce() -> StdResult<T, E>,
-        ) -> StdResult<(Self, T), E> {
+            _: impl FnOnce() -> Result<T, E>,
+        ) -> Result<(Self, T), E> {
             match *cuda {}
         }
     }
@@ -122,41 +120,41 @@ pub(crate) mod graph {
     impl GraphInputs {
         pub(crate) fn allocate<T, E>(
             cuda: &CudaDevice,
-            _: impl FnOnce() -> StdResult<T, E>,
-        ) -> StdResult<(Self, T), E> {
+            _: impl FnOnce() -> Result<T, E>,
+        ) -> Result<(Self, T), E> {
             match *cuda {}
         }
 
         pub(crate) fn refill<T, E>(
             &self,
-            _: impl FnOnce() -> StdResult<T, E>,
-        ) -> StdResult<(bool, T), E> {
+            _: impl FnOnce() -> Result<T, E>,
+        ) -> Result<(bool, T), E> {
             match *self {}
         }
     }
 }
 
 pub(crate) mod activation {
-    use super::{CudaDtype, CudaTensor, Result};
+    use super::{CudaDtype, CudaResult, CudaTensor};
     use crate::params::Activation;
 
     functions! {
-        fn swiglu(&CudaTensor) -> Result<CudaTensor>;
-        fn activate(&CudaTensor, Activation, CudaDtype) -> Result<CudaTensor>;
-        fn activate_backward(&CudaTensor, Activation, &CudaTensor, CudaDtype) -> Result<CudaTensor>;
-        fn swiglu_backward(&CudaTensor, &CudaTensor, CudaDtype) -> Result<CudaTensor>;
+        fn swiglu(&CudaTensor) -> CudaResult<CudaTensor>;
+        fn activate(&CudaTensor, Activation, CudaDtype) -> CudaResult<CudaTensor>;
+        fn activate_backward(&CudaTensor, Activation, &CudaTensor, CudaDtype) -> CudaResult<CudaTensor>;
+        fn swiglu_backward(&CudaTensor, &CudaTensor, CudaDtype) -> CudaResult<CudaTensor>;
     }
 }
 
 pub(crate) mod attention {
     use super::args::{CudaAttentionBackward, MetadataExtent};
-    use super::{CudaDevice, CudaTensor, Result};
+    use super::{CudaDevice, CudaResult, CudaTensor};
 
     uninhabited!(CudaKv, CudaKvGrads, CudaAttentionMetadata);
 
     impl CudaKv {
         functions! {
-            fn new(&CudaDevice, usize, usize, usize, usize) -> Result<Self>;
+            fn new(&CudaDevice, usize, usize, usize, usize) -> CudaResult<Self>;
             fn bytes_per_slot(&CudaDevice, usize, usize, usize) -> usize;
         }
     }
@@ -170,11 +168,11 @@ pub(crate) mod attention {
     }
 
     impl CudaKvGrads {
-        functions! { fn zeros(&CudaDevice, &CudaKv) -> Result<Self>; }
+        functions! { fn zeros(&CudaDevice, &CudaKv) -> CudaResult<Self>; }
     }
 
     methods! { CudaKvGrads:
-        fn clear() -> Result<()>;
+        fn clear() -> CudaResult<()>;
         fn shape() -> (usize, usize);
     }
 
@@ -183,7 +181,7 @@ pub(crate) mod attention {
             cuda: &CudaDevice,
             _: usize,
             _: impl Fn(usize) -> I,
-        ) -> Result<Self> {
+        ) -> CudaResult<Self> {
             match *cuda {}
         }
     }
@@ -191,47 +189,47 @@ pub(crate) mod attention {
     functions! {
         fn attention(
             &CudaTensor, &CudaKv, usize, usize, &CudaAttentionMetadata
-        ) -> Result<CudaTensor>;
-        fn attention_backward(CudaAttentionBackward<'_>, &mut CudaKvGrads) -> Result<CudaTensor>;
+        ) -> CudaResult<CudaTensor>;
+        fn attention_backward(CudaAttentionBackward<'_>, &mut CudaKvGrads) -> CudaResult<CudaTensor>;
     }
 }
 
 pub(crate) mod dropout {
     use super::args::CudaDropoutMask;
-    use super::{CudaDevice, CudaDtype, CudaTensor, Result};
+    use super::{CudaDevice, CudaDtype, CudaResult, CudaTensor};
     use crate::params::RowPerturbation;
 
     uninhabited!(CudaPerturbedRows, CudaKeepMask);
 
     impl CudaPerturbedRows {
-        functions! { fn new(&CudaDevice, &[Option<RowPerturbation>]) -> Result<Self>; }
+        functions! { fn new(&CudaDevice, &[Option<RowPerturbation>]) -> CudaResult<Self>; }
     }
 
     impl CudaKeepMask {
-        functions! { fn new(&CudaDevice, usize, usize, &[u8]) -> Result<Self>; }
+        functions! { fn new(&CudaDevice, usize, usize, &[u8]) -> CudaResult<Self>; }
     }
 
     functions! {
-        fn dropout(&CudaTensor, Option<CudaDropoutMask<'_>>, CudaDtype) -> Result<CudaTensor>;
+        fn dropout(&CudaTensor, Option<CudaDropoutMask<'_>>, CudaDtype) -> CudaResult<CudaTensor>;
     }
 }
 
 pub(crate) mod embedding {
     use super::linear::CudaLinear;
     use super::topk::PendingArgmax;
-    use super::{CudaIndices, CudaTensor, Result};
+    use super::{CudaIndices, CudaResult, CudaTensor};
 
     functions! {
-        fn lookup(&CudaLinear, &CudaIndices) -> Result<CudaTensor>;
-        fn lookup_pending(&CudaLinear, &PendingArgmax) -> Result<CudaTensor>;
-        fn select(&[&CudaTensor], &CudaIndices) -> Result<CudaTensor>;
-        fn concat(&[&CudaTensor]) -> Result<CudaTensor>;
-        fn scatter_add(&CudaTensor, &CudaIndices, &mut CudaTensor) -> Result<()>;
+        fn lookup(&CudaLinear, &CudaIndices) -> CudaResult<CudaTensor>;
+        fn lookup_pending(&CudaLinear, &PendingArgmax) -> CudaResult<CudaTensor>;
+        fn select(&[&CudaTensor], &CudaIndices) -> CudaResult<CudaTensor>;
+        fn concat(&[&CudaTensor]) -> CudaResult<CudaTensor>;
+        fn scatter_add(&CudaTensor, &CudaIndices, &mut CudaTensor) -> CudaResult<()>;
     }
 }
 
 pub(crate) mod linear {
-    use super::{CudaDevice, CudaDtype, CudaTensor, Result};
+    use super::{CudaDevice, CudaDtype, CudaResult, CudaTensor};
     use crate::params::Activation;
 
     uninhabited!(CudaLinear);
@@ -240,83 +238,83 @@ pub(crate) mod linear {
         functions! {
             fn from_output_major(
                 &CudaDevice, usize, usize, &[f32], Option<&[f32]>
-            ) -> Result<Self>;
+            ) -> CudaResult<Self>;
             fn from_input_major(
                 &CudaDevice, usize, usize, &[f32], Option<&[f32]>
-            ) -> Result<Self>;
+            ) -> CudaResult<Self>;
         }
     }
 
     methods! { CudaLinear:
         fn inputs() -> usize;
         fn outputs() -> usize;
-        fn assign(&CudaTensor, Option<&CudaTensor>) -> Result<()>;
+        fn assign(&CudaTensor, Option<&CudaTensor>) -> CudaResult<()>;
     }
 
     functions! {
-        fn linear(&CudaTensor, &CudaLinear, Activation, CudaDtype) -> Result<CudaTensor>;
-        fn logits(&CudaTensor, &CudaLinear) -> Result<CudaTensor>;
-        fn linear_dx(&CudaTensor, &CudaLinear, CudaDtype) -> Result<CudaTensor>;
+        fn linear(&CudaTensor, &CudaLinear, Activation, CudaDtype) -> CudaResult<CudaTensor>;
+        fn logits(&CudaTensor, &CudaLinear) -> CudaResult<CudaTensor>;
+        fn linear_dx(&CudaTensor, &CudaLinear, CudaDtype) -> CudaResult<CudaTensor>;
         fn linear_dw(
             &CudaTensor, &CudaTensor, &mut CudaTensor, Option<&mut CudaTensor>
-        ) -> Result<()>;
+        ) -> CudaResult<()>;
     }
 }
 
 pub(crate) mod loss {
-    use super::{CudaIndices, CudaTensor, Result};
+    use super::{CudaIndices, CudaResult, CudaTensor};
 
     functions! {
         fn cross_entropy(
             &CudaTensor, &CudaIndices, &[f32]
-        ) -> Result<(CudaTensor, CudaTensor)>;
+        ) -> CudaResult<(CudaTensor, CudaTensor)>;
     }
 }
 
 pub(crate) mod noise {
     use super::dropout::CudaPerturbedRows;
-    use super::{CudaTensor, Result};
+    use super::{CudaResult, CudaTensor};
 
-    functions! { fn add_noise(&mut CudaTensor, &CudaPerturbedRows) -> Result<()>; }
+    functions! { fn add_noise(&mut CudaTensor, &CudaPerturbedRows) -> CudaResult<()>; }
 }
 
 pub(crate) mod norm {
     use super::args::{CudaLearnedPositions, NormGradients, ResidualAddend};
-    use super::{CudaDevice, CudaDtype, CudaTensor, Result};
+    use super::{CudaDevice, CudaDtype, CudaResult, CudaTensor};
 
     uninhabited!(CudaNorm);
 
     impl CudaNorm {
         functions! {
-            fn layer(&CudaDevice, f32, &[f32], &[f32]) -> Result<Self>;
-            fn rms(&CudaDevice, f32, &[f32]) -> Result<Self>;
+            fn layer(&CudaDevice, f32, &[f32], &[f32]) -> CudaResult<Self>;
+            fn rms(&CudaDevice, f32, &[f32]) -> CudaResult<Self>;
         }
     }
 
     methods! { CudaNorm:
         fn width() -> usize;
-        fn assign(&CudaTensor, Option<&CudaTensor>) -> Result<()>;
+        fn assign(&CudaTensor, Option<&CudaTensor>) -> CudaResult<()>;
     }
 
     functions! {
-        fn add(&mut CudaTensor, ResidualAddend<'_>) -> Result<()>;
+        fn add(&mut CudaTensor, ResidualAddend<'_>) -> CudaResult<()>;
         fn add_positions_norm(
             &CudaTensor, &CudaTensor, Option<CudaLearnedPositions<'_>>, &CudaNorm, CudaDtype
-        ) -> Result<CudaTensor>;
-        fn norm(&CudaTensor, &CudaNorm, CudaDtype) -> Result<CudaTensor>;
-        fn norm_backward(&CudaTensor, &CudaNorm, NormGradients<'_>) -> Result<()>;
+        ) -> CudaResult<CudaTensor>;
+        fn norm(&CudaTensor, &CudaNorm, CudaDtype) -> CudaResult<CudaTensor>;
+        fn norm_backward(&CudaTensor, &CudaNorm, NormGradients<'_>) -> CudaResult<()>;
     }
 }
 
 pub(crate) mod optimizer {
-    use super::{CudaTensor, Result};
+    use super::{CudaResult, CudaTensor};
     use crate::params::AdamWCoefficients;
 
     functions! {
         fn adamw(
             &AdamWCoefficients, &mut CudaTensor, &mut CudaTensor, [&mut CudaTensor; 2]
-        ) -> Result<()>;
-        fn sum_of_squares(&[&CudaTensor]) -> Result<f64>;
+        ) -> CudaResult<()>;
+        fn sum_of_squares(&[&CudaTensor]) -> CudaResult<f64>;
     }
 }
 
@@ -324,55 +322,55 @@ pub(crate) mod qkv {
     use super::args::{CudaQkvTransform, CudaSlotMapping};
     use super::attention::{CudaKv, CudaKvGrads};
     use super::linear::CudaLinear;
-    use super::{CudaDevice, CudaTensor, Result};
+    use super::{CudaDevice, CudaResult, CudaTensor};
 
     uninhabited!(CudaRope);
 
     impl CudaRope {
-        functions! { fn new(&CudaDevice, &[f32]) -> Result<Self>; }
+        functions! { fn new(&CudaDevice, &[f32]) -> CudaResult<Self>; }
     }
 
     functions! {
         fn project_qkv(
             &CudaTensor, &CudaLinear, CudaQkvTransform<'_>, &mut CudaKv, usize,
             CudaSlotMapping<'_>
-        ) -> Result<CudaTensor>;
+        ) -> CudaResult<CudaTensor>;
         fn rope_and_cache(
             &mut CudaTensor, CudaQkvTransform<'_>, &mut CudaKv, usize, CudaSlotMapping<'_>
-        ) -> Result<()>;
+        ) -> CudaResult<()>;
         fn rope_and_cache_backward(
             &mut CudaTensor, CudaQkvTransform<'_>, &CudaKvGrads, usize, CudaSlotMapping<'_>
-        ) -> Result<()>;
+        ) -> CudaResult<()>;
     }
 }
 
 pub(crate) mod residual {
     use super::args::CudaLinearResidualNorm;
-    use super::{CudaTensor, Result};
+    use super::{CudaResult, CudaTensor};
 
     functions! {
         fn linear_residual_norm(
             CudaLinearResidualNorm<'_>, &mut CudaTensor
-        ) -> Result<CudaTensor>;
+        ) -> CudaResult<CudaTensor>;
     }
 }
 
 pub(crate) mod topk {
     use super::linear::CudaLinear;
-    use super::{CudaTensor, Result};
+    use super::{CudaResult, CudaTensor};
 
     uninhabited!(PendingArgmax);
 
     impl PendingArgmax {
-        functions! { fn launch(&CudaTensor, &CudaLinear) -> Result<Self>; }
+        functions! { fn launch(&CudaTensor, &CudaLinear) -> CudaResult<Self>; }
     }
 
-    methods! { PendingArgmax: fn read() -> Result<Vec<(u32, f32)>>; }
+    methods! { PendingArgmax: fn read() -> CudaResult<Vec<(u32, f32)>>; }
 
     functions! {
         fn top_k_mixture(
             &CudaTensor, &CudaLinear, &CudaLinear, usize
-        ) -> Result<(CudaTensor, Vec<u32>)>;
+        ) -> CudaResult<(CudaTensor, Vec<u32>)>;
     }
 }
 

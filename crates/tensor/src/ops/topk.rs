@@ -60,7 +60,7 @@ impl PendingTokens {
         assert_eq!(
             x.cols(),
             map.inputs(),
-            "likeliest: rows of {} into a map of {}",
+            "greedy_tokens: rows of {} into a map of {}",
             x.cols(),
             map.inputs()
         );

@@ -20,16 +20,16 @@ fn greedy_tokens_have_their_log_softmax() {
             let map = Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone()))
                 .unwrap();
             let logits = run_linear(&device, &x, &map, Activation::None);
-            let (found, ahead) = device.run(|| {
-                let asked = PendingTokens::greedy(&device, &upload(&device, &x), &map).unwrap();
-                let ahead = asked.lookup(&device, &map).unwrap();
-                (asked.read().unwrap(), ahead.to_host().unwrap())
+            let (found, before) = device.run(|| {
+                let pending = PendingTokens::greedy(&device, &upload(&device, &x), &map).unwrap();
+                let before = pending.lookup(&device, &map).unwrap();
+                (pending.read().unwrap(), before.to_host().unwrap())
             });
             assert_eq!(found.len(), rows);
             let tokens: Vec<u32> = found.iter().map(|token| token.token).collect();
             let after = device.run(|| lookup(&device, &map, &tokens)).unwrap().to_host().unwrap();
             assert_eq!(
-                ahead, after,
+                before, after,
                 "{device:?}: embeddings looked up before and after the tokens were read"
             );
             for (r, token) in found.iter().enumerate() {
