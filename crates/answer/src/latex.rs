@@ -1,15 +1,15 @@
-//! LaTeX answers: finding the box, bringing a formula to one spelling, reading simple values.
+//! LaTeX answers: extraction of the box, normalisation of formulas, values of simple ones.
 //!
-//! [`normalise`] is in the manner of the Qwen2.5-Math grader, which Latent-SFT is judged by: it
-//! drops what typesets (`\left`, spaces, `\dfrac`), what decorates a number (degrees, `%`, `$`,
-//! units) and a leading `x =`. There is no symbolic algebra, so `2\sqrt{3}` and `\sqrt{12}` stay
-//! different.
+//! [`normalise`] follows the Qwen2.5-Math grader, which grades Latent-SFT: it removes typesetting
+//! (`\left`, spaces, `\dfrac`), decorations of a number (degrees, `%`, `$`, units) and a leading
+//! `x =`. There is no symbolic algebra, so `2\sqrt{3}` and `\sqrt{12}` stay different.
 //!
-//! Every function is one pass or a fixed number of passes over its text.
+//! Every function makes a bounded number of passes over its text.
 
 use super::number::python_float;
 
-/// Rewrites applied in this order. Row breaks go first, lest half of one be taken for a command.
+/// Rewrites, applied in this order. Row breaks come first, because the second half of `\\` would
+/// otherwise be read as the start of a command.
 const REWRITES: [(&str, &str); 29] = [
     ("\\\\", ";"),
     ("\n", " "),
@@ -42,7 +42,7 @@ const REWRITES: [(&str, &str); 29] = [
     ("\\mbox{", "\\text{"),
 ];
 
-/// Words that may follow a number without changing it.
+/// Units that may follow a number and are dropped.
 const UNITS: [&str; 41] = [
     "degree", "degrees", "dollar", "dollars", "cent", "cents", "percent", "unit", "units",
     "square", "sq", "cubic", "mm", "cm", "km", "meter", "meters", "inch", "inches", "foot", "feet",
@@ -50,8 +50,8 @@ const UNITS: [&str; 41] = [
     "hour", "hours", "day", "days", "week", "weeks", "month", "months", "year", "years",
 ];
 
-/// The content of the last `boxed{...}`, braces matched; up to the end of the text where the box is
-/// never closed, as when decoding ran into its limit.
+/// The content of the last `boxed{...}` with balanced braces; up to the end of the text if the box
+/// is not closed, as when decoding reached its token limit.
 pub(crate) fn boxed(text: &str) -> Option<&str> {
     let (_, inside) = text.rsplit_once("boxed{")?;
     let mut depth = 1usize;
@@ -68,10 +68,10 @@ pub(crate) fn boxed(text: &str) -> Option<&str> {
     Some(inside)
 }
 
-/// One spelling for formulas that differ only in how they are set.
+/// The same text for formulas that differ only in typesetting.
 ///
-/// Dropping one thing can bring another to light (`\text{5 cm}`), so passes repeat until nothing
-/// changes; their number is bounded, for texts made to defeat that.
+/// One rewrite can enable another (`\text{5 cm}`), so passes repeat until a fixed point, at most
+/// eight times, which bounds the time on adversarial text.
 pub(crate) fn normalise(text: &str) -> String {
     let mut text = text.to_owned();
     for _ in 0..8 {
@@ -99,7 +99,7 @@ fn normalise_once(text: &str) -> String {
     if is_word { text.to_lowercase() } else { text }
 }
 
-/// Drops a final `\text{...}`, with or without a power after it, unless it is all there is.
+/// Drops a final `\text{...}`, with or without a power after it, unless it is the whole text.
 fn drop_text_unit(text: &str) -> &str {
     let powers = ["^2", "^3", "^{2}", "^{3}"];
     let body = powers.iter().find_map(|power| text.strip_suffix(power)).unwrap_or(text);
@@ -110,7 +110,7 @@ fn drop_text_unit(text: &str) -> &str {
     }
 }
 
-/// `\text{Evelyn}` is Evelyn. A brace that closes no `\text` stays.
+/// `\text{Evelyn}` becomes `Evelyn`. A brace that closes no `\text` stays.
 fn unwrap_text(text: &str) -> String {
     let mut pieces = text.split("\\text{");
     let mut plain = pieces.next().unwrap_or_default().to_owned();
@@ -122,7 +122,7 @@ fn unwrap_text(text: &str) -> String {
     plain
 }
 
-/// `18 square feet` is 18. Words that are not units stay, for they may be the answer.
+/// `18 square feet` becomes `18`. Other words stay, because they may be the answer.
 fn drop_word_unit(text: &str) -> &str {
     let Some((number, words)) = text.split_once(char::is_whitespace) else {
         return text;
@@ -132,11 +132,13 @@ fn drop_word_unit(text: &str) -> &str {
     if all_units && value(number).is_some() { number } else { text }
 }
 
-/// `x = 5` is 5 and `x \in [0,1]` is `[0,1]`, where what stands before is at most two characters.
+/// `x = 5` becomes `5` and `x \in [0,1]` becomes `[0,1]`, if the left side has at most two
+/// characters.
 fn drop_subject(text: &str) -> &str {
     // A letter after "\in" makes it another command, such as "\infty".
-    let goes_on = |(_, rest): &(&str, &str)| !rest.starts_with(|c: char| c.is_ascii_alphabetic());
-    let split = text.split_once('=').or_else(|| text.split_once("\\in").filter(goes_on));
+    let is_membership =
+        |(_, rest): &(&str, &str)| !rest.starts_with(|c: char| c.is_ascii_alphabetic());
+    let split = text.split_once('=').or_else(|| text.split_once("\\in").filter(is_membership));
     match split {
         Some((subject, rest)) if subject.trim().chars().count() <= 2 && !rest.contains('=') => rest,
         _ => text,
@@ -159,7 +161,7 @@ fn brace_roots(text: &str) -> String {
 
 /// `\frac12`, `\frac1{2}` and `\frac{1}2` become `\frac{1}{2}`.
 ///
-/// Only arguments without a fraction of their own are braced; others come braced from any writer.
+/// Only arguments without nested fractions are braced; others are always written with braces.
 fn brace_fractions(text: &str) -> String {
     let mut pieces = text.split("\\frac");
     let mut braced = pieces.next().unwrap_or_default().to_owned();
@@ -173,7 +175,7 @@ fn brace_fractions(text: &str) -> String {
     braced
 }
 
-/// The first argument of a command and what follows it: a flat `{...}` or a single character.
+/// The first argument of a command, a `{...}` without nesting or a single character, and the rest.
 fn argument(text: &str) -> Option<(&str, &str)> {
     if let Some(inside) = text.strip_prefix('{') {
         return inside.split_once('}').filter(|(argument, _)| !argument.contains('{'));
@@ -182,7 +184,7 @@ fn argument(text: &str) -> Option<(&str, &str)> {
     Some(text.split_at(first.len_utf8()))
 }
 
-/// The value of a normalised formula that is a number, `a/b` or `\frac{a}{b}`, with or without a
+/// The value of a normalised formula that is a number, `a/b` or `\frac{a}{b}`, with an optional
 /// minus.
 pub(crate) fn value(text: &str) -> Option<f64> {
     let (sign, body) = match text.strip_prefix('-') {
@@ -196,7 +198,7 @@ pub(crate) fn value(text: &str) -> Option<f64> {
     Some(sign * magnitude).filter(|x| x.is_finite())
 }
 
-/// Numerator and denominator of a fraction that is the whole text.
+/// Numerator and denominator, if the whole text is one fraction.
 fn parts(text: &str) -> Option<(&str, &str)> {
     match text.strip_prefix("\\frac{") {
         Some(rest) => rest.strip_suffix('}')?.split_once("}{"),
@@ -204,8 +206,8 @@ fn parts(text: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// A number whose commas, if any, part thousands. Unlike the grader, which drops every comma, this
-/// does not read the list `1,2` as 12.
+/// A number whose commas, if any, separate thousands. The grader drops every comma and so reads the
+/// list `1,2` as 12; this function does not.
 fn grouped(text: &str) -> Option<f64> {
     let (first, rest) = text.split_once(',').map_or((text, None), |(a, b)| (a, Some(b)));
     if let Some(rest) = rest {

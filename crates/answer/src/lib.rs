@@ -1,8 +1,8 @@
-//! From decoded text to an answer that can vote and be graded.
+//! Extraction of answers from decoded text, for voting and grading.
 //!
-//! Every model family was trained to end its text in its own way and is graded by its own program:
-//! [`AnswerRule`] names those ways, and [`Answer`] remembers how it has to be compared with a gold
-//! answer. Votes are counted by [`Answer::as_str`].
+//! Every model family has its own answer format and its own grader: [`AnswerRule`] lists the
+//! formats, and an [`Answer`] knows how to compare itself with a gold answer. Votes are counted by
+//! [`Answer::as_str`].
 //!
 //! ```
 //! use answer::{AnswerKind, AnswerRule};
@@ -12,13 +12,13 @@
 //! assert_eq!(AnswerRule::Hash.extract(AnswerKind::Number, "no mark"), None);
 //! ```
 //!
-//! Invariants: no text makes extraction panic; an answer is finite or is text, never infinity or
-//! NaN; two answers are the same vote exactly when their canonical strings are equal. Where the
-//! Python programs turn a failed parse into +inf, which can then win a vote, this module returns
-//! `None`: a text without an answer never votes and is never correct.
+//! Invariants: extraction never panics; a number is finite; two answers are the same vote exactly
+//! if their canonical strings are equal. The Python graders turn a failed parse into +inf, which
+//! can then win a vote; here it is `None`: a text without an answer never votes and is never
+//! correct.
 //!
-//! Digits are ASCII digits. Python's `float` and `\d` also take the decimal digits of other
-//! scripts, which none of these models writes.
+//! Digits are ASCII digits. Python's `float` and `\d` also accept the decimal digits of other
+//! scripts, which none of these models generates.
 
 mod choice;
 mod latex;
@@ -29,42 +29,42 @@ mod tests;
 
 pub use number::parse_number;
 
-/// What kind of answer a question has, which decides how answers are found and compared.
+/// The kind of a question's answer; determines extraction and comparison.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AnswerKind {
     /// A finite number.
     #[default]
     Number,
-    /// A formula or a word, as in MATH-500; its numbers are compared as mathematics too.
+    /// A formula or a word, as in MATH-500; numbers among them are compared by value.
     Math,
-    /// The letter of an option.
+    /// The letter of a multiple-choice option.
     Choice,
 }
 
-/// Where a family's models put their answer, and how it is compared.
+/// A family's answer format, and how its grader compares answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerRule {
-    /// COCONUT: what follows the last `#`, commas dropped, as a float; compared exactly.
+    /// COCONUT: the text after the last `#`, without commas, as a float; compared exactly.
     Hash,
-    /// CODI: the last `-?\d+\.?\d*` of the text, commas dropped; compared exactly.
+    /// CODI: the last `-?\d+\.?\d*` of the text without commas; compared exactly.
     LastNumber,
-    /// CoLaR: what follows the last `Answer:`, as a float and with commas kept, so `1,000` is no
+    /// CoLaR: the text after the last `Answer:` as a float, commas included, so `1,000` is no
     /// answer; compared exactly.
     AnswerColon,
-    /// Latent-SFT: the last `boxed{...}`; compared as mathematics (see [`Answer::matches`]).
+    /// Latent-SFT: the last `boxed{...}`; compared as a formula (see [`Answer::matches`]).
     Boxed,
-    /// Render-of-Thought: six patterns tried in order, none of which takes a sign or a comma, so a
-    /// negative gold answer is never met; compared to within 1e-9. (The original program puts the
-    /// gold answer through the same patterns and so compares magnitudes; here a gold answer
-    /// keeps its sign.)
+    /// Render-of-Thought: six patterns tried in order, none of which matches a sign or a comma, so
+    /// a negative gold answer is never matched; compared to within 1e-9. (The original program
+    /// applies the patterns to the gold answer as well and so compares magnitudes; here a gold
+    /// answer keeps its sign.)
     Cascade,
 }
 
 impl AnswerRule {
-    /// Finds the answer in a decoded text, or `None` where there is none.
+    /// The answer in a decoded text, if there is one.
     ///
-    /// A rule made for numbers reads the same place for a formula, but keeps it as text; for
-    /// multiple choice every rule gives way to one search for a letter.
+    /// For a formula, a rule for numbers looks at the same position and keeps the text; for
+    /// multiple choice, all rules use the same search for a letter.
     pub fn extract(self, kind: AnswerKind, text: &str) -> Option<Answer> {
         match kind {
             AnswerKind::Number => self.number(text),
@@ -86,8 +86,7 @@ impl AnswerRule {
         }
     }
 
-    /// The text where this family would put a formula: after its marker, inside a box if there is
-    /// one.
+    /// The text where this family would put a formula: after its marker, inside a box if any.
     fn formula(self, text: &str) -> Option<&str> {
         let text = text.trim_end_matches('#');
         let marked = match self {
@@ -100,25 +99,25 @@ impl AnswerRule {
     }
 }
 
-/// One trajectory's answer: a number, a normalised formula, or the letter of a choice.
+/// An extracted answer: a number, a normalised formula, or the letter of an option.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     form: AnswerForm,
     canonical: String,
 }
 
-/// What was found, with what its rule says about comparing it. Numbers are finite and never -0.
+/// The content of an answer, and how it is compared. Numbers are finite and never -0.
 #[derive(Debug, Clone, PartialEq)]
 enum AnswerForm {
-    /// Equal to gold numbers that are nearer than `within`, or the same.
+    /// Matches gold numbers that are equal or differ by less than `within`.
     Number { value: f64, within: f64 },
-    /// Compared as mathematics.
+    /// Compared as a formula.
     Math(Formula),
-    /// One of the options.
+    /// The letter of an option.
     Letter(char),
 }
 
-/// A formula by its value where that can be read off, else by its normalised, non-empty text.
+/// A formula: its value where that can be parsed, else its normalised, non-empty text.
 #[derive(Debug, Clone, PartialEq)]
 enum Formula {
     Value(f64),
@@ -145,19 +144,19 @@ impl Answer {
         Formula::read(text).map(|formula| Self::new(AnswerForm::Math(formula)))
     }
 
-    /// The string that votes are counted by: the shortest decimal that reads back as the same `f64`
-    /// (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, or a letter.
+    /// The canonical string, by which votes are counted: the shortest decimal that parses to the
+    /// same `f64` (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, or a
+    /// letter.
     pub fn as_str(&self) -> &str {
         &self.canonical
     }
 
-    /// Whether this answer is the gold answer `gold` of the same question.
+    /// Whether this answer matches the gold answer `gold` of its question.
     ///
     /// COCONUT, CODI and CoLaR compare floats exactly, RoT to within 1e-9. Latent-SFT, and every
-    /// rule where the gold answer is a formula, compare as the Qwen2.5-Math grader does without
-    /// its symbolic step: numbers, simple fractions included, may differ by 1e-4, and a gold
-    /// answer divided or multiplied by 100 is accepted for the sake of percentages; anything
-    /// else must be equal as a normalised string.
+    /// rule for formulas, compare like the Qwen2.5-Math grader without its symbolic step: numbers
+    /// and simple fractions may differ by 1e-4, and a gold answer divided or multiplied by 100
+    /// matches as well (percentages); other formulas must be equal as normalised strings.
     pub fn matches(&self, gold: &str) -> bool {
         match &self.form {
             AnswerForm::Number { value, within } => number::parse_number(gold)
@@ -189,7 +188,7 @@ impl Formula {
     }
 }
 
-/// Adding zero turns -0 into 0, so that both are one vote.
+/// Turns -0 into 0, so that both are the same vote.
 fn unsigned_zero(value: f64) -> f64 {
     value + 0.0
 }

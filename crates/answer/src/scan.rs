@@ -1,34 +1,34 @@
-//! The searches that the families' programs do with regular expressions, written out by hand.
+//! Hand-written equivalents of the regular expressions in the families' graders.
 //!
-//! Each function says the expression it stands for and follows Python's `re`: leftmost match,
-//! greedy digits. Digits and marks are ASCII, so byte positions are always character boundaries.
+//! Each function names its expression and follows Python's `re`: leftmost match, greedy digits.
+//! Matches begin and end at ASCII digits or markers, so byte offsets are character boundaries.
 
 use std::borrow::Cow;
 
 use super::number::{is_space, parse_number, python_float};
 
-/// What follows the last `mark`, if there is one.
+/// The text after the last `mark`, if there is one.
 pub(crate) fn after_last<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
     text.rsplit_once(mark).map(|(_, tail)| tail)
 }
 
 /// COCONUT: `float(text.split("#")[-1].replace(",", "").strip())`.
 ///
-/// A text without `#` has no answer: the reference reads the prompt as well, whose words then make
-/// its `float` fail.
+/// A text without `#` has no answer: the reference grades prompt and completion together, so its
+/// `float` fails on the prompt's words.
 pub(crate) fn after_hash(text: &str) -> Option<f64> {
     parse_number(after_last(text, "#")?)
 }
 
-/// CoLaR: `float(text.strip("#").split("Answer:")[-1])`. Commas stay, and make the parse fail. As
-/// with [`after_hash`], a text without the mark has no answer.
+/// CoLaR: `float(text.strip("#").split("Answer:")[-1])`. Commas are not removed and make the parse
+/// fail. As with [`after_hash`], a text without the marker has no answer.
 pub(crate) fn after_answer_colon(text: &str) -> Option<f64> {
     python_float(after_last(text.trim_matches('#'), "Answer:")?)
 }
 
 /// CODI: the last of `re.findall(r"-?\d+\.?\d*", text.replace(",", ""))`.
 ///
-/// Matches are taken from left to right, so `10-2` ends in `-2` and `1.2.3` in `3`.
+/// Matches proceed from left to right, so the last of `10-2` is `-2` and of `1.2.3` is `3`.
 pub(crate) fn last_number(text: &str) -> Option<f64> {
     let text = without_commas(text);
     let (mut at, mut last) = (0, None);
@@ -46,7 +46,7 @@ fn without_commas(text: &str) -> Cow<'_, str> {
     if text.contains(',') { text.replace(',', "").into() } else { text.into() }
 }
 
-/// `\d+\.?\d*` at the very start of `text`, empty if it does not start with a digit.
+/// `\d+\.?\d*` at the start of `text`; empty if it does not start with a digit.
 fn leading_number(text: &str) -> &str {
     let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
     let whole = digits(text);
@@ -58,8 +58,8 @@ fn leading_number(text: &str) -> &str {
 
 /// Render-of-Thought: the first of six patterns that matches anywhere, `re.IGNORECASE`.
 ///
-/// The models write `### 18`, one `#` short of the first pattern, so it is usually the last that
-/// answers. No pattern takes a sign (`-5` reads as 5) or a comma (`1,234` reads as 234).
+/// The models write `### 18`, one `#` short of the first pattern, so usually the last pattern
+/// matches. No pattern includes a sign (`-5` is read as 5) or a comma (`1,234` is read as 234).
 pub(crate) fn cascade(text: &str) -> Option<f64> {
     let lower = text.to_ascii_lowercase();
     let number = marked_number(&lower, "####", Some) // ####\s*num
@@ -71,8 +71,8 @@ pub(crate) fn cascade(text: &str) -> Option<f64> {
     python_float(number?)
 }
 
-/// The number after the first `mark` that is followed by what `separator` accepts, white space and
-/// a digit. Marks may overlap, as in `##### 5`.
+/// The number after the first `mark` that is followed by a separator, white space and a digit.
+/// `separator` strips the separator or rejects the position. Markers may overlap, as in `##### 5`.
 fn marked_number<'a>(
     text: &'a str,
     mark: &str,
@@ -84,7 +84,7 @@ fn marked_number<'a>(
     })
 }
 
-/// Every position of `mark`, overlapping ones included.
+/// Every byte offset of `mark`, overlapping ones included.
 fn positions<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.char_indices().map(|(at, _)| at).filter(move |&at| text[at..].starts_with(mark))
 }
@@ -97,7 +97,7 @@ fn after_colon(text: &str) -> Option<&str> {
     text.strip_prefix([':', '：'])
 }
 
-/// The first number on the line where the text goes on after `therefore` and white space.
+/// The first number on the line that follows `therefore` and white space.
 fn therefore(text: &str) -> Option<&str> {
     positions(text, "therefore").find_map(|at| {
         let tail = &text[at + "therefore".len()..];
@@ -113,7 +113,7 @@ fn dollars(text: &str) -> Option<&str> {
     text.match_indices('$').find_map(|(at, _)| some_number(leading_number(&text[at + 1..])))
 }
 
-/// The longest `\d+\.?\d*` that ends the text, white space aside.
+/// The longest `\d+\.?\d*` at the end of the text, trailing white space ignored.
 fn trailing_number(text: &str) -> Option<&str> {
     let text = text.trim_end_matches(is_space);
     let digit = |c: char| c.is_ascii_digit();

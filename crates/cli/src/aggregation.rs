@@ -1,4 +1,4 @@
-//! The flags about aggregation, for a number of samples and with or without a reward model.
+//! Aggregation flags become options of the library; contradictions are errors.
 
 use std::num::NonZeroUsize;
 
@@ -12,7 +12,8 @@ use crate::args::AggregationArgs;
 use crate::args::values::AggregateRule;
 use crate::settings::to_usize;
 
-/// The voting rules that the flags name, if they name any.
+/// The voting rules that `--aggregate` names; `None` if the flag is absent. Beam search is not a
+/// voting rule and is left out.
 pub fn rules(args: &AggregationArgs) -> Option<Vec<Aggregator>> {
     let sampled = |rules: &Vec<AggregateRule>| {
         rules.iter().filter_map(|rule| sampled_aggregator(*rule)).collect()
@@ -20,7 +21,7 @@ pub fn rules(args: &AggregationArgs) -> Option<Vec<Aggregator>> {
     args.aggregate.as_ref().map(sampled)
 }
 
-/// Options with the flags' beam search, early stopping and vote parameters.
+/// `options` with the beam search, the early stopping and the vote parameters of the flags.
 pub fn apply(
     args: &AggregationArgs,
     options: SamplingOptions,
@@ -61,7 +62,7 @@ fn needs_rewards(rule: AggregateRule) -> bool {
     !matches!(rule, AggregateRule::Sampled(Aggregator::Majority | Aggregator::Likelihood))
 }
 
-/// The first flag that gives the search a size.
+/// The first of the flags given that set the size of the beam search.
 fn size_flag(args: &AggregationArgs) -> Option<&'static str> {
     let flags = [("--beam-width", args.beam_width), ("--beam-candidates", args.beam_candidates)];
     flags.into_iter().find(|(_, given)| given.is_some()).map(|(flag, _)| flag)
@@ -88,7 +89,7 @@ fn beam_size(
     Ok((has_reward_model && beam_enabled).then_some(BeamSize { width, candidates }))
 }
 
-/// How sure to be unless told otherwise.
+/// Default of `--confidence`.
 const DEFAULT_CONFIDENCE: f64 = 0.95;
 
 fn adaptive(args: &AggregationArgs) -> Result<Option<AdaptiveSampling>> {
@@ -137,8 +138,8 @@ mod tests {
         assert_eq!(sizes(resolve(narrow.clone(), true).unwrap()), Some((2, 8)));
         assert!(resolve(narrow.clone(), false).unwrap_err().contains("--beam-width"));
         let best = AggregateRule::Sampled(Aggregator::BestOf(RewardReduction::OutcomeOrMean));
-        let without = AggregationArgs { aggregate: Some(vec![best]), ..args() };
-        assert_eq!(sizes(resolve(without, true).unwrap()), None);
+        let best_only = AggregationArgs { aggregate: Some(vec![best]), ..args() };
+        assert_eq!(sizes(resolve(best_only, true).unwrap()), None);
         let contradictory = AggregationArgs { aggregate: Some(vec![best]), ..narrow };
         assert!(resolve(contradictory, true).unwrap_err().contains("add beam"));
     }
@@ -148,8 +149,8 @@ mod tests {
         for rule in Aggregator::ALL {
             let requested =
                 AggregationArgs { aggregate: Some(vec![AggregateRule::Sampled(rule)]), ..args() };
-            let free = matches!(rule, Aggregator::Majority | Aggregator::Likelihood);
-            assert_eq!(resolve(requested, false).is_ok(), free, "{rule:?}");
+            let reward_free = matches!(rule, Aggregator::Majority | Aggregator::Likelihood);
+            assert_eq!(resolve(requested, false).is_ok(), reward_free, "{rule:?}");
         }
         let alone = AggregationArgs { aggregate: Some(vec![AggregateRule::Beam]), ..args() };
         assert_eq!(rules(&alone), Some(Vec::new()));
@@ -158,10 +159,10 @@ mod tests {
 
     #[test]
     fn confidence_requires_adaptive() {
-        let sure = AggregationArgs { confidence: Confidence::new(0.99), ..args() };
-        assert!(resolve(sure.clone(), false).unwrap_err().contains("--adaptive"));
+        let confident = AggregationArgs { confidence: Confidence::new(0.99), ..args() };
+        assert!(resolve(confident.clone(), false).unwrap_err().contains("--adaptive"));
         let adaptive = |args| resolve(args, false).unwrap().adaptive.map(|a| a.confidence.get());
-        assert_eq!(adaptive(AggregationArgs { adaptive: true, ..sure }), Some(0.99));
+        assert_eq!(adaptive(AggregationArgs { adaptive: true, ..confident }), Some(0.99));
         assert_eq!(adaptive(AggregationArgs { adaptive: true, ..args() }), Some(0.95));
         assert_eq!(adaptive(args()), None);
     }

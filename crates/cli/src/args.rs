@@ -1,9 +1,10 @@
-//! What was typed: every command's flags, as clap reads them.
+//! Command-line arguments of every command, as clap parses them.
 //!
-//! Nothing here has a default that depends on the model; [`crate::settings`] says what the flags
-//! mean. Values come from the command line, then `LATENT_TTS_<FLAG>`, then `--config FILE.toml`;
-//! [`layers`] merges the three, and a flag that none of them gives is `None`. `common` holds what
-//! commands share, `values` the readers of single values.
+//! Defaults that depend on the model are not filled in here: an omitted flag is `None`, and
+//! [`crate::settings`] turns flags into options of the library. A value is taken from the command
+//! line, else from `LATENT_TTS_<FLAG>`, else from `--config FILE.toml`, else from `--preset`;
+//! [`layers`] merges them. `common` holds flags shared by several commands, `values` the value
+//! parsers.
 
 mod aggregation;
 mod annotate;
@@ -35,16 +36,18 @@ pub use train::{
     TrainCommand, TrainingArgs,
 };
 
-/// Said under every command's help.
-const LAYERS: &str = "Every flag can also be set by an environment variable (--max-new-tokens by LATENT_TTS_MAX_NEW_TOKENS) \
-or in a file (max-new-tokens = 64 in FILE.toml, given by --config FILE.toml, for eval, solve, sweep and annotate). The command line wins \
-over the environment, the environment over the file, the file over the model's defaults.";
+/// Precedence of flag sources, printed below every command's help.
+const LAYERS: &str = "\
+Every flag can also be set by an environment variable (--max-new-tokens by \
+LATENT_TTS_MAX_NEW_TOKENS) or in a file (max-new-tokens = 64 in FILE.toml, given by --config \
+FILE.toml, for eval, solve, sweep and annotate). The command line wins over the environment, the \
+environment over the file, the file over the model's defaults.";
 
-/// Makes latent reasoning models better at answering by thinking many times in parallel.
+/// Parallel test-time scaling for latent reasoning models.
 ///
-/// It loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its
-/// baseline in words, samples N trajectories of latent thoughts for each question, scores them with
-/// a latent reward model if there is one, and aggregates their answers.
+/// Loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its
+/// chain-of-thought baseline, samples N trajectories of latent thoughts for each question, scores
+/// them with a latent reward model if there is one, and aggregates their answers.
 #[derive(Debug, Parser)]
 #[command(
     name = "latent-tts",
@@ -53,32 +56,33 @@ over the environment, the environment over the file, the file over the model's d
     subcommand_required = true,
     arg_required_else_help = true
 )]
-#[command(
-    after_help = "Start with `latent-tts eval`: it needs nothing but itself. For a checkpoint of yours, `latent-tts inspect DIR`, then `latent-tts eval --model DIR`."
-)]
+#[command(after_help = "\
+Start with `latent-tts eval`: it needs no files. For a checkpoint of yours, `latent-tts inspect \
+DIR`, then `latent-tts eval --model DIR`.")]
 pub struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// The commands.
+/// Subcommands of `latent-tts`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a benchmark under parallel scaling
     ///
-    /// Samples N trajectories for every question, records them in a run directory, and reports what
-    /// each way of choosing an answer gives for every number of trajectories up to N. A run
-    /// that was stopped, by whatever cause, goes on with --resume and ends with the same
-    /// samples as one that was not.
+    /// Samples N trajectories for every question, records them in a run directory, and reports the
+    /// accuracy of each aggregation rule for every number of trajectories up to N. A run that was
+    /// stopped continues with --resume and ends with the same samples as one that was not.
     #[command(after_help = format!("\
 Examples:
   latent-tts eval    (the embedded models on 300 embedded problems, about a minute)
   latent-tts eval --data embedded:hard --limit 1000 --seeds 3
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
-  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 --sampler noise --sigma 0.5
-  latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 --out runs/mine --json
-  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam --beam-width 4
+  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 \
+    --sampler noise --sigma 0.5
+  latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 \
+    --out runs/mine --json
+  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam \
+    --beam-width 4
   latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
   latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
@@ -87,28 +91,31 @@ Examples:
 
     /// Answer one question
     ///
-    /// Thinks N times about one question and prints the answer, how the trajectories voted, and
-    /// where the time went. The question is the argument, or standard input if the argument is
-    /// `-`.
+    /// Samples N trajectories for one question and prints the answer, the votes, and the time of
+    /// each stage. The question is the argument, or standard input if the argument is `-`.
     #[command(after_help = format!("\
 Examples:
-  latent-tts solve \"Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?\"
-  latent-tts solve --model ./coconut-gpt2 \"Tom has 3 boxes of 4 apples and eats 2. How many are left?\"
+  latent-tts solve \"Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. \
+How many muffins do they have together?\"
+  latent-tts solve --model ./coconut-gpt2 \"Tom has 3 boxes of 4 apples and eats 2. \
+How many are left?\"
   echo \"What is 12 times 11?\" | latent-tts solve --model ./codi --samples 64 -
 
 {LAYERS}"))]
     Solve(SolveArgs),
 
-    /// Find how strongly to perturb
+    /// Find the best perturbation strength
     ///
     /// Runs an eval for each strength of dropout or noise, or searches an interval for the largest
     /// coverage as the paper does. Each value has a run directory; a table, sweep.json and the
-    /// page compare them and say which is best.
+    /// page compare them and name the best.
     #[command(after_help = format!("\
 Examples:
   latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0:0.9    (search)
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.05:0.5:0.05 --sigma 0.1,0.3,0.5 --limit 200
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.1,0.2 --sites both,mlp --scope thoughts,all --out runs/sites
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.05:0.5:0.05 \
+    --sigma 0.1,0.3,0.5 --limit 200
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.1,0.2 --sites both,mlp \
+    --scope thoughts,all --out runs/sites
 
 {LAYERS}"))]
     Sweep(SweepArgs),
@@ -129,27 +136,31 @@ Examples:
 
     /// Train a reasoner or a reward model
     ///
-    /// First a model that says its steps, then one that thinks them, then rollouts (annotate), then
-    /// a model that judges thoughts.
+    /// In this order: a chain-of-thought model (train reasoner --mode cot), a latent reasoner
+    /// initialised from it (--mode latent), labelled thoughts (annotate), a reward model on those
+    /// labels (train reward).
     #[command(subcommand)]
     Train(TrainCommand),
 
     /// Label thoughts for training a reward model
     ///
     /// Samples N trajectories for every question, and from every thought M rollouts to the end; a
-    /// thought's label is the share of its rollouts that answer right. Questions whose
-    /// trajectories are all right or all wrong are left out. What is done is kept shard by
-    /// shard, and --resume goes on after the last.
+    /// thought's label is the share of its rollouts whose answer is correct. Questions whose
+    /// trajectories are all correct or all wrong are left out. Finished shards are kept, and
+    /// --resume continues after the last.
     #[command(after_help = format!("\
 Examples:
   latent-tts annotate --model ./coconut-gpt2 --data train.json --out labels
-  latent-tts annotate --model ./coconut-gpt2 --data train.json --trajectories 8 --rollouts 128 --shard 1/4 --out labels
-  latent-tts annotate --model ./coconut-gpt2 --data train.json --labels final --thoughts-dtype bf16 --json
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --preset paper --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --trajectories 8 --rollouts 128 \
+    --shard 1/4 --out labels
+  latent-tts annotate --model ./coconut-gpt2 --data train.json --labels final \
+    --thoughts-dtype bf16 --json
 
 {LAYERS}"))]
     Annotate(AnnotateArgs),
 
-    /// Say what a checkpoint holds
+    /// Describe a checkpoint
     ///
     /// Reads the headers of a checkpoint directory: the family and the backbone that were
     /// recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
@@ -159,15 +170,15 @@ Examples:
   latent-tts inspect embedded
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
-  latent-tts inspect ./coconut-gpt2 --values    (also reads every weight and checks that it is finite)
+  latent-tts inspect ./coconut-gpt2 --values    (also checks that all weights are finite)
 
 {LAYERS}"))]
     Inspect(InspectArgs),
 
-    /// Say what this machine can do
+    /// Describe and measure this machine
     ///
-    /// Names the device, the instruction set, threads and memory, measures arithmetic and memory
-    /// speed for about a second, and says what is not as fast as it could be.
+    /// Prints the device, the instruction set, threads and memory, measures arithmetic throughput
+    /// and memory bandwidth for about a second, and advises on what would be faster.
     #[command(after_help = format!("\
 Examples:
   latent-tts doctor
@@ -179,7 +190,7 @@ Examples:
     /// Compare this engine with a reference dump
     ///
     /// Runs the engine on what another implementation recorded and prints one line per check with
-    /// its largest error. Exits with 1 if any check misses its tolerance.
+    /// its largest error. Exits with 1 if any check exceeds its tolerance.
     #[command(after_help = format!("\
 Examples:
   latent-tts verify ./goldens
@@ -189,13 +200,13 @@ Examples:
 
     /// Write word problems of the built-in corpus
     ///
-    /// Grade-school word problems in English with exact steps, made by a generator: problem I of a
-    /// split under a seed is always the same. Splits: `train` to learn from, `valid` and `test`
-    /// like it, `hard` with larger numbers, `ood` with combinations of sentences that training
-    /// never shows. No question of one split can be in another, whatever the seed.
+    /// Grade-school word problems in English with exact steps, from a deterministic generator:
+    /// problem I of a split under a seed is always the same. Splits: `train`, `valid` and `test` of
+    /// one distribution, `hard` with larger numbers, `ood` with combinations of sentences that are
+    /// not in training. Splits are disjoint, whatever the seed.
     ///
-    /// Written is the paper's JSON: a list of {question, steps, answer, idx}, which eval --data and
-    /// training read.
+    /// The output is the paper's JSON: a list of {question, steps, answer, idx}, which eval --data
+    /// and training read.
     #[command(after_help = format!("\
 Examples:
   latent-tts corpus --split test --count 3
@@ -207,8 +218,8 @@ Examples:
 
     /// Measure speed at real shapes
     ///
-    /// Runs a model of random weights and reports trajectories per second and the share of the
-    /// machine's peak.
+    /// Runs a model with random weights and reports trajectories per second and the share of the
+    /// machine's peak FLOP/s.
     #[command(after_help = format!("\
 Examples:
   latent-tts bench
@@ -220,7 +231,7 @@ Examples:
     Bench(BenchArgs),
 }
 
-/// The flags of an eval of which nothing is said.
+/// The flags of `eval` without any argument.
 pub fn default_eval_args() -> EvalArgs {
     match Cli::parse_from(["latent-tts", "eval"]).command {
         Command::Eval(args) => args,
@@ -231,14 +242,12 @@ pub fn default_eval_args() -> EvalArgs {
 /// Flags of `eval`.
 #[derive(Debug, Clone, Args)]
 pub struct EvalArgs {
-    /// Which models.
     #[command(flatten)]
     pub model: ModelArgs,
 
     /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA
-    /// and their like), or word problems that the program makes itself, of embedded:SPLIT or
-    /// embedded:SPLIT:FIRST..END with a split of test, hard, ood, valid, train [default: the
-    /// first 300 of embedded:test]
+    /// and similar), or generated word problems, embedded:SPLIT or embedded:SPLIT:FIRST..END with
+    /// a split of test, hard, ood, valid, train [default: the first 300 of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
@@ -246,15 +255,12 @@ pub struct EvalArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
-    /// How to sample.
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
-    /// How trajectories become one answer.
     #[command(flatten)]
     pub aggregation: AggregationArgs,
 
-    /// How to go over the questions.
     #[command(flatten)]
     pub run: RunArgs,
 
@@ -270,7 +276,6 @@ pub struct EvalArgs {
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
     pub k: Option<Vec<NonZeroUsize>>,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 
@@ -286,23 +291,18 @@ pub struct SolveArgs {
     #[arg(value_name = "TEXT")]
     pub text: String,
 
-    /// Which models.
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// How to sample.
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
-    /// How trajectories become one answer.
     #[command(flatten)]
     pub aggregation: AggregationArgs,
 
-    /// With what.
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 
@@ -319,7 +319,7 @@ pub struct InspectArgs {
     #[arg(value_name = "DIR")]
     pub dir: String,
 
-    /// Take it for this family instead of the one that is recognised
+    /// The reasoner's family, instead of the detected one
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<engine::Family>,
 
@@ -327,7 +327,6 @@ pub struct InspectArgs {
     #[arg(long)]
     pub values: bool,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -335,11 +334,9 @@ pub struct InspectArgs {
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// With what.
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -351,11 +348,9 @@ pub struct VerifyArgs {
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 
-    /// With what.
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -363,12 +358,17 @@ pub struct VerifyArgs {
 /// Flags of `corpus`.
 #[derive(Debug, Args)]
 pub struct CorpusArgs {
-    /// Which part: train, valid, test, hard or ood
+    /// The split: train, valid, test, hard or ood
     #[arg(long, value_name = "SPLIT", default_value = "test")]
     pub split: ::train::corpus::Split,
 
     /// How many problems
-    #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "1000",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub count: u64,
 
     /// The number of the first problem
@@ -379,12 +379,12 @@ pub struct CorpusArgs {
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// The file to write, replaced if it is there [default: standard output]
+    /// The file to write, replaced if it exists [default: standard output]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
 
-/// The shape of a model of random weights.
+/// The architecture and sizes of the benchmarked model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BenchShape {
     /// GPT-2, 124M
@@ -399,12 +399,12 @@ pub enum BenchShape {
     Embedded,
 }
 
-/// Who is trained.
+/// The model whose training step `bench --train` measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TrainTarget {
-    /// A reasoner that thinks in latent steps, by the tokens that it says afterwards
+    /// A latent reasoner, by the cross-entropy of the tokens after its thoughts
     Reasoner,
-    /// A reward model, by the trajectories of problems
+    /// A reward model, by the contrastive loss over each problem's trajectories
     Reward,
 }
 
@@ -415,7 +415,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value = "gpt2")]
     pub shape: BenchShape,
 
-    /// Questions thought about together
+    /// Questions in a batch
     #[arg(long, value_name = "Q", default_value = "4")]
     pub questions: NonZeroUsize,
 
@@ -428,14 +428,19 @@ pub struct BenchArgs {
     pub annotate: bool,
 
     /// Measure a step of training: forward, backward, optimizer
-    #[arg(long, value_enum, value_name = "WHO", conflicts_with_all = ["annotate", "reward", "data"])]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MODEL",
+        conflicts_with_all = ["annotate", "reward", "data"]
+    )]
     pub train: Option<TrainTarget>,
 
     /// Sequences of a batch, for --train
     #[arg(long, value_name = "COUNT", default_value = "256")]
     pub batch: NonZeroUsize,
 
-    /// Tokens that a reasoner learns to say in each sequence, for --train
+    /// Target tokens of each sequence, for --train reasoner
     #[arg(long, value_name = "COUNT", default_value = "16")]
     pub target: NonZeroUsize,
 
@@ -447,8 +452,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "L", default_value = "72")]
     pub prompt: NonZeroUsize,
 
-    /// Take the prompts of all questions of a file instead, read by --tokenizer
-    #[arg(long, value_name = "FILE", requires = "tokenizer", conflicts_with_all = ["questions", "prompt"])]
+    /// Use the prompts of all questions of a file instead, encoded by --tokenizer
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tokenizer",
+        conflicts_with_all = ["questions", "prompt"]
+    )]
     pub data: Option<PathBuf>,
 
     /// The tokenizer's directory, for --data
@@ -467,23 +477,21 @@ pub struct BenchArgs {
     #[arg(long, value_name = "A", default_value = "6")]
     pub answer: NonZeroUsize,
 
-    /// The share of elements that dropout drops; 0 for none [default: 0.2, or 0 with --train]
+    /// The dropout probability; 0 for none [default: 0.2, or 0 with --train]
     #[arg(long, value_name = "P", value_parser = values::share, allow_negative_numbers = true)]
     pub p: Option<f32>,
 
-    /// How often to measure; the best is reported
+    /// Repetitions; the fastest and the median are reported
     #[arg(long, value_name = "COUNT", default_value = "3")]
     pub repeat: NonZeroUsize,
 
-    /// The seed of weights and masks
+    /// The seed of weights and dropout masks
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// With what.
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -1,4 +1,5 @@
-//! One file per command: `run` takes what was typed and the printer, and gives the exit code.
+//! One module per command: `run` takes the parsed arguments and a printer and returns the exit
+//! code.
 
 pub mod annotate;
 pub mod bench;

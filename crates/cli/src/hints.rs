@@ -1,4 +1,7 @@
-//! The flags that help with an error of the libraries, whose messages know no command line.
+//! Flags that help with an error of the libraries.
+//!
+//! Messages of the libraries name fields and files, never flags. The printer appends these hints in
+//! parentheses.
 
 use std::error::Error as StdError;
 
@@ -9,7 +12,7 @@ use latent_tts::train::TrainError;
 use latent_tts::train::annotate::AnnotationError;
 use latent_tts::{EngineError, Error};
 
-/// The flags for the first error of a chain that has some.
+/// The hint for the first error in the chain that has one.
 pub fn flags(error: &anyhow::Error) -> Option<&'static str> {
     error.chain().find_map(of_error)
 }
@@ -45,9 +48,7 @@ fn of_library(error: &Error) -> Option<&'static str> {
 fn of_engine(error: &EngineError) -> Option<&'static str> {
     match error {
         EngineError::Device(error) => of_device(error),
-        EngineError::Unrecognised { .. } => {
-            Some("--method; cot is for a model that thinks in words")
-        }
+        EngineError::Unrecognised { .. } => Some("--method; cot is for a chain of thought in text"),
         EngineError::UnknownFamily { .. } => Some("or --method"),
         EngineError::EndlessThoughts { .. } => Some("--thoughts"),
         EngineError::NothingToPerturb { .. } => {

@@ -1,9 +1,9 @@
-//! Ctrl-C and SIGTERM end a run between two records, never within one.
+//! Signal handling: SIGINT and SIGTERM end a run between two records, never within one.
 //!
-//! What was recorded is kept and everything else can be computed again, so there is no reason to
-//! make the user wait for the batch at hand: the first signal ends the process as soon as no line
-//! is being written, with exit code 3. Should even that hang (a dead network disk), a second signal
-//! ends it at once. A hang-up is left alone, so that `nohup` works.
+//! Records on disk are kept and everything else can be recomputed, so the current batch is not
+//! awaited: the first signal ends the process with exit code 3 as soon as no record is being
+//! written. If that write hangs (a dead network disk), a second signal ends the process at once.
+//! SIGHUP is not handled, so that `nohup` works.
 
 use std::ffi::OsString;
 use std::sync::atomic::AtomicBool;
@@ -11,19 +11,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::Result;
 
-/// The exit code of a run that can be resumed.
+/// Exit code of an interrupted run, which `--resume` continues.
 #[cfg(unix)]
 const INTERRUPTED: i32 = 3;
 
-/// Writing goes through here; a signal waits until nothing is inside.
+/// A process-wide lock that writers hold; a signal ends the process only while it is free.
 #[derive(Debug, Clone)]
 pub struct InterruptGuard(Arc<Mutex<()>>);
 
 impl InterruptGuard {
-    /// From here on a signal says `farewell` and ends the process.
+    /// Installs the signal handler, which prints `message` and ends the process.
     ///
-    /// There is one gate in a process: a second would let a signal through while something is
-    /// inside the first.
+    /// Later calls return the first guard: with two locks, a signal could end the process while a
+    /// writer holds the other one.
     pub fn install(message: String) -> Result<Self> {
         static GUARD: OnceLock<InterruptGuard> = OnceLock::new();
         if let Some(guard) = GUARD.get() {
@@ -53,23 +53,21 @@ impl InterruptGuard {
         Ok(guard)
     }
 
-    /// Elsewhere the system's own way of ending a process is kept; what was recorded can be resumed
-    /// all the same.
+    /// Other systems keep their default handling; records on disk can be resumed there as well.
     #[cfg(not(unix))]
     fn listen(_message: String) -> Result<Self> {
         Ok(Self(Arc::default()))
     }
 
-    /// The lock that keeps a signal waiting while it is held.
+    /// The lock; while it is held, a signal waits.
     pub fn lock(&self) -> Arc<Mutex<()>> {
         Arc::clone(&self.0)
     }
 
-    /// Runs `work`, which no signal then cuts in two.
+    /// Runs `work` with the lock held, so that no signal ends the process before it returns.
     fn uninterrupted<R>(&self, work: impl FnOnce() -> R) -> R {
-        // A poisoned lock only says that a thread died inside; a signal must end the process even
-        // then.
-        let _inside = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A poisoned lock means that a holder panicked; a signal must end the process even then.
+        let _held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         work()
     }
 }
@@ -80,15 +78,15 @@ fn exit_interrupted(message: &str) -> ! {
     std::process::exit(INTERRUPTED)
 }
 
-/// From here on a signal raises `flag`, for work that saves its state before it ends; a second
-/// signal ends the process.
+/// Makes a signal set `flag`, for work that saves its state before it ends; a second signal ends
+/// the process.
 #[cfg(unix)]
 pub fn set_flag_on_signal(flag: &Arc<AtomicBool>) -> Result<()> {
     use anyhow::Context;
     use signal_hook::consts::{SIGINT, SIGTERM};
 
     for signal in [SIGINT, SIGTERM] {
-        // In this order: the first signal finds the flag down.
+        // The order matters: the first signal must find the flag unset.
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(flag))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(flag)))
             .context("cannot listen for Ctrl-C")?;
@@ -96,13 +94,13 @@ pub fn set_flag_on_signal(flag: &Arc<AtomicBool>) -> Result<()> {
     Ok(())
 }
 
-/// Elsewhere the system's own way of ending a process is kept.
+/// Other systems keep their default handling.
 #[cfg(not(unix))]
 pub fn set_flag_on_signal(_flag: &Arc<AtomicBool>) -> Result<()> {
     Ok(())
 }
 
-/// The command that continues what `argv` began.
+/// The command line that resumes the run started by `argv`.
 pub fn resume_command(argv: impl Iterator<Item = OsString>) -> String {
     let argv = argv.map(|arg| arg.to_string_lossy().into_owned());
     let kept = argv.filter(|arg| arg != "--overwrite" && arg != "--resume");
@@ -110,7 +108,7 @@ pub fn resume_command(argv: impl Iterator<Item = OsString>) -> String {
     format!("{} --resume", words.join(" "))
 }
 
-/// A word that a shell reads back as it was.
+/// A word quoted for a POSIX shell, where it needs quotes.
 fn shell_quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -128,7 +126,7 @@ mod tests {
     fn resume_commands_are_shell_quoted() {
         let argv =
             ["latent-tts", "eval", "--data", "it's here", "--overwrite", "--thoughts", "<=6"];
-        let command = resume_command(argv.iter().map(|s| (*s).to_owned()));
+        let command = resume_command(argv.iter().map(OsString::from));
         assert_eq!(command, r"latent-tts eval --data 'it'\''s here' --thoughts '<=6' --resume");
     }
 }

@@ -1,4 +1,4 @@
-//! Flags become parts: a device, a reasoner, perhaps a reward model, an engine.
+//! Model and machine flags become a device, loaded models and an engine.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use latent_tts::{
 use crate::args::{DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs};
 use crate::printer::{Printer, format_duration};
 
-/// The value of `--reward-model` that leaves it out.
+/// The value of `--reward-model` for no reward model.
 pub const NO_REWARD_MODEL: &str = "none";
 
-/// The models that the flags name. The embedded reasoner brings its reward model along.
+/// The models that the flags name. The embedded reasoner defaults to the embedded reward model.
 pub fn select_models(args: &ModelArgs) -> Result<ModelSelection> {
     let reward_model = match args.reward_model.as_deref() {
         None => RewardModelChoice::Default,
@@ -26,7 +26,7 @@ pub fn select_models(args: &ModelArgs) -> Result<ModelSelection> {
     Ok(ModelSelection { family: args.method, ..selection })
 }
 
-/// Reads the weights.
+/// Loads the weights onto `device` and prints how long it took.
 pub fn load_models(
     selection: &ModelSelection,
     device: &Device,
@@ -42,7 +42,7 @@ pub fn load_models(
 }
 
 impl DeviceArgs {
-    /// The device that the flags name.
+    /// Opens the device that the flags name.
     pub fn open(&self) -> Result<Device> {
         let kind = self.device.unwrap_or_default();
         let for_cpu = self.threads.is_some() || self.isa.is_some();
@@ -72,13 +72,13 @@ impl DeviceArgs {
 }
 
 impl MachineArgs {
-    /// Bytes of keys and values: what was asked for, else the device's default. To be asked when
-    /// the weights are loaded.
+    /// Bytes of the key-value cache: `--memory`, else the device's default, which depends on its
+    /// free memory. Call it after the weights are loaded.
     pub fn kv_cache_bytes(&self, device: &Device) -> Result<usize> {
         Ok(self.memory.map_or_else(|| default_memory(device), Ok)?)
     }
 
-    /// An engine with these models, and with the memory that the flags give.
+    /// An engine for `model` with a key-value cache of [`Self::kv_cache_bytes`].
     pub fn engine(&self, model: &Model) -> Result<Engine> {
         Ok(model.engine()?.with_memory(self.kv_cache_bytes(model.device())?))
     }

@@ -1,17 +1,15 @@
-//! `latent-tts`: the command line.
+//! `latent-tts`: the command line of the library of the same name.
 //!
 //! ```text
-//! args (what was typed) -> settings (what it means) -> commands (one file each) -> printer
+//! args (flags) -> settings, aggregation, load (options, models) -> commands -> printer
 //! ```
 
 mod aggregation;
 mod args;
 mod commands;
 mod hints;
-
 mod interrupt;
 mod load;
-
 mod printer;
 mod settings;
 
@@ -21,7 +19,7 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 use printer::Printer;
 
-/// Bad usage or bad input.
+/// Exit code of bad usage or bad input.
 const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
@@ -46,11 +44,11 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Says once what went wrong.
+/// Prints the error and returns the exit code.
 fn fail(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
-        // Help and version come this way too, with an exit code of their own. Nobody is left to
-        // tell if printing fails.
+        // clap reports --help and --version as errors too, with exit code 0. A failure to print
+        // cannot be reported anywhere.
         let _ = usage.print();
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(BAD_INPUT));
     }

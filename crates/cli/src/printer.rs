@@ -1,8 +1,8 @@
-//! The one place that writes: standard output is data, standard error is progress.
+//! Output: data on standard output, progress and errors on standard error.
 //!
-//! A reader that leaves early (`| head`) is no error. On a terminal progress is a bar; elsewhere it
-//! is a plain line every few seconds, so that logs stay short. Nothing here is coloured, so
-//! `NO_COLOR` has nothing to switch off.
+//! A closed pipe (`| head`) is not an error. Progress is a bar on a terminal and a plain line every
+//! few seconds elsewhere, so that logs stay short. There are no colours, so `NO_COLOR` has no
+//! effect.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use serde::Serialize;
 use crate::args::OutputArgs;
 use crate::hints;
 
-/// How often a plain line of progress is written.
+/// Interval between plain lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-/// Columns of a table where the terminal does not say.
+/// Width of a table in columns where `COLUMNS` is not set.
 const DEFAULT_COLUMNS: usize = 100;
 
-/// Writes for people or for programs.
+/// Prints results as text or as JSON.
 #[derive(Debug, Clone, Copy)]
 pub struct Printer {
     json: bool,
@@ -27,22 +27,22 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// As the flags say.
+    /// A printer configured by `--json` and `--quiet`.
     pub fn new(args: &OutputArgs) -> Self {
         Self { json: args.json, quiet: args.quiet }
     }
 
-    /// Whether the result is wanted as JSON.
+    /// Whether `--json` was given.
     pub fn is_json(&self) -> bool {
         self.json
     }
 
-    /// One JSON object on standard output.
+    /// Prints one JSON object on standard output.
     pub fn json(&self, value: &impl Serialize) -> Result<()> {
         self.line(&serde_json::to_string(value)?)
     }
 
-    /// A line on standard output.
+    /// Prints a line on standard output.
     pub fn line(&self, line: &str) -> Result<()> {
         let mut out = io::stdout().lock();
         match writeln!(out, "{line}").and_then(|()| out.flush()) {
@@ -53,25 +53,25 @@ impl Printer {
         }
     }
 
-    /// The command's result: `value` as JSON if that was asked for, else the text.
+    /// Prints the command's result: `value` under `--json`, else the text.
     pub fn result(&self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
         if self.json { self.json(value) } else { self.line(text().trim_end()) }
     }
 
-    /// A line on standard error.
+    /// Prints a line on standard error unless `--quiet` was given.
     pub fn note(&self, line: &str) {
         if !self.quiet {
             stderr_line(line);
         }
     }
 
-    /// Columns that a table may take.
+    /// Width of a table, in columns.
     pub fn width(&self) -> usize {
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
         columns.filter(|&columns| columns >= 20).unwrap_or(DEFAULT_COLUMNS)
     }
 
-    /// Progress over `total` steps, of which some are done already.
+    /// Progress over `total` steps, of which `done` are done already.
     pub fn progress(&self, done: usize, total: usize) -> Progress {
         let terminal = !self.quiet && io::stderr().is_terminal();
         let bar = terminal.then(|| {
@@ -87,7 +87,7 @@ impl Printer {
     }
 }
 
-/// How far a command is.
+/// Progress of a command: a bar on a terminal, else plain lines.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -98,7 +98,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// One step more.
+    /// Counts one finished step.
     pub fn advance(&mut self) {
         self.done += 1;
         if let Some(bar) = &self.bar {
@@ -106,7 +106,8 @@ impl Progress {
         }
     }
 
-    /// How it goes; said at once the first time and at the end, and every few seconds in between.
+    /// Updates the message. Plain lines are printed for the first and the last step, and every
+    /// [`PROGRESS_INTERVAL`] in between.
     pub fn report(&mut self, message: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(message.to_owned());
@@ -128,19 +129,18 @@ impl Drop for Progress {
     }
 }
 
-/// An error, once, with its causes.
+/// Prints an error with its causes and the flags that help.
 pub fn print_error(error: &anyhow::Error) {
     let flags = hints::flags(error).map(|flags| format!(" ({flags})")).unwrap_or_default();
     stderr_line(&format!("error: {error:#}{flags}"));
 }
 
-/// A line on standard error. That nobody reads it is no reason to stop, so unlike `eprintln!` this
-/// cannot panic.
+/// Prints a line on standard error. Unlike `eprintln!` it does not panic when that is closed.
 pub fn stderr_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// A duration as people read it.
+/// A duration in the largest suitable unit, for people.
 pub fn format_duration(seconds: f64) -> String {
     match seconds {
         s if !s.is_finite() => "?".to_owned(),

@@ -1,5 +1,5 @@
-//! What the flags mean: arguments become options of the library, and contradictions are found
-//! before anything is loaded.
+//! Arguments become options of the library. Contradictions are found here, before anything is
+//! loaded.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
@@ -13,7 +13,7 @@ use latent_tts::{
 
 use crate::args::{SamplerKind, SamplingArgs, ScopeKind, SitesKind};
 
-/// How to sample; `default_samples` where the flags give no number.
+/// Sampling options of the flags; `default_samples` is the default of `--samples`.
 pub fn sampling(args: &SamplingArgs, default_samples: NonZeroUsize) -> Result<SamplingOptions> {
     Ok(SamplingOptions {
         seed: args.seed.unwrap_or_default(),
@@ -24,7 +24,7 @@ pub fn sampling(args: &SamplingArgs, default_samples: NonZeroUsize) -> Result<Sa
     })
 }
 
-/// The perturbation that the flags ask for, if they ask for one.
+/// The perturbation that the flags describe; `None` if no flag does.
 fn perturbation(args: &SamplingArgs) -> Result<Option<PerturbationOptions>> {
     let flags = [
         ("--p", SamplerKind::Dropout, args.p.is_some()),
@@ -73,7 +73,7 @@ fn perturbation_of_kind(kind: SamplerKind, args: &SamplingArgs) -> Result<Pertur
     })
 }
 
-/// A sampler as `--sampler` takes it.
+/// The name of a sampler as a value of `--sampler`.
 fn sampler_name(kind: SamplerKind) -> String {
     kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -98,7 +98,7 @@ pub(crate) fn scope(kind: ScopeKind) -> DropoutScope {
     }
 }
 
-/// What to do with results that are there already.
+/// How to treat existing results, by `--resume` and `--overwrite`.
 pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
     match (resume, overwrite) {
         (true, true) => {
@@ -110,7 +110,7 @@ pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
     }
 }
 
-/// The seeds of a run: `count` of them, counted up from `seed`.
+/// The seeds of a run: `count` consecutive ones from `seed`.
 pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
     let count = u64::from(count.map_or(1, NonZeroU32::get));
     match seed.checked_add(count) {
@@ -119,7 +119,7 @@ pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
     }
 }
 
-/// A number of trajectories to report must be one that was sampled.
+/// The numbers of trajectories to report, each of which must be at most `samples`.
 pub fn ks(requested: Option<&[NonZeroUsize]>, samples: NonZeroUsize) -> Result<Vec<usize>> {
     let requested = requested.unwrap_or_default();
     match requested.iter().find(|k| **k > samples) {
@@ -128,7 +128,7 @@ pub fn ks(requested: Option<&[NonZeroUsize]>, samples: NonZeroUsize) -> Result<V
     }
 }
 
-/// Where questions come from: what `--data` names, else the problems of a split.
+/// The data source that `--data` names, else the split `default` of the corpus.
 pub fn data_source(name: Option<&str>, default: Split) -> Result<DataSource> {
     let Some(name) = name else { return Ok(DataSource::Corpus(default, None)) };
     Ok(DataSource::parse(name)?)

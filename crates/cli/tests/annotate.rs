@@ -1,5 +1,4 @@
-//! `annotate` from the outside: labels are on file, whatever ends a run the same bytes are, and
-//! what cannot be is refused.
+//! `annotate`: labels on disk, interrupted and sharded runs with the same bytes, rejected requests.
 
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -16,25 +15,23 @@ use train::annotate::Annotations;
 
 const QUESTIONS: usize = 12;
 
-/// A sandbox whose questions have an answer that some of a random model's trajectories give and
-/// others do not.
+/// A sandbox whose gold answers are given by some of a random model's trajectories but not by all.
 fn sandbox_with_mixed_outcomes(spec: &CheckpointSpec) -> CliSandbox {
     let sandbox = CliSandbox::new();
     sandbox.model("model", spec);
     sandbox.questions("data.jsonl", QUESTIONS);
     sandbox.eval(&["--samples", "8", "--p", "0.5", "--max-new-tokens", "16", "--out", "run"]).ok();
-    let samples = String::from_utf8(sandbox.read("run/samples.jsonl")).unwrap();
-    let line = |(i, line): (usize, &str)| {
-        let sample: Value = serde_json::from_str(line).unwrap();
+    let line = |(i, sample): (usize, Value)| {
         let answers: Vec<&Value> =
             sample["trajectories"].as_array().unwrap().iter().map(|t| &t["answer"]).collect();
-        let divided = answers.iter().find(|a| !a.is_null() && answers.iter().any(|b| b != *a));
-        // One in three is left as it is: nobody finds its answer.
-        let gold = divided.filter(|_| i % 3 != 0).map_or(json!("12345"), |a| (*a).clone());
+        let mixed = answers.iter().find(|a| !a.is_null() && answers.iter().any(|b| b != *a));
+        // One question in three keeps an answer that no trajectory gives.
+        let gold = mixed.filter(|_| i % 3 != 0).map_or(json!("12345"), |a| (*a).clone());
         let steps = [format!("<<{i}+1={}>>", i + 1)];
         format!("{}\n", json!({ "question": sample["question"], "answer": gold, "steps": steps }))
     };
-    sandbox.write("data.jsonl", samples.lines().enumerate().map(line).collect::<String>());
+    let samples = sandbox.samples("run").into_iter();
+    sandbox.write("data.jsonl", samples.enumerate().map(line).collect::<String>());
     sandbox
 }
 
@@ -42,7 +39,7 @@ fn codi() -> CheckpointSpec {
     CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() }
 }
 
-/// A small run, with more arguments, which may replace its own.
+/// Arguments of a small annotation; flags in `more` replace its own.
 fn args<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let base = [
         ["--model", "model"],
@@ -71,23 +68,26 @@ fn shards(sandbox: &CliSandbox, out: &str) -> Vec<(String, Vec<u8>)> {
 fn labels_are_written() {
     let sandbox = sandbox_with_mixed_outcomes(&codi());
     let done = sandbox.run(&args("labels", &["--json"])).ok();
-    let said = done.json();
+    let summary = done.json();
     let read = Annotations::open(&sandbox.path("labels")).unwrap();
-    let kept = said["kept"].as_u64().unwrap();
-    assert!(kept > 0 && kept < QUESTIONS as u64, "{said}");
+    let kept = summary["kept"].as_u64().unwrap();
+    assert!(kept > 0 && kept < QUESTIONS as u64, "{summary}");
     assert_eq!((read.len() as u64, read.counts().questions), (kept, QUESTIONS as u64));
-    assert_eq!(said["rollouts"], read.counts().rollouts);
+    assert_eq!(summary["rollouts"], read.counts().rollouts);
     assert_eq!(
-        said["kept"].as_u64().unwrap()
-            + said["all_right"].as_u64().unwrap()
-            + said["all_wrong"].as_u64().unwrap(),
+        summary["kept"].as_u64().unwrap()
+            + summary["all_right"].as_u64().unwrap()
+            + summary["all_wrong"].as_u64().unwrap(),
         12
     );
-    assert!(said["rollouts_per_s"].as_f64().unwrap() > 0.0);
+    assert!(summary["rollouts_per_s"].as_f64().unwrap() > 0.0);
     let mut shares = 0;
     for problem in read.problems() {
         let right = problem.trajectories().filter(|t| t.correct()).count();
-        assert!(right > 0 && right < 8, "a question that is all right or all wrong was kept");
+        assert!(
+            right > 0 && right < 8,
+            "a question whose trajectories are all correct or all wrong was kept"
+        );
         assert_eq!(problem.steps(), [i64::from(problem.id()) + 1]);
         assert!(!problem.prompt().is_empty());
         for trajectory in problem.trajectories() {
@@ -95,7 +95,7 @@ fn labels_are_written() {
             assert_eq!(
                 trajectory.labels()[5],
                 f32::from(u8::from(trajectory.correct())),
-                "nothing random follows the last"
+                "nothing random follows the last thought"
             );
             assert!(
                 trajectory.labels().iter().all(|l| (l * 4.0).fract() == 0.0),
@@ -105,12 +105,12 @@ fn labels_are_written() {
         }
     }
     assert!(shares > 0, "no label is between 0 and 1");
-    // The trajectories of `eval`, with the same outcome.
+    // Final labels are the outcomes of the same trajectories.
     let finals = sandbox
         .run(&args("finals", &["--labels", "final", "--thoughts-dtype", "bf16", "--json"]))
         .ok()
         .json();
-    assert_eq!((&finals["kept"], &finals["rollouts"]), (&said["kept"], &json!(0)));
+    assert_eq!((&finals["kept"], &finals["rollouts"]), (&summary["kept"], &json!(0)));
     let read_finals = Annotations::open(&sandbox.path("finals")).unwrap();
     for (a, b) in read
         .problems()
@@ -136,17 +136,17 @@ fn batch_memory_and_shard_parts_do_not_change_a_byte() {
     assert_eq!(shards(&sandbox, "whole").len(), 4);
     assert!(
         shards(&sandbox, "whole") == shards(&sandbox, "small"),
-        "a small memory changes results"
+        "a small key-value cache changes the results"
     );
     assert!(shards(&sandbox, "whole") == shards(&sandbox, "parts"), "parts differ from the whole");
     let again = sandbox.run(&args("whole", &["--resume", "--json"])).ok().json();
     assert_eq!((&again["questions"], &again["shards"]), (&json!(0), &json!(0)));
 }
 
-/// Waits until there are so many shards.
+/// Waits until the directory holds `count` shards or the process has ended.
 fn wait_for(sandbox: &CliSandbox, out: &str, count: usize, child: &mut Child) {
     let start = Instant::now();
-    let there = || {
+    let shards = || {
         std::fs::read_dir(sandbox.path(out)).map_or(0, |dir| {
             dir.filter(|e| {
                 e.as_ref().unwrap().path().extension().is_some_and(|e| e == "safetensors")
@@ -154,7 +154,7 @@ fn wait_for(sandbox: &CliSandbox, out: &str, count: usize, child: &mut Child) {
             .count()
         })
     };
-    while there() < count && child.try_wait().unwrap().is_none() {
+    while shards() < count && child.try_wait().unwrap().is_none() {
         assert!(start.elapsed() < Duration::from_secs(60), "no shard after a minute");
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -216,10 +216,7 @@ fn invalid_requests_are_rejected() {
     refused(&["--trajectories", "2000"], &["2000 trajectories", "1024"]);
     refused(&["--rollouts", "5000"], &["5000 rollouts", "4096"]);
     refused(&["--memory", "1KiB"], &["8 trajectories", "--memory"]);
-    assert!(
-        !sandbox.path("labels").exists(),
-        "nothing is written before everything is known to be right"
-    );
+    assert!(!sandbox.path("labels").exists(), "something was written before all checks");
     assert_eq!(sandbox.run(&args("labels", &["--shard", "3/2"])).code, Some(2));
     sandbox.run(&args("labels", &[])).ok();
     refused(&[], &["already holds annotations", "--resume"]);
@@ -228,4 +225,31 @@ fn invalid_requests_are_rejected() {
     sandbox.model("model", &CheckpointSpec { seed: 2, ..CheckpointSpec::default() });
     refused(&["--resume"], &["model", "index.fingerprint"]);
     sandbox.run(&args("labels", &["--overwrite"])).ok();
+}
+
+#[test]
+fn the_paper_preset_reaches_the_index() {
+    let sandbox = CliSandbox::new();
+    let index = |out: &'static str, more: &[&'static str]| {
+        let base = ["--preset", "paper", "--limit", "1", "--max-new-tokens", "4"];
+        sandbox.run(&args(out, &[&base[..], more].concat())).ok();
+        sandbox.json(&format!("{out}/index.json"))
+    };
+    let paper = index("paper", &[]);
+    assert_eq!(paper["settings"]["labels"], json!({ "kind": "rollouts", "rollouts": 128 }));
+    assert_eq!((&paper["trajectories"], &paper["questions"]), (&json!(8), &json!(1)));
+
+    let fewer = index("fewer", &["--rollouts", "2"]);
+    assert_eq!(fewer["settings"]["labels"]["rollouts"], 2, "a flag overrides the preset");
+    let outcomes = index("outcomes", &["--labels", "final"]);
+    assert_eq!(outcomes["settings"]["labels"], json!({ "kind": "final" }));
+    sandbox.write("paper.toml", "preset = \"paper\"\nrollouts = 3\n");
+    sandbox.run(&args("file", &["--config", "paper.toml", "--limit", "1"])).ok();
+    let file = sandbox.json("file/index.json");
+    assert_eq!(
+        (&file["settings"]["labels"]["rollouts"], &file["trajectories"]),
+        (&json!(3), &json!(8)),
+        "a configuration file overrides the preset that it names"
+    );
+    sandbox.run(&args("none", &["--preset", "none"])).refused(&["--preset", "paper"]);
 }

@@ -1,5 +1,4 @@
-//! Input that is not as it should be: one message that names the file and what is wrong, exit code
-//! 2, nothing lost.
+//! Invalid input: one message that names the file and the problem, exit code 2, no file changed.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -11,7 +10,7 @@ use model::testkit::{CheckpointFamily, CheckpointSpec};
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput, command_output};
 
-/// Runs an eval over a finished run with `--overwrite`, which must be refused without touching it.
+/// A finished run that an eval with `--overwrite` and bad input must leave unchanged.
 struct GuardedRun {
     sandbox: CliSandbox,
     before: Vec<(std::path::PathBuf, Vec<u8>)>,
@@ -29,11 +28,11 @@ impl GuardedRun {
     fn refuses(&self, more: &[&str], words: &[&str]) -> CommandOutput {
         let done =
             self.sandbox.eval(&[&["--out", "run", "--overwrite"], more].concat()).refused(words);
-        assert_eq!(self.sandbox.snapshot("run"), self.before, "the run that was there changed");
+        assert_eq!(self.sandbox.snapshot("run"), self.before, "the existing run changed");
         done
     }
 
-    /// The header of the model's weights, and the data after it.
+    /// The header of the model's safetensors file, and the data after it.
     fn weights(&self) -> (Value, Vec<u8>) {
         let bytes = self.sandbox.read("model/model.safetensors");
         let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -46,7 +45,7 @@ impl GuardedRun {
         self.sandbox.write("model/model.safetensors", bytes);
     }
 
-    /// Changes a field of a JSON file of the model.
+    /// Edits a JSON file of the sandbox.
     fn edit(&self, name: &str, change: impl FnOnce(&mut Value)) {
         let mut value = self.sandbox.json(name);
         change(&mut value);
@@ -77,12 +76,12 @@ fn flipped_header_bits_do_not_crash() {
     let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     for i in 0..24 {
         let mut damaged = bytes.clone();
-        // The header's length first, then places all over the header.
+        // The eight bytes of the header's length first, then positions spread over the header.
         let at = if i < 8 { i } else { 8 + (i - 8) * size / 16 };
         damaged[at] ^= 1 << (i % 8);
         guarded.sandbox.write("model/model.safetensors", &damaged);
         let done = guarded.sandbox.eval(&["--out", "other", "--overwrite", "--limit", "1"]);
-        // A flip in a space or in the metadata may do no harm; what it must not do is crash.
+        // A flip in a space or in the metadata may be harmless; a crash is not allowed.
         assert!(matches!(done.code, Some(0 | 2)), "flip {i}: {:?} {}", done.code, done.err);
         if done.code == Some(2) {
             done.refused(&["model"]);
@@ -218,17 +217,14 @@ fn incompatible_reward_models_are_rejected() {
     );
     guarded.refuses(&["--reward-model", "wide"], &["wide", "64", "32"]);
     guarded.refuses(&["--reward-model", "model"], &["model", "not a reward model"]);
-    guarded.sandbox.model(
-        "judge",
-        &CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() },
-    );
-    guarded.refuses(&["--model", "judge"], &["judge", "--reward-model"]);
-    // The same width, but another vocabulary: too small for the reasoner's markers.
+    guarded.sandbox.reward_model("latent-rm");
+    guarded.refuses(&["--model", "latent-rm"], &["latent-rm", "--reward-model"]);
+    // The same width, but a vocabulary too small for the reasoner's latent markers.
     guarded.sandbox.model(
         "codi",
         &CheckpointSpec { family: CheckpointFamily::CodiLlama, ..CheckpointSpec::default() },
     );
-    let llama = ["--model", "codi", "--reward-model", "judge"];
+    let llama = ["--model", "codi", "--reward-model", "latent-rm"];
     guarded.refuses(&llama, &["question 0", "embeddings", "reward model"]);
 }
 
@@ -262,7 +258,7 @@ fn a_huge_garbage_line_gives_a_short_error() {
         garbage.resize(50 << 20, b'7');
         guarded.sandbox.write("huge", &garbage);
         let done = guarded.refuses(&["--data", "huge"], &["huge"]);
-        assert!(done.err.len() < 2000, "the message must not repeat the file");
+        assert!(done.err.len() < 2000, "the message repeats the file");
     }
 }
 
@@ -279,8 +275,7 @@ fn prompts_beyond_context_or_memory_are_rejected() {
     assert!(!guarded.sandbox.path("runs").exists());
 }
 
-/// Root may write where permissions forbid it, so the folder is made impossible rather than
-/// forbidden.
+/// Root ignores permissions, so the path runs through a file instead of an unwritable directory.
 #[test]
 fn unwritable_output_directories_are_rejected() {
     let guarded = GuardedRun::new();
@@ -295,7 +290,7 @@ fn unwritable_output_directories_are_rejected() {
     }
 }
 
-/// A limit on the size of files stops a write in the middle of a line, as a full disk does.
+/// A limit on the file size stops a write in the middle of a line, as a full disk does.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_write_cut_short_keeps_whole_lines() {
@@ -314,7 +309,7 @@ fn a_write_cut_short_keeps_whole_lines() {
     let kept = sandbox.read("full/samples.jsonl");
     assert!(
         kept.ends_with(b"\n") && sandbox.read("whole/samples.jsonl").starts_with(&kept),
-        "whole lines are kept"
+        "a partial line was kept"
     );
     sandbox.eval(&["--out", "full", "--resume"]).ok();
     assert_eq!(sandbox.read("full/samples.jsonl"), sandbox.read("whole/samples.jsonl"));
@@ -328,8 +323,8 @@ fn a_full_disk_is_reported() {
         println!("skipped: this system has no /dev/full");
         return;
     }
-    // The manifest is written beside its place first, under a name that holds the process's number:
-    // the shell's, which becomes the program.
+    // The manifest is written to a temporary file first, whose name holds the process id. `exec`
+    // keeps the shell's id, so the shell can redirect that file to /dev/full.
     std::fs::create_dir(sandbox.path("run")).unwrap();
     let eval = sandbox.command(&sandbox.eval_args(&["--out", "run"]));
     let mut shell = std::process::Command::new("sh");
@@ -356,11 +351,11 @@ fn a_damaged_run_directory_is_rejected() {
 }
 
 #[test]
-fn invalid_train_bench_batches_are_rejected_before_weights_are_made() {
+fn invalid_train_bench_batches_are_rejected() {
     let sandbox = CliSandbox::new();
     let train = |more: &[&str]| sandbox.run(&[&["bench", "--train"], more].concat());
     train(&["reward", "--batch", "10", "--samples", "4"]).refused(&["--batch 10", "--samples 4"]);
     train(&["reasoner", "--prompt", "2000"]).refused(&["2022 positions", "1024"]);
     train(&["reasoner", "--annotate"]).refused(&["--annotate"]);
-    train(&["judge"]).refused(&["reasoner", "reward"]);
+    train(&["decoder"]).refused(&["reasoner", "reward"]);
 }

@@ -1,5 +1,4 @@
-//! `latent-tts corpus`: what it writes reads back, is the same again, and broken requests are
-//! refused.
+//! `latent-tts corpus`: its output is deterministic and loads; invalid requests are rejected.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -27,7 +26,7 @@ fn written_and_printed_corpora_are_equal_and_load() {
             assert_eq!(record["question"], example.question.as_str());
             assert!(example.steps.last().unwrap().ends_with(&format!("={}>>", example.answer)));
         }
-        let questions = engine::question::read(&sandbox.path("out.json"), None).unwrap();
+        let questions = latent_tts::dataset::read(&sandbox.path("out.json"), None).unwrap();
         assert_eq!(questions.len(), 7);
     }
 }

@@ -1,6 +1,6 @@
-//! The models and problems inside the program: the first commands of someone who has nothing else.
+//! The embedded models and the generated problems: commands that need no other file.
 //!
-//! Nothing here depends on how good the models are, so that others can take their place.
+//! No assertion depends on the accuracy of the models, so that they can be replaced.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -9,19 +9,14 @@ mod support;
 use serde_json::{Value, json};
 use support::{CliSandbox, CommandOutput};
 
-/// A small eval without a model or data of one's own.
+/// A small eval of the embedded models on embedded problems.
 fn eval(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
     let limit: &[&str] = if more.contains(&"--limit") { &[] } else { &["--limit", "4"] };
     sandbox.run(&[&["eval", "--samples", "4"], limit, more].concat())
 }
 
-fn samples(sandbox: &CliSandbox, run: &str) -> Vec<Value> {
-    let text = String::from_utf8(sandbox.read(&format!("{run}/samples.jsonl"))).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 fn ids(sandbox: &CliSandbox, run: &str) -> Vec<u64> {
-    samples(sandbox, run).iter().map(|sample| sample["id"].as_u64().unwrap()).collect()
+    sandbox.samples(run).iter().map(|sample| sample["id"].as_u64().unwrap()).collect()
 }
 
 #[test]
@@ -52,8 +47,8 @@ fn eval_without_arguments_prints_a_table_and_writes_a_page() {
     assert!(page.contains("embedded on test"));
 
     let manifest = sandbox.json(&format!("{run}/manifest.json"));
-    let named = ["model", "reward_model", "data"].map(|input| manifest["host"][input].clone());
-    assert_eq!(named, [json!("embedded"), json!("embedded:reward"), json!("embedded:test")]);
+    let inputs = ["model", "reward_model", "data"].map(|input| manifest["host"][input].clone());
+    assert_eq!(inputs, [json!("embedded"), json!("embedded:reward"), json!("embedded:test")]);
     let results = sandbox.json(&format!("{run}/results.json"));
     let recorded = |name: &str| {
         results["metrics"].as_array().unwrap().iter().any(|metric| metric["name"] == name)
@@ -86,7 +81,7 @@ fn embedded_problems_equal_the_written_corpus() {
     eval(&sandbox, &[&common[..], &["--data", "hard.json", "--out", "read"]].concat()).ok();
     assert_eq!(sandbox.read("made/samples.jsonl"), sandbox.read("read/samples.jsonl"));
 
-    // A problem is thought about in the same way, whatever part it is taken in.
+    // A problem's samples do not depend on the range that it is taken from.
     eval(
         &sandbox,
         &[&common[..], &["--data", "embedded:hard:2..40", "--limit", "2", "--out", "part"]]
@@ -94,7 +89,7 @@ fn embedded_problems_equal_the_written_corpus() {
     )
     .ok();
     assert_eq!(ids(&sandbox, "part"), [2, 3]);
-    assert_eq!(samples(&sandbox, "part"), samples(&sandbox, "made")[2..]);
+    assert_eq!(sandbox.samples("part"), sandbox.samples("made")[2..]);
     eval(&sandbox, &[&common[..], &["--data", "embedded:hard:1..3", "--out", "short"]].concat())
         .ok();
     assert_eq!(ids(&sandbox, "short"), [1, 2]);
@@ -131,10 +126,10 @@ fn unknown_embedded_splits_are_rejected() {
 }
 
 #[test]
-fn only_the_embedded_reasoner_brings_its_reward_model() {
+fn only_the_embedded_reasoner_has_a_default_reward_model() {
     let sandbox = CliSandbox::new();
     let scored = |run: &str| {
-        samples(&sandbox, run)[0]["trajectories"][0]
+        sandbox.samples(run)[0]["trajectories"][0]
             .get("scores")
             .is_some_and(|scores| !scores.is_null())
     };
@@ -158,8 +153,8 @@ fn solve_reports_unknown_words() {
     assert_eq!(done.json()["unknown_words"], json!([]));
     assert!(!done.err.contains("does not know"), "{}", done.err);
     assert_eq!(done.json()["trajectories"].as_array().unwrap().len(), 16);
-    let strange = "There are 3 Quokkas and 4 zeppelins. How many zeppelins are there?";
-    let done = sandbox.run(&["solve", strange, "--json", "--samples", "2"]).ok();
+    let unusual = "There are 3 Quokkas and 4 zeppelins. How many zeppelins are there?";
+    let done = sandbox.run(&["solve", unusual, "--json", "--samples", "2"]).ok();
     assert_eq!(done.json()["unknown_words"], json!(["Quokkas", "zeppelins"]));
     assert!(done.err.contains("does not know \"Quokkas\", \"zeppelins\""), "{}", done.err);
 }

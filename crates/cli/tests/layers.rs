@@ -1,5 +1,4 @@
-//! Where a flag's value comes from: command line, environment, file, model; and what contradicts
-//! what.
+//! Precedence of flag values (command line, environment, file, model) and conflicting flags.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -8,7 +7,7 @@ mod support;
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput, command_output};
 
-/// The settings that an eval with these layers recorded.
+/// The settings recorded by an eval with these arguments and environment variables.
 fn settings(sandbox: &CliSandbox, args: &[&str], env: &[(&str, &str)]) -> Value {
     let done = run(sandbox, args, env).ok();
     done.json()["settings"].clone()
@@ -36,7 +35,8 @@ fn command_line_overrides_environment_overrides_config_overrides_model() {
     let sandbox = CliSandbox::new();
     sandbox.write(
         "all.toml",
-        "samples = 2\np = 0.5\nthoughts = \"<=3\"\nsites = \"attn\"\nmax-new-tokens = 9\nk = [1, 2]\nquiet = true\n",
+        "samples = 2\np = 0.5\nthoughts = \"<=3\"\nsites = \"attn\"\nmax-new-tokens = 9\n\
+         k = [1, 2]\nquiet = true\n",
     );
     let env = [("LATENT_TTS_P", "0.4"), ("LATENT_TTS_SITES", "mlp")];
     let file = ["--config", "all.toml"];
@@ -46,7 +46,7 @@ fn command_line_overrides_environment_overrides_config_overrides_model() {
     assert_eq!(layered["sampler"]["sites"], "mlp", "from the environment");
     assert_eq!(layered["sampler"]["p"], 0.3, "from the command line");
     assert_eq!(layered["max_new_tokens"], 4, "from the command line, over the file");
-    assert_eq!(layered["sampler"]["scope"], "thoughts", "from nobody");
+    assert_eq!(layered["sampler"]["scope"], "thoughts", "default");
 
     let file_by_env = settings(&sandbox, &["--out", "b"], &[("LATENT_TTS_CONFIG", "all.toml")]);
     assert_eq!(
@@ -81,7 +81,11 @@ fn boolean_flags_are_layered_too() {
 #[test]
 fn one_file_may_serve_several_commands() {
     let sandbox = CliSandbox::new();
-    sandbox.write("both.toml", "model = \"model\"\nsamples = 2\nmax-new-tokens = 4\nout = \"run\"\ndata = \"data.jsonl\"\n");
+    sandbox.write(
+        "both.toml",
+        "model = \"model\"\nsamples = 2\nmax-new-tokens = 4\nout = \"run\"\n\
+         data = \"data.jsonl\"\n",
+    );
     sandbox.run(&["solve", "--config", "both.toml", "What is 1 plus 1?"]).ok();
     sandbox.run(&["eval", "--config", "both.toml"]).ok();
     assert!(sandbox.path("run/results.json").is_file());

@@ -1,4 +1,4 @@
-//! Whatever ends a run, `--resume` brings it to the same bytes.
+//! `--resume` completes an interrupted run with the same bytes as an uninterrupted one.
 
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use model::testkit::CheckpointSpec;
 use support::{CliSandbox, CommandOutput, command_output};
 
-/// A sandbox whose eval takes about a second, so that there is something to interrupt.
+/// A sandbox whose eval takes about a second, long enough to interrupt.
 fn slow_sandbox() -> CliSandbox {
     let sandbox = CliSandbox::new();
     sandbox.model(
@@ -22,7 +22,8 @@ fn slow_sandbox() -> CliSandbox {
     sandbox
 }
 
-/// An eval of 60 records. The memory is so small that a question's rows go in two parts.
+/// Arguments of an eval with 60 records. The key-value cache holds only a part of a question's
+/// rows.
 fn args<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let base = [
         "eval",
@@ -50,7 +51,7 @@ fn lines(sandbox: &CliSandbox, out: &str) -> usize {
     bytes.iter().filter(|byte| **byte == b'\n').count()
 }
 
-/// Waits until the run has so many records.
+/// Waits until the run has `records` records or the process has ended.
 fn wait_for(sandbox: &CliSandbox, out: &str, records: usize, child: &mut Child) {
     let start = Instant::now();
     while lines(sandbox, out) < records && child.try_wait().unwrap().is_none() {
@@ -73,8 +74,7 @@ fn end(child: Child) -> CommandOutput {
 fn a_killed_run_resumes_to_the_same_bytes() {
     let sandbox = slow_sandbox();
     sandbox.run(&args("whole", &[])).ok();
-    // Waits of unlike length put the kill at unlike moments; every attempt must get further than
-    // the one before.
+    // Varied delays kill the process at varied moments; every attempt must add a record.
     for attempt in 0..8u64 {
         let mut child = spawn(&sandbox, &args("killed", &["--resume"]));
         wait_for(&sandbox, "killed", lines(&sandbox, "killed") + 1, &mut child);
@@ -95,15 +95,9 @@ fn a_killed_run_resumes_to_the_same_bytes() {
 #[test]
 fn a_truncated_line_is_recomputed() {
     let sandbox = CliSandbox::new();
-    sandbox.model(
-        "judge",
-        &CheckpointSpec {
-            family: model::testkit::CheckpointFamily::RewardGpt2,
-            ..CheckpointSpec::default()
-        },
-    );
-    let searching = ["--reward-model", "judge", "--adaptive", "--samples", "9"];
-    for (run, more) in [("plain", &[][..]), ("searching", &searching)] {
+    sandbox.reward_model("latent-rm");
+    let beam = ["--reward-model", "latent-rm", "--adaptive", "--samples", "9"];
+    for (run, more) in [("plain", &[][..]), ("beam", &beam)] {
         let args = [&["--out", run][..], more].concat();
         sandbox.eval(&args).ok();
         let samples = format!("{run}/samples.jsonl");
@@ -158,13 +152,7 @@ fn a_finished_run_is_not_recomputed() {
 #[test]
 fn a_run_with_other_settings_is_not_resumed() {
     let sandbox = CliSandbox::new();
-    sandbox.model(
-        "judge",
-        &CheckpointSpec {
-            family: model::testkit::CheckpointFamily::RewardGpt2,
-            ..CheckpointSpec::default()
-        },
-    );
+    sandbox.reward_model("latent-rm");
     sandbox.eval(&["--out", "run"]).ok();
     let before = sandbox.snapshot("run");
     let refused = |more: &[&str], words: &[&str]| {
@@ -174,7 +162,7 @@ fn a_run_with_other_settings_is_not_resumed() {
     refused(&["--p", "0.3"], &["manifest.json", "settings.sampler.p", "0.3"]);
     refused(&["--seed", "5"], &["manifest.json", "seeds"]);
     refused(&["--limit", "3"], &["manifest.json", "questions"]);
-    refused(&["--reward-model", "judge"], &["manifest.json", "rewards"]);
+    refused(&["--reward-model", "latent-rm"], &["manifest.json", "rewards"]);
     sandbox.model("model", &CheckpointSpec { seed: 2, ..CheckpointSpec::default() });
     refused(&[], &["manifest.json", "fingerprint", "model"]);
 }

@@ -1,5 +1,4 @@
-//! `sweep` and `report`: from a tiny model to a page, and from run directories that are not as they
-//! should be.
+//! `sweep` and `report` on a tiny model, and on invalid run directories.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -60,7 +59,7 @@ fn a_single_run_reports_into_its_directory() {
     for name in ["coverage", "diversity-steps", "thoughts", "accuracy"] {
         assert!(names.contains(&format!("run/figures/{name}.png").as_str()), "{name} in {names:?}");
     }
-    // A report changes nothing that eval wrote, and can be made again.
+    // A report can be repeated with the same result.
     assert_eq!(sandbox.run(&["report", "run", "--json"]).ok().json(), written);
     assert_eq!(page.as_bytes(), sandbox.read("run/report.html"));
 }
@@ -160,7 +159,7 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
             sandbox.json(&format!("s/{run}/manifest.json"))["settings"]["sampler"],
             point["sampler"]
         );
-        // No point beats the best one.
+        // No point has a larger coverage than the best.
         let value = |name: &str| {
             let best_point =
                 summary["points"].as_array().unwrap().iter().find(|p| p["run"] == name).unwrap();
@@ -180,7 +179,7 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
         (&Value::from("noise-0.2"), &Value::from(false))
     );
     assert!(sandbox.path("s/report.html").exists());
-    // The folder of a sweep is a way to name its runs.
+    // `report` accepts the directory of a sweep in place of its runs.
     assert_eq!(
         sandbox.run(&["report", "s", "--page-only", "--json"]).ok().json()["page"],
         "s/report.html"
@@ -233,7 +232,7 @@ fn invalid_sweeps_are_rejected_before_anything_is_written() {
     }
     sandbox
         .run(&["sweep", "--model", "model", "--p", "0.1", "--data", "embedded:nope"])
-        .refused(&["--data embedded:nope"]);
+        .refused(&["embedded:nope", "(--data)"]);
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
     sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 1"]);

@@ -1,6 +1,5 @@
-//! The whole pipeline from the outside, at a size that takes seconds: corpus, reasoners,
-//! annotations, a reward model, and an evaluation with both; and requests for a training that
-//! cannot be.
+//! The training pipeline at a size that takes seconds: corpus, reasoners, annotations, reward
+//! models and an evaluation; and invalid training requests.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -10,7 +9,7 @@ use model::testkit::{CheckpointFamily, CheckpointSpec};
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput};
 
-/// A small training, with more arguments, which may replace its own.
+/// A small training; flags in `more` replace its own.
 fn train(sandbox: &CliSandbox, what: &str, more: &[&str]) -> CommandOutput {
     let base = [
         ["--warmup", "2"],
@@ -26,7 +25,7 @@ fn train(sandbox: &CliSandbox, what: &str, more: &[&str]) -> CommandOutput {
     )
 }
 
-/// A new reasoner that learns from `train.json`.
+/// Trains a small reasoner on `train.json`.
 fn reasoner(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
     let base = [["--data", "train.json"], ["--width", "32"], ["--layers", "2"], ["--heads", "2"]];
     let base = base.into_iter().filter(|[flag, _]| !more.contains(flag)).flatten();
@@ -39,7 +38,7 @@ fn with_corpus() -> CliSandbox {
     sandbox
 }
 
-/// The lines of a training's log.
+/// The lines of a training log.
 fn log(sandbox: &CliSandbox, out: &str) -> Vec<Value> {
     let text = String::from_utf8(sandbox.read(&format!("{out}/training/log.jsonl"))).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -69,7 +68,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         assert!(sandbox.path("models/cot").join(file).is_file(), "no {file}");
     }
 
-    // Six thoughts from the beginning, as if half of training were over: ten problems by heart.
+    // A short curriculum on ten problems, which the model memorises.
     let latent = [
         "--init",
         "models/cot",
@@ -82,11 +81,11 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         "--held-out",
         "train.json",
     ];
-    let said = reasoner(&sandbox, &[&latent[..], &["--json"]].concat()).ok().json();
-    assert_eq!(said["held_out"]["greedy"], 1.0, "{said}");
-    assert_eq!(said["finished"], true);
+    let trained = reasoner(&sandbox, &[&latent[..], &["--json"]].concat()).ok().json();
+    assert_eq!(trained["held_out"]["greedy"], 1.0, "{trained}");
+    assert_eq!(trained["finished"], true);
 
-    // What is known by heart is lost only under heavy dropout, the answer's included.
+    // Memorised answers become wrong only under strong dropout that covers the answer as well.
     let sampling = [
         "--model",
         "models/latent",
@@ -100,8 +99,8 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         "2",
     ];
     let labels = ["annotate", "--samples", "6", "--rollouts", "2", "--out", "labels", "--json"];
-    let said = sandbox.run(&[&labels[..], &sampling].concat()).ok().json();
-    assert!(said["kept"].as_u64().unwrap() > 0, "{said}");
+    let annotated = sandbox.run(&[&labels[..], &sampling].concat()).ok().json();
+    assert!(annotated["kept"].as_u64().unwrap() > 0, "{annotated}");
 
     let reward_args = [
         "--model",
@@ -113,23 +112,23 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         "--batch",
         "4",
     ];
-    let said = train(
+    let trained = train(
         &sandbox,
         "reward",
         &[&reward_args[..], &["--out", "models/rm", "--lr", "3e-3", "--steps", "30", "--json"]]
             .concat(),
     );
-    let held_out = said.ok().json()["held_out"].clone();
+    let held_out = trained.ok().json()["held_out"].clone();
     assert!(
         held_out["best_of"].as_f64().unwrap() >= held_out["one"].as_f64().unwrap(),
         "{held_out}"
     );
     assert_eq!(held_out["auc"].as_array().unwrap().len(), 6, "{held_out}");
 
-    // One that thinks for itself and reads answers.
-    let thinking = [
+    // A reward model with a reference reasoner and an outcome head.
+    let outcome_flags = [
         "--out",
-        "models/thinker",
+        "models/outcome-rm",
         "--mind",
         "models/latent",
         "--reads-answers",
@@ -137,20 +136,21 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         "pairwise",
         "--json",
     ];
-    let said = train(&sandbox, "reward", &[&reward_args[..], &thinking].concat()).ok().json();
-    assert!((0.0..=1.0).contains(&said["held_out"]["auc_verdict"].as_f64().unwrap()), "{said}");
+    let trained =
+        train(&sandbox, "reward", &[&reward_args[..], &outcome_flags].concat()).ok().json();
+    let outcome_auc = trained["held_out"]["auc_verdict"].as_f64().unwrap();
+    assert!((0.0..=1.0).contains(&outcome_auc), "{trained}");
     sandbox
         .run(
             &[
-                &["eval", "--samples", "4", "--reward-model", "models/thinker", "--out", "judged"]
-                    [..],
+                &["eval", "--samples", "4", "--reward-model", "models/outcome-rm"][..],
+                &["--out", "outcome"],
                 &sampling,
             ]
             .concat(),
         )
         .ok();
-    let line = String::from_utf8(sandbox.read("judged/samples.jsonl")).unwrap();
-    let sample: Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
+    let sample = &sandbox.samples("outcome")[0];
     assert!(
         sample["trajectories"][0]["verdict"].is_f64() && sample["beam"]["verdict"].is_f64(),
         "{sample}"
@@ -172,21 +172,17 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         assert!((0.0..=1.0).contains(&value), "{name}: {value}");
     }
     assert!(metric(&results, "coverage", 4) >= metric(&results, "best_of", 4));
-    let sample = String::from_utf8(sandbox.read("run/samples.jsonl")).unwrap();
-    let first: Value = serde_json::from_str(sample.lines().next().unwrap()).unwrap();
-    assert_eq!(
-        first["trajectories"][0]["scores"].as_array().unwrap().len(),
-        6,
-        "a score a thought"
-    );
+    let first = &sandbox.samples("run")[0];
+    let process_rewards = first["trajectories"][0]["scores"].as_array().unwrap();
+    assert_eq!(process_rewards.len(), 6, "one process reward per thought");
 }
 
 #[test]
 fn reward_models_train_under_every_objective() {
     let sandbox = with_corpus();
     reasoner(&sandbox, &["--out", "latent"]).ok();
-    // Whatever a model says after three steps is wrong: final labels of a question that it cannot
-    // answer are all alike.
+    // After three steps every answer is wrong, so all final labels are equal and no question is
+    // kept.
     let sampling = ["--model", "latent", "--data", "train.json", "--limit", "2", "--threads", "1"];
     let labels = [
         "annotate",
@@ -233,9 +229,9 @@ fn training_resumes_only_on_request() {
     reasoner(&sandbox, &["--out", "model-a"]).refused(&["model-a", "--resume"]);
     reasoner(&sandbox, &["--out", "model-a", "--resume", "--lr", "5e-3"])
         .refused(&["state.safetensors", "other settings"]);
-    assert_eq!(sandbox.snapshot("model-a"), before, "what was there changed");
+    assert_eq!(sandbox.snapshot("model-a"), before, "the existing model changed");
     reasoner(&sandbox, &["--out", "model-a", "--resume"]).ok();
-    assert_eq!(log(&sandbox, "model-a").len(), 3, "there was nothing left to do");
+    assert_eq!(log(&sandbox, "model-a").len(), 3, "a finished training was continued");
     sandbox.write("model-a/training/state.safetensors", b"what?");
     reasoner(&sandbox, &["--out", "model-a", "--resume"])
         .refused(&["state.safetensors", "damaged"]);
@@ -288,12 +284,11 @@ fn reward_models_reject_thoughts_of_another_width() {
         let reward_args = ["--model", "narrow", "--out", "rm", flag, "labels"];
         train(&sandbox, "reward", &reward_args).refused(&["32 wide", "16"]);
     }
-    reasoner(&sandbox, &["--mode", "cot", "--out", "words"]).ok();
-    for (reference, why) in [("narrow", "16 wide"), ("words", "no thoughts"), ("absent", "absent")]
-    {
+    reasoner(&sandbox, &["--mode", "cot", "--out", "cot"]).ok();
+    for (reference, why) in [("narrow", "16 wide"), ("cot", "no thoughts"), ("absent", "absent")] {
         let reward_args =
             ["--model", "wide", "--out", "rm", "--annotations", "labels", "--mind", reference];
         train(&sandbox, "reward", &reward_args).refused(&[reference, why]);
     }
-    assert!(!sandbox.path("rm").exists(), "what was refused has written nothing");
+    assert!(!sandbox.path("rm").exists(), "a rejected request wrote files");
 }

@@ -1,27 +1,27 @@
-//! Quoted CSV, as GPQA is published: cells may hold commas, line breaks and doubled quotes.
+//! Quoted CSV, the format of GPQA: cells may contain commas, line breaks and doubled quotes.
 
 use super::{DatasetProblem, FilePosition};
 
-/// One row and the line it starts on.
+/// One row, and the line on which it starts, counted from 1.
 #[derive(Debug, PartialEq)]
 pub(super) struct CsvRow {
     pub(super) line: usize,
     pub(super) cells: Vec<String>,
 }
 
-/// The rows of a table, empty lines passed over; ends after the first flaw.
+/// Iterator over the rows of a table. Empty lines are skipped; it ends after the first error.
 pub(super) struct CsvRows<'a> {
     rest: &'a str,
     line: usize,
 }
 
 impl<'a> CsvRows<'a> {
-    /// `skipped` lines came before `text`.
+    /// The rows of `text`, which begins after `skipped` lines of the file.
     pub(super) fn new(text: &'a str, skipped: usize) -> Self {
         CsvRows { rest: text, line: skipped + 1 }
     }
 
-    /// A cell, and whether the row goes on after it.
+    /// The next cell, and whether another one follows in its row.
     fn cell(&mut self) -> Result<(String, bool), DatasetProblem> {
         let cell = match self.rest.strip_prefix('"') {
             Some(rest) => self.quoted(rest)?,
@@ -46,7 +46,7 @@ impl<'a> CsvRows<'a> {
         Ok((cell, false))
     }
 
-    /// The cell whose opening quote came just before `rest`.
+    /// The quoted cell whose opening quote precedes `rest`.
     fn quoted(&mut self, rest: &'a str) -> Result<String, DatasetProblem> {
         let mut cell = String::new();
         self.rest = rest;

@@ -1,4 +1,4 @@
-//! What can be wrong with a data file, said so that it can be put right.
+//! Errors of data files: each names the file, the position and the accepted form.
 
 use std::fmt;
 use std::io;
@@ -16,72 +16,73 @@ const ACCEPTED: &str = "a JSON array of {question, answer}, lines of {question, 
 pub struct DatasetError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it. Part of the message, and therefore not its source as well.
+    /// The problem. It is part of the message, and therefore not the error's `source`.
     pub problem: DatasetProblem,
 }
 
-/// What is wrong with a data file.
+/// The problem of a data file.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetProblem {
-    /// It could not be opened or read.
+    /// The file could not be opened or read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It is larger than [`MAX_BYTES`].
+    /// The file is larger than [`MAX_BYTES`].
     #[error("is larger than {MAX_BYTES} bytes; split it")]
     TooLarge,
-    /// It holds no question.
+    /// The file contains no question.
     #[error("holds no questions; expected {ACCEPTED}")]
     Empty,
-    /// It is neither JSON, nor JSON lines, nor CSV of a known benchmark; says what was met instead.
+    /// The file is neither JSON, nor JSON lines, nor CSV of a known benchmark; the text describes
+    /// what it starts with.
     #[error("is of no known kind ({0}); expected {ACCEPTED}")]
     Unrecognised(String),
-    /// It is not well-formed.
+    /// The JSON or CSV is malformed.
     #[error("{place}: {reason}; expected {ACCEPTED}")]
     Syntax {
-        /// Where.
+        /// Position in the file.
         place: FilePosition,
-        /// What is wrong there.
+        /// The parser's message.
         reason: String,
     },
-    /// A record is well-formed but no question.
+    /// A well-formed record is not a question.
     #[error("{place}: {flaw}")]
     Record {
-        /// Where.
+        /// Position in the file.
         place: FilePosition,
-        /// What is wrong with it.
+        /// The problem of the record.
         flaw: RecordFlaw,
     },
 }
 
-/// Why a record is no question.
+/// The reason why a record is not a question.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordFlaw {
     /// A field is missing.
     #[error("no {field:?} field; accepted names are {accepted}")]
     Missing {
-        /// What is missing.
+        /// The usual name of the field.
         field: &'static str,
-        /// Names under which it is looked for.
+        /// All names that are accepted for it.
         accepted: &'static str,
     },
-    /// A field is there, but not in a form that can be used.
+    /// A field has a type or value that cannot be used.
     #[error("the field {field:?} {problem}")]
     Field {
         /// The field's name in the file.
         field: &'static str,
-        /// What is wrong with it and what is accepted.
+        /// The problem, and what is accepted.
         problem: String,
     },
 }
 
-/// A place in a data file, counted from 1.
+/// A position in a data file, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilePosition {
-    /// A line.
+    /// Line number.
     Line(usize),
-    /// A line and a column of it.
+    /// Line and column.
     Column(usize, usize),
-    /// An element of a JSON array.
+    /// Element number of a JSON array.
     Element(usize),
 }
 
@@ -96,10 +97,10 @@ impl fmt::Display for FilePosition {
 }
 
 impl DatasetProblem {
-    /// `lines_before` were read before the JSON text that the error counts its lines in.
+    /// A JSON error; `lines_before` lines precede the text in which it counts lines.
     pub(super) fn json(error: &serde_json::Error, lines_before: usize) -> Self {
         let message = error.to_string();
-        // The message ends in its own idea of the place, which `Place` says better.
+        // serde_json's message ends with its own position, which `place` replaces.
         let reason = message.rsplit_once(" at line ").map_or(&*message, |(reason, _)| reason);
         let place = FilePosition::Column(lines_before + error.line(), error.column());
         DatasetProblem::Syntax { place, reason: reason.to_owned() }

@@ -1,15 +1,13 @@
 //! Questions with gold answers, read from a benchmark's own file.
 //!
-//! The first stage of the flow: what is read here goes to `prompt`. A file is recognised by what it
-//! holds, not by its name: a JSON array (the paper's files), one JSON object a line (GSM8K,
-//! GSM-Hard, SVAMP, MATH-500, AIME), or CSV with a header (GPQA). `record` reads the fields that
-//! matter, `shape` knows which benchmark uses which names, `csv` is the quoted-CSV reader, `error`
-//! says what can be wrong.
+//! The format is detected from the content, not from the file name: a JSON array (the paper's
+//! files), one JSON object per line (GSM8K, GSM-Hard, SVAMP, MATH-500, AIME), or CSV with a header
+//! (GPQA). `record` parses the known fields, `shape` maps each benchmark's field names to a
+//! question, `csv` parses quoted CSV, `error` holds the errors.
 //!
-//! Invariants: a question's `id` is its place in the file, whatever the limit, since all randomness
-//! is keyed by it; the question's text is kept as the file has it, leading spaces included, since
-//! prompts depend on it; no file makes reading panic or take memory beyond a small multiple of its
-//! size.
+//! Invariants: a question's `id` is its index in the file, whatever the limit, because random
+//! numbers are keyed by it; the text is unchanged, leading spaces included, because prompts depend
+//! on it; reading never panics and uses at most a small multiple of the file's size in memory.
 
 mod csv;
 mod error;
@@ -27,23 +25,22 @@ pub use answer::AnswerKind;
 pub use error::{DatasetError, DatasetProblem, FilePosition, RecordFlaw};
 use record::DataRecord;
 
-/// The largest file that is read. The largest known benchmark is a few megabytes.
+/// Largest file in bytes; known benchmarks have a few megabytes.
 pub const MAX_BYTES: u64 = 1 << 30;
 
 /// One problem and its gold answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Place in the file, counted from 0: the question's identity in records and in randomness.
+    /// Index in the file, from 0. Identifies the question in records, and keys its random numbers.
     pub id: u32,
-    /// The text as the file has it; for multiple choice, followed by the options as `A) ...`
-    /// lines.
+    /// The text as in the file; for multiple choice, followed by the options as `A) ...` lines.
     pub text: String,
     /// The gold answer: a number without thousands separators, a formula, or the letter of an
     /// option.
     pub gold: String,
-    /// What `gold` is, which decides how answers are found and compared.
+    /// The kind of `gold`; determines how answers are extracted and compared.
     pub kind: AnswerKind,
-    /// Worked steps such as `<<48/2=24>>`, where the file has them.
+    /// Steps of the solution such as `<<48/2=24>>`, if the file has them.
     pub steps: Vec<String>,
 }
 
@@ -51,8 +48,8 @@ pub struct Question {
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is too large, holds no question, or holds something that is not
-/// one before the limit is reached; the error names the file, the place and what is accepted.
+/// The file cannot be read, is too large, contains no question, or contains an invalid record
+/// before the limit; the error names the file, the position and what is accepted.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, DatasetError> {
     let named = |problem| DatasetError { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| named(error.into()))?;
@@ -63,7 +60,7 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, DatasetE
     parse(path, BufReader::new(file), limit)
 }
 
-/// Reads questions from `input`, which errors call `name`; otherwise like [`read`].
+/// Like [`read`], from `input`; errors name the file `name`.
 ///
 /// # Errors
 ///
@@ -75,7 +72,7 @@ pub fn parse(
 ) -> Result<Vec<Question>, DatasetError> {
     let mut input = input.take(MAX_BYTES + 1);
     let questions = questions(&mut input, limit.unwrap_or(usize::MAX));
-    // A pipe has no size to ask for beforehand.
+    // The size of a pipe is not known in advance, so the limit is checked after reading.
     let result = if input.limit() == 0 { Err(DatasetProblem::TooLarge) } else { questions };
     result.map_err(|problem| DatasetError { path: name.to_owned(), problem })
 }
@@ -94,8 +91,8 @@ fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, Da
     if questions.is_empty() { Err(DatasetProblem::Empty) } else { Ok(questions) }
 }
 
-/// The first byte that is neither a byte-order mark nor white space, still unread, and the number
-/// of lines before it.
+/// The first byte after a byte-order mark and white space, not consumed, and the number of lines
+/// before it.
 fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetProblem> {
     if input.fill_buf()?.starts_with(b"\xef\xbb\xbf") {
         input.consume(3);
@@ -112,7 +109,7 @@ fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetPr
     }
 }
 
-/// A JSON array of records, one in memory at a time.
+/// Parses a JSON array; one record is in memory at a time.
 fn array(
     input: impl BufRead,
     limit: usize,
@@ -136,7 +133,7 @@ fn array(
     }
 }
 
-/// One JSON object a line, one line in memory at a time; empty lines are passed over.
+/// Parses JSON lines; one line is in memory at a time. Empty lines are skipped.
 fn lines(
     input: &mut impl BufRead,
     limit: usize,
@@ -155,7 +152,7 @@ fn lines(
     Ok(questions)
 }
 
-/// CSV under a header of known names.
+/// Parses CSV whose header has a known question field.
 fn table(
     input: &mut impl BufRead,
     limit: usize,

@@ -1,8 +1,8 @@
-//! One record of a data file: the fields that some benchmark uses, and nothing else.
+//! One record of a data file, restricted to the fields that a known benchmark uses.
 //!
-//! Fields that no benchmark uses are skipped without being stored, so a record's memory is bounded
-//! by the text of its known fields however large and nested the rest is. A known field given twice
-//! is an error, since either value could be the wrong one.
+//! Other fields are skipped without being stored, so that a record's memory is bounded by the text
+//! of its known fields. A duplicate of a known field is an error, because either value could be
+//! the wrong one.
 
 use std::fmt;
 use std::io::Read;
@@ -14,15 +14,15 @@ use serde::de::{
 
 use super::shape::FIELDS;
 
-/// The longest list of steps or choices. A list's strings take many times the memory of the two
-/// bytes that each can be written in, so a list without end is not kept.
+/// Largest number of steps or choices in a list. A string takes many times the memory of the two
+/// bytes in which it can be written, so that longer lists are not stored.
 const MAX_LIST: usize = 4096;
 
 /// The known fields of one record, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct DataRecord(Vec<(&'static str, FieldValue)>);
 
-/// A field's content.
+/// The value of a field.
 #[derive(Debug, PartialEq)]
 pub(super) enum FieldValue {
     /// A string.
@@ -31,7 +31,7 @@ pub(super) enum FieldValue {
     Number(String),
     /// A list of strings or numbers.
     List(Vec<String>),
-    /// Something no field may be; says what.
+    /// An unsupported value, described for the error message.
     Other(&'static str),
 }
 
@@ -41,7 +41,7 @@ impl DataRecord {
         self.0.iter().find(|(key, _)| *key == name).map(|(_, field)| field)
     }
 
-    /// A CSV row under its header; empty cells count as absent.
+    /// The record of a CSV row. Empty cells count as absent.
     pub(super) fn from_row(header: &[String], row: Vec<String>) -> Result<Self, String> {
         if row.len() != header.len() {
             let (found, wanted) = (row.len(), header.len());
@@ -70,18 +70,18 @@ fn known(name: &str) -> Option<&'static str> {
     FIELDS.into_iter().find(|field| *field == name)
 }
 
-/// Hands the records of a JSON array to `each`, one at a time, until it breaks off. What follows
-/// then is not looked at.
+/// Passes the records of a JSON array to `each`, one at a time, until it breaks. The rest of the
+/// array is not parsed.
 pub(super) fn array(
     input: impl Read,
     each: impl FnMut(DataRecord) -> ControlFlow<()>,
 ) -> Result<(), serde_json::Error> {
-    let mut broken_off = false;
+    let mut stopped = false;
     let mut json = serde_json::Deserializer::from_reader(input);
-    let elements = ArrayVisitor { each, broken_off: &mut broken_off };
+    let elements = ArrayVisitor { each, stopped: &mut stopped };
     let outcome = elements.deserialize(&mut json);
-    // Breaking off leaves the array unfinished, which the deserialiser reports as an error.
-    if broken_off {
+    // After a break the array is incomplete, which the deserializer reports as an error.
+    if stopped {
         return Ok(());
     }
     outcome?;
@@ -90,7 +90,7 @@ pub(super) fn array(
 
 struct ArrayVisitor<'a, F> {
     each: F,
-    broken_off: &'a mut bool,
+    stopped: &'a mut bool,
 }
 
 impl<'de, F: FnMut(DataRecord) -> ControlFlow<()>> DeserializeSeed<'de> for ArrayVisitor<'_, F> {
@@ -111,7 +111,7 @@ impl<'de, F: FnMut(DataRecord) -> ControlFlow<()>> Visitor<'de> for ArrayVisitor
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut elements: A) -> Result<(), A::Error> {
         while let Some(record) = elements.next_element()? {
             if (self.each)(record).is_break() {
-                *self.broken_off = true;
+                *self.stopped = true;
                 break;
             }
         }
@@ -180,7 +180,7 @@ impl<'de> Visitor<'de> for FieldVisitor {
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<FieldValue, E> {
-        // Adding zero makes -0.0, which some targets hold, plain 0.
+        // Adding zero turns -0.0, which some targets contain, into 0.
         Ok(FieldValue::Number((number + 0.0).to_string()))
     }
 

@@ -1,4 +1,4 @@
-//! Which benchmark calls what by which name.
+//! Maps the field names of each benchmark to a question.
 //!
 //! | benchmark | question | gold answer |
 //! |---|---|---|
@@ -9,12 +9,12 @@
 //! | MATH-500 | `problem` | `answer`, with a `level` or `subject` |
 //! | AIME | `problem` or `Problem` | `answer` or `Answer` |
 //! | GPQA | `Question` | `Correct Answer`, `Incorrect Answer 1` to `3` |
-//! | MMLU and its like | `question`, `choices` | `answer`, a letter or an index from 0 |
+//! | MMLU and similar | `question`, `choices` | `answer`, a letter or an index from 0 |
 
 use super::record::{DataRecord, FieldValue};
 use super::{AnswerKind, Question, RecordFlaw};
 
-/// Every field that is read; all others are skipped.
+/// Every known field; all others are skipped.
 pub(super) const FIELDS: [&str; 18] = [
     "question",
     "Question",
@@ -41,14 +41,14 @@ const ANSWERS: [&str; 4] = ["answer", "Answer", "target", "final_ans"];
 const INCORRECT: [&str; 3] = ["Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"];
 const LETTERS: &str = "ABCDEFGHIJ";
 
-/// Whether a CSV header names a question.
+/// Whether a CSV header has a question field.
 pub(super) fn is_header(cells: &[String]) -> bool {
     cells.iter().any(|cell| QUESTIONS.contains(&cell.as_str()))
 }
 
-/// Makes a question of a record, by the benchmark that its fields betray.
+/// The question of a record; its fields determine the benchmark.
 pub(super) fn question(record: &DataRecord, index: usize) -> Result<Question, RecordFlaw> {
-    // The size limit keeps the number of records far below 2^32.
+    // `MAX_BYTES` keeps the number of records far below 2^32.
     let id = index as u32;
     let text = question_text(record)?;
     if let Some(correct) = text_of(record, "Correct Answer")? {
@@ -70,7 +70,7 @@ pub(super) fn question(record: &DataRecord, index: usize) -> Result<Question, Re
     Ok(Question { id, text, gold, kind, steps })
 }
 
-/// The question, after the body it refers to where there is one (SVAMP).
+/// The question text, after the body if there is one (SVAMP).
 fn question_text(record: &DataRecord) -> Result<String, RecordFlaw> {
     let (field, question) = first_text(record, &QUESTIONS)?.ok_or(RecordFlaw::Missing {
         field: "question",
@@ -93,7 +93,8 @@ fn gold(record: &DataRecord) -> Result<(&'static str, &str), RecordFlaw> {
     if gold.is_empty() { Err(empty(field)) } else { Ok((field, gold)) }
 }
 
-/// Numbers lose their commas; what is no number, and everything in MATH, is mathematics.
+/// The gold answer and its kind. A number loses its commas; anything else, and every answer of
+/// MATH, is a formula.
 fn classified(record: &DataRecord, gold: &str) -> (String, AnswerKind) {
     let in_math = record.get("level").or(record.get("subject")).is_some();
     let is_number = answer::parse_number(gold).is_some();
@@ -103,7 +104,7 @@ fn classified(record: &DataRecord, gold: &str) -> (String, AnswerKind) {
     }
 }
 
-/// The `<<...>>` calculator annotations of a GSM8K solution, brackets kept as the paper's files do.
+/// The `<<...>>` calculator annotations of a GSM8K solution, with brackets as in the paper's files.
 fn annotations(work: &str) -> Vec<String> {
     let after_open = work.split("<<").skip(1);
     let inside = after_open.filter_map(|piece| piece.split_once(">>"));
@@ -118,8 +119,7 @@ fn steps(record: &DataRecord) -> Result<Vec<String>, RecordFlaw> {
     }
 }
 
-/// GPQA: the right answer is told apart by its column, so the options are put in an order of our
-/// own.
+/// GPQA: the correct answer has its own column, so the options are shuffled by the question's id.
 fn four_options(
     record: &DataRecord,
     id: u32,
@@ -137,8 +137,7 @@ fn four_options(
     Ok(multiple_choice(id, text, &options, right))
 }
 
-/// Options that come as a list keep its order, which the answer, and sometimes an option, refers
-/// to.
+/// Options in a list keep their order, to which the answer, and sometimes an option, refers.
 fn listed_options(record: &DataRecord, id: u32, text: &str) -> Result<Question, RecordFlaw> {
     let options = match record.get("choices") {
         Some(FieldValue::List(options)) if (2..=LETTERS.len()).contains(&options.len()) => options,
@@ -186,7 +185,7 @@ fn shuffled(n: usize, id: u32) -> Vec<usize> {
     order
 }
 
-/// The first of `names` that the record has, with its text.
+/// The first of `names` that the record has, and its text.
 fn first_text<'a>(
     record: &'a DataRecord,
     names: &[&'static str],

@@ -1,4 +1,4 @@
-//! Every benchmark's format, every way a file can be broken, and the published counts.
+//! Every benchmark's format, malformed files, and the published counts.
 
 use std::path::{Path, PathBuf};
 
@@ -21,12 +21,12 @@ fn error(bytes: &[u8]) -> String {
     outcome.expect_err("no question").to_string()
 }
 
-/// A file of the reference data, which is kept outside the repository.
+/// A file of the reference data, which is outside the repository.
 fn shared(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
     let path = root.join(name);
     if !path.exists() {
-        eprintln!("skipped: {} is not there", path.display());
+        eprintln!("skipped: {} does not exist", path.display());
         return None;
     }
     Some(path)
@@ -43,7 +43,8 @@ fn the_papers_array() {
 
 #[test]
 fn gsm8k_lines() {
-    let text = "{\"question\": \"Q\", \"answer\": \"48/2 = <<48/2=24>>24.\\nSum <<48+24=72>>72\\n#### 1,072\"}\n";
+    let text = "{\"question\": \"Q\", \"answer\": \
+                \"48/2 = <<48/2=24>>24.\\nSum <<48+24=72>>72\\n#### 1,072\"}\n";
     let question = one(text);
     assert_eq!((question.gold.as_str(), question.kind), ("1072", AnswerKind::Number));
     assert_eq!(question.steps, ["<<48/2=24>>", "<<48+24=72>>"]);
@@ -51,7 +52,8 @@ fn gsm8k_lines() {
 
 #[test]
 fn gsm_hard_lines_with_numeric_targets() {
-    let text = "{\"input\": \"Q\", \"code\": \"x\", \"target\": -9867630.0}\n\n{\"input\": \"R\", \"target\": 2.0107e-06}";
+    let text = "{\"input\": \"Q\", \"code\": \"x\", \"target\": -9867630.0}\n\n\
+                {\"input\": \"R\", \"target\": 2.0107e-06}";
     let questions = parse_all(text).expect("questions");
     let golds: Vec<&str> = questions.iter().map(|question| question.gold.as_str()).collect();
     assert_eq!(golds, ["-9867630", "0.0000020107"]);
@@ -71,7 +73,7 @@ fn svamp_joins_body_and_question() {
 }
 
 #[test]
-fn math_500_is_mathematics_even_where_the_answer_is_a_number() {
+fn math_500_answers_are_formulas_even_if_numeric() {
     let line = r#"{"problem": "P", "solution": "s", "answer": "42", "level": 3}"#;
     assert_eq!(one(line).kind, AnswerKind::Math);
     let fraction = one(r#"{"problem": "P", "answer": "\\frac{1}{2}"}"#);
@@ -85,8 +87,8 @@ fn aime_keeps_leading_zeros() {
     assert_eq!(one(r#"{"problem": "P", "answer": 73}"#).gold, "73");
 }
 
-const GPQA: &str = r#"{"Question": "Which?\n", "Correct Answer": " right\n", "Incorrect Answer 1": "one",
-    "Incorrect Answer 2": "two", "Incorrect Answer 3": "three"}"#;
+const GPQA: &str = r#"{"Question": "Which?\n", "Correct Answer": " right\n",
+    "Incorrect Answer 1": "one", "Incorrect Answer 2": "two", "Incorrect Answer 3": "three"}"#;
 
 #[test]
 fn gpqa_options_are_ordered_by_the_index_alone() {
@@ -99,14 +101,15 @@ fn gpqa_options_are_ordered_by_the_index_alone() {
         assert!(question.text.contains(&format!("\n{}) right", question.gold)));
         golds.insert(question.gold.clone());
     }
-    assert_eq!(golds.len(), 4, "64 questions use every place");
+    assert_eq!(golds.len(), 4, "64 questions use every position");
     let few = parse(Path::new("x"), GPQA.replace('\n', " ").as_bytes(), None).expect("one");
     assert_eq!(few[0], many[0]);
 }
 
 #[test]
 fn gpqa_as_csv() {
-    let csv = "\u{feff}Record ID,Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\r\n\
+    let csv = "\u{feff}Record ID,Question,Correct Answer,\
+        Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\r\n\
         r1,\"Is \"\"this\"\", or\r\nthat?\",right,\"a, b\",c,d\r\n\
         r2,Plain?,right,b,c,d";
     let questions = parse_all(csv).expect("questions");
@@ -130,9 +133,10 @@ fn listed_choices_keep_their_order() {
 }
 
 #[test]
-fn a_limit_keeps_the_first_and_looks_no_further() {
+fn a_limit_keeps_the_first_and_parses_no_further() {
     let array = r#"[{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}, broken"#;
-    let lines = "{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\", \"answer\": \"2\"}\nbroken";
+    let lines = "{\"question\": \"a\", \"answer\": \"1\"}\n\
+                 {\"question\": \"b\", \"answer\": \"2\"}\nbroken";
     for text in [array, lines] {
         let read = |limit| parse(Path::new("x"), text.as_bytes(), Some(limit));
         assert_eq!(read(0).expect("none").len(), 0);
@@ -142,18 +146,20 @@ fn a_limit_keeps_the_first_and_looks_no_further() {
 }
 
 #[test]
-fn byte_order_mark_crlf_and_blank_lines_are_harmless() {
-    let text = "\u{feff}\r\n{\"question\": \"a\", \"answer\": \"1\"}\r\n\r\n{\"question\": \"b\", \"answer\": \"2\"}\r\n";
+fn byte_order_mark_crlf_and_blank_lines_are_skipped() {
+    let text = "\u{feff}\r\n{\"question\": \"a\", \"answer\": \"1\"}\r\n\r\n\
+                {\"question\": \"b\", \"answer\": \"2\"}\r\n";
     let ids: Vec<u32> = parse_all(text).expect("two").iter().map(|q| q.id).collect();
     assert_eq!(ids, [0, 1]);
 }
 
 #[test]
-fn errors_name_the_file_the_place_the_field_and_what_is_accepted() {
+fn errors_name_file_position_field_and_accepted_names() {
     let lines = b"\n{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}";
     assert_eq!(
         error(lines),
-        "data file data.json: line 3: no \"answer\" field; accepted names are answer, target, final_ans"
+        "data file data.json: line 3: no \"answer\" field; accepted names are answer, target, \
+         final_ans"
     );
     let array = br#"[{"question": "a", "answer": "1"}, {"text": "b"}]"#;
     assert!(
@@ -167,7 +173,7 @@ fn errors_name_the_file_the_place_the_field_and_what_is_accepted() {
 }
 
 #[test]
-fn broken_files_are_refused_with_a_reason() {
+fn malformed_files_are_rejected_with_a_reason() {
     let cases: [(&[u8], &str); 16] = [
         (b"", "holds no questions"),
         (b" \n\t ", "holds no questions"),
@@ -208,7 +214,7 @@ fn csv_rows_must_fit_the_header() {
 }
 
 #[test]
-fn deep_nesting_is_skipped_or_refused() {
+fn deep_nesting_is_skipped_or_rejected() {
     let deep = "[".repeat(100_000);
     assert!(parse_all(&deep).is_err());
     let closed = format!("{deep}{}", "]".repeat(100_000));
@@ -232,7 +238,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn a_file_over_the_limit_is_refused_unread() {
+fn a_file_over_the_limit_is_rejected_unread() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     file.as_file().set_len(MAX_BYTES + 1).expect("a sparse file");
     let error = read(file.path(), None).expect_err("too large");
@@ -301,7 +307,7 @@ proptest! {
     }
 
     #[test]
-    fn quoted_cells_come_back(cell in "[a-z,\"\r\n é]{1,20}[a-z]", answer in any::<i32>()) {
+    fn quoted_cells_round_trip(cell in "[a-z,\"\r\n é]{1,20}[a-z]", answer in any::<i32>()) {
         let quoted = cell.replace('"', "\"\"");
         let question = one(&format!("Question,Answer\n\"{quoted}\",{answer}\n"));
         prop_assert_eq!(question.text, cell);

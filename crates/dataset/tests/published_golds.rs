@@ -1,4 +1,4 @@
-//! Every gold answer of the published files is met by its own value, written as each family writes.
+//! Every gold answer of the published files matches itself in the answer format of each family.
 
 use std::path::Path;
 
@@ -28,13 +28,13 @@ fn every_published_gold_matches_itself() {
     for name in ["gsm_test.json", "gsm_hard.json", "gsm_valid.json", "multiarith.json"] {
         let path = data.join(name);
         if !path.exists() {
-            eprintln!("skipped: {} is not there", path.display());
+            eprintln!("skipped: {} does not exist", path.display());
             return;
         }
         for question in dataset::read(&path, None).expect(name) {
             let gold = parse_number(&question.gold).expect("a number");
             for rule in RULES {
-                // Render-of-Thought's patterns take no sign.
+                // Render-of-Thought's patterns match no sign.
                 let unsigned = rule == AnswerRule::Cascade && gold < 0.0;
                 let answer = rule.extract(question.kind, &rendered(rule, gold));
                 let matches = answer.is_some_and(|answer| answer.matches(&question.gold));

@@ -8,21 +8,21 @@ use latent_tts::Family;
 
 use super::{MachineArgs, OutputArgs, PresetKind, SamplingArgs, values};
 
-/// What a thought is labelled with.
+/// The kind of label that each thought gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LabelsKind {
-    /// The share of its rollouts that answer right (see --rollouts)
+    /// The share of its rollouts whose answer is correct (see --rollouts)
     Rollouts,
-    /// Whether its trajectory answers right; there are no rollouts
+    /// Whether its trajectory's answer is correct; there are no rollouts
     Final,
 }
 
-/// How thoughts are kept.
+/// The data type of the thoughts on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ThoughtsDtypeKind {
-    /// As they are
+    /// Single precision
     F32,
-    /// Rounded to half the size
+    /// Rounded to bf16, half the size
     Bf16,
 }
 
@@ -34,7 +34,7 @@ pub struct AnnotateArgs {
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub model: Option<String>,
 
-    /// The reasoner's family [default: what the checkpoint says]
+    /// The reasoner's family [default: detected from the checkpoint]
     #[arg(long, value_name = "FAMILY", value_parser = values::family(), help_heading = "Model")]
     pub method: Option<Family>,
 
@@ -47,29 +47,27 @@ pub struct AnnotateArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
-    /// How to sample.
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
     /// Published settings in place of the defaults: `paper` is 8 trajectories and 128 rollouts from
-    /// every thought. What is given otherwise wins
+    /// every thought. Other flags override it
     #[arg(long, value_enum, help_heading = "Labels")]
     pub preset: Option<PresetKind>,
 
-    /// What a thought is labelled with [default: rollouts]
+    /// The kind of label that each thought gets [default: rollouts]
     #[arg(long, value_enum, help_heading = "Labels")]
     pub labels: Option<LabelsKind>,
 
-    /// Rollouts from every thought; the paper has 128 (--preset paper) [default: 4]
+    /// Rollouts from every thought; the paper uses 128 (--preset paper) [default: 4]
     #[arg(long, short = 'm', value_name = "M", help_heading = "Labels")]
     pub rollouts: Option<NonZeroU32>,
 
-    /// With what.
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Make only one part of the shards, e.g. 2/8 on the second of eight machines; put all files
-    /// into one directory afterwards
+    /// Compute only one part of the shards, e.g. 2/8 on the second of eight machines; put all
+    /// files into one directory afterwards
     #[arg(long, value_name = "PART/PARTS", value_parser = values::part, help_heading = "Machine")]
     pub shard: Option<(usize, usize)>,
 
@@ -82,19 +80,18 @@ pub struct AnnotateArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Output")]
     pub per_shard: Option<NonZeroU32>,
 
-    /// How thoughts are kept [default: f32]
+    /// The data type of the thoughts on disk [default: f32]
     #[arg(long, value_enum, help_heading = "Output")]
     pub thoughts_dtype: Option<ThoughtsDtypeKind>,
 
-    /// Continue what the directory holds, or begin it where there is nothing
+    /// Continue the annotations in the directory, or start them where there are none
     #[arg(long, help_heading = "Output")]
     pub resume: bool,
 
-    /// Replace what the directory holds
+    /// Replace the annotations in the directory
     #[arg(long, help_heading = "Output")]
     pub overwrite: bool,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 

@@ -7,12 +7,12 @@ use latent_tts::{DeviceKind, Family, LatentLength, Probability};
 
 use super::values;
 
-/// Which models.
+/// Flags that select the models.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`,
-    /// the small one inside this program [default: embedded]
+    /// the small one in this binary [default: embedded]
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
 
@@ -22,8 +22,8 @@ pub struct ModelArgs {
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 
-    /// The reasoner's family; cot is a language model that thinks in words [default: what the
-    /// checkpoint says]
+    /// The reasoner's family; cot is a language model with a chain of thought in text [default:
+    /// detected from the checkpoint]
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<Family>,
 }
@@ -35,13 +35,13 @@ pub enum SamplerKind {
     Dropout,
     /// Gaussian noise on every thought (see --sigma)
     Noise,
-    /// Tokens of the answer are sampled (see --temperature, --top-p)
+    /// Sampled answer tokens (see --temperature, --top-p)
     Tokens,
     /// Nothing: all trajectories are the same
     None,
 }
 
-/// Where dropout falls.
+/// The block outputs that dropout is applied to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SitesKind {
     /// Attention and MLP outputs
@@ -52,7 +52,7 @@ pub enum SitesKind {
     Mlp,
 }
 
-/// When dropout falls.
+/// The forward passes that dropout is applied in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ScopeKind {
     /// In the passes whose output becomes a thought
@@ -63,7 +63,7 @@ pub enum ScopeKind {
     All,
 }
 
-/// How to sample.
+/// Flags that control sampling.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
@@ -71,84 +71,96 @@ pub struct SamplingArgs {
     #[arg(long, short = 'n', value_name = "N", visible_alias = "trajectories")]
     pub samples: Option<NonZeroU32>,
 
-    /// What makes trajectories differ [default: what the flags below belong to, else dropout, or
-    /// tokens where there are no thoughts]
+    /// What makes trajectories differ [default: the sampler that the flags below belong to, else
+    /// dropout, or tokens where there are no thoughts]
     #[arg(long, value_enum)]
     pub sampler: Option<SamplerKind>,
 
-    /// Dropout: the share of elements dropped, at least 0 and below 1 [default: what the model's
-    /// config.json says (`latent_tts`), else the paper's for the backbone]
-    #[arg(long, value_name = "P", value_parser = values::probability, allow_negative_numbers = true)]
+    /// Dropout: the probability of an element to be dropped, at least 0 and below 1 [default: the
+    /// value in the model's config.json (`latent_tts`), else the paper's for the backbone]
+    #[arg(
+        long,
+        value_name = "P",
+        value_parser = values::probability,
+        allow_negative_numbers = true
+    )]
     pub p: Option<Probability>,
 
-    /// Noise: its standard deviation [default: what the model's config.json says, else the paper's
-    /// for the backbone]
+    /// Noise: its standard deviation [default: the value in the model's config.json, else the
+    /// paper's for the backbone]
     #[arg(long, value_name = "S", value_parser = values::deviation, allow_negative_numbers = true)]
     pub sigma: Option<f32>,
 
-    /// Tokens: what logits are divided by, above 0 [default: 1]
-    #[arg(long, value_name = "T", value_parser = values::temperature, allow_negative_numbers = true)]
+    /// Tokens: the softmax temperature, above 0 [default: 1]
+    #[arg(
+        long,
+        value_name = "T",
+        value_parser = values::temperature,
+        allow_negative_numbers = true
+    )]
     pub temperature: Option<f32>,
 
-    /// Tokens: draw from the fewest that together have this share, above 0 and at most 1 [default:
-    /// 1]
+    /// Tokens: sample from the smallest set with this total probability, above 0 and at most 1
+    /// [default: 1]
     #[arg(long, value_name = "SHARE", value_parser = values::top_p, allow_negative_numbers = true)]
     pub top_p: Option<f32>,
 
-    /// Dropout: where it falls [default: both for GPT-2, mlp for Llama and Qwen]
+    /// Dropout: the block outputs it is applied to [default: both for GPT-2, mlp for Llama and
+    /// Qwen]
     #[arg(long, value_enum)]
     pub sites: Option<SitesKind>,
 
-    /// Dropout: when it falls [default: thoughts]
+    /// Dropout: the forward passes it is applied in [default: thoughts]
     #[arg(long, value_enum)]
     pub scope: Option<ScopeKind>,
 
     /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
-    /// number drawn from the range, 0 for none [default: what the model's config.json says, else
-    /// the family's]
+    /// number sampled from the range, 0 for none [default: the value in the model's config.json,
+    /// else the family's]
     #[arg(long, value_name = "T", value_parser = values::thoughts)]
     pub thoughts: Option<LatentLength>,
 
-    /// Answer tokens at most [default: what the model's config.json says, else the family's]
+    /// Maximum number of answer tokens [default: the value in the model's config.json, else the
+    /// family's]
     #[arg(long, value_name = "COUNT")]
     pub max_new_tokens: Option<NonZeroU32>,
 
-    /// The seed of all randomness [default: 0]
+    /// The random seed [default: 0]
     #[arg(long)]
     pub seed: Option<u64>,
 }
 
-/// How numbers are kept on a GPU.
+/// The precision of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeKind {
-    /// Everything in single precision
+    /// Single precision throughout
     F32,
-    /// Weights and operands of products in bf16, the rest in single precision
+    /// Weights and matrix operands in bf16, accumulation and the rest in f32
     Bf16,
 }
 
-/// A choice of instruction set.
+/// The CPU instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IsaKind {
-    /// The best one this processor has
+    /// The widest one that this CPU supports
     Auto,
     /// 512-bit vectors
     Avx512,
     /// 256-bit vectors
     Avx2,
-    /// What every processor has
+    /// No CPU-specific instructions
     Portable,
 }
 
-/// With what; [`crate::load`] opens it.
+/// Flags that select the device; [`crate::load`] opens it.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct DeviceArgs {
-    /// Where to compute: auto, cpu, cuda or cuda:NUMBER [default: auto, a GPU if there is one]
+    /// The device: auto, cpu, cuda or cuda:NUMBER [default: auto, a GPU if there is one]
     #[arg(long, value_name = "DEVICE", value_parser = values::device)]
     pub device: Option<DeviceKind>,
 
-    /// How a GPU keeps numbers; a processor keeps all in f32 [default: bf16]
+    /// The precision on a GPU; the CPU computes in f32 [default: bf16]
     #[arg(long, value_enum)]
     pub dtype: Option<DtypeKind>,
 
@@ -156,51 +168,49 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<NonZeroUsize>,
 
-    /// The instruction set, for measurements and tests [default: auto]
+    /// The CPU instruction set, for measurements and tests [default: auto]
     #[arg(long, value_enum, hide = true)]
     pub isa: Option<IsaKind>,
 }
 
-/// Where to compute, and in how much memory.
+/// Flags that select the device and the memory of its key-value cache.
 #[derive(Debug, Clone, Args)]
 pub struct MachineArgs {
-    /// Where.
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// Memory for keys and values, e.g. 512MiB; it sizes batches and changes no result [default:
-    /// 1GiB, or most of a GPU's]
+    /// Memory for the key-value cache, e.g. 512MiB; it limits the batch size and changes no result
+    /// [default: 1GiB, or most of a GPU's]
     #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
     pub memory: Option<usize>,
 }
 
-/// How questions are gone over, by `eval` and by each of a sweep's evals.
+/// Flags of a run over all questions: `eval`, and each point of `sweep`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// Repeat everything under this many seeds, counted up from --seed [default: 1]
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub seeds: Option<NonZeroU32>,
 
-    /// With what.
     #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Keep all thoughts as well, in latents.safetensors (trajectories x thoughts x width x 4
-    /// bytes a question); the map of thoughts is drawn from them
+    /// Write all thoughts to latents.safetensors (trajectories x thoughts x width x 4 bytes per
+    /// question); the report's map of thoughts needs them
     #[arg(long, help_heading = "Output")]
     pub latents: bool,
 
-    /// Continue what --out holds, or begin where there is nothing: what is on file is not run
-    /// again
+    /// Continue the run in --out, or start it where there is none: recorded questions are not
+    /// sampled again
     #[arg(long, help_heading = "Output")]
     pub resume: bool,
 
-    /// Do not write the page
+    /// Do not write the HTML report
     #[arg(long, help_heading = "Output")]
     pub no_report: bool,
 }
 
-/// How to print.
+/// Flags that control the output.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
@@ -208,7 +218,7 @@ pub struct OutputArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Say nothing on standard error but errors
+    /// Print only errors on standard error
     #[arg(long, short = 'q')]
     pub quiet: bool,
 }

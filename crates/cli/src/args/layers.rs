@@ -1,8 +1,8 @@
-//! Command line over environment over configuration file over preset, for every flag at once.
+//! Precedence of flag values: command line, environment, configuration file, preset.
 //!
-//! clap knows the first two. The file's values become clap's default values, the lowest layer it
-//! has, so that one set of readers and one set of messages serves all three. Names are not repeated
-//! anywhere: a flag's variable and its key in the file are made from its long name.
+//! clap itself handles the first two. Values of the file and of the preset become clap's default
+//! values, its lowest layer, so that all sources share one set of value parsers and error messages.
+//! A flag's environment variable and its key in the file are derived from its long name.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,32 +14,35 @@ use toml::{Table, Value};
 
 use super::{Cli, preset};
 
-/// A file of settings is small; anything larger is another file given by mistake.
+/// Largest configuration file; a larger one was most likely passed by mistake.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// Reads the command line, the environment, and the file that `--config` names.
+/// Parses the command line, the environment, and the file that `--config` names.
 ///
 /// # Errors
 ///
-/// A [`clap::Error`] for what was typed, or a message that names the configuration file and its
-/// key.
+/// A [`clap::Error`] for the command line and the environment, or a message that names the
+/// configuration file and its key.
 pub fn parse(argv: &[OsString]) -> Result<Cli> {
     let typed = command().try_get_matches_from(argv)?;
-    let mut layered = preset::apply(command(), &typed);
     let config = typed.subcommand().and_then(|(name, matches)| Some((name, config_path(matches)?)));
-    if let Some((name, file)) = config {
-        layered = with_config(layered, name, &file)
-            .with_context(|| format!("config file {}", file.display()))?;
-    }
+    let layer_config = |command| match &config {
+        Some((name, file)) => with_config(command, name, file)
+            .with_context(|| format!("config file {}", file.display())),
+        None => Ok(command),
+    };
+    // The file may name the preset, and its other values override those of the preset.
+    let with_preset = layer_config(command())?.try_get_matches_from(argv)?;
+    let layered = layer_config(preset::apply(command(), &with_preset))?;
     Ok(Cli::from_arg_matches(&layered.try_get_matches_from(argv)?)?)
 }
 
-/// Not every command has the flag.
+/// The path given by `--config`, if the command has that flag.
 fn config_path(matches: &clap::ArgMatches) -> Option<PathBuf> {
     matches.try_get_one::<PathBuf>("config").ok().flatten().cloned()
 }
 
-/// All commands, each flag with its environment variable.
+/// The clap command in which each flag also has its environment variable.
 fn command() -> Command {
     Cli::command().mut_subcommands(with_env_vars)
 }
@@ -52,7 +55,7 @@ fn with_env_vars(command: Command) -> Command {
     command.mut_subcommands(with_env_vars)
 }
 
-/// A switch may be set to 1, true, yes or on.
+/// Lets the environment set a switch to 1, true, yes or on.
 fn boolish(arg: Arg) -> Arg {
     if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg }
 }
@@ -65,7 +68,7 @@ fn env_var(long: &str) -> String {
     format!("LATENT_TTS_{}", long.to_ascii_uppercase().replace('-', "_"))
 }
 
-/// Puts the file's values under those of the command called `name`.
+/// Makes the file's values the defaults of the subcommand `name`.
 fn with_config(mut command: Command, name: &str, file: &Path) -> Result<Command> {
     for (key, value) in &read_config(file)? {
         let flags: Vec<&Arg> =
@@ -73,7 +76,7 @@ fn with_config(mut command: Command, name: &str, file: &Path) -> Result<Command>
         if flags.is_empty() || key == "config" {
             bail!("unknown key `{key}`{}", suggestion(&command, key));
         }
-        // A file may serve several commands; a key that only another one has is not an error.
+        // One file may serve several commands: a key that only another command has is skipped.
         let Some(arg) = command.find_subcommand(name).and_then(|c| find_flag(c, key)) else {
             continue;
         };
@@ -109,7 +112,7 @@ fn find_flag<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(long))
 }
 
-/// A value as it would be typed.
+/// A TOML value as the text of a command-line argument.
 fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
     Ok(match value {
         Value::Boolean(on) if switch => on.to_string(),
@@ -126,7 +129,7 @@ fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
     })
 }
 
-/// Reads one value by itself, so that what is wrong with it can be said to be in the file.
+/// Parses one value by itself, so that the error can name the file and the key.
 fn check_value(name: &str, key: &str, switch: bool, text: &str) -> Result<()> {
     let value = if switch { format!("--{key}") } else { format!("--{key}={text}") };
     let alone = Cli::command().mut_subcommand(name, |c| c.mut_args(|arg| arg.required(false)));
@@ -140,7 +143,7 @@ fn check_value(name: &str, key: &str, switch: bool, text: &str) -> Result<()> {
     }
 }
 
-/// The key that was meant, if one is close.
+/// The most similar flag name, if it is similar enough.
 fn suggestion(command: &Command, key: &str) -> String {
     let flags = command
         .get_subcommands()

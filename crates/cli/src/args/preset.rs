@@ -1,15 +1,15 @@
-//! `--preset`: published settings as a layer of defaults under everything that is given otherwise.
+//! `--preset`: published settings as defaults, which every other source of a flag overrides.
 
 use clap::{ArgMatches, Command, ValueEnum};
 
 /// A set of published settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PresetKind {
-    /// What the papers of the reasoner and of the reward model describe
+    /// The settings in the papers of the reasoner and of the reward model
     Paper,
 }
 
-/// A flag's long name and its value.
+/// The long name of a flag, and its value.
 type FlagValue = (&'static str, &'static str);
 
 /// COCONUT's run on GSM8K: 25 epochs, of which the stages with a fixed number of removed steps take
@@ -57,7 +57,7 @@ fn values(preset: PresetKind, path: &[&str]) -> &'static [FlagValue] {
     }
 }
 
-/// Puts the values of the preset that was chosen, if one was, under everything else.
+/// Makes the values of the chosen preset, if any, the defaults of its subcommand.
 pub fn apply(command: Command, typed: &ArgMatches) -> Command {
     let (mut path, mut matches) = (Vec::new(), typed);
     while let Some((name, inner)) = matches.subcommand() {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::args::Cli;
 
-    /// Every flag of a preset exists and takes its value.
+    /// Every flag of a preset exists and accepts its value.
     #[test]
     fn presets_parse() {
         let required: [(&[&str], &[&str]); 3] = [
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_wins_over_a_preset() {
+    fn the_command_line_overrides_a_preset() {
         let argv = ["latent-tts", "annotate", "--preset", "paper", "--rollouts", "2"];
         let typed = Cli::command().try_get_matches_from(argv).unwrap();
         let layered = apply(Cli::command(), &typed).try_get_matches_from(argv).unwrap();

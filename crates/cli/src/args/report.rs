@@ -1,4 +1,4 @@
-//! Flags of `report`.
+//! Arguments of `report`.
 
 use std::path::PathBuf;
 
@@ -13,19 +13,18 @@ pub struct ReportArgs {
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
 
-    /// Where to write [default: the run directory; of several, a folder `report` beside the first]
+    /// The output directory [default: the run directory; for several, `report` beside the first]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// Report runs that are not finished as well
+    /// Accept unfinished runs
     #[arg(long)]
     pub partial: bool,
 
-    /// Write the page alone, without the pictures
+    /// Write the HTML page only, without image files
     #[arg(long)]
     pub page_only: bool,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 }

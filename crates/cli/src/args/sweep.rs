@@ -1,4 +1,4 @@
-//! Flags of `sweep`, and the values it goes over.
+//! Arguments of `sweep`, and the grids of strengths that they describe.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
@@ -11,7 +11,6 @@ use super::{ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
 /// Flags of `sweep`.
 #[derive(Debug, Args)]
 pub struct SweepArgs {
-    /// Which models.
     #[command(flatten)]
     pub model: ModelArgs,
 
@@ -33,7 +32,8 @@ pub struct SweepArgs {
     #[arg(long, value_name = "VALUES", value_parser = deviations, help_heading = "Sampling")]
     pub sigma: Option<SweepGrid>,
 
-    /// Dropout: where it falls; several are gone over [default: the family's]
+    /// Dropout: the block outputs it is applied to; each of several is swept [default: the
+    /// family's]
     #[arg(
         long,
         value_enum,
@@ -43,7 +43,7 @@ pub struct SweepArgs {
     )]
     pub sites: Option<Vec<SitesKind>>,
 
-    /// Dropout: when it falls; several are gone over [default: thoughts]
+    /// Dropout: the forward passes it is applied in; each of several is swept [default: thoughts]
     #[arg(
         long,
         value_enum,
@@ -53,13 +53,12 @@ pub struct SweepArgs {
     )]
     pub scope: Option<Vec<ScopeKind>>,
 
-    /// A search ends when the best value is known this closely [default: a fiftieth of the
-    /// interval]
+    /// A search ends when its interval is this wide [default: a fiftieth of the whole interval]
     #[arg(long, value_name = "WIDTH", value_parser = width, help_heading = "Sampling")]
     pub tolerance: Option<f64>,
 
-    /// A search tries this many values at most [default: as many as the tolerance needs, which is
-    /// said at the start]
+    /// Maximum number of evaluations of a search [default: as many as the tolerance needs, which
+    /// is printed at the start]
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub evaluations: Option<NonZeroUsize>,
 
@@ -76,24 +75,22 @@ pub struct SweepArgs {
     #[arg(long, value_name = "T", value_parser = values::thoughts, help_heading = "Sampling")]
     pub thoughts: Option<LatentLength>,
 
-    /// Answer tokens at most [default: the family's]
+    /// Maximum number of answer tokens [default: the family's]
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub max_new_tokens: Option<NonZeroU32>,
 
-    /// The seed of all randomness, the same for every value [default: 0]
+    /// The random seed, the same for every value [default: 0]
     #[arg(long, help_heading = "Sampling")]
     pub seed: Option<u64>,
 
-    /// How to go over the questions.
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// The folder of the sweep: one run directory per value, sweep.json and the report [default:
+    /// The directory of the sweep: one run directory per value, sweep.json and the report [default:
     /// runs/sweep-MODEL-DATA]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
-    /// How to print.
     #[command(flatten)]
     pub output: OutputArgs,
 
@@ -102,21 +99,21 @@ pub struct SweepArgs {
     pub config: Option<PathBuf>,
 }
 
-/// What a sweep goes over.
+/// The strengths that a sweep evaluates.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SweepGrid {
     /// These values, in this order.
     Values(Vec<f64>),
-    /// The best value within.
+    /// A search for the best value between the two.
     Interval(f64, f64),
 }
 
-/// A range of more values than this is a slip of the pen.
+/// Largest number of values in a range; more are most likely a mistyped step.
 const MAX_GRID_VALUES: f64 = 1000.0;
-/// Digits after the point that values are rounded to, so that names and tables stay short.
+/// Values are rounded to five decimals, so that directory names and tables stay short.
 const ROUNDING_SCALE: f64 = 1e5;
 
-/// The value that is used for `x`.
+/// `x` rounded to the precision of a sweep's values.
 pub fn rounded(x: f64) -> f64 {
     (x * ROUNDING_SCALE).round() / ROUNDING_SCALE
 }
@@ -161,7 +158,8 @@ fn parse_grid(text: &str, allowed: fn(f64) -> bool, rule: &str) -> Result<SweepG
             }
             _ => {
                 return Err(format!(
-                    "{item:?} is neither a value, nor a range 0.1:0.5:0.1, nor an interval 0:0.9 alone"
+                    "{item:?} is neither a value, nor a range 0.1:0.5:0.1, nor an interval 0:0.9 \
+                     alone"
                 ));
             }
         }

@@ -1,28 +1,28 @@
-//! Readers of single values. Each says what would be right; clap adds the flag and what was given.
+//! Parsers of single values. A message states what is accepted; clap adds the flag and its value.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
 use latent_tts::{Aggregator, DeviceKind, Family, LatentLength, Probability, TokenSampling};
 
-/// A family by its name.
+/// Parses the name of a family.
 pub fn family() -> impl TypedValueParser<Value = Family> {
     PossibleValuesParser::new(FAMILIES.map(Family::name)).try_map(|name| {
         Family::from_name(&name).ok_or_else(|| format!("no family is called {name}"))
     })
 }
 
-/// A rule that makes one answer of a question's trajectories, or of a search.
+/// A value of `--aggregate`: a rule over sampled trajectories, or beam search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AggregateRule {
-    /// A vote or a choice among sampled trajectories.
+    /// A vote or a selection among sampled trajectories.
     Sampled(Aggregator),
-    /// A beam search of its own.
+    /// Beam search guided by process rewards.
     Beam,
 }
 
 impl AggregateRule {
-    /// The name that commands take.
+    /// The rule's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sampled(rule) => rule.name(),
@@ -31,7 +31,7 @@ impl AggregateRule {
     }
 }
 
-/// A rule by its name.
+/// Parses the name of an aggregation rule.
 pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     let all =
         || Aggregator::ALL.into_iter().map(AggregateRule::Sampled).chain([AggregateRule::Beam]);
@@ -40,13 +40,13 @@ pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     })
 }
 
-/// A share above one half and at most 1.
+/// Parses a number in (0.5, 1].
 pub fn confidence(text: &str) -> Result<Confidence, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     Confidence::new(number).ok_or_else(|| "must be above 0.5 and at most 1".to_owned())
 }
 
-/// A weight.
+/// Parses a finite number that is at least 0.
 pub fn weight(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if number.is_finite() && number >= 0.0 {
@@ -56,7 +56,7 @@ pub fn weight(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A divisor.
+/// Parses a finite number above 0.
 pub fn above_zero(text: &str) -> Result<f64, String> {
     weight(text)
         .ok()
@@ -64,18 +64,18 @@ pub fn above_zero(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "must be a number above 0".to_owned())
 }
 
-/// A share in [0, 1).
+/// Parses a probability in [0, 1).
 pub fn probability(text: &str) -> Result<Probability, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
     Probability::new(number).ok_or_else(|| "must be at least 0 and below 1".to_owned())
 }
 
-/// A share in [0, 1), as a plain number.
+/// Parses a number in [0, 1).
 pub fn share(text: &str) -> Result<f32, String> {
     probability(text).map(Probability::get)
 }
 
-/// A standard deviation.
+/// Parses a standard deviation.
 pub fn deviation(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
     if number.is_finite() && number >= 0.0 {
@@ -85,17 +85,17 @@ pub fn deviation(text: &str) -> Result<f32, String> {
     }
 }
 
-/// What logits are divided by.
+/// Parses a softmax temperature.
 pub fn temperature(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
     if TokenSampling::new(number, 1.0).is_some() {
         Ok(number)
     } else {
-        Err("must be finite and above 0; --sampler none takes the likeliest".to_owned())
+        Err("must be finite and above 0; --sampler none decodes greedily".to_owned())
     }
 }
 
-/// A share in (0, 1].
+/// Parses a nucleus probability in (0, 1].
 pub fn top_p(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
     if TokenSampling::new(1.0, number).is_some() {
@@ -105,7 +105,7 @@ pub fn top_p(text: &str) -> Result<f32, String> {
     }
 }
 
-/// `auto`, `cpu`, `cuda` or `cuda:1`.
+/// Parses `auto`, `cpu`, `cuda` or `cuda:1`.
 pub fn device(text: &str) -> Result<DeviceKind, String> {
     match (text, text.strip_prefix("cuda:")) {
         ("auto", _) => Ok(DeviceKind::Auto),
@@ -119,12 +119,12 @@ pub fn device(text: &str) -> Result<DeviceKind, String> {
     }
 }
 
-/// `6`, `<=64`, `4-6` or `0`.
+/// Parses a number of thoughts: `6`, `<=64`, `4-6` or `0`.
 pub fn thoughts(text: &str) -> Result<LatentLength, String> {
     text.parse()
 }
 
-/// `2/8`: the second of eight parts.
+/// Parses `2/8`, the second of eight parts, into `(2, 8)`.
 pub fn part(text: &str) -> Result<(usize, usize), String> {
     let numbers =
         text.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
@@ -134,7 +134,7 @@ pub fn part(text: &str) -> Result<(usize, usize), String> {
     }
 }
 
-/// Units of memory: those with an `i`, and bare letters, are powers of 1024.
+/// Units of memory in bytes: those with an `i`, and bare letters, are powers of 1024.
 const UNITS: [(&str, u64); 14] = [
     ("kib", 1 << 10),
     ("mib", 1 << 20),
@@ -152,7 +152,7 @@ const UNITS: [(&str, u64); 14] = [
     ("", 1),
 ];
 
-/// A size such as `1GiB`, `1.5G` or `800MB`.
+/// Parses a size in bytes such as `1GiB`, `1.5G` or `800MB`.
 pub fn size(text: &str) -> Result<usize, String> {
     let lower = text.trim().to_ascii_lowercase();
     let wrong = || "write a size such as 512MiB or 2GiB".to_owned();
@@ -168,7 +168,7 @@ pub fn size(text: &str) -> Result<usize, String> {
     Ok(size as usize)
 }
 
-/// A size as people read it.
+/// A number of bytes with a binary unit, for people.
 pub fn format_bytes(size: u64) -> String {
     let (mut value, mut unit) = (size as f64, "B");
     for next in ["KiB", "MiB", "GiB", "TiB"] {
@@ -182,6 +182,10 @@ pub fn format_bytes(size: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
+    use latent_tts::LengthRange;
+
     use super::*;
 
     fn count(n: usize) -> NonZeroUsize {

@@ -1,4 +1,4 @@
-//! `latent-tts annotate`: trajectories and rollouts become labelled thoughts.
+//! `latent-tts annotate`: labels the thoughts of sampled trajectories, by rollouts or by outcome.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -25,15 +25,15 @@ use crate::load::{NO_REWARD_MODEL, load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
 use crate::settings;
 
-/// Trajectories of each question.
+/// Default of `--trajectories`.
 const DEFAULT_TRAJECTORIES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
-/// Rollouts from every thought.
+/// Default of `--rollouts`.
 const DEFAULT_ROLLOUTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-/// Questions of a shard: enough to fill a GPU, few enough to lose little. Of the built-in corpus
-/// one shard is taken by default.
+/// Default of `--per-shard`: enough questions to fill a GPU, few enough to lose little when
+/// interrupted. Also the default number of questions of the built-in corpus.
 const DEFAULT_PER_SHARD: usize = 1024;
 
-/// Runs the command.
+/// Runs `annotate`.
 pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let job = AnnotateJob::from_args(args)?;
     let source = settings::data_source(args.data.as_deref(), Split::Train)?;
@@ -65,7 +65,7 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the flags mean, as far as it can be known before anything is read.
+/// The flags as options, resolved before any file is read.
 struct AnnotateJob {
     models: ModelSelection,
     sampling: SamplingOptions,
@@ -130,7 +130,8 @@ impl AnnotateJob {
         })
     }
 
-    /// A name that the same inputs and settings always get, so that `--resume` finds it.
+    /// The default directory. Its name is a function of inputs and settings, so that `--resume`
+    /// finds it.
     fn default_out(&self, source: &DataSource, index: &AnnotationIndex) -> PathBuf {
         let settings = json!([index.settings, index.trajectories, index.per_shard, index.dtype]);
         let (questions, fingerprint) = (index.questions, index.fingerprint.clone());
@@ -145,20 +146,21 @@ impl AnnotateJob {
 
 fn labels(args: &AnnotateArgs) -> Result<ThoughtLabels> {
     match (args.labels, args.rollouts) {
-        (Some(LabelsKind::Final), Some(_)) => {
+        // A preset sets the number of rollouts as well, which final labels override.
+        (Some(LabelsKind::Final), Some(_)) if args.preset.is_none() => {
             bail!(
                 "--rollouts has no meaning with --labels final, which needs none; leave one of \
                  them out"
             )
         }
-        (Some(LabelsKind::Final), None) => Ok(ThoughtLabels::Final),
+        (Some(LabelsKind::Final), _) => Ok(ThoughtLabels::Final),
         (_, count) => {
             Ok(ThoughtLabels::Rollouts(count.map_or(Ok(DEFAULT_ROLLOUTS), NonZeroUsize::try_from)?))
         }
     }
 }
 
-/// Shows how an annotation goes, over the questions of this process.
+/// Progress of an annotation, over the questions of this process.
 struct AnnotateProgress {
     start: Instant,
     questions: usize,
@@ -199,7 +201,7 @@ impl AnnotateProgress {
         }
     }
 
-    /// Questions of a wave arrive together: the pace is that of the last wave.
+    /// Prints the pace. Questions of a wave finish together, so it is that of whole waves.
     fn report(&mut self) {
         let seconds = self.start.elapsed().as_secs_f64();
         let line = format!(
@@ -211,7 +213,7 @@ impl AnnotateProgress {
         self.progress.report(&line);
     }
 
-    /// What this process did.
+    /// The summary of this process's work.
     fn to_json(&self, out: &Path, index: &AnnotationIndex) -> Value {
         let seconds = self.start.elapsed().as_secs_f64();
         json!({

@@ -1,5 +1,5 @@
-//! `bench`: trajectories, or rollouts from their thoughts, per second at real shapes, with random
-//! weights, and their share of the machine's peak. `training` measures steps of training.
+//! `latent-tts bench`: trajectories or rollouts per second of models with published shapes and
+//! random weights, and the share of the machine's peak FLOP/s. `training` measures training steps.
 
 mod training;
 
@@ -24,20 +24,20 @@ use tensor::Device;
 use crate::args::{BenchArgs, BenchShape};
 use crate::printer::Printer;
 
-/// The share of elements that dropout drops while thinking.
+/// Default of `--p`.
 const DEFAULT_P: f32 = 0.2;
-/// Trajectories of each question.
+/// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
-/// The same for annotation, and for learning from it.
+/// Default of `--samples` with `--annotate` and `--train reward`.
 const ANNOTATE_SAMPLES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
-/// Measures and prints.
+/// Runs `bench`.
 pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.machine.device.open()?;
     if let Some(trained) = args.train {
         return training::run(args, trained, &device, printer);
     }
-    let peak = tensor::peak_flops(&device)?;
+    let machine = MeasuredMachine::measure(&device)?;
     let model = random_model(&device, args)?;
     let params = sampling_params(args, &model)?;
     let memory = args.machine.kv_cache_bytes(&device)?;
@@ -47,19 +47,46 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let mut measure = || {
         if args.annotate { bench.annotate(&prompts, args.rollouts) } else { bench.run(&prompts) }
     };
-    measure()?; // warms caches and workers
+    measure()?; // warm-up: allocations, kernel selection, worker threads
     let mut runs = (0..args.repeat.get()).map(|_| measure()).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|a, b| a.seconds.total.total_cmp(&b.seconds.total));
     let (best, median) = (runs[0], runs[runs.len() / 2]);
     if printer.is_json() {
-        printer.json(&summary_json(&best, &median, peak, &device))?;
+        printer.json(&summary_json(&best, &median, &machine))?;
     } else {
-        print(&best, &median, peak, &device, printer)?;
+        print(&best, &median, &machine, printer)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Trajectories and rollouts a second, each over all of the time.
+/// The device that is measured, and its peak.
+struct MeasuredMachine<'a> {
+    device: &'a Device,
+    /// Measured peak, FLOP/s.
+    peak: f64,
+}
+
+impl MeasuredMachine<'_> {
+    fn measure(device: &Device) -> Result<MeasuredMachine<'_>> {
+        Ok(MeasuredMachine { device, peak: tensor::peak_flops(device)? })
+    }
+
+    /// Prints the throughput of `flops` operations in `seconds`, and its share of the peak.
+    fn print_throughput(&self, flops: f64, seconds: f64, printer: &Printer) -> Result<()> {
+        let rate = flops / seconds;
+        printer.line(&format!(
+            "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s measured as the most that \
+             {} can do",
+            flops / 1e9,
+            rate / 1e9,
+            100.0 * rate / self.peak,
+            self.peak / 1e9,
+            self.device.describe()
+        ))
+    }
+}
+
+/// Trajectories and rollouts per second, each over the total time.
 fn rates(run: &BenchResult) -> [f64; 2] {
     [run.trajectories, run.rollouts].map(|count| count as f64 / run.seconds.total)
 }
@@ -67,8 +94,7 @@ fn rates(run: &BenchResult) -> [f64; 2] {
 fn summary_json(
     best: &BenchResult,
     median: &BenchResult,
-    peak: f64,
-    device: &Device,
+    machine: &MeasuredMachine<'_>,
 ) -> serde_json::Value {
     serde_json::json!({
         "trajectories_per_s": rates(best)[0],
@@ -79,19 +105,18 @@ fn summary_json(
         "score_s": best.seconds.scores,
         "answer_s": best.seconds.answers,
         "flops": best.flops,
-        "peak_flops": peak,
+        "peak_flops": machine.peak,
         "best_s": best.seconds.total,
         "median_s": median.seconds.total,
-        "peak_share": best.flops / best.seconds.total / peak,
-        "device": device.describe(),
+        "peak_share": best.flops / best.seconds.total / machine.peak,
+        "device": machine.device.describe(),
     })
 }
 
 fn print(
     best: &BenchResult,
     median: &BenchResult,
-    peak: f64,
-    device: &Device,
+    machine: &MeasuredMachine<'_>,
     printer: &Printer,
 ) -> Result<()> {
     let ([best_rate, best_rollout_rate], [median_rate, median_rollout_rate]) =
@@ -107,30 +132,15 @@ fn print(
     }
     printer.line(&format!("{best_rate:.1} trajectories/s (median {median_rate:.1})"))?;
     printer.line(&format!(
-        "{trajectories} trajectories in {:.4} s: prefill {:.4}, thoughts {:.4}, scores {:.4}, answers {:.4}",
+        "{trajectories} trajectories in {:.4} s: prefill {:.4}, thoughts {:.4}, scores {:.4}, \
+         answers {:.4}",
         seconds.total, seconds.prefill, seconds.thoughts, seconds.scores, seconds.answers
     ))?;
-    print_speed(*flops, flops / seconds.total, (peak, device), printer)
+    machine.print_throughput(*flops, seconds.total, printer)
 }
 
-fn print_speed(
-    flops: f64,
-    speed: f64,
-    (peak, device): (f64, &Device),
-    printer: &Printer,
-) -> Result<()> {
-    printer.line(&format!(
-        "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s measured as the most that {} can do",
-        flops / 1e9,
-        speed / 1e9,
-        100.0 * speed / peak,
-        peak / 1e9,
-        device.describe()
-    ))
-}
-
-/// Random weights of a real model's shape. Thoughts are hidden states as they are; no answer ends
-/// by itself.
+/// A model with random weights and a published shape. Thoughts are unprojected hidden states, and
+/// there is no EOS token, so that every answer has its full length.
 fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
     let config = shape_config(args.shape)?;
     let decoder = device
@@ -181,7 +191,7 @@ fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingPara
     })
 }
 
-/// A reward model of the same shape, its weights random too.
+/// A reward model of the same shape, with random weights.
 fn random_reward_model(device: &Device, args: &BenchArgs) -> Result<RewardModel> {
     let (config, weights) = (shape_config(args.shape)?, RandomWeights { seed: args.seed + 1 });
     let head = RewardHead::load(device, &config, &weights)?;
@@ -189,7 +199,7 @@ fn random_reward_model(device: &Device, args: &BenchArgs) -> Result<RewardModel>
     Ok(RewardModel { decoder, head, outcome_head: None, reference: None })
 }
 
-/// Prompts of made-up tokens, or those of a data set.
+/// Prompts of synthetic tokens, or those of a data set.
 fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
     let (Some(data), Some(tokenizer)) = (&args.data, &args.tokenizer) else {
         return Ok((0..args.questions.get())
@@ -200,7 +210,7 @@ fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
     let vocab = model.decoder.config().vocab as u32;
     let prompt = |question: Question| {
         let mut tokens = tokenizer.encode(&format!("{}\n", question.text))?;
-        tokens.push(0); // where the start of thinking goes
+        tokens.push(0); // in place of the begin-latent token
         anyhow::ensure!(
             tokens.iter().all(|&t| t < vocab),
             "--tokenizer has more tokens than the shape has embeddings"
@@ -215,7 +225,7 @@ fn random_prompt(model: &LatentModel, question: u32, length: usize) -> Prompt {
     Prompt { id: question, text: String::new(), tokens }
 }
 
-/// The published shapes, and that of the embedded reasoner.
+/// The configuration of a published model, or of the embedded reasoner.
 fn shape_config(shape: BenchShape) -> Result<Config> {
     Ok(match shape {
         BenchShape::Embedded => Config::read(model_files(EMBEDDED)?)?,

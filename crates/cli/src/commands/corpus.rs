@@ -1,7 +1,7 @@
 //! `latent-tts corpus`: word problems of the built-in generator as the paper's JSON.
 //!
-//! Problems are made while they are written, one at a time, so that a file may be larger than
-//! memory.
+//! Problems are generated one at a time while they are serialized, so that a file may be larger
+//! than memory.
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use train::dataset::TrainExample;
 
 use crate::args::CorpusArgs;
 
-/// Runs the command.
+/// Runs `corpus`.
 pub fn run(args: &CorpusArgs) -> Result<ExitCode> {
     if args.offset.checked_add(args.count).is_none() {
         bail!(
@@ -30,10 +30,10 @@ pub fn run(args: &CorpusArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The problems that were asked for, as a list.
+/// The requested problems, serialized as a list.
 struct CorpusProblems<'a>(&'a CorpusArgs);
 
-/// A problem as the paper's files have it.
+/// One problem in the format of the paper's files.
 #[derive(Serialize)]
 struct CorpusRecord {
     #[serde(flatten)]
@@ -54,7 +54,7 @@ fn print(args: &CorpusArgs) -> Result<()> {
     let written =
         serde_json::to_writer_pretty(&mut out, &CorpusProblems(args)).map_err(io::Error::from);
     match written.and_then(|()| writeln!(out)).and_then(|()| out.flush()) {
-        // A reader that leaves early has what it wanted.
+        // A closed pipe (`| head`) is not an error.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")
         }

@@ -1,4 +1,4 @@
-//! `latent-tts doctor`: what this machine can do, and what is not as fast as it could be.
+//! `latent-tts doctor`: describes and measures this machine, and advises on what would be faster.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -14,12 +14,12 @@ use crate::args::DoctorArgs;
 use crate::args::values::format_bytes;
 use crate::printer::Printer;
 
-/// Words that each thread reads to measure memory: beyond any cache, and done in a blink.
+/// 64-bit words read to measure bandwidth: 128 MiB, more than the caches hold, in milliseconds.
 const BANDWIDTH_WORDS: usize = 16 << 20;
-/// Below this even a small model is tight.
+/// Available memory, in bytes, below which even a small model may not fit.
 const LOW_MEMORY: u64 = 2 << 30;
 
-/// Runs the command.
+/// Runs `doctor`.
 pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
     let report = MachineReport::measure(&device)?;
@@ -42,24 +42,24 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was found.
+/// Properties and measurements of the machine.
 struct MachineReport {
     device: String,
-    /// Whether a GPU can be used; if not, why.
+    /// Whether a GPU can be used; if not, the reason.
     cuda: Result<(), String>,
-    /// A GPU's free memory and all of it, if it is the device.
+    /// Free and total bytes of the GPU, if it is the device.
     gpu_memory: Option<(usize, usize)>,
     processor: Option<String>,
     cores: usize,
     isa: Isa,
     threads: usize,
-    /// Bytes that a new process can have.
+    /// Bytes available to a new process.
     memory: Option<u64>,
-    /// Operations per second on registers.
+    /// Measured peak, FLOP/s.
     flops: f64,
-    /// Bytes per second read by all threads.
+    /// Bytes per second that all threads together read.
     bandwidth: f64,
-    /// Mean number of running processes over the last minute, before measuring.
+    /// Load average of the last minute, before measuring.
     load: Option<f64>,
 }
 
@@ -119,7 +119,7 @@ impl MachineReport {
             Some((free, all)) => {
                 format!("{} of {} free", format_bytes(free as u64), format_bytes(all as u64))
             }
-            None => "found, and left alone".to_owned(),
+            None => "found, and not used".to_owned(),
         }
     }
 
@@ -127,24 +127,42 @@ impl MachineReport {
         let (threads, cores) = (self.threads, self.cores);
         let busy = self.load.filter(|load| *load > 0.5 * cores as f64);
         let little = self.memory.filter(|memory| *memory < LOW_MEMORY);
+        let unused_gpu = self.cuda.is_ok() && self.gpu_memory.is_none();
+        let when = |condition: bool, advice: &str| condition.then(|| advice.to_owned());
         let all = [
-            cfg!(debug_assertions).then(|| "this is a debug build; build with `cargo build --release`".to_owned()),
-            (self.isa == Isa::Portable)
-                .then(|| "no AVX2 or AVX-512 was found, so the portable kernels run, several times slower".to_owned()),
-            (threads > cores).then(|| format!("{threads} threads share {cores} cores; leave --threads out")),
-            (threads < cores).then(|| format!("{threads} of {cores} cores are used; leave --threads out to use all")),
+            when(
+                cfg!(debug_assertions),
+                "this is a debug build; build with `cargo build --release`",
+            ),
+            when(
+                self.isa == Isa::Portable,
+                "no AVX2 or AVX-512 was found, so the portable kernels run, several times slower",
+            ),
+            when(
+                threads > cores,
+                &format!("{threads} threads share {cores} cores; leave --threads out"),
+            ),
+            when(
+                threads < cores,
+                &format!("{threads} of {cores} cores are used; leave --threads out to use all"),
+            ),
             busy.map(|load| {
-                format!("other work keeps the cores busy (load average {load:.1}); figures will be lower than they could be")
+                format!(
+                    "other work keeps the cores busy (load average {load:.1}); figures will be \
+                     lower than they could be"
+                )
             }),
-            (self.cuda.is_ok() && self.gpu_memory.is_none())
-                .then(|| "there is a gpu; leave --device, --threads and --isa out to use it".to_owned()),
-            little.map(|memory| format!("only {} of memory are available; pass a smaller --memory", format_bytes(memory))),
+            when(unused_gpu, "there is a gpu; leave --device, --threads and --isa out to use it"),
+            little.map(|memory| {
+                let available = format_bytes(memory);
+                format!("only {available} of memory are available; pass a smaller --memory")
+            }),
         ];
         all.into_iter().flatten().collect()
     }
 }
 
-/// Whether a GPU could be used; if not, why.
+/// Whether the first GPU can be opened; if not, the reason.
 fn probe_cuda() -> Result<(), String> {
     Device::cuda_availability()?;
     Device::cuda(0, Precision::Bf16).map(drop).map_err(|e| e.to_string())
@@ -161,7 +179,7 @@ fn load_average() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// The best of three, since other load can only lower it.
+/// Read bandwidth in bytes per second: the best of three passes, since other load only lowers it.
 fn memory_bandwidth(threads: usize) -> f64 {
     let words: Vec<u64> = (0..BANDWIDTH_WORDS as u64).collect();
     let pass = || {

@@ -1,4 +1,4 @@
-//! `latent-tts eval`: a benchmark under parallel scaling.
+//! `latent-tts eval`: runs a benchmark under parallel scaling.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
 use crate::{aggregation, settings};
 
-/// Trajectories of each question.
+/// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
-/// Questions of the built-in corpus: about a minute's work on two cores.
+/// Default number of questions of the built-in corpus: about a minute on two cores.
 const DEFAULT_QUESTIONS: usize = 300;
 
-/// Runs the command.
+/// Runs `eval`.
 pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let job = EvalJob::from_args(args)?;
     let questions = job.data.read(args.limit, DEFAULT_QUESTIONS)?;
@@ -61,31 +61,31 @@ fn output_paths(out: &Path, page: Option<&Path>) -> String {
     format!("{page}samples and results are in {}", out.display())
 }
 
-/// What the flags mean, as far as it can be known before anything is read.
+/// The flags as options, resolved before any file is read.
 #[derive(Clone)]
 pub struct EvalJob {
-    /// The models' files.
+    /// Files of the reasoner and the reward model.
     pub models: ModelSelection,
-    /// Where questions come from.
+    /// Source of the questions.
     pub data: DataSource,
-    /// How trajectories are sampled.
+    /// Sampling options.
     pub sampling: SamplingOptions,
-    /// Voting rules to report.
+    /// Voting rules to report; the default ones if `None`.
     pub rules: Option<Vec<Aggregator>>,
-    /// Everything is repeated under each seed.
+    /// Seeds; all questions are sampled under each.
     pub seeds: Vec<u64>,
-    /// Numbers of trajectories to report.
+    /// Numbers of trajectories to report; powers of two if empty.
     pub ks: Vec<usize>,
-    /// The run directory, if one is named.
+    /// The run directory, if `--out` names one.
     pub out: Option<PathBuf>,
-    /// What to do with a run that is there already.
+    /// How to treat an existing run.
     pub on_existing: OnExisting,
-    /// Whether thoughts are kept.
+    /// Write all thoughts to latents.safetensors.
     pub keep_latents: bool,
 }
 
 impl EvalJob {
-    /// What the flags of `eval` say.
+    /// Resolves the flags of `eval`.
     pub fn from_args(args: &EvalArgs) -> Result<Self> {
         let models = select_models(&args.model)?;
         let sampling = settings::sampling(&args.sampling, DEFAULT_SAMPLES)?;
@@ -104,7 +104,7 @@ impl EvalJob {
         })
     }
 
-    /// Samples and measures all questions; what is recorded already is not sampled again.
+    /// Samples and grades all questions; recorded ones are not sampled again.
     pub fn evaluate(
         &self,
         engine: &Engine,
@@ -132,7 +132,7 @@ impl EvalJob {
     }
 }
 
-/// Shows how an evaluation goes, over the questions of this process.
+/// Progress of an evaluation, over the questions of this process.
 struct EvalProgress<'a> {
     printer: &'a Printer,
     start: Instant,
@@ -186,7 +186,7 @@ impl EvalObserver for EvalProgress<'_> {
         }
     }
 
-    /// Questions of a batch arrive together, so the pace is only known after one.
+    /// Prints the pace. Questions of a batch finish together, so it is that of whole batches.
     fn batch_done(&mut self) {
         let seconds = self.start.elapsed().as_secs_f64();
         let share = |n: usize| 100.0 * n as f64 / self.questions as f64;
@@ -204,7 +204,7 @@ impl EvalObserver for EvalProgress<'_> {
     }
 }
 
-/// The results, and where they came from.
+/// The JSON document of `--json`: results, settings and fingerprint.
 fn result_json(out: &Path, manifest: &Manifest, results: &Results) -> Result<Value> {
     let mut document =
         json!({ "run": out, "settings": manifest.settings, "fingerprint": manifest.fingerprint });

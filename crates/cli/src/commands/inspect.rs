@@ -1,7 +1,7 @@
-//! `latent-tts inspect`: what a checkpoint holds, what was recognised, what is missing or unknown.
+//! `latent-tts inspect`: the family, the configuration and the tensors of a checkpoint.
 //!
-//! Headers are enough for that; weights are read only for `--values`, one at a time. The listing is
-//! printed even for a checkpoint that cannot be used, and the error says why not.
+//! Only headers are read; `--values` reads the weights as well, one tensor at a time. The listing
+//! is printed even for an unusable checkpoint, before the error that gives the reason.
 
 mod expected;
 mod listing;
@@ -24,7 +24,7 @@ use crate::args::values::format_bytes;
 use crate::printer::Printer;
 use listing::TensorListing;
 
-/// Runs the command.
+/// Runs `inspect`.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
     let checkpoint = Checkpoint::open(model_files(&args.dir)?)?;
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;
@@ -40,14 +40,14 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What sort of model it is.
+/// The kind of a model, and what was read of it.
 enum CheckpointKind {
     Reasoner { method: Box<Method>, tokenizer: Box<Tokenizer> },
     RewardModel { tokenizer: Option<Box<Tokenizer>>, reads_answers: bool, has_reference: bool },
 }
 
 impl CheckpointKind {
-    /// Recognises the checkpoint and reads its heads, which are small.
+    /// Detects the kind of a checkpoint and reads its heads, which are small.
     fn detect(checkpoint: &Checkpoint, family: Option<Family>) -> Result<Self> {
         let (folder, device) = (checkpoint.model_files(), Device::cpu(Some(NonZeroUsize::MIN))?);
         if RewardHead::detect(checkpoint).is_some() {
@@ -61,7 +61,7 @@ impl CheckpointKind {
             RewardHead::load(&device, checkpoint.config(), checkpoint)?;
             let reads_answers =
                 RewardHead::outcome(&device, checkpoint.config(), checkpoint)?.is_some();
-            // A reward model reads the reasoner's tokens and needs no tokenizer of its own.
+            // A reward model takes the reasoner's token ids, so a tokenizer is optional.
             let tokenizer = Tokenizer::read(folder).ok().map(Box::new);
             return Ok(Self::RewardModel {
                 tokenizer,
@@ -81,7 +81,7 @@ impl CheckpointKind {
         }
     }
 
-    /// A reasoner with tensors that nobody asks for is of another family than it is taken for.
+    /// Unknown tensors of a reasoner mean that it is of another family than the detected one.
     fn rejects_unknown(&self) -> bool {
         matches!(self, Self::Reasoner { .. })
     }
@@ -108,7 +108,7 @@ impl CheckpointKind {
     }
 }
 
-/// Everything that is told.
+/// The inputs of the printed report.
 struct InspectReport<'a> {
     checkpoint: &'a Checkpoint,
     kind: &'a CheckpointKind,
@@ -125,14 +125,21 @@ impl InspectReport<'_> {
             "class": c.class_name,
             "backbone": architecture_name(c.architecture),
             "config": {
-                "layers": c.layers, "width": c.width, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim,
-                "ffn": c.ffn, "vocab": c.vocab, "context": c.context, "tied": c.tied,
+                "layers": c.layers,
+                "width": c.width,
+                "heads": c.heads,
+                "kv_heads": c.kv_heads,
+                "head_dim": c.head_dim,
+                "ffn": c.ffn,
+                "vocab": c.vocab,
+                "context": c.context,
+                "tied": c.tied,
             },
             "parameters": self.listing.parameters(),
             "bytes": self.listing.bytes(),
             "dtypes": self.listing.dtypes(),
             "tokenizer_size": self.kind.tokenizer().map(Tokenizer::vocab_size),
-            "tokens": self.kind.method().map(|m| json!({ "prompt_end": m.begin_latent, "thoughts_end": m.end_latent, "answer_end": m.eos })),
+            "tokens": self.kind.method().map(tokens_json),
             "defaults": self.kind.method().map(defaults_json),
             "tensors": self.listing.to_json(),
         })
@@ -217,6 +224,14 @@ fn architecture_name(architecture: Architecture) -> &'static str {
     }
 }
 
+fn tokens_json(method: &Method) -> Value {
+    json!({
+        "prompt_end": method.begin_latent,
+        "thoughts_end": method.end_latent,
+        "answer_end": method.eos,
+    })
+}
+
 fn defaults_json(method: &Method) -> Value {
     json!({
         "thoughts": method.length.to_string(),
@@ -245,7 +260,7 @@ fn format_defaults(method: &Method) -> String {
 }
 
 impl TensorListing<'_> {
-    /// Why the checkpoint cannot be used, if it cannot.
+    /// Fails with the reason if the checkpoint cannot be used.
     fn check_usable(&self, dir: &Path, rejects_unknown: bool) -> Result<()> {
         let dir = dir.display();
         if let Some(first) = self.missing().first() {
@@ -267,7 +282,8 @@ impl TensorListing<'_> {
             Some(first) if rejects_unknown => {
                 let count = self.unknown().len();
                 bail!(
-                    "{dir}: {count} tensors belong to no known part, the first is `{}`; pass --method if it is another family",
+                    "{dir}: {count} tensors belong to no known part, the first is `{}`; pass \
+                     --method if it is another family",
                     first.original
                 )
             }

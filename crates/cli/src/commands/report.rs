@@ -1,4 +1,4 @@
-//! `latent-tts report`: figures and one page from run directories. No model is needed.
+//! `latent-tts report`: figures and one HTML page from run directories. Needs no model.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,11 +12,11 @@ use super::sweep;
 use crate::args::ReportArgs;
 use crate::printer::Printer;
 
-/// Runs the command.
+/// Runs `report`.
 pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
     let mut runs = Vec::new();
     for path in &args.runs {
-        // A sweep is told as its runs.
+        // The directory of a sweep stands for all of its runs.
         match sweep::run_dirs(path)? {
             Some(points) => {
                 runs.extend(points.iter().map(RunDir::open).collect::<Result<Vec<_>, _>>()?)
@@ -35,7 +35,7 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the report goes if nobody said: into the one directory, or beside the first of several.
+/// The default output directory: that of a single run, or `report` beside the first of several.
 fn default_out_dir(runs: &[PathBuf]) -> PathBuf {
     match runs {
         [one] => one.clone(),

@@ -1,4 +1,4 @@
-//! `latent-tts solve`: one question, N trajectories.
+//! `latent-tts solve`: answers one question from N trajectories.
 
 use std::io::Read;
 use std::num::NonZeroUsize;
@@ -17,12 +17,12 @@ use crate::load::{load_models, select_models};
 use crate::printer::{Printer, format_duration};
 use crate::{aggregation, settings};
 
-/// Trajectories.
+/// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
-/// No model has room for a longer question.
+/// Largest question read from standard input; no model's context holds a longer one.
 const MAX_QUESTION_BYTES: u64 = 1 << 20;
 
-/// Runs the command.
+/// Runs `solve`.
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let models = select_models(&args.model)?;
     let options = settings::sampling(&args.sampling, DEFAULT_SAMPLES)?;
@@ -47,8 +47,8 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
 fn unknown_words_note(unknown: &[String]) -> String {
     let words: Vec<String> = unknown.iter().map(|word| format!("{word:?}")).collect();
     format!(
-        "note: the model does not know {} and reads a blank there; its answer may be wrong for \
-         that reason (`latent-tts corpus --count 5` shows questions in its own words)",
+        "note: the model does not know {} and reads an unknown token there; its answer may be \
+         wrong for that reason (`latent-tts corpus --count 5` shows questions in its vocabulary)",
         words.join(", ")
     )
 }
@@ -75,24 +75,24 @@ fn read_stdin() -> Result<String> {
     Ok(text)
 }
 
-/// A reply and how it is shown.
+/// A reply with the context that its output needs.
 struct SolveReport<'a> {
     question: &'a str,
     reply: &'a Reply,
     params: SamplingParams,
-    /// The rules that were asked for, if any were.
+    /// The rules that `--aggregate` names.
     rules: Option<Vec<Aggregator>>,
-    /// Words that the model does not know.
+    /// Words of the question that are not in the vocabulary.
     unknown: Vec<String>,
 }
 
-/// What a rule chooses.
+/// The answer that a rule selects.
 struct RuleAnswer<'a> {
     rule: &'static str,
     answer: Option<&'a str>,
 }
 
-/// Wide enough for the names of the rules.
+/// Width of the label column; holds the longest rule name.
 const LABEL: usize = 12;
 
 impl SolveReport<'_> {
@@ -104,7 +104,7 @@ impl SolveReport<'_> {
         self.trajectories().iter().all(|t| t.process_rewards.is_some())
     }
 
-    /// What each rule chooses, as far as the trajectories allow it; the first is the answer.
+    /// The answer of each applicable rule; the first one is printed as the answer.
     fn rule_answers(&self) -> Vec<RuleAnswer<'_>> {
         let all = self.trajectories();
         let mut rules = self.rules.as_deref().unwrap_or(Aggregator::DEFAULT).to_vec();
@@ -127,7 +127,7 @@ impl SolveReport<'_> {
         self.reply.greedy.as_ref().and_then(Candidate::answer)
     }
 
-    /// Answers by votes; equal ones in the order of their first votes.
+    /// Answers in descending order of votes; ties in the order of their first vote.
     fn votes(&self) -> Vec<AnswerVotes<'_>> {
         let mut votes = self.reply.votes();
         votes.sort_by_key(|answer| std::cmp::Reverse(answer.votes));
@@ -209,9 +209,9 @@ impl SolveReport<'_> {
         text
     }
 
-    /// The answer and the votes for it.
+    /// The answer with its rule, votes and weight.
     fn explain_answer(&self, chosen: Option<&RuleAnswer<'_>>) -> String {
-        let Some((rule, answer)) = chosen.and_then(|v| Some((v.rule, v.answer?))) else {
+        let Some((rule, answer)) = chosen.and_then(|c| Some((c.rule, c.answer?))) else {
             return "none".to_owned();
         };
         let votes = self.votes();
@@ -261,7 +261,7 @@ impl SolveReport<'_> {
         text
     }
 
-    /// The best trajectory, the search, why sampling stopped, and where the time went.
+    /// The best trajectory, the beam search, the reason of an early stop, and the stage times.
     fn details(&self) -> String {
         let mut text = String::new();
         let best = aggregate::best_of(self.trajectories(), RewardReduction::OutcomeOrMean)
@@ -325,12 +325,12 @@ fn labelled(label: &str, content: &str) -> String {
     format!("{label:<LABEL$} {content}\n")
 }
 
-/// The plain vote goes by its full name here.
+/// The rule's name in the output of `solve`, where majority is not abbreviated.
 fn rule_name(rule: Aggregator) -> &'static str {
     if rule == Aggregator::Majority { "majority" } else { rule.name() }
 }
 
-/// Trajectories without thoughts have no reward.
+/// The mean reward of an answer's trajectories; `None` without finite rewards.
 fn mean_reward(candidate: &AnswerVotes<'_>) -> Option<f64> {
     candidate.reward.map(|sum| sum / candidate.votes as f64).filter(|mean| mean.is_finite())
 }

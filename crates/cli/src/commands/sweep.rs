@@ -1,12 +1,11 @@
-//! `latent-tts sweep`: one eval for each strength of the sampler, and which is best.
+//! `latent-tts sweep`: runs an eval for each strength of the perturbation and finds the best.
 //!
 //! ```text
-//! grid (values, or an interval to search) -> points (one run directory each) -> sweep.json, table, page
+//! grid (values, or an interval) -> points (one run directory each) -> sweep.json, table, page
 //! ```
 //!
-//! Every point is an eval of its own under the same seeds, so that points are compared question by
-//! question. What is on file is read, not run again; a search that is continued therefore takes the
-//! same way.
+//! All points are evaluated under the same seeds, so that they are compared question by question.
+//! Recorded points are read, not run again; a resumed search therefore takes the same path.
 
 mod band;
 mod search;
@@ -40,16 +39,16 @@ use crate::printer::Printer;
 use crate::settings;
 
 const SUMMARY_FILE: &str = "sweep.json";
-/// Trajectories of each question.
+/// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
-/// Questions of the built-in corpus.
+/// Default number of questions of the built-in corpus.
 const DEFAULT_QUESTIONS: usize = 200;
-/// What the paper searches dropout within, less the end where nothing is left of a thought.
+/// Default of `--p`: the paper's interval without p close to 1, where dropout leaves no signal.
 const DEFAULT_DROPOUT_GRID: SweepGrid = SweepGrid::Interval(0.0, 0.9);
-/// A search knows its best value to this share of the interval unless told otherwise.
+/// Default of `--tolerance`, as a share of the interval.
 const DEFAULT_TOLERANCE: f64 = 0.02;
 
-/// Runs the command.
+/// Runs `sweep`.
 pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let (axes, ks) = (axes(args), ks(args)?);
     let base = EvalJob::from_args(&base_eval_args(args))?;
@@ -86,7 +85,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run directories of the sweep in `dir`, if it is one.
+/// The run directories of the sweep in `dir`; `None` if `dir` is not a sweep's.
 pub fn run_dirs(dir: &Path) -> Result<Option<Vec<PathBuf>>> {
     let path = dir.join(SUMMARY_FILE);
     if !path.is_file() {
@@ -106,7 +105,7 @@ pub fn run_dirs(dir: &Path) -> Result<Option<Vec<PathBuf>>> {
     Ok(Some(summary.points.into_iter().map(|point| dir.join(point.run)).collect()))
 }
 
-/// A way to perturb whose strength is gone over.
+/// A kind of perturbation, and the strengths to evaluate.
 struct SweepAxis {
     sampler: SamplerKind,
     sites: Option<SitesKind>,
@@ -128,7 +127,7 @@ impl SweepAxis {
         }
     }
 
-    /// The perturbation of one of its points.
+    /// The perturbation at one strength.
     fn perturbation(&self, strength: f64) -> PerturbationOptions {
         match self.sampler {
             SamplerKind::Noise => PerturbationOptions::Noise { sigma: Some(strength as f32) },
@@ -140,7 +139,7 @@ impl SweepAxis {
         }
     }
 
-    /// The name of its strength, as the flags call it.
+    /// The name of the strength's flag.
     fn parameter_name(&self) -> &'static str {
         if self.sampler == SamplerKind::Noise { "sigma" } else { "p" }
     }
@@ -174,12 +173,12 @@ fn axes(args: &SweepArgs) -> Vec<SweepAxis> {
     axes
 }
 
-/// Each that was named, or the one that nobody named.
+/// Each given value, or `None` for the default if none is given.
 fn each_or_default<T: Copy>(kinds: Option<&[T]>) -> Vec<Option<T>> {
     kinds.map_or_else(|| vec![None], |kinds| kinds.iter().map(|kind| Some(*kind)).collect())
 }
 
-/// The numbers of trajectories of the table: those asked for, or powers of four and N.
+/// The numbers of trajectories in the table: those of `--k`, else powers of four and N.
 fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
     let samples = args
         .samples
@@ -194,11 +193,11 @@ fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
     Ok(ks)
 }
 
-/// The eval that every point is, but for its sampler and its folder.
+/// The arguments that the evals of all points share: all but the sampler and the directory.
 fn base_eval_args(args: &SweepArgs) -> EvalArgs {
     let mut eval = default_eval_args();
     (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
-    // Coverage needs no rewards, so none are computed unless they are asked for.
+    // Coverage needs no rewards, so none are computed unless a reward model is named.
     eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
     eval.run = args.run.clone();
     (eval.sampling.samples, eval.sampling.seed) = (args.samples, args.seed);
@@ -215,19 +214,19 @@ fn default_out_dir(model: &ModelArgs, data: &DataSource) -> PathBuf {
     ))
 }
 
-/// A sweep on its way.
+/// A sweep in progress.
 struct Sweep<'a> {
     engine: &'a Engine,
     questions: &'a [Question],
     out: &'a Path,
     ks: Vec<usize>,
-    /// The evaluation that every point is, but for its sampler and its directory.
+    /// The evaluation that all points share, but for the sampler and the directory.
     base: EvalJob,
     printer: &'a Printer,
     points: Vec<SweepPoint>,
 }
 
-/// One value that was run.
+/// One evaluated strength.
 struct SweepPoint {
     name: String,
     strength: f64,
@@ -280,7 +279,7 @@ impl Sweep<'_> {
         self.ks.last().copied().unwrap_or(1)
     }
 
-    /// Runs the eval at one strength, unless it was, and gives what is to be made large.
+    /// The coverage at one strength, which is evaluated unless it was before.
     fn coverage_at(&mut self, axis: &SweepAxis, strength: f64) -> Result<f64> {
         let (name, k) = (axis.name(strength), self.max_k());
         if self.points.iter().all(|point| point.name != name) {
@@ -297,8 +296,8 @@ impl Sweep<'_> {
             ));
             self.points.push(point);
         }
-        let found = self.points.iter().find(|point| point.name == name);
-        Ok(found
+        let point = self.points.iter().find(|point| point.name == name);
+        Ok(point
             .and_then(|point| metric_interval(&point.results, MetricName::Coverage, k))
             .map_or(0.0, |interval| interval.value))
     }
@@ -318,7 +317,7 @@ impl Sweep<'_> {
         })
     }
 
-    /// Which point is best, and what that means.
+    /// The best point, and how the others compare with it.
     fn summarize(&self) -> Result<SweepSummary> {
         let Some(best) = self.best(|_| true) else {
             bail!("there is no value to go over; give --p or --sigma")
@@ -342,7 +341,7 @@ impl Sweep<'_> {
         })
     }
 
-    /// The largest coverage; of equals the first, which on each axis is the weakest.
+    /// The point with the largest coverage; of ties the first, which on each axis is the weakest.
     fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
         let k = self.max_k();
         let value = |point: &SweepPoint| {
@@ -355,7 +354,7 @@ impl Sweep<'_> {
             .reduce(|best, point| if value(point) > value(best) { point } else { best })
     }
 
-    /// Whether the paired interval of the difference to the best holds zero.
+    /// Whether the paired 95% interval of the difference to the best contains zero.
     fn is_indistinguishable(&self, point: &SweepPoint, best: &SweepPoint) -> bool {
         let column =
             |point: &SweepPoint| point.columns.column(MetricName::Coverage, self.max_k()).cloned();
@@ -388,17 +387,11 @@ impl Sweep<'_> {
     fn summarize_point(&self, point: &SweepPoint, indistinguishable: bool) -> SweepPointSummary {
         let results = &point.results;
         let curve = |name| {
-            self.ks
-                .iter()
-                .filter_map(|k| Some((*k, metric_interval(results, name, *k)?)))
-                .collect::<Vec<_>>()
-        };
-        let to_json = |Interval { value, low, high }: Interval| json!({ "value": value, "low": low, "high": high });
-        let curve = |name| {
-            curve(name)
-                .into_iter()
-                .map(|(k, interval)| (k.to_string(), to_json(interval)))
-                .collect()
+            let ks = self.ks.iter();
+            ks.filter_map(|k| {
+                Some((k.to_string(), interval_json(metric_interval(results, name, *k)?)))
+            })
+            .collect()
         };
         SweepPointSummary {
             run: point.name.clone(),
@@ -407,7 +400,7 @@ impl Sweep<'_> {
             coverage: curve(MetricName::Coverage),
             majority: curve(MetricName::Maj),
             diversity: metric_interval(results, MetricName::Diversity, results.trajectories)
-                .map_or(Value::Null, to_json),
+                .map_or(Value::Null, interval_json),
             as_good_as_best: indistinguishable,
         }
     }
@@ -419,45 +412,50 @@ impl Sweep<'_> {
 }
 
 fn metric_interval(results: &Results, name: MetricName, k: usize) -> Option<Interval> {
-    let found = results.metrics.iter().find(|metric| metric.name == name && metric.k == k)?;
-    Some(Interval { value: found.value, low: found.low, high: found.high })
+    let metric = results.metrics.iter().find(|metric| metric.name == name && metric.k == k)?;
+    Some(Interval { value: metric.value, low: metric.low, high: metric.high })
+}
+
+fn interval_json(Interval { value, low, high }: Interval) -> Value {
+    json!({ "value": value, "low": low, "high": high })
 }
 
 /// The content of `sweep.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct SweepSummary {
     version: u32,
-    /// What was made large, and with how many trajectories.
+    /// The maximized metric.
     metric: MetricName,
+    /// The number of trajectories at which it is compared.
     k: usize,
     points: Vec<SweepPointSummary>,
     /// The run directory of the best point.
     best: String,
-    /// The same for each sampler.
+    /// The best point of each kind of sampler.
     samplers: Vec<SamplerSummary>,
 }
 
-/// What came out for one sampler.
+/// The best point of one kind of sampler.
 #[derive(Debug, Serialize, Deserialize)]
 struct SamplerSummary {
     kind: String,
-    /// The run directory of its best point.
+    /// The run directory of the best point.
     best: String,
-    /// The paper's band for this backbone, where it gives one.
+    /// The paper's recommended band for this backbone, if it has one.
     band: Option<RecommendedBand>,
 }
 
 /// One point of `sweep.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct SweepPointSummary {
-    /// The run directory, from the sweep's folder.
+    /// The run directory, relative to the sweep's directory.
     run: String,
     sampler: Value,
     strength: f64,
-    /// By number of trajectories.
+    /// Intervals by number of trajectories; `majority` likewise.
     coverage: serde_json::Map<String, Value>,
     majority: serde_json::Map<String, Value>,
     diversity: Value,
-    /// Whether the paired 95% interval of its difference to the best holds zero.
+    /// Whether the paired 95% interval of its difference to the best contains zero.
     as_good_as_best: bool,
 }

@@ -1,4 +1,4 @@
-//! `train`: what both trainings share: a plan from the flags, progress, how it ended.
+//! `latent-tts train`: the training loop that `train reasoner` and `train reward` share.
 
 mod reasoner;
 mod reward;
@@ -21,10 +21,10 @@ use crate::args::{DtypeKind, TrainCommand, TrainingArgs};
 use crate::interrupt;
 use crate::printer::{Printer, format_duration};
 
-/// The exit code of a training that can be resumed.
+/// Exit code of an interrupted training, which `--resume` continues.
 const INTERRUPTED: u8 = 3;
 
-/// Trains what was asked for.
+/// Runs `train reasoner` or `train reward`.
 pub fn run(command: &TrainCommand) -> Result<ExitCode> {
     match command {
         TrainCommand::Reasoner(args) => reasoner::run(args, &Printer::new(&args.output)),
@@ -32,9 +32,9 @@ pub fn run(command: &TrainCommand) -> Result<ExitCode> {
     }
 }
 
-/// The plan that the flags make; `fingerprint` is everything that a resumed training must have in
-/// common.
-fn plan(args: &TrainingArgs, out: &Path, fingerprint: String) -> Result<TrainConfig> {
+/// The trainer's configuration; `fingerprint` holds every setting that a resumed training must
+/// share.
+fn train_config(args: &TrainingArgs, out: &Path, fingerprint: String) -> Result<TrainConfig> {
     let dir = out.join("training");
     if dir.join("state.safetensors").exists() && !args.resume {
         bail!(
@@ -73,35 +73,35 @@ fn weight_dtype(dtype: DtypeKind) -> SaveDtype {
     }
 }
 
-/// Runs a course under a plan, with progress, and says how it ended.
+/// Trains `task` with progress output, and prints its outcome.
 fn run_training(
-    trainer: &mut dyn TrainTask,
+    task: &mut dyn TrainTask,
     device: &Device,
-    plan: &TrainConfig,
+    config: &TrainConfig,
     printer: &Printer,
     out: &Path,
 ) -> Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::set_flag_on_signal(&stop)?;
-    let (started, mut figures) = (Instant::now(), Map::new());
+    let (started, mut held_out) = (Instant::now(), Map::new());
     let (mut progress, mut first) = (None, 0);
-    let ended = Trainer { device, config: plan }.run(trainer, &mut |event| {
+    let outcome = Trainer { device, config }.run(task, &mut |event| {
         match event {
             TrainEvent::Resumed { steps } => {
                 first = steps;
-                printer.note(&format!("goes on after {steps} steps"));
+                printer.note(&format!("resumes after {steps} steps"));
             }
-            TrainEvent::Stepped { steps, total: of, log_line: line } => {
-                let progress =
-                    progress.get_or_insert_with(|| printer.progress(first as usize, of as usize));
+            TrainEvent::Stepped { steps, total, log_line } => {
+                let progress = progress
+                    .get_or_insert_with(|| printer.progress(first as usize, total as usize));
                 progress.advance();
                 let rate = f64::from(steps - first) / started.elapsed().as_secs_f64();
-                let left = format_duration(f64::from(of - steps) / rate);
-                progress.report(&format!("{} {rate:.1} steps/s, {left} left", losses(line)));
+                let left = format_duration(f64::from(total - steps) / rate);
+                progress.report(&format!("{} {rate:.1} steps/s, {left} left", losses(log_line)));
             }
-            TrainEvent::Evaluated { steps, metrics: seen } => {
-                printer.note(&format!("after {steps} steps: {}", Value::Object(seen.clone())));
-                figures = seen.clone();
+            TrainEvent::Evaluated { steps, metrics } => {
+                printer.note(&format!("after {steps} steps: {}", Value::Object(metrics.clone())));
+                held_out = metrics.clone();
             }
         }
         if stop.load(Ordering::Relaxed) {
@@ -111,8 +111,13 @@ fn run_training(
         }
     })?;
     let seconds = started.elapsed().as_secs_f64();
-    let summary = json!({ "out": out, "seconds": seconds, "finished": ended == TrainOutcome::Finished, "held_out": figures });
-    match ended {
+    let summary = json!({
+        "out": out,
+        "seconds": seconds,
+        "finished": outcome == TrainOutcome::Finished,
+        "held_out": held_out,
+    });
+    match outcome {
         TrainOutcome::Finished => {
             printer.result(&summary, || {
                 format!("{} is trained ({})", out.display(), format_duration(seconds))
@@ -120,13 +125,36 @@ fn run_training(
             Ok(ExitCode::SUCCESS)
         }
         TrainOutcome::Interrupted => {
-            printer.note("interrupted; everything is kept, go on with --resume");
+            printer.note("interrupted; the state is saved, continue with --resume");
             Ok(ExitCode::from(INTERRUPTED))
         }
     }
 }
 
-/// The losses of a line of the log.
+/// Every setting that changes the trained weights: those of the model, then those of the training
+/// loop. The order is part of the fingerprint.
+fn settings_fingerprint(mut model_settings: Value, args: &TrainingArgs) -> String {
+    let training_settings = json!({
+        "steps": args.steps,
+        "batch": args.batch,
+        "accumulate": args.accumulate,
+        "lr": args.lr,
+        "warmup": args.warmup,
+        "floor": args.floor,
+        "weight_decay": args.weight_decay,
+        "beta2": args.beta2,
+        "clip": args.clip,
+        "dropout": args.dropout,
+        "seed": args.seed,
+    });
+    if let (Value::Object(all), Value::Object(training)) = (&mut model_settings, training_settings)
+    {
+        all.extend(training);
+    }
+    model_settings.to_string()
+}
+
+/// The losses in a line of the log, as text.
 fn losses(line: &Map<String, Value>) -> String {
     let shown = |name: &str| Some(format!("{name} {:.4}", line.get(name)?.as_f64()?));
     ["loss", "digits"].into_iter().filter_map(shown).collect::<Vec<_>>().join(", ")

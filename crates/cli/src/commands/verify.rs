@@ -1,8 +1,8 @@
-//! `verify`: this engine against a reference dump, one line per check with its largest error.
+//! `latent-tts verify`: compares this engine with a reference dump.
 //!
-//! A dump holds a checkpoint, the prompts, the masks and the noise that another implementation
-//! used, and what it computed from them. Everything is replayed through the stages of the engine
-//! itself.
+//! A dump holds a checkpoint, the prompts, the dropout masks and the noise that a reference
+//! implementation used, and its results. The engine's own stages run on the same inputs; one line
+//! per check states the largest error.
 
 mod checks;
 mod golden;
@@ -18,7 +18,7 @@ use crate::printer::Printer;
 use checks::{CheckOutcome, GoldenCheck};
 use golden::GoldenDump;
 
-/// Runs every check of a dump; exit code 1 if any misses.
+/// Runs every check of a dump; exit code 1 if any fails.
 pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
     let golden = GoldenDump::read(&args.dir)?;
@@ -30,27 +30,30 @@ pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     };
     let mut checks = checks::run_all(&golden, &reasoner, reward_model.as_ref())?;
     checks.extend(training::run_all(&golden, &device, &args.dir)?);
-    let missed = checks.iter().filter(|c| c.verdict == CheckOutcome::Missed).count();
+    let count = |outcome| checks.iter().filter(|c| c.outcome == outcome).count();
+    let (passed, failed) = (count(CheckOutcome::Passed), count(CheckOutcome::Failed));
     if printer.is_json() {
         printer.json(&serde_json::json!({
-            "dir": args.dir, "family": reasoner.method.family.name(), "passed": missed == 0, "checks": checks,
+            "dir": args.dir,
+            "family": reasoner.method.family.name(),
+            "passed": failed == 0,
+            "checks": checks,
         }))?;
     } else {
         let width = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
         for check in &checks {
             printer.line(&check_line(check, width))?;
         }
-        let counted = checks.iter().filter(|c| c.verdict == CheckOutcome::Passed).count();
-        printer.line(&format!("{}: {counted} checks passed, {missed} missed", golden.family))?;
+        printer.line(&format!("{}: {passed} checks passed, {failed} failed", golden.family))?;
     }
-    Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 fn check_line(check: &GoldenCheck, width: usize) -> String {
-    let outcome = match check.verdict {
+    let outcome = match check.outcome {
         CheckOutcome::Passed => "ok",
-        CheckOutcome::Missed => "MISSED",
-        CheckOutcome::NotAsked => "-",
+        CheckOutcome::Failed => "FAILED",
+        CheckOutcome::Skipped => "-",
     };
     let error = match (check.largest_error, check.tolerance) {
         (Some(error), Some(tolerance)) => {
@@ -58,7 +61,7 @@ fn check_line(check: &GoldenCheck, width: usize) -> String {
         }
         _ => "exact".to_owned(),
     };
-    let detail = if check.verdict == CheckOutcome::NotAsked {
+    let detail = if check.outcome == CheckOutcome::Skipped {
         String::new()
     } else {
         format!("{} compared, {error}", check.compared)

@@ -1,6 +1,7 @@
-//! What the tests share: tiny checkpoints, small data files, and the program itself.
+//! Shared by the tests: a temporary directory with tiny checkpoints and data files, in which the
+//! binary runs.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -9,7 +10,7 @@ use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Every reasoner family by its name on the command line.
+/// Every reasoner checkpoint family, with its name on the command line.
 pub const REASONERS: [(&str, CheckpointFamily); 6] = [
     ("coconut", CheckpointFamily::Coconut),
     ("codi", CheckpointFamily::CodiGpt2),
@@ -19,12 +20,12 @@ pub const REASONERS: [(&str, CheckpointFamily); 6] = [
     ("rot", CheckpointFamily::Rot),
 ];
 
-/// A folder with models and questions, and the program run in it.
+/// A temporary directory with models and questions, in which the binary runs.
 pub struct CliSandbox {
     dir: TempDir,
 }
 
-/// What the program did.
+/// Exit code, standard output and standard error of the binary.
 pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
@@ -32,7 +33,7 @@ pub struct CommandOutput {
 }
 
 impl CliSandbox {
-    /// A folder with a COCONUT in `model` and eight questions in `data.jsonl`.
+    /// A directory with a COCONUT checkpoint in `model` and eight questions in `data.jsonl`.
     pub fn new() -> Self {
         let sandbox = Self { dir: tempfile::tempdir().unwrap() };
         sandbox.model("model", &CheckpointSpec::default());
@@ -48,6 +49,14 @@ impl CliSandbox {
         let dir = self.path(name);
         write_checkpoint(&dir, spec).unwrap();
         dir
+    }
+
+    /// A reward model for the default reasoner.
+    pub fn reward_model(&self, name: &str) -> PathBuf {
+        self.model(
+            name,
+            &CheckpointSpec { family: CheckpointFamily::RewardGpt2, ..CheckpointSpec::default() },
+        )
     }
 
     pub fn questions(&self, name: &str, count: usize) -> PathBuf {
@@ -75,7 +84,7 @@ impl CliSandbox {
         serde_json::from_slice(&self.read(name)).unwrap()
     }
 
-    /// The program with arguments, free of whatever the caller's environment sets.
+    /// The binary with arguments, without the `LATENT_TTS_*` variables of the environment.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_latent-tts"));
         for (name, _) in std::env::vars_os() {
@@ -92,7 +101,7 @@ impl CliSandbox {
         command_output(self.command(args).output().unwrap())
     }
 
-    /// A small eval of `model` on `data.jsonl`, with more arguments, which may replace those.
+    /// A small eval of `model` on `data.jsonl`; flags in `more` replace its own.
     pub fn eval_args<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
         let base = [
             ["--model", "model"],
@@ -109,7 +118,13 @@ impl CliSandbox {
         self.run(&self.eval_args(more))
     }
 
-    /// Every file below a folder with its bytes.
+    /// The records of a run's samples.jsonl.
+    pub fn samples(&self, run: &str) -> Vec<Value> {
+        let text = String::from_utf8(self.read(&format!("{run}/samples.jsonl"))).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Path and bytes of every file below a directory.
     pub fn snapshot(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         let mut files = Vec::new();
         collect(&self.path(name), &mut files);
@@ -134,18 +149,18 @@ pub fn command_output(output: Output) -> CommandOutput {
 }
 
 impl CommandOutput {
-    /// It worked.
+    /// Asserts exit code 0.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.out, self.err);
         self
     }
 
-    /// It was refused, with one error that says all of `words`, and nothing on standard output.
+    /// Asserts exit code 2, one error that contains all of `words`, and empty standard output.
     #[track_caller]
     pub fn refused(self, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(2), "stdout: {}\nstderr: {}", self.out, self.err);
-        assert_eq!(self.out, "", "nothing but data belongs on standard output");
+        assert_eq!(self.out, "", "standard output is for data only");
         assert_eq!(self.err.matches("error: ").count(), 1, "{}", self.err);
         assert!(!self.err.contains("panicked") && !self.err.contains("backtrace"), "{}", self.err);
         for word in words {
@@ -154,7 +169,7 @@ impl CommandOutput {
         self
     }
 
-    /// Standard output as the one JSON object it is.
+    /// Standard output, parsed as one line of JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         assert_eq!(self.out.trim_end().lines().count(), 1, "{}", self.out);

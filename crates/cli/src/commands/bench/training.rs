@@ -1,5 +1,5 @@
-//! `bench --train`: how long a step of training takes, at real shapes with the weights that
-//! training begins with.
+//! `bench --train`: time per training step of models with published shapes, from their initial
+//! weights.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -8,21 +8,24 @@ use anyhow::{Result, ensure};
 use tensor::Device;
 use train::bench::{TrainBench, TrainBenchSize};
 
-use super::shape_config;
+use super::{MeasuredMachine, shape_config};
 use crate::args::{BenchArgs, TrainTarget};
 use crate::printer::Printer;
 
-/// Steps that nobody looks at: memory is taken and products find their kernels in them.
+/// Unmeasured steps, in which memory is allocated and kernels are selected.
 const WARMUP_STEPS: usize = 2;
 
-/// Several steps, timed.
+/// The times of several steps.
 struct StepTiming {
-    best: f64, // seconds
+    /// Fastest step, in seconds.
+    best: f64,
+    /// Median step, in seconds.
     median: f64,
-    loss: f64, // before the first step
+    /// Loss before the first step.
+    loss: f64,
 }
 
-/// Measures and prints.
+/// Runs `bench --train`.
 pub fn run(
     args: &BenchArgs,
     target: TrainTarget,
@@ -31,11 +34,11 @@ pub fn run(
 ) -> Result<ExitCode> {
     let mut bench = train_bench(args, target, device)?.with_dropout(args.p.unwrap_or(0.0));
     let timed = measure_steps(&mut bench, args.repeat.get())?;
-    let peak = tensor::peak_flops(device)?;
+    let machine = MeasuredMachine::measure(device)?;
     if printer.is_json() {
-        printer.json(&summary_json(&bench, &timed, peak, device))?;
+        printer.json(&summary_json(&bench, &timed, &machine))?;
     } else {
-        print(&bench, &timed, (peak, device), printer)?;
+        print(&bench, &timed, &machine, printer)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -59,7 +62,8 @@ fn train_bench(args: &BenchArgs, target: TrainTarget, device: &Device) -> Result
             let whole = sequences.is_multiple_of(trajectories);
             ensure!(
                 whole,
-                "--batch {sequences} is not a multiple of --samples {trajectories}; a problem's trajectories go together"
+                "--batch {sequences} is not a multiple of --samples {trajectories}; a problem's \
+                 trajectories go together"
             );
             Ok(TrainBench::reward(device, &config, size, trajectories)?)
         }
@@ -84,34 +88,40 @@ fn measure_steps(bench: &mut TrainBench, repeat: usize) -> Result<StepTiming> {
 fn summary_json(
     bench: &TrainBench,
     timed: &StepTiming,
-    peak: f64,
-    device: &Device,
+    machine: &MeasuredMachine<'_>,
 ) -> serde_json::Value {
     let StepTiming { best, median, loss } = *timed;
     serde_json::json!({
-        "ms_per_step": 1e3 * best, "median_ms": 1e3 * median, "sequences_per_s": bench.sequences() as f64 / best,
-        "positions_per_s": bench.positions() as f64 / best, "flops": bench.flops(), "peak_flops": peak,
-        "peak_share": bench.flops() / best / peak, "loss": loss, "device": device.describe(),
+        "ms_per_step": 1e3 * best,
+        "median_ms": 1e3 * median,
+        "sequences_per_s": bench.sequences() as f64 / best,
+        "positions_per_s": bench.positions() as f64 / best,
+        "flops": bench.flops(),
+        "peak_flops": machine.peak,
+        "peak_share": bench.flops() / best / machine.peak,
+        "loss": loss,
+        "device": machine.device.describe(),
     })
 }
 
 fn print(
     bench: &TrainBench,
     timed: &StepTiming,
-    (peak, device): (f64, &Device),
+    machine: &MeasuredMachine<'_>,
     printer: &Printer,
 ) -> Result<()> {
     let StepTiming { best, median, loss } = *timed;
-    let (sequences, positions, flops) = (bench.sequences(), bench.positions(), bench.flops());
+    let (sequences, positions) = (bench.sequences(), bench.positions());
     printer.line(&format!(
         "{:.2} ms a step (median {:.2}); the first batch's loss was {loss:.3}",
         1e3 * best,
         1e3 * median
     ))?;
     printer.line(&format!(
-        "{:.1} sequences/s, {:.1} tokens and thoughts/s: {sequences} sequences of {positions} positions in all",
+        "{:.1} sequences/s, {:.1} tokens and thoughts/s: {sequences} sequences of {positions} \
+         positions in all",
         sequences as f64 / best,
         positions as f64 / best
     ))?;
-    super::print_speed(flops, flops / best, (peak, device), printer)
+    machine.print_throughput(bench.flops(), best, printer)
 }

@@ -1,8 +1,8 @@
-//! Which tensors a decoder would ask for, found out by letting it ask.
+//! The tensors that a decoder needs, recorded from its own loader.
 //!
-//! A list of names kept here would be a second truth. Instead the decoder's own loader runs on a
-//! model of the same build but with toy sizes, and every request is noted. The toy sizes are all
-//! different, so each can be put back to the real size it stands for.
+//! A second list of names would have to be kept in sync with the loader. Instead the loader runs on
+//! the same architecture with toy sizes, and every requested name and shape is recorded. The toy
+//! sizes are distinct, so that each can be mapped back to the real size.
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -12,16 +12,15 @@ use model::config::Architecture;
 use model::{Checkpoint, Config, Decoder, LmHead, TensorSource};
 use tensor::Device;
 
-/// A tensor that a decoder needs.
+/// A tensor that a decoder needs, by its canonical name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedTensor {
-    /// Its canonical name.
     pub name: String,
-    /// Its shape in the file.
+    /// Shape in the file.
     pub shape: Vec<usize>,
 }
 
-/// What the decoder of a checkpoint asks for, in its order.
+/// The tensors of a checkpoint's decoder, in load order.
 pub fn expected_tensors(checkpoint: &Checkpoint, head: LmHead) -> Result<Vec<ExpectedTensor>> {
     let config = checkpoint.config();
     let toy = toy_config(config);
@@ -40,7 +39,7 @@ pub fn expected_tensors(checkpoint: &Checkpoint, head: LmHead) -> Result<Vec<Exp
         .collect())
 }
 
-/// The same decoder in small. Heads of GPT-2 share its width among them.
+/// The same architecture with toy sizes. GPT-2 has `heads * head_dim == width`.
 fn toy_config(config: &Config) -> Config {
     let (heads, kv_heads, head_dim) =
         if config.architecture == Architecture::Gpt2 { (1, 1, 10) } else { (4, 2, 6) };
@@ -56,13 +55,13 @@ fn toy_config(config: &Config) -> Config {
     }
 }
 
-/// Every size that a tensor's shape is made of.
+/// Every size that occurs in a tensor's shape.
 fn dimensions(config: &Config) -> [usize; 8] {
     let Config { width, heads, kv_heads, head_dim, ffn, vocab, context, .. } = *config;
     [width, 3 * width, ffn, vocab, context, heads * head_dim, kv_heads * head_dim, head_dim]
 }
 
-/// Notes what is asked for and gives zeros.
+/// Records every requested tensor and returns zeros.
 struct RecordingSource<'a> {
     checkpoint: &'a Checkpoint,
     requests: RefCell<Vec<(String, Vec<usize>)>>,
@@ -85,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// Asking for every expected tensor with its expected shape uses every tensor of the decoder.
+    /// Reading every expected tensor with its expected shape uses every tensor of the decoder.
     #[test]
     fn expected_tensors_match_the_checkpoint() {
         for family in CheckpointFamily::ALL {

@@ -1,4 +1,4 @@
-//! Every tensor of a checkpoint under what becomes of it.
+//! The tensors of a checkpoint by status: used, ignored, unknown, mismatched, missing.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::expected::ExpectedTensor;
 
-/// Tensors by their fate.
+/// The tensors of a checkpoint by status.
 pub struct TensorListing<'a> {
     used: Vec<TensorInfo<'a>>,
     ignored: Vec<TensorInfo<'a>>,
@@ -18,8 +18,8 @@ pub struct TensorListing<'a> {
 }
 
 impl<'a> TensorListing<'a> {
-    /// Compares what is there with what the decoder expects. Tensors that were read already, the
-    /// heads', count as used.
+    /// Compares a checkpoint with the tensors its decoder needs. Tensors that were read already,
+    /// those of the heads, count as used.
     pub fn new(checkpoint: &'a Checkpoint, expected: &'a [ExpectedTensor]) -> Self {
         let wanted: BTreeMap<&str, &ExpectedTensor> =
             expected.iter().map(|e| (e.name.as_str(), e)).collect();
@@ -45,32 +45,32 @@ impl<'a> TensorListing<'a> {
         listing
     }
 
-    /// Tensors that the decoder needs and no file has.
+    /// Tensors that the decoder needs and the checkpoint lacks.
     pub fn missing(&self) -> &[&'a ExpectedTensor] {
         &self.missing
     }
 
-    /// Tensors of another shape than config.json asks for.
+    /// Tensors whose shape does not follow from config.json.
     pub fn mismatched(&self) -> &[(TensorInfo<'a>, &'a ExpectedTensor)] {
         &self.mismatched
     }
 
-    /// Tensors that nobody asks for.
+    /// Tensors that no part of the model uses.
     pub fn unknown(&self) -> &[TensorInfo<'a>] {
         &self.unknown
     }
 
-    /// Numbers in the tensors that are used.
+    /// Elements of the used tensors.
     pub fn parameters(&self) -> usize {
         self.used.iter().map(|entry| entry.shape.iter().product::<usize>()).sum()
     }
 
-    /// Bytes of the tensors that are used.
+    /// Bytes of the used tensors.
     pub fn bytes(&self) -> u64 {
         self.used.iter().map(|entry| entry.bytes as u64).sum()
     }
 
-    /// Number formats of the tensors that are used.
+    /// Data types of the used tensors.
     pub fn dtypes(&self) -> Vec<String> {
         let mut dtypes: Vec<String> = self.used.iter().map(|entry| entry.dtype.clone()).collect();
         dtypes.sort();
@@ -78,23 +78,39 @@ impl<'a> TensorListing<'a> {
         dtypes
     }
 
-    /// For programs.
+    /// The listing under `--json`.
     pub fn to_json(&self) -> Value {
-        let entry = |e: &TensorInfo<'_>| json!({ "name": e.canonical, "original": e.original, "file": e.file, "dtype": e.dtype, "shape": e.shape, "why": e.ignored });
+        let entry = |e: &TensorInfo<'_>| {
+            json!({
+                "name": e.canonical,
+                "original": e.original,
+                "file": e.file,
+                "dtype": e.dtype,
+                "shape": e.shape,
+                "why": e.ignored,
+            })
+        };
         let entries = |some: &[TensorInfo<'_>]| some.iter().map(entry).collect::<Vec<_>>();
         let mismatched = self.mismatched.iter().map(|(e, expected)| {
-            json!({ "name": e.canonical, "original": e.original, "file": e.file, "shape": e.shape, "expected": expected.shape })
+            json!({
+                "name": e.canonical,
+                "original": e.original,
+                "file": e.file,
+                "shape": e.shape,
+                "expected": expected.shape,
+            })
         });
+        let missing = self.missing.iter().map(|e| json!({ "name": e.name, "shape": e.shape }));
         json!({
             "used": entries(&self.used),
             "ignored": entries(&self.ignored),
             "unknown": entries(&self.unknown),
             "misshapen": mismatched.collect::<Vec<_>>(),
-            "missing": self.missing.iter().map(|e| json!({ "name": e.name, "shape": e.shape })).collect::<Vec<_>>(),
+            "missing": missing.collect::<Vec<_>>(),
         })
     }
 
-    /// For people: what needs a look first.
+    /// The listing as text, problems first.
     pub fn text(&self) -> String {
         let mut text = format!(
             "tensors     {} used, {} ignored, {} unknown, {} of another shape, {} missing\n",
@@ -130,7 +146,7 @@ impl<'a> TensorListing<'a> {
     }
 }
 
-/// The weight that a tensor is, or that a low-rank factor changes.
+/// The canonical name itself, or that of the weight that a LoRA factor belongs to.
 fn base_weight(canonical: &str) -> String {
     let module = canonical
         .strip_suffix(".lora_A.weight")

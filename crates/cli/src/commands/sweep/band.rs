@@ -1,24 +1,23 @@
-//! The paper's advice for those who do not sweep: the strengths that work well for a backbone
-//! (section 5.1).
+//! The strengths that the paper recommends for a backbone without a sweep (section 5.1).
 
 use model::config::Architecture;
 use serde::{Deserialize, Serialize};
 
-/// The advice, and whether what was found agrees.
+/// The recommended strengths, and whether the result of a sweep agrees.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RecommendedBand {
-    /// The weakest strength it names.
+    /// Weakest recommended strength.
     pub low: f64,
-    /// The strongest.
+    /// Strongest recommended strength.
     pub high: f64,
-    /// Whether the best value lies within.
+    /// Whether the best value lies in the band.
     pub contains_best: bool,
-    /// Whether a value that cannot be told from the best lies within.
+    /// Whether a value in the band is statistically indistinguishable from the best.
     pub contains_as_good: bool,
 }
 
 impl RecommendedBand {
-    /// The band for models of an architecture; the paper gives none for Qwen.
+    /// The band for an architecture; the paper gives none for Qwen.
     pub fn for_architecture(architecture: Architecture, noise: bool) -> Option<Self> {
         let (low, high) = match (architecture, noise) {
             (Architecture::Gpt2, false) => (0.1, 0.3),
@@ -29,7 +28,7 @@ impl RecommendedBand {
         Some(Self { low, high, contains_best: false, contains_as_good: false })
     }
 
-    /// Whether a strength lies within.
+    /// Whether `strength` lies in the band, ends included.
     pub fn contains(&self, strength: f64) -> bool {
         (self.low..=self.high).contains(&strength)
     }

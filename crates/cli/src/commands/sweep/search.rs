@@ -1,19 +1,18 @@
-//! The paper's interval search: the strength with the largest coverage, in a stated number of
-//! evaluations.
+//! Golden-section search for the strength with the largest coverage, as in the paper.
 //!
-//! Coverage rises with a little perturbation and falls with much, so an interval that holds the top
-//! can be narrowed by comparing two values inside. Golden-section search places them so that one of
-//! the two serves the next narrowing as well: each evaluation after the second takes 38% off. On a
-//! curve with several tops it ends at one of them.
+//! Coverage rises with a little perturbation and falls with much: it is assumed to be unimodal, so
+//! an interval around the maximum can be narrowed by comparing two interior values. The golden
+//! ratio places them so that one of the two is reused by the next narrowing: each evaluation after
+//! the second shrinks the interval by 38%. With several local maxima it ends at one of them.
 
 use anyhow::Result;
 
-/// The share of the interval that is left after a narrowing.
+/// 1 / phi: the share of the interval that remains after a narrowing.
 const INVERSE_PHI: f64 = 0.618_033_988_749_894_9;
-/// No search needs more: the interval is then a 10^-20 part.
+/// Largest number of narrowings; the interval is then 10^-20 of its initial width.
 const MAX_NARROWINGS: usize = 100;
 
-/// A search for the largest value in an interval.
+/// A search for the maximum of a function on an interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GoldenSectionSearch {
     low: f64,
@@ -22,7 +21,7 @@ pub struct GoldenSectionSearch {
 }
 
 impl GoldenSectionSearch {
-    /// A search that ends when the interval is `tolerance` wide or after `most` evaluations,
+    /// A search that ends when the interval is `tolerance` wide or after `max_evaluations`,
     /// whichever is first.
     pub fn new(low: f64, high: f64, tolerance: f64, max_evaluations: Option<usize>) -> Self {
         let narrowings = ((tolerance / (high - low)).ln() / INVERSE_PHI.ln())
@@ -36,17 +35,17 @@ impl GoldenSectionSearch {
         }
     }
 
-    /// How often the function is asked for.
+    /// Number of evaluations of the function.
     pub fn evaluations(&self) -> usize {
         self.evaluations
     }
 
-    /// How wide the interval is at the end.
+    /// Width of the interval at the end.
     pub fn tolerance(&self) -> f64 {
         (self.high - self.low) * INVERSE_PHI.powi(self.evaluations as i32 - 1)
     }
 
-    /// Asks for values until the top is known closely enough. The caller remembers them.
+    /// Evaluates `objective` until the interval is narrow enough. The caller keeps the values.
     pub fn maximize(&self, mut objective: impl FnMut(f64) -> Result<f64>) -> Result<()> {
         let (mut low, mut high) = (self.low, self.high);
         let inner = |low: f64, high: f64| {
@@ -59,7 +58,7 @@ impl GoldenSectionSearch {
         }
         let mut at_b = objective(b)?;
         for _ in 2..self.evaluations {
-            // Of equals the weaker side: where perturbing more brings nothing, less is better.
+            // A tie keeps the weaker side: at equal coverage, less perturbation is better.
             if at_a >= at_b {
                 (high, b, at_b) = (b, a, at_a);
                 a = inner(low, high).0;
@@ -78,20 +77,21 @@ impl GoldenSectionSearch {
 mod tests {
     use super::*;
 
-    /// The values asked for, and the best of them.
-    fn run_search(search: GoldenSectionSearch, top: f64) -> (usize, f64) {
-        let mut asked = Vec::new();
-        let value = |x: f64| -(x - top).powi(2);
+    /// The number of evaluations, and the best evaluated point, for a parabola with its maximum at
+    /// `argmax`.
+    fn run_search(search: GoldenSectionSearch, argmax: f64) -> (usize, f64) {
+        let mut evaluated = Vec::new();
+        let value = |x: f64| -(x - argmax).powi(2);
         search
             .maximize(|x| {
-                asked.push(x);
+                evaluated.push(x);
                 Ok(value(x))
             })
             .unwrap();
-        let best = asked.iter().copied().fold(f64::NAN, |best, x| {
+        let best = evaluated.iter().copied().fold(f64::NAN, |best, x| {
             if value(x) > value(best) || best.is_nan() { x } else { best }
         });
-        (asked.len(), best)
+        (evaluated.len(), best)
     }
 
     #[test]
@@ -99,12 +99,13 @@ mod tests {
         for (low, high, tolerance) in
             [(0.0, 0.9, 0.02), (0.01, 1.5, 0.01), (0.0, 1.0, 0.5), (0.0, 1.0, 1.0)]
         {
-            for top in [0.0, 0.013, 0.2, 0.5, 0.83] {
+            for argmax in [0.0, 0.013, 0.2, 0.5, 0.83] {
                 let search = GoldenSectionSearch::new(low, high, tolerance, None);
-                let (asked, best) = run_search(search, top);
-                assert_eq!(asked, search.evaluations());
+                let (evaluations, best) = run_search(search, argmax);
+                assert_eq!(evaluations, search.evaluations());
                 assert!(search.tolerance() <= tolerance + 1e-12, "{search:?}");
-                assert!((best - top.max(low)).abs() <= tolerance, "{search:?} {top} {best}");
+                let error = (best - argmax.max(low)).abs();
+                assert!(error <= tolerance, "{search:?} {argmax} {best}");
             }
         }
         assert_eq!(GoldenSectionSearch::new(0.0, 0.9, 0.018, None).evaluations(), 10);
@@ -112,9 +113,9 @@ mod tests {
 
     #[test]
     fn max_evaluations_widens_the_tolerance() {
-        for most in 1..8 {
-            let search = GoldenSectionSearch::new(0.0, 1.0, 1e-3, Some(most));
-            assert_eq!(run_search(search, 0.3).0, most);
+        for limit in 1..8 {
+            let search = GoldenSectionSearch::new(0.0, 1.0, 1e-3, Some(limit));
+            assert_eq!(run_search(search, 0.3).0, limit);
             assert!(search.tolerance() > 1e-3);
         }
     }

@@ -1,10 +1,10 @@
-//! A sweep as a table: one line a point, and what follows from them.
+//! The result of a sweep as a table with one line per point, and a conclusion.
 
 use serde_json::{Map, Value};
 
 use super::{RecommendedBand, SamplerSummary, SweepPointSummary, SweepSummary};
 
-/// The table and the verdict.
+/// The table and the conclusion.
 pub fn render(summary: &SweepSummary) -> String {
     let ks: Vec<&String> =
         summary.points.first().map_or_else(Vec::new, |point| point.coverage.keys().collect());
@@ -23,7 +23,8 @@ pub fn render(summary: &SweepSummary) -> String {
         };
     let table: String = rows.iter().map(line).collect();
     format!(
-        "coverage in %, diversity of thoughts; * best, ~ not told apart from it (paired 95% interval)\n\n{table}\n{}",
+        "coverage in %, diversity of thoughts; * best, ~ not told apart from it (paired 95% \
+         interval)\n\n{table}\n{}",
         conclusion(summary)
     )
 }
@@ -61,7 +62,7 @@ fn point_label(point: &SweepPointSummary) -> String {
     match text("kind") {
         "noise" => format!("noise sigma={}", point.strength),
         "dropout" => format!("dropout p={} {} {}", point.strength, text("sites"), text("scope")),
-        // A dropout that drops nothing.
+        // Dropout with p = 0 is recorded as the sampler `none`.
         kind => format!("{kind} {}", point.strength),
     }
 }
@@ -94,7 +95,7 @@ fn conclusion(summary: &SweepSummary) -> String {
     format!("best: {}, coverage@{k} {value}% ({low}-{high}); {others}{bands}", point_label(best))
 }
 
-/// Whether the paper's advice would have done.
+/// Whether the paper's band contains the best strength of a sampler.
 fn band_line(
     SamplerSummary { kind, best, band }: &SamplerSummary,
     summary: &SweepSummary,
@@ -113,6 +114,7 @@ fn band_line(
         (false, false) => "does not contain it",
     };
     format!(
-        "{kind}: best at {strength}; the paper's band for this backbone, {low} to {high}, {relation}"
+        "{kind}: best at {strength}; the paper's band for this backbone, {low} to {high}, \
+         {relation}"
     )
 }

@@ -1,4 +1,4 @@
-//! `train reasoner`.
+//! `latent-tts train reasoner`: a latent reasoner, or a baseline with or without chain of thought.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use model::TrainableHead;
 use model::source::InitialWeights;
-use serde_json::json;
+use serde_json::{Value, json};
 use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{BatchSpec, DataLoader, ExampleSource};
@@ -16,11 +16,11 @@ use train::latent_step::LatentTrainStep;
 use train::model_dir::{self, ModelInit, ScratchShape};
 use train::reasoner::ReasonerTask;
 
-use super::{plan, run_training, weight_dtype};
+use super::{run_training, settings_fingerprint, train_config, weight_dtype};
 use crate::args::{ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::printer::Printer;
 
-/// Trains a reasoner.
+/// Runs `train reasoner`.
 pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
     ensure!(
@@ -30,12 +30,12 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         args.heads
     );
     let curriculum = curriculum(args);
-    let fingerprint = settings_fingerprint(args, &curriculum);
-    let plan = plan(training, &args.out, fingerprint)?;
+    let fingerprint = settings_fingerprint(model_settings(args, &curriculum), training);
+    let train_config = train_config(training, &args.out, fingerprint)?;
     let (data, held_out) = (training_data(args)?, held_out(args)?);
     let device = args.device.open()?;
     printer.note(&format!("on {}", device.describe()));
-    let start = match &args.init {
+    let init = match &args.init {
         Some(dir) => ModelInit::Pretrained(dir.clone()),
         None => ModelInit::Scratch(ScratchShape {
             width: args.width.get(),
@@ -45,14 +45,14 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
             seed: training.seed,
         }),
     };
-    let init = model_dir::init_model(&device, &start, &args.out, family_config(args))?;
+    let init = model_dir::init_model(&device, &init, &args.out, family_config(args))?;
     let config = init.decoder.decoder.config().clone();
     let digits = matches!(curriculum, Curriculum::Latent { .. }) && args.digits > 0.0;
     let initial_weights = InitialWeights { seed: training.seed, layers: config.layers };
     let digits = digits
         .then(|| DigitHead::new(&device, &initial_weights, "digits", config.width, args.digits))
         .transpose()?;
-    let recipe = BatchSpec {
+    let batches = BatchSpec {
         source: data,
         tokenizer: Arc::new(init.tokenizer),
         markers: init.markers,
@@ -62,9 +62,9 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         seed: training.seed,
         context: config.context,
     };
-    let mut trainer = ReasonerTask {
+    let mut task = ReasonerTask {
         train_step: LatentTrainStep::new(init.decoder, TrainableHead::Identity, digits),
-        loader: DataLoader::new(recipe),
+        loader: DataLoader::new(batches),
         dropout: training.dropout,
         seed: training.seed,
         accumulation_steps: training.accumulate.get(),
@@ -73,7 +73,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         held_out,
         device: device.clone(),
     };
-    run_training(&mut trainer, &device, &plan, printer, &args.out)
+    run_training(&mut task, &device, &train_config, printer, &args.out)
 }
 
 fn curriculum(args: &ReasonerArgs) -> Curriculum {
@@ -98,8 +98,8 @@ fn curriculum(args: &ReasonerArgs) -> Curriculum {
     }
 }
 
-/// How the model is meant to be used: config.json's `latent_tts`.
-fn family_config(args: &ReasonerArgs) -> serde_json::Value {
+/// The `latent_tts` section of config.json: the family and its generation defaults.
+fn family_config(args: &ReasonerArgs) -> Value {
     match args.mode {
         ReasonerMode::Latent => {
             json!({ "family": "coconut", "thoughts": args.thoughts, "max_new_tokens": 24 })
@@ -132,15 +132,13 @@ fn held_out(args: &ReasonerArgs) -> Result<Vec<TrainExample>> {
     }
 }
 
-/// Everything that changes what is learned.
-fn settings_fingerprint(args: &ReasonerArgs, curriculum: &Curriculum) -> String {
-    let training = &args.training;
+/// The settings of the fingerprint that are not those of the training loop.
+fn model_settings(args: &ReasonerArgs, curriculum: &Curriculum) -> Value {
     json!({
-        "curriculum": curriculum, "init": args.init, "data": args.data, "digits": args.digits,
+        "curriculum": curriculum,
+        "init": args.init,
+        "data": args.data,
+        "digits": args.digits,
         "shape": [args.width.get(), args.layers.get(), args.heads.get(), args.context.get()],
-        "steps": training.steps, "batch": training.batch, "accumulate": training.accumulate, "lr": training.lr,
-        "warmup": training.warmup, "floor": training.floor, "weight_decay": training.weight_decay, "beta2": training.beta2,
-        "clip": training.clip, "dropout": training.dropout, "seed": training.seed,
     })
-    .to_string()
 }

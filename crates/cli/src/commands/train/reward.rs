@@ -1,4 +1,4 @@
-//! `train reward`.
+//! `latent-tts train reward`: a latent reward model on annotations.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use latent_tts::engine::{Family, Method, REFERENCE_DIR, ReferenceTracer, RewardModel};
 use model::source::InitialWeights;
 use model::{Checkpoint, LmHead, Tokenizer, TrainableDecoder};
-use serde_json::json;
+use serde_json::{Value, json};
 use train::annotate::Annotations;
 use train::digit_head::DigitHead;
 use train::loss::Objective;
@@ -18,14 +18,15 @@ use train::reward_step::{
 };
 use train::trainer::TrainTask;
 
-use super::{plan, run_training, weight_dtype};
+use super::{run_training, settings_fingerprint, train_config, weight_dtype};
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::printer::Printer;
 
-/// Trains a reward model.
+/// Runs `train reward`.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
-    let plan = plan(training, &args.out, settings_fingerprint(args))?;
+    let fingerprint = settings_fingerprint(model_settings(args), training);
+    let train_config = train_config(training, &args.out, fingerprint)?;
     let annotations =
         args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
@@ -46,7 +47,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         ScoreHeadKind::Linear => RewardHeadKind::Linear,
         ScoreHeadKind::Compare => RewardHeadKind::Compare,
     };
-    let learner =
+    let decoder =
         device.run(|| TrainableDecoder::load(&device, &config, &checkpoint, LmHead::Without))?;
     let head = TrainableRewardHead::load(&device, &initial_weights, kind, config.width)?;
     let digit_head =
@@ -59,19 +60,19 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         }),
         _ => None,
     };
-    let mut reward_model = RewardTrainStep::new(learner, head, digit_heads);
+    let mut train_step = RewardTrainStep::new(decoder, head, digit_heads);
     if args.reads_answers {
         let head = TrainableRewardHead::outcome(&device, &initial_weights, config.width)?;
-        reward_model = reward_model
+        train_step = train_step
             .with_outcome_head(OutcomeHead { head, end_latent: end_latent_tokens(&args.model)? });
     }
     let reference = args
-        .mind
+        .reference
         .as_deref()
         .map(|dir| RewardModel::load_reference(&device, dir, config.width))
         .transpose()?;
-    let mut trainer = RewardTask {
-        train_step: reward_model,
+    let mut task = RewardTask {
+        train_step,
         reference_reasoner: reference,
         reference_tracer: ReferenceTracer::default(),
         annotations,
@@ -90,27 +91,27 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         dtype: weight_dtype(training.save_dtype),
         device: device.clone(),
     };
-    trainer.check()?;
+    task.check()?;
     if args.objective == ObjectiveKind::Untrained {
         write_model_files(args)?;
-        trainer.save()?;
+        task.save()?;
         printer.result(&json!({ "out": args.out }), || {
             format!("{} is written, untrained", args.out.display())
         })?;
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(!args.annotations.is_empty(), "nothing to learn from; pass --annotations DIR");
-    if trainer.annotations.iter().all(Annotations::is_empty) {
+    if task.annotations.iter().all(Annotations::is_empty) {
         let dirs: Vec<String> =
             args.annotations.iter().map(|dir| dir.display().to_string()).collect();
         bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
     }
     write_model_files(args)?;
-    run_training(&mut trainer, &device, &plan, printer, &args.out)
+    run_training(&mut task, &device, &train_config, printer, &args.out)
 }
 
-/// Writes what the directory holds beside the weights: the reasoner's configuration under a judge's
-/// class, its tokenizer.
+/// Writes the files beside the weights: the reasoner's configuration with the class of a reward
+/// model, its tokenizer, and the reference reasoner.
 fn write_model_files(args: &RewardArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out)
         .with_context(|| format!("{}: cannot be made", args.out.display()))?;
@@ -125,29 +126,30 @@ fn write_model_files(args: &RewardArgs) -> Result<()> {
         config.remove("latent_tts");
     }
     model_dir::copy_tokenizer(&args.model, &args.out)?;
-    if let Some(reference) = &args.mind {
+    if let Some(reference) = &args.reference {
         model_dir::copy_model(reference, &args.out.join(REFERENCE_DIR))?;
     }
     Ok(write_json(&args.out.join("config.json"), &config)?)
 }
 
-/// What a reasoner says between its thoughts and its answer.
+/// The reasoner's end-latent tokens, which stand between its thoughts and its answer.
 fn end_latent_tokens(dir: &Path) -> Result<Vec<u32>> {
     let (checkpoint, tokenizer) = (Checkpoint::open(dir)?, Tokenizer::read(dir)?);
     let family = Family::detect(&checkpoint, &tokenizer)?;
     Ok(Method::resolve(family, &checkpoint, &tokenizer)?.end_latent)
 }
 
-/// Everything that changes what is learned.
-fn settings_fingerprint(args: &RewardArgs) -> String {
-    let training = &args.training;
+/// The settings of the fingerprint that are not those of the training loop.
+fn model_settings(args: &RewardArgs) -> Value {
     json!({
-        "model": args.model, "init": args.init, "annotations": args.annotations, "late": args.late, "digits": args.digits,
-        "objective": format!("{:?}", args.objective), "head": format!("{:?}", args.head),
-        "reads_answers": args.reads_answers, "mind": args.mind,
-        "steps": training.steps, "batch": training.batch, "accumulate": training.accumulate, "lr": training.lr,
-        "warmup": training.warmup, "floor": training.floor, "weight_decay": training.weight_decay, "beta2": training.beta2,
-        "clip": training.clip, "dropout": training.dropout, "seed": training.seed,
+        "model": args.model,
+        "init": args.init,
+        "annotations": args.annotations,
+        "late": args.late,
+        "digits": args.digits,
+        "objective": format!("{:?}", args.objective),
+        "head": format!("{:?}", args.head),
+        "reads_answers": args.reads_answers,
+        "mind": args.reference,
     })
-    .to_string()
 }

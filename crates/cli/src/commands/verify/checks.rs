@@ -1,4 +1,4 @@
-//! The checks: what the reference computed against what the engine computes from the same inputs.
+//! Inference checks: the reference's results against the engine's on the same inputs.
 
 use std::num::NonZeroUsize;
 
@@ -14,34 +14,38 @@ use tensor::Tensor;
 
 use super::golden::{GoldenDump, GoldenRow, GoldenTensor};
 
-/// Largest difference allowed, as a share of the reference's largest magnitude: two float32
-/// implementations that sum in another order differ by about 1e-6; the rest is room for deep
-/// models.
+/// Largest allowed difference, relative to the reference's largest magnitude. Two float32
+/// implementations with different summation order differ by about 1e-6; deep models need more.
 const F32_TOLERANCE: f64 = 2e-4;
-/// The same where operands are rounded to bf16, whose eight bits are 4e-3: random models of a few
-/// layers and of width 48 to 64 average little of it away (measured: at most 9.1e-2).
+/// The same for bf16 operands, whose relative rounding error is 4e-3: random models of a few layers
+/// and of width 48 to 64 average out little of it (measured: at most 9.1e-2).
 const BF16_TOLERANCE: f64 = 1e-1;
 
-/// How a check ended.
+/// The outcome of a check. The serialized names are part of the JSON that `verify` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
 pub(super) enum CheckOutcome {
+    #[serde(rename = "passed")]
     Passed,
-    Missed,
-    /// Nothing follows from it.
-    NotAsked,
+    #[serde(rename = "missed")]
+    Failed,
+    /// Not comparable in this precision.
+    #[serde(rename = "not_asked")]
+    Skipped,
 }
 
-/// One check over everything of its kind in the dump.
+/// One check over all questions and rows of the dump.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct GoldenCheck {
     pub(super) name: String,
-    pub(super) verdict: CheckOutcome,
-    /// Rows or questions compared.
+    #[serde(rename = "verdict")]
+    pub(super) outcome: CheckOutcome,
+    /// Number of comparisons.
     pub(super) compared: usize,
+    /// Relative to the largest magnitude; `None` for exact comparisons.
     pub(super) largest_error: Option<f64>,
+    /// Allowed error; `None` for exact comparisons.
     pub(super) tolerance: Option<f64>,
-    /// The first miss, or why there is nothing to say.
+    /// The first failure, or the reason of a skip.
     pub(super) note: Option<String>,
 }
 
@@ -49,7 +53,7 @@ impl GoldenCheck {
     fn exact(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
-            verdict: CheckOutcome::Passed,
+            outcome: CheckOutcome::Passed,
             compared: 0,
             largest_error: None,
             tolerance: None,
@@ -61,14 +65,14 @@ impl GoldenCheck {
         Self { largest_error: Some(0.0), tolerance: Some(tolerance), ..Self::exact(name) }
     }
 
-    /// A check that would say nothing here.
+    /// A check that is not run, and the reason.
     pub(super) fn skipped(name: String, why: &str) -> Self {
         let note = Some(why.to_owned());
-        Self { verdict: CheckOutcome::NotAsked, note, ..Self::exact(name) }
+        Self { outcome: CheckOutcome::Skipped, note, ..Self::exact(name) }
     }
 
     fn fail(&mut self, note: impl FnOnce() -> String) {
-        self.verdict = CheckOutcome::Missed;
+        self.outcome = CheckOutcome::Failed;
         self.note.get_or_insert_with(note);
     }
 
@@ -84,7 +88,8 @@ impl GoldenCheck {
         }
     }
 
-    /// In single precision also their number; in bf16 those that both have.
+    /// Compares the thoughts of a row. Their number must be equal in f32; in bf16 the common prefix
+    /// is compared.
     fn expect_thoughts(&mut self, what: &str, found: &Tensor, expected: &Tensor) {
         if found.rows() == expected.rows() {
             self.expect_close(what, found.data(), expected.data());
@@ -100,8 +105,8 @@ impl GoldenCheck {
         self.expect_close_at(what, found, expected, f64::MIN_POSITIVE);
     }
 
-    /// As [`Self::close`], but that numbers far below `scale` are compared at that scale: what is
-    /// zero but for rounding.
+    /// Like [`Self::expect_close`], but relative to at least `scale`, for tensors that are zero up
+    /// to rounding.
     pub(super) fn expect_close_at(
         &mut self,
         what: &str,
@@ -129,7 +134,7 @@ impl GoldenCheck {
     }
 }
 
-/// Every check that the dump has material for.
+/// Every inference check that the dump has data for.
 pub(super) fn run_all(
     golden: &GoldenDump,
     reasoner: &Reasoner,
@@ -196,12 +201,12 @@ fn prompt_hidden(
     Ok(check)
 }
 
-/// Thoughts, first logits, answers and texts of one run of all questions.
+/// Checks thoughts, first logits, answers and texts of one run of all questions.
 ///
-/// Numbers are compared along the reference's own path: thought t from its thoughts before t. Left
-/// to itself, a random model amplifies rounding from thought to thought (transformers differs from
-/// its own dump by 3e-3 on another machine), so what the engine makes of its own path is checked by
-/// its outcome: as many thoughts, the same answer.
+/// Thoughts and logits are teacher-forced: thought t is computed from the reference's thoughts
+/// before t. A free-running random model amplifies rounding from thought to thought (transformers
+/// differs from its own dump by 3e-3 on another machine), so free runs are checked by their number
+/// of thoughts and their answer only.
 fn reference_run(
     golden: &GoldenDump,
     reasoner: &Reasoner,
@@ -232,8 +237,8 @@ fn reference_run(
         for (r, expected) in expected.iter().enumerate() {
             let what = format!("question {i} row {r}");
             thoughts.expect_thoughts(&what, &teacher_forced[r].thoughts, &golden_thoughts[r]);
-            // A row that ends its thoughts elsewhere has other logits; in single precision that is
-            // a miss already.
+            // A row with another number of thoughts has other logits; in f32 that has failed the
+            // check of the thoughts already.
             if teacher_forced[r].thoughts.rows() == expected.lengths {
                 logits.expect_close(
                     &what,
@@ -254,11 +259,11 @@ fn reference_run(
         }
     }
     if !reasoner.decoder.device().is_f32() {
-        // Random models choose among thousands of tokens by differences far below bf16's rounding,
-        // and go another way after the first that differs.
+        // The argmax of a random model over thousands of tokens is decided by differences far
+        // below bf16's rounding, and sequences diverge after the first different token.
         let why = "a random model's choices do not survive bf16";
         [answers, texts] = [answers, texts].map(|check| GoldenCheck::skipped(check.name, why));
-        // Which tokens a mixture takes is a choice as well.
+        // The top-k tokens of a mixture are subject to the same rounding.
         if matches!(reasoner.head, LatentHead::TopKMixture { .. }) {
             thoughts = GoldenCheck::skipped(thoughts.name, why);
         }
@@ -270,7 +275,7 @@ fn tolerance(reasoner: &Reasoner) -> f64 {
     if reasoner.decoder.device().is_f32() { F32_TOLERANCE } else { BF16_TOLERANCE }
 }
 
-/// The reference's thoughts of a row; none at all are not in the dump.
+/// The reference's thoughts of a row. The dump has no tensor for a row without thoughts.
 fn reference_thoughts(golden: &GoldenDump, name: &str, thoughts: usize) -> Result<Tensor> {
     if thoughts == 0 {
         return Ok(Tensor::default());
@@ -313,12 +318,12 @@ fn reference_params<'a>(
         "noise" => Perturbation::Gaussian { std: meta.std },
         _ => Perturbation::None,
     };
-    let randomness = RandomSource::Recorded(recording);
+    let source = RandomSource::Recorded(recording);
     Ok(ReferenceRun {
         rows: rows.len(),
         length,
         perturbation,
-        source: randomness,
+        source,
         max_new_tokens: count(meta.max_new_tokens)?,
         forced_thoughts: None,
     })

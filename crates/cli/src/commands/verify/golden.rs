@@ -1,4 +1,5 @@
-//! Reading a reference dump: golden.json says what was run, golden.safetensors holds the numbers.
+//! Reads a reference dump: golden.json holds the inputs and settings, golden.safetensors the
+//! tensors.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use latent_tts::engine::RecordedNoise;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
-/// golden.json.
+/// The content of golden.json.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenMeta {
     pub(super) family: String,
@@ -38,14 +39,14 @@ pub(super) struct GoldenTraining {
     pub(super) loss: f64,
 }
 
-/// An example of it.
+/// One training example, as token ids.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenExample {
     pub(super) prompt_ids: Vec<u32>,
     pub(super) target_ids: Vec<u32>,
 }
 
-/// Steps of AdamW on the reward model, and the loss before each.
+/// Hyperparameters of AdamW steps on the reward model, and the loss before each step.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenAdamW {
     pub(super) lr: f32,
@@ -55,7 +56,7 @@ pub(super) struct GoldenAdamW {
     pub(super) losses: Vec<f64>,
 }
 
-/// A question, as the reference put it and answered it.
+/// A question with the reference's prompt and runs.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenQuestion {
     pub(super) question: String,
@@ -63,15 +64,16 @@ pub(super) struct GoldenQuestion {
     pub(super) runs: BTreeMap<String, Vec<GoldenRow>>,
 }
 
-/// One row's answer.
+/// The answer of one row.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenRow {
+    /// Number of thoughts.
     pub(super) lengths: usize,
     pub(super) answer_ids: Vec<u32>,
     pub(super) text: String,
 }
 
-/// A dump in memory.
+/// A reference dump in memory.
 #[derive(Debug)]
 pub(super) struct GoldenDump {
     pub(super) family: String,
@@ -80,7 +82,7 @@ pub(super) struct GoldenDump {
     tensors: BTreeMap<String, GoldenTensor>,
 }
 
-/// A tensor of the dump.
+/// A tensor of the dump, converted to f32.
 #[derive(Debug)]
 pub(super) struct GoldenTensor {
     pub(super) shape: Vec<usize>,
@@ -91,7 +93,11 @@ impl GoldenDump {
     pub(super) fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("golden.json");
         let text = std::fs::read_to_string(&path).with_context(|| {
-            format!("{}: cannot read; give a folder with golden.json, golden.safetensors and checkpoint/", path.display())
+            format!(
+                "{}: cannot read; give a folder with golden.json, golden.safetensors and \
+                 checkpoint/",
+                path.display()
+            )
         })?;
         let meta: GoldenMeta = serde_json::from_str(&text)
             .with_context(|| format!("{}: not a reference dump", path.display()))?;
@@ -117,14 +123,14 @@ impl GoldenDump {
         self.tensors.contains_key("rm.scores")
     }
 
-    /// A tensor that must be there.
+    /// The tensor `name`, which must be present.
     pub(super) fn tensor(&self, name: &str) -> Result<&GoldenTensor> {
         self.tensors.get(name).with_context(|| {
             format!("{}: no tensor `{name}`; the dump is incomplete", self.file.display())
         })
     }
 
-    /// All tensors whose name begins with `prefix`, under what follows it.
+    /// All tensors whose name starts with `prefix`, with the rest of the name.
     pub(super) fn with_prefix<'a>(
         &'a self,
         prefix: &'a str,
@@ -134,7 +140,7 @@ impl GoldenDump {
             .filter_map(move |(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)))
     }
 
-    /// The masks and the noise of question `i`.
+    /// The dropout masks and the noise of question `i`.
     pub(super) fn recording(&self, i: usize) -> Result<RecordedNoise> {
         let (keep, noise) =
             (self.tensor(&format!("{i}.keep"))?, self.tensor(&format!("{i}.noise"))?);

@@ -1,4 +1,4 @@
-//! The checks of training: losses, gradients and steps of the optimizer against the reference's.
+//! Training checks: losses, gradients and optimizer steps against the reference's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,16 +19,16 @@ use train::tokenized_example::TokenizedExample;
 use super::checks::GoldenCheck;
 use super::golden::{GoldenDump, GoldenTraining};
 
-/// Losses, relative.
+/// Relative tolerance of losses.
 const LOSS_TOLERANCE: f64 = 1e-5;
-/// Gradients, as a share of the tensor's largest magnitude: they add up many more terms than
-/// activations do.
+/// Tolerance of gradients, relative to the tensor's largest magnitude: they sum over many more
+/// terms than activations.
 const GRADIENT_TOLERANCE: f64 = 1e-3;
-/// A tensor whose gradients are smaller than this share of the largest has none but for rounding:
-/// the contrastive loss does not see the classifier's bias.
+/// A tensor whose gradients are below this share of the largest is zero up to rounding: the
+/// contrastive loss is invariant to the classifier's bias.
 const ROUNDING_FLOOR: f64 = 3e-4;
 
-/// Every check of training that the dump has material for.
+/// Every training check that the dump has data for.
 pub(super) fn run_all(
     golden: &GoldenDump,
     device: &Device,
@@ -50,7 +50,7 @@ pub(super) fn run_all(
             let names = ["loss", "gradients"].map(|what| format!("latent-rm {name} {what}"));
             let names = names.each_ref().map(String::as_str);
             checks.extend(if_f32(device, &names, || {
-                check_reward_model(golden, device, dir, (name, objective, loss))
+                check_reward_model(golden, device, dir, GoldenLoss { name, objective, loss })
             })?);
         }
         checks.extend(if_f32(device, &["latent-rm AdamW steps"], || {
@@ -60,7 +60,7 @@ pub(super) fn run_all(
     Ok(checks)
 }
 
-/// The checks, or a word on why they are not made.
+/// The checks of `make` in f32; in bf16 each of `names` is skipped.
 fn if_f32(
     device: &Device,
     names: &[&str],
@@ -73,7 +73,7 @@ fn if_f32(
     Ok(names.iter().map(|name| GoldenCheck::skipped((*name).to_owned(), why)).collect())
 }
 
-/// One batch of latent training: the loss, and every gradient through every thought.
+/// Checks one batch of latent training: the loss, and all gradients through all thoughts.
 fn check_reasoner(
     golden: &GoldenDump,
     training: &GoldenTraining,
@@ -87,9 +87,9 @@ fn check_reasoner(
     } else {
         TrainableHead::Identity
     };
-    let learner =
+    let decoder =
         device.run(|| TrainableDecoder::load(device, config, &checkpoint, LmHead::With))?;
-    let mut train_step = LatentTrainStep::new(learner, head, None);
+    let mut train_step = LatentTrainStep::new(decoder, head, None);
     let example = |(i, item): (usize, &super::golden::GoldenExample)| TokenizedExample {
         id: i as u32,
         prompt: item.prompt_ids.clone(),
@@ -106,16 +106,16 @@ fn check_reasoner(
     Ok(vec![loss, check_gradients("training gradients", golden, "training.grad.", parameters)?])
 }
 
-/// Every gradient of the dump under `prefix` against the parameters'.
+/// Checks every gradient of the dump under `prefix` against those of `parameters`.
 fn check_gradients<'a>(
     name: &str,
     golden: &GoldenDump,
     prefix: &str,
     parameters: impl Iterator<Item = &'a Parameter>,
 ) -> Result<GoldenCheck> {
-    let mut found = BTreeMap::new();
+    let mut gradients = BTreeMap::new();
     for parameter in parameters {
-        found.extend(
+        gradients.extend(
             parameter.named_gradients()?.into_iter().map(|named| (named.name, named.values)),
         );
     }
@@ -128,7 +128,8 @@ fn check_gradients<'a>(
         let TensorRole::Weight(canonical) = classify(original) else {
             bail!("golden.safetensors: `{prefix}{original}` is no weight")
         };
-        let own = found.get(&canonical).with_context(|| format!("no parameter `{canonical}`"))?;
+        let own =
+            gradients.get(&canonical).with_context(|| format!("no parameter `{canonical}`"))?;
         check.expect_close_at(original, own, &expected.values, ROUNDING_FLOOR * largest);
     }
     ensure!(check.compared > 0, "golden.safetensors: no gradients under `{prefix}`");
@@ -138,11 +139,11 @@ fn check_gradients<'a>(
 fn load_reward_model(device: &Device, dir: &Path) -> Result<RewardTrainStep> {
     let checkpoint = Checkpoint::open(&dir.join("latent-rm"))?;
     let config = checkpoint.config();
-    let learner =
+    let decoder =
         device.run(|| TrainableDecoder::load(device, config, &checkpoint, LmHead::Without))?;
     let head =
         TrainableRewardHead::load(device, &checkpoint, RewardHeadKind::Linear, config.width)?;
-    Ok(RewardTrainStep::new(learner, head, None))
+    Ok(RewardTrainStep::new(decoder, head, None))
 }
 
 fn reward_examples(golden: &GoldenDump) -> Result<Vec<RewardExample>> {
@@ -168,11 +169,19 @@ fn reward_examples(golden: &GoldenDump) -> Result<Vec<RewardExample>> {
     golden.meta.questions.iter().enumerate().map(example).collect()
 }
 
+/// The reference's loss under one objective.
+struct GoldenLoss {
+    /// The objective's name in the dump's tensors.
+    name: &'static str,
+    objective: Objective,
+    loss: f64,
+}
+
 fn check_reward_model(
     golden: &GoldenDump,
     device: &Device,
     dir: &Path,
-    (name, objective, expected): (&str, Objective, f64),
+    GoldenLoss { name, objective, loss: expected }: GoldenLoss,
 ) -> Result<Vec<GoldenCheck>> {
     let (mut reward_model, examples) = (load_reward_model(device, dir)?, reward_examples(golden)?);
     let params = RewardLossConfig { objective, step_weight: &|_| 1.0, dropout: None };
@@ -191,7 +200,7 @@ fn check_reward_model(
     ])
 }
 
-/// The contrastive loss before each of the reference's steps.
+/// Checks the contrastive loss before each optimizer step of the reference.
 fn check_adamw_steps(golden: &GoldenDump, device: &Device, dir: &Path) -> Result<Vec<GoldenCheck>> {
     let Some(adamw) = &golden.meta.adamw else { return Ok(Vec::new()) };
     let (mut reward_model, examples) = (load_reward_model(device, dir)?, reward_examples(golden)?);
