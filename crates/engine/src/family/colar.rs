@@ -1,4 +1,5 @@
-//! CoLaR: a Gaussian head predicts the next compressed embedding; thinking ends by its own decision.
+//! CoLaR: a Gaussian head predicts the next compressed embedding; thinking ends by its own
+//! decision.
 
 use answer::AnswerRule;
 use model::head::GaussianMeanNames;
