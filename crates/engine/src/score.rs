@@ -162,8 +162,8 @@ impl AnswerLayout {
     }
 }
 
-/// The beginning of a pass: prompts with their reference traces. The hidden state at each one's
-/// last position is an output.
+/// The beginning of a pass: prompts with their reference traces. The hidden state at the last
+/// position of each is an output.
 struct ScorerPrefix {
     pass: Pass,
     x: Tensor,

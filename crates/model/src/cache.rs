@@ -93,7 +93,8 @@ impl Cache {
         Ok(Self::with_store(KvStore::new(
             device,
             config.layers,
-            (config.kv_heads, config.head_dim),
+            config.kv_heads,
+            config.head_dim,
             slots,
         )?))
     }
@@ -104,7 +105,7 @@ impl Cache {
 
     /// Bytes per position, over all layers.
     pub fn bytes_per_position(device: &Device, config: &Config) -> usize {
-        KvStore::bytes_per_slot(device, config.layers, (config.kv_heads, config.head_dim))
+        KvStore::bytes_per_slot(device, config.layers, config.kv_heads, config.head_dim)
     }
 
     /// Slots that `own` unshared positions of a sequence take: allocation is in chunks.
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
 
     fn cache() -> Cache {
-        Cache::with_store(KvStore::new(&Device::cpu(None).unwrap(), 1, (1, 4), 160).unwrap())
+        Cache::with_store(KvStore::new(&Device::cpu(None).unwrap(), 1, 1, 4, 160).unwrap())
     }
 
     #[test]

@@ -11,8 +11,9 @@ mod trainable;
 use std::ops::Range;
 
 use tensor::ops::{
-    self, Activation, DropoutMask, GraphCache, GraphKey, KeepMask, Linear, Normalization,
-    OutputDtype, PerturbedRows, QkvTransform, Rope, RowPerturbation, SiteSet, SlotMapping,
+    self, Activation, DropoutMask, GraphCache, GraphKey, KeepMask, LearnedPositions, Linear,
+    LinearResidualNorm, Normalization, OutputDtype, PerturbedRows, QkvProjection, QkvTransform,
+    Rope, RowPerturbation, SiteSet, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -347,8 +348,9 @@ impl Decoder {
         chunk.x = self.embed_norm(x, &chunk.slot_mapping, &mut work.normed)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let next = self.blocks.get(layer + 1);
-            let (by, into) = ((&block.qkv, self.qkv_params(block)), (&mut cache.kv, layer));
-            ops::project_qkv(device, &work.normed, by, into, &chunk.slot_mapping, &mut work.qkv)?;
+            let qkv = QkvProjection { map: &block.qkv, transform: self.qkv_params(block) };
+            let (kv, slots) = (cache.kv.layer_mut(layer), &chunk.slot_mapping);
+            ops::project_qkv(device, &work.normed, qkv, kv, slots, &mut work.qkv)?;
             work.normed.release();
             let mut metadata = chunk.take_metadata(device)?;
             if next.is_none() {
@@ -364,31 +366,28 @@ impl Decoder {
                 &mut work.attended,
             )?;
             work.qkv.release();
-            let mask = metadata.dropout.mask(layer, Site::AttnOut);
-            let normed = (&block.mlp_norm, OutputDtype::Compute, &mut work.normed);
-            ops::linear_residual_norm(
-                device,
-                &work.attended,
-                &block.attn_out,
-                mask,
-                &mut chunk.x,
-                normed,
-            )?;
+            let of = LinearResidualNorm {
+                x: &work.attended,
+                map: &block.attn_out,
+                mask: metadata.dropout.mask(layer, Site::AttnOut),
+                norm: &block.mlp_norm,
+                dtype: OutputDtype::Compute,
+            };
+            ops::linear_residual_norm(device, of, &mut chunk.x, &mut work.normed)?;
             work.attended.release();
             self.mlp(block, work)?;
-            let mask = metadata.dropout.mask(layer, Site::MlpOut);
-            let normed = match next {
-                Some(next) => (&next.attn_norm, OutputDtype::Compute, &mut work.normed),
-                None => (&self.final_norm, output, &mut work.normed),
+            let (norm, dtype) = match next {
+                Some(next) => (&next.attn_norm, OutputDtype::Compute),
+                None => (&self.final_norm, output),
             };
-            ops::linear_residual_norm(
-                device,
-                &work.inner,
-                &block.mlp_out,
-                mask,
-                &mut chunk.x,
-                normed,
-            )?;
+            let of = LinearResidualNorm {
+                x: &work.inner,
+                map: &block.mlp_out,
+                mask: metadata.dropout.mask(layer, Site::MlpOut),
+                norm,
+                dtype,
+            };
+            ops::linear_residual_norm(device, of, &mut chunk.x, &mut work.normed)?;
             work.inner.release();
             chunk.metadata = Some(metadata);
             if let Some(proceed) = proceed.take() {
@@ -407,14 +406,10 @@ impl Decoder {
         normed: &mut Tensor,
     ) -> Result<Tensor, DeviceError> {
         let table = self.position_embedding.as_ref();
-        let positions = table.map(|table| (table, &slot_mapping.positions));
-        ops::add_positions_norm(
-            &self.device,
-            x,
-            positions,
-            (&self.blocks[0].attn_norm, OutputDtype::Compute),
-            normed,
-        )
+        let learned =
+            table.map(|table| LearnedPositions { table, positions: &slot_mapping.positions });
+        let (norm, dtype) = (&self.blocks[0].attn_norm, OutputDtype::Compute);
+        ops::add_positions_norm(&self.device, x, learned, norm, dtype, normed)
     }
 
     fn qkv_params<'a>(&'a self, block: &'a Block) -> QkvTransform<'a> {
@@ -429,7 +424,7 @@ impl Decoder {
     fn mlp(&self, block: &Block, work: &mut ChunkActivations) -> Result<(), DeviceError> {
         let (device, normed) = (&self.device, &work.normed);
         let mlp_in = |activation, out: &mut Tensor| {
-            ops::linear(device, normed, &block.mlp_in, (activation, OutputDtype::Compute), out)
+            ops::linear(device, normed, &block.mlp_in, activation, OutputDtype::Compute, out)
         };
         match mlp_activation(self.config.mlp) {
             Some(activation) => mlp_in(activation, &mut work.inner)?,

@@ -162,7 +162,7 @@ impl LatentHead {
         Ok(Self::SwiGlu {
             norm: modules.layer_norm(names.norm, width, 1e-6)?,
             up: modules.linear(names.up, width, hidden)?,
-            gates: Linear::from_output_major(device, (hidden, 2 * hidden), &gates, None)?,
+            gates: Linear::from_output_major(device, hidden, 2 * hidden, &gates, None)?,
             down: modules.linear(names.down, hidden, hidden)?,
             out: modules.linear(names.out, hidden, width)?,
         })
@@ -232,7 +232,7 @@ fn apply_linear(
     activation: Activation,
 ) -> Result<Tensor, DeviceError> {
     let mut out = Tensor::default();
-    ops::linear(device, x, linear, (activation, OutputDtype::F32), &mut out)?;
+    ops::linear(device, x, linear, activation, OutputDtype::F32, &mut out)?;
     Ok(out)
 }
 

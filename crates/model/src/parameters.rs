@@ -5,7 +5,7 @@
 //! [`Normalization`]); the copies are synchronised after every optimizer step. Matrices are
 //! (outputs, inputs) here in every architecture.
 
-use tensor::ops::{self, AdamW, Linear, Moments, Normalization};
+use tensor::ops::{self, AdamW, Linear, Moments, NormBackward, Normalization};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::ModelError;
@@ -162,7 +162,7 @@ impl LinearParameters {
         let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
         let zeros = vec![0.0; rows * cols];
         let bias = self.bias.as_ref().map(|_| vec![0.0; rows]);
-        let mut linear = Linear::from_output_major(device, (cols, rows), &zeros, bias)?;
+        let mut linear = Linear::from_output_major(device, cols, rows, &zeros, bias)?;
         self.sync_linear(device, &mut linear)?;
         Ok(linear)
     }
@@ -244,7 +244,8 @@ impl NormParameters {
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let bias = self.bias.as_mut().map(|b| &mut b.gradient);
-        ops::norm_backward(device, (x, norm, dy), dx, &mut self.weight.gradient, bias)
+        let of = NormBackward { x, norm, dy };
+        ops::norm_backward(device, of, dx, &mut self.weight.gradient, bias)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {

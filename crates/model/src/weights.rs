@@ -106,11 +106,15 @@ impl LinearSpec {
         device: &Device,
         source: &impl TensorSource,
     ) -> Result<Linear, ModelError> {
-        let (matrix, bias, shape) =
-            (self.matrix(source)?, self.bias(source)?, (self.inputs, self.outputs()));
+        let (matrix, bias) = (self.matrix(source)?, self.bias(source)?);
+        let (inputs, outputs) = (self.inputs, self.outputs());
         Ok(match self.layout {
-            WeightLayout::OutputMajor => Linear::from_output_major(device, shape, &matrix, bias)?,
-            WeightLayout::InputMajor => Linear::from_input_major(device, shape, &matrix, bias)?,
+            WeightLayout::OutputMajor => {
+                Linear::from_output_major(device, inputs, outputs, &matrix, bias)?
+            }
+            WeightLayout::InputMajor => {
+                Linear::from_input_major(device, inputs, outputs, &matrix, bias)?
+            }
         })
     }
 }

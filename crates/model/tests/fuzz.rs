@@ -1,4 +1,4 @@
-//! Fuzzing: corrupt files give errors or load; they never panic, hang or allocate beyond their size.
+//! Fuzzing: corrupt files give errors or load; none panics, hangs or allocates beyond its size.
 //!
 //! Each case takes a valid checkpoint, corrupts one file (changed bytes, truncation, arbitrary
 //! bytes, or a JSON value replaced by an unexpected one), and reads everything that still opens.

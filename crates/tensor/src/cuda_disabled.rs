@@ -239,10 +239,10 @@ pub(crate) mod linear {
     impl CudaLinear {
         functions! {
             fn from_output_major(
-                &CudaDevice, (usize, usize), &[f32], Option<&[f32]>
+                &CudaDevice, usize, usize, &[f32], Option<&[f32]>
             ) -> Result<Self>;
             fn from_input_major(
-                &CudaDevice, (usize, usize), &[f32], Option<&[f32]>
+                &CudaDevice, usize, usize, &[f32], Option<&[f32]>
             ) -> Result<Self>;
         }
     }
@@ -281,7 +281,7 @@ pub(crate) mod noise {
 }
 
 pub(crate) mod norm {
-    use super::args::{NormGradients, PositionEmbeddings, ResidualAddend};
+    use super::args::{CudaLearnedPositions, NormGradients, ResidualAddend};
     use super::{CudaDevice, CudaDtype, CudaTensor, Result};
 
     uninhabited!(CudaNorm);
@@ -301,7 +301,7 @@ pub(crate) mod norm {
     functions! {
         fn add(&mut CudaTensor, ResidualAddend<'_>) -> Result<()>;
         fn add_positions_norm(
-            (&CudaTensor, &CudaTensor), Option<PositionEmbeddings<'_>>, &CudaNorm, CudaDtype
+            &CudaTensor, &CudaTensor, Option<CudaLearnedPositions<'_>>, &CudaNorm, CudaDtype
         ) -> Result<CudaTensor>;
         fn norm(&CudaTensor, &CudaNorm, CudaDtype) -> Result<CudaTensor>;
         fn norm_backward(&CudaTensor, &CudaNorm, NormGradients<'_>) -> Result<()>;
@@ -334,7 +334,7 @@ pub(crate) mod qkv {
 
     functions! {
         fn project_qkv(
-            &CudaTensor, &CudaLinear, CudaQkvTransform<'_>, (&mut CudaKv, usize),
+            &CudaTensor, &CudaLinear, CudaQkvTransform<'_>, &mut CudaKv, usize,
             CudaSlotMapping<'_>
         ) -> Result<CudaTensor>;
         fn rope_and_cache(
@@ -347,15 +347,12 @@ pub(crate) mod qkv {
 }
 
 pub(crate) mod residual {
-    use super::args::CudaDropoutMask;
-    use super::linear::CudaLinear;
-    use super::norm::CudaNorm;
-    use super::{CudaDtype, CudaTensor, Result};
+    use super::args::CudaLinearResidualNorm;
+    use super::{CudaTensor, Result};
 
     functions! {
         fn linear_residual_norm(
-            &CudaTensor, &CudaLinear, Option<CudaDropoutMask<'_>>, &mut CudaTensor,
-            (&CudaNorm, CudaDtype)
+            CudaLinearResidualNorm<'_>, &mut CudaTensor
         ) -> Result<CudaTensor>;
     }
 }

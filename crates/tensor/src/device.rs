@@ -1,4 +1,4 @@
-//! Where numbers live: the processor's worker threads, or a GPU.
+//! The device that computes: the threads of the CPU, or a GPU.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -9,33 +9,33 @@ use crate::cuda::stream::CudaEvent;
 use crate::cuda::{CudaDevice, CudaError};
 use crate::params::Precision;
 
-/// Why a device could not be had, or could not go on.
+/// Why a device could not be opened, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The operating system refused to start the workers.
-    #[error("cannot start {threads} worker threads: {reason}; pass a smaller --threads")]
+    /// The operating system refused to start the threads.
+    #[error("cannot start {threads} worker threads: {reason}")]
     Threads {
-        /// How many were asked for.
+        /// The number of threads.
         threads: usize,
-        /// What the operating system said.
+        /// The operating system's message.
         reason: String,
     },
-    /// The instruction set asked for is not on this processor.
+    /// The CPU does not have the instruction set.
     #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
     UnsupportedIsa(Isa),
-    /// The GPU refused.
+    /// An error of the GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
 impl DeviceError {
-    /// Whether less work at a time would have gone through.
+    /// Whether the device ran out of memory, so that a smaller batch might succeed.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Cuda(CudaError::OutOfMemory { .. }))
     }
 }
 
-/// A handle on what computes; cheap to clone.
+/// A handle on a device; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Device(Arc<Backend>);
 
@@ -52,13 +52,12 @@ pub(crate) struct CpuDevice {
 }
 
 impl Device {
-    /// The processor, with `threads` workers (all cores if `None`) and the best instruction set it
-    /// has.
+    /// The CPU with `threads` threads (one per core if `None`) and its best instruction set.
     pub fn cpu(threads: Option<NonZeroUsize>) -> Result<Self, DeviceError> {
         Self::cpu_with(threads, Isa::detect())
     }
 
-    /// The processor with a chosen instruction set; an error if it does not have it.
+    /// The CPU with a given instruction set; an error if it does not have it.
     pub fn cpu_with(threads: Option<NonZeroUsize>, isa: Isa) -> Result<Self, DeviceError> {
         if !isa.is_present() {
             return Err(DeviceError::UnsupportedIsa(isa));
@@ -77,7 +76,7 @@ impl Device {
         Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision)?))))
     }
 
-    /// Whether there is a GPU and what it takes to use it; if not, why.
+    /// Whether there is a usable GPU; if not, why.
     pub fn cuda_availability() -> Result<(), String> {
         CudaDevice::availability()
     }
@@ -91,7 +90,7 @@ impl Device {
         matches!(self.backend(), Backend::Cuda(_))
     }
 
-    /// Whether everything is computed in single precision.
+    /// Whether the compute dtype is f32.
     pub fn is_f32(&self) -> bool {
         match self.backend() {
             Backend::Cpu(_) => true,
@@ -99,7 +98,7 @@ impl Device {
         }
     }
 
-    /// What it is, in a few words.
+    /// A one-line description.
     pub fn describe(&self) -> String {
         match self.backend() {
             Backend::Cpu(cpu) => {
@@ -116,7 +115,7 @@ impl Device {
         }
     }
 
-    /// The instruction set of the processor's kernels.
+    /// The instruction set of the CPU; `None` for a GPU.
     pub fn isa(&self) -> Option<Isa> {
         match self.backend() {
             Backend::Cpu(cpu) => Some(cpu.isa),
@@ -124,7 +123,7 @@ impl Device {
         }
     }
 
-    /// How many of the processor's workers share the work.
+    /// The number of threads of the CPU; 1 for a GPU.
     pub fn threads(&self) -> usize {
         match self.backend() {
             Backend::Cpu(cpu) => cpu.pool.current_num_threads(),
@@ -132,7 +131,7 @@ impl Device {
         }
     }
 
-    /// Bytes of a GPU's own memory: free, and all.
+    /// Bytes of a GPU's memory, free and total; `None` for the CPU.
     pub fn memory(&self) -> Result<Option<(usize, usize)>, DeviceError> {
         match self.backend() {
             Backend::Cpu(_) => Ok(None),
@@ -140,8 +139,8 @@ impl Device {
         }
     }
 
-    /// Lanes in which work may run at the same time; what a processor is asked for it does with all
-    /// its workers at once.
+    /// The number of streams whose work may run concurrently: 1 on the CPU, whose threads all work
+    /// on one operation.
     pub fn streams(&self) -> usize {
         match self.backend() {
             Backend::Cpu(_) => 1,
@@ -149,20 +148,21 @@ impl Device {
         }
     }
 
-    /// Runs `work` of this thread in a lane, by its number below [`Device::lanes`]; outside of this
-    /// everything is in lane 0.
+    /// Runs `work` of this thread on stream `index`, which is below [`Device::streams`]; everything
+    /// else runs on stream 0.
     ///
-    /// Work in one lane is done in its order. Between lanes there is none: before what one made is
-    /// read or dropped in another, the first must have been waited for, as
-    /// [`Device::synchronize`] does in the lane that it is called in.
-    pub fn on_stream<R>(&self, lane: usize, work: impl FnOnce() -> R) -> Result<R, DeviceError> {
+    /// Work on one stream runs in order; streams are not ordered with each other. Before what one
+    /// stream wrote is read or dropped on another, the first must have been synchronized with:
+    /// [`Device::synchronize`] waits for the stream that it is called on.
+    pub fn on_stream<R>(&self, index: usize, work: impl FnOnce() -> R) -> Result<R, DeviceError> {
         match self.backend() {
             Backend::Cpu(_) => Ok(work()),
-            Backend::Cuda(cuda) => Ok(cuda.on_stream(lane, work)?),
+            Backend::Cuda(cuda) => Ok(cuda.on_stream(index, work)?),
         }
     }
 
-    /// The moment when everything asked for so far in this lane is done. Nothing waits for it.
+    /// Records an event that completes when everything queued so far on this stream has. Does not
+    /// wait.
     pub fn record_event(&self) -> Result<DeviceEvent, DeviceError> {
         Ok(DeviceEvent(match self.backend() {
             Backend::Cpu(_) => EventClock::Host(Instant::now()),
@@ -170,7 +170,7 @@ impl Device {
         }))
     }
 
-    /// Waits until everything asked for so far in this lane is done.
+    /// Waits until everything queued so far on this stream is done.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         match self.backend() {
             Backend::Cpu(_) => Ok(()),
@@ -178,8 +178,8 @@ impl Device {
         }
     }
 
-    /// Rows that are best computed together: enough for full speed, few enough that activations
-    /// stay small.
+    /// The most rows that a pass computes at once: enough for full speed, few enough that
+    /// activations stay small.
     pub fn max_batch_rows(&self) -> usize {
         match self.backend() {
             Backend::Cpu(_) => 768,
@@ -187,8 +187,7 @@ impl Device {
         }
     }
 
-    /// Runs `work` on this device's workers, so that the parallel parts of the operations in it use
-    /// them and no others.
+    /// Runs `work` on this device's thread pool, which the operations in it then use.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match self.backend() {
             Backend::Cpu(cpu) => cpu.pool.install(work),
@@ -197,7 +196,7 @@ impl Device {
     }
 }
 
-/// A point in the order of a device's work, and its time.
+/// A recorded point in a stream's work.
 #[derive(Debug)]
 pub struct DeviceEvent(EventClock);
 
@@ -208,12 +207,12 @@ enum EventClock {
 }
 
 impl DeviceEvent {
-    /// Seconds from this to a later moment of the same device and lane, which is waited for.
+    /// Seconds from this to a later event of the same device and stream. Waits for the later one.
     pub fn elapsed(&self, later: &Self) -> Result<f64, DeviceError> {
         match (&self.0, &later.0) {
             (EventClock::Host(from), EventClock::Host(to)) => Ok((*to - *from).as_secs_f64()),
             (EventClock::Cuda(from), EventClock::Cuda(to)) => Ok(from.elapsed(to)?),
-            _ => panic!("moments of two devices"),
+            _ => panic!("events of two devices"),
         }
     }
 }

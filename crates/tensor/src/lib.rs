@@ -1,15 +1,15 @@
-//! Numbers on a device. This crate knows nothing of models.
+//! Tensors and the operations of a transformer, on the CPU and on NVIDIA GPUs. This crate knows
+//! nothing of models.
 //!
-//! * [`Device`] says where numbers live and which instructions work on them.
-//! * [`Tensor`] is a row-major matrix of `f32` on a device.
-//! * [`ops`] holds every operation once: its contract in prose and shapes, the checks, the dispatch
-//!   to a device.
+//! * [`Device`] is a thread pool with a SIMD instruction set, or a GPU.
+//! * [`Tensor`] is a row-major matrix on a device.
+//! * [`ops`] holds every operation once: contract and shapes, checks, dispatch to a backend.
 //! * `cpu` and `cuda` hold the kernels, one file per operation, under the names of [`ops`].
-//! * [`rng`] is randomness as a pure function: the same bits wherever and whenever they are drawn.
+//! * [`rng`] is a counter-based generator: random numbers as a pure function of what they are for.
 //!
-//! Two promises hold for every operation here. A row of the result depends on that row of the input
-//! alone, never on its neighbours, the number of rows or the number of threads: bit for bit on the
-//! processor, to rounding on a GPU. And an operation never reads uninitialised memory or leaves
+//! Two invariants hold for every operation. Batch invariance: a row of the result depends on that
+//! row of the input alone, not on the other rows, their number or the number of threads; to the bit
+//! on the CPU, to rounding on a GPU. And an operation never reads uninitialised memory or leaves
 //! part of its output unwritten.
 
 mod cpu;

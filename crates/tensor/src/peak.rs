@@ -1,4 +1,4 @@
-//! What a device can do at most, measured: the figure that speeds are compared with.
+//! The peak FLOP/s of a device, measured: what speeds are compared with.
 
 use std::time::Instant;
 
@@ -6,10 +6,10 @@ use crate::device::Backend;
 use crate::ops::{Activation, Linear, OutputDtype, linear};
 use crate::{Device, DeviceError, Tensor, cpu};
 
-/// Floating-point operations per second (a multiply-add counts as two): of a processor what its
-/// workers reach together on registers alone, of a GPU what a large matrix product reaches.
+/// FLOP/s (a multiply-add counts as two): of the CPU what its threads reach together on registers
+/// alone, of a GPU what a large GEMM reaches.
 ///
-/// The best of several short runs: other load on the machine can only lower a single one.
+/// The best of several short runs, since other load on the machine can only lower one.
 pub fn peak_flops(device: &Device) -> Result<f64, DeviceError> {
     match device.backend() {
         Backend::Cpu(cpu) => Ok(cpu::peak::fma_flops(device, cpu.isa)),
@@ -19,18 +19,18 @@ pub fn peak_flops(device: &Device) -> Result<f64, DeviceError> {
 
 fn gemm_flops(device: &Device) -> Result<f64, DeviceError> {
     const SIZE: usize = 8192;
-    // Numbers that differ: zeros run faster than any real product.
+    // Not zeros, with which a GPU runs faster than on real data.
     let numbers: Vec<f32> =
         (0..SIZE * SIZE).map(|i| ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
-    let map = Linear::from_output_major(device, (SIZE, SIZE), &numbers, None)?;
+    let map = Linear::from_output_major(device, SIZE, SIZE, &numbers, None)?;
     let x = Tensor::from_vec(SIZE, SIZE, numbers).to_device(device)?;
     let (mut operand, mut out) = (Tensor::default(), Tensor::default());
-    linear(device, &x, &map, (Activation::None, OutputDtype::Compute), &mut operand)?;
+    linear(device, &x, &map, Activation::None, OutputDtype::Compute, &mut operand)?;
     let mut best = f64::INFINITY;
     for _ in 0..8 {
         device.synchronize()?;
         let start = Instant::now();
-        linear(device, &operand, &map, (Activation::None, OutputDtype::Compute), &mut out)?;
+        linear(device, &operand, &map, Activation::None, OutputDtype::Compute, &mut out)?;
         device.synchronize()?;
         best = best.min(start.elapsed().as_secs_f64());
     }

@@ -1,12 +1,12 @@
-//! Randomness as a pure function: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy
-//! as 1, 2, 3", 2011).
+//! Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
+//! 1, 2, 3", 2011).
 //!
-//! No generator object exists. Every number is named by where it is used (seed, question,
+//! There is no generator state. A number is a pure function of what it is for (seed, question,
 //! trajectory, position, layer, site, element), so it is the same for every batch, order, thread
 //! count and device.
 //!
 //! The 128-bit counter holds, from word 0 to 3: `site << 26 | layer << 16 | element / 4`, position,
-//! trajectory, question. The key is the seed. One call yields four words, for four neighbouring
+//! trajectory, question. The key is the seed. One call yields four words, for four consecutive
 //! elements.
 
 /// The generator's four output words for a counter and a key.
@@ -40,7 +40,7 @@ pub(crate) fn philox_lanes<const L: usize>(
     std::array::from_fn(|l| [c0[l], c1[l], c2[l], c3[l]])
 }
 
-/// What a number is drawn for. Sites never share numbers.
+/// What a random number is for. Sites never share numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Site {
@@ -56,7 +56,8 @@ pub enum Site {
     Token = 4,
 }
 
-/// A place where numbers are drawn: everything of a number's name but layer, site and element.
+/// Names the random numbers of one position of one trajectory: the key and the upper three words of
+/// the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RngKey {
     /// The run's seed.
@@ -69,13 +70,13 @@ pub struct RngKey {
     pub position: u32,
 }
 
-/// The largest number of elements, layers that a counter can name.
+/// The most elements of a row that the counter can tell apart.
 pub const MAX_ELEMENTS: usize = 1 << 18;
-/// The largest number of layers that a counter can name.
+/// The most layers that the counter can tell apart.
 pub const MAX_LAYERS: usize = 1 << 10;
 
 impl RngKey {
-    /// The key and the three upper counter words.
+    /// Philox's key, and words 1 to 3 of its counter.
     #[inline(always)]
     pub(crate) fn key_and_counter(&self) -> ([u32; 2], [u32; 3]) {
         (
@@ -84,18 +85,18 @@ impl RngKey {
         )
     }
 
-    /// The four words for elements `4 * block ..= 4 * block + 3` of a site.
+    /// The four random words for elements `4 * block ..= 4 * block + 3` of a site.
     pub fn bits(&self, layer: usize, site: Site, block: usize) -> [u32; 4] {
         let (key, rest) = self.key_and_counter();
         philox([site_word(layer, site) | block as u32, rest[0], rest[1], rest[2]], key)
     }
 
-    /// Whether dropout keeps element `i` of a site at rate `p`.
+    /// Whether dropout of probability `p` keeps element `i` of a site.
     pub fn keeps(&self, layer: usize, site: Site, i: usize, p: f32) -> bool {
         self.bits(layer, site, i / 4)[i % 4] >= drop_threshold(p)
     }
 
-    /// Adds normal noise of standard deviation `std` to a thought.
+    /// Adds Gaussian noise of standard deviation `std` to a thought.
     pub fn add_noise(&self, std: f32, thought: &mut [f32]) {
         for (block, four) in thought.chunks_mut(4).enumerate() {
             let normals = normals(self.bits(0, Site::Noise, block));
@@ -105,34 +106,35 @@ impl RngKey {
         }
     }
 
-    /// A whole number drawn evenly from `low ..= high`.
+    /// An integer, uniform over `low ..= high`.
     pub fn uniform_int(&self, site: Site, low: usize, high: usize) -> usize {
         let span = (high - low + 1) as u64;
         low + ((u64::from(self.bits(0, site, 0)[0]) * span) >> 32) as usize
     }
 
-    /// A number drawn evenly from `[0, 1)`, of 53 bits.
+    /// A number of 53 bits, uniform over `[0, 1)`.
     pub fn uniform(&self, site: Site) -> f64 {
         let [high, low, ..] = self.bits(0, site, 0);
         ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// The layer and site part of counter word 0.
+/// The bits of layer and site in word 0 of the counter.
 #[inline(always)]
 pub(crate) fn site_word(layer: usize, site: Site) -> u32 {
     debug_assert!(layer < MAX_LAYERS);
     (site as u32) << 26 | (layer as u32) << 16
 }
 
-/// A word below this is dropped: the share of such words is `p` to within 2^-32.
+/// Dropout drops elements whose random word is below this, which has probability `p` to within
+/// 2^-32.
 #[inline(always)]
 pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0) as u32
 }
 
-/// Box-Muller: four words become four standard normal numbers. Double precision, so that devices
-/// agree after rounding.
+/// Box-Muller: four standard normal numbers from four random words, in f64, so that devices agree
+/// after rounding to f32.
 fn normals(words: [u32; 4]) -> [f64; 4] {
     let pair = |a: u32, b: u32| {
         let radius = (-2.0 * ((f64::from(a) + 0.5) / 4_294_967_296.0).ln()).sqrt();

@@ -1,8 +1,8 @@
-//! A row-major matrix of numbers on a device. Everything that the engine moves is rows of hidden
-//! states, so two dimensions suffice.
+//! A row-major matrix on a device. Everything that the engine moves is rows of hidden states, so
+//! two dimensions suffice.
 //!
-//! Matrices of the host can be read and written by anyone. Those on a GPU are handled by
-//! [`crate::ops`] alone and are brought back with [`Tensor::to_host`].
+//! Matrices on the host can be read and written element by element. Those on a GPU are operated on
+//! by [`crate::ops`] and copied back with [`Tensor::to_host`].
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::cuda::{CudaDtype, CudaTensor};
 use crate::device::Backend;
 use crate::{Device, DeviceError};
 
-/// A matrix of `rows` x `cols` numbers, row after row.
+/// A matrix (rows, cols), of f32 on the host.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     rows: usize,
@@ -31,7 +31,7 @@ impl Default for Tensor {
 }
 
 impl PartialEq for Tensor {
-    /// Whether both are of the host and hold equal numbers.
+    /// Whether both are on the host, of one shape, and have equal elements.
     fn eq(&self, other: &Self) -> bool {
         match (&self.data, &other.data) {
             (TensorStorage::Host(a), TensorStorage::Host(b)) => {
@@ -54,7 +54,7 @@ impl Tensor {
         Self { rows, cols, data: TensorStorage::Host(vec![0.0; rows * cols]) }
     }
 
-    /// A matrix of zeros in single precision on a device.
+    /// A matrix of zeros, f32, on a device.
     pub fn zeros_on(device: &Device, rows: usize, cols: usize) -> Result<Self, DeviceError> {
         match device.backend() {
             Backend::Cpu(_) => Ok(Self::zeros(rows, cols)),
@@ -62,16 +62,16 @@ impl Tensor {
         }
     }
 
-    /// A matrix on the host from its numbers.
+    /// A matrix on the host from its elements, row by row.
     ///
     /// # Panics
-    /// If there are not `rows * cols` of them.
+    /// If there are not `rows * cols` elements.
     pub fn from_vec(rows: usize, cols: usize, data: Vec<f32>) -> Self {
-        assert_eq!(data.len(), rows * cols, "a {rows} x {cols} matrix needs that many numbers");
+        assert_eq!(data.len(), rows * cols, "a {rows} x {cols} matrix has that many elements");
         Self { rows, cols, data: TensorStorage::Host(data) }
     }
 
-    /// The same matrix where a device's operations can use it.
+    /// The matrix in the memory that a device computes in.
     pub fn to_device(self, device: &Device) -> Result<Self, DeviceError> {
         match (device.backend(), &self.data) {
             (Backend::Cuda(cuda), TensorStorage::Host(data)) => {
@@ -81,7 +81,7 @@ impl Tensor {
         }
     }
 
-    /// The same matrix on the host. Waits for the device if it has to.
+    /// The matrix on the host, as f32. Synchronizes with the device if it is on one.
     pub fn to_host(self) -> Result<Self, DeviceError> {
         match &self.data {
             TensorStorage::Host(_) => Ok(self),
@@ -91,8 +91,8 @@ impl Tensor {
         }
     }
 
-    /// Makes this a matrix of the host of `rows` x `cols` with unspecified (old or zero) contents,
-    /// keeping its memory.
+    /// Makes this a matrix (rows, cols) on the host with unspecified (old or zero) elements,
+    /// reusing its memory.
     pub fn reshape(&mut self, rows: usize, cols: usize) {
         let mut data = match std::mem::replace(&mut self.data, TensorStorage::Host(Vec::new())) {
             TensorStorage::Host(data) => data,
@@ -102,15 +102,15 @@ impl Tensor {
         *self = Self { rows, cols, data: TensorStorage::Host(data) };
     }
 
-    /// The same numbers in rows of another length.
+    /// The same elements in rows of another length.
     ///
     /// # Panics
-    /// If they are not as many.
+    /// If the number of elements differs.
     pub fn with_shape(mut self, rows: usize, cols: usize) -> Result<Self, DeviceError> {
         assert_eq!(
             self.rows * self.cols,
             rows * cols,
-            "{} x {} numbers are not {rows} x {cols}",
+            "{} x {} elements are not {rows} x {cols}",
             self.rows,
             self.cols
         );
@@ -131,18 +131,18 @@ impl Tensor {
         self.cols
     }
 
-    /// All numbers, row after row.
+    /// All elements, row by row.
     ///
     /// # Panics
-    /// If they are on a GPU, as all that follow.
+    /// If the matrix is on a GPU; so do all methods below.
     pub fn data(&self) -> &[f32] {
         match &self.data {
             TensorStorage::Host(data) => data,
-            TensorStorage::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
+            TensorStorage::Cuda(_) => panic!("this matrix is on a gpu; copy it to the host first"),
         }
     }
 
-    /// All numbers, to be written.
+    /// All elements, to be written.
     pub fn data_mut(&mut self) -> &mut [f32] {
         self.host_mut()
     }
@@ -150,7 +150,7 @@ impl Tensor {
     fn host_mut(&mut self) -> &mut Vec<f32> {
         match &mut self.data {
             TensorStorage::Host(data) => data,
-            TensorStorage::Cuda(_) => panic!("this matrix is on a gpu; bring it to the host first"),
+            TensorStorage::Cuda(_) => panic!("this matrix is on a gpu; copy it to the host first"),
         }
     }
 
@@ -165,7 +165,7 @@ impl Tensor {
         &mut self.data_mut()[i * cols..(i + 1) * cols]
     }
 
-    /// The rows `picked`, in that order, as a matrix of their own.
+    /// Gathers rows, in that order.
     pub fn select(&self, picked: impl ExactSizeIterator<Item = usize>) -> Self {
         let rows = picked.len();
         let mut data = Vec::with_capacity(rows * self.cols);
@@ -175,10 +175,10 @@ impl Tensor {
         Self::from_vec(rows, self.cols, data)
     }
 
-    /// Adds all rows of another matrix at the end.
+    /// Appends all rows of another matrix.
     ///
     /// # Panics
-    /// If they are not as wide as these.
+    /// If their width differs.
     pub fn extend(&mut self, other: &Self) {
         assert!(
             other.rows == 0 || other.cols == self.cols,
@@ -189,18 +189,18 @@ impl Tensor {
         self.rows += other.rows;
     }
 
-    /// Adds a row at the end.
+    /// Appends a row.
     ///
     /// # Panics
-    /// If it is not as wide as the others.
+    /// If its width differs.
     pub fn push(&mut self, row: &[f32]) {
         assert_eq!(row.len(), self.cols, "every row of a matrix has {} columns", self.cols);
         self.host_mut().extend_from_slice(row);
         self.rows += 1;
     }
 
-    /// Gives memory on a GPU back, so that the next who asks has it while it is still in the cache.
-    /// The host's stays, for what is written there next.
+    /// Frees memory on a GPU, so that the next allocation reuses it while it is in the L2 cache.
+    /// Memory on the host is kept, for [`Tensor::reshape`].
     pub fn release(&mut self) {
         if matches!(self.data, TensorStorage::Cuda(_)) {
             *self = Self::default();
@@ -212,24 +212,24 @@ impl Tensor {
         match &self.data {
             TensorStorage::Cuda(array) => array,
             TensorStorage::Host(_) => {
-                panic!("this matrix is on the host; bring it to the gpu first")
+                panic!("this matrix is on the host; copy it to the gpu first")
             }
         }
     }
 
-    /// Whether it is on the GPU and others hold it too.
+    /// Whether it is on a GPU and another tensor shares its memory.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(&self.data, TensorStorage::Cuda(array) if Arc::strong_count(array) > 1)
     }
 
-    /// The matrix on the GPU, to be written: a copy of its own if others hold it too.
+    /// The matrix on the GPU, to be written: copied first if it is shared.
     pub(crate) fn gpu_mut(&mut self) -> Result<&mut CudaTensor, DeviceError> {
         let TensorStorage::Cuda(array) = &mut self.data else {
-            panic!("this matrix is on the host; bring it to the gpu first")
+            panic!("this matrix is on the host; copy it to the gpu first")
         };
         if Arc::get_mut(array).is_none() {
             *array = Arc::new(array.copy()?);
         }
-        Ok(Arc::get_mut(array).unwrap_or_else(|| unreachable!("a copy of one's own")))
+        Ok(Arc::get_mut(array).unwrap_or_else(|| unreachable!("just copied")))
     }
 }

@@ -1,5 +1,4 @@
-//! CoLaR: a Gaussian head predicts the next compressed embedding; thinking ends by its own
-//! decision.
+//! CoLaR: a Gaussian head predicts the next compressed embedding; the model decides when to end.
 
 use answer::AnswerRule;
 use model::head::GaussianMeanNames;

@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 
 use tensor::ops::{
-    self, Activation, AttentionBackward, AttentionMetadata, Indices, KvGrads, OutputDtype,
-    SlotMapping,
+    self, Activation, AttentionBackward, AttentionMetadata, Indices, KvGrads, LinearResidualNorm,
+    OutputDtype, QkvProjection, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -343,8 +343,9 @@ impl Segment {
             let next = decoder.blocks.get(layer + 1);
             let mut saved =
                 LayerActivations { x: x.clone(), normed, ..LayerActivations::default() };
-            let (by, into) = ((&block.qkv, decoder.qkv_params(block)), (&mut cache.kv, layer));
-            ops::project_qkv(device, &saved.normed, by, into, &self.slot_mapping, &mut saved.qkv)?;
+            let qkv = QkvProjection { map: &block.qkv, transform: decoder.qkv_params(block) };
+            let (kv, slots) = (cache.kv.layer_mut(layer), &self.slot_mapping);
+            ops::project_qkv(device, &saved.normed, qkv, kv, slots, &mut saved.qkv)?;
             let (mut attention, mut dropout) = (&self.attention, &self.dropout);
             if let (None, Some(output)) = (next, &self.output) {
                 x = ops::gather(device, &x, &output.rows)?;
@@ -359,25 +360,29 @@ impl Segment {
                 attention,
                 &mut saved.attended,
             )?;
-            let mask = dropout.mask(layer, Site::AttnOut);
-            let into = (&block.mlp_norm, OutputDtype::Compute, &mut saved.mlp_normed);
-            ops::linear_residual_norm(
-                device,
-                &saved.attended,
-                &block.attn_out,
-                mask,
-                &mut x,
-                into,
-            )?;
+            let of = LinearResidualNorm {
+                x: &saved.attended,
+                map: &block.attn_out,
+                mask: dropout.mask(layer, Site::AttnOut),
+                norm: &block.mlp_norm,
+                dtype: OutputDtype::Compute,
+            };
+            ops::linear_residual_norm(device, of, &mut x, &mut saved.mlp_normed)?;
             saved.mid_residual = x.clone();
             saved.mlp(decoder, block)?;
-            let mask = dropout.mask(layer, Site::MlpOut);
             normed = Tensor::default();
-            let into = match next {
-                Some(next) => (&next.attn_norm, OutputDtype::Compute, &mut normed),
-                None => (&decoder.final_norm, OutputDtype::F32, &mut normed),
+            let (norm, dtype) = match next {
+                Some(next) => (&next.attn_norm, OutputDtype::Compute),
+                None => (&decoder.final_norm, OutputDtype::F32),
             };
-            ops::linear_residual_norm(device, &saved.inner, &block.mlp_out, mask, &mut x, into)?;
+            let of = LinearResidualNorm {
+                x: &saved.inner,
+                map: &block.mlp_out,
+                mask: dropout.mask(layer, Site::MlpOut),
+                norm,
+                dtype,
+            };
+            ops::linear_residual_norm(device, of, &mut x, &mut normed)?;
             self.layers.push(saved);
         }
         self.residual = x;
@@ -393,7 +398,8 @@ impl LayerActivations {
             device,
             &self.mlp_normed,
             &block.mlp_in,
-            (Activation::None, OutputDtype::Compute),
+            Activation::None,
+            OutputDtype::Compute,
             &mut self.pre_activation,
         )?;
         match mlp_activation(decoder.config.mlp) {

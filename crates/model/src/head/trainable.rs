@@ -34,7 +34,7 @@ impl TrainableLinear {
     /// x W^T + b, in float32.
     pub fn forward(&self, device: &Device, x: &Tensor) -> Result<Tensor, DeviceError> {
         let mut out = Tensor::default();
-        ops::linear(device, x, &self.linear, (Activation::None, OutputDtype::F32), &mut out)?;
+        ops::linear(device, x, &self.linear, Activation::None, OutputDtype::F32, &mut out)?;
         Ok(out)
     }
 

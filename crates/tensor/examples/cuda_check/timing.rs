@@ -1,9 +1,11 @@
-//! Times the main kernels and products at GPT-2's and Qwen3's shapes, with the bytes or operations
-//! that they imply.
+//! Times the main kernels and GEMMs at GPT-2's and Qwen3's shapes, with the bandwidth or FLOP/s
+//! that follow.
 
 use std::time::Instant;
 
-use crate::cuda::args::{CudaDropoutMask, CudaQkvTransform, CudaSlotMapping, ResidualAddend};
+use crate::cuda::args::{
+    CudaDropoutMask, CudaLinearResidualNorm, CudaQkvTransform, CudaSlotMapping, ResidualAddend,
+};
 use crate::cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
 use crate::cuda::dropout::CudaPerturbedRows;
 use crate::cuda::linear::{CudaLinear, linear};
@@ -19,15 +21,14 @@ use crate::rng::Site;
 use crate::{CheckResult, numbers, perturbed_rows};
 
 const ROWS: usize = 4096;
-/// Layers that attention goes through in turn: more of their keys and values than the second-level
-/// cache holds.
+/// Layers that attention cycles through, so that keys and values exceed the L2 cache.
 const LAYERS: usize = 4;
 
-/// What one call of something takes.
+/// The mean time of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct KernelTime {
     seconds: f64,
-    host: f64, // to ask for it
+    host: f64, // to queue it
 }
 
 pub(crate) fn time<T>(
@@ -37,7 +38,7 @@ pub(crate) fn time<T>(
     time_by(cuda, 40, work)
 }
 
-/// The best of five times, each the mean of `count` calls.
+/// The best of five means of `count` calls.
 pub(crate) fn time_by<T>(
     cuda: &CudaDevice,
     count: u32,
@@ -65,7 +66,7 @@ pub(crate) fn time_by<T>(
 
 pub(crate) fn report_bandwidth(name: &str, t: KernelTime, bytes: usize) {
     println!(
-        "time  {name}: {:.1} us ({:.1} to ask), {:.2} TB/s",
+        "time  {name}: {:.1} us ({:.1} to queue), {:.2} TB/s",
         t.seconds * 1e6,
         t.host * 1e6,
         bytes as f64 / t.seconds / 1e12
@@ -74,7 +75,7 @@ pub(crate) fn report_bandwidth(name: &str, t: KernelTime, bytes: usize) {
 
 pub(crate) fn report_flops(name: &str, t: KernelTime, flops: f64) {
     println!(
-        "time  {name}: {:.1} us ({:.1} to ask), {:.0} TFLOP/s",
+        "time  {name}: {:.1} us ({:.1} to queue), {:.0} TFLOP/s",
         t.seconds * 1e6,
         t.host * 1e6,
         flops / t.seconds / 1e12
@@ -100,7 +101,7 @@ pub(crate) fn weights(
 ) -> Result<CudaLinear, CudaError> {
     let w: Vec<f32> =
         numbers(1 << 16, 1).into_iter().cycle().take(inputs * outputs).map(|x| 0.02 * x).collect();
-    CudaLinear::from_output_major(cuda, (inputs, outputs), &w, Some(&numbers(outputs, 2)))
+    CudaLinear::from_output_major(cuda, inputs, outputs, &w, Some(&numbers(outputs, 2)))
 }
 
 pub(crate) fn random(cuda: &CudaDevice, rows: usize, cols: usize) -> Result<CudaTensor, CudaError> {
@@ -146,7 +147,11 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
         let (map, from) =
             (weights(cuda, inputs, width)?, random(cuda, ROWS, inputs)?.scaled(1e-4, operand)?);
         let mask = Some(CudaDropoutMask::Sampled { layer: 1, site: Site::MlpOut, rows: &uploaded });
-        let t = time(cuda, || linear_residual_norm(&from, &map, mask, &mut x, (&by, operand)))?;
+        let t = time(cuda, || {
+            let of =
+                CudaLinearResidualNorm { x: &from, map: &map, mask, norm: &by, dtype: operand };
+            linear_residual_norm(of, &mut x)
+        })?;
         report_flops(
             &format!("residual {ROWS} x {inputs} -> {width} dropout"),
             t,
@@ -173,7 +178,8 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
     Ok(())
 }
 
-/// Rows of `questions` with one prefix each and `own` slots of their own, in chunks of 16.
+/// `samples` rows for each of `questions` prefixes, with `own` slots of their own, aligned to 16;
+/// and the number of slots.
 fn forked_rows(
     questions: usize,
     samples: usize,
@@ -193,23 +199,26 @@ fn forked_rows(
 }
 
 fn attentions(cuda: &CudaDevice) -> CheckResult {
-    for (name, heads, kv_heads, dim, fancy) in
+    for (name, heads, kv_heads, dim, is_rotary) in
         [("gpt2", 12, 12, 64, false), ("qwen3", 16, 8, 128, true)]
     {
         for (prefix, own) in [(72, 1), (72, 6), (72, 12), (512, 64)] {
-            let (seen, slots) = forked_rows(64, 64, prefix, own);
+            let (spans, slots) = forked_rows(64, 64, prefix, own);
             let mut kv = CudaKv::new(cuda, LAYERS, kv_heads, dim, slots)?;
-            let views = CudaAttentionMetadata::new(cuda, ROWS, |r| seen[r])?;
+            let metadata = CudaAttentionMetadata::new(cuda, ROWS, |r| spans[r])?;
             let mut qkv =
                 random(cuda, ROWS, (heads + 2 * kv_heads) * dim)?.cast(cuda.compute_dtype())?;
             let positions = CudaIndices::new(cuda, &vec![prefix + own; ROWS])?;
-            let to =
-                CudaIndices::new(cuda, &seen.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>())?;
+            let to = CudaIndices::new(
+                cuda,
+                &spans.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>(),
+            )?;
             let size = cuda.compute_dtype().size();
             let cells = 64 * prefix as usize + ROWS * own as usize;
             let bytes = (2 * ROWS * heads * dim + 2 * cells * kv_heads * dim) * size;
             let mut layers = (0..LAYERS).cycle();
-            let t = time(cuda, || attention(&qkv, &kv, layers.next().unwrap_or(0), heads, &views))?;
+            let t =
+                time(cuda, || attention(&qkv, &kv, layers.next().unwrap_or(0), heads, &metadata))?;
             report_bandwidth(
                 &format!("attention {name} {ROWS} rows, prefix {prefix}, own {own}"),
                 t,
@@ -220,8 +229,8 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
                 let scale = CudaNorm::rms(cuda, 1e-6, &numbers(dim, 7))?;
                 let by = CudaQkvTransform {
                     heads,
-                    qk_norms: fancy.then_some((&scale, &scale)),
-                    rope: fancy.then_some(&rope),
+                    qk_norms: is_rotary.then_some((&scale, &scale)),
+                    rope: is_rotary.then_some(&rope),
                 };
                 let t = time(cuda, || {
                     rope_and_cache(
@@ -232,7 +241,7 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
                         CudaSlotMapping { positions: &positions, slots: &to },
                     )
                 })?;
-                let read = if fancy { 2 * heads + 4 * kv_heads } else { 4 * kv_heads };
+                let read = if is_rotary { 2 * heads + 4 * kv_heads } else { 4 * kv_heads };
                 report_bandwidth(&format!("place {name} {ROWS} rows"), t, ROWS * read * dim * size);
                 let (wide, width) = ((heads + 2 * kv_heads) * dim, heads * dim);
                 let (map, x) = (
@@ -244,7 +253,8 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
                         &x,
                         &map,
                         by,
-                        (&mut kv, 0),
+                        &mut kv,
+                        0,
                         CudaSlotMapping { positions: &positions, slots: &to },
                     )
                 })?;
@@ -256,25 +266,25 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
             }
         }
         let lengths = vec![72u32; 64];
-        let mut seen = Vec::new();
+        let mut spans = Vec::new();
         for q in 0..64u32 {
-            seen.extend((1..=lengths[q as usize]).map(|n| [(q * 80, n)]));
+            spans.extend((1..=lengths[q as usize]).map(|n| [(q * 80, n)]));
         }
         let kv = CudaKv::new(cuda, 1, kv_heads, dim, 64 * 80)?;
-        let views = CudaAttentionMetadata::new(cuda, seen.len(), |r| seen[r])?;
+        let metadata = CudaAttentionMetadata::new(cuda, spans.len(), |r| spans[r])?;
         let q =
-            random(cuda, seen.len(), (heads + 2 * kv_heads) * dim)?.cast(cuda.compute_dtype())?;
+            random(cuda, spans.len(), (heads + 2 * kv_heads) * dim)?.cast(cuda.compute_dtype())?;
         let flops = 4.0 * (64 * 72 * 73 / 2 * heads * dim) as f64;
         report_flops(
             &format!("attention {name} 64 prompts of 72"),
-            time(cuda, || attention(&q, &kv, 0, heads, &views))?,
+            time(cuda, || attention(&q, &kv, 0, heads, &metadata))?,
             flops,
         );
     }
-    let (seen, _) = forked_rows(64, 64, 72, 6);
+    let (spans, _) = forked_rows(64, 64, 72, 6);
     report_bandwidth(
-        "views of 4096 rows",
-        time(cuda, || CudaAttentionMetadata::new(cuda, ROWS, |r| seen[r]))?,
+        "attention metadata of 4096 rows",
+        time(cuda, || CudaAttentionMetadata::new(cuda, ROWS, |r| spans[r]))?,
         ROWS * 24,
     );
     let all = perturbed_rows(ROWS, 0.2, SiteSet::DROPOUT);
@@ -291,7 +301,7 @@ fn logits(cuda: &CudaDevice) -> CheckResult {
     let head = weights(cuda, width, vocab)?;
     let bare: Vec<f32> =
         numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
-    let bare = CudaLinear::from_output_major(cuda, (width, vocab), &bare, None)?;
+    let bare = CudaLinear::from_output_major(cuda, width, vocab, &bare, None)?;
     for rows in [64, 1024, ROWS] {
         let x = random(cuda, rows, width)?.cast(cuda.compute_dtype())?;
         let flops = 2.0 * (rows * width * vocab) as f64;
@@ -319,7 +329,7 @@ fn logits(cuda: &CudaDevice) -> CheckResult {
     Ok(())
 }
 
-/// A whole pass of GPT-2 124M over single positions of forked rows with dropout, all but the LM
+/// A whole pass of GPT-2 124M over single positions of forked rows with dropout, without the LM
 /// head.
 fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
     let (operand, width, heads, dim, layers) = (cuda.compute_dtype(), 768, 12, 64, 12);
@@ -328,41 +338,42 @@ fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
         (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
     let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
     let questions = rows.div_ceil(64);
-    let (seen, slots) = forked_rows(questions, rows / questions, 72, 6);
+    let (spans, slots) = forked_rows(questions, rows / questions, 72, 6);
     let mut kv = CudaKv::new(cuda, layers, heads, dim, slots)?;
     let x = random(cuda, rows, width)?;
-    let (positions, to) = (vec![77u32; rows], seen.iter().map(|s| s[1].0 + 5).collect::<Vec<_>>());
+    let (positions, to) = (vec![77u32; rows], spans.iter().map(|s| s[1].0 + 5).collect::<Vec<_>>());
     let all = perturbed_rows(rows, 0.2, SiteSet::DROPOUT);
     let mut pass = || -> Result<CudaTensor, CudaError> {
-        let views = CudaAttentionMetadata::new(cuda, rows, |r| seen[r])?;
+        let metadata = CudaAttentionMetadata::new(cuda, rows, |r| spans[r])?;
         let (positions, to) = (CudaIndices::new(cuda, &positions)?, CudaIndices::new(cuda, &to)?);
         let uploaded = CudaPerturbedRows::new(cuda, &all)?;
         let mask = |layer, site| Some(CudaDropoutMask::Sampled { layer, site, rows: &uploaded });
         let mut x = x.copy()?;
         let mut normed = norm(&x, &by, operand)?;
         for layer in 0..layers {
-            let (how, seats) = (
+            let (transform, slots) = (
                 CudaQkvTransform { heads, qk_norms: None, rope: None },
                 CudaSlotMapping { positions: &positions, slots: &to },
             );
-            let q = project_qkv(&normed, &qkv[layer], how, (&mut kv, layer), seats)?;
-            let mixed = attention(&q, &kv, layer, heads, &views)?;
-            normed = linear_residual_norm(
-                &mixed,
-                &out[layer],
-                mask(layer, Site::AttnOut),
-                &mut x,
-                (&by, operand),
-            )?;
+            let q = project_qkv(&normed, &qkv[layer], transform, &mut kv, layer, slots)?;
+            let attended = attention(&q, &kv, layer, heads, &metadata)?;
+            let of = CudaLinearResidualNorm {
+                x: &attended,
+                map: &out[layer],
+                mask: mask(layer, Site::AttnOut),
+                norm: &by,
+                dtype: operand,
+            };
+            normed = linear_residual_norm(of, &mut x)?;
             let inner = linear(&normed, &up[layer], Activation::GeluTanh, operand)?;
-            let want = if layer + 1 == layers { CudaDtype::F32 } else { operand };
-            normed = linear_residual_norm(
-                &inner,
-                &down[layer],
-                mask(layer, Site::MlpOut),
-                &mut x,
-                (&by, want),
-            )?;
+            let of = CudaLinearResidualNorm {
+                x: &inner,
+                map: &down[layer],
+                mask: mask(layer, Site::MlpOut),
+                norm: &by,
+                dtype: if layer + 1 == layers { CudaDtype::F32 } else { operand },
+            };
+            normed = linear_residual_norm(of, &mut x)?;
         }
         Ok(normed)
     };

@@ -1,5 +1,5 @@
-//! Times what a training step is made of, at the shapes of a small reasoner and of GPT-2 124M, and
-//! the whole step.
+//! Times the parts of a training step, and all blocks of a whole step, at the shapes of a small
+//! reasoner and of GPT-2 124M.
 
 use crate::cuda::args::{
     CudaAttentionBackward, CudaQkvTransform, CudaSlotMapping, NormGradients, ResidualAddend,
@@ -18,7 +18,7 @@ use crate::params::{Activation, AdamWCoefficients};
 use crate::timing::{random, report_bandwidth, report_flops, time, time_by, weights};
 use crate::{CheckResult, numbers};
 
-/// A model, and the batch it is trained with.
+/// A model and its training batch.
 struct KernelBenchShape {
     name: &'static str,
     layers: usize,
@@ -63,14 +63,14 @@ pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     SHAPES.iter().try_for_each(|shape| KernelBench::new(cuda, shape)?.run())
 }
 
-/// CudaLinear of a layer and their gradients: qkv, attention's result, the MLP's two.
+/// The linear maps of a layer and their gradients: qkv, attention output, MLP in and out.
 struct KernelBenchLayer {
     maps: Vec<CudaLinear>,
     grads: Vec<(CudaTensor, CudaTensor)>,
     norm_grads: Vec<(CudaTensor, CudaTensor)>,
 }
 
-/// A segment's rows: where they are and what they see.
+/// The rows of one pass.
 struct KernelBenchSegment {
     rows: usize,
     positions: CudaIndices,
@@ -78,12 +78,12 @@ struct KernelBenchSegment {
     metadata: CudaAttentionMetadata,
 }
 
-/// What a layer's backward needs of its forward.
+/// The activations that a layer's backward needs.
 struct KernelBenchActivations {
     stream: CudaTensor,
     normed: CudaTensor,
     qkv: CudaTensor,
-    mixed: CudaTensor,
+    attended: CudaTensor,
     middle: CudaTensor,
     normed_again: CudaTensor,
     inner: CudaTensor,
@@ -139,16 +139,17 @@ impl<'a> KernelBench<'a> {
         let (operand, heads, by) = (self.cuda.compute_dtype(), self.shape.heads, &self.by);
         let (segment, maps) = (&self.segments[s], &self.layers[layer].maps);
         let normed = norm(stream, by, operand)?;
-        let seats = CudaSlotMapping { positions: &segment.positions, slots: &segment.slots };
+        let slot_mapping = CudaSlotMapping { positions: &segment.positions, slots: &segment.slots };
         let qkv = project_qkv(
             &normed,
             &maps[0],
             CudaQkvTransform { heads, qk_norms: None, rope: None },
-            (&mut self.kv, layer),
-            seats,
+            &mut self.kv,
+            layer,
+            slot_mapping,
         )?;
-        let mixed = attention(&qkv, &self.kv, layer, heads, &segment.metadata)?;
-        let y = linear(&mixed, &maps[1], Activation::None, operand)?;
+        let attended = attention(&qkv, &self.kv, layer, heads, &segment.metadata)?;
+        let y = linear(&attended, &maps[1], Activation::None, operand)?;
         let mut middle = stream.copy()?;
         let normed_again =
             add_norm(&mut middle, ResidualAddend { y: &y, bias: None, mask: None }, by, operand)?;
@@ -157,64 +158,64 @@ impl<'a> KernelBench<'a> {
         let y = linear(&active, &maps[3], Activation::None, operand)?;
         let mut next = middle.copy()?;
         crate::cuda::norm::add(&mut next, ResidualAddend { y: &y, bias: None, mask: None })?;
-        let kept = KernelBenchActivations {
+        let saved = KernelBenchActivations {
             stream: stream.copy()?,
             normed,
             qkv,
-            mixed,
+            attended,
             middle,
             normed_again,
             inner,
             active,
         };
-        Ok((kept, next))
+        Ok((saved, next))
     }
 
     fn backward(
         &mut self,
         s: usize,
         layer: usize,
-        kept: &KernelBenchActivations,
+        saved: &KernelBenchActivations,
         dx: &mut CudaTensor,
     ) -> CheckResult {
         let (operand, heads) = (self.cuda.compute_dtype(), self.shape.heads);
         let (segment, KernelBenchLayer { maps, grads, norm_grads }) =
             (&self.segments[s], &mut self.layers[layer]);
         let dy = dropout::dropout(dx, None, operand)?;
-        add_dw(&kept.active, &dy, &mut grads[3])?;
+        add_dw(&saved.active, &dy, &mut grads[3])?;
         let dinner = activation::activate_backward(
-            &kept.inner,
+            &saved.inner,
             Activation::GeluTanh,
             &linear_dx(&dy, &maps[3], operand)?,
             operand,
         )?;
-        add_dw(&kept.normed_again, &dinner, &mut grads[2])?;
+        add_dw(&saved.normed_again, &dinner, &mut grads[2])?;
         let dnormed = linear_dx(&dinner, &maps[2], operand)?;
-        add_norm_grads(&kept.middle, &self.by, &dnormed, dx, &mut norm_grads[1])?;
+        add_norm_grads(&saved.middle, &self.by, &dnormed, dx, &mut norm_grads[1])?;
         let dy = dropout::dropout(dx, None, operand)?;
-        add_dw(&kept.mixed, &dy, &mut grads[1])?;
+        add_dw(&saved.attended, &dy, &mut grads[1])?;
         let dout = linear_dx(&dy, &maps[1], operand)?;
         let of = CudaAttentionBackward {
-            q: &kept.qkv,
+            q: &saved.qkv,
             kv: &self.kv,
             layer,
             heads,
             metadata: &segment.metadata,
-            out: &kept.mixed,
+            out: &saved.attended,
             dout: &dout,
         };
         let mut dqkv = attention_backward(of, &mut self.dkv)?;
-        let seats = CudaSlotMapping { positions: &segment.positions, slots: &segment.slots };
+        let slot_mapping = CudaSlotMapping { positions: &segment.positions, slots: &segment.slots };
         rope_and_cache_backward(
             &mut dqkv,
             CudaQkvTransform { heads, qk_norms: None, rope: None },
             &self.dkv,
             layer,
-            seats,
+            slot_mapping,
         )?;
-        add_dw(&kept.normed, &dqkv, &mut grads[0])?;
+        add_dw(&saved.normed, &dqkv, &mut grads[0])?;
         let dnormed = linear_dx(&dqkv, &maps[0], operand)?;
-        add_norm_grads(&kept.stream, &self.by, &dnormed, dx, &mut norm_grads[0])
+        add_norm_grads(&saved.stream, &self.by, &dnormed, dx, &mut norm_grads[0])
     }
 
     fn run(&mut self) -> CheckResult {
@@ -238,10 +239,10 @@ impl<'a> KernelBench<'a> {
         Ok(())
     }
 
-    /// All segments forward and, in reverse, backward through all layers.
+    /// All passes forward and, in reverse, backward through all layers.
     fn blocks(&mut self, inputs: &[CudaTensor]) -> CheckResult {
         self.dkv.clear()?;
-        let mut kept = Vec::new();
+        let mut saved = Vec::new();
         for (s, x) in inputs.iter().enumerate() {
             let (mut stream, mut all) = (x.copy()?, Vec::new());
             for layer in 0..self.shape.layers {
@@ -249,12 +250,12 @@ impl<'a> KernelBench<'a> {
                 all.push(k);
                 stream = next;
             }
-            kept.push(all);
+            saved.push(all);
         }
         for (s, x) in inputs.iter().enumerate().rev() {
             let mut dx = x.scaled(1e-3, CudaDtype::F32)?;
             for layer in (0..self.shape.layers).rev() {
-                self.backward(s, layer, &kept[s][layer], &mut dx)?;
+                self.backward(s, layer, &saved[s][layer], &mut dx)?;
             }
         }
         Ok(())
@@ -266,7 +267,7 @@ impl<'a> KernelBench<'a> {
         let last = self.segments.len() - 1;
         for (what, s) in [("prompts", 0), ("thought", last - 1), ("tail", last)] {
             let x = random(cuda, self.segments[s].rows, self.shape.width)?;
-            let (kept, _) = self.forward(s, 0, &x)?;
+            let (saved, _) = self.forward(s, 0, &x)?;
             let mut dx = x.scaled(1e-3, CudaDtype::F32)?;
             let size = x.rows() * x.cols();
             let name =
@@ -282,73 +283,76 @@ impl<'a> KernelBench<'a> {
             .map(name);
             let dy = x.cast(operand)?;
             report_bandwidth(&f, time(cuda, || self.forward(s, 0, &x))?, 0);
-            report_bandwidth(&b, time(cuda, || self.backward(s, 0, &kept, &mut dx))?, 0);
-            let (segment, seats) = (&self.segments[s], &self.segments[s]);
-            let t = time(cuda, || attention(&kept.qkv, &self.kv, 0, heads, &segment.metadata))?;
+            report_bandwidth(&b, time(cuda, || self.backward(s, 0, &saved, &mut dx))?, 0);
+            let (segment, slot_mapping) = (&self.segments[s], &self.segments[s]);
+            let t = time(cuda, || attention(&saved.qkv, &self.kv, 0, heads, &segment.metadata))?;
             report_bandwidth(&names[0], t, 4 * size * operand.size());
             let of = CudaAttentionBackward {
-                q: &kept.qkv,
+                q: &saved.qkv,
                 kv: &self.kv,
                 layer: 0,
                 heads,
                 metadata: &segment.metadata,
-                out: &kept.mixed,
+                out: &saved.attended,
                 dout: &dy,
             };
             let mut dqkv = attention_backward(of, &mut self.dkv)?;
             let t = time(cuda, || attention_backward(of, &mut self.dkv))?;
             report_bandwidth(&names[1], t, size * (6 * operand.size() + 16));
-            let seats = CudaSlotMapping { positions: &seats.positions, slots: &seats.slots };
-            let how = CudaQkvTransform { heads, qk_norms: None, rope: None };
-            let t = time(cuda, || rope_and_cache_backward(&mut dqkv, how, &self.dkv, 0, seats))?;
+            let slot_mapping =
+                CudaSlotMapping { positions: &slot_mapping.positions, slots: &slot_mapping.slots };
+            let transform = CudaQkvTransform { heads, qk_norms: None, rope: None };
+            let t = time(cuda, || {
+                rope_and_cache_backward(&mut dqkv, transform, &self.dkv, 0, slot_mapping)
+            })?;
             report_bandwidth(&names[2], t, size * (8 + 2 * operand.size()));
             let sums = &mut self.layers[0].norm_grads[0];
             let t = time(cuda, || add_norm_grads(&x, &self.by, &dy, &mut dx, sums))?;
             report_bandwidth(&names[3], t, size * (12 + operand.size()));
             let t = time(cuda, || {
                 activation::activate_backward(
-                    &kept.inner,
+                    &saved.inner,
                     Activation::GeluTanh,
-                    &kept.active,
+                    &saved.active,
                     operand,
                 )
             })?;
             report_bandwidth(
                 &names[4],
                 t,
-                3 * kept.inner.rows() * kept.inner.cols() * operand.size(),
+                3 * saved.inner.rows() * saved.inner.cols() * operand.size(),
             );
-            for (m, (input, reached)) in [
-                (&kept.normed, &kept.qkv),
-                (&kept.mixed, &dy),
-                (&kept.normed_again, &kept.inner),
-                (&kept.active, &dy),
+            for (m, (input, dy_out)) in [
+                (&saved.normed, &saved.qkv),
+                (&saved.attended, &dy),
+                (&saved.normed_again, &saved.inner),
+                (&saved.active, &dy),
             ]
             .into_iter()
             .enumerate()
             {
                 let KernelBenchLayer { maps, grads, .. } = &mut self.layers[0];
-                let t = time(cuda, || linear_dx(reached, &maps[m], operand))?;
-                let flops = 2.0 * (input.rows() * input.cols() * reached.cols()) as f64;
+                let t = time(cuda, || linear_dx(dy_out, &maps[m], operand))?;
+                let flops = 2.0 * (input.rows() * input.cols() * dy_out.cols()) as f64;
                 let shape = format!(
                     "{} {what} {} x {} -> {}",
                     self.shape.name,
                     input.rows(),
                     input.cols(),
-                    reached.cols()
+                    dy_out.cols()
                 );
                 report_flops(&format!("linear_dx {shape}"), t, flops);
                 let (dw, db) = &mut grads[m];
-                let t = time(cuda, || linear_dw(input, reached, dw, None))?;
+                let t = time(cuda, || linear_dw(input, dy_out, dw, None))?;
                 report_flops(&format!("linear_dw {shape}"), t, flops);
-                let t = time(cuda, || linear_dw(input, reached, dw, Some(&mut *db)))?;
+                let t = time(cuda, || linear_dw(input, dy_out, dw, Some(&mut *db)))?;
                 report_flops(&format!("linear_dw with its bias {shape}"), t, flops);
             }
         }
         Ok(())
     }
 
-    /// The table, the head with its loss, the optimizer.
+    /// The embedding table, the head with its loss, the optimizer.
     fn ends(&mut self) -> CheckResult {
         let (cuda, shape) = (self.cuda, self.shape);
         let (rows, width, vocabulary) =
@@ -362,7 +366,7 @@ impl<'a> KernelBench<'a> {
             CudaIndices::new(cuda, &(0..rows as u32).map(|r| r % 400).collect::<Vec<_>>())?;
         let row_weights = vec![1.0; rows];
         let given = logits(&x, &head)?;
-        let (_, reached) = loss::cross_entropy(&given, &targets, &row_weights)?;
+        let (_, dy_out) = loss::cross_entropy(&given, &targets, &row_weights)?;
         let flops = 2.0 * (rows * width * vocabulary) as f64;
         let name = |what: &str| format!("{} {what} of {rows} x {vocabulary}", shape.name);
         report_flops(&name("logits"), time(cuda, || logits(&x, &head))?, flops);
@@ -374,12 +378,12 @@ impl<'a> KernelBench<'a> {
         );
         report_flops(
             &name("linear_dx"),
-            time(cuda, || linear_dx(&reached, &head, cuda.compute_dtype()))?,
+            time(cuda, || linear_dx(&dy_out, &head, cuda.compute_dtype()))?,
             flops,
         );
         report_flops(
             &name("linear_dw"),
-            time(cuda, || linear_dw(&x, &reached, &mut dw, None))?,
+            time(cuda, || linear_dw(&x, &dy_out, &mut dw, None))?,
             flops,
         );
         let prompts = random(cuda, self.segments[0].rows, width)?;
@@ -433,14 +437,15 @@ fn add_norm_grads(
     norm_backward(x, by, NormGradients { dy, dx, dscale, dshift: Some(dshift) })
 }
 
-/// Prompts, thoughts and tails, in slots as a cache hands them out; and how many slots there are.
+/// Passes over prompts, thoughts and tails, in slots as the KV cache allocates them; and the number
+/// of slots.
 fn segments(
     cuda: &CudaDevice,
     shape: &KernelBenchShape,
 ) -> Result<(Vec<KernelBenchSegment>, usize), CudaError> {
     let &KernelBenchShape { sequences, prompt, thoughts, tail, .. } = shape;
     let (room, own) = ((prompt + thoughts).next_multiple_of(16), tail.next_multiple_of(16));
-    let seat = |rows: Vec<(u32, u32)>, spans: Vec<Vec<(u32, u32)>>| {
+    let segment = |rows: Vec<(u32, u32)>, spans: Vec<Vec<(u32, u32)>>| {
         Ok::<_, CudaError>(KernelBenchSegment {
             rows: rows.len(),
             positions: CudaIndices::new(cuda, &rows.iter().map(|r| r.1).collect::<Vec<_>>())?,
@@ -451,25 +456,25 @@ fn segments(
     let each = |count: u32, at: &dyn Fn(u32, u32) -> (u32, u32)| {
         (0..sequences).flat_map(|q| (0..count).map(move |k| at(q, k))).collect::<Vec<_>>()
     };
-    let seen = |count: u32, at: &dyn Fn(u32, u32) -> Vec<(u32, u32)>| {
+    let spans = |count: u32, at: &dyn Fn(u32, u32) -> Vec<(u32, u32)>| {
         (0..sequences).flat_map(|q| (0..count).map(move |k| at(q, k))).collect::<Vec<_>>()
     };
-    let mut all = vec![seat(
+    let mut all = vec![segment(
         each(prompt, &|q, k| (q * room + k, k)),
-        seen(prompt, &|q, k| vec![(q * room, k + 1)]),
+        spans(prompt, &|q, k| vec![(q * room, k + 1)]),
     )?];
     for t in 0..thoughts {
         let at = prompt + t;
-        all.push(seat(
+        all.push(segment(
             each(1, &|q, _| (q * room + at, at)),
-            seen(1, &|q, _| vec![(q * room, at + 1)]),
+            spans(1, &|q, _| vec![(q * room, at + 1)]),
         )?);
     }
     let begun = sequences * room;
     let rows = each(tail, &|q, k| (begun + q * own + k, prompt + thoughts + k));
-    all.push(seat(
+    all.push(segment(
         rows,
-        seen(tail, &|q, k| vec![(q * room, prompt + thoughts), (begun + q * own, k + 1)]),
+        spans(tail, &|q, k| vec![(q * room, prompt + thoughts), (begun + q * own, k + 1)]),
     )?);
     Ok((all, (begun + sequences * own) as usize))
 }

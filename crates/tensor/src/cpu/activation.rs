@@ -1,4 +1,4 @@
-//! Element-wise functions and their slopes.
+//! Element-wise functions and their derivatives.
 
 use rayon::prelude::*;
 
@@ -7,7 +7,7 @@ use super::math;
 use crate::Tensor;
 use crate::ops::Activation;
 
-/// Elements of one task.
+/// Elements of one parallel task.
 const CHUNK: usize = 4096;
 
 /// See [`crate::ops::activate`].

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// An instruction set.
+/// A SIMD instruction set of the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// 512-bit vectors with fused multiply-add (x86-64).
     Avx512,
     /// 256-bit vectors with fused multiply-add (x86-64).
     Avx2,
-    /// What every processor of the target has.
+    /// The target's baseline, without fused multiply-add.
     Portable,
 }
 
@@ -17,12 +17,12 @@ impl Isa {
     /// All of them, best first.
     pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Portable];
 
-    /// The best one that this processor has.
+    /// The best one that this CPU has.
     pub fn detect() -> Self {
         Self::ALL.into_iter().find(|isa| isa.is_present()).unwrap_or(Self::Portable)
     }
 
-    /// Whether this processor has it.
+    /// Whether this CPU has it.
     pub fn is_present(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -59,7 +59,7 @@ pub(crate) fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
 
 /// Compiles `body::<FUSED>(args)` once per instruction set and calls the version for `isa`.
 ///
-/// The body must be `#[inline(always)]`: it is then compiled anew inside each version with that
+/// The body must be `#[inline(always)]`, so that it is compiled inside each version with that
 /// version's instructions.
 macro_rules! per_isa {
     ($isa:expr, $body:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)?) => {{
@@ -71,7 +71,7 @@ macro_rules! per_isa {
         fn avx2($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
         debug_assert!($isa.is_present());
         match $isa {
-            // SAFETY: a device is only made for an instruction set that the processor has.
+            // SAFETY: a device is only created for an instruction set that the CPU has.
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::isa::Isa::Avx512 => unsafe { avx512($($arg),*) },
             // SAFETY: as above.

@@ -1,14 +1,13 @@
-//! The matrix product with weights packed once: `out = x W`, then an epilogue while the tile is
-//! still in registers' reach.
+//! GEMM with packed weights: `out = x W`, then an epilogue on each tile while it is in cache.
 //!
-//! Weights are cut into panels of 16 columns, each stored row after row, so that a kernel reads
-//! them as one stream. A kernel computes a tile of up to `MAX_TILE` rows by one or two panels and
+//! Weights are packed into panels of 16 columns, each row-major, so that a micro-kernel reads them
+//! as one stream. A micro-kernel computes a tile of up to `MAX_TILE` rows by one or two panels and
 //! keeps it in registers over all of k. Each element is one chain of multiply-adds in the order of
 //! k whatever the tile, so a row's result does not depend on how many rows there are; AVX2 and
-//! AVX-512 even agree with each other bit for bit.
+//! AVX-512 agree with each other to the bit.
 //!
-//! Rows are worked on in blocks that fit the second-level cache, panels in groups that give every
-//! worker several tasks.
+//! Rows are processed in blocks that fit the L2 cache, panels in groups that give every thread
+//! several tasks.
 
 use rayon::prelude::*;
 
@@ -16,14 +15,14 @@ use super::isa::Isa;
 
 /// Columns of a panel: one AVX-512 register, two AVX2 registers.
 pub(crate) const PANEL: usize = 16;
-/// Panels that one kernel call may take together.
+/// The most panels of a tile.
 const PANELS_PER_TILE: usize = 2;
 /// Columns of the widest tile.
 pub(crate) const TILE_COLS: usize = PANEL * PANELS_PER_TILE;
-/// Rows that share one sweep over the weights: their part of x stays in cache meanwhile.
+/// Rows that share one sweep over the weights: their part of x stays in the L2 cache.
 pub(crate) const ROW_BLOCK: usize = 384;
 
-/// Weights of a product, ready for the kernels. The matrix is (inputs, outputs).
+/// A weight matrix (inputs, outputs) in the layout of the micro-kernels.
 #[derive(Clone, Debug)]
 pub struct PackedWeights {
     inputs: usize,
@@ -67,7 +66,7 @@ impl PackedWeights {
         self.outputs
     }
 
-    /// Writes column `j` of the matrix: what a tied embedding table calls its row `j`.
+    /// Writes column `j` of the matrix: row `j` of a tied embedding table.
     pub(crate) fn column(&self, j: usize, out: &mut [f32]) {
         let panel = &self.panels[j / PANEL * self.inputs * PANEL..][..self.inputs * PANEL];
         for (x, row) in out.iter_mut().zip(panel.chunks(PANEL)) {
@@ -82,7 +81,7 @@ impl PackedWeights {
 
 /// x (rows, cols) as (cols, rows).
 pub(crate) fn transposed(x: &[f32], cols: usize) -> Vec<f32> {
-    const TOGETHER: usize = 16; // columns, which share the lines of memory that they are read from
+    const TOGETHER: usize = 16; // columns of a task: they share cache lines of x
     let rows = x.len().checked_div(cols).unwrap_or(0);
     let mut out = vec![0.0; x.len()];
     out.par_chunks_mut((TOGETHER * rows).max(1)).enumerate().for_each(|(i, part)| {
@@ -96,17 +95,17 @@ pub(crate) fn transposed(x: &[f32], cols: usize) -> Vec<f32> {
     out
 }
 
-/// What happens to a finished tile. Implementations are `#[inline(always)]`, so that they vectorise
-/// with the kernel.
+/// What is done with a finished tile. Implementations are `#[inline(always)]`, so that they are
+/// compiled for the micro-kernel's instruction set.
 pub(crate) trait TileEpilogue: Sync {
-    /// Takes columns `col ..` of `row`; `values` is as wide as the columns that exist.
+    /// Takes the results of columns `col .. col + values.len()` of `row`.
     ///
     /// # Safety
-    /// Each element is passed once; no two calls at the same time share one.
+    /// Each element is passed once; no two concurrent calls share one.
     unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]);
 }
 
-/// `x` is (rows, inputs). Runs on the current pool's workers.
+/// Multiplies x (rows, inputs) with the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = x.len().checked_div(weights.inputs).unwrap_or(0);
     if rows == 0 || weights.outputs == 0 {
@@ -129,8 +128,8 @@ pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights
     }
 }
 
-/// Panels per task: enough tasks that uneven workers even out, an even number so that pairs stay
-/// whole.
+/// Panels per task: several tasks a thread for load balance, and an even number of panels, so that
+/// tiles of two stay whole.
 fn group_size(panels: usize) -> usize {
     let threads = rayon::current_num_threads();
     if threads == 1 {
@@ -149,7 +148,7 @@ struct GemmTask<'a> {
 
 fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
     match isa {
-        // SAFETY: a device is only made for an instruction set that the processor has.
+        // SAFETY: a device is only created for an instruction set that the CPU has.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { x86::run_avx512(task, epilogue) },
         // SAFETY: as above.
@@ -159,8 +158,8 @@ fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
     }
 }
 
-/// One kernel call: `rows` rows of x (at `a`, `inputs` apart) times `panels` (1 or 2) panels at
-/// `b`.
+/// The arguments of a micro-kernel: `rows` rows of x (at `a`, `inputs` apart) times `panels` (1 or
+/// 2) panels at `b`.
 #[derive(Clone, Copy)]
 struct TileCall {
     a: *const f32,
@@ -170,11 +169,11 @@ struct TileCall {
     panels: usize,
 }
 
-/// Where a kernel leaves its result: row r of the tile at `[r]`.
+/// A micro-kernel's result: row r of the tile at `[r]`.
 type OutputTile = [[f32; TILE_COLS]; MAX_TILE];
 const MAX_TILE: usize = 12;
 
-/// Walks over the task's tiles: panels outside, so that they stay in cache while the rows pass by.
+/// Computes the task's tiles, panels in the outer loop: they stay in cache over all rows.
 #[inline(always)]
 fn sweep<const FUSED: bool, E: TileEpilogue>(
     task: &GemmTask<'_>,
@@ -189,7 +188,7 @@ fn sweep<const FUSED: bool, E: TileEpilogue>(
         let col = p * PANEL;
         let width = (panels * PANEL).min(task.weights.outputs - col);
         let b = task.weights.panels[p * inputs * PANEL..].as_ptr();
-        // Tiles of nearly equal height: 16 rows go as 8 + 8, not as 12 + 4.
+        // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
         let count = task.rows.len().div_ceil(tile_rows);
         for t in 0..count {
             let first = task.rows.start + t * task.rows.len() / count;
@@ -238,21 +237,24 @@ mod x86 {
     macro_rules! by_size {
         ($call:expr, $tile:expr, $kernel:ident, [$($r:literal)*]) => {
             match ($call.rows, $call.panels) {
-                $(($r, 1) => $kernel::<$r, 1>($call, $tile), ($r, _) => $kernel::<$r, 2>($call, $tile),)*
+                $(
+                    ($r, 1) => $kernel::<$r, 1>($call, $tile),
+                    ($r, _) => $kernel::<$r, 2>($call, $tile),
+                )*
                 _ => unreachable!("tiles have 1 to {MAX_TILE} rows"),
             }
         };
     }
 
-    /// Rows of an AVX-512 tile. Rows of x that lie a multiple of 4 KiB apart fall into one set of
-    /// the first-level cache, which has eight ways (measured at 3072 inputs: 8 rows 98% of the
-    /// peak, 12 rows 83%).
+    /// Rows of an AVX-512 tile. Rows of x that are a multiple of 4 KiB apart fall into one set of
+    /// the L1 cache, which has eight ways (measured at 3072 inputs: 8 rows 98% of the peak, 12 rows
+    /// 83%).
     fn tile_rows(inputs: usize) -> usize {
         if (inputs * size_of::<f32>()).is_multiple_of(4096) { 8 } else { MAX_TILE }
     }
 
     /// # Safety
-    /// The processor has AVX-512 F and DQ, AVX2 and FMA.
+    /// The CPU has AVX-512 F and DQ, AVX2 and FMA.
     #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
     pub(super) unsafe fn run_avx512<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
         sweep::<true, E>(task, epilogue, tile_rows(task.weights.inputs), |call, tile| {
@@ -262,12 +264,12 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has AVX2 and FMA.
+    /// The CPU has AVX2 and FMA.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
         sweep::<true, E>(task, epilogue, 6, |call, tile| {
-            // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take them
-            // one by one.
+            // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take one
+            // panel at a time.
             unsafe {
                 if call.rows <= 3 {
                     by_size!(call, tile, avx2, [1 2 3]);
@@ -283,10 +285,10 @@ mod x86 {
     }
 
     /// # Safety
-    /// As the kernels; 4 to 6 rows, one panel, whose result goes to columns `16 * p ..`.
+    /// As [`avx2_at`]; 4 to 6 rows, one panel, whose result goes to columns `16 * p ..`.
     #[target_feature(enable = "avx2,fma")]
     unsafe fn by_one_panel(call: TileCall, tile: &mut OutputTile, p: usize) {
-        // SAFETY: passed on.
+        // SAFETY: by this function's own contract.
         unsafe {
             match call.rows {
                 4 => avx2_at::<4, 1>(call, tile, p * PANEL),
@@ -297,7 +299,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// The processor has AVX-512 F; the call's pointers cover `R` x `inputs` of x and `P` whole
+    /// The CPU has AVX-512 F; the call's pointers cover `R` x `inputs` of x and `P` whole
     /// panels.
     #[target_feature(enable = "avx512f")]
     unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
@@ -328,12 +330,12 @@ mod x86 {
     /// As [`avx2_at`].
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
-        // SAFETY: passed on.
+        // SAFETY: by this function's own contract.
         unsafe { avx2_at::<R, P>(call, tile, 0) }
     }
 
     /// # Safety
-    /// The processor has AVX2 and FMA; the call's pointers cover `R` x `inputs` of x and `P` whole
+    /// The CPU has AVX2 and FMA; the call's pointers cover `R` x `inputs` of x and `P` whole
     /// panels; `col + 16 P <= 32`.
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2_at<const R: usize, const P: usize>(

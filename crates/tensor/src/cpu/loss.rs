@@ -6,7 +6,7 @@ use super::isa::{Isa, per_isa};
 use super::math::{exp, sum_lanes};
 use crate::Tensor;
 
-/// See [`crate::ops::cross_entropy`]: the losses; dlogits has the shape of the logits.
+/// See [`crate::ops::cross_entropy`]: returns the losses; dlogits has the shape of the logits.
 pub(crate) fn cross_entropy(
     isa: Isa,
     logits: &Tensor,
@@ -25,7 +25,7 @@ pub(crate) fn cross_entropy(
     dlogits.data_mut().par_chunks_mut(width).enumerate().map(row).collect()
 }
 
-/// `out = weight * softmax(logits)`; returns the largest logit and the sum of the powers above it.
+/// `out = weight * softmax(logits)`; returns the largest logit and the sum of e^(logit - largest).
 #[inline(always)]
 fn softmax<const FUSED: bool>(logits: &[f32], weight: f32, out: &mut [f32]) -> (f32, f32) {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

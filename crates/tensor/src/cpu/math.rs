@@ -1,19 +1,18 @@
 //! Elementary functions that vectorise: straight-line polynomials, no branches, no library calls.
 //!
-//! Each is accurate to a few units in the last place over the range that a network can feed it,
-//! which is far inside the tolerance of any comparison with another implementation. `FUSED` is as
-//! in [`super::isa`].
+//! Each is accurate to a few ulp over the range that a network can feed it, far inside the
+//! tolerance of any comparison with another implementation. `FUSED` is as in [`super::isa`].
 
 use super::isa::fma;
 
 /// e^x. Saturates to 0 below -87.3 and to about 1.7e38 above 88.
 #[inline(always)]
 pub(crate) fn exp<const FUSED: bool>(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to a whole number in the low bits
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
     let clamped = x.clamp(-87.3, 88.0);
     let shifted = fma::<FUSED>(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    // ln 2 in two parts, so that the remainder is exact.
+    // ln 2 in two parts, so that the remainder is exact (Cody and Waite).
     let r = fma::<FUSED>(n, -1.428_606_8e-6, fma::<FUSED>(n, -0.693_145_75, clamped));
     let mut y = fma::<FUSED>(r, 1.987_569_1e-4, 1.398_199_9e-3);
     y = fma::<FUSED>(r, y, 8.333_452e-3);
@@ -26,21 +25,21 @@ pub(crate) fn exp<const FUSED: bool>(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { scaled }
 }
 
-/// GELU in its tanh form, as GPT-2 has it (`gelu_new`).
+/// GELU in its tanh form, as in GPT-2 (`gelu_new`).
 #[inline(always)]
 pub(crate) fn gelu_tanh<const FUSED: bool>(x: f32) -> f32 {
-    // 0.5 (1 + tanh u) = 1 / (1 + e^-2u), which saves a cancellation.
+    // 0.5 (1 + tanh u) = 1 / (1 + e^-2u), without cancellation.
     let u = 0.797_884_6 * fma::<FUSED>(0.044_715 * x * x, x, x);
     x / (1.0 + exp::<FUSED>(-2.0 * u))
 }
 
-/// GELU with the error function, as CODI's projector and CoLaR's head have it.
+/// GELU with the error function, as in CODI's projector and CoLaR's head.
 #[inline(always)]
 pub(crate) fn gelu_erf<const FUSED: bool>(x: f32) -> f32 {
     0.5 * x * (1.0 + erf::<FUSED>(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
-/// The slope of [`gelu_tanh`].
+/// The derivative of [`gelu_tanh`].
 #[inline(always)]
 pub(crate) fn gelu_tanh_derivative<const FUSED: bool>(x: f32) -> f32 {
     let u = 0.797_884_6 * fma::<FUSED>(0.044_715 * x * x, x, x);
@@ -49,7 +48,7 @@ pub(crate) fn gelu_tanh_derivative<const FUSED: bool>(x: f32) -> f32 {
     fma::<FUSED>(2.0 * x * slope * share, 1.0 - share, share)
 }
 
-/// The slope of [`gelu_erf`]: the normal distribution's share below x, plus x times its density.
+/// The derivative of [`gelu_erf`]: the normal distribution's CDF at x, plus x times its density.
 #[inline(always)]
 pub(crate) fn gelu_erf_derivative<const FUSED: bool>(x: f32) -> f32 {
     let share = 0.5 * (1.0 + erf::<FUSED>(x * std::f32::consts::FRAC_1_SQRT_2));
@@ -74,15 +73,15 @@ pub(crate) fn silu<const FUSED: bool>(x: f32) -> f32 {
     x / (1.0 + exp::<FUSED>(-x))
 }
 
-/// The slope of [`silu`].
+/// The derivative of [`silu`].
 #[inline(always)]
 pub(crate) fn silu_derivative<const FUSED: bool>(x: f32) -> f32 {
     let share = 1.0 / (1.0 + exp::<FUSED>(-x));
     fma::<FUSED>(x * share, 1.0 - share, share)
 }
 
-/// The sum of `f(i)` over `0..n` in sixteen interleaved partial sums, added in one fixed order:
-/// vectorises, and the result depends on the terms alone.
+/// Sums `n` terms in sixteen interleaved accumulators, added in one fixed order, which vectorises;
+/// `term(i, sum)` returns `sum` plus term `i`.
 #[inline(always)]
 pub(crate) fn sum_lanes(n: usize, mut term: impl FnMut(usize, f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; 16];
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_saturates_without_nonsense() {
+    fn exp_saturates() {
         assert_eq!(exp::<false>(-1e30), 0.0);
         assert_eq!(exp::<false>(f32::NEG_INFINITY), 0.0);
         assert!(exp::<false>(1e30).is_finite() && exp::<false>(1e30) > 1e38);

@@ -1,5 +1,5 @@
-//! The processor's kernels, one file per operation of [`crate::ops`], each for every instruction
-//! set of [`isa`].
+//! The CPU kernels, one file per operation of [`crate::ops`], compiled for every instruction set of
+//! [`isa`].
 
 pub(crate) mod activation;
 pub(crate) mod attention;

@@ -1,4 +1,4 @@
-//! Normalisation of rows: sums in sixteen fixed lanes, so that a row's result depends on the row
+//! LayerNorm and RMSNorm: sums in sixteen fixed lanes, so that a row's result depends on the row
 //! alone.
 
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::math::sum_lanes;
 use crate::Tensor;
 use crate::ops::CpuNorm;
 
-/// Rows whose parts of a parameter's gradient are summed together, whatever the number of workers.
+/// Rows of one partial sum of the parameters' gradients, whatever the number of threads.
 const GRAD_CHUNK_ROWS: usize = 64;
 
 /// See [`crate::ops::norm`].
@@ -24,7 +24,7 @@ pub(crate) fn norm(isa: Isa, x: &Tensor, by: &CpuNorm, out: &mut Tensor) {
     );
 }
 
-/// Normalises, in place, each group of columns as wide as the norm.
+/// Normalises each head of `columns` in place; a head is as wide as the norm.
 pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &CpuNorm, columns: Range<usize>) {
     let (width, head) = (x.cols(), by.scale.len());
     x.data_mut().par_chunks_mut(width).with_min_len(8).for_each(|row| {
@@ -34,7 +34,7 @@ pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &CpuNorm, columns: Range<
     });
 }
 
-/// A row's mean (0 of a root-mean-square norm) and what its distance from it is multiplied with.
+/// A row's mean (0 for an RMSNorm) and the inverse of its standard deviation.
 #[inline(always)]
 fn statistics<const FUSED: bool>(x: &[f32], by: &CpuNorm) -> (f32, f32) {
     let n = x.len();
@@ -60,11 +60,13 @@ fn norm_row<const FUSED: bool>(x: &mut [f32], by: &CpuNorm) {
     }
 }
 
-/// See [`crate::ops::norm_backward`]: adds to dx and returns what belongs to the gradients of scale
-/// and shift.
+/// See [`crate::ops::norm_backward`]: adds to dx and returns partial sums of the gradients of scale
+/// and shift, in the order of the rows.
 pub(crate) fn norm_backward(
     isa: Isa,
-    (x, by, dy): (&Tensor, &CpuNorm, &Tensor),
+    x: &Tensor,
+    by: &CpuNorm,
+    dy: &Tensor,
     dx: &mut Tensor,
 ) -> Vec<[Vec<f32>; 2]> {
     let width = x.cols();
@@ -75,7 +77,9 @@ pub(crate) fn norm_backward(
     let work = |(dx, (x, dy)): (&mut [f32], (&[f32], &[f32]))| {
         let mut sums = [vec![0.0; width], vec![0.0; width]];
         let to = &mut sums;
-        per_isa!(isa, rows_backward(x: &[f32], by: &CpuNorm, dy: &[f32], dx: &mut [f32], to: &mut [Vec<f32>; 2]));
+        per_isa!(isa, rows_backward(
+            x: &[f32], by: &CpuNorm, dy: &[f32], dx: &mut [f32], to: &mut [Vec<f32>; 2],
+        ));
         sums
     };
     dx.data_mut().par_chunks_mut(GRAD_CHUNK_ROWS * width).zip(given).map(work).collect()
@@ -94,9 +98,10 @@ fn rows_backward<const FUSED: bool>(
     let (dscale, dshift) = (&mut dscale[..n], &mut dshift[..n]);
     for ((x, dy), dx) in x.chunks_exact(n).zip(dy.chunks_exact(n)).zip(dx.chunks_exact_mut(n)) {
         let (mean, inverse) = statistics::<FUSED>(x, by);
-        let along = sum_lanes(n, |i, s| fma::<FUSED>(dy[i] * scale[i], (x[i] - mean) * inverse, s))
-            / n as f32;
-        let common = if by.shift.is_some() {
+        let mean_dy_normed =
+            sum_lanes(n, |i, s| fma::<FUSED>(dy[i] * scale[i], (x[i] - mean) * inverse, s))
+                / n as f32;
+        let mean_dy = if by.shift.is_some() {
             sum_lanes(n, |i, s| fma::<FUSED>(dy[i], scale[i], s)) / n as f32
         } else {
             0.0
@@ -105,7 +110,7 @@ fn rows_backward<const FUSED: bool>(
             let normed = (x[i] - mean) * inverse;
             dx[i] = fma::<FUSED>(
                 inverse,
-                fma::<FUSED>(-normed, along, fma::<FUSED>(dy[i], scale[i], -common)),
+                fma::<FUSED>(-normed, mean_dy_normed, fma::<FUSED>(dy[i], scale[i], -mean_dy)),
                 dx[i],
             );
             dscale[i] = fma::<FUSED>(dy[i], normed, dscale[i]);

@@ -1,4 +1,4 @@
-//! The optimizer's step, element by element, and norms of gradients.
+//! AdamW, element by element, and squared norms of gradients.
 
 use rayon::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::Tensor;
 use crate::ops::Moments;
 use crate::params::AdamWCoefficients;
 
-/// Elements of one task, and of one partial sum.
+/// Elements of one parallel task, and of one partial sum.
 const CHUNK: usize = 4096;
 
 /// See [`crate::ops::adamw`].
@@ -25,8 +25,10 @@ pub(crate) fn adamw(
     let both =
         value.data_mut().par_chunks_mut(CHUNK).zip(gradient.data_mut().par_chunks_mut(CHUNK));
     both.zip(moments.0.zip(moments.1)).for_each(|((value, gradient), (first, second))| {
-        let state = (first, second);
-        per_isa!(isa, update(by: &AdamWCoefficients, value: &mut [f32], gradient: &mut [f32], state: (&mut [f32], &mut [f32])));
+        per_isa!(isa, update(
+            by: &AdamWCoefficients, value: &mut [f32], gradient: &mut [f32],
+            first: &mut [f32], second: &mut [f32],
+        ));
     });
 }
 
@@ -35,7 +37,8 @@ fn update<const FUSED: bool>(
     by: &AdamWCoefficients,
     value: &mut [f32],
     gradient: &mut [f32],
-    (first, second): (&mut [f32], &mut [f32]),
+    first: &mut [f32],
+    second: &mut [f32],
 ) {
     for (((x, gradient), m), v) in value.iter_mut().zip(gradient).zip(first).zip(second) {
         let g = *gradient * by.gradient_scale;
@@ -46,7 +49,7 @@ fn update<const FUSED: bool>(
     }
 }
 
-/// The sum of squares in double precision, over parts of fixed size in their order.
+/// The sum of squares in f64, over chunks of fixed size in their order.
 pub(crate) fn sum_of_squares(x: &Tensor) -> f64 {
     let part = |part: &[f32]| part.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
     x.data().par_chunks(CHUNK).map(part).collect::<Vec<_>>().into_iter().sum()

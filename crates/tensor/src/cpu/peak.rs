@@ -1,14 +1,12 @@
-//! What the processor can do at most, measured: the figure that speeds are compared with.
+//! The CPU's peak FLOP/s, measured.
 
 use std::time::Instant;
 
 use super::isa::{Isa, fma, per_isa};
 use crate::Device;
 
-/// Floating-point operations per second (a multiply-add counts as two) that the device's workers
-/// reach together on registers alone.
-///
-/// The best of several short runs: other load on the machine can only lower a single one.
+/// FLOP/s (a multiply-add counts as two) that the device's threads reach together on registers
+/// alone. The best of several short runs, since other load on the machine can only lower one.
 pub(crate) fn fma_flops(device: &Device, isa: Isa) -> f64 {
     const STEPS: usize = 4_000_000;
     let lanes = if isa == Isa::Avx512 { WIDE } else { NARROW } * 16;

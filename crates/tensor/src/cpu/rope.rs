@@ -1,4 +1,4 @@
-//! Rotary positions.
+//! Rotary position embeddings.
 
 use rayon::prelude::*;
 
@@ -6,14 +6,15 @@ use super::isa::{Isa, fma, per_isa};
 use crate::Tensor;
 use crate::ops::Rope;
 
-/// Turns the first `heads` heads of each row by its position times `direction`: 1 as
-/// [`crate::ops::place`] does, -1 back.
+/// Rotates the first `heads` heads of each row by its position times `direction`: 1 is the forward
+/// of [`crate::ops::rope_and_cache`], -1 its backward.
 pub(crate) fn rope(
     isa: Isa,
     x: &mut Tensor,
     by: &Rope,
     positions: &[u32],
-    (heads, direction): (usize, f32),
+    heads: usize,
+    direction: f32,
 ) {
     let width = x.cols();
     let half = by.frequencies.len();

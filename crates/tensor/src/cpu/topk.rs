@@ -1,9 +1,8 @@
-//! The largest logit of a row, and what makes a probability of it: the sum of all logits'
-//! exponentials.
+//! Argmax and log-probability of rows of logits that are never stored.
 //!
-//! A panel's part comes from its own columns alone, and parts are summed in the order of panels, so
-//! that neither the tile, the batch nor the number of workers changes a bit of the result; nor does
-//! it matter whether the row is kept.
+//! Each panel of a row is reduced to its maximum and the sum of exponentials relative to it, from
+//! its own columns alone; panels are combined in order. So neither the tile, the batch nor the
+//! number of threads changes a bit of the result, nor does it matter whether the row is stored.
 
 use rayon::prelude::*;
 
@@ -12,44 +11,43 @@ use super::linear::{PANEL, PackedWeights, ROW_BLOCK, TileEpilogue, gemm};
 use super::math::{exp, sum_lanes};
 use crate::ops::TokenLogprob;
 
-/// What is known of a panel of a row.
+/// One panel of a row of logits, reduced.
 #[derive(Clone, Copy, Default)]
 struct PanelMax {
-    /// Its largest logit; negative infinity if it has no number.
+    /// The largest logit, NaN ignored; negative infinity if there is none.
     max: f32,
-    /// The first index of that logit.
+    /// The first index of that logit in the row.
     index: u32,
-    /// The sum of e^(logit - largest).
+    /// The sum of e^(logit - max).
     exp_sum: f32,
 }
 
-/// Stands for the index where there is no number.
+/// The index of a panel of nothing but NaN.
 const NO_INDEX: u32 = u32::MAX;
 
-/// What is known of a row.
+/// A row of logits, reduced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowMax {
-    /// The index of the largest logit, the first among equals; 0 if there is no number.
+    /// The index of the largest logit, the lowest among equals; 0 for a row of nothing but NaN.
     pub(crate) argmax: u32,
     /// The largest logit.
     pub(crate) max: f32,
-    /// The logarithm of the sum of e^(logit - largest).
+    /// log(sum of e^(logit - max))
     log_sum_exp: f32,
 }
 
 impl RowMax {
-    /// Of a whole row of logits.
     pub(crate) fn from_logits(isa: Isa, logits: &[f32]) -> Self {
         per_isa!(isa, row_max_of_logits(logits: &[f32]) -> RowMax)
     }
 
-    /// The logarithm of the probability of a logit of the row.
+    /// The log-probability of the token with such a logit.
     pub(crate) fn logprob(&self, logit: f32) -> f32 {
         (logit - self.max) - self.log_sum_exp
     }
 }
 
-/// For each row of x (rows, inputs) the largest of `x W + b`; see [`crate::ops::likeliest`].
+/// See [`crate::ops::greedy_tokens`].
 pub(crate) fn greedy_tokens(
     isa: Isa,
     x: &[f32],
@@ -57,27 +55,27 @@ pub(crate) fn greedy_tokens(
     bias: Option<&[f32]>,
 ) -> Vec<TokenLogprob> {
     let panels = weights.outputs().div_ceil(PANEL);
-    let (mut words, mut parts) = (Vec::new(), Vec::new());
-    // As many rows as a product takes at once, so that parts stay few.
+    let (mut tokens, mut parts) = (Vec::new(), Vec::new());
+    // The rows that one sweep of the GEMM takes: bounds the number of panels in memory.
     for some in x.chunks(ROW_BLOCK * weights.inputs()) {
         parts.resize(some.len() / weights.inputs() * panels, PanelMax::default());
         gemm(isa, some, weights, &PanelMaxEpilogue { out: parts.as_mut_ptr(), panels, bias });
-        words.par_extend(parts.par_chunks(panels).map(|row: &[PanelMax]| {
+        tokens.par_extend(parts.par_chunks(panels).map(|row: &[PanelMax]| {
             let whole = per_isa!(isa, row_max(row: &[PanelMax]) -> RowMax);
             TokenLogprob { token: whole.argmax, logprob: whole.logprob(whole.max) }
         }));
     }
-    words
+    tokens
 }
 
-/// Keeps a part of each panel instead of its logits.
+/// Stores each panel reduced, instead of its logits.
 struct PanelMaxEpilogue<'a> {
     out: *mut PanelMax, // (rows, panels)
     panels: usize,
     bias: Option<&'a [f32]>,
 }
 
-// SAFETY: `product` never lets two calls at the same time finish one panel of a row.
+// SAFETY: no two concurrent calls of `gemm`'s epilogue finish the same panel of a row.
 unsafe impl Sync for PanelMaxEpilogue<'_> {}
 
 impl TileEpilogue for PanelMaxEpilogue<'_> {
@@ -87,7 +85,7 @@ impl TileEpilogue for PanelMaxEpilogue<'_> {
             values.iter_mut().zip(&bias[col..]).for_each(|(x, b)| *x += b);
         }
         for (i, values) in values.chunks(PANEL).enumerate() {
-            // SAFETY: there is a part for every row and panel, and each is finished once.
+            // SAFETY: `out` is (rows, panels), and each is finished once.
             unsafe {
                 *self.out.add(row * self.panels + col / PANEL + i) =
                     panel_max::<FUSED>(col + i * PANEL, values)
@@ -96,10 +94,10 @@ impl TileEpilogue for PanelMaxEpilogue<'_> {
     }
 }
 
-/// The part of at most a panel's columns, the first of which is `col`.
+/// Reduces at most a panel's columns, the first of which is `col`.
 ///
-/// Plain loops: the closures of `array::map` and its like become functions of their own, which do
-/// not have the instruction set of their caller and call a library for every multiply-add.
+/// Plain loops: closures passed to `array::map` and the like are compiled as functions of their
+/// own, without the caller's instruction set, and call a library for every multiply-add.
 #[inline(always)]
 fn panel_max<const FUSED: bool>(col: usize, values: &[f32]) -> PanelMax {
     let wide: [f32; PANEL] = values.try_into().unwrap_or_else(|_| padded(values));
@@ -109,14 +107,14 @@ fn panel_max<const FUSED: bool>(col: usize, values: &[f32]) -> PanelMax {
         places[l] = if wide[l] == largest { l as u32 } else { NO_INDEX };
         terms[l] = exp::<FUSED>(wide[l] - shift);
     }
-    // A column that does not exist is as large as the others only if those are all negative
-    // infinity, and stands after them.
+    // A padding column equals the maximum only if all others are negative infinity or NaN, and then
+    // its index is beyond `values`.
     let place = fold_lanes(places, u32::min);
     let at = if (place as usize) < values.len() { col as u32 + place } else { NO_INDEX };
     PanelMax { max: largest, index: at, exp_sum: fold_lanes(terms, |a, b| a + b) }
 }
 
-/// Columns that do not exist are negative infinity.
+/// Pads a short panel with negative infinity.
 #[cold]
 fn padded(values: &[f32]) -> [f32; PANEL] {
     let mut wide = [f32::NEG_INFINITY; PANEL];
@@ -124,7 +122,7 @@ fn padded(values: &[f32]) -> [f32; PANEL] {
     wide
 }
 
-/// Folds halves onto each other: one order for every instruction set, and it vectorises.
+/// A tree reduction: one order for every instruction set, and it vectorises.
 #[inline(always)]
 fn fold_lanes<T: Copy>(mut lanes: [T; PANEL], f: impl Fn(T, T) -> T) -> T {
     for width in [8, 4, 2, 1] {
@@ -148,7 +146,7 @@ fn row_max_of_logits<const FUSED: bool>(logits: &[f32]) -> RowMax {
 fn row_max<const FUSED: bool>(parts: &[PanelMax]) -> RowMax {
     let mut best = PanelMax { max: f32::NEG_INFINITY, index: NO_INDEX, exp_sum: 0.0 };
     for part in parts {
-        // A first part of nothing but negative infinity beats nowhere.
+        // A panel of nothing but negative infinity still beats no index.
         if part.max > best.max || (best.index == NO_INDEX && part.index != NO_INDEX) {
             best = *part;
         }
@@ -161,7 +159,7 @@ fn row_max<const FUSED: bool>(parts: &[PanelMax]) -> RowMax {
     RowMax { argmax: likeliest, max: best.max, log_sum_exp: sum.ln() }
 }
 
-/// Negative infinity cannot be subtracted from itself.
+/// What exponents are relative to: -inf - -inf would be NaN.
 #[inline(always)]
 fn finite_or_zero(largest: f32) -> f32 {
     if largest == f32::NEG_INFINITY { 0.0 } else { largest }

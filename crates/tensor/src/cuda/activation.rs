@@ -1,16 +1,16 @@
-//! Functions applied element by element.
+//! Element-wise activations.
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::{CudaDtype, CudaError, CudaTensor};
 use crate::params::Activation;
 
-/// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), the result (rows, n) in the same
-/// format.
+/// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), the result (rows, n) of the same
+/// dtype.
 pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     assert!(x.cols().is_multiple_of(2), "swiglu: {} columns are not two halves", x.cols());
     let n = x.cols() / 2;
     let out = CudaTensor::uninit(x.cuda(), x.rows(), n, x.dtype())?;
-    // SAFETY: x is (rows, 2n) and out (rows, n), in one format.
+    // SAFETY: x is (rows, 2n) and out (rows, n), of one dtype.
     unsafe {
         x.cuda().launch(
             "swiglu",
@@ -21,16 +21,16 @@ pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     Ok(out)
 }
 
-/// `activation(x)` in format `want`.
+/// `activation(x)` of a dtype.
 pub(crate) fn activate(
     x: &CudaTensor,
     activation: Activation,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
     let count = x.rows() * x.cols();
     let arguments =
-        kernel_args![x.pointer(), x.dtype(), activation.code(), out.pointer(), want, count as u64];
+        kernel_args![x.pointer(), x.dtype(), activation.code(), out.pointer(), dtype, count as u64];
     // SAFETY: both have `count` elements.
     unsafe {
         x.cuda().launch("activate", LaunchConfig::for_threads(count.div_ceil(4)), arguments)
@@ -38,15 +38,15 @@ pub(crate) fn activate(
     Ok(out)
 }
 
-/// `dy * activation'(x)` in format `want`.
+/// `dy * activation'(x)` of a dtype.
 pub(crate) fn activate_backward(
     x: &CudaTensor,
     activation: Activation,
     dy: &CudaTensor,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    assert_eq!((x.rows(), x.cols()), (dy.rows(), dy.cols()), "activate_backward: unlike shapes");
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    assert_eq!((x.rows(), x.cols()), (dy.rows(), dy.cols()), "activate_backward: shapes differ");
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
     let count = x.rows() * x.cols();
     let arguments = kernel_args![
         x.pointer(),
@@ -55,7 +55,7 @@ pub(crate) fn activate_backward(
         dy.pointer(),
         dy.dtype(),
         out.pointer(),
-        want,
+        dtype,
         count as u64
     ];
     // SAFETY: all have `count` elements.
@@ -69,17 +69,24 @@ pub(crate) fn activate_backward(
     Ok(out)
 }
 
-/// What reaches x (rows, 2n) from dy (rows, n), in format `want`.
+/// The gradient of x (rows, 2n) from dy (rows, n), of a dtype.
 pub(crate) fn swiglu_backward(
     x: &CudaTensor,
     dy: &CudaTensor,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    assert_eq!((x.rows(), x.cols()), (dy.rows(), 2 * dy.cols()), "swiglu_backward: unlike shapes");
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
+    assert_eq!((x.rows(), x.cols()), (dy.rows(), 2 * dy.cols()), "swiglu_backward: shapes differ");
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
     let n = dy.cols();
-    let arguments =
-        kernel_args![x.pointer(), x.dtype(), dy.pointer(), dy.dtype(), out.pointer(), want, int(n)];
+    let arguments = kernel_args![
+        x.pointer(),
+        x.dtype(),
+        dy.pointer(),
+        dy.dtype(),
+        out.pointer(),
+        dtype,
+        int(n)
+    ];
     // SAFETY: x and out are (rows, 2n), dy (rows, n).
     unsafe {
         x.cuda().launch(

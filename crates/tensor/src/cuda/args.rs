@@ -2,6 +2,7 @@
 
 use super::attention::{CudaAttentionMetadata, CudaKv};
 use super::dropout::{CudaKeepMask, CudaPerturbedRows};
+use super::linear::CudaLinear;
 use super::memory::DeviceBuffer;
 use super::norm::CudaNorm;
 use super::qkv::CudaRope;
@@ -55,13 +56,23 @@ pub(crate) struct ResidualAddend<'a> {
     pub(crate) mask: Option<CudaDropoutMask<'a>>,
 }
 
-/// A learned position embedding for each row.
+/// See [`crate::ops::LearnedPositions`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PositionEmbeddings<'a> {
-    /// (positions, cols) of f32.
+pub(crate) struct CudaLearnedPositions<'a> {
+    /// (context, cols) of f32.
     pub(crate) table: &'a CudaTensor,
-    /// Each row's position. (rows)
-    pub(crate) rows: &'a CudaIndices,
+    /// (rows)
+    pub(crate) positions: &'a CudaIndices,
+}
+
+/// See [`crate::ops::LinearResidualNorm`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaLinearResidualNorm<'a> {
+    pub(crate) x: &'a CudaTensor,
+    pub(crate) map: &'a CudaLinear,
+    pub(crate) mask: Option<CudaDropoutMask<'a>>,
+    pub(crate) norm: &'a CudaNorm,
+    pub(crate) dtype: CudaDtype,
 }
 
 /// The gradient of a norm's output, and those that the backward adds to.

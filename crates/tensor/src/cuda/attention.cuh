@@ -1,55 +1,63 @@
-// Shared by attention and its backward: the tensor cores, keys and values on their way to them, a row's own slots.
+// Shared by attention and its backward: mma, ldmatrix, cp.async, and the slots of a row's own
+// spans.
 
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 blocks of shared memory in the tensor cores' layout; lane l names row l % 8 of block l / 8.
-__device__ __forceinline__ void load_blocks(u32 (&r)[4], u32 address) {
+// Loads four 8 x 8 matrices from shared memory; lane l has the address of row l % 8 of matrix l /
+// 8.
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
 }
 
-__device__ __forceinline__ void load_blocks(u32 (&r)[4], const u16* at) { load_blocks(r, (u32)__cvta_generic_to_shared(at)); }
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], const u16* at) {
+    ldmatrix_x4(r, (u32)__cvta_generic_to_shared(at));
+}
 
-// The same, each block transposed.
-__device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
+// The same, each matrix transposed.
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address)
                  : "memory");
 }
 
-__device__ __forceinline__ void load_transposed(u32 (&r)[4], const u16* at) {
-    load_transposed(r, (u32)__cvta_generic_to_shared(at));
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], const u16* at) {
+    ldmatrix_x4_trans(r, (u32)__cvta_generic_to_shared(at));
 }
 
-// 16 bytes into shared memory, without waiting; zeros if not `inside`.
-__device__ __forceinline__ void copy16(u32 to, const u16* from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+// Copies 16 bytes to shared memory asynchronously; zeros unless `inside`.
+__device__ __forceinline__ void cp_async16(u32 to, const u16* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(inside ? 16 : 0)
+                 : "memory");
 }
 
-__device__ __forceinline__ void copy16(u16* to, const u16* from, bool inside) {
-    copy16((u32)__cvta_generic_to_shared(to), from, inside);
+__device__ __forceinline__ void cp_async16(u16* to, const u16* from, bool inside) {
+    cp_async16((u32)__cvta_generic_to_shared(to), from, inside);
 }
 
-__device__ __forceinline__ float power_of_2(float x) {
+__device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Walks the slots of a row's own spans in order.
-struct Walk {
+// Iterates over the slots of a row's own spans, in order.
+struct SpanIterator {
     const uint2* spans;
     uint2 span;
     u32 index, offset;
-    // From a row's first own span, which is read already, and where the next one is.
-    __device__ __forceinline__ Walk(const uint2* all, uint2 first, u32 next) : spans(all), span(first), index(next), offset(0) {}
+    // From a row's first own span, which was loaded already, and the index of the next one.
+    __device__ __forceinline__ SpanIterator(const uint2* all, uint2 first, u32 next)
+        : spans(all), span(first), index(next), offset(0) {}
     __device__ __forceinline__ u32 next() {
         while (offset == span.y) {
             span = spans[index++];

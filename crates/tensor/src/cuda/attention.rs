@@ -1,31 +1,30 @@
-//! Keys and values in slots on the GPU, and attention over spans of them.
+//! The KV store on the GPU, and attention over spans of its slots.
 
 use super::args::{CudaAttentionBackward, MetadataExtent};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
 
-/// The widest head that the kernels take.
+/// The largest head dimension of the kernels.
 const MAX_HEAD_DIM: usize = 256;
-/// Rows that share a block and its reads of their prefix: many when there are rows enough to fill
-/// the GPU.
+/// Rows of a tile, which share a CTA and its reads of their common prefix: more when there are
+/// enough rows to fill the GPU.
 const TILE_ROWS_LARGE: usize = 64;
 const TILE_ROWS_SMALL: usize = 16;
-/// From this many rows on.
+/// From this many rows on, tiles are large.
 const LARGE_BATCH_ROWS: usize = 2048;
-/// Keys that travel together, and how many such units of a shared span are on their way at a time,
-/// as in attention.cu.
+/// As in attention.cu: keys of a unit, and units of a shared span that are in flight at a time.
 const UNIT: usize = 16;
 const RING: usize = 5;
 /// The most query heads that may share a key head: attention.cu divides by their number with a
 /// multiplication.
 const MAX_GROUP: usize = 100;
-/// Keys that the plain kernel holds in shared memory at a time, as in attention.cu, and the rows of
+/// As in attention.cu: keys that the generic kernel holds in shared memory at a time, and rows of
 /// one of its warps.
 const GENERIC_KEYS: usize = 32;
 const GENERIC_ROWS: usize = 4;
 
-/// Keys and values of `slots` positions in every layer, in the GPU's operand format.
+/// Keys and values of `slots` slots in every layer, of the compute dtype.
 #[derive(Debug)]
 pub(crate) struct CudaKv {
     layers: usize,
@@ -37,7 +36,7 @@ pub(crate) struct CudaKv {
 }
 
 impl CudaKv {
-    /// An empty store.
+    /// A store of zeros.
     pub(crate) fn new(
         cuda: &CudaDevice,
         layers: usize,
@@ -62,7 +61,7 @@ impl CudaKv {
         })
     }
 
-    /// Memory that a slot takes in a model of this shape.
+    /// The bytes of a slot in a model of this shape.
     pub(crate) fn bytes_per_slot(
         cuda: &CudaDevice,
         layers: usize,
@@ -76,7 +75,7 @@ impl CudaKv {
         self.slots
     }
 
-    /// Where it is, and its shape.
+    /// Its address and (layers, kv_heads, head_dim, slots).
     pub(crate) fn address_and_shape(&self) -> (u64, [usize; 4]) {
         (self.buffer.pointer(), [self.layers, self.kv_heads, self.head_dim, self.slots])
     }
@@ -106,7 +105,7 @@ impl CudaKv {
         self.dtype
     }
 
-    /// A layer's keys and values, each (kv_heads, slots, head_dim). Waits for the GPU.
+    /// A layer's keys and values, each (kv_heads, slots, head_dim). Synchronizes with the GPU.
     #[allow(dead_code, reason = "only the check of every kernel looks inside a store")]
     pub(crate) fn to_host(&self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
         let count = self.kv_heads * self.slots * self.head_dim;
@@ -127,7 +126,7 @@ impl CudaKv {
         Ok((both, values))
     }
 
-    /// Where a layer's keys and values begin.
+    /// The addresses of a layer's keys and values.
     pub(crate) fn layer(&self, layer: usize) -> (u64, u64) {
         assert!(layer < self.layers, "attention: no layer {layer} of {}", self.layers);
         let size = (self.kv_heads * self.slots * self.head_dim * self.dtype.size()) as u64;
@@ -136,62 +135,54 @@ impl CudaKv {
     }
 }
 
-/// Which slots each row sees, planned for the kernels and uploaded: once a pass, for all its
-/// layers.
+/// The spans of each row, grouped into tiles and uploaded: once a pass, for all its layers.
 #[derive(Debug)]
 pub(crate) struct CudaAttentionMetadata {
     rows: usize,
     tiles: usize,
     tile_rows: usize,     // the most rows of a tile
-    end_slot: usize,      // no span goes beyond this slot
+    end_slot: usize,      // one past the last slot of any span
     buffer: DeviceBuffer, // tiles, then rows, then spans
     rows_ptr: u64,
     spans_ptr: u64,
 }
 
 impl CudaAttentionMetadata {
-    /// `of(r)` gives the spans of row r in the order of positions, each as its first slot and its
-    /// length; lengths are not 0 and every row has a span. Neighbouring rows whose first spans
-    /// start at one slot read it together.
+    /// `spans_of(r)` returns the spans of row r in the order of positions, each as its first slot
+    /// and its length; lengths are not 0 and every row has a span. Neighbouring rows whose first
+    /// spans begin at the same slot form tiles, which read it once.
     pub(crate) fn new<I: IntoIterator<Item = (u32, u32)>>(
         cuda: &CudaDevice,
         rows: usize,
-        of: impl Fn(usize) -> I,
+        spans_of: impl Fn(usize) -> I,
     ) -> Result<Self, CudaError> {
-        let height = tile_rows(rows);
-        let (tiles, views, spans) = plan_tiles(rows, height, of);
-        let ends = spans
-            .iter()
-            .map(|&[start, len]| (start, len))
-            .chain(tiles.iter().map(|&[_, _, start, len]| (start, len)));
-        let end = ends.map(|(start, len)| start as usize + len as usize).max().unwrap_or(0);
-        let (rows_at, spans_at) = (tiles.len() * 16, (tiles.len() + views.len()) * 16);
-        let mut words: Vec<u32> = Vec::with_capacity(spans_at / 4 + 2 * spans.len());
-        words.extend_from_slice(tiles.as_flattened());
-        words.extend_from_slice(views.as_flattened());
-        words.extend_from_slice(spans.as_flattened());
+        let tile_rows = tile_rows(rows);
+        let plan = plan_tiles(rows, tile_rows, spans_of);
+        let own = plan.spans.iter().map(|&[start, len]| (start, len));
+        let shared = plan.tiles.iter().map(|&[_, _, start, len]| (start, len));
+        let ends = own.chain(shared).map(|(start, len)| start as usize + len as usize);
+        let (end_slot, tiles) = (ends.max().unwrap_or(0), plan.tiles.len());
+        let (rows_at, spans_at) = (tiles * 16, (tiles + plan.rows.len()) * 16);
+        let mut words: Vec<u32> = Vec::with_capacity(spans_at / 4 + 2 * plan.spans.len());
+        words.extend_from_slice(plan.tiles.as_flattened());
+        words.extend_from_slice(plan.rows.as_flattened());
+        words.extend_from_slice(plan.spans.as_flattened());
         let buffer = DeviceBuffer::stage(cuda, &words)?;
-        let (rows_at, spans_at) =
+        let (rows_ptr, spans_ptr) =
             (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
-        Ok(Self {
-            rows,
-            tiles: tiles.len(),
-            tile_rows: height,
-            end_slot: end,
-            buffer,
-            rows_ptr: rows_at,
-            spans_ptr: spans_at,
-        })
+        Ok(Self { rows, tiles, tile_rows, end_slot, buffer, rows_ptr, spans_ptr })
     }
 }
 
-/// Tiles of so many rows whose first spans start where `starts` says.
+/// The number of tiles of rows whose first spans begin at `starts`.
 fn count_tiles(rows: usize, starts: impl Iterator<Item = u32>) -> usize {
-    let height = tile_rows(rows);
+    let tile_rows = tile_rows(rows);
     let (mut tiles, mut last) = (0, None);
     for start in starts {
         last = match last {
-            Some((shared, count)) if shared == start && count < height => Some((shared, count + 1)),
+            Some((shared, count)) if shared == start && count < tile_rows => {
+                Some((shared, count + 1))
+            }
             _ => {
                 tiles += 1;
                 Some((start, 1))
@@ -206,109 +197,129 @@ fn tile_rows(rows: usize) -> usize {
     if rows >= LARGE_BATCH_ROWS { TILE_ROWS_LARGE } else { TILE_ROWS_SMALL }
 }
 
-/// (first row, rows, first slot, greatest length), (shared length, own spans begin, end, own
-/// slots), (first slot, length)
-type TilePlan = (Vec<[u32; 4]>, Vec<[u32; 4]>, Vec<[u32; 2]>);
+/// Rows grouped into tiles, as the kernels read them (attention.cu).
+struct TilePlan {
+    tiles: Vec<[u32; 4]>, // first row, rows, first slot of the shared span, its greatest length
+    rows: Vec<[u32; 4]>,  // length of the shared span, begin and end of own spans, own slots
+    spans: Vec<[u32; 2]>, // own spans: first slot, length
+}
 
 fn plan_tiles<I: IntoIterator<Item = (u32, u32)>>(
     rows: usize,
-    height: usize,
-    of: impl Fn(usize) -> I,
+    tile_rows: usize,
+    spans_of: impl Fn(usize) -> I,
 ) -> TilePlan {
-    let (mut tiles, mut views, mut spans): TilePlan =
-        (Vec::new(), Vec::with_capacity(rows), Vec::with_capacity(2 * rows));
+    let mut plan = TilePlan {
+        tiles: Vec::new(),
+        rows: Vec::with_capacity(rows),
+        spans: Vec::with_capacity(2 * rows),
+    };
     for r in 0..rows {
-        let mut seen = of(r).into_iter();
-        let (start, len) = seen.next().unwrap_or_else(|| panic!("attention: row {r} sees nothing"));
-        let begin = spans.len();
-        spans.extend(seen.map(|(start, len)| [start, len]));
-        let own = spans[begin..].iter().map(|s: &[u32; 2]| s[1]).sum();
-        views.push([len, int(begin), int(spans.len()), own]);
-        match tiles.last_mut() {
-            Some([_, count, shared, longest]) if *shared == start && (*count as usize) < height => {
+        let mut row_spans = spans_of(r).into_iter();
+        let (start, len) =
+            row_spans.next().unwrap_or_else(|| panic!("attention: row {r} has no slots"));
+        let begin = plan.spans.len();
+        plan.spans.extend(row_spans.map(|(start, len)| [start, len]));
+        let own = plan.spans[begin..].iter().map(|s| s[1]).sum();
+        plan.rows.push([len, int(begin), int(plan.spans.len()), own]);
+        match plan.tiles.last_mut() {
+            Some([_, count, shared, longest])
+                if *shared == start && (*count as usize) < tile_rows =>
+            {
                 *count += 1;
                 *longest = len.max(*longest);
             }
-            _ => tiles.push([int(r), 1, start, len]),
+            _ => plan.tiles.push([int(r), 1, start, len]),
         }
     }
-    (tiles, views, spans)
+    plan
 }
 
 /// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the
-/// slots that row r sees.
+/// slots j of row r.
 ///
 /// The first `heads * head_dim` columns of q are the queries; the result is (rows, heads *
-/// head_dim) in q's format. Query heads share key heads in equal groups of neighbours.
+/// head_dim) of q's dtype. Neighbouring query heads share a key head in equal groups.
 pub(crate) fn attention(
     q: &CudaTensor,
     kv: &CudaKv,
     layer: usize,
     heads: usize,
-    views: &CudaAttentionMetadata,
+    metadata: &CudaAttentionMetadata,
 ) -> Result<CudaTensor, CudaError> {
     let (cuda, dim) = (q.cuda(), kv.head_dim);
-    assert_eq!(q.rows(), views.rows, "attention: {} rows, views for {}", q.rows(), views.rows);
+    assert_eq!(
+        q.rows(),
+        metadata.rows,
+        "attention: {} rows, metadata for {}",
+        q.rows(),
+        metadata.rows
+    );
     assert!(
         heads.is_multiple_of(kv.kv_heads),
         "attention: {heads} query heads over {} key heads",
         kv.kv_heads
     );
     assert!(heads * dim <= q.cols(), "attention: {heads} heads of {dim} do not fit {}", q.cols());
-    assert!(views.end_slot <= kv.slots, "attention: a span beyond {} slots", kv.slots);
-    assert_eq!(q.dtype(), kv.dtype, "attention: queries and keys of unlike formats");
+    assert!(metadata.end_slot <= kv.slots, "attention: a span beyond {} slots", kv.slots);
+    assert_eq!(q.dtype(), kv.dtype, "attention: queries and keys of different dtypes");
     let out = CudaTensor::uninit(cuda, q.rows(), heads * dim, q.dtype())?;
     let (keys, values) = kv.layer(layer);
     let (q_cols, out_cols, slots, group) =
         (int(q.cols()), int(out.cols()), int(kv.slots), int(heads / kv.kv_heads));
-    let (q_at, out_at, tiles, rows, spans) =
-        (q.pointer(), out.pointer(), views.buffer.pointer(), views.rows_ptr, views.spans_ptr);
+    let (q_at, out_at, tiles, rows, spans) = (
+        q.pointer(),
+        out.pointer(),
+        metadata.buffer.pointer(),
+        metadata.rows_ptr,
+        metadata.spans_ptr,
+    );
     let scale = 1.0 / (dim as f32).sqrt();
-    // With the units of its own slots that a warp holds, one of them in the ring; as in
-    // attention.cu.
-    let fast = match dim {
+    // With the units of own slots that a warp buffers, one of them in the ring; as in attention.cu.
+    let mma_kernel = match dim {
         32 => Some(("attention_32", 4)),
         64 => Some(("attention_64", 4)),
         128 => Some(("attention_128", 2)),
         _ => None,
     };
-    let whole = q.cols().is_multiple_of(8) && heads / kv.kv_heads <= MAX_GROUP;
-    match fast.filter(|_| q.dtype() == CudaDtype::Bf16 && whole) {
+    let aligned = q.cols().is_multiple_of(8) && heads / kv.kv_heads <= MAX_GROUP;
+    match mma_kernel.filter(|_| q.dtype() == CudaDtype::Bf16 && aligned) {
         Some((kernel, depth)) => {
-            let warps = views.tile_rows / 16;
-            let shared = (RING + (depth - 1) * warps) * 2 * UNIT * dim * 2; // units of keys and values in bf16
-            let grid = LaunchConfig {
-                blocks: (views.tiles, kv.kv_heads, heads / kv.kv_heads),
+            let warps = metadata.tile_rows / 16;
+            // Units of keys and values in bf16.
+            let shared = (RING + (depth - 1) * warps) * 2 * UNIT * dim * 2;
+            let config = LaunchConfig {
+                blocks: (metadata.tiles, kv.kv_heads, heads / kv.kv_heads),
                 threads: warps * 32,
                 shared_bytes: shared,
             };
-            let scale = scale * std::f32::consts::LOG2_E; // the kernel's powers are of 2
+            let scale = scale * std::f32::consts::LOG2_E; // the kernel's exponentials have base 2
             let arguments = kernel_args![
                 q_at, q_cols, keys, values, slots, group, out_at, out_cols, tiles, rows, spans,
                 scale
             ];
-            // SAFETY: spans were checked against the slots, rows and heads against q; out is
-            // written whole.
-            unsafe { cuda.launch(kernel, grid, arguments) }?;
+            // SAFETY: spans were checked against the slots, rows and heads against q; all of out is
+            // written.
+            unsafe { cuda.launch(kernel, config, arguments) }?;
         }
         None => {
-            let threads = views.tile_rows / GENERIC_ROWS * 32;
-            let shared = (views.tile_rows * dim + GENERIC_KEYS * (dim + 1)) * 4;
-            let grid =
-                LaunchConfig { blocks: (views.tiles, heads, 1), threads, shared_bytes: shared };
-            let (type_, dim) = (q.dtype(), int(dim));
+            let threads = metadata.tile_rows / GENERIC_ROWS * 32;
+            let shared = (metadata.tile_rows * dim + GENERIC_KEYS * (dim + 1)) * 4;
+            let config =
+                LaunchConfig { blocks: (metadata.tiles, heads, 1), threads, shared_bytes: shared };
+            let (dtype, dim) = (q.dtype(), int(dim));
             let arguments = kernel_args![
-                q_at, type_, q_cols, keys, values, slots, group, dim, out_at, out_cols, tiles,
+                q_at, dtype, q_cols, keys, values, slots, group, dim, out_at, out_cols, tiles,
                 rows, spans, scale
             ];
             // SAFETY: as above.
-            unsafe { cuda.launch("attention_any", grid, arguments) }?;
+            unsafe { cuda.launch("attention_any", config, arguments) }?;
         }
     }
     Ok(out)
 }
 
-/// Gradients of keys and values, f32.
+/// Gradients of keys and values, of f32.
 #[derive(Debug)]
 pub(crate) struct CudaKvGrads {
     layers: usize,
@@ -319,19 +330,19 @@ pub(crate) struct CudaKvGrads {
 }
 
 impl CudaKvGrads {
-    /// No gradients yet, for a store.
+    /// Zeros, of the shape of a store.
     pub(crate) fn zeros(cuda: &CudaDevice, like: &CudaKv) -> Result<Self, CudaError> {
         let CudaKv { layers, kv_heads, head_dim, slots, .. } = *like;
         let buffer = DeviceBuffer::zeros(cuda, layers * 2 * kv_heads * slots * head_dim * 4)?;
         Ok(Self { layers, kv_heads, head_dim, slots, buffer })
     }
 
-    /// Forgets all gradients.
+    /// Sets all gradients to zero.
     pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
         self.buffer.clear()
     }
 
-    /// Key heads and their width.
+    /// Key heads and head dimension.
     pub(crate) fn shape(&self) -> (usize, usize) {
         (self.kv_heads, self.head_dim)
     }
@@ -340,7 +351,7 @@ impl CudaKvGrads {
         self.slots
     }
 
-    /// Where a layer's keys' and values' gradients begin.
+    /// The addresses of the gradients of a layer's keys and values.
     pub(crate) fn layer(&self, layer: usize) -> (u64, u64) {
         assert!(layer < self.layers, "attention: no layer {layer} of {}", self.layers);
         let size = (self.kv_heads * self.slots * self.head_dim * 4) as u64;
@@ -349,29 +360,33 @@ impl CudaKvGrads {
     }
 }
 
-/// Adds to the gradients of all keys and values that are seen. The first columns of the result,
-/// (rows, (heads + 2 kv_heads) * head_dim) in q's format, are the queries' gradients; the rest is
-/// left to `rope::place_backward`.
+/// Adds to the gradients of the keys and values. The first columns of the result, (rows, (heads + 2
+/// kv_heads) * head_dim) of q's dtype, are the queries' gradients; the others are filled by
+/// `qkv::rope_and_cache_backward`.
 pub(crate) fn attention_backward(
     of: CudaAttentionBackward<'_>,
     grads: &mut CudaKvGrads,
 ) -> Result<CudaTensor, CudaError> {
-    let CudaAttentionBackward { q, kv, layer, heads, metadata: views, out, dout } = of;
+    let CudaAttentionBackward { q, kv, layer, heads, metadata, out, dout } = of;
     let (cuda, dim, rows) = (q.cuda(), kv.head_dim, q.rows());
-    assert_eq!(rows, views.rows, "attention_backward: {rows} rows, views for {}", views.rows);
+    assert_eq!(
+        rows, metadata.rows,
+        "attention_backward: {rows} rows, metadata for {}",
+        metadata.rows
+    );
     assert!(
         heads.is_multiple_of(kv.kv_heads) && heads * dim <= q.cols(),
         "attention_backward: {heads} heads of {dim}"
     );
     assert!(
         [out, dout].iter().all(|x| (x.rows(), x.cols()) == (rows, heads * dim)),
-        "attention_backward: unlike results"
+        "attention_backward: results of another shape"
     );
-    assert!(views.end_slot <= kv.slots, "attention_backward: a span beyond {} slots", kv.slots);
+    assert!(metadata.end_slot <= kv.slots, "attention_backward: a span beyond {} slots", kv.slots);
     assert_eq!(
         (q.dtype(), out.dtype()),
         (kv.dtype, kv.dtype),
-        "attention_backward: queries and keys of unlike formats"
+        "attention_backward: queries and keys of different dtypes"
     );
     let (of_grads, of_kv) =
         ((grads.layers, grads.slots, grads.shape()), (kv.layers, kv.slots, (kv.kv_heads, dim)));
@@ -385,25 +400,26 @@ pub(crate) fn attention_backward(
         (q.pointer(), out.pointer(), dout.pointer(), dqkv.pointer());
     let (q_cols, out_cols, dqkv_cols, slots) =
         (int(q.cols()), int(out.cols()), int(dqkv.cols()), int(kv.slots));
-    let (tiles, views_at, spans) = (views.buffer.pointer(), views.rows_ptr, views.spans_ptr);
+    let (tiles, rows_at, spans) =
+        (metadata.buffer.pointer(), metadata.rows_ptr, metadata.spans_ptr);
     let (group_at, scale) = (int(group), 1.0 / (dim as f32).sqrt());
-    let fast = match dim {
+    let mma_kernel = match dim {
         32 => Some("attention_backward_32"),
         64 => Some("attention_backward_64"),
         128 => Some("attention_backward_128"),
         _ => None,
     };
-    match fast.filter(|_| q.dtype() == CudaDtype::Bf16 && q.cols().is_multiple_of(8)) {
+    match mma_kernel.filter(|_| q.dtype() == CudaDtype::Bf16 && q.cols().is_multiple_of(8)) {
         Some(kernel) => {
-            // As in attention_backward.cu: two stages of keys and values, queries and gradients,
-            // probabilities and slopes.
+            // As in attention_backward.cu: two stages of keys and values, queries and their
+            // output's gradients, probabilities and gradients of scores.
             let keys_held = if dim <= 64 { 64 } else { 32 };
             let shared = (4 * keys_held * (dim + 8)
-                + 2 * views.tile_rows * (dim + 8)
-                + 2 * views.tile_rows * (32 + 8))
+                + 2 * metadata.tile_rows * (dim + 8)
+                + 2 * metadata.tile_rows * (32 + 8))
                 * 2;
-            let grid = LaunchConfig {
-                blocks: (views.tiles, kv.kv_heads, group),
+            let config = LaunchConfig {
+                blocks: (metadata.tiles, kv.kv_heads, group),
                 threads: 128,
                 shared_bytes: shared,
             };
@@ -422,18 +438,18 @@ pub(crate) fn attention_backward(
                 dkeys,
                 dvalues,
                 tiles,
-                views_at,
+                rows_at,
                 spans,
                 scale,
-                int(views.tile_rows),
+                int(metadata.tile_rows),
             ];
             // SAFETY: spans were checked against the slots, rows and heads against q, out and dout;
-            // the queries' columns of dqkv are written whole.
-            unsafe { cuda.launch(kernel, grid, arguments) }?;
+            // all of the queries' columns of dqkv are written.
+            unsafe { cuda.launch(kernel, config, arguments) }?;
         }
         None => {
-            let grid =
-                LaunchConfig { blocks: (views.tiles, heads, 1), threads: 128, shared_bytes: 0 };
+            let config =
+                LaunchConfig { blocks: (metadata.tiles, heads, 1), threads: 128, shared_bytes: 0 };
             let arguments = kernel_args![
                 q_at,
                 q.dtype(),
@@ -451,12 +467,12 @@ pub(crate) fn attention_backward(
                 dkeys,
                 dvalues,
                 tiles,
-                views_at,
+                rows_at,
                 spans,
                 scale,
             ];
             // SAFETY: as above.
-            unsafe { cuda.launch("attention_backward_any", grid, arguments) }?;
+            unsafe { cuda.launch("attention_backward_any", config, arguments) }?;
         }
     }
     Ok(dqkv)
@@ -472,7 +488,7 @@ mod tests {
 
     #[test]
     fn neighbours_with_a_common_prefix_share_a_tile() {
-        let seen: [&[(u32, u32)]; 6] = [
+        let spans: [&[(u32, u32)]; 6] = [
             &[(0, 5), (32, 2)],
             &[(0, 5), (48, 1), (64, 3)],
             &[(0, 4)],
@@ -480,13 +496,13 @@ mod tests {
             &[(16, 3)],
             &[(0, 5)],
         ];
-        let (tiles, views, spans) = plan_tiles(6, 2, |r| seen[r].iter().copied());
-        assert_eq!(tiles, [[0, 2, 0, 5], [2, 1, 0, 4], [3, 2, 16, 3], [5, 1, 0, 5]]);
+        let plan = plan_tiles(6, 2, |r| spans[r].iter().copied());
+        assert_eq!(plan.tiles, [[0, 2, 0, 5], [2, 1, 0, 4], [3, 2, 16, 3], [5, 1, 0, 5]]);
         assert_eq!(
-            views,
+            plan.rows,
             [[5, 0, 1, 2], [5, 1, 3, 4], [4, 3, 3, 0], [3, 3, 4, 1], [3, 4, 4, 0], [5, 4, 4, 0]]
         );
-        assert_eq!(spans, [[32, 2], [48, 1], [64, 3], [80, 1]]);
-        assert_eq!(tiles_of(40), plan_tiles(40, 16, |r| [((r / 20) as u32, 1)]).0.len());
+        assert_eq!(plan.spans, [[32, 2], [48, 1], [64, 3], [80, 1]]);
+        assert_eq!(tiles_of(40), plan_tiles(40, 16, |r| [((r / 20) as u32, 1)]).tiles.len());
     }
 }

@@ -1,4 +1,4 @@
-//! A GPU, opened: its context, its kernels and its lanes.
+//! An open GPU: its context, kernels and streams, and how kernels are launched.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +16,8 @@ pub(crate) struct CudaDevice(Arc<CudaDeviceInner>);
 
 #[derive(Debug)]
 struct CudaDeviceInner {
-    // Fields are dropped in this order: what uses the context goes first.
-    extra_streams: Mutex<Vec<Arc<Stream>>>, // opened so far
+    // Fields are dropped in this order: users of the context first.
+    extra_streams: Mutex<Vec<Arc<Stream>>>, // created on first use
     main_stream: Arc<Stream>,
     kernels: Kernels,
     context: Arc<CudaContext>,
@@ -26,7 +26,7 @@ struct CudaDeviceInner {
     capability: (i32, i32),
 }
 
-/// How a kernel is launched.
+/// The grid of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaunchConfig {
     pub(crate) blocks: (usize, usize, usize),
@@ -36,28 +36,28 @@ pub(crate) struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// Enough blocks of 256 threads for `threads` of them.
-    pub(crate) fn for_threads(threads: usize) -> Self {
-        Self { blocks: (threads.div_ceil(256), 1, 1), threads: 256, shared_bytes: 0 }
+    pub(crate) fn new(blocks: usize, threads: usize) -> Self {
+        Self { blocks: (blocks, 1, 1), threads, shared_bytes: 0 }
     }
 
-    /// A block for each row, of as many threads as a row has work for, up to 256.
+    /// Enough blocks of 256 threads for `threads` in all.
+    pub(crate) fn for_threads(threads: usize) -> Self {
+        Self::new(threads.div_ceil(256), 256)
+    }
+
+    /// A block for each row, of at least `per_row` threads, at most 256.
     pub(crate) fn per_row(rows: usize, per_row: usize) -> Self {
-        Self {
-            blocks: (rows, 1, 1),
-            threads: per_row.next_multiple_of(32).clamp(32, 256),
-            shared_bytes: 0,
-        }
+        Self::new(rows, per_row.next_multiple_of(32).clamp(32, 256))
     }
 }
 
-/// More than the shared memory that those kernels have beside what they ask for.
+/// At least the static shared memory of the kernels of [`OPT_IN_SHARED`].
 const STATIC_SHARED: i32 = 1024;
 
-/// Arguments that a kernel may take.
+/// The most arguments of a kernel.
 const MAX_KERNEL_ARGS: usize = 80;
 
-/// A kernel's argument in the eight bytes that any of them fits.
+/// A kernel argument as eight bytes, of which the kernel reads as many as its parameter has.
 pub(crate) trait KernelArg {
     fn word(self) -> u64;
 }
@@ -80,12 +80,6 @@ impl KernelArg for f32 {
     }
 }
 
-impl KernelArg for f64 {
-    fn word(self) -> u64 {
-        self.to_bits()
-    }
-}
-
 impl KernelArg for CudaDtype {
     fn word(self) -> u64 {
         self.code()
@@ -98,24 +92,24 @@ impl KernelArg for bool {
     }
 }
 
-/// Arguments of a kernel, in its order.
+/// The arguments of a kernel, in the order of its parameters.
 macro_rules! kernel_args {
     ($($value:expr),+ $(,)?) => { &mut [$($crate::cuda::context::KernelArg::word($value)),+] };
 }
 pub(crate) use kernel_args;
 
-/// A size as kernels take it.
+/// A size as kernels take it: 32 bits.
 ///
 /// # Panics
 /// If it does not fit 32 bits.
 pub(crate) fn int(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or_else(|_| panic!("{n} is beyond what a kernel counts"))
+    u32::try_from(n).unwrap_or_else(|_| panic!("{n} does not fit a kernel's 32-bit size"))
 }
 
 impl CudaDevice {
-    /// Whether a GPU and what it takes to use it are here; if not, why.
+    /// Whether there are a GPU and the libraries to use it; if not, why.
     pub(crate) fn availability() -> Result<(), String> {
-        // SAFETY: these only try to open the libraries.
+        // SAFETY: only tries to open the libraries.
         let libraries = unsafe {
             [
                 ("the driver (libcuda)", sys::is_culib_present()),
@@ -137,11 +131,12 @@ impl CudaDevice {
     pub(crate) fn open(ordinal: usize, precision: Precision) -> Result<Self, CudaError> {
         Self::availability().map_err(CudaError::Unavailable)?;
         let context = CudaContext::new(ordinal).map_err(CudaError::driver("open the gpu"))?;
-        // SAFETY: events would order what cudarc's own memory is used for, and none of it is used.
+        // SAFETY: the events order uses of cudarc's own memory, of which there are none.
         unsafe { context.disable_event_tracking() };
-        let name = context.name().map_err(CudaError::driver("say its name"))?;
-        let capability =
-            context.compute_capability().map_err(CudaError::driver("say its capability"))?;
+        let name = context.name().map_err(CudaError::driver("query its name"))?;
+        let capability = context
+            .compute_capability()
+            .map_err(CudaError::driver("query its compute capability"))?;
         if capability < (8, 0) {
             return Err(CudaError::UnsupportedCapability {
                 name,
@@ -172,14 +167,14 @@ impl CudaDevice {
         &self.0.name
     }
 
-    /// How many blocks run at once at least.
+    /// The number of streaming multiprocessors.
     pub(crate) fn sm_count(&self) -> Result<usize, CudaError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = self
             .0
             .context
             .attribute(attribute)
-            .map_err(CudaError::driver("count its multiprocessors"))?;
+            .map_err(CudaError::driver("query its multiprocessors"))?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -188,12 +183,11 @@ impl CudaDevice {
         self.0.capability
     }
 
-    /// How numbers are kept here.
     pub(crate) fn precision(&self) -> Precision {
         self.0.precision
     }
 
-    /// The format of operands here.
+    /// The dtype of weights, keys, values and of activations that are multiplied.
     pub(crate) fn compute_dtype(&self) -> CudaDtype {
         match self.0.precision {
             Precision::F32 => CudaDtype::F32,
@@ -201,13 +195,13 @@ impl CudaDevice {
         }
     }
 
-    /// Bytes of memory: free, what is kept for reuse included, and all.
+    /// Bytes of memory: free, including what is cached for reuse, and total.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
-        let failed = || CudaError::driver("say how much memory is free");
+        let failed = || CudaError::driver("query its free memory");
         let (free, total) = self.0.context.mem_get_info().map_err(failed())?;
         let read = |attribute| {
             let mut value = 0u64;
-            // SAFETY: the device is open; the attribute is a 64-bit number that outlives the call.
+            // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
             unsafe {
                 let pool = driver::device::get_default_mem_pool(self.0.context.cu_device())?;
                 driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
@@ -218,22 +212,21 @@ impl CudaDevice {
             .map_err(failed())?;
         let used =
             read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
-        let spare: usize = self
+        let cached: usize = self
             .extra_streams()
             .iter()
             .chain([&self.0.main_stream])
-            .map(|lane| lane.cached_bytes())
+            .map(|stream| stream.cached_bytes())
             .sum();
-        Ok((free + reserved.saturating_sub(used) + spare, total))
+        Ok((free + reserved.saturating_sub(used) + cached, total))
     }
 
-    /// Waits until everything asked for so far in this thread's lane is done, and says whether it
-    /// went well.
+    /// Waits until everything queued so far on this thread's stream is done; returns its errors.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.current_stream().synchronize()
     }
 
-    /// The lane that this thread works in.
+    /// The stream that this thread works on.
     pub(crate) fn current_stream(&self) -> Arc<Stream> {
         stream::current(&self.0.context).unwrap_or_else(|| self.0.main_stream.clone())
     }
@@ -248,87 +241,88 @@ impl CudaDevice {
         self.current_stream().record_event()
     }
 
-    /// The products of this thread's lane.
+    /// The cuBLASLt handle of this thread's stream.
     pub(crate) fn blas(&self) -> Arc<CublasLt> {
         self.current_stream().blas()
     }
 
-    /// Runs `work` in lane `number`, 0 being the main one. What it reads of other lanes must have
-    /// been waited for there.
+    /// Runs `work` on stream `index`, 0 being the main one. What it reads of other streams must
+    /// have been synchronized with.
     pub(crate) fn on_stream<T>(
         &self,
-        number: usize,
+        index: usize,
         work: impl FnOnce() -> T,
     ) -> Result<T, CudaError> {
-        let Some(number) = number.checked_sub(1) else {
+        let Some(index) = index.checked_sub(1) else {
             return Ok(stream::with_stream(self.0.main_stream.clone(), work));
         };
-        let mut others = self.extra_streams();
-        while others.len() <= number {
-            others.push(Stream::open(&self.0.context)?);
+        let mut streams = self.extra_streams();
+        while streams.len() <= index {
+            streams.push(Stream::open(&self.0.context)?);
         }
-        let lane = others[number].clone();
-        drop(others);
-        Ok(stream::with_stream(lane, work))
+        let stream = streams[index].clone();
+        drop(streams);
+        Ok(stream::with_stream(stream, work))
     }
 
     fn extra_streams(&self) -> MutexGuard<'_, Vec<Arc<Stream>>> {
         self.0.extra_streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where operations of this thread go: its lane's stream, or the one that it records.
+    /// The stream that this thread's operations are queued on: its current stream, or the one that
+    /// it captures.
     pub(crate) fn launch_stream(&self) -> Result<sys::CUstream, CudaError> {
         graph::capture_stream(self).map_or_else(|| self.current_stream().staged_stream(), Ok)
     }
 
-    /// Whether this and `other` are handles on one GPU opened once.
+    /// Whether both are handles on the same open GPU.
     pub(crate) fn same_device(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Makes the context the current thread's.
+    /// Binds the context to the current thread.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
-        self.0.context.bind_to_thread().map_err(CudaError::driver("be used from this thread"))
+        self.0.context.bind_to_thread().map_err(CudaError::driver("bind its context"))
     }
 
-    /// Launches a kernel. Nothing is launched over an empty grid.
+    /// Launches a kernel; does nothing if the grid is empty.
     ///
     /// # Safety
-    /// The arguments must be those that the kernel takes, its pointers must reach as far as it goes
-    /// on this stream, and what it writes must not be read or written by anything that does not
-    /// wait for the stream.
+    /// The arguments must be the kernel's, its pointers must be valid for what it accesses
+    /// in the order of this stream, and what it writes must not be accessed by anything that does
+    /// not wait for the stream.
     pub(crate) unsafe fn launch(
         &self,
         kernel: &str,
-        grid: LaunchConfig,
+        config: LaunchConfig,
         arguments: &mut [u64],
     ) -> Result<(), CudaError> {
-        if grid.blocks.0 == 0 || grid.blocks.1 == 0 || grid.blocks.2 == 0 {
+        if config.blocks.0 == 0 || config.blocks.1 == 0 || config.blocks.2 == 0 {
             return Ok(());
         }
         self.bind()?;
-        let Kernel { function, pdl: early } = self.0.kernels.get(kernel);
-        // A kernel reads as many bytes of each as its parameter has; the low ones come first on
-        // every machine with CUDA.
+        let Kernel { function, pdl } = self.0.kernels.get(kernel);
+        // A kernel reads the low bytes of each, which come first: every host with CUDA is
+        // little-endian.
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_KERNEL_ARGS];
         assert!(arguments.len() <= MAX_KERNEL_ARGS, "{kernel} takes too many arguments");
         pointers.iter_mut().zip(arguments).for_each(|(p, a)| *p = (&raw mut *a).cast());
-        let mut overlap = sys::CUlaunchAttribute {
+        let mut pdl_attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
         let config = sys::CUlaunchConfig {
-            gridDimX: int(grid.blocks.0),
-            gridDimY: int(grid.blocks.1),
-            gridDimZ: int(grid.blocks.2),
-            blockDimX: int(grid.threads),
+            gridDimX: int(config.blocks.0),
+            gridDimY: int(config.blocks.1),
+            gridDimZ: int(config.blocks.2),
+            blockDimX: int(config.threads),
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: int(grid.shared_bytes),
+            sharedMemBytes: int(config.shared_bytes),
             hStream: self.launch_stream()?,
-            attrs: &raw mut overlap,
-            numAttrs: u32::from(early),
+            attrs: &raw mut pdl_attribute,
+            numAttrs: u32::from(pdl),
         };
         // SAFETY: the function was loaded into this context, the attribute outlives the call; the
         // rest is the caller's promise.
@@ -341,19 +335,18 @@ impl CudaDevice {
             )
         }
         .result()
-        .map_err(CudaError::driver("start a kernel"))
+        .map_err(CudaError::driver("launch a kernel"))
     }
 
-    /// Gives the spare memory of all lanes back to the driver and waits until what was given back
-    /// before can be had.
+    /// Returns the free lists of all streams to the driver and waits until queued frees are done.
     pub(crate) fn release_cached(&self) -> Result<(), CudaError> {
-        let lanes: Vec<Arc<Stream>> =
+        let streams: Vec<Arc<Stream>> =
             self.extra_streams().iter().chain([&self.0.main_stream]).cloned().collect();
-        lanes.iter().try_for_each(|lane| lane.release_cached())
+        streams.iter().try_for_each(|stream| stream.release_cached())
     }
 
-    /// What is taken for so many bytes: rounded by an eighth at most, so that like sizes find each
-    /// other's memory.
+    /// The size that is allocated for so many bytes: rounded up by an eighth at most, so that
+    /// similar sizes reuse each other's memory.
     pub(crate) fn allocation_size(bytes: usize) -> usize {
         if bytes > MAX_CACHED_BLOCK {
             return bytes;
@@ -363,11 +356,11 @@ impl CudaDevice {
     }
 }
 
-/// Lets the pool keep what is freed, so that an allocation is a matter of the host alone; and lets
-/// no lane wait for memory that another still uses.
+/// Lets the pool keep what is freed, so that allocations do not synchronize; and lets no stream
+/// wait for memory that another still uses.
 fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
-    let (mut threshold, mut waits) = (u64::MAX, 0i32);
-    // SAFETY: the device is open; the attributes are a 64-bit and a 32-bit number that outlive the
+    let (mut threshold, mut reuse_waits) = (u64::MAX, 0i32);
+    // SAFETY: the device is open; the attributes are a 64-bit and a 32-bit integer that outlive the
     // calls.
     unsafe {
         let pool = driver::device::get_default_mem_pool(context.cu_device())
@@ -379,7 +372,7 @@ fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
             ),
             (
                 sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-                (&raw mut waits).cast(),
+                (&raw mut reuse_waits).cast(),
             ),
         ];
         attributes.into_iter().try_for_each(|(attribute, value)| {
@@ -389,11 +382,11 @@ fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
     .map_err(CudaError::driver("set up its memory pool"))
 }
 
-/// Lets the kernels that ask for more shared memory than every GPU has take what this one has.
+/// Lets the kernels of [`OPT_IN_SHARED`] use all shared memory that this GPU has.
 fn raise_shared_limit(context: &CudaContext, kernels: &Kernels) -> Result<(), CudaError> {
-    let most = context
+    let max_shared = context
         .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-        .map_err(CudaError::driver("say its shared memory"))?;
+        .map_err(CudaError::driver("query its shared memory"))?;
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     for kernel in OPT_IN_SHARED {
         // SAFETY: the function was loaded into the current context.
@@ -401,10 +394,10 @@ fn raise_shared_limit(context: &CudaContext, kernels: &Kernels) -> Result<(), Cu
             driver::function::set_function_attribute(
                 kernels.get(kernel).function,
                 attribute,
-                most - STATIC_SHARED,
+                max_shared - STATIC_SHARED,
             )
         }
-        .map_err(CudaError::driver("give a kernel its shared memory"))?;
+        .map_err(CudaError::driver("set a kernel's shared memory"))?;
     }
     Ok(())
 }

@@ -7,18 +7,18 @@ use cudarc::driver::sys::CUresult;
 use super::CudaError;
 
 impl CudaError {
-    /// What the driver said while trying to do `what`.
+    /// Wraps an error of the driver's attempt to do `what`.
     pub(crate) fn driver(what: &'static str) -> impl FnOnce(DriverError) -> Self {
         move |e| Self::Driver { what, reason: reason(e) }
     }
 
-    /// What cuBLASLt said outside of a product.
+    /// Wraps an error of cuBLASLt outside of a GEMM.
     pub(crate) fn blas(what: &'static str) -> impl FnOnce(CublasError) -> Self {
         move |e| Self::Driver { what, reason: format!("{:?}", e.0) }
     }
 }
 
-/// Whether an error says that memory is full.
+/// Whether an allocation failed.
 pub(crate) fn is_out_of_memory(e: &DriverError) -> bool {
     e.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }

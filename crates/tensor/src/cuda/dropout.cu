@@ -1,8 +1,8 @@
-// Dropout as a pass of its own. Bound by memory. A block a row.
+// Dropout as a kernel of its own. Memory-bound. One block per row.
 
-// out = dropout(x), where the two may have different formats.
-extern "C" __global__ void dropout(const void* x, int type, int mask, const void* masks, u32 site, float keep, void* out,
-                                   int out_type, u32 cols) {
+// out = dropout(x); the two may have different dtypes.
+extern "C" __global__ void dropout(const void* x, int type, int mask, const void* masks, u32 site,
+                                   float keep, void* out, int out_type, u32 cols) {
     const u32 row = blockIdx.x;
     RowPerturbation perturbation = {};
     if (mask == MASK_SAMPLED) perturbation = ((const RowPerturbation*)masks)[row];

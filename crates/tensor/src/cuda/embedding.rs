@@ -1,12 +1,12 @@
-//! Rows picked from tables and put together.
+//! Rows gathered from tables, concatenated and scattered.
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::linear::CudaLinear;
 use super::topk::PendingArgmax;
 use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
 
-/// The tokens' rows of a table, as f32. A table is a linear map's weights, so that a tied head
-/// serves as one.
+/// The embeddings of tokens, as f32. A table is a linear map's weights, so that a tied head serves
+/// as one.
 pub(crate) fn lookup(table: &CudaLinear, tokens: &CudaIndices) -> Result<CudaTensor, CudaError> {
     assert!(
         tokens.all_below(table.outputs()),
@@ -16,61 +16,61 @@ pub(crate) fn lookup(table: &CudaLinear, tokens: &CudaIndices) -> Result<CudaTen
     let matrix = table.matrix();
     let out = CudaTensor::uninit(matrix.cuda(), tokens.len(), matrix.cols(), CudaDtype::F32)?;
     // SAFETY: every token was checked against the table; out is (tokens, width).
-    unsafe { gather(&[matrix], (tokens.pointer(), 1), &out) }?;
+    unsafe { gather(&[matrix], tokens.pointer(), 1, &out) }?;
     Ok(out)
 }
 
-/// The rows of a table, as f32, that were found to be the likeliest, before the host knows which.
+/// The embeddings of argmax tokens that the host has not read yet, as f32.
 pub(crate) fn lookup_pending(
     table: &CudaLinear,
-    found: &PendingArgmax,
+    pending: &PendingArgmax,
 ) -> Result<CudaTensor, CudaError> {
     assert!(
-        found.outputs() <= table.outputs(),
+        pending.outputs() <= table.outputs(),
         "lookup: of {} in a vocabulary of {}",
-        found.outputs(),
+        pending.outputs(),
         table.outputs()
     );
     let out = CudaTensor::uninit(
         table.matrix().cuda(),
-        found.rows(),
+        pending.rows(),
         table.matrix().cols(),
         CudaDtype::F32,
     )?;
-    // SAFETY: what was found is an output, and the table has as many; out is (rows, width).
-    unsafe { gather(&[table.matrix()], (found.indices(), 2), &out) }?;
+    // SAFETY: a token is below the outputs, of which the table has as many; out is (rows, width).
+    unsafe { gather(&[table.matrix()], pending.indices(), 2, &out) }?;
     Ok(out)
 }
 
-/// Parts that rows are picked from at once, as in embedding.cu.
+/// The most tensors that one kernel gathers from, as in embedding.cu.
 const MAX_PARTS: usize = 16;
 
-/// Fills `out` with rows of some matrices, counted through. Their indices are `apart` from each
-/// other.
+/// Fills `out` with rows of some matrices, which are indexed as if they were concatenated.
+/// Consecutive indices are `stride` words apart.
 ///
 /// # Safety
-/// There must be an index for each row of `out`, inside the parts, which must be as wide and all of
-/// one format.
+/// There must be an index for each row of `out`, inside the parts, which must be as wide
+/// and of one dtype.
 unsafe fn gather(
     parts: &[&CudaTensor],
-    (picked, apart): (u64, u32),
+    picked: u64,
+    stride: u32,
     out: &CudaTensor,
 ) -> Result<(), CudaError> {
     let (cols, count) = (int(out.cols()), int(parts.len()));
-    let single =
-        kernel_args![picked, apart, out.pointer(), out.dtype(), parts[0].dtype(), cols, count];
+    let scalars =
+        kernel_args![picked, stride, out.pointer(), out.dtype(), parts[0].dtype(), cols, count];
     let (mut at, mut firsts, mut first) = ([0; MAX_PARTS], [0; MAX_PARTS], 0);
     for (part, (at, firsts)) in parts.iter().zip(at.iter_mut().zip(&mut firsts)) {
         (*at, *firsts) = (part.pointer(), first);
         first += part.rows() as u64;
     }
-    // SAFETY: the last parameter is made of all words after the others; the rest is the caller's
-    // promise.
-    unsafe { out.cuda().launch("gather", grid(out), &mut [&single[..], &at, &firsts].concat()) }
+    // SAFETY: the last parameter, a struct, is made of all words after the others; the rest is the
+    // caller's promise.
+    unsafe { out.cuda().launch("gather", config(out), &mut [&scalars[..], &at, &firsts].concat()) }
 }
 
-/// The rows `picked` of all parts, counted through, in that order, as a matrix of their own in the
-/// same format. There must be one part at least.
+/// Gathers rows of at least one matrix, which are indexed as if they were concatenated.
 pub(crate) fn select(parts: &[&CudaTensor], picked: &CudaIndices) -> Result<CudaTensor, CudaError> {
     if parts.len() > MAX_PARTS {
         return select(&[&concat(parts)?], picked);
@@ -78,17 +78,16 @@ pub(crate) fn select(parts: &[&CudaTensor], picked: &CudaIndices) -> Result<Cuda
     let (first, rows) = (parts[0], parts.iter().map(|p| p.rows()).sum());
     assert!(
         parts.iter().all(|p| (p.cols(), p.dtype()) == (first.cols(), first.dtype())),
-        "select: parts of unlike rows"
+        "select: rows of different widths or dtypes"
     );
     assert!(picked.all_below(rows), "select: a row beyond {rows}");
     let out = CudaTensor::uninit(first.cuda(), picked.len(), first.cols(), first.dtype())?;
-    // SAFETY: every index was checked, and so were the parts; out is (picked, width).
-    unsafe { gather(parts, (picked.pointer(), 1), &out) }?;
+    // SAFETY: every index and the parts were checked; out is (picked, width).
+    unsafe { gather(parts, picked.pointer(), 1, &out) }?;
     Ok(out)
 }
 
-/// The rows of all parts, one part after another. There must be one at least, all of one width and
-/// format.
+/// Concatenates the rows of at least one matrix, all of one width and dtype.
 pub(crate) fn concat(parts: &[&CudaTensor]) -> Result<CudaTensor, CudaError> {
     let first = parts[0];
     let rows = parts.iter().map(|p| p.rows()).sum();
@@ -98,7 +97,7 @@ pub(crate) fn concat(parts: &[&CudaTensor]) -> Result<CudaTensor, CudaError> {
         assert_eq!(
             (part.cols(), part.dtype()),
             (first.cols(), first.dtype()),
-            "concat: parts of unlike rows"
+            "concat: rows of different widths or dtypes"
         );
         out.buffer_mut().copy_from(at, part.buffer())?;
         at += part.buffer().bytes();
@@ -106,7 +105,7 @@ pub(crate) fn concat(parts: &[&CudaTensor]) -> Result<CudaTensor, CudaError> {
     Ok(out)
 }
 
-/// `to[picked[r]] += x[r]`: x in any format, to f32.
+/// `to[picked[r]] += x[r]`: x of any dtype, to of f32.
 pub(crate) fn scatter_add(
     x: &CudaTensor,
     picked: &CudaIndices,
@@ -123,10 +122,10 @@ pub(crate) fn scatter_add(
     assert_eq!(to.dtype(), CudaDtype::F32, "scatter_add: sums are f32");
     let arguments =
         kernel_args![x.pointer(), x.dtype(), picked.pointer(), to.pointer(), int(x.cols())];
-    // SAFETY: every place was checked; both are as wide.
-    unsafe { x.cuda().launch("scatter_add", grid(x), arguments) }
+    // SAFETY: every index was checked; both are equally wide.
+    unsafe { x.cuda().launch("scatter_add", config(x), arguments) }
 }
 
-fn grid(x: &CudaTensor) -> LaunchConfig {
+fn config(x: &CudaTensor) -> LaunchConfig {
     LaunchConfig::per_row(x.rows(), x.cols().div_ceil(4))
 }

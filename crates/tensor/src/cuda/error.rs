@@ -1,67 +1,62 @@
-//! What can go wrong on a GPU, each with the next step.
+//! Errors of the CUDA backend.
 
-/// Why a GPU could not be used, or stopped being usable.
+/// Why a GPU could not be opened, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// There is no GPU, or a library to reach it is missing.
-    #[error("no usable gpu: {0}; run with --device cpu")]
+    /// There is no GPU, or a library that is needed to use it is missing.
+    #[error("no usable gpu: {0}")]
     Unavailable(String),
-    /// The GPU cannot run these kernels.
-    #[error("{name} has compute capability {major}.{minor}, 8.0 is needed; run with --device cpu")]
+    /// The GPU is too old for the kernels.
+    #[error("{name} has compute capability {major}.{minor}, 8.0 is needed")]
     UnsupportedCapability {
-        /// The GPU.
+        /// The GPU's name.
         name: String,
-        /// What it is capable of.
+        /// Its compute capability, major.
         major: i32,
-        /// What it is capable of.
+        /// Its compute capability, minor.
         minor: i32,
     },
-    /// Its memory is full.
-    #[error(
-        "the gpu's memory is full: {bytes} bytes asked for, {free} of {total} free; lower --memory or the number of samples"
-    )]
+    /// An allocation failed.
+    #[error("the gpu's memory is full: {bytes} bytes asked for, {free} of {total} free")]
     OutOfMemory {
-        /// What was asked for.
+        /// The bytes of the allocation.
         bytes: usize,
-        /// What there was.
+        /// Free bytes of the GPU.
         free: usize,
-        /// What there is.
+        /// All bytes of the GPU.
         total: usize,
     },
-    /// A kernel did not compile.
-    #[error(
-        "kernel {file} does not compile for {arch}: {log}; update the cuda libraries (nvrtc), or run with --device cpu"
-    )]
+    /// NVRTC rejected a kernel.
+    #[error("kernel {file} does not compile for {arch}: {log}; update the cuda libraries (nvrtc)")]
     Compile {
-        /// Its source.
+        /// The source file.
         file: &'static str,
-        /// The architecture asked for.
+        /// The architecture.
         arch: String,
-        /// What the compiler said.
+        /// The compiler's log.
         log: String,
     },
-    /// The driver refused something.
-    #[error(
-        "the gpu driver failed to {what}: {reason}; see `nvidia-smi`, or run with --device cpu"
-    )]
+    /// A call of the driver failed.
+    #[error("the gpu driver failed to {what}: {reason}; see `nvidia-smi`")]
     Driver {
         /// What was tried.
         what: &'static str,
-        /// What it said.
+        /// The driver's message.
         reason: String,
     },
-    /// cuBLASLt refused a product.
+    /// cuBLASLt has no algorithm for a GEMM, or failed to run it.
     #[error(
-        "cublaslt has no way to multiply {rows} rows of {inputs} into {outputs}: {reason}; update the cuda libraries"
+        "cublaslt has no way to multiply {rows} rows of {inputs} into {outputs}: {reason}; \
+         update the cuda libraries"
     )]
     Matmul {
-        /// Of the left matrix.
+        /// Rows of x.
         rows: usize,
-        /// Of a row.
+        /// Columns of x.
         inputs: usize,
-        /// Of a result's row.
+        /// Columns of the result.
         outputs: usize,
-        /// What it said.
+        /// cuBLASLt's status.
         reason: String,
     },
 }

@@ -1,9 +1,9 @@
-//! Work recorded once and replayed: to the host one launch instead of a hundred.
+//! CUDA graphs: work that is captured once and replayed with a single launch.
 //!
-//! A recording fixes every address. What differs from time to time, the inputs, is therefore made
-//! outside of it, in memory of its own that is handed out in the same order each time; what the
-//! work needs in between is memory of its own, too. While a thread records, its operations go to a
-//! stream that runs nothing, so other threads' work is not caught.
+//! A graph fixes every address. Its inputs are therefore written outside of it, to memory from a
+//! pool that hands out the same addresses in the same order each time; intermediate results have a
+//! pool of their own. While a thread captures, its operations are queued on a separate stream that
+//! executes nothing, so that other threads' work is not captured.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,18 +14,18 @@ use cudarc::driver::sys;
 use super::stream::Stream;
 use super::{CudaDevice, CudaError};
 
-/// Memory that belongs to a recording. The same requests in the same order get the same pieces.
+/// Memory that belongs to a graph: the same requests in the same order get the same blocks.
 #[derive(Debug)]
 pub(crate) struct GraphPool {
     cuda: CudaDevice,
-    stream: Arc<Stream>, // that its pieces are of
+    stream: Arc<Stream>, // that its blocks belong to
     blocks: Mutex<GraphBlocks>,
 }
 
 #[derive(Debug, Default)]
 struct GraphBlocks {
     all: Vec<GraphBlock>,
-    taken: Vec<u64>, // since the last `rewind`, in order
+    taken: Vec<u64>, // since the last `take_log`, in order
 }
 
 #[derive(Debug)]
@@ -44,32 +44,32 @@ impl GraphPool {
         })
     }
 
-    /// The first free piece of a size.
+    /// The first free block of this size.
     pub(crate) fn take(&self, size: usize) -> Option<u64> {
-        let mut pieces = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let piece = pieces.all.iter_mut().find(|p| p.free && p.size == size)?;
-        piece.free = false;
-        let pointer = piece.pointer;
-        pieces.taken.push(pointer);
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = blocks.all.iter_mut().find(|p| p.free && p.size == size)?;
+        block.free = false;
+        let pointer = block.pointer;
+        blocks.taken.push(pointer);
         Some(pointer)
     }
 
-    /// Adopts a piece that is in use.
+    /// Adds a block that is in use.
     pub(crate) fn adopt(&self, size: usize, pointer: u64) {
-        let mut pieces = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        pieces.all.push(GraphBlock { size, pointer, free: false });
-        pieces.taken.push(pointer);
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.all.push(GraphBlock { size, pointer, free: false });
+        blocks.taken.push(pointer);
     }
 
-    /// Takes a piece back.
+    /// Marks a block as free.
     pub(crate) fn free(&self, pointer: u64) {
-        let mut pieces = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(piece) = pieces.all.iter_mut().find(|p| p.pointer == pointer) {
-            piece.free = true;
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(block) = blocks.all.iter_mut().find(|p| p.pointer == pointer) {
+            block.free = true;
         }
     }
 
-    /// What was taken since the last time.
+    /// The blocks that were taken since the last call, in order.
     fn take_log(&self) -> Vec<u64> {
         std::mem::take(&mut self.blocks.lock().unwrap_or_else(PoisonError::into_inner).taken)
     }
@@ -77,37 +77,37 @@ impl GraphPool {
 
 impl Drop for GraphPool {
     fn drop(&mut self) {
-        let pieces = std::mem::take(self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner));
-        pieces.all.into_iter().for_each(|p| self.stream.free(p.size, p.pointer));
+        let blocks = std::mem::take(self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner));
+        blocks.all.into_iter().for_each(|p| self.stream.free(p.size, p.pointer));
     }
 }
 
-/// Where the operations of this thread on a GPU take memory, and where they go.
+/// Where this thread's operations allocate memory, and the stream that they are queued on.
 #[derive(Debug)]
 struct CaptureScope {
     pool: Arc<GraphPool>,
-    stream: Option<sys::CUstream>, // none: the thread's lane
+    stream: Option<sys::CUstream>, // none: the thread's current stream
 }
 
 thread_local! {
     static CAPTURE: RefCell<Option<CaptureScope>> = const { RefCell::new(None) };
 }
 
-/// The memory that this thread takes from, if not its lane's.
+/// The pool that this thread allocates from, if not its stream's.
 pub(crate) fn current_pool(cuda: &CudaDevice) -> Option<Arc<GraphPool>> {
-    CAPTURE.with_borrow(|detour| {
-        detour.as_ref().filter(|d| d.pool.cuda.same_device(cuda)).map(|d| d.pool.clone())
+    CAPTURE.with_borrow(|scope| {
+        scope.as_ref().filter(|d| d.pool.cuda.same_device(cuda)).map(|d| d.pool.clone())
     })
 }
 
-/// The stream that this thread records, if it does.
+/// The stream that this thread captures, if any.
 pub(crate) fn capture_stream(cuda: &CudaDevice) -> Option<sys::CUstream> {
-    CAPTURE.with_borrow(|detour| {
-        detour.as_ref().filter(|d| d.pool.cuda.same_device(cuda)).and_then(|d| d.stream)
+    CAPTURE.with_borrow(|scope| {
+        scope.as_ref().filter(|d| d.pool.cuda.same_device(cuda)).and_then(|d| d.stream)
     })
 }
 
-/// Runs `work` on a detour, which ends when it returns or panics.
+/// Runs `work` in a scope that ends when it returns or panics.
 fn with_scope<T>(
     pool: &Arc<GraphPool>,
     stream: Option<sys::CUstream>,
@@ -119,11 +119,12 @@ fn with_scope<T>(
             CAPTURE.set(self.0.take());
         }
     }
-    let _leave = RestoreCapture(CAPTURE.replace(Some(CaptureScope { pool: pool.clone(), stream })));
+    let _restore =
+        RestoreCapture(CAPTURE.replace(Some(CaptureScope { pool: pool.clone(), stream })));
     work()
 }
 
-/// Inputs at addresses that stay.
+/// Inputs of a graph, at fixed addresses.
 #[derive(Debug)]
 pub(crate) struct GraphInputs {
     pool: Arc<GraphPool>,
@@ -131,7 +132,7 @@ pub(crate) struct GraphInputs {
 }
 
 impl GraphInputs {
-    /// Makes inputs for the first time.
+    /// Runs `make` for the first time and records its allocations.
     pub(crate) fn allocate<T, E>(
         cuda: &CudaDevice,
         make: impl FnOnce() -> Result<T, E>,
@@ -142,8 +143,8 @@ impl GraphInputs {
         Ok((Self { pool, order }, made))
     }
 
-    /// Makes them again. Says whether they are where they were; if not, they are still good, but
-    /// not for the recording.
+    /// Runs `make` again. Returns whether its allocations have the recorded addresses; if not, the
+    /// inputs are valid, but not for the graph.
     pub(crate) fn refill<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<(bool, T), E> {
         self.pool.take_log();
         let made = with_scope(&self.pool, None, make)?;
@@ -151,54 +152,53 @@ impl GraphInputs {
     }
 }
 
-/// Recorded work.
+/// An instantiated CUDA graph.
 #[derive(Debug)]
 pub(crate) struct CudaGraph {
     graph: sys::CUgraphExec,
-    pool: Arc<GraphPool>, // what it works in
+    pool: Arc<GraphPool>, // of intermediate results
 }
 
-// SAFETY: the graph is an opaque name that the driver lets every thread use, one at a time, and
-// `replay` takes it alone.
+// SAFETY: the graph is an opaque handle that the driver lets one thread at a time use, and `launch`
+// borrows it mutably.
 unsafe impl Send for CudaGraph {}
 
 impl CudaGraph {
-    /// Records `work` without running it. What `work` returns is what a replay fills.
+    /// Captures `work` without running it. What `work` returns is what a launch writes.
     ///
-    /// Everything that `work` touches must live as long as this, at its address.
+    /// Everything that `work` accesses must live as long as the graph, at its address.
     pub(crate) fn new<T, E: From<CudaError>>(
         cuda: &CudaDevice,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<(Self, T), E> {
         cuda.bind()?;
         let pool = GraphPool::new(cuda);
-        let mut tape = StreamCapture::begin()?;
-        let made = with_scope(&pool, Some(tape.stream), work)?;
-        Ok((Self { graph: tape.end()?, pool }, made))
+        let mut capture = StreamCapture::begin()?;
+        let made = with_scope(&pool, Some(capture.stream), work)?;
+        Ok((Self { graph: capture.end()?, pool }, made))
     }
 
-    /// Runs it, in the order of the lane that recorded it, which must be this thread's.
+    /// Replays it on the stream that captured it, which must be this thread's.
     pub(crate) fn launch(&mut self) -> Result<(), CudaError> {
         let cuda = &self.pool.cuda;
         cuda.bind()?;
-        // SAFETY: the graph is alive and runs in the order of the lane that all its memory belongs
-        // to.
+        // SAFETY: the graph is alive and launched on the stream that all its memory belongs to.
         unsafe { driver::graph::launch(self.graph, self.pool.stream.staged_stream()?) }
-            .map_err(CudaError::driver("replay its work"))
+            .map_err(CudaError::driver("launch a graph"))
     }
 }
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         if self.pool.cuda.bind().is_ok() {
-            // SAFETY: made by `new`, destroyed once; the driver waits for a run that is under way.
-            // Nobody hears of a failure.
+            // SAFETY: instantiated by `new`, destroyed once; the driver waits for a launch that is
+            // running. A failure cannot be returned.
             unsafe { driver::graph::exec_destroy(self.graph) }.ok();
         }
     }
 }
 
-/// A stream that records.
+/// A stream in capture mode.
 struct StreamCapture {
     stream: sys::CUstream,
     active: bool,
@@ -208,27 +208,27 @@ impl StreamCapture {
     fn begin() -> Result<Self, CudaError> {
         let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
             .map_err(CudaError::driver("open a stream"))?;
-        let mut tape = Self { stream, active: false };
-        // Relaxed: memory may be taken meanwhile, from the stream that runs.
+        let mut capture = Self { stream, active: false };
+        // Relaxed: memory may be allocated meanwhile, on the stream that executes.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream was just made.
+        // SAFETY: the stream was just created.
         unsafe { driver::stream::begin_capture(stream, mode) }
-            .map_err(CudaError::driver("record"))?;
-        tape.active = true;
-        Ok(tape)
+            .map_err(CudaError::driver("begin a capture"))?;
+        capture.active = true;
+        Ok(capture)
     }
 
     fn end(&mut self) -> Result<sys::CUgraphExec, CudaError> {
         self.active = false;
         let mut made = std::ptr::null_mut();
-        // SAFETY: the stream records; the graph is destroyed once, after what is made of it; `made`
+        // SAFETY: the stream captures; the graph is destroyed once, after its instantiation; `made`
         // outlives the call.
         unsafe {
             let graph = driver::stream::end_capture(self.stream)
-                .map_err(CudaError::driver("end a recording"))?;
+                .map_err(CudaError::driver("end a capture"))?;
             let ready = sys::cuGraphInstantiateWithFlags(&raw mut made, graph, 0).result();
             driver::graph::destroy(graph).ok();
-            ready.map_err(CudaError::driver("prepare a recording"))?;
+            ready.map_err(CudaError::driver("instantiate a graph"))?;
         }
         Ok(made)
     }
@@ -236,8 +236,8 @@ impl StreamCapture {
 
 impl Drop for StreamCapture {
     fn drop(&mut self) {
-        // SAFETY: the stream is alive and destroyed once. What was recorded of work that failed is
-        // thrown away.
+        // SAFETY: the stream is alive and destroyed once. The capture of work that failed is
+        // discarded.
         unsafe {
             if self.active
                 && let Ok(graph) = driver::stream::end_capture(self.stream)

@@ -1,29 +1,36 @@
-// What a linear map's gradients need beside products.
+// The bias gradient of a linear map.
 
-#define SUM_LANES 8
+#define ROW_LANES 8
 
-// out[c] += the sum of column c. A block takes 128 columns (four a thread) of a share of the rows, eight rows at a time, and
-// adds its sums once. Bound by memory: each number is read once.
-extern "C" __global__ void __launch_bounds__(256) column_sums(const void* x, int type, u32 stride, u32 rows, u32 cols,
-                                                              float* out) {
-    __shared__ float4 sums[SUM_LANES][32];
-    const u32 lane = threadIdx.x % 32, which = threadIdx.x / 32, c = blockIdx.x * 128 + 4 * lane;
+// out[c] += the sum of column c. A block takes 128 columns (four per thread) of a share of the
+// rows, eight rows at a time, and adds its partial sums once. Memory-bound: each element is read
+// once.
+extern "C" __global__ void __launch_bounds__(256)
+    column_sums(const void* x, int type, u32 stride, u32 rows, u32 cols, float* out) {
+    __shared__ float4 sums[ROW_LANES][32];
+    const u32 lane = threadIdx.x % 32, row_lane = threadIdx.x / 32, c = blockIdx.x * 128 + 4 * lane;
     const int left = c < cols ? (int)(cols - c) : 0;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (left > 0) {
 #pragma unroll 8
-        for (u32 r = blockIdx.y * SUM_LANES + which; r < rows; r += gridDim.y * SUM_LANES) {
+        for (u32 r = blockIdx.y * ROW_LANES + row_lane; r < rows; r += gridDim.y * ROW_LANES) {
             const float4 v = load4(x, type, (u64)r * stride + c, left);
-            sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
+            sum.x += v.x;
+            sum.y += v.y;
+            sum.z += v.z;
+            sum.w += v.w;
         }
     }
-    sums[which][lane] = sum;
+    sums[row_lane][lane] = sum;
     __syncthreads();
-    if (which > 0 || left <= 0) return;
+    if (row_lane > 0 || left <= 0) return;
 #pragma unroll
-    for (int w = 1; w < SUM_LANES; w++) {
+    for (int w = 1; w < ROW_LANES; w++) {
         const float4 v = sums[w][lane];
-        sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
+        sum.x += v.x;
+        sum.y += v.y;
+        sum.z += v.z;
+        sum.w += v.w;
     }
     add4(out + c, left, sum);
 }

@@ -1,13 +1,13 @@
-//! Linear maps on the GPU.
+//! Linear maps: the choice between the Hopper GEMM and cuBLASLt, and their gradients.
 
 use super::blas::{BlasEpilogue, Gemm, GemmOperand, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
-use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm as hopper};
+use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm};
 use crate::params::Activation;
 
 impl Activation {
-    /// What kernels call it (activation.cu).
+    /// The code of activation.cu.
     pub(crate) fn code(self) -> u32 {
         match self {
             Self::None => 0,
@@ -17,25 +17,26 @@ impl Activation {
     }
 }
 
-/// Rows of weights are followed by rows of zeros up to a multiple of this, so that products over
-/// all of them, as of a vocabulary of 50257, keep their results aligned.
+/// Weights have rows of zeros up to a multiple of this, so that a GEMM over all of them, such as of
+/// a vocabulary of 50257, writes aligned rows.
 pub(crate) const ROW_ALIGNMENT: usize = 128;
 
-/// The weights of a linear map `x W + b`, stored (outputs, inputs), in the GPU's operand format.
+/// The weights of a linear map `x W + b`, stored (outputs, inputs) in the compute dtype.
 #[derive(Debug)]
 pub(crate) struct CudaLinear {
     inputs: usize,
     outputs: usize,
-    matrix: CudaTensor,              // (outputs padded, inputs)
-    bias: Option<DeviceBuffer>,      // (padded outputs) of f32, zeros beyond
-    bias_bf16: Option<DeviceBuffer>, // the same in bf16, for products that write bf16
+    matrix: CudaTensor, // (padded outputs, inputs), zeros beyond the outputs
+    bias: Option<DeviceBuffer>, // (padded outputs) of f32, zeros beyond the outputs
+    bias_bf16: Option<DeviceBuffer>, // the same of bf16, for cuBLASLt's epilogue
 }
 
 impl CudaLinear {
-    /// From a matrix stored (outputs, inputs), as `nn.Linear` and embedding tables are.
+    /// From a matrix stored (outputs, inputs), as in `nn.Linear` and embedding tables.
     pub(crate) fn from_output_major(
         cuda: &CudaDevice,
-        (inputs, outputs): (usize, usize),
+        inputs: usize,
+        outputs: usize,
         matrix: &[f32],
         bias: Option<&[f32]>,
     ) -> Result<Self, CudaError> {
@@ -46,14 +47,15 @@ impl CudaLinear {
             inputs,
             cuda.compute_dtype(),
         )?;
-        cast_into(&staged, (out.pointer(), out.dtype()))?;
-        Self::with_bias(cuda, (inputs, outputs), out, bias)
+        cast_into(&staged, out.pointer(), out.dtype())?;
+        Self::with_bias(out, outputs, bias)
     }
 
-    /// From a matrix stored (inputs, outputs), as GPT-2's `Conv1D` is.
+    /// From a matrix stored (inputs, outputs), as in GPT-2's `Conv1D`.
     pub(crate) fn from_input_major(
         cuda: &CudaDevice,
-        (inputs, outputs): (usize, usize),
+        inputs: usize,
+        outputs: usize,
         matrix: &[f32],
         bias: Option<&[f32]>,
     ) -> Result<Self, CudaError> {
@@ -64,43 +66,41 @@ impl CudaLinear {
             inputs,
             cuda.compute_dtype(),
         )?;
-        let grid = LaunchConfig {
+        let config = LaunchConfig {
             blocks: (outputs.div_ceil(32), inputs.div_ceil(32), 1),
             threads: 256,
             shared_bytes: 0,
         };
         let arguments =
             kernel_args![staged.pointer(), out.pointer(), out.dtype(), int(inputs), int(outputs)];
-        // SAFETY: `transpose` reads (inputs, outputs) and writes (outputs, inputs), which both
-        // have.
-        unsafe { cuda.launch("transpose", grid, arguments) }?;
-        Self::with_bias(cuda, (inputs, outputs), out, bias)
+        // SAFETY: `transpose` reads (inputs, outputs) and writes (outputs, inputs).
+        unsafe { cuda.launch("transpose", config, arguments) }?;
+        Self::with_bias(out, outputs, bias)
     }
 
     fn with_bias(
-        cuda: &CudaDevice,
-        (inputs, outputs): (usize, usize),
         matrix: CudaTensor,
+        outputs: usize,
         bias: Option<&[f32]>,
     ) -> Result<Self, CudaError> {
+        let (cuda, inputs) = (&matrix.cuda().clone(), matrix.cols());
         assert!(bias.is_none_or(|b| b.len() == outputs), "linear: the bias is not {outputs} wide");
         let Some(bias) = bias else {
             return Ok(Self { inputs, outputs, matrix, bias: None, bias_bf16: None });
         };
         let mut padded = bias.to_vec();
         padded.resize(matrix.rows(), 0.0);
-        let low: Vec<half::bf16> = padded.iter().map(|&x| half::bf16::from_f32(x)).collect();
+        let bf16: Vec<half::bf16> = padded.iter().map(|&x| half::bf16::from_f32(x)).collect();
         Ok(Self {
             inputs,
             outputs,
             matrix,
             bias: Some(DeviceBuffer::upload(cuda, &padded)?),
-            bias_bf16: Some(DeviceBuffer::upload(cuda, &low)?),
+            bias_bf16: Some(DeviceBuffer::upload(cuda, &bf16)?),
         })
     }
 
-    /// Takes a matrix (outputs, inputs) and a bias (1, outputs) of f32 in the place of what there
-    /// is.
+    /// Replaces the weights by a matrix (outputs, inputs) and a bias (1, outputs) of f32.
     pub(crate) fn assign(
         &mut self,
         matrix: &CudaTensor,
@@ -109,43 +109,37 @@ impl CudaLinear {
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (self.outputs, self.inputs),
-            "assign: a map of another shape"
+            "assign: a matrix of another shape"
         );
-        cast_into(matrix, (self.matrix.pointer(), self.matrix.dtype()))?;
-        assert_eq!(
-            self.bias.is_some(),
-            bias.is_some(),
-            "assign: the map and what it takes differ in their bias"
-        );
-        if let (Some(from), Some(exact), Some(low)) = (bias, &self.bias, &self.bias_bf16) {
+        cast_into(matrix, self.matrix.pointer(), self.matrix.dtype())?;
+        assert_eq!(self.bias.is_some(), bias.is_some(), "assign: a bias on one side");
+        if let (Some(from), Some(exact), Some(bf16)) = (bias, &self.bias, &self.bias_bf16) {
             assert_eq!(
                 (from.rows(), from.cols()),
                 (1, self.outputs),
                 "assign: the bias is not {} wide",
                 self.outputs
             );
-            cast_into(from, (exact.pointer(), CudaDtype::F32))?;
-            cast_into(from, (low.pointer(), CudaDtype::Bf16))?;
+            cast_into(from, exact.pointer(), CudaDtype::F32)?;
+            cast_into(from, bf16.pointer(), CudaDtype::Bf16)?;
         }
         Ok(())
     }
 
-    /// The width of x.
     pub(crate) fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// The width of the result.
     pub(crate) fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// All rows, those of padding included: (>= outputs, inputs).
+    /// The matrix with its padding: (>= outputs, inputs).
     pub(crate) fn matrix(&self) -> &CudaTensor {
         &self.matrix
     }
 
-    /// The bias in f32 (>= outputs).
+    /// The bias of f32 with its padding: (>= outputs).
     pub(crate) fn padded_bias(&self) -> Option<&DeviceBuffer> {
         self.bias.as_ref()
     }
@@ -155,90 +149,90 @@ impl CudaLinear {
     }
 }
 
-/// Writes x in another format to memory that is at least as long.
-fn cast_into(x: &CudaTensor, (to, dtype): (u64, CudaDtype)) -> Result<(), CudaError> {
+/// Writes x as another dtype to memory that is at least as long.
+fn cast_into(x: &CudaTensor, to: u64, dtype: CudaDtype) -> Result<(), CudaError> {
     let count = x.rows() * x.cols();
     let arguments = kernel_args![x.pointer(), x.dtype(), to, dtype, 1.0f32, count as u64];
-    // SAFETY: `scale` reads and writes `count` elements, which x has, and the callers' memory too.
+    // SAFETY: `scale` reads and writes `count` elements, which x and the callers' memory have.
     unsafe { x.cuda().launch("scale", LaunchConfig::for_threads(count.div_ceil(4)), arguments) }
 }
 
 impl CudaTensor {
-    /// This in another format, if it is not in it already.
+    /// The tensor as another dtype; `None` if it has that dtype.
     pub(crate) fn cast_if_needed(&self, dtype: CudaDtype) -> Result<Option<Self>, CudaError> {
         if self.dtype() == dtype { Ok(None) } else { self.cast(dtype).map(Some) }
     }
 
-    /// This as an operand for `by`, if it is not one as it is.
-    pub(crate) fn cast_operand(&self, by: &CudaLinear) -> Result<Option<Self>, CudaError> {
-        self.cast_if_needed(by.matrix.dtype())
+    /// The tensor as the dtype that `map` multiplies in; `None` if it has that dtype.
+    pub(crate) fn cast_operand(&self, map: &CudaLinear) -> Result<Option<Self>, CudaError> {
+        self.cast_if_needed(map.matrix.dtype())
     }
 }
 
-/// `activation(x W + b)` in format `want`: x is (rows, inputs) in any format, the result (rows,
-/// outputs).
+/// `activation(x W + b)` of a dtype: x is (rows, inputs) of any dtype, the result (rows, outputs).
 ///
-/// Bias and tanh-GELU are part of the product where ours is used (`product.rs`) or cuBLASLt can (a
-/// bf16 GELU; an f32 one is computed more exactly than its own), else a pass of their own.
+/// Bias and tanh-GELU are fused into the Hopper GEMM (`hopper_gemm`), and into cuBLASLt's where it
+/// supports them and the result is bf16 (its f32 GELU is less exact than ours); else they are a
+/// kernel of their own.
 pub(crate) fn linear(
     x: &CudaTensor,
-    by: &CudaLinear,
+    map: &CudaLinear,
     activation: Activation,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    matmul_bias_activation(x, by, true, activation, want)
+    matmul_bias_activation(x, map, true, activation, dtype)
 }
 
-/// `x W` in format `want`, without the bias.
+/// `x W` of a dtype, without the bias.
 pub(crate) fn matmul(
     x: &CudaTensor,
-    by: &CudaLinear,
-    want: CudaDtype,
+    map: &CudaLinear,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    matmul_bias_activation(x, by, false, Activation::None, want)
+    matmul_bias_activation(x, map, false, Activation::None, dtype)
 }
 
 fn matmul_bias_activation(
     x: &CudaTensor,
-    by: &CudaLinear,
+    map: &CudaLinear,
     with_bias: bool,
     activation: Activation,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    assert_eq!(x.cols(), by.inputs, "linear: rows of {} into a map of {}", x.cols(), by.inputs);
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), by.outputs, want)?;
-    let cast = x.cast_operand(by)?;
+    assert_eq!(x.cols(), map.inputs, "linear: rows of {} into a map of {}", x.cols(), map.inputs);
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), map.outputs, dtype)?;
+    let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
-    if hopper::supports_store(x, by, want) {
-        let bias = by.bias.as_ref().filter(|_| with_bias);
-        hopper::store(x, by, (bias, activation == Activation::GeluTanh), &out)?;
+    if hopper_gemm::supports_store(x, map, dtype) {
+        let bias = map.bias.as_ref().filter(|_| with_bias);
+        hopper_gemm::store(x, map, bias, activation == Activation::GeluTanh, &out)?;
         if activation == Activation::GeluErf {
             bias_activation(&out, None, activation)?;
         }
         return Ok(out);
     }
-    let bias = match want {
+    let bias = match dtype {
         _ if !with_bias => None,
-        CudaDtype::F32 => by.bias.as_ref(),
-        CudaDtype::Bf16 => by.bias_bf16.as_ref(),
+        CudaDtype::F32 => map.bias.as_ref(),
+        CudaDtype::Bf16 => map.bias_bf16.as_ref(),
     };
     let shape = |epilogue| GemmShape {
         rows: x.rows(),
-        inputs: by.inputs,
-        outputs: by.outputs,
-        stride: by.outputs,
-        operand: by.matrix.dtype(),
-        out: want,
+        inputs: map.inputs,
+        outputs: map.outputs,
+        stride: map.outputs,
+        operand: map.matrix.dtype(),
+        out: dtype,
         epilogue,
     };
-    let fused = bias.is_some() && activation == Activation::GeluTanh && want == CudaDtype::Bf16;
-    let wanted: &[BlasEpilogue] = match bias {
+    let fused = bias.is_some() && activation == Activation::GeluTanh && dtype == CudaDtype::Bf16;
+    let candidates: &[BlasEpilogue] = match bias {
         Some(_) if fused => &[BlasEpilogue::BiasGelu, BlasEpilogue::Bias, BlasEpilogue::None],
         Some(_) => &[BlasEpilogue::Bias, BlasEpilogue::None],
         None => &[BlasEpilogue::None],
     };
-    let blas = by.cuda().blas();
-    let epilogue = wanted
+    let blas = map.cuda().blas();
+    let epilogue = candidates
         .iter()
         .copied()
         .find(|&e| x.rows() == 0 || blas.supports(shape(e)))
@@ -246,14 +240,14 @@ fn matmul_bias_activation(
     let bias_at = bias.map_or(0, DeviceBuffer::pointer);
     let at = GemmPointers {
         x: x.pointer(),
-        weights: by.matrix.pointer(),
+        weights: map.matrix.pointer(),
         bias: bias_at,
         out: out.pointer(),
     };
-    // SAFETY: x is (rows, inputs) and the weights (>= outputs, inputs) in the operand format; out
-    // is (rows, outputs).
+    // SAFETY: x is (rows, inputs) and the weights (>= outputs, inputs), both of the compute dtype;
+    // out is (rows, outputs).
     unsafe { blas.gemm(x.cuda(), shape(epilogue), at) }?;
-    let bias_left = by.bias.as_ref().filter(|_| with_bias && epilogue == BlasEpilogue::None);
+    let bias_left = map.bias.as_ref().filter(|_| with_bias && epilogue == BlasEpilogue::None);
     let activation_left =
         if epilogue == BlasEpilogue::BiasGelu { Activation::None } else { activation };
     if bias_left.is_some() || activation_left != Activation::None {
@@ -277,86 +271,89 @@ fn bias_activation(
     }
 }
 
-/// `x W + b` in f32 for the losses: (rows, outputs), apart so that rows of any width are aligned.
-pub(crate) fn logits(x: &CudaTensor, by: &CudaLinear) -> Result<CudaTensor, CudaError> {
-    if padded_stride(by.outputs) == by.outputs {
-        return linear(x, by, Activation::None, CudaDtype::F32);
+/// `x W + b` of f32 for the cross entropy: (rows, outputs), with a stride that aligns rows of any
+/// width.
+pub(crate) fn logits(x: &CudaTensor, map: &CudaLinear) -> Result<CudaTensor, CudaError> {
+    if padded_stride(map.outputs) == map.outputs {
+        return linear(x, map, Activation::None, CudaDtype::F32);
     }
-    assert_eq!(x.cols(), by.inputs, "logits: rows of {} into a map of {}", x.cols(), by.inputs);
-    let padded = by.matrix.rows();
-    let out = CudaTensor::uninit_strided(x.cuda(), x.rows(), (by.outputs, padded), CudaDtype::F32)?;
-    let cast = x.cast_operand(by)?;
+    assert_eq!(x.cols(), map.inputs, "logits: rows of {} into a map of {}", x.cols(), map.inputs);
+    let padded = map.matrix.rows();
+    let out = CudaTensor::uninit_strided(x.cuda(), x.rows(), map.outputs, padded, CudaDtype::F32)?;
+    let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
     let shape = GemmShape {
         rows: x.rows(),
-        inputs: by.inputs,
+        inputs: map.inputs,
         outputs: padded,
         stride: padded,
-        operand: by.matrix.dtype(),
+        operand: map.matrix.dtype(),
         out: CudaDtype::F32,
         epilogue: BlasEpilogue::None,
     };
     let at = GemmPointers {
         x: x.pointer(),
-        weights: by.matrix.pointer(),
+        weights: map.matrix.pointer(),
         bias: 0,
         out: out.ptr_and_stride().0,
     };
     // SAFETY: the weights are (padded, inputs), zeros beyond the outputs, and out is (rows,
     // padded).
-    unsafe { by.cuda().blas().gemm(x.cuda(), shape, at) }?;
-    if by.bias.is_some() {
-        bias_activation(&out, by.bias.as_ref(), Activation::None)?;
+    unsafe { map.cuda().blas().gemm(x.cuda(), shape, at) }?;
+    if map.bias.is_some() {
+        bias_activation(&out, map.bias.as_ref(), Activation::None)?;
     }
     Ok(out)
 }
 
-/// Numbers from one row to the next, for rows of `cols` to be aligned: as many as weights have
-/// rows, unless it fits as it is.
+/// The stride that aligns rows of `cols` elements: `cols` if that is aligned, else the padded rows
+/// of the weights.
 pub(crate) fn padded_stride(cols: usize) -> usize {
     if cols.is_multiple_of(8) { cols } else { cols.next_multiple_of(ROW_ALIGNMENT) }
 }
 
-/// `dy W^T` in format `want`: dy is (rows, outputs) in any format, the result (rows, inputs).
+/// `dy W^T` of a dtype: dy is (rows, outputs) of any dtype, the result (rows, inputs).
 pub(crate) fn linear_dx(
     dy: &CudaTensor,
-    by: &CudaLinear,
-    want: CudaDtype,
+    map: &CudaLinear,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
     assert_eq!(
         dy.cols(),
-        by.outputs,
+        map.outputs,
         "linear_dx: rows of {} from a map to {}",
         dy.cols(),
-        by.outputs
+        map.outputs
     );
-    let out = CudaTensor::uninit(dy.cuda(), dy.rows(), by.inputs, want)?;
-    let cast = dy.cast_operand(by)?;
+    let out = CudaTensor::uninit(dy.cuda(), dy.rows(), map.inputs, dtype)?;
+    let cast = dy.cast_operand(map)?;
     let (from, stride) = cast.as_ref().unwrap_or(dy).ptr_and_stride();
-    // Zeros between rows meet the weights' rows of zeros.
-    let summed = if stride == by.matrix.rows() { stride } else { by.outputs };
+    // The zeros that pad dy's rows are multiplied with the weights' rows of zeros.
+    let summed = if stride == map.matrix.rows() { stride } else { map.outputs };
     let shape = GemmShape {
         rows: dy.rows(),
         inputs: summed,
-        outputs: by.inputs,
-        stride: by.inputs,
-        operand: by.matrix.dtype(),
-        out: want,
+        outputs: map.inputs,
+        stride: map.inputs,
+        operand: map.matrix.dtype(),
+        out: dtype,
         epilogue: BlasEpilogue::None,
     };
     let (x, weights) = (
         GemmOperand { transposed: false, stride },
-        GemmOperand { transposed: true, stride: by.inputs },
+        GemmOperand { transposed: true, stride: map.inputs },
     );
-    let at = GemmPointers { x: from, weights: by.matrix.pointer(), bias: 0, out: out.pointer() };
+    let at = GemmPointers { x: from, weights: map.matrix.pointer(), bias: 0, out: out.pointer() };
     // SAFETY: dy is (rows, summed) with its stride, the weights (>= summed, inputs), out (rows,
     // inputs).
-    unsafe { by.cuda().blas().gemm(dy.cuda(), Gemm { shape, x, weights, accumulate: false }, at) }?;
+    unsafe {
+        map.cuda().blas().gemm(dy.cuda(), Gemm { shape, x, weights, accumulate: false }, at)
+    }?;
     Ok(out)
 }
 
-/// `dw += dy^T x`, `db += sum of dy's rows`: x (rows, inputs) and dy (rows, outputs) in any format,
-/// dw (outputs, inputs) and db (1, outputs) f32.
+/// `dw += dy^T x`, `db +=` the sum of dy's rows: x (rows, inputs) and dy (rows, outputs) of any
+/// dtype, dw (outputs, inputs) and db (1, outputs) of f32.
 pub(crate) fn linear_dw(
     x: &CudaTensor,
     dy: &CudaTensor,
@@ -393,21 +390,19 @@ pub(crate) fn linear_dw(
         out: CudaDtype::F32,
         epilogue: BlasEpilogue::None,
     };
-    let sides = (
-        GemmOperand { transposed: true, stride: dy_stride },
-        GemmOperand { transposed: true, stride: x_stride },
-    );
     let at = GemmPointers { x: dy_at, weights: x_at, bias: 0, out: dw.pointer() };
-    let product = Gemm { shape, x: sides.0, weights: sides.1, accumulate: true };
+    let transposed = |stride| GemmOperand { transposed: true, stride };
+    let (x_operand, weights) = (transposed(dy_stride), transposed(x_stride));
+    let gemm = Gemm { shape, x: x_operand, weights, accumulate: true };
     // SAFETY: both operands have as many rows as are summed, dw is (outputs, inputs).
-    unsafe { x.cuda().blas().gemm(x.cuda(), product, at) }?;
+    unsafe { x.cuda().blas().gemm(x.cuda(), gemm, at) }?;
     db.map_or(Ok(()), |db| column_sums(dy, db))
 }
 
-/// Blocks that keep a GPU busy.
+/// Blocks that fill a GPU.
 const FULL_GRID: usize = 1024;
 
-/// `to += the sum of x's rows`; to is (1, cols) of f32.
+/// `to +=` the sum of x's rows; to is (1, cols) of f32.
 fn column_sums(x: &CudaTensor, to: &mut CudaTensor) -> Result<(), CudaError> {
     assert_eq!(
         (to.rows(), to.cols(), to.dtype()),
@@ -417,7 +412,7 @@ fn column_sums(x: &CudaTensor, to: &mut CudaTensor) -> Result<(), CudaError> {
     );
     let (at, stride) = x.ptr_and_stride();
     let wide = x.cols().div_ceil(128);
-    let grid = LaunchConfig {
+    let config = LaunchConfig {
         blocks: (wide, x.rows().div_ceil(32).clamp(1, FULL_GRID.div_ceil(wide)), 1),
         threads: 256,
         shared_bytes: 0,
@@ -425,5 +420,5 @@ fn column_sums(x: &CudaTensor, to: &mut CudaTensor) -> Result<(), CudaError> {
     let arguments =
         kernel_args![at, x.dtype(), int(stride), int(x.rows()), int(x.cols()), to.pointer()];
     // SAFETY: x is (rows, cols) with its stride, to (cols).
-    unsafe { x.cuda().launch("column_sums", grid, arguments) }
+    unsafe { x.cuda().launch("column_sums", config, arguments) }
 }

@@ -1,11 +1,11 @@
-//! Losses of rows of logits.
+//! Cross entropy of rows of logits.
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
 
-/// The cross entropy of each row (rows, 1), and its gradient times the row's weight as an operand,
-/// its rows as far apart as those of the logits.
+/// The cross entropy of each row (rows, 1), and its gradient times the row's weight, of the compute
+/// dtype and the logits' stride.
 pub(crate) fn cross_entropy(
     logits: &CudaTensor,
     targets: &CudaIndices,
@@ -21,7 +21,7 @@ pub(crate) fn cross_entropy(
     assert_eq!(logits.dtype(), CudaDtype::F32, "cross_entropy: logits are f32");
     let losses = CudaTensor::uninit(cuda, rows, 1, CudaDtype::F32)?;
     let (from, stride) = logits.ptr_and_stride();
-    let out = CudaTensor::uninit_strided(cuda, rows, (cols, stride), cuda.compute_dtype())?;
+    let out = CudaTensor::uninit_strided(cuda, rows, cols, stride, cuda.compute_dtype())?;
     let weights = DeviceBuffer::upload(cuda, weights)?;
     let (to, to_stride) = out.ptr_and_stride();
     let threads = cols.div_ceil(4).next_multiple_of(32).clamp(32, 512);
@@ -38,12 +38,6 @@ pub(crate) fn cross_entropy(
     ];
     // SAFETY: both matrices are (rows, cols) with their strides, the rest has an element for every
     // row; targets were checked.
-    unsafe {
-        cuda.launch(
-            "cross_entropy",
-            LaunchConfig { blocks: (rows, 1, 1), threads, shared_bytes: 0 },
-            arguments,
-        )
-    }?;
+    unsafe { cuda.launch("cross_entropy", LaunchConfig::new(rows, threads), arguments) }?;
     Ok((losses, out))
 }

@@ -1,8 +1,8 @@
-//! Memory on the GPU: raw buffers, matrices of numbers, lists of indices.
+//! Device memory: raw buffers, tensors, index lists.
 //!
-//! Memory comes from the driver's stream-ordered pool, and what is dropped is kept for the next in
-//! its lane who asks for that size. Work in a lane runs in order, so a dropped buffer is safe while
-//! kernels of its lane that use it are still to run.
+//! Memory comes from the driver's stream-ordered pool; what is dropped goes to its stream's free
+//! list and is reused by the next allocation of that size. Work on a stream runs in order, so a
+//! buffer may be dropped while kernels of its stream that use it are still queued.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::stream::Stream;
 use super::{CudaDevice, CudaDtype, CudaError};
 
 impl CudaDtype {
-    /// Bytes of one number.
+    /// Bytes of an element.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -26,7 +26,7 @@ impl CudaDtype {
         }
     }
 
-    /// What kernels call it (prelude.cuh).
+    /// The code of prelude.cuh.
     pub(crate) fn code(self) -> u64 {
         match self {
             Self::F32 => 1,
@@ -35,82 +35,87 @@ impl CudaDtype {
     }
 }
 
-/// What kernels call the absence of an array.
+/// The code of prelude.cuh for no tensor.
 pub(crate) const DTYPE_NONE: u64 = 0;
 
-/// Memory, given back when dropped.
+/// Device memory, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct DeviceBuffer {
     cuda: CudaDevice,
     origin: BufferOrigin,
     pointer: u64,
     bytes: usize,
-    allocated: usize, // bytes that were taken
+    allocated: usize, // bytes, at least `bytes`
 }
 
-/// Where memory goes back to.
+/// What a buffer is returned to.
 #[derive(Debug)]
 enum BufferOrigin {
-    /// What is spare in its lane.
+    /// The free list of its stream.
     FreeList(Arc<Stream>),
     GraphPool(Arc<GraphPool>),
-    /// It was sent ahead of that lane's work; none when it has gone back.
+    /// The staging buffers of its stream; `None` once it is returned.
     Staging(Option<Box<(Arc<Stream>, StagingBuffer)>>),
 }
 
 impl DeviceBuffer {
-    /// Fresh memory with unspecified contents.
+    /// Memory with unspecified contents.
     pub(crate) fn new(cuda: &CudaDevice, bytes: usize) -> Result<Self, CudaError> {
         Self::with_capacity(cuda, bytes, bytes)
     }
 
-    /// The same, where up to `room` bytes may be read, whatever they are.
-    fn with_capacity(cuda: &CudaDevice, bytes: usize, room: usize) -> Result<Self, CudaError> {
-        let (piece, pool, lane) =
-            (CudaDevice::allocation_size(room), graph::current_pool(cuda), cuda.current_stream());
-        let pointer = match pool.as_ref().and_then(|pool| pool.take(piece)) {
+    /// Memory of which `capacity` bytes may be read, though only `bytes` are meaningful.
+    fn with_capacity(cuda: &CudaDevice, bytes: usize, capacity: usize) -> Result<Self, CudaError> {
+        let (size, pool, stream) = (
+            CudaDevice::allocation_size(capacity),
+            graph::current_pool(cuda),
+            cuda.current_stream(),
+        );
+        let pointer = match pool.as_ref().and_then(|pool| pool.take(size)) {
             Some(pointer) => pointer,
             None => {
-                let pointer = Self::allocate(cuda, &lane, (room, piece))?;
-                pool.iter().for_each(|pool| pool.adopt(piece, pointer));
+                let pointer = Self::allocate(cuda, &stream, capacity, size)?;
+                pool.iter().for_each(|pool| pool.adopt(size, pointer));
                 pointer
             }
         };
-        let home = pool.map_or_else(|| BufferOrigin::FreeList(lane), BufferOrigin::GraphPool);
-        Ok(Self { cuda: cuda.clone(), origin: home, pointer, bytes, allocated: piece })
+        let origin = pool.map_or_else(|| BufferOrigin::FreeList(stream), BufferOrigin::GraphPool);
+        Ok(Self { cuda: cuda.clone(), origin, pointer, bytes, allocated: size })
     }
 
     fn allocate(
         cuda: &CudaDevice,
-        lane: &Stream,
-        (bytes, piece): (usize, usize),
+        stream: &Stream,
+        bytes: usize,
+        size: usize,
     ) -> Result<u64, CudaError> {
-        if let Some(pointer) = lane.take_cached(piece) {
+        if let Some(pointer) = stream.take_cached(size) {
             return Ok(pointer);
         }
         cuda.bind()?;
-        let take = || {
-            // SAFETY: the stream is alive; contents are written before they are read, in this lane.
-            unsafe { driver::malloc_async(lane.raw_stream(), piece) }
+        let malloc = || {
+            // SAFETY: the stream is alive; contents are written before they are read, on this
+            // stream.
+            unsafe { driver::malloc_async(stream.raw_stream(), size) }
         };
-        let taken = match take() {
+        let allocated = match malloc() {
             Err(e) if is_out_of_memory(&e) => {
-                cuda.release_cached()?; // this, and what was dropped but was still in use, may suffice
-                take()
+                cuda.release_cached()?; // and waits for frees that are still queued
+                malloc()
             }
             other => other,
         };
-        match taken {
+        match allocated {
             Ok(pointer) => Ok(pointer),
             Err(e) if is_out_of_memory(&e) => {
                 let (free, total) = cuda.memory()?;
                 Err(CudaError::OutOfMemory { bytes, free, total })
             }
-            Err(e) => Err(CudaError::driver("give memory")(e)),
+            Err(e) => Err(CudaError::driver("allocate memory")(e)),
         }
     }
 
-    /// Memory filled with zeros.
+    /// Memory of zeros.
     pub(crate) fn zeros(cuda: &CudaDevice, bytes: usize) -> Result<Self, CudaError> {
         let mut buffer = Self::new(cuda, bytes)?;
         buffer.clear()?;
@@ -120,49 +125,42 @@ impl DeviceBuffer {
     /// Fills it with zeros.
     pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
         self.cuda.bind()?;
-        // SAFETY: the memory is as long and used in this lane's order.
+        // SAFETY: the memory is that long and used in this stream's order.
         unsafe { driver::memset_d8_async(self.pointer, 0, self.bytes, self.cuda.launch_stream()?) }
             .map_err(CudaError::driver("clear memory"))
     }
 
-    /// Memory with these contents, for what is needed soon and not for long: they go ahead of the
-    /// work that needs them.
+    /// Memory with these contents for the next pass: copied from a pinned buffer on the staging
+    /// stream, while the GPU is busy with the pass before.
     pub(crate) fn stage<T: Pod>(cuda: &CudaDevice, values: &[T]) -> Result<Self, CudaError> {
-        // A recording's inputs have their places, and are few.
+        // A graph's inputs have fixed addresses, and are small.
         if graph::current_pool(cuda).is_none() {
-            let (lane, bytes) = (cuda.current_stream(), size_of_val(values));
-            if let Some(berth) = lane.stage(values)? {
-                let (pointer, home) =
-                    (berth.device_ptr(), BufferOrigin::Staging(Some(Box::new((lane, berth)))));
-                return Ok(Self {
-                    cuda: cuda.clone(),
-                    origin: home,
-                    pointer,
-                    bytes,
-                    allocated: bytes,
-                });
+            let (stream, bytes) = (cuda.current_stream(), size_of_val(values));
+            if let Some(staging) = stream.stage(values)? {
+                let (pointer, origin) = (
+                    staging.device_ptr(),
+                    BufferOrigin::Staging(Some(Box::new((stream, staging)))),
+                );
+                return Ok(Self { cuda: cuda.clone(), origin, pointer, bytes, allocated: bytes });
             }
         }
         Self::upload(cuda, values)
     }
 
-    /// Memory with these contents.
+    /// Memory with these contents, copied on this thread's stream.
     pub(crate) fn upload<T: Pod>(cuda: &CudaDevice, values: &[T]) -> Result<Self, CudaError> {
         let buffer = Self::new(cuda, size_of_val(values))?;
         if !values.is_empty() {
-            assert!(
-                graph::capture_stream(cuda).is_none(),
-                "upload: not part of what can be recorded"
-            );
+            assert!(graph::capture_stream(cuda).is_none(), "upload: cannot be captured in a graph");
             cuda.bind()?;
             // SAFETY: as long as `values`; the driver copies pageable memory before it returns.
             unsafe { driver::memcpy_htod_async(buffer.pointer, values, cuda.launch_stream()?) }
-                .map_err(CudaError::driver("take data"))?;
+                .map_err(CudaError::driver("copy data to it"))?;
         }
         Ok(buffer)
     }
 
-    /// Its contents from byte `from` on, once everything asked for so far is done.
+    /// Copies its contents from byte `from` on to the host, once everything queued so far is done.
     pub(crate) fn download<T: Pod>(&self, from: usize, into: &mut [T]) -> Result<(), CudaError> {
         assert!(
             from + size_of_val(into) <= self.bytes,
@@ -175,25 +173,24 @@ impl DeviceBuffer {
         }
         assert!(
             graph::capture_stream(&self.cuda).is_none(),
-            "download: not part of what can be recorded"
+            "download: cannot be captured in a graph"
         );
         self.cuda.bind()?;
-        // SAFETY: inside the buffer, and `into` is not touched until the stream has been waited
-        // for.
+        // SAFETY: inside the buffer, and `into` is not touched before the stream is synchronized.
         unsafe {
             driver::memcpy_dtoh_async(into, self.pointer + from as u64, self.cuda.launch_stream()?)
         }
-        .map_err(CudaError::driver("bring data back"))?;
+        .map_err(CudaError::driver("copy data back"))?;
         self.cuda.synchronize()
     }
 
-    /// Asks for its contents, and lets the host go on.
+    /// Queues a copy of its contents to the host.
     pub(crate) fn download_async<T: Pod>(&self) -> Result<Readback<T>, CudaError> {
         assert!(
             graph::capture_stream(&self.cuda).is_none(),
-            "download: not part of what can be recorded"
+            "download: cannot be captured in a graph"
         );
-        // SAFETY: inside the buffer, which is used in this lane's order even when it is dropped.
+        // SAFETY: inside the buffer, which is used in this stream's order even when it is dropped.
         unsafe { Readback::start(&self.cuda, self.pointer, self.bytes / size_of::<T>()) }
     }
 
@@ -210,7 +207,7 @@ impl DeviceBuffer {
             return Ok(());
         }
         self.cuda.bind()?;
-        // SAFETY: both reach that far and are used in this lane's order.
+        // SAFETY: both reach that far and are used in this stream's order.
         unsafe {
             driver::memcpy_dtod_async(
                 self.pointer + at as u64,
@@ -234,49 +231,50 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         match &mut self.origin {
-            BufferOrigin::FreeList(lane) => lane.free(self.allocated, self.pointer),
+            BufferOrigin::FreeList(stream) => stream.free(self.allocated, self.pointer),
             BufferOrigin::GraphPool(pool) => pool.free(self.pointer),
-            BufferOrigin::Staging(sent) => {
-                if let Some((lane, berth)) = sent.take().map(|sent| *sent) {
-                    lane.release_staging(berth);
+            BufferOrigin::Staging(staged) => {
+                if let Some((stream, staging)) = staged.take().map(|staged| *staged) {
+                    stream.release_staging(staging);
                 }
             }
         }
     }
 }
 
-/// Rows that the copy engine reads at a time: there is room for as many where they are read so,
-/// even if the last are not there.
+/// Rows that an interleaved TMA load reads together: the last group may go beyond the rows, so
+/// there is capacity for it.
 const ROW_GROUP: usize = 8;
 
-/// A row-major matrix on the GPU. There may be zeros between its rows: only products and losses
-/// know of these.
+/// A row-major matrix on the GPU. Its rows may be padded with zeros, which only GEMMs and losses
+/// handle.
 #[derive(Debug)]
 pub(crate) struct CudaTensor {
     rows: usize,
     cols: usize,
-    stride: usize, // numbers from one row to the next
+    stride: usize, // elements from one row to the next
     dtype: CudaDtype,
     buffer: DeviceBuffer, // (rows, stride)
 }
 
 impl CudaTensor {
-    /// A matrix with unspecified contents, to be written whole.
+    /// A matrix with unspecified contents; all of it must be written.
     pub(crate) fn uninit(
         cuda: &CudaDevice,
         rows: usize,
         cols: usize,
         dtype: CudaDtype,
     ) -> Result<Self, CudaError> {
-        Self::uninit_strided(cuda, rows, (cols, cols), dtype)
+        Self::uninit_strided(cuda, rows, cols, cols, dtype)
     }
 
-    /// The same with `stride` numbers from one row to the next. What is between rows must be
-    /// written as zeros.
+    /// The same with `stride` elements from one row to the next; the padding must be written as
+    /// zeros.
     pub(crate) fn uninit_strided(
         cuda: &CudaDevice,
         rows: usize,
-        (cols, stride): (usize, usize),
+        cols: usize,
+        stride: usize,
         dtype: CudaDtype,
     ) -> Result<Self, CudaError> {
         let bytes = |rows: usize| rows * stride * dtype.size();
@@ -300,14 +298,14 @@ impl CudaTensor {
         Ok(out)
     }
 
-    /// A matrix of f32 from its numbers.
+    /// A matrix of f32 with these elements.
     pub(crate) fn from_host(
         cuda: &CudaDevice,
         rows: usize,
         cols: usize,
         values: &[f32],
     ) -> Result<Self, CudaError> {
-        assert_eq!(values.len(), rows * cols, "a {rows} x {cols} matrix needs that many numbers");
+        assert_eq!(values.len(), rows * cols, "a {rows} x {cols} matrix has that many elements");
         Ok(Self {
             rows,
             cols,
@@ -317,14 +315,14 @@ impl CudaTensor {
         })
     }
 
-    /// Sees the same numbers in rows of another length.
+    /// Reinterprets the elements as rows of another length.
     pub(crate) fn set_shape(&mut self, rows: usize, cols: usize) {
-        assert_eq!(self.stride, self.cols, "array: rows that are apart keep their shape");
-        assert_eq!(self.rows * self.cols, rows * cols, "array: as many numbers in another shape");
+        assert_eq!(self.stride, self.cols, "tensor: padded rows cannot be reshaped");
+        assert_eq!(self.rows * self.cols, rows * cols, "tensor: as many elements in another shape");
         (self.rows, self.cols, self.stride) = (rows, cols, cols);
     }
 
-    /// Its numbers, once everything asked for so far is done.
+    /// Its elements as f32, once everything queued so far is done.
     pub(crate) fn to_host(&self) -> Result<Vec<f32>, CudaError> {
         let all: Vec<f32> = match self.dtype {
             CudaDtype::F32 => {
@@ -344,33 +342,33 @@ impl CudaTensor {
         })
     }
 
-    /// The same numbers in another format.
+    /// The elements as another dtype.
     pub(crate) fn cast(&self, dtype: CudaDtype) -> Result<Self, CudaError> {
         self.scaled(1.0, dtype)
     }
 
-    /// `by` times the numbers, in a format.
+    /// The elements times `by`, as a dtype.
     pub(crate) fn scaled(&self, by: f32, dtype: CudaDtype) -> Result<Self, CudaError> {
         let out = Self::uninit(self.cuda(), self.rows, self.cols, dtype)?;
         let count = (self.rows * self.cols) as u64;
-        let grid = LaunchConfig::for_threads((self.rows * self.cols).div_ceil(4));
+        let config = LaunchConfig::for_threads((self.rows * self.cols).div_ceil(4));
         // SAFETY: `scale` reads and writes `count` elements, which both have.
         unsafe {
             self.cuda().launch(
                 "scale",
-                grid,
+                config,
                 kernel_args![self.pointer(), self.dtype, out.pointer(), dtype, by, count],
             )
         }?;
         Ok(out)
     }
 
-    /// A matrix of the same shape with unspecified contents, to be written whole.
+    /// A matrix of the same shape and dtype with unspecified contents; all of it must be written.
     pub(crate) fn uninit_like(&self) -> Result<Self, CudaError> {
-        Self::uninit_strided(self.cuda(), self.rows, (self.cols, self.stride), self.dtype)
+        Self::uninit_strided(self.cuda(), self.rows, self.cols, self.stride, self.dtype)
     }
 
-    /// A copy.
+    /// A copy in new memory.
     pub(crate) fn copy(&self) -> Result<Self, CudaError> {
         let mut out = self.uninit_like()?;
         out.buffer.copy_from(0, &self.buffer)?;
@@ -389,12 +387,12 @@ impl CudaTensor {
         self.dtype
     }
 
-    /// Where it begins, for those who expect row after row.
+    /// Its address, for kernels that expect rows without padding.
     pub(crate) fn pointer(&self) -> u64 {
         self.buffer().pointer
     }
 
-    /// Where it begins, and how many numbers there are from one row to the next.
+    /// Its address, and the elements from one row to the next.
     pub(crate) fn ptr_and_stride(&self) -> (u64, usize) {
         (self.buffer.pointer, self.stride)
     }
@@ -403,14 +401,14 @@ impl CudaTensor {
         &self.buffer.cuda
     }
 
-    /// How many eights of rows may be read.
+    /// The number of groups of [`ROW_GROUP`] rows that may be read.
     pub(crate) fn row_groups(&self) -> usize {
-        let eights = self.rows.div_ceil(ROW_GROUP);
+        let groups = self.rows.div_ceil(ROW_GROUP);
         assert!(
-            eights * ROW_GROUP * self.stride * self.dtype.size() <= self.buffer.allocated,
-            "these rows do not come in eights"
+            groups * ROW_GROUP * self.stride * self.dtype.size() <= self.buffer.allocated,
+            "these rows have no capacity for whole groups"
         );
-        eights
+        groups
     }
 
     /// Fills it with zeros.
@@ -425,14 +423,13 @@ impl CudaTensor {
     pub(crate) fn buffer(&self) -> &DeviceBuffer {
         assert_eq!(
             self.stride, self.cols,
-            "these rows are apart: they are for products and losses alone"
+            "these rows are padded: they are for gemms and losses alone"
         );
         &self.buffer
     }
 }
 
-/// Whole numbers on the GPU: positions, slots, tokens, picked rows. Uploaded once, used by every
-/// layer.
+/// Unsigned integers on the GPU: positions, slots, tokens, gathered rows.
 #[derive(Debug)]
 pub(crate) struct CudaIndices {
     len: usize,
@@ -441,7 +438,6 @@ pub(crate) struct CudaIndices {
 }
 
 impl CudaIndices {
-    /// Uploads them.
     pub(crate) fn new(cuda: &CudaDevice, values: &[u32]) -> Result<Self, CudaError> {
         int(values.len());
         Ok(Self {

@@ -1,18 +1,18 @@
-//! The kernels of an NVIDIA GPU: cuBLASLt for products, our own for the rest, compiled at run time.
+//! The CUDA backend: cuBLASLt for most GEMMs, our own kernels for the rest, compiled at run time.
 //!
-//! * [`context`] opens a GPU; [`lane`] is a stream of it, in which everything runs in order, and
-//!   nothing waits for it but what brings numbers back to the host.
-//! * [`module`] compiles the `.cu` files beside these with NVRTC and keeps the result on disk.
-//! * [`blas`] wraps cuBLASLt; [`array`] is memory on the GPU.
-//! * [`ahead`] brings numbers to the GPU before they are needed, [`later`] brings numbers back
-//!   while the host does other things.
-//! * [`product`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), to whose copy
-//!   engine [`copies`] describes matrices.
-//! * [`replay`] records work that is repeated and replays it.
-//! * One file per operation, under the names of `cpu`: contract and launch here, kernel in the
-//!   `.cu` of the same name.
+//! * [`context`] opens a GPU and launches kernels; [`stream`] is a CUDA stream with its free list.
+//!   Operations are queued; only copies to the host synchronize.
+//! * [`module`] compiles the `.cu` files beside these with NVRTC and caches the cubins on disk.
+//! * [`blas`] wraps cuBLASLt; [`memory`] is device memory, [`args`] the structs of arguments.
+//! * [`staging`] copies inputs to the GPU ahead of their pass, [`readback`] copies results to the
+//!   host asynchronously.
+//! * [`hopper_gemm`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), which load and
+//!   store matrices through [`tma`] descriptors.
+//! * [`graph`] captures and replays CUDA graphs.
+//! * One file per operation, under the names of `cpu`: contract and launch here, the kernel in the
+//!   `.cu` file of the same name.
 //!
-//! Nothing is linked: the driver, NVRTC and cuBLASLt are found when a GPU is opened, and building
+//! Nothing is linked: the driver, NVRTC and cuBLASLt are loaded when a GPU is opened, and a build
 //! needs none of them. Operations panic when shapes disagree, as those of `ops` do; whatever
 //! depends on the machine is a [`CudaError`].
 

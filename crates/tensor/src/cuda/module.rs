@@ -1,9 +1,8 @@
-//! Kernels from source: compiled by NVRTC for the GPU at hand, kept on disk, loaded.
+//! Kernels: compiled from source by NVRTC for the GPU at hand, cached on disk, loaded as modules.
 //!
-//! A compiled file's name is a hash of everything that went into it (source, architecture, options,
-//! compiler version), so a stale one is never found. It is written beside its place and renamed,
-//! and starts with a hash of its contents; one that is damaged or cannot be written is as good as
-//! absent.
+//! A cubin's file name is a hash of everything it depends on (source, architecture, options,
+//! compiler version), so a stale one is never found. It is written to a temporary file and renamed,
+//! and begins with a checksum; one that is corrupt or cannot be written is treated as absent.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -20,7 +19,7 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 const ATTENTION: &str = include_str!("attention.cuh");
 const HOPPER: &str = include_str!("hopper.cuh");
 
-/// Kernels that may ask for more shared memory than every GPU has.
+/// Kernels whose dynamic shared memory may exceed the default limit of 48 KB.
 pub(crate) const OPT_IN_SHARED: &[&str] = &[
     "attention_64",
     "attention_128",
@@ -28,52 +27,62 @@ pub(crate) const OPT_IN_SHARED: &[&str] = &[
     "attention_backward_32",
     "attention_backward_64",
     "attention_backward_128",
-    "product_gelu",
-    "product_placed",
-    "product_reduced",
-    "product_stored",
+    "gemm_argmax",
+    "gemm_gelu",
+    "gemm_qkv",
+    "gemm_store",
     "residual_768",
 ];
 
-/// How the names of kernels begin that may start while the one before them on the stream ends, from
-/// compute capability 9.0 on. Each waits for it (`after_previous` in prelude.cuh) before it touches
-/// anything but what was uploaded for the pass.
+/// Prefixes of the names of kernels that are launched with programmatic dependent launch (PDL),
+/// from compute capability 9.0 on: they may start while the kernel before them on the stream ends.
+/// Each waits for it (`griddep_wait` in prelude.cuh) before it accesses anything but the staged
+/// inputs of the pass.
 const PDL_KERNELS: &[&str] = &[
     "add_norm_",
+    "argmax_",
     "attention_32",
     "attention_64",
     "attention_128",
     "attention_any",
+    "cache_kv",
     "gather",
-    "likeliest",
-    "mixture",
-    "place_any",
-    "place_fast",
-    "place_plain",
-    "product_",
+    "gemm_",
     "residual_768",
+    "rope_and_cache_any",
+    "rope_and_cache_bf16",
     "scale",
+    "top_k_mixture",
 ];
 
-/// One `.cu` file, what it shares with others, and the kernels in it.
+/// One `.cu` file, the headers that are prepended to it, and its kernels.
 struct KernelSource {
     file: &'static str,
-    shared: &'static str,
+    headers: &'static str,
     text: &'static str,
     kernels: &'static [&'static str],
 }
 
 macro_rules! source {
     ($file:literal, $($kernel:literal),+) => { source!($file with "", $($kernel),+) };
-    ($file:literal with $shared:expr, $($kernel:literal),+) => {
-        KernelSource { file: $file, shared: $shared, text: include_str!($file), kernels: &[$($kernel),+] }
+    ($file:literal with $headers:expr, $($kernel:literal),+) => {
+        KernelSource {
+            file: $file,
+            headers: $headers,
+            text: include_str!($file),
+            kernels: &[$($kernel),+],
+        }
     };
 }
 
-/// A kernel of `product.cu`, which is compiled for each of them: together they would take seconds.
-macro_rules! product {
-    ($kernel:literal, $what:literal) => {
-        source!("product.cu" with concat!(include_str!("hopper.cuh"), "#define KERNEL ", $kernel, "\n#define WHAT ", $what, "\n"), $kernel)
+/// One kernel of `hopper_gemm.cu`, which is compiled once for each epilogue: together they would
+/// take seconds.
+macro_rules! gemm_source {
+    ($kernel:literal, $epilogue:literal) => {
+        source!("hopper_gemm.cu" with concat!(
+            include_str!("hopper.cuh"),
+            "#define KERNEL ", $kernel, "\n#define EPILOGUE ", $epilogue, "\n"
+        ), $kernel)
     };
 }
 
@@ -88,7 +97,13 @@ const SOURCES: &[KernelSource] = &[
         "scale",
         "transpose"
     ),
-    source!("attention.cu" with ATTENTION, "attention_32", "attention_64", "attention_128", "attention_any"),
+    source!(
+        "attention.cu" with ATTENTION,
+        "attention_32",
+        "attention_64",
+        "attention_128",
+        "attention_any"
+    ),
     source!(
         "attention_backward.cu" with ATTENTION,
         "attention_backward_32",
@@ -118,16 +133,22 @@ const SOURCES: &[KernelSource] = &[
         "norm_backward_16_8"
     ),
     source!("optimizer.cu", "adamw", "sum_of_squares"),
-    product!("product_gelu", "GELU"),
-    product!("product_placed", "PLACED"),
-    product!("product_reduced", "REDUCED"),
-    product!("product_stored", "STORED"),
+    gemm_source!("gemm_argmax", "ARGMAX"),
+    gemm_source!("gemm_gelu", "GELU"),
+    gemm_source!("gemm_qkv", "QKV"),
+    gemm_source!("gemm_store", "STORE"),
     source!("residual.cu" with HOPPER, "residual_768"),
-    source!("rope.cu", "place_any", "place_fast", "place_plain", "place_backward"),
-    source!("topk.cu", "likeliest", "likeliest_whole", "mixture"),
+    source!(
+        "qkv.cu",
+        "rope_and_cache_any",
+        "rope_and_cache_bf16",
+        "cache_kv",
+        "rope_and_cache_backward"
+    ),
+    source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
 
-/// All kernels, loaded into the current context. They live as long as it does.
+/// All kernels, loaded into the current context and living as long as it does.
 #[derive(Debug)]
 pub(crate) struct Kernels(HashMap<&'static str, Kernel>);
 
@@ -135,31 +156,31 @@ pub(crate) struct Kernels(HashMap<&'static str, Kernel>);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     pub(crate) function: sys::CUfunction,
-    /// Whether it may start while the one before it ends.
+    /// Whether it is launched with PDL.
     pub(crate) pdl: bool,
 }
 
-// SAFETY: a function handle is an opaque name that the driver lets every thread use.
+// SAFETY: an opaque handle that the driver lets every thread use.
 unsafe impl Send for Kernels {}
 // SAFETY: as above.
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Compiles or finds every kernel for a compute capability and loads it into the current
-    /// context.
+    /// Compiles every kernel for a compute capability, or takes it from the cache, and loads it
+    /// into the current context.
     pub(crate) fn load((major, minor): (i32, i32)) -> Result<Self, CudaError> {
-        // Hopper's tensor cores take their instructions only in code that is for Hopper alone.
-        let alone = if (major, minor) == (9, 0) { "a" } else { "" };
-        let arch = format!("sm_{major}{minor}{alone}");
+        // wgmma and TMA need the architecture-specific target sm_90a.
+        let specific = if (major, minor) == (9, 0) { "a" } else { "" };
+        let arch = format!("sm_{major}{minor}{specific}");
         let cache = cache_dir();
-        // Side by side: a compilation takes a good part of a second, and there is one for each
-        // file.
+        // In parallel: each compilation takes a good part of a second.
         let images: Vec<Result<Vec<u8>, CudaError>> = std::thread::scope(|scope| {
             let (arch, cache) = (&arch, cache.as_deref());
-            let jobs: Vec<_> =
+            let threads: Vec<_> =
                 SOURCES.iter().map(|s| scope.spawn(move || image(s, arch, cache))).collect();
-            jobs.into_iter()
-                .map(|j| j.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+            threads
+                .into_iter()
+                .map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
                 .collect()
         });
         let mut functions = HashMap::new();
@@ -174,18 +195,18 @@ impl Kernels {
     /// # Panics
     /// If no source has it.
     pub(crate) fn get(&self, name: &str) -> Kernel {
-        *self.0.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"))
+        *self.0.get(name).unwrap_or_else(|| panic!("there is no kernel {name}"))
     }
 }
 
-/// Kernels may start early from compute capability 9.0 on.
+/// Loads a cubin and looks up its kernels; `pdl`: whether the GPU supports PDL.
 fn load_image(
     source: &KernelSource,
     image: &[u8],
-    can: bool,
+    pdl: bool,
     into: &mut HashMap<&'static str, Kernel>,
 ) -> Result<(), CudaError> {
-    // SAFETY: the image is a whole cubin, as NVRTC made it; a context is current.
+    // SAFETY: the image is a cubin of NVRTC; a context is current.
     let module = unsafe { driver::module::load_data(image.as_ptr().cast()) }
         .map_err(CudaError::driver("load a kernel"))?;
     for &kernel in source.kernels {
@@ -195,21 +216,21 @@ fn load_image(
             .map_err(CudaError::driver("find a kernel"))?;
         into.insert(
             kernel,
-            Kernel { function, pdl: can && PDL_KERNELS.iter().any(|e| kernel.starts_with(e)) },
+            Kernel { function, pdl: pdl && PDL_KERNELS.iter().any(|e| kernel.starts_with(e)) },
         );
     }
     Ok(())
 }
 
-/// A source's compiled form: from the cache, or made and put there.
+/// A source's cubin: from the cache, or compiled and stored there.
 fn image(source: &KernelSource, arch: &str, cache: Option<&Path>) -> Result<Vec<u8>, CudaError> {
-    let place = cache.map(|dir| dir.join(format!("{}.cubin", cache_name(source, arch))));
-    if let Some(found) = place.as_deref().and_then(read_cached) {
+    let path = cache.map(|dir| dir.join(format!("{}.cubin", cache_name(source, arch))));
+    if let Some(found) = path.as_deref().and_then(read_cached) {
         return Ok(found);
     }
     let image = compile(source, arch)?;
-    if let Some(place) = place {
-        write_cached(&place, &image);
+    if let Some(path) = path {
+        write_cached(&path, &image);
     }
     Ok(image)
 }
@@ -223,7 +244,7 @@ fn cache_name(source: &KernelSource, arch: &str) -> String {
     // SAFETY: both point to integers that outlive the call.
     let known = unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().is_ok();
     let version = if known { format!("{major}.{minor}") } else { String::new() };
-    let parts = [PRELUDE, source.shared, source.text, &options(arch).join(" "), &version];
+    let parts = [PRELUDE, source.headers, source.text, &options(arch).join(" "), &version];
     let stem = source.file.trim_end_matches(".cu");
     format!(
         "{stem}-{arch}-{:016x}{:016x}",
@@ -232,7 +253,7 @@ fn cache_name(source: &KernelSource, arch: &str) -> String {
     )
 }
 
-/// FNV-1a over the parts and their lengths: names files and notices damage, guards against nobody.
+/// FNV-1a over the parts and their lengths, for file names and checksums; not cryptographic.
 fn hash<T: AsRef<[u8]>>(parts: &[T], start: u64) -> u64 {
     let step = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     parts.iter().fold(start, |h, part| {
@@ -245,20 +266,20 @@ fn checksum(image: &[u8]) -> [u8; 8] {
     hash(&[image], 0xcbf2_9ce4_8422_2325).to_le_bytes()
 }
 
-fn read_cached(place: &Path) -> Option<Vec<u8>> {
-    let mut bytes = fs::read(place).ok()?;
+fn read_cached(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
     let found = bytes.get(..8)?.to_vec();
     bytes.drain(..8);
     (found == checksum(&bytes)).then_some(bytes)
 }
 
-fn write_cached(place: &Path, image: &[u8]) {
-    let beside = place.with_extension(format!("{}.tmp", std::process::id()));
-    let written = place
+fn write_cached(path: &Path, image: &[u8]) {
+    let beside = path.with_extension(format!("{}.tmp", std::process::id()));
+    let written = path
         .parent()
         .map_or(Ok(()), fs::create_dir_all)
         .and_then(|()| fs::write(&beside, [&checksum(image), image].concat()));
-    if written.and_then(|()| fs::rename(&beside, place)).is_err() {
+    if written.and_then(|()| fs::rename(&beside, path)).is_err() {
         fs::remove_file(&beside).ok();
     }
 }
@@ -269,11 +290,11 @@ fn cache_dir() -> Option<PathBuf> {
     Some(base.join("latent-tts").join("kernels"))
 }
 
-/// Machine code of a source for an architecture. Needs NVRTC, but no GPU.
+/// Compiles a source to a cubin for an architecture. Needs NVRTC, but no GPU.
 fn compile(source: &KernelSource, arch: &str) -> Result<Vec<u8>, CudaError> {
     let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_owned(), log };
     let text =
-        format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", source.shared, source.file, source.text);
+        format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", source.headers, source.file, source.text);
     let text = CString::new(text).map_err(|e| failed(e.to_string()))?;
     let name = CString::new(source.file).map_err(|e| failed(e.to_string()))?;
     let program = nvrtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
@@ -297,7 +318,7 @@ unsafe fn cubin(program: nvrtc_sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::Nvrt
     // SAFETY: the program is alive, `size` outlives the call.
     unsafe { nvrtc_sys::nvrtcGetCUBINSize(program, &mut size) }.result()?;
     let mut image = vec![0u8; size];
-    // SAFETY: the buffer has the size that was asked for.
+    // SAFETY: the buffer has the size that was queried.
     unsafe { nvrtc_sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()) }.result()?;
     Ok(image)
 }
@@ -315,8 +336,8 @@ unsafe fn log(program: nvrtc_sys::nvrtcProgram) -> String {
 mod tests {
     use super::*;
 
-    /// Every kernel for every architecture that is promised. NVRTC needs no GPU; `.ci/kernels`
-    /// brings it.
+    /// Every kernel for every supported architecture. NVRTC needs no GPU; `.ci/kernels` downloads
+    /// it.
     #[test]
     fn every_kernel_compiles() {
         // SAFETY: only opens the library.
@@ -343,16 +364,16 @@ mod tests {
     #[test]
     fn a_corrupt_cache_entry_is_ignored() {
         let dir = std::env::temp_dir().join(format!("latent-tts-kernels-{}", std::process::id()));
-        let place = dir.join("k.cubin");
-        write_cached(&place, b"machine code");
-        assert_eq!(read_cached(&place).as_deref(), Some(&b"machine code"[..]));
-        fs::write(&place, b"short").unwrap();
-        assert_eq!(read_cached(&place), None);
-        write_cached(&place, b"machine code");
-        let mut bytes = fs::read(&place).unwrap();
+        let path = dir.join("k.cubin");
+        write_cached(&path, b"machine code");
+        assert_eq!(read_cached(&path).as_deref(), Some(&b"machine code"[..]));
+        fs::write(&path, b"short").unwrap();
+        assert_eq!(read_cached(&path), None);
+        write_cached(&path, b"machine code");
+        let mut bytes = fs::read(&path).unwrap();
         bytes[10] ^= 1;
-        fs::write(&place, bytes).unwrap();
-        assert_eq!(read_cached(&place), None);
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(read_cached(&path), None);
         write_cached(Path::new("/proc/none/k.cubin"), b"x"); // cannot be written: ignored
         fs::remove_dir_all(dir).unwrap();
     }

@@ -1,16 +1,16 @@
-// Gaussian noise on thoughts: Box-Muller in double precision from Philox's words, as in rng.rs.
+// Gaussian noise on thoughts: Box-Muller in double precision on Philox's words, as in rng.rs.
 //
-// Bound by double-precision logarithms and sines: four normals a thread. A thought is noised once, a decoder's pass runs
-// thousands of times as many operations, so this is left as plain as its contract.
+// Bound by double-precision logarithms and sines, four normals per thread. Left simple: the decoder
+// pass of a thought takes thousands of times as many operations.
 
-__device__ __forceinline__ void pair(u32 a, u32 b, double* x, double* y) {
+__device__ __forceinline__ void box_muller(u32 a, u32 b, double* x, double* y) {
     double radius = sqrt(-2.0 * log(((double)a + 0.5) / 4294967296.0)), s, c;
     sincos(6.283185307179586 * (double)b / 4294967296.0, &s, &c);
     *x = radius * c;
     *y = radius * s;
 }
 
-// A block a row.
+// One block per row.
 extern "C" __global__ void add_noise(float* x, const RowPerturbation* rows, u32 site, u32 cols) {
     const RowPerturbation perturbation = rows[blockIdx.x];
     if (!is_perturbed(perturbation, site)) return;
@@ -19,8 +19,8 @@ extern "C" __global__ void add_noise(float* x, const RowPerturbation* rows, u32 
     for (u32 block = threadIdx.x; 4 * block < cols; block += blockDim.x) {
         uint4 w = bits(perturbation, site, block);
         double n[4];
-        pair(w.x, w.y, &n[0], &n[1]);
-        pair(w.z, w.w, &n[2], &n[3]);
+        box_muller(w.x, w.y, &n[0], &n[1]);
+        box_muller(w.z, w.w, &n[2], &n[3]);
 #pragma unroll
         for (u32 j = 0; j < 4; j++)
             if (4 * block + j < cols) row[4 * block + j] += (float)(std * n[j]);

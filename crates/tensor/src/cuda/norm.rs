@@ -1,22 +1,21 @@
-//! Normalisation of rows, and the residual stream that is normalised.
+//! LayerNorm and RMSNorm, fused with the addition to the residual stream.
 
-use super::args::{NormGradients, PositionEmbeddings, ResidualAddend};
+use super::args::{CudaLearnedPositions, NormGradients, ResidualAddend};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::dropout::DropoutArgs;
 use super::memory::{DTYPE_NONE, DeviceBuffer};
 use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor};
 
-/// A normalisation and its parameters on the GPU.
+/// A LayerNorm or RMSNorm with its parameters on the GPU.
 #[derive(Debug)]
 pub(crate) struct CudaNorm {
     width: usize,
     eps: f32,
     scale: DeviceBuffer,         // (width) of f32
-    shift: Option<DeviceBuffer>, // (width) of f32; none: root mean square
+    shift: Option<DeviceBuffer>, // (width) of f32; none of an RMSNorm
 }
 
 impl CudaNorm {
-    /// Subtract the mean, divide by the standard deviation, scale and shift.
     pub(crate) fn layer(
         cuda: &CudaDevice,
         eps: f32,
@@ -34,12 +33,11 @@ impl CudaNorm {
         Ok(Self { width: scale.len(), eps, scale: DeviceBuffer::upload(cuda, scale)?, shift })
     }
 
-    /// Divide by the root of the mean square and scale.
     pub(crate) fn rms(cuda: &CudaDevice, eps: f32, scale: &[f32]) -> Result<Self, CudaError> {
         Ok(Self { width: scale.len(), eps, scale: DeviceBuffer::upload(cuda, scale)?, shift: None })
     }
 
-    /// Takes parameters (1, width) of f32 in the place of what there is.
+    /// Replaces the parameters by others, (1, width) of f32.
     pub(crate) fn assign(
         &mut self,
         scale: &CudaTensor,
@@ -61,7 +59,6 @@ impl CudaNorm {
         Ok(())
     }
 
-    /// How many numbers are normalised together.
     pub(crate) fn width(&self) -> usize {
         self.width
     }
@@ -78,7 +75,7 @@ impl CudaNorm {
         self.scale.pointer()
     }
 
-    /// 0 if there is none.
+    /// Null for an RMSNorm.
     pub(crate) fn shift(&self) -> u64 {
         self.shift.as_ref().map_or(0, DeviceBuffer::pointer)
     }
@@ -86,134 +83,151 @@ impl CudaNorm {
 
 /// `x += dropout(y + bias)`; x is f32.
 pub(crate) fn add(x: &mut CudaTensor, addend: ResidualAddend<'_>) -> Result<(), CudaError> {
-    launch_add_norm((x, x), (Some(&addend), None), None)
+    AddNorm { addend: Some(addend), ..AddNorm::new(x, x) }.launch()
 }
 
-/// `x += dropout(y + bias)`, then the norm of the new x in format `want`, in one pass over the
-/// rows.
+/// `x += dropout(y + bias)`, then the norm of the new x, of a dtype, in one pass over the rows.
 pub(crate) fn add_norm(
     x: &mut CudaTensor,
     addend: ResidualAddend<'_>,
     by: &CudaNorm,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    launch_add_norm((x, x), (Some(&addend), None), Some((by, &out)))?;
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
+    let norm = Some((by, &out));
+    AddNorm { addend: Some(addend), norm, ..AddNorm::new(x, x) }.launch()?;
     Ok(out)
 }
 
-/// `x = from + positions`, then the norm of x in format `want`; x may be `from`.
+/// `to = from + position embeddings`, then the norm of `to`, of a dtype; `to` may be `from`.
 pub(crate) fn add_positions_norm(
-    (from, x): (&CudaTensor, &CudaTensor),
-    positions: Option<PositionEmbeddings<'_>>,
+    from: &CudaTensor,
+    to: &CudaTensor,
+    positions: Option<CudaLearnedPositions<'_>>,
     by: &CudaNorm,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    let table = positions.map(|p| ResidualAddend { y: p.table, bias: None, mask: None });
-    launch_add_norm((from, x), (table.as_ref(), positions.map(|p| p.rows)), Some((by, &out)))?;
+    let out = CudaTensor::uninit(to.cuda(), to.rows(), to.cols(), dtype)?;
+    let addend = positions.map(|p| ResidualAddend { y: p.table, bias: None, mask: None });
+    let (gathered, norm) = (positions.map(|p| p.positions), Some((by, &out)));
+    AddNorm { from, to, addend, gathered, norm }.launch()?;
     Ok(out)
 }
 
-/// The norm of each row of x (f32) in format `want`.
+/// The norm of each row of x (f32), of a dtype.
 pub(crate) fn norm(
     x: &CudaTensor,
     by: &CudaNorm,
-    want: CudaDtype,
+    dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), want)?;
-    launch_add_norm((x, x), (None, None), Some((by, &out)))?;
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
+    AddNorm { norm: Some((by, &out)), ..AddNorm::new(x, x) }.launch()?;
     Ok(out)
 }
 
-/// `x = from +` what is added, or rows of it that are picked, then the norm of x.
-fn launch_add_norm(
-    (from, x): (&CudaTensor, &CudaTensor),
-    (addend, picked): (Option<&ResidualAddend<'_>>, Option<&CudaIndices>),
-    norm: Option<(&CudaNorm, &CudaTensor)>,
-) -> Result<(), CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
-    assert_eq!(
-        (x.dtype(), from.dtype()),
-        (CudaDtype::F32, CudaDtype::F32),
-        "norm: the residual stream is f32"
-    );
-    assert_eq!(
-        (from.rows(), from.cols()),
-        (rows, cols),
-        "norm: the stream comes from one of another shape"
-    );
-    let (y, y_type, bias) = addend.map_or((0, DTYPE_NONE, 0), |a| {
-        match picked {
-            None => assert_eq!(
-                (a.y.rows(), a.y.cols()),
-                (rows, cols),
-                "add: the residual has another shape"
-            ),
-            Some(picked) => {
-                assert_eq!(
-                    (picked.len(), a.y.cols()),
-                    (rows, cols),
-                    "add: picked rows of another shape"
-                );
-                assert_eq!(a.y.dtype(), CudaDtype::F32, "add: rows are picked of f32");
-                assert!(picked.all_below(a.y.rows()), "add: a row beyond {}", a.y.rows());
-            }
-        }
-        assert!(a.bias.is_none_or(|b| b.bytes() >= cols * 4), "add: the bias is not {cols} wide");
-        (a.y.pointer(), a.y.dtype().code(), a.bias.map_or(0, DeviceBuffer::pointer))
-    });
-    let mask = DropoutArgs::new(addend.and_then(|a| a.mask.as_ref()), rows, cols);
-    let (out, out_type, rms, eps, scale, shift) =
-        norm.map_or((0, DTYPE_NONE, true, 0.0, 0, 0), |(by, out)| {
-            assert_eq!(cols, by.width, "norm: rows of {cols} against parameters of {}", by.width);
-            (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), by.shift())
-        });
-    let (kernel, grid) = select_kernel(rows, cols, y_type);
-    let DropoutArgs { kind, pointer: masks, site, keep_scale } = mask;
-    let arguments = kernel_args![
-        from.pointer(),
-        x.pointer(),
-        y,
-        picked.map_or(0, CudaIndices::pointer),
-        bias,
-        kind,
-        masks,
-        site,
-        keep_scale,
-        out,
-        out_type,
-        rms,
-        eps,
-        scale,
-        shift,
-        int(rows),
-        int(cols),
-    ];
-    // SAFETY: from, x, y or what is picked of it, the mask and out were checked to be (rows, cols),
-    // the bias, scale and shift (cols).
-    unsafe { x.cuda().launch(kernel, grid, arguments) }
+/// `to = from + addend`, then `out = norm(to)`: the arguments of the `add_norm_*` kernels.
+#[derive(Clone, Copy)]
+struct AddNorm<'a> {
+    from: &'a CudaTensor, // (rows, cols) of f32
+    to: &'a CudaTensor,   // (rows, cols) of f32, maybe the same
+    addend: Option<ResidualAddend<'a>>,
+    gathered: Option<&'a CudaIndices>, // the rows of the addend that are added; none: all, in order
+    norm: Option<(&'a CudaNorm, &'a CudaTensor)>, // with its output (rows, cols)
 }
 
-/// The kernel whose threads hold a row in registers, for what is added.
+impl<'a> AddNorm<'a> {
+    fn new(from: &'a CudaTensor, to: &'a CudaTensor) -> Self {
+        Self { from, to, addend: None, gathered: None, norm: None }
+    }
+
+    fn launch(self) -> Result<(), CudaError> {
+        let Self { from, to: x, addend, gathered, norm } = self;
+        let (rows, cols) = (x.rows(), x.cols());
+        assert_eq!(
+            (x.dtype(), from.dtype()),
+            (CudaDtype::F32, CudaDtype::F32),
+            "norm: the residual stream is f32"
+        );
+        assert_eq!((from.rows(), from.cols()), (rows, cols), "norm: the stream has another shape");
+        let (y, y_type, bias) = addend.map_or((0, DTYPE_NONE, 0), |a| {
+            match gathered {
+                None => assert_eq!(
+                    (a.y.rows(), a.y.cols()),
+                    (rows, cols),
+                    "add: the addend has another shape"
+                ),
+                Some(gathered) => {
+                    assert_eq!(
+                        (gathered.len(), a.y.cols()),
+                        (rows, cols),
+                        "add: gathered rows of another shape"
+                    );
+                    assert_eq!(a.y.dtype(), CudaDtype::F32, "add: gathered rows are f32");
+                    assert!(gathered.all_below(a.y.rows()), "add: a row beyond {}", a.y.rows());
+                }
+            }
+            assert!(
+                a.bias.is_none_or(|b| b.bytes() >= cols * 4),
+                "add: the bias is not {cols} wide"
+            );
+            (a.y.pointer(), a.y.dtype().code(), a.bias.map_or(0, DeviceBuffer::pointer))
+        });
+        let mask = addend.and_then(|a| a.mask);
+        let DropoutArgs { kind, pointer: masks, site, keep_scale } =
+            DropoutArgs::new(mask.as_ref(), rows, cols);
+        let (out, out_type, rms, eps, scale, shift) =
+            norm.map_or((0, DTYPE_NONE, true, 0.0, 0, 0), |(by, out)| {
+                assert_eq!(
+                    cols, by.width,
+                    "norm: rows of {cols} against parameters of {}",
+                    by.width
+                );
+                (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), by.shift())
+            });
+        let (kernel, config) = select_kernel(rows, cols, y_type);
+        let arguments = kernel_args![
+            from.pointer(),
+            x.pointer(),
+            y,
+            gathered.map_or(0, CudaIndices::pointer),
+            bias,
+            kind,
+            masks,
+            site,
+            keep_scale,
+            out,
+            out_type,
+            rms,
+            eps,
+            scale,
+            shift,
+            int(rows),
+            int(cols),
+        ];
+        // SAFETY: from, x, y or the rows gathered of it, the mask and out were checked to be
+        // (rows, cols), the bias, scale and shift (cols).
+        unsafe { x.cuda().launch(kernel, config, arguments) }
+    }
+}
+
+/// The kernel whose threads hold a row of so many columns in registers, for an addend of a dtype.
 fn select_kernel(rows: usize, cols: usize, y_type: u64) -> (&'static str, LaunchConfig) {
-    let grid = |blocks, threads| LaunchConfig { blocks: (blocks, 1, 1), threads, shared_bytes: 0 };
-    let (names, grid) = match cols {
-        0..=768 => (["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"], grid(rows.div_ceil(4), 128)),
-        769..=2048 => (["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"], grid(rows, 128)),
-        2049..=16384 => (["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"], grid(rows, 512)),
+    let (names, blocks, threads) = match cols {
+        0..=768 => (["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"], rows.div_ceil(4), 128),
+        769..=2048 => (["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"], rows, 128),
+        2049..=16384 => (["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"], rows, 512),
         _ => panic!("norm: rows of {cols} are wider than any model's"),
     };
-    (names[y_type as usize], grid)
+    (names[y_type as usize], LaunchConfig::new(blocks, threads))
 }
 
-/// Threads that share the rows: enough to keep a GPU busy, few enough that adding up their blocks'
-/// sums is cheap.
+/// Threads of the grid: enough to fill a GPU, few enough that adding the blocks' partial sums is
+/// cheap.
 const THREADS: usize = 1 << 17;
-/// From this many rows on, short rows share a block.
+/// From this many rows on, several short rows share a block.
 const MANY_ROWS: usize = 2048;
 
-/// Adds what reaches the norm's input x (f32) and its parameters.
+/// Adds the gradients of the norm's input x (f32) and of its parameters.
 pub(crate) fn norm_backward(
     x: &CudaTensor,
     by: &CudaNorm,
@@ -242,7 +256,7 @@ pub(crate) fn norm_backward(
         "norm_backward: the residual stream is f32"
     );
     let few = rows < MANY_ROWS;
-    let (kernel, together, threads) = match cols {
+    let (kernel, rows_per_block, threads) = match cols {
         0..=256 if few => ("norm_backward_1_2", 2, 64),
         0..=256 => ("norm_backward_1_2", 8, 256),
         257..=1024 => ("norm_backward_4_2", 1, 128),
@@ -250,11 +264,7 @@ pub(crate) fn norm_backward(
         2049..=16384 => ("norm_backward_16_8", 1, 512),
         _ => panic!("norm_backward: rows of {cols} are wider than any model's"),
     };
-    let grid = LaunchConfig {
-        blocks: (rows.div_ceil(together).min(THREADS / threads), 1, 1),
-        threads,
-        shared_bytes: 0,
-    };
+    let blocks = rows.div_ceil(rows_per_block).min(THREADS / threads);
     let dshift = to.dshift.map_or(0, |d| d.pointer());
     let arguments = kernel_args![
         x.pointer(),
@@ -271,5 +281,5 @@ pub(crate) fn norm_backward(
     ];
     // SAFETY: x, dy and dx were checked to be (rows, cols), the parameters and their gradients
     // (cols).
-    unsafe { x.cuda().launch(kernel, grid, arguments) }
+    unsafe { x.cuda().launch(kernel, LaunchConfig::new(blocks, threads), arguments) }
 }

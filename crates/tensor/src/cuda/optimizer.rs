@@ -1,11 +1,11 @@
-//! Steps of the optimizer.
+//! AdamW, and squared norms of gradients.
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::{CudaDtype, CudaError, CudaTensor};
 use crate::params::AdamWCoefficients;
 
-/// One step of a parameter with its moments, all f32 of one shape. The gradient is zero afterwards.
+/// Updates a parameter and its moments, all f32 of one shape, and sets its gradient to zero.
 pub(crate) fn adamw(
     by: &AdamWCoefficients,
     value: &mut CudaTensor,
@@ -16,7 +16,7 @@ pub(crate) fn adamw(
     let all = [&*value, gradient, moments[0], moments[1]];
     assert!(
         all.iter().all(|x| (x.rows(), x.cols(), x.dtype()) == shape),
-        "adamw: unlike shapes or formats"
+        "adamw: shapes or dtypes differ"
     );
     let count = value.rows() * value.cols();
     let [value_at, gradient, first, second] = all.map(CudaTensor::pointer);
@@ -40,11 +40,11 @@ pub(crate) fn adamw(
     unsafe { value.cuda().launch("adamw", LaunchConfig::for_threads(count.div_ceil(4)), arguments) }
 }
 
-/// Elements of one partial sum.
+/// Elements of one block's partial sum.
 const ELEMENTS_PER_BLOCK: usize = 1 << 16;
 
-/// The sum of squares of all elements of all matrices (f32), in double precision and in a fixed
-/// order. Waits for the GPU.
+/// The sum of squares of all elements of all tensors (f32), in f64 and in a fixed order.
+/// Synchronizes with the GPU.
 pub(crate) fn sum_of_squares(of: &[&CudaTensor]) -> Result<f64, CudaError> {
     let Some(first) = of.first() else { return Ok(0.0) };
     let parts = |x: &CudaTensor| (x.rows() * x.cols()).div_ceil(ELEMENTS_PER_BLOCK);
@@ -53,15 +53,12 @@ pub(crate) fn sum_of_squares(of: &[&CudaTensor]) -> Result<f64, CudaError> {
     let mut to = partial.pointer();
     for x in of {
         assert_eq!(x.dtype(), CudaDtype::F32, "sum_of_squares: of f32");
-        let (count, grid) = (
-            (x.rows() * x.cols()) as u64,
-            LaunchConfig { blocks: (parts(x), 1, 1), threads: 256, shared_bytes: 0 },
-        );
+        let (count, config) = ((x.rows() * x.cols()) as u64, LaunchConfig::new(parts(x), 256));
         // SAFETY: x has `count` elements, and there is a sum for every block.
         unsafe {
             x.cuda().launch(
                 "sum_of_squares",
-                grid,
+                config,
                 kernel_args![x.pointer(), count, int(ELEMENTS_PER_BLOCK), to],
             )
         }?;

@@ -1,56 +1,59 @@
-// Shared by every kernel, prepended to each source: number formats, vector accesses, reductions, the random function.
-// No header of the toolkit is used, so NVRTC alone compiles this.
+// Prepended to every source: dtypes, vector accesses, reductions, PDL, Philox and dropout. No
+// header of the CUDA toolkit is included, so NVRTC alone compiles it.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// What a pointer points to; the same numbers as in array.rs.
-#define NOTHING 0
+// Dtype codes, as in memory.rs.
+#define DTYPE_NONE 0
 #define F32 1
 #define BF16 2
 
 #define INF __int_as_float(0x7f800000)
-#define FULL 0xffffffffu
+#define FULL_MASK 0xffffffffu
 
-// Kernels that may start while the one before them ends (module.rs names them) touch nothing that it could before this.
-__device__ __forceinline__ void after_previous() {
+// Programmatic dependent launch (the kernels are listed in module.rs): waits for the kernel before.
+// Nothing that it could access may be accessed earlier.
+__device__ __forceinline__ void griddep_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel start, if it is one of those, as soon as there is room for it.
-__device__ __forceinline__ void let_next_start() {
+// Lets the next kernel, if it is launched with PDL, start as soon as there are resources for it.
+__device__ __forceinline__ void griddep_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ float widen(u16 bits) { return __uint_as_float((u32)bits << 16); }
+__device__ __forceinline__ float bf16_to_float(u16 bits) {
+    return __uint_as_float((u32)bits << 16);
+}
 
-// Two numbers as bf16, rounded to nearest even; `low` goes to the lower address.
-__device__ __forceinline__ u32 pack(float low, float high) {
+// Two floats as bf16, rounded to nearest even; `low` goes to the lower address.
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
     u32 out;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
     return out;
 }
 
-__device__ __forceinline__ u16 narrow(float x) { return (u16)pack(x, 0.0f); }
+__device__ __forceinline__ u16 float_to_bf16(float x) { return (u16)pack_bf16(x, 0.0f); }
 __device__ __forceinline__ float low_half(u32 two) { return __uint_as_float(two << 16); }
 __device__ __forceinline__ float high_half(u32 two) { return __uint_as_float(two & 0xffff0000u); }
 
 __device__ __forceinline__ float load1(const void* p, int type, u64 at) {
-    return type == BF16 ? widen(((const u16*)p)[at]) : ((const float*)p)[at];
+    return type == BF16 ? bf16_to_float(((const u16*)p)[at]) : ((const float*)p)[at];
 }
 
 __device__ __forceinline__ void store1(void* p, int type, u64 at, float x) {
-    if (type == BF16) ((u16*)p)[at] = narrow(x);
+    if (type == BF16) ((u16*)p)[at] = float_to_bf16(x);
     else ((float*)p)[at] = x;
 }
 
-// Four neighbours from element `at` on; those from `left` on are read as 0.
+// Loads four consecutive elements from `at` on; those from `left` on are 0.
 __device__ __forceinline__ float4 load4(const void* p, int type, u64 at, int left) {
     if (left >= 4 && (at & 3) == 0) {
         if (type == F32) return *(const float4*)((const float*)p + at);
@@ -65,11 +68,11 @@ __device__ __forceinline__ float4 load4(const void* p, int type, u64 at, int lef
     return v;
 }
 
-// Writes four neighbours from element `at` on, but none from `left` on.
+// Stores four consecutive elements from `at` on, but none from `left` on.
 __device__ __forceinline__ void store4(void* p, int type, u64 at, int left, float4 v) {
     if (left >= 4 && (at & 3) == 0) {
         if (type == F32) *(float4*)((float*)p + at) = v;
-        else *(uint2*)((u16*)p + at) = make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+        else *(uint2*)((u16*)p + at) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
         return;
     }
     if (left > 0) store1(p, type, at, v.x);
@@ -80,17 +83,17 @@ __device__ __forceinline__ void store4(void* p, int type, u64 at, int left, floa
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
-    for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(FULL, x, d);
+    for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(FULL_MASK, x, d);
     return x;
 }
 
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-    for (int d = 16; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, d));
+    for (int d = 16; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, d));
     return x;
 }
 
-// Philox4x32-10, bit for bit as in rng.rs.
+// Philox4x32-10, as in rng.rs.
 __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
 #pragma unroll
     for (int round = 0; round < 10; round++) {
@@ -106,36 +109,42 @@ __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, 
     return make_uint4(c0, c1, c2, c3);
 }
 
-// How a row is perturbed; DeviceRowPerturbation of dropout.rs. All zeros: not at all.
+// How a row is perturbed: DeviceRowPerturbation of dropout.rs. All zeros: not at all.
 struct RowPerturbation {
     u32 seed_low, seed_high, position, trajectory, question;
-    u32 sites;     // bit s: at site s
-    u32 threshold; // dropout: random words below it are dropped
-    float scale;   // dropout: the factor of what is kept; noise: the standard deviation
+    u32 sites;      // bit s: at site s
+    u32 threshold;  // dropout: random words below it are dropped
+    float scale;    // dropout: the factor of what is kept; noise: the standard deviation
 };
 
-// Whether a row is perturbed at a site; `site` is the site word of rng.rs: site << 26 | layer << 16.
-__device__ __forceinline__ bool is_perturbed(const RowPerturbation& row, u32 site) { return row.sites >> (site >> 26) & 1; }
+// Whether a row is perturbed at a site; `site` is the site word of rng.rs: site << 26 | layer
+// << 16.
+__device__ __forceinline__ bool is_perturbed(const RowPerturbation& row, u32 site) {
+    return row.sites >> (site >> 26) & 1;
+}
 
 // The four random words for elements 4 * block ...
 __device__ __forceinline__ uint4 bits(const RowPerturbation& row, u32 site, u32 block) {
-    return philox(site | block, row.position, row.trajectory, row.question, row.seed_low, row.seed_high);
+    return philox(site | block, row.position, row.trajectory, row.question, row.seed_low,
+                  row.seed_high);
 }
 
 // Which of those four elements dropout keeps, as four bits.
 __device__ __forceinline__ u32 keep_bits(const RowPerturbation& row, u32 site, u32 block) {
     const uint4 w = bits(row, site, block);
-    return (u32)(w.x >= row.threshold) | (u32)(w.y >= row.threshold) << 1 | (u32)(w.z >= row.threshold) << 2 |
-           (u32)(w.w >= row.threshold) << 3;
+    return (u32)(w.x >= row.threshold) | (u32)(w.y >= row.threshold) << 1 |
+           (u32)(w.z >= row.threshold) << 2 | (u32)(w.w >= row.threshold) << 3;
 }
 
 // Kinds of dropout masks; DropoutArgs of dropout.rs.
 #define MASK_SAMPLED 1
 #define MASK_RECORDED 2
 
-// Dropout of the four elements from column `c` of row `r` on, under a mask of a kind. A sampled mask is made of `row`, a recorded
-// one is (rows, cols) at `masks` and scales what it keeps by `keep`.
-__device__ __forceinline__ float4 dropout4(float4 v, int kind, const void* masks, u32 site, float keep, u32 r, u32 c, u32 cols,
+// Dropout of the four elements from column `c` of row `r` on, under a mask of a kind. A sampled
+// mask is made of `row`, a recorded one is (rows, cols) at `masks` and scales what it keeps by
+// `keep`.
+__device__ __forceinline__ float4 dropout4(float4 v, int kind, const void* masks, u32 site,
+                                           float keep, u32 r, u32 c, u32 cols,
                                            const RowPerturbation& row) {
     if (kind == MASK_SAMPLED && is_perturbed(row, site)) {
         const uint4 w = bits(row, site, c / 4);
@@ -154,11 +163,12 @@ __device__ __forceinline__ float4 dropout4(float4 v, int kind, const void* masks
     return v;
 }
 
-// Adds to four neighbours in memory, but to none from `left` on, whoever else does at the same time.
+// Atomically adds to four consecutive floats in memory, but to none from `left` on.
 __device__ __forceinline__ void add4(float* p, int left, float4 v) {
 #if __CUDA_ARCH__ >= 900
     if (left >= 4 && ((u64)p & 15) == 0) {
-        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y),
+                     "f"(v.z), "f"(v.w)
                      : "memory");
         return;
     }

@@ -1,16 +1,17 @@
-//! Between the qkv product and attention: q/k normalisation, rotary positions, keys and values into
-//! their slots.
+//! Queries, keys and values: their projection, QK norm, rotary embedding and the write to the KV
+//! store.
 
 use super::args::{CudaQkvTransform, CudaSlotMapping};
 use super::attention::{CudaKv, CudaKvGrads};
 use super::context::{LaunchConfig, int, kernel_args};
+use super::hopper_gemm::{QkvDestination, store_qkv, supports_qkv};
 use super::linear::{CudaLinear, linear};
 use super::memory::DeviceBuffer;
-use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm};
+use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
 use crate::params::Activation;
 
-/// The rotation frequencies of a head on the GPU: pair i, (i, i + head_dim / 2), turns by `position
-/// * frequencies[i]`.
+/// The rotary frequencies of a head: pair (i, i + head_dim / 2) is rotated by
+/// `position * frequencies[i]`.
 #[derive(Debug)]
 pub(crate) struct CudaRope {
     pairs: usize,
@@ -18,68 +19,68 @@ pub(crate) struct CudaRope {
 }
 
 impl CudaRope {
-    /// Uploads them.
     pub(crate) fn new(cuda: &CudaDevice, frequencies: &[f32]) -> Result<Self, CudaError> {
         Ok(Self { pairs: frequencies.len(), frequencies: DeviceBuffer::upload(cuda, frequencies)? })
     }
 }
 
-/// The product `x W + b` with queries in its first columns, and keys and values in `kv`:
-/// [`linear`](linear()), then [`place`], in one kernel where that can be. What the other columns
-/// hold is then nobody's to read.
+/// [`linear`](linear()), then [`rope_and_cache`]; in one kernel if there is neither a QK norm nor a
+/// rotary embedding and the Hopper GEMM is faster. Only the first columns of the result, the
+/// queries, may be read.
 pub(crate) fn project_qkv(
     x: &CudaTensor,
     map: &CudaLinear,
-    by: CudaQkvTransform<'_>,
-    (kv, layer): (&mut CudaKv, usize),
-    seats: CudaSlotMapping<'_>,
+    transform: CudaQkvTransform<'_>,
+    kv: &mut CudaKv,
+    layer: usize,
+    slot_mapping: CudaSlotMapping<'_>,
 ) -> Result<CudaTensor, CudaError> {
     let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
-    if by.qk_norms.is_none() && by.rope.is_none() && hopper_gemm::supports_qkv(x, map, kv) {
+    if transform.qk_norms.is_none() && transform.rope.is_none() && supports_qkv(x, map, kv) {
         let qkv = CudaTensor::uninit(x.cuda(), x.rows(), map.outputs(), kv.dtype())?;
-        hopper_gemm::store_qkv(
-            x,
-            map,
-            hopper_gemm::QkvDestination { kv, layer, heads: by.heads, to: seats.slots },
-            &qkv,
-        )?;
+        let (heads, slots) = (transform.heads, slot_mapping.slots);
+        store_qkv(x, map, QkvDestination { kv, layer, heads, slots }, &qkv)?;
         return Ok(qkv);
     }
     let mut qkv = linear(x, map, Activation::None, kv.dtype())?;
-    rope_and_cache(&mut qkv, by, kv, layer, seats)?;
+    rope_and_cache(&mut qkv, transform, kv, layer, slot_mapping)?;
     Ok(qkv)
 }
 
-/// Turns the product qkv (rows, (heads + 2 kv_heads) * head_dim) into queries, in place, and keys
-/// and values, in `kv`.
+/// Normalises and rotates queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim); queries
+/// are written in place, keys and values to their slots of `kv`.
 pub(crate) fn rope_and_cache(
     qkv: &mut CudaTensor,
-    by: CudaQkvTransform<'_>,
+    transform: CudaQkvTransform<'_>,
     kv: &mut CudaKv,
     layer: usize,
-    seats: CudaSlotMapping<'_>,
+    slot_mapping: CudaSlotMapping<'_>,
 ) -> Result<(), CudaError> {
     let (rows, cols, dim) = (qkv.rows(), qkv.cols(), kv.head_dim());
     assert_eq!(
         cols,
-        (by.heads + 2 * kv.kv_heads()) * dim,
-        "place: rows of {cols} are not {} heads of {dim}",
-        by.heads
+        (transform.heads + 2 * kv.kv_heads()) * dim,
+        "rope_and_cache: rows of {cols} are not {} heads of {dim}",
+        transform.heads
     );
     assert_eq!(
         (rows, rows),
-        (seats.positions.len(), seats.slots.len()),
-        "place: positions and slots for {rows} rows"
+        (slot_mapping.positions.len(), slot_mapping.slots.len()),
+        "rope_and_cache: positions and slots for {rows} rows"
     );
-    assert!(seats.slots.all_below(kv.slots()), "place: a slot beyond {}", kv.slots());
-    assert_eq!(qkv.dtype(), kv.dtype(), "place: queries and keys of unlike formats");
+    assert!(
+        slot_mapping.slots.all_below(kv.slots()),
+        "rope_and_cache: a slot beyond {}",
+        kv.slots()
+    );
+    assert_eq!(qkv.dtype(), kv.dtype(), "rope_and_cache: queries and keys of different dtypes");
     let (keys, values) = kv.layer(layer);
-    let (heads, kv_heads) = (int(by.heads), int(kv.kv_heads()));
+    let (heads, kv_heads) = (int(transform.heads), int(kv.kv_heads()));
     let per_vector = 16 / qkv.dtype().size();
-    if by.qk_norms.is_none() && by.rope.is_none() && dim.is_multiple_of(per_vector) {
+    if transform.qk_norms.is_none() && transform.rope.is_none() && dim.is_multiple_of(per_vector) {
         let width = dim / per_vector;
-        let grid = LaunchConfig::per_row(rows, kv.kv_heads() * width);
+        let config = LaunchConfig::per_row(rows, kv.kv_heads() * width);
         let (stride, width) = (int(cols / per_vector), int(width));
         let arguments = kernel_args![
             qkv.pointer(),
@@ -89,27 +90,32 @@ pub(crate) fn rope_and_cache(
             width,
             keys,
             values,
-            seats.slots.pointer(),
+            slot_mapping.slots.pointer(),
             int(kv.slots())
         ];
         // SAFETY: qkv is (rows, cols) and its rows are whole vectors; slots were checked.
-        return unsafe { qkv.cuda().launch("place_plain", grid, arguments) };
+        return unsafe { qkv.cuda().launch("cache_kv", config, arguments) };
     }
-    let frequencies = by.rope.map_or(0, |r| {
-        assert_eq!(2 * r.pairs, dim, "place: {} pairs in heads of {dim}", r.pairs);
+    let frequencies = transform.rope.map_or(0, |r| {
+        assert_eq!(2 * r.pairs, dim, "rope_and_cache: {} pairs in heads of {dim}", r.pairs);
         r.frequencies.pointer()
     });
-    let (q_scale, k_scale, eps) = by.qk_norms.map_or((0, 0, 0.0), |(q, k)| {
+    let (q_scale, k_scale, eps) = transform.qk_norms.map_or((0, 0, 0.0), |(q, k)| {
         assert!(
             q.is_rms() && k.is_rms() && q.eps() == k.eps(),
-            "place: heads take a root-mean-square norm"
+            "rope_and_cache: qk norms are RMSNorms of one eps"
         );
-        assert_eq!((q.width(), k.width()), (dim, dim), "place: norms of another width than {dim}");
+        assert_eq!(
+            (q.width(), k.width()),
+            (dim, dim),
+            "rope_and_cache: qk norms are not {dim} wide"
+        );
         (q.scale(), k.scale(), q.eps())
     });
-    let (q_at, to, places) = (qkv.pointer(), seats.slots.pointer(), seats.positions.pointer());
+    let (q_at, to, positions) =
+        (qkv.pointer(), slot_mapping.slots.pointer(), slot_mapping.positions.pointer());
     let (cols, width, slots) = (int(cols), int(dim), int(kv.slots()));
-    let grid = LaunchConfig::per_row(rows, 256);
+    let config = LaunchConfig::per_row(rows, 256);
     if qkv.dtype() == CudaDtype::Bf16 && dim <= 128 && dim.is_multiple_of(4) {
         let arguments = kernel_args![
             q_at,
@@ -118,7 +124,7 @@ pub(crate) fn rope_and_cache(
             kv_heads,
             width,
             frequencies,
-            places,
+            positions,
             q_scale,
             k_scale,
             eps,
@@ -127,20 +133,19 @@ pub(crate) fn rope_and_cache(
             to,
             slots
         ];
-        // SAFETY: as above; frequencies and scales are as wide as a head, whose halves are whole
-        // pairs.
-        return unsafe { qkv.cuda().launch("place_fast", grid, arguments) };
+        // SAFETY: as above; frequencies and scales are as wide as a head, whose halves are even.
+        return unsafe { qkv.cuda().launch("rope_and_cache_bf16", config, arguments) };
     }
-    let type_ = qkv.dtype();
+    let dtype = qkv.dtype();
     let arguments = kernel_args![
         q_at,
-        type_,
+        dtype,
         cols,
         heads,
         kv_heads,
         width,
         frequencies,
-        places,
+        positions,
         q_scale,
         k_scale,
         eps,
@@ -150,51 +155,56 @@ pub(crate) fn rope_and_cache(
         slots
     ];
     // SAFETY: as above; frequencies and scales are as wide as a head.
-    unsafe { qkv.cuda().launch("place_any", grid, arguments) }
+    unsafe { qkv.cuda().launch("rope_and_cache_any", config, arguments) }
 }
 
 /// Completes dqkv, whose first columns are the queries' gradients, with the keys' and values' from
-/// the rows' slots, and turns back what was turned. Norms of heads have no backward.
+/// the rows' slots, and rotates queries' and keys' back. QK norms have no backward.
 pub(crate) fn rope_and_cache_backward(
     dqkv: &mut CudaTensor,
-    by: CudaQkvTransform<'_>,
+    transform: CudaQkvTransform<'_>,
     grads: &CudaKvGrads,
     layer: usize,
-    seats: CudaSlotMapping<'_>,
+    slot_mapping: CudaSlotMapping<'_>,
 ) -> Result<(), CudaError> {
     let (rows, cols, (kv_heads, dim)) = (dqkv.rows(), dqkv.cols(), grads.shape());
-    assert!(by.qk_norms.is_none(), "place_backward: norms of queries and keys have no backward");
+    assert!(transform.qk_norms.is_none(), "rope_and_cache_backward: qk norms have no backward");
     assert_eq!(
         cols,
-        (by.heads + 2 * kv_heads) * dim,
-        "place_backward: rows of {cols} are not {} heads of {dim}",
-        by.heads
+        (transform.heads + 2 * kv_heads) * dim,
+        "rope_and_cache_backward: rows of {cols} are not {} heads of {dim}",
+        transform.heads
     );
     assert_eq!(
         (rows, rows),
-        (seats.positions.len(), seats.slots.len()),
-        "place_backward: positions and slots for {rows} rows"
+        (slot_mapping.positions.len(), slot_mapping.slots.len()),
+        "rope_and_cache_backward: positions and slots for {rows} rows"
     );
     assert!(
-        seats.slots.all_below(grads.slots()),
-        "place_backward: a slot beyond {}",
+        slot_mapping.slots.all_below(grads.slots()),
+        "rope_and_cache_backward: a slot beyond {}",
         grads.slots()
     );
-    let frequencies = by.rope.map_or(0, |r| {
-        assert_eq!(2 * r.pairs, dim, "place_backward: {} pairs in heads of {dim}", r.pairs);
+    let frequencies = transform.rope.map_or(0, |r| {
+        assert_eq!(
+            2 * r.pairs,
+            dim,
+            "rope_and_cache_backward: {} pairs in heads of {dim}",
+            r.pairs
+        );
         r.frequencies.pointer()
     });
     let (keys, values) = grads.layer(layer);
-    let (places, from) = (seats.positions.pointer(), seats.slots.pointer());
+    let (positions, from) = (slot_mapping.positions.pointer(), slot_mapping.slots.pointer());
     let arguments = kernel_args![
         dqkv.pointer(),
         dqkv.dtype(),
         int(cols),
-        int(by.heads),
+        int(transform.heads),
         int(kv_heads),
         int(dim),
         frequencies,
-        places,
+        positions,
         keys,
         values,
         from,
@@ -202,6 +212,10 @@ pub(crate) fn rope_and_cache_backward(
     ];
     // SAFETY: dqkv is (rows, cols), slots were checked, frequencies are half as wide as a head.
     unsafe {
-        dqkv.cuda().launch("place_backward", LaunchConfig::per_row(rows, cols / 4), arguments)
+        dqkv.cuda().launch(
+            "rope_and_cache_backward",
+            LaunchConfig::per_row(rows, cols / 4),
+            arguments,
+        )
     }
 }

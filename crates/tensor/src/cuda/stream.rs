@@ -1,12 +1,11 @@
-//! Lanes: streams of one GPU whose work may run at the same time, each with memory and products of
-//! its own.
+//! CUDA streams, each with its own free list, cuBLASLt handle, staging buffers and mailbox.
 //!
-//! Within a lane everything runs in the order in which it was asked for, by whichever threads. That
-//! order is what makes it safe to hand dropped memory to the next who asks, so memory belongs to
-//! the lane that took it and goes back there. What one lane made may be read in another once the
-//! first has been waited for; weights are the case in point.
+//! Work on a stream runs in the order in which it was queued, by whichever threads. That order
+//! makes it safe to reuse freed memory at once, so memory belongs to the stream that it was
+//! allocated on and is returned there. What one stream wrote may be read on another after the first
+//! has been synchronized with; weights are an example.
 //!
-//! A thread works in the GPU's main lane unless it entered another ([`within`]).
+//! A thread works on the GPU's main stream unless it is inside of [`with_stream`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,15 +20,15 @@ use super::blas::CublasLt;
 use super::readback::PinnedBuffer;
 use super::staging::{StagingBuffer, StagingStream};
 
-/// Larger pieces go back to the driver's pool: they are few, and idle memory is missed.
+/// Larger blocks are returned to the driver's pool: they are few, and would hold much memory idle.
 pub(crate) const MAX_CACHED_BLOCK: usize = 64 << 20;
-/// All spare memory of a lane together.
+/// The most bytes of a stream's free list.
 const MAX_CACHED_BYTES: usize = 2 << 30;
 
-/// One stream and what belongs to it.
+/// A CUDA stream and what belongs to it.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    // Fields are dropped in this order: what uses the context goes first.
+    // Fields are dropped in this order: users of the context first.
     free_list: Mutex<FreeList>,
     pinned: Mutex<Vec<PinnedBuffer>>, // not in use
     staging: StagingStream,
@@ -39,14 +38,14 @@ pub(crate) struct Stream {
     context: Arc<CudaContext>,
 }
 
-/// Bytes of a lane's board.
+/// Bytes of a stream's mailbox.
 pub(crate) const MAILBOX_BYTES: usize = 2 << 20;
 
-/// Memory where the blocks of a kernel tell each other things, zeros at first, and how many kernels
-/// have used it.
+/// Memory through which the CTAs of a kernel exchange values, zeros at first, and the number of
+/// kernels that have used it.
 ///
-/// What is told carries the kernel's number, so that nobody takes what an earlier kernel told for
-/// an answer.
+/// A published value carries the number of its launch, so that values of earlier kernels are never
+/// taken for this one's and nothing needs to be cleared.
 #[derive(Debug)]
 struct Mailbox {
     pointer: u64,
@@ -54,28 +53,27 @@ struct Mailbox {
 }
 
 impl Mailbox {
-    /// In the current context.
+    /// Allocates it in the current context.
     fn new() -> Result<Self, CudaError> {
         // SAFETY: freed once, when this is dropped.
         let pointer = unsafe { driver::malloc_sync(MAILBOX_BYTES) }
-            .map_err(CudaError::driver("give memory"))?;
-        let board = Self { pointer, launches: AtomicU32::new(0) };
-        // SAFETY: as long as was asked for, and nobody else knows of it yet.
+            .map_err(CudaError::driver("allocate memory"))?;
+        let mailbox = Self { pointer, launches: AtomicU32::new(0) };
+        // SAFETY: of that length, and not shared yet.
         unsafe { driver::memset_d8_sync(pointer, 0, MAILBOX_BYTES) }
             .map_err(CudaError::driver("clear memory"))?;
-        Ok(board)
+        Ok(mailbox)
     }
 }
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        // SAFETY: taken by `new` and given back once; freeing waits for what still uses it.
+        // SAFETY: allocated by `new` and freed once; freeing waits for kernels that use it.
         unsafe { driver::free_sync(self.pointer) }.ok();
     }
 }
 
-/// Memory that was dropped and waits to be taken again: what takes it next runs after what used it
-/// last.
+/// Freed memory for reuse: its next user is queued after its last one.
 #[derive(Debug, Default)]
 struct FreeList {
     by_size: HashMap<usize, Vec<u64>>,
@@ -86,63 +84,64 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Stream>>> = const { RefCell::new(None) };
 }
 
-/// The lane that this thread has entered, if it is one of that context.
+/// The stream that this thread is inside of, if it is of that context.
 pub(crate) fn current(context: &Arc<CudaContext>) -> Option<Arc<Stream>> {
-    CURRENT.with_borrow(|lane| lane.as_ref().filter(|l| Arc::ptr_eq(&l.context, context)).cloned())
+    CURRENT
+        .with_borrow(|stream| stream.as_ref().filter(|s| Arc::ptr_eq(&s.context, context)).cloned())
 }
 
-/// Runs `work` in a lane, which is left when it returns or panics.
-pub(crate) fn with_stream<T>(lane: Arc<Stream>, work: impl FnOnce() -> T) -> T {
+/// Runs `work` on a stream; the previous one is restored when it returns or panics.
+pub(crate) fn with_stream<T>(stream: Arc<Stream>, work: impl FnOnce() -> T) -> T {
     struct RestoreStream(Option<Arc<Stream>>);
     impl Drop for RestoreStream {
         fn drop(&mut self) {
             CURRENT.set(self.0.take());
         }
     }
-    let _leave = RestoreStream(CURRENT.replace(Some(lane)));
+    let _restore = RestoreStream(CURRENT.replace(Some(stream)));
     work()
 }
 
 impl Stream {
-    /// Opens a lane of a context.
+    /// Opens a stream of a context.
     pub(crate) fn open(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
         let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
-        let (blas, board) = (Arc::new(CublasLt::new(context)?), Mailbox::new()?);
-        let (spare, pages, ahead) =
+        let (blas, mailbox) = (Arc::new(CublasLt::new(context)?), Mailbox::new()?);
+        let (free_list, pinned, staging) =
             (Mutex::default(), Mutex::default(), StagingStream::open(context)?);
         Ok(Arc::new(Self {
-            free_list: spare,
-            pinned: pages,
-            staging: ahead,
+            free_list,
+            pinned,
+            staging,
             blas,
-            mailbox: board,
+            mailbox,
             stream,
             context: context.clone(),
         }))
     }
 
-    /// The stream for what needs nothing that was sent ahead; also the lane's name.
+    /// The stream, without waiting for staged copies; also its identity.
     pub(crate) fn raw_stream(&self) -> sys::CUstream {
         self.stream.cu_stream()
     }
 
-    /// The stream, in which everything that was sent ahead so far is awaited.
+    /// The stream, after it was made to wait for all copies staged so far.
     pub(crate) fn staged_stream(&self) -> Result<sys::CUstream, CudaError> {
         let stream = self.raw_stream();
         self.staging.join_stream(stream)?;
         Ok(stream)
     }
 
-    /// Sends numbers ahead of the work that needs them, if there are some and not too many.
+    /// Copies values to the GPU on the staging stream; `None` if there are none or too many.
     pub(crate) fn stage<T: Pod>(&self, values: &[T]) -> Result<Option<StagingBuffer>, CudaError> {
         self.bind()?;
         self.staging.stage(values)
     }
 
-    /// Takes back what nothing uses any more but what was asked of this lane before.
-    pub(crate) fn release_staging(&self, berth: StagingBuffer) {
+    /// Returns a staging buffer that only work queued on this stream so far may still use.
+    pub(crate) fn release_staging(&self, buffer: StagingBuffer) {
         if self.bind().is_ok() {
-            self.staging.release(berth, self.raw_stream());
+            self.staging.release(buffer, self.raw_stream());
         }
     }
 
@@ -150,7 +149,7 @@ impl Stream {
         self.blas.clone()
     }
 
-    /// The board, and the number of the next kernel that uses it, never 0.
+    /// The mailbox, and the number of the launch that will use it, never 0.
     pub(crate) fn next_mailbox(&self) -> (u64, u32) {
         (
             self.mailbox.pointer,
@@ -159,10 +158,10 @@ impl Stream {
     }
 
     fn bind(&self) -> Result<(), CudaError> {
-        self.context.bind_to_thread().map_err(CudaError::driver("be used from this thread"))
+        self.context.bind_to_thread().map_err(CudaError::driver("bind its context"))
     }
 
-    /// The moment when everything asked for so far is done.
+    /// An event that completes when everything queued so far has.
     pub(crate) fn record_event(&self) -> Result<CudaEvent, CudaError> {
         self.bind()?;
         let event = CudaEvent::new(&self.context, CudaEvent::TIMING)?;
@@ -170,7 +169,7 @@ impl Stream {
         Ok(event)
     }
 
-    /// Waits until everything asked for so far is done, and says whether it went well.
+    /// Waits until everything queued so far is done; returns its errors.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         self.stream.synchronize().map_err(CudaError::driver("finish its work"))
@@ -180,54 +179,53 @@ impl Stream {
         self.free_list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Spare memory of a size, if there is any.
+    /// A block of this size from the free list.
     pub(crate) fn take_cached(&self, size: usize) -> Option<u64> {
-        let mut spare = self.free_list();
-        let pointer = spare.by_size.get_mut(&size)?.pop()?;
-        spare.bytes -= size;
+        let mut free_list = self.free_list();
+        let pointer = free_list.by_size.get_mut(&size)?.pop()?;
+        free_list.bytes -= size;
         Some(pointer)
     }
 
-    /// Keeps memory of a size for the next who asks, or gives it back to the driver.
+    /// Puts a block into the free list, or returns it to the driver.
     pub(crate) fn free(&self, size: usize, pointer: u64) {
-        let mut spare = self.free_list();
-        if size <= MAX_CACHED_BLOCK && spare.bytes + size <= MAX_CACHED_BYTES {
-            spare.bytes += size;
-            spare.by_size.entry(size).or_default().push(pointer);
+        let mut free_list = self.free_list();
+        if size <= MAX_CACHED_BLOCK && free_list.bytes + size <= MAX_CACHED_BYTES {
+            free_list.bytes += size;
+            free_list.by_size.entry(size).or_default().push(pointer);
         } else if self.bind().is_ok() {
-            // SAFETY: taken in this lane and given back once. A failure has nobody to be told to.
+            // SAFETY: allocated on this stream and freed once. A failure cannot be returned.
             unsafe { driver::free_async(pointer, self.raw_stream()) }.ok();
         }
     }
 
-    /// Memory of the host for at least so many bytes that come back from this lane.
+    /// A pinned buffer of at least so many bytes for a readback.
     pub(crate) fn take_pinned(&self, bytes: usize) -> Result<PinnedBuffer, CudaError> {
-        let mut pages = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
-        match pages.iter().position(|page| page.capacity() >= bytes) {
-            Some(at) => Ok(pages.swap_remove(at)),
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        match pinned.iter().position(|buffer| buffer.capacity() >= bytes) {
+            Some(at) => Ok(pinned.swap_remove(at)),
             None => PinnedBuffer::new(&self.context, bytes),
         }
     }
 
-    /// Keeps it for the next who asks: what comes back next is copied after what came last.
-    pub(crate) fn return_pinned(&self, page: PinnedBuffer) {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+    /// Keeps it for the next readback, which is queued after the last.
+    pub(crate) fn return_pinned(&self, buffer: PinnedBuffer) {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
     }
 
-    /// Bytes of spare memory.
+    /// Bytes of the free list.
     pub(crate) fn cached_bytes(&self) -> usize {
         self.free_list().bytes
     }
 
-    /// Gives all spare memory back to the driver and waits until what was given back before can be
-    /// had.
+    /// Returns the free list to the driver and waits until queued frees are done.
     pub(crate) fn release_cached(&self) -> Result<(), CudaError> {
         self.bind()?;
-        let spare = std::mem::take(&mut *self.free_list());
-        for pointer in spare.by_size.into_values().flatten() {
-            // SAFETY: taken in this lane, and nobody else has it.
+        let free_list = std::mem::take(&mut *self.free_list());
+        for pointer in free_list.by_size.into_values().flatten() {
+            // SAFETY: allocated on this stream, and unused.
             unsafe { driver::free_async(pointer, self.raw_stream()) }
-                .map_err(CudaError::driver("take memory back"))?;
+                .map_err(CudaError::driver("free memory"))?;
         }
         self.synchronize()
     }
@@ -235,34 +233,34 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.release_cached().ok(); // a failure has nobody to be told to
+        self.release_cached().ok(); // a failure cannot be returned
     }
 }
 
-/// A moment in a lane's work, by the GPU's clock.
+/// A CUDA event.
 #[derive(Debug)]
 pub(crate) struct CudaEvent {
     event: sys::CUevent,
     context: Arc<CudaContext>,
 }
 
-// SAFETY: an opaque name that the driver lets every thread use.
+// SAFETY: an opaque handle that the driver lets every thread use.
 unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
-    /// For those that are asked for their time.
+    /// For events that measure time.
     pub(crate) const TIMING: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-    /// For those that are only waited for.
+    /// For events that are only waited for.
     pub(crate) const NO_TIMING: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 
-    /// One that is past already.
+    /// An event that is complete until it is recorded.
     pub(crate) fn new(
         context: &Arc<CudaContext>,
         flags: sys::CUevent_flags,
     ) -> Result<Self, CudaError> {
-        let failed = || CudaError::driver("make an event");
+        let failed = || CudaError::driver("create an event");
         context.bind_to_thread().map_err(failed())?;
         Ok(Self {
             event: driver::event::create(flags).map_err(failed())?,
@@ -270,28 +268,28 @@ impl CudaEvent {
         })
     }
 
-    /// Makes it the moment when everything asked of `stream` so far is done.
+    /// Records it: it completes when everything queued on `stream` so far has.
     pub(crate) fn record(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         // SAFETY: both are alive and of one context.
         unsafe { driver::event::record(self.event, stream) }
-            .map_err(CudaError::driver("note the time"))
+            .map_err(CudaError::driver("record an event"))
     }
 
-    /// Whether it is past, and what came before it went well.
+    /// Whether it is complete, without errors.
     pub(crate) fn is_complete(&self) -> bool {
         // SAFETY: it is alive.
         unsafe { sys::cuEventQuery(self.event) }.result().is_ok()
     }
 
-    /// Lets what `stream` is asked from now on wait for it.
+    /// Makes what is queued on `stream` from now on wait for it.
     pub(crate) fn block_stream(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are alive and of one context.
         unsafe { driver::stream::wait_event(stream, self.event, flags) }
-            .map_err(CudaError::driver("wait for data"))
+            .map_err(CudaError::driver("wait for an event"))
     }
 
-    /// Waits for it, and says whether everything before it went well.
+    /// Waits for it; returns errors of the work before it.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         let failed = || CudaError::driver("finish its work");
         self.context.bind_to_thread().map_err(failed())?;
@@ -299,11 +297,11 @@ impl CudaEvent {
         unsafe { driver::event::synchronize(self.event) }.map_err(failed())
     }
 
-    /// Seconds from this to a later moment of the same lane, which is waited for.
+    /// Seconds from this to a later event of the same stream, which is waited for.
     pub(crate) fn elapsed(&self, later: &Self) -> Result<f64, CudaError> {
-        let failed = || CudaError::driver("say how long its work took");
+        let failed = || CudaError::driver("measure elapsed time");
         self.context.bind_to_thread().map_err(failed())?;
-        // SAFETY: both were recorded, in one lane, and are alive.
+        // SAFETY: both were recorded, on one stream, and are alive.
         let milliseconds = unsafe {
             driver::event::synchronize(later.event).map_err(failed())?;
             driver::event::elapsed(self.event, later.event).map_err(failed())?
@@ -315,7 +313,7 @@ impl CudaEvent {
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: made once and destroyed once. A failure has nobody to be told to.
+            // SAFETY: created once and destroyed once. A failure cannot be returned.
             unsafe { driver::event::destroy(self.event) }.ok();
         }
     }

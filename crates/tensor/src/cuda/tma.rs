@@ -1,14 +1,14 @@
-//! Matrices as the copy engine of Hopper knows them.
+//! Tensor maps: descriptors of matrices for the Tensor Memory Accelerator (TMA) of Hopper.
 
 use cudarc::driver::sys;
 
 use super::{CudaDtype, CudaError, CudaTensor};
 
-/// Words of a description, which kernels take as part of their parameter.
+/// The 64-bit words of a tensor map, which kernels take as part of their parameter.
 pub(crate) const TENSOR_MAP_WORDS: usize = 16;
 
-/// A matrix in boxes of so many columns (128 bytes of them) and rows, whose parts are permuted as
-/// the tensor cores want them.
+/// A matrix in boxes of so many columns (128 bytes of them) and rows, with the 128-byte swizzle
+/// that wgmma reads.
 pub(crate) fn tensor_map(
     matrix: &CudaTensor,
     [columns, rows]: [u32; 2],
@@ -17,19 +17,19 @@ pub(crate) fn tensor_map(
     encode_tensor_map(matrix.dtype(), at, [matrix.cols(), matrix.rows()], [stride], [columns, rows])
 }
 
-/// The same in boxes of so many eights of rows, each of which comes as its rows 0, 2, 4, 6, 1, 3,
-/// 5, 7.
+/// The same in boxes of so many groups of eight rows, each group in the order of rows 0, 2, 4, 6,
+/// 1, 3, 5, 7.
 pub(crate) fn tensor_map_interleaved(
     matrix: &CudaTensor,
-    [columns, eights]: [u32; 2],
+    [columns, groups]: [u32; 2],
 ) -> Result<[u64; TENSOR_MAP_WORDS], CudaError> {
     let (at, stride) = row_bytes(matrix);
     let (shape, strides) =
         ([matrix.cols(), 4, 2, matrix.row_groups()], [2 * stride, stride, 8 * stride]);
-    encode_tensor_map(matrix.dtype(), at, shape, strides, [columns, 4, 2, eights])
+    encode_tensor_map(matrix.dtype(), at, shape, strides, [columns, 4, 2, groups])
 }
 
-/// Where a matrix begins, and bytes from one row to the next.
+/// A matrix's address, and the bytes from one row to the next.
 fn row_bytes(matrix: &CudaTensor) -> (u64, usize) {
     let (at, stride) = matrix.ptr_and_stride();
     (at, stride * matrix.dtype().size())
@@ -40,21 +40,21 @@ fn encode_tensor_map<const D: usize, const S: usize>(
     at: u64,
     shape: [usize; D],
     strides: [usize; S],
-    of_box: [u32; D],
+    box_shape: [u32; D],
 ) -> Result<[u64; TENSOR_MAP_WORDS], CudaError> {
     use sys::{
         CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
         CUtensorMapL2promotion, CUtensorMapSwizzle,
     };
-    const { assert!(S + 1 == D, "numbers follow each other, everything else has a stride") };
+    const { assert!(S + 1 == D, "elements are contiguous, every other dimension has a stride") };
     let kind = match dtype {
         CudaDtype::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         CudaDtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
     let mut map = sys::CUtensorMap { opaque: [0; TENSOR_MAP_WORDS] };
     let (shape, strides) = (shape.map(|n| n as u64), strides.map(|n| n as u64));
-    // SAFETY: the memory is as large as the shape says; all arrays have as many elements as there
-    // are dimensions (strides: one less).
+    // SAFETY: the memory has that shape; all arrays have an element per dimension (strides: one
+    // less).
     unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut map,
@@ -63,7 +63,7 @@ fn encode_tensor_map<const D: usize, const S: usize>(
             at as *mut _,
             shape.as_ptr(),
             strides.as_ptr(),
-            of_box.as_ptr(),
+            box_shape.as_ptr(),
             [1u32; D].as_ptr(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
@@ -72,6 +72,6 @@ fn encode_tensor_map<const D: usize, const S: usize>(
         )
     }
     .result()
-    .map_err(CudaError::driver("describe a matrix"))?;
+    .map_err(CudaError::driver("encode a tensor map"))?;
     Ok(map.opaque)
 }

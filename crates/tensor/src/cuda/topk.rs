@@ -1,4 +1,4 @@
-//! The largest elements of rows of logits, which are never kept whole.
+//! Argmax and top-k of logits, which are reduced in the GEMM or chunk by chunk.
 
 use super::blas::{BlasEpilogue, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};
@@ -7,38 +7,37 @@ use super::memory::DeviceBuffer;
 use super::readback::{Readback, ReadbackBuffer};
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm};
 
-/// Bytes of logits made at a time.
+/// Bytes of logits in memory at a time.
 const CHUNK_BYTES: usize = 512 << 20;
-/// The most tokens that a mixture takes, as in topk.cu.
+/// The most tokens of a mixture, as in topk.cu.
 pub(crate) const MAX_K: usize = 64;
 
-/// For each row of x (rows, inputs) the index of the largest element of `x W + b`, the lowest among
-/// equals, and the logarithm of its share of the softmax; on the GPU and on its way to the host.
+/// The argmax of `x W + b` for each row of x (rows, inputs), the lowest index among equals, and its
+/// log-probability: on the GPU, and being written to the host.
 ///
-/// Not-a-number never wins; a row of nothing else gives 0.
+/// NaN never wins; a row of nothing but NaN gives 0.
 #[derive(Debug)]
 pub(crate) struct PendingArgmax {
-    words: RowWords, // the index, then its logarithm's bits
+    words: RowWords, // index << 32 | bits of the log-probability
     outputs: usize,
     readback: Readback<u64>,
 }
 
 impl PendingArgmax {
-    /// Asks for it, and lets the host go on.
-    pub(crate) fn launch(x: &CudaTensor, by: &CudaLinear) -> Result<Self, CudaError> {
-        let (words, coming) =
-            (RowWords::new(x.cuda(), x.rows())?, ReadbackBuffer::new(x.cuda(), x.rows())?);
-        argmax_rows(x, by, (&words, &coming))?;
-        Ok(Self { words, outputs: by.outputs(), readback: coming.submitted()? })
+    /// Queues the kernels.
+    pub(crate) fn launch(x: &CudaTensor, map: &CudaLinear) -> Result<Self, CudaError> {
+        let words = RowWords::new(x.cuda(), x.rows())?;
+        let host = ReadbackBuffer::new(x.cuda(), x.rows())?;
+        argmax_rows(x, map, &words, &host)?;
+        Ok(Self { words, outputs: map.outputs(), readback: host.submitted()? })
     }
 
-    /// Waits for it.
+    /// Waits for the tokens and their log-probabilities.
     pub(crate) fn read(self) -> Result<Vec<(u32, f32)>, CudaError> {
         let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
         Ok(self.readback.read()?.into_iter().map(split).collect())
     }
 
-    /// How many rows there are.
     pub(crate) fn rows(&self) -> usize {
         self.words.rows
     }
@@ -48,57 +47,53 @@ impl PendingArgmax {
         self.outputs
     }
 
-    /// Where the first index is on the GPU; the others follow at every second 32 bits.
+    /// The device address of the first index; the others follow every 8 bytes.
     pub(crate) fn indices(&self) -> u64 {
         self.words.at(0) + 4
     }
 }
 
-/// Fills a word for each row, here and on the host: the GPU goes on while the latter is on its way.
+/// Writes a word for each row to device memory and to the host's.
 fn argmax_rows(
     x: &CudaTensor,
-    by: &CudaLinear,
-    (found, told): (&RowWords, &ReadbackBuffer<u64>),
+    map: &CudaLinear,
+    words: &RowWords,
+    host: &ReadbackBuffer<u64>,
 ) -> Result<(), CudaError> {
     let cuda = x.cuda();
-    let cast = x.cast_operand(by)?;
+    let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
-    if hopper_gemm::supports_argmax(x, by) {
-        let (parts, grid) = (
-            hopper_gemm::logit_partials(x, by)?,
-            LaunchConfig { blocks: (x.rows().div_ceil(8), 1, 1), threads: 256, shared_bytes: 0 },
-        );
+    if hopper_gemm::supports_argmax(x, map) {
+        let partials = hopper_gemm::logit_partials(x, map)?;
+        let config = LaunchConfig::new(x.rows().div_ceil(8), 256);
         let arguments = kernel_args![
-            parts.pointer(),
+            partials.pointer(),
             int(x.rows()),
-            int(by.outputs().div_ceil(hopper_gemm::TILE_OUTPUTS)),
-            found.at(0),
-            told.element_ptr(0)
+            int(map.outputs().div_ceil(hopper_gemm::TILE_OUTPUTS)),
+            words.at(0),
+            host.element_ptr(0)
         ];
-        // SAFETY: every part was written, and there is a word for each row on either side.
-        return unsafe { cuda.launch("likeliest_whole", grid, arguments) };
+        // SAFETY: all partials were written, and there is a word for each row on either side.
+        return unsafe { cuda.launch("argmax_partials", config, arguments) };
     }
-    let bias = by.padded_bias().map_or(0, DeviceBuffer::pointer);
-    for_logit_chunks(x, by, |chunk| {
-        let grid = LaunchConfig { blocks: (chunk.rows, 1, 1), threads: 256, shared_bytes: 0 };
+    let bias = map.padded_bias().map_or(0, DeviceBuffer::pointer);
+    for_logit_chunks(x, map, |chunk| {
+        let config = LaunchConfig::new(chunk.rows, 256);
         let arguments = kernel_args![
             chunk.logits,
-            int(by.matrix().rows()),
-            int(by.outputs()),
+            int(map.matrix().rows()),
+            int(map.outputs()),
             bias,
-            found.at(chunk.first),
-            told.element_ptr(chunk.first)
+            words.at(chunk.first),
+            host.element_ptr(chunk.first)
         ];
-        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a
-        // place for every row.
-        unsafe { cuda.launch("likeliest", grid, arguments) }
+        // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a word
+        // for each row on either side.
+        unsafe { cuda.launch("argmax_rows", config, arguments) }
     })
 }
 
-/// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their
-/// softmax; and the likeliest.
-///
-/// `table` is the head itself where the two are tied. Waits for the GPU.
+/// See [`crate::ops::top_k_mixture`]. Synchronizes with the GPU.
 pub(crate) fn top_k_mixture(
     x: &CudaTensor,
     head: &CudaLinear,
@@ -116,7 +111,7 @@ pub(crate) fn top_k_mixture(
     let out = CudaTensor::uninit(x.cuda(), x.rows(), width, CudaDtype::F32)?;
     let best = RowWords::new(x.cuda(), x.rows())?;
     for_logit_chunks(x, head, |chunk| {
-        let grid = LaunchConfig { blocks: (chunk.rows, 1, 1), threads: 512, shared_bytes: 0 };
+        let config = LaunchConfig::new(chunk.rows, 512);
         let bias = head.padded_bias().map_or(0, DeviceBuffer::pointer);
         let into = out.pointer() + (chunk.first * width * 4) as u64;
         let arguments = kernel_args![
@@ -131,37 +126,44 @@ pub(crate) fn top_k_mixture(
             into,
             best.at(chunk.first),
         ];
-        // SAFETY: as in `find`; a winner is a row of the table; out has as many rows as x.
-        unsafe { x.cuda().launch("mixture", grid, arguments) }
+        // SAFETY: as in `argmax_rows`; every token is a row of the table; out has as many rows as
+        // x.
+        unsafe { x.cuda().launch("top_k_mixture", config, arguments) }
     })?;
-    // The best value in an order-preserving form, then its index inverted; 0 is none.
+    // The largest logit in an order-preserving form, then its index inverted; 0 is none.
     let index = |best: u64| if best == 0 { 0 } else { !(best as u32) };
-    let likeliest = best.buffer.download_async()?.read()?.into_iter().map(index).collect();
-    Ok((out, likeliest))
+    let argmax = best.buffer.download_async()?.read()?.into_iter().map(index).collect();
+    Ok((out, argmax))
 }
 
-/// Some rows of logits.
+/// Logits of consecutive rows.
 struct LogitChunk {
     logits: u64, // (rows, padded outputs)
     first: usize,
     rows: usize,
 }
 
-/// Makes the logits of some rows after others and hands them to `work`.
+/// Computes the logits chunk by chunk and passes them to `work`.
 ///
-/// Smaller pieces, such as would stay in the L2 cache, were slower: products of few columns leave
-/// multiprocessors idle.
+/// Smaller chunks, which would stay in the L2 cache, were slower: a GEMM of few columns leaves SMs
+/// idle.
 fn for_logit_chunks(
     x: &CudaTensor,
-    by: &CudaLinear,
+    map: &CudaLinear,
     work: impl Fn(LogitChunk) -> Result<(), CudaError>,
 ) -> Result<(), CudaError> {
-    assert_eq!(x.cols(), by.inputs(), "logits: rows of {} into a map of {}", x.cols(), by.inputs());
+    assert_eq!(
+        x.cols(),
+        map.inputs(),
+        "logits: rows of {} into a map of {}",
+        x.cols(),
+        map.inputs()
+    );
     let (cuda, inputs, stride, operand) =
-        (x.cuda(), by.inputs(), by.matrix().rows(), by.matrix().dtype());
-    let cast = x.cast_operand(by)?;
+        (x.cuda(), map.inputs(), map.matrix().rows(), map.matrix().dtype());
+    let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
-    // Chunks of like height, in whole hundreds of rows, so that each starts where products like it.
+    // Chunks of nearly equal height, in multiples of the alignment.
     let chunks = (x.rows() * stride * 4).div_ceil(CHUNK_BYTES).max(1);
     let height = x.rows().div_ceil(chunks).next_multiple_of(ROW_ALIGNMENT).min(x.rows().max(1));
     let logits = DeviceBuffer::new(cuda, height * stride * 4)?;
@@ -179,7 +181,7 @@ fn for_logit_chunks(
         let x_at = x.pointer() + (first * inputs * operand.size()) as u64;
         let at = GemmPointers {
             x: x_at,
-            weights: by.matrix().pointer(),
+            weights: map.matrix().pointer(),
             bias: 0,
             out: logits.pointer(),
         };
@@ -191,7 +193,7 @@ fn for_logit_chunks(
     Ok(())
 }
 
-/// A word of 64 bits for every row.
+/// A 64-bit word for each row.
 #[derive(Debug)]
 struct RowWords {
     rows: usize,

@@ -1,16 +1,16 @@
-//! Functions applied element by element.
+//! Element-wise activations and the dtype of results.
 
 use crate::cuda::{self, CudaDtype};
 use crate::device::Backend;
 use crate::params::Activation;
 use crate::{Device, DeviceError, Tensor, cpu};
 
-/// What a result is for, which decides how exactly it is kept.
+/// The dtype of an operation's result. The CPU computes everything in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputDtype {
-    /// To be multiplied next: in the format of the device's operands.
+    /// The dtype that the device multiplies in: for results that go into a linear map next.
     Compute,
-    /// To be kept, added to or compared: in single precision.
+    /// f32: for results that are kept, added to or compared.
     F32,
 }
 
@@ -36,13 +36,12 @@ pub fn swiglu(device: &Device, x: &Tensor, out: &mut Tensor) -> Result<(), Devic
     Ok(())
 }
 
-/// `out = activation(x)`, both (rows, columns): a pass of its own, so that x can be kept for the
-/// backward.
+/// `out = activation(x)`, both (rows, columns): not fused, so that x can be saved for the backward.
 pub fn activate(
     device: &Device,
     x: &Tensor,
     activation: Activation,
-    format: OutputDtype,
+    dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     match device.backend() {
@@ -51,57 +50,53 @@ pub fn activate(
             cpu::activation::activate(cpu.isa, x, activation, out);
         }
         Backend::Cuda(cuda) => {
-            *out = cuda::activation::activate(x.gpu(), activation, format.cuda_dtype(cuda))?.into();
+            let dtype = dtype.cuda_dtype(cuda);
+            *out = cuda::activation::activate(x.gpu(), activation, dtype)?.into();
         }
     }
     Ok(())
 }
 
-/// `dx = dy * activation'(x)`, all (rows, columns): x is what went into the activation.
+/// `dx = dy * activation'(x)`, all (rows, columns).
 pub fn activate_backward(
     device: &Device,
     x: &Tensor,
     activation: Activation,
     dy: &Tensor,
-    format: OutputDtype,
+    dtype: OutputDtype,
     dx: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    assert_eq!((x.rows(), x.cols()), (dy.rows(), dy.cols()), "activate_backward: unlike shapes");
+    assert_eq!((x.rows(), x.cols()), (dy.rows(), dy.cols()), "activate_backward: shapes differ");
     match device.backend() {
         Backend::Cpu(cpu) => {
             dx.reshape(x.rows(), x.cols());
             cpu::activation::activate_backward(cpu.isa, x, activation, dy, dx);
         }
         Backend::Cuda(cuda) => {
-            *dx = cuda::activation::activate_backward(
-                x.gpu(),
-                activation,
-                dy.gpu(),
-                format.cuda_dtype(cuda),
-            )?
-            .into();
+            let (dy, dtype) = (dy.gpu(), dtype.cuda_dtype(cuda));
+            *dx = cuda::activation::activate_backward(x.gpu(), activation, dy, dtype)?.into();
         }
     }
     Ok(())
 }
 
-/// What reaches the input x (rows, 2n) of [`swiglu`] from dy (rows, n): dx becomes (rows, 2n).
+/// The gradient of [`swiglu`]'s input x (rows, 2n) from dy (rows, n): dx becomes (rows, 2n).
 pub fn swiglu_backward(
     device: &Device,
     x: &Tensor,
     dy: &Tensor,
-    format: OutputDtype,
+    dtype: OutputDtype,
     dx: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    assert_eq!((x.rows(), x.cols()), (dy.rows(), 2 * dy.cols()), "swiglu_backward: unlike shapes");
+    assert_eq!((x.rows(), x.cols()), (dy.rows(), 2 * dy.cols()), "swiglu_backward: shapes differ");
     match device.backend() {
         Backend::Cpu(cpu) => {
             dx.reshape(x.rows(), x.cols());
             cpu::activation::swiglu_backward(cpu.isa, x, dy, dx);
         }
         Backend::Cuda(cuda) => {
-            *dx = cuda::activation::swiglu_backward(x.gpu(), dy.gpu(), format.cuda_dtype(cuda))?
-                .into();
+            let dtype = dtype.cuda_dtype(cuda);
+            *dx = cuda::activation::swiglu_backward(x.gpu(), dy.gpu(), dtype)?.into();
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! Keys and values in slots, and attention over spans of them.
+//! The KV store, and attention over spans of its slots.
 //!
-//! A slot holds the keys and values of one position in every layer. A position sees a list of spans
-//! of slots: a shared prefix, then whatever is its row's own. Forked rows therefore share a prefix
-//! by naming the same slots; nothing is copied and nothing is padded.
+//! A slot holds the keys and values of one position in every layer. A row attends to a list of
+//! spans of slots: usually a prefix that it shares with other rows, then slots of its own. Forked
+//! rows share a prefix by naming the same slots; nothing is copied and nothing is padded.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::cpu::attention as kernel;
 use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cuda};
 
-/// Keys and values of a number of positions in every layer.
+/// Keys and values of a fixed number of slots, in every layer.
 #[derive(Debug)]
 pub struct KvStore(KvStorage);
 
@@ -20,7 +20,7 @@ enum KvStorage {
     Cuda(cuda::attention::CudaKv),
 }
 
-/// The processor's keys and values.
+/// A store on the CPU.
 #[derive(Debug)]
 pub(crate) struct CpuKv {
     pub(crate) kv_heads: usize,
@@ -29,7 +29,7 @@ pub(crate) struct CpuKv {
     pub(crate) layers: Vec<CpuLayerKv>,
 }
 
-/// One layer's keys and values in the layout that the kernels read, or their gradients.
+/// One layer's keys and values in the layout of the kernels, or their gradients.
 #[derive(Debug)]
 pub(crate) struct CpuLayerKv {
     pub(crate) keys: Vec<f32>,   // (kv_heads, slots / BLOCK, head_dim, BLOCK)
@@ -37,14 +37,15 @@ pub(crate) struct CpuLayerKv {
 }
 
 impl KvStore {
-    /// A span that starts at a multiple of this is read fastest.
+    /// Spans that begin at a multiple of this are read fastest.
     pub const ALIGNMENT: usize = kernel::BLOCK;
 
-    /// An empty store.
+    /// A store of zeros; `slots` is rounded up to [`KvStore::ALIGNMENT`].
     pub fn new(
         device: &Device,
         layers: usize,
-        (kv_heads, head_dim): (usize, usize),
+        kv_heads: usize,
+        head_dim: usize,
         slots: usize,
     ) -> Result<Self, DeviceError> {
         let slots = slots.next_multiple_of(kernel::BLOCK);
@@ -62,7 +63,7 @@ impl KvStore {
         }))
     }
 
-    /// How many positions fit.
+    /// The number of slots.
     pub fn slots(&self) -> usize {
         match &self.0 {
             KvStorage::Cpu(kv) => kv.slots,
@@ -92,11 +93,12 @@ impl KvStore {
         }
     }
 
-    /// Memory that a slot takes in a model of this shape.
+    /// The bytes of a slot in a model of this shape.
     pub fn bytes_per_slot(
         device: &Device,
         layers: usize,
-        (kv_heads, head_dim): (usize, usize),
+        kv_heads: usize,
+        head_dim: usize,
     ) -> usize {
         match device.backend() {
             Backend::Cpu(_) => layers * kv_heads * head_dim * 2 * size_of::<f32>(),
@@ -106,13 +108,18 @@ impl KvStore {
         }
     }
 
-    /// One layer of it, to be read.
+    /// A layer, to be read.
     pub fn layer(&self, layer: usize) -> KvLayer<'_> {
         KvLayer { store: self, layer }
     }
 
-    /// Stores, for each row of x, its keys (from column `first` on) and values (right after them)
-    /// into that row's slot.
+    /// A layer, to be written.
+    pub fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_> {
+        KvLayerMut { store: self, layer }
+    }
+
+    /// Stores each row's keys (columns `first ..` of x) and values (the columns after them) in that
+    /// row's slot. On the CPU alone.
     pub(crate) fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
         let KvStorage::Cpu(kv) = &mut self.0 else { panic!("this store is on a gpu") };
         let width = kv.kv_heads * kv.head_dim;
@@ -138,42 +145,49 @@ impl KvStore {
     }
 }
 
-/// A layer of a store.
+/// A layer of a [`KvStore`].
 #[derive(Clone, Copy, Debug)]
 pub struct KvLayer<'a> {
     store: &'a KvStore,
     layer: usize,
 }
 
-/// A run of neighbouring slots.
+/// A layer of a [`KvStore`], to be written.
+#[derive(Debug)]
+pub struct KvLayerMut<'a> {
+    pub(crate) store: &'a mut KvStore,
+    pub(crate) layer: usize,
+}
+
+/// A range of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The first slot.
     pub start: u32,
-    /// How many.
+    /// The number of slots.
     pub len: u32,
 }
 
-/// Which slots each row sees, in the order of their positions.
+/// The slots that each row attends to, in the order of their positions.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionSpans {
     pub(crate) spans: Vec<Span>,
-    pub(crate) ends: Vec<usize>, // per row: where its spans end
+    pub(crate) ends: Vec<usize>, // of each row: where its spans end
 }
 
 impl AttentionSpans {
-    /// Nobody yet, with room for so many rows that see two spans each, which most do.
+    /// No rows yet, with capacity for so many of two spans each.
     pub fn with_capacity(rows: usize) -> Self {
         Self { spans: Vec::with_capacity(2 * rows), ends: Vec::with_capacity(rows) }
     }
 
-    /// Adds a row that sees `spans`.
+    /// Adds a row that attends to `spans`; empty ones are dropped.
     pub fn push(&mut self, spans: impl IntoIterator<Item = Span>) {
         self.spans.extend(spans.into_iter().filter(|s| s.len > 0));
         self.ends.push(self.spans.len());
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.ends.len()
     }
@@ -185,19 +199,19 @@ impl AttentionSpans {
         out
     }
 
-    /// No span goes beyond this slot.
+    /// One past the last slot of any span.
     pub fn end_slot(&self) -> usize {
         self.spans.iter().map(|s| s.start as usize + s.len as usize).max().unwrap_or(0)
     }
 
-    /// What row `r` sees.
+    /// The spans of row `r`.
     pub(crate) fn row_spans(&self, r: usize) -> &[Span] {
         let start = if r == 0 { 0 } else { self.ends[r - 1] };
         &self.spans[start..self.ends[r]]
     }
 }
 
-/// [`Attend`] where the device can read it.
+/// [`AttentionSpans`] where the device can read them; made once a pass, for all its layers.
 #[derive(Debug)]
 pub struct AttentionMetadata<'a> {
     spans: Cow<'a, AttentionSpans>,
@@ -205,24 +219,24 @@ pub struct AttentionMetadata<'a> {
 }
 
 impl<'a> AttentionMetadata<'a> {
-    /// Brings it to the device.
-    pub fn new(device: &Device, attend: Cow<'a, AttentionSpans>) -> Result<Self, DeviceError> {
+    /// Copies the spans to the device.
+    pub fn new(device: &Device, spans: Cow<'a, AttentionSpans>) -> Result<Self, DeviceError> {
         let on_gpu = match device.backend() {
             Backend::Cpu(_) => None,
             Backend::Cuda(cuda) => {
-                let of = |r: usize| attend.row_spans(r).iter().map(|s| (s.start, s.len));
-                Some(cuda::attention::CudaAttentionMetadata::new(cuda, attend.rows(), of)?)
+                let of = |r: usize| spans.row_spans(r).iter().map(|s| (s.start, s.len));
+                Some(cuda::attention::CudaAttentionMetadata::new(cuda, spans.rows(), of)?)
             }
         };
-        Ok(Self { spans: attend, on_gpu })
+        Ok(Self { spans, on_gpu })
     }
 }
 
 /// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the
-/// slots that row r sees.
+/// slots j of row r.
 ///
 /// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim).
-/// Query heads share key heads in equal groups of neighbours. Every row must see at least one slot.
+/// Neighbouring query heads share a key head in equal groups (GQA). Every row must have a slot.
 pub fn attention(
     device: &Device,
     q: &Tensor,
@@ -232,13 +246,13 @@ pub fn attention(
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let KvLayer { store, layer } = kv;
-    let (attend, dim) = (&*metadata.spans, store.head_dim());
+    let (spans, dim) = (&*metadata.spans, store.head_dim());
     assert_eq!(
         q.rows(),
-        attend.rows(),
-        "attention: {} rows, views for {}",
+        spans.rows(),
+        "attention: {} rows, metadata for {}",
         q.rows(),
-        attend.rows()
+        spans.rows()
     );
     assert!(
         heads.is_multiple_of(store.kv_heads()),
@@ -249,25 +263,19 @@ pub fn attention(
     match (device.backend(), &store.0, &metadata.on_gpu) {
         (Backend::Cpu(cpu), KvStorage::Cpu(kv), _) => {
             let inside = |s: &Span| s.start as usize + s.len as usize <= kv.slots;
-            assert!(attend.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
+            assert!(spans.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
             out.reshape(q.rows(), heads * dim);
-            kernel::attention(
-                cpu.isa,
-                q,
-                kv,
-                &kernel::AttentionCall { layer, heads, spans: attend },
-                out,
-            );
+            kernel::attention(cpu.isa, q, kv, &kernel::AttentionCall { layer, heads, spans }, out);
         }
-        (Backend::Cuda(_), KvStorage::Cuda(kv), Some(views)) => {
-            *out = cuda::attention::attention(q.gpu(), kv, layer, heads, views)?.into();
+        (Backend::Cuda(_), KvStorage::Cuda(kv), Some(metadata)) => {
+            *out = cuda::attention::attention(q.gpu(), kv, layer, heads, metadata)?.into();
         }
-        _ => panic!("attention: the store or the views are not on the device"),
+        _ => panic!("attention: the store or the metadata is not on the device"),
     }
     Ok(())
 }
 
-/// Gradients of all keys and values of a store, summed over whatever saw them. In single precision.
+/// Gradients of all keys and values of a store in f32, summed over the rows that attend to them.
 #[derive(Debug)]
 pub struct KvGrads(KvGradStorage);
 
@@ -278,7 +286,7 @@ enum KvGradStorage {
 }
 
 impl KvGrads {
-    /// No gradients yet, for a store.
+    /// Zeros, of the shape of a store.
     pub fn zeros(device: &Device, like: &KvStore) -> Result<Self, DeviceError> {
         Ok(Self(match (device.backend(), &like.0) {
             (Backend::Cpu(_), KvStorage::Cpu(kv)) => {
@@ -295,7 +303,7 @@ impl KvGrads {
         }))
     }
 
-    /// Forgets all gradients.
+    /// Sets all gradients to zero.
     pub fn clear(&mut self, device: &Device) -> Result<(), DeviceError> {
         match (device.backend(), &mut self.0) {
             (Backend::Cpu(_), KvGradStorage::Cpu(grads)) => {
@@ -310,8 +318,8 @@ impl KvGrads {
         Ok(())
     }
 
-    /// Writes each slot's gradients into a row, the keys' from column `first` on and the values'
-    /// right after them.
+    /// Copies the gradients of each row's slot into x: the keys' to columns `first ..`, the values'
+    /// to the columns after them. On the CPU alone.
     pub(crate) fn read(&self, layer: usize, slots: &[u32], first: usize, x: &mut Tensor) {
         let KvGradStorage::Cpu(grads) = &self.0 else { panic!("these gradients are on a gpu") };
         let (dim, layer) = (grads.head_dim, &grads.layers[layer]);
@@ -345,7 +353,7 @@ impl KvGrads {
         }
     }
 
-    /// Key heads and their width.
+    /// Key heads and head dimension.
     pub(crate) fn shape(&self) -> (usize, usize) {
         match &self.0 {
             KvGradStorage::Cpu(grads) => (grads.kv_heads, grads.head_dim),
@@ -354,7 +362,7 @@ impl KvGrads {
     }
 }
 
-/// What [`attention`] was given and returned, and what reaches its result.
+/// The arguments of [`attention_backward`] that it reads.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBackward<'a> {
     /// The queries, as [`attention`] took them.
@@ -363,17 +371,17 @@ pub struct AttentionBackward<'a> {
     pub kv: KvLayer<'a>,
     /// Query heads.
     pub heads: usize,
-    /// What each row sees.
+    /// The spans of each row.
     pub metadata: &'a AttentionMetadata<'a>,
-    /// What [`attention`] returned. (rows, heads * head_dim)
+    /// The result of [`attention`]. (rows, heads * head_dim)
     pub out: &'a Tensor,
-    /// What reaches it. (rows, heads * head_dim)
+    /// Its gradient. (rows, heads * head_dim)
     pub dout: &'a Tensor,
 }
 
-/// Adds to the gradients of every key and value that a row sees, and begins dqkv (rows, (heads + 2
-/// kv_heads) * head_dim), an operand: its first columns become the queries' gradients, the rest is
-/// for [`place_backward`](super::place_backward).
+/// Adds to the gradients of the keys and values, and writes those of the queries to the first
+/// columns of dqkv, which becomes (rows, (heads + 2 kv_heads) * head_dim) of the compute dtype. The
+/// other columns are filled by [`rope_and_cache_backward`](super::rope_and_cache_backward).
 pub fn attention_backward(
     device: &Device,
     of: AttentionBackward<'_>,
@@ -381,10 +389,10 @@ pub fn attention_backward(
     dqkv: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let KvLayer { store, layer } = of.kv;
-    let (attend, heads, dim, kv_heads) =
+    let (spans, heads, dim, kv_heads) =
         (&*of.metadata.spans, of.heads, store.head_dim(), store.kv_heads());
-    let rows = attend.rows();
-    assert_eq!(of.q.rows(), rows, "attention_backward: {} rows, views for {rows}", of.q.rows());
+    let rows = spans.rows();
+    assert_eq!(of.q.rows(), rows, "attention_backward: {} rows, metadata for {rows}", of.q.rows());
     assert!(
         heads.is_multiple_of(kv_heads),
         "attention_backward: {heads} query heads over {kv_heads} key heads"
@@ -406,28 +414,20 @@ pub fn attention_backward(
             let shape = |kv: &CpuKv| (kv.kv_heads, kv.head_dim, kv.slots, kv.layers.len());
             assert_eq!(shape(grads), shape(kv), "attention_backward: gradients of another store");
             assert!(
-                attend.end_slot() <= kv.slots,
+                spans.end_slot() <= kv.slots,
                 "attention_backward: a span beyond {} slots",
                 kv.slots
             );
             dqkv.reshape(rows, (heads + 2 * kv_heads) * dim);
-            let shape = kernel::AttentionCall { layer, heads, spans: attend };
-            kernel::attention_backward(cpu.isa, &of, kv, &shape, (&mut grads.layers[layer], dqkv));
+            let call = kernel::AttentionCall { layer, heads, spans };
+            kernel::attention_backward(cpu.isa, &of, kv, &call, &mut grads.layers[layer], dqkv);
         }
         (Backend::Cuda(_), KvStorage::Cuda(kv), KvGradStorage::Cuda(grads)) => {
-            let Some(views) = &of.metadata.on_gpu else {
-                panic!("attention_backward: the views are not on the gpu")
+            let Some(metadata) = &of.metadata.on_gpu else {
+                panic!("attention_backward: the metadata is not on the gpu")
             };
             let (q, out, dout) = (of.q.gpu(), of.out.gpu(), of.dout.gpu());
-            let of = cuda::args::CudaAttentionBackward {
-                q,
-                kv,
-                layer,
-                heads,
-                metadata: views,
-                out,
-                dout,
-            };
+            let of = cuda::args::CudaAttentionBackward { q, kv, layer, heads, metadata, out, dout };
             *dqkv = cuda::attention::attention_backward(of, grads)?.into();
         }
         _ => panic!("attention_backward: the store or the gradients are not on the device"),

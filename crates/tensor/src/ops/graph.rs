@@ -1,4 +1,4 @@
-//! Passes that are repeated with other numbers, recorded once.
+//! CUDA graphs of passes, captured once and replayed with other inputs.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,32 +9,32 @@ use crate::device::Backend;
 use crate::params::SiteSet;
 use crate::{Device, DeviceError, Tensor};
 
-/// Passes of more rows keep a GPU busy longer than it takes to ask for them.
+/// Passes of more rows keep a GPU busy for longer than the host takes to launch them.
 const MAX_ROWS: usize = 512;
-/// Recordings kept; the one longest unused makes room for the next.
+/// Graphs kept; the least recently used one is evicted.
 const MAX_GRAPHS: usize = 48;
 
-/// Everything in a pass's operations that is not in its inputs: passes of one key differ in the
-/// contents of inputs alone.
+/// Everything that a pass's launches depend on besides the contents of its inputs: passes of one
+/// key can replay one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphKey {
-    stream: usize, // in which it is recorded and replayed: its memory is used in that one's order
+    stream: usize, // captured for and replayed on: its memory is used in that stream's order
     kv: (u64, [usize; 4]),
     attention: [Option<MetadataExtent>; 2], // of all rows, then of the output rows
     dropout: SiteSet,
-    dtype: OutputDtype, // of what comes out
+    dtype: OutputDtype, // of the hidden states
 }
 
 impl GraphKey {
-    /// For a pass over `kv` in which rows see `seen` and, after some are left out, `then`; with
-    /// dropout at some sites, and results of a dtype.
+    /// For a pass over `kv` whose rows attend to `spans`, and its output rows, if they are not all,
+    /// to `output_spans`; with dropout at some sites, and hidden states of a dtype.
     ///
     /// # Panics
     /// If the store is not on a GPU.
     pub fn new(
         kv: &KvStore,
-        seen: &AttentionSpans,
-        then: Option<&AttentionSpans>,
+        spans: &AttentionSpans,
+        output_spans: Option<&AttentionSpans>,
         dropout: SiteSet,
         dtype: OutputDtype,
     ) -> Self {
@@ -43,33 +43,34 @@ impl GraphKey {
             let starts = (0..spans.rows()).filter_map(|r| spans.row_spans(r).first());
             kv.metadata_extent(spans.rows(), spans.spans.len(), starts.map(|span| span.start))
         };
-        let attention = [Some(extent(seen)), then.map(extent)];
+        let attention = [Some(extent(spans)), output_spans.map(extent)];
         Self { stream: 0, kv: kv.address_and_shape(), attention, dropout, dtype }
     }
 
-    /// Whether passes of so many rows over `kv` gain from being replayed.
+    /// Whether passes of so many rows over `kv` gain from graphs.
     pub fn is_worthwhile(kv: &KvStore, rows: usize) -> bool {
         kv.on_gpu().is_some() && (1..=MAX_ROWS).contains(&rows)
     }
 }
 
-/// Recordings of a model's passes. Its weights must outlive them and stay where they are.
+/// The CUDA graphs of a model's passes. They hold the addresses of its weights, so they must be
+/// dropped first.
 #[derive(Debug, Default)]
 pub struct GraphCache(Mutex<GraphEntries>);
 
 #[derive(Debug, Default)]
 struct GraphEntries {
     disabled: bool,
-    entries: Vec<(GraphKey, u64, GraphState)>, // with the time of last use
+    entries: Vec<(GraphKey, u64, GraphState)>, // with the clock of last use
     clock: u64,
-    replays: usize, // passes
+    replays: usize,
 }
 
 #[derive(Debug)]
 enum GraphState {
-    /// Met once. Most keys are not met again; those that are, are recorded.
+    /// Launched once. Most keys do not recur; the second time, the pass is captured.
     Seen,
-    /// The device did not record it.
+    /// The capture failed: the pass is always launched.
     Failed,
     Captured(CapturedPass),
 }
@@ -82,68 +83,69 @@ struct CapturedPass {
 }
 
 impl GraphCache {
-    /// None, ever: every pass is launched.
+    /// Without graphs: every pass is launched.
     pub fn disabled() -> Self {
         Self(Mutex::new(GraphEntries { disabled: true, ..GraphEntries::default() }))
     }
 
-    /// How many passes were replayed and not launched.
+    /// The number of passes that were replayed.
     pub fn replays(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).replays
     }
 
-    /// `body(part(x))`, by replay if that is possible. `part` brings the inputs of the pass to the
-    /// device, `body` computes it from them and from what stays the same under one `key`,
-    /// without bringing anything to or from the device.
+    /// `body(prepare(x))`, by replaying a graph if there is one for `key`. `prepare` copies the
+    /// pass's inputs to the device; `body` computes the pass from them, without copies to or from
+    /// the host.
     pub fn run<P>(
         &self,
         device: &Device,
         key: GraphKey,
         x: Tensor,
-        mut part: impl FnMut(Tensor) -> Result<P, DeviceError>,
+        mut prepare: impl FnMut(Tensor) -> Result<P, DeviceError>,
         mut body: impl FnMut(P) -> Result<Tensor, DeviceError>,
     ) -> Result<Tensor, DeviceError> {
-        let Backend::Cuda(cuda) = device.backend() else { return body(part(x)?) };
+        let Backend::Cuda(cuda) = device.backend() else { return body(prepare(x)?) };
         let key = GraphKey { stream: cuda.stream_id(), ..key };
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let copied = |x: &Tensor| Ok::<Tensor, DeviceError>(x.gpu().copy()?.into());
-        if kept.disabled {
-            drop(kept);
-            return body(part(x)?);
+        if entries.disabled {
+            drop(entries);
+            return body(prepare(x)?);
         }
-        match kept.lookup(key) {
-            Some(GraphState::Captured(replay)) => {
-                let (in_place, part) = replay.inputs.refill(|| part(copied(&x)?))?;
+        match entries.lookup(key) {
+            Some(GraphState::Captured(pass)) => {
+                let (in_place, inputs) = pass.inputs.refill(|| prepare(copied(&x)?))?;
                 if !in_place {
-                    return body(part);
+                    return body(inputs);
                 }
-                replay.graph.launch()?;
-                let out = copied(&replay.out);
-                kept.replays += 1;
+                pass.graph.launch()?;
+                let out = copied(&pass.out);
+                entries.replays += 1;
                 return out;
             }
             Some(state @ GraphState::Seen) => {
-                let recorded =
-                    GraphInputs::allocate(cuda, || part(copied(&x)?)).and_then(|(inputs, part)| {
-                        let (recording, out) = CudaGraph::new(cuda, || body(part))?;
-                        Ok(CapturedPass { graph: recording, inputs, out })
-                    });
-                match recorded {
-                    Ok(mut replay) => {
-                        replay.graph.launch()?;
-                        let out = copied(&replay.out)?;
-                        *state = GraphState::Captured(replay);
+                let captured = GraphInputs::allocate(cuda, || prepare(copied(&x)?)).and_then(
+                    |(inputs, prepared)| {
+                        let (graph, out) = CudaGraph::new(cuda, || body(prepared))?;
+                        Ok(CapturedPass { graph, inputs, out })
+                    },
+                );
+                match captured {
+                    Ok(mut pass) => {
+                        pass.graph.launch()?;
+                        let out = copied(&pass.out)?;
+                        *state = GraphState::Captured(pass);
                         return Ok(out);
                     }
-                    Err(_) => *state = GraphState::Failed, /* if that was not the recording's
-                                                            * fault, it shows again below */
+                    // Launched below, which reports an error that is not the capture's.
+                    Err(_) => *state = GraphState::Failed,
                 }
             }
             Some(GraphState::Failed) => {}
-            None => kept.insert(key),
+            None => entries.insert(key),
         }
-        drop(kept);
-        body(part(x)?)
+        drop(entries);
+        body(prepare(x)?)
     }
 }
 
@@ -171,23 +173,23 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_graph_is_evicted() {
-        let key = |place| GraphKey {
+        let key = |address| GraphKey {
             stream: 0,
-            kv: (place, [0; 4]),
+            kv: (address, [0; 4]),
             attention: [None; 2],
             dropout: SiteSet::EMPTY,
             dtype: OutputDtype::F32,
         };
-        let mut kept = GraphEntries::default();
-        for place in 0..MAX_GRAPHS as u64 {
-            assert!(kept.lookup(key(place)).is_none());
-            kept.insert(key(place));
+        let mut entries = GraphEntries::default();
+        for address in 0..MAX_GRAPHS as u64 {
+            assert!(entries.lookup(key(address)).is_none());
+            entries.insert(key(address));
         }
-        assert!(kept.lookup(key(0)).is_some());
-        assert!(kept.lookup(key(1000)).is_none());
-        kept.insert(key(1000));
-        assert!(kept.lookup(key(0)).is_some() && kept.lookup(key(1000)).is_some());
-        assert!(kept.lookup(key(1)).is_none());
-        assert_eq!(kept.entries.len(), MAX_GRAPHS);
+        assert!(entries.lookup(key(0)).is_some());
+        assert!(entries.lookup(key(1000)).is_none());
+        entries.insert(key(1000));
+        assert!(entries.lookup(key(0)).is_some() && entries.lookup(key(1000)).is_some());
+        assert!(entries.lookup(key(1)).is_none());
+        assert_eq!(entries.entries.len(), MAX_GRAPHS);
     }
 }

@@ -1,27 +1,27 @@
-//! Linear maps with what follows them fused in: bias, activation, dropout, residual.
+//! Linear maps, fused with what follows them: bias, activation, dropout, residual, norm.
 
 use super::{Activation, DropoutMask, Normalization, OutputDtype};
 use crate::cpu::linear::{PackedWeights, TileEpilogue, gemm, transposed};
 use crate::cpu::math::sum_lanes;
-use crate::cuda::linear::CudaLinear as DeviceWeights;
+use crate::cuda::linear::CudaLinear;
 use crate::device::{Backend, CpuDevice};
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
-/// A linear map `x W + b`, its weights in the form that the device's kernels read.
+/// A linear map `x W + b`, its weights in the layout that the device's kernels read.
 #[derive(Debug)]
 pub struct Linear(LinearWeights);
 
 #[derive(Debug)]
 enum LinearWeights {
     Cpu(CpuLinear),
-    Cuda(DeviceWeights),
+    Cuda(CudaLinear),
 }
 
 #[derive(Debug)]
 struct CpuLinear {
     packed: PackedWeights,           // (inputs, outputs)
     bias: Option<Vec<f32>>,          // (outputs)
-    backward: Option<PackedWeights>, // (outputs, inputs), if gradients are to pass
+    backward: Option<PackedWeights>, // (outputs, inputs), for the gradient of x
 }
 
 impl LinearWeights {
@@ -31,47 +31,47 @@ impl LinearWeights {
 }
 
 impl Linear {
-    /// From a matrix stored (outputs, inputs), as `nn.Linear` and embedding tables are.
+    /// From a matrix stored (outputs, inputs), as in `nn.Linear` and embedding tables.
     pub fn from_output_major(
         device: &Device,
-        (inputs, outputs): (usize, usize),
+        inputs: usize,
+        outputs: usize,
         matrix: &[f32],
         bias: Option<Vec<f32>>,
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.backend() {
-            Backend::Cpu(_) => LinearWeights::packed(
-                PackedWeights::new(inputs, outputs, |k, j| matrix[j * inputs + k]),
-                bias,
-            ),
-            Backend::Cuda(cuda) => LinearWeights::Cuda(DeviceWeights::from_output_major(
-                cuda,
-                (inputs, outputs),
-                matrix,
-                bias.as_deref(),
-            )?),
+            Backend::Cpu(_) => {
+                let at = |k: usize, j: usize| matrix[j * inputs + k];
+                LinearWeights::packed(PackedWeights::new(inputs, outputs, at), bias)
+            }
+            Backend::Cuda(cuda) => {
+                let bias = bias.as_deref();
+                let weights = CudaLinear::from_output_major(cuda, inputs, outputs, matrix, bias)?;
+                LinearWeights::Cuda(weights)
+            }
         }))
     }
 
-    /// From a matrix stored (inputs, outputs), as GPT-2's `Conv1D` is.
+    /// From a matrix stored (inputs, outputs), as in GPT-2's `Conv1D`.
     pub fn from_input_major(
         device: &Device,
-        (inputs, outputs): (usize, usize),
+        inputs: usize,
+        outputs: usize,
         matrix: &[f32],
         bias: Option<Vec<f32>>,
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.backend() {
-            Backend::Cpu(_) => LinearWeights::packed(
-                PackedWeights::new(inputs, outputs, |k, j| matrix[k * outputs + j]),
-                bias,
-            ),
-            Backend::Cuda(cuda) => LinearWeights::Cuda(DeviceWeights::from_input_major(
-                cuda,
-                (inputs, outputs),
-                matrix,
-                bias.as_deref(),
-            )?),
+            Backend::Cpu(_) => {
+                let at = |k: usize, j: usize| matrix[k * outputs + j];
+                LinearWeights::packed(PackedWeights::new(inputs, outputs, at), bias)
+            }
+            Backend::Cuda(cuda) => {
+                let bias = bias.as_deref();
+                let weights = CudaLinear::from_input_major(cuda, inputs, outputs, matrix, bias)?;
+                LinearWeights::Cuda(weights)
+            }
         }))
     }
 
@@ -91,8 +91,8 @@ impl Linear {
         }
     }
 
-    /// Takes new weights in the place of the old: the matrix (outputs, inputs), the bias (1,
-    /// outputs) if there is one, both in single precision on the device.
+    /// Replaces the weights by a matrix (outputs, inputs) and, if the map has one, a bias
+    /// (1, outputs), both f32 on the device.
     pub fn assign(
         &mut self,
         device: &Device,
@@ -103,7 +103,7 @@ impl Linear {
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (outputs, inputs),
-            "assign: a map of another shape"
+            "assign: a matrix of another shape"
         );
         assert!(
             bias.is_none_or(|b| (b.rows(), b.cols()) == (1, outputs)),
@@ -111,11 +111,7 @@ impl Linear {
         );
         match (device.backend(), &mut self.0) {
             (Backend::Cpu(_), LinearWeights::Cpu(weights)) => {
-                assert_eq!(
-                    weights.bias.is_some(),
-                    bias.is_some(),
-                    "assign: the map and what it takes differ in their bias"
-                );
+                assert_eq!(weights.bias.is_some(), bias.is_some(), "assign: a bias on one side");
                 let matrix = matrix.data();
                 weights.packed.fill(|k, j| matrix[j * inputs + k]);
                 if let Some(backward) = &mut weights.backward {
@@ -128,13 +124,13 @@ impl Linear {
             (Backend::Cuda(_), LinearWeights::Cuda(weights)) => {
                 weights.assign(matrix.gpu(), bias.map(Tensor::gpu))?
             }
-            _ => panic!("assign: the map is not on the device"),
+            _ => panic!("assign: the weights are not on the device"),
         }
         Ok(())
     }
 
-    /// Makes [`linear_dx`] possible, given the weights that the map has, (outputs, inputs). The
-    /// processor keeps them in a second order from here on; a GPU reads the one it has.
+    /// Prepares for [`linear_dx`], given the map's weights (outputs, inputs). The CPU packs them a
+    /// second time, transposed; a GPU reads the copy it has.
     pub fn prepare_backward(
         &mut self,
         device: &Device,
@@ -144,7 +140,7 @@ impl Linear {
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (outputs, inputs),
-            "prepare_backward: a map of another shape"
+            "prepare_backward: a matrix of another shape"
         );
         if let (Backend::Cpu(_), LinearWeights::Cpu(weights)) = (device.backend(), &mut self.0) {
             let matrix = matrix.data();
@@ -154,7 +150,7 @@ impl Linear {
         Ok(())
     }
 
-    /// Writes the weights of output `j`, in the order of the inputs.
+    /// Writes the weights of output `j` (inputs): row `j` of a tied embedding table.
     pub(crate) fn output_weights(&self, j: usize, out: &mut [f32]) {
         assert!(
             j < self.outputs() && out.len() == self.inputs(),
@@ -164,6 +160,7 @@ impl Linear {
         self.cpu().0.column(j, out);
     }
 
+    /// Weights and bias on the CPU.
     pub(crate) fn cpu(&self) -> (&PackedWeights, Option<&[f32]>) {
         match &self.0 {
             LinearWeights::Cpu(weights) => (&weights.packed, weights.bias.as_deref()),
@@ -171,7 +168,7 @@ impl Linear {
         }
     }
 
-    pub(crate) fn gpu(&self) -> &DeviceWeights {
+    pub(crate) fn gpu(&self) -> &CudaLinear {
         match &self.0 {
             LinearWeights::Cuda(weights) => weights,
             LinearWeights::Cpu(_) => panic!("these weights are not on the gpu"),
@@ -194,7 +191,8 @@ pub fn linear(
     device: &Device,
     x: &Tensor,
     map: &Linear,
-    (activation, format): (Activation, OutputDtype),
+    activation: Activation,
+    dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     assert_eq!(
@@ -208,32 +206,46 @@ pub fn linear(
         Backend::Cpu(cpu) => {
             out.reshape(x.rows(), map.outputs());
             let (packed, bias) = map.cpu();
-            let store = OutputEpilogue {
+            let epilogue = OutputEpilogue {
                 out: out.data_mut().as_mut_ptr(),
                 cols: packed.outputs(),
                 bias,
                 op: EpilogueOp::Write(activation),
             };
-            gemm(cpu.isa, x.data(), packed, &store);
+            gemm(cpu.isa, x.data(), packed, &epilogue);
         }
         Backend::Cuda(cuda) => {
-            *out = cuda::linear::linear(x.gpu(), map.gpu(), activation, format.cuda_dtype(cuda))?
-                .into()
+            let dtype = dtype.cuda_dtype(cuda);
+            *out = cuda::linear::linear(x.gpu(), map.gpu(), activation, dtype)?.into();
         }
     }
     Ok(())
 }
 
-/// `stream += dropout(x W + b)`, then `out = norm(stream)` as an operand: x is (rows, inputs), the
-/// stream and out are (rows, outputs).
+/// The arguments of [`linear_residual_norm`] that it reads.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearResidualNorm<'a> {
+    /// (rows, inputs)
+    pub x: &'a Tensor,
+    /// inputs -> outputs
+    pub map: &'a Linear,
+    /// Dropout of the map's result.
+    pub mask: Option<DropoutMask<'a>>,
+    /// The norm of the new residual stream.
+    pub norm: &'a Normalization,
+    /// Of the normalised rows.
+    pub dtype: OutputDtype,
+}
+
+/// `stream += dropout(x W + b)`, then `out = norm(stream)`: the stream is (rows, outputs), and so
+/// becomes out.
 pub fn linear_residual_norm(
     device: &Device,
-    x: &Tensor,
-    map: &Linear,
-    mask: Option<DropoutMask<'_>>,
+    of: LinearResidualNorm<'_>,
     stream: &mut Tensor,
-    (norm, format, out): (&Normalization, OutputDtype, &mut Tensor),
+    out: &mut Tensor,
 ) -> Result<(), DeviceError> {
+    let LinearResidualNorm { x, map, mask, norm, dtype } = of;
     let (rows, cols) = (x.rows(), map.outputs());
     assert_eq!(
         x.cols(),
@@ -253,40 +265,40 @@ pub fn linear_residual_norm(
     match device.backend() {
         Backend::Cpu(cpu) => {
             let (packed, bias) = map.cpu();
-            let store = OutputEpilogue {
+            let epilogue = OutputEpilogue {
                 out: stream.data_mut().as_mut_ptr(),
                 cols,
                 bias,
                 op: EpilogueOp::Residual(mask),
             };
-            gemm(cpu.isa, x.data(), packed, &store);
+            gemm(cpu.isa, x.data(), packed, &epilogue);
             out.reshape(rows, cols);
             cpu::norm::norm(cpu.isa, stream, norm.cpu(), out);
         }
         Backend::Cuda(cuda) => {
-            let into = (norm.gpu(), format.cuda_dtype(cuda));
-            *out = cuda::residual::linear_residual_norm(
-                x.gpu(),
-                map.gpu(),
-                mask.map(DropoutMask::gpu),
-                stream.gpu_mut()?,
-                into,
-            )?
-            .into();
+            let of = cuda::args::CudaLinearResidualNorm {
+                x: x.gpu(),
+                map: map.gpu(),
+                mask: mask.map(DropoutMask::gpu),
+                norm: norm.gpu(),
+                dtype: dtype.cuda_dtype(cuda),
+            };
+            *out = cuda::residual::linear_residual_norm(of, stream.gpu_mut()?)?.into();
         }
     }
     Ok(())
 }
 
-/// `dx = dy W^T`, what reaches the map's input: dy is (rows, outputs), dx becomes (rows, inputs).
+/// `dx = dy W^T`, the gradient of the map's input: dy is (rows, outputs), dx becomes
+/// (rows, inputs).
 ///
 /// # Panics
-/// On the processor without [`Linear::prepare_backward`].
+/// On the CPU without [`Linear::prepare_backward`].
 pub fn linear_dx(
     device: &Device,
     dy: &Tensor,
     map: &Linear,
-    format: OutputDtype,
+    dtype: OutputDtype,
     dx: &mut Tensor,
 ) -> Result<(), DeviceError> {
     assert_eq!(
@@ -299,27 +311,26 @@ pub fn linear_dx(
     match (device.backend(), &map.0) {
         (Backend::Cpu(cpu), LinearWeights::Cpu(weights)) => {
             let Some(backward) = &weights.backward else {
-                panic!("linear_dx: the map was not prepared for gradients")
+                panic!("linear_dx: the map was not prepared for its backward")
             };
             dx.reshape(dy.rows(), map.inputs());
-            let cols = map.inputs();
-            let store = OutputEpilogue {
+            let epilogue = OutputEpilogue {
                 out: dx.data_mut().as_mut_ptr(),
-                cols,
+                cols: map.inputs(),
                 bias: None,
                 op: EpilogueOp::Write(Activation::None),
             };
-            gemm(cpu.isa, dy.data(), backward, &store);
+            gemm(cpu.isa, dy.data(), backward, &epilogue);
         }
         (Backend::Cuda(cuda), LinearWeights::Cuda(weights)) => {
-            *dx = cuda::linear::linear_dx(dy.gpu(), weights, format.cuda_dtype(cuda))?.into();
+            *dx = cuda::linear::linear_dx(dy.gpu(), weights, dtype.cuda_dtype(cuda))?.into();
         }
-        _ => panic!("linear_dx: the map is not on the device"),
+        _ => panic!("linear_dx: the weights are not on the device"),
     }
     Ok(())
 }
 
-/// `dw += dy^T x` and `db += sum of dy's rows`: x is (rows, inputs), dy (rows, outputs), dw
+/// `dw += dy^T x` and `db +=` the sum of dy's rows: x is (rows, inputs), dy (rows, outputs), dw
 /// (outputs, inputs), db (1, outputs).
 pub fn linear_dw(
     device: &Device,
@@ -354,33 +365,33 @@ pub fn linear_dw(
     Ok(())
 }
 
-/// Rows that are summed by one product on the processor: what is packed for it stays small, and so
-/// do rounding errors.
+/// Rows that one GEMM of the CPU's `linear_dw` sums over: bounds the packed copy of x and the
+/// length of the sums, which are added to dw.
 const DW_CHUNK_ROWS: usize = 1024;
 
 fn cpu_dw(cpu: &CpuDevice, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Option<&mut Tensor>) {
     let (inputs, outputs) = (x.cols(), dy.cols());
-    for (x, dy) in
-        x.data().chunks(DW_CHUNK_ROWS * inputs).zip(dy.data().chunks(DW_CHUNK_ROWS * outputs))
-    {
+    let chunks =
+        x.data().chunks(DW_CHUNK_ROWS * inputs).zip(dy.data().chunks(DW_CHUNK_ROWS * outputs));
+    for (x, dy) in chunks {
         let rows = x.len() / inputs;
-        let (packed, turned) =
-            (PackedWeights::new(rows, inputs, |r, k| x[r * inputs + k]), transposed(dy, outputs));
-        let store = OutputEpilogue {
+        let packed = PackedWeights::new(rows, inputs, |r, k| x[r * inputs + k]);
+        let dy_transposed = transposed(dy, outputs);
+        let epilogue = OutputEpilogue {
             out: dw.data_mut().as_mut_ptr(),
             cols: inputs,
             bias: None,
             op: EpilogueOp::Residual(None),
         };
-        gemm(cpu.isa, &turned, &packed, &store);
+        gemm(cpu.isa, &dy_transposed, &packed, &epilogue);
         if let Some(db) = &mut db {
-            let sums = turned.chunks(rows).map(|row| sum_lanes(rows, |i, s| s + row[i]));
+            let sums = dy_transposed.chunks(rows).map(|row| sum_lanes(rows, |i, s| s + row[i]));
             db.data_mut().iter_mut().zip(sums).for_each(|(d, sum)| *d += sum);
         }
     }
 }
 
-/// What the processor's product does with its result.
+/// What the CPU's GEMM does with a result, after the bias.
 #[derive(Clone, Copy)]
 enum EpilogueOp<'a> {
     /// `out = activation(result)`
@@ -392,17 +403,17 @@ enum EpilogueOp<'a> {
 struct OutputEpilogue<'a> {
     out: *mut f32, // (rows, cols)
     cols: usize,
-    bias: Option<&'a [f32]>,
+    bias: Option<&'a [f32]>, // (cols)
     op: EpilogueOp<'a>,
 }
 
-// SAFETY: `product` never lets two calls at the same time write one element.
+// SAFETY: no two concurrent calls of `gemm`'s epilogue write the same element.
 unsafe impl Sync for OutputEpilogue<'_> {}
 
 impl TileEpilogue for OutputEpilogue<'_> {
     #[inline(always)]
     unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
-        // SAFETY: `linear` gave out the shape of the product, and each element is passed once.
+        // SAFETY: `out` has the shape of the GEMM's result, and each element is passed once.
         let out = unsafe {
             std::slice::from_raw_parts_mut(self.out.add(row * self.cols + col), values.len())
         };

@@ -1,12 +1,12 @@
-//! The loss of predicted tokens.
+//! Logits and their cross entropy, for training.
 
 use super::{Activation, Indices, Linear, OutputDtype, linear};
 use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
-/// `out = x W + b` for [`cross_entropy`]: x is (rows, width), out becomes (rows, vocabulary) in
-/// single precision. Unlike [`linear`](super::linear) it may leave room between rows on a GPU,
-/// where rows of an odd width are slow to multiply, so the result is for [`cross_entropy`] alone.
+/// `out = x W + b` for [`cross_entropy`]: x is (rows, width), out becomes (rows, vocabulary) of
+/// f32. Unlike [`linear`](super::linear) it may pad the rows on a GPU, where a GEMM of rows of an
+/// odd width is slow, so the result is for [`cross_entropy`] alone.
 pub fn logits(
     device: &Device,
     x: &Tensor,
@@ -14,7 +14,7 @@ pub fn logits(
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     match device.backend() {
-        Backend::Cpu(_) => linear(device, x, head, (Activation::None, OutputDtype::F32), out),
+        Backend::Cpu(_) => linear(device, x, head, Activation::None, OutputDtype::F32, out),
         Backend::Cuda(_) => {
             *out = cuda::linear::logits(x.gpu(), head.gpu())?.into();
             Ok(())
@@ -23,8 +23,8 @@ pub fn logits(
 }
 
 /// The cross entropy of each row, `-log softmax(logits)[target]`, as (rows, 1); logits are (rows,
-/// vocabulary) in single precision. dlogits becomes `weight * (softmax(logits) - onehot(target))`,
-/// an operand of the logits' shape.
+/// vocabulary) of f32. dlogits becomes `weight * (softmax(logits) - onehot(target))`, of the
+/// compute dtype and the logits' shape.
 pub fn cross_entropy(
     device: &Device,
     logits: &Tensor,
@@ -33,14 +33,14 @@ pub fn cross_entropy(
     dlogits: &mut Tensor,
 ) -> Result<Tensor, DeviceError> {
     let (rows, cols) = (logits.rows(), logits.cols());
-    let targets_at = targets.host();
+    let target_tokens = targets.host();
     assert_eq!(
-        (targets_at.len(), weights.len()),
+        (target_tokens.len(), weights.len()),
         (rows, rows),
         "cross_entropy: targets and weights for {rows} rows"
     );
     assert!(
-        targets_at.iter().all(|&t| (t as usize) < cols),
+        target_tokens.iter().all(|&t| (t as usize) < cols),
         "cross_entropy: a target beyond a vocabulary of {cols}"
     );
     match device.backend() {
@@ -49,7 +49,7 @@ pub fn cross_entropy(
             Ok(Tensor::from_vec(
                 rows,
                 1,
-                cpu::loss::cross_entropy(cpu.isa, logits, targets_at, weights, dlogits),
+                cpu::loss::cross_entropy(cpu.isa, logits, target_tokens, weights, dlogits),
             ))
         }
         Backend::Cuda(_) => {

@@ -1,12 +1,11 @@
-//! The operations, each once: contract, checks, dispatch. Shapes are written (rows, columns).
+//! The operations: contract, checks, and dispatch to a backend. Shapes are written (rows, columns).
 //!
-//! Operations panic when shapes disagree: shapes follow from a checked model configuration, so a
-//! mismatch is a defect of this program and never of a user's file. Each message names the
-//! operation and both shapes. What a device may refuse at run time (memory, above all) is a
-//! [`DeviceError`](crate::DeviceError).
+//! Operations panic when shapes disagree: shapes follow from a validated model configuration, so a
+//! mismatch is a bug of this program, not of a user's file. What a device may refuse at run time,
+//! memory above all, is a [`DeviceError`](crate::DeviceError).
 //!
-//! What every layer of a pass needs ([`Indices`], [`AttentionMetadata`], [`PerturbedRows`], [`KeepMask`])
-//! is copied to the device once a pass.
+//! What every layer of a pass reads ([`Indices`], [`AttentionMetadata`], [`PerturbedRows`],
+//! [`KeepMask`]) is copied to the device once a pass.
 
 mod activation;
 mod attention;
@@ -26,19 +25,22 @@ mod topk;
 pub use crate::params::{Activation, RowPerturbation, SiteSet};
 pub use activation::{OutputDtype, activate, activate_backward, swiglu, swiglu_backward};
 pub use attention::{
-    AttentionBackward, AttentionMetadata, AttentionSpans, KvGrads, KvLayer, KvStore, Span,
-    attention, attention_backward,
+    AttentionBackward, AttentionMetadata, AttentionSpans, KvGrads, KvLayer, KvLayerMut, KvStore,
+    Span, attention, attention_backward,
 };
 pub(crate) use attention::{CpuKv, CpuLayerKv};
 pub use dropout::{DropoutMask, KeepMask, PerturbedRows, dropout};
 pub use graph::{GraphCache, GraphKey};
-pub use linear::{Linear, linear, linear_dw, linear_dx, linear_residual_norm};
+pub use linear::{Linear, LinearResidualNorm, linear, linear_dw, linear_dx, linear_residual_norm};
 pub use loss::{cross_entropy, logits};
 pub(crate) use norm::CpuNorm;
-pub use norm::{Normalization, add_positions_norm, norm, norm_backward};
+pub use norm::{
+    LearnedPositions, NormBackward, Normalization, add_positions_norm, norm, norm_backward,
+};
 pub use optimizer::{AdamW, Moments, adamw, sum_of_squares};
 pub use qkv::{
-    QkvTransform, Rope, SlotMapping, project_qkv, rope_and_cache, rope_and_cache_backward,
+    QkvProjection, QkvTransform, Rope, SlotMapping, project_qkv, rope_and_cache,
+    rope_and_cache_backward,
 };
 pub use rows::{
     Indices, add, add_noise, concat, fill_zero, gather, lookup, scale, scatter_add, select,

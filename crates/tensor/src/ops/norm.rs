@@ -1,12 +1,12 @@
-//! Normalisation of rows.
+//! LayerNorm and RMSNorm of rows.
 
 use super::{Indices, OutputDtype};
-use crate::cuda::args::{NormGradients, PositionEmbeddings};
+use crate::cuda::args::{CudaLearnedPositions, NormGradients};
 use crate::cuda::norm::CudaNorm;
 use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
-/// A normalisation and its parameters.
+/// A LayerNorm or RMSNorm with its parameters on a device.
 #[derive(Debug)]
 pub struct Normalization(NormStorage);
 
@@ -16,16 +16,16 @@ enum NormStorage {
     Cuda(CudaNorm),
 }
 
-/// A normalisation on the processor.
+/// A norm on the CPU.
 #[derive(Debug)]
 pub(crate) struct CpuNorm {
     pub(crate) eps: f32,
     pub(crate) scale: Vec<f32>,         // (width)
-    pub(crate) shift: Option<Vec<f32>>, // (width) of a layer norm; none of a root-mean-square norm
+    pub(crate) shift: Option<Vec<f32>>, // (width) of a LayerNorm; none of an RMSNorm
 }
 
 impl Normalization {
-    /// Subtract the mean, divide by the standard deviation, scale and shift.
+    /// LayerNorm: `(x - mean) / sqrt(variance + eps) * scale + shift`.
     pub fn layer(
         device: &Device,
         eps: f32,
@@ -45,7 +45,7 @@ impl Normalization {
         }))
     }
 
-    /// Divide by the root of the mean square and scale.
+    /// RMSNorm: `x / sqrt(mean square + eps) * scale`.
     pub fn rms(device: &Device, eps: f32, scale: Vec<f32>) -> Result<Self, DeviceError> {
         Ok(Self(match device.backend() {
             Backend::Cpu(_) => NormStorage::Cpu(CpuNorm { eps, scale, shift: None }),
@@ -53,7 +53,7 @@ impl Normalization {
         }))
     }
 
-    /// How many numbers are normalised together.
+    /// The width of the rows that it normalises.
     pub fn width(&self) -> usize {
         match &self.0 {
             NormStorage::Cpu(norm) => norm.scale.len(),
@@ -61,8 +61,8 @@ impl Normalization {
         }
     }
 
-    /// Takes new parameters in the place of the old: (1, width) each, in single precision on the
-    /// device. A shift for a layer norm, none for a root-mean-square norm.
+    /// Replaces the parameters, (1, width) each of f32 on the device: a scale, and a shift for a
+    /// LayerNorm.
     pub fn assign(
         &mut self,
         device: &Device,
@@ -115,84 +115,97 @@ pub fn norm(
     device: &Device,
     x: &Tensor,
     by: &Normalization,
-    format: OutputDtype,
+    dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    assert_eq!(
-        x.cols(),
-        by.width(),
-        "norm: rows of {} against parameters of {}",
-        x.cols(),
-        by.width()
-    );
+    let (width, expected) = (x.cols(), by.width());
+    assert_eq!(width, expected, "norm: rows of {width} against parameters of {expected}");
     match device.backend() {
         Backend::Cpu(cpu) => {
             out.reshape(x.rows(), x.cols());
             cpu::norm::norm(cpu.isa, x, by.cpu(), out);
         }
         Backend::Cuda(cuda) => {
-            *out = cuda::norm::norm(x.gpu(), by.gpu(), format.cuda_dtype(cuda))?.into()
+            *out = cuda::norm::norm(x.gpu(), by.gpu(), dtype.cuda_dtype(cuda))?.into()
         }
     }
     Ok(())
 }
 
-/// What a pass begins with: x (rows, width) plus, if there is a table of positions (any, width), a
-/// row of it for each; returns that, and normalises each row into out (rows, width).
+/// A learned position embedding for each row.
+#[derive(Clone, Copy, Debug)]
+pub struct LearnedPositions<'a> {
+    /// (context, width)
+    pub table: &'a Tensor,
+    /// Each row's position. (rows)
+    pub positions: &'a Indices,
+}
+
+/// The start of a pass: adds position embeddings, if there are any, to x (rows, width), returns the
+/// sum and normalises its rows into out (rows, width).
 pub fn add_positions_norm(
     device: &Device,
     mut x: Tensor,
-    positions: Option<(&Tensor, &Indices)>,
-    (by, format): (&Normalization, OutputDtype),
+    positions: Option<LearnedPositions<'_>>,
+    by: &Normalization,
+    dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<Tensor, DeviceError> {
-    if let Some((table, rows)) = positions {
-        let count = rows.host().len();
+    if let Some(LearnedPositions { table, positions }) = positions {
+        let (count, cols) = (positions.host().len(), table.cols());
         assert_eq!(
             (x.rows(), x.cols()),
-            (count, table.cols()),
-            "enter: {count} positions of {} columns",
-            table.cols()
+            (count, cols),
+            "add_positions_norm: {count} positions of {cols} columns"
         );
     }
     match device.backend() {
         Backend::Cpu(_) => {
-            if let Some((table, rows)) = positions {
-                for (r, &row) in rows.host().iter().enumerate() {
-                    x.row_mut(r).iter_mut().zip(table.row(row as usize)).for_each(|(x, y)| *x += y);
+            if let Some(LearnedPositions { table, positions }) = positions {
+                for (r, &position) in positions.host().iter().enumerate() {
+                    let embedding = table.row(position as usize);
+                    x.row_mut(r).iter_mut().zip(embedding).for_each(|(x, y)| *x += y);
                 }
             }
-            norm(device, &x, by, format, out)?;
+            norm(device, &x, by, dtype, out)?;
         }
         Backend::Cuda(cuda) => {
-            let positions = positions
-                .map(|(table, rows)| PositionEmbeddings { table: table.gpu(), rows: rows.gpu() });
-            // What others hold too stays as it is.
+            let positions = positions.map(|p| CudaLearnedPositions {
+                table: p.table.gpu(),
+                positions: p.positions.gpu(),
+            });
+            // In place, unless x is shared with another tensor.
             let sum = if x.is_shared() { x.gpu().uninit_like()?.into() } else { x.clone() };
-            *out = cuda::norm::add_positions_norm(
-                (x.gpu(), sum.gpu()),
-                positions,
-                by.gpu(),
-                format.cuda_dtype(cuda),
-            )?
-            .into();
+            let (from, to, dtype) = (x.gpu(), sum.gpu(), dtype.cuda_dtype(cuda));
+            *out = cuda::norm::add_positions_norm(from, to, positions, by.gpu(), dtype)?.into();
             x = sum;
         }
     }
     Ok(x)
 }
 
-/// Adds what reaches the norm's input x (rows, width) to dx (rows, width) and what reaches its
-/// parameters to dscale and dshift (1, width), given dy (rows, width) in any format. Means and
-/// deviations are computed again.
+/// The arguments of [`norm_backward`] that it reads.
+#[derive(Clone, Copy, Debug)]
+pub struct NormBackward<'a> {
+    /// The norm's input. (rows, width)
+    pub x: &'a Tensor,
+    /// The norm.
+    pub norm: &'a Normalization,
+    /// The gradient of its output, of any dtype. (rows, width)
+    pub dy: &'a Tensor,
+}
+
+/// Adds the gradient of the norm's input to dx (rows, width), and those of its parameters to dscale
+/// and dshift (1, width). Mean and variance are recomputed.
 pub fn norm_backward(
     device: &Device,
-    (x, by, dy): (&Tensor, &Normalization, &Tensor),
+    of: NormBackward<'_>,
     dx: &mut Tensor,
     dscale: &mut Tensor,
     dshift: Option<&mut Tensor>,
 ) -> Result<(), DeviceError> {
-    let (rows, width) = (x.rows(), by.width());
+    let NormBackward { x, norm, dy } = of;
+    let (rows, width) = (x.rows(), norm.width());
     let fits = |x: &Tensor| (x.rows(), x.cols()) == (rows, width);
     assert!(fits(x) && fits(dy) && fits(dx), "norm_backward: rows that are not {rows} of {width}");
     assert!(
@@ -201,23 +214,19 @@ pub fn norm_backward(
     );
     match device.backend() {
         Backend::Cpu(cpu) => {
-            let parts = cpu::norm::norm_backward(cpu.isa, (x, by.cpu(), dy), dx);
+            let partial = cpu::norm::norm_backward(cpu.isa, x, norm.cpu(), dy, dx);
             for (to, which) in [Some(dscale), dshift].into_iter().zip(0..) {
                 let Some(to) = to else { continue };
-                parts.iter().for_each(|part| {
-                    to.data_mut().iter_mut().zip(&part[which]).for_each(|(d, x)| *d += x)
+                partial.iter().for_each(|sums| {
+                    to.data_mut().iter_mut().zip(&sums[which]).for_each(|(d, x)| *d += x)
                 });
             }
         }
         Backend::Cuda(_) => {
             let dshift = dshift.map(Tensor::gpu_mut).transpose()?;
-            let to = NormGradients {
-                dy: dy.gpu(),
-                dx: dx.gpu_mut()?,
-                dscale: dscale.gpu_mut()?,
-                dshift,
-            };
-            cuda::norm::norm_backward(x.gpu(), by.gpu(), to)?;
+            let (dx, dscale) = (dx.gpu_mut()?, dscale.gpu_mut()?);
+            let gradients = NormGradients { dy: dy.gpu(), dx, dscale, dshift };
+            cuda::norm::norm_backward(x.gpu(), norm.gpu(), gradients)?;
         }
     }
     Ok(())

@@ -1,41 +1,41 @@
-//! Steps of the optimizer, and the size of gradients.
+//! AdamW, and squared norms of gradients.
 
 use crate::device::Backend;
 use crate::params::AdamWCoefficients;
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
-/// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), as
-/// `torch.optim.AdamW` has it.
+/// One step of AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), as in
+/// `torch.optim.AdamW`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW {
     /// The learning rate of this step.
     pub lr: f32,
-    /// What is kept of the first moment.
+    /// The decay of the first moment.
     pub beta1: f32,
-    /// What is kept of the second moment.
+    /// The decay of the second moment.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Added to the root of the second moment, after bias correction.
     pub eps: f32,
-    /// The share of the value, times the learning rate, that is taken away.
+    /// The decoupled weight decay, times the learning rate.
     pub weight_decay: f32,
-    /// This step's number, from 1.
+    /// The step, counted from 1.
     pub step: u32,
-    /// What gradients are multiplied with first: one over the size of a batch, clipping.
+    /// Multiplied with gradients first: one over the batch size, and gradient clipping.
     pub gradient_scale: f32,
 }
 
-/// What is remembered of a parameter's gradients, each of its shape. Both start as zeros.
+/// The moments of a parameter's gradient, of its shape; zeros at first.
 #[derive(Clone, Debug)]
 pub struct Moments {
-    /// The mean.
+    /// The running mean (`exp_avg`).
     pub first: Tensor,
-    /// The mean square.
+    /// The running mean square (`exp_avg_sq`).
     pub second: Tensor,
 }
 
 impl From<&AdamW> for AdamWCoefficients {
     fn from(by: &AdamW) -> Self {
-        let left = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(by.step));
+        let bias_correction = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(by.step));
         let AdamW { lr, beta1, beta2, eps, weight_decay, gradient_scale, .. } = *by;
         Self {
             beta1,
@@ -43,14 +43,14 @@ impl From<&AdamW> for AdamWCoefficients {
             eps,
             gradient_scale,
             keep: (1.0 - f64::from(lr) * f64::from(weight_decay)) as f32,
-            rate: (f64::from(lr) / left(beta1)) as f32,
-            second_scale: (1.0 / left(beta2).sqrt()) as f32,
+            rate: (f64::from(lr) / bias_correction(beta1)) as f32,
+            second_scale: (1.0 / bias_correction(beta2).sqrt()) as f32,
         }
     }
 }
 
-/// One step of a parameter, in place. The gradient is zero afterwards. All have one shape and are
-/// in single precision.
+/// Updates a parameter and its moments in place and sets its gradient to zero; all are f32 of one
+/// shape.
 pub fn adamw(
     device: &Device,
     by: &AdamW,
@@ -62,7 +62,7 @@ pub fn adamw(
     let fits = |x: &Tensor| (x.rows(), x.cols()) == shape;
     assert!(
         fits(gradient) && fits(&moments.first) && fits(&moments.second),
-        "adamw: unlike shapes"
+        "adamw: shapes differ"
     );
     assert!(by.step > 0, "adamw: steps are counted from 1");
     match device.backend() {
@@ -75,8 +75,8 @@ pub fn adamw(
     Ok(())
 }
 
-/// The sum of squares of all elements of all matrices (single precision), added up in double
-/// precision. Waits for the device.
+/// The sum of squares of all elements of all tensors (f32), summed in f64. Synchronizes with the
+/// device.
 pub fn sum_of_squares(device: &Device, of: &[&Tensor]) -> Result<f64, DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => Ok(of.iter().map(|x| cpu::optimizer::sum_of_squares(x)).sum()),

@@ -1,4 +1,4 @@
-//! Moving rows about: gathering, stacking, adding.
+//! Rows: gathering, concatenating, adding, scattering.
 
 use super::{Linear, PerturbedRows};
 use crate::cuda::CudaDtype;
@@ -7,7 +7,7 @@ use crate::device::Backend;
 use crate::rng::{MAX_ELEMENTS, Site};
 use crate::{Device, DeviceError, Tensor, cuda};
 
-/// Whole numbers where the device can read them: positions, slots, tokens.
+/// Unsigned integers where the device can read them: positions, slots, tokens, rows.
 #[derive(Debug)]
 pub struct Indices {
     host: Vec<u32>,
@@ -15,7 +15,7 @@ pub struct Indices {
 }
 
 impl Indices {
-    /// Brings them to the device.
+    /// Copies them to the device.
     pub fn new(device: &Device, host: Vec<u32>) -> Result<Self, DeviceError> {
         let on_gpu = match device.backend() {
             Backend::Cpu(_) => None,
@@ -33,8 +33,8 @@ impl Indices {
     }
 }
 
-/// The rows `picked` of all parts, counted through, in that order; a row may be picked more than
-/// once. There must be a part if there is a row.
+/// Gathers rows of several tensors, which are indexed as if they were concatenated; a row may be
+/// picked more than once. Rows without any part to pick from are a panic.
 pub fn select<'a>(
     device: &Device,
     parts: impl IntoIterator<Item = &'a Tensor>,
@@ -42,7 +42,7 @@ pub fn select<'a>(
 ) -> Result<Tensor, DeviceError> {
     let parts: Vec<&Tensor> = parts.into_iter().collect();
     let Some(&first) = parts.first() else {
-        assert!(picked.is_empty(), "select: a row of nothing");
+        assert!(picked.is_empty(), "select: rows without a tensor to pick from");
         return Ok(Tensor::default());
     };
     match device.backend() {
@@ -56,7 +56,7 @@ pub fn select<'a>(
                 && picked.len() == first.rows()
                 && picked.iter().enumerate().all(|(i, &r)| i == r)
             {
-                return Ok(first.clone()); // nothing moves
+                return Ok(first.clone()); // the identity: share it
             }
             let picked: Vec<u32> = picked.iter().map(|&r| r as u32).collect();
             let parts: Vec<_> = parts.iter().map(|part| part.gpu()).collect();
@@ -72,10 +72,10 @@ fn row_of<'a>(parts: &[&'a Tensor], mut row: usize) -> &'a [f32] {
         }
         row -= part.rows();
     }
-    panic!("select: {row} rows too far")
+    panic!("select: {row} rows beyond the last")
 }
 
-/// [`select`] of one part's rows, which the device knows already.
+/// Gathers rows of one tensor by indices that are on the device already.
 pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => Ok(x.select(picked.host.iter().map(|&r| r as usize))),
@@ -83,7 +83,7 @@ pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, D
     }
 }
 
-/// All rows of all parts (at least one), one part after the other.
+/// Concatenates the rows of at least one tensor.
 pub fn concat(device: &Device, parts: &[&Tensor]) -> Result<Tensor, DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => {
@@ -97,7 +97,7 @@ pub fn concat(device: &Device, parts: &[&Tensor]) -> Result<Tensor, DeviceError>
     }
 }
 
-/// The weights of some outputs of a map, a row each, in the order of the inputs: a map serves as an
+/// The weights of some outputs of a map, (outputs, inputs): a map to the vocabulary serves as an
 /// embedding table.
 pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor, DeviceError> {
     match device.backend() {
@@ -118,7 +118,7 @@ pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor
 
 /// `x += y`, both (rows, columns).
 pub fn add(device: &Device, x: &mut Tensor, y: &Tensor) -> Result<(), DeviceError> {
-    assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "add: unlike shapes");
+    assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "add: shapes differ");
     match device.backend() {
         Backend::Cpu(_) => x.data_mut().iter_mut().zip(y.data()).for_each(|(x, y)| *x += y),
         Backend::Cuda(_) => {
@@ -137,8 +137,8 @@ pub fn scale(device: &Device, x: &mut Tensor, by: f32) -> Result<(), DeviceError
     Ok(())
 }
 
-/// Adds Gaussian noise to each row of x (rows, columns) that is perturbed at [`Site::Noise`], of that
-/// row's standard deviation; other rows are left unchanged.
+/// Adds Gaussian noise to each row of x (rows, columns) that is perturbed at [`Site::Noise`], with
+/// that row's standard deviation; other rows are left unchanged.
 pub fn add_noise(device: &Device, x: &mut Tensor, rows: &PerturbedRows) -> Result<(), DeviceError> {
     let count = rows.rows().len();
     assert_eq!(x.rows(), count, "add_noise: {count} perturbations for {} rows", x.rows());
@@ -156,8 +156,7 @@ pub fn add_noise(device: &Device, x: &mut Tensor, rows: &PerturbedRows) -> Resul
     Ok(())
 }
 
-/// `to[rows[r]] += x[r]`: x is (rows, columns) in any format, to (any, columns). Several rows may
-/// go to the same.
+/// `to[rows[r]] += x[r]`: x is (rows, columns) of any dtype. Indices may repeat.
 pub fn scatter_add(
     device: &Device,
     x: &Tensor,

@@ -1,8 +1,9 @@
-//! Tokens drawn from logits: temperature, then the nucleus, then one number of the random function.
+//! Token sampling: temperature, then top-p, then the inverse of the cumulative distribution at one
+//! random number.
 //!
-//! Drawing needs whole rows of logits. On a GPU they come to the host some rows at a time, so that
-//! one piece of code chooses on every device; the product, which is nearly all of the work, stays
-//! where the weights are.
+//! Sampling needs whole rows of logits. A GPU's are copied to the host some rows at a time, so that
+//! the same code samples on every device; the GEMM, nearly all of the work, stays where the weights
+//! are.
 
 use rayon::prelude::*;
 
@@ -14,9 +15,9 @@ use crate::cpu::topk::RowMax;
 use crate::rng::{RngKey, Site};
 use crate::{Device, DeviceError, Isa, Tensor};
 
-/// What tokens are drawn from: softmax(logits / temperature), cut to the fewest tokens that
-/// together have a share of at least `top_p`, the likelier first and the lower index first among
-/// equals.
+/// A distribution over tokens: softmax(logits / temperature), cut to the fewest tokens whose
+/// probabilities sum to at least `top_p` (nucleus sampling), in descending order, the lower index
+/// first among equals.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenSampling {
     temperature: f32,
@@ -24,27 +25,27 @@ pub struct TokenSampling {
 }
 
 impl TokenSampling {
-    /// The softmax itself.
+    /// The softmax itself: temperature 1, top-p 1.
     pub const FULL_SOFTMAX: Self = Self { temperature: 1.0, top_p: 1.0 };
 
-    /// A temperature above 0 and a share in `(0, 1]`, if they are such.
+    /// A temperature that is finite and above 0 and a top-p in `(0, 1]`; `None` otherwise.
     pub fn new(temperature: f32, top_p: f32) -> Option<Self> {
         let legal = temperature.is_finite() && temperature > 0.0 && top_p > 0.0 && top_p <= 1.0;
         legal.then_some(Self { temperature, top_p })
     }
 
-    /// What logits are divided by.
+    /// Logits are divided by it.
     pub fn temperature(self) -> f32 {
         self.temperature
     }
 
-    /// The share of the likeliest tokens that are drawn from.
+    /// The probability mass of the tokens that are sampled from.
     pub fn top_p(self) -> f32 {
         self.top_p
     }
 
-    /// The token at `at` in `[0, 1)` of the tokens' shares, laid out in the order of tokens. `None`
-    /// where no logit stands out as a number.
+    /// The token whose interval of the cumulative distribution, in the order of tokens, contains
+    /// `at` in `[0, 1)`. `None` if no logit is a number. `max` is the largest logit.
     fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
         let (shift, scale) = (max, 1.0 / self.temperature);
         let weights =
@@ -86,7 +87,7 @@ pub fn sample_tokens(
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let chunk: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
         let (x, mut logits) = (select(device, [x], &chunk)?, Tensor::default());
-        linear(device, &x, head, (Activation::None, OutputDtype::F32), &mut logits)?;
+        linear(device, &x, head, Activation::None, OutputDtype::F32, &mut logits)?;
         let logits = logits.to_host()?;
         tokens
             .par_extend(chunk.par_iter().map(|&r| sample_row(isa, logits.row(r - start), rows[r])));
@@ -103,13 +104,12 @@ fn sample_row(isa: Isa, logits: &[f32], draw: Option<TokenDraw>) -> TokenLogprob
     TokenLogprob { token, logprob: row.logprob(logits[token as usize]) }
 }
 
-/// e^((logit - shift) scale); nothing for what is no number.
+/// e^((logit - shift) scale); 0 for NaN.
 #[inline(always)]
 fn softmax_weights<const FUSED: bool>(logits: &[f32], shift: f32, scale: f32) -> Vec<f32> {
     let mut out = vec![0.0; logits.len()];
     for (out, &x) in out.iter_mut().zip(logits) {
-        // A difference of 0 stays 0 under every scale, that of the coldest temperatures included,
-        // which is infinite.
+        // A difference of 0 stays 0 even if the scale is infinite, as for the lowest temperatures.
         let exponent = if x == shift { 0.0 } else { (x - shift) * scale };
         let weight = exp::<FUSED>(exponent);
         *out = if weight.is_nan() { 0.0 } else { weight };
@@ -121,8 +121,8 @@ fn sum_f64(weights: impl Iterator<Item = f32>) -> f64 {
     weights.map(f64::from).sum()
 }
 
-/// The first token at which the shares so far pass `target`; the last one with a share if rounding
-/// lets none.
+/// The first token at which the running sum of weights exceeds `target`; the last one of positive
+/// weight if rounding lets none.
 fn inverse_cdf(shares: impl Iterator<Item = (u32, f32)>, target: f64) -> Option<u32> {
     let (mut so_far, mut last) = (0.0, None);
     for (token, weight) in shares.filter(|&(_, weight)| weight > 0.0) {
@@ -135,11 +135,12 @@ fn inverse_cdf(shares: impl Iterator<Item = (u32, f32)>, target: f64) -> Option<
     last
 }
 
-/// Tokens looked at first; most nuclei are smaller.
+/// Tokens sorted first; most nuclei are smaller.
 const INITIAL_TOP: usize = 64;
 
-/// The fewest tokens whose weights sum to at least `mass`, in ascending order, so that two of like
-/// weight whose order rounding decides are laid out alike on every device.
+/// The fewest tokens whose weights sum to at least `mass`, in ascending order of token: two tokens
+/// of nearly equal weight, whose order by weight rounding may change, then keep their intervals on
+/// every device.
 fn top_p_tokens(weights: &[f32], mass: f64) -> Vec<u32> {
     let heavier =
         |a: &u32, b: &u32| weights[*b as usize].total_cmp(&weights[*a as usize]).then(a.cmp(b));
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn low_temperature_and_small_top_p_select_the_argmax() {
         let logits = [0.5, 3.0, 2.999, -1.0, f32::NAN, 2.0];
-        for from in [
+        for sampling in [
             TokenSampling::new(1e-38, 1.0),
             TokenSampling::new(1e-45, 1.0),
             TokenSampling::new(1.0, 1e-6),
@@ -211,9 +212,9 @@ mod tests {
         ] {
             for at in [0.0, 0.3, 0.999_999_9] {
                 assert_eq!(
-                    from.unwrap().sample(Isa::Portable, &logits, 3.0, at),
+                    sampling.unwrap().sample(Isa::Portable, &logits, 3.0, at),
                     Some(1),
-                    "{from:?}"
+                    "{sampling:?}"
                 );
             }
         }

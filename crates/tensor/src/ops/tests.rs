@@ -1,5 +1,5 @@
-//! One test body, every device: each instruction set of the processor, and a GPU in single
-//! precision if there is one.
+//! Every test runs on every device: each instruction set of the CPU, and a GPU in f32 if there is
+//! one.
 
 mod attention;
 mod backward;
@@ -7,6 +7,7 @@ mod bf16;
 mod perturbation;
 mod tokens;
 
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 
 use super::*;
@@ -25,7 +26,7 @@ fn devices() -> Vec<Device> {
     all
 }
 
-/// Numbers that look random.
+/// Gaussian numbers, a function of the salt.
 fn numbers(n: usize, salt: u64) -> Vec<f32> {
     let mut x = vec![0.0; n];
     RngKey { seed: salt, question: 0, trajectory: 0, position: 0 }.add_noise(0.6, &mut x);
@@ -46,11 +47,40 @@ fn dropout_rows(device: &Device, keys: &[Option<RngKey>], p: f32) -> PerturbedRo
     PerturbedRows::new(device, keys.iter().map(|key| key.map(row)).collect()).unwrap()
 }
 
-/// `activation(x W + b)` on a device, back on the host.
+/// The heads of a layer.
+#[derive(Clone, Copy, Debug)]
+struct HeadShape {
+    kv_heads: usize,
+    dim: usize,
+    heads: usize,
+}
+
+impl HeadShape {
+    /// Columns of queries, keys and values.
+    fn qkv_cols(self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.dim
+    }
+}
+
+/// Rows' spans, each as its first slot and its length.
+fn metadata(device: &Device, spans: &[Vec<(u32, u32)>]) -> AttentionMetadata<'static> {
+    let mut all = AttentionSpans::default();
+    spans.iter().for_each(|row| all.push(row.iter().map(|&(start, len)| Span { start, len })));
+    AttentionMetadata::new(device, Cow::Owned(all)).unwrap()
+}
+
+fn slot_mapping(device: &Device, positions: Vec<u32>, slots: Vec<u32>) -> SlotMapping {
+    SlotMapping {
+        positions: Indices::new(device, positions).unwrap(),
+        slots: Indices::new(device, slots).unwrap(),
+    }
+}
+
+/// `activation(x W + b)`, computed on a device and copied to the host.
 fn run_linear(device: &Device, x: &Tensor, map: &Linear, activation: Activation) -> Tensor {
     let mut out = Tensor::default();
     device
-        .run(|| linear(device, &upload(device, x), map, (activation, OutputDtype::F32), &mut out))
+        .run(|| linear(device, &upload(device, x), map, activation, OutputDtype::F32, &mut out))
         .unwrap();
     out.to_host().unwrap()
 }
@@ -90,7 +120,7 @@ fn linear_equals_the_naive_product() {
             (0..inputs * outputs).map(|i| w[i % outputs * inputs + i / outputs]).collect();
         for device in devices() {
             let what = format!("{device:?} {rows}x{inputs}x{outputs}");
-            let map = Linear::from_output_major(&device, (inputs, outputs), &w, Some(bias.clone()))
+            let map = Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone()))
                 .unwrap();
             assert_close(
                 run_linear(&device, &x, &map, Activation::None).data(),
@@ -98,13 +128,9 @@ fn linear_equals_the_naive_product() {
                 1e-5,
                 &what,
             );
-            let map = Linear::from_input_major(
-                &device,
-                (inputs, outputs),
-                &transposed,
-                Some(bias.clone()),
-            )
-            .unwrap();
+            let map =
+                Linear::from_input_major(&device, inputs, outputs, &transposed, Some(bias.clone()))
+                    .unwrap();
             assert_close(
                 run_linear(&device, &x, &map, Activation::None).data(),
                 &naive_linear(&x, &w, &bias),
@@ -119,7 +145,7 @@ fn linear_equals_the_naive_product() {
 fn activations_equal_their_definition() {
     let (x, w) = (matrix(4, 16, 4), numbers(16 * 24, 5));
     for device in devices() {
-        let map = Linear::from_output_major(&device, (16, 24), &w, Some(vec![0.1; 24])).unwrap();
+        let map = Linear::from_output_major(&device, 16, 24, &w, Some(vec![0.1; 24])).unwrap();
         let plain = run_linear(&device, &x, &map, Activation::None);
         let tanh = |x: f32| 0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh());
         let by: Vec<f32> = plain.data().iter().map(|&x| tanh(x)).collect();
@@ -153,7 +179,7 @@ fn activations_equal_their_definition() {
 fn a_row_of_a_batch_equals_the_row_alone() {
     let (x, w) = (matrix(37, 40, 7), numbers(70 * 40, 8));
     for device in devices() {
-        let map = Linear::from_input_major(&device, (40, 70), &w, None).unwrap();
+        let map = Linear::from_input_major(&device, 40, 70, &w, None).unwrap();
         let all = run_linear(&device, &x, &map, Activation::GeluTanh);
         for r in 0..x.rows() {
             let one = run_linear(&device, &x.select([r].into_iter()), &map, Activation::GeluTanh);
@@ -171,7 +197,7 @@ fn fused_instruction_sets_agree_to_the_bit() {
     let (x, w) = (matrix(9, 65, 9), numbers(90 * 65, 10));
     let fused = devices().into_iter().filter(|d| matches!(d.isa(), Some(Isa::Avx2 | Isa::Avx512)));
     let result = |device: Device| {
-        let map = Linear::from_output_major(&device, (65, 90), &w, None).unwrap();
+        let map = Linear::from_output_major(&device, 65, 90, &w, None).unwrap();
         run_linear(&device, &x, &map, Activation::None)
     };
     let results: Vec<Tensor> = fused.map(result).collect();
@@ -219,7 +245,7 @@ fn select_concat_lookup_and_add_move_rows() {
     let w = numbers(19 * 21, 21);
     let (a, b) = (matrix(4, 19, 22), matrix(3, 19, 23));
     for device in devices() {
-        let map = Linear::from_output_major(&device, (19, 21), &w, None).unwrap();
+        let map = Linear::from_output_major(&device, 19, 21, &w, None).unwrap();
         let found = lookup(&device, &map, &[20, 0, 7]).unwrap().to_host().unwrap();
         assert_eq!(found.data(), [&w[380..399], &w[..19], &w[133..152]].concat());
         let (x, y) = (upload(&device, &a), upload(&device, &b));
@@ -255,22 +281,25 @@ fn add_positions_norm_leaves_shared_tensors_unchanged() {
     let sum = Tensor::from_vec(5, 19, (0..95).map(one).collect());
     for device in devices() {
         let by = Normalization::layer(&device, 1e-5, numbers(19, 28), numbers(19, 29)).unwrap();
-        let places = Indices::new(&device, picked.clone()).unwrap();
-        let positions = upload(&device, &table);
-        for (places, expected) in [(Some((&positions, &places)), &sum), (None, &x)] {
-            let mut wanted = Tensor::default();
-            norm(&device, &upload(&device, expected), &by, OutputDtype::F32, &mut wanted).unwrap();
-            let wanted = wanted.to_host().unwrap();
+        let (table, positions) =
+            (upload(&device, &table), Indices::new(&device, picked.clone()).unwrap());
+        let learned = LearnedPositions { table: &table, positions: &positions };
+        for (positions, expected) in [(Some(learned), &sum), (None, &x)] {
+            let mut expected_norm = Tensor::default();
+            let from = upload(&device, expected);
+            norm(&device, &from, &by, OutputDtype::F32, &mut expected_norm).unwrap();
+            let expected_norm = expected_norm.to_host().unwrap();
             for shared in [false, true] {
                 let (from, mut normed) = (upload(&device, &x), Tensor::default());
-                let held = shared.then(|| from.clone());
+                let clone = shared.then(|| from.clone());
                 let stream = device
                     .run(|| {
                         add_positions_norm(
                             &device,
                             from,
-                            places,
-                            (&by, OutputDtype::F32),
+                            positions,
+                            &by,
+                            OutputDtype::F32,
                             &mut normed,
                         )
                     })
@@ -283,20 +312,20 @@ fn add_positions_norm_leaves_shared_tensors_unchanged() {
                 );
                 assert_close(
                     normed.to_host().unwrap().data(),
-                    wanted.data(),
+                    expected_norm.data(),
                     1e-5,
                     &format!("{device:?}: its norm"),
                 );
                 assert!(
-                    held.is_none_or(|held| held.to_host().unwrap() == x),
-                    "{device:?}: what others hold changed"
+                    clone.is_none_or(|clone| clone.to_host().unwrap() == x),
+                    "{device:?}: a tensor that shares its memory changed"
                 );
             }
         }
     }
 }
 
-/// Shared by a copy until one of them is written.
+/// A clone shares the memory until one of the two is written.
 #[test]
 fn a_clone_is_not_changed_by_its_original() {
     for device in devices() {
@@ -308,34 +337,36 @@ fn a_clone_is_not_changed_by_its_original() {
     }
 }
 
-/// Work in all lanes at once, in memory that is dropped and taken again, read at the end.
+/// Concurrent work on all streams, in memory that is freed and reused, read at the end.
 #[test]
 fn streams_do_not_share_memory() {
     const SIDE: usize = 512;
-    let x = |lane: usize, time: usize| {
-        let number = |i: usize| ((i * (2 * time + 1) + lane) % (1 << 20)) as f32;
-        Tensor::from_vec(SIDE, SIDE, (0..SIDE * SIDE).map(number).collect())
+    let x = |stream: usize, step: usize| {
+        let element = |i: usize| ((i * (2 * step + 1) + stream) % (1 << 20)) as f32;
+        Tensor::from_vec(SIDE, SIDE, (0..SIDE * SIDE).map(element).collect())
     };
-    let turned: Vec<usize> = (0..SIDE).rev().collect();
+    let reversed: Vec<usize> = (0..SIDE).rev().collect();
     for device in devices() {
-        let work = |lane: usize| {
+        let work = |stream: usize| {
             let made: Vec<Tensor> = (0..48)
-                .map(|time| select(&device, [&upload(&device, &x(lane, time))], &turned).unwrap())
+                .map(|step| {
+                    select(&device, [&upload(&device, &x(stream, step))], &reversed).unwrap()
+                })
                 .collect();
-            for (time, made) in made.into_iter().enumerate() {
-                let expected = x(lane, time).select(turned.iter().copied());
+            for (step, made) in made.into_iter().enumerate() {
+                let expected = x(stream, step).select(reversed.iter().copied());
                 assert_eq!(
                     made.to_host().unwrap(),
                     expected,
-                    "lane {lane}, time {time}, {}",
+                    "stream {stream}, step {step}, {}",
                     device.describe()
                 );
             }
         };
         std::thread::scope(|scope| {
-            for lane in 0..device.streams() {
+            for stream in 0..device.streams() {
                 let (device, work) = (&device, &work);
-                scope.spawn(move || device.on_stream(lane, || work(lane)).unwrap());
+                scope.spawn(move || device.on_stream(stream, || work(stream)).unwrap());
             }
         });
     }

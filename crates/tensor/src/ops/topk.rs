@@ -1,14 +1,14 @@
-//! The largest elements of rows of logits, which are never kept whole.
+//! Argmax and top-k of logits that are not stored.
 
 use super::{Activation, Linear, OutputDtype, linear, lookup, select};
 use crate::cpu::topk;
 use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cuda};
 
-/// The `k` largest elements of a row with their indices, largest first; the lower index first among
-/// equals.
+/// The indices and values of the `k` largest elements of a row, in descending order; the lower
+/// index first among equals.
 ///
-/// Not-a-number counts as smaller than everything.
+/// NaN counts as smaller than everything.
 pub fn top_k(row: &[f32], k: usize) -> Vec<(usize, f32)> {
     let mut best: Vec<(usize, f32)> = Vec::with_capacity(k + 1);
     for (i, &x) in row.iter().enumerate() {
@@ -22,21 +22,20 @@ pub fn top_k(row: &[f32], k: usize) -> Vec<(usize, f32)> {
     best
 }
 
-/// A token and the natural logarithm of its probability among all tokens.
+/// A token and its log-probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// Its index.
+    /// Its index in the vocabulary.
     pub token: u32,
-    /// log softmax(logits)\[token\]; not finite where a logit is not.
+    /// log softmax(logits)\[token\], natural; NaN if any logit of the row is NaN.
     pub logprob: f32,
 }
 
-/// For each row of x (rows, inputs) the largest element of `x W + b`; the lowest index among
-/// equals.
+/// The argmax of `x W + b` for each row of x (rows, inputs), the lowest index among equals.
 ///
-/// Not-a-number counts as smaller than everything; a row of nothing else has index 0, so that an
-/// index is always one. The results themselves, a row of which may be a whole vocabulary, are never
-/// stored.
+/// NaN counts as smaller than everything; a row of nothing but NaN gives index 0, so that an index
+/// is always valid. The logits are not stored where the device can reduce them in the product's
+/// kernel.
 pub fn greedy_tokens(
     device: &Device,
     x: &Tensor,
@@ -45,8 +44,7 @@ pub fn greedy_tokens(
     PendingTokens::greedy(device, x, map)?.read()
 }
 
-/// Words that were asked for. A GPU may still be at it, and the host has time for other things
-/// before it reads them.
+/// Tokens that a GPU may still be computing: the host can queue more work before it reads them.
 #[derive(Debug)]
 pub struct PendingTokens(PendingState);
 
@@ -57,7 +55,7 @@ enum PendingState {
 }
 
 impl PendingTokens {
-    /// Asks for what [`likeliest`] finds.
+    /// Queues [`greedy_tokens`].
     pub fn greedy(device: &Device, x: &Tensor, map: &Linear) -> Result<Self, DeviceError> {
         assert_eq!(
             x.cols(),
@@ -77,29 +75,29 @@ impl PendingTokens {
         }))
     }
 
-    /// [`lookup`] of all of them, which need not have been read for it. The table must have a row
-    /// for every word.
+    /// [`lookup`] of the tokens, on the device: they need not have been read. The table must have a
+    /// row for every token.
     pub fn lookup(&self, device: &Device, table: &Linear) -> Result<Tensor, DeviceError> {
         match &self.0 {
-            PendingState::Ready(words) => {
-                lookup(device, table, &words.iter().map(|word| word.token).collect::<Vec<_>>())
+            PendingState::Ready(tokens) => {
+                lookup(device, table, &tokens.iter().map(|token| token.token).collect::<Vec<_>>())
             }
-            PendingState::Pending(found) => {
-                Ok(cuda::embedding::lookup_pending(table.gpu(), found)?.into())
+            PendingState::Pending(pending) => {
+                Ok(cuda::embedding::lookup_pending(table.gpu(), pending)?.into())
             }
         }
     }
 
-    /// Whether nobody has to wait for them.
+    /// Whether [`PendingTokens::read`] returns without waiting for a device.
     pub fn is_ready(&self) -> bool {
         matches!(self.0, PendingState::Ready(_))
     }
 
-    /// Waits for them.
+    /// Waits for the tokens.
     pub fn read(self) -> Result<Vec<TokenLogprob>, DeviceError> {
         match self.0 {
-            PendingState::Ready(words) => Ok(words),
-            PendingState::Pending(found) => Ok(found
+            PendingState::Ready(tokens) => Ok(tokens),
+            PendingState::Pending(pending) => Ok(pending
                 .read()?
                 .into_iter()
                 .map(|(token, logprob)| TokenLogprob { token, logprob })
@@ -109,21 +107,21 @@ impl PendingTokens {
 }
 
 impl From<Vec<TokenLogprob>> for PendingTokens {
-    fn from(words: Vec<TokenLogprob>) -> Self {
-        Self(PendingState::Ready(words))
+    fn from(tokens: Vec<TokenLogprob>) -> Self {
+        Self(PendingState::Ready(tokens))
     }
 }
 
-/// The indices alone of what [`likeliest`] finds.
+/// The tokens of [`greedy_tokens`], without their log-probabilities.
 pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, DeviceError> {
-    Ok(greedy_tokens(device, x, map)?.into_iter().map(|word| word.token).collect())
+    Ok(greedy_tokens(device, x, map)?.into_iter().map(|token| token.token).collect())
 }
 
-/// Rows of logits made at a time where whole rows are needed.
+/// Rows of logits computed at a time where whole rows are stored.
 pub(super) const LOGIT_ROWS: usize = 64;
 
-/// For each row of x the mixture of the `k` likeliest outputs' rows of `table`, weighted by their
-/// softmax: (rows, width); and the likeliest. `table` is the head itself where the two are tied.
+/// For each row of x the sum of the top `k` tokens' embeddings, weighted by the softmax over those
+/// `k`: (rows, width); and the argmax. `table` is the head itself where the two are tied.
 pub fn top_k_mixture(
     device: &Device,
     x: &Tensor,
@@ -132,37 +130,29 @@ pub fn top_k_mixture(
     k: usize,
 ) -> Result<(Tensor, Vec<u32>), DeviceError> {
     if let Backend::Cuda(_) = device.backend() {
-        let (thoughts, likeliest) = cuda::topk::top_k_mixture(x.gpu(), head.gpu(), table.gpu(), k)?;
-        return Ok((thoughts.into(), likeliest));
+        let (mixtures, argmax) = cuda::topk::top_k_mixture(x.gpu(), head.gpu(), table.gpu(), k)?;
+        return Ok((mixtures.into(), argmax));
     }
-    let (mut thoughts, mut likeliest) =
+    let (mut mixtures, mut argmax) =
         (Tensor::zeros(0, table.inputs()), Vec::with_capacity(x.rows()));
     let mut logits = Tensor::default();
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
-        linear(
-            device,
-            &select(device, [x], &rows)?,
-            head,
-            (Activation::None, OutputDtype::F32),
-            &mut logits,
-        )?;
+        let x = select(device, [x], &rows)?;
+        linear(device, &x, head, Activation::None, OutputDtype::F32, &mut logits)?;
         for r in 0..rows.len() {
             let best = softmax(top_k(logits.row(r), k));
-            let embeddings = lookup(
-                device,
-                table,
-                &best.iter().map(|&(token, _)| token as u32).collect::<Vec<_>>(),
-            )?;
-            let mut thought = vec![0.0; table.inputs()];
+            let tokens: Vec<u32> = best.iter().map(|&(token, _)| token as u32).collect();
+            let embeddings = lookup(device, table, &tokens)?;
+            let mut mixture = vec![0.0; table.inputs()];
             for (i, (_, weight)) in best.iter().enumerate() {
-                thought.iter_mut().zip(embeddings.row(i)).for_each(|(x, e)| *x += weight * e);
+                mixture.iter_mut().zip(embeddings.row(i)).for_each(|(x, e)| *x += weight * e);
             }
-            thoughts.push(&thought);
-            likeliest.push(best.first().map_or(0, |&(token, _)| token as u32));
+            mixtures.push(&mixture);
+            argmax.push(tokens.first().copied().unwrap_or(0));
         }
     }
-    Ok((thoughts, likeliest))
+    Ok((mixtures, argmax))
 }
 
 fn softmax(mut scored: Vec<(usize, f32)>) -> Vec<(usize, f32)> {

@@ -2,28 +2,24 @@
 
 use super::*;
 
-/// Keys and values of `slots` positions, (slots, 2 * kv_heads * head_dim), put into a store by
-/// `place` without any norm or rotation, each at the slot that `at` gives.
+/// A store whose keys and values are the rows of kv, (slots, 2 * kv_heads * head_dim), without norm
+/// or rotation; row r is in slot `slot_of(r)`.
 fn filled_kv(
     device: &Device,
     kv: &Tensor,
-    shape: (usize, usize),
-    at: impl Fn(u32) -> u32,
+    shape: HeadShape,
+    slot_of: impl Fn(u32) -> u32,
 ) -> KvStore {
-    let (kv_heads, head_dim) = shape;
-    let mut store = KvStore::new(device, 1, shape, kv.rows()).unwrap();
-    let mut qkv = Tensor::zeros(0, (2 + 1) * kv_heads * head_dim);
-    (0..kv.rows())
-        .for_each(|r| qkv.push(&[&vec![0.0; kv_heads * head_dim][..], kv.row(r)].concat()));
-    let slots: Vec<u32> = (0..kv.rows() as u32).map(at).collect();
-    let seats = SlotMapping {
-        positions: Indices::new(device, vec![0; kv.rows()]).unwrap(),
-        slots: Indices::new(device, slots).unwrap(),
-    };
-    let by = QkvTransform { heads: kv_heads, qk_norms: None, rope: None };
-    device
-        .run(|| rope_and_cache(device, &mut upload(device, &qkv), by, &mut store, 0, &seats))
-        .unwrap();
+    let HeadShape { kv_heads, dim, .. } = shape;
+    let mut store = KvStore::new(device, 1, kv_heads, dim, kv.rows()).unwrap();
+    let mut qkv = Tensor::zeros(0, (2 + 1) * kv_heads * dim);
+    let no_queries = vec![0.0; kv_heads * dim];
+    (0..kv.rows()).for_each(|r| qkv.push(&[&no_queries[..], kv.row(r)].concat()));
+    let slots =
+        slot_mapping(device, vec![0; kv.rows()], (0..kv.rows() as u32).map(slot_of).collect());
+    let transform = QkvTransform { heads: kv_heads, qk_norms: None, rope: None };
+    let mut qkv = upload(device, &qkv);
+    device.run(|| rope_and_cache(device, &mut qkv, transform, store.layer_mut(0), &slots)).unwrap();
     store
 }
 
@@ -32,24 +28,16 @@ fn run_attention(
     q: &Tensor,
     kv: &KvStore,
     heads: usize,
-    views: &[Vec<(u32, u32)>],
+    spans: &[Vec<(u32, u32)>],
 ) -> Tensor {
-    let (mut attend, mut out) = (AttentionSpans::default(), Tensor::default());
-    views.iter().for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
-    let views = AttentionMetadata::new(device, std::borrow::Cow::Owned(attend)).unwrap();
-    device
-        .run(|| attention(device, &upload(device, q), kv.layer(0), heads, &views, &mut out))
-        .unwrap();
+    let (q, metadata, mut out) = (upload(device, q), metadata(device, spans), Tensor::default());
+    device.run(|| attention(device, &q, kv.layer(0), heads, &metadata, &mut out)).unwrap();
     out.to_host().unwrap()
 }
 
-/// The definition, in double precision.
-fn naive_attention(
-    q: &[f32],
-    kv: &Tensor,
-    (kv_heads, dim, heads): (usize, usize, usize),
-    slots: &[usize],
-) -> Vec<f32> {
+/// Attention by its definition, in f64.
+fn naive_attention(q: &[f32], kv: &Tensor, shape: HeadShape, slots: &[usize]) -> Vec<f32> {
+    let HeadShape { kv_heads, dim, heads } = shape;
     let mut out = vec![0.0f64; heads * dim];
     for h in 0..heads {
         let g = h / (heads / kv_heads);
@@ -72,7 +60,7 @@ fn naive_attention(
 
 #[test]
 fn attention_equals_its_definition() {
-    let views: Vec<Vec<(u32, u32)>> = vec![
+    let spans: Vec<Vec<(u32, u32)>> = vec![
         vec![(0, 1)],
         vec![(0, 33), (48, 3)],
         vec![(0, 33), (50, 2), (69, 1), (60, 1)],
@@ -81,26 +69,17 @@ fn attention_equals_its_definition() {
         vec![(16, 16)],
     ];
     for (kv_heads, dim, heads) in [(1, 12, 1), (2, 16, 4), (3, 64, 3), (2, 80, 6)] {
+        let shape = HeadShape { kv_heads, dim, heads };
         let kv = matrix(70, 2 * kv_heads * dim, 26);
-        let q = matrix(views.len(), heads * dim, 27);
+        let q = matrix(spans.len(), heads * dim, 27);
         for device in devices() {
-            let out = run_attention(
-                &device,
-                &q,
-                &filled_kv(&device, &kv, (kv_heads, dim), |s| s),
-                heads,
-                &views,
-            );
-            for (r, view) in views.iter().enumerate() {
+            let store = filled_kv(&device, &kv, shape, |s| s);
+            let out = run_attention(&device, &q, &store, heads, &spans);
+            for (r, row_spans) in spans.iter().enumerate() {
                 let slots: Vec<usize> =
-                    view.iter().flat_map(|&(s, n)| (s..s + n).map(|x| x as usize)).collect();
-                let expected = naive_attention(q.row(r), &kv, (kv_heads, dim, heads), &slots);
-                assert_close(
-                    out.row(r),
-                    &expected,
-                    3e-6,
-                    &format!("{device:?} {kv_heads} {dim} row {r}"),
-                );
+                    row_spans.iter().flat_map(|&(s, n)| (s..s + n).map(|x| x as usize)).collect();
+                let expected = naive_attention(q.row(r), &kv, shape, &slots);
+                assert_close(out.row(r), &expected, 3e-6, &format!("{device:?} {shape:?} row {r}"));
             }
         }
     }
@@ -110,8 +89,9 @@ fn attention_equals_its_definition() {
 fn attention_does_not_depend_on_slots() {
     let (kv, q) = (matrix(64, 2 * 2 * 32, 28), matrix(1, 4 * 32, 29));
     for device in devices() {
-        let (straight, reversed) =
-            (filled_kv(&device, &kv, (2, 32), |s| s), filled_kv(&device, &kv, (2, 32), |s| 63 - s));
+        let shape = HeadShape { kv_heads: 2, dim: 32, heads: 4 };
+        let straight = filled_kv(&device, &kv, shape, |s| s);
+        let reversed = filled_kv(&device, &kv, shape, |s| 63 - s);
         let together = run_attention(&device, &q, &straight, 4, &[vec![(0, 37)]]);
         let split = run_attention(&device, &q, &straight, 4, &[vec![(0, 20), (20, 17)]]);
         let scattered =
@@ -126,15 +106,16 @@ fn attention_does_not_depend_on_slots() {
     }
 }
 
-/// Queries come back normalised and turned; keys do too, which attention over a single slot cannot
-/// show, so two are seen.
+/// Queries are normalised and rotated in place; keys are too, which shows in attention over more
+/// than one slot.
 #[test]
 fn qk_norm_and_rope_are_applied_before_attention() {
     let (heads, kv_heads, dim, rows) = (4, 2, 8, 5);
-    let qkv = matrix(rows, (heads + 2 * kv_heads) * dim, 30);
+    let shape = HeadShape { kv_heads, dim, heads };
+    let qkv = matrix(rows, shape.qkv_cols(), 30);
     let (q_scale, k_scale, frequencies) =
         (numbers(dim, 31), numbers(dim, 32), vec![1.0, 0.3, 0.1, 0.02]);
-    let turned = |x: &[f32], scale: &[f32], position: u32| {
+    let rotated = |x: &[f32], scale: &[f32], position: u32| {
         let x = naive_norm(x, scale, None, 1e-6);
         let mut out = x.clone();
         for i in 0..dim / 2 {
@@ -150,9 +131,9 @@ fn qk_norm_and_rope_are_applied_before_attention() {
     for (r, &position) in positions.iter().enumerate() {
         let head = |h: usize| &qkv.row(r)[h * dim..(h + 1) * dim];
         queries.push(
-            &(0..heads).flat_map(|h| turned(head(h), &q_scale, position)).collect::<Vec<_>>(),
+            &(0..heads).flat_map(|h| rotated(head(h), &q_scale, position)).collect::<Vec<_>>(),
         );
-        let keys = (heads..heads + kv_heads).flat_map(|h| turned(head(h), &k_scale, position));
+        let keys = (heads..heads + kv_heads).flat_map(|h| rotated(head(h), &k_scale, position));
         kv.push(
             &keys.chain(qkv.row(r)[(heads + kv_heads) * dim..].iter().copied()).collect::<Vec<_>>(),
         );
@@ -161,30 +142,30 @@ fn qk_norm_and_rope_are_applied_before_attention() {
         let norms =
             [&q_scale, &k_scale].map(|s| Normalization::rms(&device, 1e-6, s.clone()).unwrap());
         let rope = Rope::new(&device, frequencies.clone()).unwrap();
-        let by = QkvTransform { heads, qk_norms: Some((&norms[0], &norms[1])), rope: Some(&rope) };
-        let mut store = KvStore::new(&device, 1, (kv_heads, dim), rows).unwrap();
-        let slots = Indices::new(&device, (0..rows as u32).collect()).unwrap();
-        let seats =
-            SlotMapping { positions: Indices::new(&device, positions.clone()).unwrap(), slots };
-        let mut placed = upload(&device, &qkv);
-        device.run(|| rope_and_cache(&device, &mut placed, by, &mut store, 0, &seats)).unwrap();
-        let placed = placed.to_host().unwrap();
+        let qk_norms = Some((&norms[0], &norms[1]));
+        let transform = QkvTransform { heads, qk_norms, rope: Some(&rope) };
+        let mut store = KvStore::new(&device, 1, kv_heads, dim, rows).unwrap();
+        let slots = slot_mapping(&device, positions.clone(), (0..rows as u32).collect());
+        let mut result = upload(&device, &qkv);
+        device
+            .run(|| rope_and_cache(&device, &mut result, transform, store.layer_mut(0), &slots))
+            .unwrap();
+        let result = result.to_host().unwrap();
         for r in 0..rows {
             assert_close(
-                &placed.row(r)[..heads * dim],
+                &result.row(r)[..heads * dim],
                 queries.row(r),
                 3e-6,
                 &format!("{device:?} queries {r}"),
             );
             let out = run_attention(
                 &device,
-                &placed.select([r].into_iter()),
+                &result.select([r].into_iter()),
                 &store,
                 heads,
                 &[vec![(0, rows as u32)]],
             );
-            let expected =
-                naive_attention(queries.row(r), &kv, (kv_heads, dim, heads), &[0, 1, 2, 3, 4]);
+            let expected = naive_attention(queries.row(r), &kv, shape, &[0, 1, 2, 3, 4]);
             assert_close(out.data(), &expected, 5e-6, &format!("{device:?} row {r}"));
         }
     }

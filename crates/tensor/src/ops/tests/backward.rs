@@ -1,7 +1,7 @@
-//! Each backward against central differences of its forward, on every device.
+//! Each backward against central finite differences of its forward, on every device.
 //!
-//! The forward runs in single precision, so a difference over a step h carries an error of about
-//! 1e-7 / h; with h near 1e-2 and a smooth function both errors are near 1e-4 of the largest
+//! The forward is f32, so a difference over a step h has an error of about 1e-7 / h; with h near
+//! 1e-2 and a smooth function the rounding and truncation errors are both near 1e-4 of the largest
 //! gradient, and the tolerance is a few times that.
 
 use super::*;
@@ -9,13 +9,13 @@ use super::*;
 const STEP: f32 = 1e-2;
 const TOLERANCE: f32 = 2e-3;
 
-/// A number that every result has a part in: the sum of `weights * y`, in double precision.
+/// A scalar loss: the sum of `weights * y`, in f64.
 fn weighted_sum(weights: &[f32], y: &Tensor) -> f64 {
     assert_eq!(weights.len(), y.data().len());
     weights.iter().zip(y.data()).map(|(w, y)| f64::from(*w) * f64::from(*y)).sum()
 }
 
-/// Compares a gradient of `f` at x with central differences, at up to forty elements of it.
+/// Compares a gradient of `f` at x with central differences, for up to forty elements.
 fn assert_gradient(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: &str) {
     assert_eq!(found.len(), x.data().len(), "{what}");
     let count = found.len();
@@ -90,7 +90,7 @@ fn activation_gradients_match_finite_differences() {
 fn a_separate_activation_equals_the_fused_one() {
     let (x, w) = (matrix(5, 16, 3), numbers(16 * 24, 4));
     for device in devices() {
-        let map = Linear::from_output_major(&device, (16, 24), &w, None).unwrap();
+        let map = Linear::from_output_major(&device, 16, 24, &w, None).unwrap();
         for activation in [Activation::GeluTanh, Activation::GeluErf] {
             let plain = upload(&device, &run_linear(&device, &x, &map, Activation::None));
             let mut out = Tensor::default();
@@ -130,7 +130,7 @@ fn swiglu_gradient_matches_finite_differences() {
     }
 }
 
-/// What is added to is not lost.
+/// A random tensor that a backward adds to, on the device and on the host.
 fn random_start(device: &Device, rows: usize, cols: usize, salt: u64) -> (Tensor, Tensor) {
     let start = matrix(rows, cols, salt);
     (upload(device, &start), start)
@@ -175,7 +175,7 @@ fn norm_gradients_match_finite_differences() {
                         let shift = layer.then_some(&mut dshift);
                         norm_backward(
                             &device,
-                            (&given, &by, &reaching),
+                            NormBackward { x: &given, norm: &by, dy: &reaching },
                             &mut dx,
                             &mut dscale,
                             shift,
@@ -227,7 +227,7 @@ fn norm_assign_replaces_the_parameters() {
     }
 }
 
-/// A linear map has no curvature, so its backward is checked against the definition.
+/// A linear map's backward is compared with its definition.
 #[test]
 fn linear_gradients_equal_their_definition() {
     for (rows, inputs, outputs) in
@@ -252,13 +252,9 @@ fn linear_gradients_equal_their_definition() {
             let what = format!("{device:?} {rows} x {inputs} -> {outputs}");
             let (given, reaching, bias) =
                 (upload(&device, &x), upload(&device, &dy), matrix(1, outputs, 21));
-            let mut map = Linear::from_output_major(
-                &device,
-                (inputs, outputs),
-                &old,
-                Some(vec![0.0; outputs]),
-            )
-            .unwrap();
+            let mut map =
+                Linear::from_output_major(&device, inputs, outputs, &old, Some(vec![0.0; outputs]))
+                    .unwrap();
             device
                 .run(|| {
                     map.prepare_backward(
@@ -364,7 +360,7 @@ fn gradients_through_logits_match_finite_differences() {
         let named = Indices::new(&device, targets.clone()).unwrap();
         let run = |x: &Tensor, w: &Tensor| {
             let mut head =
-                Linear::from_output_major(&device, (width, vocabulary), w.data(), None).unwrap();
+                Linear::from_output_major(&device, width, vocabulary, w.data(), None).unwrap();
             head.prepare_backward(&device, &upload(&device, w)).unwrap();
             let (x, mut given, mut dlogits) =
                 (upload(&device, x), Tensor::default(), Tensor::default());
@@ -443,41 +439,22 @@ fn sum_of_squares_covers_all_tensors() {
     }
 }
 
-/// Heads, what each row sees, and how queries and keys are turned.
+/// Two passes through one layer: the first fills slots, the second attends.
 struct AttentionCase {
-    kv_heads: usize,
-    dim: usize,
-    heads: usize,
-    views: Vec<Vec<(u32, u32)>>,
-    slots: Vec<u32>,
-    before: usize, // slots that were filled by an earlier pass
+    shape: HeadShape,
+    spans: Vec<Vec<(u32, u32)>>,
+    slots: Vec<u32>, // of the second pass
+    before: usize,   // slots that the first pass fills
 }
 
 impl AttentionCase {
-    fn width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.dim
-    }
-
-    fn metadata(&self, device: &Device) -> AttentionMetadata<'static> {
-        let mut attend = AttentionSpans::default();
-        self.views
-            .iter()
-            .for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
-        AttentionMetadata::new(device, std::borrow::Cow::Owned(attend)).unwrap()
-    }
-
     fn slot_mapping(&self, device: &Device, first: bool) -> SlotMapping {
         let slots: Vec<u32> =
             if first { (0..self.before as u32).collect() } else { self.slots.clone() };
-        let positions = slots.iter().map(|s| s % 13).collect();
-        SlotMapping {
-            positions: Indices::new(device, positions).unwrap(),
-            slots: Indices::new(device, slots).unwrap(),
-        }
+        slot_mapping(device, slots.iter().map(|s| s % 13).collect(), slots)
     }
 
-    /// Two passes, the first of which only fills slots: attention's result, and the gradients of
-    /// both passes' qkv.
+    /// Returns attention's result, and the gradients of both passes' qkv.
     fn run(
         &self,
         device: &Device,
@@ -485,42 +462,38 @@ impl AttentionCase {
         late: &Tensor,
         dout: &Tensor,
     ) -> (Tensor, Tensor, Tensor) {
-        let frequencies = (0..self.dim / 2).map(|i| 0.5 / (i + 1) as f32).collect();
+        let HeadShape { kv_heads, dim, heads } = self.shape;
+        let frequencies = (0..dim / 2).map(|i| 0.5 / (i + 1) as f32).collect();
         let rope = Rope::new(device, frequencies).unwrap();
-        let by = QkvTransform {
-            heads: self.heads,
-            qk_norms: None,
-            rope: self.dim.is_multiple_of(2).then_some(&rope),
-        };
-        let mut kv = KvStore::new(device, 2, (self.kv_heads, self.dim), 96).unwrap();
+        let rope = dim.is_multiple_of(2).then_some(&rope);
+        let transform = QkvTransform { heads, qk_norms: None, rope };
+        let mut kv = KvStore::new(device, 2, kv_heads, dim, 96).unwrap();
         let (mut first, mut second) = (upload(device, early), upload(device, late));
-        let (seats, own, views) = (
-            self.slot_mapping(device, true),
-            self.slot_mapping(device, false),
-            self.metadata(device),
-        );
+        let (first_slots, own) =
+            (self.slot_mapping(device, true), self.slot_mapping(device, false));
+        let metadata = metadata(device, &self.spans);
         let work = || {
-            rope_and_cache(device, &mut first, by, &mut kv, 1, &seats)?;
-            rope_and_cache(device, &mut second, by, &mut kv, 1, &own)?;
+            rope_and_cache(device, &mut first, transform, kv.layer_mut(1), &first_slots)?;
+            rope_and_cache(device, &mut second, transform, kv.layer_mut(1), &own)?;
             let mut out = Tensor::default();
-            attention(device, &second, kv.layer(1), self.heads, &views, &mut out)?;
+            attention(device, &second, kv.layer(1), heads, &metadata, &mut out)?;
             let mut grads = KvGrads::zeros(device, &kv)?;
             let (mut late, dout) = (Tensor::default(), upload(device, dout));
             let of = AttentionBackward {
                 q: &second,
                 kv: kv.layer(1),
-                heads: self.heads,
-                metadata: &views,
+                heads,
+                metadata: &metadata,
                 out: &out,
                 dout: &dout,
             };
             attention_backward(device, of, &mut grads, &mut late)?;
-            rope_and_cache_backward(device, &mut late, by, &grads, 1, &own)?;
-            let mut early = zeros(device, self.before, self.width());
-            rope_and_cache_backward(device, &mut early, by, &grads, 1, &seats)?;
+            rope_and_cache_backward(device, &mut late, transform, &grads, 1, &own)?;
+            let mut early = zeros(device, self.before, self.shape.qkv_cols());
+            rope_and_cache_backward(device, &mut early, transform, &grads, 1, &first_slots)?;
             grads.clear(device)?;
-            let mut none = zeros(device, self.before, self.width());
-            rope_and_cache_backward(device, &mut none, by, &grads, 1, &seats)?;
+            let mut none = zeros(device, self.before, self.shape.qkv_cols());
+            rope_and_cache_backward(device, &mut none, transform, &grads, 1, &first_slots)?;
             assert!(none.to_host()?.data().iter().all(|&x| x == 0.0), "cleared");
             Ok::<_, crate::DeviceError>((out.to_host()?, early.to_host()?, late.to_host()?))
         };
@@ -528,10 +501,10 @@ impl AttentionCase {
     }
 }
 
-/// Rows that share a prefix, rows with spans of their own, one after another and scattered; a row
-/// of the pass sees others of the same pass.
+/// Rows that share a prefix and rows with spans of their own, contiguous and scattered; a row
+/// attends to others of the same pass.
 fn attention_cases() -> Vec<AttentionCase> {
-    let views: Vec<Vec<(u32, u32)>> = vec![
+    let spans: Vec<Vec<(u32, u32)>> = vec![
         vec![(0, 20), (32, 1)],
         vec![(0, 20), (32, 2)],
         vec![(0, 20), (48, 1), (33, 1), (50, 1)],
@@ -543,10 +516,8 @@ fn attention_cases() -> Vec<AttentionCase> {
     let shapes = [(1, 5, 1), (2, 16, 4), (2, 32, 2), (1, 64, 2)];
     shapes
         .map(|(kv_heads, dim, heads)| AttentionCase {
-            kv_heads,
-            dim,
-            heads,
-            views: views.clone(),
+            shape: HeadShape { kv_heads, dim, heads },
+            spans: spans.clone(),
             slots: slots.clone(),
             before: 20,
         })
@@ -555,17 +526,16 @@ fn attention_cases() -> Vec<AttentionCase> {
 
 #[test]
 fn attention_and_rope_gradients_match_finite_differences() {
-    for (n, scene) in attention_cases().into_iter().enumerate() {
-        let rows = scene.views.len();
-        let (early, late) =
-            (matrix(scene.before, scene.width(), 40), matrix(rows, scene.width(), 41));
-        let dout = matrix(rows, scene.heads * scene.dim, 42);
+    for (n, case) in attention_cases().into_iter().enumerate() {
+        let (rows, cols) = (case.spans.len(), case.shape.qkv_cols());
+        let (early, late) = (matrix(case.before, cols, 40), matrix(rows, cols, 41));
+        let dout = matrix(rows, case.shape.heads * case.shape.dim, 42);
         for device in devices() {
-            let (_, dearly, dlate) = scene.run(&device, &early, &late, &dout);
+            let (_, dearly, dlate) = case.run(&device, &early, &late, &dout);
             let loss = |early: &Tensor, late: &Tensor| {
-                weighted_sum(dout.data(), &scene.run(&device, early, late, &dout).0)
+                weighted_sum(dout.data(), &case.run(&device, early, late, &dout).0)
             };
-            let what = |which: &str| format!("{device:?} scene {n} {which}");
+            let what = |which: &str| format!("{device:?} case {n} {which}");
             assert_gradient(dearly.data(), &early, |x| loss(x, &late), &what("early"));
             assert_gradient(dlate.data(), &late, |x| loss(&early, x), &what("late"));
         }
@@ -574,14 +544,14 @@ fn attention_and_rope_gradients_match_finite_differences() {
 
 #[test]
 fn gradients_do_not_depend_on_the_number_of_threads() {
-    let scene = &attention_cases()[1];
-    let (early, late) =
-        (matrix(scene.before, scene.width(), 43), matrix(scene.views.len(), scene.width(), 44));
-    let dout = matrix(scene.views.len(), scene.heads * scene.dim, 45);
+    let case = &attention_cases()[1];
+    let (rows, cols) = (case.spans.len(), case.shape.qkv_cols());
+    let (early, late) = (matrix(case.before, cols, 43), matrix(rows, cols, 44));
+    let dout = matrix(rows, case.shape.heads * case.shape.dim, 45);
     let (x, dy, w) = (matrix(1100, 40, 46), matrix(1100, 48, 47), numbers(40 * 48, 48));
     let run = |threads: usize, isa: Isa| {
         let device = Device::cpu_with(NonZeroUsize::new(threads), isa).unwrap();
-        let mut map = Linear::from_output_major(&device, (40, 48), &w, None).unwrap();
+        let mut map = Linear::from_output_major(&device, 40, 48, &w, None).unwrap();
         map.prepare_backward(&device, &Tensor::from_vec(48, 40, w.clone())).unwrap();
         let by = Normalization::layer(&device, 1e-5, numbers(40, 49), numbers(40, 50)).unwrap();
         let (mut dx, mut dw, mut db) =
@@ -590,10 +560,11 @@ fn gradients_do_not_depend_on_the_number_of_threads() {
         let work = || {
             linear_dx(&device, &dy, &map, OutputDtype::Compute, &mut dx)?;
             linear_dw(&device, &x, &dy, &mut dw, Some(&mut db))?;
-            norm_backward(&device, (&x, &by, &x.clone()), &mut dx, &mut dscale, Some(&mut dshift))
+            let of = NormBackward { x: &x, norm: &by, dy: &x };
+            norm_backward(&device, of, &mut dx, &mut dscale, Some(&mut dshift))
         };
         device.run(work).unwrap();
-        (scene.run(&device, &early, &late, &dout), dx, dw, db, dscale, dshift)
+        (case.run(&device, &early, &late, &dout), dx, dw, db, dscale, dshift)
     };
     for isa in Isa::ALL.into_iter().filter(|i| i.is_present()) {
         assert!(run(1, isa) == run(3, isa), "{isa}");

@@ -1,8 +1,8 @@
-//! Gradients, and maps of many rows, with bf16 operands on a GPU against the processor's in single
-//! precision, from the same rounded numbers.
+//! Gradients, and linear maps of many rows, in bf16 on a GPU against the CPU's f32, from the same
+//! rounded inputs.
 //!
-//! What remains is the rounding of results and of probabilities inside attention, each to 2^-9 of
-//! itself: errors are below one part in a hundred of the root mean square.
+//! What differs is the rounding of results, and of probabilities inside attention, by 2^-9 each:
+//! errors are below one percent of the root mean square.
 
 use super::*;
 use crate::DeviceError;
@@ -34,7 +34,7 @@ fn operand(device: &Device, x: &Tensor) -> Result<Tensor, DeviceError> {
     Ok(out)
 }
 
-/// Compares by root mean square, which is what rounding errors are measured by.
+/// Compares root mean squares: that of the error with that of the expected values.
 fn assert_close_rms(found: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!((found.rows(), found.cols()), (expected.rows(), expected.cols()), "{what}");
     let square = |x: f64| x * x;
@@ -46,14 +46,14 @@ fn assert_close_rms(found: &Tensor, expected: &Tensor, what: &str) {
     assert!(share <= TOLERANCE, "{what}: an error of {share:.1e}");
 }
 
-/// One pass of a scene: where its rows' keys go and what they see.
+/// One pass: its rows' slots and spans.
 struct AttentionSegment {
     slots: Vec<u32>,
-    views: Vec<Vec<(u32, u32)>>,
+    spans: Vec<Vec<(u32, u32)>>,
 }
 
-/// Prompts of unlike length in one pass, thoughts of one row a sequence, and tails that see a span
-/// more.
+/// Passes over a batch of sequences: prompts of different lengths, single thoughts, and tails that
+/// attend to a second span. Returns the number of slots too.
 fn segments(prompts: &[u32], thoughts: u32, tail: u32) -> (Vec<AttentionSegment>, usize) {
     let room = |n: u32| n.next_multiple_of(16);
     let starts: Vec<u32> = prompts
@@ -65,13 +65,13 @@ fn segments(prompts: &[u32], thoughts: u32, tail: u32) -> (Vec<AttentionSegment>
     let each = || starts.iter().zip(prompts);
     all.push(AttentionSegment {
         slots: each().flat_map(|(s, n)| *s..s + n).collect(),
-        views: each().flat_map(|(&s, &n)| (1..=n).map(move |k| vec![(s, k)])).collect(),
+        spans: each().flat_map(|(&s, &n)| (1..=n).map(move |k| vec![(s, k)])).collect(),
     });
     for t in 0..thoughts {
         let slots = each().map(|(s, n)| s + n + t).collect();
         all.push(AttentionSegment {
             slots,
-            views: each().map(|(&s, &n)| vec![(s, n + t + 1)]).collect(),
+            spans: each().map(|(&s, &n)| vec![(s, n + t + 1)]).collect(),
         });
     }
     let own = |i: usize| begun + i as u32 * room(tail);
@@ -83,48 +83,45 @@ fn segments(prompts: &[u32], thoughts: u32, tail: u32) -> (Vec<AttentionSegment>
     let count = prompts.len();
     all.push(AttentionSegment {
         slots: (0..count).flat_map(ends).collect(),
-        views: (0..count).flat_map(seen).collect(),
+        spans: (0..count).flat_map(seen).collect(),
     });
     (all, own(count) as usize)
 }
 
-/// Forward through all segments, backward in reverse: the gradient of each segment's qkv.
+/// Forward through all passes, backward in reverse: the gradient of each pass's qkv.
 fn forward_backward(
     device: &Device,
-    (kv_heads, dim, heads): (usize, usize, usize),
-    (segments, slots): &(Vec<AttentionSegment>, usize),
+    shape: HeadShape,
+    segments: &[AttentionSegment],
+    slots: usize,
 ) -> Result<Vec<Tensor>, DeviceError> {
+    let HeadShape { kv_heads, dim, heads } = shape;
     let rope = Rope::new(device, (0..dim / 2).map(|i| 0.5 / (i + 1) as f32).collect())?;
-    let by = QkvTransform { heads, qk_norms: None, rope: (kv_heads != heads).then_some(&rope) };
-    let mut kv = KvStore::new(device, 2, (kv_heads, dim), *slots)?;
-    let mut kept = Vec::new();
+    let rope = (kv_heads != heads).then_some(&rope);
+    let transform = QkvTransform { heads, qk_norms: None, rope };
+    let mut kv = KvStore::new(device, 2, kv_heads, dim, slots)?;
+    let mut saved = Vec::new();
     for (i, segment) in segments.iter().enumerate() {
         let rows = segment.slots.len();
-        let mut qkv = operand(device, &matrix(rows, (heads + 2 * kv_heads) * dim, 60 + i as u64))?;
-        let positions = Indices::new(device, segment.slots.iter().map(|s| s % 50).collect())?;
-        let seats = SlotMapping { positions, slots: Indices::new(device, segment.slots.clone())? };
-        rope_and_cache(device, &mut qkv, by, &mut kv, 1, &seats)?;
-        let mut attend = AttentionSpans::default();
-        segment
-            .views
-            .iter()
-            .for_each(|v| attend.push(v.iter().map(|&(start, len)| Span { start, len })));
-        let views = AttentionMetadata::new(device, std::borrow::Cow::Owned(attend))?;
-        let mut out = Tensor::default();
-        attention(device, &qkv, kv.layer(1), heads, &views, &mut out)?;
-        kept.push((qkv, seats, views, out));
+        let mut qkv = operand(device, &matrix(rows, shape.qkv_cols(), 60 + i as u64))?;
+        let positions = segment.slots.iter().map(|s| s % 50).collect();
+        let slots = slot_mapping(device, positions, segment.slots.clone());
+        rope_and_cache(device, &mut qkv, transform, kv.layer_mut(1), &slots)?;
+        let (metadata, mut out) = (metadata(device, &segment.spans), Tensor::default());
+        attention(device, &qkv, kv.layer(1), heads, &metadata, &mut out)?;
+        saved.push((qkv, slots, metadata, out));
     }
     let mut grads = KvGrads::zeros(device, &kv)?;
-    let mut reached = Vec::new();
-    for (i, (q, seats, views, out)) in kept.iter().enumerate().rev() {
+    let mut gradients = Vec::new();
+    for (i, (q, slots, metadata, out)) in saved.iter().enumerate().rev() {
         let dout = operand(device, &matrix(q.rows(), heads * dim, 80 + i as u64))?;
         let mut dqkv = Tensor::default();
-        let of = AttentionBackward { q, kv: kv.layer(1), heads, metadata: views, out, dout: &dout };
+        let of = AttentionBackward { q, kv: kv.layer(1), heads, metadata, out, dout: &dout };
         attention_backward(device, of, &mut grads, &mut dqkv)?;
-        rope_and_cache_backward(device, &mut dqkv, by, &grads, 1, seats)?;
-        reached.push(dqkv.to_host()?);
+        rope_and_cache_backward(device, &mut dqkv, transform, &grads, 1, slots)?;
+        gradients.push(dqkv.to_host()?);
     }
-    Ok(reached)
+    Ok(gradients)
 }
 
 #[test]
@@ -132,34 +129,36 @@ fn attention_gradients_in_bf16_match_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let cpu = Device::cpu(None).unwrap();
     let many: Vec<u32> = (0..40).map(|i| 40 + i * 13 % 60).collect();
-    for (name, scene) in
+    for (name, (segments, slots)) in
         [("few", segments(&[75, 20, 1, 64, 130, 300], 3, 5)), ("many", segments(&many, 2, 60))]
     {
-        for shape in [(2, 32, 2), (2, 64, 2), (1, 64, 3), (2, 128, 4), (1, 80, 1)] {
-            let found = gpu.run(|| forward_backward(&gpu, shape, &scene)).unwrap();
-            let expected = cpu.run(|| forward_backward(&cpu, shape, &scene)).unwrap();
+        for (kv_heads, dim, heads) in [(2, 32, 2), (2, 64, 2), (1, 64, 3), (2, 128, 4), (1, 80, 1)]
+        {
+            let shape = HeadShape { kv_heads, dim, heads };
+            let found = gpu.run(|| forward_backward(&gpu, shape, &segments, slots)).unwrap();
+            let expected = cpu.run(|| forward_backward(&cpu, shape, &segments, slots)).unwrap();
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 assert_close_rms(
                     found,
                     expected,
-                    &format!("{name}, heads {shape:?}, segment {i} from the end"),
+                    &format!("{name}, {shape:?}, pass {i} from the end"),
                 );
             }
         }
     }
 }
 
-/// Maps of so many rows and outputs that Hopper has a product of its own for them, in tiles that
-/// divide neither: each activation, then queries, keys and values that meet in attention, where
-/// every row sees its own slot and those of the first rows.
+/// Linear maps of so many rows and outputs that they take the Hopper GEMM, in shapes that are no
+/// multiple of its tiles: each activation, then queries, keys and values in attention, where every
+/// row attends to its own slot and to those of the first rows.
 #[test]
 fn linear_of_many_rows_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let cpu = Device::cpu(None).unwrap();
-    for (rows, inputs, heads, shape) in
-        [(1200, 768, 12, (12, 64)), (1270, 520, 26, (13, 40)), (2049, 584, 20, (10, 32))]
+    for (rows, inputs, heads, kv_heads, dim) in
+        [(1200, 768, 12, 12, 64), (1270, 520, 26, 13, 40), (2049, 584, 20, 10, 32)]
     {
-        let outputs = (heads + 2 * shape.0) * shape.1;
+        let outputs = HeadShape { kv_heads, dim, heads }.qkv_cols();
         let w = matrix(outputs, inputs, 91);
         let w = rounded(Tensor::from_vec(
             outputs,
@@ -170,35 +169,30 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
         let to: Vec<u32> = (0..rows as u32).rev().collect();
         let run = |device: &Device| {
             let map =
-                Linear::from_output_major(device, (inputs, outputs), w.data(), Some(bias.clone()))?;
+                Linear::from_output_major(device, inputs, outputs, w.data(), Some(bias.clone()))?;
             let x = operand(device, &x)?;
             let mut made = Vec::new();
             for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
                 let mut out = Tensor::default();
-                linear(device, &x, &map, (activation, OutputDtype::Compute), &mut out)?;
+                linear(device, &x, &map, activation, OutputDtype::Compute, &mut out)?;
                 made.push(out);
             }
-            let mut kv = KvStore::new(device, 2, shape, rows)?;
-            let seats = SlotMapping {
-                positions: Indices::new(device, vec![0; rows])?,
-                slots: Indices::new(device, to.clone())?,
-            };
-            let (mut qkv, mut mixed) = (Tensor::default(), Tensor::default());
-            let by = QkvTransform { heads, qk_norms: None, rope: None };
-            project_qkv(device, &x, (&map, by), (&mut kv, 1), &seats, &mut qkv)?;
-            let mut attend = AttentionSpans::default();
-            to.iter().for_each(|&slot| {
-                attend
-                    .push([(rows as u32 - 3, 3), (slot, 1)].map(|(start, len)| Span { start, len }))
-            });
-            let views = AttentionMetadata::new(device, std::borrow::Cow::Owned(attend))?;
-            attention(device, &qkv, kv.layer(1), heads, &views, &mut mixed)?;
-            made.push(mixed);
+            let mut kv = KvStore::new(device, 2, kv_heads, dim, rows)?;
+            let slots = slot_mapping(device, vec![0; rows], to.clone());
+            let (mut qkv, mut attended) = (Tensor::default(), Tensor::default());
+            let transform = QkvTransform { heads, qk_norms: None, rope: None };
+            let projection = QkvProjection { map: &map, transform };
+            project_qkv(device, &x, projection, kv.layer_mut(1), &slots, &mut qkv)?;
+            let spans: Vec<_> =
+                to.iter().map(|&slot| vec![(rows as u32 - 3, 3), (slot, 1)]).collect();
+            let metadata = metadata(device, &spans);
+            attention(device, &qkv, kv.layer(1), heads, &metadata, &mut attended)?;
+            made.push(attended);
             made.into_iter().map(Tensor::to_host).collect::<Result<Vec<_>, DeviceError>>()
         };
         let (found, expected) = (gpu.run(|| run(&gpu)).unwrap(), cpu.run(|| run(&cpu)).unwrap());
         for (name, (found, expected)) in
-            ["map", "GELU", "GELU by erf", "attention"].iter().zip(found.iter().zip(&expected))
+            ["linear", "tanh-GELU", "erf-GELU", "attention"].iter().zip(found.iter().zip(&expected))
         {
             assert_close_rms(
                 found,
@@ -209,29 +203,29 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
     }
 }
 
-/// So many rows that blocks follow each other, over prefixes of more units than are on their way at
-/// a time. Rows' own spans overlap, which nobody minds who only reads.
+/// So many rows that SMs run several CTAs in turn, over prefixes of more units than are in flight
+/// at a time. Rows' own spans overlap, which is fine for reading.
 #[test]
 fn attention_over_long_prefixes_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let cpu = Device::cpu(None).unwrap();
-    let (rows, shape, slots) = (2400, (12, 64), 1000);
-    let cols = 3 * shape.0 * shape.1;
+    let (rows, heads, dim, slots) = (2400, 12, 64, 1000);
+    let cols = 3 * heads * dim;
     let (filling, queries) = (rounded(matrix(slots, cols, 100)), rounded(matrix(rows, cols, 101)));
-    let mut attend = AttentionSpans::default();
-    for r in 0..rows as u32 {
+    let row_spans = |r: u32| {
         let prefix = [(0, 72), (72, 100), (172, 40), (212, 300)][r as usize / 600];
-        attend.push([prefix, (520 + 7 * r % 400, 9)].map(|(start, len)| Span { start, len }));
-    }
+        vec![prefix, (520 + 7 * r % 400, 9)]
+    };
+    let spans: Vec<_> = (0..rows as u32).map(row_spans).collect();
     let run = |device: &Device| {
-        let all = Indices::new(device, (0..slots as u32).collect())?;
-        let seats = SlotMapping { positions: Indices::new(device, vec![0; slots])?, slots: all };
-        let (mut kv, mut mixed) = (KvStore::new(device, 1, shape, slots)?, Tensor::default());
-        let by = QkvTransform { heads: shape.0, qk_norms: None, rope: None };
-        rope_and_cache(device, &mut operand(device, &filling)?, by, &mut kv, 0, &seats)?;
-        let views = AttentionMetadata::new(device, std::borrow::Cow::Borrowed(&attend))?;
-        attention(device, &operand(device, &queries)?, kv.layer(0), shape.0, &views, &mut mixed)?;
-        mixed.to_host()
+        let all = slot_mapping(device, vec![0; slots], (0..slots as u32).collect());
+        let mut kv = KvStore::new(device, 1, heads, dim, slots)?;
+        let transform = QkvTransform { heads, qk_norms: None, rope: None };
+        let mut filling = operand(device, &filling)?;
+        rope_and_cache(device, &mut filling, transform, kv.layer_mut(0), &all)?;
+        let (metadata, mut out) = (metadata(device, &spans), Tensor::default());
+        attention(device, &operand(device, &queries)?, kv.layer(0), heads, &metadata, &mut out)?;
+        out.to_host()
     };
     let expected = cpu.run(|| run(&cpu)).unwrap();
     for _ in 0..4 {
@@ -243,9 +237,9 @@ fn attention_over_long_prefixes_in_bf16_matches_the_cpu() {
     }
 }
 
-/// Maps into a stream of so many rows that Hopper adds, drops and normalises in the product's
-/// kernel, whose blocks tell each other of their rows; again and again, so that one would be seen
-/// that takes what an earlier kernel told for an answer.
+/// So many rows that Hopper's fused kernel runs, whose CTAs exchange statistics through the
+/// mailbox; several times, so that a CTA that takes an earlier launch's statistics for its own
+/// would show.
 #[test]
 fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -271,7 +265,7 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
         };
         let run = |device: &Device| {
             let map =
-                Linear::from_output_major(device, (inputs, outputs), w.data(), Some(bias.clone()))?;
+                Linear::from_output_major(device, inputs, outputs, w.data(), Some(bias.clone()))?;
             let by = match is_rms {
                 true => Normalization::rms(device, 1e-5, scale.clone())?,
                 false => Normalization::layer(device, 1e-5, scale.clone(), shift.clone())?,
@@ -285,9 +279,10 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
                     site: Site::AttnOut,
                     rows: &perturbed,
                 });
-                let format = if layer == 2 { OutputDtype::F32 } else { OutputDtype::Compute };
+                let dtype = if layer == 2 { OutputDtype::F32 } else { OutputDtype::Compute };
+                let of = LinearResidualNorm { x: &x, map: &map, mask, norm: &by, dtype };
                 let mut out = Tensor::default();
-                linear_residual_norm(device, &x, &map, mask, &mut stream, (&by, format, &mut out))?;
+                linear_residual_norm(device, of, &mut stream, &mut out)?;
                 made.push(out);
             }
             made.push(stream);
@@ -314,7 +309,8 @@ fn gradients_in_bf16_match_the_cpu() {
     let run = |device: &Device| {
         let mut head = Linear::from_output_major(
             device,
-            (width, vocabulary),
+            width,
+            vocabulary,
             w.data(),
             Some(vec![0.0; vocabulary]),
         )?;
@@ -355,7 +351,7 @@ fn gradients_in_bf16_match_the_cpu() {
         );
         norm_backward(
             device,
-            (&stream, &by, &inner),
+            NormBackward { x: &stream, norm: &by, dy: &inner },
             &mut dstream,
             &mut dscale,
             Some(&mut dshift),

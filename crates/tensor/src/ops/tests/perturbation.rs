@@ -16,16 +16,15 @@ fn residual_dropout_follows_the_rng_keys() {
         (0..rows * outputs).map(|i| keeps(i / outputs, i % outputs).into()).collect();
     for device in devices() {
         let map =
-            Linear::from_output_major(&device, (inputs, outputs), &w, Some(bias.clone())).unwrap();
+            Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone())).unwrap();
         let by = Normalization::rms(&device, 1e-5, vec![1.0; outputs]).unwrap();
         let plain = run_linear(&device, &x, &map, Activation::None);
         let run = |mask: DropoutMask<'_>| {
             let (mut stream, mut out) = (upload(&device, &start), Tensor::default());
             let x = upload(&device, &x);
-            let into = (&by, OutputDtype::F32, &mut out);
-            device
-                .run(|| linear_residual_norm(&device, &x, &map, Some(mask), &mut stream, into))
-                .unwrap();
+            let (mask, dtype) = (Some(mask), OutputDtype::F32);
+            let of = LinearResidualNorm { x: &x, map: &map, mask, norm: &by, dtype };
+            device.run(|| linear_residual_norm(&device, of, &mut stream, &mut out)).unwrap();
             (stream.to_host().unwrap(), out.to_host().unwrap())
         };
         let perturbed = dropout_rows(&device, &keys, p);
@@ -62,7 +61,6 @@ fn residual_dropout_follows_the_rng_keys() {
     }
 }
 
-/// Dropout is linear: its backward is the same mask on the gradient.
 #[test]
 fn dropout_equals_its_definition_for_sampled_and_recorded_masks() {
     let (rows, cols, p) = (6, 53, 0.3);
@@ -138,7 +136,7 @@ fn dropout_rows_of_unlike_strengths_and_sites_equal_each_row_alone() {
     let (x, w, start) =
         (matrix(rows.len(), inputs, 61), numbers(inputs * cols, 62), matrix(rows.len(), cols, 63));
     for device in devices() {
-        let map = Linear::from_output_major(&device, (inputs, cols), &w, None).unwrap();
+        let map = Linear::from_output_major(&device, inputs, cols, &w, None).unwrap();
         let by = Normalization::rms(&device, 1e-5, vec![1.0; cols]).unwrap();
         for site in [Site::AttnOut, Site::MlpOut] {
             // Dropout of its own and fused with the linear map, of the rows `picked`.
@@ -151,8 +149,9 @@ fn dropout_rows_of_unlike_strengths_and_sites_equal_each_row_alone() {
                 let (mut apart, mut normed) = (Tensor::default(), Tensor::default());
                 let work = || {
                     dropout(&device, &pick(&start), mask, OutputDtype::F32, &mut apart)?;
-                    let into = (&by, OutputDtype::F32, &mut normed);
-                    linear_residual_norm(&device, &from, &map, mask, &mut stream, into)
+                    let dtype = OutputDtype::F32;
+                    let of = LinearResidualNorm { x: &from, map: &map, mask, norm: &by, dtype };
+                    linear_residual_norm(&device, of, &mut stream, &mut normed)
                 };
                 device.run(work).unwrap();
                 [apart, stream, normed].map(|x| x.to_host().unwrap())

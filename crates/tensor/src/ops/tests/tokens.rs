@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// log softmax(logits)[token], in double precision.
+/// log softmax(logits)[token], in f64.
 fn log_softmax(logits: &[f32], token: usize) -> f32 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - largest).exp()).sum();
@@ -17,7 +17,7 @@ fn greedy_tokens_have_their_log_softmax() {
         let w: Vec<f32> = numbers(outputs * inputs, 33).into_iter().map(|x| x * loud).collect();
         let (x, bias) = (matrix(rows, inputs, 34), numbers(outputs, 35));
         for device in devices() {
-            let map = Linear::from_output_major(&device, (inputs, outputs), &w, Some(bias.clone()))
+            let map = Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone()))
                 .unwrap();
             let logits = run_linear(&device, &x, &map, Activation::None);
             let (found, ahead) = device.run(|| {
@@ -26,29 +26,28 @@ fn greedy_tokens_have_their_log_softmax() {
                 (asked.read().unwrap(), ahead.to_host().unwrap())
             });
             assert_eq!(found.len(), rows);
-            let tokens: Vec<u32> = found.iter().map(|word| word.token).collect();
+            let tokens: Vec<u32> = found.iter().map(|token| token.token).collect();
             let after = device.run(|| lookup(&device, &map, &tokens)).unwrap().to_host().unwrap();
             assert_eq!(
                 ahead, after,
-                "{device:?}: embeddings of words before and after they were read"
+                "{device:?}: embeddings looked up before and after the tokens were read"
             );
-            for (r, word) in found.iter().enumerate() {
+            for (r, token) in found.iter().enumerate() {
                 assert_eq!(
-                    word.token as usize,
+                    token.token as usize,
                     top_k(logits.row(r), 1)[0].0,
                     "{device:?} {outputs} row {r}"
                 );
-                let expected = log_softmax(logits.row(r), word.token as usize);
-                // Logits that two ways of summing give differ in the last digits of the largest of
-                // them.
+                let expected = log_softmax(logits.row(r), token.token as usize);
+                // Two orders of summation differ in the last digits of the largest logit.
                 let largest = logits.row(r).iter().fold(0.0f32, |m, x| m.max(x.abs()));
                 assert!(
-                    (word.logprob - expected).abs()
+                    (token.logprob - expected).abs()
                         < 3e-6 * (1.0 + expected.abs()) + 5e-7 * largest,
-                    "{device:?} {outputs}: {word:?}, {expected}"
+                    "{device:?} {outputs}: {token:?}, {expected}"
                 );
             }
-            // Whole rows give the same as panels that were never kept.
+            // Stored rows give the same as panels that were reduced in the GEMM.
             let none = vec![None; rows];
             let clean =
                 device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &none)).unwrap();
@@ -63,7 +62,7 @@ fn draw(trajectory: u32, sampling: TokenSampling) -> Option<TokenDraw> {
     Some(TokenDraw { key: RngKey { seed: 77, question: 3, trajectory, position: 40 }, sampling })
 }
 
-/// Pearson's statistic of a seeded sample stays below what chance exceeds once in 10,000 times.
+/// Pearson's chi-squared statistic of a seeded sample is below its 99.99th percentile.
 #[test]
 fn sampled_tokens_follow_the_softmax() {
     let (rows, outputs) = (20_000usize, 12);
@@ -86,17 +85,17 @@ fn sampled_tokens_follow_the_softmax() {
         let sampling = TokenSampling::new(temperature, top_p).unwrap();
         let draws: Vec<_> = (0..rows as u32).map(|r| draw(r, sampling)).collect();
         for device in devices() {
-            let map = Linear::from_output_major(&device, (inputs, outputs), &logits, None).unwrap();
-            let words =
+            let map = Linear::from_output_major(&device, inputs, outputs, &logits, None).unwrap();
+            let tokens =
                 device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &draws)).unwrap();
             let mut counts = vec![0.0; outputs];
-            words.iter().for_each(|word| counts[word.token as usize] += 1.0);
+            tokens.iter().for_each(|token| counts[token.token as usize] += 1.0);
             let mut statistic = 0.0;
             for (share, count) in shares.iter().zip(&counts) {
                 let expected = share / kept * rows as f64;
                 assert!(
                     expected > 0.0 || *count == 0.0,
-                    "{device:?}: a token outside of the nucleus"
+                    "{device:?}: a token outside of the top-p set"
                 );
                 statistic +=
                     if expected > 0.0 { (count - expected).powi(2) / expected } else { 0.0 };
@@ -105,7 +104,7 @@ fn sampled_tokens_follow_the_softmax() {
             assert!(statistic < 37.4, "{device:?} {temperature} {top_p}: {statistic}, {counts:?}");
             let row: Vec<f32> = logits.iter().map(|x| x * 3.0).collect();
             assert!(
-                words
+                tokens
                     .iter()
                     .all(|w| (w.logprob - log_softmax(&row, w.token as usize)).abs() < 1e-5),
                 "{device:?}"
@@ -131,7 +130,7 @@ fn sampled_rows_are_batch_invariant_whatever_the_sampling_of_their_neighbours() 
     let draws: Vec<_> =
         (0..rows).map(|r| sampling(r).and_then(|sampling| draw(r as u32, sampling))).collect();
     for device in devices() {
-        let map = Linear::from_output_major(&device, (inputs, outputs), &w, None).unwrap();
+        let map = Linear::from_output_major(&device, inputs, outputs, &w, None).unwrap();
         let run = |x: &Tensor, draws: &[Option<TokenDraw>]| {
             device.run(|| sample_tokens(&device, &upload(&device, x), &map, draws)).unwrap()
         };
@@ -159,7 +158,7 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
     w.copy_within(7 * inputs..8 * inputs, 150 * inputs); // output 150 always ties with output 7
     let x = matrix(rows, inputs, 19);
     for device in devices() {
-        let map = Linear::from_output_major(&device, (inputs, outputs), &w, None).unwrap();
+        let map = Linear::from_output_major(&device, inputs, outputs, &w, None).unwrap();
         let logits = run_linear(&device, &x, &map, Activation::None);
         let expected: Vec<u32> = (0..rows).map(|r| top_k(logits.row(r), 1)[0].0 as u32).collect();
         assert_eq!(
@@ -167,9 +166,9 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
             expected,
             "{device:?}"
         );
-        let (mixed, likeliest) =
+        let (mixed, argmax_tokens) =
             device.run(|| top_k_mixture(&device, &upload(&device, &x), &map, &map, 3)).unwrap();
-        assert_eq!(likeliest, expected, "{device:?}");
+        assert_eq!(argmax_tokens, expected, "{device:?}");
         let mixed = mixed.to_host().unwrap();
         for r in 0..rows {
             let best = top_k(logits.row(r), 3);
@@ -191,12 +190,12 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
     }
 }
 
-/// An index outside the row would be looked up in an embedding table.
+/// An invalid index would be looked up in an embedding table.
 #[test]
 fn argmax_of_nan_is_a_valid_index() {
     let x = Tensor::from_vec(3, 2, vec![f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, 1.0]);
     for device in devices() {
-        let map = Linear::from_output_major(&device, (2, 40), &numbers(80, 20), None).unwrap();
+        let map = Linear::from_output_major(&device, 2, 40, &numbers(80, 20), None).unwrap();
         let found = device.run(|| argmax(&device, &upload(&device, &x), &map)).unwrap();
         assert_eq!(found[0], 0, "{device:?}");
         assert!(found.iter().all(|&i| i < 40), "{device:?}: {found:?}");

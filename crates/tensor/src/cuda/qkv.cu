@@ -1,10 +1,11 @@
-// What happens between the qkv product and attention: q/k normalisation, rotary positions, keys and values into slots.
+// Between the QKV projection and attention: QK norm, rotary embedding, the write of keys and values
+// to their slots.
 //
-// Bound by memory: q, k and v are read once, q written back, k and v written to their slots. One block a row, so that a
-// row's sines are computed once for all heads; one warp a head
-// at a time. A lane holds two neighbours of each half of a head.
+// Memory-bound: q, k and v are read once, q written back, k and v written to their slots. One block
+// per row, so that a row's sines are computed once for all heads; one warp per head at a time. A
+// lane holds two consecutive elements of each half of a head.
 
-// Two neighbours; the second is read as 0 if it is not `both`.
+// Loads two consecutive elements; the second is 0 unless `both`.
 __device__ __forceinline__ float2 load2(const void* p, int type, u64 at, bool both) {
     if (both && (at & 1) == 0) {
         if (type == F32) return *(const float2*)((const float*)p + at);
@@ -17,40 +18,47 @@ __device__ __forceinline__ float2 load2(const void* p, int type, u64 at, bool bo
 __device__ __forceinline__ void store2(void* p, int type, u64 at, bool both, float2 v) {
     if (both && (at & 1) == 0) {
         if (type == F32) *(float2*)((float*)p + at) = v;
-        else *(u32*)((u16*)p + at) = pack(v.x, v.y);
+        else *(u32*)((u16*)p + at) = pack_bf16(v.x, v.y);
         return;
     }
     store1(p, type, at, v.x);
     if (both) store1(p, type, at + 1, v.y);
 }
 
-// Pairs of neighbours of each half of a head that a lane holds.
-#define TWOS 2
+// Pairs of consecutive elements of each half of a head that a lane holds.
+#define PAIRS 2
 
-// Any format, any head of up to 256.
-extern "C" __global__ void __launch_bounds__(256) place_any(
-    void* qkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim, const float* frequencies, const u32* positions,
-    const float* q_scale, const float* k_scale, float eps, void* keys, void* values, const u32* to, u32 slots) {
+// Any dtype, any head dimension of up to 256.
+extern "C" __global__ void __launch_bounds__(256)
+    rope_and_cache_any(void* qkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim,
+                       const float* frequencies, const u32* positions, const float* q_scale,
+                       const float* k_scale, float eps, void* keys, void* values,
+                       const u32* slot_of, u32 slots) {
     __shared__ float sines[128], cosines[128];
-    after_previous();
-    let_next_start();
-    const u32 row = blockIdx.x, half = (dim + 1) / 2, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const u32 all = heads + 2 * kv_heads, slot = to[row], first = frequencies || q_scale ? 0 : heads; // plain queries stay
+    griddep_wait();
+    griddep_launch();
+    const u32 row = blockIdx.x, half = (dim + 1) / 2, lane = threadIdx.x % 32,
+              warps = blockDim.x / 32;
+    // Queries without norm or rotation stay as they are.
+    const u32 all = heads + 2 * kv_heads, slot = slot_of[row],
+              first = frequencies || q_scale ? 0 : heads;
     const u64 base = (u64)row * cols;
     if (frequencies) {
         const float position = (float)positions[row];
-        for (u32 i = threadIdx.x; i < half; i += blockDim.x) sincosf(frequencies[i] * position, &sines[i], &cosines[i]);
+        for (u32 i = threadIdx.x; i < half; i += blockDim.x)
+            sincosf(frequencies[i] * position, &sines[i], &cosines[i]);
         __syncthreads();
     }
     for (u32 h = first + threadIdx.x / 32; h < all; h += warps) {
-        float2 a[TWOS], b[TWOS];
+        float2 a[PAIRS], b[PAIRS];
 #pragma unroll
-        for (int j = 0; j < TWOS; j++) {
+        for (int j = 0; j < PAIRS; j++) {
             const u32 i = 2 * (lane + 32 * j);
             const bool both = i + 1 < half;
             a[j] = i < half ? load2(qkv, type, base + h * dim + i, both) : make_float2(0.0f, 0.0f);
-            b[j] = i < half && i + half < dim ? load2(qkv, type, base + h * dim + half + i, both && i + 1 + half < dim)
-                                              : make_float2(0.0f, 0.0f);
+            b[j] = i < half && i + half < dim
+                       ? load2(qkv, type, base + h * dim + half + i, both && i + 1 + half < dim)
+                       : make_float2(0.0f, 0.0f);
         }
         const bool is_q = h < heads, is_v = h >= heads + kv_heads;
         const float* scale = is_v ? 0 : is_q ? q_scale : k_scale;
@@ -58,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) place_any(
         if (scale) {
             float square = 0.0f;
 #pragma unroll
-            for (int j = 0; j < TWOS; j++)
+            for (int j = 0; j < PAIRS; j++)
                 square += a[j].x * a[j].x + a[j].y * a[j].y + b[j].x * b[j].x + b[j].y * b[j].y;
             inverse = 1.0f / sqrtf(warp_sum(square) / (float)dim + eps);
         }
@@ -66,10 +74,11 @@ extern "C" __global__ void __launch_bounds__(256) place_any(
         void* out = is_q ? qkv : is_v ? values : keys;
         const u64 at = is_q ? base + h * dim : ((u64)kv * slots + slot) * dim;
 #pragma unroll
-        for (int j = 0; j < TWOS; j++) {
+        for (int j = 0; j < PAIRS; j++) {
             const u32 i = 2 * (lane + 32 * j);
             if (i >= half) continue;
-            const bool both = i + 1 < half, low = i + half < dim, low_both = both && i + 1 + half < dim;
+            const bool both = i + 1 < half, low = i + half < dim,
+                       low_both = both && i + 1 + half < dim;
             float2 x = a[j], y = b[j];
             if (scale) {
                 x.x = x.x * inverse * scale[i];
@@ -93,26 +102,35 @@ extern "C" __global__ void __launch_bounds__(256) place_any(
 }
 
 // Heads of a warp whose loads are in flight together.
-#define FLIGHT 4
+#define IN_FLIGHT 4
 
-// bf16, heads of up to 128 in whole fours: a lane holds two neighbours of each half, and the same columns of every head, so
-// sines and scales are in registers.
-extern "C" __global__ void __launch_bounds__(256) place_fast(
-    u16* qkv, u32 cols, u32 heads, u32 kv_heads, u32 dim, const float* frequencies, const u32* positions,
-    const float* q_scale, const float* k_scale, float eps, u16* keys, u16* values, const u32* to, u32 slots) {
+// bf16, head dimensions of up to 128 that are multiples of 4: a lane holds two consecutive elements
+// of each half, and the same columns of every head, so sines and scales are in registers.
+extern "C" __global__ void __launch_bounds__(256)
+    rope_and_cache_bf16(u16* qkv, u32 cols, u32 heads, u32 kv_heads, u32 dim,
+                        const float* frequencies, const u32* positions, const float* q_scale,
+                        const float* k_scale, float eps, u16* keys, u16* values, const u32* slot_of,
+                        u32 slots) {
     __shared__ float sines[64], cosines[64];
-    after_previous();
-    let_next_start();
-    const u32 half = dim / 2, i = 2 * (threadIdx.x % 32), warps = blockDim.x / 32, all = heads + 2 * kv_heads;
-    const u32 slot = to[blockIdx.x];
+    griddep_wait();
+    griddep_launch();
+    const u32 half = dim / 2, i = 2 * (threadIdx.x % 32), warps = blockDim.x / 32,
+              all = heads + 2 * kv_heads;
+    const u32 slot = slot_of[blockIdx.x];
     const bool active = i < half;
     const float4 one = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     float s0 = 0.0f, s1 = 0.0f, c0 = 1.0f, c1 = 1.0f;
     if (frequencies) {
         const float position = (float)positions[blockIdx.x];
-        for (u32 j = threadIdx.x; j < half; j += blockDim.x) sincosf(frequencies[j] * position, &sines[j], &cosines[j]);
+        for (u32 j = threadIdx.x; j < half; j += blockDim.x)
+            sincosf(frequencies[j] * position, &sines[j], &cosines[j]);
         __syncthreads();
-        if (active) { s0 = sines[i]; s1 = sines[i + 1]; c0 = cosines[i]; c1 = cosines[i + 1]; }
+        if (active) {
+            s0 = sines[i];
+            s1 = sines[i + 1];
+            c0 = cosines[i];
+            c1 = cosines[i + 1];
+        }
     }
     float4 qs = one, ks = one;
     if (q_scale && active) {
@@ -120,33 +138,40 @@ extern "C" __global__ void __launch_bounds__(256) place_fast(
         ks = make_float4(k_scale[i], k_scale[i + 1], k_scale[half + i], k_scale[half + i + 1]);
     }
     u16* row = qkv + (u64)blockIdx.x * cols + i;
-    for (u32 h0 = threadIdx.x / 32; h0 < all; h0 += FLIGHT * warps) {
-        u32 a[FLIGHT], b[FLIGHT];
+    for (u32 h0 = threadIdx.x / 32; h0 < all; h0 += IN_FLIGHT * warps) {
+        u32 a[IN_FLIGHT], b[IN_FLIGHT];
 #pragma unroll
-        for (int f = 0; f < FLIGHT; f++) {
+        for (int f = 0; f < IN_FLIGHT; f++) {
             const u32 h = h0 + f * warps;
             const bool here = active && h < all;
             a[f] = here ? *(const u32*)(row + h * dim) : 0;
             b[f] = here ? *(const u32*)(row + h * dim + half) : 0;
         }
 #pragma unroll
-        for (int f = 0; f < FLIGHT; f++) {
+        for (int f = 0; f < IN_FLIGHT; f++) {
             const u32 h = h0 + f * warps;
             if (h >= all) break;
             u16* out = row + h * dim;
             if (h >= heads) {
                 const bool is_v = h >= heads + kv_heads;
-                out = (is_v ? values : keys) + ((u64)(is_v ? h - heads - kv_heads : h - heads) * slots + slot) * dim + i;
+                out = (is_v ? values : keys) +
+                      ((u64)(is_v ? h - heads - kv_heads : h - heads) * slots + slot) * dim + i;
             }
             if (h < heads + kv_heads) {
-                float x0 = low_half(a[f]), x1 = high_half(a[f]), y0 = low_half(b[f]), y1 = high_half(b[f]);
+                float x0 = low_half(a[f]), x1 = high_half(a[f]), y0 = low_half(b[f]),
+                      y1 = high_half(b[f]);
                 if (q_scale) {
                     const float4 g = h < heads ? qs : ks;
-                    const float inverse = 1.0f / sqrtf(warp_sum(x0 * x0 + x1 * x1 + y0 * y0 + y1 * y1) / (float)dim + eps);
-                    x0 *= inverse * g.x; x1 *= inverse * g.y; y0 *= inverse * g.z; y1 *= inverse * g.w;
+                    const float inverse =
+                        1.0f /
+                        sqrtf(warp_sum(x0 * x0 + x1 * x1 + y0 * y0 + y1 * y1) / (float)dim + eps);
+                    x0 *= inverse * g.x;
+                    x1 *= inverse * g.y;
+                    y0 *= inverse * g.z;
+                    y1 *= inverse * g.w;
                 }
-                a[f] = pack(fmaf(x0, c0, -(y0 * s0)), fmaf(x1, c1, -(y1 * s1)));
-                b[f] = pack(fmaf(y0, c0, x0 * s0), fmaf(y1, c1, x1 * s1));
+                a[f] = pack_bf16(fmaf(x0, c0, -(y0 * s0)), fmaf(x1, c1, -(y1 * s1)));
+                b[f] = pack_bf16(fmaf(y0, c0, x0 * s0), fmaf(y1, c1, x1 * s1));
             }
             if (active) {
                 *(u32*)out = a[f];
@@ -156,12 +181,14 @@ extern "C" __global__ void __launch_bounds__(256) place_fast(
     }
 }
 
-// Keys and values into slots, nothing else to do: 16 bytes a thread. `width` is head_dim in units of 16 bytes.
-extern "C" __global__ void __launch_bounds__(256) place_plain(const uint4* qkv, u32 cols, u32 heads, u32 kv_heads, u32 width,
-                                                              uint4* keys, uint4* values, const u32* to, u32 slots) {
-    after_previous();
-    let_next_start();
-    const u32 half = kv_heads * width, slot = to[blockIdx.x];
+// Writes keys and values to their slots, without norm or rotation: 16 bytes per thread. `width` is
+// head_dim in units of 16 bytes.
+extern "C" __global__ void __launch_bounds__(256)
+    cache_kv(const uint4* qkv, u32 cols, u32 heads, u32 kv_heads, u32 width, uint4* keys,
+             uint4* values, const u32* slot_of, u32 slots) {
+    griddep_wait();
+    griddep_launch();
+    const u32 half = kv_heads * width, slot = slot_of[blockIdx.x];
     const uint4* row = qkv + (u64)blockIdx.x * cols + heads * width;
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
         const u64 at = ((u64)(i / width) * slots + slot) * width + i % width;
@@ -171,19 +198,21 @@ extern "C" __global__ void __launch_bounds__(256) place_plain(const uint4* qkv, 
     }
 }
 
-// Completes dqkv, whose queries' gradients are there: keys' and values' from the rows' slots (f32, (kv_heads, slots, dim)),
-// queries' and keys' turned back. Bound by memory. A block a row.
-extern "C" __global__ void __launch_bounds__(256) place_backward(void* dqkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim,
-                                                                 const float* frequencies, const u32* positions,
-                                                                 const float* dkeys, const float* dvalues, const u32* from,
-                                                                 u32 slots) {
+// Completes dqkv, which has the queries' gradients: copies the keys' and values' from the rows'
+// slots (f32, (kv_heads, slots, dim)) and rotates queries' and keys' back. Memory-bound. One block
+// per row.
+extern "C" __global__ void __launch_bounds__(256)
+    rope_and_cache_backward(void* dqkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim,
+                            const float* frequencies, const u32* positions, const float* dkeys,
+                            const float* dvalues, const u32* slot_of, u32 slots) {
     __shared__ float sines[128], cosines[128];
-    const u64 base = (u64)blockIdx.x * cols, slot = from[blockIdx.x];
+    const u64 base = (u64)blockIdx.x * cols, slot = slot_of[blockIdx.x];
     const u32 width = kv_heads * dim;
     if (!frequencies && dim % 4 == 0) {
         for (u32 i = 4 * threadIdx.x; i < 2 * width; i += 4 * blockDim.x) {
             const u32 c = i < width ? i : i - width;
-            const float4 v = *(const float4*)((i < width ? dkeys : dvalues) + (c / dim * (u64)slots + slot) * dim + c % dim);
+            const float4 v = *(const float4*)((i < width ? dkeys : dvalues) +
+                                              (c / dim * (u64)slots + slot) * dim + c % dim);
             store4(dqkv, type, base + heads * dim + i, 4, v);
         }
         return;
@@ -191,7 +220,8 @@ extern "C" __global__ void __launch_bounds__(256) place_backward(void* dqkv, int
     const u32 half = (dim + 1) / 2, first = frequencies ? 0 : heads, all = heads + 2 * kv_heads;
     if (frequencies) {
         const float position = (float)positions[blockIdx.x];
-        for (u32 i = threadIdx.x; i < half; i += blockDim.x) sincosf(frequencies[i] * position, &sines[i], &cosines[i]);
+        for (u32 i = threadIdx.x; i < half; i += blockDim.x)
+            sincosf(frequencies[i] * position, &sines[i], &cosines[i]);
         __syncthreads();
     }
     for (u32 j = threadIdx.x; j < (all - first) * half; j += blockDim.x) {

@@ -1,0 +1,167 @@
+//! The library alone: what a user builds on it.
+
+#![expect(clippy::unwrap_used, reason = "what fails to load or to run fails the test")]
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use latent_tts::engine::EngineError;
+use latent_tts::{
+    AnswerKind, CancelToken, DataSource, DeviceKind, DeviceOptions, Evaluation, LatentLength,
+    Model, ModelSelection, OnExisting, Perturbation, Probability, Question, Request,
+    RewardModelChoice, SamplingOptions, SamplingParams, grade,
+};
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+
+fn count(n: usize) -> NonZeroUsize {
+    NonZeroUsize::new(n).unwrap()
+}
+
+/// A tiny random reasoner in a directory, as a user's checkpoint would be.
+fn checkpoint(dir: &Path) -> (ModelSelection, Model) {
+    let spec = CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() };
+    write_checkpoint(dir, &spec).unwrap();
+    let selection = ModelSelection::new(dir.to_str().unwrap(), RewardModelChoice::Default).unwrap();
+    let device = DeviceOptions { kind: DeviceKind::Cpu, ..DeviceOptions::default() };
+    let model = selection.load(&device.open().unwrap()).unwrap();
+    (selection, model)
+}
+
+fn params(model: &Model) -> SamplingParams {
+    SamplingParams {
+        samples: count(3),
+        length: LatentLength::Exactly(count(3)),
+        max_new_tokens: count(5),
+        greedy: true,
+        ..model.engine().unwrap().default_params()
+    }
+}
+
+#[test]
+fn unlike_requests_in_one_batch_get_what_each_gets_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = checkpoint(dir.path());
+    let engine = model.engine().unwrap();
+    let base = params(&model);
+    let noise = SamplingParams {
+        samples: count(5),
+        perturbation: Perturbation::Gaussian { std: 0.4 },
+        length: LatentLength::Exactly(count(5)),
+        seed: 9,
+        ..base
+    };
+    let Perturbation::Dropout { sites, scope, .. } = base.perturbation else { unreachable!() };
+    let p = Probability::new(0.5).unwrap();
+    let strong = SamplingParams {
+        perturbation: Perturbation::Dropout { p, sites, scope },
+        max_new_tokens: count(2),
+        greedy: false,
+        ..base
+    };
+    let requests = [
+        Request::new("2+2?", base),
+        Request { id: 7, ..Request::new("How many legs have 4 spiders?", noise) },
+        Request { id: 8, ..Request::new("Half of 50?", strong) },
+    ];
+    let mut together = Vec::new();
+    engine
+        .run(&requests, |_, reply| -> Result<(), EngineError> {
+            together.push(reply?);
+            Ok(())
+        })
+        .unwrap();
+    for (request, together) in requests.iter().zip(&mut together) {
+        let mut alone = engine.solve(request).unwrap();
+        // Times are the only part of a reply that is measured and not computed.
+        (alone.seconds, together.seconds) = Default::default();
+        assert_eq!(*together, alone);
+    }
+}
+
+#[test]
+fn a_cancelled_request_leaves_the_others_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = checkpoint(dir.path());
+    let engine = model.engine().unwrap();
+    let cancel = CancelToken::default();
+    cancel.cancel();
+    let requests = vec![
+        Request { id: 1, cancel, ..Request::new("2+2?", params(&model)) },
+        Request { id: 2, ..Request::new("3+3?", params(&model)) },
+    ];
+    let replies: Vec<_> = engine.stream(requests).collect();
+    assert!(matches!(replies[0], Err(EngineError::Cancelled { id: 1 })));
+    assert_eq!(replies[1].as_ref().unwrap().trajectories.len(), 3);
+}
+
+#[test]
+fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (models, model) = checkpoint(&dir.path().join("model"));
+    let file = dir.path().join("data.jsonl");
+    let lines = r#"{"question": "2+2?", "answer": "4"}
+{"question": "Half of 50?", "answer": "25"}
+"#;
+    std::fs::write(&file, lines).unwrap();
+    let data = DataSource::File(file);
+    let questions = data.read(None, 0).unwrap();
+    let engine = model.engine().unwrap();
+    let options =
+        SamplingOptions { length: Some("3".parse().unwrap()), ..SamplingOptions::new(count(4)) };
+    let evaluation = |out: &str, on_existing| Evaluation {
+        models: &models,
+        data: &data,
+        params: options.resolve(&model.reasoner().method),
+        seeds: vec![0, 1],
+        ks: Vec::new(),
+        rules: None,
+        out: Some(dir.path().join(out)),
+        on_existing,
+        keep_latents: false,
+        write_lock: Default::default(),
+    };
+    let samples = |out: &str| std::fs::read(dir.path().join(out).join("samples.jsonl")).unwrap();
+    let output = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
+    assert_eq!((output.results.questions, output.results.seeds), (2, 2));
+    let refused = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ());
+    assert!(refused.unwrap_err().to_string().contains("already holds a run"));
+
+    // A run that was cut after its first record goes on.
+    let whole = samples("run");
+    evaluation("cut", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
+    let first = whole.iter().position(|&byte| byte == b'\n').unwrap() + 1;
+    std::fs::write(dir.path().join("cut/samples.jsonl"), &whole[..first]).unwrap();
+    evaluation("cut", OnExisting::Resume).run(&engine, &questions, &mut ()).unwrap();
+    assert_eq!(samples("cut"), whole);
+}
+
+#[test]
+fn grading_compares_answers_with_gold() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = checkpoint(dir.path());
+    let engine = model.engine().unwrap();
+    let params = params(&model);
+    let mut question = Question {
+        id: 3,
+        text: "2+2?".into(),
+        gold: "4".into(),
+        kind: AnswerKind::Number,
+        steps: Vec::new(),
+    };
+    let reply = engine.solve(&grade::request(&question, params)).unwrap();
+    let sample = grade::grade(&question, &params, &reply);
+    assert_eq!((sample.id, sample.trajectories.len()), (3, 3));
+    let Some(answer) = sample.trajectories.iter().find_map(|t| t.answer.clone()) else { return };
+    question.gold = answer.clone();
+    let sample = grade::grade(&question, &params, &reply);
+    for trajectory in &sample.trajectories {
+        assert_eq!(trajectory.correct, trajectory.answer.as_ref() == Some(&answer));
+    }
+}
+
+#[cfg(not(feature = "embedded"))]
+#[test]
+fn without_the_feature_there_are_no_embedded_models() {
+    let error = Model::load("embedded").err().unwrap();
+    assert!(error.to_string().contains("embedded"), "{error}");
+}

@@ -1,0 +1,370 @@
+// A GEMM for many rows on Hopper with a fused epilogue: bias and GELU, the write of keys and values
+// to their slots, or a reduction of logits to maxima and sums of exponentials. Empty for other
+// architectures.
+//
+// Persistent, warp-specialised, ping-pong: a CTA computes tiles of 128 rows by 192 outputs, one
+// after another. The producer, a thread of the third warpgroup, loads 64 columns of rows and
+// weights at a time by TMA through a ring of STAGES stages, across tiles. The other two warpgroups
+// take tiles in turn, so that one runs its epilogue while the other has the tensor cores.
+//
+// Clusters of two CTAs compute the same outputs for different rows: each loads half of the weights
+// and multicasts it to both. With all SMs at work the L2 cache is the bound even so (28 KB for each
+// tile and 64 of depth, at about 7 TB/s); then shared memory (832 cycles for 64 KB read by the
+// tensor cores and 40 KB written), then the tensor cores (768).
+
+#define ROWS 128
+#define OUTPUTS 192
+#define DEPTH 64
+#define STAGES 4
+#define CLUSTER 2
+#define CTA_OUTPUTS (OUTPUTS / CLUSTER)  // outputs whose weights a CTA loads
+#define X_BYTES (ROWS * DEPTH * 2)
+#define STAGE_BYTES (X_BYTES + OUTPUTS * DEPTH * 2)  // x, then weights
+#define NO_INDEX 0xffffffffu
+
+// Results of 16 rows on their way from a warp's registers to memory, padded so that eight rows are
+// in different banks.
+#define ROW_BYTES (OUTPUTS * 2 + 16)
+#define WARP_BYTES (16 * ROW_BYTES)
+
+// EPILOGUE is one of these. It and the name of the KERNEL come from module.rs, which compiles this
+// file for each.
+#define STORE 0
+#define GELU 1
+#define QKV 2
+#define ARGMAX 3
+
+// The kernel's parameter: tensor maps of both matrices, the shape, and where results go.
+struct __align__(128) GemmParams {
+    u64 x[16], weights[16];
+    u64 rows, outputs, depth;
+    const float* bias;  // (outputs), or none
+    void* out;          // (rows, outputs) of bf16; ARGMAX: (rows, tiles of outputs) of uint4: the
+                        // largest logit, the sum of exponentials relative to it, its index
+    // QKV: the first `queries` outputs go to `out`; those of `kv_heads` heads of `dim` go to each
+    // of these, (kv_heads, slots, dim), to the slots of `slot_of` (rows).
+    u16 *keys, *values;
+    const u32* slot_of;
+    u64 slots, dim, kv_heads, queries;
+    u64 unused[4];
+};
+
+static_assert(sizeof(GemmParams) == 48 * 8, "as in hopper_gemm.rs");
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Shared-memory addresses of the stages and mbarriers.
+struct Smem {
+    u32 stages;  // each x, then weights
+    u32 full;    // (STAGES): the stage is loaded
+    u32 empty;   // (STAGES): the stage was consumed, in both CTAs
+    u32 turns;   // (2): the other warpgroup has its whole tile, the next stages are this one's
+};
+
+// A position in the ring of stages.
+struct RingState {
+    u32 stage, parity;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+
+    __device__ __forceinline__ void advance_by(u32 steps) {
+        stage += steps;
+        parity ^= stage / STAGES & 1;
+        stage %= STAGES;
+    }
+};
+
+// The tiles of a cluster: all rows before the next outputs, so that weights are read once and x
+// stays in the L2 cache.
+struct TileScheduler {
+    u32 row_blocks, count, steps;
+
+    __device__ __forceinline__ TileScheduler(const GemmParams& params)
+        : row_blocks(((u32)params.rows + CLUSTER * ROWS - 1) / (CLUSTER * ROWS)),
+          count(row_blocks * (((u32)params.outputs + OUTPUTS - 1) / OUTPUTS)),
+          steps(((u32)params.depth + DEPTH - 1) / DEPTH) {}
+
+    __device__ __forceinline__ static u32 rank() { return blockIdx.x % CLUSTER; }
+    __device__ __forceinline__ static u32 first() { return blockIdx.x / CLUSTER; }
+    __device__ __forceinline__ static u32 stride() { return gridDim.x / CLUSTER; }
+    __device__ __forceinline__ u32 row(u32 tile) const {
+        return (tile % row_blocks * CLUSTER + rank()) * ROWS;
+    }
+    __device__ __forceinline__ u32 column(u32 tile) const { return tile / row_blocks * OUTPUTS; }
+};
+
+// The producer: loads all stages of all tiles.
+__device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem) {
+    const TileScheduler tiles(params);
+    const u32 share = CTA_OUTPUTS * TileScheduler::rank();
+    prefetch_tensor_map(params.x);
+    // The first weights may have to come from memory, and do not depend on the kernel before:
+    // prefetch them. Clusters with the same weights prefetch a share each.
+    const u32 tile = TileScheduler::first(), sharers = tiles.row_blocks;
+    for (u32 step = tile % sharers; tile < tiles.count && step < tiles.steps; step += sharers)
+        tma_prefetch(params.weights, step * DEPTH, tiles.column(tile) + share);
+    griddep_wait();
+    griddep_launch();
+    RingState ring = {0, 0};
+    for (u32 tile = TileScheduler::first(); tile < tiles.count; tile += TileScheduler::stride()) {
+        const u32 row = tiles.row(tile), column = tiles.column(tile) + share;
+#pragma unroll 1  // the producer has few registers
+        for (u32 step = 0; step < tiles.steps; step++) {
+            const u32 to = smem.stages + ring.stage * STAGE_BYTES,
+                      barrier = smem.full + 8 * ring.stage;
+            mbarrier_wait(smem.empty + 8 * ring.stage, ring.parity ^ 1);
+            mbarrier_expect_tx(barrier, STAGE_BYTES);
+            tma_load(to, params.x, step * DEPTH, row, barrier);
+            tma_load_multicast((1 << CLUSTER) - 1, to + X_BYTES + share * DEPTH * 2, params.weights,
+                               step * DEPTH, column, barrier);
+            ring.advance();
+        }
+    }
+}
+
+// Adds a tile's product to d (2 x 64, 192), from the ring's position on. Signals the other
+// warpgroup when its turn begins.
+__device__ __forceinline__ void multiply_tile(float (&d)[2][96], RingState& ring, u32 steps,
+                                              Smem smem, u32 other) {
+    const bool is_leader = threadIdx.x % 32 == 0;
+    u32 before = 0;
+    for (u32 step = 0; step < steps; step++) {
+        mbarrier_wait(smem.full + 8 * ring.stage, ring.parity);
+        if (step + 1 == steps && threadIdx.x % 128 == 0) mbarrier_arrive(smem.turns + 8 * other);
+        const u32 from = smem.stages + ring.stage * STAGE_BYTES;
+        const u64 a = wgmma_descriptor(from), b = wgmma_descriptor(from + X_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) {  // 32 bytes further
+            wgmma_m64n192k16(d[0], a + 2 * k, b + 2 * k, 1);
+            wgmma_m64n192k16(d[1], a + (64 * DEPTH * 2 >> 4) + 2 * k, b + 2 * k, 1);
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (step > 0 && is_leader) mbarrier_arrive_cluster<CLUSTER>(smem.empty + 8 * before);
+        before = ring.stage;
+        ring.advance();
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 96; i++)
+        asm volatile("" : "+f"(d[0][i]), "+f"(d[1][i]));  // keeps reads of d after the wait
+    if (is_leader) mbarrier_arrive_cluster<CLUSTER>(smem.empty + 8 * before);
+}
+
+// Elements 4 j + 2 w and the next of half h are row 64 h + 8 w of this thread's, columns 8 j + 2
+// (lane % 4) and the next.
+__device__ __forceinline__ void init_from_bias(const GemmParams& params, float (&d)[2][96],
+                                               u32 column) {
+    const u32 first = column + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < 24; j++) {
+        const bool is = params.bias && first + 8 * j < (u32)params.outputs;
+        const float2 bias =
+            is ? *(const float2*)(params.bias + first + 8 * j) : make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            d[h][4 * j] = d[h][4 * j + 2] = bias.x;
+            d[h][4 * j + 1] = d[h][4 * j + 3] = bias.y;
+        }
+    }
+}
+
+__device__ __forceinline__ float gelu_tanh_approx(float x) {
+    const float half = 0.5f * x, u = x * fmaf(0.044715f * 0.7978845608f, x * x, 0.7978845608f);
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(u));  // 11 bits, and more where 1 + t is small
+    return fmaf(half, t, half);
+}
+
+// The destination of eight consecutive results of rows: `base` + (row or its slot) * `stride`.
+struct Destination {
+    u16* base;
+    u32 stride;
+    bool by_slot;
+};
+
+__device__ __forceinline__ Destination destination(const GemmParams& params, u32 column) {
+    if (EPILOGUE != QKV || column < (u32)params.queries)
+        return {(u16*)params.out + column, (u32)params.outputs, false};
+    const u32 kv_heads = (u32)params.kv_heads, dim = (u32)params.dim;
+    const u32 head = (column - (u32)params.queries) / dim,
+              within = (column - (u32)params.queries) % dim;
+    u16* base = head < kv_heads ? params.keys + (u64)head * params.slots * dim
+                                : params.values + (u64)(head - kv_heads) * params.slots * dim;
+    return {base + within, dim, true};
+}
+
+// The slot of one of the warp's rows, which this lane keeps for the warp: lane 16 h + r has that of
+// row r of half h.
+__device__ __forceinline__ u32 lane_slot(const GemmParams& params, u32 row) {
+    const u32 lane = threadIdx.x % 32,
+              at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+    return at < (u32)params.rows ? params.slot_of[at] : 0;
+}
+
+// Stores a tile: each warp its 16 rows of a half through shared memory, so that eight lanes write
+// 128 bytes of a row.
+__device__ __forceinline__ void store_tile(const GemmParams& params, const float (&d)[2][96],
+                                           u32 row, u32 column, u8* staging, u32 slot) {
+    const u32 lane = threadIdx.x % 32,
+              store_at = smem_addr(staging) + lane % 16 * ROW_BYTES + lane / 16 * 16;
+    const u8* load_at = staging + lane / 8 * ROW_BYTES + lane % 8 * 16;
+    row += threadIdx.x / 32 % 4 * 16 + lane / 8;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 96; i += 8) {
+            u32 words[4];
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                const float x = d[h][i + 2 * w], y = d[h][i + 2 * w + 1];
+                words[w] = EPILOGUE == GELU ? pack_bf16(gelu_tanh_approx(x), gelu_tanh_approx(y))
+                                            : pack_bf16(x, y);
+            }
+            stmatrix_x4(store_at + 4 * i, words[0], words[1], words[2], words[3]);
+        }
+        __syncwarp();
+        u32 at[4], slots[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            at[r] = row + 64 * h + 4 * r;
+            slots[r] =
+                EPILOGUE == QKV ? __shfl_sync(FULL_MASK, slot, 16 * h + 4 * r + lane / 8) : 0;
+        }
+#pragma unroll
+        for (int c = 0; c < 3; c++) {
+            const u32 first = column + 64 * c + lane % 8 * 8;
+            const Destination to = destination(params, first);
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const uint4 words = *(const uint4*)(load_at + 4 * r * ROW_BYTES + 128 * c);
+                const u64 index = to.by_slot ? slots[r] : at[r];
+                if (at[r] < (u32)params.rows && first < (u32)params.outputs)
+                    *(uint4*)(to.base + index * to.stride) = words;
+            }
+        }
+    }
+}
+
+// Reduces a row's 48 results of this thread and those of the three others that have the row:
+// elements 4 j + 2 WHICH and the next.
+template <int WHICH>
+__device__ __forceinline__ uint4 reduce_row(const float (&d)[96], u32 first, u32 outputs) {
+    float top = -INF;
+#pragma unroll
+    for (int j = 0; j < 96; j += 4)
+        top = fmaxf(top, fmaxf(d[j + 2 * WHICH], d[j + 2 * WHICH + 1]));  // ignores NaN
+    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
+    // -inf - -inf would be NaN. A NaN logit makes the sum NaN, as it should.
+    const float shift = top == -INF ? 0.0f : top;
+    float sums[4] = {};
+    u32 at = NO_INDEX;
+#pragma unroll
+    for (int j = 92; j >= 0; j -= 4) {
+        const float v = d[j + 2 * WHICH], w = d[j + 2 * WHICH + 1];
+        sums[j / 4 % 4] += __expf(v - shift) + __expf(w - shift);
+        // Descending, so that the lowest index among equals stays.
+        at = w == top ? 2 * j + 1 : at;
+        at = v == top ? 2 * j : at;
+    }
+    if (at != NO_INDEX) at += first;
+    at = min(at, __shfl_xor_sync(FULL_MASK, at, 1));
+    at = min(at, __shfl_xor_sync(FULL_MASK, at, 2));
+    if (at >= outputs) at = NO_INDEX;  // nothing but NaN before the end
+    float sum = sums[0] + sums[1] + (sums[2] + sums[3]);
+    sum += __shfl_xor_sync(FULL_MASK, sum, 1);
+    sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+    return make_uint4(__float_as_uint(top), __float_as_uint(sum), at, 0);
+}
+
+__device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)[2][96], u32 row,
+                                            u32 column) {
+    const u32 lane = threadIdx.x % 32, rows = (u32)params.rows, outputs = (u32)params.outputs,
+              first = column + 2 * (lane % 4);
+    if (column >= outputs) return;  // beyond the last tile
+    if (column + OUTPUTS > outputs) {
+#pragma unroll
+        for (int i = 0; i < 96; i++)
+            if (first + 2 * (i & ~3) + (i & 1) >= outputs) d[0][i] = d[1][i] = -INF;
+    }
+    row += threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const u32 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
+    uint4* partials = (uint4*)params.out + column / OUTPUTS;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 at = row + 64 * h;
+        const uint4 partial0 = reduce_row<0>(d[h], first, outputs),
+                    partial1 = reduce_row<1>(d[h], first, outputs);
+        if (lane % 4 == 0 && at < rows) partials[(u64)at * blocks] = partial0;
+        if (lane % 4 == 0 && at + 8 < rows) partials[(u64)(at + 8) * blocks] = partial1;
+    }
+}
+
+__device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warpgroup, Smem smem,
+                                              u8* staging) {
+    const TileScheduler tiles(params);
+    RingState ring = {0, 0};
+    u32 tile = TileScheduler::first(), parity = warpgroup ^ 1;  // the first turn is warpgroup 0's
+    if (warpgroup == 1) {
+        ring.advance_by(tiles.steps);
+        tile += TileScheduler::stride();
+    }
+    griddep_wait();
+    for (; tile < tiles.count; tile += 2 * TileScheduler::stride()) {
+        float d[2][96];
+        init_from_bias(params, d, tiles.column(tile));
+        const u32 slot = EPILOGUE == QKV ? lane_slot(params, tiles.row(tile)) : 0;
+        // Before its turn, a stage's parity is ambiguous: the other's tile fills it more than once.
+        mbarrier_wait(smem.turns + 8 * warpgroup, parity);
+        parity ^= 1;
+        multiply_tile(d, ring, tiles.steps, smem, warpgroup ^ 1);
+        ring.advance_by(tiles.steps);
+        if (EPILOGUE == ARGMAX) reduce_tile(params, d, tiles.row(tile), tiles.column(tile));
+        else store_tile(params, d, tiles.row(tile), tiles.column(tile), staging, slot);
+    }
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+    KERNEL(const __grid_constant__ GemmParams params) {
+    extern __shared__ u8 shared_bytes[];
+    __shared__ u64 barriers[2 * STAGES + 2];
+    u8* aligned = shared_bytes + (-smem_addr(shared_bytes) & 1023);
+    const u32 first = smem_addr(barriers);
+    const Smem smem = {smem_addr(aligned), first, first + 8 * STAGES, first + 16 * STAGES};
+    if (threadIdx.x == 0) {
+        for (u32 s = 0; s < STAGES; s++) {
+            mbarrier_init(smem.full + 8 * s, 1);
+            mbarrier_init(smem.empty + 8 * s,
+                          4 * CLUSTER);  // the warps of one warpgroup of each CTA
+        }
+        for (u32 w = 0; w < 2; w++) mbarrier_init(smem.turns + 8 * w, 1);
+        fence_mbarrier_init();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait();
+    const u32 warpgroup = threadIdx.x / 128;
+    if (warpgroup == 2) {
+        setmaxnreg_dec<24>();
+        if (threadIdx.x == 256) load_stages(params, smem);
+    } else {
+        setmaxnreg_inc<240>();
+        consume_tiles(params, warpgroup, smem,
+                      aligned + STAGES * STAGE_BYTES + threadIdx.x / 32 * WARP_BYTES);
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();  // the other CTA may still write here
+    cluster_wait();
+}
+
+#else
+extern "C" __global__ void KERNEL(const __grid_constant__ GemmParams params) {}
+#endif
