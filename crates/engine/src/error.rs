@@ -41,8 +41,8 @@ pub enum EngineError {
 
     /// Thoughts of open length in a family without a token that ends them.
     #[error(
-        "{family} has no token that ends thoughts, so that thoughts of open length would never end; \
-         give a fixed number"
+        "{family} has no token that ends thoughts, so that thoughts of open length would never \
+         end; give a fixed number"
     )]
     EndlessThoughts {
         /// The family.

@@ -77,7 +77,7 @@ fn dropout(p: f32, scope: DropoutScope) -> Perturbation {
     Perturbation::Dropout { p: Probability::new(p).unwrap(), sites: DropoutSites::BOTH, scope }
 }
 
-/// Parameters of unlike kinds that a model accepts.
+/// Parameters of every kind that a model accepts.
 fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingParams> {
     let base = SamplingParams {
         samples: count(3),
@@ -174,7 +174,7 @@ const MODELS: [(TinyModel, TinyRewards); 5] = [
     (TinyModel::Colar, TinyRewards::Outcome),
 ];
 
-/// Beside others of unlike parameters: the wave goes on without the cancelled rows.
+/// Beside others with different parameters: the wave goes on without the cancelled rows.
 #[test]
 fn a_request_can_be_cancelled_at_every_check_beside_others() {
     for (model, rewards) in MODELS {

@@ -43,6 +43,9 @@ fn the_checkpoint_overrides_its_family() {
     let cot = method_with(CheckpointFamily::Coconut, json!({ "family": "cot" })).unwrap();
     assert_eq!((cot.family, cot.length), (Family::COT, LatentLength::None));
     assert_eq!(cot.max_new_tokens, 128);
+    let template = json!({ "prompt_prefix": "Q: ", "prompt_suffix": "\nA: " });
+    let template = method_with(CheckpointFamily::Coconut, template).unwrap();
+    assert_eq!((&template.prompt_prefix[..], &template.prompt_suffix[..]), ("Q: ", "\nA: "));
     let open = method_with(CheckpointFamily::Colar, json!({ "thoughts": 9 })).unwrap();
     assert_eq!(open.length, at_most(9), "a family of open length keeps an open length");
     let silent = method_with(CheckpointFamily::Coconut, json!({ "thoughts": 0 })).unwrap();

@@ -57,6 +57,17 @@ fn assert_prefixes(short: &[Reply], long: &[Reply], what: &str) {
 }
 
 #[test]
+fn lengths_are_printed_as_they_are_read() {
+    for length in [LatentLength::None, exactly(6), at_most(64), between(4, 6)] {
+        assert_eq!(length.to_string().parse(), Ok(length), "{length}");
+    }
+    assert_eq!(" <= 7".parse(), Ok(at_most(7)));
+    for wrong in ["", "six", "-3", "<=0", "6-4", "0-4", "1.5", "99999999999"] {
+        assert!(wrong.parse::<LatentLength>().is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn exactly_is_exactly() {
     for family in FAMILIES {
         let pair = RewardedReasoner::of(family);
