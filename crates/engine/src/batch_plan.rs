@@ -271,7 +271,7 @@ impl<'a> BatchPlan<'a> {
     /// at between rounds of samples.
     pub(crate) fn question_groups(&self) -> Vec<Range<usize>> {
         if self.items.iter().all(|item| item.params.adaptive.is_none()) {
-            return Vec::from([0..self.items.len()]);
+            return std::iter::once(0..self.items.len()).collect();
         }
         self.groups(|q| {
             let params = self.items[q].params;
