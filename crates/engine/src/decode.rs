@@ -46,13 +46,14 @@ pub(crate) fn decode(
         if live.is_empty() {
             break;
         }
-        let live_rows: Vec<&Row> = live.iter().map(|&r| &rows[r]).collect();
-        let pending = sampler.next_tokens(&model.decoder, &hidden, &live_rows)?;
+        let live_rows = live.iter().map(|&r| &rows[r]);
+        let pending = sampler.next_tokens(&model.decoder, &hidden, live_rows)?;
+        let cancelled = sampler.cancelled_items();
         let goes_on = |&(_, r): &(usize, usize)| {
             let row = &rows[r];
             count < sampler.params(row).max_new_tokens.get()
                 && row.sequence.len() < model.decoder.config().context
-                && !sampler.is_cancelled(row)
+                && !cancelled[row.spec.item]
         };
         let (mut places, mut next): (Vec<usize>, Vec<usize>) =
             live.iter().copied().enumerate().filter(goes_on).unzip();

@@ -241,12 +241,11 @@ impl DeferredStep<'_> {
     ) -> Result<Tensor, E> {
         let Self { sampler, stage, dtype } = *self;
         let mark = cache.mark();
-        let sampled: Vec<Option<RowPerturbation>> =
-            rows.iter().map(|row| sampler.dropout_row(row, stage)).collect();
+        let sampled = sampler.dropout_rows(rows, stage);
         let recorded = sampler.recorded_masks(rows, stage);
         let dropout = match (&recorded, rows.first()) {
             (Some(masks), Some(row)) => sampler.recorded_dropout(row, masks),
-            _ => sampled.iter().any(Option::is_some).then_some(Dropout::Sampled(&sampled)),
+            _ => sampled.as_deref().map(Dropout::Sampled),
         };
         let mut pass = Pass::with_capacity(rows.len());
         rows.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));

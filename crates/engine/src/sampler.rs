@@ -106,6 +106,17 @@ impl<'a> Sampler<'a> {
         self.items[row.spec.item].cancel.is_cancelled()
     }
 
+    /// Which items are cancelled: one look at each token, however many rows it has.
+    pub(crate) fn cancelled_items(&self) -> Vec<bool> {
+        self.items.iter().map(|item| item.cancel.is_cancelled()).collect()
+    }
+
+    /// Whether any request has a perturbation like this. Batches have thousands of rows and few
+    /// requests, so asking these first spares most work on rows.
+    fn any_perturbation(&self, is_such: impl Fn(&Perturbation) -> bool) -> bool {
+        self.items.iter().any(|item| is_such(&item.params.perturbation))
+    }
+
     /// The key of a row's random numbers at its next position; none for a clean row.
     fn key(&self, row: &Row) -> Option<RngKey> {
         let is_sampled = row.spec.perturbed && self.recorded.is_none();
@@ -131,6 +142,21 @@ impl<'a> Sampler<'a> {
             return None;
         }
         Some(RowPerturbation { key: self.key(row)?, strength: p.get(), sites: sites.site_set() })
+    }
+
+    /// The dropout of some rows at their next positions; `None` where no request has dropout at
+    /// this stage.
+    pub(crate) fn dropout_rows(
+        &self,
+        rows: &[&mut Row],
+        stage: PassStage,
+    ) -> Option<Vec<Option<RowPerturbation>>> {
+        let falls = |perturbation: &Perturbation| match stage {
+            PassStage::Answer => perturbation.affects_answer(),
+            PassStage::Prompt | PassStage::Thought(_) => perturbation.is_dropout(),
+        };
+        self.any_perturbation(falls)
+            .then(|| rows.iter().map(|row| self.dropout_row(row, stage)).collect())
     }
 
     /// The masks that another implementation used for some rows at a stage.
@@ -163,17 +189,17 @@ impl<'a> Sampler<'a> {
     pub(crate) fn add_noise<'r>(
         &self,
         device: &Device,
-        rows: impl Iterator<Item = &'r Row> + Clone,
+        rows: impl Iterator<Item = &'r Row>,
         t: usize,
         x: &mut Tensor,
     ) -> Result<(), DeviceError> {
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Gaussian { .. })) {
+            return Ok(());
+        }
         let std = |row: &Row| match self.params(row).perturbation {
             Perturbation::Gaussian { std } => Some(std),
             _ => None,
         };
-        if !rows.clone().any(|row| std(row).is_some()) {
-            return Ok(());
-        }
         if let Some(recorded) = self.recorded {
             let noise: Vec<f32> =
                 rows.flat_map(|row| recorded.noise(t, row.spec.id.trajectory).to_vec()).collect();
@@ -192,13 +218,17 @@ impl<'a> Sampler<'a> {
     ///
     /// Rows of unlike requests go through the operation that they would go through alone, so that
     /// their log-probabilities are the same to the bit.
-    pub(crate) fn next_tokens(
+    pub(crate) fn next_tokens<'r>(
         &self,
         decoder: &Decoder,
         hidden: &Tensor,
-        rows: &[&Row],
+        rows: impl Iterator<Item = &'r Row>,
     ) -> Result<PendingTokens, DeviceError> {
         let device = decoder.device();
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Tokens(_))) {
+            return PendingTokens::greedy(device, hidden, decoder.lm_head());
+        }
+        let rows: Vec<&Row> = rows.collect();
         let sampling = |row: &Row| match self.params(row).perturbation {
             Perturbation::Tokens(sampling) => Some(sampling),
             _ => None,

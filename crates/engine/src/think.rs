@@ -61,10 +61,11 @@ impl ThoughtBatch {
         model: &LatentModel,
         sampler: Sampler<'_>,
     ) -> Result<(), DeviceError> {
-        let keep: Vec<bool> = self.rows.iter().map(|row| !sampler.is_cancelled(row)).collect();
-        if keep.iter().all(|&kept| kept) {
+        let cancelled = sampler.cancelled_items();
+        if !cancelled.contains(&true) {
             return Ok(());
         }
+        let keep: Vec<bool> = self.rows.iter().map(|row| !cancelled[row.spec.item]).collect();
         if let Some(hidden) = self.after_prompt.take() {
             let without =
                 self.rows.iter().zip(&keep).filter(|(row, _)| !has_thoughts(sampler, row));
@@ -155,8 +156,9 @@ pub(crate) fn continue_thinking(
             rows[r].pending = t + 1 == limits[r];
             count += 1;
         }
-        let stay =
-            retain_live(&mut live, |_, r| !rows[r].pending && !sampler.is_cancelled(&rows[r]));
+        let cancelled = sampler.cancelled_items();
+        let goes_on = |_, r: usize| !rows[r].pending && !cancelled[rows[r].spec.item];
+        let stay = retain_live(&mut live, goes_on);
         let x = ops::select(device, [&thoughts], &stay)?;
         batch.steps.push(thoughts);
         if live.is_empty() {

@@ -137,7 +137,9 @@ impl BatchContext<'_> {
         }
         let after_thoughts = device.record_event()?;
         // While the device thinks: everything about the rows but their answers.
-        let mut rows: Vec<FinishedRow> = thoughts.rows.iter().map(FinishedRow::new).collect();
+        for rows in thoughts.rows.chunk_by(|a, b| a.spec.item == b.spec.item) {
+            done[active[rows[0].spec.item]] = rows.iter().map(FinishedRow::new).collect();
+        }
         let answers = decode(self.model, cache, &mut thoughts, sampler)?;
         let after_answers = device.record_event()?;
         let rewards = match self.reward_model.zip(reward_cache.as_mut()) {
@@ -170,13 +172,11 @@ impl BatchContext<'_> {
         let latents = if self.return_latents { Some(thoughts.to_host(width)?) } else { None };
         let mut rewards = rewards.map(Vec::into_iter);
         let decoded = answers.tokens.into_iter().zip(answers.logprobs);
-        for ((row, (tokens, logprob)), from) in rows.iter_mut().zip(decoded).zip(&thoughts.rows) {
+        let rows = done.iter_mut().flatten();
+        for ((row, (tokens, logprob)), from) in rows.zip(decoded).zip(&thoughts.rows) {
             (row.tokens, row.logprob) = (tokens, logprob);
             row.latents = latents.as_ref().map(|all| all.select(from.thoughts.iter().copied()));
             row.rewards = rewards.as_mut().and_then(Iterator::next);
-        }
-        for (row, from) in rows.into_iter().zip(&thoughts.rows) {
-            done[active[from.spec.item]].push(row);
         }
         Ok(done)
     }
