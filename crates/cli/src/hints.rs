@@ -34,7 +34,8 @@ fn of_error(error: &(dyn StdError + 'static)) -> Option<&'static str> {
 
 fn of_library(error: &Error) -> Option<&'static str> {
     match error {
-        Error::Engine(error) | Error::RewardModel { error, .. } => of_engine(error),
+        Error::Engine(error) => of_engine(error),
+        Error::RewardModel { error, .. } => of_engine(error),
         Error::Device(error) => of_device(error),
         Error::Record(error) | Error::InputsChanged(error) => of_record(error),
         Error::Annotations(error) | Error::AnnotatedInputsChanged(error) => of_annotations(error),

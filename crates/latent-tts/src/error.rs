@@ -33,7 +33,7 @@ pub enum Error {
         /// The reward model's directory.
         path: PathBuf,
         /// Why. Part of the message, and therefore not its source as well.
-        error: EngineError,
+        error: Box<EngineError>,
     },
 
     /// A data file could not be read.

@@ -52,8 +52,10 @@ impl ModelSelection {
     pub fn load(&self, device: &Device) -> Result<Model, Error> {
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
         let reward_model = self.reward_model.as_ref().map(|files| {
-            RewardModel::load(device, files, &reasoner)
-                .map_err(|error| Error::RewardModel { path: files.path().to_owned(), error })
+            RewardModel::load(device, files, &reasoner).map_err(|error| Error::RewardModel {
+                path: files.path().to_owned(),
+                error: Box::new(error),
+            })
         });
         Ok(Model {
             reward_model: reward_model.transpose()?.map(Arc::new),

@@ -251,7 +251,7 @@ fn format_defaults(method: &Method) -> String {
     }
     format!(
         "--thoughts {} --max-new-tokens {} --p {} --sites {}, or --sigma {}",
-        method.length.to_string(),
+        method.length,
         method.max_new_tokens,
         method.p,
         sites_name(method.sites),
