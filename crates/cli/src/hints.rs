@@ -65,6 +65,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::BeamMemory { .. } => {
             Some("--memory, --beam-width, --beam-candidates, or --aggregate without beam")
         }
+        EngineError::TooMany { .. } => Some("--trajectories, --thoughts, --rollouts"),
         EngineError::RolloutMemory { .. } => Some("--memory, --trajectories, --max-new-tokens"),
         _ => None,
     }

@@ -1,10 +1,8 @@
 //! Writes safetensors files that this crate and transformers read.
 //!
-//! Files are written under a temporary name and renamed, so that a killed process leaves a complete
-//! file or none.
+//! Files are replaced atomically: a killed process leaves a complete file or none.
 
 use std::collections::HashMap;
-use std::io::Write;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
@@ -46,7 +44,10 @@ pub fn write_safetensors(
     let header = HashMap::from([(metadata.0.to_owned(), metadata.1.to_owned())]);
     let out = safetensors::serialize(views, Some(header))
         .map_err(|e| ModelError::io(path, std::io::Error::other(e)))?;
-    write_atomic(path, &out)
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(|e| ModelError::io(dir, e))?;
+    }
+    files::write_atomic(path, &out).map_err(|e| ModelError::io(path, e))
 }
 
 fn encode(values: &[f32], dtype: SaveDtype) -> Vec<u8> {
@@ -56,21 +57,4 @@ fn encode(values: &[f32], dtype: SaveDtype) -> Vec<u8> {
             values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect()
         }
     }
-}
-
-/// Writes `<path>.partial` and renames it to `path`.
-fn write_atomic(path: &Path, contents: &[u8]) -> Result<(), ModelError> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = Path::new(&partial);
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|e| ModelError::io(dir, e))?;
-    }
-    // Without fsync a power cut could leave an empty file under the new name.
-    let write = || {
-        std::fs::File::create(partial)
-            .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
-    };
-    write().map_err(|e| ModelError::io(partial, e))?;
-    std::fs::rename(partial, path).map_err(|e| ModelError::io(path, e))
 }

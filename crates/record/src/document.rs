@@ -1,12 +1,7 @@
-//! Atomic writes of whole files, and versioned JSON documents (`manifest.json`, `results.json`).
-//!
-//! A file is written to a temporary path in the same directory and renamed, so a concurrent reader
-//! or a run killed halfway sees the old file or the new one, never a part.
+//! Versioned JSON documents (`manifest.json`, `results.json`), written atomically.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -26,29 +21,10 @@ pub fn write_document(path: &Path, content: &impl Serialize) -> Result<(), Recor
     write_atomic(path, &text)
 }
 
-/// Writes `bytes` to `path` atomically. The temporary file is named by the process id, so two
-/// processes may write the same path.
+/// Writes `bytes` to `path` atomically; see [`files::replace`].
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
-    let temp = temp_path(path);
-    replace(path, &temp, bytes).map_err(|source| {
-        // Best effort: the write error is the one to report.
-        let _ = fs::remove_file(&temp);
-        RecordError::Write { path: path.into(), source }
-    })
-}
-
-fn replace(path: &Path, temp: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(temp)?;
-    file.write_all(bytes)?;
-    // Without this a power failure could leave the new name on an empty file.
-    file.sync_all()?;
-    fs::rename(temp, path)
-}
-
-fn temp_path(path: &Path) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(format!(".{}.tmp", std::process::id()));
-    name.into()
+    let named = |source| RecordError::Write { path: path.into(), source };
+    files::write_atomic(path, bytes).map_err(named)
 }
 
 /// Reads the document at `path` after checking its format version.
@@ -111,6 +87,6 @@ mod tests {
         else {
             panic!("writing below a file succeeded");
         };
-        assert_eq!((named.as_path(), source.kind()), (path, io::ErrorKind::NotADirectory));
+        assert_eq!((named.as_path(), source.kind()), (path, std::io::ErrorKind::NotADirectory));
     }
 }

@@ -10,7 +10,7 @@
 //! perturbation.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -81,17 +81,13 @@ impl LatentsWriter {
     pub fn finish(self) -> Result<(), RecordError> {
         let header = self.header()?;
         let (part, done) = (self.dir.join(PART_FILE), self.dir.join(LATENTS_FILE));
-        let temp = done.with_extension("safetensors.tmp");
-        let written = || -> io::Result<()> {
-            let mut out = BufWriter::new(File::create(&temp)?);
+        let written = files::replace(&done, |out| {
             out.write_all(&(header.len() as u64).to_le_bytes())?;
             out.write_all(&header)?;
-            io::copy(&mut File::open(&part)?, &mut out)?;
-            out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-            fs::rename(&temp, &done)?;
-            fs::remove_file(&part)
-        };
-        written().map_err(|source| RecordError::Write { path: done.clone(), source })
+            io::copy(&mut File::open(&part)?, out).map(drop)
+        });
+        let written = written.and_then(|()| fs::remove_file(&part));
+        written.map_err(|source| RecordError::Write { path: done, source })
     }
 
     /// The safetensors header: names, shapes and offsets, padded to eight bytes.

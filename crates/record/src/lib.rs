@@ -39,7 +39,7 @@
 
 mod document;
 mod error;
-mod fingerprint;
+
 mod latents;
 mod lines;
 mod manifest;
@@ -50,7 +50,7 @@ mod writer;
 
 pub use document::{write_atomic, write_document};
 pub use error::RecordError;
-pub use fingerprint::Fingerprint;
+pub use files::Fingerprint;
 pub use latents::{LATENTS_FILE, LatentsWriter};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};

@@ -1,5 +1,5 @@
-//! A digest of a run's inputs, stored in the manifest: a resumed run detects that the weights or
-//! the questions under the same path have changed.
+//! A digest of content, to notice that the weights or the questions under the same path have
+//! changed, or that a cached file is damaged.
 
 /// A 64-bit FNV-1a digest of named parts, in order.
 ///
