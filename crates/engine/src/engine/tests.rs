@@ -221,23 +221,22 @@ fn a_request_can_be_cancelled_at_every_check_in_several_waves() {
 }
 
 /// Cancelled in the middle of many thoughts or many tokens, a request is done soon after: nearly
-/// all of the work that was left is saved.
+/// all of the work that was left is saved. (Its token is looked at once a pass for as long as the
+/// batch goes on, so that it runs alone here; the other tests cancel it beside others.)
 #[test]
 fn a_cancelled_request_frees_its_rows() {
     let engine = engine(TinyModel::Coconut, TinyRewards::Process);
     let params = all_params(&engine, 40, 40)[0];
-    let other = request(2, SamplingParams { length: LatentLength::Exactly(count(2)), ..params });
-    let never = CancelToken::at_check(usize::MAX);
     let long = |cancel| Request { cancel, ..request(1, params) };
-    run(&engine, &[long(never.clone()), other.clone()]);
+    let never = CancelToken::at_check(usize::MAX);
+    run(&engine, &[long(never.clone())]);
     let all = never.checks();
-    // One check of every row a pass, at least.
-    assert!(all >= params.rows() * (40 + 40 - 2), "{all} checks");
+    // One check a pass, at least.
+    assert!(all >= 40 + 40 - 2, "{all} checks");
     for middle in [all / 4, all * 3 / 4] {
         let token = CancelToken::at_check(middle);
-        let found = run(&engine, &[long(token.clone()), other.clone()]);
+        let found = run(&engine, &[long(token.clone())]);
         assert!(matches!(found[0], Err(EngineError::Cancelled { id: 1 })));
-        assert!(found[1].is_ok());
         let more = token.checks() - middle;
         assert!(more < all / 10, "{more} of {all} checks after it was cancelled");
     }
