@@ -9,7 +9,7 @@
 //!
 //! [`Engine`] runs requests through the stages over waves that fit the memory (`batch_plan`,
 //! `wave`); [`family`] holds what differs between the families; [`rollout`] labels thoughts for a
-//! reward model; [`reference`] opens the stages for comparison with other implementations. The
+//! reward model; [`mod@reference`] opens the stages for comparison with other implementations. The
 //! engine knows no gold answers and no files of results.
 
 mod batch;
