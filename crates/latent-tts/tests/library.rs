@@ -7,8 +7,8 @@ use std::path::Path;
 
 use latent_tts::engine::EngineError;
 use latent_tts::{
-    AnswerKind, CancelToken, DataSource, DeviceKind, DeviceOptions, Evaluation, LatentLength,
-    Model, ModelSelection, OnExisting, Perturbation, Probability, Question, Request,
+    AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind, DeviceOptions, Evaluation,
+    LatentLength, Model, ModelSelection, OnExisting, Perturbation, Probability, Question, Request,
     RewardModelChoice, SamplingOptions, SamplingParams, grade,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
@@ -141,22 +141,23 @@ fn grading_compares_answers_with_gold() {
     let (_, model) = checkpoint(dir.path());
     let engine = model.engine().unwrap();
     let params = params(&model);
-    let mut question = Question {
+    let question = Question {
         id: 3,
         text: "2+2?".into(),
         gold: "4".into(),
         kind: AnswerKind::Number,
         steps: Vec::new(),
     };
-    let reply = engine.solve(&grade::request(&question, params)).unwrap();
-    let sample = grade::grade(&question, &params, &reply);
-    assert_eq!((sample.id, sample.trajectories.len()), (3, 3));
-    let Some(answer) = sample.trajectories.iter().find_map(|t| t.answer.clone()) else { return };
-    question.gold = answer.clone();
-    let sample = grade::grade(&question, &params, &reply);
-    for trajectory in &sample.trajectories {
-        assert_eq!(trajectory.correct, trajectory.answer.as_ref() == Some(&answer));
+    let mut reply = engine.solve(&grade::request(&question, params)).unwrap();
+    // A random model answers nothing: these are the answers of a right, a wrong and a silent one.
+    let answers = ["The answer is: 4.0", "The answer is: 5", "none"];
+    for (trajectory, text) in reply.trajectories.iter_mut().zip(answers) {
+        trajectory.answer = AnswerRule::LastNumber.extract(AnswerKind::Number, text);
     }
+    let sample = grade::grade(&question, &params, &reply);
+    assert_eq!((sample.id, sample.seed, sample.gold.as_str()), (3, params.seed, "4"));
+    let graded = sample.trajectories.iter().map(|t| (t.answer.as_deref(), t.correct));
+    assert!(graded.eq([(Some("4"), true), (Some("5"), false), (None, false)]));
 }
 
 #[cfg(not(feature = "embedded"))]
