@@ -28,7 +28,8 @@ pub use cache::{Cache, CacheMark, Pass, Sequence, SlotGranularity};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use decoder::{
-    Decoder, DeferredInputs, Dropout, ForwardOptions, LmHead, Segment, TrainableDecoder,
+    Decoder, DecoderTuning, DeferredInputs, Dropout, ForwardOptions, LmHead, Segment,
+    TrainableDecoder,
 };
 pub use error::ModelError;
 pub use head::{
@@ -36,6 +37,6 @@ pub use head::{
     SwiGluNames, TrainableHead, TrainableLinear,
 };
 pub use model_files::{EmbeddedFiles, ModelFiles};
-pub use parameters::{NamedTensor, Parameter};
+pub use parameters::{LoraConfig, LoraTargets, NamedTensor, Parameter};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -20,7 +20,7 @@ use super::{Block, ChunkDropout, Decoder, Dropout, LmHead, mlp_activation};
 use crate::cache::{Cache, Pass};
 use crate::config::Config;
 use crate::error::ModelError;
-use crate::parameters::{LinearParameters, NormParameters, Parameter};
+use crate::parameters::{LinearParameters, LoraConfig, NormParameters, Parameter, Tuning};
 use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
 
@@ -34,6 +34,21 @@ pub struct TrainableDecoder {
     position_embedding: Option<Parameter>, // (context, width)
     blocks: Vec<BlockParameters>,
     final_norm: NormParameters,
+}
+
+/// What of a decoder is trained.
+#[derive(Clone, Copy, Debug)]
+pub enum DecoderTuning<'a> {
+    /// Every weight.
+    Full,
+    /// LoRA adapters on frozen blocks.
+    Lora {
+        /// The adapters.
+        config: &'a LoraConfig,
+        /// Tokens at the end of the vocabulary whose embeddings are trained too; those of all
+        /// others are frozen.
+        new_tokens: usize,
+    },
 }
 
 #[derive(Debug)]
@@ -51,19 +66,39 @@ impl BlockParameters {
         device: &Device,
         tensors: DecoderTensors<'_>,
         source: &impl TensorSource,
+        tuning: Tuning<'_>,
         i: usize,
     ) -> Result<Self, ModelError> {
+        let linear = |spec| LinearParameters::load(device, &spec, source, tuning);
+        let norm = |spec| NormParameters::load(device, &spec, source, tuning);
         Ok(Self {
-            attn_norm: NormParameters::load(device, &tensors.attn_norm(i), source)?,
-            qkv: LinearParameters::load(device, &tensors.qkv(i), source)?,
-            attn_out: LinearParameters::load(device, &tensors.attn_out(i), source)?,
-            mlp_norm: NormParameters::load(device, &tensors.mlp_norm(i), source)?,
-            mlp_in: LinearParameters::load(device, &tensors.mlp_in(i), source)?,
-            mlp_out: LinearParameters::load(device, &tensors.mlp_out(i), source)?,
+            attn_norm: norm(tensors.attn_norm(i))?,
+            qkv: linear(tensors.qkv(i))?,
+            attn_out: linear(tensors.attn_out(i))?,
+            mlp_norm: norm(tensors.mlp_norm(i))?,
+            mlp_in: linear(tensors.mlp_in(i))?,
+            mlp_out: linear(tensors.mlp_out(i))?,
         })
     }
 
-    fn sync_block(&self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
+    /// See [`TrainableDecoder::collect_gradients`].
+    fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
+        for norm in [&mut self.attn_norm, &mut self.mlp_norm] {
+            norm.collect_gradients(device)?;
+        }
+        let linears = [&mut self.qkv, &mut self.attn_out, &mut self.mlp_in, &mut self.mlp_out];
+        linears.into_iter().try_for_each(|linear| linear.collect_gradients(device))
+    }
+
+    /// Copies frozen weights too: kernels keep a second copy for the backward.
+    fn assign_block(&self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
+        self.qkv.assign(device, &mut block.qkv)?;
+        self.attn_out.assign(device, &mut block.attn_out)?;
+        self.mlp_in.assign(device, &mut block.mlp_in)?;
+        self.mlp_out.assign(device, &mut block.mlp_out)
+    }
+
+    fn sync_block(&mut self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
         self.attn_norm.sync_norm(device, &mut block.attn_norm)?;
         self.qkv.sync_linear(device, &mut block.qkv)?;
         self.attn_out.sync_linear(device, &mut block.attn_out)?;
@@ -98,6 +133,14 @@ pub struct Segment {
     output: Option<OutputRows<'static>>,
     layers: Vec<LayerActivations>,
     residual: Tensor, // (output rows, width): the input of the final norm
+    input_gradients: Option<BlockInputGradients>,
+}
+
+/// Gradients of a loss on the hidden states between blocks, at some rows of a segment.
+#[derive(Debug)]
+struct BlockInputGradients {
+    rows: Indices,
+    gradients: Vec<Tensor>, // (rows, width) per block
 }
 
 /// The saved activations of a layer. In the last layer `qkv` and everything after it have the
@@ -115,12 +158,23 @@ struct LayerActivations {
 }
 
 impl TrainableDecoder {
-    /// Loads the weights from `source`.
+    /// Loads the weights from `source`; all of them are trained.
     pub fn load(
         device: &Device,
         config: &Config,
         source: &impl TensorSource,
         head: LmHead,
+    ) -> Result<Self, ModelError> {
+        Self::load_tuned(device, config, source, head, DecoderTuning::Full)
+    }
+
+    /// Loads the weights from `source`; what is trained is up to `tuning`.
+    pub fn load_tuned(
+        device: &Device,
+        config: &Config,
+        source: &impl TensorSource,
+        head: LmHead,
+        decoder_tuning: DecoderTuning<'_>,
     ) -> Result<Self, ModelError> {
         if config.qk_norm {
             return Err(ModelError::NotTrainable { what: "norms of queries and keys (Qwen3)" });
@@ -128,25 +182,57 @@ impl TrainableDecoder {
         let tensors = DecoderTensors(config);
         let untied = head == LmHead::With && !config.tied && DecoderTensors::has_lm_head(source);
         let positions = tensors.position_embedding(source)?;
+        let (tuning, table_tuning) = match decoder_tuning {
+            DecoderTuning::Full => (Tuning::Full, Tuning::Full),
+            DecoderTuning::Lora { config, new_tokens } => {
+                (Tuning::Lora(config), Tuning::LastRows(new_tokens))
+            }
+        };
+        let table = |spec| LinearParameters::load(device, &spec, source, table_tuning);
         let mut trainable = Self {
             decoder: Decoder::load(device, config, source, head)?,
-            embedding: LinearParameters::load(device, &tensors.embedding(), source)?,
-            lm_head: untied
-                .then(|| LinearParameters::load(device, &tensors.lm_head(), source))
-                .transpose()?,
+            embedding: table(tensors.embedding())?,
+            lm_head: untied.then(|| table(tensors.lm_head())).transpose()?,
             position_embedding: positions
+                .filter(|_| matches!(tuning, Tuning::Full))
                 .map(|(name, table)| Parameter::matrix(device, name, table))
                 .transpose()?,
             blocks: (0..config.layers)
-                .map(|i| BlockParameters::load(device, tensors, source, i))
+                .map(|i| BlockParameters::load(device, tensors, source, tuning, i))
                 .collect::<Result<_, _>>()?,
-            final_norm: NormParameters::load(device, &tensors.final_norm(), source)?,
+            final_norm: NormParameters::load(device, &tensors.final_norm(), source, tuning)?,
         };
-        trainable.sync_weights()?;
+        trainable.assign_weights()?;
         Ok(trainable)
     }
 
-    /// All parameters, in a fixed order.
+    /// Copies all weights to the decoder, frozen ones too.
+    fn assign_weights(&mut self) -> Result<(), DeviceError> {
+        let (device, decoder) = (&self.decoder.device.clone(), &mut self.decoder);
+        match (&mut decoder.embedding, &mut decoder.lm_head) {
+            (None, Some(tied)) => self.embedding.assign(device, tied)?,
+            (_, Some(lm_head)) => {
+                self.lm_head.iter().try_for_each(|own| own.assign(device, lm_head))?;
+            }
+            _ => {}
+        }
+        for (block, parameters) in decoder.blocks.iter_mut().zip(&self.blocks) {
+            parameters.assign_block(device, block)?;
+        }
+        self.sync_weights()
+    }
+
+    /// Turns the gradients of frozen weights into those of what is trained in their place. To be
+    /// called once a batch's backward is done; without LoRA it does nothing.
+    pub fn collect_gradients(&mut self) -> Result<(), DeviceError> {
+        let device = &self.decoder.device.clone();
+        self.embedding.collect_gradients(device)?;
+        self.lm_head.iter_mut().try_for_each(|head| head.collect_gradients(device))?;
+        self.final_norm.collect_gradients(device)?;
+        self.blocks.iter_mut().try_for_each(|block| block.collect_gradients(device))
+    }
+
+    /// The trained parameters, in a fixed order.
     pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
         let first = self
             .embedding
@@ -158,7 +244,7 @@ impl TrainableDecoder {
             .chain(self.final_norm.iter())
     }
 
-    /// All parameters, mutably; call [`Self::sync_weights`] after a change.
+    /// The trained parameters, mutably; call [`Self::sync_weights`] after a change.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         let heads = self.lm_head.iter_mut().flat_map(LinearParameters::iter_mut);
         let first = self.embedding.iter_mut().chain(heads).chain(&mut self.position_embedding);
@@ -172,7 +258,7 @@ impl TrainableDecoder {
         let device = &self.decoder.device.clone();
         let decoder = &mut self.decoder;
         // A tied embedding is loaded as the LM head, or as the embedding if there is no LM head.
-        match (&mut decoder.embedding, &mut decoder.lm_head, &self.lm_head) {
+        match (&mut decoder.embedding, &mut decoder.lm_head, &mut self.lm_head) {
             (Some(embedding), lm_head, untied) => {
                 self.embedding.sync_linear(device, embedding)?;
                 if let (Some(lm_head), Some(untied)) = (lm_head, untied) {
@@ -187,7 +273,7 @@ impl TrainableDecoder {
         {
             *table = parameter.value.clone(); // copy-on-write: the next step writes to new memory
         }
-        for (block, parameters) in decoder.blocks.iter_mut().zip(&self.blocks) {
+        for (block, parameters) in decoder.blocks.iter_mut().zip(&mut self.blocks) {
             parameters.sync_block(device, block)?;
         }
         self.final_norm.sync_norm(device, &mut decoder.final_norm)
@@ -219,8 +305,8 @@ impl TrainableDecoder {
         dhidden: &Tensor,
     ) -> Result<Tensor, DeviceError> {
         let device = self.decoder.device.clone();
-        let Segment { rows, slot_mapping, attention, dropout, mut output, layers, residual } =
-            segment;
+        let Segment { rows, slot_mapping, attention, dropout, mut output, .. } = segment;
+        let Segment { layers, residual, input_gradients, .. } = segment;
         let mut dx = Tensor::zeros_on(&device, residual.rows(), residual.cols())?;
         let norm = &self.decoder.final_norm;
         self.final_norm.accumulate_gradients(&device, norm, &residual, dhidden, &mut dx)?;
@@ -242,6 +328,9 @@ impl TrainableDecoder {
                 dx = scatter_rows(&device, &dx, &output.rows, rows)?;
             }
             step.qkv(dkv, &mut dqkv, &slot_mapping, &mut dx)?;
+            if let Some(BlockInputGradients { rows, gradients }) = &input_gradients {
+                ops::scatter_add(&device, &gradients[layer], rows, &mut dx)?;
+            }
         }
         if let Some(table) = &mut self.position_embedding {
             ops::scatter_add(&device, &dx, &slot_mapping.positions, &mut table.gradient)?;
@@ -256,12 +345,7 @@ impl TrainableDecoder {
         dx: &Tensor,
     ) -> Result<(), DeviceError> {
         let device = self.decoder.device();
-        ops::scatter_add(
-            device,
-            dx,
-            &Indices::new(device, tokens)?,
-            &mut self.embedding.weight.gradient,
-        )
+        self.embedding.accumulate_rows(device, &Indices::new(device, tokens)?, dx)
     }
 
     /// Cross-entropy of the next tokens given hidden states (rows, width). Returns the unweighted
@@ -327,7 +411,31 @@ impl Segment {
             output,
             layers: Vec::with_capacity(decoder.blocks.len()),
             residual: Tensor::default(),
+            input_gradients: None,
         })
+    }
+
+    /// The hidden states of some rows at the input of every block, (rows, width) each: those that
+    /// transformers calls `hidden_states`, without the last.
+    pub fn block_inputs(
+        &self,
+        device: &Device,
+        rows: &[usize],
+    ) -> Result<Vec<Tensor>, DeviceError> {
+        self.layers.iter().map(|layer| ops::select(device, [&layer.x], rows)).collect()
+    }
+
+    /// Has the backward add the gradients of a loss on [`Self::block_inputs`].
+    pub fn set_input_gradients(
+        &mut self,
+        device: &Device,
+        rows: &[usize],
+        gradients: Vec<Tensor>,
+    ) -> Result<(), DeviceError> {
+        assert_eq!(gradients.len(), self.layers.len(), "one gradient per block");
+        let rows = Indices::new(device, rows.iter().map(|&row| row as u32).collect())?;
+        self.input_gradients = Some(BlockInputGradients { rows, gradients });
+        Ok(())
     }
 
     fn forward(

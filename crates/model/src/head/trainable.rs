@@ -6,7 +6,7 @@ use tensor::{Device, DeviceError, Tensor};
 use super::{MlpNames, hidden_size};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::parameters::{LinearParameters, NormParameters, Parameter};
+use crate::parameters::{LinearParameters, NormParameters, Parameter, Tuning};
 use crate::source::TensorSource;
 use crate::weights::{LinearSpec, NormSpec};
 
@@ -27,7 +27,7 @@ impl TrainableLinear {
         outputs: usize,
     ) -> Result<Self, ModelError> {
         let spec = LinearSpec::nn_linear(source, name, inputs, outputs);
-        let parameters = LinearParameters::load(device, &spec, source)?;
+        let parameters = LinearParameters::load(device, &spec, source, Tuning::Full)?;
         Ok(Self { linear: parameters.to_linear(device)?, parameters })
     }
 
@@ -107,7 +107,7 @@ impl TrainableHead {
             up: TrainableLinear::load(device, checkpoint, names.up, width, hidden)?,
             down: TrainableLinear::load(device, checkpoint, names.down, hidden, width)?,
             norm: norm.load(device, checkpoint)?,
-            norm_parameters: NormParameters::load(device, &norm, checkpoint)?,
+            norm_parameters: NormParameters::load(device, &norm, checkpoint, Tuning::Full)?,
         })))
     }
 
