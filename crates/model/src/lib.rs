@@ -33,8 +33,8 @@ pub use decoder::{
 };
 pub use error::ModelError;
 pub use head::{
-    GaussianMeanNames, HeadActivations, LatentHead, MlpNames, RewardHead, RewardInputs,
-    SwiGluNames, TrainableHead, TrainableLinear,
+    GaussianMeanNames, HeadActivations, LatentHead, MlpNames, MlpShape, RewardHead, RewardInputs,
+    SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear, TrainableMlp,
 };
 pub use model_files::{EmbeddedFiles, ModelFiles};
 pub use parameters::{LoraConfig, LoraTargets, NamedTensor, Parameter};

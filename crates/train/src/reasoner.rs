@@ -52,11 +52,7 @@ impl TrainTask for ReasonerTask {
         let dropout = (self.dropout > 0.0).then_some(dropout);
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, dropout))?;
-        let mut log = Map::from_iter([("loss".to_owned(), json!(losses.tokens))]);
-        if self.train_step.digit_head.is_some() {
-            log.insert("digits".to_owned(), json!(losses.digits));
-        }
-        Ok(log)
+        Ok(losses.named().map(|(name, loss)| (name.to_owned(), json!(loss))).collect())
     }
 
     fn parameters(&self) -> Vec<&Parameter> {

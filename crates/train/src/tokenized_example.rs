@@ -1,7 +1,7 @@
 //! One training example as tokens.
 
 /// A prompt, a number of latent thoughts, and a completion.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizedExample {
     /// Index in the data; part of the RNG key of dropout masks.
     pub id: u32,
@@ -15,6 +15,22 @@ pub struct TokenizedExample {
     pub loss_start: usize,
     /// Results of the solution's steps, the targets of the digit head.
     pub step_results: Vec<i64>,
+    /// Tokens of the solution's steps, the targets of the step decoder.
+    pub step_tokens: Vec<Vec<u32>>,
+    /// Who solves it in self-distillation.
+    pub role: DistillRole,
+    /// Index of the completion token at which student and teacher of the same id are compared.
+    pub compared_at: Option<usize>,
+}
+
+/// The two ways in which self-distillation (CODI) solves an example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DistillRole {
+    /// Through latent thoughts; every other method has students only.
+    #[default]
+    Student,
+    /// By its chain of thought in text.
+    Teacher,
 }
 
 impl TokenizedExample {
