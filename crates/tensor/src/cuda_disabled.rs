@@ -355,6 +355,15 @@ pub(crate) mod residual {
     }
 }
 
+pub(crate) mod rows {
+    use super::{CudaResult, CudaTensor};
+
+    functions! {
+        fn add_scaled(&mut CudaTensor, &CudaTensor, f32) -> CudaResult<()>;
+        fn scale_rows(&mut CudaTensor, &[f32]) -> CudaResult<()>;
+    }
+}
+
 pub(crate) mod topk {
     use super::linear::CudaLinear;
     use super::{CudaResult, CudaTensor};

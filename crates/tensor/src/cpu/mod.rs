@@ -11,4 +11,5 @@ pub(crate) mod norm;
 pub(crate) mod optimizer;
 pub(crate) mod peak;
 pub(crate) mod rope;
+pub(crate) mod rows;
 pub(crate) mod topk;

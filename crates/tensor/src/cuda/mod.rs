@@ -37,6 +37,7 @@ pub(crate) mod optimizer;
 pub(crate) mod qkv;
 pub(crate) mod readback;
 pub(crate) mod residual;
+pub(crate) mod rows;
 pub(crate) mod staging;
 pub(crate) mod stream;
 pub(crate) mod tma;

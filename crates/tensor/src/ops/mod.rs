@@ -43,7 +43,8 @@ pub use qkv::{
     rope_and_cache_backward,
 };
 pub use rows::{
-    Indices, add, add_noise, concat, fill_zero, gather, lookup, scale, scatter_add, select,
+    Indices, add, add_noise, add_scaled, concat, fill_zero, gather, lookup, scale, scale_rows,
+    scatter_add, select,
 };
 pub use sample::{TokenDraw, TokenSampling, sample_tokens};
 pub use topk::{PendingTokens, TokenLogprob, argmax, greedy_tokens, top_k, top_k_mixture};
