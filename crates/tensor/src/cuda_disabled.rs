@@ -344,6 +344,18 @@ pub(crate) mod qkv {
     }
 }
 
+pub(crate) mod regression {
+    use super::args::CudaGaussianLoss;
+    use super::{CudaResult, CudaTensor};
+
+    functions! {
+        fn smooth_l1(
+            &CudaTensor, &CudaTensor, usize, f32
+        ) -> CudaResult<(CudaTensor, CudaTensor)>;
+        fn gaussian_loss(CudaGaussianLoss<'_>) -> CudaResult<(CudaTensor, [CudaTensor; 2])>;
+    }
+}
+
 pub(crate) mod residual {
     use super::args::CudaLinearResidualNorm;
     use super::{CudaResult, CudaTensor};

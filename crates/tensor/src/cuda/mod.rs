@@ -36,6 +36,7 @@ pub(crate) mod norm;
 pub(crate) mod optimizer;
 pub(crate) mod qkv;
 pub(crate) mod readback;
+pub(crate) mod regression;
 pub(crate) mod residual;
 pub(crate) mod rows;
 pub(crate) mod staging;

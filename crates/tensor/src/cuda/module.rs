@@ -146,6 +146,7 @@ const SOURCES: &[KernelSource] = &[
         "cache_kv",
         "rope_and_cache_backward"
     ),
+    source!("regression.cu", "smooth_l1_moments", "smooth_l1", "smooth_l1_losses", "gaussian_loss"),
     source!("rows.cu", "add_scaled", "scale_rows"),
     source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
