@@ -344,6 +344,18 @@ pub(crate) mod qkv {
     }
 }
 
+pub(crate) mod regression {
+    use super::args::CudaGaussianLoss;
+    use super::{CudaResult, CudaTensor};
+
+    functions! {
+        fn smooth_l1(
+            &CudaTensor, &CudaTensor, usize, f32
+        ) -> CudaResult<(CudaTensor, CudaTensor)>;
+        fn gaussian_loss(CudaGaussianLoss<'_>) -> CudaResult<(CudaTensor, [CudaTensor; 2])>;
+    }
+}
+
 pub(crate) mod residual {
     use super::args::CudaLinearResidualNorm;
     use super::{CudaResult, CudaTensor};
@@ -352,6 +364,15 @@ pub(crate) mod residual {
         fn linear_residual_norm(
             CudaLinearResidualNorm<'_>, &mut CudaTensor
         ) -> CudaResult<CudaTensor>;
+    }
+}
+
+pub(crate) mod rows {
+    use super::{CudaResult, CudaTensor};
+
+    functions! {
+        fn add_scaled(&mut CudaTensor, &CudaTensor, f32) -> CudaResult<()>;
+        fn scale_rows(&mut CudaTensor, &[f32]) -> CudaResult<()>;
     }
 }
 

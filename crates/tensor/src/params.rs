@@ -44,6 +44,10 @@ pub(crate) struct AdamWCoefficients {
     pub(crate) second_scale: f32, // of the second moment's root: 1 / sqrt(1 - beta2^step)
 }
 
+/// The least standard deviation that a teacher's hidden states are divided by: one of 0, of a
+/// constant or of a single element, would make the loss infinite or NaN.
+pub(crate) const MIN_STD: f32 = 1e-6;
+
 /// A set of the [`Site`]s that a row can be perturbed at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SiteSet(u32); // bit `site as u32`

@@ -52,7 +52,7 @@ const PDL_KERNELS: &[&str] = &[
     "residual_768",
     "rope_and_cache_any",
     "rope_and_cache_bf16",
-    "scale",
+    "scale", // and `scale_rows`
     "top_k_mixture",
 ];
 
@@ -146,6 +146,8 @@ const SOURCES: &[KernelSource] = &[
         "cache_kv",
         "rope_and_cache_backward"
     ),
+    source!("regression.cu", "smooth_l1_moments", "smooth_l1", "smooth_l1_losses", "gaussian_loss"),
+    source!("rows.cu", "add_scaled", "scale_rows"),
     source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
 

@@ -5,6 +5,8 @@ mod attention;
 mod backward;
 mod bf16;
 mod perturbation;
+mod regression;
+mod rows;
 mod tokens;
 
 use std::borrow::Cow;
