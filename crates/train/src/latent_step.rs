@@ -20,10 +20,11 @@ use model::{Cache, Parameter, TrainableDecoder, TrainableHead};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::digit_head::DigitHead;
-use crate::distillation::Distillation;
 use crate::dropout::DropoutConfig;
+use crate::methods::TrainStep;
+use crate::methods::codi::Distillation;
+use crate::methods::simcot::StepDecoder;
 use crate::rows::reuse_cache;
-use crate::step_decoder::StepDecoder;
 use crate::tokenized_example::TokenizedExample;
 pub(crate) use backward::StepLoss;
 use forward::LatentForward;
@@ -84,8 +85,8 @@ impl LatentTrainStep {
         Self { model, head, auxiliary, cache: None }
     }
 
-    /// Adds the gradients of a batch's loss to all parameters.
-    pub fn accumulate_gradients(
+    /// Adds the gradients of a batch's loss to all parameters; returns its parts.
+    pub fn batch_losses(
         &mut self,
         examples: &[TokenizedExample],
         dropout: Option<DropoutConfig>,
@@ -117,17 +118,35 @@ impl LatentTrainStep {
     fn makes_unfed_thought(&self) -> bool {
         self.auxiliary.step_decoder.as_ref().is_some_and(|decoder| decoder.reads_unfed_thought)
     }
+}
 
-    /// All parameters, in a fixed order.
-    pub fn parameters(&self) -> Vec<&Parameter> {
+impl TrainStep for LatentTrainStep {
+    type Example = TokenizedExample;
+
+    fn accumulate_gradients(
+        &mut self,
+        examples: &[TokenizedExample],
+        dropout: Option<DropoutConfig>,
+    ) -> Result<Vec<(&'static str, f64)>, DeviceError> {
+        Ok(self.batch_losses(examples, dropout)?.named().collect())
+    }
+
+    fn model(&self) -> &TrainableDecoder {
+        &self.model
+    }
+
+    fn head_parameters(&self) -> Vec<&Parameter> {
+        self.head.parameters().collect()
+    }
+
+    fn parameters(&self) -> Vec<&Parameter> {
         let AuxiliaryLosses { digit_head, step_decoder, .. } = &self.auxiliary;
         let digits = digit_head.iter().flat_map(DigitHead::parameters);
         let steps = step_decoder.iter().flat_map(|decoder| decoder.decoder.parameters());
         self.model.parameters().chain(self.head.parameters()).chain(digits).chain(steps).collect()
     }
 
-    /// All parameters, mutably. [`Self::sync_weights`] has to follow a change.
-    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
+    fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
         let AuxiliaryLosses { digit_head, step_decoder, .. } = &mut self.auxiliary;
         let digits = digit_head.iter_mut().flat_map(DigitHead::parameters_mut);
         let steps = step_decoder.iter_mut().flat_map(|decoder| decoder.decoder.parameters_mut());
@@ -135,8 +154,7 @@ impl LatentTrainStep {
         own.chain(digits).chain(steps).collect()
     }
 
-    /// Copies changed parameters to the weights that the forward pass uses.
-    pub fn sync_weights(&mut self) -> Result<(), DeviceError> {
+    fn sync_weights(&mut self) -> Result<(), DeviceError> {
         let device = self.device();
         self.model.sync_weights()?;
         self.head.sync_weights(&device)?;

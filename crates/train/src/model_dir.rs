@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tensor::Device;
 
 use crate::error::TrainError;
-use crate::example_encoder::LatentMarkers;
+use crate::methods::LatentMarkers;
 use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
 
 /// The initial model of a training.

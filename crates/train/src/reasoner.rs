@@ -14,18 +14,18 @@ use crate::data_loader::DataLoader;
 use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
-use crate::latent_step::LatentTrainStep;
+use crate::methods::{ExampleEncoder, TrainStep};
 use crate::model_dir::{copy_description, save_weights};
 use crate::trainer::{EvalResult, TrainTask};
 
 /// Trains a reasoner on tokenized examples.
-pub struct ReasonerTask {
+pub struct ReasonerTask<S, E: ExampleEncoder> {
     /// Device of the model.
     pub device: Device,
     /// The model.
-    pub train_step: LatentTrainStep,
+    pub train_step: S,
     /// Its batches.
-    pub loader: DataLoader,
+    pub loader: DataLoader<E>,
     /// Dropout probability; 0 for none.
     pub dropout: f32,
     /// Seed of the dropout masks.
@@ -40,7 +40,11 @@ pub struct ReasonerTask {
     pub held_out: Vec<TrainExample>,
 }
 
-impl TrainTask for ReasonerTask {
+impl<S, E> TrainTask for ReasonerTask<S, E>
+where
+    S: TrainStep,
+    E: ExampleEncoder<Encoded = S::Example> + 'static,
+{
     fn accumulate_gradients(
         &mut self,
         step: u32,
@@ -52,7 +56,7 @@ impl TrainTask for ReasonerTask {
         let dropout = (self.dropout > 0.0).then_some(dropout);
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, dropout))?;
-        Ok(losses.named().map(|(name, loss)| (name.to_owned(), json!(loss))).collect())
+        Ok(losses.into_iter().map(|(name, loss)| (name.to_owned(), json!(loss))).collect())
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
@@ -93,11 +97,10 @@ impl TrainTask for ReasonerTask {
     }
 }
 
-impl ReasonerTask {
+impl<S: TrainStep, E: ExampleEncoder> ReasonerTask<S, E> {
     fn write_weights(&self, dir: &Path) -> Result<(), TrainError> {
-        let LatentTrainStep { model, head, .. } = &self.train_step;
-        let config = model.decoder.config();
-        save_weights(dir, config, model.parameters(), head.parameters(), self.dtype)
+        let (model, heads) = (self.train_step.model(), self.train_step.head_parameters());
+        save_weights(dir, model.decoder.config(), model.parameters(), heads, self.dtype)
     }
 }
 

@@ -145,8 +145,7 @@ impl AdaptedMatrix {
             let parts = vec![(format!("{module}.{which}.weight"), value.rows())];
             Parameter::new(device, ParameterLayout::Matrix { parts, layout }, value)
         };
-        let a =
-            factor("lora_A", Tensor::from_vec(inputs, rank, a), WeightLayout::InputMajor)?;
+        let a = factor("lora_A", Tensor::from_vec(inputs, rank, a), WeightLayout::InputMajor)?;
         let b = Tensor::from_vec(outputs.len(), rank, b);
         let b = factor("lora_B", b, WeightLayout::OutputMajor)?;
         let mut adapted = Self { outputs, a, b, a_map };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use model::Cache;
 use tensor::ops::{self, KvGrads};
-use tensor::{Device, DeviceError, Tensor};
+use tensor::{DeviceError, Tensor};
 
 use super::forward::{ForwardSegment, LatentForward, ThoughtStep};
 use super::{LatentLosses, LatentTrainStep};
@@ -245,7 +245,10 @@ impl LossSums {
         for part in &self.digits {
             digits += sum(part)?;
         }
-        let distill = self.distill.map(|of| Ok(sum(&of)? / of.rows().max(1) as f64)).transpose()?;
+        let distill = match &self.distill {
+            Some(of) => Some(sum(of)? / of.rows().max(1) as f64),
+            None => None,
+        };
         let steps = self.steps.map(StepLoss::mean).transpose()?;
         Ok(LatentLosses {
             tokens: mean(DistillRole::Student).unwrap_or(0.0),

@@ -12,7 +12,8 @@ use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{BatchSpec, DataLoader, ExampleSource};
 use train::dataset::{self, TrainExample};
 use train::digit_head::DigitHead;
-use train::latent_step::LatentTrainStep;
+use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
+use train::methods::coconut::CoconutEncoder;
 use train::model_dir::{self, ModelInit, ScratchShape};
 use train::reasoner::ReasonerTask;
 
@@ -54,16 +55,22 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         .transpose()?;
     let batches = BatchSpec {
         source: data,
-        tokenizer: Arc::new(init.tokenizer),
-        markers: init.markers,
-        curriculum,
+        encoder: CoconutEncoder {
+            tokenizer: Arc::new(init.tokenizer),
+            markers: init.markers,
+            curriculum,
+        },
         batch_size: training.batch.get(),
         batches: u64::from(training.steps.get()) * u64::from(training.accumulate.get()),
         seed: training.seed,
         context: config.context,
     };
     let mut task = ReasonerTask {
-        train_step: LatentTrainStep::new(init.decoder, TrainableHead::Identity, digits),
+        train_step: LatentTrainStep::new(
+            init.decoder,
+            TrainableHead::Identity,
+            AuxiliaryLosses { digit_head: digits, ..AuxiliaryLosses::default() },
+        ),
         loader: DataLoader::new(batches),
         dropout: training.dropout,
         seed: training.seed,

@@ -1,15 +1,99 @@
-//! CODI's self-distillation: at the token before the answer's number, the hidden states of the
+//! CODI: self-distillation. At the token before the answer's number, the hidden states of the
 //! student, who thought in latents, are drawn to those of the teacher, who wrote the steps.
+//!
+//! ```text
+//! question [begin-latent] thoughts [end-latent] The answer is: 18 [eos]    student
+//! question <<16-3-4=9>>                         The answer is: 18 [eos]    teacher
+//! ```
 //!
 //! Student and teacher are one model and two examples of a batch with the same id. The loss is the
 //! mean over the embedding and all blocks (the last after the final norm) of
 //! `smooth_l1(student, teacher) / std(teacher)`; no gradient flows into the teacher's side.
 
+use std::sync::Arc;
+
+use model::{ModelError, Tokenizer};
 use tensor::ops;
 use tensor::{Device, DeviceError, Tensor};
 
+use super::{ExampleEncoder, ExamplePlace, LatentMarkers};
+use crate::dataset::TrainExample;
 use crate::latent_step::{ComparedRow, ForwardSegment};
-use crate::tokenized_example::DistillRole;
+use crate::tokenized_example::{DistillRole, TokenizedExample};
+
+/// The words before an answer.
+const ANSWER_INTRODUCTION: &str = "The answer is:";
+
+/// Tokenizes examples for student and teacher.
+#[derive(Clone)]
+pub struct CodiEncoder {
+    /// Tokenizes text.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Special tokens.
+    pub markers: LatentMarkers,
+    /// Text before the question.
+    pub prompt_prefix: String,
+    /// Thoughts of the student.
+    pub thoughts: usize,
+    /// Whether the teacher writes the last step too. CODI leaves it out, because the answer could
+    /// be copied from it.
+    pub keeps_last_step: bool,
+}
+
+impl ExampleEncoder for CodiEncoder {
+    type Encoded = TokenizedExample;
+
+    fn encode(
+        &self,
+        example: &TrainExample,
+        place: ExamplePlace,
+    ) -> Result<Vec<TokenizedExample>, ModelError> {
+        let LatentMarkers { begin_latent, end_latent, eos } = self.markers;
+        let encode = |text: &str| self.tokenizer.encode(text);
+        let question = encode(&format!("{}{}", self.prompt_prefix, example.question))?;
+        let dropped = usize::from(!self.keeps_last_step);
+        let steps = &example.steps[..example.steps.len().saturating_sub(dropped)];
+        let mut answer = encode(ANSWER_INTRODUCTION)?;
+        let number = encode(&format!(" {}", example.answer))?;
+        // Some vocabularies have a token for the space before a number.
+        let spaces = number.iter().take_while(|&&token| self.is_blank(token)).count();
+        let compared_at = answer.len() + spaces - 1;
+        answer.extend(number);
+        answer.push(eos);
+        let student = TokenizedExample {
+            id: place.id as u32,
+            prompt: question.iter().copied().chain([begin_latent]).collect(),
+            thoughts: self.thoughts,
+            completion: [end_latent].into_iter().chain(answer.iter().copied()).collect(),
+            loss_start: 1,
+            step_tokens: steps.iter().map(|step| encode(step)).collect::<Result<_, _>>()?,
+            compared_at: Some(1 + compared_at),
+            ..TokenizedExample::default()
+        };
+        let mut completion = encode(&steps.join(" "))?;
+        let compared_at = Some(completion.len() + compared_at);
+        completion.extend(answer);
+        let teacher = TokenizedExample {
+            id: student.id,
+            prompt: question,
+            completion,
+            role: DistillRole::Teacher,
+            compared_at,
+            ..TokenizedExample::default()
+        };
+        Ok(vec![student, teacher])
+    }
+
+    fn positions(&self, encoded: &TokenizedExample) -> usize {
+        encoded.len()
+    }
+}
+
+impl CodiEncoder {
+    fn is_blank(&self, token: u32) -> bool {
+        self.tokenizer.decode(&[token]).is_ok_and(|text| text.trim().is_empty())
+    }
+}
 
 /// The distillation loss.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -76,7 +76,8 @@ impl StepDecoder {
             return Ok(None);
         }
         let device = reasoner.decoder.device().clone();
-        let slots = sequences.iter().map(|of| Cache::slots_for(of.thoughts.len() + of.tokens.len()));
+        let slots =
+            sequences.iter().map(|of| Cache::slots_for(of.thoughts.len() + of.tokens.len()));
         let mut cache = reuse_cache(self.cache.take(), &self.decoder.decoder, slots.sum())?;
         let (rows, targets) = self.rows(&mut cache, &sequences);
         let picked: Vec<usize> =
@@ -118,7 +119,8 @@ impl StepDecoder {
             let slots = own.len() / self.thoughts_per_step;
             let steps = &examples[example].step_tokens;
             for slot in 0..slots.min(steps.len()) {
-                let tokens = if slot + 1 == slots { steps[slot..].concat() } else { steps[slot].clone() };
+                let tokens =
+                    if slot + 1 == slots { steps[slot..].concat() } else { steps[slot].clone() };
                 let first = slot * self.thoughts_per_step;
                 let thoughts = own[first..first + self.thoughts_per_step].to_vec();
                 if !tokens.is_empty() {
