@@ -13,13 +13,6 @@ pub enum ModelError {
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
 
-    /// The model has a layer without a backward.
-    #[error("a model with {what} cannot be trained; use a GPT-2 or a Llama")]
-    NotTrainable {
-        /// The layer.
-        what: &'static str,
-    },
-
     /// An I/O error.
     #[error("{}: {source}", path.display())]
     Io {

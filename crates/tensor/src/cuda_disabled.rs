@@ -341,6 +341,9 @@ pub(crate) mod qkv {
         fn rope_and_cache_backward(
             &mut CudaTensor, CudaQkvTransform<'_>, &CudaKvGrads, usize, CudaSlotMapping<'_>
         ) -> CudaResult<()>;
+        fn qk_norm_backward(
+            &CudaTensor, CudaQkvTransform<'_>, &mut CudaTensor, [&mut CudaTensor; 2]
+        ) -> CudaResult<()>;
     }
 }
 

@@ -61,8 +61,15 @@ impl SiteSet {
     pub const MLP_OUT: Self = Self(1 << Site::MlpOut as u32);
     /// [`Site::Noise`].
     pub const NOISE: Self = Self(1 << Site::Noise as u32);
-    /// Both dropout sites.
+    /// Both sites of dropout on what is added to the residual stream.
     pub const DROPOUT: Self = Self(Self::ATTN_OUT.0 | Self::MLP_OUT.0);
+    /// The four sites of dropout on the inputs of low-rank adapters.
+    pub const LORA: Self = Self(
+        1 << Site::LoraQkv as u32
+            | 1 << Site::LoraAttnOut as u32
+            | 1 << Site::LoraMlpIn as u32
+            | 1 << Site::LoraMlpOut as u32,
+    );
 
     /// Whether `site` is in the set.
     pub const fn contains(self, site: Site) -> bool {
@@ -113,13 +120,18 @@ mod tests {
 
     #[test]
     fn a_site_set_contains_its_sites_alone() {
-        let all = [Site::AttnOut, Site::MlpOut, Site::Noise, Site::Length, Site::Token];
-        let members = |set: SiteSet| all.map(|site| set.contains(site));
-        assert_eq!(members(SiteSet::EMPTY), [false; 5]);
-        assert_eq!(members(SiteSet::DROPOUT), [true, true, false, false, false]);
-        assert_eq!(members(SiteSet::NOISE), [false, false, true, false, false]);
+        let others = [Site::AttnOut, Site::MlpOut, Site::Noise, Site::Length, Site::Token];
+        let lora = [Site::LoraQkv, Site::LoraAttnOut, Site::LoraMlpIn, Site::LoraMlpOut];
+        let members = |set: SiteSet| {
+            let contains = |site| set.contains(site);
+            (others.map(contains), lora.map(contains))
+        };
+        assert_eq!(members(SiteSet::EMPTY), ([false; 5], [false; 4]));
+        assert_eq!(members(SiteSet::DROPOUT), ([true, true, false, false, false], [false; 4]));
+        assert_eq!(members(SiteSet::NOISE), ([false, false, true, false, false], [false; 4]));
+        assert_eq!(members(SiteSet::LORA), ([false; 5], [true; 4]));
         let either = SiteSet::ATTN_OUT.union(SiteSet::NOISE);
-        assert_eq!(members(either), [true, false, true, false, false]);
+        assert_eq!(members(either), ([true, false, true, false, false], [false; 4]));
         assert_eq!(either.intersection(SiteSet::DROPOUT), SiteSet::ATTN_OUT);
         assert!(SiteSet::ATTN_OUT.intersection(SiteSet::MLP_OUT).is_empty());
     }

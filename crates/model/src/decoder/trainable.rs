@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 
 use tensor::ops::{
-    self, Activation, AttentionBackward, AttentionMetadata, Indices, KvGrads, LinearResidualNorm,
-    OutputDtype, QkvProjection, SlotMapping,
+    self, Activation, AttentionBackward, AttentionMetadata, Indices, KvGrads, KvLayerMut,
+    LinearResidualNorm, OutputDtype, QkvProjection, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -55,6 +55,7 @@ pub enum DecoderTuning<'a> {
 struct BlockParameters {
     attn_norm: NormParameters,
     qkv: LinearParameters,
+    qk_norm: Option<[NormParameters; 2]>, // of queries and of keys
     attn_out: LinearParameters,
     mlp_norm: NormParameters,
     mlp_in: LinearParameters,
@@ -71,9 +72,14 @@ impl BlockParameters {
     ) -> Result<Self, ModelError> {
         let linear = |spec| LinearParameters::load(device, &spec, source, tuning);
         let norm = |spec| NormParameters::load(device, &spec, source, tuning);
+        let qk_norm = match tensors.qk_norm(i) {
+            Some([q, k]) => Some([norm(q)?, norm(k)?]),
+            None => None,
+        };
         Ok(Self {
             attn_norm: norm(tensors.attn_norm(i))?,
             qkv: linear(tensors.qkv(i))?,
+            qk_norm,
             attn_out: linear(tensors.attn_out(i))?,
             mlp_norm: norm(tensors.mlp_norm(i))?,
             mlp_in: linear(tensors.mlp_in(i))?,
@@ -83,9 +89,10 @@ impl BlockParameters {
 
     /// See [`TrainableDecoder::collect_gradients`].
     fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
-        for norm in [&mut self.attn_norm, &mut self.mlp_norm] {
-            norm.collect_gradients(device)?;
-        }
+        let norms = [&mut self.attn_norm, &mut self.mlp_norm].into_iter();
+        norms
+            .chain(self.qk_norm.iter_mut().flatten())
+            .try_for_each(|norm| norm.collect_gradients(device))?;
         let linears = [&mut self.qkv, &mut self.attn_out, &mut self.mlp_in, &mut self.mlp_out];
         linears.into_iter().try_for_each(|linear| linear.collect_gradients(device))
     }
@@ -101,6 +108,10 @@ impl BlockParameters {
     fn sync_block(&mut self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
         self.attn_norm.sync_norm(device, &mut block.attn_norm)?;
         self.qkv.sync_linear(device, &mut block.qkv)?;
+        if let (Some([q, k]), Some((to_q, to_k))) = (&self.qk_norm, &mut block.qk_norm) {
+            q.sync_norm(device, to_q)?;
+            k.sync_norm(device, to_k)?;
+        }
         self.attn_out.sync_linear(device, &mut block.attn_out)?;
         self.mlp_norm.sync_norm(device, &mut block.mlp_norm)?;
         self.mlp_in.sync_linear(device, &mut block.mlp_in)?;
@@ -111,13 +122,16 @@ impl BlockParameters {
         let linears = [&self.qkv, &self.attn_out, &self.mlp_in, &self.mlp_out]
             .into_iter()
             .flat_map(LinearParameters::iter);
-        [&self.attn_norm, &self.mlp_norm].into_iter().flat_map(NormParameters::iter).chain(linears)
+        let norms =
+            [&self.attn_norm, &self.mlp_norm].into_iter().chain(self.qk_norm.iter().flatten());
+        norms.flat_map(NormParameters::iter).chain(linears)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         let linears = [&mut self.qkv, &mut self.attn_out, &mut self.mlp_in, &mut self.mlp_out];
         let norms = [&mut self.attn_norm, &mut self.mlp_norm]
             .into_iter()
+            .chain(self.qk_norm.iter_mut().flatten())
             .flat_map(NormParameters::iter_mut);
         norms.chain(linears.into_iter().flat_map(LinearParameters::iter_mut))
     }
@@ -144,11 +158,12 @@ struct BlockInputGradients {
 }
 
 /// The saved activations of a layer. In the last layer `qkv` and everything after it have the
-/// output rows only.
+/// output rows only; `raw_qkv` has all rows, whose keys others attend to.
 #[derive(Debug, Default)]
 struct LayerActivations {
     x: Tensor,              // (rows, width): the residual stream at the layer's input
     normed: Tensor,         // (rows, width)
+    raw_qkv: Tensor,        // (rows, (heads + 2 kv_heads) * head_dim) before QK norms, if any
     qkv: Tensor,            // (rows, (heads + 2 kv_heads) * head_dim), queries after RoPE
     attended: Tensor,       // (rows, heads * head_dim)
     mid_residual: Tensor,   // (rows, width): the residual stream after attention
@@ -176,9 +191,6 @@ impl TrainableDecoder {
         head: LmHead,
         decoder_tuning: DecoderTuning<'_>,
     ) -> Result<Self, ModelError> {
-        if config.qk_norm {
-            return Err(ModelError::NotTrainable { what: "norms of queries and keys (Qwen3)" });
-        }
         let tensors = DecoderTensors(config);
         let untied = head == LmHead::With && !config.tied && DecoderTensors::has_lm_head(source);
         let positions = tensors.position_embedding(source)?;
@@ -451,9 +463,8 @@ impl Segment {
             let next = decoder.blocks.get(layer + 1);
             let mut saved =
                 LayerActivations { x: x.clone(), normed, ..LayerActivations::default() };
-            let qkv = QkvProjection { map: &block.qkv, transform: decoder.qkv_params(block) };
-            let (kv, slots) = (cache.kv.layer_mut(layer), &self.slot_mapping);
-            ops::project_qkv(device, &saved.normed, qkv, kv, slots, &mut saved.qkv)?;
+            let kv = cache.kv.layer_mut(layer);
+            saved.project_qkv(decoder, block, kv, &self.slot_mapping)?;
             let (mut attention, mut dropout) = (&self.attention, &self.dropout);
             if let (None, Some(output)) = (next, &self.output) {
                 x = ops::gather(device, &x, &output.rows)?;
@@ -499,6 +510,25 @@ impl Segment {
 }
 
 impl LayerActivations {
+    /// The QKV projection. QK norms are not fused with it: their backward needs its result.
+    fn project_qkv(
+        &mut self,
+        decoder: &Decoder,
+        block: &Block,
+        kv: KvLayerMut<'_>,
+        slots: &SlotMapping,
+    ) -> Result<(), DeviceError> {
+        let (device, transform) = (&decoder.device, decoder.qkv_params(block));
+        let (normed, map, qkv) = (&self.normed, &block.qkv, &mut self.qkv);
+        if transform.qk_norms.is_none() {
+            let projection = QkvProjection { map, transform };
+            return ops::project_qkv(device, normed, projection, kv, slots, qkv);
+        }
+        ops::linear(device, normed, map, Activation::None, OutputDtype::Compute, qkv)?;
+        self.raw_qkv = qkv.clone();
+        ops::rope_and_cache(device, qkv, transform, kv, slots)
+    }
+
     /// The MLP up to its output projection.
     fn mlp(&mut self, decoder: &Decoder, block: &Block) -> Result<(), DeviceError> {
         let device = &decoder.device;
@@ -607,8 +637,8 @@ impl LayerBackward<'_> {
         Ok(dqkv)
     }
 
-    /// The backward of RoPE, the QKV projection and the first norm, for all rows of the segment:
-    /// gradients of keys and values come from `dkv`.
+    /// The backward of RoPE, QK norms, the QKV projection and the first norm, for all rows of the
+    /// segment: gradients of keys and values come from `dkv`.
     fn qkv(
         &mut self,
         dkv: &KvGrads,
@@ -617,14 +647,12 @@ impl LayerBackward<'_> {
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let (device, saved) = (self.device, self.saved);
-        ops::rope_and_cache_backward(
-            device,
-            dqkv,
-            self.decoder.qkv_params(self.block()),
-            dkv,
-            self.layer,
-            slot_mapping,
-        )?;
+        let transform = self.decoder.qkv_params(&self.decoder.blocks[self.layer]);
+        ops::rope_and_cache_backward(device, dqkv, transform, dkv, self.layer, slot_mapping)?;
+        if let Some([q, k]) = &mut self.params.qk_norm {
+            let dscales = [&mut q.weight.gradient, &mut k.weight.gradient];
+            ops::qk_norm_backward(device, &saved.raw_qkv, transform, dqkv, dscales)?;
+        }
         self.params.qkv.accumulate_gradients(device, &saved.normed, dqkv)?;
         let mut dnormed = Tensor::default();
         ops::linear_dx(device, dqkv, &self.block().qkv, OutputDtype::F32, &mut dnormed)?;

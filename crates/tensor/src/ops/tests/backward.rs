@@ -131,13 +131,18 @@ fn swiglu_gradient_matches_finite_differences() {
 }
 
 /// A random tensor that a backward adds to, on the device and on the host.
-fn random_start(device: &Device, rows: usize, cols: usize, salt: u64) -> (Tensor, Tensor) {
+pub(super) fn random_start(
+    device: &Device,
+    rows: usize,
+    cols: usize,
+    salt: u64,
+) -> (Tensor, Tensor) {
     let start = matrix(rows, cols, salt);
     (upload(device, &start), start)
 }
 
 /// `end - start`
-fn difference(end: Tensor, start: &Tensor) -> Vec<f32> {
+pub(super) fn difference(end: Tensor, start: &Tensor) -> Vec<f32> {
     host(end).data().iter().zip(start.data()).map(|(e, s)| e - s).collect()
 }
 
