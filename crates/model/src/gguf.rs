@@ -25,7 +25,8 @@ use serde_json::Value;
 
 use crate::error::ModelError;
 
-pub(crate) use blocks::{GgmlType, RowOrder, dequantize};
+pub use blocks::GgmlType;
+pub(crate) use blocks::{RowOrder, dequantize};
 pub(crate) use config::row_order;
 pub(crate) use names::tensor_role;
 pub(crate) use reader::{GgufFile, GgufTensor};

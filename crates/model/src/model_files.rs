@@ -120,24 +120,27 @@ impl ModelFiles {
         }
     }
 
-    /// The text of the file `name`, if there is one.
-    pub fn read_optional(&self, name: &str) -> Result<Option<String>, ModelError> {
+    /// The content of the file `name`, if there is one.
+    pub fn read_optional(&self, name: &str) -> Result<Option<Vec<u8>>, ModelError> {
         let file = self.file_path(name);
-        self.contains(&file).then(|| self.read_text(&file)).transpose()
+        self.contains(&file).then(|| self.read_bytes(&file)).transpose()
     }
 
     /// Reads a UTF-8 text file.
     pub(crate) fn read_text(&self, file: &Path) -> Result<String, ModelError> {
-        let bytes = match self {
-            Self::Directory(_) => std::fs::read(file).map_err(|e| ModelError::io(file, e))?,
+        error::parse_utf8(file, self.read_bytes(file)?)
+    }
+
+    fn read_bytes(&self, file: &Path) -> Result<Vec<u8>, ModelError> {
+        match self {
+            Self::Directory(_) => std::fs::read(file).map_err(|e| ModelError::io(file, e)),
             Self::Gguf(path) => {
                 let name = file.file_name().unwrap_or_default().to_string_lossy();
                 let missing = || ModelError::io(file, std::io::ErrorKind::NotFound.into());
-                return gguf::text(path, &name)?.ok_or_else(missing);
+                gguf::text(path, &name)?.map(String::into_bytes).ok_or_else(missing)
             }
-            Self::Embedded(embedded) => embedded.get(file)?.to_vec(),
-        };
-        error::parse_utf8(file, bytes)
+            Self::Embedded(embedded) => embedded.get(file).map(<[u8]>::to_vec),
+        }
     }
 
     /// Memory-maps a file: its pages are read when they are touched.

@@ -10,19 +10,30 @@ use safetensors::Dtype;
 
 use crate::checkpoint::convert;
 
-/// A tensor type that is read.
+/// A tensor type of ggml that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GgmlType {
+pub enum GgmlType {
+    /// float32.
     F32,
+    /// IEEE half precision.
     F16,
+    /// bfloat16.
     Bf16,
+    /// Blocks of 32 4-bit values with a scale.
     Q4_0,
+    /// Blocks of 32 4-bit values with a scale and a minimum.
     Q4_1,
+    /// Blocks of 32 5-bit values with a scale.
     Q5_0,
+    /// Blocks of 32 5-bit values with a scale and a minimum.
     Q5_1,
+    /// Blocks of 32 8-bit values with a scale.
     Q8_0,
+    /// Blocks of 256 4-bit values in groups with scales and minima.
     Q4K,
+    /// Blocks of 256 5-bit values in groups with scales and minima.
     Q5K,
+    /// Blocks of 256 6-bit values in groups with scales.
     Q6K,
 }
 
@@ -60,7 +71,7 @@ const OTHER_NAMES: [(u32, &str); 20] = [
 
 impl GgmlType {
     /// All types that are read.
-    pub(crate) const ALL: [Self; 11] = [
+    pub const ALL: [Self; 11] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -97,12 +108,18 @@ impl GgmlType {
 
     /// ggml's number.
     #[cfg(any(test, feature = "testkit"))]
-    pub(crate) fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         self.info().number
     }
 
+    /// Bytes of a block.
+    #[cfg(any(test, feature = "testkit"))]
+    pub fn block_bytes(self) -> usize {
+        self.info().bytes
+    }
+
     /// ggml's name.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         self.info().name
     }
 
@@ -115,7 +132,7 @@ impl GgmlType {
     }
 
     /// Values of a block.
-    pub(crate) fn block(self) -> usize {
+    pub fn block(self) -> usize {
         self.info().block
     }
 
@@ -316,5 +333,54 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
             let q = i16::from(nibble | pair << 4) - 32;
             *value = scale * f32::from(scales[i / 16] as i8) * f32::from(q);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct ReferenceBlocks {
+        bytes: String,
+        values: Vec<u32>,
+    }
+
+    /// `tests/data/gguf_blocks.py` made the reference with llama.cpp's own Python package.
+    #[test]
+    fn every_type_gives_the_reference_values() {
+        let json = include_str!("../../tests/data/gguf_blocks.json");
+        let reference: BTreeMap<String, ReferenceBlocks> = serde_json::from_str(json).unwrap();
+        assert_eq!(reference.len(), GgmlType::ALL.len());
+        for kind in GgmlType::ALL {
+            let ReferenceBlocks { bytes, values } = &reference[kind.name()];
+            let (pairs, _) = bytes.as_bytes().as_chunks::<2>();
+            let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16);
+            let bytes: Vec<u8> = pairs.iter().map(|pair| byte(pair).unwrap()).collect();
+            let shape = [values.len()];
+            assert_eq!(kind.bytes_of(&shape), Some(bytes.len() as u64));
+            let ours = dequantize(kind, RowOrder::Plain, &shape, &bytes);
+            let bits: Vec<u32> = ours.iter().map(|x| x.to_bits()).collect();
+            assert_eq!(&bits, values, "{}", kind.name());
+        }
+    }
+
+    #[test]
+    fn interleaved_rows_are_put_back() {
+        let order = RowOrder::Interleaved { heads: 2 };
+        let stored: Vec<usize> = (0..8).map(|row| order.stored_row(row, 8)).collect();
+        assert_eq!(stored, [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert!(order.fits(8) && !order.fits(6) && !RowOrder::Interleaved { heads: 0 }.fits(8));
+    }
+
+    #[test]
+    fn sizes_are_whole_blocks() {
+        assert_eq!(GgmlType::Q4_1.bytes_of(&[3, 64]), Some(120));
+        assert_eq!(GgmlType::Q4_1.bytes_of(&[3, 33]), None);
+        assert_eq!(GgmlType::F32.bytes_of(&[usize::MAX, usize::MAX]), None);
     }
 }

@@ -137,7 +137,6 @@ pub(super) fn config_json(gguf: &GgufFile) -> Result<Value, ModelError> {
         "rope_theta": keys.number("rope.freq_base")?.unwrap_or(json!(10000.0)),
         "tie_word_embeddings": gguf.tensor("output.weight").is_none(),
         "vocab_size": keys.vocab()?,
-        "torch_dtype": "float32",
     });
     let eps = "attention.layer_norm_rms_epsilon";
     config["rms_norm_eps"] = keys.number(eps)?.ok_or_else(|| gguf.missing(&keys.key(eps)))?;
