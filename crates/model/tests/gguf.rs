@@ -55,7 +55,9 @@ fn logits(path: &Path) -> Vec<u32> {
     let x = decoder.embed(&tokens).unwrap();
     let hidden = decoder.forward(&mut cache, &pass, x, None).unwrap();
     let logits = head::logits(&decoder, &hidden).unwrap().to_host().unwrap();
-    (0..logits.rows()).flat_map(|r| logits.row(r)).map(|x| x.to_bits()).collect()
+    let values: Vec<f32> = (0..logits.rows()).flat_map(|r| logits.row(r)).copied().collect();
+    assert!(values.iter().all(|x| x.is_finite() && *x != 0.0));
+    values.into_iter().map(f32::to_bits).collect()
 }
 
 /// Everything of a configuration but what only a latent reasoner's directory has.

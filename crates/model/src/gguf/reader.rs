@@ -358,8 +358,10 @@ impl<'a> Cursor<'a> {
         let mut shape = Vec::new();
         for _ in 0..dimensions {
             let size = self.u64()?;
-            let size = usize::try_from(size).ok().filter(|_| size <= MAX_COUNT);
-            let size = size.ok_or_else(|| self.bad(format!("tensor `{name}` is too large")))?;
+            let size = usize::try_from(size).ok().filter(|_| (1..=MAX_COUNT).contains(&size));
+            let size = size.ok_or_else(|| {
+                self.bad(format!("a dimension of tensor `{name}` is not from 1 to {MAX_COUNT}"))
+            })?;
             shape.insert(0, size);
         }
         let (number, offset) = (self.u32()?, self.u64()?);
@@ -370,8 +372,9 @@ impl<'a> Cursor<'a> {
             supported: GgmlType::ALL.map(GgmlType::name).join(", "),
         })?;
         let size = kind.bytes_of(&shape).ok_or_else(|| {
-            let (block, name, kind) = (kind.block(), &name, kind.name());
-            self.bad(format!("rows of tensor `{name}` are no multiple of {kind}'s {block} values"))
+            let (kind, block) = (kind.name(), kind.block());
+            let why = format!("which are no whole {kind} blocks of {block}, or too many");
+            self.bad(format!("tensor `{name}` has {shape:?} values, {why}"))
         })?;
         let tensor = GgufTensor { name, kind, shape, range: 0..0 };
         Ok(UnplacedTensor { tensor, offset, size })
