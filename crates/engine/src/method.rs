@@ -272,7 +272,7 @@ impl TokenLookup<'_> {
         let customary = match config.architecture {
             Architecture::Gpt2 => "<|endoftext|>",
             Architecture::Llama => "<|eot_id|>",
-            Architecture::Qwen3 => "<|im_end|>",
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl => "<|im_end|>",
         };
         ids.extend(self.tokenizer.token_to_id(customary));
         ids.sort_unstable();

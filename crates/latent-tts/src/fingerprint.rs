@@ -34,6 +34,7 @@ pub fn compute<'a>(
     for folder in models {
         digest = match folder {
             ModelFiles::Directory(dir) => hash_directory(digest, dir)?,
+            ModelFiles::Gguf(file) => hash_file(digest, file)?,
             ModelFiles::Embedded(packed) => hash_embedded(digest, packed),
         };
     }

@@ -1,4 +1,4 @@
-//! Where models come from: inside the program, a directory, or the Hugging Face cache.
+//! Where models come from: inside the program, a directory, a GGUF file, or the Hugging Face cache.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,12 @@ use crate::Error;
 /// The name of the embedded reasoner, and of its reward model where a reward model is asked for.
 pub const EMBEDDED: &str = "embedded";
 
-/// The files of a reasoner: [`EMBEDDED`], a directory, or an id (`owner/name`) in the Hugging Face
-/// cache. Nothing is downloaded.
+/// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or an id (`owner/name`) in the
+/// Hugging Face cache. Nothing is downloaded.
 pub fn reasoner_files(name: &str) -> Result<ModelFiles, Error> {
     match name {
         EMBEDDED => embedded_reasoner(),
-        name => Ok(ModelFiles::Directory(model_dir(name)?)),
+        name => Ok(ModelFiles::from(&model_path(name)?)),
     }
 }
 
@@ -22,7 +22,7 @@ pub fn reasoner_files(name: &str) -> Result<ModelFiles, Error> {
 pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
     match name {
         EMBEDDED => embedded_reward_model(),
-        name => Ok(ModelFiles::Directory(model_dir(name)?)),
+        name => Ok(ModelFiles::from(&model_path(name)?)),
     }
 }
 
@@ -54,13 +54,15 @@ fn embedded_reward_model() -> Result<ModelFiles, Error> {
     Err(Error::NotEmbedded)
 }
 
-/// The directory of a model.
-fn model_dir(name: &str) -> Result<PathBuf, Error> {
-    let dir = Path::new(name);
+/// The directory or GGUF file of a model.
+fn model_path(name: &str) -> Result<PathBuf, Error> {
+    let path = Path::new(name);
     // A path is taken as it is, so that errors name the path that was given.
-    let is_id =
-        name.split('/').count() == 2 && !name.starts_with(['/', '.', '~']) && !name.ends_with('/');
-    if dir.exists() || !is_id { Ok(dir.to_owned()) } else { cached_snapshot(name) }
+    let is_id = name.split('/').count() == 2
+        && !name.starts_with(['/', '.', '~'])
+        && !name.ends_with('/')
+        && !name.ends_with(".gguf");
+    if path.exists() || !is_id { Ok(path.to_owned()) } else { cached_snapshot(name) }
 }
 
 /// The snapshot of a Hugging Face model that `main` names in the local cache, else the newest.

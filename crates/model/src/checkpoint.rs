@@ -1,16 +1,17 @@
-//! A checkpoint as `save_pretrained` writes it: tensors by canonical name, as f32.
+//! A checkpoint as `save_pretrained` writes it, or a GGUF file: tensors by canonical name, as f32.
 //!
 //! `files` finds and memory-maps the files, [`crate::names`] classifies the tensors, `lora` merges
-//! adapters, `convert` decodes dtypes. Opening reads headers only; [`Checkpoint::tensor`] reads the
-//! bytes of one tensor.
+//! adapters, `convert` decodes dtypes and `gguf` quantised blocks. Opening reads headers only;
+//! [`Checkpoint::tensor`] reads the bytes of one tensor.
 //!
 //! Invariants: a canonical name identifies one tensor; a returned tensor has the requested shape
 //! and only finite values.
 
-mod convert;
+pub(crate) mod convert;
 mod files;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,9 +20,10 @@ use safetensors::Dtype;
 
 use crate::config::Config;
 use crate::error::ModelError;
+use crate::gguf::{self, GgmlType, RowOrder};
 use crate::lora::{self, LoraFactors, LoraScale};
 use crate::model_files::ModelFiles;
-use crate::names::{self, TensorRole};
+use crate::names::TensorRole;
 use crate::weights::WeightLayout;
 use files::{MappedFile, TensorHeader, WeightFiles};
 
@@ -42,10 +44,36 @@ struct StoredTensor {
     original: String,
     /// Index into `Checkpoint::weight_files`.
     file: usize,
-    dtype: Dtype,
+    encoding: TensorEncoding,
     shape: Vec<usize>,
     range: Range<usize>,
     used: AtomicBool,
+}
+
+/// How the values of a tensor are stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum TensorEncoding {
+    Safetensors(Dtype),
+    Ggml { kind: GgmlType, rows: RowOrder },
+}
+
+impl TensorEncoding {
+    /// The values of a tensor; `None` if this encoding is not read.
+    fn to_f32(self, shape: &[usize], bytes: &[u8]) -> Option<Vec<f32>> {
+        match self {
+            Self::Safetensors(dtype) => convert::to_f32(dtype, bytes),
+            Self::Ggml { kind, rows } => Some(gguf::dequantize(kind, rows, shape, bytes)),
+        }
+    }
+}
+
+impl fmt::Display for TensorEncoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Safetensors(dtype) => write!(f, "{dtype}"),
+            Self::Ggml { kind, .. } => f.write_str(kind.name()),
+        }
+    }
 }
 
 /// The LoRA factors of one module; [`Checkpoint::open`] fails if only one is there.
@@ -64,7 +92,7 @@ pub struct TensorInfo<'a> {
     pub original: &'a str,
     /// The file.
     pub file: &'a Path,
-    /// The dtype, as safetensors spells it.
+    /// The dtype, as safetensors or ggml spells it.
     pub dtype: String,
     /// The shape in the file.
     pub shape: &'a [usize],
@@ -118,7 +146,7 @@ impl Checkpoint {
         &self.model_files
     }
 
-    /// The directory, or the name of the embedded files.
+    /// The directory, the GGUF file, or the name of the embedded files.
     pub fn dir(&self) -> &Path {
         self.model_files.path()
     }
@@ -180,7 +208,7 @@ impl Checkpoint {
             canonical,
             original: &stored.original,
             file: self.path(stored),
-            dtype: stored.dtype.to_string(),
+            dtype: stored.encoding.to_string(),
             shape: &stored.shape,
             bytes: stored.range.len(),
             used: stored.used.load(Ordering::Relaxed),
@@ -195,13 +223,12 @@ impl Checkpoint {
 
     /// Registers a tensor of the last of `weight_files` by its role.
     fn register(&mut self, tensor: TensorHeader) -> Result<(), ModelError> {
-        let TensorHeader { name, dtype, shape, range } = tensor;
+        let TensorHeader { name, role, encoding, shape, range } = tensor;
         let file = self.weight_files.len() - 1;
-        let role = names::classify(&name);
         let stored = StoredTensor {
             original: name,
             file,
-            dtype,
+            encoding,
             shape,
             range,
             used: AtomicBool::new(false),
@@ -246,7 +273,7 @@ impl Checkpoint {
     }
 
     fn same_content(&self, a: &StoredTensor, b: &StoredTensor) -> bool {
-        a.dtype == b.dtype && a.shape == b.shape && self.bytes(a) == self.bytes(b)
+        a.encoding == b.encoding && a.shape == b.shape && self.bytes(a) == self.bytes(b)
     }
 
     fn duplicate_error(
@@ -347,11 +374,11 @@ impl Checkpoint {
                 found: stored.shape.clone(),
             });
         }
-        let values = convert::to_f32(stored.dtype, self.bytes(stored)).ok_or_else(|| {
+        let values = stored.encoding.to_f32(shape, self.bytes(stored)).ok_or_else(|| {
             ModelError::UnsupportedDtype {
                 file: self.path(stored).to_path_buf(),
                 tensor: stored.original.clone(),
-                dtype: stored.dtype.to_string(),
+                dtype: stored.encoding.to_string(),
             }
         })?;
         self.check_finite(stored, &values)?;

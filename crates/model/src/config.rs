@@ -1,6 +1,6 @@
 //! config.json as types.
 //!
-//! GPT-2, Llama and Qwen3 share one decoder; their differences are fields of [`Config`], not code
+//! GPT-2, Llama, Qwen2 and Qwen3 share one decoder; their differences are fields of [`Config`], not code
 //! paths chosen by model name. `fields` reads single values and checks their range, `parse` maps
 //! each architecture's field names to [`Config`].
 //!
@@ -24,8 +24,12 @@ pub enum Architecture {
     Gpt2,
     /// Llama 2 and 3: separate projections stored as (out, in), no biases.
     Llama,
-    /// Qwen3 and the text tower of Qwen3-VL: Llama with QK-norm.
+    /// Qwen2 and Qwen2.5: Llama with biases on queries, keys and values.
+    Qwen2,
+    /// Qwen3: Llama with QK-norm.
     Qwen3,
+    /// The text tower of Qwen3-VL: Qwen3 under other tensor names.
+    Qwen3Vl,
 }
 
 /// The normalization layer.
@@ -155,6 +159,8 @@ pub struct Config {
     pub mlp: Mlp,
     /// QK-norm: each head's query and key are normalised (weights `q_norm`, `k_norm`).
     pub qk_norm: bool,
+    /// Biases on queries, keys and values, where the architecture has them on no other projection.
+    pub qkv_bias: bool,
     /// Weight tying: the token embedding is also the LM head.
     pub tied: bool,
     /// EOS token ids; empty if no file has them (the tokenizer's EOS applies then).
@@ -170,8 +176,8 @@ impl Config {
     pub fn weight_prefix(&self) -> &'static str {
         match self.architecture {
             Architecture::Gpt2 => "transformer.",
-            Architecture::Llama => "model.",
-            Architecture::Qwen3 => "model.language_model.",
+            Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => "model.",
+            Architecture::Qwen3Vl => "model.language_model.",
         }
     }
 
@@ -179,7 +185,7 @@ impl Config {
     pub(crate) fn embedding_name(&self) -> &'static str {
         match self.architecture {
             Architecture::Gpt2 => "wte",
-            Architecture::Llama | Architecture::Qwen3 => "embed_tokens",
+            _ => "embed_tokens",
         }
     }
 

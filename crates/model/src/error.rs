@@ -131,7 +131,7 @@ pub enum ModelError {
         supported: String,
     },
 
-    /// A safetensors file that is shorter than its header implies.
+    /// A weight file that is shorter than its header implies.
     #[error("{}: truncated: {have} bytes, {need} expected; download it again", file.display())]
     Truncated {
         /// The file.
@@ -172,6 +172,64 @@ pub enum ModelError {
         file: PathBuf,
         /// What is wrong.
         why: String,
+    },
+
+    /// A file with the extension of GGUF that is none.
+    #[error("{}: no GGUF file, its first bytes are others; download it again", file.display())]
+    NotGguf {
+        /// The file.
+        file: PathBuf,
+    },
+
+    /// A GGUF file of an unsupported version.
+    #[error(
+        "{}: GGUF version {found} is not read, only 2 and 3 in little-endian order; convert the \
+         model again with llama.cpp's convert_hf_to_gguf.py",
+        file.display()
+    )]
+    GgufVersion {
+        /// The file.
+        file: PathBuf,
+        /// Its version, or `big-endian`.
+        found: String,
+    },
+
+    /// An invalid GGUF header.
+    #[error("{}: bad GGUF header: {why}; download the file again", file.display())]
+    BadGguf {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+
+    /// A key that a GGUF file lacks.
+    #[error(
+        "{}: no key `{key}`; convert the model again with llama.cpp's convert_hf_to_gguf.py",
+        file.display()
+    )]
+    MissingMetadata {
+        /// The file.
+        file: PathBuf,
+        /// The key.
+        key: String,
+    },
+
+    /// A tensor of a GGUF file whose type is not read.
+    #[error(
+        "{}: tensor `{tensor}` has type {found}, which is not supported; supported: {supported}; \
+         quantise the model again with llama-quantize",
+        file.display()
+    )]
+    GgufTensorType {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        found: String,
+        /// The types that are read.
+        supported: String,
     },
 
     /// A shard named in the index is missing.

@@ -1,10 +1,12 @@
-//! Checkpoints, tokenizers and the decoder. Files come from [`ModelFiles`]: a directory, or bytes
-//! embedded in the program.
+//! Checkpoints, tokenizers and the decoder. Files come from [`ModelFiles`]: a directory, a GGUF
+//! file, or bytes embedded in the program.
 //!
 //! ```text
 //! config.json ──> Config ─┐
 //! *.safetensors ─> names ─┴─> Checkpoint ──> decoder, heads
 //! tokenizer.json ───────────> Tokenizer
+//!
+//! *.gguf ─> gguf ──> all of them
 //! ```
 
 pub mod cache;
@@ -12,6 +14,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod decoder;
 pub mod error;
+mod gguf;
 pub mod head;
 mod lora;
 pub mod model_files;

@@ -30,7 +30,7 @@ const FAMILY_DEFAULTS: [FamilyLora; 2] = [
         alpha: 32.0,
     },
     // Render-of-Thought.
-    FamilyLora { architectures: &[Architecture::Qwen3], rank: 16, alpha: 32.0 },
+    FamilyLora { architectures: &[Architecture::Qwen3Vl], rank: 16, alpha: 32.0 },
 ];
 
 /// The LoRA factors of one module.
@@ -186,7 +186,7 @@ mod tests {
     fn scale_from_config_or_family_default() {
         assert_eq!(LoraScale::FamilyDefault(Architecture::Gpt2).for_rank(128), Some(0.25));
         assert_eq!(LoraScale::FamilyDefault(Architecture::Llama).for_rank(128), Some(0.25));
-        assert_eq!(LoraScale::FamilyDefault(Architecture::Qwen3).for_rank(16), Some(2.0));
+        assert_eq!(LoraScale::FamilyDefault(Architecture::Qwen3Vl).for_rank(16), Some(2.0));
         assert_eq!(LoraScale::FamilyDefault(Architecture::Llama).for_rank(8), None);
         assert_eq!(
             LoraScale::Configured { alpha: 16.0, rank_stabilized: false }.for_rank(64),

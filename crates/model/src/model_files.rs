@@ -1,8 +1,8 @@
-//! The files of a model: a directory on disk, or bytes embedded in the program.
+//! The files of a model: a directory on disk, one GGUF file, or bytes embedded in the program.
 //!
-//! All reading of checkpoints goes through [`ModelFiles`], so both sources share one code path and
+//! All reading of checkpoints goes through [`ModelFiles`], so the sources share one code path and
 //! its errors. A file is identified by its path under [`ModelFiles::path`]; the paths of embedded
-//! files exist in messages only.
+//! files, and of the texts that a GGUF file is read as, exist in messages only.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -11,12 +11,16 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::error::{self, ModelError};
+use crate::gguf;
 
 /// The files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelFiles {
     /// A directory, as `save_pretrained` writes it.
     Directory(PathBuf),
+    /// A GGUF file. Its metadata are read as config.json, tokenizer.json and tokenizer_config.json
+    /// of a directory.
+    Gguf(PathBuf),
     /// The same files, embedded in the program.
     Embedded(EmbeddedFiles),
 }
@@ -33,14 +37,18 @@ pub struct EmbeddedFiles {
 }
 
 impl From<&Path> for ModelFiles {
-    fn from(dir: &Path) -> Self {
-        Self::Directory(dir.to_owned())
+    /// A GGUF file by its extension, else a directory.
+    fn from(path: &Path) -> Self {
+        match gguf::is_gguf(path) {
+            true => Self::Gguf(path.to_owned()),
+            false => Self::Directory(path.to_owned()),
+        }
     }
 }
 
 impl From<&PathBuf> for ModelFiles {
-    fn from(dir: &PathBuf) -> Self {
-        Self::Directory(dir.clone())
+    fn from(path: &PathBuf) -> Self {
+        Self::from(path.as_path())
     }
 }
 
@@ -51,10 +59,10 @@ impl From<&ModelFiles> for ModelFiles {
 }
 
 impl ModelFiles {
-    /// The directory, or the name of the embedded files.
+    /// The directory, the GGUF file, or the name of the embedded files.
     pub fn path(&self) -> &Path {
         match self {
-            Self::Directory(dir) => dir,
+            Self::Directory(path) | Self::Gguf(path) => path,
             Self::Embedded(embedded) => Path::new(embedded.name),
         }
     }
@@ -65,6 +73,7 @@ impl ModelFiles {
             Self::Directory(dir) => {
                 Some(dir.join(name)).filter(|dir| dir.is_dir()).map(Self::Directory)
             }
+            Self::Gguf(_) => None,
             Self::Embedded(embedded) => embedded
                 .subdirs
                 .iter()
@@ -92,6 +101,7 @@ impl ModelFiles {
     pub(crate) fn file_names(&self) -> Result<Vec<String>, ModelError> {
         let mut names = match self {
             Self::Directory(dir) => list_files(dir)?,
+            Self::Gguf(_) => gguf::TEXT_NAMES.map(str::to_owned).to_vec(),
             Self::Embedded(embedded) => {
                 embedded.files.iter().map(|(name, _)| (*name).to_owned()).collect()
             }
@@ -103,24 +113,43 @@ impl ModelFiles {
     pub(crate) fn contains(&self, file: &Path) -> bool {
         match self {
             Self::Directory(_) => file.is_file(),
+            Self::Gguf(path) => {
+                gguf::TEXT_NAMES.iter().any(|name| file.strip_prefix(path) == Ok(Path::new(name)))
+            }
             Self::Embedded(embedded) => embedded.find(file).is_some(),
         }
     }
 
+    /// The content of the file `name`, if there is one.
+    pub fn read_optional(&self, name: &str) -> Result<Option<Vec<u8>>, ModelError> {
+        let file = self.file_path(name);
+        self.contains(&file).then(|| self.read_bytes(&file)).transpose()
+    }
+
     /// Reads a UTF-8 text file.
     pub(crate) fn read_text(&self, file: &Path) -> Result<String, ModelError> {
-        let bytes = match self {
-            Self::Directory(_) => std::fs::read(file).map_err(|e| ModelError::io(file, e))?,
-            Self::Embedded(embedded) => embedded.get(file)?.to_vec(),
-        };
-        error::parse_utf8(file, bytes)
+        error::parse_utf8(file, self.read_bytes(file)?)
+    }
+
+    fn read_bytes(&self, file: &Path) -> Result<Vec<u8>, ModelError> {
+        match self {
+            Self::Directory(_) => std::fs::read(file).map_err(|e| ModelError::io(file, e)),
+            Self::Gguf(path) => {
+                let name = file.file_name().unwrap_or_default().to_string_lossy();
+                let missing = || ModelError::io(file, std::io::ErrorKind::NotFound.into());
+                gguf::text(path, &name)?.map(String::into_bytes).ok_or_else(missing)
+            }
+            Self::Embedded(embedded) => embedded.get(file).map(<[u8]>::to_vec),
+        }
     }
 
     /// Memory-maps a file: its pages are read when they are touched.
     pub(crate) fn map(&self, file: &Path) -> Result<FileBytes, ModelError> {
         let opened = match self {
             Self::Embedded(embedded) => return embedded.get(file).map(FileBytes::Static),
-            Self::Directory(_) => File::open(file).map_err(|e| ModelError::io(file, e))?,
+            Self::Directory(_) | Self::Gguf(_) => {
+                File::open(file).map_err(|e| ModelError::io(file, e))?
+            }
         };
         // SAFETY: the map is read-only and private to the checkpoint. Like every reader of mapped
         // weights this assumes that the file is not truncated while the model runs. A changed byte

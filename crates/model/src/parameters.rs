@@ -158,8 +158,8 @@ impl Parameter {
 /// The parameters of a normalization layer.
 #[derive(Debug)]
 pub(crate) struct NormParameters {
-    weight: Parameter,       // (1, width)
-    bias: Option<Parameter>, // (1, width), LayerNorm only
+    pub(crate) weight: Parameter, // (1, width)
+    bias: Option<Parameter>,      // (1, width), LayerNorm only
     is_frozen: bool,
 }
 

@@ -2,9 +2,10 @@
 //!
 //! [`write_checkpoint`] writes a complete published directory: config.json, weights, side files and
 //! tokenizer. `layout` lists a family's tensors, `writer` streams them to disk, `vocabulary` writes
-//! the tokenizer. A weight's values depend on the seed and its canonical name only, so the same
+//! the tokenizer, `gguf` a directory's model as a GGUF file. A weight's values depend on the seed and its canonical name only, so the same
 //! model can be written in another layout, dtype or number of shards.
 
+mod gguf;
 mod layout;
 mod vocabulary;
 mod writer;
@@ -16,6 +17,9 @@ use serde_json::{Value, json};
 use crate::error::ModelError;
 use crate::tokenizer::Tokenizer;
 use layout::CheckpointLayout;
+
+pub use crate::gguf::GgmlType;
+pub use gguf::{GgufContent, GgufValue, StoredGgufTensor};
 
 /// A published model family with its backbone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +40,16 @@ pub enum CheckpointFamily {
     RewardGpt2,
     /// A latent reward model on Llama, with a linear classifier.
     RewardLlama,
+    /// Llama, a plain language model.
+    Llama,
+    /// Qwen2, a plain language model.
+    Qwen2,
+    /// Qwen3, a plain language model.
+    Qwen3,
 }
 
 impl CheckpointFamily {
-    /// All families.
+    /// All families of latent reasoners and reward models.
     pub const ALL: [Self; 8] = [
         Self::Coconut,
         Self::CodiGpt2,
@@ -54,7 +64,11 @@ impl CheckpointFamily {
     pub(crate) fn backbone(self) -> Backbone {
         match self {
             Self::Coconut | Self::CodiGpt2 | Self::RewardGpt2 => Backbone::Gpt2,
-            Self::CodiLlama | Self::Colar | Self::LatentSft | Self::RewardLlama => Backbone::Llama,
+            Self::CodiLlama | Self::Colar | Self::LatentSft | Self::RewardLlama | Self::Llama => {
+                Backbone::Llama
+            }
+            Self::Qwen2 => Backbone::Qwen2,
+            Self::Qwen3 => Backbone::Qwen3,
             Self::Rot => Backbone::Qwen3Vl,
         }
     }
@@ -66,7 +80,9 @@ impl CheckpointFamily {
             Self::CodiGpt2 => "CODIGPT2",
             Self::CodiLlama => "CODILlama",
             Self::Colar => "ColarLlama",
-            Self::LatentSft => "LlamaForCausalLM",
+            Self::LatentSft | Self::Llama => "LlamaForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Rot => "Qwen3VLForConditionalGeneration",
             Self::RewardGpt2 => "COCONUTGPT2ForTokenClassification",
             Self::RewardLlama => "LlamaForTokenClassification",
@@ -79,6 +95,8 @@ impl CheckpointFamily {
 pub(crate) enum Backbone {
     Gpt2,
     Llama,
+    Qwen2,
+    Qwen3,
     Qwen3Vl,
 }
 
@@ -121,6 +139,8 @@ pub struct CheckpointSpec {
     pub dtype: WeightDtype,
     /// Number of weight files; several have an index.
     pub shards: usize,
+    /// Whether the token embedding is also the LM head; ignored for GPT-2, where it is.
+    pub tied: bool,
     /// Whether to add unmerged LoRA adapters, in the layout of the family's training code.
     pub lora: bool,
     /// A directory whose tokenizer is copied; without, a tokenizer over single bytes is written.
@@ -142,6 +162,7 @@ impl Default for CheckpointSpec {
             seed: 1,
             dtype: WeightDtype::F32,
             shards: 1,
+            tied: true,
             lora: false,
             tokenizer_from: None,
         }
@@ -168,6 +189,8 @@ fn config(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
     let mut config = match spec.family.backbone() {
         Backbone::Gpt2 => gpt2(spec, tokenizer),
         Backbone::Llama => llama(spec, tokenizer),
+        Backbone::Qwen2 => qwen(spec, tokenizer, "qwen2"),
+        Backbone::Qwen3 => qwen(spec, tokenizer, "qwen3"),
         Backbone::Qwen3Vl => qwen3_vl(spec, tokenizer),
     };
     let mut set = |name: &str, value: Value| config[name] = value;
@@ -220,8 +243,17 @@ fn llama(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {
             "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": spec.context.div_ceil(4),
         },
-        "tie_word_embeddings": true, "eos_token_id": tokenizer.eos(),
+        "tie_word_embeddings": spec.tied, "eos_token_id": tokenizer.eos(),
     })
+}
+
+fn qwen(spec: &CheckpointSpec, tokenizer: &Tokenizer, model_type: &str) -> Value {
+    let mut config = llama(spec, tokenizer);
+    config["model_type"] = json!(model_type);
+    config["rms_norm_eps"] = json!(1e-6);
+    config["rope_theta"] = json!(1000000.0);
+    config["rope_scaling"] = Value::Null;
+    config
 }
 
 fn qwen3_vl(spec: &CheckpointSpec, tokenizer: &Tokenizer) -> Value {

@@ -214,14 +214,12 @@ impl DecoderTensors<'_> {
             return conv1d(&format!("h.{i}.attn.c_attn"), width, 3 * width);
         }
         let name = |part| format!("layers.{i}.self_attn.{part}_proj");
-        stacked(
-            width,
-            [
-                (name("q"), heads * head_dim),
-                (name("k"), kv_heads * head_dim),
-                (name("v"), kv_heads * head_dim),
-            ],
-        )
+        let parts = [
+            (name("q"), heads * head_dim),
+            (name("k"), kv_heads * head_dim),
+            (name("v"), kv_heads * head_dim),
+        ];
+        LinearSpec { has_bias: self.0.qkv_bias, ..stacked(width, parts) }
     }
 
     /// The norms of queries and of keys, per head, with QK-norm.

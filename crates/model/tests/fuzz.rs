@@ -9,7 +9,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use model::testkit::{
+    CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, GgufValue, write_checkpoint,
+};
 use model::{Checkpoint, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -69,6 +71,51 @@ static SHARDED: LazyLock<ValidCheckpoint> = LazyLock::new(|| {
 });
 static NESTED: LazyLock<ValidCheckpoint> =
     LazyLock::new(|| ValidCheckpoint::new(tiny(CheckpointFamily::Rot)));
+
+/// Valid GGUF files of each architecture, some of them quantised.
+static GGUFS: LazyLock<Vec<GgufContent>> = LazyLock::new(|| {
+    let content = |(family, kind)| {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = CheckpointSpec { width: 32, head_dim: 16, ffn: 32, ..tiny(family) };
+        write_checkpoint(dir.path(), &spec).unwrap();
+        GgufContent::from_directory(dir.path(), kind).unwrap()
+    };
+    let kinds = [
+        (CheckpointFamily::Llama, GgmlType::Q4_1),
+        (CheckpointFamily::Qwen2, GgmlType::F16),
+        (CheckpointFamily::Qwen3, GgmlType::Q8_0),
+    ];
+    kinds.map(content).to_vec()
+});
+static LLAMA_GGUF: LazyLock<Vec<u8>> = LazyLock::new(|| GGUFS[0].to_bytes());
+
+fn use_gguf(bytes: &[u8]) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
+    fs::write(&file, bytes).unwrap();
+    use_all(&file);
+}
+
+fn odd_gguf_value() -> impl Strategy<Value = GgufValue> {
+    let text = |text: &str| GgufValue::Text(text.to_owned());
+    prop::sample::select(vec![
+        GgufValue::U32(0),
+        GgufValue::U32(1),
+        GgufValue::U32(7),
+        GgufValue::U32(u32::MAX),
+        GgufValue::F32(f32::NAN),
+        GgufValue::F32(-1.0),
+        GgufValue::F32(1e-30),
+        GgufValue::Bool(true),
+        text(""),
+        text("llama"),
+        text("qwen2"),
+        text("\u{0}"),
+        GgufValue::Texts(vec![]),
+        GgufValue::Texts(vec!["a b".to_owned(), "c".to_owned(), String::new()]),
+        GgufValue::Integers(vec![3, 4, 5, -1]),
+    ])
+}
 
 fn use_all(dir: &Path) {
     if let Ok(checkpoint) = Checkpoint::open(dir) {
@@ -183,6 +230,36 @@ proptest! {
     #[test]
     fn damaged_weights(bytes in damaged(WHOLE.bytes("model.safetensors"))) {
         WHOLE.try_with("model.safetensors", &bytes);
+    }
+
+    #[test]
+    fn damaged_gguf(bytes in damaged(&LLAMA_GGUF)) {
+        use_gguf(&bytes);
+    }
+
+    #[test]
+    fn arbitrary_gguf(version in 2u32..4, rest in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut bytes = [b"GGUF".as_slice(), &version.to_le_bytes()].concat();
+        bytes.extend(rest);
+        use_gguf(&bytes);
+    }
+
+    #[test]
+    fn odd_gguf_values(which in 0usize..3, at in any::<usize>(), odd in odd_gguf_value()) {
+        let mut content = GGUFS[which].clone();
+        let at = at % content.metadata.len();
+        content.metadata[at].1 = odd;
+        use_gguf(&content.to_bytes());
+    }
+
+    #[test]
+    fn odd_gguf_tensors(which in 0usize..3, at in any::<usize>(), kind in 0u32..40,
+                        shape in prop::collection::vec(
+                            prop_oneof![0u64..40, Just(u64::MAX), Just(1u64 << 31)], 0..6)) {
+        let mut content = GGUFS[which].clone();
+        let at = at % content.tensors.len();
+        (content.tensors[at].kind, content.tensors[at].shape) = (kind, shape);
+        use_gguf(&content.to_bytes());
     }
 
     #[test]

@@ -134,7 +134,7 @@ fn configs_match_transformers() {
     let qwen = config("rot-qwen3vl");
     assert_eq!(
         (qwen.architecture, qwen.qk_norm, qwen.head_dim, qwen.tied),
-        (Architecture::Qwen3, true, 32, true)
+        (Architecture::Qwen3Vl, true, 32, true)
     );
     assert_eq!(qwen.positions, PositionEncoding::Rope { theta: 5e6, scaling: None });
     assert_eq!(qwen.norm, NormConfig::RmsNorm { eps: 1e-6 });

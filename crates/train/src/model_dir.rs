@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use model::save::{self, SaveDtype};
 use model::{
-    Checkpoint, Config, InitialWeights, LmHead, NamedTensor, Parameter, ResizedEmbeddings,
-    Tokenizer, TrainableDecoder,
+    Checkpoint, Config, InitialWeights, LmHead, ModelFiles, NamedTensor, Parameter,
+    ResizedEmbeddings, Tokenizer, TrainableDecoder,
 };
 use serde_json::{Value, json};
 use tensor::Device;
@@ -22,7 +22,8 @@ use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
 pub enum ModelInit {
     /// Random weights of this shape, with the corpus's vocabulary.
     Scratch(ScratchShape),
-    /// A GPT-2 or Llama directory; latent markers that its vocabulary lacks are added.
+    /// A directory or GGUF file of GPT-2, Llama or Qwen2; latent markers that its vocabulary lacks
+    /// are added.
     Pretrained(PathBuf),
 }
 
@@ -79,7 +80,7 @@ pub fn init_model(
     }
 }
 
-/// Copies the tokenizer of `dir` to `out` and adds the latent markers that it lacks.
+/// Copies configuration and tokenizer of `dir` to `out` and adds the latent markers that it lacks.
 fn init_from_pretrained(
     device: &Device,
     dir: &Path,
@@ -88,7 +89,7 @@ fn init_from_pretrained(
 ) -> Result<TrainableModel, TrainError> {
     let checkpoint = Checkpoint::open(dir)?;
     let before = Tokenizer::read(dir)?;
-    copy_tokenizer(dir, out)?;
+    copy_description(dir, out)?;
     // An embedding table may be padded beyond its vocabulary: new tokens take the padding first.
     let (old_vocab, first) = (checkpoint.config().vocab, before.vocab_size());
     let mut missing = vec![START_LATENT, END_LATENT, LATENT];
@@ -100,7 +101,7 @@ fn init_from_pretrained(
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
     let copy_from = tokenizer.encode("<<")?.first().copied().unwrap_or(markers.eos);
-    let mut config = read_json(&dir.join("config.json"))?;
+    let mut config = read_json(&out.join("config.json"))?;
     config["vocab_size"] = json!(new_vocab);
     config["latent_tts"] = usage;
     for (field, token) in
@@ -174,12 +175,10 @@ pub fn copy_model(from: &Path, to: &Path) -> Result<(), TrainError> {
 
 /// Copies those of the named files that exist.
 fn copy_existing(from: &Path, to: &Path, names: &[&str]) -> Result<(), TrainError> {
+    let files = ModelFiles::from(from);
     for name in names {
-        let path = from.join(name);
-        match std::fs::read(&path) {
-            Ok(contents) => record::write_atomic(&to.join(name), &contents)?,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(source) => return Err(TrainError::Io { path, source }),
+        if let Some(contents) = files.read_optional(name)? {
+            record::write_atomic(&to.join(name), &contents)?;
         }
     }
     Ok(())

@@ -244,6 +244,7 @@ fn shape_config(shape: BenchShape) -> Result<Config> {
             positions: PositionEncoding::Learned,
             mlp: Mlp::GeluTanh,
             qk_norm: false,
+            qkv_bias: false,
             tied: true,
             eos: Vec::new(),
             latent: LatentConfig::default(),
@@ -281,6 +282,7 @@ fn shape_config(shape: BenchShape) -> Result<Config> {
             norm: NormConfig::RmsNorm { eps: 1e-6 },
             positions: PositionEncoding::Rope { theta: 5_000_000.0, scaling: None },
             qk_norm: true,
+            qkv_bias: false,
             ..self::shape_config(BenchShape::Llama1b)?
         },
     })

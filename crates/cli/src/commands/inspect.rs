@@ -220,7 +220,8 @@ fn architecture_name(architecture: Architecture) -> &'static str {
     match architecture {
         Architecture::Gpt2 => "gpt2",
         Architecture::Llama => "llama",
-        Architecture::Qwen3 => "qwen3",
+        Architecture::Qwen2 => "qwen2",
+        Architecture::Qwen3 | Architecture::Qwen3Vl => "qwen3",
     }
 }
 

@@ -18,7 +18,7 @@ impl FamilySpec for Coconut {
         let config = checkpoint.config();
         let has_markers =
             tokenizer.token_to_id(START_LATENT).is_some() || config.latent.start_id.is_some();
-        has_markers && matches!(config.architecture, Architecture::Gpt2 | Architecture::Llama)
+        has_markers && config.architecture != Architecture::Qwen3Vl
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {

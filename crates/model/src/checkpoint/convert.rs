@@ -11,36 +11,48 @@ const BLOCK: usize = 2048;
 ///
 /// Allocates one f32 per element, so at most twice the size of the bytes.
 pub(super) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+    let size = match dtype {
+        Dtype::F64 => 8,
+        Dtype::F32 => 4,
+        Dtype::F16 | Dtype::BF16 => 2,
+        _ => return None,
+    };
+    let mut values = vec![0.0; bytes.len() / size];
+    decode(dtype, bytes, &mut values);
+    Some(values)
+}
+
+/// Converts little-endian values into `out`, one for each; leaves it as it is for the dtypes that
+/// [`to_f32`] rejects.
+pub(crate) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
-        Dtype::F32 => Some(plain(bytes, f32::from_le_bytes)),
-        Dtype::F64 => Some(plain(bytes, |b| f64::from_le_bytes(b) as f32)),
-        Dtype::F16 => Some(halves(bytes, f16::from_le_bytes)),
-        Dtype::BF16 => Some(halves(bytes, bf16::from_le_bytes)),
-        _ => None,
+        Dtype::F32 => plain(bytes, out, f32::from_le_bytes),
+        Dtype::F64 => plain(bytes, out, |b| f64::from_le_bytes(b) as f32),
+        Dtype::F16 => halves(bytes, out, f16::from_le_bytes),
+        Dtype::BF16 => halves(bytes, out, bf16::from_le_bytes),
+        _ => {}
     }
 }
 
-fn plain<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+fn plain<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
     let (chunks, _) = bytes.as_chunks::<N>();
-    chunks.iter().map(|c| value(*c)).collect()
+    out.iter_mut().zip(chunks).for_each(|(out, chunk)| *out = value(*chunk));
 }
 
 /// Converts block by block: the half crate uses F16C for slices but not for single values.
-fn halves<T: Copy + Default>(bytes: &[u8], value: impl Fn([u8; 2]) -> T) -> Vec<f32>
+fn halves<T: Copy + Default>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; 2]) -> T)
 where
     [T]: HalfFloatSliceExt,
 {
     let (chunks, _) = bytes.as_chunks::<2>();
-    let mut values = vec![0.0; chunks.len()];
     let mut block = [T::default(); BLOCK];
-    for (out, chunks) in values.chunks_mut(BLOCK).zip(chunks.chunks(BLOCK)) {
+    for (out, chunks) in out.chunks_mut(BLOCK).zip(chunks.chunks(BLOCK)) {
         let block = &mut block[..chunks.len()];
         for (to, from) in block.iter_mut().zip(chunks) {
             *to = value(*from);
         }
         block.convert_to_f32_slice(out);
     }
-    values
 }
 
 /// Index and value of the first infinity or NaN.

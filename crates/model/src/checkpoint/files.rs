@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
+use super::TensorEncoding;
 use crate::error::{self, ModelError};
+use crate::gguf::{self, GgufFile};
 use crate::model_files::{FileBytes, ModelFiles};
+use crate::names::{self, TensorRole};
 
 /// Weight files that some families publish beside the model, and the prefix that their tensor names
 /// lack.
@@ -50,6 +52,10 @@ pub(super) struct WeightFiles {
 
 /// Finds the main weights (one file, or the shards of an index) and the side files.
 pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, ModelError> {
+    if let ModelFiles::Gguf(path) = model_files {
+        let files = vec![WeightFile { path: path.clone(), prefix: "" }];
+        return Ok(WeightFiles { files, index: None, pickles: Vec::new() });
+    }
     let (dir, names) = (model_files.path(), model_files.file_names()?);
     let pickles: Vec<PathBuf> =
         names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
@@ -168,10 +174,11 @@ pub(super) struct MappedFile {
     bytes: FileBytes,
 }
 
-/// A tensor's entry in the header of a safetensors file.
+/// A tensor's entry in the header of a weight file.
 pub(super) struct TensorHeader {
     pub name: String,
-    pub dtype: Dtype,
+    pub role: TensorRole,
+    pub encoding: TensorEncoding,
     pub shape: Vec<usize>,
     /// Its byte range in the file, checked to lie inside.
     pub range: Range<usize>,
@@ -184,9 +191,28 @@ impl MappedFile {
         file: &WeightFile,
     ) -> Result<(MappedFile, Vec<TensorHeader>), ModelError> {
         let path = file.path.clone();
+        if let ModelFiles::Gguf(_) = model_files {
+            return Self::open_gguf(path);
+        }
         let bytes = model_files.map(&path)?;
         let tensors = parse_header(&path, &bytes, file.prefix)?;
         Ok((MappedFile { path, bytes }, tensors))
+    }
+
+    fn open_gguf(path: PathBuf) -> Result<(MappedFile, Vec<TensorHeader>), ModelError> {
+        let gguf = GgufFile::open(&path)?;
+        let header = |tensor: &gguf::GgufTensor| {
+            let rows = gguf::row_order(&gguf, tensor)?;
+            Ok(TensorHeader {
+                role: gguf::tensor_role(&tensor.name),
+                name: tensor.name.clone(),
+                encoding: TensorEncoding::Ggml { kind: tensor.kind, rows },
+                shape: tensor.shape.clone(),
+                range: tensor.range.clone(),
+            })
+        };
+        let tensors = gguf.tensors.iter().map(header).collect::<Result<_, ModelError>>()?;
+        Ok((MappedFile { path, bytes: gguf.into_bytes() }, tensors))
     }
 
     /// The bytes of a tensor.
@@ -209,9 +235,11 @@ fn parse_header(path: &Path, bytes: &[u8], prefix: &str) -> Result<Vec<TensorHea
         let info = metadata.info(&name)?;
         let (from, to) = info.data_offsets;
         let range = start + from..start + to;
+        let name = add_prefix(name, prefix);
         Some(TensorHeader {
-            name: add_prefix(name, prefix),
-            dtype: info.dtype,
+            role: names::classify(&name),
+            name,
+            encoding: TensorEncoding::Safetensors(info.dtype),
             shape: info.shape.clone(),
             range,
         })

@@ -26,9 +26,14 @@ pub(super) fn config(file: &Path, json: &str) -> Result<Config, ModelError> {
     let mut config = match model_type {
         "gpt2" => gpt2(top)?,
         "llama" => llama(top, Architecture::Llama)?,
-        "qwen3" | "qwen3_vl_text" => llama(top, Architecture::Qwen3)?,
+        "qwen2" => llama(top, Architecture::Qwen2)?,
+        "qwen3" => llama(top, Architecture::Qwen3)?,
+        "qwen3_vl_text" => llama(top, Architecture::Qwen3Vl)?,
         "qwen3_vl" => qwen3_vl(top)?,
-        other => return Err(top.unsupported("model_type", other, "gpt2, llama, qwen3, qwen3_vl")),
+        other => {
+            let supported = "gpt2, llama, qwen2, qwen3, qwen3_vl";
+            return Err(top.unsupported("model_type", other, supported));
+        }
     };
     validate(top, &config)?;
     config.defaults = generation_defaults(top)?;
@@ -80,6 +85,7 @@ fn gpt2(f: JsonFields) -> Result<Config, ModelError> {
         positions: PositionEncoding::Learned,
         mlp,
         qk_norm: false,
+        qkv_bias: false,
         tied: f.boolean("tie_word_embeddings")?.unwrap_or(true),
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
@@ -87,9 +93,9 @@ fn gpt2(f: JsonFields) -> Result<Config, ModelError> {
     })
 }
 
-/// Llama, and Qwen3, which has the same field names.
+/// Llama, and Qwen2 and Qwen3, which have the same field names.
 fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError> {
-    let qwen = architecture == Architecture::Qwen3;
+    let qwen3 = matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Vl);
     for switch in ["attention_bias", "mlp_bias", "use_sliding_window"] {
         f.must_be_false(switch)?;
     }
@@ -102,7 +108,7 @@ fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError
     let heads = f.count("num_attention_heads")?;
     let head_dim = match f.opt_count("head_dim")? {
         Some(head_dim) => head_dim,
-        None if qwen => 128,
+        None if qwen3 => 128,
         None if width.is_multiple_of(heads) => width / heads,
         None => {
             return Err(f.bad(
@@ -125,7 +131,8 @@ fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError
         norm: NormConfig::RmsNorm { eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32 },
         positions: rope(f)?,
         mlp: Mlp::SwiGlu,
-        qk_norm: qwen,
+        qk_norm: qwen3,
+        qkv_bias: architecture == Architecture::Qwen2,
         tied: f.boolean("tie_word_embeddings")?.unwrap_or(false),
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
@@ -137,7 +144,7 @@ fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError
 /// the top level.
 fn qwen3_vl(top: JsonFields) -> Result<Config, ModelError> {
     let text = top.object("text_config")?.ok_or_else(|| top.missing("text_config"))?;
-    let mut config = llama(text, Architecture::Qwen3)?;
+    let mut config = llama(text, Architecture::Qwen3Vl)?;
     config.class_name = class_name(top);
     config.latent = latent(top)?;
     if let Some(tied) = top.boolean("tie_word_embeddings")? {

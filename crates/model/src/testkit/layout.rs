@@ -46,7 +46,7 @@ impl CheckpointLayout {
         let table = InitKind::Table { row: scaled_row(spec.family, tokenizer) };
         match spec.family.backbone() {
             Backbone::Gpt2 => list.gpt2(tokenizer.vocab_size(), table),
-            Backbone::Llama | Backbone::Qwen3Vl => list.llama(tokenizer.vocab_size(), table),
+            _ => list.llama(tokenizer.vocab_size(), table),
         }
         list.head();
         let side_files =
@@ -109,7 +109,9 @@ impl<'a> TensorList<'a> {
             (family, lora) => match (family.backbone(), lora) {
                 (Backbone::Gpt2, false) => ("transformer.", &[], 0),
                 (Backbone::Gpt2, true) => ("base_model.model.transformer.", &["c_attn"], 8),
-                (Backbone::Llama, false) => ("model.", &[], 0),
+                (Backbone::Llama, false) | (Backbone::Qwen2 | Backbone::Qwen3, _) => {
+                    ("model.", &[], 0)
+                }
                 (Backbone::Llama, true) => ("base_model.model.model.", &["q_proj", "v_proj"], 8),
                 (Backbone::Qwen3Vl, _) => ("model.language_model.", &[], 0),
             },
@@ -178,7 +180,8 @@ impl<'a> TensorList<'a> {
 
     fn llama(&mut self, vocab: usize, table: InitKind) {
         let CheckpointSpec { width, ffn, layers, heads, kv_heads, head_dim, .. } = *self.spec;
-        let qwen = self.spec.family.backbone() == Backbone::Qwen3Vl;
+        let backbone = self.spec.family.backbone();
+        let qk_norm = matches!(backbone, Backbone::Qwen3 | Backbone::Qwen3Vl);
         self.plain("embed_tokens.weight", &[vocab, width], table);
         for i in 0..layers {
             let attention = format!("layers.{i}.self_attn");
@@ -191,7 +194,13 @@ impl<'a> TensorList<'a> {
             self.matrix(&format!("{attention}.k_proj"), width, kv_heads * head_dim, false);
             self.matrix(&format!("{attention}.v_proj"), width, kv_heads * head_dim, false);
             self.matrix(&format!("{attention}.o_proj"), heads * head_dim, width, false);
-            if qwen {
+            if backbone == Backbone::Qwen2 {
+                for (part, outputs) in [("q", heads), ("k", kv_heads), ("v", kv_heads)] {
+                    let name = format!("{attention}.{part}_proj.bias");
+                    self.plain(&name, &[outputs * head_dim], InitKind::Bias);
+                }
+            }
+            if qk_norm {
                 self.plain(
                     &format!("{attention}.q_norm.weight"),
                     &[head_dim],
@@ -213,6 +222,10 @@ impl<'a> TensorList<'a> {
             self.matrix(&format!("layers.{i}.mlp.down_proj"), ffn, width, false);
         }
         self.plain("norm.weight", &[width], InitKind::NormWeight);
+        if !self.spec.tied {
+            let (name, kind) = ("lm_head.weight", InitKind::Matrix { inputs: width });
+            self.push(name.to_owned(), name, &[vocab, width], kind);
+        }
     }
 
     /// The family's head, outside the backbone's wrapper. Unmerged checkpoints use the names of
@@ -240,7 +253,7 @@ impl<'a> TensorList<'a> {
             CheckpointFamily::RewardGpt2 | CheckpointFamily::RewardLlama => {
                 self.linear("classifier", "classifier", d, 1)
             }
-            CheckpointFamily::Coconut | CheckpointFamily::LatentSft | CheckpointFamily::Rot => {}
+            _ => {}
         }
     }
 

@@ -72,7 +72,7 @@ pub(super) fn write(dir: &Path, spec: &CheckpointSpec) -> Result<(), ModelError>
     let tokens = match spec.family.backbone() {
         Backbone::Gpt2 => &GPT2,
         Backbone::Llama => &LLAMA,
-        Backbone::Qwen3Vl => &QWEN,
+        Backbone::Qwen2 | Backbone::Qwen3 | Backbone::Qwen3Vl => &QWEN,
     };
     let (tokenizer, decoder) = tokenizer(tokens);
     let named: Map<String, Value> =

@@ -108,17 +108,17 @@ fn value(kind: InitKind, normal: f32, row: usize) -> f32 {
 }
 
 /// SplitMix64, seeded by the seed and a name.
-struct NamedRng(u64);
+pub(super) struct NamedRng(u64);
 
 impl NamedRng {
-    fn new(seed: u64, name: &str) -> NamedRng {
+    pub(super) fn new(seed: u64, name: &str) -> NamedRng {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| {
             (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
         });
         NamedRng(hash ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -102,5 +102,6 @@ macro_rules! assert_is {
 }
 
 mod config;
+mod gguf;
 mod tokenizer;
 mod weights;

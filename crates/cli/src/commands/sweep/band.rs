@@ -23,7 +23,7 @@ impl RecommendedBand {
             (Architecture::Gpt2, false) => (0.1, 0.3),
             (Architecture::Gpt2, true) => (0.5, 0.7),
             (Architecture::Llama, _) => (0.01, 0.03),
-            (Architecture::Qwen3, _) => return None,
+            (Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl, _) => return None,
         };
         Some(Self { low, high, contains_best: false, contains_as_good: false })
     }

@@ -115,17 +115,17 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
 fn write_model_files(args: &RewardArgs) -> Result<()> {
     std::fs::create_dir_all(&args.out)
         .with_context(|| format!("{}: cannot be made", args.out.display()))?;
-    let mut config = read_json(&args.model.join("config.json"))?;
-    let class = if config["model_type"] == "llama" {
-        "LlamaForTokenClassification"
-    } else {
-        "COCONUTGPT2ForTokenClassification"
+    model_dir::copy_description(&args.model, &args.out)?;
+    let mut config = read_json(&args.out.join("config.json"))?;
+    let class = match config["model_type"].as_str() {
+        Some("llama") => "LlamaForTokenClassification",
+        Some("qwen2") => "Qwen2ForTokenClassification",
+        _ => "COCONUTGPT2ForTokenClassification",
     };
     config["architectures"] = json!([class]);
     if let Some(config) = config.as_object_mut() {
         config.remove("latent_tts");
     }
-    model_dir::copy_tokenizer(&args.model, &args.out)?;
     if let Some(reference) = &args.reference {
         model_dir::copy_model(reference, &args.out.join(REFERENCE_DIR))?;
     }
