@@ -356,6 +356,19 @@ pub enum ModelError {
         vocab: usize,
     },
 
+    /// The model that an adapter belongs to is not there.
+    #[error(
+        "{}: the adapter's base model `{base}` is not there; put its directory or GGUF file there, \
+         or change `base_model_name_or_path`",
+        file.display()
+    )]
+    MissingBase {
+        /// adapter_config.json.
+        file: PathBuf,
+        /// `base_model_name_or_path`.
+        base: String,
+    },
+
     /// A module has only one of the two LoRA factors.
     #[error(
         "{}: `{module}` has {present} but no {missing}; the adapter is incomplete, save it again",

@@ -28,7 +28,7 @@ pub mod tokenizer;
 mod weights;
 
 pub use cache::{Cache, CacheMark, Pass, Sequence, SlotGranularity};
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, UnmergedCheckpoint};
 pub use config::Config;
 pub use decoder::{
     Decoder, DecoderTuning, DeferredInputs, Dropout, ForwardOptions, LmHead, Segment,

@@ -17,7 +17,7 @@ use crate::source::TensorSource;
 use crate::weights::{NormSpec, WeightLayout, transpose};
 
 pub use adapter::{LoraConfig, LoraTargets};
-pub(crate) use linear::LinearParameters;
+pub(crate) use linear::{LinearParameters, NEW_ROWS};
 
 /// What of a layer is trained.
 #[derive(Clone, Copy, Debug)]

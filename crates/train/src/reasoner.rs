@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use engine::{Engine, Perturbation, Reasoner, Request};
 use model::Parameter;
-use model::save::SaveDtype;
 use serde_json::{Map, Value, json};
 use tensor::Device;
 
@@ -15,7 +14,7 @@ use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::methods::{ExampleEncoder, TrainStep};
-use crate::model_dir::{copy_description, save_weights};
+use crate::model_dir::{WeightWriter, copy_description};
 use crate::trainer::{EvalResult, TrainTask};
 
 /// Trains a reasoner on tokenized examples.
@@ -34,8 +33,8 @@ pub struct ReasonerTask<S, E: ExampleEncoder> {
     pub accumulation_steps: u32,
     /// Directory of the model; configuration and tokenizer are in it.
     pub out: PathBuf,
-    /// Format of the saved weights.
-    pub dtype: SaveDtype,
+    /// Writes the weights.
+    pub writer: WeightWriter,
     /// Problems for evaluation; may be empty.
     pub held_out: Vec<TrainExample>,
 }
@@ -100,7 +99,7 @@ where
 impl<S: TrainStep, E: ExampleEncoder> ReasonerTask<S, E> {
     fn write_weights(&self, dir: &Path) -> Result<(), TrainError> {
         let (model, heads) = (self.train_step.model(), self.train_step.head_parameters());
-        save_weights(dir, model.decoder.config(), model.parameters(), heads, self.dtype)
+        self.writer.write(dir, model, heads)
     }
 }
 

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use engine::{LatentModel, Prompt, ReferenceTracer};
 use model::Parameter;
-use model::save::SaveDtype;
 use serde_json::{Map, Value, json};
 use tensor::{Device, Tensor};
 
@@ -15,7 +14,7 @@ use crate::data_loader::shuffled_index;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::loss::Objective;
-use crate::model_dir::save_weights;
+use crate::model_dir::WeightWriter;
 use crate::reward_step::{RewardExample, RewardLossConfig, RewardTrainStep};
 use crate::trainer::{EvalResult, TrainTask};
 use metrics::RewardMetrics;
@@ -48,8 +47,8 @@ pub struct RewardTask {
     pub accumulation_steps: u32,
     /// Directory of the model; configuration and tokenizer are in it.
     pub out: PathBuf,
-    /// Format of the saved weights.
-    pub dtype: SaveDtype,
+    /// Writes the weights.
+    pub writer: WeightWriter,
 }
 
 /// Problems per pass of an evaluation.
@@ -231,7 +230,7 @@ impl TrainTask for RewardTask {
     fn save(&mut self) -> Result<(), TrainError> {
         let RewardTrainStep { model, .. } = &self.train_step;
         let heads = self.train_step.head_parameters();
-        save_weights(&self.out, model.decoder.config(), model.parameters(), heads, self.dtype)
+        self.writer.write(&self.out, model, heads)
     }
 }
 
