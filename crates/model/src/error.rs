@@ -21,7 +21,7 @@ pub enum ModelError {
     },
 
     /// An I/O error.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot access {}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,

@@ -5,18 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::{Engine, Perturbation, Reasoner, Request};
-use model::Parameter;
 use model::save::SaveDtype;
+use model::{Cache, Parameter};
 use serde_json::{Map, Value, json};
 use tensor::Device;
 
+use crate::activations::BatchRows;
 use crate::data_loader::DataLoader;
 use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::latent_step::LatentTrainStep;
 use crate::model_dir::{copy_description, save_weights};
-use crate::trainer::{EvalResult, TrainTask};
+use crate::tokenized_example::TokenizedExample;
+use crate::trainer::{EXAMPLE_COUNT, EvalResult, TOKEN_COUNT, TrainTask};
 
 /// Trains a reasoner on tokenized examples.
 pub struct ReasonerTask {
@@ -52,7 +54,12 @@ impl TrainTask for ReasonerTask {
         let dropout = (self.dropout > 0.0).then_some(dropout);
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, dropout))?;
-        let mut log = Map::from_iter([("loss".to_owned(), json!(losses.tokens))]);
+        let fed: usize = examples.iter().map(TokenizedExample::len).sum();
+        let mut log = Map::from_iter([
+            ("loss".to_owned(), json!(losses.tokens)),
+            (EXAMPLE_COUNT.to_owned(), json!(examples.len())),
+            (TOKEN_COUNT.to_owned(), json!(fed)),
+        ]);
         if self.train_step.digit_head.is_some() {
             log.insert("digits".to_owned(), json!(losses.digits));
         }
@@ -72,28 +79,36 @@ impl TrainTask for ReasonerTask {
         Ok(self.device.run(|| train_step.sync_weights())?)
     }
 
-    fn evaluate(&mut self, steps: u32) -> Result<Option<EvalResult>, TrainError> {
+    fn evaluate(&mut self, _: u32) -> Result<Option<EvalResult>, TrainError> {
         if self.held_out.is_empty() {
             return Ok(None);
         }
         // Evaluated from a directory of its own: `out` holds the best model so far.
-        let dir = self.out.join("training/look");
+        let dir = self.out.join("training/eval");
         copy_description(&self.out, &dir)?;
         self.write_weights(&dir)?;
         let reasoner = Reasoner::load(&self.device, &dir, None)?;
         let accuracy = greedy_accuracy(reasoner, &self.held_out)?;
         std::fs::remove_dir_all(&dir).map_err(|source| TrainError::Io { path: dir, source })?;
-        let metrics = [
-            ("step", json!(steps)),
-            ("greedy", json!(accuracy)),
-            ("problems", json!(self.held_out.len())),
-        ];
+        let metrics = [("greedy", json!(accuracy)), ("problems", json!(self.held_out.len()))];
         let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Ok(Some(EvalResult { metrics, score: accuracy }))
     }
 
     fn save(&mut self) -> Result<(), TrainError> {
         self.write_weights(&self.out)
+    }
+
+    fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {
+        let mut rows = BatchRows::default();
+        for example in &self.loader.batch(0)? {
+            rows.fed += example.len();
+            rows.output += example.thoughts + example.loss_tokens();
+            rows.logits += example.loss_tokens();
+            rows.slots += Cache::slots_for(example.len());
+        }
+        let config = self.train_step.model.decoder.config();
+        Ok(Some(rows.activation_bytes(config, &self.device)))
     }
 }
 
