@@ -32,7 +32,7 @@ pub use preset::PresetKind;
 pub use report::ReportArgs;
 pub use sweep::{SweepArgs, SweepGrid, rounded};
 pub use train::{
-    ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs, ScoreHeadKind,
+    KeepKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs, ScoreHeadKind,
     TrainCommand, TrainingArgs,
 };
 

@@ -14,7 +14,7 @@ pub enum ModelError {
     Device(#[from] tensor::DeviceError),
 
     /// An I/O error.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot access {}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,

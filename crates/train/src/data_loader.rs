@@ -92,7 +92,7 @@ impl<E: ExampleEncoder> BatchSpec<E> {
         let encode = |(id, example): &(u64, TrainExample)| {
             let place = ExamplePlace { id: *id, progress, uniforms: self.uniforms(*id) };
             let encoded = self.encoder.encode(example, place)?;
-            let longest = encoded.iter().map(|one| self.encoder.positions(one)).max().unwrap_or(0);
+            let longest = encoded.iter().map(|one| self.encoder.rows(one).fed).max().unwrap_or(0);
             match longest > self.context {
                 true => {
                     Err(TrainError::TooLong { id: *id, length: longest, context: self.context })
@@ -131,6 +131,11 @@ impl<E: ExampleEncoder + 'static> DataLoader<E> {
     /// A loader of the batches of a spec. Prefetching starts with the first batch.
     pub fn new(spec: BatchSpec<E>) -> Self {
         Self { spec: Arc::new(spec), next: 0, prefetched: None }
+    }
+
+    /// What tokenizes the examples.
+    pub fn encoder(&self) -> &E {
+        &self.spec.encoder
     }
 
     /// Batch `index`; prefetched if it follows the one before.

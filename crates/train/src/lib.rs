@@ -9,6 +9,7 @@
 //! batch are in [`latent_step`] and [`reward_step`].
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
+pub mod activations;
 pub mod annotate;
 pub mod bench;
 pub mod corpus;

@@ -55,8 +55,19 @@ pub trait ExampleEncoder: Send + Sync {
         place: ExamplePlace,
     ) -> Result<Vec<Self::Encoded>, ModelError>;
 
-    /// Positions that a tokenized example takes.
-    fn positions(&self, encoded: &Self::Encoded) -> usize;
+    /// The rows that a tokenized example takes.
+    fn rows(&self, encoded: &Self::Encoded) -> ExampleRows;
+}
+
+/// Rows of the decoder's passes that an example takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExampleRows {
+    /// Positions that are fed.
+    pub fed: usize,
+    /// Those whose last hidden state is used.
+    pub output: usize,
+    /// Those with logits.
+    pub logits: usize,
 }
 
 /// A model with its gradients.

@@ -1,5 +1,7 @@
 //! One training example as tokens.
 
+use crate::methods::ExampleRows;
+
 /// A prompt, a number of latent thoughts, and a completion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizedExample {
@@ -42,6 +44,12 @@ impl TokenizedExample {
     /// Whether nothing is fed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The rows that it takes.
+    pub fn rows(&self) -> ExampleRows {
+        let logits = self.loss_tokens();
+        ExampleRows { fed: self.len(), output: self.thoughts + logits, logits }
     }
 
     /// Completion tokens that are part of the loss.

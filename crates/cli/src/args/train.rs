@@ -218,15 +218,18 @@ pub struct TrainingArgs {
 
     /// Steps between evaluations on held-out problems; 0 for one at the end
     #[arg(long, value_name = "COUNT", default_value = "0")]
-    pub look_every: u32,
+    pub eval_every: u32,
 
-    /// Early stopping: end after this many evaluations without improvement and keep the best
-    /// weights; 0 for never
+    /// The model to keep: the best of all evaluations, or the last
+    #[arg(long, value_enum, default_value = "best")]
+    pub keep: KeepKind,
+
+    /// Early stopping: end after this many evaluations without improvement; 0 for never
     #[arg(long, value_name = "COUNT", default_value = "0")]
     pub patience: u32,
 
-    /// Steps between checkpoints that --resume continues from; 0 for one at the end or when
-    /// interrupted
+    /// Steps between checkpoints that --resume continues from; 0 for those with every model that is
+    /// kept, at the end and when interrupted
     #[arg(long, value_name = "COUNT", default_value = "0")]
     pub save_every: u32,
 
@@ -234,9 +237,28 @@ pub struct TrainingArgs {
     #[arg(long, value_enum, default_value = "f32")]
     pub save_dtype: DtypeKind,
 
+    /// Stop when the loss has exploded: when its mean over 50 steps has been above this multiple of
+    /// its smallest value (of 1, if that is smaller) for 100 steps; 0 for never
+    #[arg(long, value_name = "RATIO", default_value = "3")]
+    pub max_loss_ratio: f64,
+
     /// Continue the training in --out
     #[arg(long)]
     pub resume: bool,
+
+    /// With --resume: go on with another --lr, --warmup, --floor, --weight-decay, --beta2 or --clip
+    /// than before
+    #[arg(long, requires = "resume")]
+    pub change_optimizer: bool,
+}
+
+/// The model that a training keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KeepKind {
+    /// The one with the best score on held-out problems
+    Best,
+    /// The last
+    Last,
 }
 
 /// The training objective of a reward model.

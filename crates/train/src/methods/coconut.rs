@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use model::{ModelError, Tokenizer};
 
-use super::{ExampleEncoder, ExamplePlace, LatentMarkers};
+use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers};
 use crate::curriculum::{Curriculum, CurriculumSample};
 use crate::dataset::TrainExample;
 use crate::tokenized_example::TokenizedExample;
@@ -77,7 +77,7 @@ impl ExampleEncoder for CoconutEncoder {
         Ok(vec![self.encode_sample(id as u32, example, sample)?])
     }
 
-    fn positions(&self, encoded: &TokenizedExample) -> usize {
-        encoded.len()
+    fn rows(&self, encoded: &TokenizedExample) -> ExampleRows {
+        encoded.rows()
     }
 }

@@ -16,7 +16,7 @@ use model::{ModelError, Tokenizer};
 use tensor::ops;
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{ExampleEncoder, ExamplePlace, LatentMarkers};
+use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers};
 use crate::dataset::TrainExample;
 use crate::latent_step::{ComparedRow, ForwardSegment};
 use crate::tokenized_example::{DistillRole, TokenizedExample};
@@ -84,8 +84,8 @@ impl ExampleEncoder for CodiEncoder {
         Ok(vec![student, teacher])
     }
 
-    fn positions(&self, encoded: &TokenizedExample) -> usize {
-        encoded.len()
+    fn rows(&self, encoded: &TokenizedExample) -> ExampleRows {
+        encoded.rows()
     }
 }
 

@@ -21,7 +21,7 @@ use tensor::ops::{self, GaussianLoss, Indices};
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{ExampleEncoder, ExamplePlace, TrainStep};
+use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep};
 use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::rows::{PassRows, RowInput, assemble_rows, reuse_cache};
@@ -104,8 +104,9 @@ impl ExampleEncoder for ColarEncoder {
         Ok(vec![ColarExample { id, prompt, groups, labels, completion, noise: None }])
     }
 
-    fn positions(&self, encoded: &ColarExample) -> usize {
-        encoded.positions()
+    fn rows(&self, encoded: &ColarExample) -> ExampleRows {
+        let logits = encoded.labels.len() + encoded.completion.len();
+        ExampleRows { fed: encoded.positions(), output: logits, logits }
     }
 }
 

@@ -17,7 +17,7 @@ use train::methods::coconut::CoconutEncoder;
 use train::model_dir::{self, ModelInit, ScratchShape};
 use train::reasoner::ReasonerTask;
 
-use super::{run_training, settings_fingerprint, train_config, weight_dtype};
+use super::{run_training, train_config, train_settings, weight_dtype};
 use crate::args::{ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::printer::Printer;
 
@@ -31,8 +31,8 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         args.heads
     );
     let curriculum = curriculum(args);
-    let fingerprint = settings_fingerprint(model_settings(args, &curriculum), training);
-    let train_config = train_config(training, &args.out, fingerprint)?;
+    let settings = train_settings(model_settings(args, &curriculum), training);
+    let train_config = train_config(training, &args.out, settings)?;
     let (data, held_out) = (training_data(args)?, held_out(args)?);
     let device = args.device.open()?;
     printer.note(&format!("on {}", device.describe()));

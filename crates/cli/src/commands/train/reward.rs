@@ -18,15 +18,15 @@ use train::reward_step::{
 };
 use train::trainer::TrainTask;
 
-use super::{run_training, settings_fingerprint, train_config, weight_dtype};
+use super::{run_training, train_config, train_settings, weight_dtype};
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::printer::Printer;
 
 /// Runs `train reward`.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
-    let fingerprint = settings_fingerprint(model_settings(args), training);
-    let train_config = train_config(training, &args.out, fingerprint)?;
+    let settings = train_settings(model_settings(args), training);
+    let train_config = train_config(training, &args.out, settings)?;
     let annotations =
         args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
