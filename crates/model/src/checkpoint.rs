@@ -178,6 +178,12 @@ impl Checkpoint {
         self.weights.get(name).map(|stored| stored.shape.as_slice())
     }
 
+    /// Tokens that an adapter adds to its base's vocabulary.
+    pub fn added_tokens(&self) -> usize {
+        let name = format!("{NEW_ROWS}.{}.weight", self.config.embedding_name());
+        self.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(0)
+    }
+
     /// Reads a weight by canonical name, with its adapter merged, in the layout of its file:
     /// GPT-2's `Conv1D` stays (in, out).
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
@@ -357,10 +363,8 @@ impl Checkpoint {
         let Some(stored) = self.weights.get(&name) else {
             return Ok(());
         };
-        let added = self.weights.get(&format!("{NEW_ROWS}.{name}"));
-        let added = added.and_then(|new| new.shape.first().copied()).unwrap_or(0);
         match stored.shape.first() {
-            Some(&rows) if rows.saturating_add(added) != self.config.vocab => {
+            Some(&rows) if rows.saturating_add(self.added_tokens()) != self.config.vocab => {
                 Err(ModelError::VocabMismatch {
                     file: self.path(stored).to_path_buf(),
                     tensor: stored.original.clone(),

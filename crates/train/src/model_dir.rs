@@ -9,8 +9,9 @@ use model::checkpoint::ADAPTER_HEADS_FILE;
 use model::config::Architecture;
 use model::save::{self, SaveDtype};
 use model::{
-    Checkpoint, Config, DecoderTuning, InitialWeights, LmHead, LoraConfig, LoraTargets, ModelFiles,
-    NamedTensor, Parameter, ResizedEmbeddings, Tokenizer, TrainableDecoder, UnmergedCheckpoint,
+    Checkpoint, Config, DecoderTuning, InitialWeights, LmHead, LoraConfig, LoraTargets, ModelError,
+    ModelFiles, NamedTensor, Parameter, ResizedEmbeddings, TensorSource, Tokenizer,
+    TrainableDecoder, UnmergedCheckpoint,
 };
 use serde_json::{Value, json};
 use tensor::Device;
@@ -54,6 +55,8 @@ pub struct TrainableModel {
     pub markers: LatentMarkers,
     /// Writes its weights.
     pub writer: WeightWriter,
+    /// What it started from.
+    pub initial: InitialModel,
 }
 
 /// What of a model is trained, and the dtype that it is saved in.
@@ -89,7 +92,10 @@ pub fn init_model(
             let decoder =
                 device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
             let writer = WeightWriter { dtype: tuning.dtype, adapter: None };
-            Ok(TrainableModel { decoder, tokenizer, markers, writer })
+            let vocab = config.vocab;
+            let resize = Resize { old_vocab: vocab, new_vocab: vocab, copy_from: 0 };
+            let initial = InitialModel { init: init.clone(), resize };
+            Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
         }
         ModelInit::Pretrained(dir) => init_from_pretrained(device, dir, out, usage, tuning),
     }
@@ -128,20 +134,102 @@ fn init_from_pretrained(
     write_json(&out.join("config.json"), &config)?;
     let config = Config::read(out)?;
     let writer = WeightWriter::new(tuning, dir)?;
-    let new_tokens = new_vocab - old_vocab;
-    let decoder = device.run(|| match &tuning.lora {
-        None => {
-            let source = ResizedEmbeddings { source: &checkpoint, old_vocab, new_vocab, copy_from };
-            TrainableDecoder::load(device, &config, &source, LmHead::With)
+    let resize = Resize { old_vocab, new_vocab, copy_from };
+    let decoder = device.run(|| resize.load(device, &checkpoint, &config, tuning.lora.as_ref()))?;
+    let initial = InitialModel { init: ModelInit::Pretrained(dir.to_owned()), resize };
+    Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
+}
+
+/// The initial weights of a training, to be loaded once more.
+#[derive(Clone, Debug)]
+pub struct InitialModel {
+    init: ModelInit,
+    resize: Resize,
+}
+
+/// How an embedding table grows.
+#[derive(Clone, Copy, Debug)]
+struct Resize {
+    old_vocab: usize,
+    new_vocab: usize,
+    /// The token whose row is copied.
+    copy_from: u32,
+}
+
+impl Resize {
+    fn load(
+        self,
+        device: &Device,
+        checkpoint: &Checkpoint,
+        config: &Config,
+        lora: Option<&LoraConfig>,
+    ) -> Result<TrainableDecoder, ModelError> {
+        let Self { old_vocab, new_vocab, copy_from } = self;
+        let Some(lora) = lora else {
+            let source = ResizedEmbeddings { source: checkpoint, old_vocab, new_vocab, copy_from };
+            return TrainableDecoder::load(device, config, &source, LmHead::With);
+        };
+        let unmerged = &UnmergedCheckpoint(checkpoint);
+        let source = ResizedEmbeddings { source: unmerged, old_vocab, new_vocab, copy_from };
+        let new_tokens = checkpoint.added_tokens() + new_vocab - old_vocab;
+        let tuning = DecoderTuning::Lora { config: lora, new_tokens };
+        TrainableDecoder::load_tuned(device, config, &source, LmHead::With, tuning)
+    }
+}
+
+impl InitialModel {
+    /// A second model with the same initial weights, all of them trained.
+    pub fn load_copy(
+        &self,
+        device: &Device,
+        config: &Config,
+    ) -> Result<TrainableDecoder, TrainError> {
+        Ok(match &self.init {
+            ModelInit::Scratch(shape) => {
+                let source = InitialWeights { seed: shape.seed, layers: shape.layers };
+                device.run(|| TrainableDecoder::load(device, config, &source, LmHead::With))?
+            }
+            ModelInit::Pretrained(dir) => {
+                let checkpoint = Checkpoint::open(dir)?;
+                device.run(|| self.resize.load(device, &checkpoint, config, None))?
+            }
+        })
+    }
+
+    /// Weights of a head: those that the initial model has, and others as in a new model.
+    pub fn head_source(&self, seed: u64, layers: usize) -> Result<HeadSource, TrainError> {
+        let checkpoint = match &self.init {
+            ModelInit::Scratch(_) => None,
+            ModelInit::Pretrained(dir) => Some(Checkpoint::open(dir)?),
+        };
+        Ok(HeadSource { checkpoint, initial: InitialWeights { seed, layers } })
+    }
+}
+
+/// The weights of a head that an initial model may or may not have.
+pub struct HeadSource {
+    checkpoint: Option<Checkpoint>,
+    initial: InitialWeights,
+}
+
+impl HeadSource {
+    /// The rows of a weight that the initial model has.
+    pub fn rows(&self, name: &str) -> Option<usize> {
+        self.checkpoint.as_ref()?.shape(name)?.first().copied()
+    }
+}
+
+impl TensorSource for HeadSource {
+    fn has(&self, _: &str) -> bool {
+        true
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        match self.checkpoint.as_ref().filter(|checkpoint| checkpoint.has(name)) {
+            Some(checkpoint) => checkpoint.tensor(name, shape),
+            None => self.initial.tensor(name, shape),
         }
-        Some(lora) => {
-            let unmerged = &UnmergedCheckpoint(&checkpoint);
-            let source = ResizedEmbeddings { source: unmerged, old_vocab, new_vocab, copy_from };
-            let tuning = DecoderTuning::Lora { config: lora, new_tokens };
-            TrainableDecoder::load_tuned(device, &config, &source, LmHead::With, tuning)
-        }
-    })?;
-    Ok(TrainableModel { decoder, tokenizer, markers, writer })
+    }
 }
 
 fn scratch_config(shape: &ScratchShape, vocab: usize, tokenizer: &Tokenizer) -> Value {
@@ -242,6 +330,14 @@ pub fn read_json(path: &Path) -> Result<Value, TrainError> {
 /// Writes a JSON file atomically.
 pub fn write_json(path: &Path, value: &Value) -> Result<(), TrainError> {
     Ok(record::write_document(path, value)?)
+}
+
+/// Sets config.json's `latent_embedding_std`, the unit of CoLaR's latent head.
+pub fn set_embedding_std(dir: &Path, std: f32) -> Result<(), TrainError> {
+    let path = dir.join("config.json");
+    let mut config = read_json(&path)?;
+    config["latent_embedding_std"] = json!(std);
+    write_json(&path, &config)
 }
 
 /// Writes the weights of a training: all of them, or an adapter.

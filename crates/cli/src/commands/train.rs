@@ -49,7 +49,7 @@ fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> Res
     }
     let schedule = LrSchedule {
         peak: args.lr,
-        warmup: args.warmup,
+        warmup: args.warmup.steps(args.steps.get()),
         steps: args.steps.get(),
         floor: args.floor,
     };
@@ -146,7 +146,7 @@ fn train_settings(model_settings: Value, args: &TrainingArgs) -> TrainSettings {
     });
     let optimizer = json!({
         "lr": args.lr,
-        "warmup": args.warmup,
+        "warmup": args.warmup.steps(args.steps.get()),
         "floor": args.floor,
         "weight_decay": args.weight_decay,
         "beta2": args.beta2,

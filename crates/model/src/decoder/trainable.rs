@@ -244,6 +244,15 @@ impl TrainableDecoder {
         self.blocks.iter_mut().try_for_each(|block| block.collect_gradients(device))
     }
 
+    /// The standard deviation of all elements of the token embedding.
+    pub fn embedding_std(&self) -> Result<f32, DeviceError> {
+        let table = self.embedding.weight().clone().to_host()?;
+        let (values, count) = (table.data(), table.data().len().max(1) as f64);
+        let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
+        let squares = values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+        Ok((squares / count).sqrt() as f32)
+    }
+
     /// The trained parameters, in a fixed order.
     pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
         let first = self

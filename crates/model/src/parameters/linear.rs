@@ -109,6 +109,11 @@ impl LinearParameters {
         Ok(Self { weight, bias: bias.transpose()?, trained })
     }
 
+    /// The weight (outputs, inputs), without an adapter.
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight.value
+    }
+
     /// The layer in the layout of the kernels, prepared for its backward.
     pub(crate) fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
         let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
