@@ -1,5 +1,7 @@
 //! `train reasoner`: a latent reasoner, or a baseline with explicit or no chain of thought.
 
+mod training;
+
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +19,8 @@ use crate::error::TrainError;
 use crate::methods::{ExampleEncoder, ExampleRows, TrainStep};
 use crate::model_dir::{WeightWriter, copy_description};
 use crate::trainer::{EXAMPLE_COUNT, EvalResult, TOKEN_COUNT, TrainTask};
+
+pub use training::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 
 /// Trains a reasoner on tokenized examples.
 pub struct ReasonerTask<S, E: ExampleEncoder> {

@@ -3,6 +3,7 @@
 
 use model::testkit::CheckpointFamily;
 use train::loss::Objective;
+use train::methods::TrainStep;
 use train::reward_step::RewardHeadKind;
 use train::tokenized_example::TokenizedExample;
 
@@ -31,7 +32,7 @@ fn assert_sum(whole: &NamedGradients, parts: &[(f32, NamedGradients)]) {
 fn assert_gradients_add_up(family: CheckpointFamily, examples: &[TokenizedExample], digits: bool) {
     let mut step = latent_step(family, digits);
     let mut gradients = |batch: &[TokenizedExample]| {
-        let losses = step.accumulate_gradients(batch, Some(dropout())).unwrap();
+        let losses = step.batch_losses(batch, Some(dropout())).unwrap();
         (losses, take_gradients(step.parameters_mut()))
     };
     let (losses, whole) = gradients(examples);

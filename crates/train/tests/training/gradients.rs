@@ -1,16 +1,24 @@
 //! Gradients against finite differences of the loss along several directions.
 
-use model::Parameter;
-use model::testkit::CheckpointFamily;
+use engine::family::{CODI_PROJECTOR, COLAR_HEAD};
+use model::testkit::{CheckpointFamily, write_checkpoint};
+use model::{
+    Checkpoint, DecoderTuning, LmHead, LoraConfig, LoraTargets, ModelError, Parameter,
+    RandomWeights, TensorSource, TrainableDecoder, TrainableGaussianHead, TrainableHead,
+};
 use train::dropout::DropoutConfig;
-use train::latent_step::LatentTrainStep;
+use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
+use train::methods::TrainStep;
+use train::methods::codi::Distillation;
+use train::methods::colar::{ColarExample, ColarTrainStep};
+use train::methods::simcot::StepDecoder;
 use train::reward_step::{RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep};
-use train::tokenized_example::TokenizedExample;
+use train::tokenized_example::{DistillRole, TokenizedExample};
 
 use crate::support::{
-    DIGIT_WEIGHT, dropout, latent_step, loss_config, reward_example, reward_step, take_gradients,
-    tokenized_example, with_outcome_head,
+    DIGIT_WEIGHT, device, dropout, latent_step, loss_config, reward_example, reward_step,
+    take_gradients, tiny, tokenized_example, with_outcome_head,
 };
 
 /// Step of the five-point stencil. Its error is the loss's rounding over the step, and the fifth
@@ -18,6 +26,11 @@ use crate::support::{
 const STEP_SIZE: f32 = 0.002;
 /// Relative to the gradient's norm, and absolute for rounding.
 const TOLERANCE: (f64, f64) = (0.01, 3e-4);
+
+/// Weight of the distillation loss.
+const DISTILL_WEIGHT: f32 = 1.7;
+/// Weight of the step decoder's loss.
+const STEPS_WEIGHT: f32 = 0.6;
 
 /// A model with a loss.
 trait Differentiable {
@@ -93,8 +106,13 @@ struct LatentSubject {
 
 impl Differentiable for LatentSubject {
     fn accumulate_gradients(&mut self) -> f64 {
-        let losses = self.train_step.accumulate_gradients(&self.examples, self.dropout).unwrap();
-        losses.tokens + f64::from(DIGIT_WEIGHT) * losses.digits
+        let losses = self.train_step.batch_losses(&self.examples, self.dropout).unwrap();
+        let weighted = |loss: Option<f64>, weight: f32| loss.unwrap_or(0.0) * f64::from(weight);
+        losses.tokens
+            + weighted(losses.teacher, 1.0)
+            + weighted(losses.distill, DISTILL_WEIGHT)
+            + weighted(losses.steps, STEPS_WEIGHT)
+            + weighted(losses.digits, DIGIT_WEIGHT)
     }
 
     fn parameters(&mut self) -> Vec<&mut Parameter> {
@@ -139,6 +157,197 @@ fn llama_thoughts_with_dropout() {
 #[test]
 fn qwen3_thoughts_with_dropout() {
     assert_latent_gradients(CheckpointFamily::Rot, Some(dropout()));
+}
+
+/// Student and teacher of an example, with steps to decode.
+fn distilled_pair(id: u32, thoughts: usize) -> [TokenizedExample; 2] {
+    let student = TokenizedExample {
+        step_tokens: vec![vec![7, 8 + id], vec![20, 21, 22], vec![3], vec![9, 30 + id]],
+        compared_at: Some(2),
+        ..tokenized_example(id, thoughts, 4)
+    };
+    let teacher = TokenizedExample {
+        prompt: student.prompt[..student.prompt.len() - 1].to_vec(),
+        thoughts: 0,
+        completion: [&[50, 51, 52], &student.completion[1..]].concat(),
+        loss_start: 0,
+        step_results: Vec::new(),
+        role: DistillRole::Teacher,
+        compared_at: Some(4),
+        ..student.clone()
+    };
+    [student, teacher]
+}
+
+/// A tiny reasoner that is trained by LoRA, with two new tokens.
+fn lora_step(family: CheckpointFamily) -> LatentTrainStep {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), &tiny(family)).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTargets::All, seed: 1 };
+    let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 2 };
+    let (config, source) = (checkpoint.config(), &WithFactors(&checkpoint));
+    let model =
+        TrainableDecoder::load_tuned(device(), config, source, LmHead::With, tuning).unwrap();
+    let head = TrainableHead::mlp(device(), &checkpoint, &CODI_PROJECTOR).unwrap();
+    LatentTrainStep::new(model, head, AuxiliaryLosses::default())
+}
+
+/// Low-rank factors that are not zero, so that both have a gradient.
+struct WithFactors<'a>(&'a Checkpoint);
+
+impl TensorSource for WithFactors<'_> {
+    fn has(&self, name: &str) -> bool {
+        name.contains(".lora_") || self.0.has(name)
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        if name.contains(".lora_") {
+            return RandomWeights { seed: 2 }.tensor(name, shape);
+        }
+        self.0.tensor(name, shape)
+    }
+}
+
+/// Adds CODI's losses, and SIM-CoT's with `step_decoder`.
+fn with_distillation(mut step: LatentTrainStep, step_decoder: bool) -> LatentTrainStep {
+    step.auxiliary.distillation = Some(Distillation { loss_weight: DISTILL_WEIGHT });
+    if step_decoder {
+        let decoder = latent_step(CheckpointFamily::CodiGpt2, false).model;
+        let mut decoder = StepDecoder::new(decoder, 1, 2);
+        decoder.loss_weight = STEPS_WEIGHT;
+        step.auxiliary.step_decoder = Some(decoder);
+    }
+    step
+}
+
+fn assert_distillation_gradients(train_step: LatentTrainStep, dropout: Option<DropoutConfig>) {
+    let examples = [distilled_pair(1, 2), distilled_pair(2, 3)].concat();
+    assert_gradients(&mut LatentSubject { train_step, examples, dropout });
+}
+
+#[test]
+fn qwen2_thoughts_with_dropout() {
+    assert_latent_gradients(CheckpointFamily::Qwen2, Some(dropout()));
+}
+
+/// Of a model with distillation, the projector's parameters alone: the teacher has no thoughts, so
+/// they move the student and leave the teacher, a constant of the loss, in its place.
+struct ProjectorSubject(LatentSubject);
+
+impl Differentiable for ProjectorSubject {
+    fn accumulate_gradients(&mut self) -> f64 {
+        let loss = self.0.accumulate_gradients();
+        // The decoder's gradients are not taken by the test.
+        take_gradients(self.0.train_step.model.parameters_mut());
+        loss
+    }
+
+    fn parameters(&mut self) -> Vec<&mut Parameter> {
+        self.0.train_step.head.parameters_mut().collect()
+    }
+
+    fn sync_weights(&mut self) {
+        self.0.sync_weights();
+    }
+}
+
+#[test]
+fn distillation_moves_the_student() {
+    let train_step = with_distillation(latent_step(CheckpointFamily::CodiGpt2, false), false);
+    let examples = [distilled_pair(1, 2), distilled_pair(2, 3)].concat();
+    let subject = LatentSubject { train_step, examples, dropout: Some(dropout()) };
+    assert_gradients(&mut ProjectorSubject(subject));
+}
+
+#[test]
+fn step_decoder_and_unfed_thought() {
+    let mut train_step = with_distillation(latent_step(CheckpointFamily::CodiGpt2, true), true);
+    train_step.auxiliary.distillation = None;
+    assert_distillation_gradients(train_step, Some(dropout()));
+}
+
+#[test]
+fn step_decoder_of_two_thoughts_a_step() {
+    let mut train_step = with_distillation(latent_step(CheckpointFamily::Coconut, false), true);
+    train_step.auxiliary.distillation = None;
+    if let Some(decoder) = &mut train_step.auxiliary.step_decoder {
+        decoder.thoughts_per_step = 2;
+        decoder.reads_unfed_thought = false;
+    }
+    let examples = [distilled_pair(1, 4), distilled_pair(2, 3), distilled_pair(3, 1)].concat();
+    assert_gradients(&mut LatentSubject { train_step, examples, dropout: None });
+}
+
+#[test]
+fn adapters_and_new_tokens_on_gpt2() {
+    let mut train_step = lora_step(CheckpointFamily::CodiGpt2);
+    // The last tokens of the vocabulary are fed and predicted.
+    let last = train_step.model.decoder.config().vocab as u32 - 1;
+    let mut examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
+    examples[0].prompt[0] = last;
+    examples[1].completion[1] = last - 1;
+    train_step.sync_weights().unwrap();
+    assert_gradients(&mut LatentSubject { train_step, examples, dropout: Some(dropout()) });
+}
+
+#[test]
+fn adapters_on_llama() {
+    let train_step = lora_step(CheckpointFamily::CodiLlama);
+    let examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
+    let last = train_step.model.decoder.config().vocab as u32 - 1;
+    let mut examples = examples;
+    examples[0].prompt[0] = last;
+    assert_gradients(&mut LatentSubject { train_step, examples, dropout: None });
+}
+
+struct ColarSubject {
+    train_step: ColarTrainStep,
+    examples: Vec<ColarExample>,
+}
+
+impl Differentiable for ColarSubject {
+    fn accumulate_gradients(&mut self) -> f64 {
+        let losses = self.train_step.batch_losses(&self.examples, Some(dropout())).unwrap();
+        losses.tokens + losses.latent
+    }
+
+    fn parameters(&mut self) -> Vec<&mut Parameter> {
+        self.train_step.parameters_mut()
+    }
+
+    fn sync_weights(&mut self) {
+        self.train_step.sync_weights().unwrap();
+    }
+}
+
+/// The target of the latent loss is a constant, so the embedding is left out: finite differences
+/// would move the target too. The reference dump has its gradient.
+#[test]
+fn compressed_steps_and_gaussian_head() {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), &tiny(CheckpointFamily::Colar)).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let config = checkpoint.config();
+    let lora = LoraConfig { rank: 4, alpha: 4.0, targets: LoraTargets::All, seed: 1 };
+    let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 0 };
+    let source = &WithFactors(&checkpoint);
+    let model =
+        TrainableDecoder::load_tuned(device(), config, source, LmHead::With, tuning).unwrap();
+    let head = RandomWeights { seed: 9 };
+    let head = TrainableGaussianHead::load(device(), &head, &COLAR_HEAD, (16, 12)).unwrap();
+    let example = |id: u32| ColarExample {
+        id,
+        prompt: (0..4 + id).map(|i| i * 29 + id).collect(),
+        groups: vec![vec![5], vec![10, 11 + id], vec![12, 13, 14], vec![15]],
+        labels: vec![5, 11 + id, 12, 15],
+        completion: vec![5, 40, 41 + id, 2],
+        noise: None,
+    };
+    assert_gradients(&mut ColarSubject {
+        train_step: ColarTrainStep::new(model, head, 0.5),
+        examples: vec![example(1), example(2)],
+    });
 }
 
 struct RewardSubject {

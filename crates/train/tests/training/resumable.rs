@@ -81,15 +81,18 @@ fn trained(make: MakeTask, stop: Stop) -> FinalFiles {
     let steps: Vec<u32> = records.steps().unwrap().iter().map(|record| record.step).collect();
     assert_eq!(steps, (0..STEPS).collect::<Vec<_>>(), "one line per step");
     assert_eq!(records.timings().unwrap().len(), STEPS as usize, "one timing per step");
-    [
-        "model.safetensors",
+    let weights: &[&str] = match out.join("model.safetensors").exists() {
+        true => &["model.safetensors"],
+        false => &["adapter_model.safetensors", "heads.safetensors"],
+    };
+    let records = [
         "training/state.safetensors",
         "training/log.jsonl",
         "training/evals.jsonl",
         "training/settings.json",
-    ]
-    .map(|name| (name, std::fs::read(out.join(name)).unwrap()))
-    .into()
+    ];
+    let names = weights.iter().copied().chain(records);
+    names.map(|name| (name, std::fs::read(out.join(name)).unwrap())).collect()
 }
 
 /// Leaves what a process that was killed after `step` steps leaves: every file as it was written so

@@ -24,7 +24,8 @@ use train::trainer::{TrainConfig, TrainOutcome, TrainSettings, TrainTask};
 
 use crate::resumable::{ACCUMULATION_STEPS, STEPS, assert_resumable, config};
 use crate::support::{
-    ReasonerFixture, device, problems, reward_example, reward_step, tiny, train, with_outcome_head,
+    FULL_WRITER, ReasonerFixture, device, problems, reward_example, reward_step, tiny, train,
+    with_outcome_head,
 };
 
 /// A small task with all sources of randomness: shuffling, micro-batches, dropout.
@@ -116,7 +117,7 @@ fn reward_task(out: &Path) -> RewardTask {
         batch_size: 2,
         accumulation_steps: ACCUMULATION_STEPS,
         out: out.to_owned(),
-        dtype: SaveDtype::F32,
+        writer: FULL_WRITER,
     }
 }
 

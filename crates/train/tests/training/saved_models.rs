@@ -12,13 +12,13 @@ use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{Cache, Checkpoint, Decoder, Pass, Sequence, Tokenizer, TrainableDecoder};
 use serde_json::{Value, json};
 use tensor::Tensor;
-use train::model_dir::{self, ModelInit, save_weights};
+use train::model_dir::{self, ModelInit};
 use train::reward_step::{RewardHeadKind, RewardTrainStep};
 use train::trainer::TrainTask;
 
 use crate::support::{
-    ReasonerFixture, device, loss_config, optimizer, problems, reward_example, reward_step, tiny,
-    with_outcome_head,
+    FULL_TUNING, FULL_WRITER, ReasonerFixture, device, loss_config, optimizer, problems,
+    reward_example, reward_step, tiny, with_outcome_head,
 };
 
 /// Hidden states of some tokens.
@@ -90,7 +90,7 @@ fn a_reasoner_saved_in_bf16_is_close() {
         dropout: 0.0,
     };
     let mut task = fixture.task(dir.path(), problems(3));
-    task.dtype = SaveDtype::Bf16;
+    task.writer.dtype = SaveDtype::Bf16;
     task.save().unwrap();
     let loaded = Reasoner::load(device(), dir.path(), None).unwrap();
     let (own, read) =
@@ -207,9 +207,7 @@ fn a_saved_outcome_head_gives_the_outcome_rewards_of_training() {
 }
 
 fn save(step: &RewardTrainStep, dir: &Path) {
-    let (model, heads) = (&step.model, step.head_parameters());
-    let config = model.decoder.config();
-    save_weights(dir, config, model.parameters(), heads, SaveDtype::F32).unwrap();
+    FULL_WRITER.write(dir, &step.model, step.head_parameters()).unwrap();
 }
 
 /// Removes the latent markers from a tokenizer.
@@ -257,6 +255,7 @@ fn assert_markers_are_added(padded: bool) {
         &ModelInit::Pretrained(plain.path().to_owned()),
         out.path(),
         usage,
+        &FULL_TUNING,
     )
     .unwrap();
     let config = model.decoder.decoder.config();
@@ -264,7 +263,7 @@ fn assert_markers_are_added(padded: bool) {
     for (id, marker) in (words as u32..).zip(MARKERS) {
         assert_eq!(model.tokenizer.token_to_id(marker), Some(id), "{marker}");
     }
-    save_weights(out.path(), config, model.decoder.parameters(), [], SaveDtype::F32).unwrap();
+    model.writer.write(out.path(), &model.decoder, []).unwrap();
     let after = Checkpoint::open(out.path()).unwrap();
     let table = after.tensor("wte.weight", &[words + 3, 16]).unwrap();
     let old = before.tensor("wte.weight", &[rows, 16]).unwrap();

@@ -5,8 +5,11 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use engine::family::CODI_PROJECTOR;
+use model::save::SaveDtype;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
-use model::{Checkpoint, LmHead, Parameter, RandomWeights, TrainableDecoder, TrainableHead};
+use model::{
+    Checkpoint, LmHead, LoraConfig, Parameter, RandomWeights, TrainableDecoder, TrainableHead,
+};
 use tensor::{Device, Tensor};
 use train::TrainError;
 use train::corpus::{self, Split};
@@ -15,10 +18,11 @@ use train::data_loader::{BatchSpec, DataLoader, ExampleSource};
 use train::dataset::TrainExample;
 use train::digit_head::DigitHead;
 use train::dropout::DropoutConfig;
-use train::latent_step::LatentTrainStep;
+use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
-use train::model_dir::{self, ModelInit, ScratchShape};
-use train::reasoner::ReasonerTask;
+use train::methods::coconut::CoconutEncoder;
+use train::model_dir::{self, ModelInit, ScratchShape, TrainableModel, TuningSpec, WeightWriter};
+use train::reasoner::{MethodSpec, ReasonerTask, ReasonerTraining};
 use train::reward_step::{
     DigitHeads, OutcomeHead, RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
     TrainableRewardHead,
@@ -33,6 +37,11 @@ use train::trainer::{
 const HEADS: RandomWeights = RandomWeights { seed: 5 };
 /// Weight of the digit losses.
 pub const DIGIT_WEIGHT: f32 = 0.7;
+
+/// All weights, saved in f32.
+pub const FULL_TUNING: TuningSpec = TuningSpec { lora: None, dtype: SaveDtype::F32 };
+/// The writer of all weights in f32.
+pub const FULL_WRITER: WeightWriter = WeightWriter { dtype: SaveDtype::F32, adapter: None };
 
 pub fn device() -> &'static Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -67,7 +76,8 @@ pub fn latent_step(family: CheckpointFamily, digits: bool) -> LatentTrainStep {
         TrainableHead::Identity
     };
     let model = TrainableDecoder::load(device(), config, &checkpoint, LmHead::With).unwrap();
-    LatentTrainStep::new(model, head, digits.then(|| digit_head("digits", config.width)))
+    let digit_head = digits.then(|| digit_head("digits", config.width));
+    LatentTrainStep::new(model, head, AuxiliaryLosses { digit_head, ..AuxiliaryLosses::default() })
 }
 
 fn digit_head(name: &str, width: usize) -> DigitHead {
@@ -114,6 +124,7 @@ pub fn tokenized_example(id: u32, thoughts: usize, targets: usize) -> TokenizedE
         completion: tokens(1 + targets, 90),
         loss_start: 1,
         step_results: vec![i64::from(id) * 17 + 3, 240 - i64::from(id)],
+        ..TokenizedExample::default()
     }
 }
 
@@ -190,7 +201,8 @@ pub struct ReasonerFixture {
 }
 
 impl ReasonerFixture {
-    pub fn task(&self, out: &Path, examples: Vec<TrainExample>) -> ReasonerTask {
+    /// A new model.
+    fn scratch(&self, out: &Path, usage: serde_json::Value) -> TrainableModel {
         let shape = ScratchShape {
             width: self.width,
             layers: self.layers,
@@ -198,16 +210,62 @@ impl ReasonerFixture {
             context: 256,
             seed: 4,
         };
+        let init = ModelInit::Scratch(shape);
+        model_dir::init_model(device(), &init, out, usage, &FULL_TUNING).unwrap()
+    }
+
+    /// A task of any method. With LoRA, the base is a new model in `out/base`.
+    pub fn method_task(
+        &self,
+        out: &Path,
+        method: MethodSpec,
+        lora: Option<LoraConfig>,
+        examples: Vec<TrainExample>,
+    ) -> Box<dyn TrainTask> {
+        let usage = method.family_config();
+        let model = match lora {
+            None => self.scratch(out, usage),
+            Some(_) => {
+                let base = out.join("base");
+                if !base.join("model.safetensors").exists() {
+                    let model = self.scratch(&base, serde_json::json!({ "family": "cot" }));
+                    model.writer.write(&base, &model.decoder, []).unwrap();
+                }
+                let (init, tuning) =
+                    (ModelInit::Pretrained(base), TuningSpec { lora, ..FULL_TUNING });
+                model_dir::init_model(device(), &init, out, usage, &tuning).unwrap()
+            }
+        };
+        let training = ReasonerTraining {
+            method,
+            source: ExampleSource::List { examples: Arc::new(examples.clone()), seed: 2 },
+            batch_size: self.batch,
+            steps: self.steps,
+            accumulation_steps: self.accumulation_steps,
+            dropout: self.dropout,
+            seed: 6,
+            out: out.to_owned(),
+            held_out: examples,
+        };
+        training.task(device(), model).unwrap()
+    }
+
+    pub fn task(
+        &self,
+        out: &Path,
+        examples: Vec<TrainExample>,
+    ) -> ReasonerTask<LatentTrainStep, CoconutEncoder> {
         let usage = serde_json::json!({ "family": "coconut", "thoughts": 6, "max_new_tokens": 8 });
-        let model =
-            model_dir::init_model(device(), &ModelInit::Scratch(shape), out, usage).unwrap();
+        let model = self.scratch(out, usage);
         let digits = DigitHead::new(device(), &HEADS, "digits", self.width, 0.1).unwrap();
         let removal = Removal::Smooth { rise: 0.0, all: 1.0, random: 0.0 };
         let spec = BatchSpec {
             source: ExampleSource::List { examples: Arc::new(examples.clone()), seed: 2 },
-            tokenizer: Arc::new(model.tokenizer),
-            markers: model.markers,
-            curriculum: Curriculum::Latent { thoughts: 6, removal },
+            encoder: CoconutEncoder {
+                tokenizer: Arc::new(model.tokenizer),
+                markers: model.markers,
+                curriculum: Curriculum::Latent { thoughts: 6, removal },
+            },
             batch_size: self.batch,
             batches: u64::from(self.steps * self.accumulation_steps),
             seed: 9,
@@ -215,13 +273,17 @@ impl ReasonerFixture {
         };
         ReasonerTask {
             device: device().clone(),
-            train_step: LatentTrainStep::new(model.decoder, TrainableHead::Identity, Some(digits)),
+            train_step: LatentTrainStep::new(
+                model.decoder,
+                TrainableHead::Identity,
+                AuxiliaryLosses { digit_head: Some(digits), ..AuxiliaryLosses::default() },
+            ),
             loader: DataLoader::new(spec),
             dropout: self.dropout,
             seed: 6,
             accumulation_steps: self.accumulation_steps,
             out: out.to_owned(),
-            dtype: model::save::SaveDtype::F32,
+            writer: model.writer,
             held_out: examples,
         }
     }

@@ -1,0 +1,127 @@
+//! Every method, with all weights and with LoRA: it overfits ten problems, which the engine then
+//! answers from the saved model, and it resumes to the byte.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use engine::Reasoner;
+use model::{LoraConfig, LoraTargets};
+use train::curriculum::{Curriculum, Removal};
+use train::reasoner::{MethodSpec, StepDecoderSpec, greedy_accuracy};
+use train::trainer::{TrainEvent, TrainOutcome, TrainTask};
+
+use crate::resumable::{ACCUMULATION_STEPS, STEPS, assert_resumable};
+use crate::support::{ReasonerFixture, device, problems, train, train_config};
+
+const STEP_DECODER: StepDecoderSpec = StepDecoderSpec { loss_weight: 0.5, thoughts_per_step: 1 };
+
+fn coconut(step_decoder: StepDecoderSpec) -> MethodSpec {
+    let removal = Removal::Smooth { rise: 0.0, all: 1.0, random: 0.0 };
+    let curriculum = Curriculum::Latent { thoughts: 6, removal };
+    MethodSpec::Coconut { curriculum, digits: 0.1, step_decoder }
+}
+
+fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
+    MethodSpec::Codi {
+        thoughts: 6,
+        gamma: 1.0,
+        projector: None,
+        keeps_last_step: false,
+        prompt_prefix: String::new(),
+        step_decoder,
+    }
+}
+
+fn colar() -> MethodSpec {
+    MethodSpec::Colar { max_speed: 3, latent_head: 32 }
+}
+
+fn lora() -> Option<LoraConfig> {
+    Some(LoraConfig { rank: 8, alpha: 16.0, targets: LoraTargets::All, seed: 3 })
+}
+
+/// Trains ten problems until their loss is small, and answers them with the saved model.
+#[track_caller]
+fn assert_overfits(method: MethodSpec, lora: Option<LoraConfig>, steps: u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = ReasonerFixture {
+        width: 32,
+        layers: 2,
+        batch: 10,
+        accumulation_steps: 1,
+        steps,
+        dropout: 0.0,
+    };
+    let mut task = fixture.method_task(dir.path(), method, lora, problems(10));
+    let config = train_config(dir.path(), steps, 1e-2);
+    let mut losses = Vec::new();
+    let outcome = train(&mut *task, &config, &mut |event| {
+        if let TrainEvent::Stepped { record, .. } = event {
+            losses.push(record.losses["loss"].as_f64().unwrap());
+        }
+        ControlFlow::Continue(())
+    });
+    assert_eq!(outcome.unwrap(), TrainOutcome::Finished);
+    let last = losses[losses.len() - 1];
+    let reasoner = Reasoner::load(device(), dir.path(), None).unwrap();
+    let accuracy = greedy_accuracy(reasoner, &problems(10)).unwrap();
+    assert_eq!(accuracy, 1.0, "the loss is {last} after {steps} steps");
+}
+
+#[test]
+fn coconut_with_a_step_decoder_overfits() {
+    assert_overfits(coconut(STEP_DECODER), None, 150);
+}
+
+#[test]
+fn codi_overfits() {
+    assert_overfits(codi(StepDecoderSpec::NONE), None, 200);
+}
+
+#[test]
+fn codi_with_a_step_decoder_overfits() {
+    assert_overfits(codi(STEP_DECODER), None, 200);
+}
+
+#[test]
+fn codi_with_adapters_overfits() {
+    assert_overfits(codi(StepDecoderSpec::NONE), lora(), 400);
+}
+
+#[test]
+fn colar_overfits() {
+    assert_overfits(colar(), None, 400);
+}
+
+/// A small task with all sources of randomness.
+fn small(out: &Path, method: MethodSpec, lora: Option<LoraConfig>) -> Box<dyn TrainTask> {
+    let fixture = ReasonerFixture {
+        width: 16,
+        layers: 1,
+        batch: 3,
+        accumulation_steps: ACCUMULATION_STEPS,
+        steps: STEPS,
+        dropout: 0.1,
+    };
+    fixture.method_task(out, method, lora, problems(4))
+}
+
+#[test]
+fn coconut_with_a_step_decoder_resumes() {
+    assert_resumable(|out| small(out, coconut(STEP_DECODER), None));
+}
+
+#[test]
+fn codi_with_a_step_decoder_resumes() {
+    assert_resumable(|out| small(out, codi(STEP_DECODER), None));
+}
+
+#[test]
+fn codi_with_adapters_resumes() {
+    assert_resumable(|out| small(out, codi(StepDecoderSpec::NONE), lora()));
+}
+
+#[test]
+fn colar_resumes() {
+    assert_resumable(|out| small(out, colar(), None));
+}
