@@ -5,7 +5,7 @@
 
 mod support;
 
-use model::testkit::{CheckpointFamily, CheckpointSpec};
+use model::testkit::CheckpointSpec;
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput};
 
@@ -250,11 +250,6 @@ fn invalid_training_requests_are_rejected() {
     reasoner(&sandbox, &["--out", "m", "--context", "16"]).refused(&["positions", "16"]);
     reasoner(&sandbox, &["--out", "train.json/m"]).refused(&["train.json/m"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
-    sandbox.model(
-        "qwen",
-        &CheckpointSpec { family: CheckpointFamily::Rot, ..CheckpointSpec::default() },
-    );
-    reasoner(&sandbox, &["--out", "m", "--init", "qwen"]).refused(&["Qwen3"]);
     train(&sandbox, "reward", &["--model", "narrow", "--annotations", "nowhere", "--out", "rm"])
         .refused(&["nowhere"]);
     train(&sandbox, "reward", &["--model", "absent", "--out", "rm", "--objective", "untrained"])

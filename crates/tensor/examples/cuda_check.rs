@@ -26,6 +26,8 @@ mod rng;
 mod timing;
 #[path = "cuda_check/training.rs"]
 mod training;
+#[path = "cuda_check/training_checks.rs"]
+mod training_checks;
 
 use checks::KernelCheck;
 use cuda::{CudaDevice, CudaError, Precision};

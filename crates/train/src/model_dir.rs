@@ -25,8 +25,8 @@ use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
 pub enum ModelInit {
     /// Random weights of this shape, with the corpus's vocabulary.
     Scratch(ScratchShape),
-    /// A directory or GGUF file of GPT-2, Llama or Qwen2; latent markers that its vocabulary lacks
-    /// are added.
+    /// A directory or GGUF file of GPT-2, Llama, Qwen2 or Qwen3; latent markers that its vocabulary
+    /// lacks are added.
     Pretrained(PathBuf),
 }
 
@@ -124,7 +124,11 @@ fn init_from_pretrained(
     let markers = markers(&tokenizer)?;
     let copy_from = tokenizer.encode("<<")?.first().copied().unwrap_or(markers.eos);
     let mut config = read_json(&out.join("config.json"))?;
-    config["vocab_size"] = json!(new_vocab);
+    let vocab = json!(new_vocab);
+    match config.get_mut("text_config") {
+        Some(text) => text["vocab_size"] = vocab, // Qwen3-VL's text tower
+        None => config["vocab_size"] = vocab,
+    }
     config["latent_tts"] = usage;
     for (field, token) in
         [("latent_id", LATENT), ("latent_start_id", START_LATENT), ("latent_end_id", END_LATENT)]

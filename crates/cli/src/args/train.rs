@@ -99,7 +99,7 @@ pub struct ReasonerArgs {
     #[arg(long, value_enum, default_value = "latent")]
     pub mode: ReasonerMode,
 
-    /// Initialise from this GPT-2 or Llama directory [default: random weights]
+    /// Initialise from this GPT-2, Llama or Qwen3 directory [default: random weights]
     #[arg(long, value_name = "DIR")]
     pub init: Option<PathBuf>,
 

@@ -519,7 +519,8 @@ impl Segment {
 }
 
 impl LayerActivations {
-    /// The QKV projection. QK norms are not fused with it: their backward needs its result.
+    /// The QKV projection, whose result before QK norms, if there are any, is kept for their
+    /// backward.
     fn project_qkv(
         &mut self,
         decoder: &Decoder,

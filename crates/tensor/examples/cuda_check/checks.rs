@@ -32,7 +32,7 @@ fn mixed_dropout_rows(rows: usize, strength: f32) -> Vec<Option<RowPerturbation>
 }
 
 pub(crate) struct KernelCheck {
-    cuda: CudaDevice,
+    pub(crate) cuda: CudaDevice,
     missed: usize,
 }
 
@@ -57,11 +57,12 @@ impl KernelCheck {
         self.rows()?;
         self.greedy_tokens()?;
         self.greedy_tokens_of_both_kernels()?;
-        self.top_k_mixture()
+        self.top_k_mixture()?;
+        self.training()
     }
 
     /// Values as the compute dtype rounds them.
-    fn rounded(&self, mut x: Vec<f32>) -> Vec<f32> {
+    pub(crate) fn rounded(&self, mut x: Vec<f32>) -> Vec<f32> {
         if self.cuda.precision() == Precision::Bf16 {
             x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
         }
@@ -70,7 +71,7 @@ impl KernelCheck {
 
     /// Reports the root mean square and the largest of the errors, relative to the root mean square
     /// of the expected values.
-    fn report(&mut self, name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
+    pub(crate) fn report(&mut self, name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
         assert_eq!(got.len(), expected.len(), "{name}: another number of results");
         let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64)
             .sqrt()
@@ -90,12 +91,12 @@ impl KernelCheck {
         );
     }
 
-    fn line(&mut self, name: &str, good: bool, what: &str) {
+    pub(crate) fn line(&mut self, name: &str, good: bool, what: &str) {
         println!("{}  {name}: {what}", if good { "ok  " } else { "MISS" });
         self.missed += usize::from(!good);
     }
 
-    fn tolerance(&self, out: CudaDtype) -> f64 {
+    pub(crate) fn tolerance(&self, out: CudaDtype) -> f64 {
         match (self.cuda.precision(), out) {
             (Precision::F32, CudaDtype::F32) => 3e-6,
             (_, CudaDtype::F32) => 3e-5, // products of bf16 are exact, sums are f32
@@ -103,7 +104,12 @@ impl KernelCheck {
         }
     }
 
-    fn operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<CudaTensor, CudaError> {
+    pub(crate) fn operand(
+        &self,
+        rows: usize,
+        cols: usize,
+        x: &[f32],
+    ) -> Result<CudaTensor, CudaError> {
         CudaTensor::from_host(&self.cuda, rows, cols, x)?.cast(self.cuda.compute_dtype())
     }
 

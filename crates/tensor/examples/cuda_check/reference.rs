@@ -1,6 +1,6 @@
 //! Naive computations on the host, and rows for attention.
 
-use crate::params::{Activation, RowPerturbation, keep_scale};
+use crate::params::{Activation, MIN_STD, RowPerturbation, keep_scale};
 use crate::rng::Site;
 
 /// What dropout multiplies element `j` of a row with.
@@ -120,4 +120,31 @@ pub(crate) fn naive_attention<'a>(
 pub(crate) fn first_max(row: &[f32]) -> usize {
     let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     row.iter().position(|&x| x == largest).unwrap_or(0)
+}
+
+/// The loss of a group of `smooth_l1`, and the student's gradient times `weight`.
+pub(crate) fn smooth_l1_group(student: &[f32], teacher: &[f32], weight: f32) -> (f64, Vec<f64>) {
+    let n = teacher.len() as f64;
+    let mean = teacher.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let squares = teacher.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+    let std = (squares / (n - 1.0).max(1.0)).sqrt().max(f64::from(MIN_STD));
+    let difference = |(s, t): (&f32, &f32)| f64::from(*s) - f64::from(*t);
+    let differences: Vec<f64> = student.iter().zip(teacher).map(difference).collect();
+    let smooth = |d: &f64| if d.abs() < 1.0 { 0.5 * d * d } else { d.abs() - 0.5 };
+    let slope = |d: &f64| f64::from(weight) * d.clamp(-1.0, 1.0) / (n * std);
+    let loss = differences.iter().map(smooth).sum::<f64>() / (n * std);
+    (loss, differences.iter().map(slope).collect())
+}
+
+/// The gradient of one head's input from that of its RMSNorm's result, and its share of the
+/// scale's.
+pub(crate) fn rms_head_backward(x: &[f32], scale: &[f32], dy: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let n = x.len();
+    let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let (x, scale, dy) = (wide(x), wide(scale), wide(dy));
+    let inverse = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / n as f64 + 1e-6).sqrt();
+    let normed: Vec<f64> = x.iter().map(|x| x * inverse).collect();
+    let product = (0..n).map(|i| dy[i] * scale[i] * normed[i]).sum::<f64>() / n as f64;
+    let dx = (0..n).map(|i| inverse * (dy[i] * scale[i] - normed[i] * product)).collect();
+    (dx, (0..n).map(|i| dy[i] * normed[i]).collect())
 }

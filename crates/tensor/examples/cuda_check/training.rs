@@ -2,7 +2,8 @@
 //! reasoner and of GPT-2 124M.
 
 use crate::cuda::args::{
-    CudaAttentionBackward, CudaQkvTransform, CudaSlotMapping, NormGradients, ResidualAddend,
+    CudaAttentionBackward, CudaGaussianLoss, CudaQkvTransform, CudaSlotMapping, NormGradients,
+    ResidualAddend,
 };
 use crate::cuda::attention::{
     CudaAttentionMetadata, CudaKv, CudaKvGrads, attention, attention_backward,
@@ -10,7 +11,8 @@ use crate::cuda::attention::{
 use crate::cuda::linear::{CudaLinear, linear, linear_dw, linear_dx, logits};
 use crate::cuda::norm::{CudaNorm, add_norm, norm, norm_backward};
 use crate::cuda::optimizer::{adamw, sum_of_squares};
-use crate::cuda::qkv::{project_qkv, rope_and_cache_backward};
+use crate::cuda::qkv::{project_qkv, qk_norm_backward, rope_and_cache_backward};
+use crate::cuda::regression::{gaussian_loss, smooth_l1};
 use crate::cuda::{
     CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, dropout, embedding, loss,
 };
@@ -60,7 +62,40 @@ const SHAPES: [KernelBenchShape; 2] = [
 ];
 
 pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
-    SHAPES.iter().try_for_each(|shape| KernelBench::new(cuda, shape)?.run())
+    SHAPES.iter().try_for_each(|shape| KernelBench::new(cuda, shape)?.run())?;
+    losses(cuda)?;
+    qk_norms(cuda)
+}
+
+/// The losses between hidden states: 12 layers of GPT-2's, and 28 of a model of width 2048, for one
+/// position of 128 sequences.
+fn losses(cuda: &CudaDevice) -> CheckResult {
+    for (layers, width) in [(12, 768), (28, 2048)] {
+        let rows = 128 * layers;
+        let (student, teacher) = (random(cuda, rows, width)?, random(cuda, rows, width)?);
+        let bytes = rows * width * 4;
+        let t = time(cuda, || smooth_l1(&student, &teacher, layers, 1.0))?;
+        report_bandwidth(&format!("smooth_l1 of {layers} x 128 x {width}"), t, 4 * bytes);
+        let (mean, log_std) = (&student, &teacher);
+        let of = CudaGaussianLoss { mean, log_std, noise: mean, target: log_std, weight: 1.0 };
+        let t = time(cuda, || gaussian_loss(of))?;
+        report_bandwidth(&format!("gaussian_loss of {rows} x {width}"), t, 6 * bytes);
+    }
+    Ok(())
+}
+
+/// The backward of QK norms, of 4096 rows of Qwen3's 16 and 8 heads of 128.
+fn qk_norms(cuda: &CudaDevice) -> CheckResult {
+    let (rows, heads, kv_heads, dim) = (4096, 16, 8, 128);
+    let qkv = random(cuda, rows, (heads + 2 * kv_heads) * dim)?.cast(cuda.compute_dtype())?;
+    let norm = CudaNorm::rms(cuda, 1e-6, &numbers(dim, 6))?;
+    let transform = CudaQkvTransform { heads, qk_norms: Some((&norm, &norm)), rope: None };
+    let zeros = || CudaTensor::zeros(cuda, 1, dim, CudaDtype::F32);
+    let (mut dqkv, mut dq, mut dk) = (qkv.copy()?, zeros()?, zeros()?);
+    let t = time(cuda, || qk_norm_backward(&qkv, transform, &mut dqkv, [&mut dq, &mut dk]))?;
+    let bytes = 3 * rows * (heads + kv_heads) * dim * cuda.compute_dtype().size();
+    report_bandwidth(&format!("qk_norm_backward of {rows} rows of Qwen3"), t, bytes);
+    Ok(())
 }
 
 /// The linear maps of a layer and their gradients: qkv, attention output, MLP in and out.

@@ -1,4 +1,4 @@
-//! Losses between vectors: hidden states against a teacher's, samples of a Gaussian against targets.
+//! Losses between vectors: hidden states against a teacher's, Gaussian samples against targets.
 
 use crate::cuda::args::CudaGaussianLoss;
 use crate::device::Backend;

@@ -24,6 +24,7 @@ use tensor::{Device, DeviceError, Tensor};
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep};
 use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
+use crate::error::TrainError;
 use crate::rows::{PassRows, RowInput, assemble_rows, reuse_cache};
 
 /// The text around thoughts: the prompt ends with it, and so do the thoughts.
@@ -56,6 +57,18 @@ impl ColarExample {
 /// The prompt of a question at a speed, as the engine's CoLaR family writes it.
 pub fn prompt_parts(speed: usize) -> (&'static str, String) {
     ("Question: ", format!(" Let's think step by step:(Thinking speed: {speed}){SEPARATOR}"))
+}
+
+/// Refuses a vocabulary in which the words of the layout have no tokens.
+pub fn check_vocabulary(tokenizer: &Tokenizer) -> Result<(), TrainError> {
+    let layout = format!("{SEPARATOR}Answer:7");
+    let read = tokenizer.decode(&tokenizer.encode(&layout)?)?;
+    let separator = tokenizer.encode(SEPARATOR)?;
+    if read.replace(' ', "") == layout && separator.len() == 1 {
+        return Ok(());
+    }
+    let how = "CoLaR's layout needs it; start from a pretrained model with its own vocabulary";
+    Err(TrainError::MissingToken { token: layout, how })
 }
 
 /// Tokenizes and compresses examples.

@@ -19,7 +19,7 @@ use crate::error::TrainError;
 use crate::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use crate::methods::coconut::CoconutEncoder;
 use crate::methods::codi::{CodiEncoder, Distillation};
-use crate::methods::colar::{ColarEncoder, ColarTrainStep};
+use crate::methods::colar::{self, ColarEncoder, ColarTrainStep};
 use crate::methods::simcot::StepDecoder;
 use crate::methods::{ExampleEncoder, TrainStep};
 use crate::model_dir::{self, TrainableModel, WeightWriter};
@@ -175,6 +175,7 @@ impl ReasonerTraining {
                 Ok(self.with(device, step, encoder, model.writer))
             }
             MethodSpec::Colar { max_speed, latent_head } => {
+                colar::check_vocabulary(&model.tokenizer)?;
                 let source = model.initial.head_source(self.seed, config.layers)?;
                 let hidden = source.rows(&format!("{}.weight", COLAR_HEAD.up));
                 let shape = (config.width, hidden.unwrap_or(latent_head));

@@ -5,8 +5,11 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use engine::Reasoner;
+use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{LoraConfig, LoraTargets};
 use train::curriculum::{Curriculum, Removal};
+use train::dataset::TrainExample;
+use train::methods::colar;
 use train::reasoner::{MethodSpec, StepDecoderSpec, greedy_accuracy};
 use train::trainer::{TrainEvent, TrainOutcome, TrainTask};
 
@@ -32,7 +35,7 @@ fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
     }
 }
 
-fn colar() -> MethodSpec {
+fn colar_method() -> MethodSpec {
     MethodSpec::Colar { max_speed: 3, latent_head: 32 }
 }
 
@@ -40,20 +43,22 @@ fn lora() -> Option<LoraConfig> {
     Some(LoraConfig { rank: 8, alpha: 16.0, targets: LoraTargets::All, seed: 3 })
 }
 
-/// Trains ten problems until their loss is small, and answers them with the saved model.
+/// A model of ten problems.
+fn ten_problems(steps: u32) -> ReasonerFixture {
+    ReasonerFixture { width: 32, layers: 2, batch: 10, accumulation_steps: 1, steps, dropout: 0.0 }
+}
+
 #[track_caller]
 fn assert_overfits(method: MethodSpec, lora: Option<LoraConfig>, steps: u32) {
     let dir = tempfile::tempdir().unwrap();
-    let fixture = ReasonerFixture {
-        width: 32,
-        layers: 2,
-        batch: 10,
-        accumulation_steps: 1,
-        steps,
-        dropout: 0.0,
-    };
-    let mut task = fixture.method_task(dir.path(), method, lora, problems(10));
-    let config = train_config(dir.path(), steps, 1e-2);
+    let task = ten_problems(steps).method_task(dir.path(), method, lora, problems(10));
+    assert_answers(task, dir.path(), steps, &problems(10));
+}
+
+/// Trains some problems and answers them with the saved model.
+#[track_caller]
+fn assert_answers(mut task: Box<dyn TrainTask>, dir: &Path, steps: u32, problems: &[TrainExample]) {
+    let config = train_config(dir, steps, 1e-2);
     let mut losses = Vec::new();
     let outcome = train(&mut *task, &config, &mut |event| {
         if let TrainEvent::Stepped { record, .. } = event {
@@ -63,8 +68,8 @@ fn assert_overfits(method: MethodSpec, lora: Option<LoraConfig>, steps: u32) {
     });
     assert_eq!(outcome.unwrap(), TrainOutcome::Finished);
     let last = losses[losses.len() - 1];
-    let reasoner = Reasoner::load(device(), dir.path(), None).unwrap();
-    let accuracy = greedy_accuracy(reasoner, &problems(10)).unwrap();
+    let reasoner = Reasoner::load(device(), dir, None).unwrap();
+    let accuracy = greedy_accuracy(reasoner, problems).unwrap();
     assert_eq!(accuracy, 1.0, "the loss is {last} after {steps} steps");
 }
 
@@ -88,22 +93,59 @@ fn codi_with_adapters_overfits() {
     assert_overfits(codi(StepDecoderSpec::NONE), lora(), 400);
 }
 
-#[test]
-fn colar_overfits() {
-    assert_overfits(colar(), None, 400);
+/// Ten short problems: the byte-level vocabulary of the tiny Llama makes long ones very long.
+fn short_problems() -> Vec<TrainExample> {
+    let problem = |i: u32| TrainExample {
+        question: format!("{i} and {}?", i * i),
+        steps: vec![format!("<<{i}+{}={}>>", i * i, i + i * i)],
+        answer: (i + i * i).to_string(),
+    };
+    (1..=10).map(problem).collect()
 }
 
-/// A small task with all sources of randomness.
+/// A tiny Llama, whose vocabulary has the words of CoLaR's layout.
+fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
+    let base = out.join("base");
+    if !base.exists() {
+        let spec = CheckpointSpec {
+            family: CheckpointFamily::Llama,
+            width: fixture.width,
+            layers: fixture.layers,
+            context: 128,
+            ..CheckpointSpec::default()
+        };
+        write_checkpoint(&base, &spec).unwrap();
+    }
+    fixture.pretrained_task(out, base, colar_method(), None, short_problems())
+}
+
+#[test]
+fn colar_overfits() {
+    let (dir, steps) = (tempfile::tempdir().unwrap(), 400);
+    let task = colar_task(dir.path(), &ten_problems(steps));
+    assert_answers(task, dir.path(), steps, &short_problems());
+}
+
+#[test]
+fn colar_needs_the_words_of_its_layout() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = ten_problems(1).scratch(dir.path(), colar_method().family_config());
+    let error = colar::check_vocabulary(&model.tokenizer).unwrap_err().to_string();
+    assert!(error.contains("###Answer:7") && error.contains("pretrained"), "{error}");
+}
+
+/// A small model, with all sources of randomness.
+const SMALL: ReasonerFixture = ReasonerFixture {
+    width: 16,
+    layers: 1,
+    batch: 3,
+    accumulation_steps: ACCUMULATION_STEPS,
+    steps: STEPS,
+    dropout: 0.1,
+};
+
 fn small(out: &Path, method: MethodSpec, lora: Option<LoraConfig>) -> Box<dyn TrainTask> {
-    let fixture = ReasonerFixture {
-        width: 16,
-        layers: 1,
-        batch: 3,
-        accumulation_steps: ACCUMULATION_STEPS,
-        steps: STEPS,
-        dropout: 0.1,
-    };
-    fixture.method_task(out, method, lora, problems(4))
+    SMALL.method_task(out, method, lora, problems(4))
 }
 
 #[test]
@@ -123,5 +165,5 @@ fn codi_with_adapters_resumes() {
 
 #[test]
 fn colar_resumes() {
-    assert_resumable(|out| small(out, colar(), None));
+    assert_resumable(|out| colar_task(out, &SMALL));
 }

@@ -292,3 +292,22 @@ fn markers_extend_the_embedding_table() {
 fn markers_take_the_padding_of_the_embedding_table() {
     assert_markers_are_added(true);
 }
+
+/// Qwen3-VL has the size of its vocabulary in the configuration of its text tower.
+#[test]
+fn markers_extend_a_text_tower() {
+    let (plain, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_checkpoint(plain.path(), &tiny(CheckpointFamily::Rot)).unwrap();
+    let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
+    let init = ModelInit::Pretrained(plain.path().to_owned());
+    let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
+    let model = model_dir::init_model(device(), &init, out.path(), usage).unwrap();
+    let config = model.decoder.decoder.config();
+    assert_eq!(config.vocab, words + MARKERS.len());
+    save_weights(out.path(), config, model.decoder.parameters(), [], SaveDtype::F32).unwrap();
+    let loaded = Reasoner::load(device(), out.path(), None).unwrap();
+    assert_eq!(
+        hidden(&loaded.decoder, &TOKENS).data(),
+        hidden(&model.decoder.decoder, &TOKENS).data()
+    );
+}

@@ -1,7 +1,7 @@
 //! Tiny models, examples and tasks that the tests share.
 
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use engine::family::CODI_PROJECTOR;
@@ -202,7 +202,7 @@ pub struct ReasonerFixture {
 
 impl ReasonerFixture {
     /// A new model.
-    fn scratch(&self, out: &Path, usage: serde_json::Value) -> TrainableModel {
+    pub fn scratch(&self, out: &Path, usage: serde_json::Value) -> TrainableModel {
         let shape = ScratchShape {
             width: self.width,
             layers: self.layers,
@@ -222,21 +222,40 @@ impl ReasonerFixture {
         lora: Option<LoraConfig>,
         examples: Vec<TrainExample>,
     ) -> Box<dyn TrainTask> {
+        if lora.is_none() {
+            let model = self.scratch(out, method.family_config());
+            return self.training(out, method, examples).task(device(), model).unwrap();
+        }
+        let base = out.join("base");
+        if !base.join("model.safetensors").exists() {
+            let model = self.scratch(&base, serde_json::json!({ "family": "cot" }));
+            model.writer.write(&base, &model.decoder, []).unwrap();
+        }
+        self.pretrained_task(out, base, method, lora, examples)
+    }
+
+    /// A task of any method that starts from a model.
+    pub fn pretrained_task(
+        &self,
+        out: &Path,
+        base: PathBuf,
+        method: MethodSpec,
+        lora: Option<LoraConfig>,
+        examples: Vec<TrainExample>,
+    ) -> Box<dyn TrainTask> {
+        let (init, tuning) = (ModelInit::Pretrained(base), TuningSpec { lora, ..FULL_TUNING });
         let usage = method.family_config();
-        let model = match lora {
-            None => self.scratch(out, usage),
-            Some(_) => {
-                let base = out.join("base");
-                if !base.join("model.safetensors").exists() {
-                    let model = self.scratch(&base, serde_json::json!({ "family": "cot" }));
-                    model.writer.write(&base, &model.decoder, []).unwrap();
-                }
-                let (init, tuning) =
-                    (ModelInit::Pretrained(base), TuningSpec { lora, ..FULL_TUNING });
-                model_dir::init_model(device(), &init, out, usage, &tuning).unwrap()
-            }
-        };
-        let training = ReasonerTraining {
+        let model = model_dir::init_model(device(), &init, out, usage, &tuning).unwrap();
+        self.training(out, method, examples).task(device(), model).unwrap()
+    }
+
+    fn training(
+        &self,
+        out: &Path,
+        method: MethodSpec,
+        examples: Vec<TrainExample>,
+    ) -> ReasonerTraining {
+        ReasonerTraining {
             method,
             source: ExampleSource::List { examples: Arc::new(examples.clone()), seed: 2 },
             batch_size: self.batch,
@@ -246,8 +265,7 @@ impl ReasonerFixture {
             seed: 6,
             out: out.to_owned(),
             held_out: examples,
-        };
-        training.task(device(), model).unwrap()
+        }
     }
 
     pub fn task(
