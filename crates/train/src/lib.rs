@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
 pub mod annotate;
+pub mod augment;
 pub mod bench;
 pub mod corpus;
 pub mod curriculum;

@@ -1,0 +1,409 @@
+//! The graph of a solution: each operand of each step is traced to what it comes from.
+//!
+//! A number that could come from several places keeps all of them, and a draw counts only if they
+//! agree. So an ambiguity costs variants, never correctness.
+
+use super::constants::KnownConstants;
+use super::derivation::{Assignment, Derivation, NumberNode};
+use super::expression::{BinaryOp, StepExpression};
+use super::mention::{MentionUnit, QuestionNumbers};
+use super::rational::Rational;
+use super::refusal::Refusal;
+
+/// Numbers above this are unlikely to be equal by chance to a combination of two others.
+const COINCIDENCE: Rational = Rational::whole(12);
+
+/// A number of the question that is drawn anew; equal numbers are one variable.
+#[derive(Debug, Clone)]
+pub(super) struct GraphVariable {
+    /// The value in the question.
+    pub(super) value: Rational,
+    /// What each of its mentions counts.
+    pub(super) units: Vec<MentionUnit>,
+    /// Whether it is a part of a fraction.
+    pub(super) in_fraction: bool,
+    /// Most digits after the point of its mentions.
+    pub(super) decimals: u32,
+    /// Whether it is written in words.
+    pub(super) in_words: bool,
+}
+
+/// One step with the possible sources of its operands.
+#[derive(Debug, Clone)]
+pub(super) struct GraphStep {
+    pub(super) expression: StepExpression,
+    /// By operand: derivations that all have to agree, the likeliest first.
+    pub(super) sources: Vec<Vec<Derivation>>,
+}
+
+/// A solution as a function of its question's numbers.
+#[derive(Debug, Clone)]
+pub(super) struct SolutionGraph {
+    pub(super) variables: Vec<GraphVariable>,
+    pub(super) steps: Vec<GraphStep>,
+    /// By mention: its variable, if it is drawn anew.
+    pub(super) mention_variables: Vec<Option<usize>>,
+}
+
+impl SolutionGraph {
+    /// Traces a solution's steps.
+    pub(super) fn build(
+        numbers: &QuestionNumbers,
+        known: &KnownConstants,
+        steps: &[String],
+        answer: Rational,
+    ) -> Result<Self, Refusal> {
+        if steps.is_empty() {
+            return Err(Refusal::NoSteps);
+        }
+        let mut builder = GraphBuilder::new(numbers, known.clone());
+        for step in steps {
+            let expression = StepExpression::parse(step).ok_or(Refusal::NotACalculation)?;
+            builder.push(expression)?;
+        }
+        if builder.original.results.last() != Some(&answer) {
+            let pair = builder.hidden_pair(answer).ok_or(Refusal::AnswerNotLast)?;
+            builder.push_hidden(pair, answer).ok_or(Refusal::AnswerNotLast)?;
+        }
+        builder.finish()
+    }
+
+    /// Evaluates all steps, or `None` where sources disagree or a step has no value.
+    pub(super) fn evaluate(&self, assignment: &mut Assignment) -> Option<()> {
+        assignment.results.clear();
+        for step in &self.steps {
+            let operands = step.operands(assignment)?;
+            assignment.results.push(step.expression.evaluate(&operands)?);
+        }
+        Some(())
+    }
+
+    /// Whether any step can depend on a variable.
+    pub(super) fn uses(&self, variable: usize) -> bool {
+        let sources = self.steps.iter().flat_map(|step| &step.sources).flatten();
+        sources.flat_map(|source| source.nodes()).any(|node| reads(node, variable))
+    }
+}
+
+impl GraphStep {
+    /// The operands' values, if their sources agree.
+    pub(super) fn operands(&self, assignment: &Assignment) -> Option<Vec<Rational>> {
+        let agreed = |sources: &Vec<Derivation>| {
+            let value = assignment.derive(*sources.first()?)?;
+            let agree = sources[1..].iter().all(|other| assignment.derive(*other) == Some(value));
+            agree.then_some(value)
+        };
+        self.sources.iter().map(agreed).collect()
+    }
+}
+
+fn reads(node: NumberNode, variable: usize) -> bool {
+    match node {
+        NumberNode::Variable(index) => index == variable,
+        NumberNode::Fraction(top, bottom) => top == variable || bottom == variable,
+        NumberNode::Constant(_) | NumberNode::StepResult(_) => false,
+    }
+}
+
+struct GraphBuilder<'a> {
+    numbers: &'a QuestionNumbers,
+    known: KnownConstants,
+    variables: Vec<GraphVariable>,
+    mention_variables: Vec<Option<usize>>,
+    steps: Vec<GraphStep>,
+    /// The values of the original problem.
+    original: Assignment,
+}
+
+impl<'a> GraphBuilder<'a> {
+    fn new(numbers: &'a QuestionNumbers, mut known: KnownConstants) -> Self {
+        let mut variables: Vec<GraphVariable> = Vec::new();
+        let mut mention_variables = Vec::new();
+        numbers.stated.iter().for_each(|value| known.add(*value));
+        for mention in &numbers.mentions {
+            if mention.fixed {
+                known.add(mention.value);
+                mention_variables.push(None);
+                continue;
+            }
+            let found = variables.iter().position(|variable| variable.value == mention.value);
+            let index = found.unwrap_or(variables.len());
+            if found.is_none() {
+                variables.push(GraphVariable {
+                    value: mention.value,
+                    units: Vec::new(),
+                    in_fraction: false,
+                    decimals: 0,
+                    in_words: false,
+                });
+            }
+            variables[index].add(mention);
+            mention_variables.push(Some(index));
+        }
+        let values = variables.iter().map(|variable| variable.value).collect();
+        let original = Assignment { variables: values, results: Vec::new() };
+        Self { numbers, known, variables, mention_variables, steps: Vec::new(), original }
+    }
+
+    /// Traces one step.
+    fn push(&mut self, expression: StepExpression) -> Result<(), Refusal> {
+        if expression.evaluate(&expression.operands) != Some(expression.result) {
+            return Err(Refusal::InexactStep);
+        }
+        let mut sources = Vec::new();
+        for &operand in &expression.operands {
+            sources.push(self.sources(operand).ok_or(Refusal::UnexplainedNumber)?);
+        }
+        self.original.results.push(expression.result);
+        self.steps.push(GraphStep { expression, sources });
+        Ok(())
+    }
+
+    /// Where a number can come from; a calculation in the head becomes a step of its own.
+    fn sources(&mut self, value: Rational) -> Option<Vec<Derivation>> {
+        let direct = self.direct(value);
+        if !direct.is_empty() {
+            return Some(direct);
+        }
+        let derived = self.derived(value);
+        if !derived.is_empty() {
+            return Some(derived);
+        }
+        let constant = vec![Derivation::direct(NumberNode::Constant(value))];
+        if self.known.is_possible(value) || self.counts_addends(value) {
+            return Some(constant);
+        }
+        let pair = self.hidden_pair(value)?;
+        let node = self.push_hidden(pair, value)?;
+        Some(vec![Derivation::direct(node)])
+    }
+
+    /// Numbers of the question, results and constants with this value.
+    fn direct(&self, value: Rational) -> Vec<Derivation> {
+        let results = self.original.results.iter().enumerate().rev();
+        let results =
+            results.filter(|(_, result)| **result == value).map(|(i, _)| NumberNode::StepResult(i));
+        let variables = (0..self.variables.len()).filter(|i| self.variables[*i].value == value);
+        let certain = self.known.is_certain(value).then_some(NumberNode::Constant(value));
+        let nodes = results.chain(variables.map(NumberNode::Variable)).chain(certain);
+        nodes.map(Derivation::direct).collect()
+    }
+
+    /// Percentages, fractions and parts of units that have this value.
+    fn derived(&self, value: Rational) -> Vec<Derivation> {
+        let has_value = |derivation: &Derivation| self.original.derive(*derivation) == Some(value);
+        let mut candidates = Vec::new();
+        for (index, variable) in self.variables.iter().enumerate() {
+            candidates.extend(variable.forms(NumberNode::Variable(index)));
+        }
+        for fraction in &self.numbers.fractions {
+            let parts = [fraction.numerator, fraction.denominator];
+            let [top, bottom] = parts.map(|mention| self.mention_variables[mention]);
+            let fixed = || {
+                let [top, bottom] = parts.map(|mention| self.numbers.mentions[mention].value);
+                Some(NumberNode::Constant(top.div(bottom)?))
+            };
+            let node = match (top, bottom) {
+                (Some(top), Some(bottom)) => Some(NumberNode::Fraction(top, bottom)),
+                (None, None) => fixed(),
+                _ => None,
+            };
+            candidates.extend(node.into_iter().flat_map(fraction_forms));
+        }
+        for index in 0..self.original.results.len() {
+            candidates.extend(percent_forms(NumberNode::StepResult(index)));
+        }
+        candidates.retain(has_value);
+        candidates
+    }
+
+    /// Whether the number is how many numbers an earlier step added up.
+    fn counts_addends(&self, value: Rational) -> bool {
+        let counts = self.steps.iter().filter_map(|step| step.expression.addends());
+        counts.into_iter().any(|count| value == Rational::whole(count as i128))
+    }
+
+    /// The only operation on two known numbers that has this value.
+    fn hidden_pair(&self, value: Rational) -> Option<Derivation> {
+        if value <= COINCIDENCE {
+            return None;
+        }
+        let nodes = (0..self.variables.len()).map(NumberNode::Variable);
+        let results = (0..self.original.results.len()).map(NumberNode::StepResult);
+        let fixed = self.numbers.mentions.iter().filter(|mention| mention.fixed);
+        let fixed = fixed.map(|mention| NumberNode::Constant(mention.value));
+        let nodes: Vec<NumberNode> = nodes.chain(results).chain(fixed).collect();
+        let mut found = Vec::new();
+        for (i, &left) in nodes.iter().enumerate() {
+            for (j, &right) in nodes.iter().enumerate() {
+                let ops: &[BinaryOp] = match i < j {
+                    true => &[BinaryOp::Add, BinaryOp::Mul, BinaryOp::Sub, BinaryOp::Div],
+                    false if i > j => &[BinaryOp::Sub, BinaryOp::Div],
+                    false => &[],
+                };
+                let pairs = ops.iter().map(|&op| Derivation::Pair { op, left, right });
+                found.extend(pairs.filter(|pair| self.original.derive(*pair) == Some(value)));
+            }
+        }
+        match found[..] {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Makes a calculation in the head a step.
+    fn push_hidden(&mut self, pair: Derivation, value: Rational) -> Option<NumberNode> {
+        let Derivation::Pair { op, left, right } = pair else { return None };
+        let [left, right] = [left, right].map(|node| self.original.value(node));
+        let text = format!("<<{}{}{}={value}>>", left?, op.sign(), right?);
+        self.push(StepExpression::parse(&text)?).ok()?;
+        Some(NumberNode::StepResult(self.steps.len() - 1))
+    }
+
+    fn finish(mut self) -> Result<SolutionGraph, Refusal> {
+        self.prune();
+        let Self { variables, steps, mention_variables, .. } = self;
+        let graph = SolutionGraph { variables, steps, mention_variables };
+        let last = graph.steps.len() - 1;
+        let is_used = |step: usize| {
+            let sources = graph.steps.iter().flat_map(|step| &step.sources).flatten();
+            sources.flat_map(|s| s.nodes()).any(|node| node == NumberNode::StepResult(step))
+        };
+        if !(0..last).all(is_used) {
+            return Err(Refusal::UnusedResult);
+        }
+        let graph = graph.without_unused();
+        if graph.variables.is_empty() { Err(Refusal::NothingToChange) } else { Ok(graph) }
+    }
+
+    /// Where exactly one of an operand's sources would otherwise be used nowhere, it is that.
+    fn prune(&mut self) {
+        let certain = |steps: &[GraphStep]| -> Vec<NumberNode> {
+            let sources = steps.iter().flat_map(|step| &step.sources);
+            sources.filter(|sources| sources.len() == 1).flat_map(|s| s[0].nodes()).collect()
+        };
+        let used = certain(&self.steps);
+        for step in &mut self.steps {
+            for sources in step.sources.iter_mut().filter(|sources| sources.len() > 1) {
+                let is_unused = |source: &&Derivation| {
+                    let node = source.as_direct();
+                    node.is_some_and(|node| match node {
+                        NumberNode::Constant(_) => false,
+                        _ => !used.contains(&node),
+                    })
+                };
+                let unused: Vec<Derivation> = sources.iter().filter(is_unused).copied().collect();
+                if let [only] = unused[..]
+                    && matches!(only.as_direct(), Some(NumberNode::StepResult(_)))
+                {
+                    *sources = vec![only];
+                }
+            }
+        }
+    }
+}
+
+impl GraphVariable {
+    fn add(&mut self, mention: &super::mention::NumberMention) {
+        use super::mention::NumberStyle;
+        self.units.push(mention.unit.clone());
+        self.in_fraction |= mention.in_fraction;
+        match mention.style {
+            NumberStyle::Digits { decimals, .. } => self.decimals = self.decimals.max(decimals),
+            NumberStyle::Words { .. } => self.in_words = true,
+        }
+    }
+
+    /// Whether any mention is a percentage.
+    pub(super) fn is_percent(&self) -> bool {
+        self.units.iter().any(|unit| unit.percent)
+    }
+
+    /// Whether any mention is an amount of money.
+    pub(super) fn is_money(&self) -> bool {
+        self.units.iter().any(|unit| unit.dollars || unit.noun == "dollar")
+    }
+
+    /// Whether any mention counts one of these things.
+    pub(super) fn counts(&self, nouns: &[&str]) -> bool {
+        self.units.iter().any(|unit| nouns.contains(&unit.noun.as_str()))
+    }
+
+    fn forms(&self, node: NumberNode) -> Vec<Derivation> {
+        let scaled =
+            |scale: Rational| Derivation::Affine { node, scale, offset: Rational::ZERO };
+        let mut forms = Vec::new();
+        if self.is_percent() {
+            forms.extend(percent_forms(node));
+        }
+        if self.counts(&["cent", "¢"]) {
+            forms.extend(Rational::new(1, 100).map(scaled));
+        }
+        if self.counts(&["minute", "second"]) {
+            forms.extend(Rational::new(1, 60).map(scaled));
+        }
+        for (nouns, factor) in
+            [(&["dozen"][..], 12), (&["week"], 7), (&["hour", "minute"], 60), (&["year"], 12)]
+        {
+            if self.counts(nouns) {
+                forms.push(scaled(Rational::whole(factor)));
+            }
+        }
+        forms
+    }
+
+}
+
+/// The ways in which a percentage enters a calculation.
+fn percent_forms(node: NumberNode) -> Vec<Derivation> {
+    let hundredth = Rational::new(1, 100).unwrap_or(Rational::ONE);
+    let hundred = Rational::whole(100);
+    let affine = |scale, offset| Derivation::Affine { node, scale, offset };
+    vec![
+        affine(hundredth, Rational::ZERO),
+        affine(hundredth.neg(), Rational::ONE),
+        affine(hundredth, Rational::ONE),
+        affine(Rational::ONE.neg(), hundred),
+        affine(Rational::ONE, hundred),
+    ]
+}
+
+/// The ways in which a fraction enters a calculation as one number.
+fn fraction_forms(node: NumberNode) -> Vec<Derivation> {
+    let affine = |scale, offset| Derivation::Affine { node, scale, offset };
+    vec![
+        affine(Rational::ONE, Rational::ZERO),
+        affine(Rational::ONE.neg(), Rational::ONE),
+        affine(Rational::ONE, Rational::ONE),
+    ]
+}
+
+impl SolutionGraph {
+    /// Variables that no step can depend on become fixed numbers.
+    fn without_unused(self) -> Self {
+        let kept: Vec<usize> = (0..self.variables.len())
+            .filter(|&index| self.uses(index))
+            .collect();
+        let renamed = |index: usize| kept.iter().position(|kept| *kept == index);
+        let rename = |node: NumberNode| match node {
+            NumberNode::Variable(index) => renamed(index).map(NumberNode::Variable),
+            NumberNode::Fraction(top, bottom) => {
+                Some(NumberNode::Fraction(renamed(top)?, renamed(bottom)?))
+            }
+            other => Some(other),
+        };
+        let rename_source = |source: &mut Derivation| match source {
+            Derivation::Affine { node, .. } => *node = rename(*node).unwrap_or(*node),
+            Derivation::Pair { left, right, .. } => {
+                *left = rename(*left).unwrap_or(*left);
+                *right = rename(*right).unwrap_or(*right);
+            }
+        };
+        let mut steps = self.steps;
+        steps.iter_mut().flat_map(|step| &mut step.sources).flatten().for_each(rename_source);
+        let mention_variables =
+            self.mention_variables.iter().map(|variable| variable.and_then(renamed)).collect();
+        let variables = kept.iter().map(|index| self.variables[*index].clone()).collect();
+        Self { variables, steps, mention_variables }
+    }
+}
