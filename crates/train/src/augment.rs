@@ -28,6 +28,7 @@ mod relations;
 mod render;
 mod sampler;
 mod stream;
+mod units;
 #[cfg(test)]
 mod tests;
 

@@ -61,6 +61,7 @@ pub(super) fn is_fixed(tokens: &[QuestionToken], span: &Range<usize>, value: Rat
         || is_clock_time(tokens, span, &unit)
         || is_year(tokens, span, value)
         || is_label(tokens, span)
+        || is_and_a_half(tokens, span)
         || is_fact(&unit, value)
         || is_count_of_list(tokens, span, value)
 }
@@ -119,6 +120,13 @@ fn is_year(tokens: &[QuestionToken], span: &Range<usize>, value: Rational) -> bo
 fn is_label(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
     let before = span.start.checked_sub(1).map_or("", |at| &tokens[at].text);
     LABELS.contains(&before)
+}
+
+/// Whether the number is the whole part of `2 and a half`.
+fn is_and_a_half(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
+    let after = |at: usize| tokens.get(span.end + at).map_or("", |token| &token.text);
+    let half = |word: &str| matches!(word, "half" | "quarter" | "third");
+    after(0) == "and" && (after(1) == "a" && half(after(2)) || after(1) == "one" && half(after(2)))
 }
 
 fn is_fact(unit: &MentionUnit, value: Rational) -> bool {

@@ -208,6 +208,7 @@ impl ShuntingYard {
             }
             Symbol::Sign('(') => self.pending.push(PendingSign::Parenthesis),
             Symbol::Sign('-') if !self.has_left => self.pending.push(PendingSign::Minus),
+            Symbol::Sign('+') if !self.has_left && self.output.is_empty() => {}
             Symbol::Sign(_) if !self.has_left => return None,
             Symbol::Sign(')') => self.close()?,
             Symbol::Sign('%') => self.output.push(Instruction::Percent),

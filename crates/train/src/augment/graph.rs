@@ -6,12 +6,20 @@
 use super::constants::KnownConstants;
 use super::derivation::{Assignment, Derivation, NumberNode};
 use super::expression::{BinaryOp, StepExpression};
-use super::mention::{MentionUnit, QuestionNumbers};
+use super::mention::{FractionMention, MentionUnit, NumberMention, NumberStyle, QuestionNumbers};
 use super::rational::Rational;
 use super::refusal::Refusal;
+use super::units::UnitClasses;
 
 /// Numbers above this are unlikely to be equal by chance to a combination of two others.
 const COINCIDENCE: Rational = Rational::whole(12);
+
+/// Those with whom somebody shares: `he and his 4 friends` are 5.
+const PEOPLE: &[&str] = &[
+    "friend", "sibling", "brother", "sister", "kid", "child", "children", "people", "coworker",
+    "cousin", "roommate", "classmate", "guest", "other", "colleague", "neighbor", "person",
+    "teammate", "son", "daughter", "member", "men", "women", "boy", "girl", "student",
+];
 
 /// A number of the question that is drawn anew; equal numbers are one variable.
 #[derive(Debug, Clone)]
@@ -173,8 +181,10 @@ impl<'a> GraphBuilder<'a> {
         if self.known.is_possible(value) || self.counts_addends(value) {
             return Some(constant);
         }
-        let pair = self.hidden_pair(value)?;
-        let node = self.push_hidden(pair, value)?;
+        let node = match self.hidden_pair(value) {
+            Some(pair) => self.push_hidden(pair, value)?,
+            None => self.push_hidden_sum(value)?,
+        };
         Some(vec![Derivation::direct(node)])
     }
 
@@ -186,7 +196,22 @@ impl<'a> GraphBuilder<'a> {
         let variables = (0..self.variables.len()).filter(|i| self.variables[*i].value == value);
         let certain = self.known.is_certain(value).then_some(NumberNode::Constant(value));
         let nodes = results.chain(variables.map(NumberNode::Variable)).chain(certain);
-        nodes.map(Derivation::direct).collect()
+        let rests = self.fraction_rests(value);
+        nodes.map(Derivation::direct).chain(rests).collect()
+    }
+
+    /// Fractions of whose parts this many are left: 2 of 3/5.
+    fn fraction_rests(&self, value: Rational) -> impl Iterator<Item = Derivation> {
+        let rest = move |fraction: &FractionMention| {
+            let [left, right] = [fraction.denominator, fraction.numerator].map(|mention| {
+                let fixed = NumberNode::Constant(self.numbers.mentions[mention].value);
+                self.mention_variables[mention].map_or(fixed, NumberNode::Variable)
+            });
+            let rest = Derivation::Pair { op: BinaryOp::Sub, left, right };
+            let is_fixed = [left, right].iter().all(|n| matches!(n, NumberNode::Constant(_)));
+            (self.original.derive(rest) == Some(value) && !is_fixed).then_some(rest)
+        };
+        self.numbers.fractions.iter().filter_map(rest)
     }
 
     /// Percentages, fractions and parts of units that have this value.
@@ -260,10 +285,35 @@ impl<'a> GraphBuilder<'a> {
         Some(NumberNode::StepResult(self.steps.len() - 1))
     }
 
+    /// Makes the sum of all results that no step has used a step, if it has this value.
+    fn push_hidden_sum(&mut self, value: Rational) -> Option<NumberNode> {
+        let used: Vec<NumberNode> = self
+            .steps
+            .iter()
+            .flat_map(|step| &step.sources)
+            .flatten()
+            .flat_map(|s| s.nodes())
+            .collect();
+        let results = self.original.results.iter().enumerate();
+        let unused =
+            results.filter(|(index, _)| !used.contains(&NumberNode::StepResult(*index)));
+        let terms: Vec<Rational> = unused.map(|(_, result)| *result).collect();
+        let sum = terms.iter().try_fold(Rational::ZERO, |sum, term| sum.add(*term))?;
+        if sum != value || terms.len() < 2 || value <= COINCIDENCE {
+            return None;
+        }
+        let terms: Vec<String> = terms.iter().map(Rational::to_string).collect();
+        let text = format!("<<{}={value}>>", terms.join("+"));
+        self.push(StepExpression::parse(&text)?).ok()?;
+        Some(NumberNode::StepResult(self.steps.len() - 1))
+    }
+
     fn finish(mut self) -> Result<SolutionGraph, Refusal> {
+        self.doubt_twos();
         self.prune();
-        let Self { variables, steps, mention_variables, .. } = self;
-        let graph = SolutionGraph { variables, steps, mention_variables };
+        let Self { variables, steps, mention_variables, numbers, .. } = self;
+        let mut graph = SolutionGraph { variables, steps, mention_variables };
+        graph.fix_partial_fractions(&numbers.fractions);
         let last = graph.steps.len() - 1;
         let is_used = |step: usize| {
             let sources = graph.steps.iter().flat_map(|step| &step.sources).flatten();
@@ -273,11 +323,35 @@ impl<'a> GraphBuilder<'a> {
             return Err(Refusal::UnusedResult);
         }
         let graph = graph.without_unused();
+        if graph.mixes_units() {
+            return Err(Refusal::MixedUnits);
+        }
         if graph.variables.is_empty() { Err(Refusal::NothingToChange) } else { Ok(graph) }
+    }
+
+    /// A two that steps use more often than the question has it may also be a pair of people.
+    fn doubt_twos(&mut self) {
+        let two = Rational::whole(2);
+        let Some(index) = self.variables.iter().position(|variable| variable.value == two) else {
+            return;
+        };
+        let direct = Derivation::direct(NumberNode::Variable(index));
+        let all = self.steps.iter_mut().flat_map(|step| &mut step.sources);
+        let mut uses: Vec<_> = all.filter(|sources| sources.contains(&direct)).collect();
+        if uses.len() > self.variables[index].units.len() {
+            let constant = Derivation::direct(NumberNode::Constant(two));
+            uses.iter_mut().for_each(|sources| sources.push(constant));
+        }
     }
 
     /// Where exactly one of an operand's sources would otherwise be used nowhere, it is that.
     fn prune(&mut self) {
+        let Some((answer, before)) = self.original.results.split_last() else { return };
+        let by_chance = |value: &Rational| value == answer;
+        if before.iter().chain(&self.original.variables).any(by_chance) {
+            // The last step may be missing, so that its result proves nothing.
+            return;
+        }
         let certain = |steps: &[GraphStep]| -> Vec<NumberNode> {
             let sources = steps.iter().flat_map(|step| &step.sources);
             sources.filter(|sources| sources.len() == 1).flat_map(|s| s[0].nodes()).collect()
@@ -304,8 +378,7 @@ impl<'a> GraphBuilder<'a> {
 }
 
 impl GraphVariable {
-    fn add(&mut self, mention: &super::mention::NumberMention) {
-        use super::mention::NumberStyle;
+    fn add(&mut self, mention: &NumberMention) {
         self.units.push(mention.unit.clone());
         self.in_fraction |= mention.in_fraction;
         match mention.style {
@@ -319,9 +392,13 @@ impl GraphVariable {
         self.units.iter().any(|unit| unit.percent)
     }
 
-    /// Whether any mention is an amount of money.
-    pub(super) fn is_money(&self) -> bool {
-        self.units.iter().any(|unit| unit.dollars || unit.noun == "dollar")
+    /// Whether any mention is a speed.
+    pub(super) fn is_speed(&self) -> bool {
+        let distance = ["mile", "kilometer", "km", "feet", "meter"];
+        let per_time = |unit: &MentionUnit| {
+            distance.contains(&unit.noun.as_str()) && matches!(&unit.after_noun[..], "per" | "an")
+        };
+        self.units.iter().any(|unit| unit.noun == "mph" || per_time(unit))
     }
 
     /// Whether any mention counts one of these things.
@@ -341,6 +418,9 @@ impl GraphVariable {
         }
         if self.counts(&["minute", "second"]) {
             forms.extend(Rational::new(1, 60).map(scaled));
+        }
+        if self.counts(PEOPLE) {
+            forms.push(Derivation::Affine { node, scale: Rational::ONE, offset: Rational::ONE });
         }
         for (nouns, factor) in
             [(&["dozen"][..], 12), (&["week"], 7), (&["hour", "minute"], 60), (&["year"], 12)]
@@ -379,6 +459,49 @@ fn fraction_forms(node: NumberNode) -> Vec<Derivation> {
 }
 
 impl SolutionGraph {
+    /// A fraction changes as a whole or, where steps use only one of its parts, not at all.
+    fn fix_partial_fractions(&mut self, fractions: &[FractionMention]) {
+        for fraction in fractions {
+            let parts = [fraction.numerator, fraction.denominator];
+            let variables = parts.map(|mention| self.mention_variables[mention]);
+            let [Some(top), Some(bottom)] = variables else { continue };
+            let is_one = self.variables[top].value == Rational::ONE;
+            if self.uses(bottom) && (is_one || self.uses(top)) {
+                continue;
+            }
+            for variable in [top, bottom] {
+                self.fix(variable);
+            }
+        }
+    }
+
+    /// Makes a variable a constant.
+    fn fix(&mut self, variable: usize) {
+        let value = self.variables[variable].value;
+        let fixed = |node: &mut NumberNode| match *node {
+            NumberNode::Variable(index) if index == variable => *node = NumberNode::Constant(value),
+            _ => {}
+        };
+        for source in self.steps.iter_mut().flat_map(|step| &mut step.sources).flatten() {
+            match source {
+                Derivation::Affine { node, .. } => fixed(node),
+                Derivation::Pair { left, right, .. } => {
+                    fixed(left);
+                    fixed(right);
+                }
+            }
+        }
+        let mentions = self.mention_variables.iter_mut().filter(|of| **of == Some(variable));
+        mentions.for_each(|of| *of = None);
+    }
+
+    /// Whether a product or quotient has the unit of both its operands: then a coefficient of an
+    /// equation was taken for a number of the question.
+    fn mixes_units(&self) -> bool {
+        let once = |variable: usize| self.variables[variable].units.len() == 1;
+        UnitClasses::of(self).multiplies_alike(self, once)
+    }
+
     /// Variables that no step can depend on become fixed numbers.
     fn without_unused(self) -> Self {
         let kept: Vec<usize> = (0..self.variables.len())

@@ -59,10 +59,12 @@ impl NumberRange {
         let step = roundness(value);
         let (low, high) = match value {
             ..=2 => (2, 5),
+            _ if variable.is_speed() => (value * 2 / 3, value * 5 / 4),
             3..=12 => (value / 2, value * 2 - value / 3),
             _ => (value / 2, value * 2),
         };
         let high = high.min(upper_bound(variable, value));
+        let high = if variable.in_words { high.min(99) } else { high };
         let low = (low.max(2) + step - 1) / step * step;
         Self::new(Rational::whole(low), Rational::whole(high), Rational::whole(step))
     }

@@ -19,6 +19,9 @@ pub enum Refusal {
     UnexplainedNumber,
     /// A step's result is used by no later step, so that something was calculated in the head.
     UnusedResult,
+    /// A product has the unit of both its factors: a coefficient of an equation was taken for a
+    /// number of the question.
+    MixedUnits,
     /// No number of the question is used and free to change.
     NothingToChange,
     /// The text is of a kind that other numbers would break: clock times in steps, puzzles about
@@ -32,13 +35,14 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every reason, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::NoSteps,
         Self::NotACalculation,
         Self::InexactStep,
         Self::AnswerNotLast,
         Self::UnexplainedNumber,
         Self::UnusedResult,
+        Self::MixedUnits,
         Self::NothingToChange,
         Self::UnsuitableText,
         Self::NoSensibleDraw,
@@ -54,6 +58,7 @@ impl Refusal {
             Self::AnswerNotLast => "an answer that is not the last result",
             Self::UnexplainedNumber => "a number from nowhere",
             Self::UnusedResult => "a result that no later step uses",
+            Self::MixedUnits => "a product with the unit of its factors",
             Self::NothingToChange => "no number free to change",
             Self::UnsuitableText => "a text that other numbers would break",
             Self::NoSensibleDraw => "no sensible draw",

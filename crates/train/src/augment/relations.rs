@@ -7,10 +7,11 @@
 use std::cmp::Ordering;
 
 use super::derivation::{Assignment, Derivation, NumberNode};
-use super::expression::{BinaryOp, Instruction};
+use super::expression::BinaryOp;
 use super::graph::SolutionGraph;
 use super::mention::{MentionUnit, QuestionNumbers};
 use super::rational::Rational;
+use super::units::UnitClasses;
 
 /// Two numbers and how they compare.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +28,8 @@ pub(super) struct NumberRelations {
     equalities: Vec<(Derivation, NumberNode)>,
     /// How the sum of these compares with 100 or, for fractions, with 1.
     sums: Vec<(Vec<NumberNode>, Rational, Ordering)>,
+    /// Numerators and denominators that stay without a common divisor.
+    reduced: Vec<(usize, usize)>,
 }
 
 impl NumberRelations {
@@ -58,9 +61,15 @@ impl NumberRelations {
         let summed = |(nodes, limit, order): &(Vec<NumberNode>, Rational, Ordering)| {
             sum(nodes, assignment).is_some_and(|sum| sum.cmp(limit) == *order)
         };
+        let reduced = |(top, bottom): &(usize, usize)| {
+            let value = assignment.value(NumberNode::Fraction(*top, *bottom));
+            let bottom = assignment.value(NumberNode::Variable(*bottom));
+            value.zip(bottom).is_some_and(|(v, b)| Rational::whole(v.denominator()) == b)
+        };
         self.orders.iter().all(ordered)
             && self.equalities.iter().all(equal)
             && self.sums.iter().all(summed)
+            && self.reduced.iter().all(reduced)
     }
 
     /// Whether variable `index` is in order with the variables before it and with constants.
@@ -89,9 +98,11 @@ impl NumberRelations {
                     let [Some(a), Some(b)] = values else { continue };
                     let is_fixed = |node| matches!(node, NumberNode::Constant(_));
                     let steps = |node| matches!(node, NumberNode::StepResult(_));
-                    // Results that are equal by chance need not stay so.
-                    let by_chance = a == b && (steps(left) || steps(right));
-                    if !(is_fixed(left) && is_fixed(right)) && !by_chance {
+                    // Results among themselves, and those equal by chance, are free.
+                    let free = steps(left) && steps(right)
+                        || a == b && (steps(left) || steps(right))
+                        || is_fixed(left) && is_fixed(right);
+                    if !free {
                         self.orders.push(OrderRelation { left, right, order: a.cmp(&b) });
                     }
                 }
@@ -120,6 +131,12 @@ impl NumberRelations {
             }
         }
         for fraction in fractions {
+            if let NumberNode::Fraction(top, bottom) = fraction
+                && original.value(fraction).map(|value| Rational::whole(value.denominator()))
+                    == original.value(NumberNode::Variable(bottom))
+            {
+                self.reduced.push((top, bottom));
+            }
             self.sums.push((vec![fraction], Rational::ONE, Ordering::Less));
         }
     }
@@ -147,8 +164,7 @@ impl NumberRelations {
                 for (total, unit) in &nodes {
                     let pair = Derivation::Pair { op: BinaryOp::Add, left: *left, right: *right };
                     let related = matches!(total, NumberNode::Constant(_))
-                        || same_unit(left_unit, unit)
-                        || same_unit(right_unit, unit);
+                        || same_unit(left_unit, unit) && same_unit(right_unit, unit);
                     let all_fixed = [left, right, total]
                         .iter()
                         .all(|node| matches!(node, NumberNode::Constant(_)));
@@ -188,9 +204,9 @@ fn same_unit(left: &MentionUnit, right: &MentionUnit) -> bool {
         && (left.dollars && right.dollars || !left.noun.is_empty() && left.noun == right.noun)
 }
 
-/// Groups of numbers with one unit.
+/// Groups of numbers with one unit: by the question's words and by what steps add.
 fn unit_classes(graph: &SolutionGraph, numbers: &QuestionNumbers) -> Vec<Vec<NumberNode>> {
-    let mut classes = UnitClasses::default();
+    let mut classes = UnitClasses::of(graph);
     let mentions: Vec<(NumberNode, &MentionUnit)> = mention_nodes(graph, numbers).collect();
     for (i, (left, left_unit)) in mentions.iter().enumerate() {
         let left = classes.id(*left);
@@ -201,86 +217,5 @@ fn unit_classes(graph: &SolutionGraph, numbers: &QuestionNumbers) -> Vec<Vec<Num
             }
         }
     }
-    for (index, step) in graph.steps.iter().enumerate() {
-        let operands = step.sources.iter().map(|sources| sources.first()?.as_direct()).collect();
-        let class = classes.of_step(step.expression.program(), operands);
-        let result = classes.id(NumberNode::StepResult(index));
-        classes.merge(class, result);
-    }
     classes.groups()
-}
-
-/// A union-find over nodes and anonymous quantities.
-#[derive(Default)]
-struct UnitClasses {
-    nodes: Vec<Option<NumberNode>>,
-    parents: Vec<usize>,
-}
-
-impl UnitClasses {
-    fn add(&mut self, node: Option<NumberNode>) -> usize {
-        self.nodes.push(node);
-        self.parents.push(self.parents.len());
-        self.parents.len() - 1
-    }
-
-    fn id(&mut self, node: NumberNode) -> usize {
-        let found = self.nodes.iter().position(|known| *known == Some(node));
-        found.unwrap_or_else(|| self.add(Some(node)))
-    }
-
-    fn root(&self, mut id: usize) -> usize {
-        while self.parents[id] != id {
-            id = self.parents[id];
-        }
-        id
-    }
-
-    fn merge(&mut self, left: usize, right: usize) {
-        let (left, right) = (self.root(left), self.root(right));
-        self.parents[left] = right;
-    }
-
-    /// The class of a step's result: sums and differences have their operands' unit.
-    fn of_step(
-        &mut self,
-        program: &[Instruction],
-        operands: Vec<Option<NumberNode>>,
-    ) -> usize {
-        let mut stack = Vec::new();
-        for instruction in program {
-            let class = match *instruction {
-                Instruction::Push(operand) => match operands.get(operand).copied().flatten() {
-                    Some(NumberNode::Constant(_)) | None => self.add(None),
-                    Some(node) => self.id(node),
-                },
-                Instruction::Negate => stack.pop().unwrap_or_else(|| self.add(None)),
-                Instruction::Percent => {
-                    stack.pop();
-                    self.add(None)
-                }
-                Instruction::Binary(op) => {
-                    let (right, left) = (stack.pop(), stack.pop());
-                    match (op, left, right) {
-                        (BinaryOp::Add | BinaryOp::Sub, Some(left), Some(right)) => {
-                            self.merge(left, right);
-                            left
-                        }
-                        _ => self.add(None),
-                    }
-                }
-            };
-            stack.push(class);
-        }
-        stack.pop().unwrap_or_else(|| self.add(None))
-    }
-
-    fn groups(&self) -> Vec<Vec<NumberNode>> {
-        let mut groups = vec![Vec::new(); self.parents.len()];
-        for (id, node) in self.nodes.iter().enumerate() {
-            groups[self.root(id)].extend(*node);
-        }
-        groups.retain(|group| group.len() > 1);
-        groups
-    }
 }
