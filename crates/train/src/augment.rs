@@ -78,7 +78,7 @@ impl RenumberedProblem {
         if is_unsuitable(&tokens) {
             return Err(Refusal::UnsuitableText);
         }
-        let sampler = NumberSampler::new(&graph, &numbers).ok_or(Refusal::NoSensibleDraw)?;
+        let sampler = NumberSampler::new(&graph, &numbers, &tokens).ok_or(Refusal::NoSensibleDraw)?;
         let names = SwappableNames::find(&tokens);
         Ok(Self { question: example.question.clone(), numbers, graph, sampler, names })
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::lexer::{QuestionToken, TokenKind};
 use super::mention::MentionUnit;
+use super::number_words::ordinal;
 use super::rational::Rational;
 
 /// Letters that may follow a number without a space.
@@ -62,6 +63,8 @@ pub(super) fn is_fixed(tokens: &[QuestionToken], span: &Range<usize>, value: Rat
         || is_year(tokens, span, value)
         || is_label(tokens, span)
         || is_and_a_half(tokens, span)
+        || has_ordinal(tokens, value)
+        || is_count_of_family(tokens, &unit)
         || is_fact(&unit, value)
         || is_count_of_list(tokens, span, value)
 }
@@ -129,10 +132,31 @@ fn is_and_a_half(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
     after(0) == "and" && (after(1) == "a" && half(after(2)) || after(1) == "one" && half(after(2)))
 }
 
+/// Whether the text tells of the last of so many things, or of one more: `3 machines`, `a fourth`.
+fn has_ordinal(tokens: &[QuestionToken], value: Rational) -> bool {
+    let ordinals = tokens.iter().filter_map(|token| ordinal(&token.text));
+    value > Rational::whole(2)
+        && ordinals
+            .into_iter()
+            .any(|n| value == Rational::whole(n) || value == Rational::whole(n - 1))
+}
+
+/// Whether the number counts people who are all told of.
+fn is_count_of_family(tokens: &[QuestionToken], unit: &MentionUnit) -> bool {
+    const ROLES: &[&str] = &[
+        "mom", "dad", "mother", "father", "wife", "husband", "twin", "twins", "son", "daughter",
+        "brother", "sister", "grandma", "grandpa", "uncle", "aunt", "adult", "adults", "parents",
+    ];
+    let people = ["people", "person", "family", "member", "sibling", "friend", "children", "kid"];
+    let roles = tokens.iter().filter(|token| ROLES.contains(&token.text.as_str())).count();
+    people.contains(&unit.noun.as_str()) && roles >= 2
+}
+
 fn is_fact(unit: &MentionUnit, value: Rational) -> bool {
     let small = value <= Rational::whole(100);
+    let physical = matches!(unit.noun.as_str(), "degree" | "°");
     let tall = matches!(unit.noun.as_str(), "feet" | "foot") && unit.after_noun == "tall";
-    small && (FACT_NOUNS.contains(&unit.noun.as_str()) || tall)
+    physical || small && (FACT_NOUNS.contains(&unit.noun.as_str()) || tall)
         || unit.dollars && matches!(unit.noun.as_str(), "bill" | "note" | "coin")
         || matches!(unit.after_noun.as_str(), "bill" | "note" | "coin")
 }

@@ -270,8 +270,9 @@ impl<'a> GraphBuilder<'a> {
                 found.extend(pairs.filter(|pair| self.original.derive(*pair) == Some(value)));
             }
         }
+        // A factor may as well be a coefficient, so that only sums and differences are certain.
         match found[..] {
-            [only] => Some(only),
+            [only @ Derivation::Pair { op: BinaryOp::Add | BinaryOp::Sub, .. }] => Some(only),
             _ => None,
         }
     }
@@ -357,6 +358,9 @@ impl<'a> GraphBuilder<'a> {
             sources.filter(|sources| sources.len() == 1).flat_map(|s| s[0].nodes()).collect()
         };
         let used = certain(&self.steps);
+        let all: Vec<Derivation> =
+            self.steps.iter().flat_map(|step| &step.sources).flatten().copied().collect();
+        let is_single = |source| all.iter().filter(|other| **other == source).count() == 1;
         for step in &mut self.steps {
             for sources in step.sources.iter_mut().filter(|sources| sources.len() > 1) {
                 let is_unused = |source: &&Derivation| {
@@ -369,6 +373,7 @@ impl<'a> GraphBuilder<'a> {
                 let unused: Vec<Derivation> = sources.iter().filter(is_unused).copied().collect();
                 if let [only] = unused[..]
                     && matches!(only.as_direct(), Some(NumberNode::StepResult(_)))
+                    && is_single(only)
                 {
                     *sources = vec![only];
                 }

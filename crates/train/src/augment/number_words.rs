@@ -45,6 +45,18 @@ pub(super) fn denominator(word: &str) -> Option<i128> {
     }
 }
 
+/// The value of an ordinal such as `fourth`.
+pub(super) fn ordinal(word: &str) -> Option<i128> {
+    match word {
+        "second" => Some(2),
+        "eleventh" => Some(11),
+        "twelfth" => Some(12),
+        "half" | "halves" | "quarter" | "quarters" => None,
+        _ if word.ends_with('s') => None,
+        _ => denominator(word),
+    }
+}
+
 /// The words for a number from 0 to 99.
 pub(super) fn spelled(value: i128) -> Option<String> {
     let value = usize::try_from(value).ok().filter(|value| *value < 100)?;

@@ -28,10 +28,31 @@ impl NumberRange {
         }
     }
 
+    /// The range of a variable of a text about ages, bodies or speeds: half as wide.
+    pub(super) fn narrow(variable: &GraphVariable) -> Self {
+        let whole = Self::of(variable);
+        let value = variable.value;
+        if variable.in_fraction || variable.is_percent() || value <= Rational::whole(12) {
+            return whole;
+        }
+        let bound = |numerator| Rational::new(numerator, 10).and_then(|factor| value.mul(factor));
+        let in_bounds = |drawn: &Rational| Some(*drawn) >= bound(7) && Some(*drawn) <= bound(15);
+        let at = |index: u32| whole.at(index).filter(in_bounds);
+        let first = (0..=whole.count).find(|index| at(*index).is_some());
+        let last = (0..=whole.count).rev().find(|index| at(*index).is_some());
+        match (first, last, first.and_then(|first| whole.at(first))) {
+            (Some(first), Some(last), Some(low)) => Self { low, count: last - first, ..whole },
+            _ => whole,
+        }
+    }
+
+    fn at(&self, index: u32) -> Option<Rational> {
+        self.low.add(self.step.mul(Rational::whole(i128::from(index)))?)
+    }
+
     /// A uniform draw.
     pub(super) fn draw(&self, rng: &mut VariantRng) -> Option<Rational> {
-        let index = rng.below(self.count + 1);
-        self.low.add(self.step.mul(Rational::whole(i128::from(index)))?)
+        self.at(rng.below(self.count + 1))
     }
 
     fn new(low: Rational, high: Rational, step: Rational) -> Self {

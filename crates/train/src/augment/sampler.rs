@@ -2,6 +2,7 @@
 
 use super::derivation::Assignment;
 use super::graph::SolutionGraph;
+use super::lexer::QuestionToken;
 use super::mention::QuestionNumbers;
 use super::range::NumberRange;
 use super::rational::Rational;
@@ -14,25 +15,43 @@ const MAX_ATTEMPTS: u32 = 300;
 const MAX_REDRAWS: u32 = 6;
 /// A result may grow or shrink by this factor.
 const MAX_FACTOR: Rational = Rational::whole(4);
+/// Words of texts about ages, bodies and speeds, which cannot be of any size.
+const BODY_WORDS: &[&str] = &[
+    "tall", "taller", "height", "old", "older", "younger", "age", "ages", "aged", "weigh", "weighs",
+    "weight", "heavier", "lighter", "mph", "speed", "shorter", "heartbeat", "birthday", "fast",
+];
 
 /// Draws assignments of a graph's variables.
 #[derive(Debug, Clone)]
 pub(super) struct NumberSampler {
     ranges: Vec<NumberRange>,
     relations: NumberRelations,
+    /// By which a result may grow or shrink.
+    max_factor: Rational,
     /// The problem's own numbers.
     original: Assignment,
 }
 
 impl NumberSampler {
     /// The sampler of a graph, or `None` if the problem's own numbers break its relations.
-    pub(super) fn new(graph: &SolutionGraph, numbers: &QuestionNumbers) -> Option<Self> {
+    pub(super) fn new(
+        graph: &SolutionGraph,
+        numbers: &QuestionNumbers,
+        tokens: &[QuestionToken],
+    ) -> Option<Self> {
         let variables = graph.variables.iter().map(|variable| variable.value).collect();
         let mut original = Assignment { variables, results: Vec::new() };
         graph.evaluate(&mut original)?;
         let relations = NumberRelations::of(graph, numbers, &original);
-        let ranges = graph.variables.iter().map(NumberRange::of).collect();
-        relations.hold(&original).then_some(Self { ranges, relations, original })
+        let of_bodies = tokens.iter().any(|token| BODY_WORDS.contains(&token.text.as_str()));
+        let range = |variable| match of_bodies {
+            true => NumberRange::narrow(variable),
+            false => NumberRange::of(variable),
+        };
+        let ranges = graph.variables.iter().map(range).collect();
+        let max_factor =
+            if of_bodies { Rational::new(8, 5).unwrap_or(MAX_FACTOR) } else { MAX_FACTOR };
+        relations.hold(&original).then_some(Self { ranges, relations, max_factor, original })
     }
 
     /// Other numbers that make sense.
@@ -83,13 +102,13 @@ impl NumberSampler {
         let distinct = (0..assignment.variables.len())
             .all(|i| !assignment.variables[..i].contains(&assignment.variables[i]));
         distinct
-            && results.into_iter().all(|(new, old)| is_like(*new, *old))
+            && results.into_iter().all(|(new, old)| is_like(*new, *old, self.max_factor))
             && self.relations.hold(assignment)
     }
 }
 
 /// Whether a result can take the place of another: whole, positive, of like size and precision.
-fn is_like(new: Rational, old: Rational) -> bool {
+fn is_like(new: Rational, old: Rational, max_factor: Rational) -> bool {
     if new == old {
         return true;
     }
@@ -101,7 +120,7 @@ fn is_like(new: Rational, old: Rational) -> bool {
         _ => false,
     };
     let plural = old < two || new >= two;
-    let bounded = |a: Rational, b: Rational| b.mul(MAX_FACTOR).is_some_and(|limit| a <= limit);
+    let bounded = |a: Rational, b: Rational| b.mul(max_factor).is_some_and(|limit| a <= limit);
     let magnitude = |x: Rational| if x < Rational::ZERO { x.neg() } else { x };
     let (a, b) = (magnitude(new), magnitude(old));
     sign && whole && precise && plural && bounded(a, b) && bounded(b, a)
