@@ -27,6 +27,8 @@ const fn fact(
 const DAYS: &[&str] = &["day", "daily", "everyday", "week"];
 const WEEKDAYS: &[&str] =
     &["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
+/// No word: what such a fact brings to mind is never certain.
+const NEVER: &[&str] = &[" "];
 const CURRENCY: &[&str] = &["cent", "penny", "pennies", "¢"];
 
 const FACTS: &[WorldFact] = &[
@@ -36,7 +38,7 @@ const FACTS: &[WorldFact] = &[
     fact(&["weekend"], &[], &["2"]),
     fact(&["weekday", "workday", "workweek"], &[], &["5"]),
     fact(&["school", "work"], &["week"], &["5"]),
-    fact(WEEKDAYS, WEEKDAYS, &["7", "5", "2", "3", "4", "6"]),
+    fact(WEEKDAYS, NEVER, &["7", "5", "2", "3", "4", "6"]),
     fact(&["day", "daily"], &["hour"], &["24"]),
     fact(&["day", "daily"], &["week"], &["7"]),
     fact(&["day", "daily"], &["month"], &["30", "31"]),
@@ -136,6 +138,16 @@ impl KnownConstants {
     /// Adds a number that the text states in a way that is never rewritten.
     pub(super) fn add(&mut self, value: Rational) {
         self.certain.push(value);
+    }
+
+    /// Small whole numbers that words of the question name, such as the 2 of `twice`.
+    pub(super) fn factors(&self) -> Vec<Rational> {
+        let (low, high) = (Rational::whole(2), Rational::whole(10));
+        let is_factor = |value: &Rational| value.is_whole() && (low..=high).contains(value);
+        let mut factors: Vec<Rational> = self.certain.iter().copied().filter(is_factor).collect();
+        factors.sort_unstable();
+        factors.dedup();
+        factors
     }
 
     /// Whether the number may stand for itself even where the question has the same number.

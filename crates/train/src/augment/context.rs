@@ -23,7 +23,7 @@ const LABELS: &[&str] = &[
 ];
 /// Words before a number that counts what is known already.
 const BACK_REFERENCES: &[&str] =
-    &["the", "these", "those", "all", "other", "remaining", "of", "another", "them"];
+    &["the", "these", "those", "all", "other", "remaining", "another", "them"];
 /// Things whose number is a fact about the world.
 const FACT_NOUNS: &[&str] = &[
     "leg", "wheel", "wing", "eye", "side", "corner", "finger", "toe", "hand", "arm", "tire",
@@ -65,6 +65,7 @@ pub(super) fn is_fixed(tokens: &[QuestionToken], span: &Range<usize>, value: Rat
         || is_and_a_half(tokens, span)
         || has_ordinal(tokens, value)
         || is_count_of_family(tokens, &unit)
+        || is_score(tokens, &unit, value)
         || is_fact(&unit, value)
         || is_count_of_list(tokens, span, value)
 }
@@ -152,6 +153,14 @@ fn is_count_of_family(tokens: &[QuestionToken], unit: &MentionUnit) -> bool {
     people.contains(&unit.noun.as_str()) && roles >= 2
 }
 
+/// Whether the number is what a basket or goal counts in a game of known rules.
+fn is_score(tokens: &[QuestionToken], unit: &MentionUnit, value: Rational) -> bool {
+    const GAMES: &[&str] = &["basketball", "football", "touchdown", "touchdowns", "baskets", "nba"];
+    let game = |token: &QuestionToken| GAMES.contains(&token.text.as_str());
+    let counts = matches!(unit.noun.as_str(), "point" | "pointer" | "quarter" | "half");
+    counts && value <= Rational::whole(7) && tokens.iter().any(game)
+}
+
 fn is_fact(unit: &MentionUnit, value: Rational) -> bool {
     let small = value <= Rational::whole(100);
     let physical = matches!(unit.noun.as_str(), "degree" | "°");
@@ -179,5 +188,5 @@ fn is_count_of_list(tokens: &[QuestionToken], span: &Range<usize>, value: Ration
 /// Whether the number counts what the text has introduced: `the 5 boxes`, `all three`.
 pub(super) fn refers_back(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
     let before = span.start.checked_sub(1).map_or("", |at| &tokens[at].text);
-    BACK_REFERENCES.contains(&before)
+    BACK_REFERENCES.contains(&before) && !unit(tokens, span).percent
 }

@@ -127,6 +127,23 @@ impl StepExpression {
         &self.program
     }
 
+    /// By operand, whether it is added or subtracted; `None` where anything is multiplied.
+    pub(super) fn signs(&self) -> Option<Vec<bool>> {
+        let is_linear = self.program.iter().all(|instruction| {
+            !matches!(
+                instruction,
+                Instruction::Binary(BinaryOp::Mul | BinaryOp::Div) | Instruction::Percent
+            )
+        });
+        let value = self.evaluate(&self.operands).filter(|_| is_linear)?;
+        let is_added = |operand: usize| {
+            let mut more = self.operands.clone();
+            more[operand] = more[operand].add(Rational::ONE)?;
+            Some(self.evaluate(&more)? > value)
+        };
+        (0..self.operands.len()).map(is_added).collect()
+    }
+
     /// Whether the expression is a sum of operands; then, of how many.
     pub(super) fn addends(&self) -> Option<usize> {
         let is_sum = self.program.iter().all(|instruction| {

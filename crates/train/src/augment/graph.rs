@@ -3,6 +3,8 @@
 //! A number that could come from several places keeps all of them, and a draw counts only if they
 //! agree. So an ambiguity costs variants, never correctness.
 
+use std::cmp::Ordering;
+
 use super::constants::KnownConstants;
 use super::derivation::{Assignment, Derivation, NumberNode};
 use super::expression::{BinaryOp, StepExpression};
@@ -131,6 +133,11 @@ impl<'a> GraphBuilder<'a> {
         for mention in &numbers.mentions {
             if mention.fixed {
                 known.add(mention.value);
+                if mention.unit.percent {
+                    let forms = percent_forms(NumberNode::Constant(mention.value));
+                    let values = forms.into_iter().filter_map(|f| Assignment::default().derive(f));
+                    values.for_each(|value| known.add(value));
+                }
                 mention_variables.push(None);
                 continue;
             }
@@ -182,9 +189,9 @@ impl<'a> GraphBuilder<'a> {
             return Some(constant);
         }
         let node = match self.hidden_pair(value) {
-            Some(pair) => self.push_hidden(pair, value)?,
-            None => self.push_hidden_sum(value)?,
-        };
+            Some(pair) => self.push_hidden(pair, value),
+            None => self.push_hidden_sum(value).or_else(|| self.push_hidden_percent(value)),
+        }?;
         Some(vec![Derivation::direct(node)])
     }
 
@@ -253,28 +260,65 @@ impl<'a> GraphBuilder<'a> {
         if value <= COINCIDENCE {
             return None;
         }
-        let nodes = (0..self.variables.len()).map(NumberNode::Variable);
-        let results = (0..self.original.results.len()).map(NumberNode::StepResult);
         let fixed = self.numbers.mentions.iter().filter(|mention| mention.fixed);
         let fixed = fixed.map(|mention| NumberNode::Constant(mention.value));
-        let nodes: Vec<NumberNode> = nodes.chain(results).chain(fixed).collect();
+        let mut nodes: Vec<NumberNode> = self.known_nodes().chain(fixed).collect();
+        let factors = self.known.factors().into_iter().map(NumberNode::Constant);
+        nodes.extend(factors.filter(|node| !nodes.contains(node)).collect::<Vec<_>>());
         let mut found = Vec::new();
         for (i, &left) in nodes.iter().enumerate() {
             for (j, &right) in nodes.iter().enumerate() {
-                let ops: &[BinaryOp] = match i < j {
-                    true => &[BinaryOp::Add, BinaryOp::Mul, BinaryOp::Sub, BinaryOp::Div],
-                    false if i > j => &[BinaryOp::Sub, BinaryOp::Div],
-                    false => &[],
+                let ops: &[BinaryOp] = match i.cmp(&j) {
+                    Ordering::Less => &[BinaryOp::Add, BinaryOp::Mul, BinaryOp::Sub, BinaryOp::Div],
+                    Ordering::Greater => &[BinaryOp::Sub, BinaryOp::Div],
+                    Ordering::Equal => &[],
                 };
                 let pairs = ops.iter().map(|&op| Derivation::Pair { op, left, right });
                 found.extend(pairs.filter(|pair| self.original.derive(*pair) == Some(value)));
             }
         }
-        // A factor may as well be a coefficient, so that only sums and differences are certain.
         match found[..] {
-            [only @ Derivation::Pair { op: BinaryOp::Add | BinaryOp::Sub, .. }] => Some(only),
+            [only] if self.is_certain_pair(only) => Some(only),
             _ => None,
         }
+    }
+
+    /// Variables and results.
+    fn known_nodes(&self) -> impl Iterator<Item = NumberNode> {
+        let variables = (0..self.variables.len()).map(NumberNode::Variable);
+        variables.chain((0..self.original.results.len()).map(NumberNode::StepResult))
+    }
+
+    /// A small factor of the question may as well be a coefficient of an equation; one that a word
+    /// names, a large one, and any sum are certain.
+    fn is_certain_pair(&self, pair: Derivation) -> bool {
+        let is_safe = |node: NumberNode| match node {
+            NumberNode::Constant(_) => true,
+            _ => self.original.value(node) > Some(COINCIDENCE),
+        };
+        match pair {
+            Derivation::Pair { op: BinaryOp::Mul | BinaryOp::Div, left, right } => {
+                is_safe(left) && is_safe(right)
+            }
+            _ => true,
+        }
+    }
+
+    /// Makes the only percentage of a known number that has this value a step.
+    fn push_hidden_percent(&mut self, value: Rational) -> Option<NumberNode> {
+        let hundred = Rational::whole(100);
+        let mut found = Vec::new();
+        for variable in self.variables.iter().filter(|variable| variable.is_percent()) {
+            for of in self.known_nodes().filter_map(|node| self.original.value(node)) {
+                if of.mul(variable.value)?.div(hundred)? == value && of != variable.value {
+                    found.push((of, variable.value));
+                }
+            }
+        }
+        let [(of, percent)] = found[..] else { return None };
+        let text = format!("<<{of}*{percent}/100={value}>>");
+        self.push(StepExpression::parse(&text)?).ok()?;
+        Some(NumberNode::StepResult(self.steps.len() - 1))
     }
 
     /// Makes a calculation in the head a step.

@@ -204,7 +204,9 @@ impl QuestionNumbers {
         for at in 0..self.mentions.len() {
             let (before, mention) = self.mentions.split_at_mut(at);
             let introduced = |earlier: &NumberMention| {
-                earlier.value == mention[0].value && !earlier.in_fraction
+                earlier.value == mention[0].value
+                    && !earlier.in_fraction
+                    && earlier.unit.noun == mention[0].unit.noun
             };
             if mention[0].refers_back && !before.iter().any(introduced) {
                 mention[0].fixed = true;

@@ -41,9 +41,14 @@ impl NumberRelations {
     ) -> Self {
         let mut relations = Self::default();
         let classes = unit_classes(graph, numbers);
-        relations.add_orders(&classes, original);
+        let addends = Addends::of(graph);
+        relations.add_orders(&classes, &addends, original);
         relations.add_sums(graph, numbers, original);
-        relations.add_equalities(graph, numbers, original);
+        relations.add_equalities(&mention_nodes(graph, numbers).collect::<Vec<_>>(), original);
+        relations.equalities.retain(|(sum, total)| {
+            !sum.nodes().any(|node| addends.are_together(node, *total))
+        });
+        relations.add_stated_results(graph, numbers, original);
         relations
     }
 
@@ -90,18 +95,24 @@ impl NumberRelations {
         })
     }
 
-    fn add_orders(&mut self, classes: &[Vec<NumberNode>], original: &Assignment) {
+    fn add_orders(
+        &mut self,
+        classes: &[Vec<NumberNode>],
+        addends: &Addends,
+        original: &Assignment,
+    ) {
         for class in classes {
             for (i, &left) in class.iter().enumerate() {
                 for &right in &class[..i] {
                     let values = [left, right].map(|node| original.value(node));
                     let [Some(a), Some(b)] = values else { continue };
-                    let is_fixed = |node| matches!(node, NumberNode::Constant(_));
-                    let steps = |node| matches!(node, NumberNode::StepResult(_));
-                    // Results among themselves, and those equal by chance, are free.
+                                        let steps = |node| matches!(node, NumberNode::StepResult(_));
+                    // Results among themselves, those equal by chance, and what is added up alike
+                    // are free.
                     let free = steps(left) && steps(right)
                         || a == b && (steps(left) || steps(right))
-                        || is_fixed(left) && is_fixed(right);
+                        || is_constant(left) && is_constant(right)
+                        || addends.are_together(left, right);
                     if !free {
                         self.orders.push(OrderRelation { left, right, order: a.cmp(&b) });
                     }
@@ -141,44 +152,73 @@ impl NumberRelations {
         }
     }
 
-    fn add_equalities(
+    /// A number that the question states and no step uses stays the result that it is.
+    fn add_stated_results(
         &mut self,
         graph: &SolutionGraph,
         numbers: &QuestionNumbers,
         original: &Assignment,
     ) {
-        let nodes: Vec<(NumberNode, &MentionUnit)> = mention_nodes(graph, numbers).collect();
-        let small = Rational::whole(2);
-        let value = |node: NumberNode| original.value(node).unwrap_or(Rational::ZERO);
-        let unused = nodes.iter().filter(|(node, _)| matches!(node, NumberNode::Constant(_)));
-        for (fixed, _) in unused.filter(|(node, _)| value(*node) > small) {
+        for (fixed, _) in mention_nodes(graph, numbers).filter(|(node, _)| is_constant(*node)) {
+            let value = original.value(fixed).filter(|value| *value > Rational::whole(2));
             for step in 0..graph.steps.len() {
                 let result = NumberNode::StepResult(step);
-                if value(result) == value(*fixed) {
-                    self.equalities.push((Derivation::direct(result), *fixed));
+                if value.is_some() && original.value(result) == value {
+                    self.equalities.push((Derivation::direct(result), fixed));
                 }
             }
         }
+    }
+
+    /// A number that is the sum of two others of its unit, or of two others and unused, stays so.
+    fn add_equalities(&mut self, nodes: &[(NumberNode, &MentionUnit)], original: &Assignment) {
+        let is_large = |node: NumberNode| original.value(node) >= Some(Rational::whole(2));
         for (i, (left, left_unit)) in nodes.iter().enumerate() {
             for (right, right_unit) in &nodes[..i] {
-                for (total, unit) in &nodes {
-                    let pair = Derivation::Pair { op: BinaryOp::Add, left: *left, right: *right };
-                    let related = matches!(total, NumberNode::Constant(_))
-                        || same_unit(left_unit, unit) && same_unit(right_unit, unit);
-                    let all_fixed = [left, right, total]
-                        .iter()
-                        .all(|node| matches!(node, NumberNode::Constant(_)));
-                    if related
-                        && !all_fixed
-                        && value(*left) >= small
-                        && value(*right) >= small
-                        && original.derive(pair) == Some(value(*total))
-                    {
-                        self.equalities.push((pair, *total));
-                    }
+                let pair = Derivation::Pair { op: BinaryOp::Add, left: *left, right: *right };
+                if !is_large(*left) || !is_large(*right) {
+                    continue;
                 }
+                let is_sum = |(total, unit): &&(NumberNode, &MentionUnit)| {
+                    let all_fixed = [*left, *right, *total].into_iter().all(is_constant);
+                    let one_unit = same_unit(left_unit, unit) && same_unit(right_unit, unit);
+                    original.derive(pair) == original.value(*total)
+                        && !all_fixed
+                        && (is_constant(*total) || one_unit)
+                };
+                let totals = nodes.iter().filter(is_sum).map(|(total, _)| (pair, *total));
+                self.equalities.extend(totals);
             }
         }
+    }
+}
+
+fn is_constant(node: NumberNode) -> bool {
+    matches!(node, NumberNode::Constant(_))
+}
+
+/// By step, the numbers that it adds and those that it subtracts.
+struct Addends(Vec<[Vec<NumberNode>; 2]>);
+
+impl Addends {
+    fn of(graph: &SolutionGraph) -> Self {
+        let mut sums = Vec::new();
+        for step in &graph.steps {
+            let mut sum = [Vec::new(), Vec::new()];
+            let signs = step.expression.signs().unwrap_or_default();
+            for (added, sources) in signs.iter().zip(&step.sources) {
+                let node = sources.first().and_then(|source| source.as_direct());
+                sum[usize::from(*added)].extend(node);
+            }
+            sums.push(sum);
+        }
+        Self(sums)
+    }
+
+    /// Whether some step adds both or subtracts both.
+    fn are_together(&self, left: NumberNode, right: NumberNode) -> bool {
+        let holds = |nodes: &Vec<NumberNode>| nodes.contains(&left) && nodes.contains(&right);
+        left != right && self.0.iter().flatten().any(holds)
     }
 }
 

@@ -10,7 +10,7 @@ use super::relations::NumberRelations;
 use super::stream::VariantRng;
 
 /// Draws of one variant before it is given up.
-const MAX_ATTEMPTS: u32 = 300;
+const MAX_ATTEMPTS: u32 = 400;
 /// Draws of one variable that its order with others may refuse.
 const MAX_REDRAWS: u32 = 6;
 /// A result may grow or shrink by this factor.
@@ -123,5 +123,8 @@ fn is_like(new: Rational, old: Rational, max_factor: Rational) -> bool {
     let bounded = |a: Rational, b: Rational| b.mul(max_factor).is_some_and(|limit| a <= limit);
     let magnitude = |x: Rational| if x < Rational::ZERO { x.neg() } else { x };
     let (a, b) = (magnitude(new), magnitude(old));
-    sign && whole && precise && plural && bounded(a, b) && bounded(b, a)
+    // Where sizes are narrow, as those of ages are, a hundred is a limit of its own.
+    let century = Rational::whole(100);
+    let lives = max_factor == MAX_FACTOR || b > century || a <= century;
+    lives && sign && whole && precise && plural && bounded(a, b) && bounded(b, a)
 }
