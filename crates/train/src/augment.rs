@@ -28,9 +28,9 @@ mod relations;
 mod render;
 mod sampler;
 mod stream;
-mod units;
 #[cfg(test)]
 mod tests;
+mod units;
 
 use std::collections::HashSet;
 
@@ -78,7 +78,8 @@ impl RenumberedProblem {
         if is_unsuitable(&tokens) {
             return Err(Refusal::UnsuitableText);
         }
-        let sampler = NumberSampler::new(&graph, &numbers, &tokens).ok_or(Refusal::NoSensibleDraw)?;
+        let sampler =
+            NumberSampler::new(&graph, &numbers, &tokens).ok_or(Refusal::NoSensibleDraw)?;
         let names = SwappableNames::find(&tokens);
         Ok(Self { question: example.question.clone(), numbers, graph, sampler, names })
     }
@@ -122,8 +123,20 @@ impl RenumberedProblem {
 /// Texts about the digits of numbers.
 fn is_unsuitable(tokens: &[lexer::QuestionToken]) -> bool {
     const WORDS: &[&str] = &[
-        "digit", "digits", "prime", "divisible", "multiple", "multiples", "consecutive", "even",
-        "odd", "factor", "factors", "remainder", "integer", "integers",
+        "digit",
+        "digits",
+        "prime",
+        "divisible",
+        "multiple",
+        "multiples",
+        "consecutive",
+        "even",
+        "odd",
+        "factor",
+        "factors",
+        "remainder",
+        "integer",
+        "integers",
     ];
     tokens.iter().any(|t| t.kind == TokenKind::Word && WORDS.contains(&t.text.as_str()))
 }

@@ -87,7 +87,11 @@ const FACTS: &[WorldFact] = &[
     fact(&["insect", "ant", "bee", "beetle"], &["leg", "feet"], &["6"]),
     fact(&["octagon", "octopus"], &[], &["8"]),
     fact(&["spider"], &["leg", "feet"], &["8"]),
-    fact(&["dog", "cat", "cow", "horse", "goat", "sheep", "pig", "elephant"], &["leg", "feet"], &["4"]),
+    fact(
+        &["dog", "cat", "cow", "horse", "goat", "sheep", "pig", "elephant"],
+        &["leg", "feet"],
+        &["4"],
+    ),
     fact(&["bird", "chicken", "person", "people"], &["leg", "feet"], &["2"]),
     fact(&["car", "truck", "table", "chair"], &["wheel", "tire", "leg"], &["4"]),
     fact(&["tricycle"], &[], &["3"]),

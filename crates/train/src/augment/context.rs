@@ -14,23 +14,113 @@ const UNITS: &[&str] = &[
 ];
 /// Words after which a number is a label or a date.
 const LABELS: &[&str] = &[
-    "grade", "room", "level", "chapter", "page", "number", "route", "highway", "section", "figure",
-    "question", "step", "stage", "phase", "lane", "bus", "flight", "version", "volume", "part",
-    "channel", "size", "no", "box", "day", "week", "year", "round", "type", "gate", "exit", "world",
-    "age", "book", "game", "quarter", "round", "period", "class", "train", "store", "#",
-    "january", "february", "march", "april", "may", "june", "july", "august", "september",
-    "october", "november", "december",
+    "grade",
+    "room",
+    "level",
+    "chapter",
+    "page",
+    "number",
+    "route",
+    "highway",
+    "section",
+    "figure",
+    "question",
+    "step",
+    "stage",
+    "phase",
+    "lane",
+    "bus",
+    "flight",
+    "version",
+    "volume",
+    "part",
+    "channel",
+    "size",
+    "no",
+    "box",
+    "day",
+    "week",
+    "year",
+    "round",
+    "type",
+    "gate",
+    "exit",
+    "world",
+    "age",
+    "book",
+    "game",
+    "quarter",
+    "round",
+    "period",
+    "class",
+    "train",
+    "store",
+    "#",
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
 ];
 /// Words before a number that counts what is known already.
 const BACK_REFERENCES: &[&str] =
     &["the", "these", "those", "all", "other", "remaining", "another", "them"];
 /// Things whose number is a fact about the world.
 const FACT_NOUNS: &[&str] = &[
-    "leg", "wheel", "wing", "eye", "side", "corner", "finger", "toe", "hand", "arm", "tire",
-    "string", "quarter", "half", "semester", "season", "inning", "degree", "bill", "note",
-    "continent", "ocean", "planet", "story", "stories", "player", "o'clock", "am", "pm", "a", "p",
-    "way", "card", "decade", "century", "tens", "figure", "speed", "gauge", "star", "parent",
-    "grandparent", "twin", "ply", "kick", "dimensional", "bedroom",
+    "leg",
+    "wheel",
+    "wing",
+    "eye",
+    "side",
+    "corner",
+    "finger",
+    "toe",
+    "hand",
+    "arm",
+    "tire",
+    "string",
+    "quarter",
+    "half",
+    "semester",
+    "season",
+    "inning",
+    "degree",
+    "bill",
+    "note",
+    "continent",
+    "ocean",
+    "planet",
+    "story",
+    "stories",
+    "player",
+    "o'clock",
+    "am",
+    "pm",
+    "a",
+    "p",
+    "way",
+    "card",
+    "decade",
+    "century",
+    "tens",
+    "figure",
+    "speed",
+    "gauge",
+    "star",
+    "parent",
+    "grandparent",
+    "twin",
+    "ply",
+    "kick",
+    "dimensional",
+    "bedroom",
 ];
 
 /// What the number in `span` counts.
@@ -107,9 +197,13 @@ fn is_clock_time(tokens: &[QuestionToken], span: &Range<usize>, unit: &MentionUn
     let is_time_at = |at: usize| tokens.get(at).is_some_and(clock) || dotted(at.min(tokens.len()));
     let has_times = || (0..tokens.len()).any(is_time_at);
     let before = span.start.checked_sub(1).map_or("", |at| &tokens[at].text);
-    let after_time_word = matches!(before, "at" | "until" | "till" | "from" | "to" | "by" | "before");
+    let after_time_word =
+        matches!(before, "at" | "until" | "till" | "from" | "to" | "by" | "before");
     is_time_at(span.end)
-        || (after_time_word && (unit.noun.is_empty() || before == "at") && !unit.dollars && has_times())
+        || (after_time_word
+            && (unit.noun.is_empty() || before == "at")
+            && !unit.dollars
+            && has_times())
 }
 
 /// Whether the number is a calendar year.
@@ -165,7 +259,8 @@ fn is_fact(unit: &MentionUnit, value: Rational) -> bool {
     let small = value <= Rational::whole(100);
     let physical = matches!(unit.noun.as_str(), "degree" | "°");
     let tall = matches!(unit.noun.as_str(), "feet" | "foot") && unit.after_noun == "tall";
-    physical || small && (FACT_NOUNS.contains(&unit.noun.as_str()) || tall)
+    physical
+        || small && (FACT_NOUNS.contains(&unit.noun.as_str()) || tall)
         || unit.dollars && matches!(unit.noun.as_str(), "bill" | "note" | "coin")
         || matches!(unit.after_noun.as_str(), "bill" | "note" | "coin")
 }
@@ -175,13 +270,15 @@ fn is_count_of_list(tokens: &[QuestionToken], span: &Range<usize>, value: Ration
     let Some(count) = value.as_whole().filter(|count| (2..=6).contains(count)) else {
         return false;
     };
-    let rest = tokens[span.end..].iter().take_while(|token| !matches!(token.text.as_str(), "." | "?"));
+    let rest =
+        tokens[span.end..].iter().take_while(|token| !matches!(token.text.as_str(), "." | "?"));
     let rest: Vec<&QuestionToken> = rest.collect();
     let commas = rest.iter().filter(|token| token.text == ",").count() as i128;
     let colon = rest.iter().any(|token| token.text == ":");
     let names = rest.iter().filter(|token| token.capital).count() as i128;
     let numbers = rest.iter().filter(|token| token.kind == TokenKind::Number).count() as i128;
-    colon || (commas >= 1 && (names == count || numbers == count && commas + 1 >= count))
+    colon
+        || (commas >= 1 && (names == count || numbers == count && commas + 1 >= count))
         || count == 2 && names == 2
 }
 

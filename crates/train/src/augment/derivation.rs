@@ -74,9 +74,7 @@ impl Assignment {
     /// A derived number's value, unless it overflows or divides by zero.
     pub(super) fn derive(&self, derivation: Derivation) -> Option<Rational> {
         match derivation {
-            Derivation::Affine { node, scale, offset } => {
-                offset.add(scale.mul(self.value(node)?)?)
-            }
+            Derivation::Affine { node, scale, offset } => offset.add(scale.mul(self.value(node)?)?),
             Derivation::Pair { op, left, right } => op.apply(self.value(left)?, self.value(right)?),
         }
     }

@@ -18,9 +18,32 @@ const COINCIDENCE: Rational = Rational::whole(12);
 
 /// Those with whom somebody shares: `he and his 4 friends` are 5.
 const PEOPLE: &[&str] = &[
-    "friend", "sibling", "brother", "sister", "kid", "child", "children", "people", "coworker",
-    "cousin", "roommate", "classmate", "guest", "other", "colleague", "neighbor", "person",
-    "teammate", "son", "daughter", "member", "men", "women", "boy", "girl", "student",
+    "friend",
+    "sibling",
+    "brother",
+    "sister",
+    "kid",
+    "child",
+    "children",
+    "people",
+    "coworker",
+    "cousin",
+    "roommate",
+    "classmate",
+    "guest",
+    "other",
+    "colleague",
+    "neighbor",
+    "person",
+    "teammate",
+    "son",
+    "daughter",
+    "member",
+    "men",
+    "women",
+    "boy",
+    "girl",
+    "student",
 ];
 
 /// A number of the question that is drawn anew; equal numbers are one variable.
@@ -340,8 +363,7 @@ impl<'a> GraphBuilder<'a> {
             .flat_map(|s| s.nodes())
             .collect();
         let results = self.original.results.iter().enumerate();
-        let unused =
-            results.filter(|(index, _)| !used.contains(&NumberNode::StepResult(*index)));
+        let unused = results.filter(|(index, _)| !used.contains(&NumberNode::StepResult(*index)));
         let terms: Vec<Rational> = unused.map(|(_, result)| *result).collect();
         let sum = terms.iter().try_fold(Rational::ZERO, |sum, term| sum.add(*term))?;
         if sum != value || terms.len() < 2 || value <= COINCIDENCE {
@@ -456,8 +478,7 @@ impl GraphVariable {
     }
 
     fn forms(&self, node: NumberNode) -> Vec<Derivation> {
-        let scaled =
-            |scale: Rational| Derivation::Affine { node, scale, offset: Rational::ZERO };
+        let scaled = |scale: Rational| Derivation::Affine { node, scale, offset: Rational::ZERO };
         let mut forms = Vec::new();
         if self.is_percent() {
             forms.extend(percent_forms(node));
@@ -480,7 +501,6 @@ impl GraphVariable {
         }
         forms
     }
-
 }
 
 /// The ways in which a percentage enters a calculation.
@@ -553,9 +573,8 @@ impl SolutionGraph {
 
     /// Variables that no step can depend on become fixed numbers.
     fn without_unused(self) -> Self {
-        let kept: Vec<usize> = (0..self.variables.len())
-            .filter(|&index| self.uses(index))
-            .collect();
+        let kept: Vec<usize> =
+            (0..self.variables.len()).filter(|&index| self.uses(index)).collect();
         let renamed = |index: usize| kept.iter().position(|kept| *kept == index);
         let rename = |node: NumberNode| match node {
             NumberNode::Variable(index) => renamed(index).map(NumberNode::Variable),

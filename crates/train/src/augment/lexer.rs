@@ -90,8 +90,9 @@ mod tests {
     fn numbers_words_and_marks_are_told_apart() {
         let texts: Vec<String> =
             tokens("Jo's $1,200.50, 3-year 1,2 (.5%).").into_iter().map(|t| t.text).collect();
-        let expected =
-            ["jo's", "$", "1,200.50", ",", "3", "-", "year", "1", ",", "2", "(", ".5", "%", ")", "."];
+        let expected = [
+            "jo's", "$", "1,200.50", ",", "3", "-", "year", "1", ",", "2", "(", ".5", "%", ")", ".",
+        ];
         assert_eq!(texts, expected);
     }
 

@@ -158,7 +158,8 @@ impl QuestionNumbers {
         let mut read = 1;
         let after = |read: usize, skip: usize| tokens.get(at + read + skip);
         let hyphen = usize::from(after(read, 0).is_some_and(|next| next.text == "-"));
-        if let Some(unit) = after(read, hyphen).and_then(|next| unit_after_tens(value, &next.text)) {
+        if let Some(unit) = after(read, hyphen).and_then(|next| unit_after_tens(value, &next.text))
+        {
             value += unit;
             read += 1 + hyphen;
         }

@@ -153,8 +153,7 @@ impl Rational {
             (0, _) | (_, 0) => rest.cmp(&other_rest),
             _ => {
                 let reciprocal = |n, d| Self { numerator: d, denominator: n };
-                reciprocal(other_rest, other.denominator)
-                    .cmp(&reciprocal(rest, self.denominator))
+                reciprocal(other_rest, other.denominator).cmp(&reciprocal(rest, self.denominator))
             }
         })
     }

@@ -45,20 +45,21 @@ impl NumberRelations {
         relations.add_orders(&classes, &addends, original);
         relations.add_sums(graph, numbers, original);
         relations.add_equalities(&mention_nodes(graph, numbers).collect::<Vec<_>>(), original);
-        relations.equalities.retain(|(sum, total)| {
-            !sum.nodes().any(|node| addends.are_together(node, *total))
-        });
+        relations
+            .equalities
+            .retain(|(sum, total)| !sum.nodes().any(|node| addends.are_together(node, *total)));
         relations.add_stated_results(graph, numbers, original);
         relations
     }
 
     /// Whether an assignment keeps them.
     pub(super) fn hold(&self, assignment: &Assignment) -> bool {
-        let ordered = |relation: &OrderRelation| {
-            match (assignment.value(relation.left), assignment.value(relation.right)) {
-                (Some(left), Some(right)) => left.cmp(&right) == relation.order,
-                _ => false,
-            }
+        let ordered = |relation: &OrderRelation| match (
+            assignment.value(relation.left),
+            assignment.value(relation.right),
+        ) {
+            (Some(left), Some(right)) => left.cmp(&right) == relation.order,
+            _ => false,
         };
         let equal = |(derivation, node): &(Derivation, NumberNode)| {
             assignment.derive(*derivation) == assignment.value(*node)
@@ -106,7 +107,7 @@ impl NumberRelations {
                 for &right in &class[..i] {
                     let values = [left, right].map(|node| original.value(node));
                     let [Some(a), Some(b)] = values else { continue };
-                                        let steps = |node| matches!(node, NumberNode::StepResult(_));
+                    let steps = |node| matches!(node, NumberNode::StepResult(_));
                     // Results among themselves, those equal by chance, and what is added up alike
                     // are free.
                     let free = steps(left) && steps(right)
@@ -136,7 +137,8 @@ impl NumberRelations {
             Some(NumberNode::Fraction(top, graph.mention_variables[fraction.denominator]?))
         });
         let fractions: Vec<NumberNode> = fractions.collect();
-        for (nodes, limit) in [(percent, Rational::whole(100)), (fractions.clone(), Rational::ONE)] {
+        for (nodes, limit) in [(percent, Rational::whole(100)), (fractions.clone(), Rational::ONE)]
+        {
             if let Some(total) = sum(&nodes, original).filter(|_| !nodes.is_empty()) {
                 self.sums.push((nodes, limit, total.cmp(&limit)));
             }

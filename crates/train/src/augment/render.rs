@@ -90,12 +90,12 @@ fn starts_with_vowel(number: &str) -> bool {
     let groups_of_three = number.split('.').next().unwrap_or(number).replace(',', "").len() % 3;
     match whole.chars().next() {
         Some('8') => true,
-        Some('1') => {
-            (whole.starts_with("11") || whole.starts_with("18")) && groups_of_three == 2
+        Some('1') => (whole.starts_with("11") || whole.starts_with("18")) && groups_of_three == 2,
+        Some(first) => {
+            matches!(first.to_ascii_lowercase(), 'a' | 'e' | 'i' | 'o' | 'u') && {
+                !whole.to_ascii_lowercase().starts_with("one")
+            }
         }
-        Some(first) => matches!(first.to_ascii_lowercase(), 'a' | 'e' | 'i' | 'o' | 'u') && {
-            !whole.to_ascii_lowercase().starts_with("one")
-        },
         None => false,
     }
 }

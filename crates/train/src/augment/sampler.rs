@@ -17,8 +17,26 @@ const MAX_REDRAWS: u32 = 6;
 const MAX_FACTOR: Rational = Rational::whole(4);
 /// Words of texts about ages, bodies and speeds, which cannot be of any size.
 const BODY_WORDS: &[&str] = &[
-    "tall", "taller", "height", "old", "older", "younger", "age", "ages", "aged", "weigh", "weighs",
-    "weight", "heavier", "lighter", "mph", "speed", "shorter", "heartbeat", "birthday", "fast",
+    "tall",
+    "taller",
+    "height",
+    "old",
+    "older",
+    "younger",
+    "age",
+    "ages",
+    "aged",
+    "weigh",
+    "weighs",
+    "weight",
+    "heavier",
+    "lighter",
+    "mph",
+    "speed",
+    "shorter",
+    "heartbeat",
+    "birthday",
+    "fast",
 ];
 
 /// Draws assignments of a graph's variables.
@@ -113,7 +131,8 @@ fn is_like(new: Rational, old: Rational, max_factor: Rational) -> bool {
         return true;
     }
     let two = Rational::whole(2);
-    let sign = new.is_positive() == old.is_positive() && (new == Rational::ZERO) == (old == Rational::ZERO);
+    let sign = new.is_positive() == old.is_positive()
+        && (new == Rational::ZERO) == (old == Rational::ZERO);
     let whole = new.is_whole() || !old.is_whole();
     let precise = match (new.decimals(), old.decimals()) {
         (Some(new), Some(old)) => new <= old.max(2),

@@ -80,11 +80,7 @@ impl UnitClasses {
     }
 
     /// The class of a step's result: sums and differences have their operands' unit.
-    fn of_step(
-        &mut self,
-        program: &[Instruction],
-        operands: &[Option<NumberNode>],
-    ) -> usize {
+    fn of_step(&mut self, program: &[Instruction], operands: &[Option<NumberNode>]) -> usize {
         let mut stack = Vec::new();
         for instruction in program {
             let class = match *instruction {
