@@ -2,13 +2,14 @@
 //! recomputed exactly, and what no longer makes sense is dropped.
 //!
 //! ```text
-//! question -> lexer -> mention (its numbers) ─┐
-//! steps -> expression ────────────────────────┴-> graph -> sampler (range, relations) -> render
+//! question -> lexer -> mention (context) ─┐
+//! steps -> expression ────────────────────┴-> trace -> graph -> sampler -> render
 //! ```
 //!
-//! `constants` are numbers that everybody knows, `names` swaps first names, `overlap` finds text
-//! shared with benchmarks. Arithmetic is exact (`rational`); a variant is a pure function of seed,
-//! problem and variant number (`stream`), so neither threads nor order change it.
+//! `range` and `relations` say what a draw may be. `constants` are numbers that everybody knows,
+//! `names` swaps first names, `overlap` finds text shared with benchmarks. Arithmetic is exact
+//! (`rational`); a variant is a pure function of seed, problem and variant number (`stream`), so
+//! neither threads nor order change it.
 
 mod constants;
 mod context;
@@ -30,6 +31,7 @@ mod sampler;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod units;
 
 use std::collections::HashSet;

@@ -16,14 +16,14 @@ pub(super) struct StepExpression {
     /// What the annotation says the result is.
     pub(super) result: Rational,
     /// In the order of the text.
-    symbols: Vec<Symbol>,
+    symbols: Vec<StepSymbol>,
     /// In reverse Polish notation.
     program: Vec<Instruction>,
 }
 
 /// A piece of the written expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Symbol {
+enum StepSymbol {
     Operand(usize),
     Sign(char),
 }
@@ -157,8 +157,8 @@ impl StepExpression {
         let mut text = String::from("<<");
         for symbol in &self.symbols {
             match *symbol {
-                Symbol::Operand(operand) => text.push_str(&operands[operand].to_decimal()?),
-                Symbol::Sign(sign) => text.push(sign),
+                StepSymbol::Operand(operand) => text.push_str(&operands[operand].to_decimal()?),
+                StepSymbol::Sign(sign) => text.push(sign),
             }
         }
         Some(format!("{text}={}>>", result.to_decimal()?))
@@ -166,7 +166,7 @@ impl StepExpression {
 }
 
 /// Splits an expression into signs and operands.
-fn symbols(expression: &str) -> Option<(Vec<Symbol>, Vec<Rational>)> {
+fn symbols(expression: &str) -> Option<(Vec<StepSymbol>, Vec<Rational>)> {
     let (mut symbols, mut operands) = (Vec::new(), Vec::new());
     let mut rest = expression;
     while let Some(first) = rest.chars().next() {
@@ -174,16 +174,16 @@ fn symbols(expression: &str) -> Option<(Vec<Symbol>, Vec<Rational>)> {
             .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ','))
             .unwrap_or(rest.len());
         if length > 0 {
-            symbols.push(Symbol::Operand(operands.len()));
+            symbols.push(StepSymbol::Operand(operands.len()));
             operands.push(Rational::parse(rest[..length].trim_end_matches(['.', ',']))?);
             rest = &rest[length..];
             continue;
         }
         match first {
             ' ' | '$' | '€' | '£' => {}
-            'x' | 'X' | '×' => symbols.push(Symbol::Sign('*')),
-            '÷' => symbols.push(Symbol::Sign('/')),
-            '+' | '-' | '*' | '/' | '(' | ')' | '%' => symbols.push(Symbol::Sign(first)),
+            'x' | 'X' | '×' => symbols.push(StepSymbol::Sign('*')),
+            '÷' => symbols.push(StepSymbol::Sign('/')),
+            '+' | '-' | '*' | '/' | '(' | ')' | '%' => symbols.push(StepSymbol::Sign(first)),
             _ => return None,
         }
         rest = &rest[first.len_utf8()..];
@@ -193,7 +193,7 @@ fn symbols(expression: &str) -> Option<(Vec<Symbol>, Vec<Rational>)> {
 }
 
 /// The expression in reverse Polish notation (Dijkstra's shunting yard).
-fn program(symbols: &[Symbol]) -> Option<Vec<Instruction>> {
+fn program(symbols: &[StepSymbol]) -> Option<Vec<Instruction>> {
     let mut yard = ShuntingYard::default();
     symbols.iter().try_for_each(|symbol| yard.push(*symbol))?;
     yard.finish()
@@ -216,20 +216,20 @@ struct ShuntingYard {
 }
 
 impl ShuntingYard {
-    fn push(&mut self, symbol: Symbol) -> Option<()> {
+    fn push(&mut self, symbol: StepSymbol) -> Option<()> {
         match symbol {
-            Symbol::Operand(_) | Symbol::Sign('(') if self.has_left => return None,
-            Symbol::Operand(operand) => {
+            StepSymbol::Operand(_) | StepSymbol::Sign('(') if self.has_left => return None,
+            StepSymbol::Operand(operand) => {
                 self.output.push(Instruction::Push(operand));
                 self.has_left = true;
             }
-            Symbol::Sign('(') => self.pending.push(PendingSign::Parenthesis),
-            Symbol::Sign('-') if !self.has_left => self.pending.push(PendingSign::Minus),
-            Symbol::Sign('+') if !self.has_left && self.output.is_empty() => {}
-            Symbol::Sign(_) if !self.has_left => return None,
-            Symbol::Sign(')') => self.close()?,
-            Symbol::Sign('%') => self.output.push(Instruction::Percent),
-            Symbol::Sign(sign) => self.binary(BinaryOp::from_sign(sign)?),
+            StepSymbol::Sign('(') => self.pending.push(PendingSign::Parenthesis),
+            StepSymbol::Sign('-') if !self.has_left => self.pending.push(PendingSign::Minus),
+            StepSymbol::Sign('+') if !self.has_left && self.output.is_empty() => {}
+            StepSymbol::Sign(_) if !self.has_left => return None,
+            StepSymbol::Sign(')') => self.close()?,
+            StepSymbol::Sign('%') => self.output.push(Instruction::Percent),
+            StepSymbol::Sign(sign) => self.binary(BinaryOp::from_sign(sign)?),
         }
         Some(())
     }
