@@ -8,6 +8,7 @@
 
 mod aggregation;
 mod annotate;
+mod augment;
 mod common;
 mod layers;
 mod preset;
@@ -23,6 +24,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
+pub use augment::AugmentArgs;
 pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, SamplerKind,
     SamplingArgs, ScopeKind, SitesKind,
@@ -215,6 +217,28 @@ Examples:
 
 {LAYERS}"))]
     Corpus(CorpusArgs),
+
+    /// Make more training problems by renumbering annotated ones
+    ///
+    /// A problem's steps, such as <<48/2=24>>, are traced to the numbers of its question. Other
+    /// numbers are drawn, every step is recomputed exactly, and the question, the steps and the
+    /// answer are written anew, with other first names. What does not stay sensible is drawn again:
+    /// whole numbers stay whole, differences stay positive, sizes and orders stay alike. Problems
+    /// whose numbers cannot be traced safely are refused, and the table says why.
+    ///
+    /// The output is JSON lines of {question, steps, answer, source, variant}, which train reasoner
+    /// --data and eval --data read. It is the same for every number of threads.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts augment gsm8k_train.jsonl --out more.jsonl
+  latent-tts augment gsm8k_train.jsonl extra.jsonl --count 20 --keep-original --out more.jsonl
+  latent-tts augment gsm8k_train.jsonl --total 400000 --seed 1 --out more.jsonl \
+    --without gsm8k_test.jsonl,multiarith.json
+  latent-tts augment gsm8k_train.jsonl --count 1 | head -3
+  latent-tts train reasoner --mode cot --init ./gpt2 --data more.jsonl --out models/cot
+
+{LAYERS}"))]
+    Augment(AugmentArgs),
 
     /// Measure speed at real shapes
     ///

@@ -2,6 +2,7 @@
 //! code.
 
 pub mod annotate;
+pub mod augment;
 pub mod bench;
 pub mod corpus;
 pub mod doctor;

@@ -40,6 +40,7 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => commands::doctor::run(args, &Printer::new(&args.output)),
         Command::Verify(args) => commands::verify::run(args, &Printer::new(&args.output)),
         Command::Corpus(args) => commands::corpus::run(args),
+        Command::Augment(args) => commands::augment::run(args, &Printer::new(&args.output)),
         Command::Bench(args) => commands::bench::run(args, &Printer::new(&args.output)),
     }
 }

@@ -114,7 +114,10 @@ fn annotations(work: &str) -> Vec<String> {
 fn steps(record: &DataRecord) -> Result<Vec<String>, RecordFlaw> {
     match record.get("steps") {
         None => Ok(Vec::new()),
-        Some(FieldValue::List(steps)) => Ok(steps.clone()),
+        // The paper's files write the lack of steps as one empty step.
+        Some(FieldValue::List(steps)) => {
+            Ok(steps.iter().filter(|step| !step.trim().is_empty()).cloned().collect())
+        }
         Some(other) => Err(wrong("steps", other, "a list of strings")),
     }
 }

@@ -28,24 +28,89 @@ pub enum ExampleSource {
         /// Seed of the orders.
         seed: u64,
     },
+    /// Several sources, interleaved.
+    Mixture(ExampleMixture),
 }
 
 impl ExampleSource {
     /// Examples `first..first + size` of the stream, each with its index.
     fn batch(&self, first: u64, size: usize) -> Vec<(u64, TrainExample)> {
         let indices = first..first + size as u64;
+        indices.into_par_iter().map(|i| (i, self.example(i))).collect()
+    }
+
+    /// Example `i` of the stream.
+    fn example(&self, i: u64) -> TrainExample {
         match self {
-            Self::Corpus { seed } => {
-                let example = |i| (i, corpus::problem(Split::Train, *seed, i).into());
-                indices.into_par_iter().map(example).collect()
-            }
+            Self::Corpus { seed } => corpus::problem(Split::Train, *seed, i).into(),
             Self::List { examples, seed } => {
                 let count = examples.len() as u64;
-                let shuffled =
-                    |i: u64| shuffled_index(i % count, count, seed.wrapping_add(i / count));
-                indices.map(|i| (i, examples[shuffled(i) as usize].clone())).collect()
+                let shuffled = shuffled_index(i % count, count, seed.wrapping_add(i / count));
+                examples[shuffled as usize].clone()
             }
+            Self::Mixture(mixture) => mixture.example(i),
         }
+    }
+}
+
+/// Several sources in fixed shares.
+///
+/// The stream is cut into cycles of [`MIXTURE_CYCLE`] examples. Each cycle has the same number of
+/// each source, in an order of its own, and takes a source's examples in that source's order. So
+/// an example is a function of its index, and a list is used up before any of it is repeated.
+#[derive(Clone, Debug)]
+pub struct ExampleMixture {
+    sources: Vec<ExampleSource>,
+    /// By source: its first slot of a cycle; then the end.
+    slots: Vec<u64>,
+    seed: u64,
+}
+
+/// Examples of one cycle of a mixture: shares are rounded to its inverse.
+pub const MIXTURE_CYCLE: u64 = 4096;
+
+impl ExampleMixture {
+    /// Sources with their relative weights; `None` unless there are any, at most
+    /// [`MIXTURE_CYCLE`], with positive and finite weights.
+    ///
+    /// A source has at least one example in a cycle, however small its weight.
+    pub fn new(sources: Vec<(ExampleSource, f64)>, seed: u64) -> Option<Self> {
+        let valid = |weight: &f64| *weight > 0.0 && weight.is_finite();
+        let weights: Vec<f64> = sources.iter().map(|(_, weight)| *weight).collect();
+        let count = sources.len() as u64;
+        if count == 0 || count > MIXTURE_CYCLE || !weights.iter().all(valid) {
+            return None;
+        }
+        // Each has one slot; the rest is shared out by weight, rounded on the cumulative sum.
+        let total: f64 = weights.iter().sum();
+        let free = (MIXTURE_CYCLE - count) as f64;
+        let (mut slots, mut sum) = (vec![0], 0.0);
+        for (source, weight) in weights.iter().enumerate() {
+            sum += weight;
+            slots.push((free * sum / total).round() as u64 + source as u64 + 1);
+        }
+        let sources = sources.into_iter().map(|(source, _)| source).collect();
+        Some(Self { sources, slots, seed })
+    }
+
+    /// The share of each source, in examples of a cycle.
+    pub fn shares(&self) -> Vec<u64> {
+        self.slots.windows(2).map(|slots| slots[1] - slots[0]).collect()
+    }
+
+    fn example(&self, i: u64) -> TrainExample {
+        let (source, index) = self.locate(i);
+        self.sources[source].example(index)
+    }
+
+    /// The source of example `i` of the mixture, and its number there.
+    fn locate(&self, i: u64) -> (usize, u64) {
+        let cycle = i / MIXTURE_CYCLE;
+        let order = self.seed.wrapping_add(cycle).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let slot = shuffled_index(i % MIXTURE_CYCLE, MIXTURE_CYCLE, order);
+        let source = self.slots.partition_point(|first| *first <= slot) - 1;
+        let (first, end) = (self.slots[source], self.slots[source + 1]);
+        (source, cycle * (end - first) + slot - first)
     }
 }
 
@@ -168,6 +233,48 @@ impl<E: ExampleEncoder + 'static> DataLoader<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn list(name: &str, count: usize) -> ExampleSource {
+        let example = |i: usize| TrainExample {
+            question: format!("{name}{i}"),
+            steps: Vec::new(),
+            answer: i.to_string(),
+        };
+        ExampleSource::List { examples: Arc::new((0..count).map(example).collect()), seed: 1 }
+    }
+
+    #[test]
+    fn a_mixture_keeps_its_shares_and_uses_lists_up() {
+        let parts = vec![(list("a", 3000), 3.0), (list("b", 1000), 1.0)];
+        let mixture = ExampleMixture::new(parts, 5).unwrap();
+        assert_eq!(mixture.shares().iter().sum::<u64>(), MIXTURE_CYCLE);
+        assert!(mixture.shares()[0].abs_diff(3072) <= 1);
+        let source = ExampleSource::Mixture(mixture.clone());
+        let batch = source.batch(0, MIXTURE_CYCLE as usize);
+        let mut names: Vec<&str> = batch.iter().map(|(_, e)| e.question.as_str()).collect();
+        assert!(names[..100].iter().any(|n| n.starts_with('a')));
+        assert!(names[..100].iter().any(|n| n.starts_with('b')));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 4000, "a list was repeated before it was used up");
+        // Any part of the stream alone is what it is within the stream.
+        assert_eq!(source.batch(1000, 50), batch[1000..1050]);
+        let located: Vec<_> = (0..3 * MIXTURE_CYCLE).map(|i| mixture.locate(i)).collect();
+        let mut distinct = located.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), located.len());
+    }
+
+    #[test]
+    fn mixtures_without_sensible_weights_are_refused() {
+        assert!(ExampleMixture::new(Vec::new(), 0).is_none());
+        for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(ExampleMixture::new(vec![(list("a", 1), weight)], 0).is_none());
+        }
+        let tiny = vec![(list("a", 1), 1e-9), (list("b", 1), 1.0)];
+        assert_eq!(ExampleMixture::new(tiny, 0).unwrap().shares(), [1, MIXTURE_CYCLE - 1]);
+    }
 
     #[test]
     fn shuffling_is_a_permutation() {

@@ -11,6 +11,7 @@
 
 pub mod activations;
 pub mod annotate;
+pub mod augment;
 pub mod bench;
 pub mod corpus;
 pub mod curriculum;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use model::{LoraConfig, LoraTargets};
 
+use super::values::WeightedData;
 use super::{DeviceArgs, DtypeKind, OutputArgs, PresetKind, values};
 
 /// Subcommands of `latent-tts train`.
@@ -28,10 +29,12 @@ Examples:
   latent-tts train reasoner --mode latent --init models/cot --out models/latent --steps 8200 \
     --lr 1e-3 --floor 0.01 --dropout 0.1
   latent-tts train reasoner --method codi --preset codi-llama --init smollm2.gguf \
-    --data gsm8k_train.jsonl --data more.jsonl --held-out valid.json --eval-every 200 \
-    --out models/codi --steps 20000
+    --data gsm8k_train.jsonl --held-out valid.json --eval-every 200 --out models/codi \
+    --steps 20000
   latent-tts train reasoner --preset paper --init ./gpt2 --data gsm8k_train.jsonl \
-    --out models/mine")]
+    --out models/mine
+  latent-tts train reasoner --mode cot --init ./gpt2 --out models/mix \
+    --data more.jsonl:4 --data extra.jsonl:1 --data corpus:1")]
     Reasoner(Box<ReasonerArgs>),
 
     /// Train a latent reward model on the output of annotate
@@ -103,10 +106,17 @@ pub struct ReasonerArgs {
     #[arg(long, value_name = "DIR")]
     pub init: Option<PathBuf>,
 
-    /// Training data: a file (the paper's JSON, GSM8K's JSON lines, or lines `question||steps ####
-    /// answer`) [default: the built-in corpus, which is unbounded]
-    #[arg(long, value_name = "FILE", help_heading = "Data")]
-    pub data: Option<PathBuf>,
+    /// Training data, one or several: a file (the paper's JSON, GSM8K's JSON lines, or lines
+    /// `question||steps #### answer`), or `corpus`, the built-in one. A weight is the relative
+    /// share of examples; a file's is its number of examples if not given [default: corpus]
+    #[arg(
+        long,
+        value_name = "FILE[:WEIGHT]",
+        value_parser = values::weighted_data,
+        value_delimiter = ',',
+        help_heading = "Data"
+    )]
+    pub data: Vec<WeightedData>,
 
     /// Held-out data: a file [default: the corpus's valid split when training on the corpus]
     #[arg(long, value_name = "FILE", help_heading = "Data")]

@@ -1,10 +1,14 @@
 //! Parsers of single values. A message states what is accepted; clap adds the flag and its value.
 
-use super::PresetKind;
+use std::fmt;
+use std::path::Path;
+
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
 use latent_tts::{Aggregator, DeviceKind, Family, LatentLength, Probability, TokenSampling};
+
+use super::PresetKind;
 
 /// Parses the name of a family.
 pub fn family() -> impl TypedValueParser<Value = Family> {
@@ -91,6 +95,42 @@ pub fn weight(text: &str) -> Result<f64, String> {
     } else {
         Err("must be finite and at least 0".to_owned())
     }
+}
+
+/// A value of `train reasoner --data`: a file or the corpus, perhaps with its share.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WeightedData {
+    name: String,
+    /// The relative share of examples.
+    pub weight: Option<f64>,
+}
+
+impl WeightedData {
+    /// The file; `None` for the built-in corpus.
+    pub fn file(&self) -> Option<&Path> {
+        (self.name != "corpus").then_some(Path::new(&self.name))
+    }
+}
+
+impl fmt::Display for WeightedData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.weight {
+            Some(weight) => write!(f, "{}:{weight}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+/// Parses `FILE` or `FILE:WEIGHT`; what follows the last colon is a weight if it is a number.
+pub fn weighted_data(text: &str) -> Result<WeightedData, String> {
+    let (name, weight) = match text.rsplit_once(':') {
+        Some((name, number)) if number.parse::<f64>().is_ok() => (name, Some(above_zero(number)?)),
+        _ => (text, None),
+    };
+    if name.is_empty() {
+        return Err("name a file, or `corpus`".to_owned());
+    }
+    Ok(WeightedData { name: name.to_owned(), weight })
 }
 
 /// Parses a finite number above 0.
@@ -267,6 +307,22 @@ mod tests {
                 .iter()
                 .all(|text| part(text).is_err())
         );
+    }
+
+    #[test]
+    fn data_may_have_a_weight() {
+        for (text, name, weight) in [
+            ("a.jsonl", "a.jsonl", None),
+            ("a.jsonl:2", "a.jsonl", Some(2.0)),
+            ("a:b.jsonl", "a:b.jsonl", None),
+            ("corpus:0.5", "corpus", Some(0.5)),
+        ] {
+            let data = weighted_data(text).unwrap();
+            assert_eq!((data.name.as_str(), data.weight), (name, weight), "{text}");
+            assert_eq!(data.to_string(), text);
+            assert_eq!(data.file().is_none(), name == "corpus");
+        }
+        assert!(["", ":2", "a:0", "a:-1", "a:nan"].iter().all(|text| weighted_data(text).is_err()));
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
             family: CheckpointFamily::Llama,
             width: fixture.width,
             layers: fixture.layers,
-            context: 128,
+            context: 256,
             ..CheckpointSpec::default()
         };
         write_checkpoint(&base, &spec).unwrap();

@@ -301,8 +301,7 @@ fn markers_extend_a_text_tower() {
     let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
     let init = ModelInit::Pretrained(plain.path().to_owned());
     let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
-    let model =
-        model_dir::init_model(device(), &init, out.path(), usage, &FULL_TUNING).unwrap();
+    let model = model_dir::init_model(device(), &init, out.path(), usage, &FULL_TUNING).unwrap();
     let config = model.decoder.decoder.config();
     assert_eq!(config.vocab, words + MARKERS.len());
     model.writer.write(out.path(), &model.decoder, []).unwrap();

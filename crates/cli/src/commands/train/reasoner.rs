@@ -4,17 +4,18 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use model::Tokenizer;
 use serde_json::{Value, json};
 use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
-use train::data_loader::ExampleSource;
+use train::data_loader::{ExampleMixture, ExampleSource};
 use train::dataset::{self, TrainExample};
 use train::model_dir::{self, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 
 use super::{run_training, train_config, train_settings, weight_dtype};
+use crate::args::values::WeightedData;
 use crate::args::{LoraArgs, MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::printer::Printer;
 
@@ -141,24 +142,51 @@ fn curriculum(args: &ReasonerArgs) -> Curriculum {
 
 fn training_data(args: &ReasonerArgs) -> Result<ExampleSource> {
     let seed = args.training.seed;
-    Ok(match &args.data {
-        None => ExampleSource::Corpus { seed },
-        Some(file) => {
-            let examples = dataset::read(file, None)?;
-            ensure!(!examples.is_empty(), "{}: no examples", file.display());
-            ExampleSource::List { examples: Arc::new(examples), seed }
+    let mut sources = args.data.iter().map(|data| data.open(seed)).collect::<Result<Vec<_>>>()?;
+    match sources.len() {
+        0 => Ok(ExampleSource::Corpus { seed }),
+        1 => Ok(sources.remove(0).0),
+        _ => {
+            let weighted = args.data.iter().zip(sources).map(|(data, (source, size))| {
+                let weight = data.weight.or(size);
+                let hint = "corpus has no size; give it a weight, e.g. --data corpus:5000";
+                weight.map(|weight| (source, weight)).context(hint)
+            });
+            let mixture = ExampleMixture::new(weighted.collect::<Result<_>>()?, seed);
+            Ok(ExampleSource::Mixture(mixture.context("--data: too many sources")?))
         }
-    })
+    }
+}
+
+impl WeightedData {
+    /// The examples, and how many there are unless that is unbounded.
+    fn open(&self, seed: u64) -> Result<(ExampleSource, Option<f64>)> {
+        let Some(file) = self.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
+        let examples = dataset::read(file, None)?;
+        ensure!(!examples.is_empty(), "{}: no examples", file.display());
+        let size = examples.len() as f64;
+        Ok((ExampleSource::List { examples: Arc::new(examples), seed }, Some(size)))
+    }
 }
 
 fn held_out(args: &ReasonerArgs) -> Result<Vec<TrainExample>> {
     let count = args.held_out_count;
-    match (&args.held_out, &args.data) {
-        (Some(file), _) => Ok(dataset::read(file, Some(count))?),
-        (None, None) => {
+    let only_corpus = args.data.iter().all(|data| data.file().is_none());
+    match &args.held_out {
+        Some(file) => Ok(dataset::read(file, Some(count))?),
+        None if only_corpus => {
             Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect())
         }
-        (None, Some(_)) => Ok(Vec::new()),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// The data in the fingerprint: nothing for the corpus alone, a name, or a list.
+fn data_setting(data: &[WeightedData]) -> Value {
+    match data {
+        [] => Value::Null,
+        [only] => json!(only.to_string()),
+        several => several.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -168,7 +196,7 @@ fn model_settings(args: &ReasonerArgs, method: &MethodSpec) -> Value {
     json!({
         "method": method,
         "init": args.init,
-        "data": args.data,
+        "data": data_setting(&args.data),
         "shape": [args.width.get(), args.layers.get(), args.heads.get(), args.context.get()],
         "lora": [json!(rank), json!(alpha), json!(targets)],
     })

@@ -1,0 +1,143 @@
+//! `latent-tts augment`: problems with annotated steps become many with other numbers.
+//!
+//! Variants are written while they are made; only the input and one hash for each question are kept
+//! in memory. The table goes to standard output, or to standard error where that is the data.
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use train::augment::{
+    AugmentOptions, AugmentReport, AugmentedExample, OverlapIndex, Refusal, VariantCount, augment,
+};
+use train::dataset::{self, TrainExample};
+
+use crate::args::AugmentArgs;
+use crate::printer::Printer;
+
+/// Runs `augment`.
+pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
+    let problems = read_problems(&args.files)?;
+    let options = AugmentOptions {
+        seed: args.seed,
+        count: match args.total {
+            Some(total) => VariantCount::Total(total.get()),
+            None => VariantCount::PerProblem(args.count.get()),
+        },
+        keep_original: args.keep_original,
+        without: overlap_index(&args.without)?,
+    };
+    let start = Instant::now();
+    let job = AugmentJob { problems: &problems, options: &options, printer };
+    match &args.out {
+        Some(path) => {
+            let mut report = None;
+            files::replace(path, |out| {
+                report = Some(job.write(out)?);
+                Ok(())
+            })
+            .with_context(|| format!("cannot write {}", path.display()))?;
+            let summary = RunSummary::new(report.unwrap_or_default(), start);
+            printer.result(&summary.to_json(), || summary.text())?;
+        }
+        None => {
+            let mut out = BufWriter::new(io::stdout().lock());
+            let written = job.write(&mut out).and_then(|report| out.flush().map(|()| report));
+            match written {
+                Ok(report) => printer.note(&RunSummary::new(report, start).text()),
+                // A closed pipe (`| head`) is not an error.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+                Err(error) => return Err(error).context("cannot write to standard output"),
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_problems(files: &[PathBuf]) -> Result<Vec<TrainExample>> {
+    let mut problems = Vec::new();
+    for file in files {
+        problems.extend(dataset::read(file, None)?);
+    }
+    Ok(problems)
+}
+
+fn overlap_index(files: &[PathBuf]) -> Result<OverlapIndex> {
+    let mut index = OverlapIndex::default();
+    for file in files {
+        // Benchmarks need not have worked steps, so that these are not read as training data.
+        ::dataset::read(file, None)?.iter().for_each(|question| index.add(&question.text));
+    }
+    Ok(index)
+}
+
+struct AugmentJob<'a> {
+    problems: &'a [TrainExample],
+    options: &'a AugmentOptions,
+    printer: &'a Printer,
+}
+
+impl AugmentJob<'_> {
+    fn write(&self, out: &mut impl Write) -> io::Result<AugmentReport> {
+        let mut progress = self.printer.progress(0, self.problems.len());
+        let mut written = 0;
+        augment(self.problems, self.options, |outcome| {
+            outcome.examples.iter().try_for_each(|example| write_line(out, example))?;
+            written += outcome.examples.len();
+            progress.advance();
+            progress.report(&format!("problems, {written} written"));
+            Ok(())
+        })
+    }
+}
+
+fn write_line(out: &mut impl Write, example: &AugmentedExample) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, example)?;
+    out.write_all(b"\n")
+}
+
+/// The counts of a run and its speed.
+struct RunSummary {
+    report: AugmentReport,
+    seconds: f64,
+}
+
+impl RunSummary {
+    fn new(report: AugmentReport, start: Instant) -> Self {
+        Self { report, seconds: start.elapsed().as_secs_f64() }
+    }
+
+    fn rate(&self) -> f64 {
+        self.report.variants as f64 / self.seconds.max(1e-9)
+    }
+
+    fn to_json(&self) -> Value {
+        let mut value = json!(self.report);
+        value["seconds"] = json!(self.seconds);
+        value["variants_per_second"] = json!(self.rate().round());
+        value
+    }
+
+    fn text(&self) -> String {
+        let report = &self.report;
+        let mut rows = vec![
+            (report.problems, "problems".to_owned()),
+            (report.with_graph, "with a graph over the question's numbers".to_owned()),
+        ];
+        for reason in Refusal::ALL {
+            if let Some(count) = report.refused.get(&reason) {
+                rows.push((*count, format!("refused: {}", reason.describe())));
+            }
+        }
+        rows.push((report.duplicates, "duplicates dropped".to_owned()));
+        rows.push((report.overlapping, "variants dropped for shared text".to_owned()));
+        rows.push((report.originals, "originals written".to_owned()));
+        let rate = format!("variants written, {:.0} a second", self.rate());
+        rows.push((report.variants, rate));
+        let line = |(count, what): &(usize, String)| format!("{count:>9}  {what}");
+        rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+}
