@@ -16,8 +16,9 @@ use crate::error::ModelError;
 use crate::source::TensorSource;
 use crate::weights::{NormSpec, WeightLayout, transpose};
 
+pub(crate) use adapter::AdapterInput;
 pub use adapter::{LoraConfig, LoraTargets};
-pub(crate) use linear::{LinearParameters, NEW_ROWS};
+pub(crate) use linear::{LinearBackward, LinearParameters, NEW_ROWS};
 
 /// What of a layer is trained.
 #[derive(Clone, Copy, Debug)]

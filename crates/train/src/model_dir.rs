@@ -446,7 +446,7 @@ impl SavedAdapter {
         };
         json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": self.base,
-            "r": self.config.rank, "lora_alpha": self.config.alpha, "lora_dropout": 0.0,
+            "r": self.config.rank, "lora_alpha": self.config.alpha, "lora_dropout": self.config.dropout,
             "target_modules": targets, "fan_in_fan_out": is_gpt2, "bias": "none",
             "inference_mode": true, "init_lora_weights": true,
         })

@@ -57,7 +57,8 @@ where
         let batch = u64::from(step) * u64::from(self.accumulation_steps) + u64::from(micro_batch);
         let examples = self.loader.batch(batch)?;
         let dropout = DropoutConfig { p: self.dropout, seed: self.seed, step };
-        let dropout = (self.dropout > 0.0).then_some(dropout);
+        let drops = self.dropout > 0.0 || self.train_step.model().has_adapter_dropout();
+        let dropout = drops.then_some(dropout);
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, dropout))?;
         let rows = |example| self.loader.encoder().rows(example);

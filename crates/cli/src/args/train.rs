@@ -261,6 +261,16 @@ pub struct LoraArgs {
     )]
     pub alpha: f64,
 
+    /// The probability of dropout on the adapters' inputs; a training without it is faster
+    #[arg(
+        id = "lora_dropout",
+        long = "lora-dropout",
+        value_name = "P",
+        value_parser = values::share,
+        default_value = "0"
+    )]
+    pub dropout: f32,
+
     /// The adapted modules by the end of their names, such as q_proj,v_proj or c_attn
     /// [default: every linear map of the blocks]
     #[arg(id = "lora_targets", long = "lora-targets", value_name = "NAMES", value_delimiter = ',')]
@@ -274,8 +284,8 @@ impl LoraArgs {
             true => LoraTargets::All,
             false => LoraTargets::Named(self.targets.clone()),
         };
-        let (rank, alpha) = (self.rank, self.alpha as f32);
-        (rank > 0).then_some(LoraConfig { rank, alpha, targets, seed })
+        let (rank, alpha, dropout) = (self.rank, self.alpha as f32, self.dropout);
+        (rank > 0).then_some(LoraConfig { rank, alpha, targets, dropout, seed })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::cache::Pass;
 pub(super) struct ChunkRows<'a> {
     range: Range<usize>,
     pub(super) spans: Cow<'a, AttentionSpans>, // of all rows
-    output_rows: Vec<usize>,                   // relative to the start of the range
+    pub(super) output_rows: Vec<usize>,        // relative to the start of the range
     output_spans: OnceCell<AttentionSpans>,    // of the output rows
 }
 

@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 
 use tensor::ops::{
-    self, Activation, AttentionBackward, AttentionMetadata, Indices, KvGrads, KvLayerMut,
-    LinearResidualNorm, OutputDtype, QkvProjection, SlotMapping,
+    self, AttentionBackward, AttentionMetadata, Indices, KvGrads, KvLayerMut, LinearResidualNorm,
+    OutputDtype, QkvProjection, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -20,7 +20,9 @@ use super::{Block, ChunkDropout, Decoder, Dropout, LmHead, mlp_activation};
 use crate::cache::{Cache, Pass};
 use crate::config::Config;
 use crate::error::ModelError;
-use crate::parameters::{LinearParameters, LoraConfig, NormParameters, Parameter, Tuning};
+use crate::parameters::{
+    AdapterInput, LinearBackward, LinearParameters, LoraConfig, NormParameters, Parameter, Tuning,
+};
 use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
 
@@ -34,6 +36,7 @@ pub struct TrainableDecoder {
     position_embedding: Option<Parameter>, // (context, width)
     blocks: Vec<BlockParameters>,
     final_norm: NormParameters,
+    adapter_dropout: f32, // probability; 0 without adapters
 }
 
 /// What of a decoder is trained.
@@ -144,7 +147,9 @@ pub struct Segment {
     slot_mapping: SlotMapping,
     attention: AttentionMetadata<'static>,
     dropout: ChunkDropout,
+    adapter_dropout: ChunkDropout,
     output: Option<OutputRows<'static>>,
+    output_adapter_dropout: Option<ChunkDropout>,
     layers: Vec<LayerActivations>,
     residual: Tensor, // (output rows, width): the input of the final norm
     input_gradients: Option<BlockInputGradients>,
@@ -194,10 +199,10 @@ impl TrainableDecoder {
         let tensors = DecoderTensors(config);
         let untied = head == LmHead::With && !config.tied && DecoderTensors::has_lm_head(source);
         let positions = tensors.position_embedding(source)?;
-        let (tuning, table_tuning) = match decoder_tuning {
-            DecoderTuning::Full => (Tuning::Full, Tuning::Full),
+        let (tuning, table_tuning, adapter_dropout) = match decoder_tuning {
+            DecoderTuning::Full => (Tuning::Full, Tuning::Full, 0.0),
             DecoderTuning::Lora { config, new_tokens } => {
-                (Tuning::Lora(config), Tuning::LastRows(new_tokens))
+                (Tuning::Lora(config), Tuning::LastRows(new_tokens), config.dropout)
             }
         };
         let table = |spec| LinearParameters::load(device, &spec, source, table_tuning);
@@ -213,6 +218,7 @@ impl TrainableDecoder {
                 .map(|i| BlockParameters::load(device, tensors, source, tuning, i))
                 .collect::<Result<_, _>>()?,
             final_norm: NormParameters::load(device, &tensors.final_norm(), source, tuning)?,
+            adapter_dropout,
         };
         trainable.assign_weights()?;
         Ok(trainable)
@@ -300,6 +306,12 @@ impl TrainableDecoder {
         self.final_norm.sync_norm(device, &mut decoder.final_norm)
     }
 
+    /// Whether LoRA adapters drop elements of their inputs. Their masks have the keys of the pass's
+    /// dropout, whatever its sites; without dropout a pass has none.
+    pub fn has_adapter_dropout(&self) -> bool {
+        self.adapter_dropout > 0.0
+    }
+
     /// [`Decoder::forward`] that saves activations: the hidden states of the output rows, and the
     /// segment for [`Self::backward`].
     pub fn forward(
@@ -309,9 +321,8 @@ impl TrainableDecoder {
         x: Tensor,
         dropout: Option<Dropout<'_>>,
     ) -> Result<(Tensor, Segment), DeviceError> {
-        let decoder = &self.decoder;
-        let mut segment = Segment::new(decoder, pass, dropout)?;
-        let hidden = segment.forward(decoder, cache, x)?;
+        let mut segment = Segment::new(self, pass, dropout)?;
+        let hidden = segment.forward(self, cache, x)?;
         Ok((hidden, segment))
     }
 
@@ -327,12 +338,14 @@ impl TrainableDecoder {
     ) -> Result<Tensor, DeviceError> {
         let device = self.decoder.device.clone();
         let Segment { rows, slot_mapping, attention, dropout, mut output, .. } = segment;
+        let Segment { adapter_dropout, mut output_adapter_dropout, .. } = segment;
         let Segment { layers, residual, input_gradients, .. } = segment;
         let mut dx = Tensor::zeros_on(&device, residual.rows(), residual.cols())?;
         let norm = &self.decoder.final_norm;
         self.final_norm.accumulate_gradients(&device, norm, &residual, dhidden, &mut dx)?;
         for (layer, saved) in layers.into_iter().enumerate().rev() {
-            let output = output.take(); // only the last layer, the first here, has output rows
+            // Only the last layer, the first here, has output rows.
+            let (output, output_adapter) = (output.take(), output_adapter_dropout.take());
             let (attention, dropout) =
                 output.as_ref().map_or((&attention, &dropout), |o| (&o.attention, &o.dropout));
             let mut step = LayerBackward {
@@ -341,6 +354,7 @@ impl TrainableDecoder {
                 params: &mut self.blocks[layer],
                 layer,
                 saved: &saved,
+                adapter_dropout: output_adapter.as_ref().unwrap_or(&adapter_dropout),
             };
             step.mlp(dropout, &mut dx)?;
             let mut dqkv = step.attention(cache, dkv, attention, dropout, &mut dx)?;
@@ -348,6 +362,7 @@ impl TrainableDecoder {
                 dqkv = scatter_rows(&device, &dqkv, &output.rows, rows)?;
                 dx = scatter_rows(&device, &dx, &output.rows, rows)?;
             }
+            step.adapter_dropout = &adapter_dropout;
             step.qkv(dkv, &mut dqkv, &slot_mapping, &mut dx)?;
             if let Some(BlockInputGradients { rows, gradients }) = &input_gradients {
                 ops::scatter_add(&device, &gradients[layer], rows, &mut dx)?;
@@ -411,25 +426,32 @@ fn scatter_rows(
 
 impl Segment {
     fn new(
-        decoder: &Decoder,
+        trainable: &TrainableDecoder,
         pass: &Pass,
         dropout: Option<Dropout<'_>>,
     ) -> Result<Self, DeviceError> {
+        let decoder = &trainable.decoder;
         let (device, width, rows) = (&decoder.device, decoder.config.width, pass.rows());
         let chunk = ChunkRows::new(pass, 0..rows);
+        let adapter_rows = adapter_rows(dropout, trainable.adapter_dropout);
+        let adapter_dropout = adapter_rows.as_deref().map(Dropout::Sampled);
+        let adapter_dropout = ChunkDropout::cut(device, adapter_dropout, width, 0..rows)?;
         let dropout = ChunkDropout::cut(device, dropout, width, 0..rows)?;
-        let output = if chunk.drops_rows() {
+        let (mut output, mut output_adapter_dropout) = (None, None);
+        if chunk.drops_rows() {
             let spans = Cow::Owned(chunk.output_spans().clone());
-            Some(OutputRows::new(device, &chunk, spans, &dropout, width)?)
-        } else {
-            None
-        };
+            output = Some(OutputRows::new(device, &chunk, spans, &dropout, width)?);
+            output_adapter_dropout =
+                Some(adapter_dropout.select(device, &chunk.output_rows, width)?);
+        }
         Ok(Self {
             rows,
             slot_mapping: slot_mapping(device, pass, 0..rows)?,
             attention: AttentionMetadata::new(device, Cow::Owned(pass.attention.clone()))?,
             dropout,
+            adapter_dropout,
             output,
+            output_adapter_dropout,
             layers: Vec::with_capacity(decoder.blocks.len()),
             residual: Tensor::default(),
             input_gradients: None,
@@ -461,10 +483,11 @@ impl Segment {
 
     fn forward(
         &mut self,
-        decoder: &Decoder,
+        trainable: &TrainableDecoder,
         cache: &mut Cache,
         mut x: Tensor,
     ) -> Result<Tensor, DeviceError> {
+        let decoder = &trainable.decoder;
         let (device, heads) = (&decoder.device, decoder.config.heads);
         let mut normed = Tensor::default();
         x = decoder.embed_norm(x, &self.slot_mapping, &mut normed)?;
@@ -472,13 +495,22 @@ impl Segment {
             let next = decoder.blocks.get(layer + 1);
             let mut saved =
                 LayerActivations { x: x.clone(), normed, ..LayerActivations::default() };
-            let kv = cache.kv.layer_mut(layer);
-            saved.project_qkv(decoder, block, kv, &self.slot_mapping)?;
-            let (mut attention, mut dropout) = (&self.attention, &self.dropout);
+            let mut of = LayerForward {
+                decoder,
+                block,
+                params: &trainable.blocks[layer],
+                layer,
+                dropout: &self.dropout,
+                adapter_dropout: &self.adapter_dropout,
+            };
+            of.project_qkv(&mut saved, cache.kv.layer_mut(layer), &self.slot_mapping)?;
+            let mut attention = &self.attention;
             if let (None, Some(output)) = (next, &self.output) {
                 x = ops::gather(device, &x, &output.rows)?;
                 saved.qkv = ops::gather(device, &saved.qkv, &output.rows)?;
-                (attention, dropout) = (&output.attention, &output.dropout);
+                (attention, of.dropout) = (&output.attention, &output.dropout);
+                of.adapter_dropout =
+                    self.output_adapter_dropout.as_ref().unwrap_or(&self.adapter_dropout);
             }
             ops::attention(
                 device,
@@ -488,29 +520,15 @@ impl Segment {
                 attention,
                 &mut saved.attended,
             )?;
-            let of = LinearResidualNorm {
-                x: &saved.attended,
-                map: &block.attn_out,
-                mask: dropout.mask(layer, Site::AttnOut),
-                norm: &block.mlp_norm,
-                dtype: OutputDtype::Compute,
-            };
-            ops::linear_residual_norm(device, of, &mut x, &mut saved.mlp_normed)?;
+            of.attn_out(&mut saved, &mut x)?;
             saved.mid_residual = x.clone();
-            saved.mlp(decoder, block)?;
+            of.mlp(&mut saved)?;
             normed = Tensor::default();
             let (norm, dtype) = match next {
                 Some(next) => (&next.attn_norm, OutputDtype::Compute),
                 None => (&decoder.final_norm, OutputDtype::F32),
             };
-            let of = LinearResidualNorm {
-                x: &saved.inner,
-                map: &block.mlp_out,
-                mask: dropout.mask(layer, Site::MlpOut),
-                norm,
-                dtype,
-            };
-            ops::linear_residual_norm(device, of, &mut x, &mut normed)?;
+            of.mlp_out(&saved, &mut x, norm, dtype, &mut normed)?;
             self.layers.push(saved);
         }
         self.residual = x;
@@ -518,48 +536,117 @@ impl Segment {
     }
 }
 
-impl LayerActivations {
+/// The rows of a pass with the dropout of adapters' inputs: the keys of the pass's own dropout.
+fn adapter_rows(dropout: Option<Dropout<'_>>, p: f32) -> Option<Vec<Option<RowPerturbation>>> {
+    let Some(Dropout::Sampled(rows)) = dropout.filter(|_| p > 0.0) else { return None };
+    let of = |row: RowPerturbation| RowPerturbation { strength: p, sites: SiteSet::LORA, ..row };
+    Some(rows.iter().map(|row| row.map(of)).collect())
+}
+
+/// The forward of one layer.
+struct LayerForward<'a> {
+    decoder: &'a Decoder,
+    block: &'a Block,
+    params: &'a BlockParameters,
+    layer: usize,
+    dropout: &'a ChunkDropout,
+    adapter_dropout: &'a ChunkDropout,
+}
+
+impl<'a> LayerForward<'a> {
+    fn input<'x>(&self, x: &'x Tensor, site: Site) -> AdapterInput<'x>
+    where
+        'a: 'x,
+    {
+        AdapterInput { x, mask: self.adapter_dropout.mask(self.layer, site) }
+    }
+
     /// The QKV projection, whose result before QK norms, if there are any, is kept for their
     /// backward.
     fn project_qkv(
-        &mut self,
-        decoder: &Decoder,
-        block: &Block,
+        &self,
+        saved: &mut LayerActivations,
         kv: KvLayerMut<'_>,
         slots: &SlotMapping,
     ) -> Result<(), DeviceError> {
-        let (device, transform) = (&decoder.device, decoder.qkv_params(block));
-        let (normed, map, qkv) = (&self.normed, &block.qkv, &mut self.qkv);
-        if transform.qk_norms.is_none() {
+        let (device, transform) = (&self.decoder.device, self.decoder.qkv_params(self.block));
+        let (normed, map, qkv) = (&saved.normed, &self.block.qkv, &mut saved.qkv);
+        if transform.qk_norms.is_none() && !self.params.qkv.has_adapter_pass() {
             let projection = QkvProjection { map, transform };
             return ops::project_qkv(device, normed, projection, kv, slots, qkv);
         }
-        ops::linear(device, normed, map, Activation::None, OutputDtype::Compute, qkv)?;
-        self.raw_qkv = qkv.clone();
+        let input = self.input(normed, Site::LoraQkv);
+        self.params.qkv.forward(device, map, input, OutputDtype::Compute, qkv)?;
+        if transform.qk_norms.is_some() {
+            saved.raw_qkv = qkv.clone();
+        }
         ops::rope_and_cache(device, qkv, transform, kv, slots)
     }
 
+    /// The output projection of attention and the norm after it.
+    fn attn_out(&self, saved: &mut LayerActivations, x: &mut Tensor) -> Result<(), DeviceError> {
+        let of = LinearResidualNorm {
+            x: &saved.attended,
+            map: &self.block.attn_out,
+            mask: self.dropout.mask(self.layer, Site::AttnOut),
+            norm: &self.block.mlp_norm,
+            dtype: OutputDtype::Compute,
+        };
+        self.residual_norm(&self.params.attn_out, Site::LoraAttnOut, of, x, &mut saved.mlp_normed)
+    }
+
     /// The MLP up to its output projection.
-    fn mlp(&mut self, decoder: &Decoder, block: &Block) -> Result<(), DeviceError> {
-        let device = &decoder.device;
-        ops::linear(
-            device,
-            &self.mlp_normed,
-            &block.mlp_in,
-            Activation::None,
-            OutputDtype::Compute,
-            &mut self.pre_activation,
-        )?;
-        match mlp_activation(decoder.config.mlp) {
-            Some(activation) => ops::activate(
-                device,
-                &self.pre_activation,
-                activation,
-                OutputDtype::Compute,
-                &mut self.inner,
-            ),
-            None => ops::swiglu(device, &self.pre_activation, &mut self.inner),
+    fn mlp(&self, saved: &mut LayerActivations) -> Result<(), DeviceError> {
+        let (device, dtype) = (&self.decoder.device, OutputDtype::Compute);
+        let input = self.input(&saved.mlp_normed, Site::LoraMlpIn);
+        let (params, map) = (&self.params.mlp_in, &self.block.mlp_in);
+        params.forward(device, map, input, dtype, &mut saved.pre_activation)?;
+        match mlp_activation(self.decoder.config.mlp) {
+            Some(activation) => {
+                ops::activate(device, &saved.pre_activation, activation, dtype, &mut saved.inner)
+            }
+            None => ops::swiglu(device, &saved.pre_activation, &mut saved.inner),
         }
+    }
+
+    /// The MLP's output projection and the norm after it.
+    fn mlp_out(
+        &self,
+        saved: &LayerActivations,
+        x: &mut Tensor,
+        norm: &Normalization,
+        dtype: OutputDtype,
+        normed: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let of = LinearResidualNorm {
+            x: &saved.inner,
+            map: &self.block.mlp_out,
+            mask: self.dropout.mask(self.layer, Site::MlpOut),
+            norm,
+            dtype,
+        };
+        self.residual_norm(&self.params.mlp_out, Site::LoraMlpOut, of, x, normed)
+    }
+
+    /// [`ops::linear_residual_norm`], an unmerged adapter included.
+    fn residual_norm(
+        &self,
+        params: &LinearParameters,
+        site: Site,
+        of: LinearResidualNorm<'_>,
+        stream: &mut Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let device = &self.decoder.device;
+        if !params.has_adapter_pass() {
+            return ops::linear_residual_norm(device, of, stream, out);
+        }
+        let LinearResidualNorm { x, map, mask, norm, dtype } = of;
+        let (mut result, mut dropped) = (Tensor::default(), Tensor::default());
+        params.forward(device, map, self.input(x, site), OutputDtype::F32, &mut result)?;
+        ops::dropout(device, &result, mask, OutputDtype::F32, &mut dropped)?;
+        ops::add(device, stream, &dropped)?;
+        ops::norm(device, stream, norm, dtype, out)
     }
 }
 
@@ -570,11 +657,23 @@ struct LayerBackward<'a> {
     params: &'a mut BlockParameters,
     layer: usize,
     saved: &'a LayerActivations,
+    adapter_dropout: &'a ChunkDropout,
 }
 
-impl LayerBackward<'_> {
-    fn block(&self) -> &Block {
-        &self.decoder.blocks[self.layer]
+impl<'a> LayerBackward<'a> {
+    /// The backward of a layer that was fed `x`, from the gradient `dy` of its result.
+    fn linear<'x>(
+        &self,
+        x: &'x Tensor,
+        site: Site,
+        dy: &'x Tensor,
+        dtype: OutputDtype,
+    ) -> LinearBackward<'x>
+    where
+        'a: 'x,
+    {
+        let input = AdapterInput { x, mask: self.adapter_dropout.mask(self.layer, site) };
+        LinearBackward { input, dy, dtype }
     }
 
     /// The backward of the MLP and its norm. `dx` holds the gradient of the residual stream after
@@ -589,8 +688,9 @@ impl LayerBackward<'_> {
             OutputDtype::Compute,
             &mut dy,
         )?;
-        self.params.mlp_out.accumulate_gradients(device, &saved.inner, &dy)?;
-        ops::linear_dx(device, &dy, &block.mlp_out, OutputDtype::Compute, &mut dinner)?;
+        let compute = OutputDtype::Compute;
+        let of = self.linear(&saved.inner, Site::LoraMlpOut, &dy, compute);
+        self.params.mlp_out.backward(device, &block.mlp_out, of, &mut dinner)?;
         match mlp_activation(self.decoder.config.mlp) {
             Some(a) => ops::activate_backward(
                 device,
@@ -608,8 +708,8 @@ impl LayerBackward<'_> {
                 &mut dpre,
             )?,
         }
-        self.params.mlp_in.accumulate_gradients(device, &saved.mlp_normed, &dpre)?;
-        ops::linear_dx(device, &dpre, &block.mlp_in, OutputDtype::F32, &mut dnormed)?;
+        let of = self.linear(&saved.mlp_normed, Site::LoraMlpIn, &dpre, OutputDtype::F32);
+        self.params.mlp_in.backward(device, &block.mlp_in, of, &mut dnormed)?;
         let mlp_norm = &mut self.params.mlp_norm;
         mlp_norm.accumulate_gradients(device, &block.mlp_norm, &saved.mid_residual, &dnormed, dx)
     }
@@ -633,8 +733,8 @@ impl LayerBackward<'_> {
             OutputDtype::Compute,
             &mut dy,
         )?;
-        self.params.attn_out.accumulate_gradients(device, &saved.attended, &dy)?;
-        ops::linear_dx(device, &dy, &block.attn_out, OutputDtype::Compute, &mut dattended)?;
+        let of = self.linear(&saved.attended, Site::LoraAttnOut, &dy, OutputDtype::Compute);
+        self.params.attn_out.backward(device, &block.attn_out, of, &mut dattended)?;
         let inputs = AttentionBackward {
             q: &saved.qkv,
             kv: cache.kv.layer(self.layer),
@@ -663,10 +763,10 @@ impl LayerBackward<'_> {
             let dscales = [&mut q.weight.gradient, &mut k.weight.gradient];
             ops::qk_norm_backward(device, &saved.raw_qkv, transform, dqkv, dscales)?;
         }
-        self.params.qkv.accumulate_gradients(device, &saved.normed, dqkv)?;
-        let mut dnormed = Tensor::default();
-        ops::linear_dx(device, dqkv, &self.block().qkv, OutputDtype::F32, &mut dnormed)?;
-        let norm = &self.decoder.blocks[self.layer].attn_norm;
+        let (mut dnormed, block) = (Tensor::default(), &self.decoder.blocks[self.layer]);
+        let of = self.linear(&saved.normed, Site::LoraQkv, dqkv, OutputDtype::F32);
+        self.params.qkv.backward(device, &block.qkv, of, &mut dnormed)?;
+        let norm = &block.attn_norm;
         self.params.attn_norm.accumulate_gradients(device, norm, &saved.x, &dnormed, dx)
     }
 }

@@ -1,13 +1,15 @@
 //! LoRA adapters in training: a frozen weight W becomes W + scale B A, with A (rank, inputs) and
 //! B (outputs, rank) trained.
 //!
-//! The kernels multiply with the merged weight, so a pass costs what it costs without an adapter.
-//! The backward of a pass adds to the gradient of the merged weight, G; at the end of a batch
-//! `dA += scale B^T G` and `dB += scale G A^T`, which is exact because both are linear in G.
+//! Without dropout the kernels multiply with the merged weight, so a pass costs what it costs
+//! without an adapter. The backward of a pass adds to the gradient of the merged weight, G; at the
+//! end of a batch `dA += scale B^T G` and `dB += scale G A^T`, which is exact because both are
+//! linear in G. Dropout of the adapter's input keeps it apart: every pass adds
+//! `scale B A dropout(x)` to the frozen layer's result.
 
 use std::ops::Range;
 
-use tensor::ops::{self, Activation, Linear, OutputDtype};
+use tensor::ops::{self, Activation, DropoutMask, Linear, OutputDtype};
 use tensor::rng::philox;
 use tensor::{Device, DeviceError, Tensor};
 
@@ -25,6 +27,9 @@ pub struct LoraConfig {
     pub alpha: f32,
     /// The adapted layers.
     pub targets: LoraTargets,
+    /// Probability of dropout on the adapters' inputs; 0 for none. The matrices of one layer share
+    /// their mask.
+    pub dropout: f32,
     /// Seed of A's initial values; B begins at zero.
     pub seed: u64,
 }
@@ -53,6 +58,23 @@ impl LoraTargets {
 pub(super) struct LoraAdapter {
     parts: Vec<AdaptedMatrix>,
     scale: f32,
+    /// Whether the kernels multiply with the merged weight.
+    pub(super) is_merged: bool,
+}
+
+/// The input of a layer, and the dropout on its way into the adapter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdapterInput<'a> {
+    pub(crate) x: &'a Tensor, // (rows, inputs)
+    pub(crate) mask: Option<DropoutMask<'a>>,
+}
+
+impl AdapterInput<'_> {
+    fn dropped(&self, device: &Device) -> Result<Tensor, DeviceError> {
+        let mut dropped = Tensor::default();
+        ops::dropout(device, self.x, self.mask, OutputDtype::Compute, &mut dropped)?;
+        Ok(dropped)
+    }
 }
 
 #[derive(Debug)]
@@ -61,6 +83,7 @@ struct AdaptedMatrix {
     a: Parameter,          // (inputs, rank): A transposed
     b: Parameter,          // (outputs, rank)
     a_map: Linear,         // rank -> inputs: the copy of A that products read
+    b_map: Option<Linear>, // rank -> all outputs of the layer; `None` if merged
 }
 
 impl LoraAdapter {
@@ -81,8 +104,64 @@ impl LoraAdapter {
                 parts.push(AdaptedMatrix::new(device, module, rows, factors)?);
             }
         }
-        let scale = config.alpha / config.rank as f32;
-        Ok((!parts.is_empty()).then_some(Self { parts, scale }))
+        let (scale, is_merged) = (config.alpha / config.rank as f32, config.dropout == 0.0);
+        if !is_merged {
+            for part in &mut parts {
+                let (rank, outputs) = (config.rank, spec.outputs());
+                let zeros = vec![0.0; rank * outputs];
+                let b_map = Linear::from_output_major(device, rank, outputs, &zeros, None)?;
+                part.b_map = Some(b_map);
+                part.sync_weights(device)?;
+            }
+        }
+        Ok((!parts.is_empty()).then_some(Self { parts, scale, is_merged }))
+    }
+
+    /// `y += scale B A dropout(x)`: y is (rows, outputs of the layer), f32.
+    pub(super) fn add_output(
+        &self,
+        device: &Device,
+        input: AdapterInput<'_>,
+        y: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let x = input.dropped(device)?;
+        for (part, b_map) in self.parts.iter().filter_map(|part| Some((part, part.b_map.as_ref()?)))
+        {
+            let (mut u, mut output) = (Tensor::default(), Tensor::default());
+            ops::linear_dx(device, &x, &part.a_map, OutputDtype::Compute, &mut u)?;
+            ops::linear(device, &u, b_map, Activation::None, OutputDtype::F32, &mut output)?;
+            ops::add_scaled(device, y, &output, self.scale)?;
+        }
+        Ok(())
+    }
+
+    /// The backward of [`Self::add_output`]: adds to the factors' gradients and to dx, f32.
+    pub(super) fn backward(
+        &mut self,
+        device: &Device,
+        input: AdapterInput<'_>,
+        dy: &Tensor,
+        dx: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let (x, scale) = (input.dropped(device)?, self.scale);
+        for part in &mut self.parts {
+            let AdaptedMatrix { outputs, a, b, a_map, b_map: Some(b_map) } = part else { continue };
+            let (mut u, mut du, mut dropped) = Default::default();
+            ops::linear_dx(device, &x, a_map, OutputDtype::F32, &mut u)?;
+            ops::scale(device, &mut u, scale)?;
+            let mut db = Tensor::zeros_on(device, b_map.outputs(), b_map.inputs())?;
+            ops::linear_dw(device, &u, dy, &mut db, None)?;
+            let own: Vec<usize> = outputs.clone().collect();
+            ops::add(device, &mut b.gradient, &ops::select(device, [&db], &own)?)?;
+            ops::linear_dx(device, dy, b_map, OutputDtype::F32, &mut du)?;
+            ops::scale(device, &mut du, scale)?;
+            ops::linear_dw(device, &du, &x, &mut a.gradient, None)?;
+            let mut dinput = Tensor::default();
+            ops::linear(device, &du, a_map, Activation::None, OutputDtype::F32, &mut dinput)?;
+            ops::dropout(device, &dinput, input.mask, OutputDtype::F32, &mut dropped)?;
+            ops::add(device, dx, &dropped)?;
+        }
+        Ok(())
     }
 
     /// `weight + scale B A`, (outputs, inputs).
@@ -148,14 +227,24 @@ impl AdaptedMatrix {
         let a = factor("lora_A", Tensor::from_vec(inputs, rank, a), WeightLayout::InputMajor)?;
         let b = Tensor::from_vec(outputs.len(), rank, b);
         let b = factor("lora_B", b, WeightLayout::OutputMajor)?;
-        let mut adapted = Self { outputs, a, b, a_map };
+        let mut adapted = Self { outputs, a, b, a_map, b_map: None };
         adapted.sync_weights(device)?;
         Ok(adapted)
     }
 
     fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
         self.a_map.assign(device, &self.a.value, None)?;
-        self.a_map.prepare_backward(device, &self.a.value)
+        self.a_map.prepare_backward(device, &self.a.value)?;
+        let Some(b_map) = &mut self.b_map else { return Ok(()) };
+        // B between zeros for the outputs of the layer's other matrices.
+        let (outputs, rank) = (b_map.outputs(), b_map.inputs());
+        let before = Tensor::zeros_on(device, self.outputs.start, rank)?;
+        let after = Tensor::zeros_on(device, outputs - self.outputs.end, rank)?;
+        let parts = [&before, &self.b.value, &after];
+        let parts: Vec<&Tensor> = parts.into_iter().filter(|part| part.rows() > 0).collect();
+        let padded = ops::concat(device, &parts)?;
+        b_map.assign(device, &padded, None)?;
+        b_map.prepare_backward(device, &padded)
     }
 
     /// B A, (outputs, inputs).

@@ -1,9 +1,9 @@
 //! The parameters of a linear layer: all of its weights, a LoRA adapter, some rows, or none.
 
-use tensor::ops::{self, Indices, Linear};
+use tensor::ops::{self, Activation, Indices, Linear, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::adapter::LoraAdapter;
+use super::adapter::{AdapterInput, LoraAdapter};
 use super::{Parameter, ParameterLayout, Tuning};
 use crate::error::ModelError;
 use crate::source::TensorSource;
@@ -99,7 +99,12 @@ impl LinearParameters {
         };
         let layout = ParameterLayout::Matrix { parts: names("weight"), layout: spec.layout };
         let mut weight = parameter(layout, Tensor::from_vec(outputs, inputs, matrix))?;
-        if let TrainedPart::Adapter(_) | TrainedPart::Rows(_) = trained {
+        let needs_gradient = match &trained {
+            TrainedPart::Adapter(adapter) => adapter.is_merged,
+            TrainedPart::Rows(_) => true,
+            TrainedPart::All | TrainedPart::Nothing => false, // its own, or none
+        };
+        if needs_gradient {
             weight.gradient = Tensor::zeros_on(device, outputs, inputs)?;
         }
         let bias = spec.bias(source)?.map(|values| {
@@ -133,7 +138,12 @@ impl LinearParameters {
         match &mut self.trained {
             TrainedPart::Nothing => return Ok(()),
             TrainedPart::All => {}
-            TrainedPart::Adapter(adapter) => adapter.sync_weights(device)?,
+            TrainedPart::Adapter(adapter) => {
+                adapter.sync_weights(device)?;
+                if !adapter.is_merged {
+                    return Ok(());
+                }
+            }
             TrainedPart::Rows(TrainedRows { frozen, rows }) => {
                 self.weight.value = ops::concat(device, &[frozen, &rows.value])?;
             }
@@ -145,12 +155,66 @@ impl LinearParameters {
     pub(crate) fn assign(&self, device: &Device, linear: &mut Linear) -> Result<(), DeviceError> {
         let bias = self.bias.as_ref().map(|b| &b.value);
         let merged = match &self.trained {
-            TrainedPart::Adapter(adapter) => Some(adapter.merged(device, &self.weight.value)?),
-            TrainedPart::All | TrainedPart::Rows(_) | TrainedPart::Nothing => None,
+            TrainedPart::Adapter(adapter) if adapter.is_merged => {
+                Some(adapter.merged(device, &self.weight.value)?)
+            }
+            _ => None,
         };
         let weight = merged.as_ref().unwrap_or(&self.weight.value);
         linear.assign(device, weight, bias)?;
         linear.prepare_backward(device, weight)
+    }
+
+    /// The adapter that every pass has to add, because its dropout keeps it from being merged.
+    fn adapter(&self) -> Option<&LoraAdapter> {
+        match &self.trained {
+            TrainedPart::Adapter(adapter) if !adapter.is_merged => Some(adapter),
+            _ => None,
+        }
+    }
+
+    /// Whether every pass has to add an adapter.
+    pub(crate) fn has_adapter_pass(&self) -> bool {
+        self.adapter().is_some()
+    }
+
+    /// `out = x W + b`, an unmerged adapter included; `linear` holds W and b.
+    pub(crate) fn forward(
+        &self,
+        device: &Device,
+        linear: &Linear,
+        input: AdapterInput<'_>,
+        dtype: OutputDtype,
+        out: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let none = Activation::None;
+        let Some(adapter) = self.adapter() else {
+            return ops::linear(device, input.x, linear, none, dtype, out);
+        };
+        let mut sum = Tensor::default();
+        ops::linear(device, input.x, linear, none, OutputDtype::F32, &mut sum)?;
+        adapter.add_output(device, input, &mut sum)?;
+        cast(device, sum, dtype, out)
+    }
+
+    /// The backward of [`Self::forward`], given the gradient dy of its result: adds to the
+    /// gradients of the parameters and writes that of x.
+    pub(crate) fn backward(
+        &mut self,
+        device: &Device,
+        linear: &Linear,
+        LinearBackward { input, dy, dtype }: LinearBackward<'_>,
+        dx: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        self.accumulate_gradients(device, input.x, dy)?;
+        let adapter = match &mut self.trained {
+            TrainedPart::Adapter(adapter) if !adapter.is_merged => adapter,
+            _ => return ops::linear_dx(device, dy, linear, dtype, dx),
+        };
+        let mut sum = Tensor::default();
+        ops::linear_dx(device, dy, linear, OutputDtype::F32, &mut sum)?;
+        adapter.backward(device, input, dy, &mut sum)?;
+        cast(device, sum, dtype, dx)
     }
 
     /// Adds to the gradients, given the input x and the gradient dy of the output.
@@ -162,6 +226,7 @@ impl LinearParameters {
     ) -> Result<(), DeviceError> {
         let bias = match self.trained {
             TrainedPart::Nothing => return Ok(()),
+            TrainedPart::Adapter(ref adapter) if !adapter.is_merged => return Ok(()),
             TrainedPart::Adapter(_) | TrainedPart::Rows(_) => None,
             TrainedPart::All => self.bias.as_mut().map(|b| &mut b.gradient),
         };
@@ -184,11 +249,11 @@ impl LinearParameters {
     /// Turns the gradient of a frozen weight into those of what is trained in its place.
     pub(crate) fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
         match &mut self.trained {
-            TrainedPart::Adapter(adapter) => {
+            TrainedPart::Adapter(adapter) if adapter.is_merged => {
                 adapter.collect_gradients(device, &mut self.weight.gradient)
             }
             TrainedPart::Rows(rows) => rows.collect_gradients(device, &mut self.weight.gradient),
-            TrainedPart::All | TrainedPart::Nothing => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -213,4 +278,27 @@ impl LinearParameters {
         }
         .into_iter()
     }
+}
+
+/// The arguments of [`LinearParameters::backward`] that it reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinearBackward<'a> {
+    pub(crate) input: AdapterInput<'a>,
+    pub(crate) dy: &'a Tensor, // (rows, outputs)
+    /// Of the gradient of x.
+    pub(crate) dtype: OutputDtype,
+}
+
+/// `out = x`, f32, in another dtype.
+fn cast(
+    device: &Device,
+    x: Tensor,
+    dtype: OutputDtype,
+    out: &mut Tensor,
+) -> Result<(), DeviceError> {
+    match dtype {
+        OutputDtype::F32 => *out = x,
+        OutputDtype::Compute => ops::dropout(device, &x, None, dtype, out)?,
+    }
+    Ok(())
 }

@@ -180,11 +180,11 @@ fn distilled_pair(id: u32, thoughts: usize) -> [TokenizedExample; 2] {
 }
 
 /// A tiny reasoner that is trained by LoRA, with two new tokens.
-fn lora_step(family: CheckpointFamily) -> LatentTrainStep {
+fn lora_step(family: CheckpointFamily, dropout: f32) -> LatentTrainStep {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), &tiny(family)).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTargets::All, seed: 1 };
+    let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTargets::All, dropout, seed: 1 };
     let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 2 };
     let (config, source) = (checkpoint.config(), &WithFactors(&checkpoint));
     let model =
@@ -281,7 +281,7 @@ fn step_decoder_of_two_thoughts_a_step() {
 
 #[test]
 fn adapters_and_new_tokens_on_gpt2() {
-    let mut train_step = lora_step(CheckpointFamily::CodiGpt2);
+    let mut train_step = lora_step(CheckpointFamily::CodiGpt2, 0.0);
     // The last tokens of the vocabulary are fed and predicted.
     let last = train_step.model.decoder.config().vocab as u32 - 1;
     let mut examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
@@ -293,12 +293,39 @@ fn adapters_and_new_tokens_on_gpt2() {
 
 #[test]
 fn adapters_on_llama() {
-    let train_step = lora_step(CheckpointFamily::CodiLlama);
+    let train_step = lora_step(CheckpointFamily::CodiLlama, 0.0);
     let examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
     let last = train_step.model.decoder.config().vocab as u32 - 1;
     let mut examples = examples;
     examples[0].prompt[0] = last;
     assert_gradients(&mut LatentSubject { train_step, examples, dropout: None });
+}
+
+#[test]
+fn adapters_with_dropout() {
+    for family in [CheckpointFamily::CodiGpt2, CheckpointFamily::CodiLlama] {
+        let train_step = lora_step(family, 0.3);
+        let examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
+        assert_gradients(&mut LatentSubject { train_step, examples, dropout: Some(dropout()) });
+    }
+}
+
+/// Without dropout an adapter that is kept apart computes what a merged one computes.
+#[test]
+fn an_adapter_apart_equals_a_merged_one() {
+    let examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
+    let mut losses = [0.0, 0.3].map(|dropout| {
+        let mut step = lora_step(CheckpointFamily::CodiLlama, dropout);
+        let losses = step.batch_losses(&examples, None).unwrap();
+        (losses.tokens, take_gradients(step.parameters_mut()))
+    });
+    let [(merged, gradients), (apart, others)] = &mut losses;
+    assert!((*merged - *apart).abs() < 1e-5, "{merged} {apart}");
+    for ((name, one), (_, other)) in gradients.iter().zip(others) {
+        let largest = one.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let close = one.iter().zip(other).all(|(a, b)| (a - *b).abs() <= 1e-4 * largest + 1e-6);
+        assert!(close, "{name}");
+    }
 }
 
 struct ColarSubject {
@@ -329,7 +356,8 @@ fn compressed_steps_and_gaussian_head() {
     write_checkpoint(dir.path(), &tiny(CheckpointFamily::Colar)).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let config = checkpoint.config();
-    let lora = LoraConfig { rank: 4, alpha: 4.0, targets: LoraTargets::All, seed: 1 };
+    let targets = LoraTargets::All;
+    let lora = LoraConfig { rank: 4, alpha: 4.0, targets, dropout: 0.0, seed: 1 };
     let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 0 };
     let source = &WithFactors(&checkpoint);
     let model =

@@ -192,12 +192,12 @@ fn data_setting(data: &[WeightedData]) -> Value {
 
 /// The settings that determine the weights and are not those of the training loop.
 fn model_settings(args: &ReasonerArgs, method: &MethodSpec) -> Value {
-    let LoraArgs { rank, alpha, targets, .. } = &args.lora;
+    let LoraArgs { rank, alpha, dropout, targets } = &args.lora;
     json!({
         "method": method,
         "init": args.init,
         "data": data_setting(&args.data),
         "shape": [args.width.get(), args.layers.get(), args.heads.get(), args.context.get()],
-        "lora": [json!(rank), json!(alpha), json!(targets)],
+        "lora": [json!(rank), json!(alpha), json!(dropout), json!(targets)],
     })
 }

@@ -19,7 +19,7 @@ use train::reward_step::{
 use train::trainer::TrainTask;
 
 use super::{run_training, train_config, train_settings, weight_dtype};
-use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
+use crate::args::{LoraArgs, ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::printer::Printer;
 
 /// Runs `train reward`.
@@ -152,6 +152,7 @@ fn end_latent_tokens(dir: &Path) -> Result<Vec<u32>> {
 
 /// The settings of the fingerprint that are not those of the training loop.
 fn model_settings(args: &RewardArgs) -> Value {
+    let LoraArgs { rank, alpha, dropout, targets } = &args.lora;
     json!({
         "model": args.model,
         "init": args.init,
@@ -162,6 +163,6 @@ fn model_settings(args: &RewardArgs) -> Value {
         "head": format!("{:?}", args.head),
         "reads_answers": args.reads_answers,
         "mind": args.reference,
-        "lora": [json!(args.lora.rank), json!(args.lora.alpha), json!(args.lora.targets)],
+        "lora": [json!(rank), json!(alpha), json!(dropout), json!(targets)],
     })
 }

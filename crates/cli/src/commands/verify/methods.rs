@@ -255,6 +255,7 @@ impl MethodsDump<'_> {
             rank: reference.rank,
             alpha: reference.alpha,
             targets: LoraTargets::All,
+            dropout: 0.0,
             seed: 0,
         };
         let tuning = DecoderTuning::Lora { config: &config, new_tokens: 0 };
