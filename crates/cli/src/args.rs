@@ -419,6 +419,8 @@ pub enum BenchShape {
     /// Qwen3-VL's text tower, 2B
     #[value(name = "qwen3-2b")]
     Qwen32b,
+    /// SmolLM2, 135M
+    Smollm2,
     /// The reasoner inside this program, 5M
     Embedded,
 }
@@ -426,8 +428,16 @@ pub enum BenchShape {
 /// The model whose training step `bench --train` measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TrainTarget {
-    /// A latent reasoner, by the cross-entropy of the tokens after its thoughts
+    /// A latent reasoner, by the cross-entropy of the tokens after its thoughts (COCONUT)
     Reasoner,
+    /// A reasoner that writes its steps
+    Cot,
+    /// A latent reasoner by self-distillation
+    Codi,
+    /// The same with a step decoder
+    Simcot,
+    /// A latent reasoner on compressed steps
+    Colar,
     /// A reward model, by the contrastive loss over each problem's trajectories
     Reward,
 }
@@ -459,6 +469,14 @@ pub struct BenchArgs {
         conflicts_with_all = ["annotate", "reward", "data"]
     )]
     pub train: Option<TrainTarget>,
+
+    /// Train adapters of this rank instead of all weights, for --train; 0 for all weights
+    #[arg(long, value_name = "RANK", default_value = "0")]
+    pub lora: usize,
+
+    /// The probability of dropout on the adapters' inputs, for --lora
+    #[arg(long, value_name = "P", value_parser = values::share, default_value = "0")]
+    pub lora_dropout: f32,
 
     /// Sequences of a batch, for --train
     #[arg(long, value_name = "COUNT", default_value = "256")]

@@ -3,19 +3,26 @@
 //!
 //! Weights are those of a fresh model, so the first loss is that of a uniform guess.
 
-use model::{Config, InitialWeights, LmHead, ModelError, TrainableDecoder, TrainableHead};
+use engine::family::{CODI_PROJECTOR, COLAR_HEAD};
+use model::{
+    Config, Decoder, DecoderTuning, InitialWeights, LmHead, LoraConfig, MlpShape, ModelError,
+    TrainableDecoder, TrainableGaussianHead, TrainableHead, TrainableMlp,
+};
 use tensor::rng::{MAX_ELEMENTS, RngKey};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::dropout::DropoutConfig;
 use crate::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use crate::loss::Objective;
-use crate::methods::TrainStep;
+use crate::methods::codi::Distillation;
+use crate::methods::colar::{ColarExample, ColarTrainStep};
+use crate::methods::simcot::StepDecoder;
+use crate::methods::{ExampleRows, TrainStep};
 use crate::reward_step::{
     RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep, TrainableRewardHead,
 };
 use crate::schedule::{LrSchedule, Optimizer};
-use crate::tokenized_example::TokenizedExample;
+use crate::tokenized_example::{DistillRole, TokenizedExample};
 
 /// The shape of the batch.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +35,33 @@ pub struct TrainBenchSize {
     pub thoughts: usize,
 }
 
+/// The method of a reasoner's training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BenchMethod {
+    /// A chain of thought in text.
+    Cot,
+    /// COCONUT.
+    Coconut,
+    /// CODI.
+    Codi,
+    /// CODI with SIM-CoT's step decoder.
+    Simcot,
+    /// CoLaR's supervised stage.
+    Colar,
+}
+
+/// Tokens of a chain of thought.
+const COT_TOKENS: usize = 32;
+/// Steps of a chain of thought, and the tokens of each, that a step decoder reads.
+const STEPS: (usize, usize) = (3, 10);
+/// Tokens that a thought of CoLaR stands for, and the inner width of its latent head.
+const SPEED: usize = 2;
+const LATENT_HEAD: usize = 2048;
+
 /// A model and its batch.
 enum BenchedStep {
     Reasoner { train_step: Box<LatentTrainStep>, examples: Vec<TokenizedExample> },
+    Colar { train_step: Box<ColarTrainStep>, examples: Vec<ColarExample> },
     Reward { train_step: Box<RewardTrainStep>, examples: Vec<RewardExample> },
 }
 
@@ -53,25 +84,51 @@ const OPTIMIZER: Optimizer = Optimizer {
 };
 
 impl TrainBench {
-    /// A reasoner. Completions are an end-latent token and `target` tokens with a loss.
+    /// A reasoner that is trained by a method, all weights or adapters of it. Answers have `target`
+    /// tokens.
     pub fn reasoner(
         device: &Device,
         config: &Config,
         size: TrainBenchSize,
         target: usize,
+        (method, lora): (BenchMethod, Option<&LoraConfig>),
     ) -> Result<Self, ModelError> {
-        let model = load_decoder(device, config, LmHead::With)?;
-        let example = |i: u32| TokenizedExample {
-            id: i,
-            prompt: synthetic_tokens(config.vocab, i, size.prompt),
-            thoughts: size.thoughts,
-            completion: synthetic_tokens(config.vocab, !i, 1 + target),
-            loss_start: 1,
-            ..TokenizedExample::default()
+        let source = initial_weights(config);
+        let tuning = match lora {
+            None => DecoderTuning::Full,
+            Some(config) => DecoderTuning::Lora { config, new_tokens: 0 },
         };
-        let (head, auxiliary) = (TrainableHead::Identity, AuxiliaryLosses::default());
+        let load = || TrainableDecoder::load_tuned(device, config, &source, LmHead::With, tuning);
+        let model = device.run(load)?;
+        let batch = SyntheticBatch { config, size, target };
+        let width = config.width;
+        if method == BenchMethod::Colar {
+            let shape = (width, LATENT_HEAD);
+            let head = TrainableGaussianHead::load(device, &source, &COLAR_HEAD, shape)?;
+            let train_step = Box::new(ColarTrainStep::new(model, head, 0.02));
+            let benched = BenchedStep::Colar { train_step, examples: batch.colar() };
+            return Ok(Self::new(device, benched));
+        }
+        let (mut head, mut auxiliary) = (TrainableHead::Identity, AuxiliaryLosses::default());
+        if matches!(method, BenchMethod::Codi | BenchMethod::Simcot) {
+            let shape = MlpShape { inputs: width, hidden: width, outputs: width };
+            let projector = TrainableMlp::load(device, &source, &CODI_PROJECTOR, shape)?;
+            head = TrainableHead::Mlp(Box::new(projector));
+            auxiliary.distillation = Some(Distillation { loss_weight: 20.0 });
+        }
+        if method == BenchMethod::Simcot {
+            let decoder = load_decoder(device, config, LmHead::With)?;
+            auxiliary.step_decoder = Some(StepDecoder::new(decoder, 1, 0));
+        }
+        let examples = match method {
+            BenchMethod::Cot => batch.cot(DistillRole::Student),
+            BenchMethod::Coconut => batch.students(),
+            _ => {
+                let pairs = batch.students().into_iter().zip(batch.cot(DistillRole::Teacher));
+                pairs.flat_map(|(student, teacher)| [student, teacher]).collect()
+            }
+        };
         let train_step = Box::new(LatentTrainStep::new(model, head, auxiliary));
-        let examples = (0..size.sequences as u32).map(example).collect();
         Ok(Self::new(device, BenchedStep::Reasoner { train_step, examples }))
     }
 
@@ -116,13 +173,24 @@ impl TrainBench {
         let Self { device, benched, dropout, steps } = self;
         let (step, p) = (*steps, *dropout);
         *steps += 1;
-        let dropout = (p > 0.0).then_some(DropoutConfig { p, seed: 0, step });
+        let adapters = match benched {
+            BenchedStep::Reasoner { train_step, .. } => train_step.model.has_adapter_dropout(),
+            BenchedStep::Colar { train_step, .. } => train_step.model.has_adapter_dropout(),
+            BenchedStep::Reward { train_step, .. } => train_step.model.has_adapter_dropout(),
+        };
+        let dropout = (p > 0.0 || adapters).then_some(DropoutConfig { p, seed: 0, step });
         let loss = device.run(|| match benched {
             BenchedStep::Reasoner { train_step, examples } => {
                 let losses = train_step.batch_losses(examples, dropout)?;
                 OPTIMIZER.step(device, step, 1, train_step.parameters_mut())?;
                 train_step.sync_weights()?;
                 Ok::<_, DeviceError>(losses.tokens)
+            }
+            BenchedStep::Colar { train_step, examples } => {
+                let losses = train_step.batch_losses(examples, dropout)?;
+                OPTIMIZER.step(device, step, 1, train_step.parameters_mut())?;
+                train_step.sync_weights()?;
+                Ok(losses.tokens)
             }
             BenchedStep::Reward { train_step, examples } => {
                 let objective = Objective::Contrastive;
@@ -137,10 +205,11 @@ impl TrainBench {
         Ok(loss)
     }
 
-    /// Sequences of the batch.
+    /// Sequences of the batch; student and teacher are two.
     pub fn sequences(&self) -> usize {
         match &self.benched {
             BenchedStep::Reasoner { examples, .. } => examples.len(),
+            BenchedStep::Colar { examples, .. } => examples.len(),
             BenchedStep::Reward { examples, .. } => {
                 examples.iter().map(|example| example.lengths.len()).sum()
             }
@@ -153,23 +222,26 @@ impl TrainBench {
             BenchedStep::Reasoner { examples, .. } => {
                 examples.iter().map(TokenizedExample::len).sum()
             }
+            BenchedStep::Colar { examples, .. } => {
+                examples.iter().map(|example| example.rows().fed).sum()
+            }
             BenchedStep::Reward { examples, .. } => {
                 examples.iter().map(|example| example.prompt.len() + example.thoughts.rows()).sum()
             }
         }
     }
 
-    /// Floating-point operations per step: forward, and twice as many for backward. Optimizer and
-    /// reward head are negligible and not counted.
+    /// Floating-point operations per step: forward, and twice as many for backward. Optimizer,
+    /// heads and a step decoder are not counted.
     pub fn flops(&self) -> f64 {
         let forward: f64 = match &self.benched {
             BenchedStep::Reasoner { train_step, examples } => {
                 let decoder = &train_step.model.decoder;
-                let flops = |example: &TokenizedExample| {
-                    decoder.flops_for(0..example.len())
-                        + example.loss_tokens() as f64 * decoder.flops_per_logits()
-                };
-                examples.iter().map(flops).sum()
+                examples.iter().map(|example| sequence_flops(decoder, example.rows())).sum()
+            }
+            BenchedStep::Colar { train_step, examples } => {
+                let decoder = &train_step.model.decoder;
+                examples.iter().map(|example| sequence_flops(decoder, example.rows())).sum()
             }
             BenchedStep::Reward { train_step, examples } => {
                 let decoder = &train_step.model.decoder;
@@ -183,6 +255,69 @@ impl TrainBench {
             }
         };
         3.0 * forward
+    }
+}
+
+fn sequence_flops(decoder: &Decoder, rows: ExampleRows) -> f64 {
+    decoder.flops_for(0..rows.fed) + rows.logits as f64 * decoder.flops_per_logits()
+}
+
+/// Examples of equal lengths.
+struct SyntheticBatch<'a> {
+    config: &'a Config,
+    size: TrainBenchSize,
+    target: usize,
+}
+
+impl SyntheticBatch<'_> {
+    fn tokens(&self, sequence: u32, count: usize) -> Vec<u32> {
+        synthetic_tokens(self.config.vocab, sequence, count)
+    }
+
+    /// A prompt, thoughts, an end-latent token and an answer.
+    fn students(&self) -> Vec<TokenizedExample> {
+        let student = |id: u32| TokenizedExample {
+            id,
+            prompt: self.tokens(id, self.size.prompt),
+            thoughts: self.size.thoughts,
+            completion: self.tokens(!id, 1 + self.target),
+            loss_start: 1,
+            step_tokens: (0..STEPS.0 as u32).map(|step| self.tokens(step, STEPS.1)).collect(),
+            compared_at: Some(1 + self.target / 2),
+            ..TokenizedExample::default()
+        };
+        (0..self.size.sequences as u32).map(student).collect()
+    }
+
+    /// A prompt, a chain of thought and an answer.
+    fn cot(&self, role: DistillRole) -> Vec<TokenizedExample> {
+        let example = |id: u32| TokenizedExample {
+            id,
+            prompt: self.tokens(id, self.size.prompt),
+            completion: self.tokens(!id, COT_TOKENS + self.target),
+            compared_at: Some(COT_TOKENS + self.target / 2),
+            role,
+            ..TokenizedExample::default()
+        };
+        (0..self.size.sequences as u32).map(example).collect()
+    }
+
+    /// A prompt, a compressed chain of thought, a separator and an answer.
+    fn colar(&self) -> Vec<ColarExample> {
+        let example = |id: u32| {
+            let cot = self.tokens(id, COT_TOKENS);
+            let groups: Vec<Vec<u32>> =
+                [vec![1]].into_iter().chain(cot.chunks(SPEED).map(<[u32]>::to_vec)).collect();
+            ColarExample {
+                id,
+                prompt: self.tokens(id, self.size.prompt),
+                labels: groups.iter().map(|group| group[0]).collect(),
+                groups,
+                completion: self.tokens(!id, 1 + self.target),
+                noise: None,
+            }
+        };
+        (0..self.size.sequences as u32).map(example).collect()
     }
 }
 
@@ -226,6 +361,7 @@ mod tests {
         Config::read(dir.path()).unwrap()
     }
 
+    const COCONUT: (BenchMethod, Option<&LoraConfig>) = (BenchMethod::Coconut, None);
     const SIZE: TrainBenchSize = TrainBenchSize { sequences: 6, prompt: 7, thoughts: 3 };
 
     fn device() -> Device {
@@ -234,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_reasoner_starts_at_chance_and_fits_its_batch() {
-        let bench = TrainBench::reasoner(&device(), &config(), SIZE, 4).unwrap();
+        let bench = TrainBench::reasoner(&device(), &config(), SIZE, 4, COCONUT).unwrap();
         let mut bench = bench.with_dropout(0.1);
         let first = bench.step().unwrap();
         assert!((first - (config().vocab as f64).ln()).abs() < 0.2, "{first}");
@@ -254,8 +390,30 @@ mod tests {
     }
 
     #[test]
+    fn every_method_starts_at_chance_and_fits_its_batch() {
+        let lora = LoraConfig {
+            rank: 4,
+            alpha: 8.0,
+            targets: model::LoraTargets::All,
+            dropout: 0.0,
+            seed: 0,
+        };
+        for method in [BenchMethod::Cot, BenchMethod::Codi, BenchMethod::Simcot, BenchMethod::Colar]
+        {
+            for lora in [None, Some(&lora)] {
+                let of = (method, lora);
+                let mut bench = TrainBench::reasoner(&device(), &config(), SIZE, 4, of).unwrap();
+                let first = bench.step().unwrap();
+                assert!((first - (config().vocab as f64).ln()).abs() < 0.3, "{of:?}: {first}");
+                let last = (0..60).map(|_| bench.step().unwrap()).last().unwrap();
+                assert!(last < first, "{of:?}: {first} and then {last}");
+            }
+        }
+    }
+
+    #[test]
     fn shared_prompts_are_counted_once() {
-        let reasoner = TrainBench::reasoner(&device(), &config(), SIZE, 4).unwrap();
+        let reasoner = TrainBench::reasoner(&device(), &config(), SIZE, 4, COCONUT).unwrap();
         assert_eq!((reasoner.sequences(), reasoner.positions()), (6, 6 * (7 + 3 + 4)));
         let shared = TrainBench::reward(&device(), &config(), SIZE, 3).unwrap();
         assert_eq!((shared.sequences(), shared.positions()), (6, 2 * (7 + 3 * 3)));

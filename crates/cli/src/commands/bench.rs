@@ -250,6 +250,17 @@ fn shape_config(shape: BenchShape) -> Result<Config> {
             latent: LatentConfig::default(),
             defaults: GenerationDefaults::default(),
         },
+        BenchShape::Smollm2 => Config {
+            layers: 30,
+            width: 576,
+            heads: 9,
+            kv_heads: 3,
+            ffn: 1536,
+            vocab: 49_152,
+            context: 8192,
+            positions: PositionEncoding::Rope { theta: 100_000.0, scaling: None },
+            ..self::shape_config(BenchShape::Llama1b)?
+        },
         BenchShape::Llama1b => Config {
             architecture: Architecture::Llama,
             layers: 16,

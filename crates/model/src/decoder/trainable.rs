@@ -10,7 +10,7 @@ use std::borrow::Cow;
 
 use tensor::ops::{
     self, AttentionBackward, AttentionMetadata, Indices, KvGrads, KvLayerMut, LinearResidualNorm,
-    OutputDtype, QkvProjection, SlotMapping,
+    Normalization, OutputDtype, QkvProjection, RowPerturbation, SiteSet, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};

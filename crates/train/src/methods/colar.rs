@@ -52,6 +52,12 @@ impl ColarExample {
     fn positions(&self) -> usize {
         self.prompt.len() + self.groups.len() + self.completion.len().saturating_sub(1)
     }
+
+    /// The rows that it takes.
+    pub fn rows(&self) -> ExampleRows {
+        let logits = self.labels.len() + self.completion.len();
+        ExampleRows { fed: self.positions(), output: logits, logits }
+    }
 }
 
 /// The prompt of a question at a speed, as the engine's CoLaR family writes it.
@@ -118,8 +124,7 @@ impl ExampleEncoder for ColarEncoder {
     }
 
     fn rows(&self, encoded: &ColarExample) -> ExampleRows {
-        let logits = encoded.labels.len() + encoded.completion.len();
-        ExampleRows { fed: encoded.positions(), output: logits, logits }
+        encoded.rows()
     }
 }
 

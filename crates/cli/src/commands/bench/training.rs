@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use model::{LoraConfig, LoraTargets};
 use tensor::Device;
-use train::bench::{TrainBench, TrainBenchSize};
+use train::bench::{BenchMethod, TrainBench, TrainBenchSize};
 
 use super::{MeasuredMachine, shape_config};
 use crate::args::{BenchArgs, TrainTarget};
@@ -53,10 +54,12 @@ fn train_bench(args: &BenchArgs, target: TrainTarget, device: &Device) -> Result
         "{longest} positions of a sequence are more than the shape's {}",
         config.context
     );
-    match target {
-        TrainTarget::Reasoner => {
-            Ok(TrainBench::reasoner(device, &config, size, args.target.get())?)
-        }
+    let method = match target {
+        TrainTarget::Cot => BenchMethod::Cot,
+        TrainTarget::Reasoner => BenchMethod::Coconut,
+        TrainTarget::Codi => BenchMethod::Codi,
+        TrainTarget::Simcot => BenchMethod::Simcot,
+        TrainTarget::Colar => BenchMethod::Colar,
         TrainTarget::Reward => {
             let trajectories = args.samples.unwrap_or(super::ANNOTATE_SAMPLES).get();
             let whole = sequences.is_multiple_of(trajectories);
@@ -65,9 +68,13 @@ fn train_bench(args: &BenchArgs, target: TrainTarget, device: &Device) -> Result
                 "--batch {sequences} is not a multiple of --samples {trajectories}; a problem's \
                  trajectories go together"
             );
-            Ok(TrainBench::reward(device, &config, size, trajectories)?)
+            return Ok(TrainBench::reward(device, &config, size, trajectories)?);
         }
-    }
+    };
+    let (rank, dropout) = (args.lora, args.lora_dropout);
+    let lora = LoraConfig { rank, alpha: 32.0, targets: LoraTargets::All, dropout, seed: 0 };
+    let of = (method, (rank > 0).then_some(&lora));
+    Ok(TrainBench::reasoner(device, &config, size, args.target.get(), of)?)
 }
 
 fn measure_steps(bench: &mut TrainBench, repeat: usize) -> Result<StepTiming> {
