@@ -17,7 +17,7 @@ use std::sync::Arc;
 use model::{
     Cache, ModelError, Parameter, Sequence, Tokenizer, TrainableDecoder, TrainableGaussianHead,
 };
-use tensor::ops::{self, GaussianLoss, Indices};
+use tensor::ops::{self, GaussianLoss, Indices, PerturbedRows, RowPerturbation, SiteSet};
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -43,8 +43,8 @@ pub struct ColarExample {
     pub labels: Vec<u32>,
     /// The separator's tokens, and the answer with its end.
     pub completion: Vec<u32>,
-    /// Standard normal numbers of the latent loss, (groups, width), in place of those that the
-    /// train step draws.
+    /// Standard normal numbers of the latent loss, (groups, width); drawn by the train step unless
+    /// every example of a batch has them.
     pub noise: Option<Tensor>,
 }
 
@@ -251,21 +251,27 @@ impl ColarTrainStep {
     /// The noise of the latent loss, (groups, width): given with the examples, or drawn.
     fn noise(&self, device: &Device, examples: &[ColarExample]) -> Result<Tensor, DeviceError> {
         let width = self.model.decoder.config().width;
-        let mut noise = Tensor::zeros(0, width);
-        for example in examples {
-            if let Some(given) = &example.noise {
-                noise.extend(given);
-                continue;
-            }
-            for group in 0..example.groups.len() {
-                let (question, position) = (example.id, group as u32);
-                let key = RngKey { seed: self.seed, question, trajectory: 0, position };
-                let mut row = vec![0.0; width];
-                key.add_noise(1.0, &mut row);
-                noise.push(&row);
-            }
+        if let Some(given) = examples.iter().map(|of| of.noise.as_ref()).collect::<Option<Vec<_>>>()
+        {
+            let mut noise = Tensor::zeros(0, width);
+            given.into_iter().for_each(|own| noise.extend(own));
+            return noise.to_device(device);
         }
-        noise.to_device(device)
+        let keys = examples.iter().flat_map(|example| {
+            let key = |group: usize| RngKey {
+                seed: self.seed,
+                question: example.id,
+                trajectory: 0,
+                position: group as u32,
+            };
+            (0..example.groups.len()).map(key)
+        });
+        let sites = SiteSet::NOISE;
+        let rows: Vec<_> =
+            keys.map(|key| Some(RowPerturbation { key, strength: 1.0, sites })).collect();
+        let mut noise = Tensor::zeros_on(device, rows.len(), width)?;
+        ops::add_noise(device, &mut noise, &PerturbedRows::new(device, rows)?)?;
+        Ok(noise)
     }
 }
 
