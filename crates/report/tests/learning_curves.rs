@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use record::{EvalRecord, StepRecord, StepTiming, TrainingDir};
+use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
 use report::figures::{AxisScale, Figure, Panel, Series, learning_curves};
 use report::training_data::{TrainingData, label_trainings};
 use report::{ReportError, ReportOptions, write_trainings};
@@ -34,7 +34,7 @@ fn training(dir: PathBuf, lr: f64) -> TrainingDir {
         };
         EvalRecord { step, score, kept, metrics }
     };
-    let timing = |step: u32| StepTiming { step, seconds: 0.25, eval_seconds: None };
+    let timing = |step: u32| TrainTiming { step, seconds: 0.25, eval_seconds: None };
     let evals = [(200, 0.3, true), (400, 0.6, true), (500, 0.5, false)];
     let settings = json!({ "seed": 0, "lr": lr, "data": "<b>.json" });
     std::fs::write(records.log_file(), lines((0..STEPS).map(step))).unwrap();
