@@ -134,12 +134,30 @@ def picture(browser, folder, name, width, height, mobile=False, whole=False):
     (folder / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
 
 
+def learning_curves(browser, folder, shots):
+    """The page of trainings: one row each, every panel drawn, the kept model marked."""
+    browser.call("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+    browser.events = [event for event in browser.events if event.get("method") != "Page.loadEventFired"]
+    browser.call("Page.navigate", url=(folder / "report.html").as_uri())
+    browser.wait("Page.loadEventFired")
+    trainings = list(folder.glob("*/training/log.jsonl"))
+    check("trainings in the summary", browser.value("document.querySelectorAll('#summary tbody tr').length"), len(trainings))
+    check("panels of learning curves", browser.value("document.querySelectorAll('.panel svg').length"), 5)
+    check("settings that differ", browser.value("[...document.querySelectorAll('#differences tbody th')].map(e => e.textContent).join()"), "lr")
+    kept = "[...document.querySelectorAll('.panel polygon[data-tip]')].filter(e => e.dataset.tip.includes('kept')).length"
+    check("models marked as kept", browser.value(kept), len(trainings))
+    browser.value("document.querySelector('.panel [data-tip]').dispatchEvent("
+                  "new PointerEvent('pointermove', {bubbles: true, clientX: 9, clientY: 9}))")
+    check("a step when pointed at", browser.value("tip.style.display + ' ' + tip.textContent.includes('steps')"), "block true")
+    picture(browser, shots, "trainings", 1300, 900, whole=True)
+
+
 def main(chromium, folder, shots=None):
     folder, shots = pathlib.Path(folder).resolve(), pathlib.Path(shots) if shots else None
     run = folder / "dropout-0.05"
     samples = [json.loads(line) for line in (run / "samples.jsonl").open()]
     count, thoughts = len(samples[0]["trajectories"]), samples[0]["trajectories"][0]["thoughts"]
-    for figure in (folder / "figures").glob("*.svg"):
+    for figure in [*folder.glob("figures/*.svg"), *folder.glob("trainings/figures/*.svg")]:
         xml.etree.ElementTree.parse(figure)
     browser = Browser(chromium)
     try:
@@ -198,6 +216,7 @@ def main(chromium, folder, shots=None):
         check("dark mode", browser.value(dark), True)
         picture(browser, shots, "phone-dark", 390, 844, mobile=True, whole=True)
 
+        learning_curves(browser, folder / "trainings", shots)
         check("complaints", list(complaints(browser.events)), [])
         # And now one on purpose: the page may not fetch anything, and this script would have noticed.
         check("a request is refused", browser.value("fetch('https://example.com/').then(() => 'sent', () => 'refused')"), "refused")

@@ -238,6 +238,43 @@ fn training_resumes_only_on_request() {
 }
 
 #[test]
+fn a_changed_optimizer_resumes_on_request() {
+    let sandbox = with_corpus();
+    reasoner(&sandbox, &["--out", "m", "--eval-every", "2", "--held-out", "train.json"]).ok();
+    let again = ["--out", "m", "--resume", "--lr", "5e-3", "--held-out", "train.json"];
+    reasoner(&sandbox, &again).refused(&["optimizer", "--change-optimizer"]);
+    reasoner(&sandbox, &[&again[..], &["--change-optimizer"]].concat()).ok();
+    reasoner(&sandbox, &["--out", "n", "--change-optimizer"]).refused(&["--resume"]);
+    assert_eq!(sandbox.json("m/training/settings.json")["lr"], 5e-3);
+}
+
+#[test]
+fn a_training_is_told_as_it_goes_and_reported_afterwards() {
+    let sandbox = with_corpus();
+    let evals = ["--eval-every", "2", "--held-out", "train.json", "--steps", "5"];
+    for (out, keep) in [("models/a", "best"), ("models/b", "last")] {
+        let more = [&evals[..], &["--out", out, "--keep", keep]].concat();
+        let told = reasoner(&sandbox, &more).ok().err;
+        for part in ["parameters", "activations about", "loss", "digits", "norm", "tokens/s"] {
+            assert!(told.contains(part), "no {part} in {told}");
+        }
+        let text = String::from_utf8(sandbox.read(&format!("{out}/training/evals.jsonl"))).unwrap();
+        assert_eq!(text.lines().count(), 3, "after steps 2, 4 and 5: {text}");
+        let last = text.lines().last().unwrap();
+        assert_eq!(last.contains("\"kept\":true"), keep == "last", "nothing is learned: {text}");
+        assert!(log(&sandbox, out).iter().all(|line| line.get("seconds").is_none()));
+    }
+    let written = sandbox.run(&["report", "models/a", "--json"]).ok().json();
+    assert_eq!(written["page"], "models/a/training/report.html");
+    assert_eq!(written["figures"].as_array().unwrap().len(), 4);
+    let both = sandbox.run(&["report", "models/a", "models/b/training", "--page-only"]).ok();
+    assert_eq!(both.out.trim(), "models/report/report.html");
+    sandbox
+        .run(&["report", "models/a", "models"])
+        .refused(&["models/a/training", "models is none"]);
+}
+
+#[test]
 fn invalid_training_requests_are_rejected() {
     let sandbox = with_corpus();
     reasoner(&sandbox, &[]).refused(&["--out"]);
@@ -248,7 +285,8 @@ fn invalid_training_requests_are_rejected() {
     reasoner(&sandbox, &["--out", "m", "--data", "absent.json"]).refused(&["absent.json"]);
     reasoner(&sandbox, &["--out", "m", "--init", "absent"]).refused(&["absent"]);
     reasoner(&sandbox, &["--out", "m", "--context", "16"]).refused(&["positions", "16"]);
-    reasoner(&sandbox, &["--out", "train.json/m"]).refused(&["train.json/m"]);
+    let refused = reasoner(&sandbox, &["--out", "train.json/m"]).refused(&["train.json/m"]);
+    assert_eq!(refused.err.matches("os error").count(), 1, "the cause once: {}", refused.err);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     train(&sandbox, "reward", &["--model", "narrow", "--annotations", "nowhere", "--out", "rm"])
         .refused(&["nowhere"]);

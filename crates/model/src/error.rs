@@ -14,12 +14,12 @@ pub enum ModelError {
     Device(#[from] tensor::DeviceError),
 
     /// An I/O error.
-    #[error("cannot access {}", path.display())]
+    #[error("{}: {error}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
+        /// The cause. Part of the message, and therefore not its source as well.
+        error: std::io::Error,
     },
 
     /// The checkpoint directory does not exist, or is a file.
@@ -443,8 +443,8 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    pub(crate) fn io(path: &Path, source: std::io::Error) -> ModelError {
-        ModelError::Io { path: path.to_path_buf(), source }
+    pub(crate) fn io(path: &Path, error: std::io::Error) -> ModelError {
+        ModelError::Io { path: path.to_path_buf(), error }
     }
 }
 

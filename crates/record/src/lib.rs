@@ -59,5 +59,5 @@ pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
 pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample, TrajectoryRecord};
-pub use training::{EvalRecord, StepRecord, StepTiming, TRAINING_DIR, TrainingDir};
+pub use training::{EvalRecord, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir};
 pub use writer::RunWriter;

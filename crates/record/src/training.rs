@@ -9,8 +9,8 @@
 //!              settings.json    the settings that determine the trained weights
 //! ```
 //!
-//! `log.jsonl` and `evals.jsonl` hold no clock: a killed and resumed training ends with the bytes of
-//! an uninterrupted one.
+//! `log.jsonl` and `evals.jsonl` hold no clock: a killed and resumed training ends with the bytes
+//! of an uninterrupted one.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -80,7 +80,7 @@ pub struct EvalRecord {
 
 /// One line of `timings.jsonl`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct StepTiming {
+pub struct TrainTiming {
     /// The step, counted from 0.
     pub step: u32,
     /// Seconds of the step, without the evaluation.
@@ -106,7 +106,7 @@ impl Validate for EvalRecord {
     }
 }
 
-impl Validate for StepTiming {
+impl Validate for TrainTiming {
     fn validate(&self) -> Result<(), FieldError> {
         Ok(())
     }
@@ -169,7 +169,7 @@ impl TrainingDir {
     }
 
     /// The time of every step, in order.
-    pub fn timings(&self) -> Result<Vec<StepTiming>, RecordError> {
+    pub fn timings(&self) -> Result<Vec<TrainTiming>, RecordError> {
         read_lines(&self.timings_file())
     }
 

@@ -1,14 +1,17 @@
-//! Synthetic run directories and their report, without a model.
+//! Synthetic run directories and trainings with their reports, without a model.
 //!
 //! `cargo run -p report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at
 //! several strengths of dropout and noise, with rewards and thoughts, and the report of all of
 //! them. A perturbation increases the variance of the answers and lowers their accuracy, so
-//! coverage grows with N and is largest at a moderate strength, as in the paper.
+//! coverage grows with N and is largest at a moderate strength, as in the paper. `OUT/trainings`
+//! has two trainings and their comparison.
 
 use std::path::Path;
 
 use aggregate::StepDiversity;
-use record::{BeamResult, LatentsWriter, Manifest, RunDir, Sample, Seconds, TrajectoryRecord};
+use record::{
+    BeamResult, LatentsWriter, Manifest, RunDir, Sample, Seconds, TrainingDir, TrajectoryRecord,
+};
 use serde_json::{Value, json};
 
 const THOUGHTS: usize = 6;
@@ -37,7 +40,55 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let files = report::write(&runs, out, report::ReportOptions::default())?;
     println!("{}", files.page.display());
+    let trainings = [("steady", 1e-3), ("hasty", 1e-2)]
+        .map(|(name, lr)| write_training(&out.join("trainings").join(name), lr));
+    let trainings = trainings.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let trainings_out = out.join("trainings");
+    let files =
+        report::write_trainings(&trainings, &trainings_out, report::ReportOptions::default())?;
+    println!("{}", files.page.display());
     Ok(())
+}
+
+/// The records of a training of 2000 steps; with a larger learning rate it is faster and worse.
+fn write_training(model: &Path, lr: f64) -> Result<TrainingDir, Box<dyn std::error::Error>> {
+    const STEPS: u32 = 2000;
+    let records = TrainingDir::new(model.join(record::TRAINING_DIR));
+    std::fs::create_dir_all(records.path())?;
+    let mut random = SyntheticRng((lr * 1e6) as u64);
+    let (mut log, mut evals, mut timings) = (String::new(), String::new(), String::new());
+    for step in 0..STEPS {
+        let progress = f64::from(step) / f64::from(STEPS);
+        let floor = 0.15 + 40.0 * lr * progress;
+        let loss = (floor + 5.5 * (-f64::from(step) * (lr / 0.1).sqrt() / 20.0).exp())
+            * (1.0 + 0.15 * random.normal());
+        let schedule = lr * f64::from(step + 1).min(200.0) / 200.0 * (1.0 - 0.9 * progress);
+        let norm = (0.4 + loss.abs() / 4.0) * (0.3 * random.normal()).exp();
+        let line = json!({
+            "step": step, "loss": loss.abs(), "distill": 0.2 * loss.abs() + 0.02, "rate": schedule,
+            "norm": norm, "n_examples": 64, "n_tokens": 5120,
+        });
+        log.push_str(&format!("{line}\n"));
+        timings.push_str(&format!("{}\n", json!({ "step": step, "seconds": 0.12 })));
+    }
+    let mut best = 0.0;
+    for eval in 1..=10u32 {
+        let share = f64::from(eval) / 10.0;
+        let score = 0.7 * share.sqrt() - 25.0 * lr * share * share + 0.01 * random.normal();
+        let score = (score.clamp(0.0, 1.0) * 500.0).round() / 500.0;
+        let line = json!({
+            "step": eval * STEPS / 10, "score": score, "kept": score > best,
+            "metrics": { "greedy": score, "problems": 500 },
+        });
+        best = score.max(best);
+        evals.push_str(&format!("{line}\n"));
+    }
+    let settings = json!({ "steps": STEPS, "batch": 64, "seed": 0, "lr": lr });
+    std::fs::write(records.log_file(), log)?;
+    std::fs::write(records.evals_file(), evals)?;
+    std::fs::write(records.timings_file(), timings)?;
+    std::fs::write(records.settings_file(), settings.to_string())?;
+    Ok(records)
 }
 
 struct SyntheticRun {

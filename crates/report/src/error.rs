@@ -99,6 +99,12 @@ pub enum ReportError {
         /// The I/O or format error.
         source: io::Error,
     },
+    /// The log of a training has no steps.
+    #[error("{path} holds no steps yet; wait for the first")]
+    NoSteps {
+        /// The log.
+        path: PathBuf,
+    },
     /// No run was named.
     #[error("no run directory was given; name one or more that `latent-tts eval` wrote")]
     NoRuns,

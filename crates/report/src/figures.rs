@@ -8,12 +8,15 @@ mod cost;
 mod coverage;
 mod diversity;
 mod figure;
+mod learning_curves;
 mod thought_map;
 
 pub use figure::{
     AxisScale, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, Series, SeriesStyle,
     percent, percent_interval,
 };
+
+pub use learning_curves::learning_curves;
 
 use crate::error::ReportError;
 use crate::run_data::RunData;

@@ -1,4 +1,5 @@
-//! Metrics with confidence intervals, tables, figures and an HTML page, from run directories.
+//! Metrics with confidence intervals, tables, figures and an HTML page, from run directories and
+//! from the records of trainings.
 //!
 //! Everything is computed from the recorded samples, for any k; no model is needed.
 //!
@@ -6,6 +7,7 @@
 //! samples -> metrics (one value per question) -> interval (mean and bounds) -> results -> table
 //!         -> run_data (a run in memory) -> figures (data) -> draw (SVG, PNG)
 //!                                                         -> page (one HTML file)
+//! steps, evaluations -> training_data -> figures/learning_curves -> draw, page
 //! ```
 
 pub mod draw;
@@ -19,8 +21,9 @@ mod question_summary;
 mod rules;
 pub mod run_data;
 pub mod table;
+pub mod training_data;
 mod tsne;
 mod write;
 
 pub use error::ReportError;
-pub use write::{ReportFiles, ReportOptions, write};
+pub use write::{ReportFiles, ReportOptions, write, write_trainings};

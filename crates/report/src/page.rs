@@ -1,10 +1,12 @@
 //! The HTML page: lead, summary table, figures, and a browser for single questions.
 //!
 //! One file holds styles, script and data; its content security policy forbids all requests.
-//! Figures are inline SVG. `assets/page.js` shows tooltips and renders the questions from the data
-//! of [`data`].
+//! Figures are inline SVG. `assets/tooltips.js` shows tooltips, `assets/page.js` renders the
+//! questions from the data of [`data`]. The page of trainings ([`training`]) has the same figures
+//! and no questions.
 
 mod data;
+pub mod training;
 
 use record::MetricName;
 
@@ -16,6 +18,7 @@ use crate::rules;
 use crate::run_data::RunData;
 
 const STYLE: &str = include_str!("../assets/page.css");
+const TOOLTIPS: &str = include_str!("../assets/tooltips.js");
 const SCRIPT: &str = include_str!("../assets/page.js");
 const BROWSER: &str = include_str!("../assets/browser.html");
 /// Forbids all requests.
@@ -28,27 +31,30 @@ pub fn html(runs: &[RunData], figures: &[Figure]) -> Result<String, ReportError>
         [one] => format!("{} on {}", one.traits.model, one.traits.split),
         many => format!("{} runs compared", many.len()),
     };
-    let head = format!(
+    let figures: String = figures.iter().map(figure_section).collect();
+    let body = format!(
+        "<header><h1>{}</h1>\n{}</header>\n<main>\n{}{figures}{BROWSER}{}</main>\n\
+         <script id=\"data\" type=\"application/json\">{}</script>\n",
+        escape(&title),
+        lead(runs),
+        summary(runs),
+        provenance(runs),
+        data::json(runs)?
+    );
+    Ok(document(&title, &body, SCRIPT))
+}
+
+/// A page with this content and a script beside that of the tooltips.
+fn document(title: &str, body: &str, script: &str) -> String {
+    format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <link rel=\"icon\" href=\"data:,\">\n\
-         <title>{title} – latent-tts</title>\n<style>\n{STYLE}</style>\n</head>\n",
-        title = escape(&title)
-    );
-    let figures: String = figures.iter().map(figure_section).collect();
-    let body = format!(
-        "<body>\n<header><h1>{}</h1>\n{}</header>\n<main>\n{}{figures}{BROWSER}{}</main>\n",
-        escape(&title),
-        lead(runs),
-        summary(runs),
-        provenance(runs)
-    );
-    let data = data::json(runs)?;
-    Ok(format!(
-        "{head}{body}<script id=\"data\" type=\"application/json\">{data}</script>\n\
-         <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
-    ))
+         <title>{title} – latent-tts</title>\n<style>\n{STYLE}</style>\n</head>\n\
+         <body>\n{body}<script>\n{TOOLTIPS}{script}</script>\n</body>\n</html>\n",
+        title = escape(title)
+    )
 }
 
 /// The main result in a few sentences.

@@ -1,12 +1,14 @@
-//! Writes the report: every figure as SVG and PNG, and the page. Files are replaced atomically.
+//! Writes reports: every figure as SVG and PNG, and the page. Files are replaced atomically.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use record::RunDir;
+use record::{RunDir, TrainingDir};
 
 use crate::error::ReportError;
+use crate::figures::Figure;
 use crate::run_data::{RunData, assign_labels};
+use crate::training_data::{TrainingData, label_trainings};
 use crate::{draw, figures, page};
 
 const PAGE_FILE: &str = "report.html";
@@ -45,10 +47,35 @@ pub fn write(
         .collect::<Result<Vec<_>, _>>()?;
     assign_labels(&mut loaded);
     let figures = figures::all(&loaded)?;
+    let page = page::html(&loaded, &figures)?;
+    write_files(&figures, &page, out, options)
+}
 
+/// Loads the records of trainings and writes their learning curves into `out`.
+pub fn write_trainings(
+    trainings: &[TrainingDir],
+    out: &Path,
+    options: ReportOptions,
+) -> Result<ReportFiles, ReportError> {
+    if trainings.is_empty() {
+        return Err(ReportError::NoRuns);
+    }
+    let mut loaded = trainings.iter().map(TrainingData::load).collect::<Result<Vec<_>, _>>()?;
+    label_trainings(&mut loaded);
+    let figures = figures::learning_curves(&loaded);
+    let page = page::training::html(&loaded, &figures);
+    write_files(&figures, &page, out, options)
+}
+
+fn write_files(
+    figures: &[Figure],
+    page: &str,
+    out: &Path,
+    options: ReportOptions,
+) -> Result<ReportFiles, ReportError> {
     let dir = out.join(FIGURES_DIR);
     let mut files = Vec::new();
-    let drawn: &[figures::Figure] = if options.page_only { &[] } else { &figures };
+    let drawn: &[Figure] = if options.page_only { &[] } else { figures };
     for figure in drawn {
         let sheet = draw::sheet(figure);
         let png = draw::png(&sheet).ok_or(ReportError::FigureTooLarge {
@@ -62,8 +89,7 @@ pub fn write(
             )?);
         }
     }
-    let page =
-        write_creating_dirs(&out.join(PAGE_FILE), page::html(&loaded, &figures)?.as_bytes())?;
+    let page = write_creating_dirs(&out.join(PAGE_FILE), page.as_bytes())?;
     Ok(ReportFiles { page, figures: files })
 }
 

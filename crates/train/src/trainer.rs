@@ -2,9 +2,9 @@
 //! early stopping.
 //!
 //! `DIR/training/` holds `state.safetensors` (parameters, optimizer moments, the step) and the
-//! records of [`TrainingDir`]: a line per step, a line per evaluation. A training resumes from these
-//! files alone and continues deterministically, because data and random numbers are functions of
-//! the step. The state is written after the records that it presupposes, and together with every
+//! records of [`TrainingDir`]: a line per step, a line per evaluation. A training resumes from
+//! these files alone and continues deterministically, because data and random numbers are functions
+//! of the step. The state is written after the records that it presupposes, and together with every
 //! model that is kept; what a killed process recorded after its last state is cut and repeated.
 
 mod divergence;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use model::Parameter;
-use record::{EvalRecord, StepRecord, StepTiming, TrainingDir};
+use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
 use serde_json::{Map, Value, json};
 use tensor::{Device, ops};
 
@@ -40,8 +40,8 @@ pub const TOKEN_COUNT: &str = "n_tokens";
 /// What a [`Trainer`] trains: a model with its data.
 pub trait TrainTask {
     /// Adds the gradients of one micro-batch of a step; returns its losses by name, any number of
-    /// them, for the log. The one that is minimised is `loss`. [`EXAMPLE_COUNT`] and [`TOKEN_COUNT`]
-    /// may be there too.
+    /// them, for the log. The one that is minimised is `loss`. [`EXAMPLE_COUNT`] and
+    /// [`TOKEN_COUNT`] may be there too.
     fn accumulate_gradients(
         &mut self,
         step: u32,
@@ -252,7 +252,7 @@ impl<'a> TrainRun<'a> {
         let (steps, total) = (self.state.steps, config.optimizer.schedule.steps);
         let event = TrainEvent::Stepped { steps, total, record: &record, seconds };
         let mut interrupted = on_event(event).is_break();
-        let mut timing = StepTiming { step: record.step, seconds, eval_seconds: None };
+        let mut timing = TrainTiming { step: record.step, seconds, eval_seconds: None };
         let mut due = self.state.is_due(config, config.save_every);
         if self.state.is_due(config, config.eval_every) {
             let started = Instant::now();

@@ -156,10 +156,27 @@ fn train_settings(model_settings: Value, args: &TrainingArgs) -> TrainSettings {
     TrainSettings { fixed, optimizer: entries(optimizer) }
 }
 
-/// The entries of a JSON object.
+/// The entries of a JSON object, for people to read.
 fn entries(value: Value) -> Map<String, Value> {
-    match value {
+    match shorten_floats(value) {
         Value::Object(entries) => entries,
         _ => Map::new(),
+    }
+}
+
+/// Writes every number that was an f32 with the digits of an f32: 0.1 for 0.10000000149011612.
+fn shorten_floats(value: Value) -> Value {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let wide = number.as_f64().unwrap_or_default();
+            let narrow = wide as f32;
+            let short = narrow.to_string().parse().ok().filter(|_| f64::from(narrow) == wide);
+            json!(short.unwrap_or(wide))
+        }
+        Value::Array(items) => items.into_iter().map(shorten_floats).collect(),
+        Value::Object(entries) => {
+            entries.into_iter().map(|(name, value)| (name, shorten_floats(value))).collect()
+        }
+        other => other,
     }
 }

@@ -149,6 +149,8 @@ pub struct PointMarker {
     pub radius: f32,
     /// The colour.
     pub colour: Colour,
+    /// From 0, transparent, to 1, opaque.
+    pub opacity: f32,
     /// Shown on hover; may be empty.
     pub tooltip: String,
 }

@@ -144,6 +144,7 @@ fn draw_legend_key(primitives: &mut Vec<Primitive>, style: &SeriesStyle, (x, y):
         symbol: style.symbol,
         radius: style.radius.max(3.2),
         colour: style.colour,
+        opacity: 1.0,
         tooltip: String::new(),
     }));
 }
@@ -213,7 +214,7 @@ fn draw_panel(primitives: &mut Vec<Primitive>, panel: &Panel, corner: Xy, size: 
     panel.series.iter().for_each(|series| draw_intervals(primitives, series, &area));
     panel.series.iter().for_each(|series| draw_line(primitives, series, &area));
     for series in &panel.series {
-        let SeriesStyle { symbol, radius, colour, .. } = series.style;
+        let SeriesStyle { symbol, radius, colour, opacity, .. } = series.style;
         primitives.extend(series.points.iter().map(|point| {
             Primitive::Marker(PointMarker {
                 position: area.position(point.x, point.y),
@@ -221,6 +222,7 @@ fn draw_panel(primitives: &mut Vec<Primitive>, panel: &Panel, corner: Xy, size: 
                 // A hidden marker still needs an area to hover over.
                 radius: if symbol == Symbol::Hidden { 6.0 } else { radius },
                 colour,
+                opacity,
                 tooltip: point.tooltip.clone(),
             })
         }));

@@ -42,17 +42,17 @@ fn draw(pixels: &mut Pixmap, primitive: &Primitive) {
 }
 
 fn draw_marker(pixels: &mut Pixmap, marker: &PointMarker) {
-    let PointMarker { position, symbol, radius, colour, .. } = *marker;
+    let PointMarker { position, symbol, radius, colour, opacity, .. } = *marker;
     match symbol {
         Symbol::Hidden => {}
         Symbol::Circle => {
             let circle = PathBuilder::from_circle(position.0, position.1, radius);
-            fill_path(pixels, circle, colour, 1.0)
+            fill_path(pixels, circle, colour, opacity)
         }
         Symbol::Cross => cross_strokes(position, radius)
             .iter()
             .for_each(|stroke| stroke_line(pixels, stroke, ColourRole::Data(colour), 1.6, false)),
-        _ => fill_path(pixels, polygon(&symbol_corners(symbol, position, radius)), colour, 1.0),
+        _ => fill_path(pixels, polygon(&symbol_corners(symbol, position, radius)), colour, opacity),
     }
 }
 
@@ -209,6 +209,7 @@ mod tests {
                 symbol,
                 radius: 4.0,
                 colour: Colour(0, 0, 0),
+                opacity: 1.0,
                 tooltip: String::new(),
             })
         };

@@ -76,7 +76,7 @@ impl AxisRange {
     fn log10_ticks(&self) -> Vec<(f64, String)> {
         let digits: &[f64] = match self.high - self.low {
             width if width < 0.7 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
-            width if width < 1.2 => &[1.0, 2.0, 5.0],
+            width if width < 2.0 => &[1.0, 2.0, 5.0],
             _ => &[1.0],
         };
         let powers = self.low.floor() as i32..=self.high.ceil() as i32;

@@ -93,12 +93,17 @@ fn write_marker(svg: &mut String, marker: &PointMarker) -> std::fmt::Result {
         "" => String::new(),
         tooltip => format!(" data-tip=\"{}\"", escape(tooltip)),
     };
+    let opacity = match marker.opacity {
+        opaque if opaque >= 1.0 => String::new(),
+        opacity => format!(" opacity=\"{opacity}\""),
+    };
     match symbol {
         Symbol::Hidden => {
             write!(svg, "<circle{tip} cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{r}\" fill=\"transparent\"/>")
         }
         Symbol::Circle => {
-            write!(svg, "<circle{tip} cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{r}\" fill=\"{colour}\"/>")
+            let at = format!("cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{r}\"");
+            write!(svg, "<circle{tip} {at} fill=\"{colour}\"{opacity}/>")
         }
         Symbol::Cross => {
             let [a, b] = cross_strokes(position, r)
@@ -110,7 +115,7 @@ fn write_marker(svg: &mut String, marker: &PointMarker) -> std::fmt::Result {
         }
         _ => write!(
             svg,
-            "<polygon{tip} points=\"{}\" fill=\"{colour}\"/>",
+            "<polygon{tip} points=\"{}\" fill=\"{colour}\"{opacity}/>",
             points_attribute(&symbol_corners(symbol, position, r))
         ),
     }
@@ -179,6 +184,7 @@ mod tests {
             symbol: Symbol::Circle,
             radius: 3.0,
             colour: Colour(1, 2, 3),
+            opacity: 1.0,
             tooltip,
         });
         let drawing =

@@ -84,6 +84,8 @@ pub struct SeriesStyle {
     pub intervals: IntervalStyle,
     /// Half the width of a point, in points.
     pub radius: f32,
+    /// Of the points: from 0, transparent, to 1, opaque.
+    pub opacity: f32,
 }
 
 /// The line between the points of a series.
@@ -117,12 +119,19 @@ impl SeriesStyle {
             line: LineStyle::Solid,
             intervals: IntervalStyle::Band,
             radius: 2.8,
+            opacity: 1.0,
         }
     }
 
     /// Symbols without line and intervals.
     pub fn points_only(colour: Colour, symbol: Symbol) -> Self {
-        Self { colour, symbol, line: LineStyle::None, intervals: IntervalStyle::None, radius: 3.2 }
+        Self {
+            symbol,
+            line: LineStyle::None,
+            intervals: IntervalStyle::None,
+            radius: 3.2,
+            ..Self::line(colour)
+        }
     }
 }
 

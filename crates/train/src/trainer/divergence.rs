@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn noise_spikes_and_curricula_are_no_divergence() {
         assert_eq!(diverges(ordinary), None);
-        let spikes = |step: u32| ordinary(step) * if step % 97 == 0 { 60.0 } else { 1.0 };
+        let spikes = |step: u32| ordinary(step) * if step.is_multiple_of(97) { 60.0 } else { 1.0 };
         assert_eq!(diverges(spikes), None);
         let curriculum =
             |step: u32| if step < 800 { ordinary(step) } else { 0.02 + 2.5 * noise(step) };

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use record::{EvalRecord, StepRecord, StepTiming, TrainingDir};
+use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -32,7 +32,7 @@ impl TrainRecords {
         let (log, past) = LineFile::open(&dir.log_file(), |line: &StepRecord| line.step < steps)?;
         let (evals, _) = LineFile::open(&dir.evals_file(), |line: &EvalRecord| line.step <= steps)?;
         let (timings, _) =
-            LineFile::open(&dir.timings_file(), |line: &StepTiming| line.step < steps)?;
+            LineFile::open(&dir.timings_file(), |line: &TrainTiming| line.step < steps)?;
         Ok((Self { log, evals, timings }, past))
     }
 
@@ -44,7 +44,7 @@ impl TrainRecords {
         self.evals.write(record)
     }
 
-    pub(super) fn add_timing(&mut self, timing: &StepTiming) -> Result<(), TrainError> {
+    pub(super) fn add_timing(&mut self, timing: &TrainTiming) -> Result<(), TrainError> {
         self.timings.write(timing)
     }
 

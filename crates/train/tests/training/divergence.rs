@@ -13,7 +13,7 @@ use train::trainer::{Divergence, EvalResult, TrainConfig, TrainMemory, TrainTask
 use crate::support::{ReasonerFixture, device, problems, train, train_config};
 
 /// A reasoner whose recorded loss, and whose weights, are changed at will.
-struct Sabotaged {
+struct FaultyTask {
     task: Box<dyn TrainTask>,
     loss: fn(u32) -> f64,
     /// The step after which a weight is not a number.
@@ -21,7 +21,7 @@ struct Sabotaged {
     saved: usize,
 }
 
-impl Sabotaged {
+impl FaultyTask {
     fn new(out: &Path, loss: fn(u32) -> f64) -> Self {
         let fixture = ReasonerFixture {
             width: 8,
@@ -36,7 +36,7 @@ impl Sabotaged {
     }
 }
 
-impl TrainTask for Sabotaged {
+impl TrainTask for FaultyTask {
     fn accumulate_gradients(
         &mut self,
         step: u32,
@@ -81,7 +81,7 @@ fn config(out: &Path) -> TrainConfig {
 }
 
 /// The error of a training that diverges, and the number of its models.
-fn diverge(task: &mut Sabotaged, config: &TrainConfig) -> (TrainError, usize) {
+fn diverge(task: &mut FaultyTask, config: &TrainConfig) -> (TrainError, usize) {
     let error = train(task, config, &mut |_| ControlFlow::Continue(())).unwrap_err();
     (error, task.saved)
 }
@@ -89,7 +89,7 @@ fn diverge(task: &mut Sabotaged, config: &TrainConfig) -> (TrainError, usize) {
 #[test]
 fn a_loss_that_is_not_finite_stops_training() {
     let dir = tempfile::tempdir().unwrap();
-    let mut task = Sabotaged::new(dir.path(), |step| if step < 120 { 1.0 } else { f64::NAN });
+    let mut task = FaultyTask::new(dir.path(), |step| if step < 120 { 1.0 } else { f64::NAN });
     let (error, models) = diverge(&mut task, &config(dir.path()));
     assert!(
         matches!(
@@ -109,7 +109,7 @@ fn a_loss_that_is_not_finite_stops_training() {
 fn a_loss_that_explodes_stops_training_and_the_state_before_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let explodes = |step: u32| if step < 150 { 1.0 } else { 40.0 };
-    let mut task = Sabotaged::new(dir.path(), explodes);
+    let mut task = FaultyTask::new(dir.path(), explodes);
     let (error, _) = diverge(&mut task, &config(dir.path()));
     let TrainError::Diverged { step, what: Divergence::Exploded { loss, best }, saved } = error
     else {
@@ -118,18 +118,18 @@ fn a_loss_that_explodes_stops_training_and_the_state_before_resumes() {
     assert!((250..300).contains(&step) && loss > 3.0 && best <= 1.0, "{step} {loss} {best}");
     assert_eq!(saved, Some(200));
     // Resumed with the same settings it ends at the same step: the monitor's state is in the log.
-    let mut again = Sabotaged::new(dir.path(), explodes);
+    let mut again = FaultyTask::new(dir.path(), explodes);
     let (error, _) = diverge(&mut again, &config(dir.path()));
     assert!(matches!(error, TrainError::Diverged { step: s, .. } if s == step), "{error}");
     let unwatched = TrainConfig { max_loss_ratio: None, ..config(dir.path()) };
-    let mut last = Sabotaged::new(dir.path(), explodes);
+    let mut last = FaultyTask::new(dir.path(), explodes);
     train(&mut last, &unwatched, &mut |_| ControlFlow::Continue(())).unwrap();
 }
 
 #[test]
 fn weights_that_are_not_finite_are_never_saved() {
     let dir = tempfile::tempdir().unwrap();
-    let mut task = Sabotaged::new(dir.path(), |_| 1.0);
+    let mut task = FaultyTask::new(dir.path(), |_| 1.0);
     task.poisoned = Some(130);
     let config = TrainConfig { eval_every: 50, ..config(dir.path()) };
     let (error, models) = diverge(&mut task, &config);

@@ -1,0 +1,224 @@
+//! Learning curves: losses and held-out accuracy over the steps, and what the optimizer did.
+//!
+//! A single training has all of its losses in one panel; several are compared in a panel per loss.
+
+use super::figure::{
+    AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, Panel, Series, SeriesStyle,
+    percent,
+};
+use crate::draw::drawing::{Colour, Symbol};
+use crate::training_data::{TrainingData, score_interval, smooth};
+
+/// The largest number of points of a curve; longer ones are thinned out.
+const MAX_POINTS: usize = 240;
+/// The ratio of largest to smallest value from which on an axis is logarithmic.
+const LOG_RATIO: f64 = 20.0;
+
+/// How to read the figure of losses and accuracy.
+const LEARNING_CAPTION: &str = "\
+    Losses of single steps (points, at most 240 of a curve) and their exponential moving average \
+    over 2% of the training (line). Held-out accuracy is measured by decoding problems that are \
+    not trained on; bars are its 95% interval (Wilson), and the star is the model that is kept.";
+
+/// How to read the figure of the optimizer.
+const OPTIMIZER_CAPTION: &str = "\
+    The norm of the gradient before clipping, of single steps (points) and as moving average \
+    (line), and the learning rate. A norm that grows without bound announces a divergence.";
+
+/// All figures of these trainings.
+pub fn learning_curves(trainings: &[TrainingData]) -> Vec<Figure> {
+    let mut learning = loss_panels(trainings);
+    learning.extend(accuracy_panel(trainings));
+    let optimizer = [norm_panel(trainings), lr_panel(trainings)].into_iter().flatten().collect();
+    let learning = Figure {
+        name: "learning-curves",
+        title: "What was learned when: losses and held-out accuracy".into(),
+        caption: LEARNING_CAPTION.into(),
+        panels: learning,
+    };
+    let optimizer = Figure {
+        name: "optimizer",
+        title: "What the optimizer did: gradient norm and learning rate".into(),
+        caption: OPTIMIZER_CAPTION.into(),
+        panels: optimizer,
+    };
+    [learning, optimizer].into_iter().filter(|figure| !figure.panels.is_empty()).collect()
+}
+
+/// One panel of all losses for a single training, else one per loss.
+fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
+    if let [one] = trainings {
+        let curves = one.loss_names().into_iter().enumerate().map(|(i, name)| Curve {
+            label: name.to_owned(),
+            colour: colour(i),
+            points: one.curve(|record| record.loss(name)),
+        });
+        return curve_panel("losses", "loss", curves.collect()).into_iter().collect();
+    }
+    let mut names: Vec<&str> = Vec::new();
+    for name in trainings.iter().flat_map(TrainingData::loss_names) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let panel = |name: &str| {
+        curve_panel(name, name, curves(trainings, |training| training.curve(|r| r.loss(name))))
+    };
+    names.into_iter().filter_map(panel).collect()
+}
+
+fn norm_panel(trainings: &[TrainingData]) -> Option<Panel> {
+    let positive = |norm: f64| Some(norm).filter(|norm| *norm > 0.0);
+    let norms = curves(trainings, |t| t.curve(|record| positive(record.grad_norm)));
+    let mut panel = curve_panel("gradient norm", "norm before clipping", norms)?;
+    panel.y.scale = AxisScale::Log10;
+    Some(panel)
+}
+
+fn lr_panel(trainings: &[TrainingData]) -> Option<Panel> {
+    let series = curves(trainings, |training| training.curve(|record| Some(record.lr)));
+    let series = series.iter().map(|curve| curve.line(&curve.points)).collect();
+    Some(Panel {
+        title: "learning rate".into(),
+        x: FigureAxis::new("steps", AxisScale::Linear),
+        y: FigureAxis::new("learning rate", AxisScale::Linear),
+        series,
+    })
+}
+
+/// Held-out accuracy of every training that was evaluated, the kept model marked; `None` if none
+/// was.
+fn accuracy_panel(trainings: &[TrainingData]) -> Option<Panel> {
+    let evaluated = || trainings.iter().enumerate().filter(|(_, t)| !t.evals.is_empty());
+    let mut series: Vec<Series> = evaluated()
+        .map(|(i, training)| {
+            let label = if trainings.len() == 1 { "held-out accuracy" } else { &training.label };
+            accuracy_series(training, label, colour(i))
+        })
+        .collect();
+    series.extend(evaluated().filter_map(|(i, training)| kept_series(training, colour(i))));
+    let shares = series.iter().flat_map(|s| &s.points).all(|p| (0.0..=1.0).contains(&p.y));
+    let (label, scale) = match shares {
+        true => ("held-out accuracy (%)", AxisScale::Percent),
+        false => ("held-out score", AxisScale::Linear),
+    };
+    (!series.is_empty()).then(|| Panel {
+        title: "held-out problems".into(),
+        x: FigureAxis::new("steps", AxisScale::Linear),
+        y: FigureAxis::new(label, scale),
+        series,
+    })
+}
+
+fn accuracy_series(training: &TrainingData, label: &str, colour: Colour) -> Series {
+    let point = |eval: &record::EvalRecord| {
+        let metrics = serde_json::Value::Object(eval.metrics.clone());
+        let tooltip = format!("{label}\nafter {} steps\n{metrics}", eval.step);
+        let interval = score_interval(eval).map(|interval| (interval.low, interval.high));
+        DataPoint { x: f64::from(eval.step), y: eval.score, interval, tooltip }
+    };
+    Series {
+        label: label.to_owned(),
+        style: SeriesStyle { intervals: IntervalStyle::Bars, ..SeriesStyle::line(colour) },
+        points: training.evals.iter().map(point).collect(),
+    }
+}
+
+fn kept_series(training: &TrainingData, colour: Colour) -> Option<Series> {
+    let kept = training.kept()?;
+    let score = if (0.0..=1.0).contains(&kept.score) {
+        percent(kept.score)
+    } else {
+        format!("{:.4}", kept.score)
+    };
+    let tooltip = format!("{}\nkept: after {} steps, {score}", training.label, kept.step);
+    Some(Series {
+        label: "the model that is kept".into(),
+        style: SeriesStyle { radius: 5.0, ..SeriesStyle::points_only(colour, Symbol::Star) },
+        points: vec![DataPoint { x: f64::from(kept.step), y: kept.score, interval: None, tooltip }],
+    })
+}
+
+/// A labelled curve over steps.
+struct Curve {
+    label: String,
+    colour: Colour,
+    points: Vec<(f64, f64)>,
+}
+
+/// A curve of every training; a single one needs no label.
+fn curves(
+    trainings: &[TrainingData],
+    points: impl Fn(&TrainingData) -> Vec<(f64, f64)>,
+) -> Vec<Curve> {
+    let curve = |(i, training): (usize, &TrainingData)| Curve {
+        label: if trainings.len() == 1 { String::new() } else { training.label.clone() },
+        colour: colour(i),
+        points: points(training),
+    };
+    trainings.iter().enumerate().map(curve).filter(|curve| !curve.points.is_empty()).collect()
+}
+
+impl Curve {
+    /// Single steps, faint.
+    fn raw(&self) -> Series {
+        let point = |(x, y)| DataPoint { x, y, interval: None, tooltip: String::new() };
+        let style = SeriesStyle::points_only(self.colour, Symbol::Circle);
+        Series {
+            label: String::new(),
+            style: SeriesStyle { radius: 1.2, opacity: 0.35, ..style },
+            points: thinned(&self.points).map(point).collect(),
+        }
+    }
+
+    fn line(&self, points: &[(f64, f64)]) -> Series {
+        let tooltip = |x: f64, y: f64| {
+            let name = if self.label.is_empty() { "" } else { &format!("{}\n", self.label) };
+            format!("{name}after {x} steps\n{}", format_value(y))
+        };
+        let point = |(x, y)| DataPoint { x, y, interval: None, tooltip: tooltip(x, y) };
+        Series {
+            label: self.label.clone(),
+            style: SeriesStyle {
+                symbol: Symbol::Hidden,
+                intervals: IntervalStyle::None,
+                ..SeriesStyle::line(self.colour)
+            },
+            points: thinned(points).map(point).collect(),
+        }
+    }
+}
+
+/// Raw points below smoothed lines; `None` without a curve.
+fn curve_panel(title: &str, label: &str, curves: Vec<Curve>) -> Option<Panel> {
+    let mut series: Vec<Series> = curves.iter().map(Curve::raw).collect();
+    series.extend(curves.iter().map(|curve| curve.line(&smooth(&curve.points))));
+    let values = || curves.iter().flat_map(|curve| &curve.points).map(|(_, y)| *y);
+    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let log = low > 0.0 && high > LOG_RATIO * low;
+    (!series.is_empty()).then(|| Panel {
+        title: title.into(),
+        x: FigureAxis::new("steps", AxisScale::Linear),
+        y: FigureAxis::new(label, if log { AxisScale::Log10 } else { AxisScale::Linear }),
+        series,
+    })
+}
+
+/// At most [`MAX_POINTS`] points at equal distances, the last among them.
+fn thinned(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
+    let stride = points.len().div_ceil(MAX_POINTS).max(1);
+    let first = points.len().saturating_sub(1) % stride;
+    points.iter().copied().skip(first).step_by(stride)
+}
+
+/// A value with four significant digits.
+fn format_value(value: f64) -> String {
+    match value.abs() {
+        large if large >= 0.01 || large == 0.0 => format!("{value:.4}"),
+        _ => format!("{value:.3e}"),
+    }
+}
+
+fn colour(index: usize) -> Colour {
+    COLOURS[index % COLOURS.len()]
+}
