@@ -314,7 +314,7 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory, a Hugging Face id in the local cache, `embedded` or
+    /// The checkpoint: a directory, a GGUF file, a Hugging Face id in the local cache, `embedded` or
     /// `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,

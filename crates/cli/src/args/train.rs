@@ -74,7 +74,8 @@ pub struct ReasonerArgs {
     #[arg(long, value_enum, default_value = "latent")]
     pub mode: ReasonerMode,
 
-    /// Initialise from this GPT-2 or Llama directory [default: random weights]
+    /// Initialise from this directory of a GPT-2, Llama or Qwen2, or from a GGUF file of llama or
+    /// qwen2 [default: random weights]
     #[arg(long, value_name = "DIR")]
     pub init: Option<PathBuf>,
 
