@@ -9,16 +9,16 @@ mkdir -p "$dir"
 
 # 1. A model that says its steps (56 s).
 "$bin" train reasoner --mode cot --out "$dir/cot" --steps 3300 --batch 512 --lr 1.5e-3 --warmup 300 --floor 0.1 \
-    --look-every 1100 --held-out-count 1000 --save-dtype bf16
+    --eval-every 1100 --keep last --held-out-count 1000 --save-dtype bf16
 # 2. Steps become thoughts (165 s).
 "$bin" train reasoner --mode latent --init "$dir/cot" --out "$dir/latent-1" --steps 8200 --batch 512 --lr 1e-3 --warmup 200 \
-    --floor 0.01 --dropout 0.1 --look-every 2050 --held-out-count 1000 --save-dtype bf16
+    --floor 0.01 --dropout 0.1 --eval-every 2050 --keep last --held-out-count 1000 --save-dtype bf16
 # 3. Thinking alone, a heavier loss on the thoughts' numbers (205 s).
 "$bin" train reasoner --mode latent --init "$dir/latent-1" --out "$dir/latent-2" --steps 12000 --batch 512 --lr 8e-4 --warmup 100 \
-    --floor 0.01 --dropout 0.05 --digits 0.7 --rise 0 --seed 1 --look-every 3000 --held-out-count 1000 --save-dtype bf16
+    --floor 0.01 --dropout 0.05 --digits 0.7 --rise 0 --seed 1 --eval-every 3000 --keep last --held-out-count 1000 --save-dtype bf16
 # 4. Used to dropout, so that sampled thoughts stay good ones (97 s).
 "$bin" train reasoner --mode latent --init "$dir/latent-2" --out "$dir/reasoner" --steps 5500 --batch 512 --lr 5e-4 --warmup 100 \
-    --floor 0.01 --dropout 0.12 --digits 0.7 --rise 0 --seed 2 --look-every 2750 --held-out-count 1000 --save-dtype bf16
+    --floor 0.01 --dropout 0.12 --digits 0.7 --rise 0 --seed 2 --eval-every 2750 --keep last --held-out-count 1000 --save-dtype bf16
 # A baseline that answers at once (43 s).
 "$bin" train reasoner --mode no-cot --out "$dir/no-cot" --steps 5000 --batch 512 --lr 1.5e-3 --warmup 300 --floor 0.02 \
     --held-out-count 1000 --save-dtype bf16
@@ -39,4 +39,4 @@ wait
 # 6. The judge (two minutes and a half): it thinks with the reasoner as it was before stage 4, begins with its weights, and reads answers.
 "$bin" train reward --model "$dir/reasoner" --init "$dir/latent-2" --mind "$dir/latent-2" --reads-answers --objective pairwise --digits 0.9 \
     --annotations "$(echo "$dir"/labels-train-* | tr ' ' ,)" --held-out "$dir/labels-valid" --out "$dir/reward" \
-    --steps ${JUDGE_STEPS:-7000} --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --look-every 1750 --save-dtype bf16
+    --steps ${JUDGE_STEPS:-7000} --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --eval-every 1750 --keep last --save-dtype bf16

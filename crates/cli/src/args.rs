@@ -32,8 +32,8 @@ pub use preset::PresetKind;
 pub use report::ReportArgs;
 pub use sweep::{SweepArgs, SweepGrid, rounded};
 pub use train::{
-    ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs, ScoreHeadKind,
-    TrainCommand, TrainingArgs,
+    KeepKind, LoraArgs, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind,
+    RewardArgs, ScoreHeadKind, TrainCommand, TrainingArgs,
 };
 
 /// Precedence of flag sources, printed below every command's help.

@@ -114,8 +114,13 @@ fn of_training(error: &TrainError) -> Option<&'static str> {
         TrainError::Engine(error) => of_engine(error),
         TrainError::Annotations(error) => of_annotations(error),
         TrainError::Record(error) => of_record(error),
-        TrainError::Diverged { .. } => Some("--lr, --clip, then --resume"),
+        TrainError::Diverged { saved: Some(_), .. } => {
+            Some("--lr, --warmup, --clip with --resume --change-optimizer")
+        }
+        TrainError::Diverged { saved: None, .. } => Some("--lr, --warmup, --clip; --save-every"),
+        TrainError::Memory { .. } => Some("--batch, --accumulate"),
         TrainError::SettingsChanged { .. } => Some("--out"),
+        TrainError::OptimizerChanged { .. } => Some("--change-optimizer"),
         _ => None,
     }
 }

@@ -13,6 +13,7 @@ mod latent_sft;
 mod rot;
 
 pub use codi::CODI_PROJECTOR;
+pub use colar::COLAR_HEAD;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -24,7 +24,10 @@ use crate::gguf::{self, GgmlType, RowOrder};
 use crate::lora::{self, LoraFactors, LoraScale};
 use crate::model_files::ModelFiles;
 use crate::names::TensorRole;
+use crate::parameters::NEW_ROWS;
+use crate::source::TensorSource;
 use crate::weights::WeightLayout;
+pub use files::ADAPTER_HEADS_FILE;
 use files::{MappedFile, TensorHeader, WeightFiles};
 
 /// An opened checkpoint.
@@ -108,8 +111,11 @@ impl Checkpoint {
     /// Reads config.json and the headers of all weight files.
     pub fn open(model_files: impl Into<ModelFiles>) -> Result<Checkpoint, ModelError> {
         let model_files = model_files.into();
-        let config = Config::read(&model_files)?;
-        let WeightFiles { files, index, pickles } = files::find_weights(&model_files)?;
+        model_files.check_exists()?;
+        let has_config = model_files.contains(&model_files.file_path("config.json"));
+        let base = if has_config { None } else { lora::adapter_base(&model_files)? };
+        let config = Config::read(base.as_ref().unwrap_or(&model_files))?;
+        let weights = files::find_weights(&model_files)?;
         let lora_scale = LoraScale::FamilyDefault(config.architecture);
         let mut checkpoint = Checkpoint {
             model_files,
@@ -119,21 +125,32 @@ impl Checkpoint {
             adapters: BTreeMap::new(),
             lora_scale,
             ignored: Vec::new(),
-            pickles,
+            pickles: weights.pickles.clone(),
         };
-        for file in &files {
-            let (mapped, tensors) = MappedFile::open(&checkpoint.model_files, file)?;
-            if let Some((index, map)) = &index {
-                check_index(checkpoint.dir(), &mapped.path, &tensors, index, map)?;
-            }
-            checkpoint.weight_files.push(mapped);
-            for tensor in tensors {
-                checkpoint.register(tensor)?;
-            }
+        if let Some(base) = &weights.base {
+            checkpoint.register_files(base, &files::find_weights(base)?)?;
         }
+        checkpoint.register_files(&checkpoint.model_files.clone(), &weights)?;
         checkpoint.check_adapters()?;
         checkpoint.check_vocabulary()?;
         Ok(checkpoint)
+    }
+
+    /// Registers all tensors of some weight files.
+    fn register_files(
+        &mut self,
+        model_files: &ModelFiles,
+        WeightFiles { files, index, .. }: &WeightFiles,
+    ) -> Result<(), ModelError> {
+        for file in files {
+            let (mapped, tensors) = MappedFile::open(model_files, file)?;
+            if let Some((index, map)) = index {
+                check_index(model_files.path(), &mapped.path, &tensors, index, map)?;
+            }
+            self.weight_files.push(mapped);
+            tensors.into_iter().try_for_each(|tensor| self.register(tensor))?;
+        }
+        Ok(())
     }
 
     /// The parsed config.json.
@@ -161,17 +178,45 @@ impl Checkpoint {
         self.weights.get(name).map(|stored| stored.shape.as_slice())
     }
 
+    /// Tokens that an adapter adds to its base's vocabulary.
+    pub fn added_tokens(&self) -> usize {
+        let name = format!("{NEW_ROWS}.{}.weight", self.config.embedding_name());
+        self.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(0)
+    }
+
     /// Reads a weight by canonical name, with its adapter merged, in the layout of its file:
     /// GPT-2's `Conv1D` stays (in, out).
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
-        let mut values = self.read_values(stored, shape)?;
+        let mut values = self.unmerged_tensor(name, shape)?;
         let module = name.strip_suffix(".weight");
         if let Some((module, adapter)) = module.and_then(|m| Some((m, self.adapters.get(m)?))) {
             self.merge_adapter(&mut values, shape, module, adapter)?;
             self.check_finite(stored, &values)?;
         }
         Ok(values)
+    }
+
+    /// Reads a weight without its adapter; the embeddings of tokens that an adapter adds to its
+    /// base's vocabulary follow the base's.
+    fn unmerged_tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
+        let Some((new, &[rows, columns])) =
+            self.weights.get(&format!("{NEW_ROWS}.{name}")).zip(shape.first_chunk::<2>())
+        else {
+            return self.read_values(stored, shape);
+        };
+        let added = new.shape.first().copied().unwrap_or(0);
+        let mut values = self.read_values(stored, &[rows.saturating_sub(added), columns])?;
+        values.extend(self.read_values(new, &[added, columns])?);
+        Ok(values)
+    }
+
+    /// A LoRA factor by `<module>.lora_A.weight` or `<module>.lora_B.weight`.
+    fn factor(&self, name: &str) -> Option<&StoredTensor> {
+        let pair = |suffix| self.adapters.get(name.strip_suffix(suffix)?);
+        let a = pair(".lora_A.weight").and_then(|pair| pair.a.as_ref());
+        a.or_else(|| pair(".lora_B.weight").and_then(|pair| pair.b.as_ref()))
     }
 
     /// Tensors that were not read and are not known to be unnecessary, as `canonical (original in
@@ -319,12 +364,14 @@ impl Checkpoint {
             return Ok(());
         };
         match stored.shape.first() {
-            Some(&rows) if rows != self.config.vocab => Err(ModelError::VocabMismatch {
-                file: self.path(stored).to_path_buf(),
-                tensor: stored.original.clone(),
-                rows,
-                vocab: self.config.vocab,
-            }),
+            Some(&rows) if rows.saturating_add(self.added_tokens()) != self.config.vocab => {
+                Err(ModelError::VocabMismatch {
+                    file: self.path(stored).to_path_buf(),
+                    tensor: stored.original.clone(),
+                    rows,
+                    vocab: self.config.vocab,
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -418,6 +465,24 @@ impl Checkpoint {
 
     fn bytes(&self, stored: &StoredTensor) -> &[u8] {
         self.weight_files[stored.file].slice(&stored.range)
+    }
+}
+
+/// A checkpoint whose adapter is not merged: its factors are tensors of their own. For training
+/// that goes on with an adapter.
+#[derive(Clone, Copy)]
+pub struct UnmergedCheckpoint<'a>(pub &'a Checkpoint);
+
+impl TensorSource for UnmergedCheckpoint<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.0.has(name) || self.0.factor(name).is_some()
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        match self.0.factor(name) {
+            Some(factor) => self.0.read_values(factor, shape),
+            None => self.0.unmerged_tensor(name, shape),
+        }
     }
 }
 

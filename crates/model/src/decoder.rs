@@ -25,7 +25,7 @@ use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
 use chunk::{ChunkRows, PassChunk};
 
-pub use trainable::{Segment, TrainableDecoder};
+pub use trainable::{DecoderTuning, Segment, TrainableDecoder};
 
 /// A decoder's weights, in the layout and dtype of the device's kernels.
 #[derive(Debug)]

@@ -13,15 +13,8 @@ pub enum ModelError {
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
 
-    /// The model has a layer without a backward.
-    #[error("a model with {what} cannot be trained; use a GPT-2, a Llama or a Qwen2")]
-    NotTrainable {
-        /// The layer.
-        what: &'static str,
-    },
-
     /// An I/O error.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot access {}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -361,6 +354,19 @@ pub enum ModelError {
         rows: usize,
         /// `vocab_size`.
         vocab: usize,
+    },
+
+    /// The model that an adapter belongs to is not there.
+    #[error(
+        "{}: the adapter's base model `{base}` is not there; put its directory or GGUF file there, \
+         or change `base_model_name_or_path`",
+        file.display()
+    )]
+    MissingBase {
+        /// adapter_config.json.
+        file: PathBuf,
+        /// `base_model_name_or_path`.
+        base: String,
     },
 
     /// A module has only one of the two LoRA factors.

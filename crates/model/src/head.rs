@@ -12,7 +12,10 @@ use crate::error::ModelError;
 use crate::source::TensorSource;
 use crate::weights::ModuleLoader;
 
-pub use trainable::{HeadActivations, TrainableHead, TrainableLinear};
+pub use trainable::{
+    GaussianOutput, HeadActivations, MlpShape, TrainableGaussianHead, TrainableHead,
+    TrainableLinear, TrainableMlp,
+};
 
 /// Computes the next thought from a hidden state.
 #[derive(Debug)]
@@ -94,6 +97,8 @@ pub struct GaussianMeanNames {
     pub norm: &'static str,
     /// `nn.Linear`, hidden -> width: the mean.
     pub mean: &'static str,
+    /// `nn.Linear`, hidden -> width: the logarithm of the standard deviation, for training alone.
+    pub log_std: &'static str,
 }
 
 /// Module names of a [`LatentHead::SwiGlu`] in a checkpoint, without `.weight` and `.bias`.

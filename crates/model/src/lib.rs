@@ -28,17 +28,18 @@ pub mod tokenizer;
 mod weights;
 
 pub use cache::{Cache, CacheMark, Pass, Sequence, SlotGranularity};
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, UnmergedCheckpoint};
 pub use config::Config;
 pub use decoder::{
-    Decoder, DeferredInputs, Dropout, ForwardOptions, LmHead, Segment, TrainableDecoder,
+    Decoder, DecoderTuning, DeferredInputs, Dropout, ForwardOptions, LmHead, Segment,
+    TrainableDecoder,
 };
 pub use error::ModelError;
 pub use head::{
-    GaussianMeanNames, HeadActivations, LatentHead, MlpNames, RewardHead, RewardInputs,
-    SwiGluNames, TrainableHead, TrainableLinear,
+    GaussianMeanNames, HeadActivations, LatentHead, MlpNames, MlpShape, RewardHead, RewardInputs,
+    SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear, TrainableMlp,
 };
 pub use model_files::{EmbeddedFiles, ModelFiles};
-pub use parameters::{NamedTensor, Parameter};
+pub use parameters::{LoraConfig, LoraTargets, NamedTensor, Parameter};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -122,6 +122,27 @@ impl LoraScale {
     }
 }
 
+/// The model that an adapter belongs to: `base_model_name_or_path` of adapter_config.json, beside
+/// the adapter or as it stands. `None` without an adapter. For directories without weights of
+/// their own: others may name a base that is not needed.
+pub(crate) fn adapter_base(files: &ModelFiles) -> Result<Option<ModelFiles>, ModelError> {
+    let file = files.file_path("adapter_config.json");
+    let weights = files.file_path("adapter_model.safetensors");
+    if !files.contains(&file) || !files.contains(&weights) {
+        return Ok(None);
+    }
+    let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
+    let name = config.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let candidates = [files.path().join(name), PathBuf::from(name)];
+    match candidates.into_iter().find(|path| path.exists()) {
+        Some(path) => Ok(Some(ModelFiles::from(&path))),
+        None => Err(ModelError::MissingBase { file, base: name.to_owned() }),
+    }
+}
+
 /// Rejects variants of LoRA whose merge is not `W + scale B A` with one scale.
 fn reject_unmergeable(file: &Path, config: &Value) -> Result<(), ModelError> {
     let refuse =

@@ -3,14 +3,32 @@
 //!
 //! The kernels read copies of the weights in their own layout and dtype ([`Linear`],
 //! [`Normalization`]); the copies are synchronised after every optimizer step. Matrices are
-//! (outputs, inputs) here in every architecture.
+//! (outputs, inputs) here in every architecture. `linear` has the parameters of a linear layer,
+//! `adapter` those of a LoRA adapter on a frozen one.
 
-use tensor::ops::{self, AdamW, Linear, Moments, NormBackward, Normalization};
+mod adapter;
+mod linear;
+
+use tensor::ops::{self, AdamW, Moments, NormBackward, Normalization};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::error::ModelError;
 use crate::source::TensorSource;
-use crate::weights::{LinearSpec, NormSpec, WeightLayout, transpose};
+use crate::weights::{NormSpec, WeightLayout, transpose};
+
+pub use adapter::{LoraConfig, LoraTargets};
+pub(crate) use linear::{LinearParameters, NEW_ROWS};
+
+/// What of a layer is trained.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Tuning<'a> {
+    /// Every weight.
+    Full,
+    /// A LoRA adapter where the configuration has one for the layer; its weights are frozen.
+    Lora(&'a LoraConfig),
+    /// The weights of the last so many outputs: embeddings of new tokens.
+    LastRows(usize),
+}
 
 /// A trainable tensor.
 #[derive(Debug)]
@@ -47,6 +65,17 @@ impl Parameter {
         let zeros = || Tensor::zeros_on(device, value.rows(), value.cols());
         let (gradient, moments) = (zeros()?, Moments { first: zeros()?, second: zeros()? });
         Ok(Self { layout, value: value.to_device(device)?, gradient, moments })
+    }
+
+    /// A tensor that no optimizer changes: it has neither gradient nor moments.
+    fn frozen(
+        device: &Device,
+        layout: ParameterLayout,
+        value: Tensor,
+    ) -> Result<Self, DeviceError> {
+        let moments = Moments { first: Tensor::default(), second: Tensor::default() };
+        let value = value.to_device(device)?;
+        Ok(Self { layout, value, gradient: Tensor::default(), moments })
     }
 
     /// A matrix that is stored as one tensor of the same shape.
@@ -126,87 +155,12 @@ impl Parameter {
     }
 }
 
-/// The parameters of a linear layer.
-#[derive(Debug)]
-pub(crate) struct LinearParameters {
-    pub(crate) weight: Parameter,       // (outputs, inputs)
-    pub(crate) bias: Option<Parameter>, // (1, outputs)
-}
-
-impl LinearParameters {
-    pub(crate) fn load(
-        device: &Device,
-        spec: &LinearSpec,
-        source: &impl TensorSource,
-    ) -> Result<Self, ModelError> {
-        let (inputs, outputs) = (spec.inputs, spec.outputs());
-        let matrix = spec.matrix(source)?;
-        let matrix = match spec.layout {
-            WeightLayout::InputMajor => transpose(&matrix, inputs, outputs),
-            WeightLayout::OutputMajor => matrix,
-        };
-        let names = |suffix: &str| {
-            spec.parts.iter().map(|(name, n)| (format!("{name}.{suffix}"), *n)).collect::<Vec<_>>()
-        };
-        let layout = ParameterLayout::Matrix { parts: names("weight"), layout: spec.layout };
-        let weight = Parameter::new(device, layout, Tensor::from_vec(outputs, inputs, matrix))?;
-        let bias = spec
-            .bias(source)?
-            .map(|values| Parameter::vector(device, names("bias"), values))
-            .transpose()?;
-        Ok(Self { weight, bias })
-    }
-
-    /// The layer in the layout of the kernels, prepared for its backward.
-    pub(crate) fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
-        let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
-        let zeros = vec![0.0; rows * cols];
-        let bias = self.bias.as_ref().map(|_| vec![0.0; rows]);
-        let mut linear = Linear::from_output_major(device, cols, rows, &zeros, bias)?;
-        self.sync_linear(device, &mut linear)?;
-        Ok(linear)
-    }
-
-    /// Copies the values to the kernels' layer.
-    pub(crate) fn sync_linear(
-        &self,
-        device: &Device,
-        linear: &mut Linear,
-    ) -> Result<(), DeviceError> {
-        linear.assign(device, &self.weight.value, self.bias.as_ref().map(|b| &b.value))?;
-        linear.prepare_backward(device, &self.weight.value)
-    }
-
-    /// Adds to the gradients, given the input x and the gradient dy of the output.
-    pub(crate) fn accumulate_gradients(
-        &mut self,
-        device: &Device,
-        x: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(), DeviceError> {
-        ops::linear_dw(
-            device,
-            x,
-            dy,
-            &mut self.weight.gradient,
-            self.bias.as_mut().map(|b| &mut b.gradient),
-        )
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
-        std::iter::once(&self.weight).chain(&self.bias)
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
-        std::iter::once(&mut self.weight).chain(&mut self.bias)
-    }
-}
-
 /// The parameters of a normalization layer.
 #[derive(Debug)]
 pub(crate) struct NormParameters {
-    pub(crate) weight: Parameter,       // (1, width)
-    pub(crate) bias: Option<Parameter>, // (1, width), LayerNorm only
+    pub(crate) weight: Parameter, // (1, width)
+    bias: Option<Parameter>,      // (1, width), LayerNorm only
+    is_frozen: bool,
 }
 
 impl NormParameters {
@@ -214,6 +168,7 @@ impl NormParameters {
         device: &Device,
         spec: &NormSpec,
         source: &impl TensorSource,
+        tuning: Tuning<'_>,
     ) -> Result<Self, ModelError> {
         let vector = |suffix: &str, values| {
             let name = format!("{}.{suffix}", spec.name);
@@ -222,6 +177,7 @@ impl NormParameters {
         Ok(Self {
             weight: vector("weight", spec.weight(source)?)?,
             bias: spec.bias(source)?.map(|values| vector("bias", values)).transpose()?,
+            is_frozen: !matches!(tuning, Tuning::Full),
         })
     }
 
@@ -248,12 +204,28 @@ impl NormParameters {
         ops::norm_backward(device, of, dx, &mut self.weight.gradient, bias)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
-        std::iter::once(&self.weight).chain(&self.bias)
+    /// Forgets the gradients of a frozen layer: the kernel adds to them, and nothing reads them.
+    pub(crate) fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
+        if self.is_frozen {
+            ops::fill_zero(device, &mut self.weight.gradient)?;
+            if let Some(bias) = &mut self.bias {
+                ops::fill_zero(device, &mut bias.gradient)?;
+            }
+        }
+        Ok(())
     }
 
+    /// The trained parameters.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        let all = std::iter::once(&self.weight).chain(&self.bias);
+        all.filter(|_| !self.is_frozen)
+    }
+
+    /// The trained parameters, mutably.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
-        std::iter::once(&mut self.weight).chain(&mut self.bias)
+        let is_frozen = self.is_frozen;
+        let all = std::iter::once(&mut self.weight).chain(&mut self.bias);
+        all.filter(move |_| !is_frozen)
     }
 }
 

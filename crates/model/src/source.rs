@@ -49,8 +49,7 @@ impl TensorSource for RandomWeights {
 
 /// Normal values that depend on the seed and the tensor's name only.
 fn normal_values(seed: u64, name: &str, shape: &[usize], std: f32, mean: f32) -> Vec<f32> {
-    let salt =
-        name.bytes().fold(0xcbf2_9ce4_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+    let salt = name_salt(name);
     let mut out = vec![mean; shape.iter().product()];
     // One RNG key covers at most 2^18 elements; the chunk index takes the place of the position.
     out.par_chunks_mut(tensor::rng::MAX_ELEMENTS).enumerate().for_each(|(position, chunk)| {
@@ -58,6 +57,11 @@ fn normal_values(seed: u64, name: &str, shape: &[usize], std: f32, mean: f32) ->
             .add_noise(std, chunk);
     });
     out
+}
+
+/// A number for a tensor's name, so that tensors of one seed differ.
+pub(crate) fn name_salt(name: &str) -> u32 {
+    name.bytes().fold(0xcbf2_9ce4, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193))
 }
 
 /// GPT-2's initialization: normal weights with standard deviation 0.02, divided by sqrt(2 layers)

@@ -1,4 +1,4 @@
-//! The run directory: settings, sampled trajectories, results.
+//! The run directory: settings, sampled trajectories, results; and the records of a training.
 //!
 //! The command line writes it, the report reads it. This crate knows neither models nor the engine.
 //!
@@ -14,6 +14,7 @@
 //! so a killed and resumed run ends with the bytes of an uninterrupted one. And a reader never
 //! holds more than one line, so a run may be larger than memory.
 //!
+//! The records of a training are in [`TrainingDir`].
 //! Aggregation of the recorded trajectories is in the crate [`aggregate`].
 //!
 //! ```
@@ -46,6 +47,7 @@ mod manifest;
 mod results;
 mod run_dir;
 mod sample;
+mod training;
 mod writer;
 
 pub use document::{write_atomic, write_document};
@@ -57,4 +59,5 @@ pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
 pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample, TrajectoryRecord};
+pub use training::{EvalRecord, StepRecord, StepTiming, TRAINING_DIR, TrainingDir};
 pub use writer::RunWriter;

@@ -341,6 +341,21 @@ pub(crate) mod qkv {
         fn rope_and_cache_backward(
             &mut CudaTensor, CudaQkvTransform<'_>, &CudaKvGrads, usize, CudaSlotMapping<'_>
         ) -> CudaResult<()>;
+        fn qk_norm_backward(
+            &CudaTensor, CudaQkvTransform<'_>, &mut CudaTensor, [&mut CudaTensor; 2]
+        ) -> CudaResult<()>;
+    }
+}
+
+pub(crate) mod regression {
+    use super::args::CudaGaussianLoss;
+    use super::{CudaResult, CudaTensor};
+
+    functions! {
+        fn smooth_l1(
+            &CudaTensor, &CudaTensor, usize, f32
+        ) -> CudaResult<(CudaTensor, CudaTensor)>;
+        fn gaussian_loss(CudaGaussianLoss<'_>) -> CudaResult<(CudaTensor, [CudaTensor; 2])>;
     }
 }
 
@@ -352,6 +367,15 @@ pub(crate) mod residual {
         fn linear_residual_norm(
             CudaLinearResidualNorm<'_>, &mut CudaTensor
         ) -> CudaResult<CudaTensor>;
+    }
+}
+
+pub(crate) mod rows {
+    use super::{CudaResult, CudaTensor};
+
+    functions! {
+        fn add_scaled(&mut CudaTensor, &CudaTensor, f32) -> CudaResult<()>;
+        fn scale_rows(&mut CudaTensor, &[f32]) -> CudaResult<()>;
     }
 }
 

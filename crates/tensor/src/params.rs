@@ -44,6 +44,10 @@ pub(crate) struct AdamWCoefficients {
     pub(crate) second_scale: f32, // of the second moment's root: 1 / sqrt(1 - beta2^step)
 }
 
+/// The least standard deviation that a teacher's hidden states are divided by: one of 0, of a
+/// constant or of a single element, would make the loss infinite or NaN.
+pub(crate) const MIN_STD: f32 = 1e-6;
+
 /// A set of the [`Site`]s that a row can be perturbed at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SiteSet(u32); // bit `site as u32`
@@ -57,8 +61,15 @@ impl SiteSet {
     pub const MLP_OUT: Self = Self(1 << Site::MlpOut as u32);
     /// [`Site::Noise`].
     pub const NOISE: Self = Self(1 << Site::Noise as u32);
-    /// Both dropout sites.
+    /// Both sites of dropout on what is added to the residual stream.
     pub const DROPOUT: Self = Self(Self::ATTN_OUT.0 | Self::MLP_OUT.0);
+    /// The four sites of dropout on the inputs of low-rank adapters.
+    pub const LORA: Self = Self(
+        1 << Site::LoraQkv as u32
+            | 1 << Site::LoraAttnOut as u32
+            | 1 << Site::LoraMlpIn as u32
+            | 1 << Site::LoraMlpOut as u32,
+    );
 
     /// Whether `site` is in the set.
     pub const fn contains(self, site: Site) -> bool {
@@ -109,13 +120,18 @@ mod tests {
 
     #[test]
     fn a_site_set_contains_its_sites_alone() {
-        let all = [Site::AttnOut, Site::MlpOut, Site::Noise, Site::Length, Site::Token];
-        let members = |set: SiteSet| all.map(|site| set.contains(site));
-        assert_eq!(members(SiteSet::EMPTY), [false; 5]);
-        assert_eq!(members(SiteSet::DROPOUT), [true, true, false, false, false]);
-        assert_eq!(members(SiteSet::NOISE), [false, false, true, false, false]);
+        let others = [Site::AttnOut, Site::MlpOut, Site::Noise, Site::Length, Site::Token];
+        let lora = [Site::LoraQkv, Site::LoraAttnOut, Site::LoraMlpIn, Site::LoraMlpOut];
+        let members = |set: SiteSet| {
+            let contains = |site| set.contains(site);
+            (others.map(contains), lora.map(contains))
+        };
+        assert_eq!(members(SiteSet::EMPTY), ([false; 5], [false; 4]));
+        assert_eq!(members(SiteSet::DROPOUT), ([true, true, false, false, false], [false; 4]));
+        assert_eq!(members(SiteSet::NOISE), ([false, false, true, false, false], [false; 4]));
+        assert_eq!(members(SiteSet::LORA), ([false; 5], [true; 4]));
         let either = SiteSet::ATTN_OUT.union(SiteSet::NOISE);
-        assert_eq!(members(either), [true, false, true, false, false]);
+        assert_eq!(members(either), ([true, false, true, false, false], [false; 4]));
         assert_eq!(either.intersection(SiteSet::DROPOUT), SiteSet::ATTN_OUT);
         assert!(SiteSet::ATTN_OUT.intersection(SiteSet::MLP_OUT).is_empty());
     }

@@ -54,6 +54,14 @@ pub enum Site {
     Length = 3,
     /// A token of the answer.
     Token = 4,
+    /// Dropout on the input of a low-rank adapter of the queries', keys' and values' projection.
+    LoraQkv = 5,
+    /// The same of the attention block's output map.
+    LoraAttnOut = 6,
+    /// The same of the MLP block's first map.
+    LoraMlpIn = 7,
+    /// The same of the MLP block's second map.
+    LoraMlpOut = 8,
 }
 
 /// Names the random numbers of one position of one trajectory: the key and the upper three words of
@@ -173,6 +181,26 @@ mod tests {
         let lanes = philox_lanes(words, [7, 8, 9], [1, 2]);
         for (w, lane) in words.iter().zip(lanes) {
             assert_eq!(lane, philox([*w, 7, 8, 9], [1, 2]));
+        }
+    }
+
+    /// Published results are those of these numbers: a new site takes a new one.
+    #[test]
+    fn sites_keep_their_numbers() {
+        let sites = [
+            (Site::AttnOut, 0x31fc_e580),
+            (Site::MlpOut, 0x07e4_aa1d),
+            (Site::Noise, 0x2ca9_5375),
+            (Site::Length, 0x3a99_72a7),
+            (Site::Token, 0x834d_d37f),
+            (Site::LoraQkv, 0xb951_3894),
+            (Site::LoraAttnOut, 0x5c5d_6937),
+            (Site::LoraMlpIn, 0x3d30_c749),
+            (Site::LoraMlpOut, 0xc0c4_a820),
+        ];
+        for (number, (site, word)) in sites.into_iter().enumerate() {
+            assert_eq!(site as usize, number);
+            assert_eq!(key(5).bits(1, site, 9)[0], word, "{site:?}");
         }
     }
 

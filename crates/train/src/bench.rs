@@ -8,8 +8,9 @@ use tensor::rng::{MAX_ELEMENTS, RngKey};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::dropout::DropoutConfig;
-use crate::latent_step::LatentTrainStep;
+use crate::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use crate::loss::Objective;
+use crate::methods::TrainStep;
 use crate::reward_step::{
     RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep, TrainableRewardHead,
 };
@@ -66,9 +67,10 @@ impl TrainBench {
             thoughts: size.thoughts,
             completion: synthetic_tokens(config.vocab, !i, 1 + target),
             loss_start: 1,
-            step_results: Vec::new(),
+            ..TokenizedExample::default()
         };
-        let train_step = Box::new(LatentTrainStep::new(model, TrainableHead::Identity, None));
+        let (head, auxiliary) = (TrainableHead::Identity, AuxiliaryLosses::default());
+        let train_step = Box::new(LatentTrainStep::new(model, head, auxiliary));
         let examples = (0..size.sequences as u32).map(example).collect();
         Ok(Self::new(device, BenchedStep::Reasoner { train_step, examples }))
     }
@@ -117,7 +119,7 @@ impl TrainBench {
         let dropout = (p > 0.0).then_some(DropoutConfig { p, seed: 0, step });
         let loss = device.run(|| match benched {
             BenchedStep::Reasoner { train_step, examples } => {
-                let losses = train_step.accumulate_gradients(examples, dropout)?;
+                let losses = train_step.batch_losses(examples, dropout)?;
                 OPTIMIZER.step(device, step, 1, train_step.parameters_mut())?;
                 train_step.sync_weights()?;
                 Ok::<_, DeviceError>(losses.tokens)

@@ -5,16 +5,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use model::Tokenizer;
 use rayon::prelude::*;
 use tensor::rng::philox;
 
 use crate::corpus::{self, Split};
-use crate::curriculum::Curriculum;
 use crate::dataset::TrainExample;
 use crate::error::TrainError;
-use crate::example_encoder::{ExampleEncoder, LatentMarkers};
-use crate::tokenized_example::TokenizedExample;
+use crate::methods::{ExampleEncoder, ExamplePlace};
 
 /// Where examples come from.
 #[derive(Clone, Debug)]
@@ -73,44 +70,40 @@ pub(crate) fn shuffled_index(index: u64, count: u64, seed: u64) -> u64 {
 }
 
 /// Everything that determines the batches.
-#[derive(Clone)]
-pub struct BatchSpec {
+pub struct BatchSpec<E> {
     /// The examples.
     pub source: ExampleSource,
-    /// Tokenizes their text.
-    pub tokenizer: Arc<Tokenizer>,
-    /// Special tokens around thoughts and at the end.
-    pub markers: LatentMarkers,
-    /// Decides which steps become thoughts.
-    pub curriculum: Curriculum,
+    /// Tokenizes them.
+    pub encoder: E,
     /// Examples per batch.
     pub batch_size: usize,
     /// Batches in total, over which the curriculum progresses.
     pub batches: u64,
-    /// Seed of the curriculum's samples.
+    /// Seed of the encoder's random numbers.
     pub seed: u64,
     /// Positions that an example may take.
     pub context: usize,
 }
 
-impl BatchSpec {
+impl<E: ExampleEncoder> BatchSpec<E> {
     /// Batch `index`, counted from 0.
-    pub fn batch(&self, index: u64) -> Result<Vec<TokenizedExample>, TrainError> {
+    pub fn batch(&self, index: u64) -> Result<Vec<E::Encoded>, TrainError> {
         let progress = index as f64 / self.batches.max(1) as f64;
-        let with_markers = matches!(self.curriculum, Curriculum::Latent { .. });
-        let encoder =
-            ExampleEncoder { tokenizer: &self.tokenizer, markers: self.markers, with_markers };
         let encode = |(id, example): &(u64, TrainExample)| {
-            let sample = self.curriculum.sample(progress, example.steps.len(), self.uniforms(*id));
-            let encoded = encoder.encode(*id as u32, example, sample)?;
-            let (length, context) = (encoded.len(), self.context);
-            match length > context {
-                true => Err(TrainError::TooLong { id: *id, length, context }),
+            let place = ExamplePlace { id: *id, progress, uniforms: self.uniforms(*id) };
+            let encoded = self.encoder.encode(example, place)?;
+            let longest = encoded.iter().map(|one| self.encoder.rows(one).fed).max().unwrap_or(0);
+            match longest > self.context {
+                true => {
+                    Err(TrainError::TooLong { id: *id, length: longest, context: self.context })
+                }
                 false => Ok(encoded),
             }
         };
         let examples = self.source.batch(index * self.batch_size as u64, self.batch_size);
-        examples.par_iter().map(encode).collect()
+        let encoded: Vec<Vec<E::Encoded>> =
+            examples.par_iter().map(encode).collect::<Result<_, TrainError>>()?;
+        Ok(encoded.into_iter().flatten().collect())
     }
 
     /// Two uniform numbers from [0, 1) for an example.
@@ -122,23 +115,31 @@ impl BatchSpec {
 }
 
 /// Batches in order, prefetched.
-pub struct DataLoader {
-    spec: BatchSpec,
+pub struct DataLoader<E: ExampleEncoder> {
+    spec: Arc<BatchSpec<E>>,
     next: u64,
-    prefetched: Option<Receiver<Result<Vec<TokenizedExample>, TrainError>>>,
+    prefetched: Option<Receiver<Batch<E>>>,
 }
+
+/// A batch, or why it cannot be made.
+type Batch<E> = Result<Vec<<E as ExampleEncoder>::Encoded>, TrainError>;
 
 /// Batches that are prepared ahead of the one in use.
 const PREFETCH: usize = 8;
 
-impl DataLoader {
+impl<E: ExampleEncoder + 'static> DataLoader<E> {
     /// A loader of the batches of a spec. Prefetching starts with the first batch.
-    pub fn new(spec: BatchSpec) -> Self {
-        Self { spec, next: 0, prefetched: None }
+    pub fn new(spec: BatchSpec<E>) -> Self {
+        Self { spec: Arc::new(spec), next: 0, prefetched: None }
+    }
+
+    /// What tokenizes the examples.
+    pub fn encoder(&self) -> &E {
+        &self.spec.encoder
     }
 
     /// Batch `index`; prefetched if it follows the one before.
-    pub fn batch(&mut self, index: u64) -> Result<Vec<TokenizedExample>, TrainError> {
+    pub fn batch(&mut self, index: u64) -> Batch<E> {
         if self.prefetched.is_none() || index != self.next {
             self.prefetched = Some(self.spawn_prefetch(index));
         }
@@ -150,7 +151,7 @@ impl DataLoader {
         }
     }
 
-    fn spawn_prefetch(&self, first: u64) -> Receiver<Result<Vec<TokenizedExample>, TrainError>> {
+    fn spawn_prefetch(&self, first: u64) -> Receiver<Batch<E>> {
         let (sender, receiver) = sync_channel(PREFETCH);
         let spec = self.spec.clone();
         std::thread::spawn(move || {

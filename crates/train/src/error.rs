@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::trainer::Divergence;
+
 /// Why training cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,7 +18,7 @@ pub enum TrainError {
     #[error(transparent)]
     Engine(#[from] engine::EngineError),
     /// A file or directory cannot be accessed.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot access {}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -37,14 +39,30 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The gradient is infinite or not a number.
+    /// Losses, gradients or weights are not finite, or the loss has exploded.
     #[error(
-        "step {step}: the gradient is not finite; lower the learning rate or the clipping norm, \
-         then resume from the last state"
+        "step {step}: {what}; lower the learning rate by a factor of 3, lengthen the warmup, lower \
+         the clipping norm or LoRA's alpha, and {}",
+        resume_from(*saved)
     )]
     Diverged {
         /// Counted from 0.
         step: u32,
+        /// What was found.
+        what: Divergence,
+        /// Steps of the last saved state, if there is one.
+        saved: Option<u32>,
+    },
+    /// The activations do not fit the device's memory.
+    #[error(
+        "the activations of a batch take about {needed} and {free} are free; take smaller batches, \
+         and accumulate the gradients of more of them"
+    )]
+    Memory {
+        /// With its unit.
+        needed: String,
+        /// With its unit.
+        free: String,
     },
     /// A training state cannot be read.
     #[error("{}: damaged ({reason}); delete it to begin anew", path.display())]
@@ -60,6 +78,16 @@ pub enum TrainError {
         path.display()
     )]
     SettingsChanged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A training state was written with other settings of the optimizer.
+    #[error(
+        "{}: was written with other settings of the optimizer; use the same ones, or say that they \
+         change",
+        path.display()
+    )]
+    OptimizerChanged {
         /// The file.
         path: PathBuf,
     },
@@ -108,6 +136,14 @@ pub enum TrainError {
         /// The next step.
         how: &'static str,
     },
+}
+
+/// Where a diverged training can go on.
+fn resume_from(saved: Option<u32>) -> String {
+    match saved {
+        Some(steps) => format!("resume from the last saved state, after {steps} steps"),
+        None => "begin anew: no state was saved yet".to_owned(),
+    }
 }
 
 impl From<record::RecordError> for TrainError {

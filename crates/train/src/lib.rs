@@ -9,6 +9,7 @@
 //! batch are in [`latent_step`] and [`reward_step`].
 #![cfg_attr(not(test), deny(clippy::unwrap_used))]
 
+pub mod activations;
 pub mod annotate;
 pub mod bench;
 pub mod corpus;
@@ -18,9 +19,9 @@ pub mod dataset;
 pub mod digit_head;
 pub mod dropout;
 pub mod error;
-pub mod example_encoder;
 pub mod latent_step;
 pub mod loss;
+pub mod methods;
 pub mod model_dir;
 pub mod reasoner;
 pub mod reward;

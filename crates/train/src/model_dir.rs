@@ -5,16 +5,19 @@
 
 use std::path::{Path, PathBuf};
 
+use model::checkpoint::ADAPTER_HEADS_FILE;
+use model::config::Architecture;
 use model::save::{self, SaveDtype};
 use model::{
-    Checkpoint, Config, InitialWeights, LmHead, ModelFiles, NamedTensor, Parameter,
-    ResizedEmbeddings, Tokenizer, TrainableDecoder,
+    Checkpoint, Config, DecoderTuning, InitialWeights, LmHead, LoraConfig, LoraTargets, ModelError,
+    ModelFiles, NamedTensor, Parameter, ResizedEmbeddings, TensorSource, Tokenizer,
+    TrainableDecoder, UnmergedCheckpoint,
 };
 use serde_json::{Value, json};
 use tensor::Device;
 
 use crate::error::TrainError;
-use crate::example_encoder::LatentMarkers;
+use crate::methods::LatentMarkers;
 use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
 
 /// The initial model of a training.
@@ -50,6 +53,19 @@ pub struct TrainableModel {
     pub tokenizer: Tokenizer,
     /// Its latent markers and end of text.
     pub markers: LatentMarkers,
+    /// Writes its weights.
+    pub writer: WeightWriter,
+    /// What it started from.
+    pub initial: InitialModel,
+}
+
+/// What of a model is trained, and the dtype that it is saved in.
+#[derive(Clone, Debug)]
+pub struct TuningSpec {
+    /// LoRA adapters; `None` for all weights.
+    pub lora: Option<LoraConfig>,
+    /// Of the saved weights.
+    pub dtype: SaveDtype,
 }
 
 /// Writes configuration and tokenizer to `out` and loads the initial weights. `usage` becomes
@@ -59,6 +75,7 @@ pub fn init_model(
     init: &ModelInit,
     out: &Path,
     usage: Value,
+    tuning: &TuningSpec,
 ) -> Result<TrainableModel, TrainError> {
     std::fs::create_dir_all(out)
         .map_err(|source| TrainError::Io { path: out.to_owned(), source })?;
@@ -74,9 +91,13 @@ pub fn init_model(
             let config = Config::read(out)?;
             let decoder =
                 device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
-            Ok(TrainableModel { decoder, tokenizer, markers })
+            let writer = WeightWriter { dtype: tuning.dtype, adapter: None };
+            let vocab = config.vocab;
+            let resize = Resize { old_vocab: vocab, new_vocab: vocab, copy_from: 0 };
+            let initial = InitialModel { init: init.clone(), resize };
+            Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
         }
-        ModelInit::Pretrained(dir) => init_from_pretrained(device, dir, out, usage),
+        ModelInit::Pretrained(dir) => init_from_pretrained(device, dir, out, usage, tuning),
     }
 }
 
@@ -86,6 +107,7 @@ fn init_from_pretrained(
     dir: &Path,
     out: &Path,
     usage: Value,
+    tuning: &TuningSpec,
 ) -> Result<TrainableModel, TrainError> {
     let checkpoint = Checkpoint::open(dir)?;
     let before = Tokenizer::read(dir)?;
@@ -111,9 +133,103 @@ fn init_from_pretrained(
     }
     write_json(&out.join("config.json"), &config)?;
     let config = Config::read(out)?;
-    let source = ResizedEmbeddings { source: &checkpoint, old_vocab, new_vocab, copy_from };
-    let decoder = device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
-    Ok(TrainableModel { decoder, tokenizer, markers })
+    let writer = WeightWriter::new(tuning, dir)?;
+    let resize = Resize { old_vocab, new_vocab, copy_from };
+    let decoder = device.run(|| resize.load(device, &checkpoint, &config, tuning.lora.as_ref()))?;
+    let initial = InitialModel { init: ModelInit::Pretrained(dir.to_owned()), resize };
+    Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
+}
+
+/// The initial weights of a training, to be loaded once more.
+#[derive(Clone, Debug)]
+pub struct InitialModel {
+    init: ModelInit,
+    resize: Resize,
+}
+
+/// How an embedding table grows.
+#[derive(Clone, Copy, Debug)]
+struct Resize {
+    old_vocab: usize,
+    new_vocab: usize,
+    /// The token whose row is copied.
+    copy_from: u32,
+}
+
+impl Resize {
+    fn load(
+        self,
+        device: &Device,
+        checkpoint: &Checkpoint,
+        config: &Config,
+        lora: Option<&LoraConfig>,
+    ) -> Result<TrainableDecoder, ModelError> {
+        let Self { old_vocab, new_vocab, copy_from } = self;
+        let Some(lora) = lora else {
+            let source = ResizedEmbeddings { source: checkpoint, old_vocab, new_vocab, copy_from };
+            return TrainableDecoder::load(device, config, &source, LmHead::With);
+        };
+        let unmerged = &UnmergedCheckpoint(checkpoint);
+        let source = ResizedEmbeddings { source: unmerged, old_vocab, new_vocab, copy_from };
+        let new_tokens = checkpoint.added_tokens() + new_vocab - old_vocab;
+        let tuning = DecoderTuning::Lora { config: lora, new_tokens };
+        TrainableDecoder::load_tuned(device, config, &source, LmHead::With, tuning)
+    }
+}
+
+impl InitialModel {
+    /// A second model with the same initial weights, all of them trained.
+    pub fn load_copy(
+        &self,
+        device: &Device,
+        config: &Config,
+    ) -> Result<TrainableDecoder, TrainError> {
+        Ok(match &self.init {
+            ModelInit::Scratch(shape) => {
+                let source = InitialWeights { seed: shape.seed, layers: shape.layers };
+                device.run(|| TrainableDecoder::load(device, config, &source, LmHead::With))?
+            }
+            ModelInit::Pretrained(dir) => {
+                let checkpoint = Checkpoint::open(dir)?;
+                device.run(|| self.resize.load(device, &checkpoint, config, None))?
+            }
+        })
+    }
+
+    /// Weights of a head: those that the initial model has, and others as in a new model.
+    pub fn head_source(&self, seed: u64, layers: usize) -> Result<HeadSource, TrainError> {
+        let checkpoint = match &self.init {
+            ModelInit::Scratch(_) => None,
+            ModelInit::Pretrained(dir) => Some(Checkpoint::open(dir)?),
+        };
+        Ok(HeadSource { checkpoint, initial: InitialWeights { seed, layers } })
+    }
+}
+
+/// The weights of a head that an initial model may or may not have.
+pub struct HeadSource {
+    checkpoint: Option<Checkpoint>,
+    initial: InitialWeights,
+}
+
+impl HeadSource {
+    /// The rows of a weight that the initial model has.
+    pub fn rows(&self, name: &str) -> Option<usize> {
+        self.checkpoint.as_ref()?.shape(name)?.first().copied()
+    }
+}
+
+impl TensorSource for HeadSource {
+    fn has(&self, _: &str) -> bool {
+        true
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        match self.checkpoint.as_ref().filter(|checkpoint| checkpoint.has(name)) {
+            Some(checkpoint) => checkpoint.tensor(name, shape),
+            None => self.initial.tensor(name, shape),
+        }
+    }
 }
 
 fn scratch_config(shape: &ScratchShape, vocab: usize, tokenizer: &Tokenizer) -> Value {
@@ -216,27 +332,119 @@ pub fn write_json(path: &Path, value: &Value) -> Result<(), TrainError> {
     Ok(record::write_document(path, value)?)
 }
 
-/// Writes `model.safetensors` to `out`: the decoder under transformers' names, heads under their
-/// own.
-pub fn save_weights<'a>(
-    out: &Path,
-    config: &Config,
-    decoder: impl IntoIterator<Item = &'a Parameter>,
-    heads: impl IntoIterator<Item = &'a Parameter>,
-    dtype: SaveDtype,
-) -> Result<(), TrainError> {
-    let mut tensors: Vec<NamedTensor> = Vec::new();
-    for parameter in decoder {
-        for named in parameter.named_values()? {
-            // transformers keeps the language-model head outside of the decoder's prefix.
-            let prefix =
-                if named.name.starts_with("lm_head.") { "" } else { config.weight_prefix() };
-            tensors.push(NamedTensor { name: format!("{prefix}{}", named.name), ..named });
+/// Sets config.json's `latent_embedding_std`, the unit of CoLaR's latent head.
+pub fn set_embedding_std(dir: &Path, std: f32) -> Result<(), TrainError> {
+    let path = dir.join("config.json");
+    let mut config = read_json(&path)?;
+    config["latent_embedding_std"] = json!(std);
+    write_json(&path, &config)
+}
+
+/// Writes the weights of a training: all of them, or an adapter.
+#[derive(Clone, Debug)]
+pub struct WeightWriter {
+    /// Of the saved weights.
+    pub dtype: SaveDtype,
+    /// The adapter that is trained; `None` if all weights are.
+    pub adapter: Option<SavedAdapter>,
+}
+
+/// What an adapter's configuration says of it.
+#[derive(Clone, Debug)]
+pub struct SavedAdapter {
+    /// Rank, scale and targets.
+    pub config: LoraConfig,
+    /// The model that it belongs to.
+    pub base: PathBuf,
+}
+
+impl WeightWriter {
+    /// A writer for a model that starts from `base`. An adapter that starts from another adapter
+    /// belongs to the same base.
+    pub fn new(tuning: &TuningSpec, base: &Path) -> Result<Self, TrainError> {
+        let failed = |source| TrainError::Io { path: base.to_owned(), source };
+        let adapter = match &tuning.lora {
+            None => None,
+            Some(config) => {
+                let base = match ModelFiles::from(base).adapter_base()? {
+                    Some(files) => files.path().to_owned(),
+                    None => base.to_owned(),
+                };
+                let base = std::path::absolute(base).map_err(failed)?;
+                Some(SavedAdapter { config: config.clone(), base })
+            }
+        };
+        Ok(Self { dtype: tuning.dtype, adapter })
+    }
+
+    /// Writes to `out` what was trained. All weights become `model.safetensors`, the decoder under
+    /// transformers' names, heads under their own. An adapter becomes peft's
+    /// `adapter_model.safetensors` and `adapter_config.json`, and `heads.safetensors` for the rest.
+    pub fn write<'a>(
+        &self,
+        out: &Path,
+        model: &TrainableDecoder,
+        heads: impl IntoIterator<Item = &'a Parameter>,
+    ) -> Result<(), TrainError> {
+        let prefix = model.decoder.config().weight_prefix();
+        let mut beside: Vec<NamedTensor> = Vec::new();
+        for parameter in heads {
+            beside.extend(parameter.named_values()?);
         }
+        let mut tensors: Vec<NamedTensor> = Vec::new();
+        for parameter in model.parameters() {
+            for named in parameter.named_values()? {
+                // transformers keeps the language-model head outside of the decoder's prefix.
+                let prefix = if named.name.starts_with("lm_head.") { "" } else { prefix };
+                match &self.adapter {
+                    Some(_) if !named.name.contains(".lora_") => beside.push(named),
+                    Some(_) => tensors.push(NamedTensor {
+                        name: format!("base_model.model.{prefix}{}", named.name),
+                        ..named
+                    }),
+                    None => tensors
+                        .push(NamedTensor { name: format!("{prefix}{}", named.name), ..named }),
+                }
+            }
+        }
+        let write = |name: &str, tensors: &[NamedTensor]| {
+            save::write_safetensors(&out.join(name), tensors, self.dtype, save::PT_METADATA)
+        };
+        match &self.adapter {
+            None => {
+                tensors.extend(beside);
+                write("model.safetensors", &tensors)?;
+            }
+            Some(adapter) => {
+                if !beside.is_empty() {
+                    write(ADAPTER_HEADS_FILE, &beside)?;
+                }
+                write("adapter_model.safetensors", &tensors)?;
+                let config = adapter.peft_config(model.decoder.config());
+                write_json(&out.join("adapter_config.json"), &config)?;
+            }
+        }
+        Ok(())
     }
-    for parameter in heads {
-        tensors.extend(parameter.named_values()?);
+}
+
+impl SavedAdapter {
+    /// peft's `LoraConfig` as adapter_config.json.
+    fn peft_config(&self, config: &Config) -> Value {
+        let is_gpt2 = config.architecture == Architecture::Gpt2;
+        let all: &[&str] = match is_gpt2 {
+            true => &["c_attn", "c_proj", "c_fc"],
+            false => &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        };
+        let targets = match &self.config.targets {
+            LoraTargets::All => json!(all),
+            LoraTargets::Named(names) => json!(names),
+        };
+        json!({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": self.base,
+            "r": self.config.rank, "lora_alpha": self.config.alpha, "lora_dropout": 0.0,
+            "target_modules": targets, "fan_in_fan_out": is_gpt2, "bias": "none",
+            "inference_mode": true, "init_lora_weights": true,
+        })
     }
-    let path = out.join("model.safetensors");
-    Ok(save::write_safetensors(&path, &tensors, dtype, save::PT_METADATA)?)
 }

@@ -5,27 +5,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::{Engine, Perturbation, Reasoner, Request};
-use model::Parameter;
-use model::save::SaveDtype;
+use model::{Cache, Parameter};
 use serde_json::{Map, Value, json};
 use tensor::Device;
 
+use crate::activations::BatchRows;
 use crate::data_loader::DataLoader;
 use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
-use crate::latent_step::LatentTrainStep;
-use crate::model_dir::{copy_description, save_weights};
-use crate::trainer::{EvalResult, TrainTask};
+use crate::methods::{ExampleEncoder, ExampleRows, TrainStep};
+use crate::model_dir::{WeightWriter, copy_description};
+use crate::trainer::{EXAMPLE_COUNT, EvalResult, TOKEN_COUNT, TrainTask};
 
 /// Trains a reasoner on tokenized examples.
-pub struct ReasonerTask {
+pub struct ReasonerTask<S, E: ExampleEncoder> {
     /// Device of the model.
     pub device: Device,
     /// The model.
-    pub train_step: LatentTrainStep,
+    pub train_step: S,
     /// Its batches.
-    pub loader: DataLoader,
+    pub loader: DataLoader<E>,
     /// Dropout probability; 0 for none.
     pub dropout: f32,
     /// Seed of the dropout masks.
@@ -34,13 +34,17 @@ pub struct ReasonerTask {
     pub accumulation_steps: u32,
     /// Directory of the model; configuration and tokenizer are in it.
     pub out: PathBuf,
-    /// Format of the saved weights.
-    pub dtype: SaveDtype,
+    /// Writes the weights.
+    pub writer: WeightWriter,
     /// Problems for evaluation; may be empty.
     pub held_out: Vec<TrainExample>,
 }
 
-impl TrainTask for ReasonerTask {
+impl<S, E> TrainTask for ReasonerTask<S, E>
+where
+    S: TrainStep,
+    E: ExampleEncoder<Encoded = S::Example> + 'static,
+{
     fn accumulate_gradients(
         &mut self,
         step: u32,
@@ -52,10 +56,12 @@ impl TrainTask for ReasonerTask {
         let dropout = (self.dropout > 0.0).then_some(dropout);
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, dropout))?;
-        let mut log = Map::from_iter([("loss".to_owned(), json!(losses.tokens))]);
-        if self.train_step.digit_head.is_some() {
-            log.insert("digits".to_owned(), json!(losses.digits));
-        }
+        let rows = |example| self.loader.encoder().rows(example);
+        let fed: usize = examples.iter().map(|example| rows(example).fed).sum();
+        let mut log: Map<String, Value> =
+            losses.into_iter().map(|(name, loss)| (name.to_owned(), json!(loss))).collect();
+        log.insert(EXAMPLE_COUNT.to_owned(), json!(examples.len()));
+        log.insert(TOKEN_COUNT.to_owned(), json!(fed));
         Ok(log)
     }
 
@@ -72,22 +78,18 @@ impl TrainTask for ReasonerTask {
         Ok(self.device.run(|| train_step.sync_weights())?)
     }
 
-    fn evaluate(&mut self, steps: u32) -> Result<Option<EvalResult>, TrainError> {
+    fn evaluate(&mut self, _: u32) -> Result<Option<EvalResult>, TrainError> {
         if self.held_out.is_empty() {
             return Ok(None);
         }
         // Evaluated from a directory of its own: `out` holds the best model so far.
-        let dir = self.out.join("training/look");
+        let dir = self.out.join("training/eval");
         copy_description(&self.out, &dir)?;
         self.write_weights(&dir)?;
         let reasoner = Reasoner::load(&self.device, &dir, None)?;
         let accuracy = greedy_accuracy(reasoner, &self.held_out)?;
         std::fs::remove_dir_all(&dir).map_err(|source| TrainError::Io { path: dir, source })?;
-        let metrics = [
-            ("step", json!(steps)),
-            ("greedy", json!(accuracy)),
-            ("problems", json!(self.held_out.len())),
-        ];
+        let metrics = [("greedy", json!(accuracy)), ("problems", json!(self.held_out.len()))];
         let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Ok(Some(EvalResult { metrics, score: accuracy }))
     }
@@ -95,13 +97,25 @@ impl TrainTask for ReasonerTask {
     fn save(&mut self) -> Result<(), TrainError> {
         self.write_weights(&self.out)
     }
+
+    fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {
+        let mut rows = BatchRows::default();
+        for example in &self.loader.batch(0)? {
+            let ExampleRows { fed, output, logits } = self.loader.encoder().rows(example);
+            rows.fed += fed;
+            rows.output += output;
+            rows.logits += logits;
+            rows.slots += Cache::slots_for(fed);
+        }
+        let config = self.train_step.model().decoder.config();
+        Ok(Some(rows.activation_bytes(config, &self.device)))
+    }
 }
 
-impl ReasonerTask {
+impl<S: TrainStep, E: ExampleEncoder> ReasonerTask<S, E> {
     fn write_weights(&self, dir: &Path) -> Result<(), TrainError> {
-        let LatentTrainStep { model, head, .. } = &self.train_step;
-        let config = model.decoder.config();
-        save_weights(dir, config, model.parameters(), head.parameters(), self.dtype)
+        let (model, heads) = (self.train_step.model(), self.train_step.head_parameters());
+        self.writer.write(dir, model, heads)
     }
 }
 

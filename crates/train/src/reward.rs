@@ -5,19 +5,19 @@ mod metrics;
 use std::path::PathBuf;
 
 use engine::{LatentModel, Prompt, ReferenceTracer};
-use model::Parameter;
-use model::save::SaveDtype;
+use model::{Cache, Parameter};
 use serde_json::{Map, Value, json};
 use tensor::{Device, Tensor};
 
+use crate::activations::BatchRows;
 use crate::annotate::{AnnotatedProblem, Annotations};
 use crate::data_loader::shuffled_index;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::loss::Objective;
-use crate::model_dir::save_weights;
+use crate::model_dir::WeightWriter;
 use crate::reward_step::{RewardExample, RewardLossConfig, RewardTrainStep};
-use crate::trainer::{EvalResult, TrainTask};
+use crate::trainer::{EXAMPLE_COUNT, EvalResult, TrainTask};
 use metrics::RewardMetrics;
 
 /// Trains a reward model on annotations.
@@ -48,8 +48,8 @@ pub struct RewardTask {
     pub accumulation_steps: u32,
     /// Directory of the model; configuration and tokenizer are in it.
     pub out: PathBuf,
-    /// Format of the saved weights.
-    pub dtype: SaveDtype,
+    /// Writes the weights.
+    pub writer: WeightWriter,
 }
 
 /// Problems per pass of an evaluation.
@@ -191,7 +191,10 @@ impl TrainTask for RewardTask {
         };
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, config))?;
-        let mut log = Map::from_iter([("loss".to_owned(), json!(losses.objective))]);
+        let mut log = Map::from_iter([
+            ("loss".to_owned(), json!(losses.objective)),
+            (EXAMPLE_COUNT.to_owned(), json!(examples.len())),
+        ]);
         if self.train_step.digit_heads.is_some() {
             log.insert("digits".to_owned(), json!(losses.digits));
         }
@@ -211,7 +214,7 @@ impl TrainTask for RewardTask {
         Ok(self.device.run(|| train_step.sync_weights())?)
     }
 
-    fn evaluate(&mut self, steps: u32) -> Result<Option<EvalResult>, TrainError> {
+    fn evaluate(&mut self, _: u32) -> Result<Option<EvalResult>, TrainError> {
         let Some(held_out) = &self.held_out else { return Ok(None) };
         let mut examples: Vec<RewardExample> =
             held_out.problems().map(|problem| reward_example(&problem)).collect();
@@ -222,8 +225,7 @@ impl TrainTask for RewardTask {
             let rewards = self.device.run(|| train_step.predict(batch))?;
             batch.iter().zip(&rewards).for_each(|(example, rewards)| metrics.add(example, rewards));
         }
-        let mut metrics = metrics.to_json();
-        metrics.insert("step".to_owned(), json!(steps));
+        let metrics = metrics.to_json();
         let score = metrics.get("best_of").and_then(Value::as_f64).unwrap_or(0.0);
         Ok(Some(EvalResult { metrics, score }))
     }
@@ -231,7 +233,27 @@ impl TrainTask for RewardTask {
     fn save(&mut self) -> Result<(), TrainError> {
         let RewardTrainStep { model, .. } = &self.train_step;
         let heads = self.train_step.head_parameters();
-        save_weights(&self.out, model.decoder.config(), model.parameters(), heads, self.dtype)
+        self.writer.write(&self.out, model, heads)
+    }
+
+    fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {
+        let examples = self.batch(0)?;
+        let trace = self.reference_reasoner.as_ref().map_or(0, |model| model.method.length.limit());
+        let mut rows = BatchRows::default();
+        for example in &examples {
+            let prefix = example.prompt.len() + trace;
+            rows.fed += prefix;
+            rows.slots += Cache::slots_for(prefix);
+            for (&thoughts, answer) in example.lengths.iter().zip(&example.answers) {
+                let outcome = self.train_step.outcome.as_ref();
+                let read = outcome.map_or(0, |outcome| outcome.end_latent.len() + answer.len());
+                rows.fed += thoughts + read;
+                rows.output += thoughts + read;
+                rows.slots += Cache::slots_for(thoughts + read);
+            }
+        }
+        let config = self.train_step.model.decoder.config();
+        Ok(Some(rows.activation_bytes(config, &self.device)))
     }
 }
 

@@ -165,6 +165,7 @@ impl RewardTrainStep {
         let forward = self.forward(&mut cache, examples, config.dropout)?;
         let losses = self.backward(&cache, examples, config, forward);
         self.cache = Some(cache);
+        self.model.collect_gradients()?;
         losses
     }
 

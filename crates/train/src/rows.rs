@@ -4,7 +4,7 @@
 //! Sequences of different lengths are packed without padding; a row belongs to one position of one
 //! sequence.
 
-use model::{Cache, Decoder, Dropout, Pass, Sequence};
+use model::{Cache, Decoder, Dropout, Pass, Sequence, TrainableDecoder};
 use tensor::ops::{self, Indices, RowPerturbation};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -59,6 +59,42 @@ impl PassRows {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.dropout.is_empty()
+    }
+
+    /// Number of rows.
+    pub(crate) fn len(&self) -> usize {
+        self.dropout.len()
+    }
+
+    /// The input vectors (rows, width): tokens by the decoder's table, the others from `vectors`.
+    pub(crate) fn embed(
+        &self,
+        decoder: &Decoder,
+        vectors: Option<Tensor>,
+    ) -> Result<Tensor, DeviceError> {
+        match vectors {
+            None => decoder.embed(&self.tokens),
+            Some(vectors) if self.tokens.is_empty() => Ok(vectors),
+            Some(vectors) => {
+                let tokens = decoder.embed(&self.tokens)?;
+                ops::select(decoder.device(), [&tokens, &vectors], &self.input_order())
+            }
+        }
+    }
+
+    /// Adds the gradients of the tokens' embeddings, given those of all input vectors; returns
+    /// those of the rows that were fed vectors.
+    pub(crate) fn accumulate_embedding_gradients(
+        self,
+        model: &mut TrainableDecoder,
+        dx: &Tensor,
+    ) -> Result<Tensor, DeviceError> {
+        let device = model.decoder.device().clone();
+        if !self.tokens.is_empty() {
+            let dtokens = ops::select(&device, [dx], &self.token_rows)?;
+            model.accumulate_embedding_gradients(self.tokens, &dtokens)?;
+        }
+        ops::select(&device, [dx], &self.vector_rows)
     }
 
     /// Per row: the index of its input in the concatenation of embedded tokens and vectors.

@@ -1,7 +1,9 @@
 //! One training example as tokens.
 
+use crate::methods::ExampleRows;
+
 /// A prompt, a number of latent thoughts, and a completion.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizedExample {
     /// Index in the data; part of the RNG key of dropout masks.
     pub id: u32,
@@ -15,6 +17,22 @@ pub struct TokenizedExample {
     pub loss_start: usize,
     /// Results of the solution's steps, the targets of the digit head.
     pub step_results: Vec<i64>,
+    /// Tokens of the solution's steps, the targets of the step decoder.
+    pub step_tokens: Vec<Vec<u32>>,
+    /// Who solves it in self-distillation.
+    pub role: DistillRole,
+    /// Index of the completion token at which student and teacher of the same id are compared.
+    pub compared_at: Option<usize>,
+}
+
+/// The two ways in which self-distillation (CODI) solves an example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DistillRole {
+    /// Through latent thoughts; every other method has students only.
+    #[default]
+    Student,
+    /// By its chain of thought in text.
+    Teacher,
 }
 
 impl TokenizedExample {
@@ -26,6 +44,12 @@ impl TokenizedExample {
     /// Whether nothing is fed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The rows that it takes.
+    pub fn rows(&self) -> ExampleRows {
+        let logits = self.loss_tokens();
+        ExampleRows { fed: self.len(), output: self.thoughts + logits, logits }
     }
 
     /// Completion tokens that are part of the loss.

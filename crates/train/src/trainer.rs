@@ -1,11 +1,15 @@
-//! The training loop: gradient accumulation, optimizer steps, log, checkpoints, evaluation with
+//! The training loop: gradient accumulation, optimizer steps, records, checkpoints, evaluation with
 //! early stopping.
 //!
-//! `DIR/training/` holds `state.safetensors` (parameters, optimizer moments, the step) and
-//! `log.jsonl` (one line per step). A training resumes from these two files alone and continues
-//! deterministically, because data and random numbers are functions of the step.
+//! `DIR/training/` holds `state.safetensors` (parameters, optimizer moments, the step) and the
+//! records of [`TrainingDir`]: a line per step, a line per evaluation. A training resumes from these
+//! files alone and continues deterministically, because data and random numbers are functions of
+//! the step. The state is written after the records that it presupposes, and together with every
+//! model that is kept; what a killed process recorded after its last state is cut and repeated.
 
-mod log;
+mod divergence;
+mod memory;
+mod records;
 mod state;
 
 use std::ops::ControlFlow;
@@ -13,17 +17,31 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use model::Parameter;
+use record::{EvalRecord, StepRecord, StepTiming, TrainingDir};
 use serde_json::{Map, Value, json};
-use tensor::Device;
+use tensor::{Device, ops};
 
 use crate::error::TrainError;
 use crate::schedule::Optimizer;
-use log::TrainLog;
+use divergence::LossMonitor;
+use records::TrainRecords;
 use state::TrainState;
+
+pub use divergence::Divergence;
+pub use memory::TrainMemory;
+pub use state::STATE_FILE;
+
+/// The name under which [`TrainTask::accumulate_gradients`] counts examples. Counts are added up
+/// over the micro-batches of a step; all other entries are losses and are averaged.
+pub const EXAMPLE_COUNT: &str = "n_examples";
+/// The name under which it counts the positions that it fed.
+pub const TOKEN_COUNT: &str = "n_tokens";
 
 /// What a [`Trainer`] trains: a model with its data.
 pub trait TrainTask {
-    /// Adds the gradients of one micro-batch of a step; returns its losses for the log.
+    /// Adds the gradients of one micro-batch of a step; returns its losses by name, any number of
+    /// them, for the log. The one that is minimised is `loss`. [`EXAMPLE_COUNT`] and [`TOKEN_COUNT`]
+    /// may be there too.
     fn accumulate_gradients(
         &mut self,
         step: u32,
@@ -44,14 +62,24 @@ pub trait TrainTask {
 
     /// Writes the model in the format that the engine loads.
     fn save(&mut self) -> Result<(), TrainError>;
+
+    /// The number of parameters that the model has besides [`Self::parameters`].
+    fn frozen_parameters(&self) -> u64 {
+        0
+    }
+
+    /// An estimate of the bytes of activations of one micro-batch; `None` if there is none.
+    fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {
+        Ok(None)
+    }
 }
 
 /// Metrics on held-out data.
 #[derive(Clone, Debug)]
 pub struct EvalResult {
-    /// Metrics by name, for the callback.
+    /// Metrics by name, for the record.
     pub metrics: Map<String, Value>,
-    /// The metric that early stopping compares; higher is better.
+    /// The metric that decides which model is the best; higher is better.
     pub score: f64,
 }
 
@@ -62,17 +90,54 @@ pub struct TrainConfig {
     pub optimizer: Optimizer,
     /// Micro-batches per step, whose gradients are averaged.
     pub accumulation_steps: u32,
-    /// Directory of the log and the state: `DIR/training`.
+    /// Directory of the records and the state: `DIR/training`.
     pub dir: PathBuf,
-    /// Steps between states; 0 for the last only.
+    /// Steps between states; 0 for the last only. A model that is kept has a state besides.
     pub save_every: u32,
     /// Steps between evaluations; 0 for the last only.
     pub eval_every: u32,
-    /// Evaluations without improvement before training stops, the best model being kept; 0 for no
-    /// early stopping, the last model being kept.
+    /// Which model is kept.
+    pub keep: KeepPolicy,
+    /// Evaluations without improvement before training stops; 0 for no early stopping.
     pub patience: u32,
-    /// All settings that a resumed training has to share with its beginning.
-    pub fingerprint: String,
+    /// The smoothed loss as a multiple of its smallest value above which training has diverged;
+    /// `None` for never.
+    pub max_loss_ratio: Option<f64>,
+    /// All settings that determine the trained weights.
+    pub settings: TrainSettings,
+    /// Accept a state that was written with other settings of the optimizer.
+    pub change_optimizer: bool,
+}
+
+/// Which model a training leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepPolicy {
+    /// The one with the best score of all evaluations; without evaluations the last.
+    Best,
+    /// The last.
+    Last,
+}
+
+/// All settings that determine the trained weights.
+#[derive(Clone, Debug, Default)]
+pub struct TrainSettings {
+    /// Those that a resumed training has to share with its beginning.
+    pub fixed: Map<String, Value>,
+    /// Those of the optimizer, which may change: [`TrainConfig::change_optimizer`].
+    pub optimizer: Map<String, Value>,
+}
+
+impl TrainSettings {
+    /// Both parts as text that is compared with that of a saved state.
+    fn fingerprints(&self) -> (String, String) {
+        let text = |part: &Map<String, Value>| Value::Object(part.clone()).to_string();
+        (text(&self.fixed), text(&self.optimizer))
+    }
+
+    fn to_json(&self) -> Value {
+        let all = self.fixed.iter().chain(&self.optimizer);
+        Value::Object(all.map(|(name, value)| (name.clone(), value.clone())).collect())
+    }
 }
 
 /// Progress, as the callback gets it.
@@ -90,14 +155,16 @@ pub enum TrainEvent<'a> {
         /// Steps in total.
         total: u32,
         /// The line of the log.
-        log_line: &'a Map<String, Value>,
+        record: &'a StepRecord,
+        /// Seconds that it took, without evaluations and saves.
+        seconds: f64,
     },
     /// An evaluation is done.
     Evaluated {
-        /// Steps done.
-        steps: u32,
-        /// Its metrics.
-        metrics: &'a Map<String, Value>,
+        /// The line of `evals.jsonl`.
+        record: &'a EvalRecord,
+        /// Seconds that it took.
+        seconds: f64,
     },
 }
 
@@ -129,59 +196,156 @@ impl Trainer<'_> {
         task: &mut dyn TrainTask,
         on_event: &mut EventCallback<'_>,
     ) -> Result<TrainOutcome, TrainError> {
-        let config = self.config;
-        let mut state = TrainState::open(task, self.device, config)?;
-        if state.steps > 0 && on_event(TrainEvent::Resumed { steps: state.steps }).is_break() {
+        let mut run = TrainRun::open(*self, task)?;
+        let steps = run.state.steps;
+        if steps > 0 && on_event(TrainEvent::Resumed { steps }).is_break() {
             return Ok(TrainOutcome::Interrupted);
         }
-        let mut log = TrainLog::open(&config.dir.join("log.jsonl"), state.steps)?;
-        let total = config.optimizer.schedule.steps;
-        while !state.is_finished(config) {
-            let log_line = self.step(task, state.steps)?;
-            log.write(&log_line)?;
-            state.steps += 1;
-            let event = TrainEvent::Stepped { steps: state.steps, total, log_line: &log_line };
-            let mut interrupted = on_event(event).is_break();
-            if state.is_due(config, config.eval_every) {
-                interrupted |= state.evaluate(task, config, on_event)?.is_break();
-            }
-            if interrupted || state.is_due(config, config.save_every) {
-                log.flush()?;
-                state.save(task, config)?;
-            }
-            if interrupted && !state.is_finished(config) {
+        while !run.state.is_finished(self.config) {
+            if run.advance(task, on_event)?.is_break() && !run.state.is_finished(self.config) {
                 return Ok(TrainOutcome::Interrupted);
             }
         }
-        if state.best.is_none() {
+        if run.state.best.is_none() {
+            run.check_finite(task)?;
             task.save()?;
         }
         Ok(TrainOutcome::Finished)
     }
+}
 
-    /// One optimizer step; returns the line of the log.
-    fn step(&self, task: &mut dyn TrainTask, step: u32) -> Result<Map<String, Value>, TrainError> {
-        let started = Instant::now();
-        let TrainConfig { optimizer, accumulation_steps, .. } = self.config;
-        let mut losses: Map<String, Value> = Map::new();
-        for micro_batch in 0..*accumulation_steps {
-            for (name, value) in task.accumulate_gradients(step, micro_batch)? {
-                let sum = losses.get(&name).and_then(Value::as_f64).unwrap_or(0.0);
-                let share = value.as_f64().unwrap_or(0.0) / f64::from(*accumulation_steps);
-                losses.insert(name, json!(sum + share));
+/// A training in progress.
+struct TrainRun<'a> {
+    trainer: Trainer<'a>,
+    state: TrainState,
+    records: TrainRecords,
+    monitor: LossMonitor,
+    /// Steps of the last saved state.
+    saved: Option<u32>,
+}
+
+impl<'a> TrainRun<'a> {
+    fn open(trainer: Trainer<'a>, task: &mut dyn TrainTask) -> Result<Self, TrainError> {
+        let config = trainer.config;
+        let state = TrainState::open(task, trainer.device, config)?;
+        let dir = TrainingDir::new(&config.dir);
+        let (records, past) = TrainRecords::open(&dir, state.steps)?;
+        record::write_document(&dir.settings_file(), &config.settings.to_json())?;
+        let mut monitor = LossMonitor::new(config.max_loss_ratio);
+        for record in &past {
+            monitor.add(record);
+        }
+        let saved = (state.steps > 0).then_some(state.steps);
+        Ok(Self { trainer, state, records, monitor, saved })
+    }
+
+    /// One step with what is due after it. Breaks if the callback interrupts; the state is saved
+    /// then.
+    fn advance(
+        &mut self,
+        task: &mut dyn TrainTask,
+        on_event: &mut EventCallback<'_>,
+    ) -> Result<ControlFlow<()>, TrainError> {
+        let (config, started) = (self.trainer.config, Instant::now());
+        let record = self.step(task)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let (steps, total) = (self.state.steps, config.optimizer.schedule.steps);
+        let event = TrainEvent::Stepped { steps, total, record: &record, seconds };
+        let mut interrupted = on_event(event).is_break();
+        let mut timing = StepTiming { step: record.step, seconds, eval_seconds: None };
+        let mut due = self.state.is_due(config, config.save_every);
+        if self.state.is_due(config, config.eval_every) {
+            let started = Instant::now();
+            if let Some(record) = self.evaluate(task)? {
+                let seconds = started.elapsed().as_secs_f64();
+                let event = TrainEvent::Evaluated { record: &record, seconds };
+                interrupted |= on_event(event).is_break();
+                timing.eval_seconds = Some(seconds);
+                due |= record.kept;
             }
         }
-        let stats =
-            optimizer.step(self.device, step, *accumulation_steps, task.parameters_mut())?;
+        self.records.add_timing(&timing)?;
+        // The evaluation may have ended the training.
+        if interrupted || due || self.state.is_finished(config) {
+            self.save(task)?;
+        }
+        Ok(if interrupted { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+
+    fn evaluate(&mut self, task: &mut dyn TrainTask) -> Result<Option<EvalRecord>, TrainError> {
+        self.check_finite(task)?;
+        let record = self.state.evaluate(task, self.trainer.config)?;
+        record.iter().try_for_each(|record| self.records.add_eval(record))?;
+        Ok(record)
+    }
+
+    fn save(&mut self, task: &dyn TrainTask) -> Result<(), TrainError> {
+        self.check_finite(task)?;
+        self.records.sync()?;
+        self.state.save(task, self.trainer.config)?;
+        self.saved = Some(self.state.steps);
+        Ok(())
+    }
+
+    /// One optimizer step; returns the line of the log, which is written.
+    fn step(&mut self, task: &mut dyn TrainTask) -> Result<StepRecord, TrainError> {
+        let Trainer { device, config } = self.trainer;
+        let (step, accumulated) = (self.state.steps, config.accumulation_steps);
+        let mut record = StepRecord { step, ..StepRecord::default() };
+        for micro_batch in 0..accumulated {
+            let entries = task.accumulate_gradients(step, micro_batch)?;
+            add_losses(&mut record, entries, f64::from(accumulated));
+        }
+        // A number that is not finite is null in JSON.
+        if record.losses.values().any(|loss| !loss.is_number()) {
+            return Err(self.diverged(Divergence::Loss));
+        }
+        let stats = config.optimizer.step(device, step, accumulated, task.parameters_mut())?;
         if !stats.grad_norm.is_finite() {
-            return Err(TrainError::Diverged { step });
+            return Err(self.diverged(Divergence::Gradient));
         }
         task.sync_weights()?;
-        let mut line = Map::from_iter([("step".to_owned(), json!(step))]);
-        line.extend(losses);
-        line.insert("rate".to_owned(), json!(stats.lr));
-        line.insert("norm".to_owned(), json!(stats.grad_norm));
-        line.insert("seconds".to_owned(), json!(started.elapsed().as_secs_f64()));
-        Ok(line)
+        (record.lr, record.grad_norm) = (f64::from(stats.lr), f64::from(stats.grad_norm));
+        self.records.add_step(&record)?;
+        if let Some(divergence) = self.monitor.add(&record) {
+            return Err(self.diverged(divergence));
+        }
+        self.state.steps += 1;
+        Ok(record)
+    }
+
+    /// Fails if a value or a moment of a parameter is not finite: such a model is not saved.
+    fn check_finite(&self, task: &dyn TrainTask) -> Result<(), TrainError> {
+        let parameters = task.parameters();
+        let tensors: Vec<_> = parameters
+            .iter()
+            .flat_map(|p| [&p.value, &p.moments.first, &p.moments.second])
+            .collect();
+        match ops::sum_of_squares(self.trainer.device, &tensors)?.is_finite() {
+            true => Ok(()),
+            false => Err(self.diverged(Divergence::Parameter)),
+        }
+    }
+
+    fn diverged(&self, what: Divergence) -> TrainError {
+        TrainError::Diverged { step: self.state.steps, what, saved: self.saved }
+    }
+}
+
+/// Adds the losses and counts of one of `accumulated` micro-batches.
+fn add_losses(record: &mut StepRecord, entries: Map<String, Value>, accumulated: f64) {
+    for (name, value) in entries {
+        let count = match name.as_str() {
+            EXAMPLE_COUNT => &mut record.examples,
+            TOKEN_COUNT => &mut record.tokens,
+            _ => {
+                let sum = record.losses.get(&name).map_or(Some(0.0), Value::as_f64);
+                let sum =
+                    sum.unwrap_or(f64::NAN) + value.as_f64().unwrap_or(f64::NAN) / accumulated;
+                record.losses.insert(name, json!(sum));
+                continue;
+            }
+        };
+        *count = Some(count.unwrap_or(0) + value.as_u64().unwrap_or(0));
     }
 }

@@ -52,7 +52,7 @@ pub struct AnnotateArgs {
 
     /// Published settings in place of the defaults: `paper` is 8 trajectories and 128 rollouts from
     /// every thought. Other flags override it
-    #[arg(long, value_enum, help_heading = "Labels")]
+    #[arg(long, value_parser = super::values::paper_preset(), help_heading = "Labels")]
     pub preset: Option<PresetKind>,
 
     /// The kind of label that each thought gets [default: rollouts]

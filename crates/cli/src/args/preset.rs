@@ -7,6 +7,18 @@ use clap::{ArgMatches, Command, ValueEnum};
 pub enum PresetKind {
     /// The settings in the papers of the reasoner and of the reward model
     Paper,
+    /// CODI's on GPT-2 (40 epochs)
+    CodiGpt2,
+    /// CODI's on Llama-3.2-1B (10 epochs)
+    CodiLlama,
+    /// SIM-CoT's on CODI with GPT-2 (40 epochs)
+    SimcotCodiGpt2,
+    /// SIM-CoT's on CODI with Llama-3.2-1B (10 epochs)
+    SimcotCodiLlama,
+    /// SIM-CoT's on a trained COCONUT, GPT-2 (35 epochs)
+    SimcotCoconut,
+    /// CoLaR's supervised stage on Llama-3.2-1B, from a model that writes its steps (50 epochs)
+    Colar,
 }
 
 /// The long name of a flag, and its value.
@@ -33,6 +45,75 @@ const REASONER: &[FlagValue] = &[
     ("dropout", "0.1"),
 ];
 
+/// What both of CODI's runs share: LoRA on every linear map, a cosine without a floor.
+macro_rules! codi {
+    ($($more:expr),*) => {
+        &[
+            ("method", "codi"),
+            ("mode", "latent"),
+            ("thoughts", "6"),
+            ("lora", "128"),
+            ("lora-alpha", "32"),
+            ("lora-dropout", "0.1"),
+            ("dropout", "0"),
+            ("digits", "0"),
+            ("batch", "128"),
+            ("warmup", "3%"),
+            ("floor", "0"),
+            ("weight-decay", "0.1"),
+            ("beta2", "0.999"),
+            ("clip", "2"),
+            $($more),*
+        ]
+    };
+}
+
+const CODI_GPT2: &[FlagValue] = codi![("lr", "3e-3"), ("gamma", "1")];
+const CODI_LLAMA: &[FlagValue] = codi![("lr", "8e-4"), ("gamma", "20")];
+const SIMCOT_CODI_GPT2: &[FlagValue] = codi![("lr", "3e-3"), ("gamma", "1"), ("step-decoder", "1")];
+const SIMCOT_CODI_LLAMA: &[FlagValue] =
+    codi![("lr", "8e-4"), ("gamma", "20"), ("step-decoder", "1")];
+
+/// SIM-CoT on a trained COCONUT: all ten thoughts and no steps from the start, all weights.
+const SIMCOT_COCONUT: &[FlagValue] = &[
+    ("method", "coconut"),
+    ("mode", "latent"),
+    ("step-decoder", "1"),
+    ("thoughts", "10"),
+    ("thoughts-per-step", "2"),
+    ("rise", "0"),
+    ("mixed", "0"),
+    ("digits", "0"),
+    ("batch", "128"),
+    ("lr", "1e-4"),
+    ("warmup", "0"),
+    ("floor", "1"),
+    ("weight-decay", "0.01"),
+    ("beta2", "0.999"),
+    ("clip", "0"),
+    ("dropout", "0.1"),
+];
+
+/// CoLaR's supervised stage: LoRA, a constant rate.
+const COLAR: &[FlagValue] = &[
+    ("method", "colar"),
+    ("mode", "latent"),
+    ("max-speed", "5"),
+    ("latent-head", "2048"),
+    ("lora", "128"),
+    ("lora-alpha", "32"),
+    ("lora-targets", "q_proj,v_proj"),
+    ("dropout", "0"),
+    ("digits", "0"),
+    ("batch", "256"),
+    ("lr", "1e-4"),
+    ("warmup", "0"),
+    ("floor", "1"),
+    ("weight-decay", "0.01"),
+    ("beta2", "0.999"),
+    ("clip", "0"),
+];
+
 /// The published LatentRM: one linear map of the hidden state, the step-wise contrastive loss, 256
 /// problems of 8 trajectories in a batch.
 const REWARD: &[FlagValue] = &[
@@ -51,6 +132,12 @@ const ANNOTATE: &[FlagValue] = &[("labels", "rollouts"), ("samples", "8"), ("rol
 fn values(preset: PresetKind, path: &[&str]) -> &'static [FlagValue] {
     match (preset, path) {
         (PresetKind::Paper, ["train", "reasoner"]) => REASONER,
+        (PresetKind::CodiGpt2, ["train", "reasoner"]) => CODI_GPT2,
+        (PresetKind::CodiLlama, ["train", "reasoner"]) => CODI_LLAMA,
+        (PresetKind::SimcotCodiGpt2, ["train", "reasoner"]) => SIMCOT_CODI_GPT2,
+        (PresetKind::SimcotCodiLlama, ["train", "reasoner"]) => SIMCOT_CODI_LLAMA,
+        (PresetKind::SimcotCoconut, ["train", "reasoner"]) => SIMCOT_COCONUT,
+        (PresetKind::Colar, ["train", "reasoner"]) => COLAR,
         (PresetKind::Paper, ["train", "reward"]) => REWARD,
         (PresetKind::Paper, ["annotate"]) => ANNOTATE,
         _ => &[],
@@ -92,24 +179,33 @@ mod tests {
     /// Every flag of a preset exists and accepts its value.
     #[test]
     fn presets_parse() {
-        let required: [(&[&str], &[&str]); 3] = [
-            (&["train", "reasoner"], &["--out", "x"]),
-            (&["train", "reward"], &["--out", "x", "--model", "y"]),
-            (&["annotate"], &[]),
-        ];
-        for (path, required) in required {
-            let argv =
-                ["latent-tts"].iter().chain(path).chain(required).chain(&["--preset", "paper"]);
-            let typed = Cli::command().try_get_matches_from(argv.clone()).unwrap();
-            let layered = apply(Cli::command(), &typed);
-            let mut matches = &layered.try_get_matches_from(argv).unwrap();
-            while let Some((_, inner)) = matches.subcommand() {
-                matches = inner;
-            }
-            for (flag, value) in values(PresetKind::Paper, path) {
-                let raw = matches.get_raw(&flag.replace('-', "_")).unwrap().next().unwrap();
-                assert_eq!(raw, *value, "{path:?} --{flag}");
-            }
+        let reasoner: (&[&str], &[&str]) = (&["train", "reasoner"], &["--out", "x"]);
+        let paper: [(&[&str], &[&str]); 2] =
+            [(&["train", "reward"], &["--out", "x", "--model", "y"]), (&["annotate"], &[])];
+        for (path, required) in paper {
+            assert_parses(PresetKind::Paper, path, required);
+        }
+        for preset in PresetKind::value_variants() {
+            assert_parses(*preset, reasoner.0, reasoner.1);
+        }
+    }
+
+    #[track_caller]
+    fn assert_parses(preset: PresetKind, path: &[&str], required: &[&str]) {
+        let name = preset.to_possible_value().unwrap().get_name().to_owned();
+        let argv = ["latent-tts"].iter().chain(path).chain(required).copied();
+        let argv: Vec<&str> = argv.chain(["--preset", &name]).collect();
+        let typed = Cli::command().try_get_matches_from(argv.clone()).unwrap();
+        let layered = apply(Cli::command(), &typed);
+        let mut matches = &layered.try_get_matches_from(argv).unwrap();
+        while let Some((_, inner)) = matches.subcommand() {
+            matches = inner;
+        }
+        assert!(!values(preset, path).is_empty(), "{name} sets nothing for {path:?}");
+        for (flag, value) in values(preset, path) {
+            let raw = matches.get_raw(&flag.replace('-', "_")).unwrap();
+            let raw: Vec<_> = raw.map(|part| part.to_string_lossy()).collect();
+            assert_eq!(raw.join(","), *value, "{path:?} --{flag}");
         }
     }
 

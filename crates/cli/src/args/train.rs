@@ -4,6 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use model::{LoraConfig, LoraTargets};
 
 use super::{DeviceArgs, DtypeKind, OutputArgs, PresetKind, values};
 
@@ -12,16 +13,25 @@ use super::{DeviceArgs, DtypeKind, OutputArgs, PresetKind, values};
 pub enum TrainCommand {
     /// Train a latent reasoner, or a baseline with or without a chain of thought
     ///
-    /// COCONUT's curriculum: the steps of a model's chain of thought are removed one by one, and
-    /// latent thoughts take their place. Start with --mode cot, then train --mode latent with
-    /// --init on its output. The result is a directory that eval, annotate and transformers load.
+    /// --method names how thoughts are learned. coconut removes the steps of a chain of thought one
+    /// by one and puts thoughts in their place; start with --mode cot, then train --mode latent
+    /// with --init on its output. codi learns both at once: the same model as a teacher that writes
+    /// the steps and as a student that thinks, drawn to the teacher's hidden states. colar
+    /// compresses the steps into vectors and learns to predict the next one. --step-decoder adds
+    /// SIM-CoT's auxiliary loss to coconut and codi. docs/training.md says which to choose.
+    ///
+    /// All weights are trained, or with --lora adapters on a frozen model. The result is a
+    /// directory that eval, annotate, transformers and (an adapter) peft load.
     #[command(after_help = "\
 Examples:
   latent-tts train reasoner --mode cot --out models/cot --steps 3300
   latent-tts train reasoner --mode latent --init models/cot --out models/latent --steps 8200 \
     --lr 1e-3 --floor 0.01 --dropout 0.1
-  latent-tts train reasoner --mode latent --init ./gpt2 --data gsm8k_train.jsonl \
-    --out models/mine --removal stages")]
+  latent-tts train reasoner --method codi --preset codi-llama --init smollm2.gguf \
+    --data gsm8k_train.jsonl --data more.jsonl --held-out valid.json --eval-every 200 \
+    --out models/codi --steps 20000
+  latent-tts train reasoner --preset paper --init ./gpt2 --data gsm8k_train.jsonl \
+    --out models/mine")]
     Reasoner(Box<ReasonerArgs>),
 
     /// Train a latent reward model on the output of annotate
@@ -36,6 +46,17 @@ Examples:
     --objective bce --head linear
   latent-tts train reward --model models/latent --out models/rm-none --objective untrained")]
     Reward(Box<RewardArgs>),
+}
+
+/// How thoughts are learned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MethodKind {
+    /// Thoughts replace the steps one by one; the hidden state is the next thought
+    Coconut,
+    /// Self-distillation from written steps; a projector makes the next thought
+    Codi,
+    /// Compressed steps; a Gaussian head predicts the next one, the model decides when to end
+    Colar,
 }
 
 /// What a reasoner generates before its answer.
@@ -69,6 +90,10 @@ pub struct ReasonerArgs {
     /// flags override it
     #[arg(long, value_enum)]
     pub preset: Option<PresetKind>,
+
+    /// How thoughts are learned
+    #[arg(long, value_enum, default_value = "coconut")]
+    pub method: MethodKind,
 
     /// What the model generates before its answer
     #[arg(long, value_enum, default_value = "latent")]
@@ -143,6 +168,46 @@ pub struct ReasonerArgs {
     #[arg(long, value_name = "WEIGHT", default_value = "0.3", help_heading = "Curriculum")]
     pub digits: f32,
 
+    /// SIM-CoT: the weight of an auxiliary loss that decodes each step from its thoughts with a
+    /// second model, which is thrown away; coconut and codi, 0 for none
+    #[arg(
+        long,
+        value_name = "WEIGHT",
+        value_parser = values::deviation,
+        default_value = "0",
+        help_heading = "Methods"
+    )]
+    pub step_decoder: f32,
+
+    /// CODI: the weight of the distillation loss
+    #[arg(
+        long,
+        value_name = "WEIGHT",
+        value_parser = values::deviation,
+        default_value = "1",
+        help_heading = "Methods"
+    )]
+    pub gamma: f32,
+
+    /// CODI: the inner width of the projector [default: the hidden size]
+    #[arg(long, value_name = "WIDTH", help_heading = "Methods")]
+    pub projector: Option<NonZeroUsize>,
+
+    /// CODI: the teacher writes the last step too, whose result is the answer
+    #[arg(long, help_heading = "Methods")]
+    pub keep_last_step: bool,
+
+    /// CoLaR: the most tokens that a thought stands for; each example has from 1 to so many
+    #[arg(long, value_name = "TOKENS", default_value = "5", help_heading = "Methods")]
+    pub max_speed: NonZeroUsize,
+
+    /// CoLaR: the inner width of the latent head
+    #[arg(long, value_name = "WIDTH", default_value = "2048", help_heading = "Methods")]
+    pub latent_head: NonZeroUsize,
+
+    #[command(flatten)]
+    pub lora: LoraArgs,
+
     /// A new model's hidden size
     #[arg(long, default_value = "256", help_heading = "Shape (without --init)")]
     pub width: NonZeroUsize,
@@ -169,6 +234,42 @@ pub struct ReasonerArgs {
     pub output: OutputArgs,
 }
 
+/// Flags of LoRA.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "LoRA")]
+pub struct LoraArgs {
+    /// Train adapters of this rank and freeze the model; 0 trains all weights
+    #[arg(id = "lora", long = "lora", value_name = "RANK", default_value = "0")]
+    pub rank: usize,
+
+    /// The adapters' scale is ALPHA / RANK
+    #[arg(
+        id = "lora_alpha",
+        long = "lora-alpha",
+        value_name = "ALPHA",
+        value_parser = values::above_zero,
+        default_value = "32"
+    )]
+    pub alpha: f64,
+
+    /// The adapted modules by the end of their names, such as q_proj,v_proj or c_attn
+    /// [default: every linear map of the blocks]
+    #[arg(id = "lora_targets", long = "lora-targets", value_name = "NAMES", value_delimiter = ',')]
+    pub targets: Vec<String>,
+}
+
+impl LoraArgs {
+    /// The adapters' configuration; `None` if all weights are trained.
+    pub fn config(&self, seed: u64) -> Option<LoraConfig> {
+        let targets = match self.targets.is_empty() {
+            true => LoraTargets::All,
+            false => LoraTargets::Named(self.targets.clone()),
+        };
+        let (rank, alpha) = (self.rank, self.alpha as f32);
+        (rank > 0).then_some(LoraConfig { rank, alpha, targets, seed })
+    }
+}
+
 /// Flags of the training loop and the optimizer.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Training")]
@@ -189,9 +290,14 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "RATE", default_value = "1.5e-3")]
     pub lr: f32,
 
-    /// Warmup steps until the peak learning rate
-    #[arg(long, value_name = "COUNT", default_value = "300")]
-    pub warmup: u32,
+    /// Warmup steps until the peak learning rate, or a percentage of --steps
+    #[arg(
+        long,
+        value_name = "COUNT|PERCENT%",
+        value_parser = values::warmup,
+        default_value = "300"
+    )]
+    pub warmup: values::Warmup,
 
     /// The final learning rate, as a share of the peak; 1 keeps it constant
     #[arg(long, value_name = "SHARE", default_value = "0.1")]
@@ -219,15 +325,18 @@ pub struct TrainingArgs {
 
     /// Steps between evaluations on held-out problems; 0 for one at the end
     #[arg(long, value_name = "COUNT", default_value = "0")]
-    pub look_every: u32,
+    pub eval_every: u32,
 
-    /// Early stopping: end after this many evaluations without improvement and keep the best
-    /// weights; 0 for never
+    /// The model to keep: the best of all evaluations, or the last
+    #[arg(long, value_enum, default_value = "best")]
+    pub keep: KeepKind,
+
+    /// Early stopping: end after this many evaluations without improvement; 0 for never
     #[arg(long, value_name = "COUNT", default_value = "0")]
     pub patience: u32,
 
-    /// Steps between checkpoints that --resume continues from; 0 for one at the end or when
-    /// interrupted
+    /// Steps between checkpoints that --resume continues from; 0 for those with every model that is
+    /// kept, at the end and when interrupted
     #[arg(long, value_name = "COUNT", default_value = "0")]
     pub save_every: u32,
 
@@ -235,9 +344,28 @@ pub struct TrainingArgs {
     #[arg(long, value_enum, default_value = "f32")]
     pub save_dtype: DtypeKind,
 
+    /// Stop when the loss has exploded: when its mean over 50 steps has been above this multiple of
+    /// its smallest value (of 1, if that is smaller) for 100 steps; 0 for never
+    #[arg(long, value_name = "RATIO", default_value = "3")]
+    pub max_loss_ratio: f64,
+
     /// Continue the training in --out
     #[arg(long)]
     pub resume: bool,
+
+    /// With --resume: go on with another --lr, --warmup, --floor, --weight-decay, --beta2 or --clip
+    /// than before
+    #[arg(long, requires = "resume")]
+    pub change_optimizer: bool,
+}
+
+/// The model that a training keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KeepKind {
+    /// The one with the best score on held-out problems
+    Best,
+    /// The last
+    Last,
 }
 
 /// The training objective of a reward model.
@@ -288,7 +416,7 @@ pub struct RewardArgs {
 
     /// Published settings in place of the defaults below: `paper` is the LatentRM's head, loss,
     /// batch and learning rate. Other flags override it
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = values::paper_preset())]
     pub preset: Option<PresetKind>,
 
     /// The training objective
@@ -318,6 +446,9 @@ pub struct RewardArgs {
     /// (t - 1) / (T - 1)
     #[arg(long, value_name = "FACTOR", default_value = "1")]
     pub late: f32,
+
+    #[command(flatten)]
+    pub lora: LoraArgs,
 
     #[command(flatten)]
     pub training: TrainingArgs,

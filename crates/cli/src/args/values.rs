@@ -1,5 +1,6 @@
 //! Parsers of single values. A message states what is accepted; clap adds the flag and its value.
 
+use super::PresetKind;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
@@ -44,6 +45,42 @@ pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
 pub fn confidence(text: &str) -> Result<Confidence, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     Confidence::new(number).ok_or_else(|| "must be above 0.5 and at most 1".to_owned())
+}
+
+/// The steps of a learning-rate warmup.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Warmup {
+    /// So many.
+    Steps(u32),
+    /// This share of all steps.
+    Share(f64),
+}
+
+impl Warmup {
+    /// The steps, of so many in all.
+    pub fn steps(self, total: u32) -> u32 {
+        match self {
+            Self::Steps(steps) => steps,
+            Self::Share(share) => (share * f64::from(total)).ceil() as u32,
+        }
+    }
+}
+
+/// Parses a number of steps, or a percentage of them.
+pub fn warmup(text: &str) -> Result<Warmup, String> {
+    let wrong = || "write a number of steps such as 300, or a percentage such as 3%".to_owned();
+    match text.strip_suffix('%') {
+        None => text.parse().map(Warmup::Steps).map_err(|_| wrong()),
+        Some(percent) => {
+            let share = percent.trim().parse::<f64>().map_err(|_| wrong())? / 100.0;
+            if (0.0..=1.0).contains(&share) { Ok(Warmup::Share(share)) } else { Err(wrong()) }
+        }
+    }
+}
+
+/// Parses the name of a preset of commands that only the paper has settings for.
+pub fn paper_preset() -> impl TypedValueParser<Value = PresetKind> {
+    PossibleValuesParser::new(["paper"]).map(|_| PresetKind::Paper)
 }
 
 /// Parses a finite number that is at least 0.

@@ -1,5 +1,6 @@
 //! `latent-tts train`: the training loop that `train reasoner` and `train reward` share.
 
+mod progress;
 mod reasoner;
 mod reward;
 
@@ -12,14 +13,19 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use model::save::SaveDtype;
+use record::TrainingDir;
 use serde_json::{Map, Value, json};
 use tensor::Device;
 use train::schedule::{LrSchedule, Optimizer};
-use train::trainer::{TrainConfig, TrainEvent, TrainOutcome, TrainTask, Trainer};
+use train::trainer::{
+    KeepPolicy, STATE_FILE, TrainConfig, TrainMemory, TrainOutcome, TrainSettings, TrainTask,
+    Trainer,
+};
 
-use crate::args::{DtypeKind, TrainCommand, TrainingArgs};
+use crate::args::{DtypeKind, KeepKind, TrainCommand, TrainingArgs};
 use crate::interrupt;
 use crate::printer::{Printer, format_duration};
+use progress::TrainProgress;
 
 /// Exit code of an interrupted training, which `--resume` continues.
 const INTERRUPTED: u8 = 3;
@@ -32,11 +38,10 @@ pub fn run(command: &TrainCommand) -> Result<ExitCode> {
     }
 }
 
-/// The trainer's configuration; `fingerprint` holds every setting that a resumed training must
-/// share.
-fn train_config(args: &TrainingArgs, out: &Path, fingerprint: String) -> Result<TrainConfig> {
-    let dir = out.join("training");
-    if dir.join("state.safetensors").exists() && !args.resume {
+/// The trainer's configuration; `settings` holds every setting that determines the trained weights.
+fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> Result<TrainConfig> {
+    let dir = out.join(record::TRAINING_DIR);
+    if dir.join(STATE_FILE).exists() && !args.resume {
         bail!(
             "{}: holds a training already; pass --resume to go on with it, or another --out",
             out.display()
@@ -44,7 +49,7 @@ fn train_config(args: &TrainingArgs, out: &Path, fingerprint: String) -> Result<
     }
     let schedule = LrSchedule {
         peak: args.lr,
-        warmup: args.warmup,
+        warmup: args.warmup.steps(args.steps.get()),
         steps: args.steps.get(),
         floor: args.floor,
     };
@@ -60,9 +65,15 @@ fn train_config(args: &TrainingArgs, out: &Path, fingerprint: String) -> Result<
         accumulation_steps: args.accumulate.get(),
         dir,
         save_every: args.save_every,
-        eval_every: args.look_every,
+        eval_every: args.eval_every,
+        keep: match args.keep {
+            KeepKind::Best => KeepPolicy::Best,
+            KeepKind::Last => KeepPolicy::Last,
+        },
         patience: args.patience,
-        fingerprint,
+        max_loss_ratio: (args.max_loss_ratio > 0.0).then_some(args.max_loss_ratio),
+        settings,
+        change_optimizer: args.change_optimizer,
     })
 }
 
@@ -81,29 +92,14 @@ fn run_training(
     printer: &Printer,
     out: &Path,
 ) -> Result<ExitCode> {
+    let memory = TrainMemory::of(task, device)?;
+    printer.note(&memory.to_string());
+    memory.check()?;
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::set_flag_on_signal(&stop)?;
-    let (started, mut held_out) = (Instant::now(), Map::new());
-    let (mut progress, mut first) = (None, 0);
+    let (started, mut progress) = (Instant::now(), TrainProgress::new(printer, config));
     let outcome = Trainer { device, config }.run(task, &mut |event| {
-        match event {
-            TrainEvent::Resumed { steps } => {
-                first = steps;
-                printer.note(&format!("resumes after {steps} steps"));
-            }
-            TrainEvent::Stepped { steps, total, log_line } => {
-                let progress = progress
-                    .get_or_insert_with(|| printer.progress(first as usize, total as usize));
-                progress.advance();
-                let rate = f64::from(steps - first) / started.elapsed().as_secs_f64();
-                let left = format_duration(f64::from(total - steps) / rate);
-                progress.report(&format!("{} {rate:.1} steps/s, {left} left", losses(log_line)));
-            }
-            TrainEvent::Evaluated { steps, metrics } => {
-                printer.note(&format!("after {steps} steps: {}", Value::Object(metrics.clone())));
-                held_out = metrics.clone();
-            }
-        }
+        progress.show(&event);
         if stop.load(Ordering::Relaxed) {
             ControlFlow::Break(())
         } else {
@@ -115,7 +111,7 @@ fn run_training(
         "out": out,
         "seconds": seconds,
         "finished": outcome == TrainOutcome::Finished,
-        "held_out": held_out,
+        "held_out": kept_metrics(config)?,
     });
     match outcome {
         TrainOutcome::Finished => {
@@ -131,31 +127,39 @@ fn run_training(
     }
 }
 
-/// Every setting that changes the trained weights: those of the model, then those of the training
-/// loop. The order is part of the fingerprint.
-fn settings_fingerprint(mut model_settings: Value, args: &TrainingArgs) -> String {
-    let training_settings = json!({
+/// Metrics of the model that is kept, with its step; empty without an evaluation.
+fn kept_metrics(config: &TrainConfig) -> Result<Map<String, Value>> {
+    let evals = TrainingDir::new(&config.dir).evals()?;
+    let Some(kept) = evals.into_iter().rfind(|eval| eval.kept) else { return Ok(Map::new()) };
+    Ok(std::iter::once(("step".to_owned(), json!(kept.step))).chain(kept.metrics).collect())
+}
+
+/// Every setting that determines the trained weights: those of the model and those of the training
+/// loop.
+fn train_settings(model_settings: Value, args: &TrainingArgs) -> TrainSettings {
+    let loop_settings = json!({
         "steps": args.steps,
         "batch": args.batch,
         "accumulate": args.accumulate,
+        "dropout": args.dropout,
+        "seed": args.seed,
+    });
+    let optimizer = json!({
         "lr": args.lr,
-        "warmup": args.warmup,
+        "warmup": args.warmup.steps(args.steps.get()),
         "floor": args.floor,
         "weight_decay": args.weight_decay,
         "beta2": args.beta2,
         "clip": args.clip,
-        "dropout": args.dropout,
-        "seed": args.seed,
     });
-    if let (Value::Object(all), Value::Object(training)) = (&mut model_settings, training_settings)
-    {
-        all.extend(training);
-    }
-    model_settings.to_string()
+    let fixed = [model_settings, loop_settings].map(entries).into_iter().flatten().collect();
+    TrainSettings { fixed, optimizer: entries(optimizer) }
 }
 
-/// The losses in a line of the log, as text.
-fn losses(line: &Map<String, Value>) -> String {
-    let shown = |name: &str| Some(format!("{name} {:.4}", line.get(name)?.as_f64()?));
-    ["loss", "digits"].into_iter().filter_map(shown).collect::<Vec<_>>().join(", ")
+/// The entries of a JSON object.
+fn entries(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(entries) => entries,
+        _ => Map::new(),
+    }
 }

@@ -6,6 +6,7 @@
 
 mod checks;
 mod golden;
+mod methods;
 mod training;
 
 use std::process::ExitCode;
@@ -30,6 +31,7 @@ pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     };
     let mut checks = checks::run_all(&golden, &reasoner, reward_model.as_ref())?;
     checks.extend(training::run_all(&golden, &device, &args.dir)?);
+    checks.extend(methods::run_all(&device, &args.dir)?);
     let count = |outcome| checks.iter().filter(|c| c.outcome == outcome).count();
     let (passed, failed) = (count(CheckOutcome::Passed), count(CheckOutcome::Failed));
     if printer.is_json() {

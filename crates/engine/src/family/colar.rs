@@ -11,11 +11,13 @@ use crate::method::{LatentLength, Method, TokenLookup, non_zero};
 
 pub(super) struct Colar;
 
-const LATENT_HEAD: GaussianMeanNames = GaussianMeanNames {
+/// The module names of CoLaR's latent head.
+pub const COLAR_HEAD: GaussianMeanNames = GaussianMeanNames {
     up: "lt_head.fc.0",
     down: "lt_head.fc.2",
     norm: "lt_head.fc.3",
     mean: "lt_head.mean",
+    log_std: "lt_head.log_std",
 };
 /// The embeddings' standard deviation where config.json does not give it: Llama-3.2-1B's.
 const EMBEDDING_STD: f32 = 0.018;
@@ -52,6 +54,6 @@ impl FamilySpec for Colar {
         checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
         let std = checkpoint.config().latent.embedding_std.unwrap_or(EMBEDDING_STD);
-        Ok(LatentHead::gaussian_mean(device, checkpoint, &LATENT_HEAD, std)?)
+        Ok(LatentHead::gaussian_mean(device, checkpoint, &COLAR_HEAD, std)?)
     }
 }

@@ -13,12 +13,13 @@ use serde::Deserialize;
 use super::TensorEncoding;
 use crate::error::{self, ModelError};
 use crate::gguf::{self, GgufFile};
+use crate::lora;
 use crate::model_files::{FileBytes, ModelFiles};
 use crate::names::{self, TensorRole};
 
 /// Weight files that some families publish beside the model, and the prefix that their tensor names
 /// lack.
-const SIDE_FILES: [(&str, &str); 7] = [
+const SIDE_FILES: [(&str, &str); 8] = [
     ("projection_head.safetensors", "projection_head."),
     ("special_tokens.safetensors", ""),
     ("projector.safetensors", "projector."),
@@ -26,7 +27,10 @@ const SIDE_FILES: [(&str, &str); 7] = [
     ("prj/projector.safetensors", "projector."),
     ("prj/prj.safetensors", "prj."),
     ("adapter_model.safetensors", ""),
+    (ADAPTER_HEADS_FILE, ""),
 ];
+/// What a training with LoRA writes beside the adapter: heads and embeddings of new tokens.
+pub const ADAPTER_HEADS_FILE: &str = "heads.safetensors";
 /// File extensions of Python's pickle format.
 const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 /// Stems of pickle files that trainers write and that hold no weights.
@@ -48,18 +52,20 @@ pub(super) struct WeightFiles {
     pub index: Option<(PathBuf, BTreeMap<String, String>)>,
     /// Pickle files; the error for a missing tensor names one.
     pub pickles: Vec<PathBuf>,
+    /// The model that an adapter without weights of its own belongs to.
+    pub base: Option<ModelFiles>,
 }
 
 /// Finds the main weights (one file, or the shards of an index) and the side files.
 pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, ModelError> {
     if let ModelFiles::Gguf(path) = model_files {
         let files = vec![WeightFile { path: path.clone(), prefix: "" }];
-        return Ok(WeightFiles { files, index: None, pickles: Vec::new() });
+        return Ok(WeightFiles { files, index: None, pickles: Vec::new(), base: None });
     }
     let (dir, names) = (model_files.path(), model_files.file_names()?);
     let pickles: Vec<PathBuf> =
         names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
-    let mut index = None;
+    let (mut index, mut base) = (None, None);
     let mut files = Vec::new();
     if names.iter().any(|n| n == "model.safetensors") {
         files.push(WeightFile { path: dir.join("model.safetensors"), prefix: "" });
@@ -69,6 +75,8 @@ pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, Mode
         index = Some((file, map));
     } else if let Some(file) = single_file(dir, &names)? {
         files.push(WeightFile { path: file, prefix: "" });
+    } else if let Some(found) = lora::adapter_base(model_files)? {
+        base = Some(found);
     } else {
         return Err(match pickles.into_iter().next() {
             Some(file) => ModelError::PickleWeights { file },
@@ -81,7 +89,7 @@ pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, Mode
             files.push(WeightFile { path, prefix });
         }
     }
-    Ok(WeightFiles { files, index, pickles })
+    Ok(WeightFiles { files, index, pickles, base })
 }
 
 fn is_pickle(name: &str) -> bool {

@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 
 use tensor::ops::{
-    self, Activation, AttentionBackward, AttentionMetadata, Indices, KvGrads, LinearResidualNorm,
-    OutputDtype, QkvProjection, SlotMapping,
+    self, Activation, AttentionBackward, AttentionMetadata, Indices, KvGrads, KvLayerMut,
+    LinearResidualNorm, OutputDtype, QkvProjection, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -20,7 +20,7 @@ use super::{Block, ChunkDropout, Decoder, Dropout, LmHead, mlp_activation};
 use crate::cache::{Cache, Pass};
 use crate::config::Config;
 use crate::error::ModelError;
-use crate::parameters::{LinearParameters, NormParameters, Parameter};
+use crate::parameters::{LinearParameters, LoraConfig, NormParameters, Parameter, Tuning};
 use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
 
@@ -36,10 +36,26 @@ pub struct TrainableDecoder {
     final_norm: NormParameters,
 }
 
+/// What of a decoder is trained.
+#[derive(Clone, Copy, Debug)]
+pub enum DecoderTuning<'a> {
+    /// Every weight.
+    Full,
+    /// LoRA adapters on frozen blocks.
+    Lora {
+        /// The adapters.
+        config: &'a LoraConfig,
+        /// Tokens at the end of the vocabulary whose embeddings are trained too; those of all
+        /// others are frozen.
+        new_tokens: usize,
+    },
+}
+
 #[derive(Debug)]
 struct BlockParameters {
     attn_norm: NormParameters,
     qkv: LinearParameters,
+    qk_norm: Option<[NormParameters; 2]>, // of queries and of keys
     attn_out: LinearParameters,
     mlp_norm: NormParameters,
     mlp_in: LinearParameters,
@@ -51,21 +67,51 @@ impl BlockParameters {
         device: &Device,
         tensors: DecoderTensors<'_>,
         source: &impl TensorSource,
+        tuning: Tuning<'_>,
         i: usize,
     ) -> Result<Self, ModelError> {
+        let linear = |spec| LinearParameters::load(device, &spec, source, tuning);
+        let norm = |spec| NormParameters::load(device, &spec, source, tuning);
+        let qk_norm = match tensors.qk_norm(i) {
+            Some([q, k]) => Some([norm(q)?, norm(k)?]),
+            None => None,
+        };
         Ok(Self {
-            attn_norm: NormParameters::load(device, &tensors.attn_norm(i), source)?,
-            qkv: LinearParameters::load(device, &tensors.qkv(i), source)?,
-            attn_out: LinearParameters::load(device, &tensors.attn_out(i), source)?,
-            mlp_norm: NormParameters::load(device, &tensors.mlp_norm(i), source)?,
-            mlp_in: LinearParameters::load(device, &tensors.mlp_in(i), source)?,
-            mlp_out: LinearParameters::load(device, &tensors.mlp_out(i), source)?,
+            attn_norm: norm(tensors.attn_norm(i))?,
+            qkv: linear(tensors.qkv(i))?,
+            qk_norm,
+            attn_out: linear(tensors.attn_out(i))?,
+            mlp_norm: norm(tensors.mlp_norm(i))?,
+            mlp_in: linear(tensors.mlp_in(i))?,
+            mlp_out: linear(tensors.mlp_out(i))?,
         })
     }
 
-    fn sync_block(&self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
+    /// See [`TrainableDecoder::collect_gradients`].
+    fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
+        let norms = [&mut self.attn_norm, &mut self.mlp_norm].into_iter();
+        norms
+            .chain(self.qk_norm.iter_mut().flatten())
+            .try_for_each(|norm| norm.collect_gradients(device))?;
+        let linears = [&mut self.qkv, &mut self.attn_out, &mut self.mlp_in, &mut self.mlp_out];
+        linears.into_iter().try_for_each(|linear| linear.collect_gradients(device))
+    }
+
+    /// Copies frozen weights too: kernels keep a second copy for the backward.
+    fn assign_block(&self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
+        self.qkv.assign(device, &mut block.qkv)?;
+        self.attn_out.assign(device, &mut block.attn_out)?;
+        self.mlp_in.assign(device, &mut block.mlp_in)?;
+        self.mlp_out.assign(device, &mut block.mlp_out)
+    }
+
+    fn sync_block(&mut self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
         self.attn_norm.sync_norm(device, &mut block.attn_norm)?;
         self.qkv.sync_linear(device, &mut block.qkv)?;
+        if let (Some([q, k]), Some((to_q, to_k))) = (&self.qk_norm, &mut block.qk_norm) {
+            q.sync_norm(device, to_q)?;
+            k.sync_norm(device, to_k)?;
+        }
         self.attn_out.sync_linear(device, &mut block.attn_out)?;
         self.mlp_norm.sync_norm(device, &mut block.mlp_norm)?;
         self.mlp_in.sync_linear(device, &mut block.mlp_in)?;
@@ -76,13 +122,16 @@ impl BlockParameters {
         let linears = [&self.qkv, &self.attn_out, &self.mlp_in, &self.mlp_out]
             .into_iter()
             .flat_map(LinearParameters::iter);
-        [&self.attn_norm, &self.mlp_norm].into_iter().flat_map(NormParameters::iter).chain(linears)
+        let norms =
+            [&self.attn_norm, &self.mlp_norm].into_iter().chain(self.qk_norm.iter().flatten());
+        norms.flat_map(NormParameters::iter).chain(linears)
     }
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         let linears = [&mut self.qkv, &mut self.attn_out, &mut self.mlp_in, &mut self.mlp_out];
         let norms = [&mut self.attn_norm, &mut self.mlp_norm]
             .into_iter()
+            .chain(self.qk_norm.iter_mut().flatten())
             .flat_map(NormParameters::iter_mut);
         norms.chain(linears.into_iter().flat_map(LinearParameters::iter_mut))
     }
@@ -98,14 +147,23 @@ pub struct Segment {
     output: Option<OutputRows<'static>>,
     layers: Vec<LayerActivations>,
     residual: Tensor, // (output rows, width): the input of the final norm
+    input_gradients: Option<BlockInputGradients>,
+}
+
+/// Gradients of a loss on the hidden states between blocks, at some rows of a segment.
+#[derive(Debug)]
+struct BlockInputGradients {
+    rows: Indices,
+    gradients: Vec<Tensor>, // (rows, width) per block
 }
 
 /// The saved activations of a layer. In the last layer `qkv` and everything after it have the
-/// output rows only.
+/// output rows only; `raw_qkv` has all rows, whose keys others attend to.
 #[derive(Debug, Default)]
 struct LayerActivations {
     x: Tensor,              // (rows, width): the residual stream at the layer's input
     normed: Tensor,         // (rows, width)
+    raw_qkv: Tensor,        // (rows, (heads + 2 kv_heads) * head_dim) before QK norms, if any
     qkv: Tensor,            // (rows, (heads + 2 kv_heads) * head_dim), queries after RoPE
     attended: Tensor,       // (rows, heads * head_dim)
     mid_residual: Tensor,   // (rows, width): the residual stream after attention
@@ -115,38 +173,87 @@ struct LayerActivations {
 }
 
 impl TrainableDecoder {
-    /// Loads the weights from `source`.
+    /// Loads the weights from `source`; all of them are trained.
     pub fn load(
         device: &Device,
         config: &Config,
         source: &impl TensorSource,
         head: LmHead,
     ) -> Result<Self, ModelError> {
-        if config.qk_norm {
-            return Err(ModelError::NotTrainable { what: "norms of queries and keys (Qwen3)" });
-        }
+        Self::load_tuned(device, config, source, head, DecoderTuning::Full)
+    }
+
+    /// Loads the weights from `source`; what is trained is up to `tuning`.
+    pub fn load_tuned(
+        device: &Device,
+        config: &Config,
+        source: &impl TensorSource,
+        head: LmHead,
+        decoder_tuning: DecoderTuning<'_>,
+    ) -> Result<Self, ModelError> {
         let tensors = DecoderTensors(config);
         let untied = head == LmHead::With && !config.tied && DecoderTensors::has_lm_head(source);
         let positions = tensors.position_embedding(source)?;
+        let (tuning, table_tuning) = match decoder_tuning {
+            DecoderTuning::Full => (Tuning::Full, Tuning::Full),
+            DecoderTuning::Lora { config, new_tokens } => {
+                (Tuning::Lora(config), Tuning::LastRows(new_tokens))
+            }
+        };
+        let table = |spec| LinearParameters::load(device, &spec, source, table_tuning);
         let mut trainable = Self {
             decoder: Decoder::load(device, config, source, head)?,
-            embedding: LinearParameters::load(device, &tensors.embedding(), source)?,
-            lm_head: untied
-                .then(|| LinearParameters::load(device, &tensors.lm_head(), source))
-                .transpose()?,
+            embedding: table(tensors.embedding())?,
+            lm_head: untied.then(|| table(tensors.lm_head())).transpose()?,
             position_embedding: positions
+                .filter(|_| matches!(tuning, Tuning::Full))
                 .map(|(name, table)| Parameter::matrix(device, name, table))
                 .transpose()?,
             blocks: (0..config.layers)
-                .map(|i| BlockParameters::load(device, tensors, source, i))
+                .map(|i| BlockParameters::load(device, tensors, source, tuning, i))
                 .collect::<Result<_, _>>()?,
-            final_norm: NormParameters::load(device, &tensors.final_norm(), source)?,
+            final_norm: NormParameters::load(device, &tensors.final_norm(), source, tuning)?,
         };
-        trainable.sync_weights()?;
+        trainable.assign_weights()?;
         Ok(trainable)
     }
 
-    /// All parameters, in a fixed order.
+    /// Copies all weights to the decoder, frozen ones too.
+    fn assign_weights(&mut self) -> Result<(), DeviceError> {
+        let (device, decoder) = (&self.decoder.device.clone(), &mut self.decoder);
+        match (&mut decoder.embedding, &mut decoder.lm_head) {
+            (None, Some(tied)) => self.embedding.assign(device, tied)?,
+            (_, Some(lm_head)) => {
+                self.lm_head.iter().try_for_each(|own| own.assign(device, lm_head))?;
+            }
+            _ => {}
+        }
+        for (block, parameters) in decoder.blocks.iter_mut().zip(&self.blocks) {
+            parameters.assign_block(device, block)?;
+        }
+        self.sync_weights()
+    }
+
+    /// Turns the gradients of frozen weights into those of what is trained in their place. To be
+    /// called once a batch's backward is done; without LoRA it does nothing.
+    pub fn collect_gradients(&mut self) -> Result<(), DeviceError> {
+        let device = &self.decoder.device.clone();
+        self.embedding.collect_gradients(device)?;
+        self.lm_head.iter_mut().try_for_each(|head| head.collect_gradients(device))?;
+        self.final_norm.collect_gradients(device)?;
+        self.blocks.iter_mut().try_for_each(|block| block.collect_gradients(device))
+    }
+
+    /// The standard deviation of all elements of the token embedding.
+    pub fn embedding_std(&self) -> Result<f32, DeviceError> {
+        let table = self.embedding.weight().clone().to_host()?;
+        let (values, count) = (table.data(), table.data().len().max(1) as f64);
+        let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
+        let squares = values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+        Ok((squares / count).sqrt() as f32)
+    }
+
+    /// The trained parameters, in a fixed order.
     pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
         let first = self
             .embedding
@@ -158,7 +265,7 @@ impl TrainableDecoder {
             .chain(self.final_norm.iter())
     }
 
-    /// All parameters, mutably; call [`Self::sync_weights`] after a change.
+    /// The trained parameters, mutably; call [`Self::sync_weights`] after a change.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         let heads = self.lm_head.iter_mut().flat_map(LinearParameters::iter_mut);
         let first = self.embedding.iter_mut().chain(heads).chain(&mut self.position_embedding);
@@ -172,7 +279,7 @@ impl TrainableDecoder {
         let device = &self.decoder.device.clone();
         let decoder = &mut self.decoder;
         // A tied embedding is loaded as the LM head, or as the embedding if there is no LM head.
-        match (&mut decoder.embedding, &mut decoder.lm_head, &self.lm_head) {
+        match (&mut decoder.embedding, &mut decoder.lm_head, &mut self.lm_head) {
             (Some(embedding), lm_head, untied) => {
                 self.embedding.sync_linear(device, embedding)?;
                 if let (Some(lm_head), Some(untied)) = (lm_head, untied) {
@@ -187,7 +294,7 @@ impl TrainableDecoder {
         {
             *table = parameter.value.clone(); // copy-on-write: the next step writes to new memory
         }
-        for (block, parameters) in decoder.blocks.iter_mut().zip(&self.blocks) {
+        for (block, parameters) in decoder.blocks.iter_mut().zip(&mut self.blocks) {
             parameters.sync_block(device, block)?;
         }
         self.final_norm.sync_norm(device, &mut decoder.final_norm)
@@ -219,8 +326,8 @@ impl TrainableDecoder {
         dhidden: &Tensor,
     ) -> Result<Tensor, DeviceError> {
         let device = self.decoder.device.clone();
-        let Segment { rows, slot_mapping, attention, dropout, mut output, layers, residual } =
-            segment;
+        let Segment { rows, slot_mapping, attention, dropout, mut output, .. } = segment;
+        let Segment { layers, residual, input_gradients, .. } = segment;
         let mut dx = Tensor::zeros_on(&device, residual.rows(), residual.cols())?;
         let norm = &self.decoder.final_norm;
         self.final_norm.accumulate_gradients(&device, norm, &residual, dhidden, &mut dx)?;
@@ -242,6 +349,9 @@ impl TrainableDecoder {
                 dx = scatter_rows(&device, &dx, &output.rows, rows)?;
             }
             step.qkv(dkv, &mut dqkv, &slot_mapping, &mut dx)?;
+            if let Some(BlockInputGradients { rows, gradients }) = &input_gradients {
+                ops::scatter_add(&device, &gradients[layer], rows, &mut dx)?;
+            }
         }
         if let Some(table) = &mut self.position_embedding {
             ops::scatter_add(&device, &dx, &slot_mapping.positions, &mut table.gradient)?;
@@ -256,12 +366,7 @@ impl TrainableDecoder {
         dx: &Tensor,
     ) -> Result<(), DeviceError> {
         let device = self.decoder.device();
-        ops::scatter_add(
-            device,
-            dx,
-            &Indices::new(device, tokens)?,
-            &mut self.embedding.weight.gradient,
-        )
+        self.embedding.accumulate_rows(device, &Indices::new(device, tokens)?, dx)
     }
 
     /// Cross-entropy of the next tokens given hidden states (rows, width). Returns the unweighted
@@ -327,7 +432,31 @@ impl Segment {
             output,
             layers: Vec::with_capacity(decoder.blocks.len()),
             residual: Tensor::default(),
+            input_gradients: None,
         })
+    }
+
+    /// The hidden states of some rows at the input of every block, (rows, width) each: those that
+    /// transformers calls `hidden_states`, without the last.
+    pub fn block_inputs(
+        &self,
+        device: &Device,
+        rows: &[usize],
+    ) -> Result<Vec<Tensor>, DeviceError> {
+        self.layers.iter().map(|layer| ops::select(device, [&layer.x], rows)).collect()
+    }
+
+    /// Has the backward add the gradients of a loss on [`Self::block_inputs`].
+    pub fn set_input_gradients(
+        &mut self,
+        device: &Device,
+        rows: &[usize],
+        gradients: Vec<Tensor>,
+    ) -> Result<(), DeviceError> {
+        assert_eq!(gradients.len(), self.layers.len(), "one gradient per block");
+        let rows = Indices::new(device, rows.iter().map(|&row| row as u32).collect())?;
+        self.input_gradients = Some(BlockInputGradients { rows, gradients });
+        Ok(())
     }
 
     fn forward(
@@ -343,9 +472,8 @@ impl Segment {
             let next = decoder.blocks.get(layer + 1);
             let mut saved =
                 LayerActivations { x: x.clone(), normed, ..LayerActivations::default() };
-            let qkv = QkvProjection { map: &block.qkv, transform: decoder.qkv_params(block) };
-            let (kv, slots) = (cache.kv.layer_mut(layer), &self.slot_mapping);
-            ops::project_qkv(device, &saved.normed, qkv, kv, slots, &mut saved.qkv)?;
+            let kv = cache.kv.layer_mut(layer);
+            saved.project_qkv(decoder, block, kv, &self.slot_mapping)?;
             let (mut attention, mut dropout) = (&self.attention, &self.dropout);
             if let (None, Some(output)) = (next, &self.output) {
                 x = ops::gather(device, &x, &output.rows)?;
@@ -391,6 +519,25 @@ impl Segment {
 }
 
 impl LayerActivations {
+    /// The QKV projection. QK norms are not fused with it: their backward needs its result.
+    fn project_qkv(
+        &mut self,
+        decoder: &Decoder,
+        block: &Block,
+        kv: KvLayerMut<'_>,
+        slots: &SlotMapping,
+    ) -> Result<(), DeviceError> {
+        let (device, transform) = (&decoder.device, decoder.qkv_params(block));
+        let (normed, map, qkv) = (&self.normed, &block.qkv, &mut self.qkv);
+        if transform.qk_norms.is_none() {
+            let projection = QkvProjection { map, transform };
+            return ops::project_qkv(device, normed, projection, kv, slots, qkv);
+        }
+        ops::linear(device, normed, map, Activation::None, OutputDtype::Compute, qkv)?;
+        self.raw_qkv = qkv.clone();
+        ops::rope_and_cache(device, qkv, transform, kv, slots)
+    }
+
     /// The MLP up to its output projection.
     fn mlp(&mut self, decoder: &Decoder, block: &Block) -> Result<(), DeviceError> {
         let device = &decoder.device;
@@ -499,8 +646,8 @@ impl LayerBackward<'_> {
         Ok(dqkv)
     }
 
-    /// The backward of RoPE, the QKV projection and the first norm, for all rows of the segment:
-    /// gradients of keys and values come from `dkv`.
+    /// The backward of RoPE, QK norms, the QKV projection and the first norm, for all rows of the
+    /// segment: gradients of keys and values come from `dkv`.
     fn qkv(
         &mut self,
         dkv: &KvGrads,
@@ -509,14 +656,12 @@ impl LayerBackward<'_> {
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let (device, saved) = (self.device, self.saved);
-        ops::rope_and_cache_backward(
-            device,
-            dqkv,
-            self.decoder.qkv_params(self.block()),
-            dkv,
-            self.layer,
-            slot_mapping,
-        )?;
+        let transform = self.decoder.qkv_params(&self.decoder.blocks[self.layer]);
+        ops::rope_and_cache_backward(device, dqkv, transform, dkv, self.layer, slot_mapping)?;
+        if let Some([q, k]) = &mut self.params.qk_norm {
+            let dscales = [&mut q.weight.gradient, &mut k.weight.gradient];
+            ops::qk_norm_backward(device, &saved.raw_qkv, transform, dqkv, dscales)?;
+        }
         self.params.qkv.accumulate_gradients(device, &saved.normed, dqkv)?;
         let mut dnormed = Tensor::default();
         ops::linear_dx(device, dqkv, &self.block().qkv, OutputDtype::F32, &mut dnormed)?;

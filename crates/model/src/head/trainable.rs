@@ -3,10 +3,10 @@
 use tensor::ops::{self, Activation, Linear, Normalization, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{MlpNames, hidden_size};
+use super::{GaussianMeanNames, MlpNames, hidden_size};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
-use crate::parameters::{LinearParameters, NormParameters, Parameter};
+use crate::parameters::{LinearParameters, NormParameters, Parameter, Tuning};
 use crate::source::TensorSource;
 use crate::weights::{LinearSpec, NormSpec};
 
@@ -27,7 +27,7 @@ impl TrainableLinear {
         outputs: usize,
     ) -> Result<Self, ModelError> {
         let spec = LinearSpec::nn_linear(source, name, inputs, outputs);
-        let parameters = LinearParameters::load(device, &spec, source)?;
+        let parameters = LinearParameters::load(device, &spec, source, Tuning::Full)?;
         Ok(Self { linear: parameters.to_linear(device)?, parameters })
     }
 
@@ -76,7 +76,7 @@ pub enum TrainableHead {
     Mlp(Box<TrainableMlp>),
 }
 
-/// The layers of [`TrainableHead::Mlp`].
+/// Linear, GELU, linear, LayerNorm: a latent head, or the first part of one.
 #[derive(Debug)]
 pub struct TrainableMlp {
     up: TrainableLinear,
@@ -85,13 +85,108 @@ pub struct TrainableMlp {
     norm_parameters: NormParameters,
 }
 
+/// The sizes of a [`TrainableMlp`].
+#[derive(Clone, Copy, Debug)]
+pub struct MlpShape {
+    /// Width of its input.
+    pub inputs: usize,
+    /// Width between its linear layers.
+    pub hidden: usize,
+    /// Width of its output.
+    pub outputs: usize,
+}
+
 /// The activations that the backward of a head needs.
 #[derive(Debug, Default)]
 pub struct HeadActivations {
-    hidden: Tensor,         // (rows, width)
-    pre_activation: Tensor, // (rows, inner), before the GELU
-    inner: Tensor,          // (rows, inner)
-    out: Tensor,            // (rows, width), before the norm
+    hidden: Tensor,         // (rows, inputs)
+    pre_activation: Tensor, // (rows, hidden), before the GELU
+    inner: Tensor,          // (rows, hidden)
+    out: Tensor,            // (rows, outputs), before the norm
+}
+
+impl TrainableMlp {
+    /// Loads the modules `names` of a source.
+    pub fn load(
+        device: &Device,
+        source: &impl TensorSource,
+        names: &MlpNames,
+        shape: MlpShape,
+    ) -> Result<Self, ModelError> {
+        let MlpShape { inputs, hidden, outputs } = shape;
+        let norm = NormSpec::layer_norm(names.norm, outputs, 1e-5);
+        Ok(Self {
+            up: TrainableLinear::load(device, source, names.up, inputs, hidden)?,
+            down: TrainableLinear::load(device, source, names.down, hidden, outputs)?,
+            norm: norm.load(device, source)?,
+            norm_parameters: NormParameters::load(device, &norm, source, Tuning::Full)?,
+        })
+    }
+
+    /// The output (rows, outputs) for hidden states (rows, inputs), and the activations for the
+    /// backward.
+    pub fn forward(
+        &self,
+        device: &Device,
+        hidden: Tensor,
+    ) -> Result<(Tensor, HeadActivations), DeviceError> {
+        let pre_activation = self.up.forward(device, &hidden)?;
+        let mut saved = HeadActivations { hidden, pre_activation, ..HeadActivations::default() };
+        ops::activate(
+            device,
+            &saved.pre_activation,
+            Activation::GeluErf,
+            OutputDtype::F32,
+            &mut saved.inner,
+        )?;
+        saved.out = self.down.forward(device, &saved.inner)?;
+        let mut normed = Tensor::default();
+        ops::norm(device, &saved.out, &self.norm, OutputDtype::F32, &mut normed)?;
+        Ok((normed, saved))
+    }
+
+    /// The gradient of the hidden states, given that of the output; adds to the gradients of the
+    /// parameters.
+    pub fn backward(
+        &mut self,
+        device: &Device,
+        saved: &HeadActivations,
+        dnormed: &Tensor,
+    ) -> Result<Tensor, DeviceError> {
+        let mut dout = Tensor::zeros_on(device, saved.out.rows(), saved.out.cols())?;
+        let norm = &self.norm;
+        self.norm_parameters.accumulate_gradients(device, norm, &saved.out, dnormed, &mut dout)?;
+        let dinner = self.down.backward(device, &saved.inner, &dout)?;
+        let mut dbefore = Tensor::default();
+        ops::activate_backward(
+            device,
+            &saved.pre_activation,
+            Activation::GeluErf,
+            &dinner,
+            OutputDtype::F32,
+            &mut dbefore,
+        )?;
+        self.up.backward(device, &saved.hidden, &dbefore)
+    }
+
+    /// The parameters, in a fixed order.
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        let linears = self.up.parameters().chain(self.down.parameters());
+        linears.chain(self.norm_parameters.iter())
+    }
+
+    /// The parameters, mutably; call [`Self::sync_weights`] after a change.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        let linears = self.up.parameters_mut().chain(self.down.parameters_mut());
+        linears.chain(self.norm_parameters.iter_mut())
+    }
+
+    /// Copies the parameters to the kernels' layers; needed after every change.
+    pub fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
+        self.up.sync_weights(device)?;
+        self.down.sync_weights(device)?;
+        self.norm_parameters.sync_norm(device, &mut self.norm)
+    }
 }
 
 impl TrainableHead {
@@ -102,13 +197,8 @@ impl TrainableHead {
         names: &MlpNames,
     ) -> Result<Self, ModelError> {
         let (width, hidden) = (checkpoint.config().width, hidden_size(checkpoint, names.up));
-        let norm = NormSpec::layer_norm(names.norm, width, 1e-5);
-        Ok(Self::Mlp(Box::new(TrainableMlp {
-            up: TrainableLinear::load(device, checkpoint, names.up, width, hidden)?,
-            down: TrainableLinear::load(device, checkpoint, names.down, hidden, width)?,
-            norm: norm.load(device, checkpoint)?,
-            norm_parameters: NormParameters::load(device, &norm, checkpoint)?,
-        })))
+        let shape = MlpShape { inputs: width, hidden, outputs: width };
+        Ok(Self::Mlp(Box::new(TrainableMlp::load(device, checkpoint, names, shape)?)))
     }
 
     /// Thoughts (rows, width) of hidden states (rows, width), and the activations for the backward.
@@ -117,20 +207,10 @@ impl TrainableHead {
         device: &Device,
         hidden: Tensor,
     ) -> Result<(Tensor, HeadActivations), DeviceError> {
-        let Self::Mlp(mlp) = self else { return Ok((hidden, HeadActivations::default())) };
-        let pre_activation = mlp.up.forward(device, &hidden)?;
-        let mut saved = HeadActivations { hidden, pre_activation, ..HeadActivations::default() };
-        ops::activate(
-            device,
-            &saved.pre_activation,
-            Activation::GeluErf,
-            OutputDtype::F32,
-            &mut saved.inner,
-        )?;
-        saved.out = mlp.down.forward(device, &saved.inner)?;
-        let mut thoughts = Tensor::default();
-        ops::norm(device, &saved.out, &mlp.norm, OutputDtype::F32, &mut thoughts)?;
-        Ok((thoughts, saved))
+        match self {
+            Self::Identity => Ok((hidden, HeadActivations::default())),
+            Self::Mlp(mlp) => mlp.forward(device, hidden),
+        }
     }
 
     /// The gradient of the hidden states, given that of the thoughts; adds to the gradients of the
@@ -141,50 +221,118 @@ impl TrainableHead {
         saved: &HeadActivations,
         dthoughts: Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let Self::Mlp(mlp) = self else { return Ok(dthoughts) };
-        let mut dout = Tensor::zeros_on(device, saved.out.rows(), saved.out.cols())?;
-        mlp.norm_parameters
-            .accumulate_gradients(device, &mlp.norm, &saved.out, &dthoughts, &mut dout)?;
-        let dinner = mlp.down.backward(device, &saved.inner, &dout)?;
-        let mut dbefore = Tensor::default();
-        ops::activate_backward(
-            device,
-            &saved.pre_activation,
-            Activation::GeluErf,
-            &dinner,
-            OutputDtype::F32,
-            &mut dbefore,
-        )?;
-        mlp.up.backward(device, &saved.hidden, &dbefore)
+        match self {
+            Self::Identity => Ok(dthoughts),
+            Self::Mlp(mlp) => mlp.backward(device, saved, &dthoughts),
+        }
+    }
+
+    fn module(&self) -> Option<&TrainableMlp> {
+        match self {
+            Self::Identity => None,
+            Self::Mlp(mlp) => Some(mlp),
+        }
+    }
+
+    fn module_mut(&mut self) -> Option<&mut TrainableMlp> {
+        match self {
+            Self::Identity => None,
+            Self::Mlp(mlp) => Some(mlp),
+        }
     }
 
     /// The parameters, in a fixed order.
-    pub fn parameters(&self) -> Vec<&Parameter> {
-        match self {
-            Self::Identity => Vec::new(),
-            Self::Mlp(mlp) => {
-                let linears = mlp.up.parameters().chain(mlp.down.parameters());
-                linears.chain(mlp.norm_parameters.iter()).collect()
-            }
-        }
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.module().into_iter().flat_map(TrainableMlp::parameters)
     }
 
     /// The parameters, mutably; call [`Self::sync_weights`] after a change.
-    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        match self {
-            Self::Identity => Vec::new(),
-            Self::Mlp(mlp) => {
-                let linears = mlp.up.parameters_mut().chain(mlp.down.parameters_mut());
-                linears.chain(mlp.norm_parameters.iter_mut()).collect()
-            }
-        }
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        self.module_mut().into_iter().flat_map(TrainableMlp::parameters_mut)
     }
 
     /// Copies the parameters to the kernels' layers; needed after every change.
     pub fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
-        let Self::Mlp(mlp) = self else { return Ok(()) };
-        mlp.up.sync_weights(device)?;
-        mlp.down.sync_weights(device)?;
-        mlp.norm_parameters.sync_norm(device, &mut mlp.norm)
+        self.module_mut().map_or(Ok(()), |mlp| mlp.sync_weights(device))
+    }
+}
+
+/// The trainable form of [`LatentHead::GaussianMean`](super::LatentHead::GaussianMean) with the
+/// spread of the Gaussian, which inference does not need (CoLaR).
+#[derive(Debug)]
+pub struct TrainableGaussianHead {
+    trunk: TrainableMlp,      // width -> hidden
+    mean: TrainableLinear,    // hidden -> width
+    log_std: TrainableLinear, // hidden -> width
+}
+
+/// The Gaussian of each row, in units of the embeddings' standard deviation: (rows, width) each.
+#[derive(Debug)]
+pub struct GaussianOutput {
+    /// Its mean.
+    pub mean: Tensor,
+    /// The logarithm of its standard deviation.
+    pub log_std: Tensor,
+    features: Tensor, // (rows, hidden)
+    activations: HeadActivations,
+}
+
+impl TrainableGaussianHead {
+    /// Loads the modules `names` of a source, and `log_std`, of a model of this width.
+    pub fn load(
+        device: &Device,
+        source: &impl TensorSource,
+        names: &GaussianMeanNames,
+        (width, hidden): (usize, usize),
+    ) -> Result<Self, ModelError> {
+        let trunk = MlpNames { up: names.up, down: names.down, norm: names.norm };
+        let shape = MlpShape { inputs: width, hidden, outputs: hidden };
+        Ok(Self {
+            trunk: TrainableMlp::load(device, source, &trunk, shape)?,
+            mean: TrainableLinear::load(device, source, names.mean, hidden, width)?,
+            log_std: TrainableLinear::load(device, source, names.log_std, hidden, width)?,
+        })
+    }
+
+    /// The Gaussians of hidden states (rows, width).
+    pub fn forward(&self, device: &Device, hidden: Tensor) -> Result<GaussianOutput, DeviceError> {
+        let (features, activations) = self.trunk.forward(device, hidden)?;
+        let mean = self.mean.forward(device, &features)?;
+        let log_std = self.log_std.forward(device, &features)?;
+        Ok(GaussianOutput { mean, log_std, features, activations })
+    }
+
+    /// The gradient of the hidden states, given those of the Gaussians; adds to the gradients of
+    /// the parameters.
+    pub fn backward(
+        &mut self,
+        device: &Device,
+        of: &GaussianOutput,
+        dmean: &Tensor,
+        dlog_std: &Tensor,
+    ) -> Result<Tensor, DeviceError> {
+        let mut dfeatures = self.mean.backward(device, &of.features, dmean)?;
+        let spread = self.log_std.backward(device, &of.features, dlog_std)?;
+        ops::add(device, &mut dfeatures, &spread)?;
+        self.trunk.backward(device, &of.activations, &dfeatures)
+    }
+
+    /// The parameters, in a fixed order.
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        let linears = self.mean.parameters().chain(self.log_std.parameters());
+        self.trunk.parameters().chain(linears)
+    }
+
+    /// The parameters, mutably; call [`Self::sync_weights`] after a change.
+    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        let linears = self.mean.parameters_mut().chain(self.log_std.parameters_mut());
+        self.trunk.parameters_mut().chain(linears)
+    }
+
+    /// Copies the parameters to the kernels' layers; needed after every change.
+    pub fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
+        self.trunk.sync_weights(device)?;
+        self.mean.sync_weights(device)?;
+        self.log_std.sync_weights(device)
     }
 }

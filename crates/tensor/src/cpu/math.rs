@@ -3,6 +3,8 @@
 //! Each is accurate to a few ulp over the range that a network can feed it, far inside the
 //! tolerance of any comparison with another implementation. `FUSED` is as in [`super::isa`].
 
+use std::ops::AddAssign;
+
 use super::isa::fma;
 
 /// e^x. Saturates to 0 below -87.3 and to about 1.7e38 above 88.
@@ -83,8 +85,22 @@ pub(crate) fn silu_derivative<const FUSED: bool>(x: f32) -> f32 {
 /// Sums `n` terms in sixteen interleaved accumulators, added in one fixed order, which vectorises;
 /// `term(i, sum)` returns `sum` plus term `i`.
 #[inline(always)]
-pub(crate) fn sum_lanes(n: usize, mut term: impl FnMut(usize, f32) -> f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
+pub(crate) fn sum_lanes(n: usize, term: impl FnMut(usize, f32) -> f32) -> f32 {
+    sum_interleaved(n, term)
+}
+
+/// [`sum_lanes`] in f64.
+#[inline(always)]
+pub(crate) fn sum_lanes_f64(n: usize, term: impl FnMut(usize, f64) -> f64) -> f64 {
+    sum_interleaved(n, term)
+}
+
+#[inline(always)]
+fn sum_interleaved<T: Copy + Default + AddAssign>(
+    n: usize,
+    mut term: impl FnMut(usize, T) -> T,
+) -> T {
+    let mut lanes = [T::default(); 16];
     let whole = n / 16 * 16;
     for start in (0..whole).step_by(16) {
         for (l, lane) in lanes.iter_mut().enumerate() {
@@ -96,7 +112,8 @@ pub(crate) fn sum_lanes(n: usize, mut term: impl FnMut(usize, f32) -> f32) -> f3
     }
     for width in [8, 4, 2, 1] {
         for l in 0..width {
-            lanes[l] += lanes[l + width];
+            let other = lanes[l + width];
+            lanes[l] += other;
         }
     }
     lanes[0]

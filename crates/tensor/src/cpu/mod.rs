@@ -10,5 +10,7 @@ pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod optimizer;
 pub(crate) mod peak;
+pub(crate) mod regression;
 pub(crate) mod rope;
+pub(crate) mod rows;
 pub(crate) mod topk;

@@ -118,3 +118,33 @@ fn rows_backward<const FUSED: bool>(
         }
     }
 }
+
+/// See [`crate::ops::qk_norm_backward`]: takes the gradient in each head of `columns` back through
+/// the norm of the head of x, in place, and returns partial sums of the gradient of the scale, in
+/// the order of the rows.
+pub(crate) fn norm_heads_backward(
+    isa: Isa,
+    x: &Tensor,
+    by: &CpuNorm,
+    columns: Range<usize>,
+    gradient: &mut Tensor,
+) -> Vec<[Vec<f32>; 2]> {
+    let (width, head) = (x.cols(), by.scale.len());
+    let chunk = GRAD_CHUNK_ROWS * width;
+    let work = |(gradient, x): (&mut [f32], &[f32])| {
+        let (mut sums, mut dy) = ([vec![0.0; head], vec![0.0; head]], vec![0.0; head]);
+        for (gradient, x) in gradient.chunks_mut(width).zip(x.chunks(width)) {
+            let heads = gradient[columns.clone()].chunks_mut(head);
+            for (dx, x) in heads.zip(x[columns.clone()].chunks(head)) {
+                dy.copy_from_slice(dx);
+                dx.fill(0.0);
+                let (dy, to) = (&dy[..], &mut sums);
+                per_isa!(isa, rows_backward(
+                    x: &[f32], by: &CpuNorm, dy: &[f32], dx: &mut [f32], to: &mut [Vec<f32>; 2],
+                ));
+            }
+        }
+        sums
+    };
+    gradient.data_mut().par_chunks_mut(chunk).zip(x.data().par_chunks(chunk)).map(work).collect()
+}

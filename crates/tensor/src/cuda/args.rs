@@ -88,6 +88,17 @@ pub(crate) struct NormGradients<'a> {
     pub(crate) dshift: Option<&'a mut CudaTensor>,
 }
 
+/// See [`crate::ops::GaussianLoss`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaGaussianLoss<'a> {
+    /// (rows, cols) of f32, as all others.
+    pub(crate) mean: &'a CudaTensor,
+    pub(crate) log_std: &'a CudaTensor,
+    pub(crate) noise: &'a CudaTensor,
+    pub(crate) target: &'a CudaTensor,
+    pub(crate) weight: f32,
+}
+
 /// See [`crate::ops::QkvTransform`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaQkvTransform<'a> {

@@ -52,7 +52,7 @@ const PDL_KERNELS: &[&str] = &[
     "residual_768",
     "rope_and_cache_any",
     "rope_and_cache_bf16",
-    "scale",
+    "scale", // and `scale_rows`
     "top_k_mixture",
 ];
 
@@ -144,8 +144,11 @@ const SOURCES: &[KernelSource] = &[
         "rope_and_cache_any",
         "rope_and_cache_bf16",
         "cache_kv",
-        "rope_and_cache_backward"
+        "rope_and_cache_backward",
+        "qk_norm_backward"
     ),
+    source!("regression.cu", "smooth_l1_moments", "smooth_l1", "smooth_l1_losses", "gaussian_loss"),
+    source!("rows.cu", "add_scaled", "scale_rows"),
     source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
 

@@ -247,3 +247,80 @@ extern "C" __global__ void __launch_bounds__(256)
         if (both) store1(dqkv, type, at + half, y);
     }
 }
+
+// Pairs of consecutive elements of a head of up to 256 that a lane holds.
+#define HEAD_PAIRS 4
+
+// A lane's elements of a head at `at`, zeros beyond it.
+__device__ __forceinline__ void load_head(const void* p, int type, u64 at, u32 dim,
+                                          float2 (&to)[HEAD_PAIRS]) {
+#pragma unroll
+    for (int j = 0; j < HEAD_PAIRS; j++) {
+        const u32 i = 2 * (threadIdx.x % 32 + 32 * j);
+        to[j] = i < dim ? load2(p, type, at + i, i + 1 < dim) : make_float2(0.0f, 0.0f);
+    }
+}
+
+// Adds a lane's elements of a head to those of the other warps in shared memory, one warp after
+// another, and the sums to memory.
+__device__ __forceinline__ void add_head(const float2 (&sum)[HEAD_PAIRS], float* shared, float* to,
+                                         u32 dim) {
+    for (u32 w = 0; w < blockDim.x / 32; w++) {
+        if (threadIdx.x / 32 == w) {
+#pragma unroll
+            for (int j = 0; j < HEAD_PAIRS; j++) {
+                const u32 i = 2 * (threadIdx.x % 32 + 32 * j);
+                shared[i] = (w > 0 ? shared[i] : 0.0f) + sum[j].x;
+                shared[i + 1] = (w > 0 ? shared[i + 1] : 0.0f) + sum[j].y;
+            }
+        }
+        __syncthreads();
+    }
+    for (u32 i = threadIdx.x; i < dim; i += blockDim.x) atomicAdd(to + i, shared[i]);
+}
+
+// The backward of the QK norms: the queries and keys of dqkv, gradients of the norms' results,
+// become gradients of their inputs, the heads of qkv; those of the scales are added to dq_scale and
+// dk_scale. A grid-stride loop over rows, one warp per head at a time, so that a lane sums its
+// columns of the scales' gradients in registers and a block adds its sums once. Memory-bound: qkv
+// is read, dqkv read and written once.
+extern "C" __global__ void __launch_bounds__(256)
+    qk_norm_backward(const void* qkv, int type, void* dqkv, int dtype, u32 cols, u32 heads,
+                     u32 kv_heads, u32 dim, const float* q_scale, const float* k_scale, float eps,
+                     float* dq_scale, float* dk_scale, u32 rows) {
+    __shared__ float shared[2][64 * HEAD_PAIRS];
+    const u32 lane = threadIdx.x % 32, all = heads + kv_heads, warps = blockDim.x / 32;
+    float2 sum_q[HEAD_PAIRS] = {}, sum_k[HEAD_PAIRS] = {};
+    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
+        for (u32 h = threadIdx.x / 32; h < all; h += warps) {
+            const u64 at = (u64)row * cols + h * dim;
+            const bool is_q = h < heads;
+            float2 x[HEAD_PAIRS], dy[HEAD_PAIRS], g[HEAD_PAIRS];
+            load_head(qkv, type, at, dim, x);
+            load_head(dqkv, dtype, at, dim, dy);
+            load_head(is_q ? q_scale : k_scale, F32, 0, dim, g);
+            float square = 0.0f, product = 0.0f;
+#pragma unroll
+            for (int j = 0; j < HEAD_PAIRS; j++) {
+                square += x[j].x * x[j].x + x[j].y * x[j].y;
+                product += dy[j].x * g[j].x * x[j].x + dy[j].y * g[j].y * x[j].y;
+            }
+            const float inverse = 1.0f / sqrtf(warp_sum(square) / (float)dim + eps);
+            const float mean_dy_normed = inverse * warp_sum(product) / (float)dim;
+#pragma unroll
+            for (int j = 0; j < HEAD_PAIRS; j++) {
+                const u32 i = 2 * (lane + 32 * j);
+                const float2 normed = make_float2(x[j].x * inverse, x[j].y * inverse);
+                const float2 d = make_float2(dy[j].x * normed.x, dy[j].y * normed.y);
+                if (is_q) sum_q[j] = make_float2(sum_q[j].x + d.x, sum_q[j].y + d.y);
+                else sum_k[j] = make_float2(sum_k[j].x + d.x, sum_k[j].y + d.y);
+                if (i < dim)
+                    store2(dqkv, dtype, at + i, i + 1 < dim,
+                           make_float2(inverse * (dy[j].x * g[j].x - normed.x * mean_dy_normed),
+                                       inverse * (dy[j].y * g[j].y - normed.y * mean_dy_normed)));
+            }
+        }
+    }
+    add_head(sum_q, shared[0], dq_scale, dim);
+    add_head(sum_k, shared[1], dk_scale, dim);
+}

@@ -24,6 +24,20 @@ impl CudaRope {
     }
 }
 
+impl CudaQkvTransform<'_> {
+    /// The scales of queries and of keys, null without QK norms, and their eps.
+    fn qk_norm_args(self, dim: usize) -> (u64, u64, f32) {
+        self.qk_norms.map_or((0, 0, 0.0), |(q, k)| {
+            assert!(
+                q.is_rms() && k.is_rms() && q.eps() == k.eps(),
+                "qk norms are RMSNorms of one eps"
+            );
+            assert_eq!((q.width(), k.width()), (dim, dim), "qk norms are not {dim} wide");
+            (q.scale(), k.scale(), q.eps())
+        })
+    }
+}
+
 /// [`linear`](linear()), then [`rope_and_cache`]; in one kernel if there is neither a QK norm nor a
 /// rotary embedding and the Hopper GEMM is faster. Only the first columns of the result, the
 /// queries, may be read.
@@ -100,18 +114,7 @@ pub(crate) fn rope_and_cache(
         assert_eq!(2 * r.pairs, dim, "rope_and_cache: {} pairs in heads of {dim}", r.pairs);
         r.frequencies.pointer()
     });
-    let (q_scale, k_scale, eps) = transform.qk_norms.map_or((0, 0, 0.0), |(q, k)| {
-        assert!(
-            q.is_rms() && k.is_rms() && q.eps() == k.eps(),
-            "rope_and_cache: qk norms are RMSNorms of one eps"
-        );
-        assert_eq!(
-            (q.width(), k.width()),
-            (dim, dim),
-            "rope_and_cache: qk norms are not {dim} wide"
-        );
-        (q.scale(), k.scale(), q.eps())
-    });
+    let (q_scale, k_scale, eps) = transform.qk_norm_args(dim);
     let (q_at, to, positions) =
         (qkv.pointer(), slot_mapping.slots.pointer(), slot_mapping.positions.pointer());
     let (cols, width, slots) = (int(cols), int(dim), int(kv.slots()));
@@ -159,7 +162,7 @@ pub(crate) fn rope_and_cache(
 }
 
 /// Completes dqkv, whose first columns are the queries' gradients, with the keys' and values' from
-/// the rows' slots, and rotates queries' and keys' back. QK norms have no backward.
+/// the rows' slots, and rotates queries' and keys' back.
 pub(crate) fn rope_and_cache_backward(
     dqkv: &mut CudaTensor,
     transform: CudaQkvTransform<'_>,
@@ -168,7 +171,6 @@ pub(crate) fn rope_and_cache_backward(
     slot_mapping: CudaSlotMapping<'_>,
 ) -> Result<(), CudaError> {
     let (rows, cols, (kv_heads, dim)) = (dqkv.rows(), dqkv.cols(), grads.shape());
-    assert!(transform.qk_norms.is_none(), "rope_and_cache_backward: qk norms have no backward");
     assert_eq!(
         cols,
         (transform.heads + 2 * kv_heads) * dim,
@@ -218,4 +220,55 @@ pub(crate) fn rope_and_cache_backward(
             arguments,
         )
     }
+}
+
+/// The widest head of `qk_norm_backward`, as in qkv.cu.
+const MAX_HEAD_DIM: usize = 256;
+/// Blocks of `qk_norm_backward`: enough to fill a GPU, few enough that adding their partial sums is
+/// cheap.
+const MAX_BLOCKS: usize = 1024;
+
+/// Takes the gradients of the normalised queries and keys of dqkv, of any dtype, back through the
+/// norms of qkv, of any dtype, in place; adds those of the scales to dscales.
+pub(crate) fn qk_norm_backward(
+    qkv: &CudaTensor,
+    transform: CudaQkvTransform<'_>,
+    dqkv: &mut CudaTensor,
+    dscales: [&mut CudaTensor; 2],
+) -> Result<(), CudaError> {
+    let (rows, cols, heads) = (qkv.rows(), qkv.cols(), transform.heads);
+    let dim = dscales[0].cols();
+    assert_eq!((dqkv.rows(), dqkv.cols()), (rows, cols), "qk_norm_backward: shapes differ");
+    let kv_heads = (cols / dim).saturating_sub(heads) / 2;
+    assert_eq!(
+        cols,
+        (heads + 2 * kv_heads) * dim,
+        "qk_norm_backward: rows of {cols} are not {heads} heads of {dim}"
+    );
+    assert!(
+        dim <= MAX_HEAD_DIM
+            && dscales.iter().all(|d| d.cols() == dim && d.dtype() == CudaDtype::F32),
+        "qk_norm_backward: scales of {dim} in f32"
+    );
+    assert!(transform.qk_norms.is_some(), "qk_norm_backward: there are no norms");
+    let (q_scale, k_scale, eps) = transform.qk_norm_args(dim);
+    let arguments = kernel_args![
+        qkv.pointer(),
+        qkv.dtype(),
+        dqkv.pointer(),
+        dqkv.dtype(),
+        int(cols),
+        int(heads),
+        int(kv_heads),
+        int(dim),
+        q_scale,
+        k_scale,
+        eps,
+        dscales[0].pointer(),
+        dscales[1].pointer(),
+        int(rows),
+    ];
+    let config = LaunchConfig::new(rows.min(MAX_BLOCKS), 256);
+    // SAFETY: qkv and dqkv are (rows, cols), scales and their gradients as wide as a head.
+    unsafe { qkv.cuda().launch("qk_norm_backward", config, arguments) }
 }

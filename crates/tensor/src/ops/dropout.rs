@@ -24,8 +24,9 @@ impl PerturbedRows {
     /// # Panics
     /// If a row has both dropout and noise: its strength is of one of them.
     pub fn new(device: &Device, rows: Vec<Option<RowPerturbation>>) -> Result<Self, DeviceError> {
+        let dropout = SiteSet::DROPOUT.union(SiteSet::LORA);
         let is_mixed = |row: &RowPerturbation| {
-            row.sites.contains(Site::Noise) && !row.sites.intersection(SiteSet::DROPOUT).is_empty()
+            row.sites.contains(Site::Noise) && !row.sites.intersection(dropout).is_empty()
         };
         assert!(!rows.iter().flatten().any(is_mixed), "a row has both dropout and noise");
         let on_gpu = match device.backend() {

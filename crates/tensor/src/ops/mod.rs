@@ -16,6 +16,7 @@ mod loss;
 mod norm;
 mod optimizer;
 mod qkv;
+mod regression;
 mod rows;
 mod sample;
 #[cfg(test)]
@@ -39,11 +40,13 @@ pub use norm::{
 };
 pub use optimizer::{AdamW, Moments, adamw, sum_of_squares};
 pub use qkv::{
-    QkvProjection, QkvTransform, Rope, SlotMapping, project_qkv, rope_and_cache,
+    QkvProjection, QkvTransform, Rope, SlotMapping, project_qkv, qk_norm_backward, rope_and_cache,
     rope_and_cache_backward,
 };
+pub use regression::{GaussianLoss, gaussian_loss, smooth_l1};
 pub use rows::{
-    Indices, add, add_noise, concat, fill_zero, gather, lookup, scale, scatter_add, select,
+    Indices, add, add_noise, add_scaled, concat, fill_zero, gather, lookup, scale, scale_rows,
+    scatter_add, select,
 };
 pub use sample::{TokenDraw, TokenSampling, sample_tokens};
 pub use topk::{PendingTokens, TokenLogprob, argmax, greedy_tokens, top_k, top_k_mixture};

@@ -215,12 +215,7 @@ pub fn norm_backward(
     match device.backend() {
         Backend::Cpu(cpu) => {
             let partial = cpu::norm::norm_backward(cpu.isa, x, norm.cpu(), dy, dx);
-            for (to, which) in [Some(dscale), dshift].into_iter().zip(0..) {
-                let Some(to) = to else { continue };
-                partial.iter().for_each(|sums| {
-                    to.data_mut().iter_mut().zip(&sums[which]).for_each(|(d, x)| *d += x)
-                });
-            }
+            add_partial_sums(partial, dscale, dshift);
         }
         Backend::Cuda(_) => {
             let dshift = dshift.map(Tensor::gpu_mut).transpose()?;
@@ -230,4 +225,18 @@ pub fn norm_backward(
         }
     }
     Ok(())
+}
+
+/// Adds a CPU kernel's partial sums of the gradients of scale and shift to them (1, width).
+pub(super) fn add_partial_sums(
+    partial: Vec<[Vec<f32>; 2]>,
+    dscale: &mut Tensor,
+    dshift: Option<&mut Tensor>,
+) {
+    for (to, which) in [Some(dscale), dshift].into_iter().zip(0..) {
+        let Some(to) = to else { continue };
+        partial
+            .iter()
+            .for_each(|sums| to.data_mut().iter_mut().zip(&sums[which]).for_each(|(d, x)| *d += x));
+    }
 }

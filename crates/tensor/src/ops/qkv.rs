@@ -1,6 +1,7 @@
 //! Queries, keys and values: their projection, QK norm, rotary embedding and the write to the KV
 //! store.
 
+use super::norm::add_partial_sums;
 use super::{Activation, Indices, KvGrads, KvLayerMut, Linear, Normalization, OutputDtype, linear};
 use crate::cuda::args::{CudaQkvTransform, CudaSlotMapping};
 use crate::cuda::qkv::CudaRope;
@@ -137,10 +138,8 @@ pub fn rope_and_cache(
 
 /// The backward of [`rope_and_cache`]: dqkv (rows, (heads + 2 kv_heads) * head_dim), whose first
 /// columns are the queries' gradients, becomes the gradient of the projection's result. The keys'
-/// and values' gradients come from the rows' slots.
-///
-/// # Panics
-/// If there are QK norms: they have no backward yet.
+/// and values' gradients come from the rows' slots. With QK norms it becomes that of their results:
+/// [`qk_norm_backward`] goes on from there.
 pub fn rope_and_cache_backward(
     device: &Device,
     dqkv: &mut Tensor,
@@ -151,7 +150,6 @@ pub fn rope_and_cache_backward(
 ) -> Result<(), DeviceError> {
     let ((kv_heads, dim), heads) = (dkv.shape(), transform.heads);
     let (cols, width) = (dqkv.cols(), (heads + 2 * kv_heads) * dim);
-    assert!(transform.qk_norms.is_none(), "rope_and_cache_backward: qk norms have no backward");
     assert_eq!(cols, width, "rope_and_cache_backward: rows of {cols} are not heads of {dim}");
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -165,6 +163,53 @@ pub fn rope_and_cache_backward(
             let (transform, slots) = (transform.gpu(), slot_mapping.gpu());
             let dqkv = dqkv.gpu_mut()?;
             cuda::qkv::rope_and_cache_backward(dqkv, transform, dkv.gpu(), layer, slots)?
+        }
+    }
+    Ok(())
+}
+
+/// The backward of the QK norms: the queries and keys of dqkv (rows, (heads + 2 kv_heads) *
+/// head_dim), which have the gradients of the norms' results, become the gradients of their inputs,
+/// and those of the scales of queries and of keys are added to dscales (1, head_dim). qkv, of the
+/// same shape, is the projection's result before the norms.
+///
+/// # Panics
+/// If there are no QK norms.
+pub fn qk_norm_backward(
+    device: &Device,
+    qkv: &Tensor,
+    transform: QkvTransform<'_>,
+    dqkv: &mut Tensor,
+    dscales: [&mut Tensor; 2],
+) -> Result<(), DeviceError> {
+    let Some(norms) = transform.qk_norms else { panic!("qk_norm_backward: there are no norms") };
+    let (heads, dim, (rows, cols)) = (transform.heads, norms.0.width(), (qkv.rows(), qkv.cols()));
+    assert_eq!((dqkv.rows(), dqkv.cols()), (rows, cols), "qk_norm_backward: shapes differ");
+    let kv_heads = (cols / dim).saturating_sub(heads) / 2;
+    assert_eq!(
+        (cols, norms.1.width()),
+        ((heads + 2 * kv_heads) * dim, dim),
+        "qk_norm_backward: rows of {cols} are not {heads} heads of {dim}"
+    );
+    assert!(
+        dscales.iter().all(|d| (d.rows(), d.cols()) == (1, dim)),
+        "qk_norm_backward: scales that are not {dim} wide"
+    );
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let columns = [0..heads * dim, heads * dim..(heads + kv_heads) * dim];
+            for ((norm, columns), dscale) in
+                [norms.0, norms.1].into_iter().zip(columns).zip(dscales)
+            {
+                let partial =
+                    cpu::norm::norm_heads_backward(cpu.isa, qkv, norm.cpu(), columns, dqkv);
+                add_partial_sums(partial, dscale, None);
+            }
+        }
+        Backend::Cuda(_) => {
+            let [dq, dk] = dscales;
+            let dscales = [dq.gpu_mut()?, dk.gpu_mut()?];
+            cuda::qkv::qk_norm_backward(qkv.gpu(), transform.gpu(), dqkv.gpu_mut()?, dscales)?
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use crate::cuda::CudaDtype;
 use crate::cuda::args::ResidualAddend;
 use crate::device::Backend;
 use crate::rng::{MAX_ELEMENTS, Site};
-use crate::{Device, DeviceError, Tensor, cuda};
+use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// Unsigned integers where the device can read them: positions, slots, tokens, rows.
 #[derive(Debug)]
@@ -120,10 +120,31 @@ pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor
 pub fn add(device: &Device, x: &mut Tensor, y: &Tensor) -> Result<(), DeviceError> {
     assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "add: shapes differ");
     match device.backend() {
-        Backend::Cpu(_) => x.data_mut().iter_mut().zip(y.data()).for_each(|(x, y)| *x += y),
+        Backend::Cpu(cpu) => cpu::rows::add_scaled(cpu.isa, x, y, 1.0),
         Backend::Cuda(_) => {
             cuda::norm::add(x.gpu_mut()?, ResidualAddend { y: y.gpu(), bias: None, mask: None })?
         }
+    }
+    Ok(())
+}
+
+/// `x += by * y`, both (rows, columns) of f32.
+pub fn add_scaled(device: &Device, x: &mut Tensor, y: &Tensor, by: f32) -> Result<(), DeviceError> {
+    assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "add_scaled: shapes differ");
+    match device.backend() {
+        Backend::Cpu(cpu) => cpu::rows::add_scaled(cpu.isa, x, y, by),
+        Backend::Cuda(_) => cuda::rows::add_scaled(x.gpu_mut()?, y.gpu(), by)?,
+    }
+    Ok(())
+}
+
+/// `x[r] *= factors[r]`: x is (rows, columns) of f32.
+pub fn scale_rows(device: &Device, x: &mut Tensor, factors: &[f32]) -> Result<(), DeviceError> {
+    let (rows, count) = (x.rows(), factors.len());
+    assert_eq!(count, rows, "scale_rows: {count} factors for {rows} rows");
+    match device.backend() {
+        Backend::Cpu(_) => cpu::rows::scale_rows(x, factors),
+        Backend::Cuda(_) => cuda::rows::scale_rows(x.gpu_mut()?, factors)?,
     }
     Ok(())
 }

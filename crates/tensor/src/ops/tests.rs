@@ -5,6 +5,9 @@ mod attention;
 mod backward;
 mod bf16;
 mod perturbation;
+mod qk_norm;
+mod regression;
+mod rows;
 mod tokens;
 
 use std::borrow::Cow;

@@ -3,30 +3,33 @@
 //! Tensors `i.value`, `i.first` and `i.second` are parameter i and its AdamW moments, in f32; the
 //! header's metadata holds the rest as JSON.
 
-use std::ops::ControlFlow;
+use std::path::Path;
 
 use model::NamedTensor;
 use model::save::{self, SaveDtype};
+use record::EvalRecord;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use tensor::{Device, Tensor};
 
-use super::{EvalResult, EventCallback, TrainConfig, TrainEvent, TrainTask};
+use super::{EvalResult, KeepPolicy, TrainConfig, TrainTask};
 use crate::error::TrainError;
 
-const STATE_FILE: &str = "state.safetensors";
+/// The file of the state, in the directory of the training.
+pub const STATE_FILE: &str = "state.safetensors";
 /// The key of the header's metadata.
 const METADATA_KEY: &str = "training";
 
 /// The progress of a training.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct TrainState {
-    /// See [`TrainConfig::fingerprint`].
+    /// See [`TrainSettings::fixed`](super::TrainSettings::fixed).
     fingerprint: String,
+    /// See [`TrainSettings::optimizer`](super::TrainSettings::optimizer).
+    optimizer: String,
     pub(super) steps: u32,
     /// The best score of an evaluation.
     pub(super) best: Option<f64>,
-    #[serde(rename = "looks_since")]
     evals_since_best: u32,
 }
 
@@ -41,7 +44,8 @@ impl TrainState {
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Self { fingerprint: config.fingerprint.clone(), ..Self::default() });
+                let (fingerprint, optimizer) = config.settings.fingerprints();
+                return Ok(Self { fingerprint, optimizer, ..Self::default() });
             }
             Err(source) => return Err(TrainError::Io { path, source }),
         };
@@ -50,11 +54,9 @@ impl TrainState {
         let metadata = header.metadata().as_ref().and_then(|entries| entries.get(METADATA_KEY));
         let metadata =
             metadata.ok_or_else(|| damaged(format!("no `{METADATA_KEY}` in its header")))?;
-        let state: Self = serde_json::from_str(metadata)
+        let mut state: Self = serde_json::from_str(metadata)
             .map_err(|e| damaged(format!("`{METADATA_KEY}` in its header: {e}")))?;
-        if state.fingerprint != config.fingerprint {
-            return Err(TrainError::SettingsChanged { path });
-        }
+        state.check_settings(config, &path)?;
         let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
         for (i, parameter) in task.parameters_mut().into_iter().enumerate() {
             let shape = [parameter.value.rows(), parameter.value.cols()];
@@ -68,6 +70,21 @@ impl TrainState {
         }
         task.sync_weights()?;
         Ok(state)
+    }
+
+    /// Checks that the state is of this training, and takes over changed settings of the optimizer
+    /// if they may change.
+    fn check_settings(&mut self, config: &TrainConfig, path: &Path) -> Result<(), TrainError> {
+        let (fingerprint, optimizer) = config.settings.fingerprints();
+        let path = path.to_owned();
+        if self.fingerprint != fingerprint {
+            return Err(TrainError::SettingsChanged { path });
+        }
+        if self.optimizer != optimizer && !config.change_optimizer {
+            return Err(TrainError::OptimizerChanged { path });
+        }
+        self.optimizer = optimizer;
+        Ok(())
     }
 
     /// Whether all steps are done, or early stopping ended them.
@@ -106,23 +123,24 @@ impl TrainState {
         Ok(save::write_safetensors(&path, &tensors, SaveDtype::F32, (METADATA_KEY, &metadata))?)
     }
 
-    /// Evaluates the task, and saves the model if it is the best so far or the last is kept.
+    /// Evaluates the task, and saves the model if it is the one to keep; `None` if there is no
+    /// held-out data.
     pub(super) fn evaluate(
         &mut self,
         task: &mut dyn TrainTask,
         config: &TrainConfig,
-        on_event: &mut EventCallback<'_>,
-    ) -> Result<ControlFlow<()>, TrainError> {
+    ) -> Result<Option<EvalRecord>, TrainError> {
         let Some(EvalResult { metrics, score }) = task.evaluate(self.steps)? else {
-            return Ok(ControlFlow::Continue(()));
+            return Ok(None);
         };
         let improved = self.best.is_none_or(|best| score > best);
-        if improved || config.patience == 0 {
+        let kept = improved || config.keep == KeepPolicy::Last;
+        if kept {
             task.save()?;
         }
         self.evals_since_best = if improved { 0 } else { self.evals_since_best + 1 };
         self.best = if improved { Some(score) } else { self.best };
-        Ok(on_event(TrainEvent::Evaluated { steps: self.steps, metrics: &metrics }))
+        Ok(Some(EvalRecord { step: self.steps, score, kept, metrics }))
     }
 }
 

@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use model::Parameter;
+use record::TrainingDir;
 use serde_json::{Map, Value};
 use train::TrainError;
-use train::trainer::{EvalResult, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
+use train::trainer::{EvalResult, KeepPolicy, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
 
-use crate::support::{ReasonerFixture, optimizer, problems, train};
+use crate::support::{ReasonerFixture, problems, train, train_config};
 
 /// A task whose evaluations return given scores.
 #[derive(Default)]
@@ -52,16 +53,7 @@ impl TrainTask for ScriptedTask {
 }
 
 fn config(dir: &Path, patience: u32) -> TrainConfig {
-    let (optimizer, dir, fingerprint) = (optimizer(8, 1e-3), dir.to_owned(), String::new());
-    TrainConfig {
-        optimizer,
-        accumulation_steps: 1,
-        dir,
-        save_every: 0,
-        eval_every: 1,
-        patience,
-        fingerprint,
-    }
+    TrainConfig { eval_every: 1, patience, ..train_config(dir, 8, 1e-3) }
 }
 
 const SCORES: [f64; 8] = [0.1, 0.5, 0.4, 0.6, 0.6, 0.2, 0.9, 1.0];
@@ -93,11 +85,31 @@ fn patience_ends_training_and_the_best_model_is_kept() {
 }
 
 #[test]
-fn without_patience_the_last_model_is_kept() {
+fn the_best_model_is_kept_unless_the_last_is_wanted() {
+    for (keep, saved, kept) in [
+        (KeepPolicy::Best, vec![1, 2, 4, 7, 8], vec![1, 2, 4, 7, 8]),
+        (KeepPolicy::Last, (1..=8).collect(), (1..=8).collect()),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut task = scripted();
+        let config = TrainConfig { keep, ..config(dir.path(), 0) };
+        train(&mut task, &config, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!((task.steps_done, task.saved), (8, saved), "{keep:?}");
+        let evals = TrainingDir::find(dir.path()).unwrap().evals().unwrap();
+        let scores: Vec<f64> = evals.iter().map(|eval| eval.score).collect();
+        assert_eq!(scores, SCORES);
+        let marked = evals.iter().filter(|eval| eval.kept).map(|eval| eval.step);
+        assert_eq!(marked.collect::<Vec<u32>>(), kept, "{keep:?}");
+    }
+}
+
+#[test]
+fn a_best_model_in_the_middle_is_the_final_one() {
     let dir = tempfile::tempdir().unwrap();
-    let mut task = scripted();
+    let scores = [0.1, 0.7, 0.4, 0.6, 0.6, 0.2, 0.3, 0.5].to_vec();
+    let mut task = ScriptedTask { scores, ..ScriptedTask::default() };
     train(&mut task, &config(dir.path(), 0), &mut |_| ControlFlow::Continue(())).unwrap();
-    assert_eq!((task.steps_done, task.saved.last()), (8, Some(&8)));
+    assert_eq!((task.steps_done, task.saved.last()), (8, Some(&2)));
 }
 
 #[test]
@@ -148,5 +160,5 @@ fn evaluation_leaves_the_saved_model_unchanged() {
     task.sync_weights().unwrap();
     task.evaluate(1).unwrap().unwrap();
     assert!(weights() == before, "the saved model was overwritten");
-    assert!(!dir.path().join("training/look").exists(), "temporary files remain");
+    assert!(!dir.path().join("training/eval").exists(), "temporary files remain");
 }

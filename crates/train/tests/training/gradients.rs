@@ -136,6 +136,11 @@ fn llama_thoughts_with_dropout() {
     assert_latent_gradients(CheckpointFamily::LatentSft, Some(dropout()));
 }
 
+#[test]
+fn qwen3_thoughts_with_dropout() {
+    assert_latent_gradients(CheckpointFamily::Rot, Some(dropout()));
+}
+
 struct RewardSubject {
     train_step: RewardTrainStep,
     examples: Vec<RewardExample>,

@@ -6,9 +6,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 mod batch_additivity;
+mod divergence;
 mod early_stopping;
 mod gradients;
 mod overfit;
+mod resumable;
 mod resume;
 mod saved_models;
 mod support;

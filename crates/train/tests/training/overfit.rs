@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 
 use engine::{LatentLength, Reasoner};
 use train::reasoner::greedy_accuracy;
-use train::trainer::{TrainConfig, TrainEvent, TrainOutcome};
+use train::trainer::{TrainEvent, TrainOutcome};
 
-use crate::support::{ReasonerFixture, device, optimizer, problems, train};
+use crate::support::{ReasonerFixture, device, problems, train, train_config};
 
 #[test]
 fn ten_problems_are_overfitted_through_six_thoughts() {
@@ -23,19 +23,11 @@ fn ten_problems_are_overfitted_through_six_thoughts() {
         dropout: 0.0,
     };
     let mut task = fixture.task(dir.path(), problems(10));
-    let config = TrainConfig {
-        optimizer: optimizer(steps, 1e-2),
-        accumulation_steps: 1,
-        dir: dir.path().join("training"),
-        save_every: 0,
-        eval_every: 0,
-        patience: 0,
-        fingerprint: "ten".to_owned(),
-    };
+    let config = train_config(dir.path(), steps, 1e-2);
     let mut losses = Vec::new();
     let outcome = train(&mut task, &config, &mut |event| {
-        if let TrainEvent::Stepped { log_line, .. } = event {
-            losses.push(log_line["loss"].as_f64().unwrap());
+        if let TrainEvent::Stepped { record, .. } = event {
+            losses.push(record.loss("loss").unwrap());
         }
         ControlFlow::Continue(())
     });

@@ -11,6 +11,8 @@ use engine::{LatentModel, ReferenceTracer, RewardModel};
 use model::save::{self, SaveDtype};
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{NamedTensor, Parameter};
+use record::TrainingDir;
+use serde_json::json;
 use train::TrainError;
 use train::annotate::{
     AnnotationIndex, AnnotationShard, AnnotationStore, Annotations, ThoughtsDtype,
@@ -18,26 +20,12 @@ use train::annotate::{
 use train::loss::Objective;
 use train::reward::RewardTask;
 use train::reward_step::{RewardExample, RewardHeadKind, RewardTrainStep};
-use train::trainer::{TrainConfig, TrainEvent, TrainOutcome, TrainTask};
+use train::trainer::{TrainConfig, TrainOutcome, TrainSettings, TrainTask};
 
+use crate::resumable::{ACCUMULATION_STEPS, STEPS, assert_resumable, config};
 use crate::support::{
-    ReasonerFixture, device, optimizer, problems, reward_example, reward_step, tiny, train,
-    with_outcome_head,
+    ReasonerFixture, device, problems, reward_example, reward_step, tiny, train, with_outcome_head,
 };
-
-const STEPS: u32 = 5;
-
-fn config(out: &Path) -> TrainConfig {
-    TrainConfig {
-        optimizer: optimizer(STEPS, 1e-3),
-        accumulation_steps: 2,
-        dir: out.join("training"),
-        save_every: 0,
-        eval_every: 3,
-        patience: 0,
-        fingerprint: "these settings".to_owned(),
-    }
-}
 
 /// A small task with all sources of randomness: shuffling, micro-batches, dropout.
 fn reasoner(out: &Path) -> Box<dyn TrainTask> {
@@ -45,7 +33,7 @@ fn reasoner(out: &Path) -> Box<dyn TrainTask> {
         width: 16,
         layers: 1,
         batch: 3,
-        accumulation_steps: 2,
+        accumulation_steps: ACCUMULATION_STEPS,
         steps: STEPS,
         dropout: 0.1,
     };
@@ -126,7 +114,7 @@ fn reward_task(out: &Path) -> RewardTask {
         dropout: 0.1,
         seed: 8,
         batch_size: 2,
-        accumulation_steps: 2,
+        accumulation_steps: ACCUMULATION_STEPS,
         out: out.to_owned(),
         dtype: SaveDtype::F32,
     }
@@ -169,50 +157,6 @@ fn a_problem_that_exceeds_a_context_is_named() {
     ));
 }
 
-type MakeTask = fn(&Path) -> Box<dyn TrainTask>;
-
-/// The final state and model of a training that is interrupted every `interval` steps and resumed;
-/// 0 for no interruptions.
-fn trained(make: MakeTask, interval: u32) -> [Vec<u8>; 2] {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path();
-    let mut runs = 0;
-    loop {
-        runs += 1;
-        let mut steps_now = 0;
-        let outcome = train(&mut *make(out), &config(out), &mut |event| {
-            steps_now += u32::from(matches!(event, TrainEvent::Stepped { .. }));
-            if interval > 0 && steps_now == interval {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        });
-        if outcome.unwrap() == TrainOutcome::Finished {
-            break;
-        }
-    }
-    assert_eq!(runs, if interval == 0 { 1 } else { STEPS.div_ceil(interval) }, "runs");
-    let log = std::fs::read_to_string(out.join("training/log.jsonl")).unwrap();
-    let steps: Vec<u64> = log
-        .lines()
-        .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["step"].as_u64().unwrap())
-        .collect();
-    assert_eq!(steps, (0..u64::from(STEPS)).collect::<Vec<_>>(), "one line per step");
-    ["training/state.safetensors", "model.safetensors"]
-        .map(|name| std::fs::read(out.join(name)).unwrap())
-}
-
-fn assert_resumable(make: MakeTask) {
-    let whole = trained(make, 0);
-    for interval in [1, 2, 4] {
-        assert!(
-            trained(make, interval) == whole,
-            "other bytes after an interruption every {interval} steps"
-        );
-    }
-}
-
 #[test]
 fn a_resumed_reasoner_ends_with_the_same_bytes() {
     assert_resumable(reasoner);
@@ -238,11 +182,27 @@ fn resume_error(out: &Path, config: &TrainConfig) -> Option<TrainError> {
 fn a_state_of_other_settings_is_not_resumed() {
     let dir = tempfile::tempdir().unwrap();
     interrupt(dir.path());
-    let other = TrainConfig { fingerprint: "others".to_owned(), ..config(dir.path()) };
+    let other = TrainConfig { settings: TrainSettings::default(), ..config(dir.path()) };
     let error = resume_error(dir.path(), &other).unwrap();
     assert!(matches!(error, TrainError::SettingsChanged { .. }), "{error}");
     assert!(error.to_string().contains("state.safetensors"), "{error}");
     assert!(resume_error(dir.path(), &config(dir.path())).is_none(), "the same settings");
+}
+
+#[test]
+fn the_optimizer_of_a_state_changes_only_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    interrupt(dir.path());
+    let mut other = config(dir.path());
+    other.settings.optimizer.insert("lr".to_owned(), json!(1e-4));
+    let error = resume_error(dir.path(), &other).unwrap();
+    assert!(matches!(error, TrainError::OptimizerChanged { .. }), "{error}");
+    other.change_optimizer = true;
+    let outcome =
+        train(&mut *reasoner(dir.path()), &other, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(outcome, TrainOutcome::Finished);
+    let settings = TrainingDir::find(dir.path()).unwrap().settings().unwrap();
+    assert_eq!(settings, json!({ "method": "these settings", "lr": 1e-4 }));
 }
 
 #[test]
@@ -279,8 +239,10 @@ fn a_damaged_state_is_named() {
 fn a_state_of_another_shape_or_dtype_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("training/state.safetensors");
-    let metadata =
-        r#"{"fingerprint": "these settings", "steps": 1, "best": null, "looks_since": 0}"#;
+    let fixed = r#"{"method":"these settings"}"#;
+    let metadata = json!({
+        "fingerprint": fixed, "optimizer": "{}", "steps": 1, "best": null, "evals_since_best": 0,
+    });
     let shape = |parameter: &Parameter| (parameter.value.rows(), parameter.value.cols());
     let (rows, cols) = shape(reasoner(dir.path()).parameters()[0]);
     for (shape, dtype) in [
@@ -293,7 +255,7 @@ fn a_state_of_another_shape_or_dtype_is_damaged() {
             &path,
             &[NamedTensor { name: "0.value".to_owned(), shape, values }],
             dtype,
-            ("training", metadata),
+            ("training", &metadata.to_string()),
         )
         .unwrap();
         let error = resume_error(dir.path(), &config(dir.path())).unwrap();

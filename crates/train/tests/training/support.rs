@@ -25,7 +25,9 @@ use train::reward_step::{
 };
 use train::schedule::{LrSchedule, Optimizer};
 use train::tokenized_example::TokenizedExample;
-use train::trainer::{EventCallback, TrainConfig, TrainOutcome, TrainTask, Trainer};
+use train::trainer::{
+    EventCallback, KeepPolicy, TrainConfig, TrainOutcome, TrainSettings, TrainTask, Trainer,
+};
 
 /// Weights of the heads that a checkpoint lacks, large enough to have an effect.
 const HEADS: RandomWeights = RandomWeights { seed: 5 };
@@ -222,6 +224,22 @@ impl ReasonerFixture {
             dtype: model::save::SaveDtype::F32,
             held_out: examples,
         }
+    }
+}
+
+/// Settings of a loop without evaluations and saves on the way.
+pub fn train_config(out: &Path, steps: u32, peak: f32) -> TrainConfig {
+    TrainConfig {
+        optimizer: optimizer(steps, peak),
+        accumulation_steps: 1,
+        dir: out.join("training"),
+        save_every: 0,
+        eval_every: 0,
+        keep: KeepPolicy::Best,
+        patience: 0,
+        max_loss_ratio: Some(3.0),
+        settings: TrainSettings::default(),
+        change_optimizer: false,
     }
 }
 

@@ -6,27 +6,27 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use latent_tts::engine::{Family, Method, REFERENCE_DIR, ReferenceTracer, RewardModel};
 use model::source::InitialWeights;
-use model::{Checkpoint, LmHead, Tokenizer, TrainableDecoder};
+use model::{Checkpoint, DecoderTuning, LmHead, Tokenizer, TrainableDecoder, UnmergedCheckpoint};
 use serde_json::{Value, json};
 use train::annotate::Annotations;
 use train::digit_head::DigitHead;
 use train::loss::Objective;
-use train::model_dir::{self, read_json, write_json};
+use train::model_dir::{self, TuningSpec, WeightWriter, read_json, write_json};
 use train::reward::RewardTask;
 use train::reward_step::{
     DigitHeads, OutcomeHead, RewardHeadKind, RewardTrainStep, TrainableRewardHead,
 };
 use train::trainer::TrainTask;
 
-use super::{run_training, settings_fingerprint, train_config, weight_dtype};
+use super::{run_training, train_config, train_settings, weight_dtype};
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::printer::Printer;
 
 /// Runs `train reward`.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
-    let fingerprint = settings_fingerprint(model_settings(args), training);
-    let train_config = train_config(training, &args.out, fingerprint)?;
+    let settings = train_settings(model_settings(args), training);
+    let train_config = train_config(training, &args.out, settings)?;
     let annotations =
         args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
@@ -47,8 +47,19 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         ScoreHeadKind::Linear => RewardHeadKind::Linear,
         ScoreHeadKind::Compare => RewardHeadKind::Compare,
     };
-    let decoder =
-        device.run(|| TrainableDecoder::load(&device, &config, &checkpoint, LmHead::Without))?;
+    let tuning = TuningSpec {
+        lora: args.lora.config(training.seed),
+        dtype: weight_dtype(training.save_dtype),
+    };
+    let decoder = device.run(|| match &tuning.lora {
+        None => TrainableDecoder::load(&device, &config, &checkpoint, LmHead::Without),
+        Some(lora) => {
+            let source = UnmergedCheckpoint(&checkpoint);
+            let tuning =
+                DecoderTuning::Lora { config: lora, new_tokens: checkpoint.added_tokens() };
+            TrainableDecoder::load_tuned(&device, &config, &source, LmHead::Without, tuning)
+        }
+    })?;
     let head = TrainableRewardHead::load(&device, &initial_weights, kind, config.width)?;
     let digit_head =
         |name| DigitHead::new(&device, &initial_weights, name, config.width, args.digits);
@@ -88,7 +99,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         batch_size: training.batch.get(),
         accumulation_steps: training.accumulate.get(),
         out: args.out.clone(),
-        dtype: weight_dtype(training.save_dtype),
+        writer: WeightWriter::new(&tuning, args.init.as_ref().unwrap_or(&args.model))?,
         device: device.clone(),
     };
     task.check()?;
@@ -151,5 +162,6 @@ fn model_settings(args: &RewardArgs) -> Value {
         "head": format!("{:?}", args.head),
         "reads_answers": args.reads_answers,
         "mind": args.reference,
+        "lora": [json!(args.lora.rank), json!(args.lora.alpha), json!(args.lora.targets)],
     })
 }

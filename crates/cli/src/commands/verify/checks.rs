@@ -71,6 +71,16 @@ impl GoldenCheck {
         Self { outcome: CheckOutcome::Skipped, note, ..Self::exact(name) }
     }
 
+    /// Adds the comparisons of another part of the same check.
+    pub(super) fn join(&mut self, part: Self) {
+        self.compared += part.compared;
+        let errors = self.largest_error.into_iter().chain(part.largest_error);
+        self.largest_error = errors.reduce(f64::max);
+        if part.outcome == CheckOutcome::Failed {
+            self.fail(|| part.note.unwrap_or_default());
+        }
+    }
+
     fn fail(&mut self, note: impl FnOnce() -> String) {
         self.outcome = CheckOutcome::Failed;
         self.note.get_or_insert_with(note);

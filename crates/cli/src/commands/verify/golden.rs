@@ -78,6 +78,12 @@ pub(super) struct GoldenRow {
 pub(super) struct GoldenDump {
     pub(super) family: String,
     pub(super) meta: GoldenMeta,
+    pub(super) tensors: GoldenTensors,
+}
+
+/// The tensors of a dump.
+#[derive(Debug)]
+pub(super) struct GoldenTensors {
     file: PathBuf,
     tensors: BTreeMap<String, GoldenTensor>,
 }
@@ -92,16 +98,51 @@ pub(super) struct GoldenTensor {
 impl GoldenDump {
     pub(super) fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("golden.json");
-        let text = std::fs::read_to_string(&path).with_context(|| {
-            format!(
-                "{}: cannot read; give a folder with golden.json, golden.safetensors and \
-                 checkpoint/",
-                path.display()
+        let meta: GoldenMeta = read_json(&path)?;
+        let tensors = GoldenTensors::read(dir.join("golden.safetensors"))?;
+        ensure!(
+            !meta.questions.is_empty(),
+            "{}: `questions` is empty, so there is nothing to compare",
+            path.display()
+        );
+        Ok(Self { family: meta.family.clone(), meta, tensors })
+    }
+
+    pub(super) fn has_reward_model(&self) -> bool {
+        self.tensors.tensors.contains_key("rm.scores")
+    }
+
+    /// The tensor `name`, which must be present.
+    pub(super) fn tensor(&self, name: &str) -> Result<&GoldenTensor> {
+        self.tensors.tensor(name)
+    }
+
+    /// The dropout masks and the noise of question `i`.
+    pub(super) fn recording(&self, i: usize) -> Result<RecordedNoise> {
+        let (keep, noise) =
+            (self.tensor(&format!("{i}.keep"))?, self.tensor(&format!("{i}.noise"))?);
+        let &[thoughts, layers, 2, rows, width] = &keep.shape[..] else {
+            bail!(
+                "{}: `{i}.keep` has shape {:?}, expected (thoughts, layers, 2, rows, width)",
+                self.tensors.file.display(),
+                keep.shape
             )
-        })?;
-        let meta: GoldenMeta = serde_json::from_str(&text)
-            .with_context(|| format!("{}: not a reference dump", path.display()))?;
-        let file = dir.join("golden.safetensors");
+        };
+        ensure!(
+            noise.shape == [thoughts, rows, width],
+            "{}: `{i}.noise` does not fit `{i}.keep`",
+            self.tensors.file.display()
+        );
+        Ok(RecordedNoise {
+            shape: [thoughts, layers, rows, width],
+            keep_masks: keep.values.iter().map(|&x| u8::from(x != 0.0)).collect(),
+            noise: noise.values.clone(),
+        })
+    }
+}
+
+impl GoldenTensors {
+    pub(super) fn read(file: PathBuf) -> Result<Self> {
         let bytes =
             std::fs::read(&file).with_context(|| format!("{}: cannot read", file.display()))?;
         let parsed = SafeTensors::deserialize(&bytes)
@@ -111,16 +152,7 @@ impl GoldenDump {
             .map(|(name, view)| Ok((name.to_owned(), parse_tensor(&view)?)))
             .collect::<Result<_>>();
         let tensors = tensors.with_context(|| format!("{}: cannot be used", file.display()))?;
-        ensure!(
-            !meta.questions.is_empty(),
-            "{}: `questions` is empty, so there is nothing to compare",
-            path.display()
-        );
-        Ok(Self { family: meta.family.clone(), meta, file, tensors })
-    }
-
-    pub(super) fn has_reward_model(&self) -> bool {
-        self.tensors.contains_key("rm.scores")
+        Ok(Self { file, tensors })
     }
 
     /// The tensor `name`, which must be present.
@@ -139,29 +171,17 @@ impl GoldenDump {
             .iter()
             .filter_map(move |(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)))
     }
+}
 
-    /// The dropout masks and the noise of question `i`.
-    pub(super) fn recording(&self, i: usize) -> Result<RecordedNoise> {
-        let (keep, noise) =
-            (self.tensor(&format!("{i}.keep"))?, self.tensor(&format!("{i}.noise"))?);
-        let &[thoughts, layers, 2, rows, width] = &keep.shape[..] else {
-            bail!(
-                "{}: `{i}.keep` has shape {:?}, expected (thoughts, layers, 2, rows, width)",
-                self.file.display(),
-                keep.shape
-            )
-        };
-        ensure!(
-            noise.shape == [thoughts, rows, width],
-            "{}: `{i}.noise` does not fit `{i}.keep`",
-            self.file.display()
-        );
-        Ok(RecordedNoise {
-            shape: [thoughts, layers, rows, width],
-            keep_masks: keep.values.iter().map(|&x| u8::from(x != 0.0)).collect(),
-            noise: noise.values.clone(),
-        })
-    }
+/// Reads a JSON file of a dump.
+pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = std::fs::read_to_string(path).with_context(|| {
+        format!(
+            "{}: cannot read; give a folder with golden.json, golden.safetensors and checkpoint/",
+            path.display()
+        )
+    })?;
+    serde_json::from_str(&text).with_context(|| format!("{}: not a reference dump", path.display()))
 }
 
 fn parse_tensor(view: &safetensors::tensor::TensorView<'_>) -> Result<GoldenTensor> {

@@ -8,7 +8,7 @@ use latent_tts::engine::family::CODI_PROJECTOR;
 use model::names::{TensorRole, classify};
 use model::{Checkpoint, LmHead, Parameter, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
-use train::latent_step::LatentTrainStep;
+use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
 use train::reward_step::{
     RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep, TrainableRewardHead,
@@ -17,10 +17,10 @@ use train::schedule::{LrSchedule, Optimizer};
 use train::tokenized_example::TokenizedExample;
 
 use super::checks::GoldenCheck;
-use super::golden::{GoldenDump, GoldenTraining};
+use super::golden::{GoldenDump, GoldenTensors, GoldenTraining};
 
 /// Relative tolerance of losses.
-const LOSS_TOLERANCE: f64 = 1e-5;
+pub(super) const LOSS_TOLERANCE: f64 = 1e-5;
 /// Tolerance of gradients, relative to the tensor's largest magnitude: they sum over many more
 /// terms than activations.
 const GRADIENT_TOLERANCE: f64 = 1e-3;
@@ -61,7 +61,7 @@ pub(super) fn run_all(
 }
 
 /// The checks of `make` in f32; in bf16 each of `names` is skipped.
-fn if_f32(
+pub(super) fn if_f32(
     device: &Device,
     names: &[&str],
     make: impl FnOnce() -> Result<Vec<GoldenCheck>>,
@@ -89,28 +89,35 @@ fn check_reasoner(
     };
     let decoder =
         device.run(|| TrainableDecoder::load(device, config, &checkpoint, LmHead::With))?;
-    let mut train_step = LatentTrainStep::new(decoder, head, None);
+    let mut train_step = LatentTrainStep::new(decoder, head, AuxiliaryLosses::default());
     let example = |(i, item): (usize, &super::golden::GoldenExample)| TokenizedExample {
         id: i as u32,
         prompt: item.prompt_ids.clone(),
         thoughts: training.latents,
         completion: golden.meta.end_ids.iter().chain(&item.target_ids).copied().collect(),
         loss_start: golden.meta.end_ids.len(),
-        step_results: Vec::new(),
+        ..TokenizedExample::default()
     };
     let examples: Vec<TokenizedExample> = training.items.iter().enumerate().map(example).collect();
-    let losses = device.run(|| train_step.accumulate_gradients(&examples, None))?;
+    let losses = device.run(|| train_step.batch_losses(&examples, None))?;
     let mut loss = GoldenCheck::within("training loss", LOSS_TOLERANCE);
     loss.expect_close("the batch", &[losses.tokens as f32], &[training.loss as f32]);
     let parameters = train_step.model.parameters().chain(train_step.head.parameters());
-    Ok(vec![loss, check_gradients("training gradients", golden, "training.grad.", parameters)?])
+    let gradients = GoldenGradients { tensors: &golden.tensors, prefix: "training.grad." };
+    Ok(vec![loss, check_gradients("training gradients", gradients, parameters)?])
 }
 
-/// Checks every gradient of the dump under `prefix` against those of `parameters`.
-fn check_gradients<'a>(
+/// The gradients of a dump: the tensors under a prefix.
+#[derive(Clone, Copy)]
+pub(super) struct GoldenGradients<'a> {
+    pub(super) tensors: &'a GoldenTensors,
+    pub(super) prefix: &'a str,
+}
+
+/// Checks every gradient of the dump against those of `parameters`.
+pub(super) fn check_gradients<'a>(
     name: &str,
-    golden: &GoldenDump,
-    prefix: &str,
+    GoldenGradients { tensors: golden, prefix }: GoldenGradients<'_>,
     parameters: impl Iterator<Item = &'a Parameter>,
 ) -> Result<GoldenCheck> {
     let mut gradients = BTreeMap::new();
@@ -124,15 +131,22 @@ fn check_gradients<'a>(
         .with_prefix(prefix)
         .flat_map(|(_, of)| &of.values)
         .fold(0.0, |m: f64, x| m.max(f64::from(x.abs())));
-    for (original, expected) in golden.with_prefix(prefix) {
-        let TensorRole::Weight(canonical) = classify(original) else {
-            bail!("golden.safetensors: `{prefix}{original}` is no weight")
+    // The step decoder's gradients are under a prefix of their own.
+    let own = golden.with_prefix(prefix).filter(|(name, _)| !name.starts_with("decoder."));
+    for (original, expected) in own {
+        let canonical = match classify(original) {
+            TensorRole::Weight(name) => name,
+            TensorRole::LoraA(module) => format!("{module}.lora_A.weight"),
+            TensorRole::LoraB(module) => format!("{module}.lora_B.weight"),
+            // The spread of sampled thoughts is needed in training alone.
+            TensorRole::Ignored(_) if original.contains("log_std") => original.to_owned(),
+            _ => bail!("`{prefix}{original}` is no weight"),
         };
         let own =
             gradients.get(&canonical).with_context(|| format!("no parameter `{canonical}`"))?;
         check.expect_close_at(original, own, &expected.values, ROUNDING_FLOOR * largest);
     }
-    ensure!(check.compared > 0, "golden.safetensors: no gradients under `{prefix}`");
+    ensure!(check.compared > 0, "the dump has no gradients under `{prefix}`");
     Ok(check)
 }
 
@@ -193,8 +207,7 @@ fn check_reward_model(
         loss,
         check_gradients(
             &format!("latent-rm {name} gradients"),
-            golden,
-            &format!("rm.{name}.grad."),
+            GoldenGradients { tensors: &golden.tensors, prefix: &format!("rm.{name}.grad.") },
             parameters,
         )?,
     ])

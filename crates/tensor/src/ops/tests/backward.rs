@@ -10,13 +10,13 @@ const STEP: f32 = 1e-2;
 const TOLERANCE: f32 = 2e-3;
 
 /// A scalar loss: the sum of `weights * y`, in f64.
-fn weighted_sum(weights: &[f32], y: &Tensor) -> f64 {
+pub(super) fn weighted_sum(weights: &[f32], y: &Tensor) -> f64 {
     assert_eq!(weights.len(), y.data().len());
     weights.iter().zip(y.data()).map(|(w, y)| f64::from(*w) * f64::from(*y)).sum()
 }
 
 /// Compares a gradient of `f` at x with central differences, for up to forty elements.
-fn assert_gradient(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: &str) {
+pub(super) fn assert_gradient(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: &str) {
     assert_eq!(found.len(), x.data().len(), "{what}");
     let count = found.len();
     let picked: Vec<usize> = if count <= 40 {
@@ -34,7 +34,7 @@ fn assert_gradient(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: 
     assert_close(&found, &picked.iter().map(slope).collect::<Vec<_>>(), TOLERANCE, what);
 }
 
-fn host(x: Tensor) -> Tensor {
+pub(super) fn host(x: Tensor) -> Tensor {
     x.to_host().unwrap()
 }
 
@@ -131,13 +131,18 @@ fn swiglu_gradient_matches_finite_differences() {
 }
 
 /// A random tensor that a backward adds to, on the device and on the host.
-fn random_start(device: &Device, rows: usize, cols: usize, salt: u64) -> (Tensor, Tensor) {
+pub(super) fn random_start(
+    device: &Device,
+    rows: usize,
+    cols: usize,
+    salt: u64,
+) -> (Tensor, Tensor) {
     let start = matrix(rows, cols, salt);
     (upload(device, &start), start)
 }
 
 /// `end - start`
-fn difference(end: Tensor, start: &Tensor) -> Vec<f32> {
+pub(super) fn difference(end: Tensor, start: &Tensor) -> Vec<f32> {
     host(end).data().iter().zip(start.data()).map(|(e, s)| e - s).collect()
 }
 

@@ -98,6 +98,39 @@ fn dropout_equals_its_definition_for_sampled_and_recorded_masks() {
     }
 }
 
+/// The inputs of a layer's maps, of up to 16,384 columns.
+#[test]
+fn dropout_at_every_adapter_site_follows_the_rng_keys() {
+    let p = 0.3;
+    let row = |trajectory: u32| {
+        let key = RngKey { seed: 6, question: 2, trajectory, position: 8 };
+        Some(RowPerturbation { key, strength: p, sites: SiteSet::LORA })
+    };
+    let rows = vec![row(0), None, row(1)];
+    for cols in [1, 53, 5_120, 16_381, 16_384] {
+        let x = matrix(rows.len(), cols, 26);
+        for device in devices() {
+            let perturbed = PerturbedRows::new(&device, rows.clone()).unwrap();
+            let run = |site| {
+                let mask = Some(DropoutMask::Sampled { layer: 35, site, rows: &perturbed });
+                let (from, mut out) = (upload(&device, &x), Tensor::default());
+                device.run(|| dropout(&device, &from, mask, OutputDtype::F32, &mut out)).unwrap();
+                out.to_host().unwrap()
+            };
+            for site in [Site::LoraQkv, Site::LoraAttnOut, Site::LoraMlpIn, Site::LoraMlpOut] {
+                let one = |i: usize| match rows[i / cols] {
+                    Some(row) if !row.key.keeps(35, site, i % cols, p) => 0.0,
+                    Some(_) => x.data()[i] * (1.0 / (1.0 - p)),
+                    None => x.data()[i],
+                };
+                let expected: Vec<f32> = (0..rows.len() * cols).map(one).collect();
+                assert_eq!(run(site).data(), expected, "{device:?} {site:?} of {cols}");
+            }
+            assert_eq!(run(Site::MlpOut), x, "{device:?}: not a site of these rows");
+        }
+    }
+}
+
 #[test]
 fn noise_equals_the_host_rng() {
     let key = RngKey { seed: 3, question: 1, trajectory: 0, position: 5 };

@@ -1,0 +1,215 @@
+//! LoRA adapters in training: a frozen weight W becomes W + scale B A, with A (rank, inputs) and
+//! B (outputs, rank) trained.
+//!
+//! The kernels multiply with the merged weight, so a pass costs what it costs without an adapter.
+//! The backward of a pass adds to the gradient of the merged weight, G; at the end of a batch
+//! `dA += scale B^T G` and `dB += scale G A^T`, which is exact because both are linear in G.
+
+use std::ops::Range;
+
+use tensor::ops::{self, Activation, Linear, OutputDtype};
+use tensor::rng::philox;
+use tensor::{Device, DeviceError, Tensor};
+
+use super::{Parameter, ParameterLayout};
+use crate::error::ModelError;
+use crate::source::TensorSource;
+use crate::weights::{LinearSpec, WeightLayout, transpose};
+
+/// The settings of LoRA, as in peft's `LoraConfig`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// Inner dimension of B A.
+    pub rank: usize,
+    /// The scale of B A is `alpha / rank`.
+    pub alpha: f32,
+    /// The adapted layers.
+    pub targets: LoraTargets,
+    /// Seed of A's initial values; B begins at zero.
+    pub seed: u64,
+}
+
+/// The layers that LoRA adapts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoraTargets {
+    /// Every linear layer of the blocks.
+    All,
+    /// Those whose module name ends so, such as `q_proj` or `c_attn`.
+    Named(Vec<String>),
+}
+
+impl LoraTargets {
+    fn contains(&self, module: &str) -> bool {
+        let last = module.rsplit('.').next().unwrap_or(module);
+        match self {
+            Self::All => true,
+            Self::Named(names) => names.iter().any(|name| name == last),
+        }
+    }
+}
+
+/// The adapter of a linear layer, one pair of factors for each adapted matrix of it.
+#[derive(Debug)]
+pub(super) struct LoraAdapter {
+    parts: Vec<AdaptedMatrix>,
+    scale: f32,
+}
+
+#[derive(Debug)]
+struct AdaptedMatrix {
+    outputs: Range<usize>, // of the layer
+    a: Parameter,          // (inputs, rank): A transposed
+    b: Parameter,          // (outputs, rank)
+    a_map: Linear,         // rank -> inputs: the copy of A that products read
+}
+
+impl LoraAdapter {
+    /// The adapter of a layer, `None` if none of its matrices is a target. Factors that the source
+    /// has are loaded, others are initialised as by peft: B A is zero.
+    pub(super) fn load(
+        device: &Device,
+        spec: &LinearSpec,
+        source: &impl TensorSource,
+        config: &LoraConfig,
+    ) -> Result<Option<Self>, ModelError> {
+        let (mut parts, mut start) = (Vec::new(), 0);
+        for (module, outputs) in &spec.parts {
+            let rows = start..start + outputs;
+            start = rows.end;
+            if config.targets.contains(module) {
+                let factors = InitialFactors::read(module, spec.inputs, *outputs, source, config)?;
+                parts.push(AdaptedMatrix::new(device, module, rows, factors)?);
+            }
+        }
+        let scale = config.alpha / config.rank as f32;
+        Ok((!parts.is_empty()).then_some(Self { parts, scale }))
+    }
+
+    /// `weight + scale B A`, (outputs, inputs).
+    pub(super) fn merged(&self, device: &Device, weight: &Tensor) -> Result<Tensor, DeviceError> {
+        let (mut pieces, mut end) = (Vec::new(), 0);
+        for part in &self.parts {
+            if part.outputs.start > end {
+                pieces.push(Tensor::zeros_on(device, part.outputs.start - end, weight.cols())?);
+            }
+            pieces.push(part.product(device)?);
+            end = part.outputs.end;
+        }
+        if end < weight.rows() {
+            pieces.push(Tensor::zeros_on(device, weight.rows() - end, weight.cols())?);
+        }
+        let mut merged = ops::concat(device, &pieces.iter().collect::<Vec<_>>())?;
+        ops::scale(device, &mut merged, self.scale)?;
+        ops::add(device, &mut merged, weight)?;
+        Ok(merged)
+    }
+
+    /// Adds to the factors' gradients what follows from the weight's, which becomes zero.
+    pub(super) fn collect_gradients(
+        &mut self,
+        device: &Device,
+        dweight: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        ops::scale(device, dweight, self.scale)?;
+        for part in &mut self.parts {
+            let rows: Vec<usize> = part.outputs.clone().collect();
+            part.collect_gradients(device, &ops::select(device, [&*dweight], &rows)?)?;
+        }
+        ops::fill_zero(device, dweight)
+    }
+
+    /// Copies A to the map that products read; needed after every change.
+    pub(super) fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
+        self.parts.iter_mut().try_for_each(|part| part.sync_weights(device))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        self.parts.iter().flat_map(|part| [&part.a, &part.b])
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        self.parts.iter_mut().flat_map(|part| [&mut part.a, &mut part.b])
+    }
+}
+
+impl AdaptedMatrix {
+    fn new(
+        device: &Device,
+        module: &str,
+        outputs: Range<usize>,
+        InitialFactors { inputs, rank, a, b }: InitialFactors,
+    ) -> Result<Self, DeviceError> {
+        let a = transpose(&a, rank, inputs);
+        let a_map = Linear::from_output_major(device, rank, inputs, &a, None)?;
+        let factor = |which: &str, value: Tensor, layout| {
+            let parts = vec![(format!("{module}.{which}.weight"), value.rows())];
+            Parameter::new(device, ParameterLayout::Matrix { parts, layout }, value)
+        };
+        let a = factor("lora_A", Tensor::from_vec(inputs, rank, a), WeightLayout::InputMajor)?;
+        let b = Tensor::from_vec(outputs.len(), rank, b);
+        let b = factor("lora_B", b, WeightLayout::OutputMajor)?;
+        let mut adapted = Self { outputs, a, b, a_map };
+        adapted.sync_weights(device)?;
+        Ok(adapted)
+    }
+
+    fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
+        self.a_map.assign(device, &self.a.value, None)?;
+        self.a_map.prepare_backward(device, &self.a.value)
+    }
+
+    /// B A, (outputs, inputs).
+    fn product(&self, device: &Device) -> Result<Tensor, DeviceError> {
+        let mut product = Tensor::default();
+        let (b, none) = (&self.b.value, Activation::None);
+        ops::linear(device, b, &self.a_map, none, OutputDtype::F32, &mut product)?;
+        Ok(product)
+    }
+
+    /// `dA += B^T G` and `dB += G A^T` for a gradient G (outputs, inputs).
+    fn collect_gradients(&mut self, device: &Device, g: &Tensor) -> Result<(), DeviceError> {
+        ops::linear_dw(device, &self.b.value, g, &mut self.a.gradient, None)?;
+        let mut db = Tensor::default();
+        ops::linear_dx(device, g, &self.a_map, OutputDtype::F32, &mut db)?;
+        ops::add(device, &mut self.b.gradient, &db)
+    }
+}
+
+/// The factors of one matrix on the host.
+struct InitialFactors {
+    inputs: usize,
+    rank: usize,
+    a: Vec<f32>, // (rank, inputs)
+    b: Vec<f32>, // (outputs, rank)
+}
+
+impl InitialFactors {
+    fn read(
+        module: &str,
+        inputs: usize,
+        outputs: usize,
+        source: &impl TensorSource,
+        config: &LoraConfig,
+    ) -> Result<Self, ModelError> {
+        let rank = config.rank;
+        let [a, b] = ["lora_A", "lora_B"].map(|factor| format!("{module}.{factor}.weight"));
+        if source.has(&a) {
+            let a = source.tensor(&a, &[rank, inputs])?;
+            return Ok(Self { inputs, rank, a, b: source.tensor(&b, &[outputs, rank])? });
+        }
+        let a = uniform_values(config.seed, &a, rank * inputs, 1.0 / (inputs as f32).sqrt());
+        Ok(Self { inputs, rank, a, b: vec![0.0; outputs * rank] })
+    }
+}
+
+/// Numbers uniform over `-bound .. bound`, a function of the seed and the tensor's name: for the
+/// bound 1 / sqrt(inputs), the initial values of `nn.Linear` and of LoRA's A.
+fn uniform_values(seed: u64, name: &str, count: usize, bound: f32) -> Vec<f32> {
+    let salt = crate::source::name_salt(name);
+    let key = [seed as u32, (seed >> 32) as u32];
+    let four = |block: usize| {
+        let words = philox([block as u32, salt, 0, u32::MAX], key);
+        words.map(|word| (f64::from(word) / 2_147_483_648.0 - 1.0) as f32 * bound)
+    };
+    (0..count.div_ceil(4)).flat_map(four).take(count).collect()
+}

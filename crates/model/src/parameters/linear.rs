@@ -1,0 +1,216 @@
+//! The parameters of a linear layer: all of its weights, a LoRA adapter, some rows, or none.
+
+use tensor::ops::{self, Indices, Linear};
+use tensor::{Device, DeviceError, Tensor};
+
+use super::adapter::LoraAdapter;
+use super::{Parameter, ParameterLayout, Tuning};
+use crate::error::ModelError;
+use crate::source::TensorSource;
+use crate::weights::{LinearSpec, WeightLayout, transpose};
+
+/// The prefix of the tensors that hold the embeddings of new tokens.
+pub(crate) const NEW_ROWS: &str = "new_rows";
+
+/// The parameters of a linear layer.
+#[derive(Debug)]
+pub(crate) struct LinearParameters {
+    weight: Parameter,       // (outputs, inputs)
+    bias: Option<Parameter>, // (1, outputs)
+    trained: TrainedPart,
+}
+
+/// What of a linear layer is trained.
+#[derive(Debug)]
+enum TrainedPart {
+    All,
+    /// The weight is frozen; its gradient is collected into the adapter's.
+    Adapter(LoraAdapter),
+    /// The same with the gradient of some rows.
+    Rows(TrainedRows),
+    Nothing,
+}
+
+/// The last rows of a weight, trained while those before them are frozen.
+#[derive(Debug)]
+struct TrainedRows {
+    frozen: Tensor,  // (outputs - rows, inputs)
+    rows: Parameter, // (rows, inputs)
+}
+
+impl TrainedRows {
+    fn new(
+        device: &Device,
+        name: &str,
+        weight: &Tensor,
+        count: usize,
+    ) -> Result<Self, DeviceError> {
+        let (first, outputs) = (weight.rows() - count, weight.rows());
+        let part = |range: std::ops::Range<usize>| {
+            ops::select(device, [weight], &range.collect::<Vec<_>>())
+        };
+        let parts = vec![(format!("{NEW_ROWS}.{name}.weight"), count)];
+        let layout = ParameterLayout::Matrix { parts, layout: WeightLayout::OutputMajor };
+        let rows = Parameter::new(device, layout, part(first..outputs)?)?;
+        Ok(Self { frozen: part(0..first)?, rows })
+    }
+
+    fn collect_gradients(
+        &mut self,
+        device: &Device,
+        dweight: &mut Tensor,
+    ) -> Result<(), DeviceError> {
+        let own: Vec<usize> = (self.frozen.rows()..dweight.rows()).collect();
+        let own = ops::select(device, [&*dweight], &own)?;
+        ops::add(device, &mut self.rows.gradient, &own)?;
+        ops::fill_zero(device, dweight)
+    }
+}
+
+impl LinearParameters {
+    pub(crate) fn load(
+        device: &Device,
+        spec: &LinearSpec,
+        source: &impl TensorSource,
+        tuning: Tuning<'_>,
+    ) -> Result<Self, ModelError> {
+        let (inputs, outputs) = (spec.inputs, spec.outputs());
+        let matrix = spec.matrix(source)?;
+        let matrix = match spec.layout {
+            WeightLayout::InputMajor => transpose(&matrix, inputs, outputs),
+            WeightLayout::OutputMajor => matrix,
+        };
+        let names = |suffix: &str| {
+            spec.parts.iter().map(|(name, n)| (format!("{name}.{suffix}"), *n)).collect::<Vec<_>>()
+        };
+        let trained = match tuning {
+            Tuning::Full => TrainedPart::All,
+            Tuning::Lora(config) => LoraAdapter::load(device, spec, source, config)?
+                .map_or(TrainedPart::Nothing, TrainedPart::Adapter),
+            Tuning::LastRows(0) => TrainedPart::Nothing,
+            Tuning::LastRows(count) => {
+                let matrix = Tensor::from_vec(outputs, inputs, matrix.clone()).to_device(device)?;
+                TrainedPart::Rows(TrainedRows::new(device, &spec.parts[0].0, &matrix, count)?)
+            }
+        };
+        let parameter = |layout, value| match tuning {
+            Tuning::Full => Parameter::new(device, layout, value),
+            _ => Parameter::frozen(device, layout, value),
+        };
+        let layout = ParameterLayout::Matrix { parts: names("weight"), layout: spec.layout };
+        let mut weight = parameter(layout, Tensor::from_vec(outputs, inputs, matrix))?;
+        if let TrainedPart::Adapter(_) | TrainedPart::Rows(_) = trained {
+            weight.gradient = Tensor::zeros_on(device, outputs, inputs)?;
+        }
+        let bias = spec.bias(source)?.map(|values| {
+            let layout = ParameterLayout::Vector { parts: names("bias") };
+            parameter(layout, Tensor::from_vec(1, outputs, values))
+        });
+        Ok(Self { weight, bias: bias.transpose()?, trained })
+    }
+
+    /// The weight (outputs, inputs), without an adapter.
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight.value
+    }
+
+    /// The layer in the layout of the kernels, prepared for its backward.
+    pub(crate) fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
+        let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
+        let zeros = vec![0.0; rows * cols];
+        let bias = self.bias.as_ref().map(|_| vec![0.0; rows]);
+        let mut linear = Linear::from_output_major(device, cols, rows, &zeros, bias)?;
+        self.assign(device, &mut linear)?;
+        Ok(linear)
+    }
+
+    /// Copies changed values to the kernels' layer.
+    pub(crate) fn sync_linear(
+        &mut self,
+        device: &Device,
+        linear: &mut Linear,
+    ) -> Result<(), DeviceError> {
+        match &mut self.trained {
+            TrainedPart::Nothing => return Ok(()),
+            TrainedPart::All => {}
+            TrainedPart::Adapter(adapter) => adapter.sync_weights(device)?,
+            TrainedPart::Rows(TrainedRows { frozen, rows }) => {
+                self.weight.value = ops::concat(device, &[frozen, &rows.value])?;
+            }
+        }
+        self.assign(device, linear)
+    }
+
+    /// Copies the values, adapter included, to the kernels' layer.
+    pub(crate) fn assign(&self, device: &Device, linear: &mut Linear) -> Result<(), DeviceError> {
+        let bias = self.bias.as_ref().map(|b| &b.value);
+        let merged = match &self.trained {
+            TrainedPart::Adapter(adapter) => Some(adapter.merged(device, &self.weight.value)?),
+            TrainedPart::All | TrainedPart::Rows(_) | TrainedPart::Nothing => None,
+        };
+        let weight = merged.as_ref().unwrap_or(&self.weight.value);
+        linear.assign(device, weight, bias)?;
+        linear.prepare_backward(device, weight)
+    }
+
+    /// Adds to the gradients, given the input x and the gradient dy of the output.
+    pub(crate) fn accumulate_gradients(
+        &mut self,
+        device: &Device,
+        x: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(), DeviceError> {
+        let bias = match self.trained {
+            TrainedPart::Nothing => return Ok(()),
+            TrainedPart::Adapter(_) | TrainedPart::Rows(_) => None,
+            TrainedPart::All => self.bias.as_mut().map(|b| &mut b.gradient),
+        };
+        ops::linear_dw(device, x, dy, &mut self.weight.gradient, bias)
+    }
+
+    /// Adds `dx[i]` to the gradient of row `tokens[i]`: the layer as an embedding table.
+    pub(crate) fn accumulate_rows(
+        &mut self,
+        device: &Device,
+        tokens: &Indices,
+        dx: &Tensor,
+    ) -> Result<(), DeviceError> {
+        match self.trained {
+            TrainedPart::Nothing => Ok(()),
+            _ => ops::scatter_add(device, dx, tokens, &mut self.weight.gradient),
+        }
+    }
+
+    /// Turns the gradient of a frozen weight into those of what is trained in its place.
+    pub(crate) fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
+        match &mut self.trained {
+            TrainedPart::Adapter(adapter) => {
+                adapter.collect_gradients(device, &mut self.weight.gradient)
+            }
+            TrainedPart::Rows(rows) => rows.collect_gradients(device, &mut self.weight.gradient),
+            TrainedPart::All | TrainedPart::Nothing => Ok(()),
+        }
+    }
+
+    /// The trained parameters.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        match &self.trained {
+            TrainedPart::All => std::iter::once(&self.weight).chain(&self.bias).collect(),
+            TrainedPart::Adapter(adapter) => adapter.iter().collect(),
+            TrainedPart::Rows(trained) => vec![&trained.rows],
+            TrainedPart::Nothing => Vec::new(),
+        }
+        .into_iter()
+    }
+
+    /// The trained parameters, mutably.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
+        match &mut self.trained {
+            TrainedPart::All => std::iter::once(&mut self.weight).chain(&mut self.bias).collect(),
+            TrainedPart::Adapter(adapter) => adapter.iter_mut().collect(),
+            TrainedPart::Rows(trained) => vec![&mut trained.rows],
+            TrainedPart::Nothing => Vec::new(),
+        }
+        .into_iter()
+    }
+}

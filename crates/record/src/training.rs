@@ -1,0 +1,233 @@
+//! The records of a training: what every step and every evaluation on the way gave.
+//!
+//! The trainer writes them, the report reads them.
+//!
+//! ```text
+//! DIR/training/log.jsonl        one line per optimizer step
+//!              evals.jsonl      one line per evaluation on held-out data
+//!              timings.jsonl    seconds of each step and evaluation
+//!              settings.json    the settings that determine the trained weights
+//! ```
+//!
+//! `log.jsonl` and `evals.jsonl` hold no clock: a killed and resumed training ends with the bytes of
+//! an uninterrupted one.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::{FieldError, RecordError};
+use crate::lines::JsonLines;
+use crate::sample::Validate;
+
+/// The directory of a training's records, inside the directory of its model.
+pub const TRAINING_DIR: &str = "training";
+const LOG_FILE: &str = "log.jsonl";
+const EVALS_FILE: &str = "evals.jsonl";
+const TIMINGS_FILE: &str = "timings.jsonl";
+const SETTINGS_FILE: &str = "settings.json";
+
+/// One line of `log.jsonl`: an optimizer step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// The step, counted from 0.
+    pub step: u32,
+    /// Losses by name, averaged over the micro-batches. `loss` is the one that is minimised.
+    #[serde(flatten)]
+    pub losses: Map<String, Value>,
+    /// The learning rate.
+    #[serde(rename = "rate")]
+    pub lr: f64,
+    /// The global gradient norm before clipping.
+    #[serde(rename = "norm")]
+    pub grad_norm: f64,
+    /// Examples of all micro-batches together.
+    #[serde(rename = "n_examples", default, skip_serializing_if = "Option::is_none")]
+    pub examples: Option<u64>,
+    /// Positions fed to the decoder, of all micro-batches together.
+    #[serde(rename = "n_tokens", default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+}
+
+impl StepRecord {
+    /// The loss of this name.
+    pub fn loss(&self, name: &str) -> Option<f64> {
+        self.losses.get(name).and_then(Value::as_f64)
+    }
+
+    /// The names of its losses. `seconds`, which logs before `timings.jsonl` had, is none.
+    pub fn loss_names(&self) -> impl Iterator<Item = &str> {
+        self.losses.keys().map(String::as_str).filter(|name| *name != "seconds")
+    }
+}
+
+/// One line of `evals.jsonl`: an evaluation on held-out data.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvalRecord {
+    /// Steps done before it.
+    pub step: u32,
+    /// The metric that decides which model is kept; higher is better.
+    pub score: f64,
+    /// Whether the model was saved: the directory holds the model of the last such line.
+    pub kept: bool,
+    /// All metrics by name.
+    pub metrics: Map<String, Value>,
+}
+
+/// One line of `timings.jsonl`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTiming {
+    /// The step, counted from 0.
+    pub step: u32,
+    /// Seconds of the step, without the evaluation.
+    pub seconds: f64,
+    /// Seconds of the evaluation after it, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_seconds: Option<f64>,
+}
+
+impl Validate for StepRecord {
+    fn validate(&self) -> Result<(), FieldError> {
+        let number = |(_, value): &(&String, &Value)| value.is_number();
+        match self.losses.iter().find(|entry| !number(entry)) {
+            Some((name, _)) => Err(FieldError::new(name.clone(), "is not a number")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Validate for EvalRecord {
+    fn validate(&self) -> Result<(), FieldError> {
+        Ok(())
+    }
+}
+
+impl Validate for StepTiming {
+    fn validate(&self) -> Result<(), FieldError> {
+        Ok(())
+    }
+}
+
+/// The directory `training` of a model, which holds its records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrainingDir {
+    path: PathBuf,
+}
+
+impl TrainingDir {
+    /// The records below `path`, a model's directory or the directory `training` inside it; `None`
+    /// if neither holds a log.
+    pub fn find(path: &Path) -> Option<Self> {
+        [path.join(TRAINING_DIR), path.to_owned()]
+            .into_iter()
+            .find(|dir| dir.join(LOG_FILE).is_file())
+            .map(|path| Self { path })
+    }
+
+    /// The records in this directory, whether they are written yet or not.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `log.jsonl`.
+    pub fn log_file(&self) -> PathBuf {
+        self.path.join(LOG_FILE)
+    }
+
+    /// `evals.jsonl`.
+    pub fn evals_file(&self) -> PathBuf {
+        self.path.join(EVALS_FILE)
+    }
+
+    /// `timings.jsonl`.
+    pub fn timings_file(&self) -> PathBuf {
+        self.path.join(TIMINGS_FILE)
+    }
+
+    /// `settings.json`.
+    pub fn settings_file(&self) -> PathBuf {
+        self.path.join(SETTINGS_FILE)
+    }
+
+    /// Every step, in order.
+    pub fn steps(&self) -> Result<Vec<StepRecord>, RecordError> {
+        read_lines(&self.log_file())
+    }
+
+    /// Every evaluation, in order.
+    pub fn evals(&self) -> Result<Vec<EvalRecord>, RecordError> {
+        read_lines(&self.evals_file())
+    }
+
+    /// The time of every step, in order.
+    pub fn timings(&self) -> Result<Vec<StepTiming>, RecordError> {
+        read_lines(&self.timings_file())
+    }
+
+    /// The settings, or null if they were not recorded.
+    pub fn settings(&self) -> Result<Value, RecordError> {
+        let path = self.settings_file();
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|source| RecordError::Json {
+                path,
+                line: source.line(),
+                source,
+            }),
+            Err(source) if source.kind() == ErrorKind::NotFound => Ok(Value::Null),
+            Err(source) => Err(RecordError::Read { path, source }),
+        }
+    }
+}
+
+/// All records of a file; none if it is missing.
+fn read_lines<T: DeserializeOwned + Validate>(path: &Path) -> Result<Vec<T>, RecordError> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    JsonLines::open(path)?.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn any_number_of_losses_makes_the_round_trip_in_their_order() {
+        let line = r#"{"step":3,"loss":1.5,"student":1.25,"distill":0.25,"rate":0.001,"norm":0.5,"n_tokens":96}"#;
+        let record: StepRecord = serde_json::from_str(line).unwrap();
+        assert_eq!((record.loss("distill"), record.tokens), (Some(0.25), Some(96)));
+        assert_eq!(record.loss_names().collect::<Vec<_>>(), ["loss", "student", "distill"]);
+        assert_eq!(serde_json::to_string(&record).unwrap(), line);
+    }
+
+    #[test]
+    fn a_training_is_found_from_its_model_and_from_its_own_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(TrainingDir::find(dir.path()), None);
+        let training = dir.path().join(TRAINING_DIR);
+        fs::create_dir(&training).unwrap();
+        let line = r#"{"step":0,"loss":2.0,"rate":0.1,"norm":1.0,"seconds":0.5}"#;
+        fs::write(training.join(LOG_FILE), format!("{line}\n{{\"step\":1,\"lo")).unwrap();
+        for path in [dir.path(), &training] {
+            let found = TrainingDir::find(path).unwrap();
+            let steps = found.steps().unwrap();
+            assert_eq!(steps.len(), 1, "the line that is being written is left out");
+            assert_eq!(steps[0].loss_names().collect::<Vec<_>>(), ["loss"]);
+            assert_eq!((found.evals().unwrap().len(), found.settings().unwrap()), (0, Value::Null));
+        }
+        let damaged = json!({ "step": 0, "loss": "two", "rate": 0, "norm": 0 });
+        fs::write(training.join(LOG_FILE), format!("{damaged}\n")).unwrap();
+        let error = TrainingDir::new(training).steps().unwrap_err().to_string();
+        assert!(error.contains("log.jsonl:1: loss is not a number"), "{error}");
+    }
+}

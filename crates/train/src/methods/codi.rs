@@ -1,0 +1,171 @@
+//! CODI: self-distillation. At the token before the answer's number, the hidden states of the
+//! student, who thought in latents, are drawn to those of the teacher, who wrote the steps.
+//!
+//! ```text
+//! question [begin-latent] thoughts [end-latent] The answer is: 18 [eos]    student
+//! question <<16-3-4=9>>                         The answer is: 18 [eos]    teacher
+//! ```
+//!
+//! Student and teacher are one model and two examples of a batch with the same id. The loss is the
+//! mean over the embedding and all blocks (the last after the final norm) of
+//! `smooth_l1(student, teacher) / std(teacher)`; no gradient flows into the teacher's side.
+
+use std::sync::Arc;
+
+use model::{ModelError, Tokenizer};
+use tensor::ops;
+use tensor::{Device, DeviceError, Tensor};
+
+use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers};
+use crate::dataset::TrainExample;
+use crate::latent_step::{ComparedRow, ForwardSegment};
+use crate::tokenized_example::{DistillRole, TokenizedExample};
+
+/// The words before an answer.
+const ANSWER_INTRODUCTION: &str = "The answer is:";
+
+/// Tokenizes examples for student and teacher.
+#[derive(Clone)]
+pub struct CodiEncoder {
+    /// Tokenizes text.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Special tokens.
+    pub markers: LatentMarkers,
+    /// Text before the question.
+    pub prompt_prefix: String,
+    /// Thoughts of the student.
+    pub thoughts: usize,
+    /// Whether the teacher writes the last step too. CODI leaves it out, because the answer could
+    /// be copied from it.
+    pub keeps_last_step: bool,
+}
+
+impl ExampleEncoder for CodiEncoder {
+    type Encoded = TokenizedExample;
+
+    fn encode(
+        &self,
+        example: &TrainExample,
+        place: ExamplePlace,
+    ) -> Result<Vec<TokenizedExample>, ModelError> {
+        let LatentMarkers { begin_latent, end_latent, eos } = self.markers;
+        let encode = |text: &str| self.tokenizer.encode(text);
+        let question = encode(&format!("{}{}", self.prompt_prefix, example.question))?;
+        let dropped = usize::from(!self.keeps_last_step);
+        let steps = &example.steps[..example.steps.len().saturating_sub(dropped)];
+        let mut answer = encode(ANSWER_INTRODUCTION)?;
+        let number = encode(&format!(" {}", example.answer))?;
+        // Some vocabularies have a token for the space before a number.
+        let spaces = number.iter().take_while(|&&token| self.is_blank(token)).count();
+        let compared_at = answer.len() + spaces - 1;
+        answer.extend(number);
+        answer.push(eos);
+        let student = TokenizedExample {
+            id: place.id as u32,
+            prompt: question.iter().copied().chain([begin_latent]).collect(),
+            thoughts: self.thoughts,
+            completion: [end_latent].into_iter().chain(answer.iter().copied()).collect(),
+            loss_start: 1,
+            step_tokens: steps.iter().map(|step| encode(step)).collect::<Result<_, _>>()?,
+            compared_at: Some(1 + compared_at),
+            ..TokenizedExample::default()
+        };
+        let mut completion = encode(&steps.join(" "))?;
+        let compared_at = Some(completion.len() + compared_at);
+        completion.extend(answer);
+        let teacher = TokenizedExample {
+            id: student.id,
+            prompt: question,
+            completion,
+            role: DistillRole::Teacher,
+            compared_at,
+            ..TokenizedExample::default()
+        };
+        Ok(vec![student, teacher])
+    }
+
+    fn rows(&self, encoded: &TokenizedExample) -> ExampleRows {
+        encoded.rows()
+    }
+}
+
+impl CodiEncoder {
+    fn is_blank(&self, token: u32) -> bool {
+        self.tokenizer.decode(&[token]).is_ok_and(|text| text.trim().is_empty())
+    }
+}
+
+/// The distillation loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Distillation {
+    /// Its weight, gamma in CODI's paper.
+    pub loss_weight: f32,
+}
+
+/// The result of [`Distillation::distill`].
+pub(crate) struct Distilled {
+    /// (blocks + 1, 1)
+    pub(crate) losses: Tensor,
+    /// The gradient of the students' last hidden states: (examples, width).
+    pub(crate) dhidden: Tensor,
+    /// Their indices among the output rows of the students' segment.
+    pub(crate) outputs: Vec<usize>,
+}
+
+impl Distillation {
+    /// Compares the students of one segment with the teachers of another; sets the gradients of
+    /// the students' hidden states between blocks. `None` if nothing is compared.
+    pub(crate) fn distill(
+        &self,
+        device: &Device,
+        teachers: &ForwardSegment,
+        students: &mut ForwardSegment,
+    ) -> Result<Option<Distilled>, DeviceError> {
+        let (of_students, of_teachers) =
+            (students.compared(DistillRole::Student), teachers.compared(DistillRole::Teacher));
+        let (of_students, of_teachers) = paired(&of_students, &of_teachers);
+        if of_students.is_empty() {
+            return Ok(None);
+        }
+        let student = hidden_states(device, students, &of_students)?;
+        let teacher = hidden_states(device, teachers, &of_teachers)?;
+        let (groups, examples) = (student.rows() / of_students.len(), of_students.len());
+        let weight = self.loss_weight / groups as f32;
+        let mut gradient = Tensor::default();
+        let losses = ops::smooth_l1(device, &student, &teacher, groups, weight, &mut gradient)?;
+        let group = |g: usize| {
+            let rows: Vec<usize> = (g * examples..(g + 1) * examples).collect();
+            ops::select(device, [&gradient], &rows)
+        };
+        let rows: Vec<usize> = of_students.iter().map(|compared| compared.row).collect();
+        let between_blocks = (0..groups - 1).map(group).collect::<Result<_, _>>()?;
+        students.segment.set_input_gradients(device, &rows, between_blocks)?;
+        let outputs = of_students.iter().map(|compared| compared.output).collect();
+        Ok(Some(Distilled { losses, dhidden: group(groups - 1)?, outputs }))
+    }
+}
+
+/// The rows of the ids that both sides have, in the same order. Both are sorted by id.
+fn paired(
+    students: &[ComparedRow],
+    teachers: &[ComparedRow],
+) -> (Vec<ComparedRow>, Vec<ComparedRow>) {
+    let teacher = |id: u32| {
+        let at = teachers.binary_search_by_key(&id, |row| row.id).ok()?;
+        Some(teachers[at])
+    };
+    students.iter().filter_map(|student| Some((*student, teacher(student.id)?))).unzip()
+}
+
+/// The hidden states of some rows, layer after layer: ((blocks + 1) * rows, width).
+fn hidden_states(
+    device: &Device,
+    of: &ForwardSegment,
+    rows: &[ComparedRow],
+) -> Result<Tensor, DeviceError> {
+    let (inputs, outputs): (Vec<usize>, Vec<usize>) =
+        rows.iter().map(|compared| (compared.row, compared.output)).unzip();
+    let mut layers = of.segment.block_inputs(device, &inputs)?;
+    layers.push(ops::select(device, [&of.hidden], &outputs)?);
+    ops::concat(device, &layers.iter().collect::<Vec<_>>())
+}

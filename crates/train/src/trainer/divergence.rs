@@ -1,0 +1,144 @@
+//! When a training has diverged: the loss has exploded and does not come back.
+//!
+//! The rule compares the smoothed loss (an exponential moving average over [`HORIZON`] steps) with
+//! its smallest value so far. Training has diverged when the smoothed loss has been above `ratio`
+//! times that value for [`PATIENCE`] steps in a row. Losses below [`FLOOR`] count as [`FLOOR`],
+//! because a curriculum may rightly take a loss from 0.05 to 1 when it removes the last step.
+//!
+//! Noise does not trigger it: a batch with 100 times the loss lifts the average by a factor of 3 at
+//! first, and the average is back below the limit within 60 steps.
+
+use record::StepRecord;
+
+/// Steps over which the loss is averaged.
+const HORIZON: f64 = 50.0;
+/// Steps in a row above the limit.
+const PATIENCE: u32 = 100;
+/// In nats per token. Losses below are all alike good.
+const FLOOR: f64 = 1.0;
+
+/// How a training diverged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Divergence {
+    /// A loss is infinite or not a number.
+    Loss,
+    /// The gradient is infinite or not a number.
+    Gradient,
+    /// A parameter is infinite or not a number.
+    Parameter,
+    /// The smoothed loss stays far above its smallest value.
+    Exploded {
+        /// The smoothed loss.
+        loss: f64,
+        /// Its smallest value so far.
+        best: f64,
+    },
+}
+
+impl std::fmt::Display for Divergence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Loss => write!(f, "the loss is not finite"),
+            Self::Gradient => write!(f, "the gradient is not finite"),
+            Self::Parameter => write!(f, "the weights are not finite"),
+            Self::Exploded { loss, best } => write!(
+                f,
+                "the loss has exploded: its mean over {HORIZON} steps is {loss:.3}, was {best:.3} \
+                 at best, and has been as high for {PATIENCE} steps"
+            ),
+        }
+    }
+}
+
+/// Follows the loss of a training. Its state is a function of the log.
+#[derive(Debug)]
+pub(super) struct LossMonitor {
+    /// `None`: never diverged.
+    ratio: Option<f64>,
+    /// Exponential moving sums of the losses and of their weights.
+    sum: f64,
+    weight: f64,
+    steps: f64,
+    best: f64,
+    steps_above: u32,
+}
+
+impl LossMonitor {
+    pub(super) fn new(ratio: Option<f64>) -> Self {
+        Self { ratio, sum: 0.0, weight: 0.0, steps: 0.0, best: f64::INFINITY, steps_above: 0 }
+    }
+
+    /// Adds a step's `loss`; a step without one is ignored.
+    pub(super) fn add(&mut self, record: &StepRecord) -> Option<Divergence> {
+        let (ratio, loss) = (self.ratio?, record.loss("loss")?);
+        let decay = 1.0 - 1.0 / HORIZON;
+        (self.sum, self.weight) = (decay * self.sum + loss, decay * self.weight + 1.0);
+        self.steps += 1.0;
+        if self.steps < HORIZON {
+            return None;
+        }
+        let smoothed = self.sum / self.weight;
+        self.best = self.best.min(smoothed);
+        let above = smoothed > ratio * self.best.max(FLOOR);
+        self.steps_above = if above { self.steps_above + 1 } else { 0 };
+        let exploded = Divergence::Exploded { loss: smoothed, best: self.best };
+        (self.steps_above >= PATIENCE).then_some(exploded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    /// The step at which this loss diverges, if it does within 2000 steps.
+    fn diverges(loss: impl Fn(u32) -> f64) -> Option<u32> {
+        let mut monitor = LossMonitor::new(Some(3.0));
+        let record = |step: u32| StepRecord {
+            step,
+            losses: Map::from_iter([("loss".to_owned(), json!(loss(step)))]),
+            ..StepRecord::default()
+        };
+        (0..2000).find(|&step| monitor.add(&record(step)).is_some())
+    }
+
+    /// A deterministic "noise" in 0..1.
+    fn noise(step: u32) -> f64 {
+        f64::from(step.wrapping_mul(2_654_435_761) >> 8) / f64::from(1 << 24)
+    }
+
+    /// An ordinary learning curve from 6 nats to 0.1.
+    fn ordinary(step: u32) -> f64 {
+        (0.1 + 5.9 * (-f64::from(step) / 100.0).exp()) * (0.5 + noise(step))
+    }
+
+    #[test]
+    fn a_loss_that_explodes_and_stays_is_found() {
+        let exploded = |step: u32| if step < 800 { ordinary(step) } else { 9.0 + noise(step) };
+        let found = diverges(exploded).unwrap();
+        assert!((900..1000).contains(&found), "{found}");
+        let slowly = |step: u32| ordinary(step) + (f64::from(step) / 300.0).exp();
+        assert!(diverges(slowly).is_some());
+    }
+
+    #[test]
+    fn noise_spikes_and_curricula_are_no_divergence() {
+        assert_eq!(diverges(ordinary), None);
+        let spikes = |step: u32| ordinary(step) * if step % 97 == 0 { 60.0 } else { 1.0 };
+        assert_eq!(diverges(spikes), None);
+        let curriculum =
+            |step: u32| if step < 800 { ordinary(step) } else { 0.02 + 2.5 * noise(step) };
+        assert_eq!(diverges(curriculum), None, "from 0.1 to 1.3");
+        let recovered = |step: u32| if (800..860).contains(&step) { 12.0 } else { ordinary(step) };
+        assert_eq!(diverges(recovered), None, "60 steps of a high loss");
+    }
+
+    #[test]
+    fn without_a_ratio_nothing_diverges() {
+        let mut monitor = LossMonitor::new(None);
+        let losses = Map::from_iter([("loss".to_owned(), json!(1e9))]);
+        let record = StepRecord { losses, ..StepRecord::default() };
+        assert!((0..500).all(|_| monitor.add(&record).is_none()));
+    }
+}

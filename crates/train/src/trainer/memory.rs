@@ -1,0 +1,146 @@
+//! The memory that a training takes, told before it begins.
+
+use std::fmt;
+
+use tensor::{Device, DeviceError};
+
+use super::TrainTask;
+use crate::error::TrainError;
+
+/// Bytes of a float32.
+const F32: u64 = 4;
+/// An estimate beyond the free memory by less than this factor may still fit.
+const TOLERANCE: f64 = 1.25;
+
+/// The memory of a training, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainMemory {
+    /// Parameters that are trained.
+    pub trained: u64,
+    /// Parameters that are not.
+    pub frozen: u64,
+    /// Bytes of the master weights and of the copies that the kernels read.
+    pub weights: u64,
+    /// Bytes of the gradients.
+    pub gradients: u64,
+    /// Bytes of AdamW's moments.
+    pub optimizer: u64,
+    /// Bytes of a micro-batch's activations, estimated; `None` if the task does not know.
+    pub activations: Option<u64>,
+    /// Bytes that are free on the device now, if the system tells.
+    pub free: Option<u64>,
+}
+
+impl TrainMemory {
+    /// The memory that training `task` on `device` takes. Everything but the activations is exact
+    /// and allocated already.
+    pub fn of(task: &mut dyn TrainTask, device: &Device) -> Result<Self, TrainError> {
+        let count = |tensor: &tensor::Tensor| (tensor.rows() * tensor.cols()) as u64;
+        let trained = task.parameters().iter().map(|p| count(&p.value)).sum();
+        let frozen = task.frozen_parameters();
+        Ok(Self {
+            trained,
+            frozen,
+            weights: trained * F32 + (trained + frozen) * kernel_bytes(device),
+            gradients: trained * F32,
+            optimizer: 2 * trained * F32,
+            activations: task.activation_bytes()?,
+            free: free_memory(device)?,
+        })
+    }
+
+    /// Fails if the activations will exceed the free memory by far.
+    pub fn check(&self) -> Result<(), TrainError> {
+        match (self.activations, self.free) {
+            (Some(needed), Some(free)) if needed as f64 > TOLERANCE * free as f64 => {
+                Err(TrainError::Memory { needed: gigabytes(needed), free: gigabytes(free) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for TrainMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millions = |count: u64| format!("{:.1} M", count as f64 / 1e6);
+        write!(
+            f,
+            "parameters {} (trained {}), weights {}, gradients {}, optimizer {}",
+            millions(self.trained + self.frozen),
+            millions(self.trained),
+            gigabytes(self.weights),
+            gigabytes(self.gradients),
+            gigabytes(self.optimizer)
+        )?;
+        if let Some(activations) = self.activations {
+            write!(f, ", activations about {}", gigabytes(activations))?;
+        }
+        match self.free {
+            Some(free) => write!(f, "; {} free", gigabytes(free)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes in GB (10^9), with three digits.
+fn gigabytes(bytes: u64) -> String {
+    let gigabytes = bytes as f64 / 1e9;
+    let digits = (2.0 - gigabytes.max(0.01).log10().floor()).clamp(0.0, 3.0) as usize;
+    format!("{gigabytes:.digits$} GB")
+}
+
+/// Bytes of a weight in the kernels' layout: on the CPU one copy each for forward and backward.
+fn kernel_bytes(device: &Device) -> u64 {
+    match (device.is_cuda(), device.is_f32()) {
+        (false, _) => 2 * F32,
+        (true, true) => F32,
+        (true, false) => F32 / 2,
+    }
+}
+
+/// Bytes that can still be allocated; on the CPU what Linux says is available.
+fn free_memory(device: &Device) -> Result<Option<u64>, DeviceError> {
+    if let Some((free, _)) = device.memory()? {
+        return Ok(Some(free as u64));
+    }
+    let available = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    let kilobytes = std::fs::read_to_string("/proc/meminfo").ok().and_then(available);
+    Ok(kilobytes.map(|kilobytes| 1024 * kilobytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORY: TrainMemory = TrainMemory {
+        trained: 9_200_000,
+        frozen: 125_300_000,
+        weights: 573_000_000,
+        gradients: 36_800_000,
+        optimizer: 73_600_000,
+        activations: Some(2_340_000_000),
+        free: Some(12_000_000_000),
+    };
+
+    #[test]
+    fn memory_reads_as_a_sentence() {
+        assert_eq!(
+            MEMORY.to_string(),
+            "parameters 134.5 M (trained 9.2 M), weights 0.573 GB, gradients 0.037 GB, optimizer \
+             0.074 GB, activations about 2.34 GB; 12.0 GB free"
+        );
+    }
+
+    #[test]
+    fn only_what_exceeds_the_memory_by_far_is_refused() {
+        assert!(MEMORY.check().is_ok());
+        assert!(TrainMemory { activations: Some(14_000_000_000), ..MEMORY }.check().is_ok());
+        let large = TrainMemory { activations: Some(16_000_000_000), ..MEMORY };
+        let error = large.check().unwrap_err().to_string();
+        assert!(error.contains("16.0 GB") && error.contains("12.0 GB"), "{error}");
+        assert!(TrainMemory { free: None, ..large }.check().is_ok());
+    }
+}

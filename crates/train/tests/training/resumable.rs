@@ -1,0 +1,134 @@
+//! The check that every training method has to pass: interrupted and resumed at any step, it ends
+//! with the bytes of an uninterrupted training.
+//!
+//! ```ignore
+//! #[test]
+//! fn a_resumed_reasoner_ends_with_the_same_bytes() {
+//!     assert_resumable(reasoner); // fn(&Path) -> Box<dyn TrainTask>
+//! }
+//! ```
+//!
+//! The task should have every source of randomness that its method has: shuffled data, two
+//! micro-batches per step ([`ACCUMULATION_STEPS`]), dropout; and held-out data.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use record::TrainingDir;
+use serde_json::{Map, json};
+use train::trainer::{TrainConfig, TrainEvent, TrainOutcome, TrainSettings, TrainTask};
+
+use crate::support::{train, train_config};
+
+/// Steps of every training here.
+pub const STEPS: u32 = 5;
+/// Micro-batches per step.
+pub const ACCUMULATION_STEPS: u32 = 2;
+
+/// Makes the task of a training whose model's directory is given; called again for every resumed
+/// part.
+pub type MakeTask = fn(&Path) -> Box<dyn TrainTask>;
+
+/// Evaluations after steps 2, 4 and 5.
+pub fn config(out: &Path) -> TrainConfig {
+    let fixed = Map::from_iter([("method".to_owned(), json!("these settings"))]);
+    TrainConfig {
+        accumulation_steps: ACCUMULATION_STEPS,
+        eval_every: 2,
+        settings: TrainSettings { fixed, ..TrainSettings::default() },
+        ..train_config(out, STEPS, 1e-3)
+    }
+}
+
+/// Where a training is stopped.
+#[derive(Clone, Copy, Debug)]
+pub enum Stop {
+    /// Nowhere.
+    Never,
+    /// After every so many steps, by an interrupt, which saves the state.
+    Every(u32),
+    /// After this step, as by `kill -9`: the records are ahead of the state, and their last lines
+    /// are cut in the middle.
+    Killed(u32),
+}
+
+/// The files that must not depend on interruptions, with their contents.
+type FinalFiles = Vec<(&'static str, Vec<u8>)>;
+
+/// Trains to the end and returns what is left in the directory.
+fn trained(make: MakeTask, stop: Stop) -> FinalFiles {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path();
+    if let Stop::Killed(step) = stop {
+        kill_after(make, out, step);
+    }
+    let interval = if let Stop::Every(interval) = stop { interval } else { 0 };
+    let mut runs = 0;
+    loop {
+        runs += 1;
+        let mut steps_now = 0;
+        let outcome = train(&mut *make(out), &config(out), &mut |event| {
+            steps_now += u32::from(matches!(event, TrainEvent::Stepped { .. }));
+            let interrupts = interval > 0 && steps_now == interval;
+            if interrupts { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        if outcome.unwrap() == TrainOutcome::Finished {
+            break;
+        }
+    }
+    assert_eq!(runs, if interval == 0 { 1 } else { STEPS.div_ceil(interval) }, "runs");
+    let records = TrainingDir::find(out).unwrap();
+    let steps: Vec<u32> = records.steps().unwrap().iter().map(|record| record.step).collect();
+    assert_eq!(steps, (0..STEPS).collect::<Vec<_>>(), "one line per step");
+    assert_eq!(records.timings().unwrap().len(), STEPS as usize, "one timing per step");
+    [
+        "model.safetensors",
+        "training/state.safetensors",
+        "training/log.jsonl",
+        "training/evals.jsonl",
+        "training/settings.json",
+    ]
+    .map(|name| (name, std::fs::read(out.join(name)).unwrap()))
+    .into()
+}
+
+/// Leaves what a process that was killed after `step` steps leaves: every file as it was written so
+/// far, but the state of two steps before, or none.
+fn kill_after(make: MakeTask, out: &Path, step: u32) {
+    let run_to = |last: u32| {
+        train(&mut *make(out), &config(out), &mut |event| match event {
+            TrainEvent::Stepped { steps, .. } if steps == last => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        })
+        .unwrap()
+    };
+    let state = out.join("training/state.safetensors");
+    if step > 2 {
+        run_to(step - 2);
+    }
+    let before = std::fs::read(&state).ok();
+    run_to(step);
+    match before {
+        Some(bytes) => std::fs::write(&state, bytes).unwrap(),
+        None => std::fs::remove_file(&state).unwrap(),
+    }
+    for name in ["log.jsonl", "evals.jsonl", "timings.jsonl"] {
+        let path = out.join("training").join(name);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.extend(br#"{"step": 4, "lo"#);
+        std::fs::write(path, bytes).unwrap();
+    }
+}
+
+/// Checks that the training of these tasks ends with the same bytes however it is interrupted:
+/// model, state, log and evaluations.
+#[track_caller]
+pub fn assert_resumable(make: MakeTask) {
+    let whole = trained(make, Stop::Never);
+    let stops = [1, 2, 4].map(Stop::Every).into_iter().chain([1, 3, 4, 5].map(Stop::Killed));
+    for stop in stops {
+        for ((name, expected), (_, found)) in whole.iter().zip(trained(make, stop)) {
+            assert!(found == *expected, "{name} has other bytes after {stop:?}");
+        }
+    }
+}
