@@ -162,7 +162,7 @@ Examples:
 
     /// Describe a checkpoint
     ///
-    /// Reads the headers of a checkpoint directory: the family and the backbone that were
+    /// Reads the headers of a checkpoint directory or GGUF file: the family and the backbone that were
     /// recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
     /// missing. Works on reasoners and on reward models.
     #[command(after_help = format!("\
@@ -170,6 +170,7 @@ Examples:
   latent-tts inspect embedded
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
+  latent-tts inspect ./model.gguf
   latent-tts inspect ./coconut-gpt2 --values    (also checks that all weights are finite)
 
 {LAYERS}"))]
