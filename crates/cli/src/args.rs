@@ -162,8 +162,8 @@ Examples:
 
     /// Describe a checkpoint
     ///
-    /// Reads the headers of a checkpoint directory or GGUF file: the family and the backbone that were
-    /// recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
+    /// Reads the headers of a checkpoint directory or a GGUF file: the family and the backbone that
+    /// were recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
     /// missing. Works on reasoners and on reward models.
     #[command(after_help = format!("\
 Examples:
@@ -315,8 +315,8 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory, a GGUF file, a Hugging Face id in the local cache, `embedded` or
-    /// `embedded:reward`
+    /// The checkpoint: a directory, a GGUF file, a Hugging Face id in the local cache, `embedded`
+    /// or `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,
 

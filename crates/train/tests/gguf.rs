@@ -1,5 +1,5 @@
-//! Training from a GGUF file: what is saved is a Hugging Face directory, or an adapter whose base is
-//! the file.
+//! Training from a GGUF file: what is saved is a Hugging Face directory, or an adapter whose base
+//! is the file.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tensor::Device;
 use train::model_dir::{ModelInit, TrainableModel, TuningSpec, init_model};
 
-/// Writes a tiny quantised model.
+/// Writes a tiny model in half precision.
 fn gguf(folder: &Path, family: CheckpointFamily, tied: bool) -> PathBuf {
     let (dir, file) = (folder.join("source"), folder.join("model.gguf"));
     write_checkpoint(&dir, &CheckpointSpec { family, tied, ..CheckpointSpec::default() }).unwrap();

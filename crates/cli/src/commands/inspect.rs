@@ -1,4 +1,4 @@
-//! `latent-tts inspect`: the family, the configuration and the tensors of a checkpoint or GGUF file.
+//! `latent-tts inspect`: the family, the configuration and the tensors of a directory or GGUF file.
 //!
 //! Only headers are read; `--values` reads the weights as well, one tensor at a time. The listing
 //! is printed even for an unusable checkpoint, before the error that gives the reason.
