@@ -164,14 +164,15 @@ Examples:
 
     /// Describe a checkpoint
     ///
-    /// Reads the headers of a checkpoint directory: the family and the backbone that were
-    /// recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
+    /// Reads the headers of a checkpoint directory or a GGUF file: the family and the backbone that
+    /// were recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
     /// missing. Works on reasoners and on reward models.
     #[command(after_help = format!("\
 Examples:
   latent-tts inspect embedded
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
+  latent-tts inspect ./model.gguf
   latent-tts inspect ./coconut-gpt2 --values    (also checks that all weights are finite)
 
 {LAYERS}"))]
@@ -338,8 +339,8 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory, a Hugging Face id in the local cache, `embedded` or
-    /// `embedded:reward`
+    /// The checkpoint: a directory, a GGUF file, a Hugging Face id in the local cache, `embedded`
+    /// or `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,
 

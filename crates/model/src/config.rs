@@ -1,8 +1,8 @@
 //! config.json as types.
 //!
-//! GPT-2, Llama, Qwen2 and Qwen3 share one decoder; their differences are fields of [`Config`], not code
-//! paths chosen by model name. `fields` reads single values and checks their range, `parse` maps
-//! each architecture's field names to [`Config`].
+//! GPT-2, Llama, Qwen2 and Qwen3 share one decoder; their differences are fields of [`Config`], not
+//! code paths chosen by model name. `fields` reads single values and checks their range, `parse`
+//! maps each architecture's field names to [`Config`].
 //!
 //! Invariants of a parsed [`Config`]: no count is zero, `kv_heads` divides `heads`, `head_dim` is
 //! even with rotary positions, and no tensor size computed from the counts overflows.

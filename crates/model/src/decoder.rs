@@ -1,4 +1,4 @@
-//! The decoder: one transformer for GPT-2, Llama and Qwen3, which differ in their [`Config`].
+//! The decoder: one transformer for GPT-2, Llama and Qwen, which differ in their [`Config`].
 //!
 //! [`Config`] is the configuration, [`Decoder`] the weights and [`Cache`] the state; only the state
 //! is mutable. A forward pass computes any mix of new positions (whole prompts, single thoughts of

@@ -7,8 +7,8 @@
 //!
 //! `reader` parses the header, `config` and `tokenizer` turn the metadata into the texts of a
 //! Hugging Face directory, `names` maps tensor names to canonical ones, `blocks` widens quantised
-//! blocks to f32. [`ModelFiles`](crate::ModelFiles) offers the texts as the files of a directory, so
-//! that configuration and tokenizer are read, checked and saved as a directory's are.
+//! blocks to f32. [`ModelFiles`](crate::ModelFiles) offers the texts as the files of a directory:
+//! configuration and tokenizer are read, checked and saved as a directory's are.
 //!
 //! The file is memory-mapped. Every size in it is checked against the size of the file before
 //! anything is allocated or sliced.

@@ -2,8 +2,9 @@
 //!
 //! [`write_checkpoint`] writes a complete published directory: config.json, weights, side files and
 //! tokenizer. `layout` lists a family's tensors, `writer` streams them to disk, `vocabulary` writes
-//! the tokenizer, `gguf` a directory's model as a GGUF file. A weight's values depend on the seed and its canonical name only, so the same
-//! model can be written in another layout, dtype or number of shards.
+//! the tokenizer, `gguf` a directory's model as a GGUF file. A weight's values depend on the seed
+//! and its canonical name only, so the same model can be written in another layout, dtype or number
+//! of shards.
 
 mod gguf;
 mod layout;

@@ -11,8 +11,8 @@ use super::values;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`,
-    /// the small one in this binary [default: embedded]
+    /// The reasoner: a checkpoint directory, a GGUF file (of llama, qwen2 or qwen3), a Hugging Face
+    /// id in the local cache, or `embedded`, the small one in this binary [default: embedded]
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
 

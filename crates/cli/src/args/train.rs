@@ -102,7 +102,8 @@ pub struct ReasonerArgs {
     #[arg(long, value_enum, default_value = "latent")]
     pub mode: ReasonerMode,
 
-    /// Initialise from this GPT-2, Llama or Qwen3 directory [default: random weights]
+    /// Initialise from this directory or GGUF file of a GPT-2, Llama, Qwen2 or Qwen3, or from an
+    /// adapter's directory [default: random weights]
     #[arg(long, value_name = "DIR")]
     pub init: Option<PathBuf>,
 

@@ -1,9 +1,10 @@
-//! `latent-tts inspect`: the family, the configuration and the tensors of a checkpoint.
+//! `latent-tts inspect`: the family, the configuration and the tensors of a directory or GGUF file.
 //!
 //! Only headers are read; `--values` reads the weights as well, one tensor at a time. The listing
 //! is printed even for an unusable checkpoint, before the error that gives the reason.
 
 mod expected;
+mod gguf;
 mod listing;
 
 use std::num::NonZeroUsize;
@@ -15,13 +16,14 @@ use latent_tts::engine::{Family, FamilyParts, LatentLength, Method, REFERENCE_DI
 use latent_tts::manifest::{shortest_decimal, sites_name};
 use latent_tts::model_files;
 use model::config::Architecture;
-use model::{Checkpoint, LmHead, RewardHead, Tokenizer};
+use model::{Checkpoint, LmHead, ModelFiles, RewardHead, Tokenizer};
 use serde_json::{Value, json};
 use tensor::Device;
 
 use crate::args::InspectArgs;
 use crate::args::values::format_bytes;
 use crate::printer::Printer;
+use gguf::GgufDetails;
 use listing::TensorListing;
 
 /// Runs `inspect`.
@@ -30,7 +32,13 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;
     let expected = expected::expected_tensors(&checkpoint, kind.lm_head())?;
     let listing = TensorListing::new(&checkpoint, &expected);
-    let report = InspectReport { checkpoint: &checkpoint, kind: &kind, listing: &listing };
+    let gguf = GgufDetails::read(&checkpoint, &listing)?;
+    let report = InspectReport {
+        checkpoint: &checkpoint,
+        kind: &kind,
+        listing: &listing,
+        gguf: gguf.as_ref(),
+    };
     printer.result(&report.to_json(), || report.text(args.method))?;
     listing.check_usable(checkpoint.dir(), kind.rejects_unknown())?;
     if args.values {
@@ -42,8 +50,19 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
 
 /// The kind of a model, and what was read of it.
 enum CheckpointKind {
-    Reasoner { method: Box<Method>, tokenizer: Box<Tokenizer> },
-    RewardModel { tokenizer: Option<Box<Tokenizer>>, reads_answers: bool, has_reference: bool },
+    Reasoner {
+        method: Box<Method>,
+        tokenizer: Box<Tokenizer>,
+    },
+    RewardModel {
+        tokenizer: Option<Box<Tokenizer>>,
+        reads_answers: bool,
+        has_reference: bool,
+    },
+    /// A GGUF file that no family is recognised in.
+    LanguageModel {
+        tokenizer: Box<Tokenizer>,
+    },
 }
 
 impl CheckpointKind {
@@ -70,39 +89,44 @@ impl CheckpointKind {
             });
         }
         let tokenizer = Tokenizer::read(folder)?;
+        let family = family.or(Family::detect(checkpoint, &tokenizer).ok());
+        if family.is_none() && matches!(folder, ModelFiles::Gguf(_)) {
+            return Ok(Self::LanguageModel { tokenizer: Box::new(tokenizer) });
+        }
         let method = FamilyParts::read(&device, checkpoint, &tokenizer, family)?.method;
         Ok(Self::Reasoner { method: Box::new(method), tokenizer: Box::new(tokenizer) })
     }
 
     fn lm_head(&self) -> LmHead {
         match self {
-            Self::Reasoner { .. } => LmHead::With,
+            Self::Reasoner { .. } | Self::LanguageModel { .. } => LmHead::With,
             Self::RewardModel { .. } => LmHead::Without,
         }
     }
 
     /// Unknown tensors of a reasoner mean that it is of another family than the detected one.
     fn rejects_unknown(&self) -> bool {
-        matches!(self, Self::Reasoner { .. })
+        !matches!(self, Self::RewardModel { .. })
     }
 
     fn name(&self) -> &'static str {
         match self {
             Self::Reasoner { .. } => "reasoner",
             Self::RewardModel { .. } => "reward model",
+            Self::LanguageModel { .. } => "language model",
         }
     }
 
     fn method(&self) -> Option<&Method> {
         match self {
             Self::Reasoner { method, .. } => Some(method),
-            Self::RewardModel { .. } => None,
+            Self::RewardModel { .. } | Self::LanguageModel { .. } => None,
         }
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
-            Self::Reasoner { tokenizer, .. } => Some(tokenizer),
+            Self::Reasoner { tokenizer, .. } | Self::LanguageModel { tokenizer } => Some(tokenizer),
             Self::RewardModel { tokenizer, .. } => tokenizer.as_deref(),
         }
     }
@@ -113,12 +137,13 @@ struct InspectReport<'a> {
     checkpoint: &'a Checkpoint,
     kind: &'a CheckpointKind,
     listing: &'a TensorListing<'a>,
+    gguf: Option<&'a GgufDetails>,
 }
 
 impl InspectReport<'_> {
     fn to_json(&self) -> Value {
         let c = self.checkpoint.config();
-        json!({
+        let mut report = json!({
             "dir": self.checkpoint.dir(),
             "kind": self.kind.name(),
             "family": self.kind.method().map(|m| m.family.name()),
@@ -142,7 +167,12 @@ impl InspectReport<'_> {
             "tokens": self.kind.method().map(tokens_json),
             "defaults": self.kind.method().map(defaults_json),
             "tensors": self.listing.to_json(),
-        })
+        });
+        if let Some(gguf) = self.gguf {
+            report["types"] = gguf.types_json();
+            report["chat_template"] = json!(gguf.chat_template);
+        }
+        report
     }
 
     fn text(&self, method_override: Option<Family>) -> String {
@@ -190,6 +220,7 @@ impl InspectReport<'_> {
         lines.extend(
             self.kind.tokenizer().map(|t| ("tokenizer", format!("{} tokens", t.vocab_size()))),
         );
+        lines.extend(self.gguf.into_iter().flat_map(GgufDetails::lines));
         if let Some(method) = self.kind.method() {
             lines.push((
                 "tokens",

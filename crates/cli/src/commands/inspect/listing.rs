@@ -78,6 +78,18 @@ impl<'a> TensorListing<'a> {
         dtypes
     }
 
+    /// Number and bytes of all tensors of each data type.
+    pub fn by_dtype(&self) -> BTreeMap<&str, (usize, u64)> {
+        let all = self.used.iter().chain(&self.ignored).chain(&self.unknown);
+        let all = all.chain(self.mismatched.iter().map(|(entry, _)| entry));
+        let mut types = BTreeMap::new();
+        for entry in all {
+            let (count, bytes) = types.entry(entry.dtype.as_str()).or_default();
+            (*count, *bytes) = (*count + 1, *bytes + entry.bytes as u64);
+        }
+        types
+    }
+
     /// The listing under `--json`.
     pub fn to_json(&self) -> Value {
         let entry = |e: &TensorInfo<'_>| {
