@@ -275,6 +275,23 @@ fn a_training_is_told_as_it_goes_and_reported_afterwards() {
 }
 
 #[test]
+fn several_data_sources_are_mixed() {
+    let sandbox = with_corpus();
+    let no_steps = r#"[{"question": "Two and two?", "answer": "4", "steps": [""]}]"#;
+    sandbox.write("plain.json", no_steps.as_bytes());
+    let mix = ["--data", "train.json:2", "--data", "plain.json:0.5", "--data", "corpus:1"];
+    let run = |more: &[&str]| reasoner(&sandbox, &[&mix[..], more].concat());
+    run(&["--out", "whole", "--steps", "4"]).ok();
+    run(&["--out", "again", "--steps", "4"]).ok();
+    assert_eq!(log(&sandbox, "whole").len(), 4);
+    let weights = |out: &str| sandbox.read(&format!("{out}/model.safetensors"));
+    assert_eq!(weights("whole"), weights("again"), "a mixture is not deterministic");
+    reasoner(&sandbox, &["--data", "train.json", "--data", "corpus", "--out", "m"])
+        .refused(&["corpus", "weight"]);
+    reasoner(&sandbox, &["--data", "train.json:0", "--out", "m"]).refused(&["--data"]);
+}
+
+#[test]
 fn invalid_training_requests_are_rejected() {
     let sandbox = with_corpus();
     reasoner(&sandbox, &[]).refused(&["--out"]);

@@ -33,6 +33,12 @@ fn shared(name: &str) -> Option<PathBuf> {
 }
 
 #[test]
+fn an_empty_step_is_none() {
+    let question = one(r#"[{"question": "Two?", "answer": "2", "steps": ["", " "]}]"#);
+    assert!(question.steps.is_empty());
+}
+
+#[test]
 fn the_papers_array() {
     let text = r#"[{"question": " Two and two? ", "answer": "1,004", "steps": ["<<2+2=4>>"]}]"#;
     let question = one(text);
