@@ -77,7 +77,7 @@ fn the_base_of_an_adapter_may_be_a_gguf_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = gguf(folder.path(), CheckpointFamily::Llama, true);
     let out = folder.path().join("adapter");
-    let lora = LoraConfig { rank: 4, alpha: 8.0, targets: LoraTargets::All, seed: 1 };
+    let lora = LoraConfig { rank: 4, alpha: 8.0, targets: LoraTargets::All, dropout: 0.0, seed: 1 };
     let model = start(&file, &out, Some(lora));
     model.writer.write(&out, &model.decoder, []).unwrap();
     assert!(!out.join("model.safetensors").exists() && out.join("adapter_config.json").exists());
