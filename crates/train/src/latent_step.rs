@@ -10,8 +10,8 @@
 //! so gradients flow through every thought (backpropagation through time). An example without
 //! thoughts is a single segment. Examples of different lengths are packed without padding.
 //!
-//! Methods differ in their examples and in their auxiliary losses: COCONUT may have a [`DigitHead`],
-//! CODI has a [`Distillation`] from teacher to student, SIM-CoT a [`StepDecoder`].
+//! Methods differ in their examples and in their auxiliary losses: COCONUT may have a
+//! [`DigitHead`], CODI has a [`Distillation`] from teacher to student, SIM-CoT a [`StepDecoder`].
 
 mod backward;
 mod forward;

@@ -1,5 +1,5 @@
-//! CoLaR's supervised stage: the steps' token embeddings are compressed, several at a time, into one
-//! vector each; the model learns to predict the next vector and one of its tokens.
+//! CoLaR's supervised stage: the steps' token embeddings are compressed, several at a time, into
+//! one vector each; the model learns to predict the next vector and one of its tokens.
 //!
 //! ```text
 //! Question: … (Thinking speed: 2)  [###] [a b] [c d] [e]  ###  Answer:18 [eos]
@@ -193,7 +193,7 @@ impl ColarTrainStep {
         let masks = dropout.map(|_| rows.input.dropout());
         let inputs = x.clone();
         let (hidden, segment) = self.model.forward(&mut cache, &rows.input.pass, x, masks)?;
-        let outputs = OutputRows::new(&rows);
+        let outputs = ColarOutputs::new(&rows);
         let (tokens, dtokens) = self.token_losses(&hidden, &rows, &outputs)?;
         let noise = self.noise(&device, examples)?;
         let (latent, dlatent) = self.latent_losses(&hidden, &inputs, noise, &rows, &outputs)?;
@@ -213,7 +213,7 @@ impl ColarTrainStep {
         &mut self,
         hidden: &Tensor,
         rows: &ColarRows,
-        outputs: &OutputRows,
+        outputs: &ColarOutputs,
     ) -> Result<(Tensor, Tensor), DeviceError> {
         let device = self.model.decoder.device().clone();
         let predicting = ops::select(&device, [hidden], &outputs.predicting)?;
@@ -228,7 +228,7 @@ impl ColarTrainStep {
         inputs: &Tensor,
         noise: Tensor,
         rows: &ColarRows,
-        outputs: &OutputRows,
+        outputs: &ColarOutputs,
     ) -> Result<(Tensor, Tensor), DeviceError> {
         let device = self.model.decoder.device().clone();
         let at_groups = ops::select(&device, [hidden], &outputs.groups)?;
@@ -353,12 +353,12 @@ impl ColarRows {
 }
 
 /// The rows of [`ColarRows`] as indices among the output rows.
-struct OutputRows {
+struct ColarOutputs {
     predicting: Vec<usize>,
     groups: Vec<usize>,
 }
 
-impl OutputRows {
+impl ColarOutputs {
     fn new(rows: &ColarRows) -> Self {
         // Every output row predicts a token, so a group's output is its place among those.
         let place = |row: &usize| rows.predicting.binary_search(row).unwrap_or(0);

@@ -261,7 +261,7 @@ impl MethodsDump<'_> {
         let tuning = DecoderTuning::Lora { config: &config, new_tokens: 0 };
         let (device, base) = (self.device, self.checkpoint.config());
         let load =
-            || TrainableDecoder::load_tuned(device, base, &WithFactors(self), LmHead::With, tuning);
+            || TrainableDecoder::load_tuned(device, base, &DumpSource(self), LmHead::With, tuning);
         let decoder = device.run(load)?;
         let mut step = LatentTrainStep::new(decoder, self.projector()?, self.distillation());
         let examples = self.examples();
@@ -275,7 +275,7 @@ impl MethodsDump<'_> {
         let (device, width) = (self.device, self.checkpoint.config().width);
         let hidden = self.checkpoint.shape("lt_head.fc.0.weight").and_then(|s| s.first().copied());
         let hidden = hidden.context("the checkpoint has no `lt_head.fc.0.weight`")?;
-        let source = WithFactors(self);
+        let source = DumpSource(self);
         let head = TrainableGaussianHead::load(device, &source, &COLAR_HEAD, (width, hidden))?;
         let std = self.meta.embedding_std.context("methods.json: no `embedding_std`")?;
         let mut step = ColarTrainStep::new(self.decoder()?, head, std);
@@ -325,9 +325,9 @@ impl MethodsDump<'_> {
 }
 
 /// The checkpoint with the dump's low-rank factors and the spread of CoLaR's head.
-struct WithFactors<'a>(&'a MethodsDump<'a>);
+struct DumpSource<'a>(&'a MethodsDump<'a>);
 
-impl WithFactors<'_> {
+impl DumpSource<'_> {
     /// The tensor of the dump that stands for a canonical name.
     fn given(&self, name: &str) -> Option<&[f32]> {
         let MethodsDump { tensors, .. } = self.0;
@@ -338,7 +338,7 @@ impl WithFactors<'_> {
     }
 }
 
-impl TensorSource for WithFactors<'_> {
+impl TensorSource for DumpSource<'_> {
     fn has(&self, name: &str) -> bool {
         self.given(name).is_some() || self.0.checkpoint.has(name)
     }
