@@ -4,27 +4,25 @@
 //! returned hidden states, adds to the gradients of the keys and values that the segment attended
 //! to, and returns the gradient of the input vectors. An ordinary training sequence is one segment;
 //! a latent one consists of the prompt, each thought and the completion, and the backward runs over
-//! them in reverse order.
+//! them in reverse order. `segment` has the forward pass, `backward` that of a layer.
 
-use std::borrow::Cow;
+mod backward;
+mod segment;
 
-use tensor::ops::{
-    self, AttentionBackward, AttentionMetadata, Indices, KvGrads, KvLayerMut, LinearResidualNorm,
-    Normalization, OutputDtype, QkvProjection, RowPerturbation, SiteSet, SlotMapping,
-};
-use tensor::rng::Site;
+use tensor::ops::{self, Indices, KvGrads, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::chunk::{ChunkRows, OutputRows, slot_mapping};
-use super::{Block, ChunkDropout, Decoder, Dropout, LmHead, mlp_activation};
+use super::{Block, Decoder, Dropout, LmHead};
 use crate::cache::{Cache, Pass};
 use crate::config::Config;
 use crate::error::ModelError;
-use crate::parameters::{
-    AdapterInput, LinearBackward, LinearParameters, LoraConfig, NormParameters, Parameter, Tuning,
-};
+use crate::parameters::{LinearParameters, LoraConfig, NormParameters, Parameter, Tuning};
 use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
+use backward::LayerBackward;
+use segment::BlockInputGradients;
+
+pub use segment::Segment;
 
 /// A trainable decoder: the kernels' weights and the float32 master weights.
 #[derive(Debug)]
@@ -53,7 +51,6 @@ pub enum DecoderTuning<'a> {
         new_tokens: usize,
     },
 }
-
 #[derive(Debug)]
 struct BlockParameters {
     attn_norm: NormParameters,
@@ -138,43 +135,6 @@ impl BlockParameters {
             .flat_map(NormParameters::iter_mut);
         norms.chain(linears.into_iter().flat_map(LinearParameters::iter_mut))
     }
-}
-
-/// A pass with the activations and metadata that its backward needs.
-#[derive(Debug)]
-pub struct Segment {
-    rows: usize,
-    slot_mapping: SlotMapping,
-    attention: AttentionMetadata<'static>,
-    dropout: ChunkDropout,
-    adapter_dropout: ChunkDropout,
-    output: Option<OutputRows<'static>>,
-    output_adapter_dropout: Option<ChunkDropout>,
-    layers: Vec<LayerActivations>,
-    residual: Tensor, // (output rows, width): the input of the final norm
-    input_gradients: Option<BlockInputGradients>,
-}
-
-/// Gradients of a loss on the hidden states between blocks, at some rows of a segment.
-#[derive(Debug)]
-struct BlockInputGradients {
-    rows: Indices,
-    gradients: Vec<Tensor>, // (rows, width) per block
-}
-
-/// The saved activations of a layer. In the last layer `qkv` and everything after it have the
-/// output rows only; `raw_qkv` has all rows, whose keys others attend to.
-#[derive(Debug, Default)]
-struct LayerActivations {
-    x: Tensor,              // (rows, width): the residual stream at the layer's input
-    normed: Tensor,         // (rows, width)
-    raw_qkv: Tensor,        // (rows, (heads + 2 kv_heads) * head_dim) before QK norms, if any
-    qkv: Tensor,            // (rows, (heads + 2 kv_heads) * head_dim), queries after RoPE
-    attended: Tensor,       // (rows, heads * head_dim)
-    mid_residual: Tensor,   // (rows, width): the residual stream after attention
-    mlp_normed: Tensor,     // (rows, width)
-    pre_activation: Tensor, // (rows, ffn); SwiGLU: (rows, 2 ffn)
-    inner: Tensor,          // (rows, ffn)
 }
 
 impl TrainableDecoder {
@@ -422,351 +382,4 @@ fn scatter_rows(
     let mut out = Tensor::zeros_on(device, rows, x.cols())?;
     ops::scatter_add(device, x, output_rows, &mut out)?;
     Ok(out)
-}
-
-impl Segment {
-    fn new(
-        trainable: &TrainableDecoder,
-        pass: &Pass,
-        dropout: Option<Dropout<'_>>,
-    ) -> Result<Self, DeviceError> {
-        let decoder = &trainable.decoder;
-        let (device, width, rows) = (&decoder.device, decoder.config.width, pass.rows());
-        let chunk = ChunkRows::new(pass, 0..rows);
-        let adapter_rows = adapter_rows(dropout, trainable.adapter_dropout);
-        let adapter_dropout = adapter_rows.as_deref().map(Dropout::Sampled);
-        let adapter_dropout = ChunkDropout::cut(device, adapter_dropout, width, 0..rows)?;
-        let dropout = ChunkDropout::cut(device, dropout, width, 0..rows)?;
-        let (mut output, mut output_adapter_dropout) = (None, None);
-        if chunk.drops_rows() {
-            let spans = Cow::Owned(chunk.output_spans().clone());
-            output = Some(OutputRows::new(device, &chunk, spans, &dropout, width)?);
-            output_adapter_dropout =
-                Some(adapter_dropout.select(device, &chunk.output_rows, width)?);
-        }
-        Ok(Self {
-            rows,
-            slot_mapping: slot_mapping(device, pass, 0..rows)?,
-            attention: AttentionMetadata::new(device, Cow::Owned(pass.attention.clone()))?,
-            dropout,
-            adapter_dropout,
-            output,
-            output_adapter_dropout,
-            layers: Vec::with_capacity(decoder.blocks.len()),
-            residual: Tensor::default(),
-            input_gradients: None,
-        })
-    }
-
-    /// The hidden states of some rows at the input of every block, (rows, width) each: those that
-    /// transformers calls `hidden_states`, without the last.
-    pub fn block_inputs(
-        &self,
-        device: &Device,
-        rows: &[usize],
-    ) -> Result<Vec<Tensor>, DeviceError> {
-        self.layers.iter().map(|layer| ops::select(device, [&layer.x], rows)).collect()
-    }
-
-    /// Has the backward add the gradients of a loss on [`Self::block_inputs`].
-    pub fn set_input_gradients(
-        &mut self,
-        device: &Device,
-        rows: &[usize],
-        gradients: Vec<Tensor>,
-    ) -> Result<(), DeviceError> {
-        assert_eq!(gradients.len(), self.layers.len(), "one gradient per block");
-        let rows = Indices::new(device, rows.iter().map(|&row| row as u32).collect())?;
-        self.input_gradients = Some(BlockInputGradients { rows, gradients });
-        Ok(())
-    }
-
-    fn forward(
-        &mut self,
-        trainable: &TrainableDecoder,
-        cache: &mut Cache,
-        mut x: Tensor,
-    ) -> Result<Tensor, DeviceError> {
-        let decoder = &trainable.decoder;
-        let (device, heads) = (&decoder.device, decoder.config.heads);
-        let mut normed = Tensor::default();
-        x = decoder.embed_norm(x, &self.slot_mapping, &mut normed)?;
-        for (layer, block) in decoder.blocks.iter().enumerate() {
-            let next = decoder.blocks.get(layer + 1);
-            let mut saved =
-                LayerActivations { x: x.clone(), normed, ..LayerActivations::default() };
-            let mut of = LayerForward {
-                decoder,
-                block,
-                params: &trainable.blocks[layer],
-                layer,
-                dropout: &self.dropout,
-                adapter_dropout: &self.adapter_dropout,
-            };
-            of.project_qkv(&mut saved, cache.kv.layer_mut(layer), &self.slot_mapping)?;
-            let mut attention = &self.attention;
-            if let (None, Some(output)) = (next, &self.output) {
-                x = ops::gather(device, &x, &output.rows)?;
-                saved.qkv = ops::gather(device, &saved.qkv, &output.rows)?;
-                (attention, of.dropout) = (&output.attention, &output.dropout);
-                of.adapter_dropout =
-                    self.output_adapter_dropout.as_ref().unwrap_or(&self.adapter_dropout);
-            }
-            ops::attention(
-                device,
-                &saved.qkv,
-                cache.kv.layer(layer),
-                heads,
-                attention,
-                &mut saved.attended,
-            )?;
-            of.attn_out(&mut saved, &mut x)?;
-            saved.mid_residual = x.clone();
-            of.mlp(&mut saved)?;
-            normed = Tensor::default();
-            let (norm, dtype) = match next {
-                Some(next) => (&next.attn_norm, OutputDtype::Compute),
-                None => (&decoder.final_norm, OutputDtype::F32),
-            };
-            of.mlp_out(&saved, &mut x, norm, dtype, &mut normed)?;
-            self.layers.push(saved);
-        }
-        self.residual = x;
-        Ok(normed)
-    }
-}
-
-/// The rows of a pass with the dropout of adapters' inputs: the keys of the pass's own dropout.
-fn adapter_rows(dropout: Option<Dropout<'_>>, p: f32) -> Option<Vec<Option<RowPerturbation>>> {
-    let Some(Dropout::Sampled(rows)) = dropout.filter(|_| p > 0.0) else { return None };
-    let of = |row: RowPerturbation| RowPerturbation { strength: p, sites: SiteSet::LORA, ..row };
-    Some(rows.iter().map(|row| row.map(of)).collect())
-}
-
-/// The forward of one layer.
-struct LayerForward<'a> {
-    decoder: &'a Decoder,
-    block: &'a Block,
-    params: &'a BlockParameters,
-    layer: usize,
-    dropout: &'a ChunkDropout,
-    adapter_dropout: &'a ChunkDropout,
-}
-
-impl<'a> LayerForward<'a> {
-    fn input<'x>(&self, x: &'x Tensor, site: Site) -> AdapterInput<'x>
-    where
-        'a: 'x,
-    {
-        AdapterInput { x, mask: self.adapter_dropout.mask(self.layer, site) }
-    }
-
-    /// The QKV projection, whose result before QK norms, if there are any, is kept for their
-    /// backward.
-    fn project_qkv(
-        &self,
-        saved: &mut LayerActivations,
-        kv: KvLayerMut<'_>,
-        slots: &SlotMapping,
-    ) -> Result<(), DeviceError> {
-        let (device, transform) = (&self.decoder.device, self.decoder.qkv_params(self.block));
-        let (normed, map, qkv) = (&saved.normed, &self.block.qkv, &mut saved.qkv);
-        if transform.qk_norms.is_none() && !self.params.qkv.has_adapter_pass() {
-            let projection = QkvProjection { map, transform };
-            return ops::project_qkv(device, normed, projection, kv, slots, qkv);
-        }
-        let input = self.input(normed, Site::LoraQkv);
-        self.params.qkv.forward(device, map, input, OutputDtype::Compute, qkv)?;
-        if transform.qk_norms.is_some() {
-            saved.raw_qkv = qkv.clone();
-        }
-        ops::rope_and_cache(device, qkv, transform, kv, slots)
-    }
-
-    /// The output projection of attention and the norm after it.
-    fn attn_out(&self, saved: &mut LayerActivations, x: &mut Tensor) -> Result<(), DeviceError> {
-        let of = LinearResidualNorm {
-            x: &saved.attended,
-            map: &self.block.attn_out,
-            mask: self.dropout.mask(self.layer, Site::AttnOut),
-            norm: &self.block.mlp_norm,
-            dtype: OutputDtype::Compute,
-        };
-        self.residual_norm(&self.params.attn_out, Site::LoraAttnOut, of, x, &mut saved.mlp_normed)
-    }
-
-    /// The MLP up to its output projection.
-    fn mlp(&self, saved: &mut LayerActivations) -> Result<(), DeviceError> {
-        let (device, dtype) = (&self.decoder.device, OutputDtype::Compute);
-        let input = self.input(&saved.mlp_normed, Site::LoraMlpIn);
-        let (params, map) = (&self.params.mlp_in, &self.block.mlp_in);
-        params.forward(device, map, input, dtype, &mut saved.pre_activation)?;
-        match mlp_activation(self.decoder.config.mlp) {
-            Some(activation) => {
-                ops::activate(device, &saved.pre_activation, activation, dtype, &mut saved.inner)
-            }
-            None => ops::swiglu(device, &saved.pre_activation, &mut saved.inner),
-        }
-    }
-
-    /// The MLP's output projection and the norm after it.
-    fn mlp_out(
-        &self,
-        saved: &LayerActivations,
-        x: &mut Tensor,
-        norm: &Normalization,
-        dtype: OutputDtype,
-        normed: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let of = LinearResidualNorm {
-            x: &saved.inner,
-            map: &self.block.mlp_out,
-            mask: self.dropout.mask(self.layer, Site::MlpOut),
-            norm,
-            dtype,
-        };
-        self.residual_norm(&self.params.mlp_out, Site::LoraMlpOut, of, x, normed)
-    }
-
-    /// [`ops::linear_residual_norm`], an unmerged adapter included.
-    fn residual_norm(
-        &self,
-        params: &LinearParameters,
-        site: Site,
-        of: LinearResidualNorm<'_>,
-        stream: &mut Tensor,
-        out: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let device = &self.decoder.device;
-        if !params.has_adapter_pass() {
-            return ops::linear_residual_norm(device, of, stream, out);
-        }
-        let LinearResidualNorm { x, map, mask, norm, dtype } = of;
-        let (mut result, mut dropped) = (Tensor::default(), Tensor::default());
-        params.forward(device, map, self.input(x, site), OutputDtype::F32, &mut result)?;
-        ops::dropout(device, &result, mask, OutputDtype::F32, &mut dropped)?;
-        ops::add(device, stream, &dropped)?;
-        ops::norm(device, stream, norm, dtype, out)
-    }
-}
-
-/// The backward of one layer.
-struct LayerBackward<'a> {
-    decoder: &'a Decoder,
-    device: &'a Device,
-    params: &'a mut BlockParameters,
-    layer: usize,
-    saved: &'a LayerActivations,
-    adapter_dropout: &'a ChunkDropout,
-}
-
-impl<'a> LayerBackward<'a> {
-    /// The backward of a layer that was fed `x`, from the gradient `dy` of its result.
-    fn linear<'x>(
-        &self,
-        x: &'x Tensor,
-        site: Site,
-        dy: &'x Tensor,
-        dtype: OutputDtype,
-    ) -> LinearBackward<'x>
-    where
-        'a: 'x,
-    {
-        let input = AdapterInput { x, mask: self.adapter_dropout.mask(self.layer, site) };
-        LinearBackward { input, dy, dtype }
-    }
-
-    /// The backward of the MLP and its norm. `dx` holds the gradient of the residual stream after
-    /// the MLP, and on return that before it.
-    fn mlp(&mut self, dropout: &ChunkDropout, dx: &mut Tensor) -> Result<(), DeviceError> {
-        let (device, saved, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
-        let (mut dy, mut dinner, mut dpre, mut dnormed) = Default::default();
-        ops::dropout(
-            device,
-            dx,
-            dropout.mask(self.layer, Site::MlpOut),
-            OutputDtype::Compute,
-            &mut dy,
-        )?;
-        let compute = OutputDtype::Compute;
-        let of = self.linear(&saved.inner, Site::LoraMlpOut, &dy, compute);
-        self.params.mlp_out.backward(device, &block.mlp_out, of, &mut dinner)?;
-        match mlp_activation(self.decoder.config.mlp) {
-            Some(a) => ops::activate_backward(
-                device,
-                &saved.pre_activation,
-                a,
-                &dinner,
-                OutputDtype::Compute,
-                &mut dpre,
-            )?,
-            None => ops::swiglu_backward(
-                device,
-                &saved.pre_activation,
-                &dinner,
-                OutputDtype::Compute,
-                &mut dpre,
-            )?,
-        }
-        let of = self.linear(&saved.mlp_normed, Site::LoraMlpIn, &dpre, OutputDtype::F32);
-        self.params.mlp_in.backward(device, &block.mlp_in, of, &mut dnormed)?;
-        let mlp_norm = &mut self.params.mlp_norm;
-        mlp_norm.accumulate_gradients(device, &block.mlp_norm, &saved.mid_residual, &dnormed, dx)
-    }
-
-    /// The backward of attention and its output projection. Adds to `dkv` and returns the gradient
-    /// of the QKV projection, of which only the queries' columns are set.
-    fn attention(
-        &mut self,
-        cache: &Cache,
-        dkv: &mut KvGrads,
-        metadata: &AttentionMetadata<'static>,
-        dropout: &ChunkDropout,
-        dx: &mut Tensor,
-    ) -> Result<Tensor, DeviceError> {
-        let (device, saved, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
-        let (mut dy, mut dattended, mut dqkv) = Default::default();
-        ops::dropout(
-            device,
-            dx,
-            dropout.mask(self.layer, Site::AttnOut),
-            OutputDtype::Compute,
-            &mut dy,
-        )?;
-        let of = self.linear(&saved.attended, Site::LoraAttnOut, &dy, OutputDtype::Compute);
-        self.params.attn_out.backward(device, &block.attn_out, of, &mut dattended)?;
-        let inputs = AttentionBackward {
-            q: &saved.qkv,
-            kv: cache.kv.layer(self.layer),
-            heads: self.decoder.config.heads,
-            metadata,
-            out: &saved.attended,
-            dout: &dattended,
-        };
-        ops::attention_backward(device, inputs, dkv, &mut dqkv)?;
-        Ok(dqkv)
-    }
-
-    /// The backward of RoPE, QK norms, the QKV projection and the first norm, for all rows of the
-    /// segment: gradients of keys and values come from `dkv`.
-    fn qkv(
-        &mut self,
-        dkv: &KvGrads,
-        dqkv: &mut Tensor,
-        slot_mapping: &SlotMapping,
-        dx: &mut Tensor,
-    ) -> Result<(), DeviceError> {
-        let (device, saved) = (self.device, self.saved);
-        let transform = self.decoder.qkv_params(&self.decoder.blocks[self.layer]);
-        ops::rope_and_cache_backward(device, dqkv, transform, dkv, self.layer, slot_mapping)?;
-        if let Some([q, k]) = &mut self.params.qk_norm {
-            let dscales = [&mut q.weight.gradient, &mut k.weight.gradient];
-            ops::qk_norm_backward(device, &saved.raw_qkv, transform, dqkv, dscales)?;
-        }
-        let (mut dnormed, block) = (Tensor::default(), &self.decoder.blocks[self.layer]);
-        let of = self.linear(&saved.normed, Site::LoraQkv, dqkv, OutputDtype::F32);
-        self.params.qkv.backward(device, &block.qkv, of, &mut dnormed)?;
-        let norm = &block.attn_norm;
-        self.params.attn_norm.accumulate_gradients(device, norm, &saved.x, &dnormed, dx)
-    }
 }
