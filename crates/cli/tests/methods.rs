@@ -32,7 +32,7 @@ fn train(sandbox: &CliSandbox, out: &str, more: &[&str]) -> CommandOutput {
         ["--threads", "2"],
         ["--steps", "3"],
     ];
-    let base = base.iter().flatten().copied();
+    let base = base.into_iter().filter(|[flag, _]| !more.contains(flag)).flatten();
     let command = ["train", "reasoner", "--out", out].into_iter().chain(base);
     sandbox.run(&command.chain(more.iter().copied()).collect::<Vec<_>>())
 }
