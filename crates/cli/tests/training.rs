@@ -261,7 +261,7 @@ fn a_training_is_told_as_it_goes_and_reported_afterwards() {
         let text = String::from_utf8(sandbox.read(&format!("{out}/training/evals.jsonl"))).unwrap();
         assert_eq!(text.lines().count(), 3, "after steps 2, 4 and 5: {text}");
         let last = text.lines().last().unwrap();
-        assert_eq!(last.contains("\"kept\":true"), keep == "last", "nothing is learned: {text}");
+        assert!(last.contains("\"kept\":true"), "of equal models the last is kept: {text}");
         assert!(log(&sandbox, out).iter().all(|line| line.get("seconds").is_none()));
     }
     let written = sandbox.run(&["report", "models/a", "--json"]).ok().json();

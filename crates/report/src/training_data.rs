@@ -86,7 +86,7 @@ pub fn label_trainings(trainings: &mut [TrainingData]) {
     }
 }
 
-/// The exponential moving average of a curve over [`SMOOTHING`] of its length.
+/// The exponential moving average of a curve over 2% of its length.
 pub fn smooth(curve: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let decay = 1.0 - 1.0 / (SMOOTHING * curve.len() as f64).max(1.0);
     let (mut sum, mut weight) = (0.0, 0.0);

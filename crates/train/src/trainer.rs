@@ -112,7 +112,8 @@ pub struct TrainConfig {
 /// Which model a training leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepPolicy {
-    /// The one with the best score of all evaluations; without evaluations the last.
+    /// The one with the best score of all evaluations, the latest of equal ones; without
+    /// evaluations the last.
     Best,
     /// The last.
     Last,

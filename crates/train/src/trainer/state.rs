@@ -134,7 +134,10 @@ impl TrainState {
             return Ok(None);
         };
         let improved = self.best.is_none_or(|best| score > best);
-        let kept = improved || config.keep == KeepPolicy::Last;
+        // Of equal scores the later model, which has learned more: a small held-out set may give
+        // the same score, even 0, for a long time.
+        let best = self.best.is_none_or(|best| score >= best);
+        let kept = best || config.keep == KeepPolicy::Last;
         if kept {
             task.save()?;
         }
