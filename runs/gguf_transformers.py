@@ -12,7 +12,8 @@ Three comparisons for each file, all in float32 on a CPU, ours from `cargo run -
   python runs/gguf_transformers.py [FILE.gguf...]
 
 Without files: tiny random models of every architecture and tensor type (`--example random_gguf`). Needs
-torch, transformers, safetensors, gguf and numpy; not part of the gate. gguf_transformers.txt is its output.
+torch, transformers, accelerate, safetensors, gguf and numpy; not part of the gate. gguf_transformers.txt is its
+output.
 """
 
 import json
