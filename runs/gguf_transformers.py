@@ -6,8 +6,8 @@ Three comparisons for each file, all in float32 on a CPU, ours from `cargo run -
   weights as a training from this file writes them, every tensor found and none left over;
 - the weights of that directory with those of llama.cpp's Python package, bit by bit, rotary halves put
   back;
-- transformers with the file itself (`gguf_file=`), which has an implementation of its own. It knows
-  neither Llama 3's rotary factors nor every type, so files of this program's tests leave it out.
+- transformers with the file itself (`gguf_file=`), which has an implementation of its own; for files
+  that are given, not for the random ones.
 
   python runs/gguf_transformers.py [FILE.gguf...]
 
