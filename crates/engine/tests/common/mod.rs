@@ -155,6 +155,9 @@ pub fn load(device: &Device, dir: &Path, family: testkit::CheckpointFamily) -> R
         testkit::CheckpointFamily::Colar => Family::COLAR,
         testkit::CheckpointFamily::LatentSft => Family::LATENT_SFT,
         testkit::CheckpointFamily::Rot => Family::ROT,
+        testkit::CheckpointFamily::Llama
+        | testkit::CheckpointFamily::Qwen2
+        | testkit::CheckpointFamily::Qwen3 => Family::COT,
         testkit::CheckpointFamily::RewardGpt2 | testkit::CheckpointFamily::RewardLlama => {
             panic!("{family:?} is not a reasoner")
         }
