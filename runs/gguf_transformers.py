@@ -6,13 +6,14 @@ Three comparisons for each file, all in float32 on a CPU, ours from `cargo run -
   weights as a training from this file writes them, every tensor found and none left over;
 - the weights of that directory with those of llama.cpp's Python package, bit by bit, rotary halves put
   back;
-- transformers with the file itself (`gguf_file=`), which has an implementation of its own. It knows
-  neither Llama 3's rotary factors nor every type, so files of this program's tests leave it out.
+- transformers with the file itself (`gguf_file=`), which has an implementation of its own; for files
+  that are given, not for the random ones.
 
   python runs/gguf_transformers.py [FILE.gguf...]
 
 Without files: tiny random models of every architecture and tensor type (`--example random_gguf`). Needs
-torch, transformers, safetensors, gguf and numpy; not part of the gate. gguf_transformers.txt is its output.
+torch, transformers, accelerate, safetensors, gguf and numpy; not part of the gate. gguf_transformers.txt is its
+output.
 """
 
 import json

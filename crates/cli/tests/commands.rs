@@ -7,7 +7,7 @@ mod support;
 use std::io::Write;
 use std::process::Stdio;
 
-use model::testkit::{CheckpointFamily, CheckpointSpec};
+use model::testkit::{CheckpointFamily, CheckpointSpec, GgmlType, GgufContent};
 use serde_json::Value;
 use support::{CliSandbox, REASONERS, command_output};
 
@@ -430,6 +430,31 @@ fn inspect_detects_every_family() {
         "wte.weight",
     ] {
         assert!(text.contains(word), "{word} in {text}");
+    }
+}
+
+#[test]
+fn gguf_files_are_inspected_and_solve_as_their_directory() {
+    let sandbox = CliSandbox::new();
+    for (family, name) in [(CheckpointFamily::Llama, "llama"), (CheckpointFamily::Qwen2, "qwen2")] {
+        let dir = sandbox.model(name, &CheckpointSpec { family, ..CheckpointSpec::default() });
+        let file = format!("{name}.gguf");
+        let content = GgufContent::from_directory(&dir, GgmlType::F32).unwrap();
+        content.write(&sandbox.path(&file)).unwrap();
+        let result = sandbox.run(&["inspect", &file, "--json", "--values"]).ok().json();
+        assert_eq!(result["backbone"], name);
+        assert_eq!(result["types"]["F32"]["tensors"], content.tensors.len());
+        assert_eq!(result["chat_template"], "{{ messages[0].content }}");
+        assert_eq!(result["tensors"]["unknown"], serde_json::json!([]));
+        let text = sandbox.run(&["inspect", &file]).ok().out;
+        assert!(text.contains("F32 in") && text.contains("characters"), "{text}");
+        let solve = |model: &str| {
+            let args = ["solve", "--model", model, "--method", "cot", "--json", "-n", "2"];
+            let output = sandbox.run(&[&args[..], &["--max-new-tokens", "8", "2 + 2?"]].concat());
+            output.ok().json()["trajectories"].clone()
+        };
+        assert!(!solve(&file).is_null());
+        assert_eq!(solve(&file), solve(name));
     }
 }
 

@@ -62,7 +62,7 @@ fn logits(path: &Path) -> Vec<u32> {
 
 /// Everything of a configuration but what only a latent reasoner's directory has.
 fn plain_config(path: &Path) -> Config {
-    Config { latent: Default::default(), ..Config::read(&ModelFiles::from(path)).unwrap() }
+    Config { latent: Default::default(), ..Config::read(path).unwrap() }
 }
 
 #[test]
