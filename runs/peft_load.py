@@ -132,13 +132,13 @@ def load_full(directory):
     return model.eval(), f"{len(heads)} tensors of a head"
 
 
-def grow_embeddings(model, heads):
-    """Appends the rows of new tokens to the embeddings and, where it is another table, to the language-model head."""
+def grow_embeddings(model, heads, vocab):
+    """Sets the last rows of the embeddings, grown to the vocabulary, and of the language-model head where it is another table."""
     rows = {name: tensor for name, tensor in heads.items() if name.startswith("new_rows.")}
     if not rows:
         return 0
     (count,) = {len(tensor) for tensor in rows.values()}
-    model.resize_token_embeddings(model.config.vocab_size + count, mean_resizing=False)
+    model.resize_token_embeddings(vocab, mean_resizing=False)
     with torch.no_grad():
         for name, tensor in rows.items():
             is_head = name == "new_rows.lm_head.weight"
@@ -152,7 +152,8 @@ def load_adapter(directory):
     base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"], dtype=torch.float32)
     beside = directory / "heads.safetensors"
     heads = load_file(beside) if beside.exists() else {}
-    count = grow_embeddings(base, heads)
+    vocab = json.loads((directory / "config.json").read_text())["vocab_size"]
+    count = grow_embeddings(base, heads, vocab)
     model = peft.PeftModel.from_pretrained(base, str(directory)).eval()
     saved = load_file(directory / "adapter_model.safetensors")
     own = {name.replace(".default", ""): x for name, x in model.named_parameters() if "lora_" in name}

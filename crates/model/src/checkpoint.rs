@@ -178,7 +178,8 @@ impl Checkpoint {
         self.weights.get(name).map(|stored| stored.shape.as_slice())
     }
 
-    /// Tokens that an adapter adds to its base's vocabulary.
+    /// Rows at the end of the embedding that an adapter brings with it, in place of its base's or
+    /// beyond them: those of new tokens.
     pub fn added_tokens(&self) -> usize {
         let name = format!("{NEW_ROWS}.{}.weight", self.config.embedding_name());
         self.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(0)
@@ -197,8 +198,8 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Reads a weight without its adapter; the embeddings of tokens that an adapter adds to its
-    /// base's vocabulary follow the base's.
+    /// Reads a weight without its adapter. The last rows of a table are those that the adapter
+    /// brings with it.
     fn unmerged_tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
         let Some((new, &[rows, columns])) =
@@ -207,7 +208,10 @@ impl Checkpoint {
             return self.read_values(stored, shape);
         };
         let added = new.shape.first().copied().unwrap_or(0);
-        let mut values = self.read_values(stored, &[rows.saturating_sub(added), columns])?;
+        let kept = rows.saturating_sub(added);
+        let own = stored.shape.first().copied().unwrap_or(0).max(kept);
+        let mut values = self.read_values(stored, &[own, columns])?;
+        values.truncate(kept * columns);
         values.extend(self.read_values(new, &[added, columns])?);
         Ok(values)
     }

@@ -19,6 +19,16 @@ pub enum SaveDtype {
     Bf16,
 }
 
+impl SaveDtype {
+    /// PyTorch's name of it, as in config.json.
+    pub fn torch_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+}
+
 /// The header metadata that transformers requires of weight files.
 pub const PT_METADATA: (&str, &str) = ("format", "pt");
 

@@ -93,7 +93,7 @@ pub fn init_model(
                 device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
             let writer = WeightWriter { dtype: tuning.dtype, adapter: None };
             let vocab = config.vocab;
-            let resize = Resize { old_vocab: vocab, new_vocab: vocab, copy_from: 0 };
+            let resize = Resize { old_vocab: vocab, new_vocab: vocab, copy_from: 0, new_tokens: 0 };
             let initial = InitialModel { init: init.clone(), resize };
             Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
         }
@@ -130,6 +130,12 @@ fn init_from_pretrained(
         None => config["vocab_size"] = vocab,
     }
     config["latent_tts"] = usage;
+    // transformers loads a model in the dtype that its configuration names.
+    for field in ["dtype", "torch_dtype"] {
+        if let (Some(dtype), None) = (config.get_mut(field), &tuning.lora) {
+            *dtype = json!(tuning.dtype.torch_name());
+        }
+    }
     for (field, token) in
         [("latent_id", LATENT), ("latent_start_id", START_LATENT), ("latent_end_id", END_LATENT)]
     {
@@ -138,7 +144,11 @@ fn init_from_pretrained(
     write_json(&out.join("config.json"), &config)?;
     let config = Config::read(out)?;
     let writer = WeightWriter::new(tuning, dir)?;
-    let resize = Resize { old_vocab, new_vocab, copy_from };
+    let new_tokens = match missing.is_empty() {
+        true => checkpoint.added_tokens(),
+        false => new_vocab - first,
+    };
+    let resize = Resize { old_vocab, new_vocab, copy_from, new_tokens };
     let decoder = device.run(|| resize.load(device, &checkpoint, &config, tuning.lora.as_ref()))?;
     let initial = InitialModel { init: ModelInit::Pretrained(dir.to_owned()), resize };
     Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
@@ -158,6 +168,8 @@ struct Resize {
     new_vocab: usize,
     /// The token whose row is copied.
     copy_from: u32,
+    /// Rows at the end of the table that are new tokens' or padding.
+    new_tokens: usize,
 }
 
 impl Resize {
@@ -168,14 +180,13 @@ impl Resize {
         config: &Config,
         lora: Option<&LoraConfig>,
     ) -> Result<TrainableDecoder, ModelError> {
-        let Self { old_vocab, new_vocab, copy_from } = self;
+        let Self { old_vocab, new_vocab, copy_from, new_tokens } = self;
         let Some(lora) = lora else {
             let source = ResizedEmbeddings { source: checkpoint, old_vocab, new_vocab, copy_from };
             return TrainableDecoder::load(device, config, &source, LmHead::With);
         };
         let unmerged = &UnmergedCheckpoint(checkpoint);
         let source = ResizedEmbeddings { source: unmerged, old_vocab, new_vocab, copy_from };
-        let new_tokens = checkpoint.added_tokens() + new_vocab - old_vocab;
         let tuning = DecoderTuning::Lora { config: lora, new_tokens };
         TrainableDecoder::load_tuned(device, config, &source, LmHead::With, tuning)
     }
