@@ -1,7 +1,7 @@
 //! Trainable parameters: float32 master weights with gradients and AdamW moments, and the names and
 //! shapes that they have in files.
 //!
-//! The kernels read copies of the weights in their own layout and dtype ([`Linear`],
+//! The kernels read copies of the weights in their own layout and dtype ([`ops::Linear`],
 //! [`Normalization`]); the copies are synchronised after every optimizer step. Matrices are
 //! (outputs, inputs) here in every architecture. `linear` has the parameters of a linear layer,
 //! `adapter` those of a LoRA adapter on a frozen one.
