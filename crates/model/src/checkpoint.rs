@@ -367,15 +367,18 @@ impl Checkpoint {
         let Some(stored) = self.weights.get(&name) else {
             return Ok(());
         };
+        let (vocab, added) = (self.config.vocab, self.added_tokens());
+        let fits = |rows: usize| match added {
+            0 => rows == vocab,
+            _ => added <= vocab && rows >= vocab - added,
+        };
         match stored.shape.first() {
-            Some(&rows) if rows.saturating_add(self.added_tokens()) != self.config.vocab => {
-                Err(ModelError::VocabMismatch {
-                    file: self.path(stored).to_path_buf(),
-                    tensor: stored.original.clone(),
-                    rows,
-                    vocab: self.config.vocab,
-                })
-            }
+            Some(&rows) if !fits(rows) => Err(ModelError::VocabMismatch {
+                file: self.path(stored).to_path_buf(),
+                tensor: stored.original.clone(),
+                rows,
+                vocab,
+            }),
             _ => Ok(()),
         }
     }

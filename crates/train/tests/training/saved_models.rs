@@ -9,10 +9,13 @@ use engine::{
 };
 use model::save::SaveDtype;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
-use model::{Cache, Checkpoint, Decoder, Pass, Sequence, Tokenizer, TrainableDecoder};
+use model::{
+    Cache, Checkpoint, Decoder, LoraConfig, LoraTargets, Pass, Sequence, Tokenizer,
+    TrainableDecoder,
+};
 use serde_json::{Value, json};
 use tensor::Tensor;
-use train::model_dir::{self, ModelInit};
+use train::model_dir::{self, ModelInit, TuningSpec};
 use train::reward_step::{RewardHeadKind, RewardTrainStep};
 use train::trainer::TrainTask;
 
@@ -310,4 +313,46 @@ fn markers_extend_a_text_tower() {
         hidden(&loaded.decoder, &TOKENS).data(),
         hidden(&model.decoder.decoder, &TOKENS).data()
     );
+}
+
+/// With LoRA the markers' rows are trained and saved, whether they are new or were padding.
+#[test]
+fn an_adapter_brings_the_rows_of_its_markers() {
+    for padded in [false, true] {
+        let (tokens, plain, out) = (
+            tempfile::tempdir().unwrap(),
+            tempfile::tempdir().unwrap(),
+            tempfile::tempdir().unwrap(),
+        );
+        write_checkpoint(tokens.path(), &tiny(CheckpointFamily::Coconut)).unwrap();
+        if !padded {
+            remove_markers(tokens.path());
+        }
+        let tokenizer_from = Some(tokens.path().to_owned());
+        let spec = CheckpointSpec { tokenizer_from, ..tiny(CheckpointFamily::Coconut) };
+        write_checkpoint(plain.path(), &spec).unwrap();
+        remove_markers(plain.path());
+        let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
+        let lora =
+            LoraConfig { rank: 2, alpha: 4.0, targets: LoraTargets::All, dropout: 0.0, seed: 1 };
+        let (init, tuning) = (
+            ModelInit::Pretrained(plain.path().to_owned()),
+            TuningSpec { lora: Some(lora), ..FULL_TUNING },
+        );
+        let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
+        let mut model = model_dir::init_model(device(), &init, out.path(), usage, &tuning).unwrap();
+        for parameter in model.decoder.parameters_mut() {
+            parameter.value.data_mut().iter_mut().for_each(|x| *x += 0.25);
+        }
+        model.decoder.sync_weights().unwrap();
+        model.writer.write(out.path(), &model.decoder, []).unwrap();
+        let loaded = Checkpoint::open(out.path()).unwrap();
+        assert_eq!((loaded.config().vocab, loaded.added_tokens()), (words + 3, 3));
+        let marker = [words as u32, 40, words as u32 + 1];
+        let reasoner = Reasoner::load(device(), out.path(), None).unwrap();
+        let (own, read) =
+            (hidden(&model.decoder.decoder, &marker), hidden(&reasoner.decoder, &marker));
+        let close = own.data().iter().zip(read.data()).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(close, "padded {padded}: {:?} {:?}", own.row(2), read.row(2));
+    }
 }
