@@ -253,6 +253,7 @@ pub(crate) mod linear {
 
     functions! {
         fn linear(&CudaTensor, &CudaLinear, Activation, CudaDtype) -> CudaResult<CudaTensor>;
+        fn linear_add(&CudaTensor, &CudaLinear, &mut CudaTensor) -> CudaResult<()>;
         fn logits(&CudaTensor, &CudaLinear) -> CudaResult<CudaTensor>;
         fn linear_dx(&CudaTensor, &CudaLinear, CudaDtype) -> CudaResult<CudaTensor>;
         fn linear_dw(

@@ -83,7 +83,7 @@ struct AdaptedMatrix {
     a: Parameter,          // (inputs, rank): A transposed
     b: Parameter,          // (outputs, rank)
     a_map: Linear,         // rank -> inputs: the copy of A that products read
-    b_map: Option<Linear>, // rank -> all outputs of the layer; `None` if merged
+    b_map: Option<Linear>, // rank -> all outputs of the layer, scale B; `None` if merged
 }
 
 impl LoraAdapter {
@@ -111,13 +111,13 @@ impl LoraAdapter {
                 let zeros = vec![0.0; rank * outputs];
                 let b_map = Linear::from_output_major(device, rank, outputs, &zeros, None)?;
                 part.b_map = Some(b_map);
-                part.sync_weights(device)?;
+                part.sync_weights(device, scale)?;
             }
         }
         Ok((!parts.is_empty()).then_some(Self { parts, scale, is_merged }))
     }
 
-    /// `y += scale B A dropout(x)`: y is (rows, outputs of the layer), f32.
+    /// `y += scale B A dropout(x)`: y is (rows, outputs of the layer), of any dtype.
     pub(super) fn add_output(
         &self,
         device: &Device,
@@ -127,10 +127,9 @@ impl LoraAdapter {
         let x = input.dropped(device)?;
         for (part, b_map) in self.parts.iter().filter_map(|part| Some((part, part.b_map.as_ref()?)))
         {
-            let (mut u, mut output) = (Tensor::default(), Tensor::default());
+            let mut u = Tensor::default();
             ops::linear_dx(device, &x, &part.a_map, OutputDtype::Compute, &mut u)?;
-            ops::linear(device, &u, b_map, Activation::None, OutputDtype::F32, &mut output)?;
-            ops::add_scaled(device, y, &output, self.scale)?;
+            ops::linear_add(device, &u, b_map, y)?;
         }
         Ok(())
     }
@@ -143,25 +142,27 @@ impl LoraAdapter {
         dy: &Tensor,
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let (x, scale) = (input.dropped(device)?, self.scale);
+        let (x, compute) = (input.dropped(device)?, OutputDtype::Compute);
+        let mut dinput = Tensor::default();
         for part in &mut self.parts {
             let AdaptedMatrix { outputs, a, b, a_map, b_map: Some(b_map) } = part else { continue };
-            let (mut u, mut du, mut dropped) = Default::default();
-            ops::linear_dx(device, &x, a_map, OutputDtype::F32, &mut u)?;
-            ops::scale(device, &mut u, scale)?;
+            let (mut u, mut du) = (Tensor::default(), Tensor::default());
+            ops::linear_dx(device, &x, a_map, compute, &mut u)?;
             let mut db = Tensor::zeros_on(device, b_map.outputs(), b_map.inputs())?;
             ops::linear_dw(device, &u, dy, &mut db, None)?;
             let own: Vec<usize> = outputs.clone().collect();
-            ops::add(device, &mut b.gradient, &ops::select(device, [&db], &own)?)?;
-            ops::linear_dx(device, dy, b_map, OutputDtype::F32, &mut du)?;
-            ops::scale(device, &mut du, scale)?;
+            let own = ops::select(device, [&db], &own)?;
+            ops::add_scaled(device, &mut b.gradient, &own, self.scale)?;
+            ops::linear_dx(device, dy, b_map, compute, &mut du)?; // the map holds scale B
             ops::linear_dw(device, &du, &x, &mut a.gradient, None)?;
-            let mut dinput = Tensor::default();
-            ops::linear(device, &du, a_map, Activation::None, OutputDtype::F32, &mut dinput)?;
-            ops::dropout(device, &dinput, input.mask, OutputDtype::F32, &mut dropped)?;
-            ops::add(device, dx, &dropped)?;
+            match dinput.rows() {
+                0 => ops::linear(device, &du, a_map, Activation::None, compute, &mut dinput)?,
+                _ => ops::linear_add(device, &du, a_map, &mut dinput)?,
+            }
         }
-        Ok(())
+        let mut dropped = Tensor::default();
+        ops::dropout(device, &dinput, input.mask, OutputDtype::F32, &mut dropped)?;
+        ops::add(device, dx, &dropped)
     }
 
     /// `weight + scale B A`, (outputs, inputs).
@@ -199,7 +200,7 @@ impl LoraAdapter {
 
     /// Copies A to the map that products read; needed after every change.
     pub(super) fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
-        self.parts.iter_mut().try_for_each(|part| part.sync_weights(device))
+        self.parts.iter_mut().try_for_each(|part| part.sync_weights(device, self.scale))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Parameter> {
@@ -228,11 +229,11 @@ impl AdaptedMatrix {
         let b = Tensor::from_vec(outputs.len(), rank, b);
         let b = factor("lora_B", b, WeightLayout::OutputMajor)?;
         let mut adapted = Self { outputs, a, b, a_map, b_map: None };
-        adapted.sync_weights(device)?;
+        adapted.sync_weights(device, 1.0)?;
         Ok(adapted)
     }
 
-    fn sync_weights(&mut self, device: &Device) -> Result<(), DeviceError> {
+    fn sync_weights(&mut self, device: &Device, scale: f32) -> Result<(), DeviceError> {
         self.a_map.assign(device, &self.a.value, None)?;
         self.a_map.prepare_backward(device, &self.a.value)?;
         let Some(b_map) = &mut self.b_map else { return Ok(()) };
@@ -242,7 +243,8 @@ impl AdaptedMatrix {
         let after = Tensor::zeros_on(device, outputs - self.outputs.end, rank)?;
         let parts = [&before, &self.b.value, &after];
         let parts: Vec<&Tensor> = parts.into_iter().filter(|part| part.rows() > 0).collect();
-        let padded = ops::concat(device, &parts)?;
+        let mut padded = ops::concat(device, &parts)?;
+        ops::scale(device, &mut padded, scale)?;
         b_map.assign(device, &padded, None)?;
         b_map.prepare_backward(device, &padded)
     }

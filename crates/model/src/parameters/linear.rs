@@ -187,14 +187,8 @@ impl LinearParameters {
         dtype: OutputDtype,
         out: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let none = Activation::None;
-        let Some(adapter) = self.adapter() else {
-            return ops::linear(device, input.x, linear, none, dtype, out);
-        };
-        let mut sum = Tensor::default();
-        ops::linear(device, input.x, linear, none, OutputDtype::F32, &mut sum)?;
-        adapter.add_output(device, input, &mut sum)?;
-        cast(device, sum, dtype, out)
+        ops::linear(device, input.x, linear, Activation::None, dtype, out)?;
+        self.adapter().map_or(Ok(()), |adapter| adapter.add_output(device, input, out))
     }
 
     /// The backward of [`Self::forward`], given the gradient dy of its result: adds to the

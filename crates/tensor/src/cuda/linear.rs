@@ -192,6 +192,40 @@ pub(crate) fn matmul(
     matmul_bias_activation(x, map, false, Activation::None, dtype)
 }
 
+/// `out += x W`, without the bias: out is (rows, outputs) of f32 or bf16.
+pub(crate) fn linear_add(
+    x: &CudaTensor,
+    map: &CudaLinear,
+    out: &mut CudaTensor,
+) -> Result<(), CudaError> {
+    assert_eq!(
+        (out.rows(), out.cols(), x.cols()),
+        (x.rows(), map.outputs, map.inputs),
+        "linear_add: shapes differ"
+    );
+    if x.rows() == 0 {
+        return Ok(());
+    }
+    let cast = x.cast_operand(map)?;
+    let x = cast.as_ref().unwrap_or(x);
+    let (out_at, stride) = out.ptr_and_stride();
+    let shape = GemmShape {
+        rows: x.rows(),
+        inputs: map.inputs,
+        outputs: map.outputs,
+        stride,
+        operand: map.matrix.dtype(),
+        out: out.dtype(),
+        epilogue: BlasEpilogue::None,
+    };
+    let gemm = Gemm { accumulate: true, ..Gemm::from(shape) };
+    let weights = map.matrix.pointer();
+    let at = GemmPointers { x: x.pointer(), weights, bias: 0, out: out_at };
+    // SAFETY: x is (rows, inputs) and the weights (>= outputs, inputs), both of the compute dtype;
+    // out is (rows, outputs) with its stride.
+    unsafe { map.cuda().blas().gemm(x.cuda(), gemm, at) }
+}
+
 fn matmul_bias_activation(
     x: &CudaTensor,
     map: &CudaLinear,

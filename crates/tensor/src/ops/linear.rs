@@ -222,6 +222,31 @@ pub fn linear(
     Ok(())
 }
 
+/// `out += x W`, without the map's bias: x is (rows, inputs), out (rows, outputs) of any dtype.
+pub fn linear_add(
+    device: &Device,
+    x: &Tensor,
+    map: &Linear,
+    out: &mut Tensor,
+) -> Result<(), DeviceError> {
+    let (shape, expected) = ((x.cols(), out.rows(), out.cols()), (map.inputs(), x.rows()));
+    assert_eq!(shape, (expected.0, expected.1, map.outputs()), "linear_add: shapes differ");
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            let (packed, _) = map.cpu();
+            let epilogue = OutputEpilogue {
+                out: out.data_mut().as_mut_ptr(),
+                cols: packed.outputs(),
+                bias: None,
+                op: EpilogueOp::Residual(None),
+            };
+            gemm(cpu.isa, x.data(), packed, &epilogue);
+        }
+        Backend::Cuda(_) => cuda::linear::linear_add(x.gpu(), map.gpu(), out.gpu_mut()?)?,
+    }
+    Ok(())
+}
+
 /// The arguments of [`linear_residual_norm`] that it reads.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearResidualNorm<'a> {

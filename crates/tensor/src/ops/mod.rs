@@ -32,7 +32,9 @@ pub use attention::{
 pub(crate) use attention::{CpuKv, CpuLayerKv};
 pub use dropout::{DropoutMask, KeepMask, PerturbedRows, dropout};
 pub use graph::{GraphCache, GraphKey};
-pub use linear::{Linear, LinearResidualNorm, linear, linear_dw, linear_dx, linear_residual_norm};
+pub use linear::{
+    Linear, LinearResidualNorm, linear, linear_add, linear_dw, linear_dx, linear_residual_norm,
+};
 pub use loss::{cross_entropy, logits};
 pub(crate) use norm::CpuNorm;
 pub use norm::{

@@ -53,3 +53,27 @@ fn scale_rows_equals_its_definition() {
         }
     }
 }
+
+#[test]
+fn linear_add_is_a_product_and_a_sum() {
+    for (rows, inputs, outputs) in [(1, 1, 1), (5, 8, 70), (33, 129, 24)] {
+        let (x, weights) = (matrix(rows, inputs, 76), matrix(outputs, inputs, 77));
+        let to = matrix(rows, outputs, 78);
+        for device in devices() {
+            let bias = Some(vec![9.0; outputs]); // not added
+            let map =
+                Linear::from_output_major(&device, inputs, outputs, weights.data(), bias).unwrap();
+            let (x, mut sum) = (upload(&device, &x), upload(&device, &to));
+            device.run(|| linear_add(&device, &x, &map, &mut sum)).unwrap();
+            let x = x.to_host().unwrap();
+            let one = |i: usize| {
+                let (row, column) = (x.row(i / outputs), weights.row(i % outputs));
+                let terms = row.iter().zip(column).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                (f64::from(to.data()[i]) + terms.sum::<f64>()) as f32
+            };
+            let expected: Vec<f32> = (0..rows * outputs).map(one).collect();
+            let what = format!("{device:?} {rows} x {inputs} x {outputs}");
+            assert_close(sum.to_host().unwrap().data(), &expected, 1e-5, &what);
+        }
+    }
+}
