@@ -89,7 +89,9 @@ fn adapters_train_answer_and_go_on() {
     let sandbox = sandbox();
     let lora = ["--method", "codi", "--lora", "4", "--lora-alpha", "8"];
     let dropout = ["--lora-dropout", "0.1", "--lora-targets", "q_proj,v_proj"];
-    train(&sandbox, "models/first", &[&["--init", "llama"], &lora[..]].concat()).ok();
+    let told =
+        train(&sandbox, "models/first", &[&["--init", "llama"], &lora[..]].concat()).ok().err;
+    assert!(told.contains("(trained"), "{told}");
     for file in ["adapter_model.safetensors", "adapter_config.json", "heads.safetensors"] {
         assert!(sandbox.path("models/first").join(file).is_file(), "no {file}");
     }

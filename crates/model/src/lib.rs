@@ -40,6 +40,6 @@ pub use head::{
     SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear, TrainableMlp,
 };
 pub use model_files::{EmbeddedFiles, ModelFiles};
-pub use parameters::{LoraConfig, LoraTargets, NamedTensor, Parameter};
+pub use parameters::{FrozenElements, LoraConfig, LoraTargets, NamedTensor, Parameter};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

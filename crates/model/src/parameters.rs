@@ -31,6 +31,15 @@ pub(crate) enum Tuning<'a> {
     LastRows(usize),
 }
 
+/// Numbers that are kept and that no optimizer changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrozenElements {
+    /// Frozen weights.
+    pub weights: usize,
+    /// Gradients of frozen weights, which those of adapters are collected from.
+    pub gradients: usize,
+}
+
 /// A trainable tensor.
 #[derive(Debug)]
 pub struct Parameter {

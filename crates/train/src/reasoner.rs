@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::{Engine, Perturbation, Reasoner, Request};
-use model::{Cache, Parameter};
+use model::{Cache, FrozenElements, Parameter};
 use serde_json::{Map, Value, json};
 use tensor::Device;
 
@@ -101,6 +101,10 @@ where
 
     fn save(&mut self) -> Result<(), TrainError> {
         self.write_weights(&self.out)
+    }
+
+    fn frozen(&self) -> FrozenElements {
+        self.train_step.model().frozen()
     }
 
     fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {

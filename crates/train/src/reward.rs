@@ -5,7 +5,7 @@ mod metrics;
 use std::path::PathBuf;
 
 use engine::{LatentModel, Prompt, ReferenceTracer};
-use model::{Cache, Parameter};
+use model::{Cache, FrozenElements, Parameter};
 use serde_json::{Map, Value, json};
 use tensor::{Device, Tensor};
 
@@ -234,6 +234,10 @@ impl TrainTask for RewardTask {
         let RewardTrainStep { model, .. } = &self.train_step;
         let heads = self.train_step.head_parameters();
         self.writer.write(&self.out, model, heads)
+    }
+
+    fn frozen(&self) -> FrozenElements {
+        self.train_step.model.frozen()
     }
 
     fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {

@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use model::Parameter;
+use model::{FrozenElements, Parameter};
 use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
 use serde_json::{Map, Value, json};
 use tensor::{Device, ops};
@@ -63,9 +63,9 @@ pub trait TrainTask {
     /// Writes the model in the format that the engine loads.
     fn save(&mut self) -> Result<(), TrainError>;
 
-    /// The number of parameters that the model has besides [`Self::parameters`].
-    fn frozen_parameters(&self) -> u64 {
-        0
+    /// What the model keeps besides [`Self::parameters`].
+    fn frozen(&self) -> FrozenElements {
+        FrozenElements::default()
     }
 
     /// An estimate of the bytes of activations of one micro-batch; `None` if there is none.

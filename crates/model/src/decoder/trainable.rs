@@ -16,7 +16,9 @@ use super::{Block, Decoder, Dropout, LmHead};
 use crate::cache::{Cache, Pass};
 use crate::config::Config;
 use crate::error::ModelError;
-use crate::parameters::{LinearParameters, LoraConfig, NormParameters, Parameter, Tuning};
+use crate::parameters::{
+    FrozenElements, LinearParameters, LoraConfig, NormParameters, Parameter, Tuning,
+};
 use crate::source::TensorSource;
 use crate::weights::DecoderTensors;
 use backward::LayerBackward;
@@ -217,6 +219,20 @@ impl TrainableDecoder {
         let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
         let squares = values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
         Ok((squares / count).sqrt() as f32)
+    }
+
+    /// What no optimizer changes; norms, a thousandth of it, are not counted.
+    pub fn frozen(&self) -> FrozenElements {
+        let linears = |block: &BlockParameters| {
+            let BlockParameters { qkv, attn_out, mlp_in, mlp_out, .. } = block;
+            [qkv, attn_out, mlp_in, mlp_out].map(LinearParameters::frozen)
+        };
+        let tables = std::iter::once(&self.embedding).chain(&self.lm_head);
+        let all = tables.map(LinearParameters::frozen).chain(self.blocks.iter().flat_map(linears));
+        all.fold(FrozenElements::default(), |sum, of| FrozenElements {
+            weights: sum.weights + of.weights,
+            gradients: sum.gradients + of.gradients,
+        })
     }
 
     /// The trained parameters, in a fixed order.

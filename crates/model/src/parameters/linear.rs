@@ -4,7 +4,7 @@ use tensor::ops::{self, Activation, Indices, Linear, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
 use super::adapter::{AdapterInput, LoraAdapter};
-use super::{Parameter, ParameterLayout, Tuning};
+use super::{FrozenElements, Parameter, ParameterLayout, Tuning};
 use crate::error::ModelError;
 use crate::source::TensorSource;
 use crate::weights::{LinearSpec, WeightLayout, transpose};
@@ -249,6 +249,18 @@ impl LinearParameters {
             TrainedPart::Rows(rows) => rows.collect_gradients(device, &mut self.weight.gradient),
             _ => Ok(()),
         }
+    }
+
+    /// What no optimizer changes.
+    pub(crate) fn frozen(&self) -> FrozenElements {
+        let elements = |tensor: &Tensor| tensor.rows() * tensor.cols();
+        let bias = self.bias.as_ref().map_or(0, |bias| elements(&bias.value));
+        let weights = match &self.trained {
+            TrainedPart::All => return FrozenElements::default(),
+            TrainedPart::Rows(rows) => elements(&rows.frozen) + bias,
+            TrainedPart::Adapter(_) | TrainedPart::Nothing => elements(self.weight()) + bias,
+        };
+        FrozenElements { weights, gradients: elements(&self.weight.gradient) }
     }
 
     /// The trained parameters.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use model::FrozenElements;
 use tensor::{Device, DeviceError};
 
 use super::TrainTask;
@@ -37,12 +38,13 @@ impl TrainMemory {
     pub fn of(task: &mut dyn TrainTask, device: &Device) -> Result<Self, TrainError> {
         let count = |tensor: &tensor::Tensor| (tensor.rows() * tensor.cols()) as u64;
         let trained = task.parameters().iter().map(|p| count(&p.value)).sum();
-        let frozen = task.frozen_parameters();
+        let FrozenElements { weights, gradients } = task.frozen();
+        let (frozen, frozen_gradients) = (weights as u64, gradients as u64);
         Ok(Self {
             trained,
             frozen,
-            weights: trained * F32 + (trained + frozen) * kernel_bytes(device),
-            gradients: trained * F32,
+            weights: (trained + frozen) * (F32 + kernel_bytes(device)),
+            gradients: (trained + frozen_gradients) * F32,
             optimizer: 2 * trained * F32,
             activations: task.activation_bytes()?,
             free: free_memory(device)?,
