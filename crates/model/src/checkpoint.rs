@@ -40,6 +40,7 @@ pub struct Checkpoint {
     lora_scale: LoraScale,
     ignored: Vec<(StoredTensor, &'static str)>,
     pickles: Vec<PathBuf>,
+    base: Option<ModelFiles>,
 }
 
 /// A tensor in one of the files.
@@ -126,6 +127,7 @@ impl Checkpoint {
             lora_scale,
             ignored: Vec::new(),
             pickles: weights.pickles.clone(),
+            base: weights.base.clone(),
         };
         if let Some(base) = &weights.base {
             checkpoint.register_files(base, &files::find_weights(base)?)?;
@@ -161,6 +163,11 @@ impl Checkpoint {
     /// The files that it was opened from.
     pub fn model_files(&self) -> &ModelFiles {
         &self.model_files
+    }
+
+    /// The model that an adapter without weights of its own belongs to; `None` for other models.
+    pub fn base(&self) -> Option<&ModelFiles> {
+        self.base.as_ref()
     }
 
     /// The directory, the GGUF file, or the name of the embedded files.

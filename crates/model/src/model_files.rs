@@ -12,7 +12,6 @@ use memmap2::Mmap;
 
 use crate::error::{self, ModelError};
 use crate::gguf;
-use crate::lora;
 
 /// The files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,14 +79,6 @@ impl ModelFiles {
                 .iter()
                 .find(|(known, _)| *known == name)
                 .map(|(_, inner)| Self::Embedded(*inner)),
-        }
-    }
-
-    /// The model that an adapter without weights of its own belongs to; `None` for other models.
-    pub fn adapter_base(&self) -> Result<Option<Self>, ModelError> {
-        match self.contains(&self.file_path("model.safetensors")) {
-            true => Ok(None),
-            false => lora::adapter_base(self),
         }
     }
 

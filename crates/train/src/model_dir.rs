@@ -143,7 +143,7 @@ fn init_from_pretrained(
     }
     write_json(&out.join("config.json"), &config)?;
     let config = Config::read(out)?;
-    let writer = WeightWriter::new(tuning, dir)?;
+    let writer = WeightWriter::new(tuning, &checkpoint)?;
     let new_tokens = match missing.is_empty() {
         true => checkpoint.added_tokens(),
         false => new_vocab - first,
@@ -374,17 +374,14 @@ pub struct SavedAdapter {
 }
 
 impl WeightWriter {
-    /// A writer for a model that starts from `base`. An adapter that starts from another adapter
-    /// belongs to the same base.
-    pub fn new(tuning: &TuningSpec, base: &Path) -> Result<Self, TrainError> {
+    /// A writer for a model that starts from a checkpoint. An adapter that starts from another
+    /// adapter belongs to the same base.
+    pub fn new(tuning: &TuningSpec, start: &Checkpoint) -> Result<Self, TrainError> {
+        let base = start.base().map_or(start.dir(), ModelFiles::path);
         let failed = |source| TrainError::Io { path: base.to_owned(), source };
         let adapter = match &tuning.lora {
             None => None,
             Some(config) => {
-                let base = match ModelFiles::from(base).adapter_base()? {
-                    Some(files) => files.path().to_owned(),
-                    None => base.to_owned(),
-                };
                 let base = std::path::absolute(base).map_err(failed)?;
                 Some(SavedAdapter { config: config.clone(), base })
             }

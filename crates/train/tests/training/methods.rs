@@ -139,7 +139,7 @@ fn colar_needs_the_words_of_its_layout() {
 }
 
 /// A small model, with all sources of randomness.
-const SMALL: ReasonerFixture = ReasonerFixture {
+pub const SMALL: ReasonerFixture = ReasonerFixture {
     width: 16,
     layers: 1,
     batch: 3,

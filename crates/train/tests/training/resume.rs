@@ -22,23 +22,15 @@ use train::reward::RewardTask;
 use train::reward_step::{RewardExample, RewardHeadKind, RewardTrainStep};
 use train::trainer::{TrainConfig, TrainOutcome, TrainSettings, TrainTask};
 
-use crate::resumable::{ACCUMULATION_STEPS, STEPS, assert_resumable, config};
+use crate::methods::SMALL;
+use crate::resumable::{ACCUMULATION_STEPS, assert_resumable, config};
 use crate::support::{
-    FULL_WRITER, ReasonerFixture, device, problems, reward_example, reward_step, tiny, train,
-    with_outcome_head,
+    FULL_WRITER, device, problems, reward_example, reward_step, tiny, train, with_outcome_head,
 };
 
 /// A small task with all sources of randomness: shuffling, micro-batches, dropout.
 fn reasoner(out: &Path) -> Box<dyn TrainTask> {
-    let fixture = ReasonerFixture {
-        width: 16,
-        layers: 1,
-        batch: 3,
-        accumulation_steps: ACCUMULATION_STEPS,
-        steps: STEPS,
-        dropout: 0.1,
-    };
-    Box::new(fixture.task(out, problems(4)))
+    Box::new(SMALL.task(out, problems(4)))
 }
 
 /// Annotations of three problems.

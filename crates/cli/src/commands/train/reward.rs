@@ -99,7 +99,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         batch_size: training.batch.get(),
         accumulation_steps: training.accumulate.get(),
         out: args.out.clone(),
-        writer: WeightWriter::new(&tuning, args.init.as_ref().unwrap_or(&args.model))?,
+        writer: WeightWriter::new(&tuning, &checkpoint)?,
         device: device.clone(),
     };
     task.check()?;

@@ -16,7 +16,7 @@ use super::golden::{GoldenDump, GoldenRow, GoldenTensor};
 
 /// Largest allowed difference, relative to the reference's largest magnitude. Two float32
 /// implementations with different summation order differ by about 1e-6; deep models need more.
-const F32_TOLERANCE: f64 = 2e-4;
+pub(super) const F32_TOLERANCE: f64 = 2e-4;
 /// The same for bf16 operands, whose relative rounding error is 4e-3: random models of a few layers
 /// and of width 48 to 64 average out little of it (measured: at most 9.1e-2).
 const BF16_TOLERANCE: f64 = 1e-1;

@@ -18,7 +18,7 @@ use train::methods::colar::{ColarExample, ColarTrainStep};
 use train::methods::simcot::StepDecoder;
 use train::tokenized_example::{DistillRole, TokenizedExample};
 
-use super::checks::GoldenCheck;
+use super::checks::{F32_TOLERANCE, GoldenCheck};
 use super::golden::{GoldenTensors, read_json};
 use super::training::{GoldenGradients, LOSS_TOLERANCE, check_gradients, if_f32};
 
@@ -185,8 +185,8 @@ impl MethodsDump<'_> {
         let losses = self.device.run(|| step.batch_losses(&examples, None))?;
         let mut check = GoldenCheck::within("codi losses", LOSS_TOLERANCE);
         self.expect_codi(&mut check, &losses, reference);
-        self.expect_latents(&mut check, &mut step)?;
-        Ok(vec![check, self.check_gradients("codi", step.parameters().into_iter())?])
+        let gradients = self.check_gradients("codi", step.parameters().into_iter())?;
+        Ok(vec![check, gradients, self.check_latents(&mut step)?])
     }
 
     fn expect_codi(
@@ -208,9 +208,9 @@ impl MethodsDump<'_> {
         }
     }
 
-    /// Compares the latents of every item; the last one, which is not fed, is not computed without
-    /// a step decoder.
-    fn expect_latents(&self, check: &mut GoldenCheck, step: &mut LatentTrainStep) -> Result<()> {
+    /// Compares the latents of every item that are fed; the one after them enters SIM-CoT's losses.
+    fn check_latents(&self, step: &mut LatentTrainStep) -> Result<GoldenCheck> {
+        let mut check = GoldenCheck::within("codi latents", F32_TOLERANCE);
         let examples = self.examples();
         let thoughts = self.device.run(|| step.thoughts(&examples))?;
         let of_students = thoughts.iter().step_by(2);
@@ -218,11 +218,9 @@ impl MethodsDump<'_> {
             let expected = self.tensors.tensor(&format!("codi.latents.{i}"))?;
             let fed = expected.values.get(..found.data().len());
             let fed = fed.with_context(|| format!("`codi.latents.{i}` is too short"))?;
-            // Latents are no losses: they have the tolerance of gradients' inputs.
-            let scale = 100.0 * fed.iter().fold(0.0f64, |m, x| m.max(f64::from(x.abs())));
-            check.expect_close_at(&format!("latents of item {i}"), found.data(), fed, scale);
+            check.expect_close(&format!("item {i}"), found.data(), fed);
         }
-        Ok(())
+        Ok(check)
     }
 
     fn check_simcot(
