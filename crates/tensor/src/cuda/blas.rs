@@ -1,10 +1,9 @@
-//! GEMM through cuBLASLt, row-major: `out[rows, outputs] = x[rows, inputs] . W`, W stored
-//! (outputs, inputs); for gradients one or both operands may be transposed, and the result
-//! accumulated.
+//! GEMM, row-major: `out[rows, outputs] = x[rows, inputs] . W`, W stored (outputs, inputs); for
+//! gradients one or both operands may be transposed, and the result accumulated.
 //!
-//! cuBLASLt is column-major, so it computes `out^T = W x^T`: W read (inputs, outputs) and
-//! transposed, x^T as it is in memory. Descriptors and algorithms are cached by shape; a lookup
-//! costs less than a launch.
+//! Operands of bf16 go to cuBLASLt, those of f32 to [`f32_gemm`]. cuBLASLt is column-major, so it
+//! computes `out^T = W x^T`: W read (inputs, outputs) and transposed, x^T as it is in memory.
+//! Descriptors and algorithms are cached by shape; a lookup costs less than a launch.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::cublaslt::{result as lt, sys};
 use cudarc::driver::{CudaContext, result as driver};
 
-use super::{CudaDevice, CudaDtype, CudaError};
+use super::{CudaDevice, CudaDtype, CudaError, f32_gemm};
 
 /// Workspace for split-K algorithms; NVIDIA advises 32 MiB for Hopper.
 const WORKSPACE: usize = 64 << 20;
@@ -116,8 +115,11 @@ impl CublasLt {
         Ok(Self { handle, workspace, plans: Mutex::default() })
     }
 
-    /// Whether cuBLASLt has an algorithm for this shape.
+    /// Whether there is an algorithm for this shape with its epilogue.
     pub(crate) fn supports(&self, shape: GemmShape) -> bool {
+        if shape.operand == CudaDtype::F32 {
+            return f32_gemm::supports(shape.epilogue);
+        }
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         self.plan(&mut plans, shape.into()).is_some()
     }
@@ -136,6 +138,10 @@ impl CublasLt {
         let shape = gemm.shape;
         if shape.rows == 0 || shape.outputs == 0 {
             return Ok(());
+        }
+        if shape.operand == CudaDtype::F32 {
+            // SAFETY: the caller's promise.
+            return unsafe { f32_gemm::gemm(cuda, gemm, at) };
         }
         let failed = |reason: String| CudaError::Matmul {
             rows: shape.rows,
@@ -233,7 +239,7 @@ impl MatmulPlan {
     fn new(handle: sys::cublasLtHandle_t, gemm: Gemm) -> Result<Self, lt::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let GemmShape { rows, inputs, outputs, stride, operand, out, epilogue } = gemm.shape;
-        // Plain 32F: neither TF32 nor bf16 splitting, whatever the operands.
+        // Sums in plain f32.
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let mut plan = Self {
             descriptor: lt::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?,

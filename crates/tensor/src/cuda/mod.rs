@@ -1,9 +1,11 @@
-//! The CUDA backend: cuBLASLt for most GEMMs, our own kernels for the rest, compiled at run time.
+//! The CUDA backend: cuBLASLt for most bf16 GEMMs, our own kernels for the rest, compiled at run
+//! time.
 //!
 //! * [`context`] opens a GPU and launches kernels; [`stream`] is a CUDA stream with its free list.
 //!   Operations are queued; only copies to the host synchronize.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and caches the cubins on disk.
-//! * [`blas`] wraps cuBLASLt; [`memory`] is device memory, [`args`] the structs of arguments.
+//! * [`blas`] wraps cuBLASLt, `f32_gemm` multiplies f32; [`memory`] is device memory, [`args`] the
+//!   structs of arguments.
 //! * [`staging`] copies inputs to the GPU ahead of their pass, [`readback`] copies results to the
 //!   host asynchronously.
 //! * [`hopper_gemm`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), which load and
@@ -25,6 +27,7 @@ pub(crate) mod driver;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod error;
+mod f32_gemm;
 pub(crate) mod graph;
 pub(crate) mod hopper_gemm;
 pub(crate) mod linear;

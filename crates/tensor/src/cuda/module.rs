@@ -113,6 +113,7 @@ const SOURCES: &[KernelSource] = &[
         "attention_backward_any"
     ),
     source!("embedding.cu", "gather", "scatter_add"),
+    source!("f32_gemm.cu", "f32_gemm"),
     source!("linear.cu", "column_sums"),
     source!("loss.cu", "cross_entropy"),
     source!("dropout.cu", "dropout"),
