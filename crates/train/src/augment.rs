@@ -6,6 +6,8 @@
 //! steps -> expression ────────────────────┴-> trace -> graph -> sampler -> render
 //! ```
 //!
+//! A second source of problems are templates of stories (`story`).
+//!
 //! `range` and `relations` say what a draw may be. `constants` are numbers that everybody knows,
 //! `names` swaps first names, `overlap` finds text shared with benchmarks. Arithmetic is exact
 //! (`rational`); a variant is a pure function of seed, problem and variant number (`stream`), so
@@ -28,6 +30,7 @@ mod refusal;
 mod relations;
 mod render;
 mod sampler;
+pub mod story;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -38,7 +41,8 @@ use std::collections::HashSet;
 
 pub use overlap::{OVERLAP_WORDS, OverlapIndex};
 pub use pipeline::{
-    AugmentOptions, AugmentReport, AugmentedExample, ProblemOutcome, VariantCount, augment,
+    AugmentOptions, AugmentReport, AugmentSource, AugmentedExample, ProblemOutcome, VariantCount,
+    augment,
 };
 pub use refusal::Refusal;
 
@@ -54,6 +58,31 @@ use stream::VariantRng;
 
 /// Variants in a row that may fail or repeat before a problem is given up.
 const MAX_FAILURES: u32 = 12;
+
+/// What variants are made of.
+pub trait VariantSource {
+    /// Variant number `variant` of problem number `problem`, if a sensible one was drawn.
+    fn variant(&self, seed: u64, problem: u32, variant: u32) -> Option<TrainExample>;
+
+    /// The first `count` distinct variants with their numbers, counted from 1; fewer where draws
+    /// keep failing.
+    fn variants(&self, seed: u64, problem: u32, count: usize) -> Vec<(u32, TrainExample)> {
+        let (mut variants, mut seen) = (Vec::new(), HashSet::new());
+        let mut failures = 0;
+        for number in 1.. {
+            if variants.len() == count || failures == MAX_FAILURES {
+                break;
+            }
+            failures += 1;
+            let Some(example) = self.variant(seed, problem, number) else { continue };
+            if seen.insert((example.steps.clone(), example.question.len())) {
+                variants.push((number, example));
+                failures = 0;
+            }
+        }
+        variants
+    }
+}
 
 /// A problem whose numbers can be drawn anew.
 #[derive(Debug, Clone)]
@@ -85,9 +114,10 @@ impl RenumberedProblem {
         let names = SwappableNames::find(&tokens);
         Ok(Self { question: example.question.clone(), numbers, graph, sampler, names })
     }
+}
 
-    /// Variant number `variant` of problem number `problem`, if a sensible one was drawn.
-    pub fn variant(&self, seed: u64, problem: u32, variant: u32) -> Option<TrainExample> {
+impl VariantSource for RenumberedProblem {
+    fn variant(&self, seed: u64, problem: u32, variant: u32) -> Option<TrainExample> {
         let mut rng = VariantRng::new(seed, problem, variant);
         let assignment = self.sampler.draw(&self.graph, &mut rng)?;
         let mentions = &self.numbers.mentions;
@@ -100,25 +130,6 @@ impl RenumberedProblem {
         let answer = assignment.results.last()?.to_decimal()?;
         let question = self.names.draw(&mut rng).apply(&question);
         Some(TrainExample { question, steps, answer })
-    }
-
-    /// The first `count` distinct variants with their numbers, counted from 1; fewer where draws
-    /// keep failing.
-    pub fn variants(&self, seed: u64, problem: u32, count: usize) -> Vec<(u32, TrainExample)> {
-        let (mut variants, mut seen) = (Vec::new(), HashSet::new());
-        let mut failures = 0;
-        for number in 1.. {
-            if variants.len() == count || failures == MAX_FAILURES {
-                break;
-            }
-            failures += 1;
-            let Some(example) = self.variant(seed, problem, number) else { continue };
-            if seen.insert((example.steps.clone(), example.question.len())) {
-                variants.push((number, example));
-                failures = 0;
-            }
-        }
-        variants
     }
 }
 

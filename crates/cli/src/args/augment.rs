@@ -11,7 +11,7 @@ use super::OutputArgs;
 #[derive(Debug, Args)]
 pub struct AugmentArgs {
     /// Problems with annotated steps: GSM8K's JSON lines, the paper's JSON, or lines
-    /// `question||<<48/2=24>> #### 24`
+    /// `question||<<48/2=24>> #### 24`; or templates of stories (`.stories`)
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 

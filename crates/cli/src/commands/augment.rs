@@ -1,4 +1,5 @@
-//! `latent-tts augment`: problems with annotated steps become many with other numbers.
+//! `latent-tts augment`: problems with annotated steps become many with other numbers, and
+//! templates of stories become problems.
 //!
 //! Variants are written while they are made; only the input and one hash for each question are kept
 //! in memory. The table goes to standard output, or to standard error where that is the data.
@@ -11,16 +12,17 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use train::augment::{
-    AugmentOptions, AugmentReport, AugmentedExample, OverlapIndex, Refusal, VariantCount, augment,
+    AugmentOptions, AugmentReport, AugmentSource, AugmentedExample, OverlapIndex, Refusal,
+    VariantCount, augment, story,
 };
-use train::dataset::{self, TrainExample};
+use train::dataset;
 
 use crate::args::AugmentArgs;
 use crate::printer::Printer;
 
 /// Runs `augment`.
 pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
-    let problems = read_problems(&args.files)?;
+    let problems = read_sources(&args.files)?;
     let options = AugmentOptions {
         seed: args.seed,
         count: match args.total {
@@ -57,12 +59,17 @@ pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn read_problems(files: &[PathBuf]) -> Result<Vec<TrainExample>> {
-    let mut problems = Vec::new();
+fn read_sources(files: &[PathBuf]) -> Result<Vec<AugmentSource>> {
+    let mut sources = Vec::new();
     for file in files {
-        problems.extend(dataset::read(file, None)?);
+        if file.extension().is_some_and(|ending| ending == story::EXTENSION) {
+            let templates = story::read(file)?.into_iter();
+            sources.extend(templates.map(|template| AugmentSource::Story(Box::new(template))));
+        } else {
+            sources.extend(dataset::read(file, None)?.into_iter().map(AugmentSource::Problem));
+        }
     }
-    Ok(problems)
+    Ok(sources)
 }
 
 fn overlap_index(files: &[PathBuf]) -> Result<OverlapIndex> {
@@ -75,7 +82,7 @@ fn overlap_index(files: &[PathBuf]) -> Result<OverlapIndex> {
 }
 
 struct AugmentJob<'a> {
-    problems: &'a [TrainExample],
+    problems: &'a [AugmentSource],
     options: &'a AugmentOptions,
     printer: &'a Printer,
 }

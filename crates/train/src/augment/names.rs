@@ -45,6 +45,27 @@ static MALE: LazyLock<Vec<&str>> = LazyLock::new(|| {
         .split_whitespace()
         .collect()
 });
+/// Somebody in a story.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Person {
+    pub(super) name: &'static str,
+    pub(super) is_female: bool,
+}
+
+impl Person {
+    /// Somebody whose name begins with another letter than those taken.
+    pub(super) fn draw(rng: &mut VariantRng, taken: &[&str]) -> Option<Self> {
+        let initial = |name: &str| name.chars().next();
+        (0..64).find_map(|_| {
+            let is_female = rng.chance(50);
+            let list: &[&'static str] = if is_female { &FEMALE } else { &MALE };
+            let name = list[rng.below(list.len() as u32) as usize];
+            let free = taken.iter().all(|other| initial(other) != initial(name));
+            free.then_some(Self { name, is_female })
+        })
+    }
+}
+
 /// Words of texts in which the letters of a name matter, or where names come in numbers.
 const LETTER_WORDS: &[&str] = &["letter", "letters", "alphabet", "alphabetical", "spell", "named"];
 

@@ -6,7 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{OverlapIndex, Refusal, RenumberedProblem};
+use super::story::StoryTemplate;
+use super::{OverlapIndex, Refusal, RenumberedProblem, VariantSource};
 use crate::dataset::TrainExample;
 
 /// Problems whose variants are in memory at a time.
@@ -32,6 +33,48 @@ pub struct AugmentOptions {
     pub keep_original: bool,
     /// Texts with which nothing may overlap.
     pub without: OverlapIndex,
+}
+
+/// What variants are made of.
+#[derive(Debug, Clone)]
+pub enum AugmentSource {
+    /// A problem with annotated steps, whose numbers are drawn anew.
+    Problem(TrainExample),
+    /// A template of stories.
+    Story(Box<StoryTemplate>),
+}
+
+impl AugmentSource {
+    /// The problem itself, which a template does not have.
+    fn original(&self) -> Option<&TrainExample> {
+        match self {
+            Self::Problem(example) => Some(example),
+            Self::Story(_) => None,
+        }
+    }
+
+    fn overlaps(&self, without: &OverlapIndex) -> bool {
+        self.original().is_some_and(|example| without.overlaps(&example.question))
+    }
+
+    /// The first `count` distinct variants of problem number `problem`.
+    fn variants(
+        &self,
+        seed: u64,
+        problem: u32,
+        count: usize,
+    ) -> Result<Vec<(u32, TrainExample)>, Refusal> {
+        let variants = match self {
+            Self::Problem(example) => {
+                RenumberedProblem::new(example)?.variants(seed, problem, count)
+            }
+            Self::Story(template) => template.variants(seed, problem, count),
+        };
+        match variants.is_empty() && count > 0 {
+            true => Err(Refusal::NoSensibleDraw),
+            false => Ok(variants),
+        }
+    }
 }
 
 /// A problem with its origin. It serializes as a line that training and evaluation read.
@@ -82,19 +125,19 @@ pub struct AugmentReport {
 ///
 /// The first error of `each`.
 pub fn augment<E>(
-    problems: &[TrainExample],
+    problems: &[AugmentSource],
     options: &AugmentOptions,
     mut each: impl FnMut(ProblemOutcome) -> Result<(), E>,
 ) -> Result<AugmentReport, E> {
     let mut report = AugmentReport { problems: problems.len(), ..AugmentReport::default() };
     let (per_problem, mut left) = wanted(problems, options);
     let mut seen = HashSet::new();
-    for (chunk, examples) in problems.chunks(CHUNK).enumerate() {
+    for (chunk, sources) in problems.chunks(CHUNK).enumerate() {
         let first = chunk * CHUNK;
-        let outcomes: Vec<ProblemOutcome> = examples
+        let outcomes: Vec<ProblemOutcome> = sources
             .par_iter()
             .enumerate()
-            .map(|(at, example)| outcome(example, (first + at) as u32, per_problem, options))
+            .map(|(at, source)| outcome(source, (first + at) as u32, per_problem, options))
             .collect();
         for mut outcome in outcomes {
             report.filter(&mut outcome, &options.without, &mut seen, &mut left);
@@ -105,13 +148,12 @@ pub fn augment<E>(
 }
 
 /// Variants wanted of each problem, and in all.
-fn wanted(problems: &[TrainExample], options: &AugmentOptions) -> (usize, usize) {
+fn wanted(problems: &[AugmentSource], options: &AugmentOptions) -> (usize, usize) {
     match options.count {
         VariantCount::PerProblem(count) => (count, usize::MAX),
         VariantCount::Total(total) => {
-            let usable = |example: &&TrainExample| {
-                !options.without.overlaps(&example.question)
-                    && RenumberedProblem::new(example).is_ok()
+            let usable = |source: &&AugmentSource| {
+                !source.overlaps(&options.without) && source.variants(options.seed, 0, 0).is_ok()
             };
             let sources = problems.par_iter().filter(usable).count();
             (total.div_ceil(sources.max(1)), total)
@@ -120,24 +162,19 @@ fn wanted(problems: &[TrainExample], options: &AugmentOptions) -> (usize, usize)
 }
 
 fn outcome(
-    example: &TrainExample,
+    from: &AugmentSource,
     source: u32,
     count: usize,
     options: &AugmentOptions,
 ) -> ProblemOutcome {
     let mut examples = Vec::new();
-    if options.without.overlaps(&example.question) {
+    if from.overlaps(&options.without) {
         return ProblemOutcome { examples, refusal: Some(Refusal::Overlap) };
     }
-    if options.keep_original {
+    if let Some(example) = from.original().filter(|_| options.keep_original) {
         examples.push(AugmentedExample { example: example.clone(), source, variant: 0 });
     }
-    let variants = RenumberedProblem::new(example)
-        .map(|problem| problem.variants(options.seed, source, count))
-        .and_then(|variants| match variants.is_empty() && count > 0 {
-            true => Err(Refusal::NoSensibleDraw),
-            false => Ok(variants),
-        });
+    let variants = from.variants(options.seed, source, count);
     let refusal = variants.as_ref().err().copied();
     for (variant, example) in variants.into_iter().flatten() {
         examples.push(AugmentedExample { example, source, variant });

@@ -46,7 +46,7 @@ fn write(value: Rational, style: NumberStyle) -> Option<String> {
     }
 }
 
-fn capitalised(words: &str) -> String {
+pub(super) fn capitalised(words: &str) -> String {
     let mut chars = words.chars();
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
@@ -65,7 +65,7 @@ fn with_commas(digits: &str) -> String {
 }
 
 /// Makes `a` or `an` at the end of the text agree with the number that follows.
-fn fix_article(text: &mut String, number: &str) {
+pub(super) fn fix_article(text: &mut String, number: &str) {
     let body = text.trim_end_matches([' ', '-']);
     let gap = text[body.len()..].to_owned();
     let word = body.rsplit(|c: char| !c.is_alphabetic()).next().unwrap_or("");

@@ -20,6 +20,10 @@ fn refusal(question: &str, steps: &[&str], answer: &str) -> Refusal {
     RenumberedProblem::new(&example(question, steps, answer)).unwrap_err()
 }
 
+fn sources() -> Vec<AugmentSource> {
+    samples().into_iter().map(AugmentSource::Problem).collect()
+}
+
 /// Problems of each kind that the module knows.
 fn samples() -> Vec<TrainExample> {
     vec![
@@ -93,7 +97,7 @@ fn a_variant_is_a_function_of_its_name() {
             examples.extend(outcome.examples);
             Ok(())
         };
-        let report = pool.install(|| augment(&samples(), &options(count), each)).unwrap();
+        let report = pool.install(|| augment(&sources(), &options(count), each)).unwrap();
         (report, examples)
     };
     let (report, examples) = run(1, VariantCount::PerProblem(12));
@@ -121,7 +125,7 @@ fn overlaps_with_files_left_out_are_dropped() {
         assert!(outcome.examples.iter().all(|example| example.source != 2));
         Ok(())
     };
-    let report = augment(&samples(), &options, each).unwrap();
+    let report = augment(&sources(), &options, each).unwrap();
     assert_eq!(report.refused.get(&Refusal::Overlap), Some(&1));
 }
 
