@@ -86,6 +86,7 @@ Examples:
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam \
     --beam-width 4
   latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
+  latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle
   latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
 {LAYERS}"))]
@@ -264,6 +265,21 @@ pub fn default_eval_args() -> EvalArgs {
     }
 }
 
+/// What `eval --ablate` replaces thoughts with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AblateKind {
+    /// Zeros
+    Zero,
+    /// The mean thought of all questions at each position
+    Mean,
+    /// The thoughts of the next question
+    Swap,
+    /// The first thought at every position
+    Freeze,
+    /// The question's own thoughts in another order
+    Shuffle,
+}
+
 /// Flags of `eval`.
 #[derive(Debug, Clone, Args)]
 pub struct EvalArgs {
@@ -285,6 +301,17 @@ pub struct EvalArgs {
 
     #[command(flatten)]
     pub aggregation: AggregationArgs,
+
+    /// Also measure the greedy run with its thoughts replaced, to see whether they are used:
+    /// another trajectory a question for each kind [default: none]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND,...",
+        value_delimiter = ',',
+        help_heading = "Ablation"
+    )]
+    pub ablate: Option<Vec<AblateKind>>,
 
     #[command(flatten)]
     pub run: RunArgs,

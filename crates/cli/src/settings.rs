@@ -1,17 +1,18 @@
 //! Arguments become options of the library. Contradictions are found here, before anything is
 //! loaded.
 
+use std::collections::BTreeSet;
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    DataSource, DropoutScope, DropoutSites, OnExisting, PerturbationOptions, SamplingOptions,
-    TokenSampling,
+    AblationKind, DataSource, DropoutScope, DropoutSites, OnExisting, PerturbationOptions,
+    SamplingOptions, TokenSampling,
 };
 
-use crate::args::{SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+use crate::args::{AblateKind, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
 
 /// Sampling options of the flags; `default_samples` is the default of `--samples`.
 pub fn sampling(args: &SamplingArgs, default_samples: NonZeroUsize) -> Result<SamplingOptions> {
@@ -108,6 +109,19 @@ pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
         (false, true) => Ok(OnExisting::Overwrite),
         (false, false) => Ok(OnExisting::Refuse),
     }
+}
+
+/// The replacements of thoughts that `--ablate` names, each once, in the order of their tables.
+pub fn ablations(requested: Option<&[AblateKind]>) -> Vec<AblationKind> {
+    let kind = |kind: &AblateKind| match kind {
+        AblateKind::Zero => AblationKind::Zero,
+        AblateKind::Mean => AblationKind::Mean,
+        AblateKind::Swap => AblationKind::Swap,
+        AblateKind::Freeze => AblationKind::Freeze,
+        AblateKind::Shuffle => AblationKind::Shuffle,
+    };
+    let kinds: BTreeSet<AblationKind> = requested.unwrap_or_default().iter().map(kind).collect();
+    kinds.into_iter().collect()
 }
 
 /// The seeds of a run: `count` consecutive ones from `seed`.

@@ -60,6 +60,12 @@ impl Engine {
         Self { reward_model: Some(model.into()), ..self }
     }
 
+    /// The same reasoner without its reward model: trajectories are not scored.
+    #[must_use]
+    pub fn without_reward_model(self) -> Self {
+        Self { reward_model: None, ..self }
+    }
+
     /// Bounds the bytes of keys and values on the device. It changes speed, never results.
     #[must_use]
     pub fn with_memory(self, bytes: usize) -> Self {
@@ -129,8 +135,8 @@ impl Engine {
         let items: Vec<BatchItem<'_>> = prompts
             .iter()
             .map(|(index, prompt)| {
-                let Request { params, cancel, .. } = &requests[*index];
-                BatchItem { prompt, params, cancel }
+                let Request { params, forced_thoughts, cancel, .. } = &requests[*index];
+                BatchItem { prompt, params, forced_thoughts, cancel }
             })
             .collect();
         let context = self.context();
@@ -194,8 +200,8 @@ impl Engine {
     /// The prompt of a request that can be run.
     fn admit(&self, request: &Request) -> Result<Prompt, EngineError> {
         let prompt = Prompt::new(&self.reasoner, request.id, &request.question)?;
-        let Request { params, cancel, .. } = request;
-        let item = BatchItem { prompt: &prompt, params, cancel };
+        let Request { params, forced_thoughts, cancel, .. } = request;
+        let item = BatchItem { prompt: &prompt, params, forced_thoughts, cancel };
         BatchPlan::check(&self.context(), &item, self.memory)?;
         Ok(prompt)
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use answer::AnswerKind;
+use tensor::Tensor;
 
 use crate::sampling_params::SamplingParams;
 
@@ -25,6 +26,10 @@ pub struct Request {
     pub answer_kind: AnswerKind,
     /// How many trajectories, how they are perturbed, how long they are.
     pub params: SamplingParams,
+    /// Thoughts to feed instead of the computed ones: trajectory k is fed the rows of element k,
+    /// each (thoughts, width) and on the host, and has as many thoughts as that. Trajectories
+    /// beyond the list and the greedy one think by themselves.
+    pub forced_thoughts: Arc<[Tensor]>,
     /// Looked at between passes; a cancelled request gives its rows' places to the others.
     pub cancel: CancelToken,
 }
@@ -37,6 +42,7 @@ impl Request {
             question: question.into(),
             answer_kind: AnswerKind::Number,
             params,
+            forced_thoughts: Arc::default(),
             cancel: CancelToken::default(),
         }
     }

@@ -123,13 +123,25 @@ impl<'a> Sampler<'a> {
         is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, row.sequence.len()))
     }
 
+    /// Whether any request is fed thoughts of another origin.
+    pub(crate) fn forces_thoughts(&self) -> bool {
+        self.items.iter().any(|item| !item.forced_thoughts.is_empty())
+    }
+
+    /// The thoughts that a row is fed instead of its own, (thoughts, width), if its request has
+    /// some for it.
+    pub(crate) fn forced_thoughts(&self, row: &Row) -> Option<&'a Tensor> {
+        let forced = self.items[row.spec.item].forced_thoughts;
+        forced.get(row.spec.id.trajectory as usize).filter(|_| row.spec.perturbed)
+    }
+
     /// The most thoughts that a row may have.
     pub(crate) fn max_thoughts(&self, row: &Row) -> usize {
         let params = self.params(row);
+        let draws_length =
+            row.spec.perturbed && self.recorded.is_none() && self.forced_thoughts(row).is_none();
         match params.length {
-            LatentLength::Between(range) if row.spec.perturbed && self.recorded.is_none() => {
-                row.spec.id.length(params.seed, range)
-            }
+            LatentLength::Between(range) if draws_length => row.spec.id.length(params.seed, range),
             length => length.limit(),
         }
     }

@@ -146,6 +146,7 @@ pub(crate) fn continue_thinking(
             noiseless.push(thoughts.clone());
         }
         sampler.add_noise(device, live.iter().map(|&r| &rows[r]), t, &mut thoughts)?;
+        thoughts = force_thoughts(model, sampler, thoughts, live.iter().map(|&r| &rows[r]))?;
         if let Some(hook) = &mut hook {
             thoughts = thoughts.to_host()?;
             live.iter().enumerate().for_each(|(i, &r)| hook(&rows[r], thoughts.row_mut(i)));
@@ -170,10 +171,11 @@ pub(crate) fn continue_thinking(
     Ok(ThoughtBatch { rows, noiseless: keep_noiseless.then_some(noiseless), ..batch })
 }
 
-/// Lets rows of open length end where the model's argmax at their position is the end token.
+/// Lets rows end before their limit: those of open length where the model's argmax at their
+/// position is the end token, those with forced thoughts after the last of these.
 ///
-/// Removes them from `live` and returns the places of the others; `None` where no request of the
-/// batch has an open length.
+/// Removes them from `live` and returns the places of the others; `None` where no row of the batch
+/// can end early.
 fn undecided(
     model: &LatentModel,
     sampler: Sampler<'_>,
@@ -182,15 +184,51 @@ fn undecided(
     rows: &[Row],
     live: &mut Vec<usize>,
 ) -> Result<Option<Vec<usize>>, DeviceError> {
-    let is_open = |r: usize| matches!(sampler.params(&rows[r]).length, LatentLength::AtMost(_));
-    if !live.iter().any(|&r| is_open(r)) {
+    let forced = |r: usize| sampler.forced_thoughts(&rows[r]);
+    let is_open = |r: usize| {
+        matches!(sampler.params(&rows[r]).length, LatentLength::AtMost(_)) && forced(r).is_none()
+    };
+    let any_open = live.iter().any(|&r| is_open(r));
+    if !any_open && !live.iter().any(|&r| forced(r).is_some()) {
         return Ok(None);
     }
     let decoder = &model.decoder;
-    let argmax =
-        argmax.map_or_else(|| ops::argmax(decoder.device(), hidden, decoder.lm_head()), Ok)?;
+    let argmax = match argmax {
+        None if any_open => ops::argmax(decoder.device(), hidden, decoder.lm_head())?,
+        known => known.unwrap_or_default(),
+    };
     let end = model.method.end_latent.first();
-    Ok(Some(retain_live(live, |i, r| !is_open(r) || end != Some(&argmax[i]))))
+    Ok(Some(retain_live(live, |i, r| match forced(r) {
+        Some(forced) => rows[r].thoughts.len() < forced.rows(),
+        None => !is_open(r) || end != Some(&argmax[i]),
+    })))
+}
+
+/// The next thoughts (rows, width) of some rows with those that their requests force in their
+/// places.
+fn force_thoughts<'r>(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    thoughts: Tensor,
+    rows: impl Iterator<Item = &'r Row>,
+) -> Result<Tensor, DeviceError> {
+    if !sampler.forces_thoughts() {
+        return Ok(thoughts);
+    }
+    let mut forced = Tensor::zeros(0, thoughts.cols());
+    let place = |(i, row): (usize, &Row)| match sampler.forced_thoughts(row) {
+        Some(own) => {
+            forced.push(own.row(row.thoughts.len()));
+            thoughts.rows() + forced.rows() - 1
+        }
+        None => i,
+    };
+    let places: Vec<usize> = rows.enumerate().map(place).collect();
+    if forced.rows() == 0 {
+        return Ok(thoughts);
+    }
+    let device = model.decoder.device();
+    ops::select(device, [&thoughts, &forced.to_device(device)?], &places)
 }
 
 /// Leaves rows out of `live`; returns the places in it of those that stay.

@@ -40,7 +40,7 @@ fn answer(trajectory: &Trajectory) -> Option<String> {
     trajectory.answer.as_ref().map(|answer| answer.as_str().to_owned())
 }
 
-fn trajectory_record(question: &Question, trajectory: &Trajectory) -> TrajectoryRecord {
+pub(crate) fn trajectory_record(question: &Question, trajectory: &Trajectory) -> TrajectoryRecord {
     TrajectoryRecord {
         k: trajectory.number,
         thoughts: trajectory.thoughts as u32,

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use latent_tts::engine::EngineError;
 use latent_tts::{
-    AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind, DeviceOptions, Evaluation,
-    LatentLength, Model, ModelSelection, OnExisting, Perturbation, Probability, Question, Request,
-    RewardModelChoice, SamplingOptions, SamplingParams, grade,
+    AblationKind, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind, DeviceOptions,
+    Evaluation, LatentLength, Model, ModelSelection, OnExisting, Perturbation, Probability,
+    Question, Request, RewardModelChoice, SamplingOptions, SamplingParams, grade, record,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
@@ -118,11 +118,20 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
         out: Some(dir.path().join(out)),
         on_existing,
         keep_latents: false,
+        ablations: AblationKind::ALL.to_vec(),
         write_lock: Default::default(),
     };
     let samples = |out: &str| std::fs::read(dir.path().join(out).join("samples.jsonl")).unwrap();
     let output = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
     assert_eq!((output.results.questions, output.results.seeds), (2, 2));
+    let ablation = output.ablation.unwrap();
+    assert_eq!(output.run.ablation().unwrap().as_ref(), Some(&ablation));
+    let greedy = |sample: &record::Sample| sample.greedy.as_ref().unwrap().answer.clone();
+    let samples_of_run = output.run.samples().unwrap().map(Result::unwrap);
+    for (question, sample) in ablation.questions.iter().zip(samples_of_run) {
+        assert_eq!((question.id, &question.clean.answer), (sample.id, &greedy(&sample)));
+        assert_eq!((question.thoughts, question.ablated.len()), (3, AblationKind::ALL.len()));
+    }
     let refused = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ());
     assert!(refused.unwrap_err().to_string().contains("already holds a run"));
 

@@ -181,7 +181,11 @@ impl TrajectoryRecord {
     }
 }
 
-fn check_answer(field: &str, answer: &Option<String>, correct: bool) -> Result<(), FieldError> {
+pub(crate) fn check_answer(
+    field: &str,
+    answer: &Option<String>,
+    correct: bool,
+) -> Result<(), FieldError> {
     if correct && answer.is_none() {
         return Err(FieldError::new(
             format!("{field}.correct"),

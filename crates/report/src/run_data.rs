@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use record::{Metric, MetricName, Results, RunDir, Sample};
+use record::{Ablation, Metric, MetricName, Results, RunDir, Sample};
 use serde_json::Value;
 
 use crate::error::ReportError;
@@ -155,6 +155,8 @@ pub struct RunData {
     pub questions: Vec<QuestionSummary>,
     /// The thoughts, if they were kept.
     pub latents: Option<LatentsReader>,
+    /// Accuracy with replaced thoughts, if it was measured.
+    pub ablation: Option<Ablation>,
 }
 
 impl RunData {
@@ -183,6 +185,7 @@ impl RunData {
             step_diversity: accumulator.step_diversity(&settings.bootstrap),
             questions: accumulator.questions,
             latents: LatentsReader::open(dir.path())?,
+            ablation: dir.ablation()?,
             dir,
         })
     }

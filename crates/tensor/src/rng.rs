@@ -62,6 +62,8 @@ pub enum Site {
     LoraMlpIn = 7,
     /// The same of the MLP block's second map.
     LoraMlpOut = 8,
+    /// The order of a trajectory's thoughts where it is shuffled.
+    Order = 9,
 }
 
 /// Names the random numbers of one position of one trajectory: the key and the upper three words of
@@ -197,6 +199,7 @@ mod tests {
             (Site::LoraAttnOut, 0x5c5d_6937),
             (Site::LoraMlpIn, 0x3d30_c749),
             (Site::LoraMlpOut, 0xc0c4_a820),
+            (Site::Order, 0xcd29_9566),
         ];
         for (number, (site, word)) in sites.into_iter().enumerate() {
             assert_eq!(site as usize, number);

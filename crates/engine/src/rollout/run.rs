@@ -66,7 +66,7 @@ impl WaveRun<'_> {
         spent: &mut RolloutCost,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
         let (params, cancel) = (&self.runner.params, &CancelToken::default());
-        let item = |prompt| BatchItem { prompt, params, cancel };
+        let item = |prompt| BatchItem::new(prompt, params, cancel);
         let items: Vec<BatchItem<'_>> = self.prompts.iter().map(item).collect();
         let sampler = Sampler::new(&items);
         let (wave, tokens) = self.trajectories(cache, sampler, spent)?;

@@ -13,6 +13,7 @@
 //! * [`naive`]: forked rows equal whole sequences computed from scratch;
 //! * [`reference_gpt2`]: a GPT-2 in double precision, and dropout by its definition;
 //! * [`randomness`]: what dropout and noise do, and that they do nothing at strength zero;
+//! * [`forced_thoughts`]: thoughts that a request brings are fed, and nothing else changes;
 //! * [`length`]: how many thoughts a row has;
 //! * [`rewards`]: rewards are read at each thought's own position;
 //! * [`beam_search`]: a beam search finds what its definition does;
@@ -35,6 +36,7 @@ mod beam_search;
 mod cancellation;
 mod checkpoint_settings;
 mod devices;
+mod forced_thoughts;
 mod gpu;
 mod length;
 mod limits;
