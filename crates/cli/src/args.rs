@@ -26,8 +26,8 @@ pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
 pub use augment::AugmentArgs;
 pub use common::{
-    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, SamplerKind,
-    SamplingArgs, ScopeKind, SitesKind,
+    DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
+    SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
 pub use preset::PresetKind;

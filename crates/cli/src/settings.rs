@@ -8,11 +8,11 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    AblationKind, DataSource, DropoutScope, DropoutSites, OnExisting, PerturbationOptions,
-    SamplingOptions, TokenSampling,
+    AblationKind, DataSource, DropoutScope, DropoutSites, MaskLifetime, OnExisting,
+    PerturbationOptions, SamplingOptions, TokenSampling,
 };
 
-use crate::args::{AblateKind, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+use crate::args::{AblateKind, MaskKind, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
 
 /// Sampling options of the flags; `default_samples` is the default of `--samples`.
 pub fn sampling(args: &SamplingArgs, default_samples: NonZeroUsize) -> Result<SamplingOptions> {
@@ -31,6 +31,7 @@ fn perturbation(args: &SamplingArgs) -> Result<Option<PerturbationOptions>> {
         ("--p", SamplerKind::Dropout, args.p.is_some()),
         ("--sites", SamplerKind::Dropout, args.sites.is_some()),
         ("--scope", SamplerKind::Dropout, args.scope.is_some()),
+        ("--mask", SamplerKind::Dropout, args.mask.is_some()),
         ("--sigma", SamplerKind::Noise, args.sigma.is_some()),
         ("--temperature", SamplerKind::Tokens, args.temperature.is_some()),
         ("--top-p", SamplerKind::Tokens, args.top_p.is_some()),
@@ -62,6 +63,7 @@ fn perturbation_of_kind(kind: SamplerKind, args: &SamplingArgs) -> Result<Pertur
             p: args.p,
             sites: args.sites.map(sites),
             scope: args.scope.map_or(DropoutScope::Thoughts, scope),
+            mask: args.mask.map_or(MaskLifetime::Step, mask),
         },
         SamplerKind::Tokens => {
             let (temperature, top_p) = (args.temperature.unwrap_or(1.0), args.top_p.unwrap_or(1.0));
@@ -96,6 +98,13 @@ pub(crate) fn scope(kind: ScopeKind) -> DropoutScope {
         ScopeKind::Thoughts => DropoutScope::Thoughts,
         ScopeKind::Prompt => DropoutScope::Prompt,
         ScopeKind::All => DropoutScope::All,
+    }
+}
+
+pub(crate) fn mask(kind: MaskKind) -> MaskLifetime {
+    match kind {
+        MaskKind::Step => MaskLifetime::Step,
+        MaskKind::Trajectory => MaskLifetime::Trajectory,
     }
 }
 

@@ -317,6 +317,11 @@ fn samplers_and_lengths_reach_the_manifest() {
         dropout["sampler"],
         serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" })
     );
+    let kept = sampler(&["--mask", "trajectory"], "kept");
+    assert_eq!(kept["sampler"]["mask"], "trajectory");
+    let fresh = sampler(&["--mask", "step"], "fresh");
+    assert_eq!(fresh["sampler"].get("mask"), None, "the default is that of earlier runs");
+    assert_ne!(sandbox.samples("kept"), sandbox.samples("fresh"));
     assert_eq!(
         sampler(&["--sampler", "none"], "c")["sampler"],
         serde_json::json!({ "kind": "none" })

@@ -2,6 +2,7 @@
 //! answer tokens. [`crate::sampler`] turns these settings into random numbers for rows.
 
 use tensor::ops::{SiteSet, TokenSampling};
+use tensor::rng::RngKey;
 
 /// A probability in `[0, 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -55,12 +56,33 @@ pub enum DropoutScope {
     All,
 }
 
+/// How long a row keeps its dropout masks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MaskLifetime {
+    /// A fresh mask at each position.
+    #[default]
+    Step,
+    /// One mask for each layer and site, at all positions of the trajectory that dropout falls on:
+    /// the trajectory is that of one thinned network.
+    Trajectory,
+}
+
+impl MaskLifetime {
+    /// The key of the masks at a position, of which `key` names the random numbers.
+    pub(crate) fn key(self, key: RngKey) -> RngKey {
+        match self {
+            Self::Step => key,
+            Self::Trajectory => RngKey { position: 0, ..key },
+        }
+    }
+}
+
 /// How the trajectories of a question are made to differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Perturbation {
     /// All trajectories are the greedy one.
     None,
-    /// Inverted dropout with a fresh mask for every row, position, layer and site.
+    /// Inverted dropout with masks of its own for every row, layer and site.
     Dropout {
         /// The probability that an element is dropped.
         p: Probability,
@@ -68,6 +90,8 @@ pub enum Perturbation {
         sites: DropoutSites,
         /// The passes it falls on.
         scope: DropoutScope,
+        /// The positions that share a mask.
+        mask: MaskLifetime,
     },
     /// Additive Gaussian noise on every thought just before it is fed.
     Gaussian {
@@ -107,5 +131,27 @@ impl Perturbation {
     /// Whether dropout goes on after the last thought.
     pub(crate) fn affects_answer(&self) -> bool {
         matches!(self, Self::Dropout { scope: DropoutScope::All, .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensor::rng::Site;
+
+    use super::*;
+
+    /// Which of 64 elements are kept.
+    fn mask(lifetime: MaskLifetime, trajectory: u32, position: u32) -> Vec<bool> {
+        let key = lifetime.key(RngKey { seed: 1, question: 2, trajectory, position });
+        (0..64).map(|element| key.keeps(3, Site::MlpOut, element, 0.5)).collect()
+    }
+
+    #[test]
+    fn a_kept_mask_is_the_same_at_every_thought_and_differs_between_trajectories() {
+        let kept = |trajectory, position| mask(MaskLifetime::Trajectory, trajectory, position);
+        assert!((41..48).all(|position| kept(5, position) == kept(5, 40)));
+        assert!((0..5).all(|trajectory| kept(trajectory, 40) != kept(5, 40)));
+        let fresh = |position| mask(MaskLifetime::Step, 5, position);
+        assert!((41..48).all(|position| fresh(position) != fresh(40)));
     }
 }

@@ -2,7 +2,8 @@
 //! by another implementation.
 //!
 //! A number is named by seed, question, trajectory, position, layer, site and element, so that it
-//! does not depend on which rows share a pass. Each row carries the strength of its own request.
+//! does not depend on which rows share a pass. Masks that a trajectory keeps have position 0. Each
+//! row carries the strength of its own request.
 
 use model::{Decoder, Dropout};
 use tensor::ops::{self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw};
@@ -149,11 +150,12 @@ impl<'a> Sampler<'a> {
     /// A row's dropout at its next position, if its request has dropout at this stage.
     pub(crate) fn dropout_row(&self, row: &Row, stage: PassStage) -> Option<RowPerturbation> {
         let perturbation = self.params(row).perturbation;
-        let Perturbation::Dropout { p, sites, .. } = perturbation else { return None };
+        let Perturbation::Dropout { p, sites, mask, .. } = perturbation else { return None };
         if stage == PassStage::Answer && !perturbation.affects_answer() {
             return None;
         }
-        Some(RowPerturbation { key: self.key(row)?, strength: p.get(), sites: sites.site_set() })
+        let key = mask.key(self.key(row)?);
+        Some(RowPerturbation { key, strength: p.get(), sites: sites.site_set() })
     }
 
     /// The dropout of some rows at their next positions; `None` where no request has dropout at

@@ -8,8 +8,9 @@ use std::path::Path;
 use latent_tts::engine::EngineError;
 use latent_tts::{
     AblationKind, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind, DeviceOptions,
-    Evaluation, LatentLength, Model, ModelSelection, OnExisting, Perturbation, Probability,
-    Question, Request, RewardModelChoice, SamplingOptions, SamplingParams, grade, record,
+    Evaluation, LatentLength, MaskLifetime, Model, ModelSelection, OnExisting, Perturbation,
+    Probability, Question, Request, RewardModelChoice, SamplingOptions, SamplingParams, grade,
+    record,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
@@ -51,9 +52,10 @@ fn unlike_requests_in_one_batch_get_what_each_gets_alone() {
         ..base
     };
     let Perturbation::Dropout { sites, scope, .. } = base.perturbation else { unreachable!() };
+    let mask = MaskLifetime::Trajectory;
     let p = Probability::new(0.5).unwrap();
     let strong = SamplingParams {
-        perturbation: Perturbation::Dropout { p, sites, scope },
+        perturbation: Perturbation::Dropout { p, sites, scope, mask },
         max_new_tokens: count(2),
         greedy: false,
         ..base

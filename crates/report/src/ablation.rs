@@ -157,7 +157,7 @@ mod tests {
     fn a_table() {
         let text = render(&ablation());
         let lines: Vec<&str> = text.lines().skip(3).collect();
-        assert_eq!(lines[0], "thoughts                accuracy                 to clean  changed");
+        assert_eq!(lines[0], "thoughts               accuracy                   to clean  changed");
         assert!(lines[1].starts_with("clean    100.0 (100.0 to 100.0) "), "{text}");
         assert!(lines[2].starts_with("zero "), "{text}");
         assert!(lines[2].contains(" -25.0 (") && lines[2].contains("  25.0  every thought"));

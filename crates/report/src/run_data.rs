@@ -22,7 +22,7 @@ pub enum SamplerInfo {
     Dropout {
         /// The dropout probability.
         p: f64,
-        /// Sites and scope, as in the settings.
+        /// Sites and scope, as in the settings, and whether trajectories keep their masks.
         sites: String,
     },
     /// Gaussian noise on every thought.
@@ -39,7 +39,8 @@ impl SamplerInfo {
         let field = |name: &str| settings[name].as_str().unwrap_or_default();
         match (field("kind"), settings["p"].as_f64(), settings["sigma"].as_f64()) {
             ("dropout", Some(p), _) => {
-                Self::Dropout { p, sites: format!("{}, {}", field("sites"), field("scope")) }
+                let kept = if field("mask") == "trajectory" { ", masks kept" } else { "" };
+                Self::Dropout { p, sites: format!("{}, {}{kept}", field("sites"), field("scope")) }
             }
             ("noise", _, Some(sigma)) => Self::Noise { sigma },
             ("", ..) => Self::Other("unknown sampler".into()),

@@ -31,7 +31,7 @@ pub struct ModelArgs {
 /// What makes trajectories differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SamplerKind {
-    /// Monte Carlo dropout (see --p, --sites, --scope)
+    /// Monte Carlo dropout (see --p, --sites, --scope, --mask)
     Dropout,
     /// Gaussian noise on every thought (see --sigma)
     Noise,
@@ -61,6 +61,15 @@ pub enum ScopeKind {
     Prompt,
     /// Through the answer as well
     All,
+}
+
+/// How long a trajectory keeps its dropout masks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MaskKind {
+    /// A fresh mask at each thought
+    Step,
+    /// One mask per layer and site for the whole trajectory
+    Trajectory,
 }
 
 /// Flags that control sampling.
@@ -113,6 +122,10 @@ pub struct SamplingArgs {
     /// Dropout: the forward passes it is applied in [default: thoughts]
     #[arg(long, value_enum)]
     pub scope: Option<ScopeKind>,
+
+    /// Dropout: how long a trajectory keeps its masks [default: step]
+    #[arg(long, value_enum)]
+    pub mask: Option<MaskKind>,
 
     /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
     /// number sampled from the range, 0 for none [default: the value in the model's config.json,

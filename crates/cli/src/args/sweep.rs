@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use engine::LatentLength;
 
-use super::{ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
+use super::{MaskKind, ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
 
 /// Flags of `sweep`.
 #[derive(Debug, Args)]
@@ -52,6 +52,16 @@ pub struct SweepArgs {
         help_heading = "Sampling"
     )]
     pub scope: Option<Vec<ScopeKind>>,
+
+    /// Dropout: how long a trajectory keeps its masks; each of several is swept [default: step]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MASK,...",
+        value_delimiter = ',',
+        help_heading = "Sampling"
+    )]
+    pub mask: Option<Vec<MaskKind>>,
 
     /// A search ends when its interval is this wide [default: a fiftieth of the whole interval]
     #[arg(long, value_name = "WIDTH", value_parser = width, help_heading = "Sampling")]

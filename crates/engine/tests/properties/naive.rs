@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use engine::reference::{self, RandomSource, ReferenceRun};
 use engine::{
-    DropoutScope, DropoutSites, Engine, LatentLength, Perturbation, Prompt, Reasoner,
+    DropoutScope, DropoutSites, Engine, LatentLength, MaskLifetime, Perturbation, Prompt, Reasoner,
     RecordedNoise, RowId, SamplingParams,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
@@ -59,7 +59,13 @@ impl<'a> NaiveEngine<'a> {
     }
 
     fn feed(&mut self, vector: &[f32], stochastic: bool) {
-        self.keys.push(stochastic.then(|| self.next_key()));
+        let keeps_masks = matches!(
+            self.params.perturbation,
+            Perturbation::Dropout { mask: MaskLifetime::Trajectory, .. }
+        );
+        let key = self.next_key();
+        let key = if keeps_masks { RngKey { position: 0, ..key } } else { key };
+        self.keys.push(stochastic.then_some(key));
         self.inputs.push(vector);
     }
 
