@@ -102,6 +102,7 @@ Examples:
 How many muffins do they have together?\"
   latent-tts solve --model ./coconut-gpt2 \"Tom has 3 boxes of 4 apples and eats 2. \
 How many are left?\"
+  latent-tts solve --lens 5 \"Tom has 3 boxes with 4 pens in each. How many pens are there?\"
   echo \"What is 12 times 11?\" | latent-tts solve --model ./codi --samples 64 -
 
 {LAYERS}"))]
@@ -316,6 +317,11 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub run: RunArgs,
 
+    /// Record what the greedy run's thoughts look like in tokens: the COUNT most probable ones of
+    /// the LM head at the hidden state from which each is made, at most 20 [default: none]
+    #[arg(long, value_name = "COUNT", value_parser = values::lens, help_heading = "Output")]
+    pub lens: Option<NonZeroUsize>,
+
     /// The run directory [default: runs/MODEL-DATA-DIGEST, named by model, data and settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
@@ -354,6 +360,12 @@ pub struct SolveArgs {
 
     #[command(flatten)]
     pub machine: MachineArgs,
+
+    /// Print what the chosen and the greedy trajectory's thoughts look like in tokens: the COUNT
+    /// most probable ones of the LM head at the hidden state from which each is made, at most 20
+    /// [default: none]
+    #[arg(long, value_name = "COUNT", value_parser = values::lens, help_heading = "Output")]
+    pub lens: Option<NonZeroUsize>,
 
     #[command(flatten)]
     pub output: OutputArgs,

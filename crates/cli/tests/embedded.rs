@@ -94,6 +94,44 @@ fn thoughts_are_replaced_on_request() {
 }
 
 #[test]
+fn thoughts_are_read_as_tokens_on_request() {
+    let sandbox = CliSandbox::new();
+    let question = "Tom has 3 boxes with 4 pens in each. How many pens does Tom have?";
+    let solve = |more: &[&str]| {
+        let flags = ["solve", "--samples", "2", "--aggregate", "maj", question];
+        sandbox.run(&[&flags[..], more].concat())
+    };
+    let text = solve(&["--lens", "2"]).ok().out;
+    assert!(text.contains("thoughts of the greedy one, in tokens"), "{text}");
+    let document = solve(&["--lens", "3", "--json"]).ok().json();
+    let sizes = |lens: &Value| {
+        let thoughts = lens.as_array().unwrap().iter();
+        thoughts.map(|tokens| tokens.as_array().unwrap().len()).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(&document["greedy_lens"]), [3; 6]);
+    for trajectory in document["trajectories"].as_array().unwrap() {
+        assert_eq!(
+            sizes(&trajectory["lens"]).len() as u64,
+            trajectory["thoughts"].as_u64().unwrap()
+        );
+    }
+    assert_eq!(solve(&["--json"]).ok().json()["greedy_lens"], Value::Null);
+
+    eval(&sandbox, &["--lens", "2", "--aggregate", "maj", "--out", "run"]).ok();
+    for sample in sandbox.samples("run") {
+        let greedy = &sample["greedy"];
+        assert_eq!(sizes(&greedy["lens"]).len() as u64, greedy["thoughts"].as_u64().unwrap());
+        assert_eq!(sample["trajectories"][0]["lens"], Value::Null);
+        let shares = greedy["lens"].as_array().unwrap().iter().map(|tokens| &tokens[0][1]);
+        assert!(shares.into_iter().all(|share| (0.0..=1.0).contains(&share.as_f64().unwrap())));
+    }
+    assert_eq!(sandbox.json("run/manifest.json")["settings"]["lens"], 2);
+    let again = ["--lens", "3", "--aggregate", "maj", "--out", "run", "--resume"];
+    eval(&sandbox, &again).refused(&["settings.lens = 2"]);
+    eval(&sandbox, &["--lens", "21"]).refused(&["--lens", "1 to 20"]);
+}
+
+#[test]
 fn the_page_is_optional() {
     let sandbox = CliSandbox::new();
     let with = eval(&sandbox, &["--out", "with", "--json"]).ok().json();

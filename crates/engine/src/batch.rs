@@ -5,7 +5,7 @@ use tensor::Tensor;
 use crate::perturb::PromptSharing;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
-use crate::request::CancelToken;
+use crate::request::{CancelToken, Lens};
 use crate::sampling_params::SamplingParams;
 
 /// The models of a batch.
@@ -24,17 +24,18 @@ pub(crate) struct BatchItem<'a> {
     pub(crate) params: &'a SamplingParams,
     /// See [`Request::forced_thoughts`](crate::Request::forced_thoughts).
     pub(crate) forced_thoughts: &'a [Tensor],
+    pub(crate) lens: Option<Lens>,
     pub(crate) cancel: &'a CancelToken,
 }
 
 impl<'a> BatchItem<'a> {
-    /// A question whose trajectories think by themselves.
+    /// A question whose trajectories think by themselves, without a lens.
     pub(crate) fn new(
         prompt: &'a Prompt,
         params: &'a SamplingParams,
         cancel: &'a CancelToken,
     ) -> Self {
-        Self { prompt, params, forced_thoughts: &[], cancel }
+        Self { prompt, params, forced_thoughts: &[], lens: None, cancel }
     }
 
     /// Tokens of the prompt.

@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use aggregate::{Aggregator, EarlyStop, StepDiversity, stop_reason};
 use answer::AnswerKind;
 use rayon::prelude::*;
+use tensor::ops::TokenLogprob;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, RowRange};
@@ -25,7 +26,7 @@ use crate::decode::AnswerTokens;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::reasoner::{Reasoner, RewardModel};
-use crate::reply::{BeamReply, Reply, StageSeconds, Trajectory};
+use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
 use crate::request::{CancelToken, Request};
 use crate::sampling_params::{AdaptiveSampling, SamplingParams};
 use crate::score::Rewards;
@@ -132,13 +133,8 @@ impl Engine {
                 Err(error) => rejected.push_back((index, error)),
             }
         }
-        let items: Vec<BatchItem<'_>> = prompts
-            .iter()
-            .map(|(index, prompt)| {
-                let Request { params, forced_thoughts, cancel, .. } = &requests[*index];
-                BatchItem { prompt, params, forced_thoughts, cancel }
-            })
-            .collect();
+        let items: Vec<BatchItem<'_>> =
+            prompts.iter().map(|(index, prompt)| requests[*index].item(prompt)).collect();
         let context = self.context();
         let plan = BatchPlan::new(&context, &items, self.memory);
         let streams = streams::open(plan.streams());
@@ -200,9 +196,7 @@ impl Engine {
     /// The prompt of a request that can be run.
     fn admit(&self, request: &Request) -> Result<Prompt, EngineError> {
         let prompt = Prompt::new(&self.reasoner, request.id, &request.question)?;
-        let Request { params, forced_thoughts, cancel, .. } = request;
-        let item = BatchItem { prompt: &prompt, params, forced_thoughts, cancel };
-        BatchPlan::check(&self.context(), &item, self.memory)?;
+        BatchPlan::check(&self.context(), &request.item(&prompt), self.memory)?;
         Ok(prompt)
     }
 
@@ -428,6 +422,7 @@ impl<'a> QuestionState<'a> {
             number: row.id.trajectory,
             thoughts: row.thoughts,
             latents,
+            lens: self.lens(row.lens)?,
             logprob: row.logprob.is_finite().then_some(row.logprob),
             ..self.trajectory(row.tokens, row.rewards)?
         };
@@ -455,6 +450,20 @@ impl<'a> QuestionState<'a> {
             process_rewards: rewards.map(|rewards| rewards.process),
             ..Trajectory::default()
         })
+    }
+
+    /// Tokens that a lens found, with their texts. Where a logit was NaN there is no probability
+    /// and no token.
+    fn lens(&self, found: Vec<Vec<TokenLogprob>>) -> Result<Vec<Vec<LensToken>>, EngineError> {
+        let tokenizer = &self.engine.reasoner.tokenizer;
+        let lens_token = |&TokenLogprob { token, logprob }: &TokenLogprob| {
+            let text = tokenizer.decode(&[token])?;
+            Ok::<_, EngineError>(LensToken { token, text, probability: logprob.exp() })
+        };
+        let thought = |tokens: Vec<TokenLogprob>| {
+            tokens.iter().filter(|token| !token.logprob.is_nan()).map(lens_token).collect()
+        };
+        found.into_iter().map(thought).collect()
     }
 
     /// Ends the question when all samples are there or the vote is decided.

@@ -47,8 +47,8 @@ pub use perturb::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probab
 pub use prompt::Prompt;
 pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
 pub use reference_trace::{ReferenceTrace, ReferenceTracer};
-pub use reply::{BeamReply, ComputeCost, Reply, StageSeconds, Trajectory};
-pub use request::{CancelToken, Request};
+pub use reply::{BeamReply, ComputeCost, LensToken, Reply, StageSeconds, Trajectory};
+pub use request::{CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
 pub use sampling_params::{AdaptiveSampling, BeamSize, SamplingParams};
 pub use score::{AnswerBatch, Rewards};

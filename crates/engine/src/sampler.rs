@@ -124,6 +124,17 @@ impl<'a> Sampler<'a> {
         is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, row.sequence.len()))
     }
 
+    /// Whether any request has a lens.
+    pub(crate) fn has_lens(&self) -> bool {
+        self.items.iter().any(|item| item.lens.is_some())
+    }
+
+    /// How many tokens of each thought of a row are asked for; `None` without a lens on it.
+    pub(crate) fn lens_tokens(&self, row: &Row) -> Option<usize> {
+        let lens = self.items[row.spec.item].lens?;
+        (lens.sampled || !row.spec.perturbed).then_some(lens.tokens.get())
+    }
+
     /// Whether any request is fed thoughts of another origin.
     pub(crate) fn forces_thoughts(&self) -> bool {
         self.items.iter().any(|item| !item.forced_thoughts.is_empty())

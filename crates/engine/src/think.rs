@@ -3,6 +3,7 @@
 
 use model::{Cache, Sequence};
 use smallvec::SmallVec;
+use tensor::ops::TokenLogprob;
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::method::LatentLength;
@@ -17,6 +18,8 @@ pub(crate) struct Row {
     pub(crate) sequence: Sequence,
     /// Its thoughts, as row indices into [`ThoughtBatch::steps`].
     pub(crate) thoughts: SmallVec<[usize; 8]>,
+    /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
+    pub(crate) lens: Vec<Vec<TokenLogprob>>,
     /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
     pub(crate) pending: bool,
 }
@@ -27,7 +30,7 @@ impl Row {
     }
 
     pub(crate) fn with_sequence(spec: RowSpec, sequence: Sequence) -> Self {
-        Self { spec, sequence, thoughts: SmallVec::new(), pending: false }
+        Self { spec, sequence, thoughts: SmallVec::new(), lens: Vec::new(), pending: false }
     }
 }
 
@@ -141,7 +144,11 @@ pub(crate) fn continue_thinking(
         let stay = undecided(model, sampler, &hidden, made.argmax, &rows, &mut live)?;
         if let Some(stay) = stay {
             thoughts = ops::select(device, [&thoughts], &stay)?;
+            if sampler.has_lens() {
+                hidden = ops::select(device, [&hidden], &stay)?;
+            }
         }
+        read_lens(model, sampler, &hidden, &mut rows, &live)?;
         if keep_noiseless {
             noiseless.push(thoughts.clone());
         }
@@ -202,6 +209,32 @@ fn undecided(
         Some(forced) => rows[r].thoughts.len() < forced.rows(),
         None => !is_open(r) || end != Some(&argmax[i]),
     })))
+}
+
+/// Reads the hidden states (live, width) from which the next thoughts are made through the LM head,
+/// for the rows whose requests ask for it.
+fn read_lens(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    hidden: &Tensor,
+    rows: &mut [Row],
+    live: &[usize],
+) -> Result<(), DeviceError> {
+    if !sampler.has_lens() {
+        return Ok(());
+    }
+    let wanted = |(i, &r): (usize, &usize)| Some((i, r, sampler.lens_tokens(&rows[r])?));
+    let wanted: Vec<_> = live.iter().enumerate().filter_map(wanted).collect();
+    let Some(most) = wanted.iter().map(|&(_, _, count)| count).max() else { return Ok(()) };
+    let (decoder, device) = (&model.decoder, model.decoder.device());
+    let places: Vec<usize> = wanted.iter().map(|&(i, ..)| i).collect();
+    let hidden = ops::select(device, [hidden], &places)?;
+    let found = ops::top_tokens(device, &hidden, decoder.lm_head(), most)?;
+    for ((_, r, count), mut tokens) in wanted.into_iter().zip(found) {
+        tokens.truncate(count);
+        rows[r].lens.push(tokens);
+    }
+    Ok(())
 }
 
 /// The next thoughts (rows, width) of some rows with those that their requests force in their

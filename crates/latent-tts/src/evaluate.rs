@@ -4,13 +4,14 @@
 //! recorded as soon as it is done, and whatever ends the process, [`OnExisting::Resume`] goes on
 //! after the last record and ends with the same bytes.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use aggregate::Aggregator;
 use dataset::Question;
-use engine::{Engine, Reply, Request, SamplingParams};
+use engine::{Engine, Lens, Reply, Request, SamplingParams};
 use model::ModelFiles;
 use record::{
     Ablation, AblationKind, LatentsWriter, Manifest, RecordError, Results, RunDir, RunWriter,
@@ -57,6 +58,8 @@ pub struct Evaluation<'a> {
     pub on_existing: OnExisting,
     /// Keep all thoughts, too, in `latents.safetensors`.
     pub keep_latents: bool,
+    /// Record so many tokens of each of the greedy run's thoughts, as the LM head reads them.
+    pub lens: Option<NonZeroUsize>,
     /// Replacements of the greedy run's thoughts to measure, in `ablation.json`. Nothing of this is
     /// resumed: at one trajectory a question and kind it is cheap, and computed whole.
     pub ablations: Vec<AblationKind>,
@@ -163,12 +166,16 @@ impl Evaluation<'_> {
         host["data"] = json!(self.data.to_string());
         let has_reward_model = engine.reward_model().is_some();
         let models = [reasoner].into_iter().chain(reward_model);
+        let mut settings = manifest::settings_json(&model.method, &self.params, has_reward_model);
+        if let Some(tokens) = self.lens {
+            settings["lens"] = json!(tokens);
+        }
         Ok(Manifest {
             program: manifest::program(),
             commit: manifest::commit(),
             created: manifest::now(),
             host,
-            settings: manifest::settings_json(&model.method, &self.params, has_reward_model),
+            settings,
             seeds: self.seeds.clone(),
             questions: questions.len(),
             fingerprint: fingerprint::compute(models, self.data, questions)?,
@@ -207,8 +214,10 @@ impl Evaluation<'_> {
             while !rest.is_empty() {
                 let batch;
                 (batch, rest) = rest.split_at(pace.batch_size().min(rest.len()));
-                let requests: Vec<Request> =
-                    batch.iter().map(|question| grade::request(question, params)).collect();
+                let lens = self.lens.map(|tokens| Lens { tokens, sampled: false });
+                let request =
+                    |question: &&Question| Request { lens, ..grade::request(question, params) };
+                let requests: Vec<Request> = batch.iter().map(request).collect();
                 engine.run(&requests, |index, reply| -> Result<(), Error> {
                     let reply = reply?;
                     let sample = grade::grade(batch[index], &params, &reply);

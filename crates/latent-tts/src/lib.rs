@@ -54,9 +54,9 @@ pub use dataset::{self, Question};
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
-    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, MaskLifetime,
-    Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel, SamplingParams,
-    StageSeconds, TokenSampling, Trajectory,
+    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
+    MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
+    SamplingParams, StageSeconds, TokenSampling, Trajectory,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};

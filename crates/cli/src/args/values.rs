@@ -1,6 +1,7 @@
 //! Parsers of single values. A message states what is accepted; clap adds the flag and its value.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -151,6 +152,15 @@ pub fn probability(text: &str) -> Result<Probability, String> {
 pub fn share(text: &str) -> Result<f32, String> {
     probability(text).map(Probability::get)
 }
+
+/// Parses the number of a lens' tokens.
+pub fn lens(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse().ok().filter(|count: &NonZeroUsize| count.get() <= MAX_LENS_TOKENS);
+    number.ok_or_else(|| format!("must be a whole number from 1 to {MAX_LENS_TOKENS}"))
+}
+
+/// The most tokens of a thought that are recorded: samples stay small.
+const MAX_LENS_TOKENS: usize = 20;
 
 /// Parses a standard deviation.
 pub fn deviation(text: &str) -> Result<f32, String> {

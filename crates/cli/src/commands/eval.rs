@@ -88,6 +88,8 @@ pub struct EvalJob {
     pub on_existing: OnExisting,
     /// Write all thoughts to latents.safetensors.
     pub keep_latents: bool,
+    /// Tokens to record of each thought of the greedy run.
+    pub lens: Option<NonZeroUsize>,
     /// Replacements of the greedy run's thoughts to measure.
     pub ablations: Vec<AblationKind>,
 }
@@ -109,6 +111,7 @@ impl EvalJob {
             sampling,
             out: args.out.clone(),
             keep_latents: args.run.latents,
+            lens: args.lens,
             ablations: settings::ablations(args.ablate.as_deref()),
         })
     }
@@ -134,6 +137,7 @@ impl EvalJob {
             out: self.out.clone(),
             on_existing: self.on_existing,
             keep_latents: self.keep_latents,
+            lens: self.lens,
             ablations: self.ablations.clone(),
             write_lock: guard.lock(),
         };

@@ -229,6 +229,18 @@ pub fn questions() -> Vec<TestQuestion> {
     ]
 }
 
+/// The replies of all requests.
+pub fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
+    let mut replies = Vec::new();
+    engine
+        .run(requests, |_, reply| -> Result<(), EngineError> {
+            replies.push(reply?);
+            Ok(())
+        })
+        .unwrap();
+    replies
+}
+
 /// The reply with a given id.
 pub fn reply_to(replies: &[Reply], id: u32) -> &Reply {
     replies.iter().find(|reply| reply.id == id).unwrap()

@@ -3,22 +3,11 @@
 
 use std::sync::Arc;
 
-use engine::{Engine, EngineError, Family, LatentLength, Perturbation, Reply, Request};
+use engine::{EngineError, Family, LatentLength, Perturbation, Reply, Request};
 use model::testkit::CheckpointFamily;
 use tensor::Tensor;
 
 use crate::common::*;
-
-fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
-    let mut replies = Vec::new();
-    engine
-        .run(requests, |_, reply| -> Result<(), EngineError> {
-            replies.push(reply?);
-            Ok(())
-        })
-        .unwrap();
-    replies
-}
 
 /// Clean requests and their replies.
 fn clean_run(pair: &RewardedReasoner) -> (Vec<Request>, Vec<Reply>) {

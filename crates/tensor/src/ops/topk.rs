@@ -1,9 +1,11 @@
 //! Argmax and top-k of logits that are not stored.
 
+use rayon::prelude::*;
+
 use super::{Activation, Linear, OutputDtype, linear, lookup, select};
-use crate::cpu::topk;
+use crate::cpu::topk::{self, RowMax};
 use crate::device::Backend;
-use crate::{Device, DeviceError, Tensor, cuda};
+use crate::{Device, DeviceError, Isa, Tensor, cuda};
 
 /// The indices and values of the `k` largest elements of a row, in descending order; the lower
 /// index first among equals.
@@ -119,6 +121,36 @@ pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, Dev
 
 /// Rows of logits computed at a time where whole rows are stored.
 pub(super) const LOGIT_ROWS: usize = 64;
+
+/// The `k` most probable tokens of each row of x (rows, inputs) under softmax(x W + b), with their
+/// log-probabilities: in descending order, the lower index first among equals. A NaN logit is no
+/// token's, and makes the row's log-probabilities NaN.
+///
+/// It needs whole rows of logits. A GPU's are copied to the host some rows at a time.
+pub fn top_tokens(
+    device: &Device,
+    x: &Tensor,
+    map: &Linear,
+    k: usize,
+) -> Result<Vec<Vec<TokenLogprob>>, DeviceError> {
+    let isa = device.isa().unwrap_or_else(Isa::detect);
+    let mut tokens = Vec::with_capacity(x.rows());
+    for start in (0..x.rows()).step_by(LOGIT_ROWS) {
+        let chunk: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
+        let (x, mut logits) = (select(device, [x], &chunk)?, Tensor::default());
+        linear(device, &x, map, Activation::None, OutputDtype::F32, &mut logits)?;
+        let logits = logits.to_host()?;
+        tokens.par_extend((0..chunk.len()).into_par_iter().map(|r| {
+            let max = RowMax::from_logits(isa, logits.row(r));
+            let with_logprob = |(token, logit): (usize, f32)| TokenLogprob {
+                token: token as u32,
+                logprob: max.logprob(logit),
+            };
+            top_k(logits.row(r), k).into_iter().map(with_logprob).collect()
+        }));
+    }
+    Ok(tokens)
+}
 
 /// For each row of x the sum of the top `k` tokens' embeddings, weighted by the softmax over those
 /// `k`: (rows, width); and the argmax. `table` is the head itself where the two are tied.
