@@ -33,6 +33,7 @@ fn perturbation(args: &SamplingArgs) -> Result<Option<PerturbationOptions>> {
         ("--scope", SamplerKind::Dropout, args.scope.is_some()),
         ("--mask", SamplerKind::Dropout, args.mask.is_some()),
         ("--sigma", SamplerKind::Noise, args.sigma.is_some()),
+        ("--tau", SamplerKind::Gumbel, args.tau.is_some()),
         ("--temperature", SamplerKind::Tokens, args.temperature.is_some()),
         ("--top-p", SamplerKind::Tokens, args.top_p.is_some()),
     ];
@@ -59,6 +60,7 @@ fn perturbation_of_kind(kind: SamplerKind, args: &SamplingArgs) -> Result<Pertur
     Ok(match kind {
         SamplerKind::None => PerturbationOptions::None,
         SamplerKind::Noise => PerturbationOptions::Noise { sigma: args.sigma },
+        SamplerKind::Gumbel => PerturbationOptions::Gumbel { tau: args.tau },
         SamplerKind::Dropout => PerturbationOptions::Dropout {
             p: args.p,
             sites: args.sites.map(sites),

@@ -12,7 +12,7 @@ use tensor::Tensor;
 use crate::batch::{BatchContext, BatchItem};
 use crate::error::EngineError;
 use crate::method::LatentLength;
-use crate::perturb::PromptSharing;
+use crate::perturb::{Perturbation, PromptSharing};
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::sampling_params::AdaptiveSampling;
@@ -160,6 +160,9 @@ impl<'a> BatchPlan<'a> {
         params.check(&model.method)?;
         if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
+        }
+        if matches!(params.perturbation, Perturbation::Gumbel { .. }) && !model.head.is_mixture() {
+            return Err(EngineError::NothingToMix { family: model.method.family });
         }
         check_forced(model, item)?;
         let thoughts = params.length.limit().min(model.decoder.config().context);

@@ -59,6 +59,16 @@ pub enum EngineError {
         family: Family,
     },
 
+    /// Gumbel noise on thoughts that are not mixtures.
+    #[error(
+        "gumbel noise is for thoughts that are mixtures of token embeddings, and those of {family} \
+         are not; perturb them by dropout or noise"
+    )]
+    NothingToMix {
+        /// The family.
+        family: Family,
+    },
+
     /// Thoughts were given to a request that has none.
     #[error(
         "there are no thoughts to replace: {family} answers without any here; take a latent \

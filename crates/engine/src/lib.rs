@@ -43,7 +43,9 @@ pub use engine::{Engine, Replies};
 pub use error::EngineError;
 pub use family::{Family, FamilySpec};
 pub use method::{LatentLength, LengthRange, Method, TokenLookup};
-pub use perturb::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability};
+pub use perturb::{
+    DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability, Temperature,
+};
 pub use prompt::Prompt;
 pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
 pub use reference_trace::{ReferenceTrace, ReferenceTracer};

@@ -1,5 +1,6 @@
-//! What makes N trajectories differ: Monte Carlo dropout, Gaussian noise on thoughts, or sampled
-//! answer tokens. [`crate::sampler`] turns these settings into random numbers for rows.
+//! What makes N trajectories differ: Monte Carlo dropout, Gaussian noise on thoughts, Gumbel noise
+//! on the mixtures they are, or sampled answer tokens. [`crate::sampler`] turns these settings into
+//! random numbers for rows.
 
 use tensor::ops::{SiteSet, TokenSampling};
 use tensor::rng::RngKey;
@@ -15,6 +16,25 @@ impl Probability {
     }
 
     /// The value, in `[0, 1)`.
+    pub fn get(self) -> f32 {
+        self.0
+    }
+}
+
+/// A softmax temperature: finite and above 0.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Temperature(f32);
+
+impl Temperature {
+    /// A temperature of 1.
+    pub const ONE: Self = Self(1.0);
+
+    /// `tau`, unless it is 0, negative or not finite.
+    pub fn new(tau: f32) -> Option<Self> {
+        (tau.is_finite() && tau > 0.0).then_some(Self(tau))
+    }
+
+    /// The value.
     pub fn get(self) -> f32 {
         self.0
     }
@@ -98,6 +118,12 @@ pub enum Perturbation {
         /// The standard deviation of each element.
         std: f32,
     },
+    /// Gumbel noise on the logits of thoughts that are mixtures of token embeddings: weights are
+    /// softmax((logits + noise) / tau) over the tokens that the family mixes.
+    Gumbel {
+        /// Towards 0 a thought is one sampled token's embedding; above 1 the weights even out.
+        tau: Temperature,
+    },
     /// Answer tokens are sampled; thoughts, if there are any, are the same in every row.
     Tokens(TokenSampling),
 }
@@ -115,7 +141,9 @@ impl Perturbation {
         match self {
             Self::Dropout { scope: DropoutScope::Thoughts, .. } => PromptSharing::AllButLast,
             Self::Dropout { .. } => PromptSharing::Nothing,
-            Self::None | Self::Gaussian { .. } | Self::Tokens(_) => PromptSharing::Whole,
+            Self::None | Self::Gaussian { .. } | Self::Gumbel { .. } | Self::Tokens(_) => {
+                PromptSharing::Whole
+            }
         }
     }
 
@@ -125,7 +153,12 @@ impl Perturbation {
 
     /// Whether it changes nothing in a trajectory without thoughts.
     pub(crate) fn only_affects_thoughts(&self) -> bool {
-        matches!(self, Self::Dropout { scope: DropoutScope::Thoughts, .. } | Self::Gaussian { .. })
+        matches!(
+            self,
+            Self::Dropout { scope: DropoutScope::Thoughts, .. }
+                | Self::Gaussian { .. }
+                | Self::Gumbel { .. }
+        )
     }
 
     /// Whether dropout goes on after the last thought.

@@ -238,6 +238,24 @@ impl<'a> Sampler<'a> {
         ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
     }
 
+    /// The Gumbel noise on the mixtures that become the next thoughts of some rows, each at the
+    /// position where its thought is fed; `None` where no request has any.
+    pub(crate) fn mixture_noise<'r>(
+        &self,
+        device: &Device,
+        rows: impl Iterator<Item = &'r Row>,
+    ) -> Result<Option<PerturbedRows>, DeviceError> {
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Gumbel { .. })) {
+            return Ok(None);
+        }
+        let perturbed = |row: &Row| {
+            let Perturbation::Gumbel { tau } = self.params(row).perturbation else { return None };
+            let key = self.key(row)?;
+            Some(RowPerturbation { key, strength: tau.get(), sites: SiteSet::GUMBEL })
+        };
+        PerturbedRows::new(device, rows.map(perturbed).collect()).map(Some)
+    }
+
     /// The next token of each of some rows, from their hidden states (rows, width): the argmax, or
     /// sampled for requests that sample tokens.
     ///

@@ -139,7 +139,8 @@ pub(crate) fn continue_thinking(
     }
     let (mut noiseless, mut count) = (Vec::new(), 0);
     for t in 0..limits.iter().copied().max().unwrap_or(0) {
-        let made = model.head.forward(&model.decoder, &hidden)?;
+        let noise = sampler.mixture_noise(device, live.iter().map(|&r| &rows[r]))?;
+        let made = model.head.forward_perturbed(&model.decoder, &hidden, noise.as_ref())?;
         let mut thoughts = made.thoughts;
         let stay = undecided(model, sampler, &hidden, made.argmax, &rows, &mut live)?;
         if let Some(stay) = stay {

@@ -56,7 +56,7 @@ pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
     DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
     MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
-    SamplingParams, StageSeconds, TokenSampling, Trajectory,
+    SamplingParams, StageSeconds, Temperature, TokenSampling, Trajectory,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};

@@ -40,6 +40,9 @@ pub fn perturbation_json(perturbation: Perturbation) -> Value {
         Perturbation::Gaussian { std } => {
             json!({ "kind": "noise", "sigma": shortest_decimal(std) })
         }
+        Perturbation::Gumbel { tau } => {
+            json!({ "kind": "gumbel", "tau": shortest_decimal(tau.get()) })
+        }
         Perturbation::Tokens(token_sampling) => {
             let temperature = shortest_decimal(token_sampling.temperature());
             let top_p = shortest_decimal(token_sampling.top_p());

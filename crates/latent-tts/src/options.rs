@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use aggregate::{Aggregator, VoteParams};
 use engine::{
     AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, LatentLength, MaskLifetime, Method,
-    Perturbation, Probability, SamplingParams, TokenSampling,
+    Perturbation, Probability, SamplingParams, Temperature, TokenSampling,
 };
 
 /// How to sample, before it is known for which model. `None` is the model's default.
@@ -61,6 +61,11 @@ pub enum PerturbationOptions {
         /// Its standard deviation.
         sigma: Option<f32>,
     },
+    /// Gumbel noise on mixtures of token embeddings.
+    Gumbel {
+        /// Their temperature; 1 unless given.
+        tau: Option<Temperature>,
+    },
     /// Sampled answer tokens.
     Tokens(TokenSampling),
 }
@@ -109,6 +114,7 @@ impl PerturbationOptions {
         match self {
             Self::None => Perturbation::None,
             Self::Tokens(sampling) => Perturbation::Tokens(sampling),
+            Self::Gumbel { tau } => Perturbation::Gumbel { tau: tau.unwrap_or(Temperature::ONE) },
             Self::Noise { sigma } => Perturbation::Gaussian { std: sigma.unwrap_or(method.sigma) },
             Self::Dropout { p, sites, scope, mask } => {
                 let sites = sites.unwrap_or(method.sites);

@@ -30,6 +30,11 @@ pub enum SamplerInfo {
         /// Its standard deviation.
         sigma: f64,
     },
+    /// Gumbel noise on mixtures of token embeddings.
+    Gumbel {
+        /// Their temperature.
+        tau: f64,
+    },
     /// Any other sampler, by its display name.
     Other(String),
 }
@@ -43,6 +48,9 @@ impl SamplerInfo {
                 Self::Dropout { p, sites: format!("{}, {}{kept}", field("sites"), field("scope")) }
             }
             ("noise", _, Some(sigma)) => Self::Noise { sigma },
+            ("gumbel", ..) if settings["tau"].is_f64() => {
+                Self::Gumbel { tau: settings["tau"].as_f64().unwrap_or_default() }
+            }
             ("", ..) => Self::Other("unknown sampler".into()),
             ("none", ..) => Self::Other("no perturbation".into()),
             // Baselines that reason in tokens.
@@ -53,11 +61,12 @@ impl SamplerInfo {
         }
     }
 
-    /// The kind: `dropout`, `noise` or the name of another sampler.
+    /// The kind: `dropout`, `noise`, `gumbel` or the name of another sampler.
     pub fn kind(&self) -> &str {
         match self {
             Self::Dropout { .. } => "dropout",
             Self::Noise { .. } => "noise",
+            Self::Gumbel { .. } => "gumbel",
             Self::Other(name) => name,
         }
     }
@@ -71,11 +80,12 @@ impl SamplerInfo {
         }
     }
 
-    /// p or sigma.
+    /// p, sigma or tau.
     pub fn strength(&self) -> Option<f64> {
         match self {
             Self::Dropout { p, .. } => Some(*p),
             Self::Noise { sigma } => Some(*sigma),
+            Self::Gumbel { tau } => Some(*tau),
             Self::Other(_) => None,
         }
     }
@@ -85,6 +95,7 @@ impl SamplerInfo {
         match self {
             Self::Dropout { p, .. } => format!("p = {p}"),
             Self::Noise { sigma } => format!("σ = {sigma}"),
+            Self::Gumbel { tau } => format!("τ = {tau}"),
             Self::Other(name) => name.clone(),
         }
     }

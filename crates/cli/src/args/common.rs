@@ -3,7 +3,7 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use clap::{Args, ValueEnum};
-use latent_tts::{DeviceKind, Family, LatentLength, Probability};
+use latent_tts::{DeviceKind, Family, LatentLength, Probability, Temperature};
 
 use super::values;
 
@@ -35,6 +35,8 @@ pub enum SamplerKind {
     Dropout,
     /// Gaussian noise on every thought (see --sigma)
     Noise,
+    /// Gumbel noise on thoughts that are mixtures of token embeddings, Latent-SFT's (see --tau)
+    Gumbel,
     /// Sampled answer tokens (see --temperature, --top-p)
     Tokens,
     /// Nothing: all trajectories are the same
@@ -99,6 +101,11 @@ pub struct SamplingArgs {
     /// paper's for the backbone]
     #[arg(long, value_name = "S", value_parser = values::deviation, allow_negative_numbers = true)]
     pub sigma: Option<f32>,
+
+    /// Gumbel: the temperature of the mixtures, above 0: small for single tokens, large for even
+    /// weights [default: 1]
+    #[arg(long, value_name = "TAU", value_parser = values::tau, allow_negative_numbers = true)]
+    pub tau: Option<Temperature>,
 
     /// Tokens: the softmax temperature, above 0 [default: 1]
     #[arg(

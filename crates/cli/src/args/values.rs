@@ -7,7 +7,9 @@ use std::path::Path;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
-use latent_tts::{Aggregator, DeviceKind, Family, LatentLength, Probability, TokenSampling};
+use latent_tts::{
+    Aggregator, DeviceKind, Family, LatentLength, Probability, Temperature, TokenSampling,
+};
 
 use super::PresetKind;
 
@@ -170,6 +172,12 @@ pub fn deviation(text: &str) -> Result<f32, String> {
     } else {
         Err("must be finite and at least 0".to_owned())
     }
+}
+
+/// Parses the temperature of mixtures.
+pub fn tau(text: &str) -> Result<Temperature, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    Temperature::new(number).ok_or_else(|| "must be finite and above 0".to_owned())
 }
 
 /// Parses a softmax temperature.

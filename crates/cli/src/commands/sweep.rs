@@ -22,7 +22,7 @@ use latent_tts::report::metrics::{MetricSettings, QuestionMetrics, paired_differ
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::{
     DataSource, DropoutScope, EMBEDDED, Engine, MaskLifetime, PerturbationOptions, Probability,
-    Question, manifest,
+    Question, Temperature, manifest,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -123,6 +123,7 @@ impl SweepAxis {
     fn name(&self, strength: f64) -> String {
         match self.sampler {
             SamplerKind::Noise => format!("noise-{strength}"),
+            SamplerKind::Gumbel => format!("gumbel-{strength}"),
             _ => {
                 let words = [
                     self.sites.map(value_name),
@@ -140,6 +141,9 @@ impl SweepAxis {
     fn perturbation(&self, strength: f64) -> PerturbationOptions {
         match self.sampler {
             SamplerKind::Noise => PerturbationOptions::Noise { sigma: Some(strength as f32) },
+            SamplerKind::Gumbel => {
+                PerturbationOptions::Gumbel { tau: Temperature::new(strength as f32) }
+            }
             _ => PerturbationOptions::Dropout {
                 p: Probability::new(strength as f32),
                 sites: self.sites.map(settings::sites),
@@ -151,7 +155,11 @@ impl SweepAxis {
 
     /// The name of the strength's flag.
     fn parameter_name(&self) -> &'static str {
-        if self.sampler == SamplerKind::Noise { "sigma" } else { "p" }
+        match self.sampler {
+            SamplerKind::Noise => "sigma",
+            SamplerKind::Gumbel => "tau",
+            _ => "p",
+        }
     }
 }
 
@@ -161,7 +169,8 @@ fn value_name(kind: impl clap::ValueEnum) -> String {
 
 fn axes(args: &SweepArgs) -> Vec<SweepAxis> {
     let mut axes = Vec::new();
-    let dropout = args.p.clone().or_else(|| args.sigma.is_none().then_some(DEFAULT_DROPOUT_GRID));
+    let others = args.sigma.is_some() || args.tau.is_some();
+    let dropout = args.p.clone().or_else(|| (!others).then_some(DEFAULT_DROPOUT_GRID));
     if let Some(grid) = dropout {
         for sites in each_or_default(args.sites.as_deref()) {
             for scope in each_or_default(args.scope.as_deref()) {
@@ -177,6 +186,7 @@ fn axes(args: &SweepArgs) -> Vec<SweepAxis> {
         }
     }
     axes.extend(args.sigma.as_ref().map(|grid| SweepAxis::new(SamplerKind::Noise, grid)));
+    axes.extend(args.tau.as_ref().map(|grid| SweepAxis::new(SamplerKind::Gumbel, grid)));
     axes
 }
 
@@ -327,14 +337,14 @@ impl Sweep<'_> {
     /// The best point, and how the others compare with it.
     fn summarize(&self) -> Result<SweepSummary> {
         let Some(best) = self.best(|_| true) else {
-            bail!("there is no value to go over; give --p or --sigma")
+            bail!("there is no value to go over; give --p, --sigma or --tau")
         };
         let points = self
             .points
             .iter()
             .map(|point| self.summarize_point(point, self.is_indistinguishable(point, best)))
             .collect();
-        let samplers = ["dropout", "noise"]
+        let samplers = ["dropout", "noise", "gumbel"]
             .into_iter()
             .filter_map(|kind| self.sampler_summary(kind))
             .collect();
@@ -374,7 +384,7 @@ impl Sweep<'_> {
     fn sampler_summary(&self, kind: &str) -> Option<SamplerSummary> {
         let best = self.best(|point| point.kind() == kind)?;
         let architecture = self.engine.reasoner().decoder.config().architecture;
-        let band = RecommendedBand::for_architecture(architecture, kind == "noise").map(|band| {
+        let band = RecommendedBand::of_sampler(architecture, kind).map(|band| {
             let inside =
                 |point: &&SweepPoint| point.kind() == kind && band.contains(point.strength);
             let indistinguishable = self

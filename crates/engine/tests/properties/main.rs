@@ -14,6 +14,7 @@
 //! * [`reference_gpt2`]: a GPT-2 in double precision, and dropout by its definition;
 //! * [`randomness`]: what dropout and noise do, and that they do nothing at strength zero;
 //! * [`forced_thoughts`]: thoughts that a request brings are fed, and nothing else changes;
+//! * [`gumbel`]: Gumbel noise on thoughts that are mixtures of token embeddings;
 //! * [`lens`]: thoughts read through the LM head;
 //! * [`length`]: how many thoughts a row has;
 //! * [`rewards`]: rewards are read at each thought's own position;
@@ -39,6 +40,7 @@ mod checkpoint_settings;
 mod devices;
 mod forced_thoughts;
 mod gpu;
+mod gumbel;
 mod length;
 mod lens;
 mod limits;

@@ -69,7 +69,7 @@ pub fn prompts(reasoner: &Reasoner) -> Vec<Prompt> {
 
 /// Fails unless labels are those of the definition: M rollouts from every thought, each computed
 /// from scratch.
-fn assert_naive_labels(reasoner: &Reasoner, params: &SamplingParams, count: usize, what: &str) {
+pub fn assert_naive_labels(reasoner: &Reasoner, params: &SamplingParams, count: usize, what: &str) {
     let prompts = &prompts(reasoner)[2..4];
     let annotated = annotate(runner(reasoner, *params, rollouts(count)), prompts);
     let mut mixed = 0;

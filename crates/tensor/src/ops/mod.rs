@@ -52,5 +52,6 @@ pub use rows::{
 };
 pub use sample::{TokenDraw, TokenSampling, sample_tokens};
 pub use topk::{
-    PendingTokens, TokenLogprob, argmax, greedy_tokens, top_k, top_k_mixture, top_tokens,
+    PendingTokens, TokenLogprob, TopKMixture, argmax, greedy_tokens, top_k, top_k_mixture,
+    top_tokens,
 };

@@ -61,6 +61,7 @@ fn point_label(point: &SweepPointSummary) -> String {
     let text = |key: &str| point.sampler[key].as_str().unwrap_or_default();
     match text("kind") {
         "noise" => format!("noise sigma={}", point.strength),
+        "gumbel" => format!("gumbel tau={}", point.strength),
         "dropout" => {
             let [sites, scope, mask] = ["sites", "scope", "mask"].map(text);
             format!("dropout p={} {sites} {scope} {mask}", point.strength).trim_end().to_owned()
