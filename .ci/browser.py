@@ -177,6 +177,9 @@ def main(chromium, folder, shots=None):
         check("rows of the summary", browser.value("document.querySelectorAll('#summary tbody tr').length"),
               len(list(folder.glob("*/manifest.json"))))
 
+        check("rows of the ablations", browser.value("document.querySelectorAll('#ablation tbody tr').length"),
+              2 * len(list(folder.glob("*/ablation.json"))))
+
         for name, number in expected_counts(samples).items():
             choose(browser, "filter", name)
             check(f"questions, filter {name}", browser.value(COUNT), number)
@@ -197,6 +200,8 @@ def main(chromium, folder, shots=None):
         check("a question is shown", browser.value("document.querySelector('#detail .question').textContent"), samples[5]["question"])
         check("text is not markup", browser.value("document.querySelectorAll('#browser b b, .question b, .words b').length"), 0)
         check("heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 1))
+        check("thoughts in tokens", browser.value("document.querySelectorAll('.lens tr').length"), thoughts)
+        check("tokens are not markup", browser.value("document.querySelector('.lens td + td').textContent"), "<b>")
         check("map", browser.value("document.querySelectorAll('.map polyline').length"), count + 1)
         browser.value("document.querySelector('.panel [data-tip]').dispatchEvent("
                       "new PointerEvent('pointermove', {bubbles: true, clientX: 9, clientY: 9}))")

@@ -26,8 +26,8 @@ pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
 pub use augment::AugmentArgs;
 pub use common::{
-    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, SamplerKind,
-    SamplingArgs, ScopeKind, SitesKind,
+    DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
+    SamplerKind, SamplingArgs, ScopeKind, SitesKind,
 };
 pub use layers::parse;
 pub use preset::PresetKind;
@@ -86,6 +86,7 @@ Examples:
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam \
     --beam-width 4
   latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
+  latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle
   latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
 {LAYERS}"))]
@@ -101,6 +102,7 @@ Examples:
 How many muffins do they have together?\"
   latent-tts solve --model ./coconut-gpt2 \"Tom has 3 boxes of 4 apples and eats 2. \
 How many are left?\"
+  latent-tts solve --lens 5 \"Tom has 3 boxes with 4 pens in each. How many pens are there?\"
   echo \"What is 12 times 11?\" | latent-tts solve --model ./codi --samples 64 -
 
 {LAYERS}"))]
@@ -265,6 +267,21 @@ pub fn default_eval_args() -> EvalArgs {
     }
 }
 
+/// What `eval --ablate` replaces thoughts with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AblateKind {
+    /// Zeros
+    Zero,
+    /// The mean thought of all questions at each position
+    Mean,
+    /// The thoughts of the next question
+    Swap,
+    /// The first thought at every position
+    Freeze,
+    /// The question's own thoughts in another order
+    Shuffle,
+}
+
 /// Flags of `eval`.
 #[derive(Debug, Clone, Args)]
 pub struct EvalArgs {
@@ -287,8 +304,24 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub aggregation: AggregationArgs,
 
+    /// Also measure the greedy run with its thoughts replaced, to see whether they are used:
+    /// another trajectory a question for each kind [default: none]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND,...",
+        value_delimiter = ',',
+        help_heading = "Ablation"
+    )]
+    pub ablate: Option<Vec<AblateKind>>,
+
     #[command(flatten)]
     pub run: RunArgs,
+
+    /// Record what the greedy run's thoughts look like in tokens: the COUNT most probable ones of
+    /// the LM head at the hidden state from which each is made, at most 20 [default: none]
+    #[arg(long, value_name = "COUNT", value_parser = values::lens, help_heading = "Output")]
+    pub lens: Option<NonZeroUsize>,
 
     /// The run directory [default: runs/MODEL-DATA-DIGEST, named by model, data and settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
@@ -328,6 +361,12 @@ pub struct SolveArgs {
 
     #[command(flatten)]
     pub machine: MachineArgs,
+
+    /// Print what the chosen and the greedy trajectory's thoughts look like in tokens: the COUNT
+    /// most probable ones of the LM head at the hidden state from which each is made, at most 20
+    /// [default: none]
+    #[arg(long, value_name = "COUNT", value_parser = values::lens, help_heading = "Output")]
+    pub lens: Option<NonZeroUsize>,
 
     #[command(flatten)]
     pub output: OutputArgs,

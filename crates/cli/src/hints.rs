@@ -55,6 +55,8 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::NothingToPerturb { .. } => {
             Some("--sampler tokens, or --sampler dropout --scope all")
         }
+        EngineError::NothingToMix { .. } => Some("--sampler dropout, --sampler noise"),
+        EngineError::NothingToReplace { .. } => Some("--ablate; --thoughts, --model"),
         EngineError::RewardModelAsReasoner { .. } => {
             Some("--reward-model takes it, --model takes a reasoner")
         }

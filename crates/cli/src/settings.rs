@@ -1,17 +1,18 @@
 //! Arguments become options of the library. Contradictions are found here, before anything is
 //! loaded.
 
+use std::collections::BTreeSet;
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    DataSource, DropoutScope, DropoutSites, OnExisting, PerturbationOptions, SamplingOptions,
-    TokenSampling,
+    AblationKind, DataSource, DropoutScope, DropoutSites, MaskLifetime, OnExisting,
+    PerturbationOptions, SamplingOptions, TokenSampling,
 };
 
-use crate::args::{SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+use crate::args::{AblateKind, MaskKind, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
 
 /// Sampling options of the flags; `default_samples` is the default of `--samples`.
 pub fn sampling(args: &SamplingArgs, default_samples: NonZeroUsize) -> Result<SamplingOptions> {
@@ -30,7 +31,9 @@ fn perturbation(args: &SamplingArgs) -> Result<Option<PerturbationOptions>> {
         ("--p", SamplerKind::Dropout, args.p.is_some()),
         ("--sites", SamplerKind::Dropout, args.sites.is_some()),
         ("--scope", SamplerKind::Dropout, args.scope.is_some()),
+        ("--mask", SamplerKind::Dropout, args.mask.is_some()),
         ("--sigma", SamplerKind::Noise, args.sigma.is_some()),
+        ("--tau", SamplerKind::Gumbel, args.tau.is_some()),
         ("--temperature", SamplerKind::Tokens, args.temperature.is_some()),
         ("--top-p", SamplerKind::Tokens, args.top_p.is_some()),
     ];
@@ -57,10 +60,12 @@ fn perturbation_of_kind(kind: SamplerKind, args: &SamplingArgs) -> Result<Pertur
     Ok(match kind {
         SamplerKind::None => PerturbationOptions::None,
         SamplerKind::Noise => PerturbationOptions::Noise { sigma: args.sigma },
+        SamplerKind::Gumbel => PerturbationOptions::Gumbel { tau: args.tau },
         SamplerKind::Dropout => PerturbationOptions::Dropout {
             p: args.p,
             sites: args.sites.map(sites),
             scope: args.scope.map_or(DropoutScope::Thoughts, scope),
+            mask: args.mask.map_or(MaskLifetime::Step, mask),
         },
         SamplerKind::Tokens => {
             let (temperature, top_p) = (args.temperature.unwrap_or(1.0), args.top_p.unwrap_or(1.0));
@@ -98,6 +103,13 @@ pub(crate) fn scope(kind: ScopeKind) -> DropoutScope {
     }
 }
 
+pub(crate) fn mask(kind: MaskKind) -> MaskLifetime {
+    match kind {
+        MaskKind::Step => MaskLifetime::Step,
+        MaskKind::Trajectory => MaskLifetime::Trajectory,
+    }
+}
+
 /// How to treat existing results, by `--resume` and `--overwrite`.
 pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
     match (resume, overwrite) {
@@ -108,6 +120,19 @@ pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
         (false, true) => Ok(OnExisting::Overwrite),
         (false, false) => Ok(OnExisting::Refuse),
     }
+}
+
+/// The replacements of thoughts that `--ablate` names, each once, in the order of their tables.
+pub fn ablations(requested: Option<&[AblateKind]>) -> Vec<AblationKind> {
+    let kind = |kind: &AblateKind| match kind {
+        AblateKind::Zero => AblationKind::Zero,
+        AblateKind::Mean => AblationKind::Mean,
+        AblateKind::Swap => AblationKind::Swap,
+        AblateKind::Freeze => AblationKind::Freeze,
+        AblateKind::Shuffle => AblationKind::Shuffle,
+    };
+    let kinds: BTreeSet<AblationKind> = requested.unwrap_or_default().iter().map(kind).collect();
+    kinds.into_iter().collect()
 }
 
 /// The seeds of a run: `count` consecutive ones from `seed`.

@@ -317,6 +317,19 @@ fn samplers_and_lengths_reach_the_manifest() {
         dropout["sampler"],
         serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" })
     );
+    let latent_sft =
+        CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
+    sandbox.model("mixing", &latent_sft);
+    let mixing = ["--model", "mixing", "--tau", "0.5"];
+    let gumbel = sampler(&mixing, "gumbel");
+    assert_eq!(gumbel["sampler"], serde_json::json!({ "kind": "gumbel", "tau": 0.5 }));
+    let unmixed = sandbox.eval(&["--sampler", "gumbel", "--out", "unmixed"]);
+    unmixed.refused(&["mixtures", "--sampler dropout"]);
+    let kept = sampler(&["--mask", "trajectory"], "kept");
+    assert_eq!(kept["sampler"]["mask"], "trajectory");
+    let fresh = sampler(&["--mask", "step"], "fresh");
+    assert_eq!(fresh["sampler"].get("mask"), None, "the default is that of earlier runs");
+    assert_ne!(sandbox.samples("kept"), sandbox.samples("fresh"));
     assert_eq!(
         sampler(&["--sampler", "none"], "c")["sampler"],
         serde_json::json!({ "kind": "none" })

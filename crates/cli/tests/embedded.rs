@@ -61,6 +61,77 @@ fn eval_without_arguments_prints_a_table_and_writes_a_page() {
 }
 
 #[test]
+fn thoughts_are_replaced_on_request() {
+    let sandbox = CliSandbox::new();
+    let flags = ["--aggregate", "maj", "--out", "run"];
+    let ablate = ["--ablate", "swap,zero,mean,freeze,shuffle,zero"];
+    let done = eval(&sandbox, &[&flags[..], &ablate].concat()).ok();
+    for word in ["to clean", "every thought is zero", "the thoughts of the next question"] {
+        assert!(done.out.contains(word), "{word} in {}", done.out);
+    }
+    let page = String::from_utf8(sandbox.read("run/report.html")).unwrap();
+    assert!(page.contains("<section id=\"ablation\">"));
+    let file = sandbox.json("run/ablation.json");
+    let kinds = file["ablations"].as_array().unwrap().iter().map(|result| &result["kind"]);
+    assert!(kinds.eq(["zero", "mean", "swap", "freeze", "shuffle"].iter()), "{file}");
+    let samples = sandbox.samples("run");
+    let questions = file["questions"].as_array().unwrap();
+    assert_eq!(questions.len(), 4);
+    for (question, sample) in questions.iter().zip(&samples) {
+        // The clean run is the greedy one, and each replacement has an answer.
+        assert_eq!(question["clean"]["answer"], sample["greedy"]["answer"]);
+        assert_eq!(question["thoughts"], sample["greedy"]["thoughts"]);
+        assert_eq!(question["ablated"].as_array().unwrap().len(), 5);
+    }
+    // Samples do not depend on it, so that a finished run can be ablated later.
+    let again = eval(&sandbox, &[&flags[..], &["--resume", "--ablate", "zero", "--json"]].concat());
+    let again = again.ok().json();
+    assert_eq!(again["ablation"]["clean"], file["clean"]);
+    assert_eq!(again["ablation"]["ablations"], json!([file["ablations"][0]]));
+    let refused = eval(&sandbox, &["--thoughts", "0", "--ablate", "zero", "--out", "silent"]);
+    refused.refused(&["no thoughts to replace", "--ablate"]);
+    assert!(!sandbox.path("silent").exists());
+}
+
+#[test]
+fn thoughts_are_read_as_tokens_on_request() {
+    let sandbox = CliSandbox::new();
+    let question = "Tom has 3 boxes with 4 pens in each. How many pens does Tom have?";
+    let solve = |more: &[&str]| {
+        let flags = ["solve", "--samples", "2", "--aggregate", "maj", question];
+        sandbox.run(&[&flags[..], more].concat())
+    };
+    let text = solve(&["--lens", "2"]).ok().out;
+    assert!(text.contains("thoughts of the greedy one, in tokens"), "{text}");
+    let document = solve(&["--lens", "3", "--json"]).ok().json();
+    let sizes = |lens: &Value| {
+        let thoughts = lens.as_array().unwrap().iter();
+        thoughts.map(|tokens| tokens.as_array().unwrap().len()).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(&document["greedy_lens"]), [3; 6]);
+    for trajectory in document["trajectories"].as_array().unwrap() {
+        assert_eq!(
+            sizes(&trajectory["lens"]).len() as u64,
+            trajectory["thoughts"].as_u64().unwrap()
+        );
+    }
+    assert_eq!(solve(&["--json"]).ok().json()["greedy_lens"], Value::Null);
+
+    eval(&sandbox, &["--lens", "2", "--aggregate", "maj", "--out", "run"]).ok();
+    for sample in sandbox.samples("run") {
+        let greedy = &sample["greedy"];
+        assert_eq!(sizes(&greedy["lens"]).len() as u64, greedy["thoughts"].as_u64().unwrap());
+        assert_eq!(sample["trajectories"][0]["lens"], Value::Null);
+        let shares = greedy["lens"].as_array().unwrap().iter().map(|tokens| &tokens[0][1]);
+        assert!(shares.into_iter().all(|share| (0.0..=1.0).contains(&share.as_f64().unwrap())));
+    }
+    assert_eq!(sandbox.json("run/manifest.json")["settings"]["lens"], 2);
+    let again = ["--lens", "3", "--aggregate", "maj", "--out", "run", "--resume"];
+    eval(&sandbox, &again).refused(&["settings.lens = 2"]);
+    eval(&sandbox, &["--lens", "21"]).refused(&["--lens", "1 to 20"]);
+}
+
+#[test]
 fn the_page_is_optional() {
     let sandbox = CliSandbox::new();
     let with = eval(&sandbox, &["--out", "with", "--json"]).ok().json();

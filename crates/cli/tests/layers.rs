@@ -124,6 +124,8 @@ fn conflicting_flags_are_both_named() {
         (&["--p", "0.1", "--sampler", "noise"], &["--p", "--sampler noise"]),
         (&["--sigma", "0.1", "--sampler", "dropout"], &["--sigma", "--sampler dropout"]),
         (&["--sites", "mlp", "--sampler", "noise"], &["--sites", "--sampler noise"]),
+        (&["--tau", "1", "--sampler", "noise"], &["--tau", "--sampler noise"]),
+        (&["--mask", "step", "--sampler", "noise"], &["--mask", "--sampler noise"]),
         (&["--scope", "all", "--sampler", "none"], &["--scope", "--sampler none"]),
         (&["--sigma", "0.1", "--p", "0.1"], &["--sigma", "--p"]),
         (&["--resume", "--overwrite"], &["--resume", "--overwrite"]),

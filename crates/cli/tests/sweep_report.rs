@@ -132,6 +132,19 @@ fn a_damaged_latents_file_is_rejected() {
 }
 
 #[test]
+fn a_sweep_compares_fresh_and_kept_masks() {
+    let sandbox = CliSandbox::new();
+    let flags = ["--p", "0.3", "--mask", "step,trajectory", "--out", "s", "--no-report"];
+    let done = sweep(&sandbox, &flags).ok();
+    let table_line = "dropout p=0.3 both thoughts trajectory";
+    assert!(done.out.contains(table_line), "{}", done.out);
+    let summary = sandbox.json("s/sweep.json");
+    assert_eq!(points(&summary), ["dropout-0.3-step", "dropout-0.3-trajectory"]);
+    let masks = summary["points"].as_array().unwrap().iter().map(|p| &p["sampler"]["mask"]);
+    assert!(masks.eq([&Value::Null, &Value::from("trajectory")]));
+}
+
+#[test]
 fn a_sweep_writes_a_run_per_value_and_a_summary() {
     let sandbox = CliSandbox::new();
     let done = sweep(

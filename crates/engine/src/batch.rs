@@ -1,9 +1,11 @@
 //! What one batch runs on: the models, and the questions with their own parameters.
 
+use tensor::Tensor;
+
 use crate::perturb::PromptSharing;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
-use crate::request::CancelToken;
+use crate::request::{CancelToken, Lens};
 use crate::sampling_params::SamplingParams;
 
 /// The models of a batch.
@@ -20,10 +22,22 @@ pub(crate) struct BatchContext<'a> {
 pub(crate) struct BatchItem<'a> {
     pub(crate) prompt: &'a Prompt,
     pub(crate) params: &'a SamplingParams,
+    /// See [`Request::forced_thoughts`](crate::Request::forced_thoughts).
+    pub(crate) forced_thoughts: &'a [Tensor],
+    pub(crate) lens: Option<Lens>,
     pub(crate) cancel: &'a CancelToken,
 }
 
-impl BatchItem<'_> {
+impl<'a> BatchItem<'a> {
+    /// A question whose trajectories think by themselves, without a lens.
+    pub(crate) fn new(
+        prompt: &'a Prompt,
+        params: &'a SamplingParams,
+        cancel: &'a CancelToken,
+    ) -> Self {
+        Self { prompt, params, forced_thoughts: &[], lens: None, cancel }
+    }
+
     /// Tokens of the prompt.
     pub(crate) fn prompt_len(&self) -> usize {
         self.prompt.tokens.len()

@@ -7,10 +7,12 @@
 use std::ops::Range;
 
 use model::{Cache, Config, Decoder};
+use tensor::Tensor;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::error::EngineError;
-use crate::perturb::PromptSharing;
+use crate::method::LatentLength;
+use crate::perturb::{Perturbation, PromptSharing};
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::sampling_params::AdaptiveSampling;
@@ -159,6 +161,10 @@ impl<'a> BatchPlan<'a> {
         if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
         }
+        if matches!(params.perturbation, Perturbation::Gumbel { .. }) && !model.head.is_mixture() {
+            return Err(EngineError::NothingToMix { family: model.method.family });
+        }
+        check_forced(model, item)?;
         let thoughts = params.length.limit().min(model.decoder.config().context);
         let end = model.method.end_latent.len();
         check_context(model.decoder.config(), item.prompt, thoughts + end)?;
@@ -368,6 +374,25 @@ fn round_up(slots: CacheSlots) -> CacheSlots {
 pub(crate) fn row_positions(model: &LatentModel, thoughts: usize, max_new_tokens: usize) -> usize {
     let context = model.decoder.config().context;
     1 + thoughts + model.method.end_latent.len() + max_new_tokens.min(context)
+}
+
+/// Refuses forced thoughts that are not of the model's width, or more than the request allows.
+fn check_forced(model: &LatentModel, item: &BatchItem<'_>) -> Result<(), EngineError> {
+    let (id, params) = (item.prompt.id, item.params);
+    let expected = [params.length.limit(), model.decoder.config().width];
+    let unfit = |(trajectory, forced): (usize, &Tensor)| {
+        let found = [forced.rows(), forced.cols()];
+        let fits = found[0] <= expected[0] && (found[1] == expected[1] || found[0] == 0);
+        (!fits).then_some(EngineError::ForcedShape { id, trajectory, found, expected })
+    };
+    match item.forced_thoughts {
+        [] => Ok(()),
+        _ if params.length == LatentLength::None => {
+            Err(EngineError::NothingToReplace { family: model.method.family })
+        }
+        _ if params.beam.is_some() => Err(EngineError::ForcedSearch { id }),
+        forced => forced.iter().enumerate().find_map(unfit).map_or(Ok(()), Err),
+    }
 }
 
 /// Refuses a prompt that leaves no room for an answer after `more` positions.

@@ -36,6 +36,7 @@ use crate::batch::BatchContext;
 use crate::cost::CostModel;
 use crate::decode::{AnswerTokens, decode};
 use crate::method::LatentLength;
+use crate::perturb::Perturbation;
 use crate::prefill::{RowSpec, prefill, step};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
@@ -202,7 +203,13 @@ impl<'a> BeamSearch<'a> {
         state: &mut BeamState<'_>,
     ) -> Result<Tensor, DeviceError> {
         let (model, device) = (self.context.model, self.context.model.decoder.device());
-        let made = model.head.forward(&model.decoder, &open.hidden)?;
+        if matches!(self.params().perturbation, Perturbation::Gumbel { .. }) {
+            // Extensions of one hidden state have mixtures of their own.
+            open.hidden = ops::select(device, [&open.hidden], &open.hidden_row)?;
+            open.hidden_row = (0..open.paths.len()).collect();
+        }
+        let noise = self.sampler.mixture_noise(device, open.paths.iter().map(|path| &path.row))?;
+        let made = model.head.forward_perturbed(&model.decoder, &open.hidden, noise.as_ref())?;
         if matches!(self.params().length, LatentLength::AtMost(_)) {
             let argmax = || ops::argmax(device, &open.hidden, model.decoder.lm_head());
             let argmax = made.argmax.map_or_else(argmax, Ok)?;

@@ -58,7 +58,7 @@ impl<'a> EngineBench<'a> {
         let Self { context, params, memory, .. } = *self;
         let start = Instant::now();
         let cancel = CancelToken::default();
-        let item = |prompt| BatchItem { prompt, params: &params, cancel: &cancel };
+        let item = |prompt| BatchItem::new(prompt, &params, &cancel);
         let items: Vec<BatchItem<'_>> = prompts.iter().map(item).collect();
         items.iter().try_for_each(|item| BatchPlan::check(&context, item, memory))?;
         let plan = BatchPlan::new(&context, &items, memory);

@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use aggregate::{Aggregator, EarlyStop, StepDiversity, stop_reason};
 use answer::AnswerKind;
 use rayon::prelude::*;
+use tensor::ops::TokenLogprob;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, RowRange};
@@ -25,7 +26,7 @@ use crate::decode::AnswerTokens;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::reasoner::{Reasoner, RewardModel};
-use crate::reply::{BeamReply, Reply, StageSeconds, Trajectory};
+use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
 use crate::request::{CancelToken, Request};
 use crate::sampling_params::{AdaptiveSampling, SamplingParams};
 use crate::score::Rewards;
@@ -58,6 +59,12 @@ impl Engine {
     #[must_use]
     pub fn with_reward_model(self, model: impl Into<Arc<RewardModel>>) -> Self {
         Self { reward_model: Some(model.into()), ..self }
+    }
+
+    /// The same reasoner without its reward model: trajectories are not scored.
+    #[must_use]
+    pub fn without_reward_model(self) -> Self {
+        Self { reward_model: None, ..self }
     }
 
     /// Bounds the bytes of keys and values on the device. It changes speed, never results.
@@ -126,13 +133,8 @@ impl Engine {
                 Err(error) => rejected.push_back((index, error)),
             }
         }
-        let items: Vec<BatchItem<'_>> = prompts
-            .iter()
-            .map(|(index, prompt)| {
-                let Request { params, cancel, .. } = &requests[*index];
-                BatchItem { prompt, params, cancel }
-            })
-            .collect();
+        let items: Vec<BatchItem<'_>> =
+            prompts.iter().map(|(index, prompt)| requests[*index].item(prompt)).collect();
         let context = self.context();
         let plan = BatchPlan::new(&context, &items, self.memory);
         let streams = streams::open(plan.streams());
@@ -194,9 +196,7 @@ impl Engine {
     /// The prompt of a request that can be run.
     fn admit(&self, request: &Request) -> Result<Prompt, EngineError> {
         let prompt = Prompt::new(&self.reasoner, request.id, &request.question)?;
-        let Request { params, cancel, .. } = request;
-        let item = BatchItem { prompt: &prompt, params, cancel };
-        BatchPlan::check(&self.context(), &item, self.memory)?;
+        BatchPlan::check(&self.context(), &request.item(&prompt), self.memory)?;
         Ok(prompt)
     }
 
@@ -422,6 +422,7 @@ impl<'a> QuestionState<'a> {
             number: row.id.trajectory,
             thoughts: row.thoughts,
             latents,
+            lens: self.lens(row.lens)?,
             logprob: row.logprob.is_finite().then_some(row.logprob),
             ..self.trajectory(row.tokens, row.rewards)?
         };
@@ -449,6 +450,20 @@ impl<'a> QuestionState<'a> {
             process_rewards: rewards.map(|rewards| rewards.process),
             ..Trajectory::default()
         })
+    }
+
+    /// Tokens that a lens found, with their texts. Where a logit was NaN there is no probability
+    /// and no token.
+    fn lens(&self, found: Vec<Vec<TokenLogprob>>) -> Result<Vec<Vec<LensToken>>, EngineError> {
+        let tokenizer = &self.engine.reasoner.tokenizer;
+        let lens_token = |&TokenLogprob { token, logprob }: &TokenLogprob| {
+            let text = tokenizer.decode(&[token])?;
+            Ok::<_, EngineError>(LensToken { token, text, probability: logprob.exp() })
+        };
+        let thought = |tokens: Vec<TokenLogprob>| {
+            tokens.iter().filter(|token| !token.logprob.is_nan()).map(lens_token).collect()
+        };
+        found.into_iter().map(thought).collect()
     }
 
     /// Ends the question when all samples are there or the vote is decided.

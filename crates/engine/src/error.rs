@@ -59,6 +59,49 @@ pub enum EngineError {
         family: Family,
     },
 
+    /// Gumbel noise on thoughts that are not mixtures.
+    #[error(
+        "gumbel noise is for thoughts that are mixtures of token embeddings, and those of {family} \
+         are not; perturb them by dropout or noise"
+    )]
+    NothingToMix {
+        /// The family.
+        family: Family,
+    },
+
+    /// Thoughts were given to a request that has none.
+    #[error(
+        "there are no thoughts to replace: {family} answers without any here; take a latent \
+         reasoner, or allow it thoughts"
+    )]
+    NothingToReplace {
+        /// The family.
+        family: Family,
+    },
+
+    /// Forced thoughts that the model cannot be fed.
+    #[error(
+        "question {id}: the thoughts to feed trajectory {trajectory} are {found:?} (thoughts, \
+         width); the request allows at most {expected:?}"
+    )]
+    ForcedShape {
+        /// The request's id.
+        id: u32,
+        /// The trajectory's number.
+        trajectory: usize,
+        /// Their shape.
+        found: [usize; 2],
+        /// The most thoughts, and the model's width.
+        expected: [usize; 2],
+    },
+
+    /// A beam search computes its thoughts.
+    #[error("question {id}: a beam search cannot be fed thoughts; leave one of the two out")]
+    ForcedSearch {
+        /// The request's id.
+        id: u32,
+    },
+
     /// A reward model was given where a reasoner belongs.
     #[error(
         "{}: this is a reward model (it has a head that scores) where a reasoner belongs",

@@ -1,7 +1,9 @@
-//! What makes N trajectories differ: Monte Carlo dropout, Gaussian noise on thoughts, or sampled
-//! answer tokens. [`crate::sampler`] turns these settings into random numbers for rows.
+//! What makes N trajectories differ: Monte Carlo dropout, Gaussian noise on thoughts, Gumbel noise
+//! on the mixtures they are, or sampled answer tokens. [`crate::sampler`] turns these settings into
+//! random numbers for rows.
 
 use tensor::ops::{SiteSet, TokenSampling};
+use tensor::rng::RngKey;
 
 /// A probability in `[0, 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -14,6 +16,25 @@ impl Probability {
     }
 
     /// The value, in `[0, 1)`.
+    pub fn get(self) -> f32 {
+        self.0
+    }
+}
+
+/// A softmax temperature: finite and above 0.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Temperature(f32);
+
+impl Temperature {
+    /// A temperature of 1.
+    pub const ONE: Self = Self(1.0);
+
+    /// `tau`, unless it is 0, negative or not finite.
+    pub fn new(tau: f32) -> Option<Self> {
+        (tau.is_finite() && tau > 0.0).then_some(Self(tau))
+    }
+
+    /// The value.
     pub fn get(self) -> f32 {
         self.0
     }
@@ -55,12 +76,33 @@ pub enum DropoutScope {
     All,
 }
 
+/// How long a row keeps its dropout masks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MaskLifetime {
+    /// A fresh mask at each position.
+    #[default]
+    Step,
+    /// One mask for each layer and site, at all positions of the trajectory that dropout falls on:
+    /// the trajectory is that of one thinned network.
+    Trajectory,
+}
+
+impl MaskLifetime {
+    /// The key of the masks at a position, of which `key` names the random numbers.
+    pub(crate) fn key(self, key: RngKey) -> RngKey {
+        match self {
+            Self::Step => key,
+            Self::Trajectory => RngKey { position: 0, ..key },
+        }
+    }
+}
+
 /// How the trajectories of a question are made to differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Perturbation {
     /// All trajectories are the greedy one.
     None,
-    /// Inverted dropout with a fresh mask for every row, position, layer and site.
+    /// Inverted dropout with masks of its own for every row, layer and site.
     Dropout {
         /// The probability that an element is dropped.
         p: Probability,
@@ -68,11 +110,19 @@ pub enum Perturbation {
         sites: DropoutSites,
         /// The passes it falls on.
         scope: DropoutScope,
+        /// The positions that share a mask.
+        mask: MaskLifetime,
     },
     /// Additive Gaussian noise on every thought just before it is fed.
     Gaussian {
         /// The standard deviation of each element.
         std: f32,
+    },
+    /// Gumbel noise on the logits of thoughts that are mixtures of token embeddings: weights are
+    /// softmax((logits + noise) / tau) over the tokens that the family mixes.
+    Gumbel {
+        /// Towards 0 a thought is one sampled token's embedding; above 1 the weights even out.
+        tau: Temperature,
     },
     /// Answer tokens are sampled; thoughts, if there are any, are the same in every row.
     Tokens(TokenSampling),
@@ -91,7 +141,9 @@ impl Perturbation {
         match self {
             Self::Dropout { scope: DropoutScope::Thoughts, .. } => PromptSharing::AllButLast,
             Self::Dropout { .. } => PromptSharing::Nothing,
-            Self::None | Self::Gaussian { .. } | Self::Tokens(_) => PromptSharing::Whole,
+            Self::None | Self::Gaussian { .. } | Self::Gumbel { .. } | Self::Tokens(_) => {
+                PromptSharing::Whole
+            }
         }
     }
 
@@ -101,11 +153,38 @@ impl Perturbation {
 
     /// Whether it changes nothing in a trajectory without thoughts.
     pub(crate) fn only_affects_thoughts(&self) -> bool {
-        matches!(self, Self::Dropout { scope: DropoutScope::Thoughts, .. } | Self::Gaussian { .. })
+        matches!(
+            self,
+            Self::Dropout { scope: DropoutScope::Thoughts, .. }
+                | Self::Gaussian { .. }
+                | Self::Gumbel { .. }
+        )
     }
 
     /// Whether dropout goes on after the last thought.
     pub(crate) fn affects_answer(&self) -> bool {
         matches!(self, Self::Dropout { scope: DropoutScope::All, .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensor::rng::Site;
+
+    use super::*;
+
+    /// Which of 64 elements are kept.
+    fn mask(lifetime: MaskLifetime, trajectory: u32, position: u32) -> Vec<bool> {
+        let key = lifetime.key(RngKey { seed: 1, question: 2, trajectory, position });
+        (0..64).map(|element| key.keeps(3, Site::MlpOut, element, 0.5)).collect()
+    }
+
+    #[test]
+    fn a_kept_mask_is_the_same_at_every_thought_and_differs_between_trajectories() {
+        let kept = |trajectory, position| mask(MaskLifetime::Trajectory, trajectory, position);
+        assert!((41..48).all(|position| kept(5, position) == kept(5, 40)));
+        assert!((0..5).all(|trajectory| kept(trajectory, 40) != kept(5, 40)));
+        let fresh = |position| mask(MaskLifetime::Step, 5, position);
+        assert!((41..48).all(|position| fresh(position) != fresh(40)));
     }
 }

@@ -94,7 +94,8 @@ pub fn run_rows(
         seed,
         ..SamplingParams::defaults_for(&model.method)
     };
-    let items = [BatchItem { prompt, params: &params, cancel: &CancelToken::default() }];
+    let cancel = CancelToken::default();
+    let items = [BatchItem::new(prompt, &params, &cancel)];
     let sampler = Sampler { items: &items, recorded };
     let specs: Vec<RowSpec> = (0..run.rows).map(|r| row_spec(prompt, r)).collect();
     let mut computed = vec![Tensor::zeros(0, model.decoder.config().width); run.rows];

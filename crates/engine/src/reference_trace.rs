@@ -45,10 +45,8 @@ impl ReferenceTracer {
         ensure_slots(&mut self.cache, prompts.iter().map(slots).sum(), &model.decoder)?;
         let Some(cache) = &mut self.cache else { return Ok(ReferenceTrace::default()) };
         let (params, cancel) = (Self::params(model), CancelToken::default());
-        let items: Vec<BatchItem<'_>> = prompts
-            .iter()
-            .map(|&prompt| BatchItem { prompt, params: &params, cancel: &cancel })
-            .collect();
+        let items: Vec<BatchItem<'_>> =
+            prompts.iter().map(|&prompt| BatchItem::new(prompt, &params, &cancel)).collect();
         let spec = |(item, of): (usize, &&Prompt)| {
             let id = RowId { question: of.id, trajectory: 0 };
             RowSpec { item, id, perturbed: false }

@@ -17,6 +17,9 @@ pub struct Trajectory {
     pub thoughts: usize,
     /// The thoughts as they were fed: (thoughts, width), on the host; empty for a beam search.
     pub latents: Tensor,
+    /// The tokens that each thought's hidden state predicts, the most probable first; empty unless
+    /// the request has a [`Lens`](crate::Lens) for it.
+    pub lens: Vec<Vec<LensToken>>,
     /// The answer's tokens, the EOS token included.
     pub tokens: AnswerTokens,
     /// The decoded answer text.
@@ -29,6 +32,17 @@ pub struct Trajectory {
     pub outcome_reward: Option<f32>,
     /// The log-probability of the answer's tokens; `None` where it is not finite.
     pub logprob: Option<f32>,
+}
+
+/// A token of the vocabulary at a thought's hidden state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LensToken {
+    /// Its index in the vocabulary.
+    pub token: u32,
+    /// Its text; special tokens have none.
+    pub text: String,
+    /// softmax(logits)\[token\], over the whole vocabulary.
+    pub probability: f32,
 }
 
 impl Candidate for Trajectory {

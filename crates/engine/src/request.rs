@@ -1,5 +1,6 @@
 //! What a caller asks for: one question with its own sampling parameters, and a way to stop it.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 #[cfg(test)]
@@ -8,7 +9,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use answer::AnswerKind;
+use tensor::Tensor;
 
+use crate::batch::BatchItem;
+use crate::prompt::Prompt;
 use crate::sampling_params::SamplingParams;
 
 /// One question and everything that decides its trajectories.
@@ -25,6 +29,13 @@ pub struct Request {
     pub answer_kind: AnswerKind,
     /// How many trajectories, how they are perturbed, how long they are.
     pub params: SamplingParams,
+    /// Thoughts to feed instead of the computed ones: trajectory k is fed the rows of element k,
+    /// each (thoughts, width) and on the host, and has as many thoughts as that. Trajectories
+    /// beyond the list and the greedy one think by themselves.
+    pub forced_thoughts: Arc<[Tensor]>,
+    /// Reads thoughts through the LM head, into [`Trajectory::lens`](crate::Trajectory::lens). It
+    /// changes nothing else.
+    pub lens: Option<Lens>,
     /// Looked at between passes; a cancelled request gives its rows' places to the others.
     pub cancel: CancelToken,
 }
@@ -37,9 +48,27 @@ impl Request {
             question: question.into(),
             answer_kind: AnswerKind::Number,
             params,
+            forced_thoughts: Arc::default(),
+            lens: None,
             cancel: CancelToken::default(),
         }
     }
+
+    /// It with its prompt, as batches take it.
+    pub(crate) fn item<'a>(&'a self, prompt: &'a Prompt) -> BatchItem<'a> {
+        let Self { params, forced_thoughts, lens, cancel, .. } = self;
+        BatchItem { prompt, params, forced_thoughts, lens: *lens, cancel }
+    }
+}
+
+/// The logit lens: the tokens that the LM head gives the largest logits at the hidden state from
+/// which a thought is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lens {
+    /// Tokens of each thought.
+    pub tokens: NonZeroUsize,
+    /// Reads all trajectories, and not the greedy one alone.
+    pub sampled: bool,
 }
 
 /// Stops requests. Clones share one state: cancelling any of them cancels all.

@@ -2,7 +2,8 @@
 //! by another implementation.
 //!
 //! A number is named by seed, question, trajectory, position, layer, site and element, so that it
-//! does not depend on which rows share a pass. Each row carries the strength of its own request.
+//! does not depend on which rows share a pass. Masks that a trajectory keeps have position 0. Each
+//! row carries the strength of its own request.
 
 use model::{Decoder, Dropout};
 use tensor::ops::{self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw};
@@ -123,13 +124,36 @@ impl<'a> Sampler<'a> {
         is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, row.sequence.len()))
     }
 
+    /// Whether any request has a lens.
+    pub(crate) fn has_lens(&self) -> bool {
+        self.items.iter().any(|item| item.lens.is_some())
+    }
+
+    /// How many tokens of each thought of a row are asked for; `None` without a lens on it.
+    pub(crate) fn lens_tokens(&self, row: &Row) -> Option<usize> {
+        let lens = self.items[row.spec.item].lens?;
+        (lens.sampled || !row.spec.perturbed).then_some(lens.tokens.get())
+    }
+
+    /// Whether any request is fed thoughts of another origin.
+    pub(crate) fn forces_thoughts(&self) -> bool {
+        self.items.iter().any(|item| !item.forced_thoughts.is_empty())
+    }
+
+    /// The thoughts that a row is fed instead of its own, (thoughts, width), if its request has
+    /// some for it.
+    pub(crate) fn forced_thoughts(&self, row: &Row) -> Option<&'a Tensor> {
+        let forced = self.items[row.spec.item].forced_thoughts;
+        forced.get(row.spec.id.trajectory as usize).filter(|_| row.spec.perturbed)
+    }
+
     /// The most thoughts that a row may have.
     pub(crate) fn max_thoughts(&self, row: &Row) -> usize {
         let params = self.params(row);
+        let draws_length =
+            row.spec.perturbed && self.recorded.is_none() && self.forced_thoughts(row).is_none();
         match params.length {
-            LatentLength::Between(range) if row.spec.perturbed && self.recorded.is_none() => {
-                row.spec.id.length(params.seed, range)
-            }
+            LatentLength::Between(range) if draws_length => row.spec.id.length(params.seed, range),
             length => length.limit(),
         }
     }
@@ -137,11 +161,12 @@ impl<'a> Sampler<'a> {
     /// A row's dropout at its next position, if its request has dropout at this stage.
     pub(crate) fn dropout_row(&self, row: &Row, stage: PassStage) -> Option<RowPerturbation> {
         let perturbation = self.params(row).perturbation;
-        let Perturbation::Dropout { p, sites, .. } = perturbation else { return None };
+        let Perturbation::Dropout { p, sites, mask, .. } = perturbation else { return None };
         if stage == PassStage::Answer && !perturbation.affects_answer() {
             return None;
         }
-        Some(RowPerturbation { key: self.key(row)?, strength: p.get(), sites: sites.site_set() })
+        let key = mask.key(self.key(row)?);
+        Some(RowPerturbation { key, strength: p.get(), sites: sites.site_set() })
     }
 
     /// The dropout of some rows at their next positions; `None` where no request has dropout at
@@ -211,6 +236,24 @@ impl<'a> Sampler<'a> {
             Some(RowPerturbation { key, strength, sites: SiteSet::NOISE })
         };
         ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
+    }
+
+    /// The Gumbel noise on the mixtures that become the next thoughts of some rows, each at the
+    /// position where its thought is fed; `None` where no request has any.
+    pub(crate) fn mixture_noise<'r>(
+        &self,
+        device: &Device,
+        rows: impl Iterator<Item = &'r Row>,
+    ) -> Result<Option<PerturbedRows>, DeviceError> {
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Gumbel { .. })) {
+            return Ok(None);
+        }
+        let perturbed = |row: &Row| {
+            let Perturbation::Gumbel { tau } = self.params(row).perturbation else { return None };
+            let key = self.key(row)?;
+            Some(RowPerturbation { key, strength: tau.get(), sites: SiteSet::GUMBEL })
+        };
+        PerturbedRows::new(device, rows.map(perturbed).collect()).map(Some)
     }
 
     /// The next token of each of some rows, from their hidden states (rows, width): the argmax, or

@@ -7,7 +7,7 @@ use tensor::ops::TokenSampling;
 
 use crate::error::EngineError;
 use crate::method::{LatentLength, Method};
-use crate::perturb::{DropoutScope, Perturbation, Probability};
+use crate::perturb::{DropoutScope, MaskLifetime, Perturbation, Probability};
 use crate::reasoner::RewardModel;
 
 /// The parameters of one request.
@@ -83,9 +83,12 @@ impl SamplingParams {
     pub fn defaults_for(method: &Method) -> Self {
         let perturbation = match (method.length, Probability::new(method.p)) {
             (LatentLength::None, _) => Perturbation::Tokens(TokenSampling::FULL_SOFTMAX),
-            (_, Some(p)) => {
-                Perturbation::Dropout { p, sites: method.sites, scope: DropoutScope::Thoughts }
-            }
+            (_, Some(p)) => Perturbation::Dropout {
+                p,
+                sites: method.sites,
+                scope: DropoutScope::Thoughts,
+                mask: MaskLifetime::Step,
+            },
             (_, None) => Perturbation::None,
         };
         let max_new_tokens = NonZeroUsize::new(method.max_new_tokens).unwrap_or(NonZeroUsize::MIN);

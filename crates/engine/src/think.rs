@@ -3,6 +3,7 @@
 
 use model::{Cache, Sequence};
 use smallvec::SmallVec;
+use tensor::ops::TokenLogprob;
 use tensor::{DeviceError, Tensor, ops};
 
 use crate::method::LatentLength;
@@ -17,6 +18,8 @@ pub(crate) struct Row {
     pub(crate) sequence: Sequence,
     /// Its thoughts, as row indices into [`ThoughtBatch::steps`].
     pub(crate) thoughts: SmallVec<[usize; 8]>,
+    /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
+    pub(crate) lens: Vec<Vec<TokenLogprob>>,
     /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
     pub(crate) pending: bool,
 }
@@ -27,7 +30,7 @@ impl Row {
     }
 
     pub(crate) fn with_sequence(spec: RowSpec, sequence: Sequence) -> Self {
-        Self { spec, sequence, thoughts: SmallVec::new(), pending: false }
+        Self { spec, sequence, thoughts: SmallVec::new(), lens: Vec::new(), pending: false }
     }
 }
 
@@ -136,16 +139,22 @@ pub(crate) fn continue_thinking(
     }
     let (mut noiseless, mut count) = (Vec::new(), 0);
     for t in 0..limits.iter().copied().max().unwrap_or(0) {
-        let made = model.head.forward(&model.decoder, &hidden)?;
+        let noise = sampler.mixture_noise(device, live.iter().map(|&r| &rows[r]))?;
+        let made = model.head.forward_perturbed(&model.decoder, &hidden, noise.as_ref())?;
         let mut thoughts = made.thoughts;
         let stay = undecided(model, sampler, &hidden, made.argmax, &rows, &mut live)?;
         if let Some(stay) = stay {
             thoughts = ops::select(device, [&thoughts], &stay)?;
+            if sampler.has_lens() {
+                hidden = ops::select(device, [&hidden], &stay)?;
+            }
         }
+        read_lens(model, sampler, &hidden, &mut rows, &live)?;
         if keep_noiseless {
             noiseless.push(thoughts.clone());
         }
         sampler.add_noise(device, live.iter().map(|&r| &rows[r]), t, &mut thoughts)?;
+        thoughts = force_thoughts(model, sampler, thoughts, live.iter().map(|&r| &rows[r]))?;
         if let Some(hook) = &mut hook {
             thoughts = thoughts.to_host()?;
             live.iter().enumerate().for_each(|(i, &r)| hook(&rows[r], thoughts.row_mut(i)));
@@ -170,10 +179,11 @@ pub(crate) fn continue_thinking(
     Ok(ThoughtBatch { rows, noiseless: keep_noiseless.then_some(noiseless), ..batch })
 }
 
-/// Lets rows of open length end where the model's argmax at their position is the end token.
+/// Lets rows end before their limit: those of open length where the model's argmax at their
+/// position is the end token, those with forced thoughts after the last of these.
 ///
-/// Removes them from `live` and returns the places of the others; `None` where no request of the
-/// batch has an open length.
+/// Removes them from `live` and returns the places of the others; `None` where no row of the batch
+/// can end early.
 fn undecided(
     model: &LatentModel,
     sampler: Sampler<'_>,
@@ -182,15 +192,77 @@ fn undecided(
     rows: &[Row],
     live: &mut Vec<usize>,
 ) -> Result<Option<Vec<usize>>, DeviceError> {
-    let is_open = |r: usize| matches!(sampler.params(&rows[r]).length, LatentLength::AtMost(_));
-    if !live.iter().any(|&r| is_open(r)) {
+    let forced = |r: usize| sampler.forced_thoughts(&rows[r]);
+    let is_open = |r: usize| {
+        matches!(sampler.params(&rows[r]).length, LatentLength::AtMost(_)) && forced(r).is_none()
+    };
+    let any_open = live.iter().any(|&r| is_open(r));
+    if !any_open && !live.iter().any(|&r| forced(r).is_some()) {
         return Ok(None);
     }
     let decoder = &model.decoder;
-    let argmax =
-        argmax.map_or_else(|| ops::argmax(decoder.device(), hidden, decoder.lm_head()), Ok)?;
+    let argmax = match argmax {
+        None if any_open => ops::argmax(decoder.device(), hidden, decoder.lm_head())?,
+        known => known.unwrap_or_default(),
+    };
     let end = model.method.end_latent.first();
-    Ok(Some(retain_live(live, |i, r| !is_open(r) || end != Some(&argmax[i]))))
+    Ok(Some(retain_live(live, |i, r| match forced(r) {
+        Some(forced) => rows[r].thoughts.len() < forced.rows(),
+        None => !is_open(r) || end != Some(&argmax[i]),
+    })))
+}
+
+/// Reads the hidden states (live, width) from which the next thoughts are made through the LM head,
+/// for the rows whose requests ask for it.
+fn read_lens(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    hidden: &Tensor,
+    rows: &mut [Row],
+    live: &[usize],
+) -> Result<(), DeviceError> {
+    if !sampler.has_lens() {
+        return Ok(());
+    }
+    let wanted = |(i, &r): (usize, &usize)| Some((i, r, sampler.lens_tokens(&rows[r])?));
+    let wanted: Vec<_> = live.iter().enumerate().filter_map(wanted).collect();
+    let Some(most) = wanted.iter().map(|&(_, _, count)| count).max() else { return Ok(()) };
+    let (decoder, device) = (&model.decoder, model.decoder.device());
+    let places: Vec<usize> = wanted.iter().map(|&(i, ..)| i).collect();
+    let hidden = ops::select(device, [hidden], &places)?;
+    let found = ops::top_tokens(device, &hidden, decoder.lm_head(), most)?;
+    for ((_, r, count), mut tokens) in wanted.into_iter().zip(found) {
+        tokens.truncate(count);
+        rows[r].lens.push(tokens);
+    }
+    Ok(())
+}
+
+/// The next thoughts (rows, width) of some rows with those that their requests force in their
+/// places.
+fn force_thoughts<'r>(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    thoughts: Tensor,
+    rows: impl Iterator<Item = &'r Row>,
+) -> Result<Tensor, DeviceError> {
+    if !sampler.forces_thoughts() {
+        return Ok(thoughts);
+    }
+    let mut forced = Tensor::zeros(0, thoughts.cols());
+    let place = |(i, row): (usize, &Row)| match sampler.forced_thoughts(row) {
+        Some(own) => {
+            forced.push(own.row(row.thoughts.len()));
+            thoughts.rows() + forced.rows() - 1
+        }
+        None => i,
+    };
+    let places: Vec<usize> = rows.enumerate().map(place).collect();
+    if forced.rows() == 0 {
+        return Ok(thoughts);
+    }
+    let device = model.decoder.device();
+    ops::select(device, [&thoughts, &forced.to_device(device)?], &places)
 }
 
 /// Leaves rows out of `live`; returns the places in it of those that stay.

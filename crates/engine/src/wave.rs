@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use model::{Cache, Decoder};
+use tensor::ops::TokenLogprob;
 use tensor::{DeviceError, Tensor};
 
 use crate::batch::{BatchContext, BatchItem};
@@ -28,6 +29,8 @@ pub(crate) struct FinishedRow {
     pub(crate) thoughts: usize,
     /// (thoughts, width), if latents are returned.
     pub(crate) latents: Option<Tensor>,
+    /// See [`Row::lens`].
+    pub(crate) lens: Vec<Vec<TokenLogprob>>,
     pub(crate) tokens: AnswerTokens,
     pub(crate) logprob: f32,
     pub(crate) rewards: Option<Rewards>,
@@ -35,13 +38,14 @@ pub(crate) struct FinishedRow {
 
 impl FinishedRow {
     /// A row that has its thoughts and no answer yet.
-    fn new(row: &Row) -> Self {
+    fn new(row: &mut Row) -> Self {
         let RowSpec { id, perturbed, .. } = row.spec;
         Self {
             id,
             perturbed,
             thoughts: row.thoughts.len(),
             latents: None,
+            lens: std::mem::take(&mut row.lens),
             tokens: AnswerTokens::new(),
             logprob: 0.0,
             rewards: None,
@@ -137,8 +141,8 @@ impl BatchContext<'_> {
         }
         let after_thoughts = device.record_event()?;
         // While the device thinks: everything about the rows but their answers.
-        for rows in thoughts.rows.chunk_by(|a, b| a.spec.item == b.spec.item) {
-            done[active[rows[0].spec.item]] = rows.iter().map(FinishedRow::new).collect();
+        for rows in thoughts.rows.chunk_by_mut(|a, b| a.spec.item == b.spec.item) {
+            done[active[rows[0].spec.item]] = rows.iter_mut().map(FinishedRow::new).collect();
         }
         let answers = decode(self.model, cache, &mut thoughts, sampler)?;
         let after_answers = device.record_event()?;

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use answer::AnswerRule;
 use engine::{
-    DropoutScope, DropoutSites, Engine, EngineError, Family, FamilySpec, LatentLength, Method,
-    Perturbation, Probability, Prompt, Reasoner, Reply, Request, SamplingParams, TokenLookup,
-    reference,
+    DropoutScope, DropoutSites, Engine, EngineError, Family, FamilySpec, LatentLength,
+    MaskLifetime, Method, Perturbation, Probability, Prompt, Reasoner, Reply, Request,
+    SamplingParams, TokenLookup, reference,
 };
 use model::head::MlpNames;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
@@ -170,7 +170,7 @@ fn a_toy_family_does_not_depend_on_its_batch() {
     let perturbations = [
         defaults.perturbation,
         Perturbation::Gaussian { std: 0.4 },
-        Perturbation::Dropout { p, sites, scope },
+        Perturbation::Dropout { p, sites, scope, mask: MaskLifetime::Trajectory },
     ];
     let mixed: Vec<Request> = perturbations
         .into_iter()

@@ -55,6 +55,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         out: Some(scratch.path().join("run")),
         on_existing: OnExisting::Refuse,
         keep_latents: false,
+        lens: None,
+        ablations: Vec::new(),
         write_lock: Default::default(),
     };
     let output = evaluation.run(&engine, &questions, &mut ())?;

@@ -4,18 +4,23 @@
 //! recorded as soon as it is done, and whatever ends the process, [`OnExisting::Resume`] goes on
 //! after the last record and ends with the same bytes.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use aggregate::Aggregator;
 use dataset::Question;
-use engine::{Engine, Reply, Request, SamplingParams};
+use engine::{Engine, Lens, Reply, Request, SamplingParams};
 use model::ModelFiles;
-use record::{LatentsWriter, Manifest, RecordError, Results, RunDir, RunWriter, Sample, Seconds};
+use record::{
+    Ablation, AblationKind, LatentsWriter, Manifest, RecordError, Results, RunDir, RunWriter,
+    Sample, Seconds,
+};
 use report::metrics::{self, MetricSettings};
 use serde_json::json;
 
+use crate::ablation::Ablator;
 use crate::data::DataSource;
 use crate::model::ModelSelection;
 use crate::{Error, fingerprint, grade, manifest};
@@ -53,6 +58,11 @@ pub struct Evaluation<'a> {
     pub on_existing: OnExisting,
     /// Keep all thoughts, too, in `latents.safetensors`.
     pub keep_latents: bool,
+    /// Record so many tokens of each of the greedy run's thoughts, as the LM head reads them.
+    pub lens: Option<NonZeroUsize>,
+    /// Replacements of the greedy run's thoughts to measure, in `ablation.json`. Nothing of this is
+    /// resumed: at one trajectory a question and kind it is cheap, and computed whole.
+    pub ablations: Vec<AblationKind>,
     /// Held while a record is written: a process that ends only while it holds the lock never cuts
     /// a record in two.
     pub write_lock: Arc<Mutex<()>>,
@@ -67,6 +77,8 @@ pub struct EvalOutput {
     pub run: RunDir,
     /// Metrics and cost.
     pub results: Results,
+    /// The greedy run with its thoughts replaced, if that was asked for.
+    pub ablation: Option<Ablation>,
 }
 
 /// Is told how an evaluation goes.
@@ -79,6 +91,9 @@ pub trait EvalObserver {
 
     /// A batch of questions is complete.
     fn batch_done(&mut self) {}
+
+    /// All questions are recorded; now they are run with their thoughts replaced.
+    fn ablation_started(&mut self) {}
 }
 
 /// Observes nothing.
@@ -98,6 +113,8 @@ impl Evaluation<'_> {
     ) -> Result<EvalOutput, Error> {
         let request = |question| grade::request(question, self.params);
         engine.check(&questions.iter().map(request).collect::<Vec<_>>())?;
+        let ablator = Ablator { kinds: &self.ablations, params: self.ablation_params() };
+        ablator.check(engine)?;
         let manifest = self.manifest(engine, questions)?;
         let out = self.out.clone().unwrap_or_else(|| self.default_out(&manifest));
         let writer = self.open(&out, &manifest)?;
@@ -117,7 +134,21 @@ impl Evaluation<'_> {
         };
         let results = metrics::results_of_run(&run, &settings)?;
         run.write_results(&results)?;
-        Ok(EvalOutput { out, run, results })
+        let ablation = if self.ablations.is_empty() {
+            None
+        } else {
+            observer.ablation_started();
+            let ablation = ablator.run(engine, questions)?;
+            run.write_ablation(&ablation)?;
+            Some(ablation)
+        };
+        Ok(EvalOutput { out, run, results, ablation })
+    }
+
+    /// The greedy run is the same under every seed; the first one names the shuffled orders.
+    fn ablation_params(&self) -> SamplingParams {
+        let seed = self.seeds.first().copied().unwrap_or_default();
+        SamplingParams { seed, ..self.params }
     }
 
     fn default_out(&self, manifest: &Manifest) -> PathBuf {
@@ -135,12 +166,16 @@ impl Evaluation<'_> {
         host["data"] = json!(self.data.to_string());
         let has_reward_model = engine.reward_model().is_some();
         let models = [reasoner].into_iter().chain(reward_model);
+        let mut settings = manifest::settings_json(&model.method, &self.params, has_reward_model);
+        if let Some(tokens) = self.lens {
+            settings["lens"] = json!(tokens);
+        }
         Ok(Manifest {
             program: manifest::program(),
             commit: manifest::commit(),
             created: manifest::now(),
             host,
-            settings: manifest::settings_json(&model.method, &self.params, has_reward_model),
+            settings,
             seeds: self.seeds.clone(),
             questions: questions.len(),
             fingerprint: fingerprint::compute(models, self.data, questions)?,
@@ -179,8 +214,10 @@ impl Evaluation<'_> {
             while !rest.is_empty() {
                 let batch;
                 (batch, rest) = rest.split_at(pace.batch_size().min(rest.len()));
-                let requests: Vec<Request> =
-                    batch.iter().map(|question| grade::request(question, params)).collect();
+                let lens = self.lens.map(|tokens| Lens { tokens, sampled: false });
+                let request =
+                    |question: &&Question| Request { lens, ..grade::request(question, params) };
+                let requests: Vec<Request> = batch.iter().map(request).collect();
                 engine.run(&requests, |index, reply| -> Result<(), Error> {
                     let reply = reply?;
                     let sample = grade::grade(batch[index], &params, &reply);

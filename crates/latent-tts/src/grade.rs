@@ -1,7 +1,7 @@
 //! Grading: a reply becomes the record of a question with a known answer.
 
 use dataset::Question;
-use engine::{Reply, Request, SamplingParams, StageSeconds, Trajectory};
+use engine::{LensToken, Reply, Request, SamplingParams, StageSeconds, Trajectory};
 use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
 
 /// The request for a question of a data set.
@@ -40,7 +40,7 @@ fn answer(trajectory: &Trajectory) -> Option<String> {
     trajectory.answer.as_ref().map(|answer| answer.as_str().to_owned())
 }
 
-fn trajectory_record(question: &Question, trajectory: &Trajectory) -> TrajectoryRecord {
+pub(crate) fn trajectory_record(question: &Question, trajectory: &Trajectory) -> TrajectoryRecord {
     TrajectoryRecord {
         k: trajectory.number,
         thoughts: trajectory.thoughts as u32,
@@ -50,7 +50,14 @@ fn trajectory_record(question: &Question, trajectory: &Trajectory) -> Trajectory
         outcome_reward: trajectory.outcome_reward,
         correct: is_correct(question, trajectory),
         logprob: trajectory.logprob,
+        lens: lens_record(&trajectory.lens),
     }
+}
+
+/// The tokens of a lens as records have them: text and probability.
+pub fn lens_record(lens: &[Vec<LensToken>]) -> Vec<Vec<(String, f32)>> {
+    let token = |token: &LensToken| (token.text.clone(), token.probability);
+    lens.iter().map(|tokens| tokens.iter().map(token).collect()).collect()
 }
 
 fn beam_record(question: &Question, params: &SamplingParams, reply: &Reply) -> Option<BeamResult> {

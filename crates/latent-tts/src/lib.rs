@@ -24,12 +24,13 @@
 //! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
 //!   gives [`Reply`]s; unlike requests share passes and do not change each other's results.
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
-//!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Annotator`] labels for
-//!   training a reward model.
+//!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
+//!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
 //!
 //! The crates below are re-exported: what they make public can be used, and may change more often
 //! than what this crate names.
 
+pub mod ablation;
 pub mod annotate;
 mod data;
 mod device;
@@ -44,6 +45,7 @@ mod model;
 mod options;
 mod source;
 
+pub use ablation::Ablator;
 pub use aggregate::{self, Aggregator, RewardReduction, VoteParams};
 pub use annotate::Annotator;
 pub use answer::{self, Answer, AnswerKind, AnswerRule};
@@ -52,16 +54,16 @@ pub use dataset::{self, Question};
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
-    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Perturbation,
-    Probability, Reasoner, Replies, Reply, Request, RewardModel, SamplingParams, StageSeconds,
-    TokenSampling, Trajectory,
+    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
+    MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
+    SamplingParams, StageSeconds, Temperature, TokenSampling, Trajectory,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
 pub use fingerprint::compute as input_fingerprint;
 pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files};
 pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
-pub use record;
+pub use record::{self, Ablation, AblationKind};
 pub use report;
 pub use source::EMBEDDED;
 pub use tensor::{self, Device};

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::{
-    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, Method, Perturbation, SamplingParams,
+    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, MaskLifetime, Method, Perturbation,
+    SamplingParams,
 };
 use record::{Fingerprint, Manifest};
 use serde_json::{Value, json};
@@ -39,15 +40,23 @@ pub fn perturbation_json(perturbation: Perturbation) -> Value {
         Perturbation::Gaussian { std } => {
             json!({ "kind": "noise", "sigma": shortest_decimal(std) })
         }
+        Perturbation::Gumbel { tau } => {
+            json!({ "kind": "gumbel", "tau": shortest_decimal(tau.get()) })
+        }
         Perturbation::Tokens(token_sampling) => {
             let temperature = shortest_decimal(token_sampling.temperature());
             let top_p = shortest_decimal(token_sampling.top_p());
             json!({ "kind": "tokens", "temperature": temperature, "top_p": top_p })
         }
-        Perturbation::Dropout { p, sites, scope } => {
+        Perturbation::Dropout { p, sites, scope, mask } => {
             let (p, sites, scope) =
                 (shortest_decimal(p.get()), sites_name(sites), scope_name(scope));
-            json!({ "kind": "dropout", "p": p, "sites": sites, "scope": scope })
+            let mut document = json!({ "kind": "dropout", "p": p, "sites": sites, "scope": scope });
+            // The default is not written: runs of earlier versions, which have no other, go on.
+            if mask == MaskLifetime::Trajectory {
+                document["mask"] = json!("trajectory");
+            }
+            document
         }
     }
 }

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 
 use aggregate::{Aggregator, VoteParams};
 use engine::{
-    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, LatentLength, Method, Perturbation,
-    Probability, SamplingParams, TokenSampling,
+    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, LatentLength, MaskLifetime, Method,
+    Perturbation, Probability, SamplingParams, Temperature, TokenSampling,
 };
 
 /// How to sample, before it is known for which model. `None` is the model's default.
@@ -53,11 +53,18 @@ pub enum PerturbationOptions {
         sites: Option<DropoutSites>,
         /// The passes it falls on.
         scope: DropoutScope,
+        /// The positions that share a mask.
+        mask: MaskLifetime,
     },
     /// Gaussian noise on every thought.
     Noise {
         /// Its standard deviation.
         sigma: Option<f32>,
+    },
+    /// Gumbel noise on mixtures of token embeddings.
+    Gumbel {
+        /// Their temperature; 1 unless given.
+        tau: Option<Temperature>,
     },
     /// Sampled answer tokens.
     Tokens(TokenSampling),
@@ -107,11 +114,13 @@ impl PerturbationOptions {
         match self {
             Self::None => Perturbation::None,
             Self::Tokens(sampling) => Perturbation::Tokens(sampling),
+            Self::Gumbel { tau } => Perturbation::Gumbel { tau: tau.unwrap_or(Temperature::ONE) },
             Self::Noise { sigma } => Perturbation::Gaussian { std: sigma.unwrap_or(method.sigma) },
-            Self::Dropout { p, sites, scope } => match p.or_else(|| Probability::new(method.p)) {
-                Some(p) => Perturbation::Dropout { p, sites: sites.unwrap_or(method.sites), scope },
-                None => Perturbation::None,
-            },
+            Self::Dropout { p, sites, scope, mask } => {
+                let sites = sites.unwrap_or(method.sites);
+                let p = p.or_else(|| Probability::new(method.p));
+                p.map_or(Perturbation::None, |p| Perturbation::Dropout { p, sites, scope, mask })
+            }
         }
     }
 }

@@ -7,9 +7,10 @@ use std::path::Path;
 
 use latent_tts::engine::EngineError;
 use latent_tts::{
-    AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind, DeviceOptions, Evaluation,
-    LatentLength, Model, ModelSelection, OnExisting, Perturbation, Probability, Question, Request,
-    RewardModelChoice, SamplingOptions, SamplingParams, grade,
+    AblationKind, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind, DeviceOptions,
+    Evaluation, LatentLength, Lens, MaskLifetime, Model, ModelSelection, OnExisting, Perturbation,
+    Probability, Question, Request, RewardModelChoice, SamplingOptions, SamplingParams, grade,
+    record,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
@@ -51,9 +52,10 @@ fn unlike_requests_in_one_batch_get_what_each_gets_alone() {
         ..base
     };
     let Perturbation::Dropout { sites, scope, .. } = base.perturbation else { unreachable!() };
+    let mask = MaskLifetime::Trajectory;
     let p = Probability::new(0.5).unwrap();
     let strong = SamplingParams {
-        perturbation: Perturbation::Dropout { p, sites, scope },
+        perturbation: Perturbation::Dropout { p, sites, scope, mask },
         max_new_tokens: count(2),
         greedy: false,
         ..base
@@ -118,11 +120,24 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
         out: Some(dir.path().join(out)),
         on_existing,
         keep_latents: false,
+        lens: Some(count(2)),
+        ablations: AblationKind::ALL.to_vec(),
         write_lock: Default::default(),
     };
     let samples = |out: &str| std::fs::read(dir.path().join(out).join("samples.jsonl")).unwrap();
     let output = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
     assert_eq!((output.results.questions, output.results.seeds), (2, 2));
+    let ablation = output.ablation.unwrap();
+    assert_eq!(output.run.ablation().unwrap().as_ref(), Some(&ablation));
+    let greedy = |sample: &record::Sample| sample.greedy.as_ref().unwrap().answer.clone();
+    let samples_of_run = output.run.samples().unwrap().map(Result::unwrap);
+    for (question, sample) in ablation.questions.iter().zip(samples_of_run) {
+        assert_eq!((question.id, &question.clean.answer), (sample.id, &greedy(&sample)));
+        let lens = &sample.greedy.as_ref().unwrap().lens;
+        assert!(lens.len() == 3 && lens.iter().all(|tokens| tokens.len() == 2), "{lens:?}");
+        assert!(sample.trajectories.iter().all(|trajectory| trajectory.lens.is_empty()));
+        assert_eq!((question.thoughts, question.ablated.len()), (3, AblationKind::ALL.len()));
+    }
     let refused = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ());
     assert!(refused.unwrap_err().to_string().contains("already holds a run"));
 
@@ -158,6 +173,30 @@ fn grading_compares_answers_with_gold() {
     assert_eq!((sample.id, sample.seed, sample.gold.as_str()), (3, params.seed, "4"));
     let graded = sample.trajectories.iter().map(|t| (t.answer.as_deref(), t.correct));
     assert!(graded.eq([(Some("4"), true), (Some("5"), false), (None, false)]));
+}
+
+/// The embedded reasoner feeds its hidden states back, so that its thoughts' logits are the head on
+/// its latents.
+#[cfg(feature = "embedded")]
+#[test]
+fn a_lens_on_the_embedded_model_is_the_argmax_of_its_logits() {
+    let device = DeviceOptions { kind: DeviceKind::Cpu, ..DeviceOptions::default() };
+    let selection = ModelSelection::new("embedded", RewardModelChoice::None).unwrap();
+    let model = selection.load(&device.open().unwrap()).unwrap();
+    let engine = model.engine().unwrap();
+    let params = SamplingParams { greedy: true, ..engine.default_params() };
+    let question = "Tom has 3 boxes with 4 pens in each. How many pens does Tom have?";
+    let lens = Some(Lens { tokens: count(1), sampled: false });
+    let reply = engine.solve(&Request { lens, ..Request::new(question, params) }).unwrap();
+    let greedy = reply.greedy.unwrap();
+    assert!(greedy.lens.len() == greedy.thoughts && greedy.thoughts > 0);
+    assert!(reply.trajectories.iter().all(|trajectory| trajectory.lens.is_empty()));
+    let logits = model::head::logits(&engine.reasoner().decoder, &greedy.latents).unwrap();
+    for (t, tokens) in greedy.lens.iter().enumerate() {
+        let row = logits.row(t);
+        let largest = (0..row.len()).reduce(|a, b| if row[b] > row[a] { b } else { a }).unwrap();
+        assert_eq!(tokens[0].token as usize, largest, "thought {t}");
+    }
 }
 
 #[cfg(not(feature = "embedded"))]

@@ -2,7 +2,9 @@
 
 mod trainable;
 
-use tensor::ops::{self, Activation, Linear, Normalization, OutputDtype};
+use tensor::ops::{
+    self, Activation, Linear, Normalization, OutputDtype, PerturbedRows, TopKMixture,
+};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::checkpoint::Checkpoint;
@@ -173,8 +175,24 @@ impl LatentHead {
         })
     }
 
+    /// Whether thoughts are mixtures of token embeddings.
+    pub fn is_mixture(&self) -> bool {
+        matches!(self, Self::TopKMixture { .. })
+    }
+
     /// The next thought of each row of `hidden` (rows, width).
     pub fn forward(&self, decoder: &Decoder, hidden: &Tensor) -> Result<LatentOutput, DeviceError> {
+        self.forward_perturbed(decoder, hidden, None)
+    }
+
+    /// The same with Gumbel noise on the logits of mixtures, for the rows that `noise` (rows)
+    /// perturbs; other heads have no use for it.
+    pub fn forward_perturbed(
+        &self,
+        decoder: &Decoder,
+        hidden: &Tensor,
+        noise: Option<&PerturbedRows>,
+    ) -> Result<LatentOutput, DeviceError> {
         let device = decoder.device();
         let thoughts = match self {
             Self::Identity => hidden.clone(),
@@ -191,8 +209,9 @@ impl LatentHead {
                 out
             }
             Self::TopKMixture { k } => {
-                let (thoughts, argmax) =
-                    ops::top_k_mixture(device, hidden, decoder.lm_head(), decoder.embedding(), *k)?;
+                let (head, table) = (decoder.lm_head(), decoder.embedding());
+                let mixture = TopKMixture { head, table, k: *k, noise };
+                let (thoughts, argmax) = ops::top_k_mixture(device, hidden, mixture)?;
                 return Ok(LatentOutput { thoughts, argmax: Some(argmax) });
             }
             Self::SwiGlu { norm, up, gates, down, out } => {

@@ -8,6 +8,7 @@
 //!             timings.jsonl    seconds by stage, one line per flush                 (results)
 //!             results.json     metrics and cost                                     (results)
 //!             latents.safetensors    the thoughts, if they were kept                (latents)
+//!             ablation.json    the greedy run with its thoughts replaced            (ablation)
 //! ```
 //!
 //! Two invariants. `samples.jsonl` is a deterministic function of the manifest (no clock, no host),
@@ -38,6 +39,7 @@
 //! # }
 //! ```
 
+mod ablation;
 mod document;
 mod error;
 
@@ -50,6 +52,9 @@ mod sample;
 mod training;
 mod writer;
 
+pub use ablation::{
+    AblatedAnswer, AblatedQuestion, Ablation, AblationKind, AblationMean, AblationResult,
+};
 pub use document::{write_atomic, write_document};
 pub use error::RecordError;
 pub use files::Fingerprint;

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::ablation::Ablation;
 use crate::document;
 use crate::error::RecordError;
 use crate::latents;
@@ -19,6 +20,7 @@ pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 pub(crate) const SAMPLES_FILE: &str = "samples.jsonl";
 pub(crate) const TIMINGS_FILE: &str = "timings.jsonl";
 const RESULTS_FILE: &str = "results.json";
+const ABLATION_FILE: &str = "ablation.json";
 
 /// A run directory open for reading.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +50,7 @@ impl RunDir {
         // The manifest is removed last: until then the directory is still recognised as a run.
         for name in [
             RESULTS_FILE,
+            ABLATION_FILE,
             latents::LATENTS_FILE,
             latents::PART_FILE,
             TIMINGS_FILE,
@@ -126,6 +129,24 @@ impl RunDir {
         let path = self.path.join(RESULTS_FILE);
         results.validate().map_err(|error| error.into_record_error(&path))?;
         document::write_document(&path, results)
+    }
+
+    /// Reads `ablation.json`; `None` if thoughts were not replaced.
+    pub fn ablation(&self) -> Result<Option<Ablation>, RecordError> {
+        let path = self.path.join(ABLATION_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let ablation: Ablation = document::read_document(&path)?;
+        ablation.validate().map_err(|error| error.into_record_error(&path))?;
+        Ok(Some(ablation))
+    }
+
+    /// Writes `ablation.json`, replacing an older one.
+    pub fn write_ablation(&self, ablation: &Ablation) -> Result<(), RecordError> {
+        let path = self.path.join(ABLATION_FILE);
+        ablation.validate().map_err(|error| error.into_record_error(&path))?;
+        document::write_document(&path, ablation)
     }
 }
 

@@ -73,6 +73,10 @@ pub struct TrajectoryRecord {
     /// Log-probability of the decoded tokens, end of sequence included, if finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob: Option<f32>,
+    /// For each thought the most probable tokens at its hidden state, if they were asked for: text
+    /// and probability.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lens: Vec<Vec<(String, f32)>>,
 }
 
 impl Candidate for TrajectoryRecord {
@@ -170,6 +174,8 @@ impl TrajectoryRecord {
         check_answer(field, &self.answer, self.correct)?;
         check_finite(&format!("{field}.logprob"), self.logprob.map(f64::from))?;
         check_finite(&format!("{field}.verdict"), self.outcome_reward.map(f64::from))?;
+        let lens = self.lens.iter().flatten();
+        check_finite(&format!("{field}.lens"), lens.map(|&(_, share)| f64::from(share)))?;
         let Some(rewards) = &self.process_rewards else {
             return Ok(());
         };
@@ -181,7 +187,11 @@ impl TrajectoryRecord {
     }
 }
 
-fn check_answer(field: &str, answer: &Option<String>, correct: bool) -> Result<(), FieldError> {
+pub(crate) fn check_answer(
+    field: &str,
+    answer: &Option<String>,
+    correct: bool,
+) -> Result<(), FieldError> {
     if correct && answer.is_none() {
         return Err(FieldError::new(
             format!("{field}.correct"),
@@ -278,6 +288,11 @@ mod tests {
             );
             let unlikely = TrajectoryRecord { logprob: Some(bad), ..TrajectoryRecord::default() };
             assert_eq!(invalid_field(sample(unlikely)), "trajectories[0].logprob");
+            let read = TrajectoryRecord {
+                lens: vec![vec![("7".into(), bad)]],
+                ..TrajectoryRecord::default()
+            };
+            assert_eq!(invalid_field(sample(read)), "trajectories[0].lens");
             let rewarded =
                 TrajectoryRecord { outcome_reward: Some(bad), ..TrajectoryRecord::default() };
             assert_eq!(invalid_field(sample(rewarded)), "trajectories[0].verdict");

@@ -26,6 +26,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         outcome_reward: Some(0.25 - k as f32),
         correct: k == 1,
         logprob: (k == 1).then_some(-2.25),
+        lens: vec![vec![("\"".into(), 0.1)]; k as usize],
     };
     let beam = BeamResult {
         width: 2,

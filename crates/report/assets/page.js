@@ -5,11 +5,11 @@ const data = JSON.parse(document.getElementById("data").textContent);
 
 /** A question as an object; the order is that of `encode_question` in src/page/data.rs. */
 function named(row) {
-  const [id, question, gold, answers, given, thoughts, rewards, map, chosen, greedy, beam, range, outcomes, outcomeRange] = row;
+  const [id, question, gold, answers, given, thoughts, rewards, map, chosen, greedy, beam, range, outcomes, outcomeRange, lens] = row;
   const right = given.filter((place) => answers[place][1]).length;
   const [vote, weighted, best] = chosen.map((place) => (place < 0 ? null : answers[place]));
   const lengths = Array.isArray(thoughts) ? thoughts : given.map(() => thoughts);
-  return { id, question, gold, answers, given, lengths, rewards, range, outcomes, outcomeRange, map, greedy, beam, vote, weighted, best, right };
+  return { id, question, gold, answers, given, lengths, rewards, range, outcomes, outcomeRange, map, greedy, beam, lens, vote, weighted, best, right };
 }
 
 const isRight = (answer) => Boolean(answer && answer[1]);
@@ -98,7 +98,7 @@ function mark() {
 function open(q) {
   state.current = q;
   mark();
-  const parts = q ? [heading(q), chips(q), votes(q), ...strip(q), ...map(q)] : [make("p", { class: "note" }, "no question fits")];
+  const parts = q ? [heading(q), chips(q), votes(q), ...lens(q), ...strip(q), ...map(q)] : [make("p", { class: "note" }, "no question fits")];
   $("detail").replaceChildren(...parts);
 }
 
@@ -142,6 +142,23 @@ function votes(q) {
   box.append(table);
   if (counts.length > 12) box.append(make("p", { class: "note" }, `and ${counts.length - 12} answers with fewer votes`));
   return box;
+}
+
+/** The tokens that the LM head predicts where each thought of the greedy run is made. */
+function lens(q) {
+  if (!q.lens.length) return [];
+  const table = make("table", { class: "lens" });
+  q.lens.forEach((tokens, t) => {
+    const row = make("tr", {}, make("th", {}, `${t + 1}`));
+    for (const [text, share] of tokens) {
+      const tip = `${JSON.stringify(text)}: ${(share / 10).toFixed(1)}%`;
+      row.append(make("td", { "data-tip": tip, style: `opacity:${(0.35 + 0.65 * (share / 1000)).toFixed(2)}` }, text.trim() || JSON.stringify(text)));
+    }
+    table.append(row);
+  });
+  const note = "Rows are the thoughts of the run without perturbation; the tokens are the LM head's most probable ones at the hidden state " +
+    "from which the thought is made, most probable first, paler where less probable.";
+  return [make("h3", {}, "Thoughts in tokens"), make("div", { class: "wide" }, table), make("p", { class: "note" }, note)];
 }
 
 const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));

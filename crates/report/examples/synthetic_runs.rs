@@ -10,8 +10,10 @@ use std::path::Path;
 
 use aggregate::StepDiversity;
 use record::{
-    BeamResult, LatentsWriter, Manifest, RunDir, Sample, Seconds, TrainingDir, TrajectoryRecord,
+    AblatedAnswer, AblatedQuestion, Ablation, AblationKind, BeamResult, LatentsWriter, Manifest,
+    RunDir, Sample, Seconds, TrainingDir, TrajectoryRecord,
 };
+use report::interval::Bootstrap;
 use serde_json::{Value, json};
 
 const THOUGHTS: usize = 6;
@@ -136,7 +138,26 @@ impl SyntheticRun {
         })?;
         let run = writer.finish()?;
         latents.finish()?;
+        run.write_ablation(&self.ablation())?;
         Ok(run)
+    }
+
+    /// Clean runs as they were sampled; swapped thoughts give the next question's answer.
+    fn ablation(&self) -> Ablation {
+        let answer = |id: u32, of: u32| {
+            let (question, given) = (self.question(id).0, self.question(of).0);
+            let answer = given.greedy.and_then(|greedy| greedy.answer);
+            AblatedAnswer { correct: answer.as_ref() == Some(&question.gold), answer }
+        };
+        let count = self.questions as u32;
+        let question = |id: u32| AblatedQuestion {
+            id,
+            thoughts: THOUGHTS as u32,
+            clean: answer(id, id),
+            ablated: vec![answer(id, (id + 1) % count)],
+        };
+        let questions = (0..count).map(question).collect();
+        report::ablation::measure(&[AblationKind::Swap], questions, 0, &Bootstrap::default())
     }
 
     fn question(&self, id: u32) -> (Sample, Vec<Vec<f32>>) {
@@ -154,6 +175,10 @@ impl SyntheticRun {
         let diversity = Some(diversity(&thoughts));
         thoughts.push(base.iter().map(|x| *x as f32).collect());
         let greedy = self.answer(0, 0.4 - question.difficulty, &question, &mut shared);
+        let token =
+            |i: usize| (["7", "<b>", " and", "\n"][i].to_owned(), 0.5f32.powi(i as i32 + 1));
+        let lens = vec![(0..4).map(token).collect(); THOUGHTS];
+        let greedy = TrajectoryRecord { lens, ..greedy };
         let beam = self.answer(0, 0.8 - question.difficulty, &question, &mut random);
         let sample = Sample {
             id,

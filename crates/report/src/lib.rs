@@ -10,6 +10,7 @@
 //! steps, evaluations -> training_data -> figures/learning_curves -> draw, page
 //! ```
 
+pub mod ablation;
 pub mod draw;
 mod error;
 pub mod figures;

@@ -10,6 +10,7 @@ pub mod training;
 
 use record::MetricName;
 
+use crate::ablation::{self, AblationRow};
 use crate::draw::{escape, inline, legend_key, panel};
 use crate::error::ReportError;
 use crate::figures::{Figure, percent};
@@ -33,11 +34,12 @@ pub fn html(runs: &[RunData], figures: &[Figure]) -> Result<String, ReportError>
     };
     let figures: String = figures.iter().map(figure_section).collect();
     let body = format!(
-        "<header><h1>{}</h1>\n{}</header>\n<main>\n{}{figures}{BROWSER}{}</main>\n\
+        "<header><h1>{}</h1>\n{}</header>\n<main>\n{}{}{figures}{BROWSER}{}</main>\n\
          <script id=\"data\" type=\"application/json\">{}</script>\n",
         escape(&title),
         lead(runs),
         summary(runs),
+        ablations(runs),
         provenance(runs),
         data::json(runs)?
     );
@@ -139,6 +141,39 @@ fn summary_row(run: &RunData, shown: &[MetricName]) -> String {
         run.seconds(),
         results.questions,
         results.seeds
+    )
+}
+
+/// A table of accuracy with replaced thoughts for each run that has one.
+fn ablations(runs: &[RunData]) -> String {
+    let row = |row: &AblationRow| {
+        format!(
+            "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+            row.name, row.accuracy, row.difference, row.changed, row.meaning
+        )
+    };
+    let table = |run: &RunData| {
+        let body: String = ablation::rows(run.ablation.as_ref()?).iter().map(row).collect();
+        let title = match runs {
+            [_] => String::new(),
+            _ => format!("<h3>{}</h3>\n", escape(&run.label)),
+        };
+        Some(format!(
+            "{title}<div class=\"wide\"><table>\n<thead><tr><th>thoughts</th><th>accuracy</th>\
+             <th>difference to clean</th><th>answers changed</th><th>what is fed</th></tr></thead>\n\
+             <tbody>\n{body}</tbody></table></div>\n"
+        ))
+    };
+    let tables: String = runs.iter().filter_map(table).collect();
+    if tables.is_empty() {
+        return tables;
+    }
+    format!(
+        "<section id=\"ablation\">\n<h2>Are the thoughts used?</h2>\n{tables}\
+         <p class=\"caption\">Accuracy in % of the greedy run when its thoughts are replaced, with \
+         95% bootstrap intervals; the difference to the clean run is paired by question. A \
+         reasoner that reads its thoughts loses accuracy where they are another question's.</p>\n\
+         </section>\n"
     )
 }
 

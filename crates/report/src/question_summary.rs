@@ -62,6 +62,8 @@ pub struct QuestionSummary {
     pub chosen: [Option<usize>; 3],
     /// The answer of the trajectory without perturbation.
     pub greedy: Option<DistinctAnswer>,
+    /// The tokens of its thoughts, text and probability, if they were recorded.
+    pub greedy_lens: Vec<Vec<(String, f32)>>,
     /// The answer of beam search.
     pub beam: Option<DistinctAnswer>,
 }
@@ -101,6 +103,7 @@ impl QuestionSummary {
                 rewarded(|t| aggregate::best_of(t, RewardReduction::OutcomeOrMean)),
             ],
             greedy: sample.greedy.as_ref().map(DistinctAnswer::from_trajectory),
+            greedy_lens: sample.greedy.as_ref().map_or_else(Vec::new, |greedy| greedy.lens.clone()),
             beam: sample.beam.as_ref().map(DistinctAnswer::from_beam),
         }
     }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use record::{Metric, MetricName, Results, RunDir, Sample};
+use record::{Ablation, Metric, MetricName, Results, RunDir, Sample};
 use serde_json::Value;
 
 use crate::error::ReportError;
@@ -22,13 +22,18 @@ pub enum SamplerInfo {
     Dropout {
         /// The dropout probability.
         p: f64,
-        /// Sites and scope, as in the settings.
+        /// Sites and scope, as in the settings, and whether trajectories keep their masks.
         sites: String,
     },
     /// Gaussian noise on every thought.
     Noise {
         /// Its standard deviation.
         sigma: f64,
+    },
+    /// Gumbel noise on mixtures of token embeddings.
+    Gumbel {
+        /// Their temperature.
+        tau: f64,
     },
     /// Any other sampler, by its display name.
     Other(String),
@@ -39,9 +44,13 @@ impl SamplerInfo {
         let field = |name: &str| settings[name].as_str().unwrap_or_default();
         match (field("kind"), settings["p"].as_f64(), settings["sigma"].as_f64()) {
             ("dropout", Some(p), _) => {
-                Self::Dropout { p, sites: format!("{}, {}", field("sites"), field("scope")) }
+                let kept = if field("mask") == "trajectory" { ", masks kept" } else { "" };
+                Self::Dropout { p, sites: format!("{}, {}{kept}", field("sites"), field("scope")) }
             }
             ("noise", _, Some(sigma)) => Self::Noise { sigma },
+            ("gumbel", ..) if settings["tau"].is_f64() => {
+                Self::Gumbel { tau: settings["tau"].as_f64().unwrap_or_default() }
+            }
             ("", ..) => Self::Other("unknown sampler".into()),
             ("none", ..) => Self::Other("no perturbation".into()),
             // Baselines that reason in tokens.
@@ -52,11 +61,12 @@ impl SamplerInfo {
         }
     }
 
-    /// The kind: `dropout`, `noise` or the name of another sampler.
+    /// The kind: `dropout`, `noise`, `gumbel` or the name of another sampler.
     pub fn kind(&self) -> &str {
         match self {
             Self::Dropout { .. } => "dropout",
             Self::Noise { .. } => "noise",
+            Self::Gumbel { .. } => "gumbel",
             Self::Other(name) => name,
         }
     }
@@ -70,11 +80,12 @@ impl SamplerInfo {
         }
     }
 
-    /// p or sigma.
+    /// p, sigma or tau.
     pub fn strength(&self) -> Option<f64> {
         match self {
             Self::Dropout { p, .. } => Some(*p),
             Self::Noise { sigma } => Some(*sigma),
+            Self::Gumbel { tau } => Some(*tau),
             Self::Other(_) => None,
         }
     }
@@ -84,6 +95,7 @@ impl SamplerInfo {
         match self {
             Self::Dropout { p, .. } => format!("p = {p}"),
             Self::Noise { sigma } => format!("σ = {sigma}"),
+            Self::Gumbel { tau } => format!("τ = {tau}"),
             Self::Other(name) => name.clone(),
         }
     }
@@ -155,6 +167,8 @@ pub struct RunData {
     pub questions: Vec<QuestionSummary>,
     /// The thoughts, if they were kept.
     pub latents: Option<LatentsReader>,
+    /// Accuracy with replaced thoughts, if it was measured.
+    pub ablation: Option<Ablation>,
 }
 
 impl RunData {
@@ -183,6 +197,7 @@ impl RunData {
             step_diversity: accumulator.step_diversity(&settings.bootstrap),
             questions: accumulator.questions,
             latents: LatentsReader::open(dir.path())?,
+            ablation: dir.ablation()?,
             dir,
         })
     }

@@ -20,9 +20,8 @@ fn sample(seed: u64, id: u32, answers: [&str; 4], rewards: Option<[f32; 4]>) -> 
         text: answers[k].into(),
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
         process_rewards: rewards.map(|rewards| vec![rewards[k]]),
-        outcome_reward: None,
         correct: answers[k] == "1",
-        logprob: None,
+        ..TrajectoryRecord::default()
     };
     let trajectories = (0..4).map(trajectory).collect();
     Sample { id, seed, gold: "1".into(), trajectories, ..Sample::default() }

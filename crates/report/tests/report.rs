@@ -31,7 +31,11 @@ fn samples(diversity: [f64; 2]) -> Vec<Sample> {
             .enumerate()
             .map(|(k, answer)| trajectory(k, answer, k as f32))
             .collect(),
-        greedy: Some(TrajectoryRecord { process_rewards: None, ..trajectory(0, greedy, 0.0) }),
+        greedy: Some(TrajectoryRecord {
+            process_rewards: None,
+            lens: vec![vec![("</b>".into(), 0.25), ("1".into(), 0.1234)]; 2],
+            ..trajectory(0, greedy, 0.0)
+        }),
         diversity: Some(vec![diversity[id as usize], 0.3]),
         flops: 1e9,
         ..Sample::default()
@@ -207,6 +211,8 @@ fn the_page_holds_every_question_with_its_markup_escaped() {
     // Rewards 0, 1, 2, 3 and 0 between them, as bytes over the range of the question.
     assert_eq!(question[11], json!([0.0, 3.0]));
     assert_eq!(question[6], "AABVAKoA/wA=");
+    let tokens = json!([["</b>", 250], ["1", 123]]);
+    assert_eq!(question[14], json!([tokens, tokens]), "probabilities in thousandths");
     assert_eq!(page.matches("</script>").count(), 2, "only the page's own");
     assert!(
         !page.contains("http://")

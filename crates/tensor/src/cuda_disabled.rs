@@ -381,6 +381,7 @@ pub(crate) mod rows {
 }
 
 pub(crate) mod topk {
+    use super::args::CudaMixture;
     use super::linear::CudaLinear;
     use super::{CudaResult, CudaTensor};
 
@@ -394,7 +395,7 @@ pub(crate) mod topk {
 
     functions! {
         fn top_k_mixture(
-            &CudaTensor, &CudaLinear, &CudaLinear, usize
+            &CudaTensor, &CudaLinear, &CudaLinear, CudaMixture<'_>
         ) -> CudaResult<(CudaTensor, Vec<u32>)>;
     }
 }

@@ -61,6 +61,8 @@ impl SiteSet {
     pub const MLP_OUT: Self = Self(1 << Site::MlpOut as u32);
     /// [`Site::Noise`].
     pub const NOISE: Self = Self(1 << Site::Noise as u32);
+    /// [`Site::Gumbel`].
+    pub const GUMBEL: Self = Self(1 << Site::Gumbel as u32);
     /// Both sites of dropout on what is added to the residual stream.
     pub const DROPOUT: Self = Self(Self::ATTN_OUT.0 | Self::MLP_OUT.0);
     /// The four sites of dropout on the inputs of low-rank adapters.
@@ -97,12 +99,13 @@ impl SiteSet {
     }
 }
 
-/// How one row of a batch is perturbed: dropout, or Gaussian noise, but not both.
+/// How one row of a batch is perturbed: dropout, Gaussian noise or Gumbel noise, but one of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowPerturbation {
     /// Names the row's random numbers.
     pub key: RngKey,
-    /// The probability of dropout, or the standard deviation of the noise.
+    /// The probability of dropout, the standard deviation of Gaussian noise, or the temperature of
+    /// mixtures under Gumbel noise.
     pub strength: f32,
     /// Where the row is perturbed; it is left unchanged at every other site.
     pub sites: SiteSet,

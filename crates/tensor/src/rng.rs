@@ -62,6 +62,11 @@ pub enum Site {
     LoraMlpIn = 7,
     /// The same of the MLP block's second map.
     LoraMlpOut = 8,
+    /// The order of a trajectory's thoughts where it is shuffled.
+    Order = 9,
+    /// Gumbel noise on the logits of a mixture of tokens; its elements are tokens. They have no
+    /// layer, so that its bits belong to the element too.
+    Gumbel = 10,
 }
 
 /// Names the random numbers of one position of one trajectory: the key and the upper three words of
@@ -112,6 +117,13 @@ impl RngKey {
                 *x += (f64::from(std) * n) as f32;
             }
         }
+    }
+
+    /// A standard Gumbel number for a token, in f64, so that devices agree after rounding to f32.
+    pub fn gumbel(&self, token: usize) -> f32 {
+        let word = self.bits(0, Site::Gumbel, token / 4)[token % 4];
+        let uniform = (f64::from(word) + 0.5) / 4_294_967_296.0;
+        -(-uniform.ln()).ln() as f32
     }
 
     /// An integer, uniform over `low ..= high`.
@@ -197,6 +209,8 @@ mod tests {
             (Site::LoraAttnOut, 0x5c5d_6937),
             (Site::LoraMlpIn, 0x3d30_c749),
             (Site::LoraMlpOut, 0xc0c4_a820),
+            (Site::Order, 0xcd29_9566),
+            (Site::Gumbel, 0xb3d1_7cd2),
         ];
         for (number, (site, word)) in sites.into_iter().enumerate() {
             assert_eq!(site as usize, number);
@@ -239,6 +253,19 @@ mod tests {
         assert!((moment(2) - 1.0).abs() < 4.0 * (2.0 / n).sqrt());
         assert!(moment(3).abs() < 4.0 * (15.0 / n).sqrt());
         assert!((moment(4) - 3.0).abs() < 4.0 * (96.0 / n).sqrt());
+    }
+
+    /// The standard Gumbel distribution has mean 0.5772 (Euler's constant) and variance pi^2 / 6.
+    #[test]
+    fn gumbel_numbers_have_their_moments() {
+        let all: Vec<f64> = (0..400)
+            .flat_map(|t| (0..1000).map(move |token| f64::from(key(t).gumbel(token))))
+            .collect();
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        let variance = all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / all.len() as f64;
+        assert!((mean - 0.577_215_7).abs() < 0.009, "{mean}");
+        assert!((variance - std::f64::consts::PI.powi(2) / 6.0).abs() < 0.03, "{variance}");
+        assert!(all.iter().all(|x| x.is_finite()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use clap::{Args, ValueEnum};
-use latent_tts::{DeviceKind, Family, LatentLength, Probability};
+use latent_tts::{DeviceKind, Family, LatentLength, Probability, Temperature};
 
 use super::values;
 
@@ -31,10 +31,12 @@ pub struct ModelArgs {
 /// What makes trajectories differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SamplerKind {
-    /// Monte Carlo dropout (see --p, --sites, --scope)
+    /// Monte Carlo dropout (see --p, --sites, --scope, --mask)
     Dropout,
     /// Gaussian noise on every thought (see --sigma)
     Noise,
+    /// Gumbel noise on thoughts that are mixtures of token embeddings, Latent-SFT's (see --tau)
+    Gumbel,
     /// Sampled answer tokens (see --temperature, --top-p)
     Tokens,
     /// Nothing: all trajectories are the same
@@ -61,6 +63,15 @@ pub enum ScopeKind {
     Prompt,
     /// Through the answer as well
     All,
+}
+
+/// How long a trajectory keeps its dropout masks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MaskKind {
+    /// A fresh mask at each thought
+    Step,
+    /// One mask per layer and site for the whole trajectory
+    Trajectory,
 }
 
 /// Flags that control sampling.
@@ -91,6 +102,11 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "S", value_parser = values::deviation, allow_negative_numbers = true)]
     pub sigma: Option<f32>,
 
+    /// Gumbel: the temperature of the mixtures, above 0: small for single tokens, large for even
+    /// weights [default: 1]
+    #[arg(long, value_name = "TAU", value_parser = values::tau, allow_negative_numbers = true)]
+    pub tau: Option<Temperature>,
+
     /// Tokens: the softmax temperature, above 0 [default: 1]
     #[arg(
         long,
@@ -113,6 +129,10 @@ pub struct SamplingArgs {
     /// Dropout: the forward passes it is applied in [default: thoughts]
     #[arg(long, value_enum)]
     pub scope: Option<ScopeKind>,
+
+    /// Dropout: how long a trajectory keeps its masks [default: step]
+    #[arg(long, value_enum)]
+    pub mask: Option<MaskKind>,
 
     /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
     /// number sampled from the range, 0 for none [default: the value in the model's config.json,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use engine::LatentLength;
 
-use super::{ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
+use super::{MaskKind, ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
 
 /// Flags of `sweep`.
 #[derive(Debug, Args)]
@@ -24,13 +24,17 @@ pub struct SweepArgs {
     pub limit: Option<NonZeroUsize>,
 
     /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the
-    /// largest coverage [default: 0:0.9, unless --sigma is given]
+    /// largest coverage [default: 0:0.9, unless --sigma or --tau is given]
     #[arg(long, value_name = "VALUES", value_parser = shares, help_heading = "Sampling")]
     pub p: Option<SweepGrid>,
 
     /// Noise: values, a range, or an interval to search, as for --p; the paper searches 0.01:1.5
     #[arg(long, value_name = "VALUES", value_parser = deviations, help_heading = "Sampling")]
     pub sigma: Option<SweepGrid>,
+
+    /// Gumbel: temperatures of mixtures, as values, a range, or an interval to search, as for --p
+    #[arg(long, value_name = "VALUES", value_parser = temperatures, help_heading = "Sampling")]
+    pub tau: Option<SweepGrid>,
 
     /// Dropout: the block outputs it is applied to; each of several is swept [default: the
     /// family's]
@@ -52,6 +56,16 @@ pub struct SweepArgs {
         help_heading = "Sampling"
     )]
     pub scope: Option<Vec<ScopeKind>>,
+
+    /// Dropout: how long a trajectory keeps its masks; each of several is swept [default: step]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MASK,...",
+        value_delimiter = ',',
+        help_heading = "Sampling"
+    )]
+    pub mask: Option<Vec<MaskKind>>,
 
     /// A search ends when its interval is this wide [default: a fiftieth of the whole interval]
     #[arg(long, value_name = "WIDTH", value_parser = width, help_heading = "Sampling")]
@@ -124,6 +138,10 @@ fn shares(text: &str) -> Result<SweepGrid, String> {
 
 fn deviations(text: &str) -> Result<SweepGrid, String> {
     parse_grid(text, |x| x.is_finite() && x >= 0.0, "must be finite and at least 0")
+}
+
+fn temperatures(text: &str) -> Result<SweepGrid, String> {
+    parse_grid(text, |x| x.is_finite() && rounded(x) > 0.0, "must be finite and above 0")
 }
 
 fn width(text: &str) -> Result<f64, String> {
@@ -209,6 +227,7 @@ mod tests {
             assert!(shares(text).is_err(), "{text}");
         }
         assert!(deviations("inf").is_err() && deviations("3").is_ok());
+        assert!(["0", "1e-9", "-1", "nan"].iter().all(|text| temperatures(text).is_err()));
         assert!(["0", "-1", "nan", "x"].iter().all(|text| width(text).is_err()));
     }
 }

@@ -1,12 +1,15 @@
 //! Parsers of single values. A message states what is accepted; clap adds the flag and its value.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
-use latent_tts::{Aggregator, DeviceKind, Family, LatentLength, Probability, TokenSampling};
+use latent_tts::{
+    Aggregator, DeviceKind, Family, LatentLength, Probability, Temperature, TokenSampling,
+};
 
 use super::PresetKind;
 
@@ -152,6 +155,15 @@ pub fn share(text: &str) -> Result<f32, String> {
     probability(text).map(Probability::get)
 }
 
+/// Parses the number of a lens' tokens.
+pub fn lens(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse().ok().filter(|count: &NonZeroUsize| count.get() <= MAX_LENS_TOKENS);
+    number.ok_or_else(|| format!("must be a whole number from 1 to {MAX_LENS_TOKENS}"))
+}
+
+/// The most tokens of a thought that are recorded: samples stay small.
+const MAX_LENS_TOKENS: usize = 20;
+
 /// Parses a standard deviation.
 pub fn deviation(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
@@ -160,6 +172,12 @@ pub fn deviation(text: &str) -> Result<f32, String> {
     } else {
         Err("must be finite and at least 0".to_owned())
     }
+}
+
+/// Parses the temperature of mixtures.
+pub fn tau(text: &str) -> Result<Temperature, String> {
+    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
+    Temperature::new(number).ok_or_else(|| "must be finite and above 0".to_owned())
 }
 
 /// Parses a softmax temperature.

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use latent_tts::engine::bench::{BenchResult, EngineBench};
 use latent_tts::engine::{LatentModel, Method, Prompt};
 use latent_tts::{
-    AnswerRule, DropoutScope, DropoutSites, EMBEDDED, Family, LatentLength, Perturbation,
-    Probability, Question, RewardModel, SamplingParams, dataset, model_files,
+    AnswerRule, DropoutScope, DropoutSites, EMBEDDED, Family, LatentLength, MaskLifetime,
+    Perturbation, Probability, Question, RewardModel, SamplingParams, dataset, model_files,
 };
 use model::config::{
     Architecture, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
@@ -177,7 +177,12 @@ fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingPara
     let p = Probability::new(share).with_context(|| format!("--p {share} is not in [0, 1)"))?;
     let perturbation = match share {
         0.0 => Perturbation::None,
-        _ => Perturbation::Dropout { p, sites: model.method.sites, scope: DropoutScope::Thoughts },
+        _ => Perturbation::Dropout {
+            p,
+            sites: model.method.sites,
+            scope: DropoutScope::Thoughts,
+            mask: MaskLifetime::Step,
+        },
     };
     Ok(SamplingParams {
         samples: args.samples.unwrap_or(if args.annotate {

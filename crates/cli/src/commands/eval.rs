@@ -11,8 +11,8 @@ use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    Aggregator, DataSource, Engine, EvalObserver, EvalOutput, Evaluation, ModelSelection,
-    OnExisting, Question, SamplingOptions, aggregate,
+    AblationKind, Aggregator, DataSource, Engine, EvalObserver, EvalOutput, Evaluation,
+    ModelSelection, OnExisting, Question, SamplingOptions, aggregate,
 };
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.run.machine.device.open()?;
     let model = load_models(&job.models, &device, printer)?;
     let engine = args.run.machine.engine(&model)?;
-    let EvalOutput { out, run, results } = job.evaluate(&engine, &questions, printer)?;
+    let EvalOutput { out, run, results, ablation } = job.evaluate(&engine, &questions, printer)?;
     let page = match args.run.no_report {
         true => None,
         false => {
@@ -46,10 +46,16 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let options = TableOptions { width: printer.width(), all_rules };
     let text = || {
         let table = report::table::render(&results, options);
-        format!("{table}\n{}", output_paths(&out, page.as_deref()))
+        let ablation =
+            ablation.as_ref().map(|ablation| format!("\n{}", report::ablation::render(ablation)));
+        let paths = output_paths(&out, page.as_deref());
+        format!("{table}{}\n{paths}", ablation.unwrap_or_default())
     };
     let mut document = result_json(&out, run.manifest(), &results)?;
     document["page"] = json!(page);
+    if let Some(ablation) = &ablation {
+        document["ablation"] = json!({ "clean": ablation.clean, "ablations": ablation.ablations });
+    }
     printer.result(&document, text)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -82,6 +88,10 @@ pub struct EvalJob {
     pub on_existing: OnExisting,
     /// Write all thoughts to latents.safetensors.
     pub keep_latents: bool,
+    /// Tokens to record of each thought of the greedy run.
+    pub lens: Option<NonZeroUsize>,
+    /// Replacements of the greedy run's thoughts to measure.
+    pub ablations: Vec<AblationKind>,
 }
 
 impl EvalJob {
@@ -101,6 +111,8 @@ impl EvalJob {
             sampling,
             out: args.out.clone(),
             keep_latents: args.run.latents,
+            lens: args.lens,
+            ablations: settings::ablations(args.ablate.as_deref()),
         })
     }
 
@@ -125,6 +137,8 @@ impl EvalJob {
             out: self.out.clone(),
             on_existing: self.on_existing,
             keep_latents: self.keep_latents,
+            lens: self.lens,
+            ablations: self.ablations.clone(),
             write_lock: guard.lock(),
         };
         let mut progress = EvalProgress::new(printer);
@@ -184,6 +198,11 @@ impl EvalObserver for EvalProgress<'_> {
         if let Some(progress) = &mut self.progress {
             progress.advance();
         }
+    }
+
+    fn ablation_started(&mut self) {
+        self.progress = None;
+        self.printer.note("running all questions with their thoughts replaced");
     }
 
     /// Prints the pace. Questions of a batch finish together, so it is that of whole batches.

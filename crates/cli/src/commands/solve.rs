@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::{
-    Aggregator, Reply, Request, RewardReduction, SamplingParams, StageSeconds, Trajectory,
-    aggregate, grade,
+    Aggregator, Lens, LensToken, Reply, Request, RewardReduction, SamplingParams, StageSeconds,
+    Trajectory, aggregate, grade,
 };
 use serde_json::{Value, json};
 
@@ -37,7 +37,9 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
         printer.note(&unknown_words_note(&unknown));
     }
     let params = options.resolve(&model.reasoner().method);
-    let reply = engine.solve(&Request::new(question.clone(), params))?;
+    let lens = args.lens.map(|tokens| Lens { tokens, sampled: true });
+    let request = Request { lens, ..Request::new(question.clone(), params) };
+    let reply = engine.solve(&request)?;
     let rules = aggregation::rules(&args.aggregation);
     let report = SolveReport { question: &question, reply: &reply, params, rules, unknown };
     printer.result(&report.to_json(), || report.text())?;
@@ -164,19 +166,26 @@ impl SolveReport<'_> {
             })
         };
         let trajectory = |t: &Trajectory| {
-            json!({
+            let mut document = json!({
                 "k": t.number,
                 "thoughts": t.thoughts,
                 "text": t.text,
                 "answer": t.answer(),
                 "scores": t.process_rewards,
                 "logprob": t.logprob,
-            })
+            });
+            if !t.lens.is_empty() {
+                document["lens"] = json!(grade::lens_record(&t.lens));
+            }
+            document
         };
         let answer = rule_answers.first().and_then(|chosen| chosen.answer);
         let mut document = json!({ "question": self.question, "answer": answer });
         rule_answers.iter().for_each(|chosen| document[chosen.rule] = json!(chosen.answer));
         document["greedy"] = json!(self.greedy());
+        if let Some(greedy) = self.reply.greedy.as_ref().filter(|greedy| !greedy.lens.is_empty()) {
+            document["greedy_lens"] = json!(grade::lens_record(&greedy.lens));
+        }
         document["votes"] = votes.iter().map(vote).collect();
         document["without_answer"] = json!(self.without_answer());
         document["trajectories"] = self.trajectories().iter().map(trajectory).collect();
@@ -205,7 +214,27 @@ impl SolveReport<'_> {
         }
         text.push_str(&labelled("greedy", self.greedy().unwrap_or("none")));
         text.push_str(&self.table());
+        text.push_str(&self.lens());
         text.push_str(&self.details());
+        text
+    }
+
+    /// The tokens of the chosen and of the greedy trajectory's thoughts, if they were asked for.
+    fn lens(&self) -> String {
+        let chosen = self.reply.chosen.map(|i| &self.trajectories()[i]);
+        let named = [
+            chosen.map(|t| (format!("thoughts of trajectory {}", t.number), t)),
+            self.reply.greedy.as_ref().map(|t| ("thoughts of the greedy one".to_owned(), t)),
+        ];
+        let mut text = String::new();
+        for (title, trajectory) in named.into_iter().flatten().filter(|(_, t)| !t.lens.is_empty()) {
+            text.push_str(&format!("{title}, in tokens\n"));
+            for (t, tokens) in trajectory.lens.iter().enumerate() {
+                let cells: Vec<String> = tokens.iter().map(format_lens_token).collect();
+                text.push_str(&format!("{:>4}  {}\n", t + 1, cells.join("  ")));
+            }
+            text.push('\n');
+        }
         text
     }
 
@@ -319,6 +348,12 @@ fn format_process_rewards(scores: &[f32]) -> String {
         let before = if t == 0 { ", step rewards" } else { "" };
         format!("{text}{before} {score:.3}")
     })
+}
+
+/// The token's text, quoted so that spaces are seen, and its probability.
+fn format_lens_token(LensToken { token, text, probability }: &LensToken) -> String {
+    let text = if text.is_empty() { format!("#{token}") } else { format!("{text:?}") };
+    format!("{text} {:.1}%", 100.0 * probability)
 }
 
 fn labelled(label: &str, content: &str) -> String {

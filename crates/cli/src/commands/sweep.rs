@@ -21,8 +21,8 @@ use latent_tts::report::interval::{Bootstrap, Interval};
 use latent_tts::report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::{
-    DataSource, DropoutScope, EMBEDDED, Engine, PerturbationOptions, Probability, Question,
-    manifest,
+    DataSource, DropoutScope, EMBEDDED, Engine, MaskLifetime, PerturbationOptions, Probability,
+    Question, Temperature, manifest,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ use self::band::RecommendedBand;
 use self::search::GoldenSectionSearch;
 use super::eval::EvalJob;
 use crate::args::{
-    EvalArgs, ModelArgs, SamplerKind, ScopeKind, SitesKind, SweepArgs, SweepGrid,
+    EvalArgs, MaskKind, ModelArgs, SamplerKind, ScopeKind, SitesKind, SweepArgs, SweepGrid,
     default_eval_args, rounded,
 };
 use crate::load::{NO_REWARD_MODEL, load_models};
@@ -110,16 +110,26 @@ struct SweepAxis {
     sampler: SamplerKind,
     sites: Option<SitesKind>,
     scope: Option<ScopeKind>,
+    mask: Option<MaskKind>,
     grid: SweepGrid,
 }
 
 impl SweepAxis {
+    fn new(sampler: SamplerKind, grid: &SweepGrid) -> Self {
+        Self { sampler, sites: None, scope: None, mask: None, grid: grid.clone() }
+    }
+
     /// The name of a point's run directory.
     fn name(&self, strength: f64) -> String {
         match self.sampler {
             SamplerKind::Noise => format!("noise-{strength}"),
+            SamplerKind::Gumbel => format!("gumbel-{strength}"),
             _ => {
-                let words = [self.sites.map(value_name), self.scope.map(value_name)];
+                let words = [
+                    self.sites.map(value_name),
+                    self.scope.map(value_name),
+                    self.mask.map(value_name),
+                ];
                 let words: String =
                     words.into_iter().flatten().map(|word| format!("-{word}")).collect();
                 format!("dropout-{strength}{words}")
@@ -131,17 +141,25 @@ impl SweepAxis {
     fn perturbation(&self, strength: f64) -> PerturbationOptions {
         match self.sampler {
             SamplerKind::Noise => PerturbationOptions::Noise { sigma: Some(strength as f32) },
+            SamplerKind::Gumbel => {
+                PerturbationOptions::Gumbel { tau: Temperature::new(strength as f32) }
+            }
             _ => PerturbationOptions::Dropout {
                 p: Probability::new(strength as f32),
                 sites: self.sites.map(settings::sites),
                 scope: self.scope.map_or(DropoutScope::Thoughts, settings::scope),
+                mask: self.mask.map_or(MaskLifetime::Step, settings::mask),
             },
         }
     }
 
     /// The name of the strength's flag.
     fn parameter_name(&self) -> &'static str {
-        if self.sampler == SamplerKind::Noise { "sigma" } else { "p" }
+        match self.sampler {
+            SamplerKind::Noise => "sigma",
+            SamplerKind::Gumbel => "tau",
+            _ => "p",
+        }
     }
 }
 
@@ -151,25 +169,24 @@ fn value_name(kind: impl clap::ValueEnum) -> String {
 
 fn axes(args: &SweepArgs) -> Vec<SweepAxis> {
     let mut axes = Vec::new();
-    let dropout = args.p.clone().or_else(|| args.sigma.is_none().then_some(DEFAULT_DROPOUT_GRID));
+    let others = args.sigma.is_some() || args.tau.is_some();
+    let dropout = args.p.clone().or_else(|| (!others).then_some(DEFAULT_DROPOUT_GRID));
     if let Some(grid) = dropout {
         for sites in each_or_default(args.sites.as_deref()) {
-            let scopes = each_or_default(args.scope.as_deref()).into_iter();
-            axes.extend(scopes.map(|scope| SweepAxis {
-                sampler: SamplerKind::Dropout,
-                sites,
-                scope,
-                grid: grid.clone(),
-            }));
+            for scope in each_or_default(args.scope.as_deref()) {
+                let masks = each_or_default(args.mask.as_deref()).into_iter();
+                let axis = |mask| SweepAxis {
+                    sites,
+                    scope,
+                    mask,
+                    ..SweepAxis::new(SamplerKind::Dropout, &grid)
+                };
+                axes.extend(masks.map(axis));
+            }
         }
     }
-    let noise = |grid: &SweepGrid| SweepAxis {
-        sampler: SamplerKind::Noise,
-        sites: None,
-        scope: None,
-        grid: grid.clone(),
-    };
-    axes.extend(args.sigma.as_ref().map(noise));
+    axes.extend(args.sigma.as_ref().map(|grid| SweepAxis::new(SamplerKind::Noise, grid)));
+    axes.extend(args.tau.as_ref().map(|grid| SweepAxis::new(SamplerKind::Gumbel, grid)));
     axes
 }
 
@@ -320,14 +337,14 @@ impl Sweep<'_> {
     /// The best point, and how the others compare with it.
     fn summarize(&self) -> Result<SweepSummary> {
         let Some(best) = self.best(|_| true) else {
-            bail!("there is no value to go over; give --p or --sigma")
+            bail!("there is no value to go over; give --p, --sigma or --tau")
         };
         let points = self
             .points
             .iter()
             .map(|point| self.summarize_point(point, self.is_indistinguishable(point, best)))
             .collect();
-        let samplers = ["dropout", "noise"]
+        let samplers = ["dropout", "noise", "gumbel"]
             .into_iter()
             .filter_map(|kind| self.sampler_summary(kind))
             .collect();
@@ -367,7 +384,7 @@ impl Sweep<'_> {
     fn sampler_summary(&self, kind: &str) -> Option<SamplerSummary> {
         let best = self.best(|point| point.kind() == kind)?;
         let architecture = self.engine.reasoner().decoder.config().architecture;
-        let band = RecommendedBand::for_architecture(architecture, kind == "noise").map(|band| {
+        let band = RecommendedBand::of_sampler(architecture, kind).map(|band| {
             let inside =
                 |point: &&SweepPoint| point.kind() == kind && band.contains(point.strength);
             let indistinguishable = self

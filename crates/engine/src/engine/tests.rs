@@ -14,7 +14,7 @@ use tensor::ops::TokenSampling;
 use super::*;
 use crate::family::Family;
 use crate::method::LatentLength;
-use crate::perturb::{DropoutScope, DropoutSites, Perturbation, Probability};
+use crate::perturb::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability};
 use crate::sampling_params::BeamSize;
 
 /// Tiny models: COCONUT; CoLaR, whose length is open; and a chain-of-thought baseline, which has no
@@ -74,7 +74,8 @@ fn count(n: usize) -> NonZeroUsize {
 }
 
 fn dropout(p: f32, scope: DropoutScope) -> Perturbation {
-    Perturbation::Dropout { p: Probability::new(p).unwrap(), sites: DropoutSites::BOTH, scope }
+    let (p, mask) = (Probability::new(p).unwrap(), MaskLifetime::Step);
+    Perturbation::Dropout { p, sites: DropoutSites::BOTH, scope, mask }
 }
 
 /// Parameters of every kind that a model accepts.

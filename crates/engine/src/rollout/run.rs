@@ -66,7 +66,7 @@ impl WaveRun<'_> {
         spent: &mut RolloutCost,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
         let (params, cancel) = (&self.runner.params, &CancelToken::default());
-        let item = |prompt| BatchItem { prompt, params, cancel };
+        let item = |prompt| BatchItem::new(prompt, params, cancel);
         let items: Vec<BatchItem<'_>> = self.prompts.iter().map(item).collect();
         let sampler = Sampler::new(&items);
         let (wave, tokens) = self.trajectories(cache, sampler, spent)?;
@@ -210,7 +210,9 @@ impl WaveRun<'_> {
                 !perturbation.affects_answer() && thought == sampler.max_thoughts(row)
             }
             // All passes are clean, so that a model that chose to end would choose so again.
-            Perturbation::Gaussian { .. } | Perturbation::None => thought == row.thoughts.len(),
+            Perturbation::Gaussian { .. } | Perturbation::Gumbel { .. } | Perturbation::None => {
+                thought == row.thoughts.len()
+            }
             Perturbation::Tokens(_) => false,
         }
     }
@@ -219,7 +221,8 @@ impl WaveRun<'_> {
     ///
     /// Dropout makes the pass over the thought itself differ, noise the thought after it: that is
     /// the first vector fed. Sampled tokens differ after any thought, the last one included, so the
-    /// thought itself is fed again.
+    /// thought itself is fed again; and so it is for another mixture, which is made of the hidden
+    /// state after it.
     fn run_rollouts(
         &self,
         cache: &mut Cache,
@@ -232,7 +235,7 @@ impl WaveRun<'_> {
         cache.rewind(wave.mark);
         let perturbation = self.runner.params.perturbation;
         let feeds_thought =
-            matches!(perturbation, Perturbation::Dropout { .. } | Perturbation::Tokens(_));
+            !matches!(perturbation, Perturbation::None | Perturbation::Gaussian { .. });
         let first_fed = |spec: &RolloutSpec| spec.thought + usize::from(!feeds_thought);
         let trajectory = |spec: &RolloutSpec| &wave.thoughts.rows[spec.row];
         let left = |spec: &RolloutSpec| sampler.max_thoughts(trajectory(spec)) - first_fed(spec);

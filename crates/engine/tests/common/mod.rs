@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use engine::reference::{self, RandomSource, ReferenceRow, ReferenceRun};
 use engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange,
-    Perturbation, Probability, Prompt, Reasoner, Reply, Request, RewardModel, RowId,
+    MaskLifetime, Perturbation, Probability, Prompt, Reasoner, Reply, Request, RewardModel, RowId,
     SamplingParams, TokenSampling, Trajectory,
 };
 use model::RewardHead;
@@ -229,6 +229,18 @@ pub fn questions() -> Vec<TestQuestion> {
     ]
 }
 
+/// The replies of all requests.
+pub fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
+    let mut replies = Vec::new();
+    engine
+        .run(requests, |_, reply| -> Result<(), EngineError> {
+            replies.push(reply?);
+            Ok(())
+        })
+        .unwrap();
+    replies
+}
+
 /// The reply with a given id.
 pub fn reply_to(replies: &[Reply], id: u32) -> &Reply {
     replies.iter().find(|reply| reply.id == id).unwrap()
@@ -256,7 +268,18 @@ pub fn between(a: usize, b: usize) -> LatentLength {
 }
 
 pub fn dropout(p: f32, sites: DropoutSites, scope: DropoutScope) -> Perturbation {
-    Perturbation::Dropout { p: Probability::new(p).unwrap(), sites, scope }
+    let (p, mask) = (Probability::new(p).unwrap(), MaskLifetime::Step);
+    Perturbation::Dropout { p, sites, scope, mask }
+}
+
+/// The same dropout with masks that each trajectory keeps.
+pub fn with_kept_masks(perturbation: Perturbation) -> Perturbation {
+    match perturbation {
+        Perturbation::Dropout { p, sites, scope, .. } => {
+            Perturbation::Dropout { p, sites, scope, mask: MaskLifetime::Trajectory }
+        }
+        other => other,
+    }
 }
 
 /// Dropout as the paper uses it: on the passes that make thoughts, at both sites.
@@ -270,12 +293,13 @@ pub fn sampled(temperature: f32, top_p: f32) -> Perturbation {
 }
 
 /// One perturbation of each kind.
-pub fn perturbations() -> [Perturbation; 6] {
+pub fn perturbations() -> [Perturbation; 7] {
     [
         Perturbation::None,
         thought_dropout(0.2),
         dropout(0.2, DropoutSites::MLP, DropoutScope::Prompt),
         dropout(0.1, DropoutSites::ATTN, DropoutScope::All),
+        with_kept_masks(dropout(0.2, DropoutSites::BOTH, DropoutScope::Prompt)),
         Perturbation::Gaussian { std: 0.3 },
         sampled(0.8, 0.9),
     ]

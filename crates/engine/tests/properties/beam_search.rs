@@ -150,7 +150,7 @@ impl<'a> NaiveSearch<'a> {
 }
 
 /// Fails unless the search finds what its definition does; returns the numbers of thoughts.
-fn assert_naive(pair: &RewardedReasoner, params: SamplingParams, what: &str) -> Vec<usize> {
+pub fn assert_naive(pair: &RewardedReasoner, params: SamplingParams, what: &str) -> Vec<usize> {
     let questions = &questions()[2..4];
     let mut lengths = Vec::new();
     for (question, reply) in questions.iter().zip(pair.run(params, questions)) {

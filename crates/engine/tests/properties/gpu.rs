@@ -10,6 +10,7 @@
 //! Without a GPU every test here prints that it is skipped.
 
 mod agreement;
+mod thoughts;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use engine::reference::{self, RandomSource, ReferenceRun};
 use engine::{
-    DropoutScope, DropoutSites, Engine, LatentLength, Perturbation, Prompt, Reasoner,
+    DropoutScope, DropoutSites, Engine, LatentLength, MaskLifetime, Perturbation, Prompt, Reasoner,
     RecordedNoise, RowId, SamplingParams,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use model::{Cache, Dropout, Pass, Sequence, head};
 use tensor::Tensor;
-use tensor::ops::{RowPerturbation, SiteSet};
+use tensor::ops::{PerturbedRows, RowPerturbation, SiteSet};
 use tensor::rng::{RngKey, Site};
 
 use crate::common::*;
@@ -59,7 +59,13 @@ impl<'a> NaiveEngine<'a> {
     }
 
     fn feed(&mut self, vector: &[f32], stochastic: bool) {
-        self.keys.push(stochastic.then(|| self.next_key()));
+        let keeps_masks = matches!(
+            self.params.perturbation,
+            Perturbation::Dropout { mask: MaskLifetime::Trajectory, .. }
+        );
+        let key = self.next_key();
+        let key = if keeps_masks { RngKey { position: 0, ..key } } else { key };
+        self.keys.push(stochastic.then_some(key));
         self.inputs.push(vector);
     }
 
@@ -96,7 +102,16 @@ impl<'a> NaiveEngine<'a> {
 
     /// The thought that follows what was fed.
     pub fn thought(&self) -> Vec<f32> {
-        let made = self.reasoner.head.forward(&self.reasoner.decoder, &self.hidden()).unwrap();
+        let noise = match self.params.perturbation {
+            Perturbation::Gumbel { tau } => {
+                let (key, strength) = (self.next_key(), tau.get());
+                let row = RowPerturbation { key, strength, sites: SiteSet::GUMBEL };
+                Some(PerturbedRows::new(self.reasoner.decoder.device(), vec![Some(row)]).unwrap())
+            }
+            _ => None,
+        };
+        let (head, decoder) = (&self.reasoner.head, &self.reasoner.decoder);
+        let made = head.forward_perturbed(decoder, &self.hidden(), noise.as_ref()).unwrap();
         let mut thought = made.thoughts.data().to_vec();
         if let Perturbation::Gaussian { std } = self.params.perturbation {
             self.next_key().add_noise(std, &mut thought);
@@ -233,7 +248,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
 }
 
 /// Fails unless the engine's rows are those of the naive engine.
-fn assert_naive(reasoner: &Arc<Reasoner>, params: &SamplingParams, what: &str) {
+pub fn assert_naive(reasoner: &Arc<Reasoner>, params: &SamplingParams, what: &str) {
     let engine = Engine::new(Arc::clone(reasoner));
     for question in &questions()[2..4] {
         let prompt = prompt_of(reasoner, question);

@@ -41,6 +41,22 @@ fn the_greedy_trajectory_of_a_stochastic_run_is_the_deterministic_one() {
     }
 }
 
+#[test]
+fn masks_that_are_kept_make_other_trajectories_than_fresh_ones() {
+    for family in FAMILIES {
+        let pair = RewardedReasoner::of(family);
+        let run = |perturbation| {
+            let params = short_params(&pair.reasoner, 3, perturbation);
+            latents(&pair.run(params, &questions()[..1])[0])
+        };
+        let (fresh, kept) = (run(thought_dropout(0.4)), run(with_kept_masks(thought_dropout(0.4))));
+        for k in 0..3 {
+            assert_ne!(fresh[k], kept[k], "{family:?}, trajectory {k}");
+            assert_ne!(kept[k], kept[(k + 1) % 3], "{family:?}, trajectory {k}");
+        }
+    }
+}
+
 /// Noise of standard deviation 0 adds zero; dropout at rate 0 keeps every element and multiplies it
 /// by 1 / (1 - 0) = 1. Both are exact: the runs are equal to the bit, not merely close.
 #[test]

@@ -8,8 +8,8 @@ use engine::rollout::{
     self, AnnotatedQuestion, Grade, Grader, RolloutRunner, ThoughtLabels, rollout_row,
 };
 use engine::{
-    DropoutScope, DropoutSites, Engine, EngineError, Perturbation, Prompt, Reasoner, RowId,
-    SamplingParams,
+    DropoutScope, DropoutSites, Engine, EngineError, Perturbation, Probability, Prompt, Reasoner,
+    RowId, SamplingParams,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use tensor::Device;
@@ -69,7 +69,7 @@ pub fn prompts(reasoner: &Reasoner) -> Vec<Prompt> {
 
 /// Fails unless labels are those of the definition: M rollouts from every thought, each computed
 /// from scratch.
-fn assert_naive_labels(reasoner: &Reasoner, params: &SamplingParams, count: usize, what: &str) {
+pub fn assert_naive_labels(reasoner: &Reasoner, params: &SamplingParams, count: usize, what: &str) {
     let prompts = &prompts(reasoner)[2..4];
     let annotated = annotate(runner(reasoner, *params, rollouts(count)), prompts);
     let mut mixed = 0;
@@ -109,7 +109,9 @@ fn labels_are_those_of_rollouts_from_scratch() {
         for perturbation in perturbations() {
             // Half of the elements are dropped: answers of random models hardly change otherwise.
             let perturbation = match perturbation {
-                Perturbation::Dropout { sites, scope, .. } => dropout(0.5, sites, scope),
+                Perturbation::Dropout { sites, scope, mask, .. } => {
+                    Perturbation::Dropout { p: Probability::new(0.5).unwrap(), sites, scope, mask }
+                }
                 other => other,
             };
             let params = short_params(&reasoner, 3, perturbation);

@@ -118,7 +118,14 @@ fn encode_question(question: &QuestionSummary, map: String, texts: bool) -> Valu
         range,
         outcomes,
         outcome_range,
+        if texts { encode_lens(&question.greedy_lens) } else { json!([]) },
     ])
+}
+
+/// The tokens of each thought with their probabilities in thousandths.
+fn encode_lens(lens: &[Vec<(String, f32)>]) -> Value {
+    let token = |(text, share): &(String, f32)| json!([text, (1000.0 * share).round() as u32]);
+    lens.iter().map(|tokens| tokens.iter().map(token).collect::<Value>()).collect()
 }
 
 /// Rewards of a question as one byte each in base64, and the rewards of bytes 0 and 255 (null

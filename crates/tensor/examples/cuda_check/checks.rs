@@ -1,7 +1,7 @@
 //! Each operation against its naive counterpart in [`reference`](crate::reference).
 
 use crate::cuda::args::{
-    CudaDropoutMask, CudaLearnedPositions, CudaLinearResidualNorm, CudaQkvTransform,
+    CudaDropoutMask, CudaLearnedPositions, CudaLinearResidualNorm, CudaMixture, CudaQkvTransform,
     CudaSlotMapping, ResidualAddend,
 };
 use crate::cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
@@ -18,7 +18,7 @@ use crate::params::{Activation, RowPerturbation, SiteSet};
 use crate::reference::{
     activate, dropout_factor, first_max, forks, naive_attention, norm_row, prompts, rotate,
 };
-use crate::rng::Site;
+use crate::rng::{RngKey, Site};
 use crate::{CheckResult, numbers, perturbed_rows};
 
 /// [`perturbed_rows`] of different strengths, of which one in seven has no dropout at the MLP.
@@ -725,11 +725,19 @@ impl KernelCheck {
             let (x, w) =
                 (self.rounded(numbers(rows * width, 22)), self.rounded(numbers(vocab * width, 23)));
             let map = CudaLinear::from_output_major(&self.cuda, width, vocab, &w, None)?;
+            // Odd rows have Gumbel noise at a temperature of 0.5.
+            let key = |r: usize| RngKey { seed: 5, question: 1, trajectory: r as u32, position: 9 };
+            let noise = |r: usize| {
+                let row = RowPerturbation { key: key(r), strength: 0.5, sites: SiteSet::GUMBEL };
+                (r % 2 == 1).then_some(row)
+            };
+            let noise =
+                CudaPerturbedRows::new(&self.cuda, &(0..rows).map(noise).collect::<Vec<_>>())?;
             let (got, argmax) = topk::top_k_mixture(
                 &CudaTensor::from_host(&self.cuda, rows, width, &x)?,
                 &map,
                 &map,
-                k,
+                CudaMixture { k, noise: Some(&noise) },
             )?;
             let (mut expected, mut wrong) = (Vec::new(), 0);
             for r in 0..rows {
@@ -742,10 +750,17 @@ impl KernelCheck {
                 scored.sort_by(|a, b| b.1.total_cmp(&a.1));
                 scored.truncate(k);
                 wrong += usize::from(scored[0].0 != argmax[r] as usize);
-                let total: f64 = scored.iter().map(|s| (s.1 - scored[0].1).exp()).sum();
-                let weight = |s: &(usize, f64), c: usize| {
-                    (s.1 - scored[0].1).exp() / total * f64::from(w[s.0 * width + c])
+                let temperature = if r % 2 == 1 {
+                    scored.iter_mut().for_each(|s| s.1 += f64::from(key(r).gumbel(s.0)));
+                    0.5
+                } else {
+                    1.0
                 };
+                let largest = scored.iter().map(|s| s.1).fold(f64::NEG_INFINITY, f64::max);
+                let exp = |s: &(usize, f64)| ((s.1 - largest) / temperature).exp();
+                let total: f64 = scored.iter().map(exp).sum();
+                let weight =
+                    |s: &(usize, f64), c: usize| exp(s) / total * f64::from(w[s.0 * width + c]);
                 expected
                     .extend((0..width).map(|c| scored.iter().map(|s| weight(s, c)).sum::<f64>()));
             }

@@ -322,7 +322,14 @@ fn logits(cuda: &CudaDevice) -> CheckResult {
         );
         report_flops(
             &format!("mixture {rows} x {width} -> {vocab}, k 10"),
-            time(cuda, || topk::top_k_mixture(&x, &head, &head, 10))?,
+            time(cuda, || {
+                topk::top_k_mixture(
+                    &x,
+                    &head,
+                    &head,
+                    crate::cuda::args::CudaMixture { k: 10, noise: None },
+                )
+            })?,
             flops,
         );
     }

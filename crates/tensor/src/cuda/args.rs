@@ -30,6 +30,13 @@ pub(crate) struct CudaAttentionBackward<'a> {
     pub(crate) dout: &'a CudaTensor,
 }
 
+/// How a mixture's tokens are weighted; see [`crate::ops::TopKMixture`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaMixture<'a> {
+    pub(crate) k: usize,
+    pub(crate) noise: Option<&'a CudaPerturbedRows>,
+}
+
 /// What attention's launches depend on besides the contents of its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MetadataExtent {

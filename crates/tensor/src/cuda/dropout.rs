@@ -26,7 +26,9 @@ struct DeviceRowPerturbation {
     question: u32,
     sites: u32,
     threshold: u32, // dropout: smaller words are dropped
-    scale: f32,     // dropout: the factor of what is kept; noise: the standard deviation
+    // Dropout: the factor of what is kept; noise: the standard deviation; Gumbel noise: the
+    // temperature.
+    scale: f32,
 }
 
 impl CudaPerturbedRows {
@@ -46,12 +48,17 @@ impl CudaPerturbedRows {
     pub(crate) fn pointer(&self) -> u64 {
         self.buffer.pointer()
     }
+
+    /// The device address of a row's perturbation; the others follow.
+    pub(crate) fn at(&self, row: usize) -> u64 {
+        self.pointer() + (row * size_of::<DeviceRowPerturbation>()) as u64
+    }
 }
 
 impl From<RowPerturbation> for DeviceRowPerturbation {
     fn from(RowPerturbation { key, strength, sites }: RowPerturbation) -> Self {
         let (seed, [position, trajectory, question]) = key.key_and_counter();
-        let (threshold, scale) = if sites.contains(Site::Noise) {
+        let (threshold, scale) = if sites.contains(Site::Noise) || sites.contains(Site::Gumbel) {
             (0, strength)
         } else {
             (drop_threshold(strength), keep_scale(strength))

@@ -114,7 +114,9 @@ struct RowPerturbation {
     u32 seed_low, seed_high, position, trajectory, question;
     u32 sites;      // bit s: at site s
     u32 threshold;  // dropout: random words below it are dropped
-    float scale;    // dropout: the factor of what is kept; noise: the standard deviation
+    // Dropout: the factor of what is kept; noise: the standard deviation; Gumbel noise: the
+    // temperature.
+    float scale;
 };
 
 // Whether a row is perturbed at a site; `site` is the site word of rng.rs: site << 26 | layer

@@ -104,13 +104,21 @@ __device__ __forceinline__ void insert(u64 (&held)[HELD], u64 x) {
     }
 }
 
+// Standard Gumbel noise for a token, as in rng.rs: in double, so that devices agree after rounding.
+__device__ __forceinline__ float gumbel(const RowPerturbation& row, u32 site, u32 token) {
+    const uint4 w = bits(row, site, token / 4);
+    const u32 word = token % 4 == 0 ? w.x : token % 4 == 1 ? w.y : token % 4 == 2 ? w.z : w.w;
+    return (float)-log(-log(((double)word + 0.5) / 4294967296.0));
+}
+
 // The top k logits of each row, the softmax over them, and the sum of their table rows weighted by
-// it; best[r] is the argmax. Memory-bound: the logits are read once, while each thread keeps the
-// HELD largest of its columns; then k rounds of block-wide maxima. A thread reads its columns again
-// only if all that it held has won.
+// it; best[r] is the argmax. Rows that `noise` (if any) perturbs at `site` have Gumbel noise on
+// these k logits, and its scale as the temperature. Memory-bound: the logits are read once, while
+// each thread keeps the HELD largest of its columns; then k rounds of block-wide maxima. A thread
+// reads its columns again only if all that it held has won.
 extern "C" __global__ void __launch_bounds__(512)
     top_k_mixture(const float* logits, u32 stride, u32 cols, const float* bias, u32 k,
-                  const void* table, int type, u32 width, float* out, u64* best) {
+                  const RowPerturbation* noise, u32 site, const void* table, int type, u32 width, float* out, u64* best) {
     __shared__ u64 scratch[16];
     __shared__ u64 won[MAX_K];
     __shared__ float weight[MAX_K];
@@ -138,12 +146,17 @@ extern "C" __global__ void __launch_bounds__(512)
     __syncthreads();
     if (threadIdx.x == 0) {
         best[blockIdx.x] = count ? won[0] : ~0ull;  // all NaN: token 0
-        float total = 0.0f, largest = 0.0f;
+        const bool noisy = noise && is_perturbed(noise[blockIdx.x], site);
+        const float temperature = noisy ? noise[blockIdx.x].scale : 1.0f;
+        float total = 0.0f, largest = -INF;
         for (u32 i = 0; i < count; i++) {
             u32 token = ~(u32)won[i];
-            float x = row[token] + (bias ? bias[token] : 0.0f);
-            if (i == 0) largest = x;
-            weight[i] = expf(x - largest);
+            weight[i] = row[token] + (bias ? bias[token] : 0.0f);
+            if (noisy) weight[i] += gumbel(noise[blockIdx.x], site, token);
+            largest = fmaxf(largest, weight[i]);
+        }
+        for (u32 i = 0; i < count; i++) {
+            weight[i] = expf((weight[i] - largest) / temperature);
             total += weight[i];
         }
         for (u32 i = 0; i < count; i++) weight[i] /= total;

@@ -1,11 +1,13 @@
 //! Argmax and top-k of logits, which are reduced in the GEMM or chunk by chunk.
 
+use super::args::CudaMixture;
 use super::blas::{BlasEpilogue, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::linear::{CudaLinear, ROW_ALIGNMENT};
 use super::memory::DeviceBuffer;
 use super::readback::{Readback, ReadbackBuffer};
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm};
+use crate::rng::{Site, site_word};
 
 /// Bytes of logits in memory at a time.
 const CHUNK_BYTES: usize = 512 << 20;
@@ -98,7 +100,7 @@ pub(crate) fn top_k_mixture(
     x: &CudaTensor,
     head: &CudaLinear,
     table: &CudaLinear,
-    k: usize,
+    CudaMixture { k, noise }: CudaMixture<'_>,
 ) -> Result<(CudaTensor, Vec<u32>), CudaError> {
     assert!((1..=MAX_K).contains(&k), "mixture: of {k} tokens, at most {MAX_K}");
     assert!(
@@ -107,6 +109,10 @@ pub(crate) fn top_k_mixture(
         table.outputs(),
         head.outputs()
     );
+    if let Some(noise) = noise {
+        let count = noise.rows();
+        assert_eq!(count, x.rows(), "mixture: {count} perturbations for {} rows", x.rows());
+    }
     let (width, matrix) = (table.inputs(), table.matrix());
     let out = CudaTensor::uninit(x.cuda(), x.rows(), width, CudaDtype::F32)?;
     let best = RowWords::new(x.cuda(), x.rows())?;
@@ -114,12 +120,15 @@ pub(crate) fn top_k_mixture(
         let config = LaunchConfig::new(chunk.rows, 512);
         let bias = head.padded_bias().map_or(0, DeviceBuffer::pointer);
         let into = out.pointer() + (chunk.first * width * 4) as u64;
+        let noise = noise.map_or(0, |noise| noise.at(chunk.first));
         let arguments = kernel_args![
             chunk.logits,
             int(head.matrix().rows()),
             int(head.outputs()),
             bias,
             int(k),
+            noise,
+            site_word(0, Site::Gumbel),
             matrix.pointer(),
             matrix.dtype(),
             int(width),
@@ -127,7 +136,7 @@ pub(crate) fn top_k_mixture(
             best.at(chunk.first),
         ];
         // SAFETY: as in `argmax_rows`; every token is a row of the table; out has as many rows as
-        // x.
+        // x, and so has the noise, if there is any.
         unsafe { x.cuda().launch("top_k_mixture", config, arguments) }
     })?;
     // The largest logit in an order-preserving form, then its index inverted; 0 is none.

@@ -22,11 +22,12 @@ impl PerturbedRows {
     /// Copies them to the device.
     ///
     /// # Panics
-    /// If a row has both dropout and noise: its strength is of one of them.
+    /// If a row has two of dropout, noise and Gumbel noise: its strength is of one of them.
     pub fn new(device: &Device, rows: Vec<Option<RowPerturbation>>) -> Result<Self, DeviceError> {
-        let dropout = SiteSet::DROPOUT.union(SiteSet::LORA);
+        let kinds = [SiteSet::DROPOUT.union(SiteSet::LORA), SiteSet::NOISE, SiteSet::GUMBEL];
         let is_mixed = |row: &RowPerturbation| {
-            row.sites.contains(Site::Noise) && !row.sites.intersection(dropout).is_empty()
+            let has = |kind: &&SiteSet| !row.sites.intersection(**kind).is_empty();
+            kinds.iter().filter(has).count() > 1
         };
         assert!(!rows.iter().flatten().any(is_mixed), "a row has both dropout and noise");
         let on_gpu = match device.backend() {

@@ -51,4 +51,7 @@ pub use rows::{
     scatter_add, select,
 };
 pub use sample::{TokenDraw, TokenSampling, sample_tokens};
-pub use topk::{PendingTokens, TokenLogprob, argmax, greedy_tokens, top_k, top_k_mixture};
+pub use topk::{
+    PendingTokens, TokenLogprob, TopKMixture, argmax, greedy_tokens, top_k, top_k_mixture,
+    top_tokens,
+};

@@ -1,9 +1,12 @@
 //! Argmax and top-k of logits that are not stored.
 
-use super::{Activation, Linear, OutputDtype, linear, lookup, select};
-use crate::cpu::topk;
+use rayon::prelude::*;
+
+use super::{Activation, Linear, OutputDtype, PerturbedRows, linear, lookup, select};
+use crate::cpu::topk::{self, RowMax};
 use crate::device::Backend;
-use crate::{Device, DeviceError, Tensor, cuda};
+use crate::rng::Site;
+use crate::{Device, DeviceError, Isa, Tensor, cuda};
 
 /// The indices and values of the `k` largest elements of a row, in descending order; the lower
 /// index first among equals.
@@ -120,17 +123,66 @@ pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, Dev
 /// Rows of logits computed at a time where whole rows are stored.
 pub(super) const LOGIT_ROWS: usize = 64;
 
+/// The `k` most probable tokens of each row of x (rows, inputs) under softmax(x W + b), with their
+/// log-probabilities: in descending order, the lower index first among equals. A NaN logit is no
+/// token's, and makes the row's log-probabilities NaN.
+///
+/// It needs whole rows of logits. A GPU's are copied to the host some rows at a time.
+pub fn top_tokens(
+    device: &Device,
+    x: &Tensor,
+    map: &Linear,
+    k: usize,
+) -> Result<Vec<Vec<TokenLogprob>>, DeviceError> {
+    let isa = device.isa().unwrap_or_else(Isa::detect);
+    let mut tokens = Vec::with_capacity(x.rows());
+    for start in (0..x.rows()).step_by(LOGIT_ROWS) {
+        let chunk: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
+        let (x, mut logits) = (select(device, [x], &chunk)?, Tensor::default());
+        linear(device, &x, map, Activation::None, OutputDtype::F32, &mut logits)?;
+        let logits = logits.to_host()?;
+        tokens.par_extend((0..chunk.len()).into_par_iter().map(|r| {
+            let max = RowMax::from_logits(isa, logits.row(r));
+            let with_logprob = |(token, logit): (usize, f32)| TokenLogprob {
+                token: token as u32,
+                logprob: max.logprob(logit),
+            };
+            top_k(logits.row(r), k).into_iter().map(with_logprob).collect()
+        }));
+    }
+    Ok(tokens)
+}
+
+/// Mixtures of token embeddings.
+#[derive(Clone, Copy, Debug)]
+pub struct TopKMixture<'a> {
+    /// Gives the logits.
+    pub head: &'a Linear,
+    /// The embeddings; the head itself where the two are tied.
+    pub table: &'a Linear,
+    /// Tokens of each mixture.
+    pub k: usize,
+    /// For rows that are perturbed at [`Site::Gumbel`], weights are softmax((logits + Gumbel
+    /// noise) / strength) over the same `k` tokens. (rows)
+    pub noise: Option<&'a PerturbedRows>,
+}
+
 /// For each row of x the sum of the top `k` tokens' embeddings, weighted by the softmax over those
-/// `k`: (rows, width); and the argmax. `table` is the head itself where the two are tied.
+/// `k`: (rows, width); and the argmax of the logits without noise.
 pub fn top_k_mixture(
     device: &Device,
     x: &Tensor,
-    head: &Linear,
-    table: &Linear,
-    k: usize,
+    mixture: TopKMixture<'_>,
 ) -> Result<(Tensor, Vec<u32>), DeviceError> {
+    let TopKMixture { head, table, k, noise } = mixture;
+    if let Some(noise) = noise {
+        let count = noise.rows().len();
+        assert_eq!(count, x.rows(), "mixture: {count} perturbations for {} rows", x.rows());
+    }
     if let Backend::Cuda(_) = device.backend() {
-        let (mixtures, argmax) = cuda::topk::top_k_mixture(x.gpu(), head.gpu(), table.gpu(), k)?;
+        let weights = cuda::args::CudaMixture { k, noise: noise.map(PerturbedRows::gpu) };
+        let (mixtures, argmax) =
+            cuda::topk::top_k_mixture(x.gpu(), head.gpu(), table.gpu(), weights)?;
         return Ok((mixtures.into(), argmax));
     }
     let (mut mixtures, mut argmax) =
@@ -141,7 +193,12 @@ pub fn top_k_mixture(
         let x = select(device, [x], &rows)?;
         linear(device, &x, head, Activation::None, OutputDtype::F32, &mut logits)?;
         for r in 0..rows.len() {
-            let best = softmax(top_k(logits.row(r), k));
+            let mut best = top_k(logits.row(r), k);
+            let noise = noise.and_then(|noise| noise.at(rows[r], Site::Gumbel));
+            if let Some(row) = noise {
+                best.iter_mut().for_each(|(token, x)| *x += row.key.gumbel(*token));
+            }
+            let best = softmax(best, noise.map_or(1.0, |row| row.strength));
             let tokens: Vec<u32> = best.iter().map(|&(token, _)| token as u32).collect();
             let embeddings = lookup(device, table, &tokens)?;
             let mut mixture = vec![0.0; table.inputs()];
@@ -155,9 +212,9 @@ pub fn top_k_mixture(
     Ok((mixtures, argmax))
 }
 
-fn softmax(mut scored: Vec<(usize, f32)>) -> Vec<(usize, f32)> {
-    let largest = scored.first().map_or(0.0, |&(_, x)| x);
-    scored.iter_mut().for_each(|(_, x)| *x = (*x - largest).exp());
+fn softmax(mut scored: Vec<(usize, f32)>, temperature: f32) -> Vec<(usize, f32)> {
+    let largest = scored.iter().map(|&(_, x)| x).reduce(f32::max).unwrap_or(0.0);
+    scored.iter_mut().for_each(|(_, x)| *x = ((*x - largest) / temperature).exp());
     let total: f32 = scored.iter().map(|(_, x)| x).sum();
     scored.iter_mut().for_each(|(_, x)| *x /= total);
     scored

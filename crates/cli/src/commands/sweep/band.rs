@@ -17,13 +17,14 @@ pub struct RecommendedBand {
 }
 
 impl RecommendedBand {
-    /// The band for an architecture; the paper gives none for Qwen.
-    pub fn for_architecture(architecture: Architecture, noise: bool) -> Option<Self> {
-        let (low, high) = match (architecture, noise) {
-            (Architecture::Gpt2, false) => (0.1, 0.3),
-            (Architecture::Gpt2, true) => (0.5, 0.7),
-            (Architecture::Llama, _) => (0.01, 0.03),
-            (Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl, _) => return None,
+    /// The band of a sampler for an architecture; the paper gives none for Qwen, and none for
+    /// samplers other than dropout and noise.
+    pub fn of_sampler(architecture: Architecture, kind: &str) -> Option<Self> {
+        let (low, high) = match (architecture, kind) {
+            (Architecture::Gpt2, "dropout") => (0.1, 0.3),
+            (Architecture::Gpt2, "noise") => (0.5, 0.7),
+            (Architecture::Llama, "dropout" | "noise") => (0.01, 0.03),
+            _ => return None,
         };
         Some(Self { low, high, contains_best: false, contains_as_good: false })
     }
@@ -40,9 +41,10 @@ mod tests {
 
     #[test]
     fn band_includes_its_ends() {
-        let band = RecommendedBand::for_architecture(Architecture::Gpt2, false).unwrap();
+        let band = RecommendedBand::of_sampler(Architecture::Gpt2, "dropout").unwrap();
         assert!([0.1, 0.2, 0.3].iter().all(|p| band.contains(*p)));
         assert!([0.0, 0.09, 0.31].iter().all(|p| !band.contains(*p)));
-        assert_eq!(RecommendedBand::for_architecture(Architecture::Qwen3, true), None);
+        assert_eq!(RecommendedBand::of_sampler(Architecture::Qwen3, "noise"), None);
+        assert_eq!(RecommendedBand::of_sampler(Architecture::Llama, "gumbel"), None);
     }
 }

@@ -61,7 +61,11 @@ fn point_label(point: &SweepPointSummary) -> String {
     let text = |key: &str| point.sampler[key].as_str().unwrap_or_default();
     match text("kind") {
         "noise" => format!("noise sigma={}", point.strength),
-        "dropout" => format!("dropout p={} {} {}", point.strength, text("sites"), text("scope")),
+        "gumbel" => format!("gumbel tau={}", point.strength),
+        "dropout" => {
+            let [sites, scope, mask] = ["sites", "scope", "mask"].map(text);
+            format!("dropout p={} {sites} {scope} {mask}", point.strength).trim_end().to_owned()
+        }
         // Dropout with p = 0 is recorded as the sampler `none`.
         kind => format!("{kind} {}", point.strength),
     }

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use latent_tts::engine::reference::{self, RandomSource, ReferenceRun};
 use latent_tts::engine::{Prompt, RecordedNoise};
 use latent_tts::{
-    DropoutScope, DropoutSites, LatentLength, Perturbation, Probability, Reasoner, RewardModel,
+    DropoutScope, DropoutSites, LatentLength, MaskLifetime, Perturbation, Probability, Reasoner,
+    RewardModel,
 };
 use model::LatentHead;
 use serde::Serialize;
@@ -319,12 +320,18 @@ fn reference_params<'a>(
     };
     let p = Probability::new(meta.p).context("golden.json: `p` is not in [0, 1)")?;
     let perturbation = match run {
-        "dropout" => {
-            Perturbation::Dropout { p, sites: DropoutSites::BOTH, scope: DropoutScope::Thoughts }
-        }
-        "dropout_mlp" => {
-            Perturbation::Dropout { p, sites: DropoutSites::MLP, scope: DropoutScope::Thoughts }
-        }
+        "dropout" => Perturbation::Dropout {
+            p,
+            sites: DropoutSites::BOTH,
+            scope: DropoutScope::Thoughts,
+            mask: MaskLifetime::Step,
+        },
+        "dropout_mlp" => Perturbation::Dropout {
+            p,
+            sites: DropoutSites::MLP,
+            scope: DropoutScope::Thoughts,
+            mask: MaskLifetime::Step,
+        },
         "noise" => Perturbation::Gaussian { std: meta.std },
         _ => Perturbation::None,
     };

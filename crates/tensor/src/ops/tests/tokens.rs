@@ -166,13 +166,34 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
             expected,
             "{device:?}"
         );
+        // Every third row has Gumbel noise.
+        let key = |r: usize| RngKey { seed: 3, question: 2, trajectory: r as u32, position: 8 };
+        let (tau, is_noisy) = (0.7, |r: usize| r % 3 == 1);
+        let noise =
+            |r: usize| RowPerturbation { key: key(r), strength: tau, sites: SiteSet::GUMBEL };
+        let noise = (0..rows).map(|r| is_noisy(r).then(|| noise(r))).collect();
+        let noise = PerturbedRows::new(&device, noise).unwrap();
+        let mixture = TopKMixture { head: &map, table: &map, k: 3, noise: Some(&noise) };
         let (mixed, argmax_tokens) =
-            device.run(|| top_k_mixture(&device, &upload(&device, &x), &map, &map, 3)).unwrap();
+            device.run(|| top_k_mixture(&device, &upload(&device, &x), mixture)).unwrap();
         assert_eq!(argmax_tokens, expected, "{device:?}");
         let mixed = mixed.to_host().unwrap();
+        let clean = TopKMixture { noise: None, ..mixture };
+        let (clean, _) =
+            device.run(|| top_k_mixture(&device, &upload(&device, &x), clean)).unwrap();
+        let clean = clean.to_host().unwrap();
         for r in 0..rows {
-            let best = top_k(logits.row(r), 3);
-            let weights: Vec<f32> = best.iter().map(|(_, x)| (x - best[0].1).exp()).collect();
+            assert_eq!(clean.row(r) != mixed.row(r), is_noisy(r), "{device:?} row {r}");
+            let mut best = top_k(logits.row(r), 3);
+            let temperature = if is_noisy(r) {
+                best.iter_mut().for_each(|(token, x)| *x += key(r).gumbel(*token));
+                tau
+            } else {
+                1.0
+            };
+            let largest = best.iter().map(|(_, x)| *x).fold(f32::MIN, f32::max);
+            let weights: Vec<f32> =
+                best.iter().map(|(_, x)| ((x - largest) / temperature).exp()).collect();
             let total: f32 = weights.iter().sum();
             let one = |k: usize| {
                 best.iter()

@@ -1,0 +1,255 @@
+//! Does a reasoner use its thoughts? The greedy run of each question, with its thoughts replaced.
+//!
+//! A clean run gives every question's thoughts and answer. A second run feeds the replacements, as
+//! trajectories of one request per question, so that a prompt is passed once for all of them. The
+//! number of thoughts stays the clean run's. Keys and values at the thoughts' positions follow from
+//! what is fed; those of the prompt are the same.
+
+use std::num::NonZeroUsize;
+
+use dataset::Question;
+use engine::{Engine, EngineError, LatentLength, Perturbation, Reply, Request, SamplingParams};
+use record::{AblatedAnswer, AblatedQuestion, Ablation, AblationKind};
+use report::interval::Bootstrap;
+use tensor::Tensor;
+use tensor::rng::{RngKey, Site};
+
+use crate::{Error, grade};
+
+/// Replaces the thoughts of a reasoner's greedy runs.
+#[derive(Clone, Debug)]
+pub struct Ablator<'a> {
+    /// What thoughts are replaced with; each once.
+    pub kinds: &'a [AblationKind],
+    /// Lengths and limits, as in the run whose thoughts are in question. Samples and perturbation
+    /// have no effect; the seed is that of the shuffled orders.
+    pub params: SamplingParams,
+}
+
+impl Ablator<'_> {
+    /// Refuses a model without thoughts.
+    pub fn check(&self, engine: &Engine) -> Result<(), Error> {
+        let family = engine.reasoner().method.family;
+        match self.params.length {
+            LatentLength::None if !self.kinds.is_empty() => {
+                Err(EngineError::NothingToReplace { family }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs all questions clean and with each replacement. Holds the thoughts of all questions in
+    /// memory: (thoughts, width) floats each.
+    pub fn run(&self, engine: &Engine, questions: &[Question]) -> Result<Ablation, Error> {
+        self.check(engine)?;
+        let engine = engine.clone().without_reward_model();
+        let request = |question| grade::request(question, self.greedy_params(1));
+        let clean = replies(&engine, questions.iter().map(request).collect())?;
+        let thoughts: Vec<Tensor> =
+            clean.iter().map(|reply| reply.trajectories[0].latents.clone()).collect();
+        let replacements = Replacements::new(questions, &thoughts, self.params.seed);
+        let forced = |(i, question): (usize, &Question)| {
+            let thoughts = self.kinds.iter().map(|&kind| replacements.of(kind, i));
+            Request {
+                forced_thoughts: thoughts.collect(),
+                ..grade::request(question, self.greedy_params(self.kinds.len()))
+            }
+        };
+        let ablated = if self.kinds.is_empty() {
+            clean.clone()
+        } else {
+            replies(&engine, questions.iter().enumerate().map(forced).collect())?
+        };
+        let answer = |question: &Question, reply: &Reply, k: usize| {
+            let record = grade::trajectory_record(question, &reply.trajectories[k]);
+            AblatedAnswer { answer: record.answer, correct: record.correct }
+        };
+        let rows = questions.iter().zip(clean.iter().zip(&ablated));
+        let rows = rows.map(|(question, (clean, ablated))| AblatedQuestion {
+            id: question.id,
+            thoughts: clean.trajectories[0].thoughts as u32,
+            clean: answer(question, clean, 0),
+            ablated: (0..self.kinds.len()).map(|k| answer(question, ablated, k)).collect(),
+        });
+        let seed = self.params.seed;
+        Ok(report::ablation::measure(self.kinds, rows.collect(), seed, &Bootstrap::default()))
+    }
+
+    /// So many trajectories without any perturbation.
+    fn greedy_params(&self, samples: usize) -> SamplingParams {
+        SamplingParams {
+            samples: NonZeroUsize::new(samples).unwrap_or(NonZeroUsize::MIN),
+            greedy: false,
+            adaptive: None,
+            beam: None,
+            perturbation: Perturbation::None,
+            ..self.params
+        }
+    }
+}
+
+/// The replies of all requests; the first that fails ends the run.
+fn replies(engine: &Engine, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
+    let mut replies = Vec::with_capacity(requests.len());
+    engine.run(&requests, |_, reply| -> Result<(), Error> {
+        replies.push(reply?);
+        Ok(())
+    })?;
+    Ok(replies)
+}
+
+/// The thoughts of all questions, and what they are replaced with. A question without thoughts is
+/// left as it is.
+struct Replacements<'a> {
+    questions: &'a [Question],
+    /// (thoughts, width) of each question.
+    thoughts: &'a [Tensor],
+    /// The mean over the questions that have a thought at a position: (positions, width).
+    mean: Tensor,
+    seed: u64,
+}
+
+impl<'a> Replacements<'a> {
+    fn new(questions: &'a [Question], thoughts: &'a [Tensor], seed: u64) -> Self {
+        Self { questions, thoughts, mean: mean_thoughts(thoughts), seed }
+    }
+
+    /// The thoughts to feed question `i`, as many as it has.
+    fn of(&self, kind: AblationKind, i: usize) -> Tensor {
+        let own = &self.thoughts[i];
+        let count = own.rows();
+        match kind {
+            AblationKind::Zero => Tensor::zeros(count, own.cols()),
+            AblationKind::Mean => self.mean.select(0..count),
+            AblationKind::Freeze => own.select((0..count).map(|_| 0)),
+            AblationKind::Shuffle => {
+                own.select(shuffled(self.questions[i].id, self.seed, count).into_iter())
+            }
+            AblationKind::Swap => {
+                let donor = &self.thoughts[donor(self.thoughts, i)];
+                // A donor with fewer thoughts begins again.
+                donor.select((0..count).map(|t| t % donor.rows().max(1)))
+            }
+        }
+    }
+}
+
+/// Whose thoughts question `i` gets: those of the next question that has any, the first one after
+/// the last. Among the questions with thoughts this is a derangement, unless there is but one.
+fn donor(thoughts: &[Tensor], i: usize) -> usize {
+    let after = (1..=thoughts.len()).map(|step| (i + step) % thoughts.len());
+    after.into_iter().find(|&j| thoughts[j].rows() > 0).unwrap_or(i)
+}
+
+/// The order in which a question's thoughts are fed: a permutation of `0..count` that is not the
+/// identity, where there is one. Each draw is named by seed, question and position; orders that
+/// are the identity are drawn again under the next trajectory number.
+fn shuffled(question: u32, seed: u64, count: usize) -> Vec<usize> {
+    let identity: Vec<usize> = (0..count).collect();
+    if count < 2 {
+        return identity;
+    }
+    let order = |attempt: u32| {
+        let mut order = identity.clone();
+        for last in (1..count).rev() {
+            let key = RngKey { seed, question, trajectory: attempt, position: last as u32 };
+            order.swap(last, key.uniform_int(Site::Order, 0, last));
+        }
+        order
+    };
+    // Each attempt is the identity with probability at most a half.
+    (0..64).map(order).find(|order| *order != identity).unwrap_or_else(|| {
+        let mut rotated = identity.clone();
+        rotated.rotate_left(1);
+        rotated
+    })
+}
+
+/// The mean thought at each position, summed in f64 in the order of the questions.
+fn mean_thoughts(thoughts: &[Tensor]) -> Tensor {
+    let width = thoughts.iter().map(Tensor::cols).max().unwrap_or(0);
+    let positions = thoughts.iter().map(Tensor::rows).max().unwrap_or(0);
+    let mut mean = Tensor::zeros(0, width);
+    for t in 0..positions {
+        let mut sum = vec![0.0; width];
+        let with_thought = thoughts.iter().filter(|own| own.rows() > t);
+        let count = with_thought.clone().count() as f64;
+        for own in with_thought {
+            sum.iter_mut().zip(own.row(t)).for_each(|(sum, &x)| *sum += f64::from(x));
+        }
+        mean.push(&sum.iter().map(|sum| (sum / count) as f32).collect::<Vec<_>>());
+    }
+    mean
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn thoughts(counts: &[usize]) -> Vec<Tensor> {
+        let own = |(i, &count): (usize, &usize)| {
+            let data = (0..2 * count).map(|x| (100 * i + x) as f32).collect();
+            Tensor::from_vec(count, 2, data)
+        };
+        counts.iter().enumerate().map(own).collect()
+    }
+
+    #[test]
+    fn swapping_is_a_derangement() {
+        for counts in [&[1, 2, 3][..], &[2; 2], &[0, 4, 0, 1, 2, 0], &[3; 17]] {
+            let thoughts = thoughts(counts);
+            let with = (0..counts.len()).filter(|&i| counts[i] > 0);
+            let donors: BTreeSet<usize> = with.clone().map(|i| donor(&thoughts, i)).collect();
+            assert_eq!(donors, with.clone().collect(), "{counts:?}");
+            assert!(with.clone().all(|i| donor(&thoughts, i) != i), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn shuffled_orders_are_permutations_other_than_the_identity() {
+        let mut seen = BTreeSet::new();
+        for question in 0..200 {
+            let order = shuffled(question, 7, 3);
+            assert_ne!(order, [0, 1, 2]);
+            assert_eq!(BTreeSet::from_iter(order.clone()).len(), 3);
+            assert_eq!(order, shuffled(question, 7, 3), "deterministic");
+            seen.insert(order);
+        }
+        assert_eq!(seen.len(), 5, "all other orders occur");
+        assert_eq!(shuffled(0, 0, 2), [1, 0]);
+        assert_eq!(shuffled(0, 0, 1), [0]);
+        assert_eq!(shuffled(0, 0, 0), [0; 0]);
+    }
+
+    #[test]
+    fn replacements_have_as_many_thoughts_as_the_question() {
+        let thoughts = thoughts(&[3, 1, 0, 2]);
+        let questions: Vec<Question> = (0..4)
+            .map(|id| Question {
+                id,
+                kind: answer::AnswerKind::Number,
+                text: String::new(),
+                gold: String::new(),
+                steps: Vec::new(),
+            })
+            .collect();
+        let all = Replacements::new(&questions, &thoughts, 0);
+        for kind in AblationKind::ALL {
+            for (i, own) in thoughts.iter().enumerate() {
+                assert_eq!(all.of(kind, i).rows(), own.rows(), "{kind} of question {i}");
+            }
+        }
+        // Position 1 is that of questions 0 and 3, position 2 that of question 0.
+        assert_eq!(all.of(AblationKind::Mean, 0).row(1), [152.0, 153.0]);
+        assert_eq!(all.of(AblationKind::Mean, 0).row(2), [4.0, 5.0]);
+        assert_eq!(all.of(AblationKind::Freeze, 0).row(2), thoughts[0].row(0));
+        assert_eq!(all.of(AblationKind::Zero, 3).data(), [0.0; 4]);
+        assert_eq!(all.of(AblationKind::Shuffle, 3), thoughts[3].select([1, 0].into_iter()));
+        // Question 0 gets the single thought of question 1, three times.
+        assert_eq!(all.of(AblationKind::Swap, 0), thoughts[1].select([0; 3].into_iter()));
+        // Question 2 has none; question 1 gets the first of question 3's.
+        assert_eq!(all.of(AblationKind::Swap, 1), thoughts[3].select([0].into_iter()));
+    }
+}
