@@ -23,8 +23,8 @@ pub use diversity::StepDiversity;
 pub use early_stopping::{Confidence, EarlyStop, StopReason, lead_probability, stop_reason};
 pub use ranking::ordered_pairs;
 pub use voting::{
-    Aggregator, AnswerVotes, RewardReduction, VoteParams, best_of, leader, majority, reward, votes,
-    weighted,
+    Aggregator, AnswerVotes, RewardReduction, VoteParams, best_first, best_of, leader, majority,
+    reward, votes, weighted,
 };
 
 /// One sampled trajectory as the voting rules see it.
@@ -43,4 +43,26 @@ pub trait Candidate {
 
     /// The log-probability of the decoded text, if known.
     fn logprob(&self) -> Option<f32>;
+}
+
+impl<T: Candidate> Candidate for &T {
+    fn number(&self) -> u32 {
+        (**self).number()
+    }
+
+    fn answer(&self) -> Option<&str> {
+        (**self).answer()
+    }
+
+    fn process_rewards(&self) -> Option<&[f32]> {
+        (**self).process_rewards()
+    }
+
+    fn outcome_reward(&self) -> Option<f32> {
+        (**self).outcome_reward()
+    }
+
+    fn logprob(&self) -> Option<f32> {
+        (**self).logprob()
+    }
 }

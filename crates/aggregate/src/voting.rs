@@ -245,9 +245,16 @@ pub fn weighted<T: Candidate>(candidates: &[T]) -> Option<usize> {
 
 /// The candidate with the largest reward among those with an answer.
 pub fn best_of<T: Candidate>(candidates: &[T], reduction: RewardReduction) -> Option<usize> {
+    best_first(candidates, reduction).first().copied()
+}
+
+/// The candidates with an answer, from the largest reward to the smallest: of any subset,
+/// [`best_of`] chooses the first in this order.
+pub fn best_first<T: Candidate>(candidates: &[T], reduction: RewardReduction) -> Vec<usize> {
     let reward = |index: usize| reward(&candidates[index], reduction);
-    let answered = answered_by_number(candidates);
-    first_max(answered.into_iter(), |&a, &b| reward(a).total_cmp(&reward(b)))
+    let mut answered = answered_by_number(candidates);
+    answered.sort_by(|&a, &b| reward(b).total_cmp(&reward(a))); // stable: ties by number
+    answered
 }
 
 /// Candidates without a reward count neither in the mean nor in the number of votes.

@@ -1,6 +1,12 @@
-//! Confidence intervals of means over questions: the percentile bootstrap.
+//! 95% confidence intervals of means over questions.
 //!
-//! Questions are resampled with replacement; the interval is the middle 95% of the resampled means.
+//! A share (of questions that are right, say) has Wilson's interval, which is never of width zero:
+//! none of three questions right does not prove that none ever is. Other means and paired
+//! differences have the percentile bootstrap: questions are resampled with replacement, and the
+//! interval is the middle 95% of the resampled means. For differences two imagined questions are
+//! resampled too, one won and one lost; with hundreds of questions they do not matter, and with few
+//! they keep the interval from claiming what so few cannot show.
+//!
 //! The generator is seeded anew for every call, so all metrics of a run use the same resamples and
 //! the intervals are reproducible on every machine.
 
@@ -13,6 +19,33 @@ pub struct Interval {
     pub low: f64,
     /// The upper bound, at least `value`.
     pub high: f64,
+}
+
+/// The 0.975 quantile of the normal distribution.
+const Z: f64 = 1.959_964;
+
+impl Interval {
+    /// The mean of values from 0 to 1, one per question, with Wilson's interval; `None` if there
+    /// are none.
+    ///
+    /// Values between 0 and 1 (means over seeds or subsets) vary less than right and wrong do: the
+    /// number of questions counts as that many more as the variance is smaller.
+    pub fn of_share(values: &[f64]) -> Option<Self> {
+        if values.is_empty() {
+            return None;
+        }
+        let count = values.len() as f64;
+        let value = values.iter().sum::<f64>() / count;
+        let variance = values.iter().map(|x| (x - value).powi(2)).sum::<f64>() / count;
+        let binomial = value * (1.0 - value);
+        // Without any spread (a single question, all alike) nothing is known about it.
+        let effective = if variance > 1e-12 { count * binomial / variance } else { count };
+        let z = Z * Z / effective;
+        let centre = (value + z / 2.0) / (1.0 + z);
+        let half = (z * binomial + z * z / 4.0).sqrt() / (1.0 + z);
+        let (low, high) = (centre - half, centre + half);
+        Some(Self { value, low: low.clamp(0.0, value), high: high.clamp(value, 1.0) })
+    }
 }
 
 /// Parameters of the bootstrap.
@@ -33,25 +66,32 @@ impl Default for Bootstrap {
 impl Bootstrap {
     /// The mean of `values`, one per question, with its interval; `None` if there are none.
     pub fn mean(&self, values: &[f64]) -> Option<Interval> {
+        self.resample(values, &[])
+    }
+
+    /// The mean of differences of accuracies, one per question, with its interval; `None` if there
+    /// are none.
+    pub fn difference(&self, values: &[f64]) -> Option<Interval> {
+        self.resample(values, &[1.0, -1.0])
+    }
+
+    /// The mean of `values`, with the interval of `values` and `imagined`.
+    fn resample(&self, values: &[f64], imagined: &[f64]) -> Option<Interval> {
         if values.is_empty() {
             return None;
         }
+        let value = values.iter().sum::<f64>() / values.len() as f64;
+        let all = [values, imagined].concat();
         let mut rng = SplitMix64(self.seed);
-        let mut means: Vec<f64> = (0..self.resamples)
-            .map(|_| mean(values.len(), || values[rng.below(values.len())]))
-            .collect();
+        let mut resampled = || all.iter().map(|_| all[rng.below(all.len())]).sum::<f64>();
+        let mut means: Vec<f64> =
+            (0..self.resamples).map(|_| resampled() / all.len() as f64).collect();
         means.sort_by(f64::total_cmp);
-        let mut questions = values.iter().copied();
-        let value = mean(values.len(), || questions.next().unwrap_or_default());
         // With few questions or resamples the middle 95% may exclude the mean itself.
         let low = quantile(&means, 0.025).unwrap_or(value).min(value);
         let high = quantile(&means, 0.975).unwrap_or(value).max(value);
         Some(Interval { value, low, high })
     }
-}
-
-fn mean(count: usize, mut next: impl FnMut() -> f64) -> f64 {
-    (0..count).map(|_| next()).sum::<f64>() / count as f64
 }
 
 /// The q-quantile of sorted values, linearly interpolated.
@@ -62,7 +102,7 @@ fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
 }
 
 /// The SplitMix64 generator (Steele, Lea and Flood, 2014).
-struct SplitMix64(u64);
+pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
     fn next(&mut self) -> u64 {
@@ -74,7 +114,7 @@ impl SplitMix64 {
     }
 
     /// A random number below `n`: the high half of a 128-bit product.
-    fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
 }
@@ -109,6 +149,35 @@ mod tests {
         assert_eq!(interval.value, 0.5);
         assert!((interval.low - 0.451).abs() < 0.004, "{interval:?}");
         assert!((interval.high - 0.549).abs() < 0.004, "{interval:?}");
+    }
+
+    #[test]
+    fn shares_have_wilsons_interval() {
+        // 3 of 10, as tabulated by Wilson's formula.
+        let values: Vec<f64> = (0..10).map(|i| f64::from(u8::from(i < 3))).collect();
+        let interval = Interval::of_share(&values).unwrap();
+        assert!((interval.low - 0.1078).abs() < 1e-4, "{interval:?}");
+        assert!((interval.high - 0.6032).abs() < 1e-4, "{interval:?}");
+        let none = Interval::of_share(&[0.0; 3]).unwrap();
+        assert_eq!((none.value, none.low), (0.0, 0.0));
+        assert!((none.high - 0.5615).abs() < 1e-4, "{none:?}");
+        let all = Interval::of_share(&[1.0; 3]).unwrap();
+        assert_eq!((all.value, all.high), (1.0, 1.0));
+        assert!((all.low - 0.4385).abs() < 1e-4, "{all:?}");
+        assert_eq!(Interval::of_share(&[]), None);
+        // Half right by every question: twice as many seeds say more than right and wrong do.
+        let halves = Interval::of_share(&[0.4, 0.6, 0.4, 0.6]).unwrap();
+        let wholes = Interval::of_share(&[0.0, 1.0, 0.0, 1.0]).unwrap();
+        assert!(halves.high - halves.low < wholes.high - wholes.low);
+    }
+
+    #[test]
+    fn differences_admit_what_they_cannot_know() {
+        let bootstrap = Bootstrap::default();
+        let few = bootstrap.difference(&[0.0; 3]).unwrap();
+        assert!(few.value == 0.0 && few.low < -0.2 && few.high > 0.2, "{few:?}");
+        let many = bootstrap.difference(&[0.0; 1000]).unwrap();
+        assert!(many.low < 0.0 && many.low > -0.01 && many.high < 0.01, "{many:?}");
     }
 
     #[test]

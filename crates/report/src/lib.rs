@@ -21,6 +21,7 @@ mod page;
 mod question_summary;
 mod rules;
 pub mod run_data;
+mod subsets;
 pub mod table;
 pub mod training_data;
 mod tsne;

@@ -1,7 +1,8 @@
 //! Metrics from samples.
 //!
 //! Samples are read once, one at a time; of each, one number per metric and k is kept. A metric is
-//! the mean over questions of the mean over seeds, with a bootstrap interval over questions.
+//! the mean over questions of the mean over seeds, with an interval over questions. A voting rule at
+//! k is averaged over the subsets of k trajectories, as coverage is (`subsets`).
 //!
 //! Missing values are left out: a question counts under the seeds it has (so an incomplete run can
 //! be measured), and a metric is averaged over the questions that have it. A voting rule applies to
@@ -22,6 +23,8 @@ use record::{
 
 use crate::error::ReportError;
 use crate::interval::{Bootstrap, Interval};
+use crate::subsets::Subsets;
+pub use crate::subsets::coverage;
 
 /// Which metrics to compute.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -110,7 +113,7 @@ impl QuestionMetrics {
     /// The metrics with intervals, and the cost; stage times are zero.
     pub fn results(&self, bootstrap: &Bootstrap) -> Results {
         let metrics = self.columns.iter().filter_map(|(&(name, k), column)| {
-            let Interval { value, low, high } = column.mean(bootstrap)?;
+            let Interval { value, low, high } = column.mean(name, bootstrap)?;
             Some(Metric { name, k, value, low, high, seeds: column.seeds.len() })
         });
         let samples = self.seen.len().max(1) as f64;
@@ -193,10 +196,13 @@ impl QuestionMetrics {
 }
 
 impl MetricColumn {
-    /// The mean over questions, with its bootstrap interval.
-    pub fn mean(&self, bootstrap: &Bootstrap) -> Option<Interval> {
+    /// The mean over questions, with its interval: a share's if the metric is one.
+    pub fn mean(&self, name: MetricName, bootstrap: &Bootstrap) -> Option<Interval> {
         let values: Vec<f64> = self.values().map(|(_, value)| value).collect();
-        bootstrap.mean(&values)
+        match name {
+            MetricName::Diversity => bootstrap.mean(&values),
+            _ => Interval::of_share(&values),
+        }
     }
 
     /// The mean over seeds of every question that has this metric, by question id.
@@ -223,18 +229,7 @@ pub fn paired_difference(
 ) -> Option<Interval> {
     let b: BTreeMap<u32, f64> = b.values().collect();
     let differences: Vec<f64> = a.values().filter_map(|(id, a)| Some(a - b.get(&id)?)).collect();
-    bootstrap.mean(&differences)
-}
-
-/// The unbiased pass@k estimator for c correct of n trajectories: 1 - C(n-c, k) / C(n, k).
-///
-/// Computed as a product of c ratios below one, which neither overflows nor cancels.
-pub fn coverage(n: usize, c: usize, k: usize) -> f64 {
-    let wrong = n.saturating_sub(c);
-    if wrong < k {
-        return 1.0;
-    }
-    1.0 - (wrong + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
+    bootstrap.difference(&differences)
 }
 
 /// The requested ks, sorted; if there are none, the powers of two up to n, and n.
@@ -276,16 +271,14 @@ fn sample_metrics(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> V
         let requested = sample.stopped.map_or(n, |stopped| stopped.requested as usize);
         add(MetricName::Diversity, requested, steps.iter().sum::<f64>() / steps.len() as f64);
     }
-    let correct = trajectories.iter().filter(|trajectory| trajectory.correct).count();
+    let subsets = Subsets::new(trajectories, sample.seed ^ u64::from(sample.id) << 32);
     for &k in ks.iter().filter(|&&k| k <= n) {
-        add(MetricName::Coverage, k, coverage(n, correct, k));
+        add(MetricName::Coverage, k, subsets.coverage(k));
     }
     let rules = settings.aggregators.as_deref().unwrap_or(Aggregator::DEFAULT);
     for &rule in rules.iter().filter(|rule| rule.applies(trajectories)) {
         for &k in ks {
-            let first = &trajectories[..k.min(n)];
-            let correct = is_choice_correct(first, rule, &settings.vote_params);
-            add(rule.into(), k, indicator(correct));
+            add(rule.into(), k, subsets.accuracy(rule, &settings.vote_params, k));
         }
     }
     metrics.extend(ranking_accuracy(trajectories));
@@ -313,14 +306,6 @@ fn ranking_accuracy(trajectories: &[TrajectoryRecord]) -> impl Iterator<Item = M
     by_thought.chain(by_outcome)
 }
 
-fn is_choice_correct(
-    trajectories: &[TrajectoryRecord],
-    rule: Aggregator,
-    params: &VoteParams,
-) -> bool {
-    rule.choose(trajectories, params).is_some_and(|index| trajectories[index].correct)
-}
-
 fn indicator(correct: bool) -> f64 {
     f64::from(u8::from(correct))
 }
@@ -328,35 +313,6 @@ fn indicator(correct: bool) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The share of k-subsets of n trajectories, the first c of them correct, with a correct one.
-    fn enumerated(n: usize, c: usize, k: usize) -> f64 {
-        let subsets = (0u32..1 << n).filter(|subset| subset.count_ones() as usize == k);
-        let (all, right) = subsets.fold((0, 0), |(all, right), subset| {
-            (all + 1, right + usize::from(subset & ((1 << c) - 1) != 0))
-        });
-        right as f64 / f64::from(all)
-    }
-
-    #[test]
-    fn the_estimator_equals_the_enumeration_of_subsets() {
-        for n in 1..=9 {
-            for c in 0..=n {
-                for k in 1..=n {
-                    let error = (coverage(n, c, k) - enumerated(n, c, k)).abs();
-                    assert!(error < 1e-12, "n = {n}, c = {c}, k = {k}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_estimator_is_stable_for_large_n() {
-        assert_eq!(coverage(100_000, 0, 50_000), 0.0);
-        assert_eq!(coverage(100_000, 100_000, 1), 1.0);
-        assert!((coverage(100_000, 1, 1000) - 0.01).abs() < 1e-12);
-        assert!((coverage(64, 16, 1) - 0.25).abs() < 1e-12);
-    }
 
     #[test]
     fn ks_are_powers_of_two_and_n() {

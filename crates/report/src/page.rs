@@ -113,7 +113,7 @@ fn summary(runs: &[RunData]) -> String {
          <thead><tr><th>run</th><th>N</th>{heads}<th>diversity</th><th>operations a question</th>\
          <th>seconds a question</th><th>questions</th><th>seeds</th></tr></thead>\n\
          <tbody>\n{rows}</tbody></table></div>\n\
-         <p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% bootstrap \
+         <p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% \
          interval over questions. Coverage: at least one of the N is right; no rule can do better. \
          Diversity: mean cosine dissimilarity of thoughts, 0 = all alike.</p>\n</section>\n"
     )
@@ -171,7 +171,7 @@ fn ablations(runs: &[RunData]) -> String {
     format!(
         "<section id=\"ablation\">\n<h2>Are the thoughts used?</h2>\n{tables}\
          <p class=\"caption\">Accuracy in % of the greedy run when its thoughts are replaced, with \
-         95% bootstrap intervals; the difference to the clean run is paired by question. A \
+         95% intervals; the difference to the clean run is paired by question. A \
          reasoner that reads its thoughts loses accuracy where they are another question's.</p>\n\
          </section>\n"
     )

@@ -45,7 +45,7 @@ const ROWS: [RuleRow; 14] = [
     row(
         MetricName::Coverage,
         "coverage",
-        "at least one of k is right: no rule can do better (pass@k)",
+        "at least one of k is right: no rule does better (pass@k)",
     ),
 ];
 /// The width of the label column.
@@ -88,11 +88,19 @@ fn heading(results: &Results) -> String {
     } else {
         "each".to_owned()
     };
+    let warning = match results.questions {
+        0..FEW_QUESTIONS => "few questions: the intervals say how little that shows\n",
+        _ => "",
+    };
     format!(
         "{questions}, {seeds}, {trajectories} {each}\n\
-         accuracy in %, its 95% interval below; k = trajectories used\n"
+         accuracy in %, its 95% interval below; at k the mean over all choices of k trajectories\n\
+         {warning}"
     )
 }
+
+/// With fewer questions a warning is printed: the interval of a share is up to 34 points wide.
+const FEW_QUESTIONS: usize = 30;
 
 fn count(number: usize, noun: &str) -> String {
     match (number, noun.strip_suffix('y')) {
@@ -366,7 +374,7 @@ mod tests {
     fn a_table() {
         let expected = "\
 1319 questions, 3 seeds, 4 trajectories each at most, 3.5 on average
-accuracy in %, its 95% interval below; k = trajectories used
+accuracy in %, its 95% interval below; at k the mean over all choices of k trajectories
 
 k                    1           4
 greedy            34.1
@@ -381,7 +389,7 @@ coverage          30.0        95.0
 greedy       one trajectory without perturbation
 majority     the answer most of k trajectories give
 beam         search guided by rewards, k extensions tried at each step
-coverage     at least one of k is right: no rule can do better (pass@k)
+coverage     at least one of k is right: no rule does better (pass@k)
 
 gains in points at k = 4, question by question, with 95% intervals
 majority     +0.5 (-1.0 to +2.0) over greedy

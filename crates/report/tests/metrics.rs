@@ -121,14 +121,18 @@ fn metrics_of_a_run_match_hand_computed_values() {
     assert_close(coverage(1), (0.5 + (0.25 + 0.0) / 2.0) / 2.0);
     assert_close(coverage(2), (5.0 / 6.0 + (0.5 + 0.0) / 2.0) / 2.0);
     assert_close(coverage(4), (1.0 + (1.0 + 0.0) / 2.0) / 2.0);
-    // At 2 the first sample is a tie that the lower number wins, a wrong one.
-    assert_close(value(&results, MetricName::Maj, 1), (0.5 + 0.0) / 2.0);
-    assert_close(value(&results, MetricName::Maj, 2), (0.5 + 0.0) / 2.0);
+    // One trajectory is its own majority. Of the six pairs of the samples 3, 1, 5 and 0 are right;
+    // the lower number wins a tie.
+    assert_close(value(&results, MetricName::Maj, 1), coverage(1));
+    let pairs = [[3.0, 5.0], [1.0, 0.0]].map(|[a, b]| (a + b) / 12.0);
+    assert_close(value(&results, MetricName::Maj, 2), (pairs[0] + pairs[1]) / 2.0);
     // At 4 the third is a tie that the lower number wins, a right one of lower reward.
     assert_close(value(&results, MetricName::Maj, 4), (1.0 + 0.0) / 2.0);
     // The second question under seed 5: e^0 for "1" against e^-3 + e^-4 for "3".
     assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
-    assert_close(value(&results, MetricName::BestOf, 2), (1.0 + 0.0) / 2.0);
+    // Of the pairs, 4, 3, 1 and 0 have a right one of the highest reward.
+    let pairs = [[4.0, 1.0], [3.0, 0.0]].map(|[a, b]| (a + b) / 12.0);
+    assert_close(value(&results, MetricName::BestOf, 2), (pairs[0] + pairs[1]) / 2.0);
     assert_close(value(&results, MetricName::BestOf, 4), (0.5 + 0.5) / 2.0);
     // The same: z = 1.78 for "1" against -0.15 and -0.76 for "3". Under seed 6 two wrong ones have
     // the rewards.
@@ -249,7 +253,8 @@ fn without_a_correct_answer_every_metric_is_zero() {
     let results = results_of_samples(read(wrong), &settings).unwrap();
     assert_eq!(results.metrics.len(), 12 * 3 + 1);
     assert!(
-        results.metrics.iter().all(|metric| metric.value == 0.0 && metric.high == 0.0),
+        // Two questions do not prove that the share is zero.
+        results.metrics.iter().all(|metric| metric.value == 0.0 && metric.high > 0.5),
         "{:?}",
         results.metrics
     );
@@ -268,14 +273,15 @@ fn beam_search_cost_is_reported_separately() {
 }
 
 #[test]
-fn a_vote_at_k_uses_the_first_k_only() {
+fn a_vote_at_k_is_averaged_over_the_choices_of_k() {
     let late = vec![sample(0, 0, ["2", "2", "1", "1"], None)];
     let mut later = late.clone();
     later[0].trajectories[3].answer = Some("7".into());
     later[0].trajectories[3].correct = false;
     for samples in [late, later] {
         let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
-        assert_eq!(value(&results, MetricName::Maj, 2), 0.0);
+        // The last pair alone elects a right answer, the second time by its lower number.
+        assert_close(value(&results, MetricName::Maj, 2), 1.0 / 6.0);
     }
     let settings = MetricSettings { ks: vec![3, 1], ..MetricSettings::default() };
     let results =
@@ -283,7 +289,7 @@ fn a_vote_at_k_uses_the_first_k_only() {
             .unwrap();
     assert_eq!(
         (value(&results, MetricName::Maj, 1), value(&results, MetricName::Maj, 3)),
-        (0.0, 1.0)
+        (0.5, 0.5)
     );
     assert!(find(&results, MetricName::Maj, 4).is_none());
 }
@@ -331,11 +337,13 @@ fn differences_are_paired() {
         &bootstrap,
     )
     .unwrap();
-    assert_eq!((gain.value, gain.low, gain.high), (0.25, 0.0, 0.5));
+    assert_eq!(gain.value, 0.25);
+    assert!(gain.low < 0.0 && gain.high > 0.5, "two questions show little: {gain:?}");
     let none =
         paired_difference(column(MetricName::Maj, 2), column(MetricName::Maj, 2), &bootstrap)
             .unwrap();
-    assert_eq!((none.value, none.low, none.high), (0.0, 0.0, 0.0));
+    assert_eq!(none.value, 0.0);
+    assert!(none.low < 0.0 && none.high > 0.0);
 
     let other = QuestionMetrics::collect(
         read(vec![sample(0, 9, ["1"; 4], None)]),

@@ -139,11 +139,12 @@ fn figures_match_the_samples() {
 
     let accuracy = figure(&figures, "accuracy");
     assert_points(accuracy, 0, "greedy", &[(1.0, 0.5), (4.0, 0.5)]);
-    // The first trajectories are wrong, and at 2 they win the tie of the first question.
-    assert_points(accuracy, 0, "majority", &[(1.0, 0.0), (2.0, 0.0), (4.0, 0.5)]);
-    // The last trajectory has the largest reward; of the first question it has no answer, so the
-    // third is chosen.
-    assert_points(accuracy, 0, "best of N", &[(1.0, 0.0), (2.0, 0.5), (4.0, 1.0)]);
+    // Of the pairs of the first question three elect a right answer, of the second none: the lower
+    // number wins a tie.
+    assert_points(accuracy, 0, "majority", &[(1.0, 0.375), (2.0, 0.25), (4.0, 0.5)]);
+    // Right answers have the largest rewards, so that the best of N is right wherever one of N is;
+    // the last trajectory of the first question has no answer and is never chosen.
+    assert_points(accuracy, 0, "best of N", &curve);
     assert_points(accuracy, 0, "coverage", &curve);
 
     let cost = figure(&figures, "cost");

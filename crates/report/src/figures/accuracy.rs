@@ -18,9 +18,8 @@ const CAPTION: &str = "\
     give. With a reward model, best of N takes the trajectory of the highest reward, the weighted \
     vote counts each vote by its reward (normalized: in units of the question's own spread), and \
     beam search lets rewards guide the thoughts themselves. Coverage, dashed, is the limit of \
-    every rule (it is estimated from all trajectories and the rules use the first N of them, so \
-    at small N a rule can lie above it by chance). Bands and bars: 95% bootstrap interval over \
-    questions, of majority, coverage and beam search; those of the other rules are as wide as \
+    every rule; both are means over all choices of N of the trajectories. Bands and bars: 95% \
+    interval over questions, of majority, coverage and beam search; those of the other rules are as wide as \
     majority's.";
 
 /// `None` if no run has a rule's accuracy.

@@ -34,7 +34,7 @@ fn caption(device: &str) -> String {
         "Each point is a whole run: all N trajectories, the greedy one, and the rewards if there \
          were any; points of one model and sampler are joined. Symbols are the rules, colours the \
          models (with one model, the rules). Seconds are of throughput, many questions at a time, \
-         on {device}. Bars: 95% bootstrap interval over questions, of majority and greedy; those \
+         on {device}. Bars: 95% interval over questions, of majority and greedy; those \
          of the other rules are as wide."
     )
 }

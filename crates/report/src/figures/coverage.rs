@@ -14,7 +14,7 @@ use crate::run_data::RunData;
 const CAPTION: &str = "\
     Coverage: the share of questions that at least one of N trajectories answers correctly \
     (pass@N, unbiased estimator); no rule that chooses among N answers can do better. Bands: 95% \
-    bootstrap interval over questions. Of runs that differ only in the strength of the sampler, \
+    interval over questions. Of runs that differ only in the strength of the sampler, \
     the one with the highest coverage at its largest N is shown.";
 
 /// `None` if no run has coverage.

@@ -38,7 +38,7 @@ const COVERAGE_CAPTION: &str = "\
     Each point is a run at one strength of dropout (red, p) or noise (blue, σ), from weak to \
     strong along the line; darker lines use more trajectories. Diversity: 1 – cosine of two \
     trajectories' thoughts at the same step, averaged over pairs, steps and questions (its mean \
-    does not depend on N). Bars: 95% bootstrap interval of coverage over questions at the largest \
+    does not depend on N). Bars: 95% interval of coverage over questions at the largest \
     N.";
 
 /// Coverage against diversity by N, one point per run; `None` if no sampler was run at two
