@@ -138,7 +138,7 @@ fn a_sweep_goes_over_the_temperature_of_mixtures() {
     let mixing =
         CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     sandbox.model("model", &mixing);
-    let flags = ["--tau", "0.5,2", "--thoughts", "3", "--out", "s"];
+    let flags = ["--method", "latent-sft", "--tau", "0.5,2", "--thoughts", "3", "--out", "s"];
     let done = sweep(&sandbox, &flags).ok();
     assert!(done.out.contains("gumbel tau=0.5"), "{}", done.out);
     assert!(done.out.contains("the paper gives no band"), "{}", done.out);
