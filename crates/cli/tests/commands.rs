@@ -320,7 +320,7 @@ fn samplers_and_lengths_reach_the_manifest() {
     let latent_sft =
         CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     sandbox.model("mixing", &latent_sft);
-    let mixing = ["--model", "mixing", "--tau", "0.5"];
+    let mixing = ["--model", "mixing", "--method", "latent-sft", "--tau", "0.5"];
     let gumbel = sampler(&mixing, "gumbel");
     assert_eq!(gumbel["sampler"], serde_json::json!({ "kind": "gumbel", "tau": 0.5 }));
     let unmixed = sandbox.eval(&["--sampler", "gumbel", "--out", "unmixed"]);

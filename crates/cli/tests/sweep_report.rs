@@ -4,6 +4,7 @@
 
 mod support;
 
+use model::testkit::{CheckpointFamily, CheckpointSpec};
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput};
 
@@ -129,6 +130,23 @@ fn a_damaged_latents_file_is_rejected() {
         "ends before its numbers",
         "--latents",
     ]);
+}
+
+#[test]
+fn a_sweep_goes_over_the_temperature_of_mixtures() {
+    let sandbox = CliSandbox::new();
+    let mixing =
+        CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
+    sandbox.model("model", &mixing);
+    let flags = ["--method", "latent-sft", "--tau", "0.5,2", "--thoughts", "3", "--out", "s"];
+    let done = sweep(&sandbox, &flags).ok();
+    assert!(done.out.contains("gumbel tau=0.5"), "{}", done.out);
+    assert!(done.out.contains("the paper gives no band"), "{}", done.out);
+    let summary = sandbox.json("s/sweep.json");
+    assert_eq!(points(&summary), ["gumbel-0.5", "gumbel-2"]);
+    assert_eq!(summary["samplers"][0]["kind"], "gumbel");
+    let page = String::from_utf8(sandbox.read("s/report.html")).unwrap();
+    assert!(page.contains("τ = 0.5"));
 }
 
 #[test]

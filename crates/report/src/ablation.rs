@@ -129,7 +129,7 @@ mod tests {
     /// 40 questions, all right when clean; zeros break every fourth and change another fourth.
     fn ablation() -> Ablation {
         let question = |id: u32| {
-            let zeroed = if id % 4 == 0 { answer("0", "7") } else { answer("7", "7") };
+            let zeroed = if id.is_multiple_of(4) { answer("0", "7") } else { answer("7", "7") };
             AblatedQuestion {
                 id,
                 thoughts: 6,

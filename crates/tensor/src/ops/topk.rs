@@ -192,9 +192,9 @@ pub fn top_k_mixture(
         let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
         let x = select(device, [x], &rows)?;
         linear(device, &x, head, Activation::None, OutputDtype::F32, &mut logits)?;
-        for r in 0..rows.len() {
+        for (r, &row) in rows.iter().enumerate() {
             let mut best = top_k(logits.row(r), k);
-            let noise = noise.and_then(|noise| noise.at(rows[r], Site::Gumbel));
+            let noise = noise.and_then(|noise| noise.at(row, Site::Gumbel));
             if let Some(row) = noise {
                 best.iter_mut().for_each(|(token, x)| *x += row.key.gumbel(*token));
             }
