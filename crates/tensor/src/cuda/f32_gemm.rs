@@ -58,8 +58,8 @@ pub(super) unsafe fn gemm(
             int(shape.outputs),
             int(shape.inputs)
         ];
-        // SAFETY: the kernel reads `rows` rows of x and `outputs` of the weights, `inputs` long with
-        // their strides, and writes (rows, outputs) with the result's: the caller's promise.
+        // SAFETY: the kernel reads `rows` rows of x and `outputs` of the weights, `inputs` long
+        // with their strides, and writes (rows, outputs) with the result's: the caller's promise.
         unsafe { cuda.launch("f32_gemm", config, arguments) }?;
     }
     Ok(())
