@@ -107,7 +107,8 @@ pub enum MetricName {
     Greedy,
     /// Probability that at least one of k trajectories is correct (pass@k), unbiased estimator.
     Coverage,
-    /// Accuracy of the majority of k, over all choices of k trajectories. Each rule is as [`Aggregator`] defines it.
+    /// Accuracy of the majority of k, over all choices of k trajectories.
+    /// Each rule is as [`Aggregator`] defines it.
     Maj,
     /// Accuracy of the vote weighted by reward.
     Weighted,
