@@ -97,7 +97,7 @@ impl<'a> ThinkParams<'a> {
 }
 
 /// Whether a row's request thinks at all.
-fn has_thoughts(sampler: Sampler<'_>, row: &Row) -> bool {
+pub(crate) fn has_thoughts(sampler: Sampler<'_>, row: &Row) -> bool {
     sampler.params(row).length != LatentLength::None
 }
 
@@ -136,12 +136,7 @@ pub(crate) fn continue_thinking(
     }
     let (mut noiseless, mut count) = (Vec::new(), 0);
     for t in 0..limits.iter().copied().max().unwrap_or(0) {
-        let made = model.head.forward(&model.decoder, &hidden)?;
-        let mut thoughts = made.thoughts;
-        let stay = undecided(model, sampler, &hidden, made.argmax, &rows, &mut live)?;
-        if let Some(stay) = stay {
-            thoughts = ops::select(device, [&thoughts], &stay)?;
-        }
+        let mut thoughts = make_thoughts(model, sampler, &hidden, &rows, &mut live)?;
         if keep_noiseless {
             noiseless.push(thoughts.clone());
         }
@@ -168,6 +163,22 @@ pub(crate) fn continue_thinking(
         hidden = step(model, cache, &mut select_rows(&mut rows, &live), x, sampler, stage)?;
     }
     Ok(ThoughtBatch { rows, noiseless: keep_noiseless.then_some(noiseless), ..batch })
+}
+
+/// The next thought of each `live` row, without noise, from hidden states (live, width): (live
+/// rows that go on, width). Rows of open length that end here leave `live`.
+pub(crate) fn make_thoughts(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    hidden: &Tensor,
+    rows: &[Row],
+    live: &mut Vec<usize>,
+) -> Result<Tensor, DeviceError> {
+    let made = model.head.forward(&model.decoder, hidden)?;
+    match undecided(model, sampler, hidden, made.argmax, rows, live)? {
+        Some(stay) => ops::select(model.decoder.device(), [&made.thoughts], &stay),
+        None => Ok(made.thoughts),
+    }
 }
 
 /// Lets rows of open length end where the model's argmax at their position is the end token.
