@@ -214,20 +214,18 @@ impl Engine {
     /// The prompt of a request that can be run.
     fn admit(&self, request: &Request) -> Result<Prompt, EngineError> {
         let prompt = Prompt::new(&self.reasoner, request.id, &request.question)?;
-        self.admit_prompt(prompt, request, self.memory)
+        let Request { params, cancel, .. } = request;
+        self.check_item(&BatchItem { prompt: &prompt, params, cancel }, self.memory)?;
+        Ok(prompt)
     }
 
-    /// The prompt itself, where the request can be run with it in so many bytes.
-    pub(crate) fn admit_prompt(
+    /// Refuses a question that cannot be run in so many bytes.
+    pub(crate) fn check_item(
         &self,
-        prompt: Prompt,
-        request: &Request,
+        item: &BatchItem<'_>,
         memory: usize,
-    ) -> Result<Prompt, EngineError> {
-        let Request { params, cancel, .. } = request;
-        let item = BatchItem { prompt: &prompt, params, cancel };
-        BatchPlan::check(&self.context(), &item, memory)?;
-        Ok(prompt)
+    ) -> Result<(), EngineError> {
+        BatchPlan::check(&self.context(), item, memory)
     }
 
     /// The rule that chooses a reply's answer unless the request names one: outcome rewards have a

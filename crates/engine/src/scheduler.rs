@@ -15,6 +15,7 @@
 mod batch;
 mod job;
 mod pass;
+mod step;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -117,6 +118,30 @@ struct QueueState {
     closed: bool,
 }
 
+/// Something to be run, not taken yet.
+pub struct Submission(Work);
+
+impl Submission {
+    /// A request with a prompt of its own, whose events are given to `events` on the engine's
+    /// thread: it must not block. The request's question is not read.
+    pub fn generate(
+        prompt: Prompt,
+        request: Request,
+        events: impl FnMut(Event) + Send + 'static,
+    ) -> Self {
+        Self(Work::Generate(Box::new(Job::new(request, prompt, Box::new(events)))))
+    }
+
+    /// Tokens to be scored as [`Engine::score_tokens`] does, between the passes of the batch.
+    pub fn score(
+        tokens: Vec<u32>,
+        cancel: CancelToken,
+        done: impl FnOnce(Result<Vec<TokenScore>, EngineError>) + Send + 'static,
+    ) -> Self {
+        Self(Work::Score(TokenJob { tokens, cancel, done: Box::new(done) }))
+    }
+}
+
 /// What waits in the queue.
 enum Work {
     Generate(Box<Job>),
@@ -183,52 +208,45 @@ impl Scheduler {
         events: impl FnMut(Event) + Send + 'static,
     ) -> Result<(), SubmitError> {
         let prompt = Prompt::new(self.engine().reasoner(), request.id, &request.question)?;
-        self.submit_prompt(prompt, request, events)
+        self.submit_all(vec![Submission::generate(prompt, request, events)])
     }
 
-    /// [`submit`](Self::submit) with a prompt of the caller's own instead of the request's
-    /// question.
-    pub fn submit_prompt(
-        &self,
-        prompt: Prompt,
-        mut request: Request,
-        events: impl FnMut(Event) + Send + 'static,
-    ) -> Result<(), SubmitError> {
-        let engine = self.engine();
-        let prompt = engine.admit_prompt(prompt, &request, ContinuousBatch::memory(engine))?;
-        request.cancel = request.cancel.joined(&self.shared.stop);
-        self.push(Work::Generate(Box::new(Job::new(request, prompt, Box::new(events)))))
-    }
-
-    /// Scores tokens as [`Engine::score_tokens`] does, between the passes of the batch.
-    pub fn score_tokens(
-        &self,
-        tokens: Vec<u32>,
-        cancel: &CancelToken,
-        done: impl FnOnce(Result<Vec<TokenScore>, EngineError>) + Send + 'static,
-    ) -> Result<(), SubmitError> {
-        logprobs::check_tokens(&self.engine().reasoner().model, &tokens)?;
-        let cancel = cancel.joined(&self.shared.stop);
-        self.push(Work::Score(TokenJob { tokens, cancel, done: Box::new(done) }))
-    }
-
-    fn push(&self, work: Work) -> Result<(), SubmitError> {
-        let (rows, limit) = (work.rows(), self.shared.max_waiting_rows);
+    /// Takes all submissions, or none of them.
+    pub fn submit_all(&self, submissions: Vec<Submission>) -> Result<(), SubmitError> {
+        let admitted = submissions.into_iter().map(|submission| self.admit(submission.0));
+        let work: Vec<Work> = admitted.collect::<Result<_, _>>()?;
+        let (rows, limit) = (work.iter().map(Work::rows).sum(), self.shared.max_waiting_rows);
         if rows > limit {
             return Err(SubmitError::TooManyRows { rows, limit });
         }
         let mut state = self.shared.lock();
-        if state.closed || self.worker.as_ref().is_none_or(JoinHandle::is_finished) {
+        if state.closed || !self.is_alive() {
             return Err(SubmitError::Closed);
         }
         let waiting = state.stats.waiting_rows;
         if waiting + rows > limit {
             return Err(SubmitError::QueueFull { waiting, limit });
         }
-        state.queue.push_back(work);
+        state.queue.extend(work);
         state.count_waiting();
         self.shared.arrived.notify_one();
         Ok(())
+    }
+
+    /// Refuses work that cannot be run. What is taken ends with the scheduler.
+    fn admit(&self, mut work: Work) -> Result<Work, EngineError> {
+        let (engine, stop) = (self.engine(), &self.shared.stop);
+        match &mut work {
+            Work::Generate(job) => {
+                engine.check_item(&job.item(), ContinuousBatch::memory(engine))?;
+                job.request.cancel = job.request.cancel.joined(stop);
+            }
+            Work::Score(job) => {
+                logprobs::check_tokens(&engine.reasoner().model, &job.tokens)?;
+                job.cancel = job.cancel.joined(stop);
+            }
+        }
+        Ok(work)
     }
 
     /// What runs and waits now.
@@ -272,6 +290,21 @@ impl QueueState {
     }
 }
 
+/// Closes the queue when the engine's thread ends, by a panic, too: what waits is dropped, and
+/// with it the closures that take its events.
+struct CloseOnExit<'a>(&'a Shared);
+
+impl Drop for CloseOnExit<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.closed = true;
+        let left = std::mem::take(&mut state.queue);
+        state.count_waiting();
+        drop(state);
+        drop(left);
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -279,6 +312,7 @@ impl Shared {
 
     /// The engine's thread: passes while there are rows, else it waits for requests.
     fn run(&self) {
+        let _close = CloseOnExit(self);
         let mut batch = ContinuousBatch::new(&self.engine);
         let mut passes = 0;
         while self.take_work(&mut batch, passes) {

@@ -4,7 +4,7 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use engine::scheduler::{Event, Scheduler, SubmitError};
+use engine::scheduler::{Event, Scheduler, Submission, SubmitError};
 use engine::{CancelToken, Engine, EngineError, Reply, Request, SamplingParams, Trajectory};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
@@ -208,7 +208,8 @@ fn tokens_are_scored_beside_requests_and_the_likeliest_is_the_greedy_one() {
         let tokens: Vec<u32> = (0..length).map(|i| (7 * i + 3) % 50).collect();
         let (sender, receiver) = channel();
         let done = move |scores| drop(sender.send(scores));
-        scheduler.score_tokens(tokens.clone(), &CancelToken::default(), done).unwrap();
+        let score = Submission::score(tokens.clone(), CancelToken::default(), done);
+        scheduler.submit_all(vec![score]).unwrap();
         let scores = receiver.recv().unwrap().unwrap();
         assert_eq!(scores, engine.score_tokens(&tokens).unwrap());
         assert_eq!(scores.len(), tokens.len());
