@@ -171,9 +171,26 @@ impl Work {
     }
 
     fn cancelled(self) {
+        let id = match &self {
+            Self::Generate(job) => job.request.id,
+            Self::Score(_) => 0,
+        };
+        self.fail(EngineError::Cancelled { id });
+    }
+
+    fn fail(self, error: EngineError) {
         match self {
-            Self::Generate(job) => job.cancelled(),
-            Self::Score(job) => (job.done)(Err(EngineError::Cancelled { id: 0 })),
+            Self::Generate(job) => job.fail(error),
+            Self::Score(job) => (job.done)(Err(error)),
+        }
+    }
+
+    /// Whether it can be started beside what is in the batch.
+    fn fits(&self, batch: &ContinuousBatch<'_>) -> bool {
+        match self {
+            Self::Generate(job) if job.request.params.beam.is_some() => batch.is_empty(),
+            Self::Generate(job) => batch.has_room(job),
+            Self::Score(job) => batch.has_slots(job.tokens.len()),
         }
     }
 }
@@ -355,17 +372,18 @@ impl Shared {
         }
     }
 
-    /// The first of the queue, if there is room for it.
+    /// The first of the queue, if there is room for it, or if there never will be more.
     fn next_work(&self, state: &mut QueueState, batch: &ContinuousBatch<'_>) -> Option<Work> {
-        let fits = match state.queue.front()? {
-            Work::Generate(job) if job.request.params.beam.is_some() => batch.is_empty(),
-            Work::Generate(job) => batch.has_room(job),
-            Work::Score(job) => batch.has_slots(job.tokens.len()),
-        };
+        let fits = state.queue.front()?.fits(batch) || batch.is_empty();
         if fits { state.queue.pop_front() } else { None }
     }
 
     fn start_work(&self, work: Work, batch: &mut ContinuousBatch<'_>) {
+        if !work.fits(batch) {
+            // Only after the device had less memory than was promised.
+            let why = "the device has not the memory for this request".to_owned();
+            return work.fail(EngineError::PassFailed { why });
+        }
         match work {
             Work::Generate(job) if job.request.params.beam.is_some() => {
                 batch.release_caches();

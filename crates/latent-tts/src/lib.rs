@@ -23,6 +23,8 @@
 //!   Hugging Face cache.
 //! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
 //!   gives [`Reply`]s; unlike requests share passes and do not change each other's results.
+//! * [`Scheduler`] runs requests that arrive at any time in one continuous batch, with events as
+//!   their trajectories finish.
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Annotator`] labels for
 //!   training a reward model.
@@ -53,8 +55,8 @@ pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
     DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Perturbation,
-    Probability, Reasoner, Replies, Reply, Request, RewardModel, SamplingParams, StageSeconds,
-    TokenSampling, Trajectory,
+    Probability, Reasoner, Replies, Reply, Request, RewardModel, SamplingParams, Scheduler,
+    StageSeconds, TokenSampling, Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};

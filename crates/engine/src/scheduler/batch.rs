@@ -120,8 +120,12 @@ impl<'a> ContinuousBatch<'a> {
         self.tracer = ReferenceTracer::default();
     }
 
-    /// Ends every request with an error: a pass has failed.
+    /// Ends every request with an error: a pass has failed. Where the device had not the memory for
+    /// it, the next batch has half of the slots.
     pub(crate) fn fail(&mut self, error: &EngineError) {
+        if matches!(error, EngineError::Device(device) if device.is_out_of_memory()) {
+            self.slots = Cache::slots_for(self.slots / 2);
+        }
         self.release_caches();
         (self.reserved, self.rows, self.progress) = (0, Vec::new(), Vec::new());
         self.prefixes.clear();

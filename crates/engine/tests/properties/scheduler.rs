@@ -51,7 +51,7 @@ fn wait(events: &Receiver<Event>) -> Told {
 }
 
 /// Submits `at_once` requests at a time, the next ones when the first of these replies.
-fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Reply> {
+pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Reply> {
     let scheduler = Scheduler::start(engine.clone(), ROOM);
     let (mut pending, mut replies) = (Vec::new(), Vec::new());
     let mut reply = |events: Receiver<Event>| {
