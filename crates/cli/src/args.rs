@@ -13,6 +13,8 @@ mod common;
 mod layers;
 mod preset;
 mod report;
+#[cfg(feature = "serve")]
+mod serve;
 mod sweep;
 mod train;
 pub mod values;
@@ -32,6 +34,8 @@ pub use common::{
 pub use layers::parse;
 pub use preset::PresetKind;
 pub use report::ReportArgs;
+#[cfg(feature = "serve")]
+pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
 pub use sweep::{SweepArgs, SweepGrid, rounded};
 pub use train::{
     KeepKind, LoraArgs, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind,
@@ -107,6 +111,21 @@ How many are left?\"
 
 {LAYERS}"))]
     Solve(SolveArgs),
+
+    /// Serve an OpenAI-compatible API
+    ///
+    /// Chats and completions with a thinking budget: `reasoning_effort` or `latent.samples`
+    /// trajectories are sampled, scored and voted on. Requests share passes as they arrive, and
+    /// none changes another's answer. docs/serving.md has every field, limit, metric and error.
+    #[cfg(feature = "serve")]
+    #[command(after_help = format!("\
+Examples:
+  latent-tts serve    (the embedded models at http://127.0.0.1:8000/v1)
+  latent-tts serve --model ./codi --reward-model ./latent-rm --model-name codi --port 8080
+  LATENT_TTS_API_KEY=secret latent-tts serve --host 0.0.0.0 --log-format json
+
+{LAYERS}"))]
+    Serve(ServeArgs),
 
     /// Find the best perturbation strength
     ///

@@ -32,6 +32,8 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
     match command {
         Command::Eval(args) => commands::eval::run(args, &Printer::new(&args.output)),
         Command::Solve(args) => commands::solve::run(args, &Printer::new(&args.output)),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => commands::serve::run(args, &Printer::new(&args.output)),
         Command::Sweep(args) => commands::sweep::run(args, &Printer::new(&args.output)),
         Command::Report(args) => commands::report::run(args, &Printer::new(&args.output)),
         Command::Train(command) => commands::train::run(command),

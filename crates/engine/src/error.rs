@@ -176,6 +176,13 @@ pub enum EngineError {
         how: &'static str,
     },
 
+    /// A pass of the continuous batch failed, and with it every request that had rows in it.
+    #[error("a pass failed while the request ran: {why}; send it again")]
+    PassFailed {
+        /// What the device said.
+        why: String,
+    },
+
     /// The tokenizer is larger than the embedding table.
     #[error(
         "{}: token `{token}` has id {id}, but the model has {vocab} embeddings; tokenizer and \

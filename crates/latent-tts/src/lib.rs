@@ -23,6 +23,8 @@
 //!   Hugging Face cache.
 //! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
 //!   gives [`Reply`]s; unlike requests share passes and do not change each other's results.
+//! * [`Scheduler`] runs requests that arrive at any time in one continuous batch, with events as
+//!   their trajectories finish.
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
@@ -56,7 +58,7 @@ pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
     DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
     MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
-    SamplingParams, StageSeconds, Temperature, TokenSampling, Trajectory,
+    SamplingParams, Scheduler, StageSeconds, Temperature, TokenSampling, Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
