@@ -90,7 +90,7 @@ impl TestServer {
     /// Sends a request without waiting for the response.
     pub fn open(&self, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let length = body.len();
         let head = format!(
@@ -113,7 +113,7 @@ impl TestServer {
     pub fn wait_until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !holds(self) {
-            assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+            assert!(start.elapsed() < Duration::from_secs(300), "{what}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
