@@ -34,8 +34,8 @@ pub use preset::PresetKind;
 pub use report::ReportArgs;
 pub use sweep::{SweepArgs, SweepGrid, rounded};
 pub use train::{
-    KeepKind, LoraArgs, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind,
-    RewardArgs, ScoreHeadKind, TrainCommand, TrainingArgs,
+    KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,
+    ScoreHeadKind, TrainCommand, TrainingArgs,
 };
 
 /// Precedence of flag sources, printed below every command's help.
@@ -344,6 +344,11 @@ pub struct InspectArgs {
     #[arg(value_name = "DIR")]
     pub dir: String,
 
+    /// The model that an adapter is added to: a directory, a GGUF file or an id; that at the bottom
+    /// of several adapters [default: the one that the adapter records]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<String>,
+
     /// The reasoner's family, instead of the detected one
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<engine::Family>,
@@ -372,6 +377,11 @@ pub struct VerifyArgs {
     /// The reference dump
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
+
+    /// The model that the dump's checkpoint, an adapter, is added to [default: the one that the
+    /// adapter records]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<String>,
 
     #[command(flatten)]
     pub device: DeviceArgs,

@@ -4,6 +4,7 @@
 //! few seconds elsewhere, so that logs stay short. There are no colours, so `NO_COLOR` has no
 //! effect.
 
+use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -63,6 +64,11 @@ impl Printer {
         if !self.quiet {
             stderr_line(line);
         }
+    }
+
+    /// Prints warnings on standard error unless `--quiet` was given.
+    pub fn warnings(&self, warnings: impl IntoIterator<Item = impl Display>) {
+        warnings.into_iter().for_each(|warning| self.note(&format!("warning: {warning}")));
     }
 
     /// Width of a table, in columns.

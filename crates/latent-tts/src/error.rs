@@ -79,12 +79,21 @@ pub enum Error {
     },
 
     /// Neither a directory nor a model in the Hugging Face cache.
-    #[error("{name}: no such directory, and not in {}; fetch it with `hf download {name}`", hub.display())]
+    #[error("{name}: no such directory, and not in {}; fetch it with `{how}`", hub.display())]
     NoSuchModel {
         /// What was asked for.
         name: String,
         /// The cache that was searched.
         hub: PathBuf,
+        /// The command that fetches it.
+        how: String,
+    },
+
+    /// A base without an adapter that it would be of.
+    #[error("{base}: given as the base of an adapter, and no model is an adapter")]
+    NoAdapter {
+        /// The base.
+        base: String,
     },
 
     /// No cache to look into.

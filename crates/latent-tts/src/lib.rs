@@ -59,7 +59,7 @@ pub use engine::{
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
 pub use fingerprint::compute as input_fingerprint;
-pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files};
+pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files, files_over};
 pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
 pub use record;
 pub use report;

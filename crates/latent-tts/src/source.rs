@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use hub::{HubCache, HubId};
 use model::ModelFiles;
 
 use crate::Error;
@@ -54,41 +55,26 @@ fn embedded_reward_model() -> Result<ModelFiles, Error> {
     Err(Error::NotEmbedded)
 }
 
+/// The extensions of the files of a model that an id may name.
+const FILE_EXTENSIONS: [&str; 1] = ["gguf"];
+
 /// The directory or GGUF file of a model.
 fn model_path(name: &str) -> Result<PathBuf, Error> {
     let path = Path::new(name);
     // A path is taken as it is, so that errors name the path that was given.
-    let is_id = name.split('/').count() == 2
-        && !name.starts_with(['/', '.', '~'])
-        && !name.ends_with('/')
-        && !name.ends_with(".gguf");
-    if path.exists() || !is_id { Ok(path.to_owned()) } else { cached_snapshot(name) }
+    let id = HubId::parse(name, &FILE_EXTENSIONS).filter(|_| !path.exists());
+    let Some(id) = id else { return Ok(path.to_owned()) };
+    let cache = HubCache::from_env();
+    let cache = cache.ok_or_else(|| Error::NoHubCache { name: name.to_owned() })?;
+    cache.model(&id).ok_or_else(|| Error::NoSuchModel {
+        name: name.to_owned(),
+        hub: cache.dir().to_owned(),
+        how: id.download_command(),
+    })
 }
 
-/// The snapshot of a Hugging Face model that `main` names in the local cache, else the newest.
-fn cached_snapshot(id: &str) -> Result<PathBuf, Error> {
-    let Some(hub) = hub_cache_dir() else { return Err(Error::NoHubCache { name: id.to_owned() }) };
-    let model = hub.join(format!("models--{}", id.replace('/', "--")));
-    let snapshots = model.join("snapshots");
-    let main = std::fs::read_to_string(model.join("refs/main"));
-    let main = main.ok().map(|commit| snapshots.join(commit.trim()));
-    let snapshot = main.filter(|dir| dir.is_dir()).or_else(|| newest_snapshot(&snapshots));
-    snapshot.ok_or_else(|| Error::NoSuchModel { name: id.to_owned(), hub })
-}
-
-/// The directory in which huggingface_hub keeps models.
-fn hub_cache_dir() -> Option<PathBuf> {
-    let variable =
-        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-    let home = || Some(cache()?.join("huggingface"));
-    variable("HF_HUB_CACHE").or_else(|| Some(variable("HF_HOME").or_else(home)?.join("hub")))
-}
-
-fn newest_snapshot(dir: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok);
-    let dirs = entries.filter(|entry| entry.path().is_dir());
-    let dated =
-        dirs.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
-    dated.max().map(|(_, path)| path)
+/// Adapters over a base of this name, where one is given.
+pub fn with_base(files: ModelFiles, base: Option<&str>) -> Result<ModelFiles, Error> {
+    let Some(base) = base else { return Ok(files) };
+    Ok(files.with_base(reasoner_files(base)?)?)
 }

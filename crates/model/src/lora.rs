@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use serde_json::Value;
 
+use crate::adapter::ADAPTER_CONFIG;
 use crate::config::Architecture;
 use crate::error::{self, ModelError};
 use crate::model_files::ModelFiles;
@@ -79,6 +80,8 @@ pub(crate) fn merge(weight: &mut [f32], rows: usize, layout: WeightLayout, facto
 pub(crate) enum LoraScale {
     /// adapter_config.json.
     Configured {
+        /// `r`, if it is there.
+        rank: Option<usize>,
         /// `lora_alpha`.
         alpha: f32,
         /// `use_rslora`: the scale is alpha / sqrt(rank) instead of alpha / rank.
@@ -94,24 +97,50 @@ impl LoraScale {
         files: &ModelFiles,
         architecture: Architecture,
     ) -> Result<LoraScale, ModelError> {
-        let file = files.file_path("adapter_config.json");
+        let file = files.file_path(ADAPTER_CONFIG);
         if !files.contains(&file) {
             return Ok(LoraScale::FamilyDefault(architecture));
         }
         let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
         reject_unmergeable(&file, &config)?;
-        let alpha = config.get("lora_alpha").and_then(Value::as_f64).filter(|a| a.is_finite());
-        let alpha = alpha
-            .ok_or_else(|| ModelError::MissingField { file, field: "lora_alpha".to_owned() })?;
+        let bad = |field: &str, why: &str| ModelError::BadField {
+            file: file.clone(),
+            field: field.to_owned(),
+            why: why.to_owned(),
+        };
+        let rank = match config.get("r") {
+            None | Some(Value::Null) => None,
+            Some(rank) => {
+                let rank = rank.as_u64().and_then(|rank| usize::try_from(rank).ok());
+                let whole = "must be a whole number above 0; save the adapter again";
+                Some(rank.filter(|rank| *rank > 0).ok_or_else(|| bad("r", whole))?)
+            }
+        };
+        let alpha = config.get("lora_alpha").and_then(Value::as_f64).ok_or_else(|| {
+            ModelError::MissingField { file: file.clone(), field: "lora_alpha".to_owned() }
+        })?;
+        let alpha = Some(alpha as f32).filter(|alpha| alpha.is_finite()).ok_or_else(|| {
+            bad("lora_alpha", "is no finite number in f32; save the adapter again")
+        })?;
         let rank_stabilized = config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
-        Ok(LoraScale::Configured { alpha: alpha as f32, rank_stabilized })
+        Ok(LoraScale::Configured { rank, alpha, rank_stabilized })
+    }
+
+    /// The rank that the configuration names.
+    pub(crate) fn rank(&self) -> Option<usize> {
+        match self {
+            LoraScale::Configured { rank, .. } => *rank,
+            LoraScale::FamilyDefault(_) => None,
+        }
     }
 
     /// The scale for a rank; `None` if unknown.
     pub(crate) fn for_rank(&self, rank: usize) -> Option<f32> {
         match self {
-            LoraScale::Configured { alpha, rank_stabilized: false } => Some(alpha / rank as f32),
-            LoraScale::Configured { alpha, rank_stabilized: true } => {
+            LoraScale::Configured { alpha, rank_stabilized: false, .. } => {
+                Some(alpha / rank as f32)
+            }
+            LoraScale::Configured { alpha, rank_stabilized: true, .. } => {
                 Some(alpha / (rank as f32).sqrt())
             }
             LoraScale::FamilyDefault(architecture) => FAMILY_DEFAULTS
@@ -119,27 +148,6 @@ impl LoraScale {
                 .find(|lora| lora.architectures.contains(architecture) && lora.rank == rank)
                 .map(|lora| lora.alpha / lora.rank as f32),
         }
-    }
-}
-
-/// The model that an adapter belongs to: `base_model_name_or_path` of adapter_config.json, beside
-/// the adapter or as it stands. `None` without an adapter. For directories without weights of
-/// their own: others may name a base that is not needed.
-pub(crate) fn adapter_base(files: &ModelFiles) -> Result<Option<ModelFiles>, ModelError> {
-    let file = files.file_path("adapter_config.json");
-    let weights = files.file_path("adapter_model.safetensors");
-    if !files.contains(&file) || !files.contains(&weights) {
-        return Ok(None);
-    }
-    let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
-    let name = config.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
-    if name.is_empty() {
-        return Ok(None);
-    }
-    let candidates = [files.path().join(name), PathBuf::from(name)];
-    match candidates.into_iter().find(|path| path.exists()) {
-        Some(path) => Ok(Some(ModelFiles::from(&path))),
-        None => Err(ModelError::MissingBase { file, base: name.to_owned() }),
     }
 }
 
@@ -210,11 +218,11 @@ mod tests {
         assert_eq!(LoraScale::FamilyDefault(Architecture::Qwen3Vl).for_rank(16), Some(2.0));
         assert_eq!(LoraScale::FamilyDefault(Architecture::Llama).for_rank(8), None);
         assert_eq!(
-            LoraScale::Configured { alpha: 16.0, rank_stabilized: false }.for_rank(64),
+            LoraScale::Configured { rank: None, alpha: 16.0, rank_stabilized: false }.for_rank(64),
             Some(0.25)
         );
         assert_eq!(
-            LoraScale::Configured { alpha: 16.0, rank_stabilized: true }.for_rank(64),
+            LoraScale::Configured { rank: None, alpha: 16.0, rank_stabilized: true }.for_rank(64),
             Some(2.0)
         );
     }

@@ -40,6 +40,14 @@ impl WeightLayout {
             Self::OutputMajor
         }
     }
+
+    /// Inputs and outputs of a stored matrix.
+    pub(crate) fn inputs_and_outputs(self, rows: usize, columns: usize) -> (usize, usize) {
+        match self {
+            Self::OutputMajor => (columns, rows),
+            Self::InputMajor => (rows, columns),
+        }
+    }
 }
 
 /// A normalization layer in a checkpoint.

@@ -34,6 +34,10 @@ pub struct AnnotateArgs {
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub model: Option<String>,
 
+    /// The model that the reasoner, an adapter, is added to [default: the one that it records]
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    pub base: Option<String>,
+
     /// The reasoner's family [default: detected from the checkpoint]
     #[arg(long, value_name = "FAMILY", value_parser = values::family(), help_heading = "Model")]
     pub method: Option<Family>,
