@@ -271,7 +271,8 @@ pub struct EvalArgs {
     pub model: ModelArgs,
 
     /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA
-    /// and similar), or generated word problems, embedded:SPLIT or embedded:SPLIT:FIRST..END with
+    /// and similar), a dataset of the Hugging Face Hub (owner/name, owner/name/file.jsonl), or
+    /// generated word problems, embedded:SPLIT or embedded:SPLIT:FIRST..END with
     /// a split of test, hard, ood, valid, train [default: the first 300 of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
@@ -339,7 +340,7 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory, a GGUF file, a Hugging Face id in the local cache, `embedded`
+    /// The checkpoint: a directory, a GGUF file, an id of the Hugging Face Hub, `embedded`
     /// or `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,

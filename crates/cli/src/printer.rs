@@ -112,6 +112,15 @@ impl Progress {
         }
     }
 
+    /// So many steps are done.
+    #[cfg(feature = "hub")]
+    pub fn set(&mut self, done: usize) {
+        self.done = done;
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
+        }
+    }
+
     /// Updates the message. Plain lines are printed for the first and the last step, and every
     /// [`PROGRESS_INTERVAL`] in between.
     pub fn report(&mut self, message: &str) {

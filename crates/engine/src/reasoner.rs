@@ -202,8 +202,8 @@ impl RewardModel {
         Ok(Self { decoder, head, outcome_head, reference, warnings })
     }
 
-    /// The reference reasoner of a checkpoint: a copy in its directory, or the recorded one. If that
-    /// is the reasoner itself, both share the weights.
+    /// The reference reasoner of a checkpoint: a copy in its directory, or the recorded one. If
+    /// that is the reasoner itself, both share the weights.
     fn find_reference(
         device: &Device,
         checkpoint: &Checkpoint,

@@ -35,6 +35,13 @@ impl HubCache {
         Some(Self { dir: variable("HF_HUB_CACHE").or_else(hub)? })
     }
 
+    /// Hugging Face's own directory, which holds the token: HF_HOME, else the parent of the cache.
+    #[cfg(feature = "download")]
+    pub(crate) fn home(&self) -> Option<PathBuf> {
+        let named = std::env::var_os("HF_HOME").filter(|value| !value.is_empty());
+        named.map(PathBuf::from).or_else(|| self.dir.parent().map(Path::to_owned))
+    }
+
     /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -49,7 +56,8 @@ impl HubCache {
         self.dir.join(format!("{kind}--{}", repo.replace('/', "--")))
     }
 
-    /// The snapshot that an id's revision names; without a revision that of `main`, else the newest.
+    /// The snapshot that an id's revision names; without a revision that of `main`, else the
+    /// newest.
     pub fn snapshot(&self, kind: RepoKind, id: &HubId) -> Option<PathBuf> {
         let repo = self.repo_dir(kind, &id.repo);
         let snapshots = repo.join("snapshots");

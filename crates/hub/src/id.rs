@@ -14,6 +14,11 @@ pub struct HubId {
     pub revision: Option<String>,
 }
 
+/// The extensions of a model's files that an id may name.
+pub const MODEL_EXTENSIONS: [&str; 1] = ["gguf"];
+/// The extensions of a dataset's files that an id may name.
+pub const DATA_EXTENSIONS: [&str; 3] = ["json", "jsonl", "csv"];
+
 /// What a repository holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepoKind {

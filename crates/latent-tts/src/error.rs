@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use dataset::DatasetError;
 use engine::EngineError;
+use hub::HubError;
 use model::ModelError;
 use record::RecordError;
 use report::ReportError;
@@ -78,9 +79,13 @@ pub enum Error {
         error: std::io::Error,
     },
 
-    /// Neither a directory nor a model in the Hugging Face cache.
-    #[error("{name}: no such directory, and not in {}; fetch it with `{how}`", hub.display())]
-    NoSuchModel {
+    /// Something of the Hugging Face Hub could not be had.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+
+    /// Not in the Hugging Face cache, and this build does not download.
+    #[error("{name}: no such path, and not in {}; fetch it with `{how}`", hub.display())]
+    NotCached {
         /// What was asked for.
         name: String,
         /// The cache that was searched.
@@ -94,13 +99,6 @@ pub enum Error {
     NoAdapter {
         /// The base.
         base: String,
-    },
-
-    /// No cache to look into.
-    #[error("{name}: no such directory, and no HF_HOME or HOME to look for a cached model in")]
-    NoHubCache {
-        /// What was asked for.
-        name: String,
     },
 
     /// The embedded models were left out of this build.

@@ -34,8 +34,8 @@ pub enum RewardModelChoice<'a> {
 }
 
 impl ModelSelection {
-    /// The models of these names: [`EMBEDDED`], a directory, a GGUF file, or an id in the Hugging
-    /// Face cache.
+    /// The models of these names: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging
+    /// Face Hub.
     pub fn new(reasoner: &str, reward_model: RewardModelChoice<'_>) -> Result<Self, Error> {
         let reward_model = match reward_model {
             RewardModelChoice::Default if reasoner == EMBEDDED => Some(EMBEDDED),
@@ -88,8 +88,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or an id in
-    /// the Hugging Face cache, on a GPU if there is one, else on the processor.
+    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or an id of
+    /// the Hugging Face Hub, on a GPU if there is one, else on the processor.
     ///
     /// ```no_run
     /// use latent_tts::Model;

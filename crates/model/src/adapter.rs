@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-use hub::{HubCache, HubId};
+use hub::{HubCache, HubId, MODEL_EXTENSIONS};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -191,8 +191,8 @@ impl ModelFiles {
 
     /// An adapter over this base; a whole model is left as it is.
     ///
-    /// A whole base stands for the one at the bottom of the chain: where the adapter's recorded base
-    /// is an adapter, it goes below that. A base that is an adapter itself is the next one.
+    /// A whole base stands for the one at the bottom of the chain: where the adapter's recorded
+    /// base is an adapter, it goes below that. A base that is an adapter itself is the next one.
     pub fn with_base(self, base: Self) -> Result<Self, ModelError> {
         base.check_exists()?;
         if !self.is_adapter()? {
@@ -210,7 +210,8 @@ impl ModelFiles {
         Ok(Self::Adapter(Box::new(AdapterFiles { files: self, base })))
     }
 
-    /// The first of the chain that has one of some files; for what an adapter may leave to its base.
+    /// The first of the chain that has one of some files; for what an adapter may leave to its
+    /// base.
     pub fn first_with(&self, names: &[&str]) -> Result<Option<Self>, ModelError> {
         let has = |files: &Self| names.iter().any(|name| files.contains(&files.file_path(name)));
         // An adapter with files of its own needs no base here.
@@ -232,8 +233,9 @@ impl ModelFiles {
 /// The absolute path of a model. A link that is the model itself is kept: the Hub's cache names
 /// files by links.
 pub fn absolute_path(model: &Path) -> std::io::Result<PathBuf> {
+    let model = std::path::absolute(model)?;
     match (model.parent(), model.file_name()) {
-        (Some(parent), Some(name)) => Ok(std::path::absolute(parent)?.canonicalize()?.join(name)),
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
         _ => model.canonicalize(),
     }
 }
@@ -251,9 +253,6 @@ fn same_place(a: &Path, b: &Path) -> bool {
     place(a) == place(b)
 }
 
-/// The extensions of files that an id of the Hub may name.
-const FILE_EXTENSIONS: [&str; 1] = ["gguf"];
-
 /// The base that an adapter records: by a path, else by an id in the Hugging Face cache.
 fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
     let file = files.file_path(ADAPTER_CONFIG);
@@ -266,7 +265,7 @@ fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
     if let Some(path) = beside.into_iter().chain(named).find(|path| path.exists()) {
         return Ok(ModelFiles::from(&path));
     }
-    let parse = |id: &str| HubId::parse(id, &FILE_EXTENSIONS);
+    let parse = |id: &str| HubId::parse(id, &MODEL_EXTENSIONS);
     let id = id.as_deref().and_then(parse).or_else(|| parse(name));
     if let Some(path) = id.as_ref().and_then(|id| HubCache::from_env()?.model(id)) {
         return Ok(ModelFiles::from(&path));
@@ -291,6 +290,7 @@ mod tests {
         let dir = std::env::temp_dir().canonicalize().unwrap_or_default();
         let from = |model: &str| path_from(&dir, &dir.join(model)).unwrap_or_default();
         assert_eq!(from("base"), Path::new("base"));
+        assert!(absolute_path(Path::new("base")).is_ok_and(|path| path.is_absolute()));
         assert_eq!(from("../base.gguf"), Path::new("../base.gguf"));
     }
 

@@ -200,8 +200,8 @@ impl Config {
         }
     }
 
-    /// Reads `config.json`, an adapter without one its base's, and `generation_config.json` if there
-    /// is one: its EOS tokens take precedence, as in transformers.
+    /// Reads `config.json`, an adapter without one its base's, and `generation_config.json` if
+    /// there is one: its EOS tokens take precedence, as in transformers.
     pub fn read(files: impl Into<ModelFiles>) -> Result<Config, ModelError> {
         let files = files.into();
         files.check_exists()?;

@@ -105,7 +105,8 @@ pub fn init_model(
     }
 }
 
-/// Copies configuration and tokenizer of a model to `out` and adds the latent markers that it lacks.
+/// Copies configuration and tokenizer of a model to `out` and adds the latent markers that it
+/// lacks.
 fn init_from_pretrained(
     device: &Device,
     files: &ModelFiles,

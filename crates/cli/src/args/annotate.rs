@@ -29,7 +29,7 @@ pub enum ThoughtsDtypeKind {
 /// Flags of `annotate`.
 #[derive(Debug, Args)]
 pub struct AnnotateArgs {
-    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`
+    /// The reasoner: a checkpoint directory, an id of the Hugging Face Hub, or `embedded`
     /// [default: embedded]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub model: Option<String>,

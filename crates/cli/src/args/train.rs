@@ -499,8 +499,8 @@ pub struct RewardArgs {
     pub reads_answers: bool,
 
     /// A reference reasoner: its unperturbed thoughts about each question precede the candidate's
-    /// in the reward model's input. `reasoner` is that of --model, which is recorded and shared, not
-    /// copied; a directory is copied into the reward model's; `none` is none [default: none]
+    /// in the reward model's input. `reasoner` is that of --model, which is recorded and shared,
+    /// not copied; a directory is copied into the reward model's; `none` is none [default: none]
     #[arg(long, alias = "mind", value_name = "reasoner|DIR|none")]
     pub reference: Option<String>,
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use hub::HubId;
+use hub::{HubId, MODEL_EXTENSIONS};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
 use latent_tts::{Aggregator, DeviceKind, Family, LatentLength, Probability, TokenSampling};
@@ -260,7 +260,7 @@ pub fn format_bytes(size: u64) -> String {
 
 /// An id of the Hugging Face Hub.
 pub fn hub_id(text: &str) -> Result<String, String> {
-    let id = HubId::parse(text, &["gguf"]).map(|id| id.to_string());
+    let id = HubId::parse(text, &MODEL_EXTENSIONS).map(|id| id.to_string());
     id.ok_or_else(|| "expected owner/name, owner/name/file.gguf, perhaps with @revision".to_owned())
 }
 

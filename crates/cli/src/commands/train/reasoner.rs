@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use latent_tts::files_over;
+use latent_tts::{data_file, files_over};
 use model::{ModelFiles, Tokenizer};
 use serde_json::{Value, json};
 use train::corpus::{self, Split};
@@ -170,6 +170,7 @@ impl WeightedData {
     /// The examples, and how many there are unless that is unbounded.
     fn open(&self, seed: u64) -> Result<(ExampleSource, Option<f64>)> {
         let Some(file) = self.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
+        let file = &data_file(&file.to_string_lossy())?;
         let examples = dataset::read(file, None)?;
         ensure!(!examples.is_empty(), "{}: no examples", file.display());
         let size = examples.len() as f64;
