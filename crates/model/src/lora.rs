@@ -4,10 +4,14 @@
 //! effective weight is W + scale B A. [`crate::names`] identifies the factors, [`LoraScale`] finds
 //! the scale, [`merge`] adds the product.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 use serde_json::Value;
+use tensor::ops::{self, Activation, Linear, OutputDtype};
+use tensor::{Device, DeviceError, Tensor};
 
 use crate::adapter::ADAPTER_CONFIG;
 use crate::config::Architecture;
@@ -49,30 +53,45 @@ pub(crate) struct LoraFactors<'a> {
 
 /// Adds `scale B A` to a weight in place; `rows` counts the rows of `weight` as it is stored.
 ///
-/// Each row is computed by one thread in a fixed order: the result does not depend on the number of
-/// threads.
-pub(crate) fn merge(weight: &mut [f32], rows: usize, layout: WeightLayout, factors: LoraFactors) {
+/// The product is the CPU's matrix product, whose elements are sums in the order of the rank: the
+/// result does not depend on the number of threads.
+pub(crate) fn merge(
+    weight: &mut [f32],
+    rows: usize,
+    layout: WeightLayout,
+    factors: LoraFactors,
+) -> Result<(), DeviceError> {
     let LoraFactors { a, b, rank, scale } = factors;
     if rows == 0 || rank == 0 || weight.is_empty() {
-        return;
+        return Ok(());
     }
-    let columns = weight.len() / rows;
-    // delta[row, :] = sum_k left[row, k] right[k, :]; input-major weights take (B A)^T = A^T B^T.
+    let (device, columns) = (kernels()?, weight.len() / rows);
+    // Input-major weights take (B A)^T = A^T B^T.
     let (left, right) = match layout {
-        WeightLayout::OutputMajor => (b.to_vec(), a.to_vec()),
-        WeightLayout::InputMajor => (transpose(a, rank, rows), transpose(b, columns, rank)),
+        WeightLayout::OutputMajor => {
+            (b.to_vec(), Linear::from_input_major(device, rank, columns, a, None)?)
+        }
+        WeightLayout::InputMajor => {
+            (transpose(a, rank, rows), Linear::from_output_major(device, rank, columns, b, None)?)
+        }
     };
-    weight.par_chunks_mut(columns).zip(left.par_chunks(rank)).for_each(|(row, left)| {
-        let mut delta = vec![0.0f32; columns];
-        for (l, right) in left.iter().zip(right.chunks(columns)) {
-            for (d, r) in delta.iter_mut().zip(right) {
-                *d += l * r;
-            }
-        }
-        for (w, d) in row.iter_mut().zip(delta) {
-            *w += scale * d;
-        }
+    let (left, mut product) = (Tensor::from_vec(rows, rank, left), Tensor::default());
+    ops::linear(device, &left, &right, Activation::None, OutputDtype::F32, &mut product)?;
+    let products = product.data().par_chunks(columns);
+    weight.par_chunks_mut(columns).zip(products).for_each(|(row, product)| {
+        row.iter_mut().zip(product).for_each(|(w, p)| *w += scale * p);
     });
+    Ok(())
+}
+
+/// The CPU, for its kernels: they run on the threads of the caller.
+fn kernels() -> Result<&'static Device, DeviceError> {
+    static CPU: OnceLock<Device> = OnceLock::new();
+    if let Some(device) = CPU.get() {
+        return Ok(device);
+    }
+    let device = Device::cpu(Some(NonZeroUsize::MIN))?;
+    Ok(CPU.get_or_init(|| device))
 }
 
 /// The source of the scale of a checkpoint's adapters.
@@ -197,9 +216,9 @@ mod tests {
             (numbers(rank * inputs, 1), numbers(outputs * rank, 2), numbers(inputs * outputs, 3));
         let factors = LoraFactors { a: &a, b: &b, rank, scale: 0.25 };
         let mut linear = w.clone();
-        merge(&mut linear, outputs, WeightLayout::OutputMajor, factors);
+        merge(&mut linear, outputs, WeightLayout::OutputMajor, factors).unwrap();
         let mut conv = w.clone();
-        merge(&mut conv, inputs, WeightLayout::InputMajor, factors);
+        merge(&mut conv, inputs, WeightLayout::InputMajor, factors).unwrap();
         for o in 0..outputs {
             for i in 0..inputs {
                 let delta = naive_delta(&factors, inputs, o, i);

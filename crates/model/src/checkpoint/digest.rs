@@ -2,8 +2,8 @@
 //! its reasoner.
 //!
 //! Names and shapes of all tensors, and the values of some rows of each: another training changes
-//! every row. The values are those in f32, so that a GGUF file and the directory that it was widened
-//! to have one digest. It reads about one percent of the weights, in milliseconds.
+//! every row. The values are those in f32, so that a GGUF file and the directory that it was
+//! widened to have one digest. It reads about one percent of the weights, in milliseconds.
 
 use files::Fingerprint;
 use rayon::prelude::*;

@@ -56,8 +56,8 @@ impl LoraLayer {
         a.or_else(|| pair(".lora_B.weight").and_then(|pair| pair.b.as_ref()))
     }
 
-    /// Checks that every module has both factors, and reads their scale. adapter_config.json is read
-    /// only if there are factors: a merged model may still have the file.
+    /// Checks that every module has both factors, and reads their scale. adapter_config.json is
+    /// read only if there are factors: a merged model may still have the file.
     pub(super) fn check_pairs(&mut self, architecture: Architecture) -> Result<(), ModelError> {
         if !self.pairs.is_empty() {
             self.scale = Some(LoraScale::read(&self.files, architecture)?);
