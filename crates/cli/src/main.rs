@@ -7,6 +7,8 @@
 mod aggregation;
 mod args;
 mod commands;
+#[cfg(feature = "hub")]
+mod download;
 mod hints;
 mod interrupt;
 mod load;
@@ -24,8 +26,14 @@ const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
-    let result = args::parse(&argv).and_then(|cli| dispatch(&cli));
+    let result = args::parse(&argv).and_then(|cli| run(&cli));
     result.unwrap_or_else(|error| fail(&error))
+}
+
+fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+    #[cfg(feature = "hub")]
+    download::fetch(&cli.command)?;
+    dispatch(cli)
 }
 
 fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {

@@ -135,6 +135,20 @@ pub enum EngineError {
         says: usize,
     },
 
+    /// The reward model's reference reasoner is neither the reasoner nor where it was.
+    #[error(
+        "{}: its reference reasoner is not the reasoner, and not at {}; put it there, or use the \
+         reasoner that the reward model was trained with",
+        dir.display(),
+        path.display()
+    )]
+    MissingReference {
+        /// The reward model's directory.
+        dir: PathBuf,
+        /// Where the reference reasoner was.
+        path: PathBuf,
+    },
+
     /// The reward model's reference reasoner does not fit it.
     #[error(
         "{}: {why}; a reference reasoner is a latent reasoner of the reward model's width",

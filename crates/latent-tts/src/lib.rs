@@ -19,8 +19,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! * [`Model`] loads a reasoner and its reward model: embedded, a directory, or an id in the
-//!   Hugging Face cache.
+//! * [`Model`] loads a reasoner and its reward model: embedded, a directory, or an id of the
+//!   Hugging Face Hub.
 //! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
 //!   gives [`Reply`]s; unlike requests share passes and do not change each other's results.
 //! * [`Scheduler`] runs requests that arrive at any time in one continuous batch, with events as
@@ -63,11 +63,13 @@ pub use engine::{
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
 pub use fingerprint::compute as input_fingerprint;
-pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files};
+pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files, files_over};
 pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
 pub use record::{self, Ablation, AblationKind};
 pub use report;
-pub use source::EMBEDDED;
+pub use source::{EMBEDDED, data_file};
+#[cfg(feature = "hub")]
+pub use source::{fetch_data, fetch_model};
 pub use tensor::{self, Device};
 pub use train;
 

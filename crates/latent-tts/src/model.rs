@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::{Engine, Family, Reasoner, RewardModel};
-use model::ModelFiles;
+use model::{ModelFiles, ModelWarning};
 use tensor::Device;
 
 use crate::device::{DeviceOptions, default_memory};
@@ -34,8 +34,8 @@ pub enum RewardModelChoice<'a> {
 }
 
 impl ModelSelection {
-    /// The models of these names: [`EMBEDDED`], a directory, a GGUF file, or an id in the Hugging
-    /// Face cache.
+    /// The models of these names: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging
+    /// Face Hub.
     pub fn new(reasoner: &str, reward_model: RewardModelChoice<'_>) -> Result<Self, Error> {
         let reward_model = match reward_model {
             RewardModelChoice::Default if reasoner == EMBEDDED => Some(EMBEDDED),
@@ -46,6 +46,21 @@ impl ModelSelection {
             reasoner: source::reasoner_files(reasoner)?,
             reward_model: reward_model.map(reward_model_files).transpose()?,
             family: None,
+        })
+    }
+
+    /// The same models, adapters among them over the model of this name.
+    pub fn with_base(self, base: &str) -> Result<Self, Error> {
+        let mut models = std::iter::once(&self.reasoner).chain(&self.reward_model);
+        let is_adapter = |files: &ModelFiles| files.is_adapter();
+        if !models.try_fold(false, |any, files| Ok::<_, Error>(any || is_adapter(files)?))? {
+            return Err(Error::NoAdapter { base: base.to_owned() });
+        }
+        let over = |files| source::with_base(files, Some(base));
+        Ok(Self {
+            reasoner: over(self.reasoner)?,
+            reward_model: self.reward_model.map(over).transpose()?,
+            family: self.family,
         })
     }
 
@@ -73,8 +88,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or an id in
-    /// the Hugging Face cache, on a GPU if there is one, else on the processor.
+    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or an id of
+    /// the Hugging Face Hub, on a GPU if there is one, else on the processor.
     ///
     /// ```no_run
     /// use latent_tts::Model;
@@ -115,6 +130,12 @@ impl Model {
         self.reward_model.as_deref()
     }
 
+    /// What is wrong with the checkpoints that does not keep them from being used.
+    pub fn warnings(&self) -> impl Iterator<Item = &ModelWarning> {
+        let reward_model = self.reward_model.iter().flat_map(|model| &model.warnings);
+        self.reasoner.warnings.iter().chain(reward_model)
+    }
+
     /// The device that holds the weights.
     pub fn device(&self) -> &Device {
         self.reasoner.decoder.device()
@@ -134,4 +155,9 @@ impl Model {
 /// The files of a reasoner by name, for tools that look at a checkpoint without loading it.
 pub fn files(name: &str) -> Result<ModelFiles, Error> {
     source::embedded_files(name).map_or_else(|| reasoner_files(name), Ok)
+}
+
+/// The same, an adapter over the base of another name, where one is given.
+pub fn files_over(name: &str, base: Option<&str>) -> Result<ModelFiles, Error> {
+    source::with_base(files(name)?, base)
 }

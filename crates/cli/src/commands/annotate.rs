@@ -81,6 +81,7 @@ impl AnnotateJob {
         let models = ModelArgs {
             model: args.model.clone(),
             reward_model: Some(NO_REWARD_MODEL.to_owned()),
+            base: args.base.clone(),
             method: args.method,
         };
         let (part, of) = args.shard.unwrap_or((1, 1));
