@@ -32,7 +32,7 @@ pub use common::{
 pub use layers::parse;
 pub use preset::PresetKind;
 pub use report::ReportArgs;
-pub use sweep::{SweepArgs, SweepGrid, rounded};
+pub use sweep::SweepArgs;
 pub use train::{
     KeepKind, LoraArgs, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind,
     RewardArgs, ScoreHeadKind, TrainCommand, TrainingArgs,

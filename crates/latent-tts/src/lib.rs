@@ -40,10 +40,12 @@ mod error;
 mod evaluate;
 mod fingerprint;
 pub mod grade;
+mod loglikelihood;
 pub mod manifest;
 mod model;
 mod options;
 mod source;
+pub mod sweep;
 
 pub use ablation::Ablator;
 pub use aggregate::{self, Aggregator, RewardReduction, VoteParams};
@@ -59,9 +61,12 @@ pub use engine::{
     SamplingParams, StageSeconds, Temperature, TokenSampling, Trajectory,
 };
 pub use error::Error;
-pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
+pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
 pub use fingerprint::compute as input_fingerprint;
-pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files};
+pub use loglikelihood::{Loglikelihood, loglikelihood};
+pub use model::{
+    Model, ModelSelection, RewardModelChoice, files as model_files, reward_model_files,
+};
 pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
 pub use record::{self, Ablation, AblationKind};
 pub use report;
