@@ -101,6 +101,19 @@ pub enum Error {
         base: String,
     },
 
+    /// A text whose likelihood is asked for is longer than the model reads.
+    #[error("a continuation of {tokens} tokens does not fit in the model's {context} positions")]
+    LongContinuation {
+        /// Its tokens.
+        tokens: usize,
+        /// Positions that the model has.
+        context: usize,
+    },
+
+    /// A sweep without a strength.
+    #[error("there is no value to go over; give values of p, sigma or tau")]
+    EmptySweep,
+
     /// The embedded models were left out of this build.
     #[error("this program was built without the embedded models (the feature `embedded`)")]
     NotEmbedded,

@@ -42,10 +42,12 @@ mod error;
 mod evaluate;
 mod fingerprint;
 pub mod grade;
+mod loglikelihood;
 pub mod manifest;
 mod model;
 mod options;
 mod source;
+pub mod sweep;
 
 pub use ablation::Ablator;
 pub use aggregate::{self, Aggregator, RewardReduction, VoteParams};
@@ -61,9 +63,12 @@ pub use engine::{
     SamplingParams, Scheduler, StageSeconds, Temperature, TokenSampling, Trajectory, scheduler,
 };
 pub use error::Error;
-pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
+pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
 pub use fingerprint::compute as input_fingerprint;
-pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files, files_over};
+pub use loglikelihood::{Loglikelihood, loglikelihood};
+pub use model::{
+    Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,
+};
 pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
 pub use record::{self, Ablation, AblationKind};
 pub use report;

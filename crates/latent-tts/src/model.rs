@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use engine::{Engine, Family, Reasoner, RewardModel};
-use model::{ModelFiles, ModelWarning};
+use engine::{Engine, EngineError, Family, Reasoner, RewardModel};
+use model::head::RewardHead;
+use model::{Checkpoint, ModelFiles, ModelWarning};
 use tensor::Device;
 
 use crate::device::{DeviceOptions, default_memory};
-use crate::source::{EMBEDDED, reasoner_files, reward_model_files};
+use crate::source::{EMBEDDED, reasoner_files};
 use crate::{Error, source};
 
 /// Which models to load: their files, resolved and not yet read.
@@ -44,7 +45,7 @@ impl ModelSelection {
         };
         Ok(Self {
             reasoner: source::reasoner_files(reasoner)?,
-            reward_model: reward_model.map(reward_model_files).transpose()?,
+            reward_model: reward_model.map(source::reward_model_files).transpose()?,
             family: None,
         })
     }
@@ -108,7 +109,7 @@ impl Model {
 
     /// Adds the reward model of this name to the reasoner, or replaces the one that it has.
     pub fn with_reward_model(self, name: &str) -> Result<Self, Error> {
-        let files = reward_model_files(name)?;
+        let files = source::reward_model_files(name)?;
         let device = self.reasoner.decoder.device();
         let reward_model = RewardModel::load(device, &files, &self.reasoner)?;
         Ok(Self { reward_model: Some(Arc::new(reward_model)), ..self })
@@ -149,6 +150,16 @@ impl Model {
             None => engine,
         };
         Ok(engine.with_memory(default_memory(self.device())?))
+    }
+}
+
+/// The files of a reward model by name; refuses a checkpoint that is none before anything is loaded.
+pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
+    let files = source::reward_model_files(name)?;
+    let checkpoint = Checkpoint::open(&files)?;
+    match RewardHead::detect(&checkpoint) {
+        Some(_) => Ok(files),
+        None => Err(EngineError::NotARewardModel { dir: files.path().to_owned() }.into()),
     }
 }
 

@@ -122,6 +122,7 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
         keep_latents: false,
         lens: Some(count(2)),
         ablations: AblationKind::ALL.to_vec(),
+        cancel: CancelToken::default(),
         write_lock: Default::default(),
     };
     let samples = |out: &str| std::fs::read(dir.path().join(out).join("samples.jsonl")).unwrap();

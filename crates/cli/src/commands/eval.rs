@@ -11,8 +11,8 @@ use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    AblationKind, Aggregator, DataSource, Engine, EvalObserver, EvalOutput, Evaluation,
-    ModelSelection, OnExisting, Question, SamplingOptions, aggregate,
+    AblationKind, Aggregator, CancelToken, DataSource, Engine, EvalObserver, EvalOutput,
+    Evaluation, ModelSelection, OnExisting, Question, SamplingOptions, aggregate,
 };
 use serde_json::{Value, json};
 
@@ -139,6 +139,7 @@ impl EvalJob {
             keep_latents: self.keep_latents,
             lens: self.lens,
             ablations: self.ablations.clone(),
+            cancel: CancelToken::default(),
             write_lock: guard.lock(),
         };
         let mut progress = EvalProgress::new(printer);

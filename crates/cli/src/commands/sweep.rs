@@ -1,14 +1,5 @@
 //! `latent-tts sweep`: runs an eval for each strength of the perturbation and finds the best.
-//!
-//! ```text
-//! grid (values, or an interval) -> points (one run directory each) -> sweep.json, table, page
-//! ```
-//!
-//! All points are evaluated under the same seeds, so that they are compared question by question.
-//! Recorded points are read, not run again; a resumed search therefore takes the same path.
 
-mod band;
-mod search;
 mod table;
 
 use std::num::NonZeroUsize;
@@ -16,63 +7,42 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use latent_tts::record::{self, MetricName, Results, RunDir};
-use latent_tts::report::interval::{Bootstrap, Interval};
-use latent_tts::report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
+use latent_tts::record::{self, RunDir};
 use latent_tts::report::{self, ReportOptions};
-use latent_tts::{
-    DataSource, DropoutScope, EMBEDDED, Engine, MaskLifetime, PerturbationOptions, Probability,
-    Question, Temperature, manifest,
-};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use latent_tts::sweep::{self, PointRunner, SUMMARY_FILE, Sweep, SweepOutput, SweepSpec};
+use latent_tts::{Engine, PerturbationOptions, Question};
+use serde_json::Value;
 
-use self::band::RecommendedBand;
-use self::search::GoldenSectionSearch;
 use super::eval::EvalJob;
-use crate::args::{
-    EvalArgs, MaskKind, ModelArgs, SamplerKind, ScopeKind, SitesKind, SweepArgs, SweepGrid,
-    default_eval_args, rounded,
-};
+use crate::args::{EvalArgs, SweepArgs, default_eval_args};
 use crate::load::{NO_REWARD_MODEL, load_models};
 use crate::printer::Printer;
 use crate::settings;
 
-const SUMMARY_FILE: &str = "sweep.json";
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 /// Default number of questions of the built-in corpus.
 const DEFAULT_QUESTIONS: usize = 200;
-/// Default of `--p`: the paper's interval without p close to 1, where dropout leaves no signal.
-const DEFAULT_DROPOUT_GRID: SweepGrid = SweepGrid::Interval(0.0, 0.9);
-/// Default of `--tolerance`, as a share of the interval.
-const DEFAULT_TOLERANCE: f64 = 0.02;
 
 /// Runs `sweep`.
 pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
-    let (axes, ks) = (axes(args), ks(args)?);
+    let (spec, ks) = (sweep_spec(args), ks(args)?);
     let base = EvalJob::from_args(&base_eval_args(args))?;
     let questions = base.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open()?;
     let model = load_models(&base.models, &device, printer)?;
     let engine = args.run.machine.engine(&model)?;
-    let out = args.out.clone().unwrap_or_else(|| default_out_dir(&args.model, &base.data));
+    let default_out = || sweep::default_out(base.models.reasoner.path(), &base.data);
+    let out = args.out.clone().unwrap_or_else(default_out);
 
-    let mut sweep = Sweep {
-        engine: &engine,
-        questions: &questions,
-        out: &out,
-        ks,
-        base,
-        printer,
-        points: Vec::new(),
+    let architecture = engine.reasoner().decoder.config().architecture;
+    let sweep = Sweep { spec: &spec, out: &out, ks, architecture };
+    let mut points = LocalPoints { engine: &engine, questions: &questions, base: &base, printer };
+    let SweepOutput { summary, runs } = sweep.run(&mut points)?;
+    let page = match args.run.no_report {
+        true => None,
+        false => Some(report::write(&runs, &out, ReportOptions::default())?.page),
     };
-    for axis in &axes {
-        sweep.run_axis(axis, args)?;
-    }
-    let summary = sweep.summarize()?;
-    record::write_document(&out.join(SUMMARY_FILE), &summary)?;
-    let page = if args.run.no_report { None } else { Some(sweep.write_page()?) };
     printer.result(&summary, || {
         let page = page.map(|page| format!("\nthe page is {}", page.display())).unwrap_or_default();
         format!(
@@ -91,7 +61,7 @@ pub fn run_dirs(dir: &Path) -> Result<Option<Vec<PathBuf>>> {
     if !path.is_file() {
         return Ok(None);
     }
-    let read = || -> Result<SweepSummary> {
+    let read = || -> Result<sweep::SweepSummary> {
         let summary: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
         match summary["version"].as_u64() {
             Some(version) if version == u64::from(record::FORMAT) => {
@@ -105,109 +75,23 @@ pub fn run_dirs(dir: &Path) -> Result<Option<Vec<PathBuf>>> {
     Ok(Some(summary.points.into_iter().map(|point| dir.join(point.run)).collect()))
 }
 
-/// A kind of perturbation, and the strengths to evaluate.
-struct SweepAxis {
-    sampler: SamplerKind,
-    sites: Option<SitesKind>,
-    scope: Option<ScopeKind>,
-    mask: Option<MaskKind>,
-    grid: SweepGrid,
-}
-
-impl SweepAxis {
-    fn new(sampler: SamplerKind, grid: &SweepGrid) -> Self {
-        Self { sampler, sites: None, scope: None, mask: None, grid: grid.clone() }
+fn sweep_spec(args: &SweepArgs) -> SweepSpec {
+    SweepSpec {
+        p: args.p.clone(),
+        sigma: args.sigma.clone(),
+        tau: args.tau.clone(),
+        sites: args.sites.iter().flatten().copied().map(settings::sites).collect(),
+        scopes: args.scope.iter().flatten().copied().map(settings::scope).collect(),
+        masks: args.mask.iter().flatten().copied().map(settings::mask).collect(),
+        tolerance: args.tolerance,
+        evaluations: args.evaluations,
     }
-
-    /// The name of a point's run directory.
-    fn name(&self, strength: f64) -> String {
-        match self.sampler {
-            SamplerKind::Noise => format!("noise-{strength}"),
-            SamplerKind::Gumbel => format!("gumbel-{strength}"),
-            _ => {
-                let words = [
-                    self.sites.map(value_name),
-                    self.scope.map(value_name),
-                    self.mask.map(value_name),
-                ];
-                let words: String =
-                    words.into_iter().flatten().map(|word| format!("-{word}")).collect();
-                format!("dropout-{strength}{words}")
-            }
-        }
-    }
-
-    /// The perturbation at one strength.
-    fn perturbation(&self, strength: f64) -> PerturbationOptions {
-        match self.sampler {
-            SamplerKind::Noise => PerturbationOptions::Noise { sigma: Some(strength as f32) },
-            SamplerKind::Gumbel => {
-                PerturbationOptions::Gumbel { tau: Temperature::new(strength as f32) }
-            }
-            _ => PerturbationOptions::Dropout {
-                p: Probability::new(strength as f32),
-                sites: self.sites.map(settings::sites),
-                scope: self.scope.map_or(DropoutScope::Thoughts, settings::scope),
-                mask: self.mask.map_or(MaskLifetime::Step, settings::mask),
-            },
-        }
-    }
-
-    /// The name of the strength's flag.
-    fn parameter_name(&self) -> &'static str {
-        match self.sampler {
-            SamplerKind::Noise => "sigma",
-            SamplerKind::Gumbel => "tau",
-            _ => "p",
-        }
-    }
-}
-
-fn value_name(kind: impl clap::ValueEnum) -> String {
-    kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-fn axes(args: &SweepArgs) -> Vec<SweepAxis> {
-    let mut axes = Vec::new();
-    let others = args.sigma.is_some() || args.tau.is_some();
-    let dropout = args.p.clone().or_else(|| (!others).then_some(DEFAULT_DROPOUT_GRID));
-    if let Some(grid) = dropout {
-        for sites in each_or_default(args.sites.as_deref()) {
-            for scope in each_or_default(args.scope.as_deref()) {
-                let masks = each_or_default(args.mask.as_deref()).into_iter();
-                let axis = |mask| SweepAxis {
-                    sites,
-                    scope,
-                    mask,
-                    ..SweepAxis::new(SamplerKind::Dropout, &grid)
-                };
-                axes.extend(masks.map(axis));
-            }
-        }
-    }
-    axes.extend(args.sigma.as_ref().map(|grid| SweepAxis::new(SamplerKind::Noise, grid)));
-    axes.extend(args.tau.as_ref().map(|grid| SweepAxis::new(SamplerKind::Gumbel, grid)));
-    axes
-}
-
-/// Each given value, or `None` for the default if none is given.
-fn each_or_default<T: Copy>(kinds: Option<&[T]>) -> Vec<Option<T>> {
-    kinds.map_or_else(|| vec![None], |kinds| kinds.iter().map(|kind| Some(*kind)).collect())
 }
 
 /// The numbers of trajectories in the table: those of `--k`, else powers of four and N.
 fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
-    let samples = args
-        .samples
-        .map_or(DEFAULT_SAMPLES, |n| NonZeroUsize::try_from(n).unwrap_or(DEFAULT_SAMPLES));
-    let mut ks = settings::ks(args.k.as_deref(), samples)?;
-    if ks.is_empty() {
-        ks.extend((0..).map(|power| 4usize.pow(power)).take_while(|k| *k < samples.get()));
-        ks.push(samples.get());
-    }
-    ks.sort_unstable();
-    ks.dedup();
-    Ok(ks)
+    let samples = args.samples.map_or(DEFAULT_SAMPLES, settings::to_usize);
+    Ok(sweep::ks(&settings::ks(args.k.as_deref(), samples)?, samples))
 }
 
 /// The arguments that the evals of all points share: all but the sampler and the directory.
@@ -222,257 +106,26 @@ fn base_eval_args(args: &SweepArgs) -> EvalArgs {
     eval
 }
 
-fn default_out_dir(model: &ModelArgs, data: &DataSource) -> PathBuf {
-    let model = report::run_data::model_name(Path::new(model.model.as_deref().unwrap_or(EMBEDDED)));
-    Path::new("runs").join(format!(
-        "sweep-{}-{}",
-        manifest::sanitize(model),
-        manifest::sanitize(data.stem())
-    ))
-}
-
-/// A sweep in progress.
-struct Sweep<'a> {
+/// Evaluates the points in this process.
+struct LocalPoints<'a> {
     engine: &'a Engine,
     questions: &'a [Question],
-    out: &'a Path,
-    ks: Vec<usize>,
     /// The evaluation that all points share, but for the sampler and the directory.
-    base: EvalJob,
+    base: &'a EvalJob,
     printer: &'a Printer,
-    points: Vec<SweepPoint>,
 }
 
-/// One evaluated strength.
-struct SweepPoint {
-    name: String,
-    strength: f64,
-    run: RunDir,
-    results: Results,
-    columns: QuestionMetrics,
-}
+impl PointRunner for LocalPoints<'_> {
+    type Error = anyhow::Error;
 
-impl SweepPoint {
-    fn kind(&self) -> &str {
-        self.run.manifest().settings["sampler"]["kind"].as_str().unwrap_or_default()
-    }
-}
-
-impl Sweep<'_> {
-    fn run_axis(&mut self, axis: &SweepAxis, args: &SweepArgs) -> Result<()> {
-        let before = self.points.len();
-        self.evaluate_axis(axis, args)?;
-        self.points[before..].sort_by(|a, b| a.strength.total_cmp(&b.strength));
-        Ok(())
+    fn evaluate(&mut self, out: &Path, perturbation: PerturbationOptions) -> Result<RunDir> {
+        let mut job = EvalJob { out: Some(out.to_owned()), ..self.base.clone() };
+        job.sampling.perturbation = Some(perturbation);
+        let name = || format!("point {}", out.file_name().unwrap_or_default().display());
+        Ok(job.evaluate(self.engine, self.questions, self.printer).with_context(name)?.run)
     }
 
-    fn evaluate_axis(&mut self, axis: &SweepAxis, args: &SweepArgs) -> Result<()> {
-        match &axis.grid {
-            SweepGrid::Values(values) => {
-                values.iter().try_for_each(|value| self.coverage_at(axis, *value).map(|_| ()))
-            }
-            SweepGrid::Interval(low, high) => {
-                let tolerance = args.tolerance.unwrap_or((high - low) * DEFAULT_TOLERANCE);
-                let search = GoldenSectionSearch::new(
-                    *low,
-                    *high,
-                    tolerance,
-                    args.evaluations.map(NonZeroUsize::get),
-                );
-                self.printer.note(&format!(
-                    "searching {} in {low} to {high} for the largest coverage@{}: {} evaluations \
-                     to a tolerance of {}",
-                    axis.parameter_name(),
-                    self.max_k(),
-                    search.evaluations(),
-                    rounded(search.tolerance()),
-                ));
-                search.maximize(|value| self.coverage_at(axis, rounded(value)))
-            }
-        }
+    fn note(&mut self, text: &str) {
+        self.printer.note(text);
     }
-
-    fn max_k(&self) -> usize {
-        self.ks.last().copied().unwrap_or(1)
-    }
-
-    /// The coverage at one strength, which is evaluated unless it was before.
-    fn coverage_at(&mut self, axis: &SweepAxis, strength: f64) -> Result<f64> {
-        let (name, k) = (axis.name(strength), self.max_k());
-        if self.points.iter().all(|point| point.name != name) {
-            let point = self
-                .evaluate_point(axis, name.clone(), strength)
-                .with_context(|| format!("point {name}"))?;
-            let coverage = metric_interval(&point.results, MetricName::Coverage, k)
-                .map_or(0.0, |interval| interval.value);
-            let count = self.points.len() + 1;
-            self.printer.note(&format!(
-                "{count}. {} = {strength}: coverage@{k} {:.1}%",
-                axis.parameter_name(),
-                100.0 * coverage
-            ));
-            self.points.push(point);
-        }
-        let point = self.points.iter().find(|point| point.name == name);
-        Ok(point
-            .and_then(|point| metric_interval(&point.results, MetricName::Coverage, k))
-            .map_or(0.0, |interval| interval.value))
-    }
-
-    fn evaluate_point(&self, axis: &SweepAxis, name: String, strength: f64) -> Result<SweepPoint> {
-        let mut job = EvalJob { out: Some(self.out.join(&name)), ..self.base.clone() };
-        job.sampling.perturbation = Some(axis.perturbation(strength));
-        let done = job.evaluate(self.engine, self.questions, self.printer)?;
-        let settings = MetricSettings { ks: self.ks.clone(), ..MetricSettings::default() };
-        let columns = QuestionMetrics::collect(done.run.samples()?, &settings)?;
-        Ok(SweepPoint {
-            name,
-            strength,
-            run: done.run,
-            results: columns.results(&settings.bootstrap),
-            columns,
-        })
-    }
-
-    /// The best point, and how the others compare with it.
-    fn summarize(&self) -> Result<SweepSummary> {
-        let Some(best) = self.best(|_| true) else {
-            bail!("there is no value to go over; give --p, --sigma or --tau")
-        };
-        let points = self
-            .points
-            .iter()
-            .map(|point| self.summarize_point(point, self.is_indistinguishable(point, best)))
-            .collect();
-        let samplers = ["dropout", "noise", "gumbel"]
-            .into_iter()
-            .filter_map(|kind| self.sampler_summary(kind))
-            .collect();
-        Ok(SweepSummary {
-            version: record::FORMAT,
-            metric: MetricName::Coverage,
-            k: self.max_k(),
-            points,
-            best: best.name.clone(),
-            samplers,
-        })
-    }
-
-    /// The point with the largest coverage; of ties the first, which on each axis is the weakest.
-    fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
-        let k = self.max_k();
-        let value = |point: &SweepPoint| {
-            metric_interval(&point.results, MetricName::Coverage, k)
-                .map_or(0.0, |interval| interval.value)
-        };
-        self.points
-            .iter()
-            .filter(|point| among(point))
-            .reduce(|best, point| if value(point) > value(best) { point } else { best })
-    }
-
-    /// Whether the paired 95% interval of the difference to the best contains zero.
-    fn is_indistinguishable(&self, point: &SweepPoint, best: &SweepPoint) -> bool {
-        let column =
-            |point: &SweepPoint| point.columns.column(MetricName::Coverage, self.max_k()).cloned();
-        let columns = column(best).zip(column(point));
-        let interval = columns
-            .and_then(|(best, point)| paired_difference(&best, &point, &Bootstrap::default()));
-        point.name == best.name || interval.is_none_or(|interval| interval.low <= 0.0)
-    }
-
-    fn sampler_summary(&self, kind: &str) -> Option<SamplerSummary> {
-        let best = self.best(|point| point.kind() == kind)?;
-        let architecture = self.engine.reasoner().decoder.config().architecture;
-        let band = RecommendedBand::of_sampler(architecture, kind).map(|band| {
-            let inside =
-                |point: &&SweepPoint| point.kind() == kind && band.contains(point.strength);
-            let indistinguishable = self
-                .points
-                .iter()
-                .filter(inside)
-                .any(|point| self.is_indistinguishable(point, best));
-            RecommendedBand {
-                contains_best: band.contains(best.strength),
-                contains_as_good: indistinguishable,
-                ..band
-            }
-        });
-        Some(SamplerSummary { kind: kind.into(), best: best.name.clone(), band })
-    }
-
-    fn summarize_point(&self, point: &SweepPoint, indistinguishable: bool) -> SweepPointSummary {
-        let results = &point.results;
-        let curve = |name| {
-            let ks = self.ks.iter();
-            ks.filter_map(|k| {
-                Some((k.to_string(), interval_json(metric_interval(results, name, *k)?)))
-            })
-            .collect()
-        };
-        SweepPointSummary {
-            run: point.name.clone(),
-            sampler: point.run.manifest().settings["sampler"].clone(),
-            strength: point.strength,
-            coverage: curve(MetricName::Coverage),
-            majority: curve(MetricName::Maj),
-            diversity: metric_interval(results, MetricName::Diversity, results.trajectories)
-                .map_or(Value::Null, interval_json),
-            as_good_as_best: indistinguishable,
-        }
-    }
-
-    fn write_page(&self) -> Result<PathBuf> {
-        let runs: Vec<RunDir> = self.points.iter().map(|point| point.run.clone()).collect();
-        Ok(report::write(&runs, self.out, ReportOptions::default())?.page)
-    }
-}
-
-fn metric_interval(results: &Results, name: MetricName, k: usize) -> Option<Interval> {
-    let metric = results.metrics.iter().find(|metric| metric.name == name && metric.k == k)?;
-    Some(Interval { value: metric.value, low: metric.low, high: metric.high })
-}
-
-fn interval_json(Interval { value, low, high }: Interval) -> Value {
-    json!({ "value": value, "low": low, "high": high })
-}
-
-/// The content of `sweep.json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct SweepSummary {
-    version: u32,
-    /// The maximized metric.
-    metric: MetricName,
-    /// The number of trajectories at which it is compared.
-    k: usize,
-    points: Vec<SweepPointSummary>,
-    /// The run directory of the best point.
-    best: String,
-    /// The best point of each kind of sampler.
-    samplers: Vec<SamplerSummary>,
-}
-
-/// The best point of one kind of sampler.
-#[derive(Debug, Serialize, Deserialize)]
-struct SamplerSummary {
-    kind: String,
-    /// The run directory of the best point.
-    best: String,
-    /// The paper's recommended band for this backbone, if it has one.
-    band: Option<RecommendedBand>,
-}
-
-/// One point of `sweep.json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct SweepPointSummary {
-    /// The run directory, relative to the sweep's directory.
-    run: String,
-    sampler: Value,
-    strength: f64,
-    /// Intervals by number of trajectories; `majority` likewise.
-    coverage: serde_json::Map<String, Value>,
-    majority: serde_json::Map<String, Value>,
-    diversity: Value,
-    /// Whether the paired 95% interval of its difference to the best contains zero.
-    as_good_as_best: bool,
 }

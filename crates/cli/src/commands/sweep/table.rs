@@ -1,8 +1,7 @@
 //! The result of a sweep as a table with one line per point, and a conclusion.
 
+use latent_tts::sweep::{RecommendedBand, SamplerSummary, SweepPointSummary, SweepSummary};
 use serde_json::{Map, Value};
-
-use super::{RecommendedBand, SamplerSummary, SweepPointSummary, SweepSummary};
 
 /// The table and the conclusion.
 pub fn render(summary: &SweepSummary) -> String {
