@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ _Progress = Callable[[_Opened | None, int], None] | None
 _QuestionTuple = tuple[int, str, str, str, list[str]]
 _Vote = tuple[str, int, float, float | None]
 
+@final
 class Trajectory:
     number: int
     text: str
@@ -41,6 +42,7 @@ class Trajectory:
     outcome_reward: float | None
     logprob: float | None
 
+@final
 class Reply:
     answer: str | None
     rule: str
@@ -54,6 +56,7 @@ class Reply:
     flops: float
     seconds: float
 
+@final
 class Engine:
     name: str
     reward_model: str | None
@@ -88,6 +91,7 @@ class Engine:
         self, evaluation: Evaluation, seed: int, questions: Sequence[_QuestionTuple]
     ) -> list[bytes]: ...
 
+@final
 class Evaluation:
     def __new__(
         cls, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
@@ -98,6 +102,7 @@ class Evaluation:
     def add(self, record: bytes) -> None: ...
     def finish(self, engine: Engine) -> Path: ...
 
+@final
 class Annotation:
     def __new__(
         cls, arguments: Mapping[str, Any], sampling: Mapping[str, Any]

@@ -204,9 +204,12 @@ class Reasoner:
         times and host; without ``out`` it is named after inputs and settings, below ``runs/``.
         Ctrl-C keeps what is recorded, and ``resume=True`` goes on after it.
         """
-        evaluation = self._evaluation(
-            locals(), {**sampling}, read=True, default_count=300
-        )
+        given = {
+            "data": data, "n": n, "limit": limit, "out": out, "seeds": seeds, "ks": ks,
+            "rules": rules, "beam": beam, "keep_thoughts": keep_thoughts, "resume": resume,
+            "overwrite": overwrite,
+        }  # fmt: skip
+        evaluation = self._evaluation(given, {**sampling}, read=True, default_count=300)
         with Progress(progress) as bar:
             return RunDirectory(evaluation.run(self._engine, bar))
 
@@ -274,7 +277,13 @@ class Reasoner:
                 evaluation.run(unscored._engine, bar)
 
         unscored = Reasoner(self._engine.without_reward_model())
-        arguments = _sweep_arguments(locals())
+        arguments = _sweep_arguments(
+            {
+                "data": data, "n": n, "ks": ks, "out": out, "p": p, "sigma": sigma, "tau": tau,
+                "sites": sites, "scope": scope, "mask": mask, "tolerance": tolerance,
+                "evaluations": evaluations,
+            }
+        )  # fmt: skip
         path = _core.sweep(self._engine, arguments, evaluate, logger.info)
         return Sweep(path)
 
@@ -298,7 +307,12 @@ class Reasoner:
         The paper uses 128 rollouts; with 0 a thought has its own trajectory's outcome. The
         directory is that of ``latent-tts annotate`` with the same settings, byte for byte.
         """
-        annotation = self._annotation(locals(), {**sampling}, read=True)
+        given = {
+            "data": data, "trajectories": trajectories, "rollouts": rollouts, "limit": limit,
+            "out": out, "per_shard": per_shard, "thoughts_dtype": thoughts_dtype,
+            "resume": resume, "overwrite": overwrite,
+        }  # fmt: skip
+        annotation = self._annotation(given, {**sampling}, read=True)
         with Progress(progress) as bar:
             return Annotations(annotation.run(self._engine, bar))
 

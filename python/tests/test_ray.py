@@ -21,6 +21,7 @@ pytestmark = pytest.mark.ray
 EVAL = ("eval", "--data", "embedded:ood", "--limit", "60", "-n", "8", "--latents",
         "--questions-per-task", "4")  # fmt: skip
 ANNOTATE = ("annotate", "--limit", "48", "-n", "4", "-m", "4", "--per-shard", "6")
+WRITTEN = {"eval": "samples.jsonl", "annotate": "*.safetensors"}
 QUIET = {"PYTHONWARNINGS": "ignore", "RAY_AUTH_MODE": "disabled", "RAY_DISABLE_IMPORT_WARNING": "1"}
 
 
@@ -88,11 +89,13 @@ def _size(pattern: Path) -> int:
 def test_a_killed_actor_changes_nothing(command: str, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(*(EVAL if command == "eval" else ANNOTATE), "--out", str(out))
-    wait_for_output(process, out / ("samples.jsonl" if command == "eval" else "*.safetensors"))
+    wait_for_output(process, out / WRITTEN[command])
     (victim, *_) = actors(process.pid)
     os.kill(victim, signal.SIGKILL)
+    before = _size(out / WRITTEN[command])
     finish(process)
     compare(command, out, alone)
+    assert before < _size(out / WRITTEN[command])
 
 
 @pytest.mark.parametrize("command", ["eval", "annotate"])
@@ -100,19 +103,19 @@ def test_a_killed_driver_is_resumed(command: str, alone: Path, tmp_path: Path) -
     out = tmp_path / "out"
     arguments = (*(EVAL if command == "eval" else ANNOTATE), "--out", str(out))
     process = start(*arguments)
-    wait_for_output(process, out / ("samples.jsonl" if command == "eval" else "*.safetensors"))
+    wait_for_output(process, out / WRITTEN[command])
     below = descendants(process.pid)
     process.kill()
-    process.wait()
-    before = _size(out / ("samples.jsonl" if command == "eval" else "*.safetensors"))
     for pid in below:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    process.communicate()
+    before = _size(out / WRITTEN[command])
     finish(start(*arguments, "--resume"))
     compare(command, out, alone)
-    assert before < _size(out / ("samples.jsonl" if command == "eval" else "*.safetensors"))
+    assert before < _size(out / WRITTEN[command])
 
 
 def test_a_sweep_is_one_processs(reasoner: Reasoner, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ impl Model {
     }
 }
 
-/// The files of a reward model by name; refuses a checkpoint that is none before anything is loaded.
+/// The files of a reward model by name; a checkpoint that is none is refused before it is loaded.
 pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
     let files = source::reward_model_files(name)?;
     let checkpoint = Checkpoint::open(&files)?;

@@ -8,7 +8,7 @@ use crate::errors::invalid;
 use crate::options;
 
 /// One row of the columns.
-struct Row {
+struct CandidateRow {
     number: u32,
     answer: Option<String>,
     process_rewards: Option<Vec<f32>>,
@@ -16,7 +16,7 @@ struct Row {
     logprob: Option<f32>,
 }
 
-impl Candidate for Row {
+impl Candidate for CandidateRow {
     fn number(&self) -> u32 {
         self.number
     }
@@ -49,7 +49,7 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    fn rows(self) -> PyResult<Vec<Row>> {
+    fn rows(self) -> PyResult<Vec<CandidateRow>> {
         let count = self.answers.len();
         let columns = [
             ("process_rewards", self.process_rewards.as_ref().map(Vec::len)),
@@ -64,7 +64,7 @@ impl Candidates {
         let mut process = self.process_rewards.into_iter().flatten();
         let mut outcome = self.outcome_rewards.into_iter().flatten();
         let mut logprob = self.logprobs.into_iter().flatten();
-        let row = |(number, answer): (usize, Option<String>)| Row {
+        let row = |(number, answer): (usize, Option<String>)| CandidateRow {
             number: number as u32,
             answer,
             process_rewards: process.next().flatten(),

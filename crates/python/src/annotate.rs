@@ -13,14 +13,14 @@ use latent_tts::{
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::engine::Engine;
+use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_annotations};
 use crate::options::{self, QuestionTuple, Sampling, positive, question, question_tuple};
-use crate::waiting::{Event, wait_for};
+use crate::waiting::{ProgressEvent, wait_for};
 
 /// What is annotated and how; perhaps its directory, while shards are made.
-#[pyclass(frozen, module = "latent_tts._core")]
-pub struct Annotation {
+#[pyclass(frozen, name = "Annotation", module = "latent_tts._core")]
+pub struct PyAnnotation {
     data: DataSource,
     questions: Vec<Question>,
     sampling: SamplingOptions,
@@ -50,7 +50,7 @@ pub struct AnnotateArguments {
 }
 
 #[pymethods]
-impl Annotation {
+impl PyAnnotation {
     #[new]
     fn new(py: Python<'_>, arguments: AnnotateArguments, sampling: Sampling) -> PyResult<Self> {
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
@@ -81,7 +81,7 @@ impl Annotation {
     fn run(
         &self,
         py: Python<'_>,
-        engine: &Engine,
+        engine: &PyEngine,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<PathBuf> {
         let cancel = CancelToken::default();
@@ -91,14 +91,15 @@ impl Annotation {
             let count = |shard: usize| index.questions_of(shard).len();
             let missing: usize = store.missing(0, 1).into_iter().map(count).sum();
             // The receiver lives as long as the work.
-            let _ = events.send(Event::Opened(out.display().to_string(), all - missing, all));
+            let _ =
+                events.send(ProgressEvent::Opened(out.display().to_string(), all - missing, all));
             let job = AnnotationJob {
                 annotator: Annotator { cancel: Some(&cancel), ..self.annotator(engine) },
                 index: &index,
                 part: ShardPart { part: 0, of: 1 },
                 write_lock: Default::default(),
             };
-            job.run(&store, &self.questions, &mut Observer(events))?;
+            job.run(&store, &self.questions, &mut AnnotationProgressSender(events))?;
             Ok::<_, library::Error>(out)
         })?;
         done.map_err(raise)
@@ -108,7 +109,7 @@ impl Annotation {
     fn open(
         &self,
         py: Python<'_>,
-        engine: &Engine,
+        engine: &PyEngine,
     ) -> PyResult<(PathBuf, String, Vec<usize>, usize)> {
         let (out, index, store) =
             wait_for(py, &CancelToken::default(), None, |_| self.open_store(engine))?
@@ -130,7 +131,7 @@ impl Annotation {
     fn shard<'py>(
         &self,
         py: Python<'py>,
-        engine: &Engine,
+        engine: &PyEngine,
         index: &str,
         questions: Vec<QuestionTuple>,
     ) -> PyResult<Bound<'py, PyBytes>> {
@@ -154,8 +155,8 @@ impl Annotation {
     }
 }
 
-impl Annotation {
-    fn annotator<'a>(&self, engine: &'a Engine) -> Annotator<'a> {
+impl PyAnnotation {
+    fn annotator<'a>(&self, engine: &'a PyEngine) -> Annotator<'a> {
         let reasoner = engine.engine.reasoner();
         Annotator {
             reasoner,
@@ -168,7 +169,7 @@ impl Annotation {
 
     fn open_store(
         &self,
-        engine: &Engine,
+        engine: &PyEngine,
     ) -> Result<(PathBuf, AnnotationIndex, AnnotationStore), library::Error> {
         let annotator = self.annotator(engine);
         annotator.check(&self.questions)?;
@@ -191,10 +192,10 @@ fn not_open() -> PyErr {
 }
 
 /// Sends progress to the waiting thread, which lives as long as the work.
-struct Observer<'a>(&'a Sender<Event>);
+struct AnnotationProgressSender<'a>(&'a Sender<ProgressEvent>);
 
-impl AnnotationObserver for Observer<'_> {
+impl AnnotationObserver for AnnotationProgressSender<'_> {
     fn annotated(&mut self, _annotated: &AnnotatedQuestion) {
-        let _ = self.0.send(Event::Done(1));
+        let _ = self.0.send(ProgressEvent::Done(1));
     }
 }

@@ -1,4 +1,4 @@
-//! A loaded reasoner: sampling, log-likelihoods, and the pieces of work that a cluster's workers do.
+//! A loaded reasoner: sampling, log-likelihoods, and the pieces of work of a cluster's workers.
 
 use latent_tts::record::QuestionRecord;
 use latent_tts::{
@@ -10,22 +10,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::{invalid, raise, raise_device, raise_loading, raise_record};
-use crate::evaluate::Evaluation;
+use crate::evaluate::PyEvaluation;
 use crate::options::{
     self, QuestionTuple, Sampling, answer_kind, positive, question, question_tuple,
 };
-use crate::waiting::{Event, wait_for};
+use crate::waiting::{ProgressEvent, wait_for};
 
 /// A reasoner, perhaps its reward model, on a device.
-#[pyclass(frozen, module = "latent_tts._core")]
-pub struct Engine {
+#[pyclass(frozen, name = "Engine", module = "latent_tts._core")]
+pub struct PyEngine {
     pub selection: ModelSelection,
     pub model: Model,
     pub engine: library::Engine,
 }
 
 #[pymethods]
-impl Engine {
+impl PyEngine {
     /// Loads models by name; `reward_model` may be `default` or `none`.
     #[staticmethod]
     #[pyo3(signature = (name, reward_model, *, family=None, device="auto", dtype=None,
@@ -118,7 +118,7 @@ impl Engine {
         kind: &str,
         sampling: Sampling,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Vec<Reply>> {
+    ) -> PyResult<Vec<PyReply>> {
         let kind = answer_kind(kind)?;
         let params = sampling.options()?.resolve(&self.engine.reasoner().method);
         let cancel = CancelToken::default();
@@ -134,12 +134,12 @@ impl Engine {
             self.engine.run(&requests, |_, reply| -> Result<(), library::EngineError> {
                 replies.push(reply?);
                 // The receiver lives as long as the work.
-                let _ = events.send(Event::Done(1));
+                let _ = events.send(ProgressEvent::Done(1));
                 Ok(())
             })?;
             Ok::<_, library::EngineError>(replies)
         })?;
-        replies.map_err(raise)?.into_iter().map(|reply| Reply::new(py, reply)).collect()
+        replies.map_err(raise)?.into_iter().map(|reply| PyReply::new(py, reply)).collect()
     }
 
     /// The log-likelihood of each continuation after its context, and whether it is greedy.
@@ -154,7 +154,7 @@ impl Engine {
             let pairs = pairs.iter().take_while(|_| !cancel.is_cancelled());
             let likelihood = |(context, continuation): &(String, String)| {
                 let found = loglikelihood(self.engine.reasoner(), context, continuation)?;
-                let _ = events.send(Event::Done(1));
+                let _ = events.send(ProgressEvent::Done(1));
                 Ok((found.sum, found.greedy))
             };
             pairs.map(likelihood).collect::<Result<Vec<_>, library::Error>>()
@@ -166,7 +166,7 @@ impl Engine {
     fn records<'py>(
         &self,
         py: Python<'py>,
-        evaluation: &Evaluation,
+        evaluation: &PyEvaluation,
         seed: u64,
         questions: Vec<QuestionTuple>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
@@ -191,28 +191,28 @@ impl Engine {
 }
 
 /// A finished request.
-#[pyclass(frozen, get_all, module = "latent_tts._core")]
-pub struct Reply {
+#[pyclass(frozen, get_all, name = "Reply", module = "latent_tts._core")]
+pub struct PyReply {
     answer: Option<String>,
     rule: &'static str,
     chosen: Option<usize>,
     /// Answer, votes, weight and summed reward.
     votes: Vec<(String, usize, f64, Option<f64>)>,
-    trajectories: Vec<Py<Trajectory>>,
-    greedy: Option<Py<Trajectory>>,
-    beam: Option<Py<Trajectory>>,
+    trajectories: Vec<Py<PyTrajectory>>,
+    greedy: Option<Py<PyTrajectory>>,
+    beam: Option<Py<PyTrajectory>>,
     diversity: Vec<f64>,
     steps: u64,
     flops: f64,
     seconds: f64,
 }
 
-impl Reply {
+impl PyReply {
     fn new(py: Python<'_>, reply: library::Reply) -> PyResult<Self> {
         let answer = reply.answer().map(str::to_owned);
         let votes = reply.votes().into_iter();
         let votes = votes.map(|v| (v.answer.to_owned(), v.votes, v.weight, v.reward)).collect();
-        let trajectory = |t| Trajectory::new(py, t).and_then(|t| Py::new(py, t));
+        let trajectory = |t| PyTrajectory::new(py, t).and_then(|t| Py::new(py, t));
         Ok(Self {
             answer,
             votes,
@@ -234,8 +234,8 @@ impl Reply {
 }
 
 /// One trajectory. Its thoughts are the engine's own memory, moved into an array.
-#[pyclass(frozen, get_all, module = "latent_tts._core")]
-pub struct Trajectory {
+#[pyclass(frozen, get_all, name = "Trajectory", module = "latent_tts._core")]
+pub struct PyTrajectory {
     number: u32,
     text: String,
     answer: Option<String>,
@@ -246,7 +246,7 @@ pub struct Trajectory {
     logprob: Option<f32>,
 }
 
-impl Trajectory {
+impl PyTrajectory {
     fn new(py: Python<'_>, trajectory: library::Trajectory) -> PyResult<Self> {
         let (thoughts, width) = (trajectory.latents.rows(), trajectory.latents.cols());
         let latents = trajectory.latents.into_data().into_pyarray(py);

@@ -11,14 +11,14 @@ use latent_tts::{
 };
 use pyo3::prelude::*;
 
-use crate::engine::Engine;
+use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
 use crate::options::{self, QuestionTuple, Sampling, positive, question_tuple};
-use crate::waiting::{Event, wait_for};
+use crate::waiting::{ProgressEvent, wait_for};
 
 /// What is evaluated and how; perhaps its run directory, while that is being written.
-#[pyclass(frozen, module = "latent_tts._core")]
-pub struct Evaluation {
+#[pyclass(frozen, name = "Evaluation", module = "latent_tts._core")]
+pub struct PyEvaluation {
     data: DataSource,
     questions: Vec<Question>,
     sampling: SamplingOptions,
@@ -49,7 +49,7 @@ pub struct EvalArguments {
 }
 
 #[pymethods]
-impl Evaluation {
+impl PyEvaluation {
     #[new]
     fn new(py: Python<'_>, arguments: EvalArguments, sampling: Sampling) -> PyResult<Self> {
         let sampling = sampling.options()?;
@@ -81,20 +81,20 @@ impl Evaluation {
     fn run(
         &self,
         py: Python<'_>,
-        engine: &Engine,
+        engine: &PyEngine,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<PathBuf> {
         let cancel = CancelToken::default();
         let output = wait_for(py, &cancel, progress, |events| {
             self.with(engine, cancel.clone(), |evaluation| {
-                evaluation.run(&engine.engine, &self.questions, &mut Observer(events))
+                evaluation.run(&engine.engine, &self.questions, &mut EvalProgressSender(events))
             })
         })?;
         Ok(output.map_err(raise)?.out)
     }
 
     /// Opens the run directory; gives it, the questions that are recorded, and all.
-    fn open(&self, py: Python<'_>, engine: &Engine) -> PyResult<(PathBuf, usize, usize)> {
+    fn open(&self, py: Python<'_>, engine: &PyEngine) -> PyResult<(PathBuf, usize, usize)> {
         let opened = wait_for(py, &CancelToken::default(), None, |_| {
             self.with(engine, CancelToken::default(), |evaluation| {
                 evaluation.open(&engine.engine, &self.questions)
@@ -124,7 +124,7 @@ impl Evaluation {
     }
 
     /// Measures the run when all questions are recorded.
-    fn finish(&self, py: Python<'_>, engine: &Engine) -> PyResult<PathBuf> {
+    fn finish(&self, py: Python<'_>, engine: &PyEngine) -> PyResult<PathBuf> {
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let recorder = recorder.ok_or_else(not_open)?;
         let output = wait_for(py, &CancelToken::default(), None, |_| {
@@ -134,11 +134,11 @@ impl Evaluation {
     }
 }
 
-impl Evaluation {
+impl PyEvaluation {
     /// The library's evaluation by an engine's models.
     pub fn with<R>(
         &self,
-        engine: &Engine,
+        engine: &PyEngine,
         cancel: CancelToken,
         work: impl FnOnce(&library::Evaluation<'_>) -> R,
     ) -> R {
@@ -170,14 +170,14 @@ fn not_open() -> PyErr {
 }
 
 /// Sends progress to the waiting thread, which lives as long as the work.
-struct Observer<'a>(&'a Sender<Event>);
+struct EvalProgressSender<'a>(&'a Sender<ProgressEvent>);
 
-impl EvalObserver for Observer<'_> {
+impl EvalObserver for EvalProgressSender<'_> {
     fn opened(&mut self, out: &Path, done: usize, total: usize) {
-        let _ = self.0.send(Event::Opened(out.display().to_string(), done, total));
+        let _ = self.0.send(ProgressEvent::Opened(out.display().to_string(), done, total));
     }
 
     fn recorded(&mut self, _sample: &Sample) {
-        let _ = self.0.send(Event::Done(1));
+        let _ = self.0.send(ProgressEvent::Done(1));
     }
 }

@@ -34,15 +34,15 @@ mod _core {
     #[pymodule_export]
     use crate::aggregate::{aggregate, rules, votes};
     #[pymodule_export]
-    use crate::annotate::Annotation;
+    use crate::annotate::PyAnnotation;
     #[pymodule_export]
-    use crate::engine::{Engine, Reply, Trajectory, check_reward_model, read_questions};
+    use crate::engine::{PyEngine, PyReply, PyTrajectory, check_reward_model, read_questions};
     #[pymodule_export]
     use crate::errors::{
         DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError,
     };
     #[pymodule_export]
-    use crate::evaluate::Evaluation;
+    use crate::evaluate::PyEvaluation;
     #[pymodule_export]
     use crate::records::{
         annotation_columns, run_columns, run_figures, run_json, run_table, training_figures,

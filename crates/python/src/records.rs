@@ -35,8 +35,8 @@ pub fn run_table(path: PathBuf, width: usize, all_rules: bool) -> PyResult<Strin
 /// The trajectories of a run, column by column; `greedy` and `beam` are kinds of their own.
 #[pyfunction]
 pub fn run_columns<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, PyDict>> {
-    let columns = py.detach(|| Columns::read(&path)).map_err(raise_record)?;
-    let Columns { seed, id, gold, kind, k, thoughts, text, answer, correct, numbers } = columns;
+    let columns = py.detach(|| RunColumns::read(&path)).map_err(raise_record)?;
+    let RunColumns { seed, id, gold, kind, k, thoughts, text, answer, correct, numbers } = columns;
     let [reward, outcome_reward, logprob] = numbers;
     let dict = PyDict::new(py);
     dict.set_item("seed", seed.into_pyarray(py))?;
@@ -56,7 +56,7 @@ pub fn run_columns<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, P
 
 /// The trajectories of a run; numbers that are not there are NaN.
 #[derive(Default)]
-struct Columns {
+struct RunColumns {
     seed: Vec<u64>,
     id: Vec<u32>,
     gold: Vec<String>,
@@ -70,7 +70,7 @@ struct Columns {
     numbers: [Vec<f64>; 3],
 }
 
-impl Columns {
+impl RunColumns {
     fn read(path: &Path) -> Result<Self, latent_tts::record::RecordError> {
         let mut columns = Self::default();
         for sample in RunDir::open(path)?.samples()? {

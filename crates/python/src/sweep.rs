@@ -8,7 +8,7 @@ use latent_tts::{DataSource, Error, PerturbationOptions, manifest};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::engine::Engine;
+use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
 use crate::options::{self, positive};
 
@@ -60,7 +60,7 @@ impl SweepArguments {
 #[pyfunction]
 pub fn sweep(
     py: Python<'_>,
-    engine: &Engine,
+    engine: &PyEngine,
     arguments: SweepArguments,
     evaluate: Py<PyAny>,
     note: Py<PyAny>,

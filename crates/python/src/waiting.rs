@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 const POLL: Duration = Duration::from_millis(100);
 
 /// What happened meanwhile.
-pub enum Event {
+pub enum ProgressEvent {
     /// A run directory or annotations are open: path, questions done, questions in all.
     Opened(String, usize, usize),
     /// So many questions more are done.
@@ -26,7 +26,7 @@ pub fn wait_for<T: Send>(
     py: Python<'_>,
     cancel: &CancelToken,
     progress: Option<Py<PyAny>>,
-    work: impl FnOnce(&Sender<Event>) -> T + Send,
+    work: impl FnOnce(&Sender<ProgressEvent>) -> T + Send,
 ) -> PyResult<T> {
     let mut failure = None;
     let failed = &mut failure;
@@ -67,14 +67,14 @@ pub fn wait_for<T: Send>(
     }
 }
 
-fn tell(progress: &Bound<'_, PyAny>, batch: Vec<Event>) -> PyResult<()> {
+fn tell(progress: &Bound<'_, PyAny>, batch: Vec<ProgressEvent>) -> PyResult<()> {
     let mut done = 0;
     for event in batch {
         match event {
-            Event::Opened(path, done, total) => {
+            ProgressEvent::Opened(path, done, total) => {
                 progress.call1(((path, done, total), 0))?;
             }
-            Event::Done(more) => done += more,
+            ProgressEvent::Done(more) => done += more,
         }
     }
     if done > 0 {
