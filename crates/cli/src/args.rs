@@ -32,7 +32,7 @@ pub use common::{
 pub use layers::parse;
 pub use preset::PresetKind;
 pub use report::ReportArgs;
-pub use sweep::{SweepArgs, SweepGrid, rounded};
+pub use sweep::{SweepArgs, SweepGrid, SweepMetric, rounded};
 pub use train::{
     KeepKind, LoraArgs, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind,
     RewardArgs, ScoreHeadKind, TrainCommand, TrainingArgs,
@@ -83,7 +83,7 @@ Examples:
     --sampler noise --sigma 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 \
     --out runs/mine --json
-  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam \
+  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate majority,beam \
     --beam-width 4
   latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
   latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle

@@ -107,8 +107,10 @@ pub enum MetricName {
     Greedy,
     /// Probability that at least one of k trajectories is correct (pass@k), unbiased estimator.
     Coverage,
-    /// Accuracy of the majority of k, over all choices of k trajectories. Each rule is as [`Aggregator`] defines it.
-    Maj,
+    /// Accuracy of the majority of k, over all choices of k trajectories. Each rule is as
+    /// [`Aggregator`] defines it.
+    #[serde(alias = "maj")]
+    Majority,
     /// Accuracy of the vote weighted by reward.
     Weighted,
     /// Accuracy of the trajectory with the largest reward.
@@ -152,7 +154,7 @@ impl MetricName {
 impl From<Aggregator> for MetricName {
     fn from(rule: Aggregator) -> Self {
         match rule {
-            Aggregator::Majority => Self::Maj,
+            Aggregator::Majority => Self::Majority,
             Aggregator::Weighted => Self::Weighted,
             Aggregator::Normalized => Self::Normalized,
             Aggregator::Likelihood => Self::Likelihood,

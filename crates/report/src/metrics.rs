@@ -152,8 +152,11 @@ impl QuestionMetrics {
             Some(MetricGain { name, over, k, value, low, high })
         };
         let gains = |(&name, &k): (&MetricName, &usize)| {
-            let over_majority =
-                if name == MetricName::Maj { None } else { gain(name, k, MetricName::Maj, k) };
+            let over_majority = if name == MetricName::Majority {
+                None
+            } else {
+                gain(name, k, MetricName::Majority, k)
+            };
             gain(name, k, MetricName::Greedy, 1).into_iter().chain(over_majority)
         };
         largest.iter().flat_map(gains).collect()

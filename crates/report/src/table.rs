@@ -22,7 +22,7 @@ const fn row(name: MetricName, label: &'static str, meaning: &'static str) -> Ru
 /// The rows in display order.
 const ROWS: [RuleRow; 14] = [
     row(MetricName::Greedy, "greedy", "one trajectory without perturbation"),
-    row(MetricName::Maj, "majority", "the answer most of k trajectories give"),
+    row(MetricName::Majority, "majority", "the answer most of k trajectories give"),
     row(MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
     row(
         MetricName::Normalized,
@@ -298,8 +298,8 @@ mod tests {
                 metric(MetricName::Greedy, 1, 0.341),
                 metric(MetricName::Coverage, 1, 0.3),
                 metric(MetricName::Coverage, 4, 0.95),
-                metric(MetricName::Maj, 1, 0.3),
-                metric(MetricName::Maj, 4, 0.3456),
+                metric(MetricName::Majority, 1, 0.3),
+                metric(MetricName::Majority, 4, 0.3456),
                 metric(MetricName::Beam, 4, 0.4),
                 metric(MetricName::Diversity, 4, 0.125),
             ],
@@ -322,7 +322,7 @@ mod tests {
             sampled: 3.5,
             gains: vec![
                 MetricGain {
-                    name: MetricName::Maj,
+                    name: MetricName::Majority,
                     over: MetricName::Greedy,
                     k: 4,
                     value: 0.0046,
@@ -339,7 +339,7 @@ mod tests {
                 },
                 MetricGain {
                     name: MetricName::Beam,
-                    over: MetricName::Maj,
+                    over: MetricName::Majority,
                     k: 4,
                     value: 0.0544,
                     low: 0.02,
@@ -357,8 +357,9 @@ mod tests {
     #[test]
     fn rules_without_a_row_are_named_below() {
         let metric = |name| Metric { name, k: 4, value: 0.5, low: 0.4, high: 0.6, seeds: 1 };
-        let metrics =
-            [MetricName::Maj, MetricName::Likelihood, MetricName::Combined].map(metric).to_vec();
+        let metrics = [MetricName::Majority, MetricName::Likelihood, MetricName::Combined]
+            .map(metric)
+            .to_vec();
         let results = Results { metrics, ..Results::default() };
         let text = render(&results, wide(80));
         assert!(

@@ -17,8 +17,8 @@ pub struct ModelArgs {
     pub model: Option<String>,
 
     /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local
-    /// cache, `embedded` or `none` [default: embedded for the embedded reasoner, none for others;
-    /// sweep has none unless one is named]
+    /// cache, `embedded` or `none` [default: embedded for the embedded reasoner, none for others; of
+    /// sweep none, unless --metric is weighted or best_of]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 

@@ -1,10 +1,12 @@
 //! Arguments of `sweep`, and the grids of strengths that they describe.
 
+use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use engine::LatentLength;
+use record::MetricName;
 
 use super::{MaskKind, ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
 
@@ -24,7 +26,7 @@ pub struct SweepArgs {
     pub limit: Option<NonZeroUsize>,
 
     /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the
-    /// largest coverage [default: 0:0.9, unless --sigma or --tau is given]
+    /// largest --metric [default: 0:0.9, unless --sigma or --tau is given]
     #[arg(long, value_name = "VALUES", value_parser = shares, help_heading = "Sampling")]
     pub p: Option<SweepGrid>,
 
@@ -67,6 +69,10 @@ pub struct SweepArgs {
     )]
     pub mask: Option<Vec<MaskKind>>,
 
+    /// What is maximized: by searches, and by the verdict; weighted and best_of use the reward model
+    #[arg(long, value_enum, default_value = "coverage", help_heading = "Sampling")]
+    pub metric: SweepMetric,
+
     /// A search ends when its interval is this wide [default: a fiftieth of the whole interval]
     #[arg(long, value_name = "WIDTH", value_parser = width, help_heading = "Sampling")]
     pub tolerance: Option<f64>,
@@ -80,8 +86,8 @@ pub struct SweepArgs {
     #[arg(long, short = 'n', value_name = "N", help_heading = "Sampling")]
     pub samples: Option<NonZeroU32>,
 
-    /// Numbers of trajectories in the table; the largest is what coverage is compared at [default:
-    /// 1, 4, 16, ... and --samples]
+    /// Numbers of trajectories in the table; values are compared at the largest [default: 1, 4,
+    /// 16, ... and --samples]
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
     pub k: Option<Vec<NonZeroUsize>>,
 
@@ -113,6 +119,37 @@ pub struct SweepArgs {
     pub config: Option<PathBuf>,
 }
 
+/// What a sweep maximizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum SweepMetric {
+    /// At least one trajectory is right
+    Coverage,
+    /// The majority's answer is right
+    Majority,
+    /// The answer of the vote weighted by rewards is right
+    Weighted,
+    /// The answer of the trajectory with the highest reward is right
+    BestOf,
+}
+
+impl SweepMetric {
+    /// Its name in results.json.
+    pub fn name(self) -> MetricName {
+        match self {
+            Self::Coverage => MetricName::Coverage,
+            Self::Majority => MetricName::Majority,
+            Self::Weighted => MetricName::Weighted,
+            Self::BestOf => MetricName::BestOf,
+        }
+    }
+
+    /// Whether it is measured with a reward model only.
+    pub fn needs_rewards(self) -> bool {
+        matches!(self, Self::Weighted | Self::BestOf)
+    }
+}
+
 /// The strengths that a sweep evaluates.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SweepGrid {
@@ -120,6 +157,19 @@ pub enum SweepGrid {
     Values(Vec<f64>),
     /// A search for the best value between the two.
     Interval(f64, f64),
+}
+
+/// As a flag gives it: values with commas, an interval with a colon.
+impl fmt::Display for SweepGrid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Values(values) => {
+                let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+                f.write_str(&values.join(","))
+            }
+            Self::Interval(low, high) => write!(f, "{low}:{high}"),
+        }
+    }
 }
 
 /// Largest number of values in a range; more are most likely a mistyped step.

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -127,7 +128,13 @@ impl EvalJob {
         let guard = InterruptGuard::install(format!(
             "\ninterrupted; what is done is kept, continue with:\n  {command}"
         ))?;
-        let evaluation = Evaluation {
+        let mut progress = EvalProgress::new(printer);
+        Ok(self.evaluation(engine, guard.lock()).run(engine, questions, &mut progress)?)
+    }
+
+    /// The evaluation that the options describe; `write_lock` is held while a record is written.
+    pub fn evaluation(&self, engine: &Engine, write_lock: Arc<Mutex<()>>) -> Evaluation<'_> {
+        Evaluation {
             models: &self.models,
             data: &self.data,
             params: self.sampling.resolve(&engine.reasoner().method),
@@ -139,10 +146,8 @@ impl EvalJob {
             keep_latents: self.keep_latents,
             lens: self.lens,
             ablations: self.ablations.clone(),
-            write_lock: guard.lock(),
-        };
-        let mut progress = EvalProgress::new(printer);
-        Ok(evaluation.run(engine, questions, &mut progress)?)
+            write_lock,
+        }
     }
 }
 

@@ -116,7 +116,7 @@ impl SolveReport<'_> {
         }
         let rule_answer = |rule: &Aggregator| {
             let chosen = self.reply.choose(*rule, &self.params.vote);
-            RuleAnswer { rule: rule_name(*rule), answer: chosen.and_then(Candidate::answer) }
+            RuleAnswer { rule: rule.name(), answer: chosen.and_then(Candidate::answer) }
         };
         let mut rule_answers: Vec<RuleAnswer<'_>> = rules.iter().map(rule_answer).collect();
         let beam = self.reply.beam.as_ref();
@@ -358,11 +358,6 @@ fn format_lens_token(LensToken { token, text, probability }: &LensToken) -> Stri
 
 fn labelled(label: &str, content: &str) -> String {
     format!("{label:<LABEL$} {content}\n")
-}
-
-/// The rule's name in the output of `solve`, where majority is not abbreviated.
-fn rule_name(rule: Aggregator) -> &'static str {
-    if rule == Aggregator::Majority { "majority" } else { rule.name() }
 }
 
 /// The mean reward of an answer's trajectories; `None` without finite rewards.

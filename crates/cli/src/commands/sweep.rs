@@ -9,6 +9,7 @@
 
 mod band;
 mod search;
+mod summary;
 mod table;
 
 use std::num::NonZeroUsize;
@@ -17,28 +18,29 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use latent_tts::record::{self, MetricName, Results, RunDir};
-use latent_tts::report::interval::{Bootstrap, Interval};
+use latent_tts::report::interval::Bootstrap;
 use latent_tts::report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
-use latent_tts::report::{self, ReportOptions};
+use latent_tts::report::{self, ReportOptions, Verdict};
 use latent_tts::{
     DataSource, DropoutScope, EMBEDDED, Engine, MaskLifetime, PerturbationOptions, Probability,
     Question, Temperature, manifest,
 };
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::band::RecommendedBand;
 use self::search::GoldenSectionSearch;
+use self::summary::{
+    SamplerSummary, SweepPointSummary, SweepSummary, interval_json, metric_interval,
+};
 use super::eval::EvalJob;
 use crate::args::{
     EvalArgs, MaskKind, ModelArgs, SamplerKind, ScopeKind, SitesKind, SweepArgs, SweepGrid,
-    default_eval_args, rounded,
+    SweepMetric, default_eval_args, rounded,
 };
 use crate::load::{NO_REWARD_MODEL, load_models};
 use crate::printer::Printer;
 use crate::settings;
 
-const SUMMARY_FILE: &str = "sweep.json";
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 /// Default number of questions of the built-in corpus.
@@ -52,6 +54,9 @@ const DEFAULT_TOLERANCE: f64 = 0.02;
 pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let (axes, ks) = (axes(args), ks(args)?);
     let base = EvalJob::from_args(&base_eval_args(args))?;
+    if args.metric.needs_rewards() && base.models.reward_model.is_none() {
+        bail!("--metric {} needs rewards; give --reward-model", value_name(args.metric));
+    }
     let questions = base.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open()?;
     let model = load_models(&base.models, &device, printer)?;
@@ -63,46 +68,36 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
         questions: &questions,
         out: &out,
         ks,
+        metric: args.metric,
         base,
         printer,
         points: Vec::new(),
     };
+    let settings = sweep.settings(args)?;
+    summary::start(&out, &sweep.empty_summary(settings.clone()), args.run.resume)?;
     for axis in &axes {
         sweep.run_axis(axis, args)?;
     }
-    let summary = sweep.summarize()?;
-    record::write_document(&out.join(SUMMARY_FILE), &summary)?;
-    let page = if args.run.no_report { None } else { Some(sweep.write_page()?) };
+    let summary = sweep.summarize(settings)?;
+    record::write_document(&out.join(summary::FILE), &summary)?;
+    let page = if args.run.no_report { None } else { Some(sweep.write_page(&summary)?) };
     printer.result(&summary, || {
         let page = page.map(|page| format!("\nthe page is {}", page.display())).unwrap_or_default();
         format!(
             "{}\n{} and the runs are in {}{page}",
             table::render(&summary),
-            SUMMARY_FILE,
+            summary::FILE,
             out.display()
         )
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run directories of the sweep in `dir`; `None` if `dir` is not a sweep's.
-pub fn run_dirs(dir: &Path) -> Result<Option<Vec<PathBuf>>> {
-    let path = dir.join(SUMMARY_FILE);
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let read = || -> Result<SweepSummary> {
-        let summary: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
-        match summary["version"].as_u64() {
-            Some(version) if version == u64::from(record::FORMAT) => {
-                Ok(serde_json::from_value(summary)?)
-            }
-            _ => bail!("it is not of format version {}", record::FORMAT),
-        }
-    };
-    let summary = read()
-        .with_context(|| format!("cannot use {}; sweep again with --resume", path.display()))?;
-    Ok(Some(summary.points.into_iter().map(|point| dir.join(point.run)).collect()))
+/// The run directories of the sweep in `dir` and its verdict; `None` if `dir` is not a sweep's.
+pub fn read(dir: &Path) -> Result<Option<(Vec<PathBuf>, Verdict)>> {
+    let Some(summary) = summary::read(dir)? else { return Ok(None) };
+    let verdict = summary.verdict();
+    Ok(Some((summary.points.into_iter().map(|point| dir.join(point.run)).collect(), verdict)))
 }
 
 /// A kind of perturbation, and the strengths to evaluate.
@@ -167,6 +162,10 @@ fn value_name(kind: impl clap::ValueEnum) -> String {
     kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
+fn value_names<T: clap::ValueEnum>(kinds: &[T]) -> Vec<String> {
+    kinds.iter().cloned().map(value_name).collect()
+}
+
 fn axes(args: &SweepArgs) -> Vec<SweepAxis> {
     let mut axes = Vec::new();
     let others = args.sigma.is_some() || args.tau.is_some();
@@ -214,8 +213,10 @@ fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
 fn base_eval_args(args: &SweepArgs) -> EvalArgs {
     let mut eval = default_eval_args();
     (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
-    // Coverage needs no rewards, so none are computed unless a reward model is named.
-    eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
+    // Coverage and majority need no rewards: none are computed unless a reward model is named.
+    if !args.metric.needs_rewards() {
+        eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
+    }
     eval.run = args.run.clone();
     (eval.sampling.samples, eval.sampling.seed) = (args.samples, args.seed);
     (eval.sampling.thoughts, eval.sampling.max_new_tokens) = (args.thoughts, args.max_new_tokens);
@@ -237,6 +238,7 @@ struct Sweep<'a> {
     questions: &'a [Question],
     out: &'a Path,
     ks: Vec<usize>,
+    metric: SweepMetric,
     /// The evaluation that all points share, but for the sampler and the directory.
     base: EvalJob,
     printer: &'a Printer,
@@ -269,7 +271,7 @@ impl Sweep<'_> {
     fn evaluate_axis(&mut self, axis: &SweepAxis, args: &SweepArgs) -> Result<()> {
         match &axis.grid {
             SweepGrid::Values(values) => {
-                values.iter().try_for_each(|value| self.coverage_at(axis, *value).map(|_| ()))
+                values.iter().try_for_each(|value| self.value_at(axis, *value).map(|_| ()))
             }
             SweepGrid::Interval(low, high) => {
                 let tolerance = args.tolerance.unwrap_or((high - low) * DEFAULT_TOLERANCE);
@@ -280,14 +282,15 @@ impl Sweep<'_> {
                     args.evaluations.map(NonZeroUsize::get),
                 );
                 self.printer.note(&format!(
-                    "searching {} in {low} to {high} for the largest coverage@{}: {} evaluations \
+                    "searching {} in {low} to {high} for the largest {}@{}: {} evaluations \
                      to a tolerance of {}",
                     axis.parameter_name(),
+                    value_name(self.metric),
                     self.max_k(),
                     search.evaluations(),
                     rounded(search.tolerance()),
                 ));
-                search.maximize(|value| self.coverage_at(axis, rounded(value)))
+                search.maximize(|value| self.value_at(axis, rounded(value)))
             }
         }
     }
@@ -296,27 +299,31 @@ impl Sweep<'_> {
         self.ks.last().copied().unwrap_or(1)
     }
 
-    /// The coverage at one strength, which is evaluated unless it was before.
-    fn coverage_at(&mut self, axis: &SweepAxis, strength: f64) -> Result<f64> {
-        let (name, k) = (axis.name(strength), self.max_k());
-        if self.points.iter().all(|point| point.name != name) {
-            let point = self
-                .evaluate_point(axis, name.clone(), strength)
-                .with_context(|| format!("point {name}"))?;
-            let coverage = metric_interval(&point.results, MetricName::Coverage, k)
-                .map_or(0.0, |interval| interval.value);
-            let count = self.points.len() + 1;
-            self.printer.note(&format!(
-                "{count}. {} = {strength}: coverage@{k} {:.1}%",
-                axis.parameter_name(),
-                100.0 * coverage
-            ));
-            self.points.push(point);
+    /// The metric at one strength, which is evaluated unless it was before.
+    fn value_at(&mut self, axis: &SweepAxis, strength: f64) -> Result<f64> {
+        let name = axis.name(strength);
+        if let Some(known) = self.points.iter().find(|point| point.name == name) {
+            return Ok(self.value(known, self.metric.name()));
         }
-        let point = self.points.iter().find(|point| point.name == name);
-        Ok(point
-            .and_then(|point| metric_interval(&point.results, MetricName::Coverage, k))
-            .map_or(0.0, |interval| interval.value))
+        let point = self
+            .evaluate_point(axis, name.clone(), strength)
+            .with_context(|| format!("point {name}"))?;
+        let value = self.value(&point, self.metric.name());
+        self.printer.note(&format!(
+            "{}. {} = {strength}: {}@{} {:.1}%",
+            self.points.len() + 1,
+            axis.parameter_name(),
+            value_name(self.metric),
+            self.max_k(),
+            100.0 * value
+        ));
+        self.points.push(point);
+        Ok(value)
+    }
+
+    /// A metric of a point at the largest k; 0 if it was not measured.
+    fn value(&self, point: &SweepPoint, name: MetricName) -> f64 {
+        metric_interval(&point.results, name, self.max_k()).map_or(0.0, |interval| interval.value)
     }
 
     fn evaluate_point(&self, axis: &SweepAxis, name: String, strength: f64) -> Result<SweepPoint> {
@@ -334,8 +341,52 @@ impl Sweep<'_> {
         })
     }
 
+    /// Every setting that all points share, and the values to go over: what a resumed sweep must
+    /// have in common with the one before. The metric only belongs to them where it leads a search.
+    fn settings(&self, args: &SweepArgs) -> Result<Value> {
+        let evaluation = self.base.evaluation(self.engine, Default::default());
+        let manifest = evaluation.manifest(self.engine, self.questions)?;
+        let mut settings = manifest.settings;
+        if let Value::Object(settings) = &mut settings {
+            settings.remove("sampler");
+        }
+        let names = |kinds: Option<Vec<String>>| kinds.unwrap_or_default();
+        settings["seeds"] = json!(manifest.seeds);
+        settings["questions"] = json!(manifest.questions);
+        settings["fingerprint"] = json!(manifest.fingerprint);
+        for (flag, grid) in [("p", &args.p), ("sigma", &args.sigma), ("tau", &args.tau)] {
+            settings[flag] = json!(grid.as_ref().map(ToString::to_string));
+        }
+        settings["sites"] = json!(names(args.sites.as_deref().map(value_names)));
+        settings["scope"] = json!(names(args.scope.as_deref().map(value_names)));
+        settings["mask"] = json!(names(args.mask.as_deref().map(value_names)));
+        if axes(args).iter().any(|axis| matches!(axis.grid, SweepGrid::Interval(..))) {
+            settings["search"] = json!({
+                "metric": self.metric.name(),
+                "k": self.max_k(),
+                "tolerance": args.tolerance,
+                "evaluations": args.evaluations,
+            });
+        }
+        Ok(settings)
+    }
+
+    /// The summary of a sweep that has just begun.
+    fn empty_summary(&self, settings: Value) -> SweepSummary {
+        SweepSummary {
+            version: record::FORMAT,
+            settings,
+            metric: self.metric.name(),
+            k: self.max_k(),
+            points: Vec::new(),
+            best: String::new(),
+            ties: Vec::new(),
+            samplers: Vec::new(),
+        }
+    }
+
     /// The best point, and how the others compare with it.
-    fn summarize(&self) -> Result<SweepSummary> {
+    fn summarize(&self, settings: Value) -> Result<SweepSummary> {
         let Some(best) = self.best(|_| true) else {
             bail!("there is no value to go over; give --p, --sigma or --tau")
         };
@@ -348,33 +399,32 @@ impl Sweep<'_> {
             .into_iter()
             .filter_map(|kind| self.sampler_summary(kind))
             .collect();
+        let value = |point: &SweepPoint| self.value(point, self.metric.name());
+        let ties = self.points.iter().filter(|point| value(point) == value(best));
+        let ties = ties.map(|point| point.name.clone()).filter(|name| *name != best.name);
         Ok(SweepSummary {
-            version: record::FORMAT,
-            metric: MetricName::Coverage,
-            k: self.max_k(),
             points,
             best: best.name.clone(),
+            ties: ties.collect(),
             samplers,
+            ..self.empty_summary(settings)
         })
     }
 
-    /// The point with the largest coverage; of ties the first, which on each axis is the weakest.
+    /// The point with the largest metric; of ties that with the largest majority, then the first,
+    /// which on each axis is the weakest.
     fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
-        let k = self.max_k();
-        let value = |point: &SweepPoint| {
-            metric_interval(&point.results, MetricName::Coverage, k)
-                .map_or(0.0, |interval| interval.value)
-        };
+        let key = |point| [self.metric.name(), MetricName::Majority].map(|m| self.value(point, m));
         self.points
             .iter()
             .filter(|point| among(point))
-            .reduce(|best, point| if value(point) > value(best) { point } else { best })
+            .reduce(|best, point| if key(point) > key(best) { point } else { best })
     }
 
     /// Whether the paired 95% interval of the difference to the best contains zero.
     fn is_indistinguishable(&self, point: &SweepPoint, best: &SweepPoint) -> bool {
         let column =
-            |point: &SweepPoint| point.columns.column(MetricName::Coverage, self.max_k()).cloned();
+            |point: &SweepPoint| point.columns.column(self.metric.name(), self.max_k()).cloned();
         let columns = column(best).zip(column(point));
         let interval = columns
             .and_then(|(best, point)| paired_difference(&best, &point, &Bootstrap::default()));
@@ -415,64 +465,19 @@ impl Sweep<'_> {
             sampler: point.run.manifest().settings["sampler"].clone(),
             strength: point.strength,
             coverage: curve(MetricName::Coverage),
-            majority: curve(MetricName::Maj),
+            majority: curve(MetricName::Majority),
+            weighted: curve(MetricName::Weighted),
+            best_of: curve(MetricName::BestOf),
             diversity: metric_interval(results, MetricName::Diversity, results.trajectories)
                 .map_or(Value::Null, interval_json),
             as_good_as_best: indistinguishable,
         }
     }
 
-    fn write_page(&self) -> Result<PathBuf> {
+    fn write_page(&self, summary: &SweepSummary) -> Result<PathBuf> {
         let runs: Vec<RunDir> = self.points.iter().map(|point| point.run.clone()).collect();
-        Ok(report::write(&runs, self.out, ReportOptions::default())?.page)
+        let options =
+            ReportOptions { verdict: Some(summary.verdict()), ..ReportOptions::default() };
+        Ok(report::write(&runs, self.out, options)?.page)
     }
-}
-
-fn metric_interval(results: &Results, name: MetricName, k: usize) -> Option<Interval> {
-    let metric = results.metrics.iter().find(|metric| metric.name == name && metric.k == k)?;
-    Some(Interval { value: metric.value, low: metric.low, high: metric.high })
-}
-
-fn interval_json(Interval { value, low, high }: Interval) -> Value {
-    json!({ "value": value, "low": low, "high": high })
-}
-
-/// The content of `sweep.json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct SweepSummary {
-    version: u32,
-    /// The maximized metric.
-    metric: MetricName,
-    /// The number of trajectories at which it is compared.
-    k: usize,
-    points: Vec<SweepPointSummary>,
-    /// The run directory of the best point.
-    best: String,
-    /// The best point of each kind of sampler.
-    samplers: Vec<SamplerSummary>,
-}
-
-/// The best point of one kind of sampler.
-#[derive(Debug, Serialize, Deserialize)]
-struct SamplerSummary {
-    kind: String,
-    /// The run directory of the best point.
-    best: String,
-    /// The paper's recommended band for this backbone, if it has one.
-    band: Option<RecommendedBand>,
-}
-
-/// One point of `sweep.json`.
-#[derive(Debug, Serialize, Deserialize)]
-struct SweepPointSummary {
-    /// The run directory, relative to the sweep's directory.
-    run: String,
-    sampler: Value,
-    strength: f64,
-    /// Intervals by number of trajectories; `majority` likewise.
-    coverage: serde_json::Map<String, Value>,
-    majority: serde_json::Map<String, Value>,
-    diversity: Value,
-    /// Whether the paired 95% interval of its difference to the best contains zero.
-    as_good_as_best: bool,
 }
