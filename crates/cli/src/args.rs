@@ -27,7 +27,7 @@ pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
 pub use augment::AugmentArgs;
 pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
-    SamplerKind, SamplingArgs, ScopeKind, SitesKind,
+    SamplerKind, SamplingArgs, ScopeKind, SitesKind, TooLongKind,
 };
 pub use layers::parse;
 pub use preset::PresetKind;

@@ -271,17 +271,17 @@ fn sweep_and_annotate_run_on_the_embedded_models() {
     let done = sandbox.run(&[
         "annotate",
         "--data",
-        "embedded:train:5..9",
+        "embedded:train:5..37",
         "--trajectories",
-        "2",
+        "4",
         "--rollouts",
         "1",
         "--json",
     ]);
     let labels = done.ok().json();
-    assert_eq!(labels["questions"], 4);
+    assert_eq!(labels["questions"], 32);
     assert!(
-        labels["out"].as_str().unwrap().starts_with("annotations/embedded-train-5..9-"),
+        labels["out"].as_str().unwrap().starts_with("annotations/embedded-train-5..37-"),
         "{labels}"
     );
 }

@@ -61,7 +61,9 @@ pub use files::Fingerprint;
 pub use latents::{LATENTS_FILE, LatentsWriter};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
-pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
+pub use results::{
+    BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered,
+};
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample, TrajectoryRecord};
 pub use training::{EvalRecord, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir};

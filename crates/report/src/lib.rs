@@ -28,4 +28,4 @@ mod tsne;
 mod write;
 
 pub use error::ReportError;
-pub use write::{ReportFiles, ReportOptions, Verdict, write, write_trainings};
+pub use write::{BestRun, ReportFiles, ReportOptions, write, write_trainings};

@@ -17,7 +17,7 @@ use crate::figures::{Figure, percent};
 use crate::interval::Interval;
 use crate::rules;
 use crate::run_data::RunData;
-use crate::write::Verdict;
+use crate::write::BestRun;
 
 const STYLE: &str = include_str!("../assets/page.css");
 const TOOLTIPS: &str = include_str!("../assets/tooltips.js");
@@ -31,7 +31,7 @@ const POLICY: &str =
 pub fn html(
     runs: &[RunData],
     figures: &[Figure],
-    verdict: Option<&Verdict>,
+    best_run: Option<&BestRun>,
 ) -> Result<String, ReportError> {
     let title = match runs {
         [one] => format!("{} on {}", one.traits.model, one.traits.split),
@@ -42,7 +42,7 @@ pub fn html(
         "<header><h1>{}</h1>\n{}</header>\n<main>\n{}{}{figures}{BROWSER}{}</main>\n\
          <script id=\"data\" type=\"application/json\">{}</script>\n",
         escape(&title),
-        lead(runs, verdict),
+        lead(runs, best_run),
         summary(runs),
         ablations(runs),
         provenance(runs),
@@ -65,15 +65,15 @@ fn document(title: &str, body: &str, script: &str) -> String {
 }
 
 /// The main result in a few sentences.
-fn lead(runs: &[RunData], verdict: Option<&Verdict>) -> String {
+fn lead(runs: &[RunData], best_run: Option<&BestRun>) -> String {
     let best = runs.iter().reduce(|best, run| if run.is_better(best) { run } else { best });
     let Some(run) = best else {
         return String::new();
     };
     let n = run.traits.n;
-    let which = match (verdict, runs.len()) {
+    let which = match (best_run, runs.len()) {
         (_, 1) => String::new(),
-        (Some(verdict), _) => verdict_sentence(runs, verdict),
+        (Some(best_run), _) => best_run_sentence(runs, best_run),
         (None, _) => format!("The run with the largest coverage is {}. ", run.label),
     };
     let share = |name, k| run.metric(name, k).map(|interval| percent(interval.value));
@@ -104,18 +104,18 @@ fn lead(runs: &[RunData], verdict: Option<&Verdict>) -> String {
 }
 
 /// Which run is the best, and which ones tie with it.
-fn verdict_sentence(runs: &[RunData], verdict: &Verdict) -> String {
+fn best_run_sentence(runs: &[RunData], best_run: &BestRun) -> String {
     let label = |index: usize| runs.get(index).map_or("", |run| run.label.as_str());
-    let metric = rules::display_name(verdict.metric);
-    let ties: Vec<&str> = verdict.ties.iter().map(|index| label(*index)).collect();
+    let metric = rules::display_name(best_run.metric);
+    let ties: Vec<&str> = best_run.ties.iter().map(|index| label(*index)).collect();
     let ties = match &ties[..] {
         [] => String::new(),
         ties => format!(" (as large: {}; majority decides)", ties.join("; ")),
     };
     format!(
         "The run with the largest {metric} of {} trajectories is {}{ties}. ",
-        verdict.k,
-        label(verdict.best)
+        best_run.k,
+        label(best_run.index)
     )
 }
 

@@ -169,7 +169,7 @@ pub struct RunData {
     pub latents: Option<LatentsReader>,
     /// Accuracy with replaced thoughts, if it was measured.
     pub ablation: Option<Ablation>,
-    /// Whether a [`Verdict`](crate::Verdict) calls it the best of the runs.
+    /// Whether a [`BestRun`](crate::BestRun) calls it the best of the runs.
     pub best: bool,
 }
 
@@ -226,7 +226,7 @@ impl RunData {
         self.metric(MetricName::Coverage, self.traits.n).map_or(0.0, |coverage| coverage.value)
     }
 
-    /// Whether it comes before `other` in the order of runs: the verdict's best, then by coverage,
+    /// Whether it comes before `other` in the order of runs: the one called best, then by coverage,
     /// then by majority. Of equal ones the first is taken.
     pub fn is_better(&self, other: &Self) -> bool {
         let key = |run: &Self| {

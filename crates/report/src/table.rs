@@ -3,7 +3,7 @@
 //! Rows are aggregation rules, columns are ks; below each value is its 95% interval. Columns that
 //! do not fit the terminal continue in a second table. A legend under the table explains the rows.
 
-use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
+use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered};
 
 use crate::rules;
 
@@ -76,7 +76,33 @@ pub fn render(results: &Results, options: TableOptions) -> String {
     write_legend(&mut text, &rows, &others);
     write_gains(&mut text, results, &rows);
     write_footer(&mut text, results);
+    if let Some(unanswered) = &results.unanswered {
+        write_unanswered(&mut text, unanswered);
+    }
     text
+}
+
+/// Characters shown of a text without an answer.
+const EXAMPLE_CHARS: usize = 72;
+
+/// Why trajectories have no answer, with examples of what they say instead.
+fn write_unanswered(text: &mut String, unanswered: &Unanswered) {
+    let Unanswered { share, empty, truncated, not_found, examples } = unanswered;
+    text.push_str(&format!("\n{} % of trajectories have no answer\n", percent(*share)));
+    let reasons = [
+        (not_found, "no answer is found in the text"),
+        (truncated, "the limit of answer tokens ends the text (--max-new-tokens)"),
+        (empty, "the text is empty"),
+    ];
+    for (count, reason) in reasons.into_iter().filter(|(count, _)| **count > 0) {
+        text.push_str(&format!("{count:>LABEL_WIDTH$}{GAP}{reason}\n"));
+    }
+    for example in examples {
+        let cut = example.chars().nth(EXAMPLE_CHARS).is_some();
+        let shown: String = example.chars().take(EXAMPLE_CHARS).collect();
+        let dots = if cut { "..." } else { "" };
+        text.push_str(&format!("{:>LABEL_WIDTH$}{GAP}{shown:?}{dots}\n", "e.g."));
+    }
 }
 
 fn heading(results: &Results) -> String {
@@ -102,7 +128,8 @@ fn heading(results: &Results) -> String {
 /// With fewer questions a warning is printed: the interval of a share is up to 34 points wide.
 const FEW_QUESTIONS: usize = 30;
 
-fn count(number: usize, noun: &str) -> String {
+/// A number with its noun, in the plural unless it is one.
+pub fn count(number: usize, noun: &str) -> String {
     match (number, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
         (_, Some(stem)) => format!("{number} {stem}ies"),

@@ -23,14 +23,14 @@ pub struct ReportOptions {
     pub page_only: bool,
     /// Which of the runs is the best, where that was decided before; else the one with the largest
     /// coverage.
-    pub verdict: Option<Verdict>,
+    pub best_run: Option<BestRun>,
 }
 
-/// Which of several runs is the best.
+/// The best of several runs, where something decided it before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct BestRun {
     /// The index of the best run.
-    pub best: usize,
+    pub index: usize,
     /// What was compared.
     pub metric: MetricName,
     /// The number of trajectories at which it was compared.
@@ -62,11 +62,11 @@ pub fn write(
         .map(|run| RunData::load(run.clone(), options.partial))
         .collect::<Result<Vec<_>, _>>()?;
     assign_labels(&mut loaded);
-    if let Some(best) = options.verdict.as_ref().and_then(|verdict| loaded.get_mut(verdict.best)) {
-        best.best = true;
+    if let Some(run) = options.best_run.as_ref().and_then(|best| loaded.get_mut(best.index)) {
+        run.best = true;
     }
     let figures = figures::all(&loaded)?;
-    let page = page::html(&loaded, &figures, options.verdict.as_ref())?;
+    let page = page::html(&loaded, &figures, options.best_run.as_ref())?;
     write_files(&figures, &page, out, &options)
 }
 

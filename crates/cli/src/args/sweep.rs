@@ -69,7 +69,7 @@ pub struct SweepArgs {
     )]
     pub mask: Option<Vec<MaskKind>>,
 
-    /// What is maximized: by searches, and by the verdict; weighted and best_of use the reward model
+    /// What is maximized: by a search, and by the value called best; weighted and best_of use the reward model
     #[arg(long, value_enum, default_value = "coverage", help_heading = "Sampling")]
     pub metric: SweepMetric,
 

@@ -12,16 +12,16 @@ use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    AblationKind, Aggregator, DataSource, Engine, EvalObserver, EvalOutput, Evaluation,
-    ModelSelection, OnExisting, Question, SamplingOptions, aggregate,
+    AblationKind, Aggregator, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation,
+    ModelSelection, OnExisting, Question, SamplingOptions, aggregate, grade,
 };
 use serde_json::{Value, json};
 
-use crate::args::EvalArgs;
+use crate::args::{EvalArgs, TooLongKind};
 use crate::interrupt::{InterruptGuard, resume_command};
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
-use crate::{aggregation, settings};
+use crate::{aggregation, range, settings, too_long};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
@@ -34,7 +34,11 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let questions = job.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open()?;
     let model = load_models(&job.models, &device, printer)?;
+    if let Some(note) = range::data_note(&job.models, &model, &questions)? {
+        printer.note(&note);
+    }
     let engine = args.run.machine.engine(&model)?;
+    let (questions, skipped) = job.fitting(args.run.too_long, questions, &engine, printer)?;
     let EvalOutput { out, run, results, ablation } = job.evaluate(&engine, &questions, printer)?;
     let page = match args.run.no_report {
         true => None,
@@ -54,6 +58,7 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     };
     let mut document = result_json(&out, run.manifest(), &results)?;
     document["page"] = json!(page);
+    document["skipped"] = json!(skipped);
     if let Some(ablation) = &ablation {
         document["ablation"] = json!({ "clean": ablation.clean, "ablations": ablation.ablations });
     }
@@ -115,6 +120,21 @@ impl EvalJob {
             lens: args.lens,
             ablations: settings::ablations(args.ablate.as_deref()),
         })
+    }
+
+    /// The questions that fit the model, and the ids of those that `--too-long skip` leaves out.
+    pub fn fitting(
+        &self,
+        kind: Option<TooLongKind>,
+        questions: Vec<Question>,
+        engine: &Engine,
+        printer: &Printer,
+    ) -> Result<(Vec<Question>, Vec<u32>)> {
+        let params = self.sampling.resolve(&engine.reasoner().method);
+        let check = |question: &Question| -> Result<(), Error> {
+            Ok(engine.check(&[grade::request(question, params)])?)
+        };
+        too_long::fitting(kind, questions, check, printer)
     }
 
     /// Samples and grades all questions; recorded ones are not sampled again.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use record::{RunDir, TrainingDir};
-use report::{ReportFiles, ReportOptions, Verdict};
+use report::{BestRun, ReportFiles, ReportOptions};
 use serde_json::json;
 
 use super::sweep;
@@ -27,8 +27,8 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
         }
         None => {
             let out = args.out.clone().unwrap_or_else(|| default_out_dir(&args.runs));
-            let (runs, verdict) = open_runs(&args.runs)?;
-            report::write(&runs, &out, ReportOptions { verdict, ..options })?
+            let (runs, best_run) = open_runs(&args.runs)?;
+            report::write(&runs, &out, ReportOptions { best_run, ..options })?
         }
     };
     printer
@@ -37,19 +37,19 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
 }
 
 /// Opens run directories; the directory of a sweep stands for all of its runs, and one alone
-/// brings its verdict.
-fn open_runs(paths: &[PathBuf]) -> Result<(Vec<RunDir>, Option<Verdict>)> {
-    let (mut runs, mut verdict) = (Vec::new(), None);
+/// names the best of them.
+fn open_runs(paths: &[PathBuf]) -> Result<(Vec<RunDir>, Option<BestRun>)> {
+    let (mut runs, mut best_run) = (Vec::new(), None);
     for path in paths {
         match sweep::read(path)? {
             Some((points, found)) => {
                 runs.extend(points.iter().map(RunDir::open).collect::<Result<Vec<_>, _>>()?);
-                verdict = Some(found);
+                best_run = Some(found);
             }
             None => runs.push(RunDir::open(path)?),
         }
     }
-    Ok((runs, verdict.filter(|_| paths.len() == 1)))
+    Ok((runs, best_run.filter(|_| paths.len() == 1)))
 }
 
 /// The trainings at these paths; `None` if none is one.

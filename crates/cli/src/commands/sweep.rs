@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail};
 use latent_tts::record::{self, MetricName, Results, RunDir};
 use latent_tts::report::interval::Bootstrap;
 use latent_tts::report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
-use latent_tts::report::{self, ReportOptions, Verdict};
+use latent_tts::report::{self, BestRun, ReportOptions};
 use latent_tts::{
     DataSource, DropoutScope, EMBEDDED, Engine, MaskLifetime, PerturbationOptions, Probability,
     Question, Temperature, manifest,
@@ -61,6 +61,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.run.machine.device.open()?;
     let model = load_models(&base.models, &device, printer)?;
     let engine = args.run.machine.engine(&model)?;
+    let (questions, _) = base.fitting(args.run.too_long, questions, &engine, printer)?;
     let out = args.out.clone().unwrap_or_else(|| default_out_dir(&args.model, &base.data));
 
     let mut sweep = Sweep {
@@ -93,11 +94,11 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run directories of the sweep in `dir` and its verdict; `None` if `dir` is not a sweep's.
-pub fn read(dir: &Path) -> Result<Option<(Vec<PathBuf>, Verdict)>> {
+/// The run directories of the sweep in `dir` and the best of them; `None` if `dir` is not a sweep's.
+pub fn read(dir: &Path) -> Result<Option<(Vec<PathBuf>, BestRun)>> {
     let Some(summary) = summary::read(dir)? else { return Ok(None) };
-    let verdict = summary.verdict();
-    Ok(Some((summary.points.into_iter().map(|point| dir.join(point.run)).collect(), verdict)))
+    let best_run = summary.best_run();
+    Ok(Some((summary.points.into_iter().map(|point| dir.join(point.run)).collect(), best_run)))
 }
 
 /// A kind of perturbation, and the strengths to evaluate.
@@ -477,7 +478,7 @@ impl Sweep<'_> {
     fn write_page(&self, summary: &SweepSummary) -> Result<PathBuf> {
         let runs: Vec<RunDir> = self.points.iter().map(|point| point.run.clone()).collect();
         let options =
-            ReportOptions { verdict: Some(summary.verdict()), ..ReportOptions::default() };
+            ReportOptions { best_run: Some(summary.best_run()), ..ReportOptions::default() };
         Ok(report::write(&runs, self.out, options)?.page)
     }
 }

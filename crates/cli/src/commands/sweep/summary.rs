@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use latent_tts::record::{self, MetricName, Results};
-use latent_tts::report::Verdict;
+use latent_tts::report::BestRun;
 use latent_tts::report::interval::Interval;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -133,10 +133,10 @@ pub struct SweepPointSummary {
 
 impl SweepSummary {
     /// The best point and its ties as indices of `points`.
-    pub fn verdict(&self) -> Verdict {
+    pub fn best_run(&self) -> BestRun {
         let place = |name: &String| self.points.iter().position(|point| point.run == *name);
-        Verdict {
-            best: place(&self.best).unwrap_or(0),
+        BestRun {
+            index: place(&self.best).unwrap_or(0),
             metric: self.metric,
             k: self.k,
             ties: self.ties.iter().filter_map(place).collect(),
