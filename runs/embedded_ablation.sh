@@ -25,7 +25,7 @@ learn() { # NAME flags...
         --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --save-dtype bf16 "$@" 2>&1 | grep -E "after|error" | sed "s/^/$name: /"
     for split in test hard ood; do
         "$bin" eval --model "$reasoner" --reward-model "$work/rm-$name" --data "$work/$split.json" --out "$work/$name-$split" --max-new-tokens 12 \
-            --samples 64 --seeds 3 --p 0.1 --memory 8GiB --aggregate maj,weighted,normalized,best_of -q --json >/dev/null 2>"$work/$name-$split.txt" ||
+            --samples 64 --seeds 3 --p 0.1 --memory 8GiB --aggregate majority,weighted,normalized,best_of -q --json >/dev/null 2>"$work/$name-$split.txt" ||
             echo "$name $split: $(tail -1 "$work/$name-$split.txt")"
         cp "$work/$name-$split/results.json" "$out/$name-$split.json"
     done

@@ -15,8 +15,8 @@ measure() { # NAME SPLIT flags...
 }
 for split in test hard ood; do
     measure main $split --samples 64 --p 0.1 &
-    measure noise $split --samples 64 --sigma 0.5 --aggregate maj,weighted,normalized,best_of &
-    for n in 4 16; do measure beam$n $split --samples $n --p 0.1 --aggregate maj,beam & done
+    measure noise $split --samples 64 --sigma 0.5 --aggregate majority,weighted,normalized,best_of &
+    for n in 4 16; do measure beam$n $split --samples $n --p 0.1 --aggregate majority,beam & done
     wait
 done
 rm -rf "$work"

@@ -98,7 +98,7 @@ class Trajectories(Sequence[list[Trajectory]]):
 
     def aggregate(
         self,
-        rule: str = "maj",
+        rule: str = "majority",
         *,
         vote_temperature: float | None = None,
         likelihood_weight: float | None = None,

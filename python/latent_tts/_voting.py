@@ -45,7 +45,7 @@ def aggregate(
     rewards: Sequence[float | None] | None = None,
     process_rewards: Sequence[Sequence[float] | None] | None = None,
     logprobs: Sequence[float | None] | None = None,
-    rule: str = "maj",
+    rule: str = "majority",
     vote_temperature: float | None = None,
     likelihood_weight: float | None = None,
     caution: float | None = None,

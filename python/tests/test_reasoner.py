@@ -24,8 +24,8 @@ def test_solve_counts_votes(reasoner: Reasoner, questions: list[Question]) -> No
     assert sum(vote.votes for vote in solution.votes) <= len(solution.trajectories) == 8
     assert solution.rule == "weighted" and solution.greedy is not None
     assert str(solution.answer) in repr(solution) and str(solution.answer) in solution._repr_html_()
-    majority = reasoner.solve(questions[0].text, n=8, rule="maj")
-    assert majority.rule == "maj" and majority.votes == solution.votes
+    majority = reasoner.solve(questions[0].text, n=8, rule="majority")
+    assert majority.rule == "majority" and majority.votes == solution.votes
 
 
 def test_sample_gives_columns(reasoner: Reasoner, questions: list[Question]) -> None:
@@ -38,7 +38,7 @@ def test_sample_gives_columns(reasoner: Reasoner, questions: list[Question]) -> 
     assert stacked.shape == (len(texts), 5, 6, reasoner.width)
     assert (stacked[1, 2] == found.thoughts[1][2]).all()
     assert found.aggregate("weighted")[0] == reasoner.solve(texts[0], n=5).answer
-    assert found.aggregate("maj")[0] == reasoner.solve(texts[0], n=5, rule="maj").answer
+    assert found.aggregate("majority")[0] == reasoner.solve(texts[0], n=5, rule="majority").answer
     rewards = found.process_rewards[0][0]
     assert rewards is not None and rewards.shape == (6,)
 

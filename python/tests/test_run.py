@@ -49,7 +49,7 @@ def test_results_and_metrics(run: RunDirectory) -> None:
     assert run.manifest["questions"] == LIMIT and run.manifest["seeds"] == [0, 1]
     results = run.results
     assert results is not None and results["trajectories"] == N
-    assert 0 <= run.metric("maj") <= run.metric("coverage") <= 1
+    assert 0 <= run.metric("majority") <= run.metric("coverage") <= 1
     assert run.metric("coverage", 1) <= run.metric("coverage", N)
     with pytest.raises(KeyError, match="coverage at k=3"):
         run.metric("coverage", 3)

@@ -10,7 +10,7 @@
 //!
 //! | [`Aggregator`] | chooses | needs |
 //! |---|---|---|
-//! | `maj` | the answer with the most votes | |
+//! | `majority` | the answer with the most votes | |
 //! | `weighted` | the answer with the largest sum of exp(r) | rewards |
 //! | `normalized` | the answer with the largest sum of exp(z(r) / T) | rewards |
 //! | `likely` | the answer with the largest sum of exp(z(l) / T) | log-probabilities |
@@ -117,7 +117,7 @@ impl Aggregator {
     /// The name in commands and results.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Majority => "maj",
+            Self::Majority => "majority",
             Self::Weighted => "weighted",
             Self::Normalized => "normalized",
             Self::Likelihood => "likely",

@@ -29,14 +29,14 @@ pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
 pub use augment::AugmentArgs;
 pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
-    SamplerKind, SamplingArgs, ScopeKind, SitesKind,
+    SamplerKind, SamplingArgs, ScopeKind, SitesKind, TooLongKind,
 };
 pub use layers::parse;
 pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
 pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
-pub use sweep::SweepArgs;
+pub use sweep::{SweepArgs, SweepMetric};
 pub use train::{
     KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,
     ScoreHeadKind, TrainCommand, TrainingArgs,
@@ -87,7 +87,7 @@ Examples:
     --sampler noise --sigma 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 \
     --out runs/mine --json
-  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate maj,beam \
+  latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate majority,beam \
     --beam-width 4
   latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
   latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle

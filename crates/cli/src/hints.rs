@@ -65,6 +65,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::Device(error) => of_device(error),
         EngineError::Unrecognised { .. } => Some("--method; cot is for a chain of thought in text"),
         EngineError::UnknownFamily { .. } => Some("or --method"),
+        EngineError::TooLong { .. } => Some("--too-long skip, --thoughts"),
         EngineError::EndlessThoughts { .. } => Some("--thoughts"),
         EngineError::NothingToPerturb { .. } => {
             Some("--sampler tokens, or --sampler dropout --scope all")

@@ -5,8 +5,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use latent_tts::tensor::{Isa, Precision};
 use latent_tts::{
-    Device, DeviceKind, DeviceOptions, EMBEDDED, Engine, Model, ModelSelection, RewardModelChoice,
-    default_memory,
+    Device, DeviceKind, DeviceOptions, EMBEDDED, Engine, Family, Model, ModelSelection,
+    RewardModelChoice, default_memory,
 };
 
 use crate::args::{DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs};
@@ -43,7 +43,20 @@ pub fn load_models(
     let took = format_duration(start.elapsed().as_secs_f64());
     let (family, path) = (model.reasoner().method.family, selection.reasoner.path().display());
     printer.note(&format!("loaded {family} model {path}{with} in {took}"));
+    let named =
+        selection.family.is_some() || model.reasoner().decoder.config().defaults.family.is_some();
+    if family == Family::LATENT_SFT && !named {
+        printer.note(&assumed_family_note(family));
+    }
     Ok(model)
+}
+
+/// Latent-SFT has neither tensors nor tokens of its own, so that every Llama passes for one.
+pub fn assumed_family_note(family: Family) -> String {
+    format!(
+        "note: nothing in the checkpoint names its family; {family} is assumed, as for every plain \
+         Llama. A language model that writes its thoughts takes --method cot"
+    )
 }
 
 impl DeviceArgs {

@@ -13,7 +13,9 @@ mod hints;
 mod interrupt;
 mod load;
 mod printer;
+mod range;
 mod settings;
+mod too_long;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

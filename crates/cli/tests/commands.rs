@@ -65,7 +65,7 @@ fn eval_json_has_every_metric() {
     for (name, ks) in [
         ("greedy", &[1][..]),
         ("coverage", &[1, 4]),
-        ("maj", &[1, 4]),
+        ("majority", &[1, 4]),
         ("weighted", &[1, 4]),
         ("best_of", &[1, 4]),
         ("normalized", &[1, 4]),
@@ -124,7 +124,7 @@ fn aggregators_can_be_selected() {
     };
     let with_rewards = ["--reward-model", "latent-rm"];
     let (some, beam) = names(&[&with_rewards[..], &["--aggregate", "maj,best_of_last"]].concat());
-    assert_eq!(some, ["greedy", "coverage", "maj", "best_of_last", "diversity"]);
+    assert_eq!(some, ["greedy", "coverage", "majority", "best_of_last", "diversity"]);
     assert!(beam.is_null(), "a beam search ran without being requested");
     let (some, beam) = names(
         &[
@@ -208,7 +208,8 @@ fn majority_ties_go_to_the_lowest_trajectory() {
         "codi",
         &CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() },
     );
-    let flags = ["--model", "codi", "--p", "0.5", "--max-new-tokens", "16", "--aggregate", "maj"];
+    let flags =
+        ["--model", "codi", "--p", "0.5", "--max-new-tokens", "16", "--aggregate", "majority"];
     sandbox.eval(&[&flags[..], &["--out", "first"]].concat()).ok();
     // With the expected winners as gold answers, majority voting is right wherever there is one.
     let (mut data, mut winners, mut ties) = (String::new(), 0, 0);
@@ -224,7 +225,7 @@ fn majority_ties_go_to_the_lowest_trajectory() {
     sandbox.write("data.jsonl", data);
     let result = sandbox.eval(&[&flags[..], &["--out", "second", "--json"]].concat()).ok().json();
     let metrics = result["metrics"].as_array().unwrap();
-    let majority = metrics.iter().find(|m| m["name"] == "maj" && m["k"] == 4).unwrap();
+    let majority = metrics.iter().find(|m| m["name"] == "majority" && m["k"] == 4).unwrap();
     assert_eq!(majority["value"].as_f64(), Some(winners as f64 / 8.0), "{result}");
 }
 
@@ -242,7 +243,7 @@ fn adaptive_runs_report_sample_counts() {
     assert!(short["sampled"].as_f64().unwrap() < 16.0, "{short}");
     let votes = |result: &Value| {
         let metrics = result["metrics"].as_array().unwrap().clone();
-        metrics.into_iter().find(|m| m["name"] == "maj" && m["k"] == 16).unwrap()
+        metrics.into_iter().find(|m| m["name"] == "majority" && m["k"] == 16).unwrap()
     };
     assert_eq!(
         votes(&full),

@@ -54,7 +54,7 @@ fn eval_without_arguments_prints_a_table_and_writes_a_page() {
         results["metrics"].as_array().unwrap().iter().any(|metric| metric["name"] == name)
     };
     assert!(
-        ["greedy", "coverage", "maj", "weighted", "pessimistic", "best_of", "beam"]
+        ["greedy", "coverage", "majority", "weighted", "pessimistic", "best_of", "beam"]
             .iter()
             .all(|name| recorded(name))
     );
@@ -63,7 +63,7 @@ fn eval_without_arguments_prints_a_table_and_writes_a_page() {
 #[test]
 fn thoughts_are_replaced_on_request() {
     let sandbox = CliSandbox::new();
-    let flags = ["--aggregate", "maj", "--out", "run"];
+    let flags = ["--aggregate", "majority", "--out", "run"];
     let ablate = ["--ablate", "swap,zero,mean,freeze,shuffle,zero"];
     let done = eval(&sandbox, &[&flags[..], &ablate].concat()).ok();
     for word in ["to clean", "every thought is zero", "the thoughts of the next question"] {
@@ -98,7 +98,7 @@ fn thoughts_are_read_as_tokens_on_request() {
     let sandbox = CliSandbox::new();
     let question = "Tom has 3 boxes with 4 pens in each. How many pens does Tom have?";
     let solve = |more: &[&str]| {
-        let flags = ["solve", "--samples", "2", "--aggregate", "maj", question];
+        let flags = ["solve", "--samples", "2", "--aggregate", "majority", question];
         sandbox.run(&[&flags[..], more].concat())
     };
     let text = solve(&["--lens", "2"]).ok().out;
@@ -117,7 +117,7 @@ fn thoughts_are_read_as_tokens_on_request() {
     }
     assert_eq!(solve(&["--json"]).ok().json()["greedy_lens"], Value::Null);
 
-    eval(&sandbox, &["--lens", "2", "--aggregate", "maj", "--out", "run"]).ok();
+    eval(&sandbox, &["--lens", "2", "--aggregate", "majority", "--out", "run"]).ok();
     for sample in sandbox.samples("run") {
         let greedy = &sample["greedy"];
         assert_eq!(sizes(&greedy["lens"]).len() as u64, greedy["thoughts"].as_u64().unwrap());
@@ -126,7 +126,7 @@ fn thoughts_are_read_as_tokens_on_request() {
         assert!(shares.into_iter().all(|share| (0.0..=1.0).contains(&share.as_f64().unwrap())));
     }
     assert_eq!(sandbox.json("run/manifest.json")["settings"]["lens"], 2);
-    let again = ["--lens", "3", "--aggregate", "maj", "--out", "run", "--resume"];
+    let again = ["--lens", "3", "--aggregate", "majority", "--out", "run", "--resume"];
     eval(&sandbox, &again).refused(&["settings.lens = 2"]);
     eval(&sandbox, &["--lens", "21"]).refused(&["--lens", "1 to 20"]);
 }
@@ -147,7 +147,7 @@ fn the_page_is_optional() {
 fn embedded_problems_equal_the_written_corpus() {
     let sandbox = CliSandbox::new();
     sandbox.run(&["corpus", "--split", "hard", "--count", "6", "--out", "hard.json"]).ok();
-    let common = ["--aggregate", "maj", "--no-report"];
+    let common = ["--aggregate", "majority", "--no-report"];
     eval(&sandbox, &[&common[..], &["--data", "embedded:hard", "--out", "made"]].concat()).ok();
     eval(&sandbox, &[&common[..], &["--data", "hard.json", "--out", "read"]].concat()).ok();
     assert_eq!(sandbox.read("made/samples.jsonl"), sandbox.read("read/samples.jsonl"));
@@ -271,17 +271,17 @@ fn sweep_and_annotate_run_on_the_embedded_models() {
     let done = sandbox.run(&[
         "annotate",
         "--data",
-        "embedded:train:5..9",
+        "embedded:train:5..37",
         "--trajectories",
-        "2",
+        "4",
         "--rollouts",
         "1",
         "--json",
     ]);
     let labels = done.ok().json();
-    assert_eq!(labels["questions"], 4);
+    assert_eq!(labels["questions"], 32);
     assert!(
-        labels["out"].as_str().unwrap().starts_with("annotations/embedded-train-5..9-"),
+        labels["out"].as_str().unwrap().starts_with("annotations/embedded-train-5..37-"),
         "{labels}"
     );
 }

@@ -241,7 +241,7 @@ fn a_search_takes_the_stated_number_of_evaluations_and_resumes() {
     let summary = sandbox.json("s/sweep.json");
     assert!((1..=4).contains(&points(&summary).len()), "{summary}");
 
-    sweep(&sandbox, &flags).refused(&["already holds a run", "--resume"]);
+    sweep(&sandbox, &flags).refused(&["already holds a sweep", "--resume"]);
     let first = points(&summary).remove(0);
     std::fs::remove_dir_all(sandbox.path(&format!("s/{first}"))).unwrap();
     std::fs::remove_file(sandbox.path("s/sweep.json")).unwrap();

@@ -167,7 +167,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         .ok();
     let results = sandbox.json("run/results.json");
     assert_eq!(metric(&results, "greedy", 1), 1.0);
-    for name in ["coverage", "maj", "weighted", "best_of", "diversity"] {
+    for name in ["coverage", "majority", "weighted", "best_of", "diversity"] {
         let value = metric(&results, name, 4);
         assert!((0.0..=1.0).contains(&value), "{name}: {value}");
     }

@@ -187,9 +187,9 @@ impl<'a> BatchPlan<'a> {
         check_forced(model, item)?;
         let thoughts = params.length.limit().min(model.decoder.config().context);
         let end = model.method.end_latent.len();
-        check_context(model.decoder.config(), item.prompt, thoughts + end)?;
+        check_context(model.decoder.config(), item.prompt, thoughts, end)?;
         if let Some(reward) = context.reward_model {
-            check_reward_context(reward, item.prompt, reward.positions_read(thoughts, end))?;
+            check_reward_context(reward, item.prompt, thoughts, end)?;
         }
         let bytes = PositionBytes::new(context);
         let footprint = Footprint::new(context, item, bytes);
@@ -414,32 +414,35 @@ fn check_forced(model: &LatentModel, item: &BatchItem<'_>) -> Result<(), EngineE
     }
 }
 
-/// Refuses a prompt that leaves no room for an answer after `more` positions.
+/// Refuses a prompt that leaves no room for an answer after `thoughts` and `more` other positions.
 pub(crate) fn check_context(
     config: &Config,
     prompt: &Prompt,
+    thoughts: usize,
     more: usize,
 ) -> Result<(), EngineError> {
     let (id, length, context) = (prompt.id, prompt.tokens.len(), config.context);
-    if length + more >= context {
-        return Err(EngineError::TooLong { id, prompt: length, thoughts: more, context });
+    if length + thoughts + more >= context {
+        return Err(EngineError::TooLong { id, prompt: length, thoughts, context });
     }
     Ok(())
 }
 
-/// The same for a reward model that reads `more` positions of a row, and for its reference
-/// reasoner; both must know the prompt's tokens.
+/// The same for a reward model that reads a row of `thoughts` with `end` tokens after them, and for
+/// its reference reasoner; both must know the prompt's tokens.
 fn check_reward_context(
     reward: &RewardModel,
     prompt: &Prompt,
-    more: usize,
+    thoughts: usize,
+    end: usize,
 ) -> Result<(), EngineError> {
-    let config = reward.decoder.config();
+    let (config, own) = (reward.decoder.config(), reward.reference_thoughts());
     prompt.check_tokens(config.vocab)?;
-    check_context(config, prompt, reward.reference_thoughts() + more)?;
+    let read = reward.positions_read(thoughts, end);
+    check_context(config, prompt, thoughts, own + read.saturating_sub(thoughts))?;
     if let Some(reference) = &reward.reference {
         prompt.check_tokens(reference.decoder.config().vocab)?;
-        check_context(reference.decoder.config(), prompt, reward.reference_thoughts())?;
+        check_context(reference.decoder.config(), prompt, own, 0)?;
     }
     Ok(())
 }

@@ -200,7 +200,8 @@ impl Evaluation<'_> {
         Path::new("runs").join(manifest::default_run_name(model, self.data, manifest))
     }
 
-    fn manifest(&self, engine: &Engine, questions: &[Question]) -> Result<Manifest, Error> {
+    /// The manifest of the run: settings, seeds, and the digest of models and questions.
+    pub fn manifest(&self, engine: &Engine, questions: &[Question]) -> Result<Manifest, Error> {
         let ModelSelection { reasoner, reward_model, .. } = self.models;
         let model = engine.reasoner();
         let mut host = manifest::host_json(model.decoder.device(), engine.memory());

@@ -16,7 +16,11 @@ pub fn request(question: &Question, params: SamplingParams) -> Request {
 /// The record of a question's reply under these parameters, each answer compared with the gold
 /// answer.
 pub fn grade(question: &Question, params: &SamplingParams, reply: &Reply) -> Sample {
-    let trajectory = |trajectory| trajectory_record(question, trajectory);
+    let limit = params.max_new_tokens.get();
+    let trajectory = |trajectory: &Trajectory| TrajectoryRecord {
+        truncated: trajectory.answer.is_none() && trajectory.tokens.len() >= limit,
+        ..trajectory_record(question, trajectory)
+    };
     Sample {
         id: question.id,
         seed: params.seed,
@@ -49,6 +53,7 @@ pub(crate) fn trajectory_record(question: &Question, trajectory: &Trajectory) ->
         process_rewards: trajectory.process_rewards.clone(),
         outcome_reward: trajectory.outcome_reward,
         correct: is_correct(question, trajectory),
+        truncated: false,
         logprob: trajectory.logprob,
         lens: lens_record(&trajectory.lens),
     }

@@ -11,6 +11,7 @@
 mod band;
 mod grid;
 mod search;
+mod summary;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -18,14 +19,16 @@ use std::path::{Path, PathBuf};
 use engine::{DropoutScope, DropoutSites, MaskLifetime, Probability, Temperature};
 use model::config::Architecture;
 use record::{MetricName, Results, RunDir};
-use report::interval::{Bootstrap, Interval};
+use report::interval::Bootstrap;
 use report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use report::rules::display_name;
+use serde_json::Value;
 
 pub use self::band::RecommendedBand;
 pub use self::grid::{SweepGrid, parse_width, rounded};
 use self::search::GoldenSectionSearch;
+pub use self::summary::{SamplerSummary, SweepPointSummary, SweepSummary};
+use self::summary::{interval_json, metric_interval};
 use crate::options::PerturbationOptions;
 use crate::{DataSource, Error, manifest};
 
@@ -56,6 +59,9 @@ pub struct SweepSpec {
     pub tolerance: Option<f64>,
     /// Evaluations of a search, at most.
     pub evaluations: Option<NonZeroUsize>,
+    /// What is maximized, by a search and by the point called best: coverage unless given, or the
+    /// accuracy of a rule.
+    pub metric: Option<MetricName>,
 }
 
 /// What makes the trajectories of a point differ, but for its strength.
@@ -190,6 +196,9 @@ pub struct Sweep<'a> {
     pub ks: Vec<usize>,
     /// The reasoner's backbone, for which the paper recommends strengths.
     pub architecture: Architecture,
+    /// What all points share, and the values to go over: what a resumed sweep must have in common
+    /// with the one before.
+    pub settings: Value,
 }
 
 /// A finished sweep.
@@ -218,6 +227,24 @@ impl Sweep<'_> {
     fn max_k(&self) -> usize {
         self.ks.last().copied().unwrap_or(1)
     }
+
+    fn metric(&self) -> MetricName {
+        self.spec.metric.unwrap_or(MetricName::Coverage)
+    }
+
+    /// The summary of a sweep that has just begun.
+    pub fn empty_summary(&self) -> SweepSummary {
+        SweepSummary {
+            version: record::FORMAT,
+            settings: self.settings.clone(),
+            metric: self.metric(),
+            k: self.max_k(),
+            points: Vec::new(),
+            best: String::new(),
+            ties: Vec::new(),
+            samplers: Vec::new(),
+        }
+    }
 }
 
 /// The points of a sweep in progress.
@@ -240,9 +267,9 @@ impl SweepPoint {
         self.run.manifest().settings["sampler"]["kind"].as_str().unwrap_or_default()
     }
 
-    fn coverage(&self, k: usize) -> f64 {
-        metric_interval(&self.results, MetricName::Coverage, k)
-            .map_or(0.0, |interval| interval.value)
+    /// A metric at k; 0 if it was not measured.
+    fn value(&self, name: MetricName, k: usize) -> f64 {
+        metric_interval(&self.results, name, k).map_or(0.0, |interval| interval.value)
     }
 }
 
@@ -256,7 +283,7 @@ impl SweepPoints<'_> {
             SweepGrid::Values(values) => {
                 return values
                     .iter()
-                    .try_for_each(|value| self.coverage_at(axis, *value, runner).map(drop));
+                    .try_for_each(|value| self.value_at(axis, *value, runner).map(drop));
             }
             SweepGrid::Interval(low, high) => (*low, *high),
         };
@@ -265,38 +292,40 @@ impl SweepPoints<'_> {
         let evaluations = evaluations.map(NonZeroUsize::get);
         let search = GoldenSectionSearch::new(low, high, tolerance, evaluations);
         runner.note(&format!(
-            "searching {} in {low} to {high} for the largest coverage@{}: {} evaluations to a \
+            "searching {} in {low} to {high} for the largest {}@{}: {} evaluations to a \
              tolerance of {}",
             axis.parameter_name(),
+            display_name(self.sweep.metric()),
             self.sweep.max_k(),
             search.evaluations(),
             rounded(search.tolerance()),
         ));
-        search.maximize(|value| self.coverage_at(axis, rounded(value), runner))
+        search.maximize(|value| self.value_at(axis, rounded(value), runner))
     }
 
-    /// The coverage at one strength, which is evaluated unless it was before.
-    fn coverage_at<R: PointRunner>(
+    /// The metric at one strength, which is evaluated unless it was before.
+    fn value_at<R: PointRunner>(
         &mut self,
         axis: &SweepAxis,
         strength: f64,
         runner: &mut R,
     ) -> Result<f64, R::Error> {
-        let (name, k) = (axis.name(strength), self.sweep.max_k());
+        let (name, metric, k) = (axis.name(strength), self.sweep.metric(), self.sweep.max_k());
         if let Some(point) = self.points.iter().find(|point| point.name == name) {
-            return Ok(point.coverage(k));
+            return Ok(point.value(metric, k));
         }
         let run = runner.evaluate(&self.sweep.out.join(&name), axis.perturbation(strength))?;
         let point = self.measure(name, strength, run)?;
-        let coverage = point.coverage(k);
+        let value = point.value(metric, k);
         runner.note(&format!(
-            "{}. {} = {strength}: coverage@{k} {:.1}%",
+            "{}. {} = {strength}: {}@{k} {:.1}%",
             self.points.len() + 1,
             axis.parameter_name(),
-            100.0 * coverage
+            display_name(metric),
+            100.0 * value
         ));
         self.points.push(point);
-        Ok(coverage)
+        Ok(value)
     }
 
     fn measure(&self, name: String, strength: f64, run: RunDir) -> Result<SweepPoint, Error> {
@@ -318,29 +347,35 @@ impl SweepPoints<'_> {
             .into_iter()
             .filter_map(|kind| self.sampler_summary(kind))
             .collect();
+        let value = |point: &SweepPoint| point.value(self.sweep.metric(), self.sweep.max_k());
+        let ties = self.points.iter().filter(|point| value(point) == value(best));
+        let ties = ties.map(|point| point.name.clone()).filter(|name| *name != best.name);
         Ok(SweepSummary {
-            version: record::FORMAT,
-            metric: MetricName::Coverage,
-            k: self.sweep.max_k(),
             points,
             best: best.name.clone(),
+            ties: ties.collect(),
             samplers,
+            ..self.sweep.empty_summary()
         })
     }
 
-    /// The point with the largest coverage; of ties the first, which on each axis is the weakest.
+    /// The point with the largest metric; of ties that with the largest majority, then the first,
+    /// which on each axis is the weakest.
     fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
-        let value = |point: &SweepPoint| point.coverage(self.sweep.max_k());
+        let k = self.sweep.max_k();
+        let key = |point: &SweepPoint| {
+            [self.sweep.metric(), MetricName::Majority].map(|name| point.value(name, k))
+        };
         self.points
             .iter()
             .filter(|point| among(point))
-            .reduce(|best, point| if value(point) > value(best) { point } else { best })
+            .reduce(|best, point| if key(point) > key(best) { point } else { best })
     }
 
     /// Whether the paired 95% interval of the difference to the best contains zero.
     fn is_indistinguishable(&self, point: &SweepPoint, best: &SweepPoint) -> bool {
         let k = self.sweep.max_k();
-        let column = |point: &SweepPoint| point.columns.column(MetricName::Coverage, k).cloned();
+        let column = |point: &SweepPoint| point.columns.column(self.sweep.metric(), k).cloned();
         let columns = column(best).zip(column(point));
         let interval = columns
             .and_then(|(best, point)| paired_difference(&best, &point, &Bootstrap::default()));
@@ -380,66 +415,12 @@ impl SweepPoints<'_> {
             sampler: point.run.manifest().settings["sampler"].clone(),
             strength: point.strength,
             coverage: curve(MetricName::Coverage),
-            majority: curve(MetricName::Maj),
+            majority: curve(MetricName::Majority),
+            weighted: curve(MetricName::Weighted),
+            best_of: curve(MetricName::BestOf),
             diversity: metric_interval(results, MetricName::Diversity, results.trajectories)
                 .map_or(Value::Null, interval_json),
             as_good_as_best: indistinguishable,
         }
     }
-}
-
-fn metric_interval(results: &Results, name: MetricName, k: usize) -> Option<Interval> {
-    let metric = results.metrics.iter().find(|metric| metric.name == name && metric.k == k)?;
-    Some(Interval { value: metric.value, low: metric.low, high: metric.high })
-}
-
-fn interval_json(Interval { value, low, high }: Interval) -> Value {
-    json!({ "value": value, "low": low, "high": high })
-}
-
-/// The content of `sweep.json`.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SweepSummary {
-    /// The format version, that of run directories.
-    pub version: u32,
-    /// The maximized metric.
-    pub metric: MetricName,
-    /// The number of trajectories at which it is compared.
-    pub k: usize,
-    /// The points, axis by axis, the weakest first.
-    pub points: Vec<SweepPointSummary>,
-    /// The run directory of the best point.
-    pub best: String,
-    /// The best point of each kind of sampler.
-    pub samplers: Vec<SamplerSummary>,
-}
-
-/// The best point of one kind of sampler.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SamplerSummary {
-    /// `dropout`, `noise` or `gumbel`.
-    pub kind: String,
-    /// The run directory of the best point.
-    pub best: String,
-    /// The paper's recommended band for this backbone, if it has one.
-    pub band: Option<RecommendedBand>,
-}
-
-/// One point of `sweep.json`.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SweepPointSummary {
-    /// The run directory, relative to the sweep's directory.
-    pub run: String,
-    /// The sampler, as in the run's manifest.
-    pub sampler: Value,
-    /// p, sigma or tau.
-    pub strength: f64,
-    /// Coverage with its interval, by number of trajectories.
-    pub coverage: serde_json::Map<String, Value>,
-    /// Accuracy of the majority, likewise.
-    pub majority: serde_json::Map<String, Value>,
-    /// Diversity with its interval, if it was measured.
-    pub diversity: Value,
-    /// Whether the paired 95% interval of its difference to the best contains zero.
-    pub as_good_as_best: bool,
 }

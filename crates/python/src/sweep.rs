@@ -51,6 +51,7 @@ impl SweepArguments {
             masks: self.mask.iter().map(|s| options::mask(s)).collect::<PyResult<_>>()?,
             tolerance: self.tolerance,
             evaluations: self.evaluations.map(|n| positive("evaluations", n)).transpose()?,
+            metric: None,
         })
     }
 }
@@ -71,7 +72,7 @@ pub fn sweep(
     let default_out = || library::default_out(engine.selection.reasoner.path(), &data);
     let out = arguments.out.unwrap_or_else(default_out);
     let architecture = engine.engine.reasoner().decoder.config().architecture;
-    let sweep = Sweep { spec: &spec, out: &out, ks, architecture };
+    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, settings: serde_json::Value::Null };
     py.detach(|| sweep.run(&mut PythonPoints { evaluate, note })).map_err(|error| error.0)?;
     Ok(out)
 }

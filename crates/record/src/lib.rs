@@ -63,7 +63,9 @@ pub use latents::{LATENTS_FILE, LatentsWriter};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
 pub use question_record::QuestionRecord;
-pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
+pub use results::{
+    BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered,
+};
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample, TrajectoryRecord};
 pub use training::{EvalRecord, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir};

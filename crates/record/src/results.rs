@@ -36,6 +36,9 @@ pub struct Results {
     /// The constants of the voting rules, if they are not the defaults.
     #[serde(default, rename = "tuning", skip_serializing_if = "Option::is_none")]
     pub vote_params: Option<VoteParams>,
+    /// Why sampled trajectories have no answer, if any has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unanswered: Option<Unanswered>,
     /// Accuracy gains of each rule over greedy decoding and majority at the largest k.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gains: Vec<MetricGain>,
@@ -70,9 +73,25 @@ impl Default for Results {
             trajectories: 0,
             sampled: 0.0,
             vote_params: None,
+            unanswered: None,
             gains: Vec::new(),
         }
     }
+}
+
+/// Sampled trajectories without an answer, each counted once.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Unanswered {
+    /// Their share of all sampled trajectories.
+    pub share: f64,
+    /// The text is empty.
+    pub empty: usize,
+    /// The text ends at the limit of answer tokens.
+    pub truncated: usize,
+    /// The text is complete and holds no answer.
+    pub not_found: usize,
+    /// Two of their texts, if they have any.
+    pub examples: Vec<String>,
 }
 
 /// Reads metrics without `pass`, a second name of `coverage` in results of earlier versions.
@@ -107,9 +126,10 @@ pub enum MetricName {
     Greedy,
     /// Probability that at least one of k trajectories is correct (pass@k), unbiased estimator.
     Coverage,
-    /// Accuracy of the majority of k, over all choices of k trajectories.
-    /// Each rule is as [`Aggregator`] defines it.
-    Maj,
+    /// Accuracy of the majority of k, over all choices of k trajectories. Each rule is as
+    /// [`Aggregator`] defines it.
+    #[serde(alias = "maj")]
+    Majority,
     /// Accuracy of the vote weighted by reward.
     Weighted,
     /// Accuracy of the trajectory with the largest reward.
@@ -153,7 +173,7 @@ impl MetricName {
 impl From<Aggregator> for MetricName {
     fn from(rule: Aggregator) -> Self {
         match rule {
-            Aggregator::Majority => Self::Maj,
+            Aggregator::Majority => Self::Majority,
             Aggregator::Weighted => Self::Weighted,
             Aggregator::Normalized => Self::Normalized,
             Aggregator::Likelihood => Self::Likelihood,

@@ -70,6 +70,9 @@ pub struct TrajectoryRecord {
     pub outcome_reward: Option<f32>,
     /// Whether the answer equals the gold answer.
     pub correct: bool,
+    /// Whether there is no answer and the text ends at the limit of answer tokens.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
     /// Log-probability of the decoded tokens, end of sequence included, if finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob: Option<f32>,

@@ -60,12 +60,11 @@ fn pair_title(model: &str, split: &str, runs: &[RunData]) -> String {
     }
 }
 
-/// The run with the most trajectories, and of those with the largest coverage.
+/// The run with the most trajectories, and of those the best.
 fn best_run<'a>(runs: &[&'a RunData]) -> Option<&'a RunData> {
-    let better = |a: &&RunData, b: &&RunData| {
-        a.traits.n.cmp(&b.traits.n).then(a.coverage().total_cmp(&b.coverage()))
-    };
-    runs.iter().copied().max_by(better)
+    let most = runs.iter().map(|run| run.traits.n).max()?;
+    let largest = runs.iter().copied().filter(|run| run.traits.n == most);
+    largest.reduce(|best, run| if run.is_better(best) { run } else { best })
 }
 
 /// The device of a run, for captions of figures with times.

@@ -19,7 +19,7 @@ mod latents;
 pub mod metrics;
 mod page;
 mod question_summary;
-mod rules;
+pub mod rules;
 pub mod run_data;
 mod subsets;
 pub mod table;
@@ -28,4 +28,4 @@ mod tsne;
 mod write;
 
 pub use error::ReportError;
-pub use write::{ReportFiles, ReportOptions, write, write_trainings};
+pub use write::{BestRun, ReportFiles, ReportOptions, write, write_trainings};

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use aggregate::{Aggregator, VoteParams, ordered_pairs};
 use record::{
     BeamCost, FORMAT, Metric, MetricGain, MetricName, Results, RunCost, RunDir, Sample, Seconds,
-    TrajectoryRecord,
+    TrajectoryRecord, Unanswered,
 };
 
 use crate::error::ReportError;
@@ -59,6 +59,9 @@ where
     })
 }
 
+/// Texts without an answer that are kept.
+const UNANSWERED_EXAMPLES: usize = 2;
+
 /// Every metric of every question.
 #[derive(Debug, Default)]
 pub struct QuestionMetrics {
@@ -70,6 +73,7 @@ pub struct QuestionMetrics {
     flops: f64,
     /// Summed over samples, like `steps` and `flops`.
     beam: Option<BeamCost>,
+    unanswered: Unanswered,
 }
 
 /// One metric at one k: a value per question.
@@ -134,6 +138,7 @@ impl QuestionMetrics {
             trajectories: self.layout.as_ref().map_or(0, |layout| layout.n),
             sampled: self.trajectories as f64 / samples,
             vote_params: None,
+            unanswered: self.unanswered(),
             gains: self.gains(bootstrap),
         }
     }
@@ -152,8 +157,11 @@ impl QuestionMetrics {
             Some(MetricGain { name, over, k, value, low, high })
         };
         let gains = |(&name, &k): (&MetricName, &usize)| {
-            let over_majority =
-                if name == MetricName::Maj { None } else { gain(name, k, MetricName::Maj, k) };
+            let over_majority = if name == MetricName::Majority {
+                None
+            } else {
+                gain(name, k, MetricName::Majority, k)
+            };
             gain(name, k, MetricName::Greedy, 1).into_iter().chain(over_majority)
         };
         largest.iter().flat_map(gains).collect()
@@ -180,7 +188,32 @@ impl QuestionMetrics {
         }
         self.layout = Some(SampleLayout { fewest: layout.fewest.min(sampled), ..layout });
         self.add_cost(sample);
+        sample.trajectories.iter().for_each(|trajectory| self.add_unanswered(trajectory));
         Ok(())
+    }
+
+    fn add_unanswered(&mut self, trajectory: &TrajectoryRecord) {
+        if trajectory.answer.is_some() {
+            return;
+        }
+        let (counts, text) = (&mut self.unanswered, trajectory.text.trim());
+        match trajectory.truncated {
+            true => counts.truncated += 1,
+            false if text.is_empty() => counts.empty += 1,
+            false => counts.not_found += 1,
+        }
+        let new = !text.is_empty() && counts.examples.iter().all(|example| example != text);
+        if new && counts.examples.len() < UNANSWERED_EXAMPLES {
+            counts.examples.push(text.to_owned());
+        }
+    }
+
+    /// Why trajectories have no answer; `None` if all have one.
+    fn unanswered(&self) -> Option<Unanswered> {
+        let Unanswered { empty, truncated, not_found, .. } = self.unanswered;
+        let count = empty + truncated + not_found;
+        let share = count as f64 / self.trajectories.max(1) as f64;
+        (count > 0).then(|| Unanswered { share, ..self.unanswered.clone() })
     }
 
     fn add_cost(&mut self, sample: &Sample) {

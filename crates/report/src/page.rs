@@ -17,6 +17,7 @@ use crate::figures::{Figure, percent};
 use crate::interval::Interval;
 use crate::rules;
 use crate::run_data::RunData;
+use crate::write::BestRun;
 
 const STYLE: &str = include_str!("../assets/page.css");
 const TOOLTIPS: &str = include_str!("../assets/tooltips.js");
@@ -27,7 +28,11 @@ const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
 /// The HTML of the page.
-pub fn html(runs: &[RunData], figures: &[Figure]) -> Result<String, ReportError> {
+pub fn html(
+    runs: &[RunData],
+    figures: &[Figure],
+    best_run: Option<&BestRun>,
+) -> Result<String, ReportError> {
     let title = match runs {
         [one] => format!("{} on {}", one.traits.model, one.traits.split),
         many => format!("{} runs compared", many.len()),
@@ -37,7 +42,7 @@ pub fn html(runs: &[RunData], figures: &[Figure]) -> Result<String, ReportError>
         "<header><h1>{}</h1>\n{}</header>\n<main>\n{}{}{figures}{BROWSER}{}</main>\n\
          <script id=\"data\" type=\"application/json\">{}</script>\n",
         escape(&title),
-        lead(runs),
+        lead(runs, best_run),
         summary(runs),
         ablations(runs),
         provenance(runs),
@@ -60,15 +65,16 @@ fn document(title: &str, body: &str, script: &str) -> String {
 }
 
 /// The main result in a few sentences.
-fn lead(runs: &[RunData]) -> String {
-    let Some(run) = runs.iter().max_by(|a, b| a.coverage().total_cmp(&b.coverage())) else {
+fn lead(runs: &[RunData], best_run: Option<&BestRun>) -> String {
+    let best = runs.iter().reduce(|best, run| if run.is_better(best) { run } else { best });
+    let Some(run) = best else {
         return String::new();
     };
     let n = run.traits.n;
-    let which = if runs.len() > 1 {
-        format!("The run with the largest coverage is {}. ", run.label)
-    } else {
-        String::new()
+    let which = match (best_run, runs.len()) {
+        (_, 1) => String::new(),
+        (Some(best_run), _) => best_run_sentence(runs, best_run),
+        (None, _) => format!("The run with the largest coverage is {}. ", run.label),
     };
     let share = |name, k| run.metric(name, k).map(|interval| percent(interval.value));
     let mut text = match share(MetricName::Greedy, 1) {
@@ -86,7 +92,7 @@ fn lead(runs: &[RunData]) -> String {
         ));
     }
     let chosen =
-        [MetricName::Maj, MetricName::Weighted, MetricName::Normalized, MetricName::BestOf]
+        [MetricName::Majority, MetricName::Weighted, MetricName::Normalized, MetricName::BestOf]
             .into_iter();
     let chosen: Vec<String> = chosen
         .filter_map(|name| Some(format!("{} {}", rules::display_name(name), share(name, n)?)))
@@ -95,6 +101,22 @@ fn lead(runs: &[RunData]) -> String {
         text.push_str(&format!("Choosing one of the {n} answers: {}.", chosen.join(", ")));
     }
     format!("<p class=\"lead\">{}</p>\n", escape(text.trim()))
+}
+
+/// Which run is the best, and which ones tie with it.
+fn best_run_sentence(runs: &[RunData], best_run: &BestRun) -> String {
+    let label = |index: usize| runs.get(index).map_or("", |run| run.label.as_str());
+    let metric = rules::display_name(best_run.metric);
+    let ties: Vec<&str> = best_run.ties.iter().map(|index| label(*index)).collect();
+    let ties = match &ties[..] {
+        [] => String::new(),
+        ties => format!(" (as large: {}; majority decides)", ties.join("; ")),
+    };
+    format!(
+        "The run with the largest {metric} of {} trajectories is {}{ties}. ",
+        best_run.k,
+        label(best_run.index)
+    )
 }
 
 /// A table of all runs with every rule at k = N.

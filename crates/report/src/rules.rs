@@ -5,7 +5,7 @@ use record::MetricName;
 /// The rules shown in tables and figures, in order.
 pub const DISPLAY_ORDER: [MetricName; 7] = [
     MetricName::Greedy,
-    MetricName::Maj,
+    MetricName::Majority,
     MetricName::Weighted,
     MetricName::Normalized,
     MetricName::BestOf,
@@ -17,7 +17,7 @@ pub const DISPLAY_ORDER: [MetricName; 7] = [
 pub fn display_name(name: MetricName) -> String {
     match name {
         MetricName::Greedy => "greedy".into(),
-        MetricName::Maj => "majority".into(),
+        MetricName::Majority => "majority".into(),
         MetricName::Weighted => "weighted vote".into(),
         MetricName::Normalized => "normalized vote".into(),
         MetricName::BestOf => "best of N".into(),

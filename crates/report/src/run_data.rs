@@ -169,6 +169,8 @@ pub struct RunData {
     pub latents: Option<LatentsReader>,
     /// Accuracy with replaced thoughts, if it was measured.
     pub ablation: Option<Ablation>,
+    /// Whether a [`BestRun`](crate::BestRun) calls it the best of the runs.
+    pub best: bool,
 }
 
 impl RunData {
@@ -198,6 +200,7 @@ impl RunData {
             questions: accumulator.questions,
             latents: LatentsReader::open(dir.path())?,
             ablation: dir.ablation()?,
+            best: false,
             dir,
         })
     }
@@ -221,6 +224,16 @@ impl RunData {
     /// Coverage at k = N.
     pub fn coverage(&self) -> f64 {
         self.metric(MetricName::Coverage, self.traits.n).map_or(0.0, |coverage| coverage.value)
+    }
+
+    /// Whether it comes before `other` in the order of runs: the one called best, then by coverage,
+    /// then by majority. Of equal ones the first is taken.
+    pub fn is_better(&self, other: &Self) -> bool {
+        let key = |run: &Self| {
+            let majority = run.metric(MetricName::Majority, run.traits.n);
+            (run.best, run.coverage(), majority.map_or(0.0, |majority| majority.value))
+        };
+        key(self) > key(other)
     }
 
     /// Mean seconds per question and seed.

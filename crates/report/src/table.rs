@@ -3,7 +3,7 @@
 //! Rows are aggregation rules, columns are ks; below each value is its 95% interval. Columns that
 //! do not fit the terminal continue in a second table. A legend under the table explains the rows.
 
-use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds};
+use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered};
 
 use crate::rules;
 
@@ -22,7 +22,7 @@ const fn row(name: MetricName, label: &'static str, meaning: &'static str) -> Ru
 /// The rows in display order.
 const ROWS: [RuleRow; 14] = [
     row(MetricName::Greedy, "greedy", "one trajectory without perturbation"),
-    row(MetricName::Maj, "majority", "the answer most of k trajectories give"),
+    row(MetricName::Majority, "majority", "the answer most of k trajectories give"),
     row(MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
     row(
         MetricName::Normalized,
@@ -76,7 +76,33 @@ pub fn render(results: &Results, options: TableOptions) -> String {
     write_legend(&mut text, &rows, &others);
     write_gains(&mut text, results, &rows);
     write_footer(&mut text, results);
+    if let Some(unanswered) = &results.unanswered {
+        write_unanswered(&mut text, unanswered);
+    }
     text
+}
+
+/// Characters shown of a text without an answer.
+const EXAMPLE_CHARS: usize = 72;
+
+/// Why trajectories have no answer, with examples of what they say instead.
+fn write_unanswered(text: &mut String, unanswered: &Unanswered) {
+    let Unanswered { share, empty, truncated, not_found, examples } = unanswered;
+    text.push_str(&format!("\n{} % of trajectories have no answer\n", percent(*share)));
+    let reasons = [
+        (not_found, "no answer is found in the text"),
+        (truncated, "the limit of answer tokens ends the text (--max-new-tokens)"),
+        (empty, "the text is empty"),
+    ];
+    for (count, reason) in reasons.into_iter().filter(|(count, _)| **count > 0) {
+        text.push_str(&format!("{count:>LABEL_WIDTH$}{GAP}{reason}\n"));
+    }
+    for example in examples {
+        let cut = example.chars().nth(EXAMPLE_CHARS).is_some();
+        let shown: String = example.chars().take(EXAMPLE_CHARS).collect();
+        let dots = if cut { "..." } else { "" };
+        text.push_str(&format!("{:>LABEL_WIDTH$}{GAP}{shown:?}{dots}\n", "e.g."));
+    }
 }
 
 fn heading(results: &Results) -> String {
@@ -102,7 +128,8 @@ fn heading(results: &Results) -> String {
 /// With fewer questions a warning is printed: the interval of a share is up to 34 points wide.
 const FEW_QUESTIONS: usize = 30;
 
-fn count(number: usize, noun: &str) -> String {
+/// A number with its noun, in the plural unless it is one.
+pub fn count(number: usize, noun: &str) -> String {
     match (number, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
         (_, Some(stem)) => format!("{number} {stem}ies"),
@@ -298,8 +325,8 @@ mod tests {
                 metric(MetricName::Greedy, 1, 0.341),
                 metric(MetricName::Coverage, 1, 0.3),
                 metric(MetricName::Coverage, 4, 0.95),
-                metric(MetricName::Maj, 1, 0.3),
-                metric(MetricName::Maj, 4, 0.3456),
+                metric(MetricName::Majority, 1, 0.3),
+                metric(MetricName::Majority, 4, 0.3456),
                 metric(MetricName::Beam, 4, 0.4),
                 metric(MetricName::Diversity, 4, 0.125),
             ],
@@ -322,7 +349,7 @@ mod tests {
             sampled: 3.5,
             gains: vec![
                 MetricGain {
-                    name: MetricName::Maj,
+                    name: MetricName::Majority,
                     over: MetricName::Greedy,
                     k: 4,
                     value: 0.0046,
@@ -339,7 +366,7 @@ mod tests {
                 },
                 MetricGain {
                     name: MetricName::Beam,
-                    over: MetricName::Maj,
+                    over: MetricName::Majority,
                     k: 4,
                     value: 0.0544,
                     low: 0.02,
@@ -357,8 +384,9 @@ mod tests {
     #[test]
     fn rules_without_a_row_are_named_below() {
         let metric = |name| Metric { name, k: 4, value: 0.5, low: 0.4, high: 0.6, seeds: 1 };
-        let metrics =
-            [MetricName::Maj, MetricName::Likelihood, MetricName::Combined].map(metric).to_vec();
+        let metrics = [MetricName::Majority, MetricName::Likelihood, MetricName::Combined]
+            .map(metric)
+            .to_vec();
         let results = Results { metrics, ..Results::default() };
         let text = render(&results, wide(80));
         assert!(

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use record::{RunDir, TrainingDir};
+use record::{MetricName, RunDir, TrainingDir};
 
 use crate::error::ReportError;
 use crate::figures::Figure;
@@ -15,12 +15,28 @@ const PAGE_FILE: &str = "report.html";
 const FIGURES_DIR: &str = "figures";
 
 /// Options of [`write()`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReportOptions {
     /// Accept incomplete runs.
     pub partial: bool,
     /// Write the page without figure files; it embeds its own figures.
     pub page_only: bool,
+    /// Which of the runs is the best, where that was decided before; else the one with the largest
+    /// coverage.
+    pub best_run: Option<BestRun>,
+}
+
+/// The best of several runs, where something decided it before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BestRun {
+    /// The index of the best run.
+    pub index: usize,
+    /// What was compared.
+    pub metric: MetricName,
+    /// The number of trajectories at which it was compared.
+    pub k: usize,
+    /// The indices of the other runs with the same value.
+    pub ties: Vec<usize>,
 }
 
 /// The files written.
@@ -46,9 +62,12 @@ pub fn write(
         .map(|run| RunData::load(run.clone(), options.partial))
         .collect::<Result<Vec<_>, _>>()?;
     assign_labels(&mut loaded);
+    if let Some(run) = options.best_run.as_ref().and_then(|best| loaded.get_mut(best.index)) {
+        run.best = true;
+    }
     let figures = figures::all(&loaded)?;
-    let page = page::html(&loaded, &figures)?;
-    write_files(&figures, &page, out, options)
+    let page = page::html(&loaded, &figures, options.best_run.as_ref())?;
+    write_files(&figures, &page, out, &options)
 }
 
 /// Loads the records of trainings and writes their learning curves into `out`.
@@ -64,14 +83,14 @@ pub fn write_trainings(
     label_trainings(&mut loaded);
     let figures = figures::learning_curves(&loaded);
     let page = page::training::html(&loaded, &figures);
-    write_files(&figures, &page, out, options)
+    write_files(&figures, &page, out, &options)
 }
 
 fn write_files(
     figures: &[Figure],
     page: &str,
     out: &Path,
-    options: ReportOptions,
+    options: &ReportOptions,
 ) -> Result<ReportFiles, ReportError> {
     let dir = out.join(FIGURES_DIR);
     let mut files = Vec::new();

@@ -123,11 +123,11 @@ fn metrics_of_a_run_match_hand_computed_values() {
     assert_close(coverage(4), (1.0 + (1.0 + 0.0) / 2.0) / 2.0);
     // One trajectory is its own majority. Of the six pairs of the samples 3, 1, 5 and 0 are right;
     // the lower number wins a tie.
-    assert_close(value(&results, MetricName::Maj, 1), coverage(1));
+    assert_close(value(&results, MetricName::Majority, 1), coverage(1));
     let pairs = [[3.0, 5.0], [1.0, 0.0]].map(|[a, b]| (a + b) / 12.0);
-    assert_close(value(&results, MetricName::Maj, 2), (pairs[0] + pairs[1]) / 2.0);
+    assert_close(value(&results, MetricName::Majority, 2), (pairs[0] + pairs[1]) / 2.0);
     // At 4 the third is a tie that the lower number wins, a right one of lower reward.
-    assert_close(value(&results, MetricName::Maj, 4), (1.0 + 0.0) / 2.0);
+    assert_close(value(&results, MetricName::Majority, 4), (1.0 + 0.0) / 2.0);
     // The second question under seed 5: e^0 for "1" against e^-3 + e^-4 for "3".
     assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
     // Of the pairs, 4, 3, 1 and 0 have a right one of the highest reward.
@@ -175,7 +175,7 @@ fn only_requested_rules_are_measured() {
     let results = results_of_samples(read(samples()), &settings).unwrap();
     assert!(
         find(&results, MetricName::BestOfMin, 4).is_some()
-            && find(&results, MetricName::Maj, 4).is_some()
+            && find(&results, MetricName::Majority, 4).is_some()
     );
     assert!(
         find(&results, MetricName::Weighted, 4).is_none()
@@ -230,7 +230,7 @@ fn an_early_stop_limits_coverage_but_not_votes() {
     for samples in [samples.clone(), samples.into_iter().rev().collect()] {
         let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
         assert_eq!((results.trajectories, results.sampled), (4, 3.0));
-        assert_eq!(value(&results, MetricName::Maj, 4), 1.0);
+        assert_eq!(value(&results, MetricName::Majority, 4), 1.0);
         assert_eq!(value(&results, MetricName::Coverage, 2), 1.0);
         assert!(find(&results, MetricName::Coverage, 4).is_none());
     }
@@ -281,17 +281,17 @@ fn a_vote_at_k_is_averaged_over_the_choices_of_k() {
     for samples in [late, later] {
         let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
         // The last pair alone elects a right answer, the second time by its lower number.
-        assert_close(value(&results, MetricName::Maj, 2), 1.0 / 6.0);
+        assert_close(value(&results, MetricName::Majority, 2), 1.0 / 6.0);
     }
     let settings = MetricSettings { ks: vec![3, 1], ..MetricSettings::default() };
     let results =
         results_of_samples(read(vec![sample(0, 0, ["2", "1", "1", "2"], None)]), &settings)
             .unwrap();
     assert_eq!(
-        (value(&results, MetricName::Maj, 1), value(&results, MetricName::Maj, 3)),
+        (value(&results, MetricName::Majority, 1), value(&results, MetricName::Majority, 3)),
         (0.5, 0.5)
     );
-    assert!(find(&results, MetricName::Maj, 4).is_none());
+    assert!(find(&results, MetricName::Majority, 4).is_none());
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn metrics_without_data_are_absent() {
         results_of_samples(read(vec![sample(0, 0, ["1"; 4], None)]), &MetricSettings::default())
             .unwrap();
     for metric in &results.metrics {
-        assert!(matches!(metric.name, MetricName::Coverage | MetricName::Maj), "{metric:?}");
+        assert!(matches!(metric.name, MetricName::Coverage | MetricName::Majority), "{metric:?}");
     }
     let beam_only = Sample { beam: beam(true), ..Sample::default() };
     let results = results_of_samples(read(vec![beam_only]), &MetricSettings::default()).unwrap();
@@ -339,9 +339,12 @@ fn differences_are_paired() {
     .unwrap();
     assert_eq!(gain.value, 0.25);
     assert!(gain.low < 0.0 && gain.high > 0.5, "two questions show little: {gain:?}");
-    let none =
-        paired_difference(column(MetricName::Maj, 2), column(MetricName::Maj, 2), &bootstrap)
-            .unwrap();
+    let none = paired_difference(
+        column(MetricName::Majority, 2),
+        column(MetricName::Majority, 2),
+        &bootstrap,
+    )
+    .unwrap();
     assert_eq!(none.value, 0.0);
     assert!(none.low < 0.0 && none.high > 0.0);
 
@@ -350,8 +353,8 @@ fn differences_are_paired() {
         &MetricSettings::default(),
     )
     .unwrap();
-    let disjoint = other.column(MetricName::Maj, 2).unwrap();
-    assert_eq!(paired_difference(column(MetricName::Maj, 2), disjoint, &bootstrap), None);
+    let disjoint = other.column(MetricName::Majority, 2).unwrap();
+    assert_eq!(paired_difference(column(MetricName::Majority, 2), disjoint, &bootstrap), None);
 }
 
 #[test]

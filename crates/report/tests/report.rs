@@ -253,8 +253,12 @@ fn an_incomplete_run_is_refused() {
     assert!(!dir.path().join("out").exists(), "a refused run leaves no files");
 
     let half = RunDir::open(dir.path().join("half")).unwrap();
-    write(&[half], &dir.path().join("out"), ReportOptions { partial: true, page_only: true })
-        .unwrap();
+    write(
+        &[half],
+        &dir.path().join("out"),
+        ReportOptions { partial: true, page_only: true, ..ReportOptions::default() },
+    )
+    .unwrap();
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod draft;
 mod effect;
 mod lexicon;
 mod phrases;
+mod range;
 mod rng;
 mod scale;
 mod split;
@@ -26,6 +27,7 @@ mod story;
 
 use std::fmt;
 
+pub use range::{OutOfRange, out_of_range};
 pub use split::Split;
 
 use draft::ProblemDraft;

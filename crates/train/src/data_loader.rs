@@ -35,6 +35,15 @@ pub enum ExampleSource {
 }
 
 impl ExampleSource {
+    /// The lists among the sources; the corpus is none.
+    pub fn lists(&self) -> Vec<&[TrainExample]> {
+        match self {
+            Self::Corpus { .. } => Vec::new(),
+            Self::List { examples, .. } => vec![examples.as_slice()],
+            Self::Mixture(mixture) => mixture.sources.iter().flat_map(Self::lists).collect(),
+        }
+    }
+
     /// Examples `first..first + size` of the stream, each with its index.
     fn batch(&self, first: u64, size: usize) -> Vec<(u64, TrainExample)> {
         let indices = first..first + size as u64;

@@ -8,10 +8,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use model::Tokenizer;
 use record::write_document;
 use serde_json::{Map, Value, json};
 
 use crate::corpus;
+use crate::error::TrainError;
 
 /// End of text; also used for padding.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -51,8 +53,23 @@ pub fn tokens() -> Vec<String> {
 ///
 /// When a file cannot be written; the error names it.
 pub fn write(dir: &Path) -> Result<(), record::RecordError> {
-    write_document(&dir.join("tokenizer.json"), &tokenizer())?;
+    write_document(&dir.join("tokenizer.json"), &tokenizer_json())?;
     write_document(&dir.join("tokenizer_config.json"), &config())
+}
+
+/// The tokenizer that [`write`] writes.
+///
+/// # Errors
+///
+/// When a temporary file cannot be written.
+pub fn tokenizer() -> Result<Tokenizer, TrainError> {
+    let dir = std::env::temp_dir().join(format!("latent-tts-vocabulary-{}", std::process::id()));
+    let io = |source| TrainError::Io { path: dir.clone(), source };
+    std::fs::create_dir_all(&dir).map_err(io)?;
+    write(&dir)?;
+    let tokenizer = Tokenizer::read(dir.as_path())?;
+    std::fs::remove_dir_all(&dir).map_err(io)?;
+    Ok(tokenizer)
 }
 
 /// The corpus's words in lower case, without `{slots}`.
@@ -71,7 +88,7 @@ fn words() -> BTreeSet<String> {
     words
 }
 
-fn tokenizer() -> Value {
+fn tokenizer_json() -> Value {
     let vocab: Map<String, Value> =
         tokens().into_iter().zip(0..).map(|(token, id)| (token, json!(id))).collect();
     json!({

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use latent_tts::Family;
 
-use super::{MachineArgs, OutputArgs, PresetKind, SamplingArgs, values};
+use super::{MachineArgs, OutputArgs, PresetKind, SamplingArgs, TooLongKind, values};
 
 /// The kind of label that each thought gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -50,6 +50,10 @@ pub struct AnnotateArgs {
     /// Take only the first questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
+
+    /// What becomes of questions that do not fit the model's positions [default: stop]
+    #[arg(long, value_enum, help_heading = "Data")]
+    pub too_long: Option<TooLongKind>,
 
     #[command(flatten)]
     pub sampling: SamplingArgs,

@@ -19,7 +19,7 @@ pub struct ModelArgs {
 
     /// The latent reward model that scores thoughts: a directory, an id of the Hub,
     /// `embedded` or `none` [default: embedded for the embedded reasoner, none for others;
-    /// sweep has none unless one is named]
+    /// sweep has none unless --metric is weighted or best_of]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 
@@ -219,6 +219,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub seeds: Option<NonZeroU32>,
 
+    /// What becomes of questions that do not fit the model's positions [default: stop]
+    #[arg(long, value_enum, help_heading = "Data")]
+    pub too_long: Option<TooLongKind>,
+
     #[command(flatten)]
     pub machine: MachineArgs,
 
@@ -235,6 +239,15 @@ pub struct RunArgs {
     /// Do not write the HTML report
     #[arg(long, help_heading = "Output")]
     pub no_report: bool,
+}
+
+/// What becomes of questions that do not fit the model's positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TooLongKind {
+    /// Nothing is run; the error names the first one
+    Stop,
+    /// They are left out, counted and listed
+    Skip,
 }
 
 /// Flags that control the output.

@@ -4,6 +4,7 @@
 //! values, its lowest layer, so that all sources share one set of value parsers and error messages.
 //! A flag's environment variable and its key in the file are derived from its long name.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,8 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// A [`clap::Error`] for the command line and the environment, or a message that names the
 /// configuration file and its key.
 pub fn parse(argv: &[OsString]) -> Result<Cli> {
+    let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    unknown_variables(variables).iter().for_each(|note| crate::printer::stderr_line(note));
     let typed = command().try_get_matches_from(argv)?;
     let config = typed.subcommand().and_then(|(name, matches)| Some((name, config_path(matches)?)));
     let layer_config = |command| match &config {
@@ -64,8 +67,32 @@ fn is_switch(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
 }
 
+const ENV_PREFIX: &str = "LATENT_TTS_";
+
 fn env_var(long: &str) -> String {
-    format!("LATENT_TTS_{}", long.to_ascii_uppercase().replace('-', "_"))
+    format!("{ENV_PREFIX}{}", long.to_ascii_uppercase().replace('-', "_"))
+}
+
+/// A note for each variable that begins like a flag's and belongs to none: it was most likely
+/// mistyped.
+fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut known = BTreeSet::new();
+    collect_variables(&Cli::command(), &mut known);
+    let unknown = names.filter(|name| name.starts_with(ENV_PREFIX) && !known.contains(name));
+    let note = |name: String| {
+        let scored = known.iter().map(|flag| (strsim::jaro_winkler(flag, &name), flag));
+        let meant = match scored.max_by(|a, b| a.0.total_cmp(&b.0)) {
+            Some((score, flag)) if score > 0.9 => format!("; did you mean {flag}?"),
+            _ => String::new(),
+        };
+        format!("note: {name} is set and is no flag's variable{meant}")
+    };
+    unknown.map(note).collect()
+}
+
+fn collect_variables(command: &Command, known: &mut BTreeSet<String>) {
+    known.extend(command.get_arguments().filter_map(Arg::get_long).map(env_var));
+    command.get_subcommands().for_each(|command| collect_variables(command, known));
 }
 
 /// Makes the file's values the defaults of the subcommand `name`.

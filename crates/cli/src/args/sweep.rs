@@ -3,8 +3,9 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use latent_tts::LatentLength;
+use latent_tts::record::MetricName;
 use latent_tts::sweep::{SweepGrid, parse_width};
 
 use super::{MaskKind, ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
@@ -25,7 +26,7 @@ pub struct SweepArgs {
     pub limit: Option<NonZeroUsize>,
 
     /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the
-    /// largest coverage [default: 0:0.9, unless --sigma or --tau is given]
+    /// largest --metric [default: 0:0.9, unless --sigma or --tau is given]
     #[arg(long, value_name = "VALUES", value_parser = SweepGrid::shares, help_heading = "Sampling")]
     pub p: Option<SweepGrid>,
 
@@ -68,6 +69,11 @@ pub struct SweepArgs {
     )]
     pub mask: Option<Vec<MaskKind>>,
 
+    /// What is maximized: by a search, and by the value called best; weighted and best_of use the
+    /// reward model
+    #[arg(long, value_enum, default_value = "coverage", help_heading = "Sampling")]
+    pub metric: SweepMetric,
+
     /// A search ends when its interval is this wide [default: a fiftieth of the whole interval]
     #[arg(long, value_name = "WIDTH", value_parser = parse_width, help_heading = "Sampling")]
     pub tolerance: Option<f64>,
@@ -81,8 +87,8 @@ pub struct SweepArgs {
     #[arg(long, short = 'n', value_name = "N", help_heading = "Sampling")]
     pub samples: Option<NonZeroU32>,
 
-    /// Numbers of trajectories in the table; the largest is what coverage is compared at [default:
-    /// 1, 4, 16, ... and --samples]
+    /// Numbers of trajectories in the table; values are compared at the largest [default: 1, 4,
+    /// 16, ... and --samples]
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
     pub k: Option<Vec<NonZeroUsize>>,
 
@@ -112,4 +118,35 @@ pub struct SweepArgs {
     /// Read flags that are not given otherwise from a TOML file
     #[arg(long, value_name = "FILE.toml", help_heading = "Output")]
     pub config: Option<PathBuf>,
+}
+
+/// What a sweep maximizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum SweepMetric {
+    /// At least one trajectory is right
+    Coverage,
+    /// The majority's answer is right
+    Majority,
+    /// The answer of the vote weighted by rewards is right
+    Weighted,
+    /// The answer of the trajectory with the highest reward is right
+    BestOf,
+}
+
+impl SweepMetric {
+    /// Its name in results.json.
+    pub fn name(self) -> MetricName {
+        match self {
+            Self::Coverage => MetricName::Coverage,
+            Self::Majority => MetricName::Majority,
+            Self::Weighted => MetricName::Weighted,
+            Self::BestOf => MetricName::BestOf,
+        }
+    }
+
+    /// Whether it is measured with a reward model only.
+    pub fn needs_rewards(self) -> bool {
+        matches!(self, Self::Weighted | Self::BestOf)
+    }
 }

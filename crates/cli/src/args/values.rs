@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hub::{HubId, MODEL_EXTENSIONS};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
@@ -44,7 +44,15 @@ impl AggregateRule {
 pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     let all =
         || Aggregator::ALL.into_iter().map(AggregateRule::Sampled).chain([AggregateRule::Beam]);
-    PossibleValuesParser::new(all().map(AggregateRule::name)).try_map(move |name| {
+    // `maj` is the majority's name in earlier versions.
+    let value = |rule: AggregateRule| match rule {
+        AggregateRule::Sampled(Aggregator::Majority) => {
+            PossibleValue::new(rule.name()).alias("maj")
+        }
+        _ => PossibleValue::new(rule.name()),
+    };
+    PossibleValuesParser::new(all().map(value)).try_map(move |name| {
+        let name = if name == "maj" { Aggregator::Majority.name().to_owned() } else { name };
         all().find(|rule| rule.name() == name).ok_or_else(|| format!("no rule is called {name}"))
     })
 }

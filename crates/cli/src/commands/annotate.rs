@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use latent_tts::annotate::{AnnotationInputs, AnnotationJob, AnnotationObserver, ShardPart};
 use latent_tts::engine::rollout::{AnnotatedQuestion, ThoughtLabels};
+use latent_tts::report::table::count;
 use latent_tts::train::annotate::{
     AnnotationCounts, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
 };
@@ -19,7 +20,7 @@ use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, ThoughtsDtypeKind};
 use crate::interrupt::{InterruptGuard, resume_command};
 use crate::load::{NO_REWARD_MODEL, load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
-use crate::settings;
+use crate::{settings, too_long};
 
 /// Default of `--trajectories`.
 const DEFAULT_TRAJECTORIES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
@@ -44,6 +45,8 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
         memory: args.machine.kv_cache_bytes(&device)?,
         cancel: None,
     };
+    let check = |question: &Question| annotator.check(std::slice::from_ref(question));
+    let (questions, _) = too_long::fitting(args.too_long, questions, check, printer)?;
     annotator.check(&questions)?;
 
     let inputs = AnnotationInputs {
@@ -65,6 +68,7 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let write_lock = guard.lock();
     let annotation = AnnotationJob { annotator, index: &index, part: job.part, write_lock };
     annotation.run(&store, &questions, &mut progress)?;
+    progress.check_kept(&out)?;
     printer.result(&progress.to_json(&out, &index), || progress.text(&out))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -124,6 +128,8 @@ fn labels(args: &AnnotateArgs) -> Result<ThoughtLabels> {
 struct AnnotateProgress {
     start: Instant,
     questions: usize,
+    /// Questions of this process's part, those on file included.
+    total: usize,
     remaining: usize,
     kept: usize,
     rollouts: usize,
@@ -151,6 +157,7 @@ impl AnnotateProgress {
         Self {
             start: Instant::now(),
             questions: 0,
+            total: all,
             remaining,
             kept: 0,
             rollouts: 0,
@@ -171,6 +178,22 @@ impl AnnotateProgress {
             format_duration(seconds / self.questions as f64 * self.remaining as f64)
         );
         self.progress.report(&line);
+    }
+
+    /// Refuses annotations without a label, unless an earlier process may have written some.
+    fn check_kept(&self, out: &Path) -> Result<()> {
+        let AnnotationCounts { all_right, all_wrong, .. } = self.counts;
+        if self.kept > 0 || self.questions < self.total {
+            return Ok(());
+        }
+        bail!(
+            "nothing is labelled in {}: of {} {all_right} have only right trajectories \
+             and {all_wrong} only wrong ones; take questions that the model solves now and then \
+             (--data, --limit), or sample more trajectories (--trajectories) of a stronger \
+             perturbation (--p)",
+            out.display(),
+            count(self.questions, "question")
+        )
     }
 
     /// The summary of this process's work.

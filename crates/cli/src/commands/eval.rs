@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -11,16 +12,16 @@ use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    AblationKind, Aggregator, CancelToken, DataSource, Engine, EvalObserver, EvalOutput,
-    Evaluation, ModelSelection, OnExisting, Question, SamplingOptions, aggregate,
+    AblationKind, Aggregator, CancelToken, DataSource, Engine, Error, EvalObserver, EvalOutput,
+    Evaluation, ModelSelection, OnExisting, Question, SamplingOptions, aggregate, grade,
 };
 use serde_json::{Value, json};
 
-use crate::args::EvalArgs;
+use crate::args::{EvalArgs, TooLongKind};
 use crate::interrupt::{InterruptGuard, resume_command};
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
-use crate::{aggregation, settings};
+use crate::{aggregation, range, settings, too_long};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
@@ -33,7 +34,11 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let questions = job.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open()?;
     let model = load_models(&job.models, &device, printer)?;
+    if let Some(note) = range::data_note(&job.models, &model, &questions)? {
+        printer.note(&note);
+    }
     let engine = args.run.machine.engine(&model)?;
+    let (questions, skipped) = job.fitting(args.run.too_long, questions, &engine, printer)?;
     let EvalOutput { out, run, results, ablation } = job.evaluate(&engine, &questions, printer)?;
     let page = match args.run.no_report {
         true => None,
@@ -53,6 +58,7 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     };
     let mut document = result_json(&out, run.manifest(), &results)?;
     document["page"] = json!(page);
+    document["skipped"] = json!(skipped);
     if let Some(ablation) = &ablation {
         document["ablation"] = json!({ "clean": ablation.clean, "ablations": ablation.ablations });
     }
@@ -116,6 +122,21 @@ impl EvalJob {
         })
     }
 
+    /// The questions that fit the model, and the ids of those that `--too-long skip` leaves out.
+    pub fn fitting(
+        &self,
+        kind: Option<TooLongKind>,
+        questions: Vec<Question>,
+        engine: &Engine,
+        printer: &Printer,
+    ) -> Result<(Vec<Question>, Vec<u32>)> {
+        let params = self.sampling.resolve(&engine.reasoner().method);
+        let check = |question: &Question| -> Result<(), Error> {
+            Ok(engine.check(&[grade::request(question, params)])?)
+        };
+        too_long::fitting(kind, questions, check, printer)
+    }
+
     /// Samples and grades all questions; recorded ones are not sampled again.
     pub fn evaluate(
         &self,
@@ -127,7 +148,13 @@ impl EvalJob {
         let guard = InterruptGuard::install(format!(
             "\ninterrupted; what is done is kept, continue with:\n  {command}"
         ))?;
-        let evaluation = Evaluation {
+        let mut progress = EvalProgress::new(printer);
+        Ok(self.evaluation(engine, guard.lock()).run(engine, questions, &mut progress)?)
+    }
+
+    /// The evaluation that the options describe; `write_lock` is held while a record is written.
+    pub fn evaluation(&self, engine: &Engine, write_lock: Arc<Mutex<()>>) -> Evaluation<'_> {
+        Evaluation {
             models: &self.models,
             data: &self.data,
             params: self.sampling.resolve(&engine.reasoner().method),
@@ -140,10 +167,8 @@ impl EvalJob {
             lens: self.lens,
             ablations: self.ablations.clone(),
             cancel: CancelToken::default(),
-            write_lock: guard.lock(),
-        };
-        let mut progress = EvalProgress::new(printer);
-        Ok(evaluation.run(engine, questions, &mut progress)?)
+            write_lock,
+        }
     }
 }
 

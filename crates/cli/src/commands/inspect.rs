@@ -184,7 +184,13 @@ impl InspectReport<'_> {
             ("kind", self.kind.name().to_owned()),
         ];
         if let Some(method) = self.kind.method() {
-            let how = if method_override.is_some() { "as given" } else { "recognised" };
+            // Latent-SFT has nothing of its own by which it could be recognised.
+            let assumed = method.family == Family::LATENT_SFT && c.defaults.family.is_none();
+            let how = match (method_override, assumed) {
+                (Some(_), _) => "as given",
+                (None, true) => "assumed, as for every plain Llama; --method cot if it writes",
+                (None, false) => "recognised",
+            };
             lines.push(("family", format!("{} ({how})", method.family)));
         }
         if let Some(base) = self.checkpoint.base() {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use record::{RunDir, TrainingDir};
-use report::{ReportFiles, ReportOptions};
+use report::{BestRun, ReportFiles, ReportOptions};
 use serde_json::json;
 
 use super::sweep;
@@ -15,7 +15,11 @@ use crate::printer::Printer;
 
 /// Runs `report`.
 pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
-    let options = ReportOptions { partial: args.partial, page_only: args.page_only };
+    let options = ReportOptions {
+        partial: args.partial,
+        page_only: args.page_only,
+        ..ReportOptions::default()
+    };
     let ReportFiles { page, figures } = match training_dirs(&args.runs)? {
         Some(trainings) => {
             let out = args.out.clone().unwrap_or_else(|| training_out_dir(&args.runs, &trainings));
@@ -23,7 +27,8 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
         }
         None => {
             let out = args.out.clone().unwrap_or_else(|| default_out_dir(&args.runs));
-            report::write(&open_runs(&args.runs)?, &out, options)?
+            let (runs, best_run) = open_runs(&args.runs)?;
+            report::write(&runs, &out, ReportOptions { best_run, ..options })?
         }
     };
     printer
@@ -31,18 +36,20 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens run directories; the directory of a sweep stands for all of its runs.
-fn open_runs(paths: &[PathBuf]) -> Result<Vec<RunDir>> {
-    let mut runs = Vec::new();
+/// Opens run directories; the directory of a sweep stands for all of its runs, and one alone
+/// names the best of them.
+fn open_runs(paths: &[PathBuf]) -> Result<(Vec<RunDir>, Option<BestRun>)> {
+    let (mut runs, mut best_run) = (Vec::new(), None);
     for path in paths {
-        match sweep::run_dirs(path)? {
-            Some(points) => {
-                runs.extend(points.iter().map(RunDir::open).collect::<Result<Vec<_>, _>>()?)
+        match sweep::read(path)? {
+            Some((points, found)) => {
+                runs.extend(points.iter().map(RunDir::open).collect::<Result<Vec<_>, _>>()?);
+                best_run = Some(found);
             }
             None => runs.push(RunDir::open(path)?),
         }
     }
-    Ok(runs)
+    Ok((runs, best_run.filter(|_| paths.len() == 1)))
 }
 
 /// The trainings at these paths; `None` if none is one.

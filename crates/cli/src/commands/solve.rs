@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::args::SolveArgs;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, format_duration};
+use crate::range::RangeCheck;
 use crate::{aggregation, settings};
 
 /// Default of `--samples`.
@@ -32,27 +33,16 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let model = load_models(&models, &device, printer)?;
     let engine = args.machine.engine(&model)?;
 
-    let unknown = model.reasoner().tokenizer.unknown_words(&question)?;
-    if !unknown.is_empty() {
-        printer.note(&unknown_words_note(&unknown));
-    }
+    let range = RangeCheck::new(&models, &model, &question)?;
+    range.notes().iter().for_each(|note| printer.note(note));
     let params = options.resolve(&model.reasoner().method);
     let lens = args.lens.map(|tokens| Lens { tokens, sampled: true });
     let request = Request { lens, ..Request::new(question.clone(), params) };
     let reply = engine.solve(&request)?;
     let rules = aggregation::rules(&args.aggregation);
-    let report = SolveReport { question: &question, reply: &reply, params, rules, unknown };
+    let report = SolveReport { question: &question, reply: &reply, params, rules, range };
     printer.result(&report.to_json(), || report.text())?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn unknown_words_note(unknown: &[String]) -> String {
-    let words: Vec<String> = unknown.iter().map(|word| format!("{word:?}")).collect();
-    format!(
-        "note: the model does not know {} and reads an unknown token there; its answer may be \
-         wrong for that reason (`latent-tts corpus --count 5` shows questions in its vocabulary)",
-        words.join(", ")
-    )
 }
 
 fn read_question(text: &str) -> Result<String> {
@@ -84,8 +74,8 @@ struct SolveReport<'a> {
     params: SamplingParams,
     /// The rules that `--aggregate` names.
     rules: Option<Vec<Aggregator>>,
-    /// Words of the question that are not in the vocabulary.
-    unknown: Vec<String>,
+    /// What of the question is outside the model's range.
+    range: RangeCheck,
 }
 
 /// The answer that a rule selects.
@@ -116,7 +106,7 @@ impl SolveReport<'_> {
         }
         let rule_answer = |rule: &Aggregator| {
             let chosen = self.reply.choose(*rule, &self.params.vote);
-            RuleAnswer { rule: rule_name(*rule), answer: chosen.and_then(Candidate::answer) }
+            RuleAnswer { rule: rule.name(), answer: chosen.and_then(Candidate::answer) }
         };
         let mut rule_answers: Vec<RuleAnswer<'_>> = rules.iter().map(rule_answer).collect();
         let beam = self.reply.beam.as_ref();
@@ -199,7 +189,9 @@ impl SolveReport<'_> {
                 "scores": beam.best.process_rewards,
             });
         }
-        document["unknown_words"] = json!(self.unknown);
+        document["unknown_words"] = json!(self.range.unknown_words);
+        let out_of_range = self.range.out_of_range.iter().map(ToString::to_string);
+        document["out_of_range"] = out_of_range.collect();
         document["stopped"] = json!(self.reply.stopped);
         document["seconds"] = json!(grade::seconds(self.reply.seconds));
         document["trajectories_per_s"] = json!(self.trajectories_per_s());
@@ -238,7 +230,7 @@ impl SolveReport<'_> {
         text
     }
 
-    /// The answer with its rule, votes and weight.
+    /// The answer with its rule and votes.
     fn explain_answer(&self, chosen: Option<&RuleAnswer<'_>>) -> String {
         let Some((rule, answer)) = chosen.and_then(|c| Some((c.rule, c.answer?))) else {
             return "none".to_owned();
@@ -247,14 +239,9 @@ impl SolveReport<'_> {
         let Some(candidate) = votes.iter().find(|c| c.answer == answer) else {
             return format!("{answer} (by {rule})");
         };
-        let (total, all) = (votes.iter().map(|c| c.weight).sum::<f64>(), self.trajectories().len());
-        let weight = 100.0 * candidate.weight / total;
-        let weight = if self.has_rewards() {
-            format!(" with {weight:.0}% of the rewards' weight")
-        } else {
-            String::new()
-        };
-        format!("{answer} (by {rule}: {} of {all} trajectories{weight})", candidate.votes)
+        let all = self.trajectories().len();
+        let doubt = if self.range.is_within() { "" } else { "; outside the model's range" };
+        format!("{answer} (by {rule}: {} of {all} trajectories{doubt})", candidate.votes)
     }
 
     fn table(&self) -> String {
@@ -285,6 +272,11 @@ impl SolveReport<'_> {
         }
         if self.without_answer() > 0 {
             text.push_str(&format!("{:<width$}  {:>5}\n", "none", self.without_answer()));
+        }
+        if self.has_rewards() {
+            text.push_str(
+                "weight: the share of the weighted vote, not the chance that the answer is right\n",
+            );
         }
         text.push('\n');
         text
@@ -358,11 +350,6 @@ fn format_lens_token(LensToken { token, text, probability }: &LensToken) -> Stri
 
 fn labelled(label: &str, content: &str) -> String {
     format!("{label:<LABEL$} {content}\n")
-}
-
-/// The rule's name in the output of `solve`, where majority is not abbreviated.
-fn rule_name(rule: Aggregator) -> &'static str {
-    if rule == Aggregator::Majority { "majority" } else { rule.name() }
 }
 
 /// The mean reward of an answer's trajectories; `None` without finite rewards.

@@ -1,5 +1,6 @@
 //! `latent-tts sweep`: runs an eval for each strength of the perturbation and finds the best.
 
+mod summary;
 mod table;
 
 use std::num::NonZeroUsize;
@@ -7,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use latent_tts::record::{self, RunDir};
-use latent_tts::report::{self, ReportOptions};
-use latent_tts::sweep::{self, PointRunner, SUMMARY_FILE, Sweep, SweepOutput, SweepSpec};
+use latent_tts::record::RunDir;
+use latent_tts::report::{self, BestRun, ReportOptions};
+use latent_tts::sweep::{
+    self, PointRunner, SUMMARY_FILE, Sweep, SweepGrid, SweepOutput, SweepSpec,
+};
 use latent_tts::{Engine, PerturbationOptions, Question};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::eval::EvalJob;
 use crate::args::{EvalArgs, SweepArgs, default_eval_args};
@@ -28,20 +31,30 @@ const DEFAULT_QUESTIONS: usize = 200;
 pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let (spec, ks) = (sweep_spec(args), ks(args)?);
     let base = EvalJob::from_args(&base_eval_args(args))?;
+    if args.metric.needs_rewards() && base.models.reward_model.is_none() {
+        bail!("--metric {} needs rewards; give --reward-model", value_name(args.metric));
+    }
     let questions = base.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open()?;
     let model = load_models(&base.models, &device, printer)?;
     let engine = args.run.machine.engine(&model)?;
+    let (questions, _) = base.fitting(args.run.too_long, questions, &engine, printer)?;
     let default_out = || sweep::default_out(base.models.reasoner.path(), &base.data);
     let out = args.out.clone().unwrap_or_else(default_out);
 
     let architecture = engine.reasoner().decoder.config().architecture;
-    let sweep = Sweep { spec: &spec, out: &out, ks, architecture };
+    let settings = shared_settings(args, &base, &engine, &questions, &ks)?;
+    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, settings };
+    summary::start(&out, &sweep.empty_summary(), args.run.resume)?;
     let mut points = LocalPoints { engine: &engine, questions: &questions, base: &base, printer };
     let SweepOutput { summary, runs } = sweep.run(&mut points)?;
     let page = match args.run.no_report {
         true => None,
-        false => Some(report::write(&runs, &out, ReportOptions::default())?.page),
+        false => {
+            let best_run = Some(summary.best_run());
+            let options = ReportOptions { best_run, ..ReportOptions::default() };
+            Some(report::write(&runs, &out, options)?.page)
+        }
     };
     printer.result(&summary, || {
         let page = page.map(|page| format!("\nthe page is {}", page.display())).unwrap_or_default();
@@ -55,24 +68,56 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run directories of the sweep in `dir`; `None` if `dir` is not a sweep's.
-pub fn run_dirs(dir: &Path) -> Result<Option<Vec<PathBuf>>> {
-    let path = dir.join(SUMMARY_FILE);
-    if !path.is_file() {
-        return Ok(None);
+/// The run directories of the sweep in `dir` and the best of them; `None` if `dir` is not a sweep's.
+pub fn read(dir: &Path) -> Result<Option<(Vec<PathBuf>, BestRun)>> {
+    let Some(summary) = summary::read(dir)? else { return Ok(None) };
+    let best_run = summary.best_run();
+    Ok(Some((summary.points.into_iter().map(|point| dir.join(point.run)).collect(), best_run)))
+}
+
+/// Every setting that all points share, and the values to go over: what a resumed sweep must have
+/// in common with the one before. The metric only belongs to them where it leads a search.
+fn shared_settings(
+    args: &SweepArgs,
+    base: &EvalJob,
+    engine: &Engine,
+    questions: &[Question],
+    ks: &[usize],
+) -> Result<Value> {
+    let manifest = base.evaluation(engine, Default::default()).manifest(engine, questions)?;
+    let mut settings = manifest.settings;
+    if let Value::Object(settings) = &mut settings {
+        settings.remove("sampler");
     }
-    let read = || -> Result<sweep::SweepSummary> {
-        let summary: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
-        match summary["version"].as_u64() {
-            Some(version) if version == u64::from(record::FORMAT) => {
-                Ok(serde_json::from_value(summary)?)
-            }
-            _ => bail!("it is not of format version {}", record::FORMAT),
-        }
-    };
-    let summary = read()
-        .with_context(|| format!("cannot use {}; sweep again with --resume", path.display()))?;
-    Ok(Some(summary.points.into_iter().map(|point| dir.join(point.run)).collect()))
+    settings["seeds"] = json!(manifest.seeds);
+    settings["questions"] = json!(manifest.questions);
+    settings["fingerprint"] = json!(manifest.fingerprint);
+    let grids = [("p", &args.p), ("sigma", &args.sigma), ("tau", &args.tau)];
+    for (flag, grid) in grids {
+        settings[flag] = json!(grid.as_ref().map(ToString::to_string));
+    }
+    settings["sites"] = json!(value_names(args.sites.as_deref()));
+    settings["scope"] = json!(value_names(args.scope.as_deref()));
+    settings["mask"] = json!(value_names(args.mask.as_deref()));
+    let mut given = grids.iter().filter_map(|(_, grid)| grid.as_ref()).peekable();
+    // Without any grid the default interval of dropout is searched.
+    if given.peek().is_none() || given.any(|grid| matches!(grid, SweepGrid::Interval(..))) {
+        settings["search"] = json!({
+            "metric": args.metric.name(),
+            "k": ks.last(),
+            "tolerance": args.tolerance,
+            "evaluations": args.evaluations,
+        });
+    }
+    Ok(settings)
+}
+
+fn value_name(kind: impl clap::ValueEnum) -> String {
+    kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+fn value_names<T: clap::ValueEnum>(kinds: Option<&[T]>) -> Vec<String> {
+    kinds.unwrap_or_default().iter().cloned().map(value_name).collect()
 }
 
 fn sweep_spec(args: &SweepArgs) -> SweepSpec {
@@ -85,6 +130,7 @@ fn sweep_spec(args: &SweepArgs) -> SweepSpec {
         masks: args.mask.iter().flatten().copied().map(settings::mask).collect(),
         tolerance: args.tolerance,
         evaluations: args.evaluations,
+        metric: Some(args.metric.name()),
     }
 }
 
@@ -98,8 +144,10 @@ fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
 fn base_eval_args(args: &SweepArgs) -> EvalArgs {
     let mut eval = default_eval_args();
     (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
-    // Coverage needs no rewards, so none are computed unless a reward model is named.
-    eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
+    // Coverage and majority need no rewards: none are computed unless a reward model is named.
+    if !args.metric.needs_rewards() {
+        eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
+    }
     eval.run = args.run.clone();
     (eval.sampling.samples, eval.sampling.seed) = (args.samples, args.seed);
     (eval.sampling.thoughts, eval.sampling.max_new_tokens) = (args.thoughts, args.max_new_tokens);

@@ -1,5 +1,6 @@
 //! `latent-tts train`: the training loop that `train reasoner` and `train reward` share.
 
+mod data;
 mod progress;
 mod reasoner;
 mod reward;

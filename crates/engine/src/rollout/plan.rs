@@ -70,7 +70,7 @@ impl<'a> RolloutPlan<'a> {
             max_rollouts: trajectories * thoughts * rollouts,
         };
         for (q, prompt) in prompts.iter().enumerate() {
-            check_context(config, prompt, thoughts + model.method.end_latent.len())?;
+            check_context(config, prompt, thoughts, model.method.end_latent.len())?;
             let need = plan.slots(q..q + 1, 1);
             if need > plan.budget {
                 let (need, budget) = ((need * position).div_ceil(1 << 20), memory >> 20);

@@ -1,5 +1,7 @@
 //! The strengths that a sweep goes over.
 
+use std::fmt;
+
 /// The strengths that a sweep evaluates.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SweepGrid {
@@ -7,6 +9,19 @@ pub enum SweepGrid {
     Values(Vec<f64>),
     /// A search for the best value between the two.
     Interval(f64, f64),
+}
+
+/// As a flag gives it: values with commas, an interval with a colon.
+impl fmt::Display for SweepGrid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Values(values) => {
+                let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+                f.write_str(&values.join(","))
+            }
+            Self::Interval(low, high) => write!(f, "{low}:{high}"),
+        }
+    }
 }
 
 /// Largest number of values in a range; more are most likely a mistyped step.

@@ -90,7 +90,7 @@ fn style(index: usize, name: MetricName) -> SeriesStyle {
             radius: 4.0,
             ..style
         },
-        MetricName::Maj => style,
+        MetricName::Majority => style,
         // The other rules share most answers: overlapping bands would hide the lines.
         _ => SeriesStyle { intervals: IntervalStyle::None, ..style },
     }

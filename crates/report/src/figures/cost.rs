@@ -16,7 +16,7 @@ use crate::run_data::RunData;
 
 const RULES: [(MetricName, Symbol); 5] = [
     (MetricName::Greedy, Symbol::Triangle),
-    (MetricName::Maj, Symbol::Circle),
+    (MetricName::Majority, Symbol::Circle),
     (MetricName::Weighted, Symbol::Square),
     (MetricName::BestOf, Symbol::Diamond),
     (MetricName::Beam, Symbol::Star),
@@ -81,9 +81,10 @@ fn series(members: &[&RunData], cost: fn(&RunData) -> f64) -> Vec<Series> {
             let mut points: Vec<DataPoint> =
                 runs.iter().filter_map(|run| data_point(run, rule, cost(run))).collect();
             points.sort_by(|a, b| a.x.total_cmp(&b.x));
-            let line = if rule == MetricName::Maj { LineStyle::Solid } else { LineStyle::Dashed };
+            let line =
+                if rule == MetricName::Majority { LineStyle::Solid } else { LineStyle::Dashed };
             // The bars of all rules of a run would overlap.
-            let intervals = if matches!(rule, MetricName::Maj | MetricName::Greedy) {
+            let intervals = if matches!(rule, MetricName::Majority | MetricName::Greedy) {
                 IntervalStyle::Bars
             } else {
                 IntervalStyle::None

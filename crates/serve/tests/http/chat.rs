@@ -105,7 +105,7 @@ fn settings_reach_the_engine() {
         ..base
     };
     let latent = json!({ "samples": 8, "seed": 0, "sampler": "noise", "sigma": 0.5, "thoughts": 4,
-        "rule": "maj", "return": ["trajectories"] });
+        "rule": "majority", "return": ["trajectories"] });
     let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();
     let texts = |reply: &latent_tts::Reply| -> Vec<String> {
         reply.trajectories.iter().map(|t| t.text.clone()).collect()

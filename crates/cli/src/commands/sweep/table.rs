@@ -1,14 +1,19 @@
 //! The result of a sweep as a table with one line per point, and a conclusion.
 
+use latent_tts::record::MetricName;
+use latent_tts::report::rules::display_name;
 use latent_tts::sweep::{RecommendedBand, SamplerSummary, SweepPointSummary, SweepSummary};
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+/// What has a column beside the maximized metric, if it was measured.
+const METRICS: [MetricName; 4] =
+    [MetricName::Coverage, MetricName::Majority, MetricName::Weighted, MetricName::BestOf];
 
 /// The table and the conclusion.
 pub fn render(summary: &SweepSummary) -> String {
-    let ks: Vec<&String> =
-        summary.points.first().map_or_else(Vec::new, |point| point.coverage.keys().collect());
-    let mut rows = vec![header(&ks)];
-    rows.extend(summary.points.iter().map(|point| row(point, &ks, summary)));
+    let columns = Columns::of(summary);
+    let mut rows = vec![columns.header()];
+    rows.extend(summary.points.iter().map(|point| columns.row(point, summary)));
     let widths: Vec<usize> = (0..rows[0].len())
         .map(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or_default())
         .collect();
@@ -21,39 +26,67 @@ pub fn render(summary: &SweepSummary) -> String {
             cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
         };
     let table: String = rows.iter().map(line).collect();
+    let k = summary.k;
     format!(
-        "coverage in %, diversity of thoughts; * best, ~ not told apart from it (paired 95% \
-         interval)\n\n{table}\n{}",
+        "in %, {} at several k, the others at {k}; diversity of thoughts; * best, ~ not told apart \
+         from it (paired 95% interval)\n\n{table}\n{}",
+        display_name(summary.metric),
         conclusion(summary)
     )
 }
 
-fn header(ks: &[&String]) -> Vec<String> {
-    let coverage = ks.iter().map(|k| format!("coverage@{k}"));
-    ["sampler".to_owned()]
-        .into_iter()
-        .chain(coverage)
-        .chain(["95%", "majority", "diversity", ""].map(str::to_owned))
-        .collect()
+/// The columns of the table: the maximized metric at every k, the others at the largest.
+struct Columns {
+    metric: MetricName,
+    ks: Vec<String>,
+    others: Vec<MetricName>,
 }
 
-fn row(point: &SweepPointSummary, ks: &[&String], summary: &SweepSummary) -> Vec<String> {
-    let last = ks.last().map(|k| k.as_str()).unwrap_or_default();
-    let ends = |end: &str| percent(point.coverage.get(last), end);
-    let mark = if point.run == summary.best {
-        "*"
-    } else if point.as_good_as_best {
-        "~"
-    } else {
-        ""
-    };
-    let mut cells = vec![point_label(point)];
-    cells.extend(ks.iter().map(|k| percent(point.coverage.get(k.as_str()), "value")));
-    cells.push(format!("{}-{}", ends("low"), ends("high")));
-    cells.push(percent(point.majority.get(last), "value"));
-    cells.push(point.diversity["value"].as_f64().map_or_else(|| "-".into(), |d| format!("{d:.3}")));
-    cells.push(mark.into());
-    cells
+impl Columns {
+    fn of(summary: &SweepSummary) -> Self {
+        let metric = summary.metric;
+        let first = summary.points.first();
+        let measured =
+            |name: &MetricName| first.is_some_and(|point| !point.curve(*name).is_empty());
+        Self {
+            metric,
+            ks: first.map_or_else(Vec::new, |point| point.curve(metric).keys().cloned().collect()),
+            others: METRICS.into_iter().filter(|name| *name != metric).filter(measured).collect(),
+        }
+    }
+
+    fn header(&self) -> Vec<String> {
+        let name = display_name(self.metric);
+        ["sampler".to_owned()]
+            .into_iter()
+            .chain(self.ks.iter().map(|k| format!("{name}@{k}")))
+            .chain(["95%".to_owned()])
+            .chain(self.others.iter().map(|name| display_name(*name)))
+            .chain(["diversity", ""].map(str::to_owned))
+            .collect()
+    }
+
+    fn row(&self, point: &SweepPointSummary, summary: &SweepSummary) -> Vec<String> {
+        let curve = point.curve(self.metric);
+        let last = summary.k.to_string();
+        let ends = |end: &str| percent(curve.get(&last), end);
+        let mark = if point.run == summary.best {
+            "*"
+        } else if point.as_good_as_best {
+            "~"
+        } else {
+            ""
+        };
+        let mut cells = vec![point_label(point)];
+        cells.extend(self.ks.iter().map(|k| percent(curve.get(k), "value")));
+        cells.push(format!("{}-{}", ends("low"), ends("high")));
+        let other = |name: &MetricName| percent(point.curve(*name).get(&last), "value");
+        cells.extend(self.others.iter().map(other));
+        let diversity = point.diversity["value"].as_f64();
+        cells.push(diversity.map_or_else(|| "-".into(), |d| format!("{d:.3}")));
+        cells.push(mark.into());
+        cells
+    }
 }
 
 fn point_label(point: &SweepPointSummary) -> String {
@@ -80,10 +113,9 @@ fn conclusion(summary: &SweepSummary) -> String {
     let Some(best) = summary.points.iter().find(|point| point.run == summary.best) else {
         return String::new();
     };
-    let k = summary.k;
-    let at =
-        |coverage: &Map<String, Value>, field: &str| percent(coverage.get(&k.to_string()), field);
-    let [value, low, high] = ["value", "low", "high"].map(|field| at(&best.coverage, field));
+    let (k, metric) = (summary.k, display_name(summary.metric));
+    let interval = best.curve(summary.metric).get(&k.to_string());
+    let [value, low, high] = ["value", "low", "high"].map(|field| percent(interval, field));
     let indistinguishable = summary.points.iter().filter(|point| point.as_good_as_best).count() - 1;
     let others = match indistinguishable {
         0 => "every other value is worse".to_owned(),
@@ -95,7 +127,30 @@ fn conclusion(summary: &SweepSummary) -> String {
         .iter()
         .map(|sampler| format!("\n{}", band_line(sampler, summary)))
         .collect();
-    format!("best: {}, coverage@{k} {value}% ({low}-{high}); {others}{bands}", point_label(best))
+    format!(
+        "best: {}, {metric}@{k} {value}% ({low}-{high}); {others}{}{bands}",
+        point_label(best),
+        ties(summary, best)
+    )
+}
+
+/// Which points have the best one's value, and what decided between them.
+fn ties(summary: &SweepSummary, best: &SweepPointSummary) -> String {
+    let last = summary.k.to_string();
+    let majority = |point: &SweepPointSummary| percent(point.majority.get(&last), "value");
+    let tied = summary.points.iter().filter(|point| summary.ties.contains(&point.run));
+    let tied: Vec<String> = tied
+        .map(|point| format!("{} (majority {}%)", point_label(point), majority(point)))
+        .collect();
+    if tied.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\ntie in {}: {}; the larger majority decides ({}%), then the weaker perturbation",
+        display_name(summary.metric),
+        tied.join(", "),
+        majority(best)
+    )
 }
 
 /// Whether the paper's band contains the best strength of a sampler.

@@ -15,7 +15,7 @@ use train::dataset::{self, TrainExample};
 use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 
-use super::{run_training, train_config, train_settings, weight_dtype};
+use super::{data, run_training, train_config, train_settings, weight_dtype};
 use crate::args::values::WeightedData;
 use crate::args::{MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::printer::Printer;
@@ -28,6 +28,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     let settings = train_settings(model_settings(args, &method), training);
     let train_config = train_config(training, &args.out, settings)?;
     let (source, held_out) = (training_data(args)?, held_out(args)?);
+    data::check(args, &source, &held_out, printer)?;
     let device = args.device.open()?;
     printer.note(&format!("on {}", device.describe()));
     let init = match initial_files(args)? {

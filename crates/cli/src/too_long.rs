@@ -1,0 +1,43 @@
+//! `--too-long`: what becomes of questions that do not fit the model's positions.
+
+use anyhow::{Result, bail};
+use latent_tts::report::table::count;
+use latent_tts::{EngineError, Error, Question};
+
+use crate::args::TooLongKind;
+use crate::printer::Printer;
+
+/// Question numbers that a note lists.
+const LISTED: usize = 20;
+
+/// The questions that `check` accepts, and the ids of those that are too long. Only with
+/// `--too-long skip` there may be any of the latter.
+pub fn fitting(
+    kind: Option<TooLongKind>,
+    questions: Vec<Question>,
+    check: impl Fn(&Question) -> Result<(), Error>,
+    printer: &Printer,
+) -> Result<(Vec<Question>, Vec<u32>)> {
+    if kind != Some(TooLongKind::Skip) {
+        return Ok((questions, Vec::new()));
+    }
+    let total = questions.len();
+    let (mut fitting, mut skipped) = (Vec::new(), Vec::new());
+    for question in questions {
+        match check(&question) {
+            Err(Error::Engine(EngineError::TooLong { id, .. })) => skipped.push(id),
+            Err(error) => return Err(error.into()),
+            Ok(()) => fitting.push(question),
+        }
+    }
+    if fitting.is_empty() {
+        bail!("all {} are too long for the model; pass fewer thoughts", count(total, "question"));
+    }
+    if !skipped.is_empty() {
+        let ids: Vec<String> = skipped.iter().take(LISTED).map(ToString::to_string).collect();
+        let more = if skipped.len() > LISTED { ", ..." } else { "" };
+        let (skipped, ids) = (count(skipped.len(), "question"), ids.join(", "));
+        printer.note(&format!("skipped {skipped} of {total}, too long for the model: {ids}{more}"));
+    }
+    Ok((fitting, skipped))
+}

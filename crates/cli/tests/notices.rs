@@ -1,0 +1,152 @@
+//! What a user must be told: questions outside a model's range, missing answers, assumed families,
+//! data without steps or with unknown words, mistyped variables. Nothing of this is silent.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod support;
+
+use model::testkit::{CheckpointFamily, CheckpointSpec};
+use support::{CliSandbox, command_output};
+
+const GSM8K: &str = r#"{"question": "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends. How much does she make?", "answer": "She eats <<16-3=13>>13 eggs.\n#### 13"}
+"#;
+
+#[test]
+fn solve_tells_questions_outside_the_range_of_the_embedded_model() {
+    let sandbox = CliSandbox::new();
+    let done = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2"]).ok();
+    assert!(done.err.contains("outside what the embedded model was trained on"), "{}", done.err);
+    assert!(done.err.contains("1 sentence instead of 2 to 9"), "{}", done.err);
+    assert!(done.out.contains("outside the model's range"), "{}", done.out);
+    assert!(!done.out.contains("100% of"), "{}", done.out);
+    assert!(done.out.contains("not the chance that the answer is right"), "{}", done.out);
+    let json = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2", "--json"]).ok();
+    assert_eq!(json.json()["out_of_range"][0], "1 sentence instead of 2 to 9");
+}
+
+#[test]
+fn eval_tells_words_that_the_model_does_not_know() {
+    let sandbox = CliSandbox::new();
+    sandbox.write("gsm8k.jsonl", GSM8K);
+    let eval = |data: &str| {
+        let flags = ["eval", "--data", data, "--limit", "2", "--samples", "2", "--no-report"];
+        sandbox.run(&flags).ok()
+    };
+    let told = eval("gsm8k.jsonl").err;
+    assert!(told.contains("1 of 1 question is outside the model's range"), "{told}");
+    assert!(told.contains("\"Janet\"") && told.contains("does not know"), "{told}");
+    let silent = eval("embedded:test").err;
+    assert!(!silent.contains("outside"), "{silent}");
+}
+
+#[test]
+fn missing_answers_are_counted_with_their_reasons() {
+    let sandbox = CliSandbox::new();
+    let done = sandbox.eval(&["--out", "run", "--max-new-tokens", "3"]).ok();
+    assert!(done.out.contains("of trajectories have no answer"), "{}", done.out);
+    assert!(done.out.contains("e.g."), "{}", done.out);
+    let results = sandbox.json("run/results.json");
+    let unanswered = &results["unanswered"];
+    let count = |reason: &str| unanswered[reason].as_u64().unwrap();
+    let records = sandbox.samples("run");
+    let trajectories: Vec<_> =
+        records.iter().flat_map(|sample| sample["trajectories"].as_array().unwrap()).collect();
+    let without: Vec<_> = trajectories.iter().filter(|t| t["answer"].is_null()).collect();
+    let truncated = without.iter().filter(|t| t["truncated"] == true).count() as u64;
+    assert!(truncated > 0, "a random model rarely ends a text within three tokens");
+    assert_eq!(count("truncated"), truncated);
+    assert_eq!(count("truncated") + count("empty") + count("not_found"), without.len() as u64);
+    assert!(!unanswered["examples"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn an_assumed_family_is_called_so() {
+    let sandbox = CliSandbox::new();
+    let spec = CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
+    sandbox.model("llama", &spec);
+    // A plain Llama has no marker tokens of COCONUT's.
+    for file in ["llama/config.json", "llama/tokenizer.json", "llama/tokenizer_config.json"] {
+        let text = String::from_utf8(sandbox.read(file)).unwrap();
+        let plain =
+            text.replace("<|start-latent|>", "<|reserved|>").replace("latent_start_id", "x");
+        sandbox.write(file, plain);
+    }
+    let flags = ["--model", "llama", "--samples", "1", "--thoughts", "2", "--out", "a"];
+    let told = sandbox.eval(&flags).ok().err;
+    assert!(told.contains("latent-sft is assumed") && told.contains("--method cot"), "{told}");
+    let named = [&flags[..7], &["b", "--method", "latent-sft"]].concat();
+    assert!(!sandbox.eval(&named).ok().err.contains("assumed"));
+    let described = sandbox.run(&["inspect", "llama"]).ok().out;
+    assert!(described.contains("latent-sft (assumed"), "{described}");
+}
+
+#[test]
+fn training_data_that_teach_nothing_are_refused() {
+    let sandbox = CliSandbox::new();
+    sandbox.write("gsm8k.jsonl", GSM8K);
+    let train = |data: &str, more: &[&str]| {
+        let flags = ["train", "reasoner", "--data", data, "--out", "m", "--steps", "1"];
+        let small = ["--width", "16", "--layers", "1", "--heads", "2", "--batch", "2"];
+        sandbox.run(&[&flags[..], &small, more].concat())
+    };
+    train("gsm8k.jsonl", &["--mode", "cot"])
+        .refused(&["of its tokens are not in the built-in vocabulary", "--init"]);
+    train("data.jsonl", &["--mode", "cot"]).refused(&["no example has steps", "--mode no-cot"]);
+    assert!(!sandbox.path("m").exists());
+    let known = "{\"question\": \"Tom has 3 pens. Tom buys 4 more pens. How many pens does Tom \
+                 have?\", \"steps\": [\"<<3+4=7>>\"], \"answer\": \"7\"}\n";
+    sandbox.write("known.jsonl", known);
+    let told = train("known.jsonl", &["--mode", "cot"]).ok().err;
+    assert!(told.contains("1 example, 100.0% with steps, 0.0% of tokens unknown"), "{told}");
+    assert!(told.contains("--held-out FILE"), "{told}");
+}
+
+#[test]
+fn annotations_without_a_label_are_refused() {
+    let sandbox = CliSandbox::new();
+    // A random model solves nothing.
+    let flags = ["annotate", "--model", "model", "--data", "data.jsonl", "--out", "labels"];
+    let more = ["--trajectories", "2", "--rollouts", "1", "--max-new-tokens", "3"];
+    sandbox.run(&[&flags[..], &more].concat()).refused(&[
+        "nothing is labelled in labels",
+        "of 8 questions",
+        "8 only wrong ones",
+        "--trajectories",
+    ]);
+}
+
+#[test]
+fn mistyped_variables_are_told() {
+    let sandbox = CliSandbox::new();
+    let mut command = sandbox.command(&["corpus", "--count", "1"]);
+    command.env("LATENT_TTS_SAMPLS", "3").env("LATENT_TTS_SAMPLES", "3");
+    let told = command_output(command.output().unwrap()).ok().err;
+    let expected = "LATENT_TTS_SAMPLS is set and is no flag's variable; did you mean \
+                    LATENT_TTS_SAMPLES?";
+    assert!(told.contains(expected), "{told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+}
+
+#[test]
+fn questions_that_are_too_long_are_skipped_on_request() {
+    let sandbox = CliSandbox::new();
+    let short = String::from_utf8(sandbox.read("data.jsonl")).unwrap();
+    let long = format!(
+        "{{\"question\": \"{}\", \"answer\": \"1\"}}\n",
+        "What is one plus one? ".repeat(500)
+    );
+    sandbox.write("mixed.jsonl", format!("{long}{short}"));
+    let flags = ["--data", "mixed.jsonl", "--thoughts", "3", "--out", "run"];
+    sandbox.eval(&flags).refused(&["question 0", "and 3 thoughts", "--too-long skip"]);
+    assert!(!sandbox.path("run").exists());
+    let done = sandbox.eval(&[&flags[..], &["--too-long", "skip", "--json"]].concat()).ok();
+    assert!(
+        done.err.contains("skipped 1 question of 9, too long for the model: 0"),
+        "{}",
+        done.err
+    );
+    assert_eq!((&done.json()["skipped"][0], &done.json()["questions"]), (&0.into(), &8.into()));
+    let flags = ["annotate", "--model", "model", "--data", "mixed.jsonl", "--out", "labels"];
+    let told = sandbox.run(&[&flags[..], &["--too-long", "skip", "-n", "2"]].concat()).err;
+    assert!(told.contains("skipped 1 question of 9"), "{told}");
+}
