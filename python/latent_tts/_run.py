@@ -40,7 +40,7 @@ class RunDirectory:
         return results
 
     def metric(self, name: str, k: int | None = None) -> float:
-        """A metric of the results, such as ``coverage`` or ``maj``, at k trajectories.
+        """A metric of the results, such as ``coverage`` or ``majority``, at k trajectories.
 
         Without ``k`` it is that of the largest k.
         """

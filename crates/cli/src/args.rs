@@ -36,7 +36,7 @@ pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
 pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
-pub use sweep::{SweepArgs, SweepMetric};
+pub use sweep::SweepArgs;
 pub use train::{
     KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,
     ScoreHeadKind, TrainCommand, TrainingArgs,

@@ -53,7 +53,8 @@ pub(crate) fn check_tokens(model: &LatentModel, tokens: &[u32]) -> Result<(), En
     }
     prompt.check_tokens(model.decoder.config().vocab)?;
     // One position less than a prompt needs: nothing is fed after the last token.
-    check_context(model.decoder.config(), &Prompt { tokens: tokens[1..].to_vec(), ..prompt }, 0)
+    let rest = Prompt { tokens: tokens[1..].to_vec(), ..prompt };
+    check_context(model.decoder.config(), &rest, 0, 0)
 }
 
 /// Scores tokens in one pass; the slots that it takes are free again afterwards.

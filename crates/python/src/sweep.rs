@@ -72,7 +72,8 @@ pub fn sweep(
     let default_out = || library::default_out(engine.selection.reasoner.path(), &data);
     let out = arguments.out.unwrap_or_else(default_out);
     let architecture = engine.engine.reasoner().decoder.config().architecture;
-    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, settings: serde_json::Value::Null };
+    let sweep =
+        Sweep { spec: &spec, out: &out, ks, architecture, settings: serde_json::Value::Null };
     py.detach(|| sweep.run(&mut PythonPoints { evaluate, note })).map_err(|error| error.0)?;
     Ok(out)
 }

@@ -13,7 +13,7 @@ use latent_tts::train::annotate::{
     AnnotationCounts, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
 };
 use latent_tts::train::corpus::Split;
-use latent_tts::{Annotator, ModelSelection, OnExisting, SamplingOptions};
+use latent_tts::{Annotator, ModelSelection, OnExisting, Question, SamplingOptions};
 use serde_json::{Value, json};
 
 use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, ThoughtsDtypeKind};

@@ -68,7 +68,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run directories of the sweep in `dir` and the best of them; `None` if `dir` is not a sweep's.
+/// The run directories of the sweep in `dir` and the best of them; `None` if there is no sweep.
 pub fn read(dir: &Path) -> Result<Option<(Vec<PathBuf>, BestRun)>> {
     let Some(summary) = summary::read(dir)? else { return Ok(None) };
     let best_run = summary.best_run();

@@ -64,7 +64,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
 }
 
 /// The files of `--init`.
-fn initial_files(args: &ReasonerArgs) -> Result<Option<ModelFiles>> {
+pub(super) fn initial_files(args: &ReasonerArgs) -> Result<Option<ModelFiles>> {
     let files = args.init.as_ref().map(|init| files_over(init, args.lora.base.as_deref()));
     Ok(files.transpose()?)
 }
