@@ -76,7 +76,7 @@ impl HubCache {
             return Some(snapshot.join(file)).filter(|path| path.is_file());
         }
         let described = |name: &&str| snapshot.join(name).is_file();
-        if ["config.json", "adapter_config.json"].iter().any(|name| described(name)) {
+        if ["config.json", "adapter_config.json"].iter().any(described) {
             return Some(snapshot);
         }
         let mut files = gguf_files(&snapshot).into_iter();
@@ -103,8 +103,6 @@ fn newest_dir(dir: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
-
     use super::*;
 
     fn write(path: PathBuf, text: &str) {

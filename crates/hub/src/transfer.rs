@@ -54,7 +54,7 @@ impl HubClient {
     /// Asks for a file's headers. Large files are redirected to another host; what the Hub itself
     /// says of them is in the first answer.
     fn remote_file(&self, url: &str) -> Result<RemoteFile, HubError> {
-        let answer = self.request(url, Method::Head, 0)?;
+        let answer = self.request(url, HttpMethod::Head, 0)?;
         let headers = answer.headers();
         let text = |name: &str| Some(headers.get(name)?.to_str().ok()?.to_owned());
         let etag = text("x-linked-etag").or_else(|| text("etag")).unwrap_or_default();
@@ -113,7 +113,7 @@ impl HubClient {
         there: u64,
         progress: &mut dyn FnMut(HubEvent<'_>),
     ) -> Result<bool, HubError> {
-        let mut answer = match self.request(url, Method::Get, there) {
+        let mut answer = match self.request(url, HttpMethod::Get, there) {
             Ok(answer) => answer,
             Err(HubError::Unreachable { .. }) => return Ok(false),
             Err(error) => return Err(error),
@@ -132,7 +132,12 @@ impl HubClient {
     }
 
     /// A request, with redirects followed and refusals as errors. The token goes to the Hub only.
-    fn request(&self, url: &str, method: Method, from: u64) -> Result<Response<Body>, HubError> {
+    fn request(
+        &self,
+        url: &str,
+        method: HttpMethod,
+        from: u64,
+    ) -> Result<Response<Body>, HubError> {
         let mut target = url.to_owned();
         for _ in 0..REDIRECTS {
             let mut headers = Vec::new();
@@ -143,8 +148,8 @@ impl HubClient {
                 headers.push(("range", format!("bytes={from}-")));
             }
             let answer = match method {
-                Method::Head => with(self.agent.head(&target), headers).call(),
-                Method::Get => with(self.agent.get(&target), headers).call(),
+                HttpMethod::Head => with(self.agent.head(&target), headers).call(),
+                HttpMethod::Get => with(self.agent.get(&target), headers).call(),
             };
             let answer = answer.map_err(|error| HubError::Unreachable {
                 id: url.to_owned(),
@@ -155,8 +160,8 @@ impl HubClient {
             let next = status.is_redirection().then(|| location(&target, answer.headers()));
             match (next.flatten(), method) {
                 // A redirect on the Hub itself is a renamed repository; others lead to the content.
-                (Some(next), Method::Head) if !self.is_own(&next) => return Ok(answer),
-                (Some(_), Method::Head) if answer.headers().contains_key("x-linked-etag") => {
+                (Some(next), HttpMethod::Head) if !self.is_own(&next) => return Ok(answer),
+                (Some(_), HttpMethod::Head) if answer.headers().contains_key("x-linked-etag") => {
                     return Ok(answer);
                 }
                 (Some(next), _) => target = next,
@@ -187,7 +192,7 @@ impl HubClient {
 }
 
 #[derive(Clone, Copy)]
-enum Method {
+enum HttpMethod {
     Head,
     Get,
 }

@@ -14,8 +14,9 @@ use crate::Error;
 /// The name of the embedded reasoner, and of its reward model where a reward model is asked for.
 pub const EMBEDDED: &str = "embedded";
 
-/// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging Face Hub
-/// (`owner/name`, `owner/name@revision`, `owner/name/file.gguf`): in its cache, else downloaded.
+/// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging Face
+/// Hub (`owner/name`, `owner/name@revision`, `owner/name/file.gguf`): in its cache, else
+/// downloaded.
 pub fn reasoner_files(name: &str) -> Result<ModelFiles, Error> {
     match name {
         EMBEDDED => embedded_reasoner(),

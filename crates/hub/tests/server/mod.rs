@@ -43,7 +43,7 @@ impl TestHub {
             let content_host = content_host.clone();
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
-                    let request = Request::read(stream.unwrap());
+                    let request = HttpRequest::read(stream.unwrap());
                     requests.lock().unwrap().push(request.summary());
                     match is_hub {
                         true => behaviour.answer(request, &content_host),
@@ -65,7 +65,7 @@ impl TestHub {
     }
 }
 
-struct Request {
+struct HttpRequest {
     stream: TcpStream,
     method: String,
     path: String,
@@ -73,7 +73,7 @@ struct Request {
     from: usize,
 }
 
-impl Request {
+impl HttpRequest {
     fn read(stream: TcpStream) -> Self {
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
@@ -132,7 +132,7 @@ impl Behaviour {
     }
 
     /// As huggingface.co answers.
-    fn answer(&self, request: Request, content_host: &str) {
+    fn answer(&self, request: HttpRequest, content_host: &str) {
         if self.token.is_some() && request.token.as_deref() != self.token {
             return request.refuse("401 Unauthorized");
         }
@@ -169,7 +169,7 @@ impl Behaviour {
     }
 
     /// As the host of large files answers.
-    fn content(&self, request: Request) {
+    fn content(&self, request: HttpRequest) {
         let whole = &self.files[request.path.strip_prefix("/blob/").unwrap()];
         let part = &whole[request.from.min(whole.len())..];
         let cut = self.cut_after.filter(|_| {
