@@ -103,8 +103,6 @@ fn newest_dir(dir: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
-
     use super::*;
 
     fn write(path: PathBuf, text: &str) {

@@ -93,8 +93,6 @@ fn extension(file: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
-
     use super::*;
 
     fn select(kind: RepoKind, id: &str, files: &[&str]) -> Result<Vec<String>, HubError> {

@@ -15,7 +15,8 @@ use crate::Error;
 pub const EMBEDDED: &str = "embedded";
 
 /// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging Face
-/// Hub (`owner/name`, `owner/name@revision`, `owner/name/file.gguf`): in its cache, or downloaded.
+/// Hub (`owner/name`, `owner/name@revision`, `owner/name/file.gguf`): in its cache, else
+/// downloaded.
 pub fn reasoner_files(name: &str) -> Result<ModelFiles, Error> {
     match name {
         EMBEDDED => embedded_reasoner(),

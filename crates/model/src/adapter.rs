@@ -106,32 +106,18 @@ impl BaseRecord {
         base_path: &Path,
     ) -> Result<Option<ModelWarning>, ModelError> {
         let (dir, base_path) = (adapter.path().to_owned(), base_path.to_owned());
+        let described = |name: &str, shape: &[usize]| format!("`{name}` of shape {shape:?}");
         for (name, found) in base.shapes() {
             let expected = self.shapes.get(name).or_else(|| self.shapes.get(&block_pattern(name)));
             if let Some(expected) = expected.filter(|expected| *expected != found) {
-                let (tensor, expected) = (name.to_owned(), expected.clone());
-                let found = format!("shape {found:?}");
-                return Err(ModelError::OtherBase {
-                    dir,
-                    base: base_path,
-                    tensor,
-                    expected,
-                    found,
-                });
+                let (expected, found) = (described(name, expected), described(name, found));
+                return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
             }
         }
         for (name, expected) in &self.shapes {
-            let first = name.replacen('*', "0", 1);
-            if !base.has(&first) {
-                let (tensor, expected) = (name.clone(), expected.clone());
-                let found = "nothing".to_owned();
-                return Err(ModelError::OtherBase {
-                    dir,
-                    base: base_path,
-                    tensor,
-                    expected,
-                    found,
-                });
+            if !base.has(&name.replacen('*', "0", 1)) {
+                let (expected, found) = (described(name, expected), format!("no `{name}`"));
+                return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
             }
         }
         Ok(match &self.digest {

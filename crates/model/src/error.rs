@@ -379,8 +379,8 @@ pub enum ModelError {
 
     /// The model below an adapter is not the one that it was trained on.
     #[error(
-        "{}: the base {} has {found} where the adapter was trained on `{tensor}` of shape \
-         {expected:?}; give the model that it was trained on",
+        "{}: the base {} has {found}, and the adapter was trained on one with {expected}; give the \
+         model that it was trained on",
         dir.display(),
         base.display()
     )]
@@ -389,11 +389,9 @@ pub enum ModelError {
         dir: PathBuf,
         /// The model below it.
         base: PathBuf,
-        /// The canonical name of the first tensor that differs.
-        tensor: String,
-        /// The shape that the adapter was trained on.
-        expected: Vec<usize>,
-        /// What is there instead.
+        /// The first tensor that differs, as it was.
+        expected: String,
+        /// The same as it is.
         found: String,
     },
 
