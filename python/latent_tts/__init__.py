@@ -14,6 +14,7 @@ in Rust; a small reasoner and its reward model are inside the package.
 """
 
 import logging
+from importlib.metadata import version
 
 from ._annotations import Annotations
 from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
@@ -24,7 +25,7 @@ from ._run import RunDirectory, Sweep
 from ._trajectories import Solution, Trajectories, Trajectory
 from ._voting import RULES, Vote, aggregate, votes
 
-__version__ = "0.1.0"
+__version__ = version("latent-tts")
 
 __all__ = [
     "RULES",

@@ -18,7 +18,7 @@ from test_run import without_times
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
-EVAL = ("eval", "--data", "embedded:ood", "--limit", "60", "-n", "8", "--latents",
+EVAL = ("eval", "--data", "embedded:ood", "--limit", "60", "-n", "8", "--latents", "--p", "0.2",
         "--questions-per-task", "4")  # fmt: skip
 ANNOTATE = ("annotate", "--limit", "48", "-n", "4", "-m", "4", "--per-shard", "6")
 WRITTEN = {"eval": "samples.jsonl", "annotate": "*.safetensors"}
@@ -30,7 +30,7 @@ def alone(reasoner: Reasoner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process writes."""
     out = tmp_path_factory.mktemp("alone")
     reasoner.evaluate(
-        "embedded:ood", limit=60, n=8, out=out / "run", keep_thoughts=True, progress=False
+        "embedded:ood", limit=60, n=8, p=0.2, out=out / "run", keep_thoughts=True, progress=False
     )
     reasoner.annotate(
         limit=48, trajectories=4, rollouts=4, per_shard=6, out=out / "annotations", progress=False
@@ -119,8 +119,9 @@ def test_a_killed_driver_is_resumed(command: str, alone: Path, tmp_path: Path) -
 
 
 def test_a_sweep_is_one_processs(reasoner: Reasoner, tmp_path: Path) -> None:
-    reasoner.sweep(p=[0.1, 0.3], limit=6, n=4, out=tmp_path / "a", progress=False)
-    finish(start("sweep", "--p", "0.1,0.3", "--limit", "6", "-n", "4", "--out", str(tmp_path / "b")))
+    reasoner.sweep(p=[0.1, 0.3], limit=6, n=4, seed=3, out=tmp_path / "a", progress=False)
+    finish(start("sweep", "--p", "0.1,0.3", "--limit", "6", "-n", "4", "--seed", "3",
+                 "--out", str(tmp_path / "b")))  # fmt: skip
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 

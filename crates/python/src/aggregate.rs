@@ -1,7 +1,7 @@
 //! Voting over candidates that Python has as columns.
 
 use latent_tts::Aggregator;
-use latent_tts::aggregate::{self as voting, Candidate};
+use latent_tts::aggregate::{self as voting, AnswerVotes, Candidate};
 use pyo3::prelude::*;
 
 use crate::errors::invalid;
@@ -90,12 +90,18 @@ pub fn aggregate(
     Ok(rule.choose(&candidates.rows()?, &params))
 }
 
-/// The distinct answers: answer, votes, weight and summed reward.
+/// A distinct answer: its text, its votes, their weight and their summed reward.
+pub type VoteTuple = (String, usize, f64, Option<f64>);
+
+pub fn vote_tuples(votes: Vec<AnswerVotes<'_>>) -> Vec<VoteTuple> {
+    let votes = votes.into_iter();
+    votes.map(|v| (v.answer.to_owned(), v.votes, v.weight, v.reward)).collect()
+}
+
+/// The distinct answers.
 #[pyfunction]
-pub fn votes(candidates: Candidates) -> PyResult<Vec<(String, usize, f64, Option<f64>)>> {
-    let rows = candidates.rows()?;
-    let votes = voting::votes(&rows).into_iter();
-    Ok(votes.map(|v| (v.answer.to_owned(), v.votes, v.weight, v.reward)).collect())
+pub fn votes(candidates: Candidates) -> PyResult<Vec<VoteTuple>> {
+    Ok(vote_tuples(voting::votes(&candidates.rows()?)))
 }
 
 /// The names of all rules.

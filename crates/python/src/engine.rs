@@ -9,6 +9,7 @@ use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::aggregate::{VoteTuple, vote_tuples};
 use crate::errors::{invalid, raise, raise_device, raise_loading, raise_record};
 use crate::evaluate::PyEvaluation;
 use crate::options::{
@@ -196,8 +197,7 @@ pub struct PyReply {
     answer: Option<String>,
     rule: &'static str,
     chosen: Option<usize>,
-    /// Answer, votes, weight and summed reward.
-    votes: Vec<(String, usize, f64, Option<f64>)>,
+    votes: Vec<VoteTuple>,
     trajectories: Vec<Py<PyTrajectory>>,
     greedy: Option<Py<PyTrajectory>>,
     beam: Option<Py<PyTrajectory>>,
@@ -210,8 +210,7 @@ pub struct PyReply {
 impl PyReply {
     fn new(py: Python<'_>, reply: library::Reply) -> PyResult<Self> {
         let answer = reply.answer().map(str::to_owned);
-        let votes = reply.votes().into_iter();
-        let votes = votes.map(|v| (v.answer.to_owned(), v.votes, v.weight, v.reward)).collect();
+        let votes = vote_tuples(reply.votes());
         let trajectory = |t| PyTrajectory::new(py, t).and_then(|t| Py::new(py, t));
         Ok(Self {
             answer,

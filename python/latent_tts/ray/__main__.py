@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 from .._core import LatentTTSError
 from .._options import Sampling
@@ -15,15 +15,48 @@ from .._options import Sampling
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m latent_tts.ray", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    shared = argparse.ArgumentParser(add_help=False)
-    group = shared.add_argument_group("model and data")
+    eval_ = commands.add_parser("eval", help="a benchmark, into a run directory")
+    annotate = commands.add_parser("annotate", help="labelled thoughts, shard by shard")
+    sweep = commands.add_parser("sweep", help="a run for each strength of the perturbation")
+    for command, own in ((eval_, ()), (annotate, ()), (sweep, _SWEPT)):
+        _add_shared(command, own)
+    eval_.add_argument("--samples", "-n", type=int, default=64, dest="n")
+    eval_.add_argument("--seeds", type=int, default=1)
+    eval_.add_argument("--reward-model", default="default", help="a reward model, or none")
+    eval_.add_argument("--rules", help="voting rules to report, with commas between")
+    eval_.add_argument("--latents", action="store_true", dest="keep_thoughts")
+    eval_.add_argument("--overwrite", action="store_true")
+    eval_.add_argument("--parquet", help="also write all trajectories to this file")
+    annotate.add_argument("--trajectories", "-n", type=int, default=8)
+    annotate.add_argument("--rollouts", "-m", type=int, default=4)
+    annotate.add_argument("--per-shard", type=int, default=1024)
+    annotate.add_argument("--thoughts-dtype", default="f32", choices=["f32", "bf16"])
+    annotate.add_argument("--overwrite", action="store_true")
+    annotate.add_argument("--parquet", help="also write all labelled thoughts to this file")
+    sweep.add_argument("--samples", "-n", type=int, default=64, dest="n")
+    sweep.add_argument("--seeds", type=int, default=1)
+    for name in _SWEPT[:3]:
+        sweep.add_argument("--" + name, help="values, a range 0.1:0.5:0.1 or an interval 0:0.9")
+    for name in _SWEPT[3:]:
+        sweep.add_argument("--" + name, help="names, with commas between; each is swept")
+    sweep.add_argument("--tolerance", type=float)
+    sweep.add_argument("--evaluations", type=int)
+    return parser
+
+
+_SWEPT = ("p", "sigma", "tau", "sites", "scope", "mask")
+
+
+def _add_shared(parser: argparse.ArgumentParser, own: tuple[str, ...]) -> None:
+    """The arguments of every command; those of sampling that a command has of its own are not."""
+    group = parser.add_argument_group("model and data")
     group.add_argument("--model", default="embedded", help="the reasoner, as every actor sees it")
     group.add_argument("--family", help="its family, where its checkpoint does not tell")
     group.add_argument("--data", help="a file that the driver reads, or embedded:SPLIT[:FIRST..END]")
     group.add_argument("--limit", type=int, help="take only the first questions")
     group.add_argument("--out", help="the directory that is written")
     group.add_argument("--resume", action="store_true", help="go on with what is in it")
-    group = shared.add_argument_group("cluster")
+    group = parser.add_argument_group("cluster")
     group.add_argument("--address", help="the cluster; without, Ray starts on this machine")
     group.add_argument("--actors", default="2", help="how many, or LEAST:MOST [2]")
     group.add_argument("--num-gpus", type=float, default=0, help="GPUs of an actor [0]")
@@ -32,39 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--questions-per-task", type=int, default=32, help="sent at once [32]")
     group.add_argument("--dtype", help="precision on a GPU: bf16 or f32")
     group.add_argument("--quiet", action="store_true", help="no progress")
-    group = shared.add_argument_group("sampling")
-    for name, hint in Sampling.__annotations__.items():
-        kind = next((kind for kind in (int, float) if kind.__name__ == str(hint)), str)
-        group.add_argument("--" + name.replace("_", "-"), type=kind, help=argparse.SUPPRESS)
-
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, parents=[shared], help=text, conflict_handler="resolve")
-
-    eval_ = command("eval", "a benchmark, into a run directory")
-    eval_.add_argument("--samples", "-n", type=int, default=64, dest="n")
-    eval_.add_argument("--seeds", type=int, default=1)
-    eval_.add_argument("--reward-model", default="default", help="a reward model, or none")
-    eval_.add_argument("--rules", help="voting rules to report, with commas between")
-    eval_.add_argument("--latents", action="store_true", dest="keep_thoughts")
-    eval_.add_argument("--overwrite", action="store_true")
-    eval_.add_argument("--parquet", help="also write all trajectories to this file")
-    annotate = command("annotate", "labelled thoughts, shard by shard")
-    annotate.add_argument("--trajectories", "-n", type=int, default=8)
-    annotate.add_argument("--rollouts", "-m", type=int, default=4)
-    annotate.add_argument("--per-shard", type=int, default=1024)
-    annotate.add_argument("--thoughts-dtype", default="f32", choices=["f32", "bf16"])
-    annotate.add_argument("--overwrite", action="store_true")
-    annotate.add_argument("--parquet", help="also write all labelled thoughts to this file")
-    sweep = command("sweep", "a run for each strength of the perturbation")
-    sweep.add_argument("--samples", "-n", type=int, default=64, dest="n")
-    sweep.add_argument("--seeds", type=int, default=1)
-    for name in ("p", "sigma", "tau"):
-        sweep.add_argument("--" + name, help="values, a range 0.1:0.5:0.1 or an interval 0:0.9")
-    for name in ("sites", "scope", "mask"):
-        sweep.add_argument("--" + name, help="names, with commas between; each is swept")
-    sweep.add_argument("--tolerance", type=float)
-    sweep.add_argument("--evaluations", type=int)
-    return parser
+    group = parser.add_argument_group("sampling")
+    for name, hint in get_type_hints(Sampling).items():
+        if name not in own:
+            kind = hint if hint in (int, float) else str
+            group.add_argument("--" + name.replace("_", "-"), type=kind)
 
 
 _ARGUMENTS = {
