@@ -18,8 +18,9 @@ use train::reward_step::{
 };
 use train::trainer::TrainTask;
 
-use super::{run_training, train_config, train_settings, weight_dtype};
+use super::{Destination, run_training, train_config, train_settings, weight_dtype};
 use crate::args::{LoraArgs, ObjectiveKind, RewardArgs, ScoreHeadKind};
+use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
 
 /// Runs `train reward`.
@@ -118,7 +119,9 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
     }
     write_model_files(args)?;
-    run_training(&mut task, &device, &train_config, printer, &args.out)
+    let [model, out] = [&args.model, &args.out].map(|dir| shell_quoted(&dir.display().to_string()));
+    let next = format!("latent-tts eval --model {model} --reward-model {out}");
+    run_training(&mut task, &device, &train_config, printer, Destination { out: &args.out, next })
 }
 
 /// Writes the files beside the weights: the reasoner's configuration with the class of a reward
