@@ -366,7 +366,7 @@ pub struct EvalArgs {
 /// Flags of `solve`.
 #[derive(Debug, Args)]
 pub struct SolveArgs {
-    /// The question; `-` reads it from standard input
+    /// The question; `-` reads questions from standard input, one a line
     #[arg(value_name = "TEXT")]
     pub text: String,
 
@@ -381,6 +381,10 @@ pub struct SolveArgs {
 
     #[command(flatten)]
     pub machine: MachineArgs,
+
+    /// Print every trajectory: its answer, its rewards and what it said
+    #[arg(long, help_heading = "Output")]
+    pub show: bool,
 
     /// Print what the chosen and the greedy trajectory's thoughts look like in tokens: the COUNT
     /// most probable ones of the LM head at the hidden state from which each is made, at most 20

@@ -109,7 +109,7 @@ pub fn resume_command(argv: impl Iterator<Item = OsString>) -> String {
 }
 
 /// A word quoted for a POSIX shell, where it needs quotes.
-fn shell_quoted(word: &str) -> String {
+pub fn shell_quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()

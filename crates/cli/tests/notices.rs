@@ -150,3 +150,43 @@ fn questions_that_are_too_long_are_skipped_on_request() {
     let told = sandbox.run(&[&flags[..], &["--too-long", "skip", "-n", "2"]].concat()).err;
     assert!(told.contains("skipped 1 question of 9"), "{told}");
 }
+
+#[test]
+fn solve_shows_every_trajectory_on_request() {
+    let sandbox = CliSandbox::new();
+    let question = "Tom has 3 pens. Tom buys 4 more pens. How many pens does Tom have now?";
+    let solve = |more: &[&str]| sandbox.run(&[&["solve", question, "-n", "3"], more].concat()).ok();
+    let json = solve(&["--json"]).json();
+    let shown = solve(&["--show"]).out;
+    for trajectory in json["trajectories"].as_array().unwrap() {
+        let reward = trajectory["verdict"].as_f64().unwrap();
+        let thought = trajectory["scores"][0].as_f64().unwrap();
+        let words = [format!("{reward:.3}"), format!("{thought:.3}")];
+        let is_shown = |line: &str| {
+            line.ends_with(&trajectory["text"].to_string())
+                && words.iter().all(|word| line.contains(word))
+        };
+        assert!(shown.lines().any(is_shown), "{trajectory} in {shown}");
+    }
+    assert!(shown.contains("(its answer), by thought"), "{shown}");
+    assert!(!solve(&[]).out.contains("rewards of thoughts; text"));
+}
+
+#[test]
+fn solve_reads_one_question_a_line() {
+    let sandbox = CliSandbox::new();
+    let lines = "Tom has 3 pens. Tom buys 4 more pens. How many pens does Tom have now?\n\n\
+                 Ben has 5 pens. Ben buys 4 more pens. How many pens does Ben have now?\n";
+    sandbox.write("questions.txt", lines);
+    let run = |more: &[&str]| {
+        let mut command = sandbox.command(&[&["solve", "-", "-n", "2"], more].concat());
+        command.stdin(std::fs::File::open(sandbox.path("questions.txt")).unwrap());
+        command_output(command.output().unwrap()).ok()
+    };
+    let json: Vec<serde_json::Value> =
+        run(&["--json"]).out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(json.len(), 2);
+    assert!(json[1]["question"].as_str().unwrap().starts_with("Ben has 5"));
+    let text = run(&[]).out;
+    assert!(text.starts_with("Tom has 3 pens") && text.contains("\n\nBen has 5 pens"), "{text}");
+}

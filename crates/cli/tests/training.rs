@@ -195,7 +195,7 @@ fn reward_models_train_under_every_objective() {
         "--out",
         "labels",
     ];
-    sandbox.run(&[&labels[..], &sampling].concat()).ok();
+    sandbox.run(&[&labels[..], &sampling].concat()).refused(&["nothing is labelled"]);
     let reward_args = ["--model", "latent", "--annotations", "labels", "--out", "rm"];
     train(&sandbox, "reward", &reward_args).refused(&["labels", "nothing to learn from"]);
 
@@ -328,7 +328,9 @@ fn reward_models_reject_thoughts_of_another_width() {
         "--labels",
         "final",
     ];
-    sandbox.run(&[&labels[..], &["--max-new-tokens", "4", "--out", "labels"]].concat()).ok();
+    let more = ["--max-new-tokens", "4", "--out", "labels"];
+    // Nothing is kept, but the index is there.
+    sandbox.run(&[&labels[..], &more].concat()).refused(&["nothing is labelled"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     for flag in ["--annotations", "--held-out"] {
         let reward_args = ["--model", "narrow", "--out", "rm", flag, "labels"];
@@ -341,4 +343,24 @@ fn reward_models_reject_thoughts_of_another_width() {
         train(&sandbox, "reward", &reward_args).refused(&[reference, why]);
     }
     assert!(!sandbox.path("rm").exists(), "a rejected request wrote files");
+}
+
+#[test]
+fn a_training_explains_itself() {
+    let sandbox = with_corpus();
+    sandbox.run(&["corpus", "--split", "valid", "--count", "4", "--out", "valid.json"]).ok();
+    let flags = ["--mode", "cot", "--held-out", "valid.json", "--eval-every", "2", "--steps", "4"];
+    let done = reasoner(&sandbox, &[&flags[..], &["--out", "models/cot"]].concat()).ok();
+    for words in [
+        "of disk in models/cot/training",
+        "the first step may take longer",
+        "all 4 steps will take about",
+        "% of 4 held-out problems are right (95%: ",
+    ] {
+        assert!(done.err.contains(words), "no {words:?} in {}", done.err);
+    }
+    assert!(done.out.contains("learning curves are in models/cot/training/report.html"));
+    assert!(done.out.contains("next: latent-tts train reasoner --mode latent --init models/cot"));
+    let page = String::from_utf8(sandbox.read("models/cot/training/report.html")).unwrap();
+    assert!(page.contains("Training of cot"));
 }

@@ -1,8 +1,9 @@
-//! `--preset`: published settings as defaults, which every other source of a flag overrides.
+//! `--preset`: published settings (and one small set) as defaults, which every other source of a
+//! flag overrides.
 
 use clap::{ArgMatches, Command, ValueEnum};
 
-/// A set of published settings.
+/// A set of settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PresetKind {
     /// The settings in the papers of the reasoner and of the reward model
@@ -19,6 +20,8 @@ pub enum PresetKind {
     SimcotCoconut,
     /// CoLaR's supervised stage on Llama-3.2-1B, from a model that writes its steps (50 epochs)
     Colar,
+    /// A small model on the built-in corpus, for a processor of two cores; not published
+    Tiny,
 }
 
 /// The long name of a flag, and its value.
@@ -114,6 +117,20 @@ const COLAR: &[FlagValue] = &[
     ("clip", "0"),
 ];
 
+/// A model of under a million parameters that two cores train in minutes. It shows the whole way
+/// from nothing to a table; it is no good reasoner.
+const TINY: &[FlagValue] = &[
+    ("width", "128"),
+    ("layers", "4"),
+    ("heads", "4"),
+    ("context", "192"),
+    ("batch", "32"),
+    ("steps", "1000"),
+    ("warmup", "100"),
+    ("lr", "3e-3"),
+    ("held-out-count", "100"),
+];
+
 /// The published LatentRM: one linear map of the hidden state, the step-wise contrastive loss, 256
 /// problems of 8 trajectories in a batch.
 const REWARD: &[FlagValue] = &[
@@ -138,6 +155,7 @@ fn values(preset: PresetKind, path: &[&str]) -> &'static [FlagValue] {
         (PresetKind::SimcotCodiLlama, ["train", "reasoner"]) => SIMCOT_CODI_LLAMA,
         (PresetKind::SimcotCoconut, ["train", "reasoner"]) => SIMCOT_COCONUT,
         (PresetKind::Colar, ["train", "reasoner"]) => COLAR,
+        (PresetKind::Tiny, ["train", "reasoner"]) => TINY,
         (PresetKind::Paper, ["train", "reward"]) => REWARD,
         (PresetKind::Paper, ["annotate"]) => ANNOTATE,
         _ => &[],

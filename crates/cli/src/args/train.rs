@@ -93,8 +93,8 @@ pub struct ReasonerArgs {
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Published settings in place of the defaults below: `paper` is COCONUT's run on GSM8K. Other
-    /// flags override it
+    /// Published settings in place of the defaults below: `paper` is COCONUT's run on GSM8K; or
+    /// `tiny`, a small model for a processor. Other flags override it
     #[arg(long, value_enum)]
     pub preset: Option<PresetKind>,
 

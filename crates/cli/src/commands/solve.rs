@@ -20,49 +20,62 @@ use crate::{aggregation, settings};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
-/// Largest question read from standard input; no model's context holds a longer one.
-const MAX_QUESTION_BYTES: u64 = 1 << 20;
+/// The most that is read from standard input; more was most likely passed by mistake.
+const MAX_STDIN_BYTES: u64 = 1 << 20;
 
 /// Runs `solve`.
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let models = select_models(&args.model)?;
     let options = settings::sampling(&args.sampling, DEFAULT_SAMPLES)?;
     let options = aggregation::apply(&args.aggregation, options, models.reward_model.is_some())?;
-    let question = read_question(&args.text)?;
+    let questions = read_questions(&args.text)?;
     let device = args.machine.device.open()?;
     let model = load_models(&models, &device, printer)?;
     let engine = args.machine.engine(&model)?;
 
-    let range = RangeCheck::new(&models, &model, &question)?;
-    range.notes().iter().for_each(|note| printer.note(note));
     let params = options.resolve(&model.reasoner().method);
     let lens = args.lens.map(|tokens| Lens { tokens, sampled: true });
-    let request = Request { lens, ..Request::new(question.clone(), params) };
-    let reply = engine.solve(&request)?;
-    let rules = aggregation::rules(&args.aggregation);
-    let report = SolveReport { question: &question, reply: &reply, params, rules, range };
-    printer.result(&report.to_json(), || report.text())?;
+    for question in &questions {
+        let range = RangeCheck::new(&models, &model, question)?;
+        range.notes().iter().for_each(|note| printer.note(note));
+        let request = Request { lens, ..Request::new(question.clone(), params) };
+        let reply = engine.solve(&request)?;
+        let rules = aggregation::rules(&args.aggregation);
+        let report = SolveReport { question, reply: &reply, params, rules, range, show: args.show };
+        let title = if questions.len() > 1 { format!("{question}\n") } else { String::new() };
+        printer.result(&report.to_json(), || format!("{title}{}", report.text()))?;
+        if questions.len() > 1 && !printer.is_json() {
+            printer.line("")?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-fn read_question(text: &str) -> Result<String> {
-    let text = if text == "-" { read_stdin()? } else { text.to_owned() };
-    let text = text.trim();
-    if text.is_empty() {
-        bail!("the question is empty; give it as an argument, or on standard input with `-`");
+/// The question of the argument, or one a line of standard input.
+fn read_questions(text: &str) -> Result<Vec<String>> {
+    let questions: Vec<String> = match text {
+        "-" => read_stdin()?.lines().map(|line| line.trim().to_owned()).collect(),
+        text => vec![text.trim().to_owned()],
+    };
+    let questions: Vec<String> = questions.into_iter().filter(|text| !text.is_empty()).collect();
+    if questions.is_empty() {
+        bail!(
+            "the question is empty; give it as an argument, or one a line on standard input with \
+             `-`"
+        );
     }
-    Ok(text.to_owned())
+    Ok(questions)
 }
 
 fn read_stdin() -> Result<String> {
     let mut text = String::new();
     std::io::stdin()
         .lock()
-        .take(MAX_QUESTION_BYTES + 1)
+        .take(MAX_STDIN_BYTES + 1)
         .read_to_string(&mut text)
-        .context("cannot read the question from standard input")?;
-    if text.len() as u64 > MAX_QUESTION_BYTES {
-        bail!("standard input holds more than {MAX_QUESTION_BYTES} bytes; give one question");
+        .context("cannot read questions from standard input")?;
+    if text.len() as u64 > MAX_STDIN_BYTES {
+        bail!("standard input holds more than {MAX_STDIN_BYTES} bytes; give fewer questions");
     }
     Ok(text)
 }
@@ -76,6 +89,8 @@ struct SolveReport<'a> {
     rules: Option<Vec<Aggregator>>,
     /// What of the question is outside the model's range.
     range: RangeCheck,
+    /// Print every trajectory.
+    show: bool,
 }
 
 /// The answer that a rule selects.
@@ -162,6 +177,7 @@ impl SolveReport<'_> {
                 "text": t.text,
                 "answer": t.answer(),
                 "scores": t.process_rewards,
+                "verdict": t.outcome_reward,
                 "logprob": t.logprob,
             });
             if !t.lens.is_empty() {
@@ -187,6 +203,7 @@ impl SolveReport<'_> {
                 "text": beam.best.text,
                 "answer": beam.best.answer(),
                 "scores": beam.best.process_rewards,
+                "verdict": beam.best.outcome_reward,
             });
         }
         document["unknown_words"] = json!(self.range.unknown_words);
@@ -206,8 +223,42 @@ impl SolveReport<'_> {
         }
         text.push_str(&labelled("greedy", self.greedy().unwrap_or("none")));
         text.push_str(&self.table());
+        if self.show {
+            text.push_str(&self.trajectory_table());
+        }
         text.push_str(&self.lens());
         text.push_str(&self.details());
+        text
+    }
+
+    /// What every trajectory said, with its rewards: the answer's, if the reward model reads
+    /// answers, and the thoughts'.
+    fn trajectory_table(&self) -> String {
+        let all = self.trajectories();
+        let answer = |t: &Trajectory| t.answer().unwrap_or("none").to_owned();
+        let width = all.iter().map(|t| answer(t).chars().count()).max().unwrap_or(0).max(6);
+        let has_outcomes = all.iter().any(|t| t.outcome_reward.is_some());
+        let mut text = format!("{:>4}  {:<width$}", "k", "answer");
+        if has_outcomes {
+            text.push_str(&format!("  {:>8}", "reward"));
+        }
+        text.push_str(if self.has_rewards() {
+            "  rewards of thoughts; text\n"
+        } else {
+            "  text\n"
+        });
+        for t in all {
+            text.push_str(&format!("{:>4}  {:<width$}", t.number, answer(t)));
+            if has_outcomes {
+                let reward = t.outcome_reward.map_or("-".to_owned(), |r| format!("{r:.3}"));
+                text.push_str(&format!("  {reward:>8}"));
+            }
+            for reward in t.process_rewards.iter().flatten() {
+                text.push_str(&format!("  {reward:>7.3}"));
+            }
+            text.push_str(&format!("  {:?}\n", t.text));
+        }
+        text.push('\n');
         text
     }
 
@@ -290,10 +341,15 @@ impl SolveReport<'_> {
         if let Some((best, scores)) =
             best.and_then(|best| Some((best, best.process_rewards.as_ref()?)))
         {
-            text.push_str(&labelled(
-                "best one",
-                &format!("trajectory {}{}", best.number, format_process_rewards(scores)),
-            ));
+            let reward = aggregate::reward(best, RewardReduction::OutcomeOrMean);
+            let of =
+                if best.outcome_reward.is_some() { "its answer" } else { "its thoughts, mean" };
+            let content = format!(
+                "trajectory {}: reward {reward:.3} ({of}){}",
+                best.number,
+                format_process_rewards(scores)
+            );
+            text.push_str(&labelled("best one", &content));
         }
         if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.beam) {
             let rewards = beam.best.process_rewards.as_deref().unwrap_or_default();
@@ -337,7 +393,7 @@ impl SolveReport<'_> {
 
 fn format_process_rewards(scores: &[f32]) -> String {
     scores.iter().enumerate().fold(String::new(), |text, (t, score)| {
-        let before = if t == 0 { ", step rewards" } else { "" };
+        let before = if t == 0 { ", by thought" } else { "" };
         format!("{text}{before} {score:.3}")
     })
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use model::save::SaveDtype;
-use record::TrainingDir;
+use record::{EvalRecord, TrainingDir};
 use serde_json::{Map, Value, json};
 use tensor::Device;
 use train::schedule::{LrSchedule, Optimizer};
@@ -85,20 +85,60 @@ fn weight_dtype(dtype: DtypeKind) -> SaveDtype {
     }
 }
 
+/// Where a model goes, and the command that uses it.
+struct Destination<'a> {
+    out: &'a Path,
+    next: String,
+}
+
+/// The disk that the training state takes, beside the model itself.
+fn disk_note(memory: &TrainMemory, config: &TrainConfig) -> String {
+    // Parameters and both moments, in float32.
+    let bytes = 12 * memory.trained;
+    format!(
+        "the state of the training takes {} of disk in {}; it can be deleted when the training is \
+         done",
+        format_bytes(bytes),
+        config.dir.display()
+    )
+}
+
+/// Bytes in the largest suitable unit.
+fn format_bytes(bytes: u64) -> String {
+    match bytes as f64 {
+        b if b < 1e6 => format!("{:.0} kB", b / 1e3),
+        b if b < 1e9 => format!("{:.0} MB", b / 1e6),
+        b => format!("{:.1} GB", b / 1e9),
+    }
+}
+
+/// What was trained, how good it is, and what to do with it.
+fn finished_text(out: &Path, seconds: f64, kept: Option<&EvalRecord>, next: String) -> String {
+    let eval = kept.map(|eval| format!("{}\n", progress::eval_sentence(eval))).unwrap_or_default();
+    format!(
+        "{} is trained ({})\n{eval}learning curves are in {}\nnext: {next}",
+        out.display(),
+        format_duration(seconds),
+        out.join(record::TRAINING_DIR).join("report.html").display()
+    )
+}
+
 /// Trains `task` with progress output, and prints its outcome.
 fn run_training(
     task: &mut dyn TrainTask,
     device: &Device,
     config: &TrainConfig,
     printer: &Printer,
-    out: &Path,
+    Destination { out, next }: Destination<'_>,
 ) -> Result<ExitCode> {
     let memory = TrainMemory::of(task, device)?;
     printer.note(&memory.to_string());
     memory.check()?;
+    printer.note(&disk_note(&memory, config));
+    printer.note("preparing the first batches; the first step may take longer than the others");
     let stop = Arc::new(AtomicBool::new(false));
     interrupt::set_flag_on_signal(&stop)?;
-    let (started, mut progress) = (Instant::now(), TrainProgress::new(printer, config));
+    let (started, mut progress) = (Instant::now(), TrainProgress::new(printer, config, device));
     let outcome = Trainer { device, config }.run(task, &mut |event| {
         progress.show(&event);
         if stop.load(Ordering::Relaxed) {
@@ -108,6 +148,7 @@ fn run_training(
         }
     })?;
     let seconds = started.elapsed().as_secs_f64();
+    progress.finish();
     let summary = json!({
         "out": out,
         "seconds": seconds,
@@ -116,22 +157,27 @@ fn run_training(
     });
     match outcome {
         TrainOutcome::Finished => {
-            printer.result(&summary, || {
-                format!("{} is trained ({})", out.display(), format_duration(seconds))
-            })?;
+            let kept = kept_eval(config)?;
+            printer.result(&summary, || finished_text(out, seconds, kept.as_ref(), next))?;
             Ok(ExitCode::SUCCESS)
         }
         TrainOutcome::Interrupted => {
-            printer.note("interrupted; the state is saved, continue with --resume");
+            let command = interrupt::resume_command(std::env::args_os());
+            printer.note(&format!("interrupted; the state is saved, continue with:\n  {command}"));
             Ok(ExitCode::from(INTERRUPTED))
         }
     }
 }
 
+/// The evaluation of the model that is kept, if there was one.
+fn kept_eval(config: &TrainConfig) -> Result<Option<EvalRecord>> {
+    let evals = TrainingDir::new(&config.dir).evals()?;
+    Ok(evals.into_iter().rfind(|eval| eval.kept))
+}
+
 /// Metrics of the model that is kept, with its step; empty without an evaluation.
 fn kept_metrics(config: &TrainConfig) -> Result<Map<String, Value>> {
-    let evals = TrainingDir::new(&config.dir).evals()?;
-    let Some(kept) = evals.into_iter().rfind(|eval| eval.kept) else { return Ok(Map::new()) };
+    let Some(kept) = kept_eval(config)? else { return Ok(Map::new()) };
     Ok(std::iter::once(("step".to_owned(), json!(kept.step))).chain(kept.metrics).collect())
 }
 

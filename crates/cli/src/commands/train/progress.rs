@@ -1,16 +1,27 @@
-//! Progress of a training: losses, rates and the time that is left.
+//! Progress of a training: running means of losses, rates and the time that is left, held-out
+//! metrics in words, and the page of learning curves, written anew after every evaluation.
 //!
 //! Rates and times are of this process only: steps before a resume do not count, and neither does
 //! the time of evaluations, which the time left includes by their own mean.
 
-use record::StepRecord;
+use std::path::PathBuf;
+
+use record::{EvalRecord, StepRecord, TrainingDir};
+use report::ReportOptions;
+use report::interval::Interval;
+use report::training_data::score_interval;
 use serde_json::Value;
+use tensor::Device;
 use train::trainer::{TrainConfig, TrainEvent};
 
 use crate::printer::{Printer, Progress, format_duration};
 
-/// Steps over which rates are averaged.
+/// Steps over which losses and rates are averaged.
 const HORIZON: f64 = 50.0;
+/// Steps after which the time of the whole training is told; the first ones are slower.
+const STEPS_BEFORE_ESTIMATE: u32 = 3;
+/// A training of so many seconds on a processor is told about smaller ones.
+const LONG_TRAINING: f64 = 3600.0;
 
 /// Shows the events of a training.
 pub(super) struct TrainProgress<'a> {
@@ -21,19 +32,27 @@ pub(super) struct TrainProgress<'a> {
     /// Steps done before this process began.
     first: u32,
     rates: StepRates,
+    losses: RunningLosses,
     /// The number of evaluations, and the seconds of all.
     evals: (u32, f64),
+    /// Whether the device is a processor.
+    on_cpu: bool,
+    /// The directory of the training's records, to which the page goes.
+    dir: PathBuf,
 }
 
 impl<'a> TrainProgress<'a> {
-    pub(super) fn new(printer: &'a Printer, config: &TrainConfig) -> Self {
+    pub(super) fn new(printer: &'a Printer, config: &TrainConfig, device: &Device) -> Self {
         Self {
             printer,
             eval_every: config.eval_every,
             progress: None,
             first: 0,
             rates: StepRates::default(),
+            losses: RunningLosses::default(),
             evals: (0, 0.0),
+            on_cpu: device.isa().is_some(),
+            dir: config.dir.clone(),
         }
     }
 
@@ -45,20 +64,51 @@ impl<'a> TrainProgress<'a> {
             }
             TrainEvent::Stepped { steps, total, record, seconds } => {
                 self.rates.add(record, seconds);
+                self.losses.add(record);
+                if steps == self.first + STEPS_BEFORE_ESTIMATE {
+                    self.printer.note(&self.estimate(steps, total));
+                }
                 let left = format_duration(self.seconds_left(steps, total));
                 let (printer, first) = (self.printer, self.first as usize);
                 let progress =
                     self.progress.get_or_insert_with(|| printer.progress(first, total as usize));
                 progress.advance();
-                progress.report(&format!("{}, {}, {left} left", losses(record), self.rates));
+                progress.report(&format!("{}, {}, {left} left", self.losses, self.rates));
             }
             TrainEvent::Evaluated { record, seconds } => {
                 self.evals = (self.evals.0 + 1, self.evals.1 + seconds);
-                let metrics = Value::Object(record.metrics.clone());
-                let kept = if record.kept { "; kept" } else { "" };
-                self.printer.note(&format!("after {} steps: {metrics}{kept}", record.step));
+                self.printer.note(&eval_sentence(record));
+                self.write_page();
             }
         }
+    }
+
+    /// How long all steps will take, and what is smaller if that is long.
+    fn estimate(&self, steps: u32, total: u32) -> String {
+        let seconds = self.seconds_left(steps, total);
+        let hint = match self.on_cpu && seconds > LONG_TRAINING {
+            true => {
+                "; --preset tiny is a training for a processor, --steps and --batch make this one \
+                 shorter"
+            }
+            false => "",
+        };
+        format!("all {total} steps will take about {} here{hint}", format_duration(seconds))
+    }
+
+    /// Draws the learning curves so far. A training goes on without its page.
+    fn write_page(&self) {
+        let options = ReportOptions { page_only: true, ..ReportOptions::default() };
+        let training = [TrainingDir::new(&self.dir)];
+        if let Err(error) = report::write_trainings(&training, &self.dir, options) {
+            self.printer.note(&format!("note: no page of learning curves: {error}"));
+        }
+    }
+
+    /// Ends the bar and draws the learning curves.
+    pub(super) fn finish(&mut self) {
+        self.progress = None;
+        self.write_page();
     }
 
     fn seconds_left(&self, steps: u32, total: u32) -> f64 {
@@ -108,19 +158,75 @@ impl std::fmt::Display for StepRates {
     }
 }
 
-/// All losses of a step, `loss` first, and the gradient norm.
-fn losses(record: &StepRecord) -> String {
-    let mut names: Vec<&str> = record.loss_names().collect();
-    names.sort_by_key(|name| *name != "loss");
-    let shown = |name| Some(format!("{name} {:.4}", record.loss(name)?));
-    let mut parts: Vec<String> = names.into_iter().filter_map(shown).collect();
-    parts.push(format!("norm {:.3}", record.grad_norm));
-    parts.join(", ")
+/// Exponential moving averages of all losses, `loss` first, and of the gradient norm.
+#[derive(Default)]
+struct RunningLosses {
+    /// By name: the weighted sum, and the sum of the weights.
+    means: Vec<(String, f64, f64)>,
+    norm: (f64, f64),
+}
+
+impl RunningLosses {
+    fn add(&mut self, record: &StepRecord) {
+        let decay = 1.0 - 1.0 / HORIZON;
+        for name in record.loss_names() {
+            let Some(loss) = record.loss(name) else { continue };
+            if self.means.iter().all(|(known, ..)| known != name) {
+                self.means.push((name.to_owned(), 0.0, 0.0));
+                self.means.sort_by_key(|(name, ..)| name != "loss");
+            }
+            for (_, sum, weight) in self.means.iter_mut().filter(|(known, ..)| known == name) {
+                (*sum, *weight) = (decay * *sum + loss, decay * *weight + 1.0);
+            }
+        }
+        let (sum, weight) = self.norm;
+        self.norm = (decay * sum + record.grad_norm, decay * weight + 1.0);
+    }
+}
+
+impl std::fmt::Display for RunningLosses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (name, sum, weight) in &self.means {
+            write!(f, "{name} {:.4}, ", sum / weight)?;
+        }
+        write!(f, "norm {:.3}", self.norm.0 / self.norm.1)
+    }
+}
+
+/// An evaluation in words: a share of problems with its interval, else the metrics by name.
+pub(super) fn eval_sentence(record: &EvalRecord) -> String {
+    let kept = if record.kept { "; this model is kept" } else { "; an earlier model is kept" };
+    let what = match (score_interval(record), record.metrics.get("problems")) {
+        (Some(Interval { value, low, high }), Some(problems)) if is_accuracy(record) => format!(
+            "{:.1}% of {problems} held-out problems are right (95%: {:.1}-{:.1})",
+            100.0 * value,
+            100.0 * low,
+            100.0 * high
+        ),
+        _ => format!("on held-out data {}", metric_list(record)),
+    };
+    format!("after {} steps {what}{kept}", record.step)
+}
+
+/// Whether the score is the share of problems that greedy decoding gets right.
+fn is_accuracy(record: &EvalRecord) -> bool {
+    record.metrics.get("greedy").and_then(Value::as_f64) == Some(record.score)
+}
+
+fn metric_list(record: &EvalRecord) -> String {
+    let number = |value: &Value| value.as_f64().map_or(value.to_string(), |x| format!("{x:.4}"));
+    let shown = |(name, value): (&String, &Value)| match value.as_array() {
+        Some(values) => {
+            let values: Vec<String> = values.iter().map(number).collect();
+            format!("{name} {}", values.join(" "))
+        }
+        None => format!("{name} {}", number(value)),
+    };
+    record.metrics.iter().map(shown).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
-    use record::EvalRecord;
     use serde_json::json;
 
     use super::*;
@@ -138,22 +244,73 @@ mod tests {
     }
 
     #[test]
-    fn every_named_loss_is_shown() {
-        let record = record(json!({ "student": 1.0, "distill": 0.125, "loss": 2.0 }));
-        assert_eq!(losses(&record), "loss 2.0000, student 1.0000, distill 0.1250, norm 0.250");
+    fn every_named_loss_is_shown_as_a_running_mean() {
+        let mut losses = RunningLosses::default();
+        losses.add(&record(json!({ "student": 1.0, "distill": 0.125, "loss": 2.0 })));
+        let first = "loss 2.0000, student 1.0000, distill 0.1250, norm 0.250";
+        assert_eq!(losses.to_string(), first);
+        losses.add(&record(json!({ "student": 1.0, "distill": 0.125, "loss": 4.0 })));
+        assert!(losses.to_string().starts_with("loss 3.0101, student 1.0000"), "{losses}");
+    }
+
+    #[test]
+    fn evaluations_are_told_in_words() {
+        let metrics = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let greedy = EvalRecord {
+            step: 40,
+            score: 0.5,
+            kept: true,
+            metrics: metrics(json!({ "greedy": 0.5, "problems": 100 })),
+        };
+        assert_eq!(
+            eval_sentence(&greedy),
+            "after 40 steps 50.0% of 100 held-out problems are right (95%: 40.4-59.6); this model \
+             is kept"
+        );
+        let ranking = EvalRecord {
+            step: 7,
+            score: 0.75,
+            kept: false,
+            metrics: metrics(json!({ "auc_mean": 0.75, "auc": [0.5, 1.0] })),
+        };
+        assert_eq!(
+            eval_sentence(&ranking),
+            "after 7 steps on held-out data auc_mean 0.7500, auc 0.5000 1.0000; an earlier model \
+             is kept"
+        );
+    }
+
+    #[test]
+    fn long_trainings_on_a_processor_are_told_about_smaller_ones() {
+        let printer = Printer::new(&OutputArgs { json: false, quiet: true });
+        let mut progress = progress(&printer);
+        progress.show(&TrainEvent::Resumed { steps: 0 });
+        progress.rates.add(&record(json!({ "loss": 1.0 })), 60.0);
+        let estimate = progress.estimate(1, 101);
+        assert!(estimate.starts_with("all 101 steps will take about 100 min here"), "{estimate}");
+        assert!(estimate.contains("--preset tiny"), "{estimate}");
+        progress.on_cpu = false;
+        assert!(!progress.estimate(1, 101).contains("--preset tiny"));
+    }
+
+    fn progress(printer: &Printer) -> TrainProgress<'_> {
+        TrainProgress {
+            printer,
+            eval_every: 10,
+            progress: None,
+            first: 0,
+            rates: StepRates::default(),
+            losses: RunningLosses::default(),
+            evals: (0, 0.0),
+            on_cpu: true,
+            dir: "/dev/null/training".into(),
+        }
     }
 
     #[test]
     fn rates_exclude_evaluations_and_the_time_left_includes_them() {
         let printer = Printer::new(&OutputArgs { json: false, quiet: true });
-        let mut progress = TrainProgress {
-            printer: &printer,
-            eval_every: 10,
-            progress: None,
-            first: 0,
-            rates: StepRates::default(),
-            evals: (0, 0.0),
-        };
+        let mut progress = progress(&printer);
         progress.show(&TrainEvent::Resumed { steps: 85 });
         let step = record(json!({ "loss": 1.0 }));
         for steps in 86..=90 {

@@ -15,9 +15,10 @@ use train::dataset::{self, TrainExample};
 use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 
-use super::{data, run_training, train_config, train_settings, weight_dtype};
+use super::{Destination, data, run_training, train_config, train_settings, weight_dtype};
 use crate::args::values::WeightedData;
 use crate::args::{MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
+use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
 
 /// Runs `train reasoner`.
@@ -60,7 +61,20 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         held_out,
     };
     let mut task = training.task(&device, model)?;
-    run_training(&mut *task, &device, &train_config, printer, &args.out)
+    let next = next_command(args);
+    run_training(&mut *task, &device, &train_config, printer, Destination { out: &args.out, next })
+}
+
+/// What usually follows: a chain of thought becomes a latent reasoner, which is measured.
+fn next_command(args: &ReasonerArgs) -> String {
+    let out = shell_quoted(&args.out.display().to_string());
+    match args.mode {
+        ReasonerMode::Cot => format!(
+            "latent-tts train reasoner --mode latent --init {out} --out DIR, or latent-tts eval \
+             --model {out}"
+        ),
+        _ => format!("latent-tts eval --model {out}, or latent-tts annotate --model {out}"),
+    }
 }
 
 /// The files of `--init`.

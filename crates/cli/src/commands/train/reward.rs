@@ -19,8 +19,9 @@ use train::reward_step::{
 };
 use train::trainer::TrainTask;
 
-use super::{run_training, train_config, train_settings, weight_dtype};
+use super::{Destination, run_training, train_config, train_settings, weight_dtype};
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
+use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
 
 /// Runs `train reward`.
@@ -123,7 +124,9 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
     }
     write_files()?;
-    run_training(&mut task, &device, &train_config, printer, &args.out)
+    let [model, out] = [&args.model, &args.out.display().to_string()].map(|dir| shell_quoted(dir));
+    let next = format!("latent-tts eval --model {model} --reward-model {out}");
+    run_training(&mut task, &device, &train_config, printer, Destination { out: &args.out, next })
 }
 
 /// The reference reasoner that the flags name.
