@@ -57,7 +57,7 @@ pub fn write(dir: &Path) -> Result<(), record::RecordError> {
     write_document(&dir.join("tokenizer_config.json"), &config())
 }
 
-/// The tokenizer that [`write`] writes.
+/// The tokenizer that [`fn@write`] writes.
 ///
 /// # Errors
 ///

@@ -23,13 +23,13 @@ const NUMBER_WORDS: [&str; 9] =
 pub enum OutOfRange {
     /// A number with a decimal point, a separator, a sign, a slash or a percent sign.
     NotWhole(String),
-    /// A number above [`MAX_NUMBER`].
+    /// A number above `MAX_NUMBER`.
     TooLarge(String),
-    /// Fewer or more quantities than [`QUANTITIES`].
+    /// Fewer or more quantities than `QUANTITIES`.
     Quantities(usize),
-    /// Fewer or more sentences than [`SENTENCES`].
+    /// Fewer or more sentences than `SENTENCES`.
     Sentences(usize),
-    /// More words than [`MAX_WORDS`].
+    /// More words than `MAX_WORDS`.
     Words(usize),
 }
 
