@@ -136,7 +136,8 @@ impl Aggregator {
         Self::ALL.into_iter().find(|rule| rule.name() == name)
     }
 
-    fn needs_rewards(self) -> bool {
+    /// Whether the rule reads rewards.
+    pub fn needs_rewards(self) -> bool {
         !matches!(self, Self::Majority | Self::Likelihood)
     }
 

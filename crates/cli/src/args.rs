@@ -13,6 +13,8 @@ mod common;
 mod layers;
 mod preset;
 mod report;
+#[cfg(feature = "serve")]
+mod serve;
 mod sweep;
 mod train;
 pub mod values;
@@ -32,10 +34,12 @@ pub use common::{
 pub use layers::parse;
 pub use preset::PresetKind;
 pub use report::ReportArgs;
-pub use sweep::{SweepArgs, SweepGrid, SweepMetric, rounded};
+#[cfg(feature = "serve")]
+pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
+pub use sweep::SweepArgs;
 pub use train::{
-    KeepKind, LoraArgs, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind,
-    RewardArgs, ScoreHeadKind, TrainCommand, TrainingArgs,
+    KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,
+    ScoreHeadKind, TrainCommand, TrainingArgs,
 };
 
 /// Precedence of flag sources, printed below every command's help.
@@ -107,6 +111,21 @@ How many are left?\"
 
 {LAYERS}"))]
     Solve(SolveArgs),
+
+    /// Serve an OpenAI-compatible API
+    ///
+    /// Chats and completions with a thinking budget: `reasoning_effort` or `latent.samples`
+    /// trajectories are sampled, scored and voted on. Requests share passes as they arrive, and
+    /// none changes another's answer. docs/serving.md has every field, limit, metric and error.
+    #[cfg(feature = "serve")]
+    #[command(after_help = format!("\
+Examples:
+  latent-tts serve    (the embedded models at http://127.0.0.1:8000/v1)
+  latent-tts serve --model ./codi --reward-model ./latent-rm --model-name codi --port 8080
+  LATENT_TTS_API_KEY=secret latent-tts serve --host 0.0.0.0 --log-format json
+
+{LAYERS}"))]
+    Serve(ServeArgs),
 
     /// Find the best perturbation strength
     ///
@@ -289,7 +308,8 @@ pub struct EvalArgs {
     pub model: ModelArgs,
 
     /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA
-    /// and similar), or generated word problems, embedded:SPLIT or embedded:SPLIT:FIRST..END with
+    /// and similar), a dataset of the Hugging Face Hub (owner/name, owner/name/file.jsonl), or
+    /// generated word problems, embedded:SPLIT or embedded:SPLIT:FIRST..END with
     /// a split of test, hard, ood, valid, train [default: the first 300 of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
@@ -383,10 +403,15 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory, a GGUF file, a Hugging Face id in the local cache, `embedded`
+    /// The checkpoint: a directory, a GGUF file, an id of the Hugging Face Hub, `embedded`
     /// or `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,
+
+    /// The model that an adapter is added to: a directory, a GGUF file or an id; that at the bottom
+    /// of several adapters [default: the one that the adapter records]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<String>,
 
     /// The reasoner's family, instead of the detected one
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
@@ -416,6 +441,11 @@ pub struct VerifyArgs {
     /// The reference dump
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
+
+    /// The model that the dump's checkpoint, an adapter, is added to [default: the one that the
+    /// adapter records]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<String>,
 
     #[command(flatten)]
     pub device: DeviceArgs,

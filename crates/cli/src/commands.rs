@@ -9,6 +9,8 @@ pub mod doctor;
 pub mod eval;
 pub mod inspect;
 pub mod report;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod solve;
 pub mod sweep;
 pub mod train;

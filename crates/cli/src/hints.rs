@@ -11,6 +11,7 @@ use latent_tts::tensor::DeviceError;
 use latent_tts::train::TrainError;
 use latent_tts::train::annotate::AnnotationError;
 use latent_tts::{EngineError, Error};
+use model::ModelError;
 
 /// The hint for the first error in the chain that has one.
 pub fn flags(error: &anyhow::Error) -> Option<&'static str> {
@@ -26,6 +27,7 @@ fn of_error(error: &(dyn StdError + 'static)) -> Option<&'static str> {
     }
     let engine = error.downcast_ref::<EngineError>().and_then(of_engine);
     engine
+        .or_else(|| error.downcast_ref::<ModelError>().and_then(of_model))
         .or_else(|| error.downcast_ref::<RecordError>().and_then(of_record))
         .or_else(|| error.downcast_ref::<AnnotationError>().and_then(of_annotations))
         .or_else(|| error.downcast_ref::<ReportError>().and_then(of_report))
@@ -42,12 +44,24 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::Report(error) => of_report(error),
         Error::Corpus { .. } => Some("--data"),
         Error::NotEmbedded => Some("--model, --reward-model"),
+        Error::Model(error) => of_model(error),
+        Error::NoAdapter { .. } => Some("leave --base out"),
+        _ => None,
+    }
+}
+
+fn of_model(error: &ModelError) -> Option<&'static str> {
+    match error {
+        ModelError::MissingBase { .. }
+        | ModelError::OtherBase { .. }
+        | ModelError::UnknownModule { .. } => Some("--base"),
         _ => None,
     }
 }
 
 fn of_engine(error: &EngineError) -> Option<&'static str> {
     match error {
+        EngineError::Model(error) => of_model(error),
         EngineError::Device(error) => of_device(error),
         EngineError::Unrecognised { .. } => Some("--method; cot is for a chain of thought in text"),
         EngineError::UnknownFamily { .. } => Some("or --method"),
@@ -115,6 +129,7 @@ fn of_training(error: &TrainError) -> Option<&'static str> {
     match error {
         TrainError::Device(error) => of_device(error),
         TrainError::Engine(error) => of_engine(error),
+        TrainError::Model(error) => of_model(error),
         TrainError::Annotations(error) => of_annotations(error),
         TrainError::Record(error) => of_record(error),
         TrainError::Diverged { saved: Some(_), .. } => {

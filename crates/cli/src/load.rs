@@ -23,6 +23,10 @@ pub fn select_models(args: &ModelArgs) -> Result<ModelSelection> {
         Some(name) => RewardModelChoice::Named(name),
     };
     let selection = ModelSelection::new(args.model.as_deref().unwrap_or(EMBEDDED), reward_model)?;
+    let selection = match &args.base {
+        Some(base) => selection.with_base(base)?,
+        None => selection,
+    };
     Ok(ModelSelection { family: args.method, ..selection })
 }
 
@@ -34,6 +38,7 @@ pub fn load_models(
 ) -> Result<Model> {
     let start = Instant::now();
     let model = selection.load(device)?;
+    printer.warnings(model.warnings());
     let with = if model.reward_model().is_some() { " and its reward model" } else { "" };
     let took = format_duration(start.elapsed().as_secs_f64());
     let (family, path) = (model.reasoner().method.family, selection.reasoner.path().display());

@@ -7,6 +7,8 @@
 mod aggregation;
 mod args;
 mod commands;
+#[cfg(feature = "hub")]
+mod download;
 mod hints;
 mod interrupt;
 mod load;
@@ -26,14 +28,22 @@ const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     let argv: Vec<OsString> = std::env::args_os().collect();
-    let result = args::parse(&argv).and_then(|cli| dispatch(&cli));
+    let result = args::parse(&argv).and_then(|cli| run(&cli));
     result.unwrap_or_else(|error| fail(&error))
+}
+
+fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+    #[cfg(feature = "hub")]
+    download::fetch(&cli.command)?;
+    dispatch(cli)
 }
 
 fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
     match command {
         Command::Eval(args) => commands::eval::run(args, &Printer::new(&args.output)),
         Command::Solve(args) => commands::solve::run(args, &Printer::new(&args.output)),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => commands::serve::run(args, &Printer::new(&args.output)),
         Command::Sweep(args) => commands::sweep::run(args, &Printer::new(&args.output)),
         Command::Report(args) => commands::report::run(args, &Printer::new(&args.output)),
         Command::Train(command) => commands::train::run(command),

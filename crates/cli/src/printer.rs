@@ -4,6 +4,7 @@
 //! few seconds elsewhere, so that logs stay short. There are no colours, so `NO_COLOR` has no
 //! effect.
 
+use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,11 @@ impl Printer {
         }
     }
 
+    /// Prints warnings on standard error unless `--quiet` was given.
+    pub fn warnings(&self, warnings: impl IntoIterator<Item = impl Display>) {
+        warnings.into_iter().for_each(|warning| self.note(&format!("warning: {warning}")));
+    }
+
     /// Width of a table, in columns.
     pub fn width(&self) -> usize {
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
@@ -103,6 +109,15 @@ impl Progress {
         self.done += 1;
         if let Some(bar) = &self.bar {
             bar.set_position(self.done as u64);
+        }
+    }
+
+    /// So many steps are done.
+    #[cfg(feature = "hub")]
+    pub fn set(&mut self, done: usize) {
+        self.done = done;
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
         }
     }
 

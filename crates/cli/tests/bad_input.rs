@@ -359,3 +359,17 @@ fn invalid_train_bench_batches_are_rejected() {
     train(&["reasoner", "--annotate"]).refused(&["--annotate"]);
     train(&["decoder"]).refused(&["reasoner", "reward"]);
 }
+
+#[cfg(feature = "serve")]
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let sandbox = CliSandbox::new();
+    let serve = |more: &[&str]| sandbox.run(&[&["serve"], more].concat());
+    serve(&["--host", "localhost"]).refused(&["--host"]);
+    serve(&["--request-timeout", "0"]).refused(&["--request-timeout"]);
+    serve(&["--shutdown-timeout", "1e9"]).refused(&["--shutdown-timeout", "604800"]);
+    serve(&["--max-queue", "0"]).refused(&["--max-queue"]);
+    serve(&["--api-key", ""]).refused(&["--api-key"]);
+    serve(&["--chat-template", "none.jinja"]).refused(&["none.jinja"]);
+    serve(&["--model", "nowhere"]).refused(&["nowhere"]);
+}

@@ -539,7 +539,8 @@ fn a_missing_gpu_is_a_clear_error() {
 #[test]
 fn help_has_examples() {
     let sandbox = CliSandbox::new();
-    let commands = ["eval", "solve", "sweep", "report", "inspect", "doctor", "verify", "bench"];
+    let commands =
+        ["eval", "solve", "serve", "sweep", "report", "inspect", "doctor", "verify", "bench"];
     for command in commands {
         let help = sandbox.run(&[command, "--help"]).ok().out;
         assert!(help.contains("Examples:") && help.contains("LATENT_TTS_"), "{help}");

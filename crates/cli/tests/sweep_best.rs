@@ -1,5 +1,5 @@
-//! A sweep calls one value the best, in the terminal, in sweep.json and on the page; another sweep's results
-//! are never replaced.
+//! A sweep calls one value the best, in the terminal, in sweep.json and on the page; another
+//! sweep's results are never replaced.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -43,6 +43,11 @@ impl<'a> BatchItem<'a> {
         self.prompt.tokens.len()
     }
 
+    /// Prompt tokens that are passed once for all rows.
+    pub(crate) fn shared_tokens(&self) -> usize {
+        self.prompt_len() - self.private_tokens()
+    }
+
     /// Prompt tokens that every row passes by itself, because dropout makes them differ.
     pub(crate) fn private_tokens(&self) -> usize {
         match self.params.perturbation.prompt_sharing() {

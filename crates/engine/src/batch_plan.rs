@@ -35,7 +35,7 @@ pub(crate) struct CacheSlots {
 
 /// Memory of one question, in cache slots and in bytes.
 #[derive(Clone, Debug, Default)]
-struct Footprint {
+pub(crate) struct Footprint {
     prompt_slots: usize,
     /// Every row has a prompt of its own in the cache.
     private_prompt: bool,
@@ -43,8 +43,8 @@ struct Footprint {
     reward_prompt_slots: usize,
     reward_row_slots: usize,
     /// Taken once, and taken by each row.
-    shared_bytes: usize,
-    row_bytes: usize,
+    pub(crate) shared_bytes: usize,
+    pub(crate) row_bytes: usize,
     beam: Option<BeamFootprint>,
 }
 
@@ -96,6 +96,26 @@ impl PositionBytes {
 }
 
 impl Footprint {
+    /// The memory of a question that runs in a context.
+    pub(crate) fn of(context: &BatchContext<'_>, item: &BatchItem<'_>) -> Self {
+        Self::new(context, item, PositionBytes::new(context))
+    }
+
+    /// Slots that the prompt takes once, beside its rows.
+    pub(crate) fn shared_slots(&self) -> usize {
+        if self.private_prompt { 0 } else { self.prompt_slots }
+    }
+
+    /// Slots of the reasoner that each row takes.
+    pub(crate) fn own_slots(&self) -> usize {
+        self.row_slots + if self.private_prompt { self.prompt_slots } else { 0 }
+    }
+
+    /// Slots of the reward model that so many rows take.
+    pub(crate) fn reward_slots(&self, rows: usize) -> usize {
+        self.reward_prompt_slots + rows * self.reward_row_slots
+    }
+
     fn new(context: &BatchContext<'_>, item: &BatchItem<'_>, bytes: PositionBytes) -> Self {
         let (model, params) = (context.model, item.params);
         // More thoughts than the context has positions are refused by `check_context`.
@@ -241,9 +261,8 @@ impl<'a> BatchPlan<'a> {
         let mut slots = CacheSlots::default();
         for range in wave {
             let (footprint, rows) = (&self.footprints[range.question], range.rows.len());
-            let prompts = if footprint.private_prompt { rows } else { 1 };
-            slots.reasoner += prompts * footprint.prompt_slots + rows * footprint.row_slots;
-            slots.reward += footprint.reward_prompt_slots + rows * footprint.reward_row_slots;
+            slots.reasoner += footprint.shared_slots() + rows * footprint.own_slots();
+            slots.reward += footprint.reward_slots(rows);
         }
         slots
     }

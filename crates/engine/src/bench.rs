@@ -104,6 +104,7 @@ impl<'a> EngineBench<'a> {
             labels: ThoughtLabels::Rollouts(rollouts),
             keep_all: true,
             grader: &grader,
+            cancel: None,
         };
         let states = &mut self.rollout_streams;
         states.iter().for_each(|state| streams::lock(state).cost = RolloutCost::default());

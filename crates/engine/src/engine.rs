@@ -13,25 +13,22 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use aggregate::{Aggregator, EarlyStop, StepDiversity, stop_reason};
+use aggregate::Aggregator;
 use answer::AnswerKind;
 use rayon::prelude::*;
-use tensor::ops::TokenLogprob;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, RowRange};
 use crate::beam_search::BeamOutput;
-use crate::cost::CostModel;
-use crate::decode::AnswerTokens;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
+use crate::question::{QuestionContext, QuestionState};
 use crate::reasoner::{Reasoner, RewardModel};
-use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
+use crate::reply::{Reply, StageSeconds};
 use crate::request::{CancelToken, Request};
-use crate::sampling_params::{AdaptiveSampling, SamplingParams};
-use crate::score::Rewards;
+use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamState};
-use crate::wave::{FinishedRanges, FinishedRow, WaveCaches};
+use crate::wave::{FinishedRanges, WaveCaches};
 
 #[cfg(test)]
 mod tests;
@@ -104,12 +101,7 @@ impl Engine {
     ///
     /// When the request cannot be run, is cancelled, or the device fails.
     pub fn solve(&self, request: &Request) -> Result<Reply, EngineError> {
-        let mut reply = None;
-        self.run(std::slice::from_ref(request), |_, result| -> Result<(), EngineError> {
-            reply = Some(result?);
-            Ok(())
-        })?;
-        reply.ok_or(EngineError::Cancelled { id: request.id })
+        self.solve_prompt(self.admit(request)?, request)
     }
 
     /// Runs requests together and hands over each one's reply as soon as it is complete, in the
@@ -124,7 +116,7 @@ impl Engine {
     pub fn run<E: From<EngineError>>(
         &self,
         requests: &[Request],
-        mut take: impl FnMut(usize, Result<Reply, EngineError>) -> Result<(), E>,
+        take: impl FnMut(usize, Result<Reply, EngineError>) -> Result<(), E>,
     ) -> Result<(), E> {
         let (mut prompts, mut rejected) = (Vec::new(), VecDeque::new());
         for (index, request) in requests.iter().enumerate() {
@@ -133,6 +125,33 @@ impl Engine {
                 Err(error) => rejected.push_back((index, error)),
             }
         }
+        self.run_admitted(requests, &prompts, rejected, take)
+    }
+
+    /// Runs one request with a prompt that was admitted.
+    pub(crate) fn solve_prompt(
+        &self,
+        prompt: Prompt,
+        request: &Request,
+    ) -> Result<Reply, EngineError> {
+        let (mut reply, requests) = (None, std::slice::from_ref(request));
+        let take = |_, result| -> Result<(), EngineError> {
+            reply = Some(result?);
+            Ok(())
+        };
+        self.run_admitted(requests, &[(0, prompt)], VecDeque::new(), take)?;
+        reply.ok_or(EngineError::Cancelled { id: request.id })
+    }
+
+    /// [`run`](Self::run) with the prompts of the requests that can be run, and the errors of the
+    /// others, each with its request's index.
+    fn run_admitted<E: From<EngineError>>(
+        &self,
+        requests: &[Request],
+        prompts: &[(usize, Prompt)],
+        mut rejected: VecDeque<(usize, EngineError)>,
+        mut take: impl FnMut(usize, Result<Reply, EngineError>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let items: Vec<BatchItem<'_>> =
             prompts.iter().map(|(index, prompt)| requests[*index].item(prompt)).collect();
         let context = self.context();
@@ -185,7 +204,7 @@ impl Engine {
         Replies { receiver: Some(receiver), worker: Some(worker), stop }
     }
 
-    fn context(&self) -> BatchContext<'_> {
+    pub(crate) fn context(&self) -> BatchContext<'_> {
         BatchContext {
             model: &self.reasoner.model,
             reward_model: self.reward_model(),
@@ -196,8 +215,17 @@ impl Engine {
     /// The prompt of a request that can be run.
     fn admit(&self, request: &Request) -> Result<Prompt, EngineError> {
         let prompt = Prompt::new(&self.reasoner, request.id, &request.question)?;
-        BatchPlan::check(&self.context(), &request.item(&prompt), self.memory)?;
+        self.check_item(&request.item(&prompt), self.memory)?;
         Ok(prompt)
+    }
+
+    /// Refuses a question that cannot be run in so many bytes.
+    pub(crate) fn check_item(
+        &self,
+        item: &BatchItem<'_>,
+        memory: usize,
+    ) -> Result<(), EngineError> {
+        BatchPlan::check(&self.context(), item, memory)
     }
 
     /// The rule that chooses a reply's answer unless the request names one: outcome rewards have a
@@ -258,7 +286,7 @@ struct Collector<'a> {
     /// The stream on which beam searches run.
     stream: &'a StreamState<WaveCaches>,
     seconds: StageSeconds,
-    states: VecDeque<QuestionState<'a>>,
+    states: VecDeque<QuestionState>,
     /// The question of the first state.
     first: usize,
 }
@@ -277,20 +305,23 @@ impl<'a> Collector<'a> {
         Self { engine, context, plan, stream, seconds, states, first: 0 }
     }
 
+    fn question(&self, question: usize) -> QuestionContext<'a> {
+        QuestionContext { engine: self.engine, item: self.plan.items()[question] }
+    }
+
     fn open(&mut self, questions: Range<usize>, kind: impl Fn(usize) -> AnswerKind) {
         self.first = questions.start;
-        let state = |q: usize| {
-            QuestionState::new(self.engine, self.context, &self.plan.items()[q], kind(q))
-        };
+        let state = |q: usize| QuestionState::new(self.question(q), kind(q));
         self.states = questions.map(state).collect();
     }
 
     /// The next rows of every question whose vote is still open.
     fn next_round(&mut self) -> Vec<RowRange> {
         let states = self.states.iter_mut().enumerate().filter(|(_, state)| !state.done);
-        let range = |(i, state): (usize, &mut QuestionState<'_>)| {
-            state.round = state.next_rows();
-            RowRange { question: self.first + i, rows: state.round.clone() }
+        let (first, items) = (self.first, self.plan.items());
+        let range = |(i, state): (usize, &mut QuestionState)| {
+            state.round = state.next_rows(items[first + i].params);
+            RowRange { question: first + i, rows: state.round.clone() }
         };
         states.map(range).collect()
     }
@@ -315,8 +346,10 @@ impl<'a> Collector<'a> {
                 Some((state, ranges.next_if(|(range, _)| range.question == first + i)?))
             })
             .collect();
-        let collect = |(state, (range, rows)): (&mut QuestionState<'_>, (&RowRange, Vec<_>))| {
-            state.add_rows(&range.rows, rows)
+        let (engine, items) = (self.engine, self.plan.items());
+        let collect = |(state, (range, rows)): (&mut QuestionState, (&RowRange, Vec<_>))| {
+            let of = QuestionContext { engine, item: items[range.question] };
+            state.add_rows(of, &range.rows, rows)
         };
         let device = self.context.model.decoder.device();
         device.run(|| work.into_par_iter().try_for_each(collect))
@@ -325,7 +358,7 @@ impl<'a> Collector<'a> {
     /// The questions that are complete and have no open one before them.
     fn take_finished(&mut self) -> Result<Vec<Finished>, EngineError> {
         let ready = self.states.iter().take_while(|state| state.done).count();
-        let complete: Vec<QuestionState<'_>> = self.states.drain(..ready).collect();
+        let complete: Vec<QuestionState> = self.states.drain(..ready).collect();
         let questions = self.first..self.first + complete.len();
         self.first = questions.end;
         let mut found: Vec<Option<BeamOutput>> = complete.iter().map(|_| None).collect();
@@ -337,163 +370,14 @@ impl<'a> Collector<'a> {
                 found[question - questions.start] = output;
             }
         }
-        let finish = |((question, state), found): ((usize, QuestionState<'_>), _)| {
+        let finish = |((question, state), found): ((usize, QuestionState), _)| {
             let seconds = std::mem::take(&mut self.seconds);
-            match state.finish(found, seconds) {
+            let of = QuestionContext { engine: self.engine, item: self.plan.items()[question] };
+            match state.finish(of, found, seconds) {
                 Err(error @ EngineError::Cancelled { .. }) => Ok((question, Err(error))),
                 reply => Ok((question, Ok(reply?))),
             }
         };
         questions.zip(complete).zip(found).map(finish).collect()
-    }
-}
-
-/// A question whose rows are coming in.
-struct QuestionState<'a> {
-    engine: &'a Engine,
-    item: BatchItem<'a>,
-    costs: CostModel<'a>,
-    answer_kind: AnswerKind,
-    reply: Reply,
-    diversity: StepDiversity,
-    /// The rows of the round in progress.
-    round: Range<usize>,
-    cancelled: bool,
-    done: bool,
-}
-
-impl<'a> QuestionState<'a> {
-    fn new(
-        engine: &'a Engine,
-        context: BatchContext<'a>,
-        item: &BatchItem<'a>,
-        answer_kind: AnswerKind,
-    ) -> Self {
-        Self {
-            engine,
-            item: *item,
-            costs: CostModel { context, item: *item },
-            answer_kind,
-            reply: Reply { id: item.prompt.id, ..Reply::default() },
-            diversity: StepDiversity::new(context.model.decoder.config().width),
-            round: 0..0,
-            cancelled: false,
-            done: false,
-        }
-    }
-
-    /// The rows after those of the last round: all, or twice as many samples as there are if the
-    /// vote is looked at between rounds.
-    fn next_rows(&self) -> Range<usize> {
-        let params = self.item.params;
-        let (start, greedy) = (self.round.end, usize::from(params.greedy));
-        let samples = (2 * start.saturating_sub(greedy)).max(AdaptiveSampling::FIRST_ROUND);
-        let end = if params.adaptive.is_some() { greedy + samples } else { params.rows() };
-        start..end.min(params.rows())
-    }
-
-    /// Adds the rows of a range of the round; fewer than the range has if the request is cancelled.
-    fn add_rows(
-        &mut self,
-        range: &Range<usize>,
-        rows: Vec<FinishedRow>,
-    ) -> Result<(), EngineError> {
-        if self.cancelled || rows.len() < range.len() {
-            (self.cancelled, self.done) = (true, true);
-            return Ok(());
-        }
-        if range.start == self.round.start {
-            self.reply.cost += self.costs.prompt();
-        }
-        rows.into_iter().try_for_each(|row| self.add_row(row))?;
-        if range.end == self.round.end {
-            self.decide();
-        }
-        Ok(())
-    }
-
-    fn add_row(&mut self, row: FinishedRow) -> Result<(), EngineError> {
-        self.reply.cost += self.costs.row(row.thoughts, row.tokens.len());
-        let latents = row.latents.unwrap_or_default();
-        if row.perturbed {
-            (0..latents.rows()).for_each(|t| self.diversity.add(t, latents.row(t)));
-        }
-        let trajectory = Trajectory {
-            number: row.id.trajectory,
-            thoughts: row.thoughts,
-            latents,
-            lens: self.lens(row.lens)?,
-            logprob: row.logprob.is_finite().then_some(row.logprob),
-            ..self.trajectory(row.tokens, row.rewards)?
-        };
-        if row.perturbed {
-            self.reply.trajectories.push(trajectory);
-        } else {
-            self.reply.greedy = Some(trajectory);
-        }
-        Ok(())
-    }
-
-    /// The text, the answer and the rewards of a row.
-    fn trajectory(
-        &self,
-        tokens: AnswerTokens,
-        rewards: Option<Rewards>,
-    ) -> Result<Trajectory, EngineError> {
-        let reasoner = &self.engine.reasoner;
-        let text = reasoner.tokenizer.decode(&tokens)?;
-        Ok(Trajectory {
-            answer: reasoner.method.answer_rule.extract(self.answer_kind, &text),
-            text,
-            tokens,
-            outcome_reward: rewards.as_ref().and_then(|rewards| rewards.outcome),
-            process_rewards: rewards.map(|rewards| rewards.process),
-            ..Trajectory::default()
-        })
-    }
-
-    /// Tokens that a lens found, with their texts. Where a logit was NaN there is no probability
-    /// and no token.
-    fn lens(&self, found: Vec<Vec<TokenLogprob>>) -> Result<Vec<Vec<LensToken>>, EngineError> {
-        let tokenizer = &self.engine.reasoner.tokenizer;
-        let lens_token = |&TokenLogprob { token, logprob }: &TokenLogprob| {
-            let text = tokenizer.decode(&[token])?;
-            Ok::<_, EngineError>(LensToken { token, text, probability: logprob.exp() })
-        };
-        let thought = |tokens: Vec<TokenLogprob>| {
-            tokens.iter().filter(|token| !token.logprob.is_nan()).map(lens_token).collect()
-        };
-        found.into_iter().map(thought).collect()
-    }
-
-    /// Ends the question when all samples are there or the vote is decided.
-    fn decide(&mut self) {
-        let params = self.item.params;
-        let requested = params.samples.get();
-        let left = requested - self.reply.trajectories.len();
-        if let (Some(AdaptiveSampling { confidence }), 1..) = (params.adaptive, left) {
-            let reason = stop_reason(&self.reply.trajectories, left, confidence);
-            self.reply.stopped =
-                reason.map(|reason| EarlyStop { requested: requested as u32, reason });
-        }
-        self.done = left == 0 || self.reply.stopped.is_some();
-    }
-
-    fn finish(self, beam: Option<BeamOutput>, seconds: StageSeconds) -> Result<Reply, EngineError> {
-        let params = self.item.params;
-        if self.cancelled || (params.beam.is_some() && beam.is_none()) {
-            return Err(EngineError::Cancelled { id: self.reply.id });
-        }
-        let beam = beam.map(|beam| self.beam_reply(beam)).transpose()?;
-        let rule = params.rule.unwrap_or_else(|| self.engine.default_rule());
-        let chosen = rule.choose(&self.reply.trajectories, &params.vote);
-        let diversity = self.diversity.values();
-        Ok(Reply { beam, diversity, rule, chosen, seconds, ..self.reply })
-    }
-
-    fn beam_reply(&self, beam: BeamOutput) -> Result<BeamReply, EngineError> {
-        let BeamOutput { thoughts, tokens, rewards, cost } = beam;
-        let best = Trajectory { thoughts, ..self.trajectory(tokens, Some(rewards))? };
-        Ok(BeamReply { best, cost })
     }
 }

@@ -135,6 +135,20 @@ pub enum EngineError {
         says: usize,
     },
 
+    /// The reward model's reference reasoner is neither the reasoner nor where it was.
+    #[error(
+        "{}: its reference reasoner is not the reasoner, and not at {}; put it there, or use the \
+         reasoner that the reward model was trained with",
+        dir.display(),
+        path.display()
+    )]
+    MissingReference {
+        /// The reward model's directory.
+        dir: PathBuf,
+        /// Where the reference reasoner was.
+        path: PathBuf,
+    },
+
     /// The reward model's reference reasoner does not fit it.
     #[error(
         "{}: {why}; a reference reasoner is a latent reasoner of the reward model's width",
@@ -174,6 +188,13 @@ pub enum EngineError {
         family: Family,
         /// In which form it is missing.
         how: &'static str,
+    },
+
+    /// A pass of the continuous batch failed, and with it every request that had rows in it.
+    #[error("a pass failed while the request ran: {why}; send it again")]
+    PassFailed {
+        /// What the device said.
+        why: String,
     },
 
     /// The tokenizer is larger than the embedding table.

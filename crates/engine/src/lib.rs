@@ -21,10 +21,12 @@ mod decode;
 mod engine;
 mod error;
 pub mod family;
+mod logprobs;
 mod method;
 mod perturb;
 mod prefill;
 mod prompt;
+mod question;
 mod reasoner;
 pub mod reference;
 mod reference_trace;
@@ -33,6 +35,7 @@ mod request;
 pub mod rollout;
 mod sampler;
 mod sampling_params;
+pub mod scheduler;
 mod score;
 mod streams;
 mod think;
@@ -42,6 +45,7 @@ pub use decode::AnswerTokens;
 pub use engine::{Engine, Replies};
 pub use error::EngineError;
 pub use family::{Family, FamilySpec};
+pub use logprobs::TokenScore;
 pub use method::{LatentLength, LengthRange, Method, TokenLookup};
 pub use perturb::{
     DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability, Temperature,
@@ -53,5 +57,6 @@ pub use reply::{BeamReply, ComputeCost, LensToken, Reply, StageSeconds, Trajecto
 pub use request::{CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
 pub use sampling_params::{AdaptiveSampling, BeamSize, SamplingParams};
+pub use scheduler::Scheduler;
 pub use score::{AnswerBatch, Rewards};
 pub use tensor::ops::TokenSampling;

@@ -19,8 +19,36 @@ impl Prompt {
     pub fn new(reasoner: &Reasoner, id: u32, question: &str) -> Result<Self, EngineError> {
         let method = &reasoner.method;
         let text = format!("{}{question}{}", method.prompt_prefix, method.prompt_suffix);
-        let mut tokens = reasoner.tokenizer.encode(&text)?;
-        tokens.extend(&method.begin_latent);
+        Self::verbatim(reasoner, id, text)
+    }
+
+    /// A text that is the prompt already: only the tokens that begin latent thoughts are added.
+    pub fn verbatim(reasoner: &Reasoner, id: u32, text: String) -> Result<Self, EngineError> {
+        let tokens = reasoner.tokenizer.encode(&text)?;
+        Self::from_tokens(reasoner, id, text, tokens)
+    }
+
+    /// Puts the tokens of a question into the reasoner's prompt template: as their text where that
+    /// has these tokens, else between the tokens of the template.
+    pub fn of_tokens(reasoner: &Reasoner, id: u32, question: &[u32]) -> Result<Self, EngineError> {
+        let (tokenizer, method) = (&reasoner.tokenizer, &reasoner.method);
+        let text = tokenizer.decode(question)?;
+        if tokenizer.encode(&text)? == question {
+            return Self::new(reasoner, id, &text);
+        }
+        let mut tokens = tokenizer.encode(&method.prompt_prefix)?;
+        tokens.extend(question);
+        tokens.extend(tokenizer.encode(&method.prompt_suffix)?);
+        Self::from_tokens(reasoner, id, text, tokens)
+    }
+
+    fn from_tokens(
+        reasoner: &Reasoner,
+        id: u32,
+        text: String,
+        mut tokens: Vec<u32>,
+    ) -> Result<Self, EngineError> {
+        tokens.extend(&reasoner.method.begin_latent);
         if tokens.is_empty() {
             return Err(EngineError::Empty { id });
         }

@@ -2,9 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
 
 use answer::{Answer, AnswerKind};
-use model::{Checkpoint, Decoder, LatentHead, LmHead, ModelFiles, RewardHead, Tokenizer};
+use model::{
+    Checkpoint, Decoder, LatentHead, LmHead, ModelError, ModelFiles, ModelWarning, RewardHead,
+    Tokenizer,
+};
 use tensor::ops::{self, PendingTokens};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -12,14 +17,15 @@ use crate::error::EngineError;
 use crate::family::Family;
 use crate::method::Method;
 
-/// A latent reasoner without text: tokens in, thoughts and tokens out.
+/// A latent reasoner without text: tokens in, thoughts and tokens out. Clones share the weights.
+#[derive(Clone)]
 pub struct LatentModel {
     /// The transformer.
-    pub decoder: Decoder,
+    pub decoder: Arc<Decoder>,
     /// Prompt template, lengths, end tokens, answer rule and defaults.
     pub method: Method,
     /// Turns a hidden state into the next thought.
-    pub head: LatentHead,
+    pub head: Arc<LatentHead>,
     /// Embeddings that the checkpoint keeps beside its table, by token, each (width).
     pub marker_embeddings: BTreeMap<u32, Vec<f32>>,
 }
@@ -64,6 +70,10 @@ pub struct Reasoner {
     pub tokenizer: Tokenizer,
     /// The model.
     pub model: LatentModel,
+    /// The files that it was loaded from.
+    pub files: ModelFiles,
+    /// What is wrong with the checkpoint that does not keep it from being used.
+    pub warnings: Vec<ModelWarning>,
 }
 
 impl Deref for Reasoner {
@@ -96,7 +106,18 @@ impl Reasoner {
             let (dir, family) = (dir(), method.family);
             return Err(EngineError::UnusedTensors { dir, family, unused });
         }
-        Ok(Self { tokenizer, model: LatentModel { decoder, method, head, marker_embeddings } })
+        let (decoder, head) = (Arc::new(decoder), Arc::new(head));
+        Ok(Self {
+            tokenizer,
+            model: LatentModel { decoder, method, head, marker_embeddings },
+            files: checkpoint.model_files().clone(),
+            warnings: checkpoint.warnings().to_vec(),
+        })
+    }
+
+    /// The digest of the checkpoint's weights.
+    pub fn digest(&self) -> Result<String, ModelError> {
+        Checkpoint::open(&self.files)?.digest()
     }
 
     /// The text of an answer's tokens, and the answer that the family's rule finds in it.
@@ -147,9 +168,11 @@ pub struct RewardModel {
     pub outcome_head: Option<RewardHead>,
     /// The reference reasoner, whose thoughts about the question are read before the candidate's.
     pub reference: Option<LatentModel>,
+    /// What is wrong with the checkpoint that does not keep it from being used.
+    pub warnings: Vec<ModelWarning>,
 }
 
-/// The directory of a reward model's reference reasoner.
+/// The directory of a reward model's own reference reasoner.
 pub const REFERENCE_DIR: &str = "mind";
 
 impl RewardModel {
@@ -174,10 +197,32 @@ impl RewardModel {
             return Err(EngineError::UnreadableAnswers { reads, says });
         }
         let decoder = device.run(|| Decoder::load(device, config, &checkpoint, LmHead::Without))?;
-        let reference = checkpoint.model_files().subdir(REFERENCE_DIR);
-        let reference =
-            reference.map(|files| Self::load_reference(device, files, width)).transpose()?;
-        Ok(Self { decoder, head, outcome_head, reference })
+        let reference = Self::find_reference(device, &checkpoint, reasoner)?;
+        let warnings = checkpoint.warnings().to_vec();
+        Ok(Self { decoder, head, outcome_head, reference, warnings })
+    }
+
+    /// The reference reasoner of a checkpoint: a copy in its directory, or the recorded one. If
+    /// that is the reasoner itself, both share the weights.
+    fn find_reference(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        reasoner: &Reasoner,
+    ) -> Result<Option<LatentModel>, EngineError> {
+        let (files, width) = (checkpoint.model_files(), checkpoint.config().width);
+        if let Some(copy) = files.subdir(REFERENCE_DIR) {
+            return Self::load_reference(device, copy, width).map(Some);
+        }
+        let Some(record) = &checkpoint.config().reference else { return Ok(None) };
+        if record.digest == reasoner.digest()? {
+            return fitting(reasoner.model.clone(), files.path(), width).map(Some);
+        }
+        let path = files.path().join(&record.path);
+        if !path.exists() {
+            let dir = files.path().to_owned();
+            return Err(EngineError::MissingReference { dir, path });
+        }
+        Self::load_reference(device, &path, width).map(Some)
     }
 
     /// Loads a reference reasoner for a reward model of a width.
@@ -188,15 +233,7 @@ impl RewardModel {
     ) -> Result<LatentModel, EngineError> {
         let files = from.into();
         let model = Reasoner::load(device, &files, None)?.model;
-        let unfit =
-            |why: String| Err(EngineError::UnfitReference { dir: files.path().to_owned(), why });
-        match (model.decoder.config().width, model.method.length.limit()) {
-            (own, _) if own != width => {
-                unfit(format!("it is {own} wide and the reward model {width}"))
-            }
-            (_, 0) => unfit(format!("a {} model has no thoughts", model.method.family)),
-            _ => Ok(model),
-        }
+        fitting(model, files.path(), width)
     }
 
     /// Thoughts of a reference trace at most; 0 without a reference reasoner.
@@ -208,5 +245,15 @@ impl RewardModel {
     /// answer.
     pub(crate) fn positions_read(&self, thoughts: usize, answer: usize) -> usize {
         thoughts + if self.outcome_head.is_some() { answer } else { 0 }
+    }
+}
+
+/// A model as the reference reasoner of a reward model of a width, if it can be.
+fn fitting(model: LatentModel, dir: &Path, width: usize) -> Result<LatentModel, EngineError> {
+    let unfit = |why: String| Err(EngineError::UnfitReference { dir: dir.to_owned(), why });
+    match (model.decoder.config().width, model.method.length.limit()) {
+        (own, _) if own != width => unfit(format!("it is {own} wide and the reward model {width}")),
+        (_, 0) => unfit(format!("a {} model has no thoughts", model.method.family)),
+        _ => Ok(model),
     }
 }

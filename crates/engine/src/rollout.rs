@@ -39,6 +39,7 @@ use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::reasoner::LatentModel;
 use crate::reply::{ComputeCost, StageSeconds};
+use crate::request::CancelToken;
 use crate::sampler::RowId;
 use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamJobs, StreamState};
@@ -142,6 +143,8 @@ pub struct RolloutRunner<'a> {
     pub keep_all: bool,
     /// Tells right answers from wrong ones.
     pub grader: &'a Grader<'a>,
+    /// Looked at between passes; cancelling ends the run with [`EngineError::Cancelled`].
+    pub cancel: Option<&'a CancelToken>,
 }
 
 /// What a stream keeps from wave to wave.

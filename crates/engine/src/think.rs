@@ -100,7 +100,7 @@ impl<'a> ThinkParams<'a> {
 }
 
 /// Whether a row's request thinks at all.
-fn has_thoughts(sampler: Sampler<'_>, row: &Row) -> bool {
+pub(crate) fn has_thoughts(sampler: Sampler<'_>, row: &Row) -> bool {
     sampler.params(row).length != LatentLength::None
 }
 
@@ -139,17 +139,7 @@ pub(crate) fn continue_thinking(
     }
     let (mut noiseless, mut count) = (Vec::new(), 0);
     for t in 0..limits.iter().copied().max().unwrap_or(0) {
-        let noise = sampler.mixture_noise(device, live.iter().map(|&r| &rows[r]))?;
-        let made = model.head.forward_perturbed(&model.decoder, &hidden, noise.as_ref())?;
-        let mut thoughts = made.thoughts;
-        let stay = undecided(model, sampler, &hidden, made.argmax, &rows, &mut live)?;
-        if let Some(stay) = stay {
-            thoughts = ops::select(device, [&thoughts], &stay)?;
-            if sampler.has_lens() {
-                hidden = ops::select(device, [&hidden], &stay)?;
-            }
-        }
-        read_lens(model, sampler, &hidden, &mut rows, &live)?;
+        let mut thoughts = make_thoughts(model, sampler, &hidden, &mut rows, &mut live)?;
         if keep_noiseless {
             noiseless.push(thoughts.clone());
         }
@@ -177,6 +167,28 @@ pub(crate) fn continue_thinking(
         hidden = step(model, cache, &mut select_rows(&mut rows, &live), x, sampler, stage)?;
     }
     Ok(ThoughtBatch { rows, noiseless: keep_noiseless.then_some(noiseless), ..batch })
+}
+
+/// The next thought of each `live` row, without noise, from hidden states (live, width): (live
+/// rows that go on, width). Rows that end here leave `live`.
+pub(crate) fn make_thoughts(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    hidden: &Tensor,
+    rows: &mut [Row],
+    live: &mut Vec<usize>,
+) -> Result<Tensor, DeviceError> {
+    let device = model.decoder.device();
+    let noise = sampler.mixture_noise(device, live.iter().map(|&r| &rows[r]))?;
+    let made = model.head.forward_perturbed(&model.decoder, hidden, noise.as_ref())?;
+    let Some(stay) = undecided(model, sampler, hidden, made.argmax, rows, live)? else {
+        read_lens(model, sampler, hidden, rows, live)?;
+        return Ok(made.thoughts);
+    };
+    if sampler.has_lens() {
+        read_lens(model, sampler, &ops::select(device, [hidden], &stay)?, rows, live)?;
+    }
+    ops::select(device, [&made.thoughts], &stay)
 }
 
 /// Lets rows end before their limit: those of open length where the model's argmax at their
@@ -240,7 +252,7 @@ fn read_lens(
 
 /// The next thoughts (rows, width) of some rows with those that their requests force in their
 /// places.
-fn force_thoughts<'r>(
+pub(crate) fn force_thoughts<'r>(
     model: &LatentModel,
     sampler: Sampler<'_>,
     thoughts: Tensor,

@@ -247,7 +247,7 @@ fn row_specs(
 }
 
 /// The reference reasoner's thoughts about the prompts, where the reward model has one.
-fn reference_trace(
+pub(crate) fn reference_trace(
     reward_model: &RewardModel,
     tracer: &mut ReferenceTracer,
     prompts: &[&Prompt],

@@ -57,6 +57,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         keep_latents: false,
         lens: None,
         ablations: Vec::new(),
+        cancel: CancelToken::default(),
         write_lock: Default::default(),
     };
     let output = evaluation.run(&engine, &questions, &mut ())?;

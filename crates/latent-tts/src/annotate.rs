@@ -3,16 +3,22 @@
 //! Each shard is computed by itself and written in one piece, so that its bytes do not depend on
 //! what was done before it or on which machine did the others.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dataset::Question;
 use engine::rollout::{AnnotatedQuestion, Grade, RolloutRunner, ThoughtLabels};
-use engine::{Prompt, Reasoner, SamplingParams};
-use train::annotate::{AnnotationError, AnnotationIndex, AnnotationShard, AnnotationStore};
+use engine::{CancelToken, Prompt, Reasoner, SamplingParams};
+use model::ModelFiles;
+use record::Manifest;
+use serde_json::json;
+use train::annotate::{
+    AnnotationError, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
+};
 
-use crate::Error;
+use crate::data::DataSource;
 use crate::evaluate::OnExisting;
+use crate::{Error, fingerprint, manifest};
 
 /// Labels the thoughts of a reasoner's trajectories on questions with known answers.
 #[derive(Clone, Copy)]
@@ -25,6 +31,9 @@ pub struct Annotator<'a> {
     pub labels: ThoughtLabels,
     /// Bytes of keys and values that may be used.
     pub memory: usize,
+    /// Ends the annotation with [`EngineError::Cancelled`](engine::EngineError::Cancelled);
+    /// finished shards stay.
+    pub cancel: Option<&'a CancelToken>,
 }
 
 impl Annotator<'_> {
@@ -50,6 +59,22 @@ impl Annotator<'_> {
         })
     }
 
+    /// The shard of some questions of an index.
+    pub fn shard(
+        &self,
+        index: &AnnotationIndex,
+        questions: &[Question],
+        observer: &mut dyn AnnotationObserver,
+    ) -> Result<AnnotationShard, Error> {
+        let (mut shard, mut next) = (AnnotationShard::new(index), questions.iter());
+        self.run(questions, |annotated| -> Result<(), Error> {
+            let Some(question) = next.next() else { return Ok(()) };
+            observer.annotated(&annotated);
+            Ok(shard.add(question, &annotated)?)
+        })?;
+        Ok(shard)
+    }
+
     /// Refuses questions that do not fit the model or the memory, and rollouts that have no name.
     pub fn check(&self, questions: &[Question]) -> Result<(), Error> {
         let grader = |_: usize, _: &[u32]| Ok(Grade::default());
@@ -64,6 +89,7 @@ impl Annotator<'_> {
             labels: self.labels,
             keep_all: false,
             grader,
+            cancel: self.cancel,
         }
     }
 
@@ -136,12 +162,7 @@ impl AnnotationJob<'_> {
     ) -> Result<(), Error> {
         for number in store.missing(self.part.part, self.part.of) {
             let questions = &questions[self.index.questions_of(number)];
-            let (mut shard, mut next) = (AnnotationShard::new(self.index), questions.iter());
-            self.annotator.run(questions, |annotated| -> Result<(), Error> {
-                let Some(question) = next.next() else { return Ok(()) };
-                observer.annotated(&annotated);
-                Ok(shard.add(question, &annotated)?)
-            })?;
+            let shard = self.annotator.shard(self.index, questions, observer)?;
             {
                 let lock = self.write_lock.lock();
                 let _held = lock.unwrap_or_else(PoisonError::into_inner);
@@ -153,6 +174,61 @@ impl AnnotationJob<'_> {
     }
 }
 
+/// What a directory of annotations is made of, beside the annotator.
+#[derive(Clone, Copy)]
+pub struct AnnotationInputs<'a> {
+    /// The reasoner's files.
+    pub reasoner: &'a ModelFiles,
+    /// Where the questions come from.
+    pub data: &'a DataSource,
+    /// The questions.
+    pub questions: &'a [Question],
+    /// Questions of a shard.
+    pub per_shard: usize,
+    /// The data type of the thoughts on disk.
+    pub dtype: ThoughtsDtype,
+}
+
+impl AnnotationInputs<'_> {
+    /// The index of the directory: every setting that changes its content.
+    pub fn index(&self, annotator: &Annotator<'_>) -> Result<AnnotationIndex, Error> {
+        let (method, params) = (&annotator.reasoner.method, &annotator.params);
+        let labels = match annotator.labels {
+            ThoughtLabels::Final => json!({ "kind": "final" }),
+            ThoughtLabels::Rollouts(count) => json!({ "kind": "rollouts", "rollouts": count }),
+        };
+        Ok(AnnotationIndex {
+            version: AnnotationIndex::VERSION,
+            program: manifest::program(),
+            commit: manifest::commit(),
+            settings: json!({
+                "method": method.family.name(),
+                "labels": labels,
+                "sampler": manifest::perturbation_json(params.perturbation),
+                "thoughts": params.length.to_string(),
+                "max_new_tokens": params.max_new_tokens,
+                "seed": params.seed,
+            }),
+            fingerprint: fingerprint::compute([self.reasoner], self.data, self.questions)?,
+            questions: self.questions.len(),
+            per_shard: self.per_shard,
+            trajectories: params.samples.get(),
+            width: annotator.reasoner.decoder.config().width,
+            dtype: self.dtype,
+        })
+    }
+
+    /// The default directory. Its name is a function of inputs and settings, so that a resumed
+    /// annotation finds it.
+    pub fn default_out(&self, index: &AnnotationIndex) -> PathBuf {
+        let settings = json!([index.settings, index.trajectories, index.per_shard, index.dtype]);
+        let (questions, fingerprint) = (index.questions, index.fingerprint.clone());
+        let manifest = Manifest { settings, questions, fingerprint, ..Manifest::default() };
+        let name = manifest::default_run_name(self.reasoner.path(), self.data, &manifest);
+        Path::new("annotations").join(name)
+    }
+}
+
 /// Is told how an annotation goes.
 pub trait AnnotationObserver {
     /// A question was annotated.
@@ -161,3 +237,6 @@ pub trait AnnotationObserver {
     /// A shard is on disk.
     fn shard_done(&mut self, _shard: &AnnotationShard) {}
 }
+
+/// Observes nothing.
+impl AnnotationObserver for () {}

@@ -12,7 +12,7 @@ use dataset::{AnswerKind, Question};
 use train::corpus::{Split, problem};
 use train::dataset::TrainExample;
 
-use crate::Error;
+use crate::{Error, source};
 
 /// The prefix of a corpus split's name.
 const EMBEDDED_PREFIX: &str = "embedded:";
@@ -31,10 +31,11 @@ pub enum DataSource {
 }
 
 impl DataSource {
-    /// A path, or `embedded:SPLIT`, or `embedded:SPLIT:FIRST..END`.
+    /// A path, an id of the Hugging Face Hub (`owner/name`, `owner/name/file.jsonl`), or
+    /// `embedded:SPLIT`, or `embedded:SPLIT:FIRST..END`.
     pub fn parse(name: &str) -> Result<Self, Error> {
         match name.strip_prefix(EMBEDDED_PREFIX) {
-            None => Ok(Self::File(name.into())),
+            None => source::data_file(name).map(Self::File),
             Some(part) => parse_corpus_part(part)
                 .map_err(|problem| Error::Corpus { name: name.to_owned(), problem }),
         }

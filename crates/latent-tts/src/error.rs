@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use dataset::DatasetError;
 use engine::EngineError;
+use hub::HubError;
 use model::ModelError;
 use record::RecordError;
 use report::ReportError;
@@ -78,21 +79,40 @@ pub enum Error {
         error: std::io::Error,
     },
 
-    /// Neither a directory nor a model in the Hugging Face cache.
-    #[error("{name}: no such directory, and not in {}; fetch it with `hf download {name}`", hub.display())]
-    NoSuchModel {
+    /// Something of the Hugging Face Hub could not be had.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+
+    /// Not in the Hugging Face cache, and this build does not download.
+    #[error("{name}: no such path, and not in {}; fetch it with `{how}`", hub.display())]
+    NotCached {
         /// What was asked for.
         name: String,
         /// The cache that was searched.
         hub: PathBuf,
+        /// The command that fetches it.
+        how: String,
     },
 
-    /// No cache to look into.
-    #[error("{name}: no such directory, and no HF_HOME or HOME to look for a cached model in")]
-    NoHubCache {
-        /// What was asked for.
-        name: String,
+    /// A base without an adapter that it would be of.
+    #[error("{base}: given as the base of an adapter, and no model is an adapter")]
+    NoAdapter {
+        /// The base.
+        base: String,
     },
+
+    /// A text whose likelihood is asked for is longer than the model reads.
+    #[error("a continuation of {tokens} tokens does not fit in the model's {context} positions")]
+    LongContinuation {
+        /// Its tokens.
+        tokens: usize,
+        /// Positions that the model has.
+        context: usize,
+    },
+
+    /// A sweep without a strength.
+    #[error("there is no value to go over; give values of p, sigma or tau")]
+    EmptySweep,
 
     /// The embedded models were left out of this build.
     #[error("this program was built without the embedded models (the feature `embedded`)")]

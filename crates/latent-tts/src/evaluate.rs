@@ -11,11 +11,11 @@ use std::time::Instant;
 
 use aggregate::Aggregator;
 use dataset::Question;
-use engine::{Engine, Lens, Reply, Request, SamplingParams};
+use engine::{CancelToken, Engine, Lens, Request, SamplingParams};
 use model::ModelFiles;
 use record::{
-    Ablation, AblationKind, LatentsWriter, Manifest, RecordError, Results, RunDir, RunWriter,
-    Sample, Seconds,
+    Ablation, AblationKind, LatentsWriter, Manifest, QuestionRecord, RecordError, Results, RunDir,
+    RunWriter, Sample, Seconds,
 };
 use report::metrics::{self, MetricSettings};
 use serde_json::json;
@@ -63,6 +63,9 @@ pub struct Evaluation<'a> {
     /// Replacements of the greedy run's thoughts to measure, in `ablation.json`. Nothing of this is
     /// resumed: at one trajectory a question and kind it is cheap, and computed whole.
     pub ablations: Vec<AblationKind>,
+    /// Ends the evaluation with [`EngineError::Cancelled`](engine::EngineError::Cancelled); what is
+    /// recorded stays.
+    pub cancel: CancelToken,
     /// Held while a record is written: a process that ends only while it holds the lock never cuts
     /// a record in two.
     pub write_lock: Arc<Mutex<()>>,
@@ -111,20 +114,69 @@ impl Evaluation<'_> {
         questions: &[Question],
         observer: &mut dyn EvalObserver,
     ) -> Result<EvalOutput, Error> {
-        let request = |question| grade::request(question, self.params);
-        engine.check(&questions.iter().map(request).collect::<Vec<_>>())?;
         let ablator = Ablator { kinds: &self.ablations, params: self.ablation_params() };
         ablator.check(engine)?;
+        let mut recorder = self.open(engine, questions)?;
+        observer.opened(recorder.out(), recorder.done_count(), recorder.total());
+        self.sample_missing(engine, questions, &mut recorder, observer)?;
+        let mut output = self.finish(recorder)?;
+        if !self.ablations.is_empty() {
+            observer.ablation_started();
+            let ablation = ablator.run(engine, questions)?;
+            output.run.write_ablation(&ablation)?;
+            output.ablation = Some(ablation);
+        }
+        Ok(output)
+    }
+
+    /// Opens the run directory, once everything that can be wrong is known not to be.
+    ///
+    /// [`Evaluation::sample`] makes records, perhaps in other processes, [`RunRecorder::add`]
+    /// writes them in the order of seeds and questions, and [`Evaluation::finish`] measures. So
+    /// several machines make the samples that one would.
+    pub fn open(&self, engine: &Engine, questions: &[Question]) -> Result<RunRecorder, Error> {
+        let request = |question| grade::request(question, self.params);
+        engine.check(&questions.iter().map(request).collect::<Vec<_>>())?;
         let manifest = self.manifest(engine, questions)?;
         let out = self.out.clone().unwrap_or_else(|| self.default_out(&manifest));
-        let writer = self.open(&out, &manifest)?;
+        let writer = self.open_writer(&out, &manifest)?;
         let total = self.seeds.len() * questions.len();
-        observer.opened(&out, writer.done_count(), total);
         let width = engine.reasoner().decoder.config().width;
         let keep_latents = self.keep_latents && writer.done_count() < total;
         let latents = if keep_latents { Some(LatentsWriter::open(&out, width)?) } else { None };
-        let mut recorder = RunRecorder { writer, latents };
-        self.sample_missing(engine, questions, &mut recorder, observer)?;
+        Ok(RunRecorder { out, total, writer, latents })
+    }
+
+    /// Samples questions under one seed, in one batch, and hands over the record of each.
+    pub fn sample(
+        &self,
+        engine: &Engine,
+        questions: &[&Question],
+        seed: u64,
+        mut take: impl FnMut(QuestionRecord) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let params = SamplingParams { seed, ..self.params };
+        let lens = self.lens.map(|tokens| Lens { tokens, sampled: false });
+        let request = |question: &&Question| Request {
+            lens,
+            cancel: self.cancel.clone(),
+            ..grade::request(question, params)
+        };
+        let requests: Vec<Request> = questions.iter().map(request).collect();
+        engine.run(&requests, |index, reply| {
+            let reply = reply?;
+            let kept = reply.trajectories.iter().chain(&reply.greedy).filter(|_| self.keep_latents);
+            take(QuestionRecord {
+                sample: grade::grade(questions[index], &params, &reply),
+                seconds: grade::seconds(reply.seconds),
+                latents: kept.flat_map(|trajectory| trajectory.latents.data()).copied().collect(),
+            })
+        })
+    }
+
+    /// Measures a run whose questions are all recorded.
+    pub fn finish(&self, recorder: RunRecorder) -> Result<EvalOutput, Error> {
+        let out = recorder.out.clone();
         let run = recorder.finish()?;
         let settings = MetricSettings {
             ks: self.ks.clone(),
@@ -134,15 +186,7 @@ impl Evaluation<'_> {
         };
         let results = metrics::results_of_run(&run, &settings)?;
         run.write_results(&results)?;
-        let ablation = if self.ablations.is_empty() {
-            None
-        } else {
-            observer.ablation_started();
-            let ablation = ablator.run(engine, questions)?;
-            run.write_ablation(&ablation)?;
-            Some(ablation)
-        };
-        Ok(EvalOutput { out, run, results, ablation })
+        Ok(EvalOutput { out, run, results, ablation: None })
     }
 
     /// The greedy run is the same under every seed; the first one names the shuffled orders.
@@ -184,7 +228,7 @@ impl Evaluation<'_> {
         })
     }
 
-    fn open(&self, out: &Path, manifest: &Manifest) -> Result<RunWriter, Error> {
+    fn open_writer(&self, out: &Path, manifest: &Manifest) -> Result<RunWriter, Error> {
         let opened = match self.on_existing {
             OnExisting::Refuse => RunDir::create(out, manifest),
             OnExisting::Resume => RunDir::resume(out, manifest),
@@ -208,28 +252,20 @@ impl Evaluation<'_> {
     ) -> Result<(), Error> {
         let mut pace = BatchPace::start();
         for &seed in &self.seeds {
-            let params = SamplingParams { seed, ..self.params };
-            let is_missing = |q: &&Question| !recorder.writer.is_done(seed, q.id);
-            let missing: Vec<&Question> = questions.iter().filter(is_missing).collect();
+            let missing = recorder.missing(seed, questions);
             let mut rest = missing.as_slice();
             while !rest.is_empty() {
                 let batch;
                 (batch, rest) = rest.split_at(pace.batch_size().min(rest.len()));
-                let lens = self.lens.map(|tokens| Lens { tokens, sampled: false });
-                let request =
-                    |question: &&Question| Request { lens, ..grade::request(question, params) };
-                let requests: Vec<Request> = batch.iter().map(request).collect();
-                engine.run(&requests, |index, reply| -> Result<(), Error> {
-                    let reply = reply?;
-                    let sample = grade::grade(batch[index], &params, &reply);
+                self.sample(engine, batch, seed, |record| {
                     {
                         // A poisoned lock says that another holder panicked; records are whole.
                         let lock = self.write_lock.lock();
                         let _held = lock.unwrap_or_else(PoisonError::into_inner);
-                        recorder.add(&sample, &reply)?;
+                        recorder.add(&record)?;
                     }
                     pace.questions += 1;
-                    observer.recorded(&sample);
+                    observer.recorded(&record.sample);
                     Ok(())
                 })?;
                 observer.batch_done();
@@ -261,23 +297,45 @@ impl BatchPace {
     }
 }
 
-/// Writes the records of a run.
-struct RunRecorder {
+/// A run directory in progress.
+pub struct RunRecorder {
+    out: PathBuf,
+    total: usize,
     writer: RunWriter,
     latents: Option<LatentsWriter>,
 }
 
 impl RunRecorder {
-    fn add(&mut self, sample: &Sample, reply: &Reply) -> Result<(), RecordError> {
+    /// The run directory.
+    pub fn out(&self) -> &Path {
+        &self.out
+    }
+
+    /// Questions, under all seeds together.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Questions that are recorded.
+    pub fn done_count(&self) -> usize {
+        self.writer.done_count()
+    }
+
+    /// The questions that are not recorded yet under a seed.
+    pub fn missing<'q>(&self, seed: u64, questions: &'q [Question]) -> Vec<&'q Question> {
+        questions.iter().filter(|question| !self.writer.is_done(seed, question.id)).collect()
+    }
+
+    /// Records a question. A run has its seeds in order, and the questions of each in theirs.
+    pub fn add(&mut self, record: &QuestionRecord) -> Result<(), Error> {
         if let Some(latents) = &mut self.latents {
-            let trajectories = reply.trajectories.iter().chain(&reply.greedy);
-            latents.append(sample, trajectories.map(|trajectory| trajectory.latents.data()))?;
+            latents.append(&record.sample, [record.latents.as_slice()])?;
         }
-        self.writer.append(sample)?;
-        match grade::seconds(reply.seconds) {
-            seconds if seconds == Seconds::default() => Ok(()),
-            seconds => self.writer.append_timing(&seconds),
+        self.writer.append(&record.sample)?;
+        if record.seconds != Seconds::default() {
+            self.writer.append_timing(&record.seconds)?;
         }
+        Ok(())
     }
 
     fn finish(self) -> Result<RunDir, RecordError> {

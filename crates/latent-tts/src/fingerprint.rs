@@ -31,12 +31,11 @@ pub fn compute<'a>(
     questions: &[Question],
 ) -> Result<String, Error> {
     let mut digest = Fingerprint::default();
-    for folder in models {
-        digest = match folder {
-            ModelFiles::Directory(dir) => hash_directory(digest, dir)?,
-            ModelFiles::Gguf(file) => hash_file(digest, file)?,
-            ModelFiles::Embedded(packed) => hash_embedded(digest, packed),
-        };
+    for model in models {
+        // The models below an adapter are read too.
+        for files in model.chain()? {
+            digest = hash_model(digest, &files)?;
+        }
     }
     let digest = match source {
         DataSource::File(path) => hash_file(digest, path)?,
@@ -45,6 +44,15 @@ pub fn compute<'a>(
         }
     };
     Ok(digest.finish())
+}
+
+fn hash_model(digest: Fingerprint, files: &ModelFiles) -> Result<Fingerprint, Error> {
+    match files {
+        ModelFiles::Directory(dir) => hash_directory(digest, dir),
+        ModelFiles::Gguf(file) => hash_file(digest, file),
+        ModelFiles::Embedded(packed) => Ok(hash_embedded(digest, packed)),
+        ModelFiles::Adapter(adapter) => hash_model(digest, &adapter.files),
+    }
 }
 
 fn hash_embedded(digest: Fingerprint, packed: &EmbeddedFiles) -> Fingerprint {

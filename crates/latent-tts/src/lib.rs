@@ -19,10 +19,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! * [`Model`] loads a reasoner and its reward model: embedded, a directory, or an id in the
-//!   Hugging Face cache.
+//! * [`Model`] loads a reasoner and its reward model: embedded, a directory, or an id of the
+//!   Hugging Face Hub.
 //! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
 //!   gives [`Reply`]s; unlike requests share passes and do not change each other's results.
+//! * [`Scheduler`] runs requests that arrive at any time in one continuous batch, with events as
+//!   their trajectories finish.
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
@@ -40,10 +42,12 @@ mod error;
 mod evaluate;
 mod fingerprint;
 pub mod grade;
+mod loglikelihood;
 pub mod manifest;
 mod model;
 mod options;
 mod source;
+pub mod sweep;
 
 pub use ablation::Ablator;
 pub use aggregate::{self, Aggregator, RewardReduction, VoteParams};
@@ -56,16 +60,21 @@ pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
     DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
     MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
-    SamplingParams, StageSeconds, Temperature, TokenSampling, Trajectory,
+    SamplingParams, Scheduler, StageSeconds, Temperature, TokenSampling, Trajectory, scheduler,
 };
 pub use error::Error;
-pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting};
+pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
 pub use fingerprint::compute as input_fingerprint;
-pub use model::{Model, ModelSelection, RewardModelChoice, files as model_files};
+pub use loglikelihood::{Loglikelihood, loglikelihood};
+pub use model::{
+    Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,
+};
 pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
 pub use record::{self, Ablation, AblationKind};
 pub use report;
-pub use source::EMBEDDED;
+pub use source::{EMBEDDED, data_file};
+#[cfg(feature = "hub")]
+pub use source::{fetch_data, fetch_model};
 pub use tensor::{self, Device};
 pub use train;
 

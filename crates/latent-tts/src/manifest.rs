@@ -54,7 +54,7 @@ pub fn perturbation_json(perturbation: Perturbation) -> Value {
             let mut document = json!({ "kind": "dropout", "p": p, "sites": sites, "scope": scope });
             // The default is not written: runs of earlier versions, which have no other, go on.
             if mask == MaskLifetime::Trajectory {
-                document["mask"] = json!("trajectory");
+                document["mask"] = json!(mask_name(mask));
             }
             document
         }
@@ -76,11 +76,20 @@ pub fn sites_name(sites: DropoutSites) -> &'static str {
     }
 }
 
-fn scope_name(scope: DropoutScope) -> &'static str {
+/// The scope in one word.
+pub fn scope_name(scope: DropoutScope) -> &'static str {
     match scope {
         DropoutScope::Thoughts => "thoughts",
         DropoutScope::Prompt => "prompt",
         DropoutScope::All => "all",
+    }
+}
+
+/// The lifetime of masks in one word.
+pub fn mask_name(mask: MaskLifetime) -> &'static str {
+    match mask {
+        MaskLifetime::Step => "step",
+        MaskLifetime::Trajectory => "trajectory",
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use engine::{Engine, Family, Reasoner, RewardModel};
-use model::ModelFiles;
+use engine::{Engine, EngineError, Family, Reasoner, RewardModel};
+use model::head::RewardHead;
+use model::{Checkpoint, ModelFiles, ModelWarning};
 use tensor::Device;
 
 use crate::device::{DeviceOptions, default_memory};
-use crate::source::{EMBEDDED, reasoner_files, reward_model_files};
+use crate::source::{EMBEDDED, reasoner_files};
 use crate::{Error, source};
 
 /// Which models to load: their files, resolved and not yet read.
@@ -34,8 +35,8 @@ pub enum RewardModelChoice<'a> {
 }
 
 impl ModelSelection {
-    /// The models of these names: [`EMBEDDED`], a directory, a GGUF file, or an id in the Hugging
-    /// Face cache.
+    /// The models of these names: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging
+    /// Face Hub.
     pub fn new(reasoner: &str, reward_model: RewardModelChoice<'_>) -> Result<Self, Error> {
         let reward_model = match reward_model {
             RewardModelChoice::Default if reasoner == EMBEDDED => Some(EMBEDDED),
@@ -44,8 +45,23 @@ impl ModelSelection {
         };
         Ok(Self {
             reasoner: source::reasoner_files(reasoner)?,
-            reward_model: reward_model.map(reward_model_files).transpose()?,
+            reward_model: reward_model.map(source::reward_model_files).transpose()?,
             family: None,
+        })
+    }
+
+    /// The same models, adapters among them over the model of this name.
+    pub fn with_base(self, base: &str) -> Result<Self, Error> {
+        let mut models = std::iter::once(&self.reasoner).chain(&self.reward_model);
+        let is_adapter = |files: &ModelFiles| files.is_adapter();
+        if !models.try_fold(false, |any, files| Ok::<_, Error>(any || is_adapter(files)?))? {
+            return Err(Error::NoAdapter { base: base.to_owned() });
+        }
+        let over = |files| source::with_base(files, Some(base));
+        Ok(Self {
+            reasoner: over(self.reasoner)?,
+            reward_model: self.reward_model.map(over).transpose()?,
+            family: self.family,
         })
     }
 
@@ -73,8 +89,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or an id in
-    /// the Hugging Face cache, on a GPU if there is one, else on the processor.
+    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or an id of
+    /// the Hugging Face Hub, on a GPU if there is one, else on the processor.
     ///
     /// ```no_run
     /// use latent_tts::Model;
@@ -93,7 +109,7 @@ impl Model {
 
     /// Adds the reward model of this name to the reasoner, or replaces the one that it has.
     pub fn with_reward_model(self, name: &str) -> Result<Self, Error> {
-        let files = reward_model_files(name)?;
+        let files = source::reward_model_files(name)?;
         let device = self.reasoner.decoder.device();
         let reward_model = RewardModel::load(device, &files, &self.reasoner)?;
         Ok(Self { reward_model: Some(Arc::new(reward_model)), ..self })
@@ -115,6 +131,12 @@ impl Model {
         self.reward_model.as_deref()
     }
 
+    /// What is wrong with the checkpoints that does not keep them from being used.
+    pub fn warnings(&self) -> impl Iterator<Item = &ModelWarning> {
+        let reward_model = self.reward_model.iter().flat_map(|model| &model.warnings);
+        self.reasoner.warnings.iter().chain(reward_model)
+    }
+
     /// The device that holds the weights.
     pub fn device(&self) -> &Device {
         self.reasoner.decoder.device()
@@ -131,7 +153,22 @@ impl Model {
     }
 }
 
+/// The files of a reward model by name; a checkpoint that is none is refused before it is loaded.
+pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
+    let files = source::reward_model_files(name)?;
+    let checkpoint = Checkpoint::open(&files)?;
+    match RewardHead::detect(&checkpoint) {
+        Some(_) => Ok(files),
+        None => Err(EngineError::NotARewardModel { dir: files.path().to_owned() }.into()),
+    }
+}
+
 /// The files of a reasoner by name, for tools that look at a checkpoint without loading it.
 pub fn files(name: &str) -> Result<ModelFiles, Error> {
     source::embedded_files(name).map_or_else(|| reasoner_files(name), Ok)
+}
+
+/// The same, an adapter over the base of another name, where one is given.
+pub fn files_over(name: &str, base: Option<&str>) -> Result<ModelFiles, Error> {
+    source::with_base(files(name)?, base)
 }

@@ -1,7 +1,12 @@
-//! Where models come from: inside the program, a directory, a GGUF file, or the Hugging Face cache.
+//! Where models come from: inside the program, a directory, a GGUF file, or the Hugging Face Hub.
 
 use std::path::{Path, PathBuf};
 
+#[cfg(not(feature = "hub"))]
+use hub::RepoKind;
+use hub::{DATA_EXTENSIONS, HubCache, HubError, HubId, MODEL_EXTENSIONS};
+#[cfg(feature = "hub")]
+use hub::{HubClient, HubEvent};
 use model::ModelFiles;
 
 use crate::Error;
@@ -9,8 +14,9 @@ use crate::Error;
 /// The name of the embedded reasoner, and of its reward model where a reward model is asked for.
 pub const EMBEDDED: &str = "embedded";
 
-/// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or an id (`owner/name`) in the
-/// Hugging Face cache. Nothing is downloaded.
+/// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging Face
+/// Hub (`owner/name`, `owner/name@revision`, `owner/name/file.gguf`): in its cache, else
+/// downloaded.
 pub fn reasoner_files(name: &str) -> Result<ModelFiles, Error> {
     match name {
         EMBEDDED => embedded_reasoner(),
@@ -56,39 +62,93 @@ fn embedded_reward_model() -> Result<ModelFiles, Error> {
 
 /// The directory or GGUF file of a model.
 fn model_path(name: &str) -> Result<PathBuf, Error> {
-    let path = Path::new(name);
-    // A path is taken as it is, so that errors name the path that was given.
-    let is_id = name.split('/').count() == 2
-        && !name.starts_with(['/', '.', '~'])
-        && !name.ends_with('/')
-        && !name.ends_with(".gguf");
-    if path.exists() || !is_id { Ok(path.to_owned()) } else { cached_snapshot(name) }
+    match hub_id(name, &MODEL_EXTENSIONS) {
+        Some(id) => remote::model(&id, &mut |_| {}),
+        // A path is taken as it is, so that errors name the path that was given.
+        None => Ok(name.into()),
+    }
 }
 
-/// The snapshot of a Hugging Face model that `main` names in the local cache, else the newest.
-fn cached_snapshot(id: &str) -> Result<PathBuf, Error> {
-    let Some(hub) = hub_cache_dir() else { return Err(Error::NoHubCache { name: id.to_owned() }) };
-    let model = hub.join(format!("models--{}", id.replace('/', "--")));
-    let snapshots = model.join("snapshots");
-    let main = std::fs::read_to_string(model.join("refs/main"));
-    let main = main.ok().map(|commit| snapshots.join(commit.trim()));
-    let snapshot = main.filter(|dir| dir.is_dir()).or_else(|| newest_snapshot(&snapshots));
-    snapshot.ok_or_else(|| Error::NoSuchModel { name: id.to_owned(), hub })
+/// The id that a name is, unless it is a path that exists.
+fn hub_id(name: &str, extensions: &[&str]) -> Option<HubId> {
+    HubId::parse(name, extensions).filter(|_| !Path::new(name).exists())
 }
 
-/// The directory in which huggingface_hub keeps models.
-fn hub_cache_dir() -> Option<PathBuf> {
-    let variable =
-        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-    let home = || Some(cache()?.join("huggingface"));
-    variable("HF_HUB_CACHE").or_else(|| Some(variable("HF_HOME").or_else(home)?.join("hub")))
+/// The file of a dataset by name: a path, or an id of the Hub.
+pub fn data_file(name: &str) -> Result<PathBuf, Error> {
+    match hub_id(name, &DATA_EXTENSIONS) {
+        Some(id) => remote::data(&id, &mut |_| {}),
+        None => Ok(name.into()),
+    }
 }
 
-fn newest_snapshot(dir: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok);
-    let dirs = entries.filter(|entry| entry.path().is_dir());
-    let dated =
-        dirs.filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
-    dated.max().map(|(_, path)| path)
+/// Downloads the model of a name into the Hugging Face cache, unless it is a path or there already,
+/// and tells the progress. Whoever loads the model by its name then finds it.
+#[cfg(feature = "hub")]
+pub fn fetch_model(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result<(), Error> {
+    let id = hub_id(name, &MODEL_EXTENSIONS);
+    id.map_or(Ok(()), |id| remote::model(&id, progress).map(drop))
+}
+
+/// The same for the file of a dataset.
+#[cfg(feature = "hub")]
+pub fn fetch_data(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result<(), Error> {
+    let id = hub_id(name, &DATA_EXTENSIONS);
+    id.map_or(Ok(()), |id| remote::data(&id, progress).map(drop))
+}
+
+/// What the Hub has: from the cache, else downloaded.
+#[cfg(feature = "hub")]
+mod remote {
+    use super::*;
+
+    type Progress<'a> = &'a mut dyn FnMut(HubEvent<'_>);
+
+    fn client(id: &HubId) -> Result<HubClient, Error> {
+        let cache = HubCache::from_env();
+        let cache = cache.ok_or_else(|| HubError::NoCache { id: id.to_string() })?;
+        Ok(HubClient::from_env(cache))
+    }
+
+    pub(super) fn model(id: &HubId, progress: Progress<'_>) -> Result<PathBuf, Error> {
+        Ok(client(id)?.model(id, progress)?)
+    }
+
+    pub(super) fn data(id: &HubId, progress: Progress<'_>) -> Result<PathBuf, Error> {
+        Ok(client(id)?.data(id, progress)?)
+    }
+}
+
+/// What the Hub has, from the cache alone.
+#[cfg(not(feature = "hub"))]
+mod remote {
+    use super::*;
+
+    type Progress<'a> = &'a mut dyn FnMut(());
+
+    fn cached(
+        id: &HubId,
+        find: impl FnOnce(&HubCache) -> Option<PathBuf>,
+    ) -> Result<PathBuf, Error> {
+        let cache = HubCache::from_env();
+        let cache = cache.ok_or_else(|| HubError::NoCache { id: id.to_string() })?;
+        let (hub, how) = (cache.dir().to_owned(), id.download_command());
+        find(&cache).ok_or_else(|| Error::NotCached { name: id.to_string(), hub, how })
+    }
+
+    pub(super) fn model(id: &HubId, _: Progress<'_>) -> Result<PathBuf, Error> {
+        cached(id, |cache| cache.model(id))
+    }
+
+    pub(super) fn data(id: &HubId, _: Progress<'_>) -> Result<PathBuf, Error> {
+        let file = id.file.as_deref().unwrap_or_default();
+        let path = |cache: &HubCache| Some(cache.snapshot(RepoKind::Dataset, id)?.join(file));
+        cached(id, |cache| path(cache).filter(|path| path.is_file()))
+    }
+}
+
+/// Adapters over a base of this name, where one is given.
+pub fn with_base(files: ModelFiles, base: Option<&str>) -> Result<ModelFiles, Error> {
+    let Some(base) = base else { return Ok(files) };
+    Ok(files.with_base(reasoner_files(base)?)?)
 }

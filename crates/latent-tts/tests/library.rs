@@ -6,11 +6,12 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use latent_tts::engine::EngineError;
+use latent_tts::engine::rollout::ThoughtLabels;
 use latent_tts::{
-    AblationKind, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind, DeviceOptions,
-    Evaluation, LatentLength, Lens, MaskLifetime, Model, ModelSelection, OnExisting, Perturbation,
-    Probability, Question, Request, RewardModelChoice, SamplingOptions, SamplingParams, grade,
-    record,
+    AblationKind, Annotator, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind,
+    DeviceOptions, Error, Evaluation, LatentLength, Lens, MaskLifetime, Model, ModelSelection,
+    OnExisting, Perturbation, Probability, Question, Request, RewardModelChoice, SamplingOptions,
+    SamplingParams, grade, loglikelihood, record,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
@@ -122,6 +123,7 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
         keep_latents: false,
         lens: Some(count(2)),
         ablations: AblationKind::ALL.to_vec(),
+        cancel: CancelToken::default(),
         write_lock: Default::default(),
     };
     let samples = |out: &str| std::fs::read(dir.path().join(out).join("samples.jsonl")).unwrap();
@@ -148,6 +150,122 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
     std::fs::write(dir.path().join("cut/samples.jsonl"), &whole[..first]).unwrap();
     evaluation("cut", OnExisting::Resume).run(&engine, &questions, &mut ()).unwrap();
     assert_eq!(samples("cut"), whole);
+}
+
+/// Workers send records as bytes and may be late; a writer that takes them in order, and goes on
+/// after it was cut, writes what one process writes.
+#[test]
+fn records_of_other_processes_make_the_same_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (models, model) = checkpoint(&dir.path().join("model"));
+    let file = dir.path().join("data.jsonl");
+    let line = |n: usize| format!(r#"{{"question": "{n}+2?", "answer": "{}"}}"#, n + 2);
+    std::fs::write(&file, (0..5).map(|n| line(n) + "\n").collect::<String>()).unwrap();
+    let data = DataSource::File(file);
+    let questions = data.read(None, 0).unwrap();
+    let engine = model.engine().unwrap();
+    let evaluation = |out: &str, on_existing| Evaluation {
+        models: &models,
+        data: &data,
+        params: params(&model),
+        seeds: vec![0, 7],
+        ks: Vec::new(),
+        rules: None,
+        out: Some(dir.path().join(out)),
+        on_existing,
+        keep_latents: true,
+        lens: None,
+        ablations: Vec::new(),
+        cancel: CancelToken::default(),
+        write_lock: Default::default(),
+    };
+    evaluation("alone", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
+
+    let pieces = evaluation("pieces", OnExisting::Resume);
+    for written in [3, usize::MAX] {
+        let mut recorder = pieces.open(&engine, &questions).unwrap();
+        let mut sent = Vec::new();
+        for seed in [0, 7] {
+            // Both workers of a seed, the later questions first.
+            let missing = recorder.missing(seed, &questions);
+            let (first, second) = missing.split_at(missing.len() / 2);
+            let mut records = [second, first].map(|part| {
+                let mut records = Vec::new();
+                let take = |record: record::QuestionRecord| {
+                    records.push(record.to_bytes().unwrap());
+                    Ok(())
+                };
+                pieces.sample(&engine, part, seed, take).unwrap();
+                records
+            });
+            records.reverse();
+            sent.extend(records.concat());
+        }
+        for bytes in sent.iter().take(written) {
+            recorder.add(&record::QuestionRecord::from_bytes(bytes).unwrap()).unwrap();
+        }
+        if written == usize::MAX {
+            assert_eq!(recorder.done_count(), recorder.total());
+            pieces.finish(recorder).unwrap();
+        }
+    }
+    for name in ["samples.jsonl", record::LATENTS_FILE] {
+        let read = |out: &str| std::fs::read(dir.path().join(out).join(name)).unwrap();
+        assert!(read("pieces") == read("alone"), "{name}");
+    }
+}
+
+#[test]
+fn cancelled_evaluations_and_annotations_end_with_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (models, model) = checkpoint(&dir.path().join("model"));
+    let data = DataSource::parse("embedded:test:0..3").unwrap();
+    let questions = data.read(None, 0).unwrap();
+    let (engine, cancel) = (model.engine().unwrap(), CancelToken::default());
+    cancel.cancel();
+    let evaluation = Evaluation {
+        models: &models,
+        data: &data,
+        params: params(&model),
+        seeds: vec![0],
+        ks: Vec::new(),
+        rules: None,
+        out: Some(dir.path().join("run")),
+        on_existing: OnExisting::Refuse,
+        keep_latents: false,
+        lens: None,
+        ablations: Vec::new(),
+        cancel: cancel.clone(),
+        write_lock: Default::default(),
+    };
+    let ended = evaluation.run(&engine, &questions, &mut ());
+    assert!(matches!(ended, Err(Error::Engine(EngineError::Cancelled { .. }))));
+    let annotator = Annotator {
+        reasoner: model.reasoner(),
+        params: SamplingParams { greedy: false, ..params(&model) },
+        labels: ThoughtLabels::Final,
+        memory: engine.memory(),
+        cancel: Some(&cancel),
+    };
+    let ended = annotator.run(&questions, |_| Ok::<(), Error>(()));
+    assert!(matches!(ended, Err(Error::Engine(EngineError::Cancelled { .. }))));
+}
+
+/// Continuations are likelier than their continuations, and a text's likelihood is the product of
+/// its parts'.
+#[test]
+fn loglikelihoods_add_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, model) = checkpoint(dir.path());
+    let of = |context, text| loglikelihood(model.reasoner(), context, text).unwrap();
+    let (whole, first) = (of("1 2", " 3 4"), of("1 2", " 3"));
+    let second = of("1 2 3", " 4");
+    assert!((whole.sum - first.sum - second.sum).abs() < 1e-4, "{whole:?} {first:?} {second:?}");
+    assert!(whole.sum < first.sum && first.sum < 0.0);
+    assert!(of("", "1").sum < 0.0);
+    let long = loglikelihood(model.reasoner(), "1", &" 1".repeat(5000));
+    assert!(matches!(long, Err(Error::LongContinuation { .. })));
+    assert!(of(&"1 ".repeat(5000), " 1").sum.is_finite());
 }
 
 #[test]

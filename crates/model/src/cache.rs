@@ -2,9 +2,10 @@
 //!
 //! A [`Sequence`] is a list of spans of slots. A fork copies the list, not the slots, so N rows
 //! share their question's prefix and beams share their thoughts. A [`Cache`] allocates slots in
-//! ascending order and frees them together. Two cases free slots earlier: beam search, whose forks
-//! mostly live for one position, allocates single slots and releases them one by one; and a pass
-//! that is called off rolls back its allocations.
+//! ascending order and frees them together. Three cases free slots earlier: a continuous batch
+//! releases the chunks of each sequence that leaves it; beam search, whose forks mostly live for
+//! one position, allocates single slots and releases them one by one; and a pass that is called off
+//! rolls back its allocations.
 
 use smallvec::SmallVec;
 use tensor::ops::{AttentionSpans, KvGrads, KvStore, Span};
@@ -21,7 +22,8 @@ pub struct Cache {
     pub(crate) kv: KvStore,
     used: u32,
     granularity: u32,
-    free_slots: Vec<u32>, // single slots that were given back
+    free_slots: Vec<u32>,  // single slots that were given back
+    free_chunks: Vec<u32>, // first slots of chunks that were given back
 }
 
 /// The slots of a sequence, in the order of positions. The last span may be followed by reserved
@@ -100,7 +102,8 @@ impl Cache {
     }
 
     fn with_store(kv: KvStore) -> Self {
-        Self { kv, used: 0, granularity: CHUNK_SLOTS, free_slots: Vec::new() }
+        let (free_slots, free_chunks) = (Vec::new(), Vec::new());
+        Self { kv, used: 0, granularity: CHUNK_SLOTS, free_slots, free_chunks }
     }
 
     /// Bytes per position, over all layers.
@@ -127,6 +130,7 @@ impl Cache {
     pub fn clear(&mut self) {
         (self.used, self.granularity) = (0, CHUNK_SLOTS);
         self.free_slots.clear();
+        self.free_chunks.clear();
     }
 
     /// Sets the unit of further allocations.
@@ -145,6 +149,20 @@ impl Cache {
         }
     }
 
+    /// Frees the chunks of a sequence after its first `shared` positions, which belong to the
+    /// sequence that it was forked from. Its forks become invalid. All of its slots must have been
+    /// allocated with [`SlotGranularity::Chunk`].
+    pub fn release(&mut self, sequence: Sequence, shared: usize) {
+        let mut position = 0;
+        for span in &sequence.spans {
+            // A fork's own positions begin in a chunk of their own.
+            let skipped = (shared as u32).saturating_sub(position).min(span.len);
+            let own = span.start + skipped..span.start + span.len;
+            self.free_chunks.extend(own.step_by(CHUNK_SLOTS as usize));
+            position += span.len;
+        }
+    }
+
     /// The current allocation state.
     pub fn mark(&self) -> CacheMark {
         CacheMark(self.used)
@@ -155,6 +173,7 @@ impl Cache {
     pub fn rewind(&mut self, mark: CacheMark) {
         self.used = self.used.min(mark.0);
         self.free_slots.retain(|&slot| slot < mark.0);
+        self.free_chunks.retain(|&slot| slot < mark.0);
     }
 
     /// Undoes one [`Pass::push`] per sequence: removes their last positions, all of them pushed
@@ -172,7 +191,11 @@ impl Cache {
             if sequence.reserved == self.granularity {
                 sequence.reserved = 0; // the first position of its chunk: the chunk is freed too
                 let slot = last.start + last.len;
-                self.free_slots.extend((self.granularity == 1 && slot < mark.0).then_some(slot));
+                let free = match self.granularity {
+                    1 => &mut self.free_slots,
+                    _ => &mut self.free_chunks,
+                };
+                free.extend((slot < mark.0).then_some(slot));
             }
             if last.len == 0 {
                 sequence.spans.pop();
@@ -207,7 +230,8 @@ impl Cache {
 
     /// Allocates `chunk` consecutive slots, aligned to `chunk`; returns the first.
     fn allocate(&mut self, chunk: u32) -> u32 {
-        if let Some(slot) = self.free_slots.pop_if(|_| chunk == 1) {
+        let free = if chunk == 1 { &mut self.free_slots } else { &mut self.free_chunks };
+        if let Some(slot) = free.pop() {
             return slot;
         }
         let start = self.used.next_multiple_of(chunk);
@@ -328,6 +352,27 @@ mod tests {
             Some(&32),
             "a chunk is aligned even if single slots are free before it"
         );
+    }
+
+    #[test]
+    fn released_chunks_are_reused_and_shared_ones_are_kept() {
+        for prefix_len in [20, 32] {
+            let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+            (0..prefix_len).for_each(|_| pass.push(&mut cache, &mut prefix, false));
+            let mut row = prefix.fork();
+            (0..17).for_each(|_| pass.push(&mut cache, &mut row, true));
+            cache.release(row, prefix_len);
+            assert_eq!(cache.free_chunks, [32, 48]);
+            let mut next = prefix.fork();
+            let mark = cache.mark();
+            pass.push(&mut cache, &mut next, true);
+            assert_eq!(pass.slots.last(), Some(&48));
+            cache.rollback(mark, [&mut next]);
+            assert_eq!((next, &cache.free_chunks[..]), (prefix.fork(), &[32, 48][..]));
+            cache.release(prefix, 0);
+            cache.free_chunks.sort_unstable();
+            assert_eq!(cache.free_chunks, [0, 16, 32, 48]);
+        }
     }
 
     #[test]

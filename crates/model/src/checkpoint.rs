@@ -1,16 +1,24 @@
 //! A checkpoint as `save_pretrained` writes it, or a GGUF file: tensors by canonical name, as f32.
 //!
-//! `files` finds and memory-maps the files, [`crate::names`] classifies the tensors, `lora` merges
-//! adapters, `convert` decodes dtypes and `gguf` quantised blocks. Opening reads headers only;
-//! [`Checkpoint::tensor`] reads the bytes of one tensor.
+//! `files` finds and memory-maps the files, [`crate::names`] classifies the tensors, `layer` holds
+//! an adapter's factors and `lora` merges them, `convert` decodes dtypes and `gguf` quantised
+//! blocks. Opening reads headers only; [`Checkpoint::tensor`] reads the bytes of one tensor.
+//!
+//! Adapters may lie over one another: a weight is that of the whole model at the bottom and the sum
+//! of the layers' products, added from the bottom up. Other tensors of a layer (heads, embeddings
+//! of new tokens) take the place of those below.
 //!
 //! Invariants: a canonical name identifies one tensor; a returned tensor has the requested shape
 //! and only finite values.
 
 pub(crate) mod convert;
-mod files;
+mod digest;
+pub(crate) mod files;
+mod layer;
+mod register;
+mod unmerged;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,17 +26,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::Dtype;
 
+use crate::adapter::{BaseRecord, ModelWarning};
 use crate::config::Config;
 use crate::error::ModelError;
 use crate::gguf::{self, GgmlType, RowOrder};
-use crate::lora::{self, LoraFactors, LoraScale};
+use crate::lora::{self, LoraFactors};
 use crate::model_files::ModelFiles;
-use crate::names::TensorRole;
 use crate::parameters::NEW_ROWS;
-use crate::source::TensorSource;
 use crate::weights::WeightLayout;
 pub use files::ADAPTER_HEADS_FILE;
-use files::{MappedFile, TensorHeader, WeightFiles};
+use files::MappedFile;
+use layer::{LoraLayer, LoraPair};
+pub use unmerged::UnmergedCheckpoint;
 
 /// An opened checkpoint.
 pub struct Checkpoint {
@@ -36,11 +45,13 @@ pub struct Checkpoint {
     config: Config,
     weight_files: Vec<MappedFile>,
     weights: BTreeMap<String, StoredTensor>,
-    adapters: BTreeMap<String, LoraPair>,
-    lora_scale: LoraScale,
+    /// From the bottom up: factors in the whole model's own files, then those of each adapter.
+    layers: Vec<LoraLayer>,
     ignored: Vec<(StoredTensor, &'static str)>,
     pickles: Vec<PathBuf>,
-    base: Option<ModelFiles>,
+    /// The models below, from the next one to the whole one.
+    below: Vec<ModelFiles>,
+    warnings: Vec<ModelWarning>,
 }
 
 /// A tensor in one of the files.
@@ -69,6 +80,22 @@ impl TensorEncoding {
             Self::Ggml { kind, rows } => Some(gguf::dequantize(kind, rows, shape, bytes)),
         }
     }
+
+    /// The values of one row of a tensor with `rows` rows.
+    fn row_to_f32(self, row: usize, rows: usize, bytes: &[u8]) -> Option<Vec<f32>> {
+        let row_bytes = bytes.len() / rows.max(1);
+        match self {
+            Self::Safetensors(dtype) => {
+                convert::to_f32(dtype, &bytes[row * row_bytes..][..row_bytes])
+            }
+            Self::Ggml { kind, rows: order } => {
+                let stored = order.stored_row(row, rows) * row_bytes;
+                let values = row_bytes / kind.block_bytes() * kind.block();
+                let bytes = &bytes[stored..][..row_bytes];
+                Some(gguf::dequantize(kind, RowOrder::Plain, &[values], bytes))
+            }
+        }
+    }
 }
 
 impl fmt::Display for TensorEncoding {
@@ -78,13 +105,6 @@ impl fmt::Display for TensorEncoding {
             Self::Ggml { kind, .. } => f.write_str(kind.name()),
         }
     }
-}
-
-/// The LoRA factors of one module; [`Checkpoint::open`] fails if only one is there.
-#[derive(Default)]
-struct LoraPair {
-    a: Option<StoredTensor>,
-    b: Option<StoredTensor>,
 }
 
 /// A tensor of a checkpoint, for listings.
@@ -104,6 +124,8 @@ pub struct TensorInfo<'a> {
     pub bytes: usize,
     /// Whether it has been read.
     pub used: bool,
+    /// Whether it is a model's below an adapter.
+    pub of_base: bool,
     /// Why it need not be read, if so.
     pub ignored: Option<&'static str>,
 }
@@ -113,46 +135,29 @@ impl Checkpoint {
     pub fn open(model_files: impl Into<ModelFiles>) -> Result<Checkpoint, ModelError> {
         let model_files = model_files.into();
         model_files.check_exists()?;
-        let has_config = model_files.contains(&model_files.file_path("config.json"));
-        let base = if has_config { None } else { lora::adapter_base(&model_files)? };
-        let config = Config::read(base.as_ref().unwrap_or(&model_files))?;
-        let weights = files::find_weights(&model_files)?;
-        let lora_scale = LoraScale::FamilyDefault(config.architecture);
+        let chain = model_files.chain()?;
         let mut checkpoint = Checkpoint {
+            config: Config::read(&model_files)?,
             model_files,
-            config,
             weight_files: Vec::new(),
             weights: BTreeMap::new(),
-            adapters: BTreeMap::new(),
-            lora_scale,
+            layers: Vec::new(),
             ignored: Vec::new(),
-            pickles: weights.pickles.clone(),
-            base: weights.base.clone(),
+            pickles: Vec::new(),
+            below: chain[1..].to_vec(),
+            warnings: Vec::new(),
         };
-        if let Some(base) = &weights.base {
-            checkpoint.register_files(base, &files::find_weights(base)?)?;
+        let whole = chain.len() - 1;
+        checkpoint.add_layer(&chain[whole])?;
+        for (adapter, base) in chain.iter().zip(&checkpoint.below.clone()).rev() {
+            let record = BaseRecord::read(adapter)?;
+            let warning = record.map(|record| record.check(adapter, &checkpoint, base.path()));
+            checkpoint.warnings.extend(warning.transpose()?.flatten());
+            checkpoint.add_layer(adapter)?;
+            checkpoint.check_adapter(adapter, base)?;
         }
-        checkpoint.register_files(&checkpoint.model_files.clone(), &weights)?;
-        checkpoint.check_adapters()?;
         checkpoint.check_vocabulary()?;
         Ok(checkpoint)
-    }
-
-    /// Registers all tensors of some weight files.
-    fn register_files(
-        &mut self,
-        model_files: &ModelFiles,
-        WeightFiles { files, index, .. }: &WeightFiles,
-    ) -> Result<(), ModelError> {
-        for file in files {
-            let (mapped, tensors) = MappedFile::open(model_files, file)?;
-            if let Some((index, map)) = index {
-                check_index(model_files.path(), &mapped.path, &tensors, index, map)?;
-            }
-            self.weight_files.push(mapped);
-            tensors.into_iter().try_for_each(|tensor| self.register(tensor))?;
-        }
-        Ok(())
     }
 
     /// The parsed config.json.
@@ -165,9 +170,20 @@ impl Checkpoint {
         &self.model_files
     }
 
-    /// The model that an adapter without weights of its own belongs to; `None` for other models.
+    /// The model that an adapter belongs to; `None` for a whole model.
     pub fn base(&self) -> Option<&ModelFiles> {
-        self.base.as_ref()
+        self.below.first()
+    }
+
+    /// What is wrong with it that does not keep it from being used.
+    pub fn warnings(&self) -> &[ModelWarning] {
+        &self.warnings
+    }
+
+    /// The weights' shapes by canonical name, in order; those that need not be read are left out.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        let needed = self.weights.iter().filter(|(name, _)| self.redundant_reason(name).is_none());
+        needed.map(|(name, stored)| (name.as_str(), stored.shape.as_slice()))
     }
 
     /// The directory, the GGUF file, or the name of the embedded files.
@@ -192,21 +208,38 @@ impl Checkpoint {
         self.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(0)
     }
 
-    /// Reads a weight by canonical name, with its adapter merged, in the layout of its file:
+    /// Whether an adapter brings the last rows of a table with it.
+    pub fn has_new_rows(&self, name: &str) -> bool {
+        self.has(&format!("{NEW_ROWS}.{name}"))
+    }
+
+    /// Reads a weight by canonical name, with its adapters merged, in the layout of its file:
     /// GPT-2's `Conv1D` stays (in, out).
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        self.merged_tensor(name, shape, &self.layers)
+    }
+
+    /// Reads a weight with the adapters of some layers merged.
+    fn merged_tensor(
+        &self,
+        name: &str,
+        shape: &[usize],
+        layers: &[LoraLayer],
+    ) -> Result<Vec<f32>, ModelError> {
         let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
         let mut values = self.unmerged_tensor(name, shape)?;
-        let module = name.strip_suffix(".weight");
-        if let Some((module, adapter)) = module.and_then(|m| Some((m, self.adapters.get(m)?))) {
-            self.merge_adapter(&mut values, shape, module, adapter)?;
-            self.check_finite(stored, &values)?;
+        let Some(module) = name.strip_suffix(".weight") else { return Ok(values) };
+        for layer in layers {
+            if layer.pairs.contains_key(module) {
+                self.merge_adapter(&mut values, shape, module, layer)?;
+                self.check_finite(stored, &values)?;
+            }
         }
         Ok(values)
     }
 
-    /// Reads a weight without its adapter. The last rows of a table are those that the adapter
-    /// brings with it.
+    /// Reads a weight without adapters. The last rows of a table are those that an adapter brings
+    /// with it.
     fn unmerged_tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
         let Some((new, &[rows, columns])) =
@@ -223,17 +256,11 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// A LoRA factor by `<module>.lora_A.weight` or `<module>.lora_B.weight`.
-    fn factor(&self, name: &str) -> Option<&StoredTensor> {
-        let pair = |suffix| self.adapters.get(name.strip_suffix(suffix)?);
-        let a = pair(".lora_A.weight").and_then(|pair| pair.a.as_ref());
-        a.or_else(|| pair(".lora_B.weight").and_then(|pair| pair.b.as_ref()))
-    }
-
     /// Tensors that were not read and are not known to be unnecessary, as `canonical (original in
-    /// file)`.
+    /// file)`. An adapter may leave heads of its base unused.
     pub fn unused_tensors(&self) -> Vec<String> {
-        self.tensors().filter(|e| !e.used && e.ignored.is_none()).map(|e| e.describe()).collect()
+        let unused = self.tensors().filter(|e| !e.used && !e.of_base && e.ignored.is_none());
+        unused.map(|e| e.describe()).collect()
     }
 
     /// All tensors of all files: weights, then LoRA factors, then ignored tensors.
@@ -242,12 +269,7 @@ impl Checkpoint {
             .weights
             .iter()
             .map(|(name, s)| self.info(name.clone(), s, self.redundant_reason(name)));
-        let factors = self.adapters.iter().flat_map(|(module, adapter)| {
-            let halves = [("lora_A", &adapter.a), ("lora_B", &adapter.b)];
-            halves
-                .into_iter()
-                .filter_map(move |(half, s)| Some((format!("{module}.{half}.weight"), s.as_ref()?)))
-        });
+        let factors = self.layers.iter().flat_map(LoraLayer::factors);
         let factors = factors.map(|(name, s)| self.info(name, s, None));
         let ignored =
             self.ignored.iter().map(|(s, why)| self.info(s.original.clone(), s, Some(why)));
@@ -268,104 +290,19 @@ impl Checkpoint {
             shape: &stored.shape,
             bytes: stored.range.len(),
             used: stored.used.load(Ordering::Relaxed),
+            of_base: stored.file < self.first_own_file(),
             ignored,
         }
+    }
+
+    /// The first of `weight_files` that belongs to the topmost layer.
+    fn first_own_file(&self) -> usize {
+        self.layers.last().map_or(0, |layer| layer.first_file)
     }
 
     /// Why a weight need not be read although it has a canonical name.
     fn redundant_reason(&self, name: &str) -> Option<&'static str> {
         (name == "lm_head.weight" && self.config.tied).then_some("tied to the token embedding")
-    }
-
-    /// Registers a tensor of the last of `weight_files` by its role.
-    fn register(&mut self, tensor: TensorHeader) -> Result<(), ModelError> {
-        let TensorHeader { name, role, encoding, shape, range } = tensor;
-        let file = self.weight_files.len() - 1;
-        let stored = StoredTensor {
-            original: name,
-            file,
-            encoding,
-            shape,
-            range,
-            used: AtomicBool::new(false),
-        };
-        let slot = match role {
-            TensorRole::Ignored(why) => {
-                self.ignored.push((stored, why));
-                return Ok(());
-            }
-            TensorRole::Unmergeable(what) => {
-                let (file, what) =
-                    (self.path(&stored).to_path_buf(), format!("`{}`, {what},", stored.original));
-                return Err(ModelError::UnsupportedAdapter { file, what });
-            }
-            TensorRole::Weight(name) => return self.register_weight(name, stored),
-            TensorRole::LoraA(module) => &mut self.adapters.entry(module).or_default().a,
-            TensorRole::LoraB(module) => &mut self.adapters.entry(module).or_default().b,
-        };
-        match slot.take() {
-            None => *slot = Some(stored),
-            Some(first) => {
-                let tensor = "one low-rank factor".to_owned();
-                return Err(self.duplicate_error(tensor, &first, &stored));
-            }
-        }
-        Ok(())
-    }
-
-    /// Training scripts save some weights twice: an equal copy is ignored, a different one is an
-    /// error.
-    fn register_weight(&mut self, name: String, stored: StoredTensor) -> Result<(), ModelError> {
-        match self.weights.get(&name) {
-            None => {
-                self.weights.insert(name, stored);
-            }
-            Some(first) if self.same_content(first, &stored) => {
-                self.ignored.push((stored, "a second copy, equal to the first"))
-            }
-            Some(first) => return Err(self.duplicate_error(name, first, &stored)),
-        }
-        Ok(())
-    }
-
-    fn same_content(&self, a: &StoredTensor, b: &StoredTensor) -> bool {
-        a.encoding == b.encoding && a.shape == b.shape && self.bytes(a) == self.bytes(b)
-    }
-
-    fn duplicate_error(
-        &self,
-        tensor: String,
-        first: &StoredTensor,
-        second: &StoredTensor,
-    ) -> ModelError {
-        ModelError::DuplicateTensor {
-            file: self.path(second).to_path_buf(),
-            tensor,
-            first: first.original.clone(),
-            second: second.original.clone(),
-        }
-    }
-
-    /// Checks that every module has both factors. adapter_config.json is read only if there are
-    /// factors: a merged model may still have the file.
-    fn check_adapters(&mut self) -> Result<(), ModelError> {
-        if !self.adapters.is_empty() {
-            self.lora_scale = LoraScale::read(&self.model_files, self.config.architecture)?;
-        }
-        for (module, adapter) in &self.adapters {
-            let (present, missing) = match (&adapter.a, &adapter.b) {
-                (Some(_), None) => ("lora_A", "lora_B"),
-                (None, Some(_)) => ("lora_B", "lora_A"),
-                _ => continue,
-            };
-            return Err(ModelError::IncompleteAdapter {
-                dir: self.dir().to_owned(),
-                module: module.clone(),
-                present,
-                missing,
-            });
-        }
-        Ok(())
     }
 
     /// The rows of the token embedding must be config.json's `vocab_size`.
@@ -395,11 +332,10 @@ impl Checkpoint {
         values: &mut [f32],
         shape: &[usize],
         module: &str,
-        adapter: &LoraPair,
+        layer: &LoraLayer,
     ) -> Result<(), ModelError> {
-        let (Some(a), Some(b)) = (&adapter.a, &adapter.b) else {
-            return Ok(());
-        };
+        let pair = layer.pairs.get(module).and_then(LoraPair::both);
+        let Some((a, b)) = pair else { return Ok(()) };
         let &[rows, columns] = shape else {
             return Err(ModelError::UnsupportedAdapter {
                 file: self.path(a).to_path_buf(),
@@ -407,21 +343,11 @@ impl Checkpoint {
             });
         };
         let layout = WeightLayout::of(self.config.architecture, module);
-        let (inputs, outputs) = match layout {
-            WeightLayout::OutputMajor => (columns, rows),
-            WeightLayout::InputMajor => (rows, columns),
-        };
-        let rank = a.shape.first().copied().unwrap_or(0);
-        let scale =
-            self.lora_scale.for_rank(rank).ok_or_else(|| ModelError::UnknownAdapterScale {
-                dir: self.dir().to_owned(),
-                module: module.to_owned(),
-                rank,
-            })?;
+        let (inputs, outputs) = layout.inputs_and_outputs(rows, columns);
+        let (rank, scale) = (a.shape.first().copied().unwrap_or(0), layer.scale(module, a)?);
         let (a, b) =
             (self.read_values(a, &[rank, inputs])?, self.read_values(b, &[outputs, rank])?);
-        lora::merge(values, rows, layout, LoraFactors { a: &a, b: &b, rank, scale });
-        Ok(())
+        Ok(lora::merge(values, rows, layout, LoraFactors { a: &a, b: &b, rank, scale })?)
     }
 
     /// Reads a tensor as f32, checks shape and values, and marks it as used.
@@ -482,48 +408,8 @@ impl Checkpoint {
     }
 }
 
-/// A checkpoint whose adapter is not merged: its factors are tensors of their own. For training
-/// that goes on with an adapter.
-#[derive(Clone, Copy)]
-pub struct UnmergedCheckpoint<'a>(pub &'a Checkpoint);
-
-impl TensorSource for UnmergedCheckpoint<'_> {
-    fn has(&self, name: &str) -> bool {
-        self.0.has(name) || self.0.factor(name).is_some()
-    }
-
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        match self.0.factor(name) {
-            Some(factor) => self.0.read_values(factor, shape),
-            None => self.0.unmerged_tensor(name, shape),
-        }
-    }
-}
-
 impl TensorInfo<'_> {
     fn describe(&self) -> String {
         format!("{} ({} in {})", self.canonical, self.original, self.file.display())
     }
-}
-
-/// Checks that a shard holds all tensors that the index assigns to it.
-fn check_index(
-    dir: &Path,
-    shard: &Path,
-    tensors: &[TensorHeader],
-    index: &Path,
-    map: &BTreeMap<String, String>,
-) -> Result<(), ModelError> {
-    let held: HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
-    let expected = map.iter().filter(|(_, file)| dir.join(file) == shard);
-    for (tensor, file) in expected {
-        if !held.contains(tensor.as_str()) {
-            return Err(ModelError::MissingInShard {
-                index: index.to_path_buf(),
-                shard: file.clone(),
-                tensor: tensor.clone(),
-            });
-        }
-    }
-    Ok(())
 }

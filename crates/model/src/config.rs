@@ -10,7 +10,7 @@
 mod fields;
 mod parse;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -169,6 +169,17 @@ pub struct Config {
     pub latent: LatentConfig,
     /// Generation defaults stored with the model.
     pub defaults: GenerationDefaults,
+    /// A reward model's reference reasoner, where it has no copy of it.
+    pub reference: Option<ReferenceRecord>,
+}
+
+/// A reward model's reference reasoner that is kept elsewhere: most often the reasoner itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReferenceRecord {
+    /// Its path from the reward model's directory.
+    pub path: PathBuf,
+    /// [`Checkpoint::digest`](crate::Checkpoint::digest) of it.
+    pub digest: String,
 }
 
 impl Config {
@@ -189,15 +200,15 @@ impl Config {
         }
     }
 
-    /// Reads `config.json`, and `generation_config.json` if there is one: its EOS tokens take
-    /// precedence, as in transformers.
+    /// Reads `config.json`, an adapter without one its base's, and `generation_config.json` if
+    /// there is one: its EOS tokens take precedence, as in transformers.
     pub fn read(files: impl Into<ModelFiles>) -> Result<Config, ModelError> {
         let files = files.into();
         files.check_exists()?;
+        let described = files.first_with(&["config.json"])?;
+        let files =
+            described.ok_or_else(|| ModelError::MissingConfig { dir: files.path().to_owned() })?;
         let file = files.file_path("config.json");
-        if !files.contains(&file) {
-            return Err(ModelError::MissingConfig { dir: files.path().to_owned() });
-        }
         let mut config = Config::parse(&file, &files.read_text(&file)?)?;
         let generation = files.file_path("generation_config.json");
         if files.contains(&generation) {

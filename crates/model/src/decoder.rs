@@ -10,6 +10,7 @@ mod trainable;
 
 use std::ops::Range;
 
+use rayon::prelude::*;
 use tensor::ops::{
     self, Activation, DropoutMask, GraphCache, GraphKey, KeepMask, LearnedPositions, Linear,
     LinearResidualNorm, Normalization, OutputDtype, PerturbedRows, QkvProjection, QkvTransform,
@@ -124,9 +125,15 @@ impl Decoder {
             .position_embedding(source)?
             .map(|(_, table)| table.to_device(device))
             .transpose()?;
-        let blocks = (0..config.layers)
-            .map(|i| Block::load(device, tensors, source, i))
-            .collect::<Result<Vec<_>, _>>()?;
+        let load_block = |i| Block::load(device, tensors, source, i);
+        let blocks: Vec<Result<Block, ModelError>> = match device.isa() {
+            // Widening, merging and packing a block are many short loops: blocks side by side keep
+            // the threads busier than each loop on its own.
+            Some(_) => (0..config.layers).into_par_iter().map(load_block).collect(),
+            None => (0..config.layers).map(load_block).collect(),
+        };
+        // The first error in the order of the blocks, whichever thread was first.
+        let blocks = blocks.into_iter().collect::<Result<Vec<_>, _>>()?;
         let rope = rope_frequencies(config)
             .map(|frequencies| Rope::new(device, frequencies))
             .transpose()?;

@@ -357,16 +357,96 @@ pub enum ModelError {
     },
 
     /// The model that an adapter belongs to is not there.
-    #[error(
-        "{}: the adapter's base model `{base}` is not there; put its directory or GGUF file there, \
-         or change `base_model_name_or_path`",
-        file.display()
-    )]
+    #[error("{}: the adapter's base model `{base}` is not there; {how}", file.display())]
     MissingBase {
         /// adapter_config.json.
         file: PathBuf,
-        /// `base_model_name_or_path`.
+        /// Its name: a path or an id.
         base: String,
+        /// How to get it.
+        how: String,
+    },
+
+    /// An adapter is among its own bases, or there are too many of them.
+    #[error(
+        "{}: the adapter's bases do not end in a whole model; correct `base_model_name_or_path`",
+        dir.display()
+    )]
+    EndlessAdapters {
+        /// The adapter's directory.
+        dir: PathBuf,
+    },
+
+    /// The model below an adapter is not the one that it was trained on.
+    #[error(
+        "{}: the base {} has {found}, and the adapter was trained on one with {expected}; give the \
+         model that it was trained on",
+        dir.display(),
+        base.display()
+    )]
+    OtherBase {
+        /// The adapter's directory.
+        dir: PathBuf,
+        /// The model below it.
+        base: PathBuf,
+        /// The first tensor that differs, as it was.
+        expected: String,
+        /// The same as it is.
+        found: String,
+    },
+
+    /// adapter_config.json without weights.
+    #[error(
+        "{}: adapter_config.json without adapter_model.safetensors; save the adapter again",
+        dir.display()
+    )]
+    MissingAdapterWeights {
+        /// The adapter's directory.
+        dir: PathBuf,
+    },
+
+    /// adapter_model.safetensors without any factor.
+    #[error("{}: no LoRA factor in it; save the adapter again", file.display())]
+    EmptyAdapter {
+        /// adapter_model.safetensors.
+        file: PathBuf,
+    },
+
+    /// A LoRA factor whose rank is not adapter_config.json's, or whose shape does not fit its
+    /// module.
+    #[error(
+        "{}: `{tensor}` has shape {found:?}, {expected:?} expected {reason}",
+        file.display()
+    )]
+    FactorShape {
+        /// The file.
+        file: PathBuf,
+        /// The factor's name in the file.
+        tensor: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape that fits.
+        expected: Vec<usize>,
+        /// What the expected shape follows from, and the remedy.
+        reason: &'static str,
+    },
+
+    /// A LoRA factor of a module that the base does not have.
+    #[error(
+        "{}: `{tensor}` adapts `{module}`, which the base {} does not have; give the model that it \
+         was trained on",
+        file.display(),
+        base.display()
+    )]
+    UnknownModule {
+        /// The file.
+        file: PathBuf,
+        /// The factor's name in the file.
+        tensor: String,
+        /// The module.
+        module: String,
+        /// The model below the adapter.
+        base: PathBuf,
     },
 
     /// A module has only one of the two LoRA factors.
@@ -455,6 +535,7 @@ fn conversion_command(file: &Path) -> String {
     let to = match stem.as_ref() {
         "projection_head" | "special_tokens" => format!("{stem}.safetensors"),
         "prj" | "projector" => "projector.safetensors".to_owned(),
+        "adapter_model" => "adapter_model.safetensors".to_owned(),
         _ => "model.safetensors".to_owned(),
     };
     format!(

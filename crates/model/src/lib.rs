@@ -9,6 +9,7 @@
 //! *.gguf ─> gguf ──> all of them
 //! ```
 
+pub mod adapter;
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
@@ -27,6 +28,7 @@ pub mod testkit;
 pub mod tokenizer;
 mod weights;
 
+pub use adapter::{BaseRecord, ModelWarning};
 pub use cache::{Cache, CacheMark, Pass, Sequence, SlotGranularity};
 pub use checkpoint::{Checkpoint, UnmergedCheckpoint};
 pub use config::Config;
@@ -39,7 +41,7 @@ pub use head::{
     GaussianMeanNames, HeadActivations, LatentHead, MlpNames, MlpShape, RewardHead, RewardInputs,
     SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear, TrainableMlp,
 };
-pub use model_files::{EmbeddedFiles, ModelFiles};
+pub use model_files::{AdapterFiles, EmbeddedFiles, ModelFiles};
 pub use parameters::{FrozenElements, LoraConfig, LoraTargets, NamedTensor, Parameter};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -4,11 +4,16 @@
 //! effective weight is W + scale B A. [`crate::names`] identifies the factors, [`LoraScale`] finds
 //! the scale, [`merge`] adds the product.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 use serde_json::Value;
+use tensor::ops::{self, Activation, Linear, OutputDtype};
+use tensor::{Device, DeviceError, Tensor};
 
+use crate::adapter::ADAPTER_CONFIG;
 use crate::config::Architecture;
 use crate::error::{self, ModelError};
 use crate::model_files::ModelFiles;
@@ -48,30 +53,45 @@ pub(crate) struct LoraFactors<'a> {
 
 /// Adds `scale B A` to a weight in place; `rows` counts the rows of `weight` as it is stored.
 ///
-/// Each row is computed by one thread in a fixed order: the result does not depend on the number of
-/// threads.
-pub(crate) fn merge(weight: &mut [f32], rows: usize, layout: WeightLayout, factors: LoraFactors) {
+/// The product is the CPU's matrix product, whose elements are sums in the order of the rank: the
+/// result does not depend on the number of threads.
+pub(crate) fn merge(
+    weight: &mut [f32],
+    rows: usize,
+    layout: WeightLayout,
+    factors: LoraFactors,
+) -> Result<(), DeviceError> {
     let LoraFactors { a, b, rank, scale } = factors;
     if rows == 0 || rank == 0 || weight.is_empty() {
-        return;
+        return Ok(());
     }
-    let columns = weight.len() / rows;
-    // delta[row, :] = sum_k left[row, k] right[k, :]; input-major weights take (B A)^T = A^T B^T.
+    let (device, columns) = (kernels()?, weight.len() / rows);
+    // Input-major weights take (B A)^T = A^T B^T.
     let (left, right) = match layout {
-        WeightLayout::OutputMajor => (b.to_vec(), a.to_vec()),
-        WeightLayout::InputMajor => (transpose(a, rank, rows), transpose(b, columns, rank)),
+        WeightLayout::OutputMajor => {
+            (b.to_vec(), Linear::from_input_major(device, rank, columns, a, None)?)
+        }
+        WeightLayout::InputMajor => {
+            (transpose(a, rank, rows), Linear::from_output_major(device, rank, columns, b, None)?)
+        }
     };
-    weight.par_chunks_mut(columns).zip(left.par_chunks(rank)).for_each(|(row, left)| {
-        let mut delta = vec![0.0f32; columns];
-        for (l, right) in left.iter().zip(right.chunks(columns)) {
-            for (d, r) in delta.iter_mut().zip(right) {
-                *d += l * r;
-            }
-        }
-        for (w, d) in row.iter_mut().zip(delta) {
-            *w += scale * d;
-        }
+    let (left, mut product) = (Tensor::from_vec(rows, rank, left), Tensor::default());
+    ops::linear(device, &left, &right, Activation::None, OutputDtype::F32, &mut product)?;
+    let products = product.data().par_chunks(columns);
+    weight.par_chunks_mut(columns).zip(products).for_each(|(row, product)| {
+        row.iter_mut().zip(product).for_each(|(w, p)| *w += scale * p);
     });
+    Ok(())
+}
+
+/// The CPU, for its kernels: they run on the threads of the caller.
+fn kernels() -> Result<&'static Device, DeviceError> {
+    static CPU: OnceLock<Device> = OnceLock::new();
+    if let Some(device) = CPU.get() {
+        return Ok(device);
+    }
+    let device = Device::cpu(Some(NonZeroUsize::MIN))?;
+    Ok(CPU.get_or_init(|| device))
 }
 
 /// The source of the scale of a checkpoint's adapters.
@@ -79,6 +99,8 @@ pub(crate) fn merge(weight: &mut [f32], rows: usize, layout: WeightLayout, facto
 pub(crate) enum LoraScale {
     /// adapter_config.json.
     Configured {
+        /// `r`, if it is there.
+        rank: Option<usize>,
         /// `lora_alpha`.
         alpha: f32,
         /// `use_rslora`: the scale is alpha / sqrt(rank) instead of alpha / rank.
@@ -94,24 +116,50 @@ impl LoraScale {
         files: &ModelFiles,
         architecture: Architecture,
     ) -> Result<LoraScale, ModelError> {
-        let file = files.file_path("adapter_config.json");
+        let file = files.file_path(ADAPTER_CONFIG);
         if !files.contains(&file) {
             return Ok(LoraScale::FamilyDefault(architecture));
         }
         let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
         reject_unmergeable(&file, &config)?;
-        let alpha = config.get("lora_alpha").and_then(Value::as_f64).filter(|a| a.is_finite());
-        let alpha = alpha
-            .ok_or_else(|| ModelError::MissingField { file, field: "lora_alpha".to_owned() })?;
+        let bad = |field: &str, why: &str| ModelError::BadField {
+            file: file.clone(),
+            field: field.to_owned(),
+            why: why.to_owned(),
+        };
+        let rank = match config.get("r") {
+            None | Some(Value::Null) => None,
+            Some(rank) => {
+                let rank = rank.as_u64().and_then(|rank| usize::try_from(rank).ok());
+                let whole = "must be a whole number above 0; save the adapter again";
+                Some(rank.filter(|rank| *rank > 0).ok_or_else(|| bad("r", whole))?)
+            }
+        };
+        let alpha = config.get("lora_alpha").and_then(Value::as_f64).ok_or_else(|| {
+            ModelError::MissingField { file: file.clone(), field: "lora_alpha".to_owned() }
+        })?;
+        let alpha = Some(alpha as f32).filter(|alpha| alpha.is_finite()).ok_or_else(|| {
+            bad("lora_alpha", "is no finite number in f32; save the adapter again")
+        })?;
         let rank_stabilized = config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
-        Ok(LoraScale::Configured { alpha: alpha as f32, rank_stabilized })
+        Ok(LoraScale::Configured { rank, alpha, rank_stabilized })
+    }
+
+    /// The rank that the configuration names.
+    pub(crate) fn rank(&self) -> Option<usize> {
+        match self {
+            LoraScale::Configured { rank, .. } => *rank,
+            LoraScale::FamilyDefault(_) => None,
+        }
     }
 
     /// The scale for a rank; `None` if unknown.
     pub(crate) fn for_rank(&self, rank: usize) -> Option<f32> {
         match self {
-            LoraScale::Configured { alpha, rank_stabilized: false } => Some(alpha / rank as f32),
-            LoraScale::Configured { alpha, rank_stabilized: true } => {
+            LoraScale::Configured { alpha, rank_stabilized: false, .. } => {
+                Some(alpha / rank as f32)
+            }
+            LoraScale::Configured { alpha, rank_stabilized: true, .. } => {
                 Some(alpha / (rank as f32).sqrt())
             }
             LoraScale::FamilyDefault(architecture) => FAMILY_DEFAULTS
@@ -119,27 +167,6 @@ impl LoraScale {
                 .find(|lora| lora.architectures.contains(architecture) && lora.rank == rank)
                 .map(|lora| lora.alpha / lora.rank as f32),
         }
-    }
-}
-
-/// The model that an adapter belongs to: `base_model_name_or_path` of adapter_config.json, beside
-/// the adapter or as it stands. `None` without an adapter. For directories without weights of
-/// their own: others may name a base that is not needed.
-pub(crate) fn adapter_base(files: &ModelFiles) -> Result<Option<ModelFiles>, ModelError> {
-    let file = files.file_path("adapter_config.json");
-    let weights = files.file_path("adapter_model.safetensors");
-    if !files.contains(&file) || !files.contains(&weights) {
-        return Ok(None);
-    }
-    let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
-    let name = config.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
-    if name.is_empty() {
-        return Ok(None);
-    }
-    let candidates = [files.path().join(name), PathBuf::from(name)];
-    match candidates.into_iter().find(|path| path.exists()) {
-        Some(path) => Ok(Some(ModelFiles::from(&path))),
-        None => Err(ModelError::MissingBase { file, base: name.to_owned() }),
     }
 }
 
@@ -189,9 +216,9 @@ mod tests {
             (numbers(rank * inputs, 1), numbers(outputs * rank, 2), numbers(inputs * outputs, 3));
         let factors = LoraFactors { a: &a, b: &b, rank, scale: 0.25 };
         let mut linear = w.clone();
-        merge(&mut linear, outputs, WeightLayout::OutputMajor, factors);
+        merge(&mut linear, outputs, WeightLayout::OutputMajor, factors).unwrap();
         let mut conv = w.clone();
-        merge(&mut conv, inputs, WeightLayout::InputMajor, factors);
+        merge(&mut conv, inputs, WeightLayout::InputMajor, factors).unwrap();
         for o in 0..outputs {
             for i in 0..inputs {
                 let delta = naive_delta(&factors, inputs, o, i);
@@ -210,11 +237,11 @@ mod tests {
         assert_eq!(LoraScale::FamilyDefault(Architecture::Qwen3Vl).for_rank(16), Some(2.0));
         assert_eq!(LoraScale::FamilyDefault(Architecture::Llama).for_rank(8), None);
         assert_eq!(
-            LoraScale::Configured { alpha: 16.0, rank_stabilized: false }.for_rank(64),
+            LoraScale::Configured { rank: None, alpha: 16.0, rank_stabilized: false }.for_rank(64),
             Some(0.25)
         );
         assert_eq!(
-            LoraScale::Configured { alpha: 16.0, rank_stabilized: true }.for_rank(64),
+            LoraScale::Configured { rank: None, alpha: 16.0, rank_stabilized: true }.for_rank(64),
             Some(2.0)
         );
     }

@@ -23,6 +23,17 @@ pub enum ModelFiles {
     Gguf(PathBuf),
     /// The same files, embedded in the program.
     Embedded(EmbeddedFiles),
+    /// An adapter, and the model that it is to be added to whatever it records itself.
+    Adapter(Box<AdapterFiles>),
+}
+
+/// An adapter with its base.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterFiles {
+    /// The adapter's own files.
+    pub files: ModelFiles,
+    /// The model that it is added to.
+    pub base: ModelFiles,
 }
 
 /// Files embedded in the program, as by `include_bytes!`.
@@ -64,6 +75,7 @@ impl ModelFiles {
         match self {
             Self::Directory(path) | Self::Gguf(path) => path,
             Self::Embedded(embedded) => Path::new(embedded.name),
+            Self::Adapter(adapter) => adapter.files.path(),
         }
     }
 
@@ -79,6 +91,7 @@ impl ModelFiles {
                 .iter()
                 .find(|(known, _)| *known == name)
                 .map(|(_, inner)| Self::Embedded(*inner)),
+            Self::Adapter(adapter) => adapter.files.subdir(name),
         }
     }
 
@@ -93,6 +106,7 @@ impl ModelFiles {
             Self::Directory(dir) if !dir.is_dir() => {
                 Err(ModelError::MissingDirectory { dir: dir.clone() })
             }
+            Self::Adapter(adapter) => adapter.files.check_exists(),
             _ => Ok(()),
         }
     }
@@ -105,6 +119,7 @@ impl ModelFiles {
             Self::Embedded(embedded) => {
                 embedded.files.iter().map(|(name, _)| (*name).to_owned()).collect()
             }
+            Self::Adapter(adapter) => adapter.files.file_names()?,
         };
         names.sort();
         Ok(names)
@@ -117,6 +132,7 @@ impl ModelFiles {
                 gguf::TEXT_NAMES.iter().any(|name| file.strip_prefix(path) == Ok(Path::new(name)))
             }
             Self::Embedded(embedded) => embedded.find(file).is_some(),
+            Self::Adapter(adapter) => adapter.files.contains(file),
         }
     }
 
@@ -140,6 +156,7 @@ impl ModelFiles {
                 gguf::text(path, &name)?.map(String::into_bytes).ok_or_else(missing)
             }
             Self::Embedded(embedded) => embedded.get(file).map(<[u8]>::to_vec),
+            Self::Adapter(adapter) => adapter.files.read_bytes(file),
         }
     }
 
@@ -147,6 +164,7 @@ impl ModelFiles {
     pub(crate) fn map(&self, file: &Path) -> Result<FileBytes, ModelError> {
         let opened = match self {
             Self::Embedded(embedded) => return embedded.get(file).map(FileBytes::Static),
+            Self::Adapter(adapter) => return adapter.files.map(file),
             Self::Directory(_) | Self::Gguf(_) => {
                 File::open(file).map_err(|e| ModelError::io(file, e))?
             }

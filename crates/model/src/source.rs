@@ -6,8 +6,8 @@ use tensor::rng::RngKey;
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 
-/// Tensors by canonical name (see [`crate::names`]).
-pub trait TensorSource {
+/// Tensors by canonical name (see [`crate::names`]); several threads may read at once.
+pub trait TensorSource: Sync {
     /// Whether the tensor exists.
     fn has(&self, name: &str) -> bool;
 

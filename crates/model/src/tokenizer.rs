@@ -97,6 +97,16 @@ impl Tokenizer {
         Ok(CLEAN_UP_REPLACEMENTS.iter().fold(text, |text, (from, to)| text.replace(from, to)))
     }
 
+    /// The text of token ids with special tokens written out.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, ModelError> {
+        self.inner.decode(ids, false).map_err(|e| ModelError::Tokenize { why: e.to_string() })
+    }
+
+    /// A token as the vocabulary writes it.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The id of a token, added tokens included.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)

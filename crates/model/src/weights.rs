@@ -40,6 +40,14 @@ impl WeightLayout {
             Self::OutputMajor
         }
     }
+
+    /// Inputs and outputs of a stored matrix.
+    pub(crate) fn inputs_and_outputs(self, rows: usize, columns: usize) -> (usize, usize) {
+        match self {
+            Self::OutputMajor => (columns, rows),
+            Self::InputMajor => (rows, columns),
+        }
+    }
 }
 
 /// A normalization layer in a checkpoint.
@@ -79,14 +87,18 @@ impl LinearSpec {
 
     /// The matrix in its stored layout; several matrices are concatenated.
     pub(crate) fn matrix(&self, source: &impl TensorSource) -> Result<Vec<f32>, ModelError> {
-        let mut matrix = Vec::with_capacity(self.inputs * self.outputs());
-        for (name, outputs) in &self.parts {
+        let part = |(name, outputs): &(String, usize)| {
             let shape = match self.layout {
                 WeightLayout::OutputMajor => [*outputs, self.inputs],
                 WeightLayout::InputMajor => [self.inputs, *outputs],
             };
-            matrix.extend(source.tensor(&format!("{name}.weight"), &shape)?);
+            source.tensor(&format!("{name}.weight"), &shape)
+        };
+        if let [only] = self.parts.as_slice() {
+            return part(only);
         }
+        let mut matrix = Vec::with_capacity(self.inputs * self.outputs());
+        self.parts.iter().try_for_each(|of| part(of).map(|values| matrix.extend(values)))?;
         Ok(matrix)
     }
 

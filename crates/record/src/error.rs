@@ -94,6 +94,12 @@ pub enum RecordError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A record that another process sent is not one.
+    #[error("a record that was sent is damaged; both processes must run the same version")]
+    Transfer {
+        /// The parser's error.
+        source: serde_json::Error,
+    },
     /// One question appears twice under one seed.
     #[error(
         "{path}:{line}: question {id} under seed {seed} is recorded twice; remove one of the lines"

@@ -46,6 +46,7 @@ mod error;
 mod latents;
 mod lines;
 mod manifest;
+mod question_record;
 mod results;
 mod run_dir;
 mod sample;
@@ -61,6 +62,7 @@ pub use files::Fingerprint;
 pub use latents::{LATENTS_FILE, LatentsWriter};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
+pub use question_record::QuestionRecord;
 pub use results::{
     BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered,
 };

@@ -25,6 +25,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         process_rewards: Some(vec![0.1 + k as f32, -3.5e-7]),
         outcome_reward: Some(0.25 - k as f32),
         correct: k == 1,
+        truncated: k == 0,
         logprob: (k == 1).then_some(-2.25),
         lens: vec![vec![("\"".into(), 0.1)]; k as usize],
     };

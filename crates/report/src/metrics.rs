@@ -1,8 +1,8 @@
 //! Metrics from samples.
 //!
 //! Samples are read once, one at a time; of each, one number per metric and k is kept. A metric is
-//! the mean over questions of the mean over seeds, with an interval over questions. A voting rule at
-//! k is averaged over the subsets of k trajectories, as coverage is (`subsets`).
+//! the mean over questions of the mean over seeds, with an interval over questions. A voting rule
+//! at k is averaged over the subsets of k trajectories, as coverage is (`subsets`).
 //!
 //! Missing values are left out: a question counts under the seeds it has (so an incomplete run can
 //! be measured), and a metric is averaged over the questions that have it. A voting rule applies to

@@ -147,6 +147,11 @@ impl Tensor {
         self.host_mut()
     }
 
+    /// All elements, row by row, without a copy.
+    pub fn into_data(mut self) -> Vec<f32> {
+        std::mem::take(self.host_mut())
+    }
+
     fn host_mut(&mut self) -> &mut Vec<f32> {
         match &mut self.data {
             TensorStorage::Host(data) => data,

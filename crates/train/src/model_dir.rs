@@ -1,17 +1,19 @@
 //! Model directories, as this program and transformers read them: config.json, tokenizer, weights.
 //!
 //! Everything but the weights is written before training starts, and the model is loaded from what
-//! was written.
+//! was written. `adapter` has what is particular to LoRA.
 
-use std::path::{Path, PathBuf};
+mod adapter;
 
+use std::path::Path;
+
+use model::adapter::{ADAPTER_WEIGHTS, BaseRecord};
 use model::checkpoint::ADAPTER_HEADS_FILE;
-use model::config::Architecture;
 use model::save::{self, SaveDtype};
 use model::{
-    Checkpoint, Config, DecoderTuning, InitialWeights, LmHead, LoraConfig, LoraTargets, ModelError,
-    ModelFiles, NamedTensor, Parameter, ResizedEmbeddings, TensorSource, Tokenizer,
-    TrainableDecoder, UnmergedCheckpoint,
+    Checkpoint, Config, DecoderTuning, InitialWeights, LmHead, ModelError, ModelFiles,
+    ModelWarning, NamedTensor, Parameter, ResizedEmbeddings, TensorSource, Tokenizer,
+    TrainableDecoder,
 };
 use serde_json::{Value, json};
 use tensor::Device;
@@ -19,15 +21,17 @@ use tensor::Device;
 use crate::error::TrainError;
 use crate::methods::LatentMarkers;
 use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
+use adapter::write_base_record;
+pub use adapter::{AdapterSource, AdapterSpec, AdapterStart, SavedAdapter};
 
 /// The initial model of a training.
 #[derive(Clone, Debug)]
 pub enum ModelInit {
     /// Random weights of this shape, with the corpus's vocabulary.
     Scratch(ScratchShape),
-    /// A directory or GGUF file of GPT-2, Llama, Qwen2 or Qwen3; latent markers that its vocabulary
-    /// lacks are added.
-    Pretrained(PathBuf),
+    /// A directory, adapter or GGUF file of GPT-2, Llama, Qwen2 or Qwen3; latent markers that its
+    /// vocabulary lacks are added.
+    Pretrained(ModelFiles),
 }
 
 /// The shape of a new GPT-2.
@@ -62,8 +66,8 @@ pub struct TrainableModel {
 /// What of a model is trained, and the dtype that it is saved in.
 #[derive(Clone, Debug)]
 pub struct TuningSpec {
-    /// LoRA adapters; `None` for all weights.
-    pub lora: Option<LoraConfig>,
+    /// An adapter; `None` for all weights.
+    pub lora: Option<AdapterSpec>,
     /// Of the saved weights.
     pub dtype: SaveDtype,
 }
@@ -94,24 +98,25 @@ pub fn init_model(
             let writer = WeightWriter { dtype: tuning.dtype, adapter: None };
             let vocab = config.vocab;
             let resize = Resize { old_vocab: vocab, new_vocab: vocab, copy_from: 0, new_tokens: 0 };
-            let initial = InitialModel { init: init.clone(), resize };
+            let initial = InitialModel { init: init.clone(), resize, warnings: Vec::new() };
             Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
         }
-        ModelInit::Pretrained(dir) => init_from_pretrained(device, dir, out, usage, tuning),
+        ModelInit::Pretrained(files) => init_from_pretrained(device, files, out, usage, tuning),
     }
 }
 
-/// Copies configuration and tokenizer of `dir` to `out` and adds the latent markers that it lacks.
+/// Copies configuration and tokenizer of a model to `out` and adds the latent markers that it
+/// lacks.
 fn init_from_pretrained(
     device: &Device,
-    dir: &Path,
+    files: &ModelFiles,
     out: &Path,
     usage: Value,
     tuning: &TuningSpec,
 ) -> Result<TrainableModel, TrainError> {
-    let checkpoint = Checkpoint::open(dir)?;
-    let before = Tokenizer::read(dir)?;
-    copy_description(dir, out)?;
+    let checkpoint = Checkpoint::open(files)?;
+    let before = Tokenizer::read(files)?;
+    copy_description(files, out)?;
     // An embedding table may be padded beyond its vocabulary: new tokens take the padding first.
     let (old_vocab, first) = (checkpoint.config().vocab, before.vocab_size());
     let mut missing = vec![START_LATENT, END_LATENT, LATENT];
@@ -146,11 +151,13 @@ fn init_from_pretrained(
     let writer = WeightWriter::new(tuning, &checkpoint)?;
     let new_tokens = match missing.is_empty() {
         true => checkpoint.added_tokens(),
-        false => new_vocab - first,
+        // The rows of an adapter include those of the adapters below.
+        false => (new_vocab - first).max(checkpoint.added_tokens() + new_vocab - old_vocab),
     };
     let resize = Resize { old_vocab, new_vocab, copy_from, new_tokens };
     let decoder = device.run(|| resize.load(device, &checkpoint, &config, tuning.lora.as_ref()))?;
-    let initial = InitialModel { init: ModelInit::Pretrained(dir.to_owned()), resize };
+    let warnings = checkpoint.warnings().to_vec();
+    let initial = InitialModel { init: ModelInit::Pretrained(files.clone()), resize, warnings };
     Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
 }
 
@@ -159,6 +166,8 @@ fn init_from_pretrained(
 pub struct InitialModel {
     init: ModelInit,
     resize: Resize,
+    /// What is wrong with it that does not keep it from being used.
+    pub warnings: Vec<ModelWarning>,
 }
 
 /// How an embedding table grows.
@@ -178,16 +187,16 @@ impl Resize {
         device: &Device,
         checkpoint: &Checkpoint,
         config: &Config,
-        lora: Option<&LoraConfig>,
+        lora: Option<&AdapterSpec>,
     ) -> Result<TrainableDecoder, ModelError> {
         let Self { old_vocab, new_vocab, copy_from, new_tokens } = self;
         let Some(lora) = lora else {
             let source = ResizedEmbeddings { source: checkpoint, old_vocab, new_vocab, copy_from };
             return TrainableDecoder::load(device, config, &source, LmHead::With);
         };
-        let unmerged = &UnmergedCheckpoint(checkpoint);
-        let source = ResizedEmbeddings { source: unmerged, old_vocab, new_vocab, copy_from };
-        let tuning = DecoderTuning::Lora { config: lora, new_tokens };
+        let tuning = DecoderTuning::Lora { config: &lora.config, new_tokens };
+        let source = &lora.source(checkpoint);
+        let source = ResizedEmbeddings { source, old_vocab, new_vocab, copy_from };
         TrainableDecoder::load_tuned(device, config, &source, LmHead::With, tuning)
     }
 }
@@ -204,8 +213,8 @@ impl InitialModel {
                 let source = InitialWeights { seed: shape.seed, layers: shape.layers };
                 device.run(|| TrainableDecoder::load(device, config, &source, LmHead::With))?
             }
-            ModelInit::Pretrained(dir) => {
-                let checkpoint = Checkpoint::open(dir)?;
+            ModelInit::Pretrained(files) => {
+                let checkpoint = Checkpoint::open(files)?;
                 device.run(|| self.resize.load(device, &checkpoint, config, None))?
             }
         })
@@ -215,7 +224,7 @@ impl InitialModel {
     pub fn head_source(&self, seed: u64, layers: usize) -> Result<HeadSource, TrainError> {
         let checkpoint = match &self.init {
             ModelInit::Scratch(_) => None,
-            ModelInit::Pretrained(dir) => Some(Checkpoint::open(dir)?),
+            ModelInit::Pretrained(files) => Some(Checkpoint::open(files)?),
         };
         Ok(HeadSource { checkpoint, initial: InitialWeights { seed, layers } })
     }
@@ -283,30 +292,49 @@ const TOKENIZER_FILES: [&str; 6] = [
 ];
 
 /// Copies the files of a tokenizer.
-pub fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), TrainError> {
+pub fn copy_tokenizer(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainError> {
     std::fs::create_dir_all(to).map_err(|source| TrainError::Io { path: to.to_owned(), source })?;
-    copy_existing(from, to, &TOKENIZER_FILES)
+    copy_inherited(&from.into(), to, &["tokenizer.json", "vocab.json"], &TOKENIZER_FILES)
 }
 
-/// Copies configuration and tokenizer.
-pub fn copy_description(from: &Path, to: &Path) -> Result<(), TrainError> {
-    copy_tokenizer(from, to)?;
-    copy_existing(from, to, &["config.json"])
+/// Copies configuration and tokenizer; what an adapter lacks is its base's.
+pub fn copy_description(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainError> {
+    let files = from.into();
+    copy_tokenizer(&files, to)?;
+    copy_inherited(&files, to, &["config.json"], &["config.json"])
 }
 
-/// Copies configuration, tokenizer and weights.
-pub fn copy_model(from: &Path, to: &Path) -> Result<(), TrainError> {
-    copy_description(from, to)?;
-    let entries = std::fs::read_dir(from)
-        .map_err(|source| TrainError::Io { path: from.to_owned(), source })?;
+/// Copies configuration, tokenizer and weights. The copy of an adapter has the same base.
+pub fn copy_model(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainError> {
+    let files = from.into();
+    copy_description(&files, to)?;
+    let dir = files.path();
+    let entries =
+        std::fs::read_dir(dir).map_err(|source| TrainError::Io { path: dir.to_owned(), source })?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let weights: Vec<String> = names.filter(|name| name.contains(".safetensors")).collect();
-    copy_existing(from, to, &weights.iter().map(String::as_str).collect::<Vec<_>>())
+    copy_existing(&files, to, &weights.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let Some(base) = files.base()? else { return Ok(()) };
+    copy_existing(&files, to, &["adapter_config.json"])?;
+    let record = BaseRecord::read(&files)?.unwrap_or_default();
+    write_base_record(to, base.path(), record)
+}
+
+/// Copies files of the first model of a chain that has one of `marks`.
+fn copy_inherited(
+    files: &ModelFiles,
+    to: &Path,
+    marks: &[&str],
+    names: &[&str],
+) -> Result<(), TrainError> {
+    match files.first_with(marks)? {
+        Some(described) => copy_existing(&described, to, names),
+        None => Ok(()),
+    }
 }
 
 /// Copies those of the named files that exist.
-fn copy_existing(from: &Path, to: &Path, names: &[&str]) -> Result<(), TrainError> {
-    let files = ModelFiles::from(from);
+fn copy_existing(files: &ModelFiles, to: &Path, names: &[&str]) -> Result<(), TrainError> {
     for name in names {
         if let Some(contents) = files.read_optional(name)? {
             record::write_atomic(&to.join(name), &contents)?;
@@ -364,34 +392,18 @@ pub struct WeightWriter {
     pub adapter: Option<SavedAdapter>,
 }
 
-/// What an adapter's configuration says of it.
-#[derive(Clone, Debug)]
-pub struct SavedAdapter {
-    /// Rank, scale and targets.
-    pub config: LoraConfig,
-    /// The model that it belongs to.
-    pub base: PathBuf,
-}
-
 impl WeightWriter {
-    /// A writer for a model that starts from a checkpoint. An adapter that starts from another
-    /// adapter belongs to the same base.
+    /// A writer for a model that starts from a checkpoint.
     pub fn new(tuning: &TuningSpec, start: &Checkpoint) -> Result<Self, TrainError> {
-        let base = start.base().map_or(start.dir(), ModelFiles::path);
-        let failed = |source| TrainError::Io { path: base.to_owned(), source };
-        let adapter = match &tuning.lora {
-            None => None,
-            Some(config) => {
-                let base = std::path::absolute(base).map_err(failed)?;
-                Some(SavedAdapter { config: config.clone(), base })
-            }
-        };
+        let adapter =
+            tuning.lora.as_ref().map(|spec| SavedAdapter::new(spec, start)).transpose()?;
         Ok(Self { dtype: tuning.dtype, adapter })
     }
 
     /// Writes to `out` what was trained. All weights become `model.safetensors`, the decoder under
     /// transformers' names, heads under their own. An adapter becomes peft's
-    /// `adapter_model.safetensors` and `adapter_config.json`, and `heads.safetensors` for the rest.
+    /// `adapter_model.safetensors` and `adapter_config.json`, with `base.json`, and
+    /// `heads.safetensors` for the rest.
     pub fn write<'a>(
         &self,
         out: &Path,
@@ -431,32 +443,12 @@ impl WeightWriter {
                 if !beside.is_empty() {
                     write(ADAPTER_HEADS_FILE, &beside)?;
                 }
-                write("adapter_model.safetensors", &tensors)?;
+                write(ADAPTER_WEIGHTS, &tensors)?;
                 let config = adapter.peft_config(model.decoder.config());
                 write_json(&out.join("adapter_config.json"), &config)?;
+                write_base_record(out, &adapter.base, adapter.record.clone())?;
             }
         }
         Ok(())
-    }
-}
-
-impl SavedAdapter {
-    /// peft's `LoraConfig` as adapter_config.json.
-    fn peft_config(&self, config: &Config) -> Value {
-        let is_gpt2 = config.architecture == Architecture::Gpt2;
-        let all: &[&str] = match is_gpt2 {
-            true => &["c_attn", "c_proj", "c_fc"],
-            false => &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        };
-        let targets = match &self.config.targets {
-            LoraTargets::All => json!(all),
-            LoraTargets::Named(names) => json!(names),
-        };
-        json!({
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": self.base,
-            "r": self.config.rank, "lora_alpha": self.config.alpha, "lora_dropout": self.config.dropout,
-            "target_modules": targets, "fan_in_fan_out": is_gpt2, "bias": "none",
-            "inference_mode": true, "init_lora_weights": true,
-        })
     }
 }

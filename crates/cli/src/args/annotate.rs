@@ -29,10 +29,14 @@ pub enum ThoughtsDtypeKind {
 /// Flags of `annotate`.
 #[derive(Debug, Args)]
 pub struct AnnotateArgs {
-    /// The reasoner: a checkpoint directory, a Hugging Face id in the local cache, or `embedded`
+    /// The reasoner: a checkpoint directory, an id of the Hugging Face Hub, or `embedded`
     /// [default: embedded]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub model: Option<String>,
+
+    /// The model that the reasoner, an adapter, is added to [default: the one that it records]
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    pub base: Option<String>,
 
     /// The reasoner's family [default: detected from the checkpoint]
     #[arg(long, value_name = "FAMILY", value_parser = values::family(), help_heading = "Model")]

@@ -11,16 +11,23 @@ use super::values;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// The reasoner: a checkpoint directory, a GGUF file (of llama, qwen2 or qwen3), a Hugging Face
-    /// id in the local cache, or `embedded`, the small one in this binary [default: embedded]
+    /// The reasoner: a checkpoint directory, an adapter's, a GGUF file (of llama, qwen2 or qwen3),
+    /// an id of the Hugging Face Hub (owner/name, owner/name@revision, owner/name/file.gguf), or
+    /// `embedded`, the small one in this binary [default: embedded]
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
 
-    /// The latent reward model that scores thoughts: a directory, a Hugging Face id in the local
-    /// cache, `embedded` or `none` [default: embedded for the embedded reasoner, none for others; of
-    /// sweep none, unless --metric is weighted or best_of]
+    /// The latent reward model that scores thoughts: a directory, an id of the Hub,
+    /// `embedded` or `none` [default: embedded for the embedded reasoner, none for others;
+    /// sweep has none unless --metric is weighted or best_of]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
+
+    /// The model that an adapter (a reasoner, a reward model or both) is added to: a directory, a
+    /// GGUF file or an id. Where adapters lie over one another it is the one at the bottom
+    /// [default: the one that the adapter records]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<String>,
 
     /// The reasoner's family; cot is a language model with a chain of thought in text [default:
     /// detected from the checkpoint]

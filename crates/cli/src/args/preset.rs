@@ -1,4 +1,5 @@
-//! `--preset`: published settings (and one small set) as defaults, which every other source of a flag overrides.
+//! `--preset`: published settings (and one small set) as defaults, which every other source of a
+//! flag overrides.
 
 use clap::{ArgMatches, Command, ValueEnum};
 

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use model::{LoraConfig, LoraTargets};
+use serde_json::{Value, json};
+use train::model_dir::{AdapterSpec, AdapterStart};
 
 use super::values::WeightedData;
 use super::{DeviceArgs, DtypeKind, OutputArgs, PresetKind, values};
@@ -47,6 +49,8 @@ Examples:
     --held-out labels-valid/ --out models/rm
   latent-tts train reward --model models/latent --annotations labels/ --out models/rm-bce \
     --objective bce --head linear
+  latent-tts train reward --model models/lora --lora 16 --reference reasoner --reads-answers \
+    --objective pairwise --annotations labels/ --out models/judge
   latent-tts train reward --model models/latent --out models/rm-none --objective untrained")]
     Reward(Box<RewardArgs>),
 }
@@ -103,9 +107,9 @@ pub struct ReasonerArgs {
     pub mode: ReasonerMode,
 
     /// Initialise from this directory or GGUF file of a GPT-2, Llama, Qwen2 or Qwen3, or from an
-    /// adapter's directory [default: random weights]
+    /// adapter's directory (see --adapter) [default: random weights]
     #[arg(long, value_name = "DIR")]
-    pub init: Option<PathBuf>,
+    pub init: Option<String>,
 
     /// Training data, one or several: a file (the paper's JSON, GSM8K's JSON lines, or lines
     /// `question||steps #### answer`), or `corpus`, the built-in one. A weight is the relative
@@ -276,11 +280,57 @@ pub struct LoraArgs {
     /// [default: every linear map of the blocks]
     #[arg(id = "lora_targets", long = "lora-targets", value_name = "NAMES", value_delimiter = ',')]
     pub targets: Vec<String>,
+
+    /// What --lora trains where the initial model is an adapter itself [default: continue for a
+    /// reasoner, over for a reward model]
+    #[arg(id = "adapter", long = "adapter", value_enum)]
+    pub start: Option<AdapterStartKind>,
+
+    /// The model that an initial adapter is added to: a directory, a GGUF file or an id; that at
+    /// the bottom of several adapters [default: the one that the adapter records]
+    #[arg(id = "base", long = "base", value_name = "DIR")]
+    pub base: Option<String>,
+
+    /// Record this id of the base on the Hugging Face Hub with the adapter: owner/name,
+    /// owner/name/file.gguf, perhaps with @revision
+    #[arg(id = "base_id", long = "base-id", value_name = "ID", value_parser = values::hub_id)]
+    pub base_id: Option<String>,
+
+    /// Record this line with the adapter: how to get its base. It is told where the base is missing
+    #[arg(id = "base_source", long = "base-source", value_name = "TEXT")]
+    pub base_source: Option<String>,
+}
+
+/// What is trained where the initial model is an adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AdapterStartKind {
+    /// Its factors go on: an adapter of the same base and rank
+    Continue,
+    /// New factors over it: an adapter whose base is the initial one
+    Over,
 }
 
 impl LoraArgs {
+    /// The adapter to train; `None` if all weights are trained.
+    pub fn spec(&self, seed: u64, default_start: AdapterStart) -> Option<AdapterSpec> {
+        let start = self.start.map_or(default_start, |start| match start {
+            AdapterStartKind::Continue => AdapterStart::Continue,
+            AdapterStartKind::Over => AdapterStart::Over,
+        });
+        let (base_id, base_source) = (self.base_id.clone(), self.base_source.clone());
+        Some(AdapterSpec { config: self.config(seed)?, start, base_id, base_source })
+    }
+
+    /// Those that determine the trained weights.
+    pub fn settings(&self) -> Value {
+        let Self { rank, alpha, dropout, targets, start, .. } = self;
+        let start = start.map(|start| json!(format!("{start:?}")));
+        let settings = [json!(rank), json!(alpha), json!(dropout), json!(targets)];
+        settings.into_iter().chain(start).collect()
+    }
+
     /// The adapters' configuration; `None` if all weights are trained.
-    pub fn config(&self, seed: u64) -> Option<LoraConfig> {
+    fn config(&self, seed: u64) -> Option<LoraConfig> {
         let targets = match self.targets.is_empty() {
             true => LoraTargets::All,
             false => LoraTargets::Named(self.targets.clone()),
@@ -416,11 +466,11 @@ pub enum ScoreHeadKind {
 pub struct RewardArgs {
     /// The reasoner whose thoughts are scored
     #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    pub model: String,
 
     /// Initialise from this model's weights [default: the reasoner's]
     #[arg(long, value_name = "DIR")]
-    pub init: Option<PathBuf>,
+    pub init: Option<String>,
 
     /// Directories that annotate wrote
     #[arg(long, value_name = "DIR", value_delimiter = ',')]
@@ -449,9 +499,10 @@ pub struct RewardArgs {
     pub reads_answers: bool,
 
     /// A reference reasoner: its unperturbed thoughts about each question precede the candidate's
-    /// in the reward model's input. It is copied into the reward model's directory
-    #[arg(id = "mind", long = "mind", value_name = "DIR")]
-    pub reference: Option<PathBuf>,
+    /// in the reward model's input. `reasoner` is that of --model, which is recorded and shared,
+    /// not copied; a directory is copied into the reward model's; `none` is none [default: none]
+    #[arg(long, alias = "mind", value_name = "reasoner|DIR|none")]
+    pub reference: Option<String>,
 
     /// The head that maps hidden states to a score
     #[arg(long, value_enum, default_value = "compare")]

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use hub::{HubId, MODEL_EXTENSIONS};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
 use latent_tts::{
@@ -281,6 +282,12 @@ pub fn format_bytes(size: u64) -> String {
         (value, unit) = (value / 1024.0, next);
     }
     if unit == "B" { format!("{size} B") } else { format!("{value:.1} {unit}") }
+}
+
+/// An id of the Hugging Face Hub.
+pub fn hub_id(text: &str) -> Result<String, String> {
+    let id = HubId::parse(text, &MODEL_EXTENSIONS).map(|id| id.to_string());
+    id.ok_or_else(|| "expected owner/name, owner/name/file.gguf, perhaps with @revision".to_owned())
 }
 
 #[cfg(test)]

@@ -1,23 +1,19 @@
 //! `latent-tts annotate`: labels the thoughts of sampled trajectories, by rollouts or by outcome.
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use latent_tts::annotate::{AnnotationJob, AnnotationObserver, ShardPart};
+use latent_tts::annotate::{AnnotationInputs, AnnotationJob, AnnotationObserver, ShardPart};
 use latent_tts::engine::rollout::{AnnotatedQuestion, ThoughtLabels};
-use latent_tts::record::Manifest;
 use latent_tts::report::table::count;
 use latent_tts::train::annotate::{
     AnnotationCounts, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
 };
 use latent_tts::train::corpus::Split;
-use latent_tts::{
-    Annotator, DataSource, ModelSelection, OnExisting, Question, SamplingOptions,
-    input_fingerprint, manifest,
-};
+use latent_tts::{Annotator, ModelSelection, OnExisting, Question, SamplingOptions};
 use serde_json::{Value, json};
 
 use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, ThoughtsDtypeKind};
@@ -47,13 +43,21 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
         params: job.sampling.resolve(&reasoner.method),
         labels: job.labels,
         memory: args.machine.kv_cache_bytes(&device)?,
+        cancel: None,
     };
     let check = |question: &Question| annotator.check(std::slice::from_ref(question));
     let (questions, _) = too_long::fitting(args.too_long, questions, check, printer)?;
     annotator.check(&questions)?;
 
-    let index = job.build_index(&annotator, &source, &questions)?;
-    let out = args.out.clone().unwrap_or_else(|| job.default_out(&source, &index));
+    let inputs = AnnotationInputs {
+        reasoner: &job.models.reasoner,
+        data: &source,
+        questions: &questions,
+        per_shard: job.per_shard,
+        dtype: job.dtype,
+    };
+    let index = inputs.index(&annotator)?;
+    let out = args.out.clone().unwrap_or_else(|| inputs.default_out(&index));
     let store = AnnotationJob::open(&out, &index, job.on_existing)?;
     printer.note(&format!("labels go to {}", out.display()));
     let mut progress = AnnotateProgress::new(&store, &index, job.part, printer);
@@ -85,6 +89,7 @@ impl AnnotateJob {
         let models = ModelArgs {
             model: args.model.clone(),
             reward_model: Some(NO_REWARD_MODEL.to_owned()),
+            base: args.base.clone(),
             method: args.method,
         };
         let (part, of) = args.shard.unwrap_or((1, 1));
@@ -100,51 +105,6 @@ impl AnnotateJob {
             },
             part: ShardPart { part: part - 1, of },
         })
-    }
-
-    fn build_index(
-        &self,
-        annotator: &Annotator<'_>,
-        source: &DataSource,
-        questions: &[Question],
-    ) -> Result<AnnotationIndex> {
-        let (method, params) = (&annotator.reasoner.method, &annotator.params);
-        let labels = match self.labels {
-            ThoughtLabels::Final => json!({ "kind": "final" }),
-            ThoughtLabels::Rollouts(count) => json!({ "kind": "rollouts", "rollouts": count }),
-        };
-        Ok(AnnotationIndex {
-            version: AnnotationIndex::VERSION,
-            program: manifest::program(),
-            commit: manifest::commit(),
-            settings: json!({
-                "method": method.family.name(),
-                "labels": labels,
-                "sampler": manifest::perturbation_json(params.perturbation),
-                "thoughts": params.length.to_string(),
-                "max_new_tokens": params.max_new_tokens,
-                "seed": params.seed,
-            }),
-            fingerprint: input_fingerprint([&self.models.reasoner], source, questions)?,
-            questions: questions.len(),
-            per_shard: self.per_shard,
-            trajectories: params.samples.get(),
-            width: annotator.reasoner.decoder.config().width,
-            dtype: self.dtype,
-        })
-    }
-
-    /// The default directory. Its name is a function of inputs and settings, so that `--resume`
-    /// finds it.
-    fn default_out(&self, source: &DataSource, index: &AnnotationIndex) -> PathBuf {
-        let settings = json!([index.settings, index.trajectories, index.per_shard, index.dtype]);
-        let (questions, fingerprint) = (index.questions, index.fingerprint.clone());
-        let manifest = Manifest { settings, questions, fingerprint, ..Manifest::default() };
-        Path::new("annotations").join(manifest::default_run_name(
-            self.models.reasoner.path(),
-            source,
-            &manifest,
-        ))
     }
 }
 

@@ -6,6 +6,7 @@ mod training;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use latent_tts::engine::bench::{BenchResult, EngineBench};
@@ -165,9 +166,9 @@ fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
         },
     };
     Ok(LatentModel {
-        decoder,
+        decoder: Arc::new(decoder),
         method,
-        head: LatentHead::Identity,
+        head: Arc::new(LatentHead::Identity),
         marker_embeddings: BTreeMap::new(),
     })
 }
@@ -201,7 +202,8 @@ fn random_reward_model(device: &Device, args: &BenchArgs) -> Result<RewardModel>
     let (config, weights) = (shape_config(args.shape)?, RandomWeights { seed: args.seed + 1 });
     let head = RewardHead::load(device, &config, &weights)?;
     let decoder = device.run(|| Decoder::load(device, &config, &weights, LmHead::Without))?;
-    Ok(RewardModel { decoder, head, outcome_head: None, reference: None })
+    let (outcome_head, reference, warnings) = (None, None, Vec::new());
+    Ok(RewardModel { decoder, head, outcome_head, reference, warnings })
 }
 
 /// Prompts of synthetic tokens, or those of a data set.
@@ -254,6 +256,7 @@ fn shape_config(shape: BenchShape) -> Result<Config> {
             eos: Vec::new(),
             latent: LatentConfig::default(),
             defaults: GenerationDefaults::default(),
+            reference: None,
         },
         BenchShape::Smollm2 => Config {
             layers: 30,

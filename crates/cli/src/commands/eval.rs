@@ -12,8 +12,8 @@ use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::train::corpus::Split;
 use latent_tts::{
-    AblationKind, Aggregator, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation,
-    ModelSelection, OnExisting, Question, SamplingOptions, aggregate, grade,
+    AblationKind, Aggregator, CancelToken, DataSource, Engine, Error, EvalObserver, EvalOutput,
+    Evaluation, ModelSelection, OnExisting, Question, SamplingOptions, aggregate, grade,
 };
 use serde_json::{Value, json};
 
@@ -166,6 +166,7 @@ impl EvalJob {
             keep_latents: self.keep_latents,
             lens: self.lens,
             ablations: self.ablations.clone(),
+            cancel: CancelToken::default(),
             write_lock,
         }
     }

@@ -8,13 +8,13 @@ mod gguf;
 mod listing;
 
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use latent_tts::engine::{Family, FamilyParts, LatentLength, Method, REFERENCE_DIR};
+use latent_tts::files_over;
 use latent_tts::manifest::{shortest_decimal, sites_name};
-use latent_tts::model_files;
 use model::config::Architecture;
 use model::{Checkpoint, LmHead, ModelFiles, RewardHead, Tokenizer};
 use serde_json::{Value, json};
@@ -28,7 +28,8 @@ use listing::TensorListing;
 
 /// Runs `inspect`.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
-    let checkpoint = Checkpoint::open(model_files(&args.dir)?)?;
+    let checkpoint = Checkpoint::open(files_over(&args.dir, args.base.as_deref())?)?;
+    printer.warnings(checkpoint.warnings());
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;
     let expected = expected::expected_tensors(&checkpoint, kind.lm_head())?;
     let listing = TensorListing::new(&checkpoint, &expected);
@@ -57,7 +58,7 @@ enum CheckpointKind {
     RewardModel {
         tokenizer: Option<Box<Tokenizer>>,
         reads_answers: bool,
-        has_reference: bool,
+        reference: Option<PathBuf>,
     },
     /// A GGUF file that no family is recognised in.
     LanguageModel {
@@ -85,7 +86,7 @@ impl CheckpointKind {
             return Ok(Self::RewardModel {
                 tokenizer,
                 reads_answers,
-                has_reference: folder.subdir(REFERENCE_DIR).is_some(),
+                reference: reference_path(checkpoint),
             });
         }
         let tokenizer = Tokenizer::read(folder)?;
@@ -145,6 +146,7 @@ impl InspectReport<'_> {
         let c = self.checkpoint.config();
         let mut report = json!({
             "dir": self.checkpoint.dir(),
+            "base": self.checkpoint.base().map(ModelFiles::path),
             "kind": self.kind.name(),
             "family": self.kind.method().map(|m| m.family.name()),
             "class": c.class_name,
@@ -191,14 +193,14 @@ impl InspectReport<'_> {
             };
             lines.push(("family", format!("{} ({how})", method.family)));
         }
-        if let CheckpointKind::RewardModel { reads_answers, has_reference, .. } = self.kind {
+        if let Some(base) = self.checkpoint.base() {
+            lines.push(("base", base.path().display().to_string()));
+        }
+        if let CheckpointKind::RewardModel { reads_answers, reference, .. } = self.kind {
             let reads = if *reads_answers { "thoughts and answers" } else { "thoughts" };
             lines.push(("reads", reads.to_owned()));
-            if *has_reference {
-                lines.push((
-                    "thinks",
-                    format!("with {}", self.checkpoint.dir().join(REFERENCE_DIR).display()),
-                ));
+            if let Some(reference) = reference {
+                lines.push(("thinks", format!("with {}", reference.display())));
             }
         }
         lines.extend(c.class_name.clone().map(|class| ("class", class)));
@@ -251,6 +253,13 @@ impl InspectReport<'_> {
             format_bytes(self.listing.bytes())
         )
     }
+}
+
+/// Where a reward model's reference reasoner is.
+fn reference_path(checkpoint: &Checkpoint) -> Option<PathBuf> {
+    let copy = checkpoint.model_files().subdir(REFERENCE_DIR);
+    let recorded = || Some(checkpoint.dir().join(&checkpoint.config().reference.as_ref()?.path));
+    copy.map(|files| files.path().to_owned()).or_else(recorded)
 }
 
 fn architecture_name(architecture: Architecture) -> &'static str {

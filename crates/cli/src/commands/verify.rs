@@ -13,6 +13,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use engine::{Reasoner, RewardModel};
+use latent_tts::model_files;
+use model::ModelFiles;
 
 use crate::args::VerifyArgs;
 use crate::printer::Printer;
@@ -23,15 +25,21 @@ use golden::GoldenDump;
 pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open()?;
     let golden = GoldenDump::read(&args.dir)?;
-    let reasoner = Reasoner::load(&device, &args.dir.join("checkpoint"), None)?;
+    let part = |name: &str| {
+        let files = ModelFiles::from(&args.dir.join(name));
+        let base = args.base.as_ref().map(|base| model_files(base)).transpose()?;
+        anyhow::Ok(base.map_or(Ok(files.clone()), |base| files.with_base(base))?)
+    };
+    let checkpoint = part("checkpoint")?;
+    let reasoner = Reasoner::load(&device, &checkpoint, None)?;
     let reward_model = if golden.has_reward_model() {
-        Some(RewardModel::load(&device, &args.dir.join("latent-rm"), &reasoner)?)
+        Some(RewardModel::load(&device, part("latent-rm")?, &reasoner)?)
     } else {
         None
     };
     let mut checks = checks::run_all(&golden, &reasoner, reward_model.as_ref())?;
-    checks.extend(training::run_all(&golden, &device, &args.dir)?);
-    checks.extend(methods::run_all(&device, &args.dir)?);
+    checks.extend(training::run_all(&golden, &device, &args.dir, &checkpoint)?);
+    checks.extend(methods::run_all(&device, &args.dir, &checkpoint)?);
     let count = |outcome| checks.iter().filter(|c| c.outcome == outcome).count();
     let (passed, failed) = (count(CheckOutcome::Passed), count(CheckOutcome::Failed));
     if printer.is_json() {

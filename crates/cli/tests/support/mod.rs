@@ -94,6 +94,7 @@ impl CliSandbox {
         }
         command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_remove("HF_HUB_CACHE").env("HF_HOME", self.path("hf"));
+        command.env("HF_HUB_OFFLINE", "1");
         command
     }
 

@@ -15,7 +15,7 @@ use super::*;
 use crate::family::Family;
 use crate::method::LatentLength;
 use crate::perturb::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability};
-use crate::sampling_params::BeamSize;
+use crate::sampling_params::{AdaptiveSampling, BeamSize};
 
 /// Tiny models: COCONUT; CoLaR, whose length is open; and a chain-of-thought baseline, which has no
 /// end tokens.

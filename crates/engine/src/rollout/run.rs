@@ -65,11 +65,13 @@ impl WaveRun<'_> {
         cache: &mut Cache,
         spent: &mut RolloutCost,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
-        let (params, cancel) = (&self.runner.params, &CancelToken::default());
+        let (params, never) = (&self.runner.params, CancelToken::default());
+        let cancel = self.runner.cancel.unwrap_or(&never);
         let item = |prompt| BatchItem::new(prompt, params, cancel);
         let items: Vec<BatchItem<'_>> = self.prompts.iter().map(item).collect();
         let sampler = Sampler::new(&items);
         let (wave, tokens) = self.trajectories(cache, sampler, spent)?;
+        self.check_cancelled(cancel)?;
         let mut grades = GradeCache {
             grader: self.runner.grader,
             first: self.first,
@@ -94,6 +96,7 @@ impl WaveRun<'_> {
         let mut right = Vec::with_capacity(specs.len());
         for batch in specs.chunks(self.at_once) {
             let tokens = self.run_rollouts(cache, &wave, batch, &mut spent.cost)?;
+            self.check_cancelled(cancel)?;
             for (spec, tokens) in batch.iter().zip(tokens) {
                 let item = wave.thoughts.rows[spec.row].spec.item;
                 right.push(grades.grade(item, &tokens)?.correct);
@@ -106,6 +109,12 @@ impl WaveRun<'_> {
             (specs[0], count as f32 / per_thought as f32)
         });
         self.annotated(&wave, &kept, answers, shares)
+    }
+
+    /// Rows that were cancelled have ended with what they had: nothing of the wave is complete.
+    fn check_cancelled(&self, cancel: &CancelToken) -> Result<(), EngineError> {
+        let id = self.prompts.first().map_or(0, |prompt| prompt.id);
+        if cancel.is_cancelled() { Err(EngineError::Cancelled { id }) } else { Ok(()) }
     }
 
     /// The questions with their labels: a trajectory's own outcome, but where rollouts gave a

@@ -71,7 +71,8 @@ impl RewardedReasoner {
     /// The same models without CUDA graphs: every pass is launched kernel by kernel.
     pub fn without_graphs(self) -> Self {
         let mut reasoner = Arc::into_inner(self.reasoner).unwrap();
-        reasoner.model.decoder = reasoner.model.decoder.without_graphs();
+        let decoder = Arc::into_inner(reasoner.model.decoder).unwrap();
+        reasoner.model.decoder = Arc::new(decoder.without_graphs());
         let mut reward_model = Arc::into_inner(self.reward_model).unwrap();
         reward_model.decoder = reward_model.decoder.without_graphs();
         Self { reasoner: Arc::new(reasoner), reward_model: Arc::new(reward_model) }

@@ -22,7 +22,9 @@ use model::{Cache, Decoder, RandomWeights, RewardHead};
 use tensor::{Device, Precision, Tensor};
 
 use crate::common::*;
-use crate::{adaptive, batching, beam_search, mixed_requests, randomness, rollout, token_sampling};
+use crate::{
+    adaptive, batching, beam_search, mixed_requests, randomness, rollout, scheduler, token_sampling,
+};
 use agreement::AgreementCount;
 
 /// The largest error along forced thoughts, relative to the largest element. On an H200 it was 5e-6
@@ -236,6 +238,10 @@ fn mixed_requests_get_what_they_get_alone() {
         let alone: Vec<Reply> =
             mixed.iter().map(|request| engine.solve(request).unwrap()).collect();
         all.add_free(&run_requests(&engine, &mixed).unwrap(), &alone);
+        // The same in a continuous batch, where they join while others run.
+        for at_once in [100, 5] {
+            all.add_free(&scheduler::replies(&engine, &mixed, at_once), &alone);
+        }
     }
     all.print("mixed requests together and alone");
     all.assert_agreeing("mixed requests together and alone");

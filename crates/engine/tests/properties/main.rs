@@ -8,6 +8,7 @@
 //! * [`mixed_requests`]: requests with different parameters share a run and change nothing in each
 //!   other;
 //! * [`cancellation`]: a cancelled request ends early and changes nothing in the others;
+//! * [`scheduler`]: requests that arrive at any time share passes and get what they get alone;
 //! * [`requests`]: errors are handed over at the request's place, and the caller's own error ends
 //!   the run;
 //! * [`naive`]: forked rows equal whole sequences computed from scratch;
@@ -51,4 +52,5 @@ mod reference_gpt2;
 mod requests;
 mod rewards;
 mod rollout;
+mod scheduler;
 mod token_sampling;

@@ -48,6 +48,7 @@ pub fn runner(
         labels,
         keep_all: true,
         grader: &grade_by_hash,
+        cancel: None,
     }
 }
 

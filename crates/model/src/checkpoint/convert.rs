@@ -2,6 +2,7 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use safetensors::Dtype;
 
 /// Elements converted at a time: the buffer fits the L1 cache.
@@ -58,8 +59,8 @@ where
 /// Index and value of the first infinity or NaN.
 pub(super) fn first_non_finite(values: &[f32]) -> Option<(usize, f32)> {
     // Whole blocks first: a loop without early exit vectorises.
-    let block =
-        values.chunks(BLOCK).position(|b| !b.iter().fold(true, |ok, v| ok & v.is_finite()))?;
+    let is_broken = |block: &[f32]| !block.iter().fold(true, |ok, v| ok & v.is_finite());
+    let block = values.par_chunks(BLOCK).position_first(is_broken)?;
     let start = block * BLOCK;
     let offset = values[start..].iter().position(|v| !v.is_finite())?;
     Some((start + offset, values[start + offset]))

@@ -11,9 +11,9 @@ use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
 use super::TensorEncoding;
+use crate::adapter::ADAPTER_WEIGHTS;
 use crate::error::{self, ModelError};
 use crate::gguf::{self, GgufFile};
-use crate::lora;
 use crate::model_files::{FileBytes, ModelFiles};
 use crate::names::{self, TensorRole};
 
@@ -26,7 +26,7 @@ const SIDE_FILES: [(&str, &str); 8] = [
     ("prj.safetensors", "prj."),
     ("prj/projector.safetensors", "projector."),
     ("prj/prj.safetensors", "prj."),
-    ("adapter_model.safetensors", ""),
+    (ADAPTER_WEIGHTS, ""),
     (ADAPTER_HEADS_FILE, ""),
 ];
 /// What a training with LoRA writes beside the adapter: heads and embeddings of new tokens.
@@ -52,20 +52,28 @@ pub(super) struct WeightFiles {
     pub index: Option<(PathBuf, BTreeMap<String, String>)>,
     /// Pickle files; the error for a missing tensor names one.
     pub pickles: Vec<PathBuf>,
-    /// The model that an adapter without weights of its own belongs to.
-    pub base: Option<ModelFiles>,
 }
 
-/// Finds the main weights (one file, or the shards of an index) and the side files.
+/// Whether some file names include weights of a whole model, in a format that is read.
+pub(crate) fn has_whole_weights(names: &[String]) -> bool {
+    let is_side = |name: &String| SIDE_FILES.iter().any(|(side, _)| side == name);
+    names.iter().any(|name| {
+        name.ends_with(".safetensors.index.json")
+            || name.ends_with(".safetensors") && !is_side(name)
+    })
+}
+
+/// Finds the main weights (one file, or the shards of an index; an adapter has none) and the side
+/// files.
 pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, ModelError> {
     if let ModelFiles::Gguf(path) = model_files {
         let files = vec![WeightFile { path: path.clone(), prefix: "" }];
-        return Ok(WeightFiles { files, index: None, pickles: Vec::new(), base: None });
+        return Ok(WeightFiles { files, index: None, pickles: Vec::new() });
     }
     let (dir, names) = (model_files.path(), model_files.file_names()?);
     let pickles: Vec<PathBuf> =
         names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
-    let (mut index, mut base) = (None, None);
+    let mut index = None;
     let mut files = Vec::new();
     if names.iter().any(|n| n == "model.safetensors") {
         files.push(WeightFile { path: dir.join("model.safetensors"), prefix: "" });
@@ -75,11 +83,13 @@ pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, Mode
         index = Some((file, map));
     } else if let Some(file) = single_file(dir, &names)? {
         files.push(WeightFile { path: file, prefix: "" });
-    } else if let Some(found) = lora::adapter_base(model_files)? {
-        base = Some(found);
-    } else {
-        return Err(match pickles.into_iter().next() {
-            Some(file) => ModelError::PickleWeights { file },
+    } else if !names.iter().any(|n| n == ADAPTER_WEIGHTS) || !model_files.is_adapter()? {
+        let of_adapter = pickles.iter().find(|file| file.ends_with("adapter_model.bin"));
+        return Err(match of_adapter.or(pickles.first()) {
+            Some(file) => ModelError::PickleWeights { file: file.clone() },
+            None if model_files.is_adapter()? => {
+                ModelError::MissingAdapterWeights { dir: dir.to_path_buf() }
+            }
             None => ModelError::MissingWeights { dir: dir.to_path_buf() },
         });
     }
@@ -89,7 +99,7 @@ pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, Mode
             files.push(WeightFile { path, prefix });
         }
     }
-    Ok(WeightFiles { files, index, pickles, base })
+    Ok(WeightFiles { files, index, pickles })
 }
 
 fn is_pickle(name: &str) -> bool {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::fields::JsonFields;
 use super::{
     Architecture, Config, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
-    PositionEncoding,
+    PositionEncoding, ReferenceRecord,
 };
 use crate::error::{self, ModelError};
 
@@ -37,6 +37,7 @@ pub(super) fn config(file: &Path, json: &str) -> Result<Config, ModelError> {
     };
     validate(top, &config)?;
     config.defaults = generation_defaults(top)?;
+    config.reference = reference(top)?;
     Ok(config)
 }
 
@@ -90,6 +91,7 @@ fn gpt2(f: JsonFields) -> Result<Config, ModelError> {
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
         defaults: GenerationDefaults::default(),
+        reference: None,
     })
 }
 
@@ -137,6 +139,7 @@ fn llama(f: JsonFields, architecture: Architecture) -> Result<Config, ModelError
         eos: f.tokens("eos_token_id")?,
         latent: latent(f)?,
         defaults: GenerationDefaults::default(),
+        reference: None,
     })
 }
 
@@ -231,6 +234,7 @@ fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError
         "sigma",
         "prompt_prefix",
         "prompt_suffix",
+        "reference",
     ])?;
     let no_thoughts = f.get("thoughts").is_some_and(|n| n.as_u64() == Some(0));
     Ok(GenerationDefaults {
@@ -242,6 +246,14 @@ fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError
         prompt_prefix: f.string("prompt_prefix")?.map(str::to_owned),
         prompt_suffix: f.string("prompt_suffix")?.map(str::to_owned),
     })
+}
+
+fn reference(top: JsonFields) -> Result<Option<ReferenceRecord>, ModelError> {
+    let Some(usage) = top.object("latent_tts")? else { return Ok(None) };
+    let Some(f) = usage.object("reference")? else { return Ok(None) };
+    f.deny_unknown(&["path", "digest"])?;
+    let text = |name: &str| f.string(name)?.ok_or_else(|| f.missing(name));
+    Ok(Some(ReferenceRecord { path: text("path")?.into(), digest: text("digest")?.to_owned() }))
 }
 
 fn class_name(f: JsonFields) -> Option<String> {

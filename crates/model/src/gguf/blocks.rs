@@ -113,7 +113,6 @@ impl GgmlType {
     }
 
     /// Bytes of a block.
-    #[cfg(any(test, feature = "testkit"))]
     pub fn block_bytes(self) -> usize {
         self.info().bytes
     }
@@ -160,7 +159,7 @@ pub(crate) enum RowOrder {
 
 impl RowOrder {
     /// The row of the file that is row `row` of `rows` here.
-    fn stored_row(self, row: usize, rows: usize) -> usize {
+    pub(crate) fn stored_row(self, row: usize, rows: usize) -> usize {
         match self {
             Self::Plain => row,
             Self::Interleaved { heads } => {

@@ -99,8 +99,12 @@ struct AddedTokenJson {
 }
 
 /// Reads tokenizer.json if there is one, else vocab.json with merges.txt.
+///
+/// An adapter without a tokenizer has its base's.
 pub(super) fn read(files: &ModelFiles) -> Result<LoadedTokenizer, ModelError> {
     files.check_exists()?;
+    let described = files.first_with(&["tokenizer.json", "vocab.json"])?;
+    let files = described.as_ref().unwrap_or(files);
     let side = SideFiles::read(files)?;
     let whole = files.file_path("tokenizer.json");
     let (vocab, merges) = (files.file_path("vocab.json"), files.file_path("merges.txt"));

@@ -180,10 +180,14 @@ impl AnnotationStore {
 
     /// Writes a shard atomically.
     pub fn write(&self, number: usize, shard: &AnnotationShard) -> Result<(), AnnotationError> {
-        let path = self.path(number);
-        let bytes =
-            shard.bytes().map_err(|why| AnnotationError::BadShard { path: path.clone(), why })?;
-        Ok(record::write_atomic(&path, &bytes)?)
+        let bytes = shard.to_bytes();
+        let bad = |why| AnnotationError::BadShard { path: self.path(number), why };
+        self.write_bytes(number, &bytes.map_err(bad)?)
+    }
+
+    /// Writes a shard that another process made, see [`AnnotationShard::to_bytes`].
+    pub fn write_bytes(&self, number: usize, bytes: &[u8]) -> Result<(), AnnotationError> {
+        Ok(record::write_atomic(&self.path(number), bytes)?)
     }
 
     fn path(&self, shard: usize) -> PathBuf {

@@ -129,7 +129,7 @@ impl AnnotationShard {
     }
 
     /// The shard as a safetensors file.
-    pub(super) fn bytes(&self) -> Result<Vec<u8>, String> {
+    pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let Self { prompts, steps, answers, labels, ids, .. } = self;
         let (problems, rows) = (self.problems(), self.thoughts());
         let trajectories = || vec![problems, self.trajectories];

@@ -47,12 +47,12 @@ static MALE: LazyLock<Vec<&str>> = LazyLock::new(|| {
 });
 /// Somebody in a story.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Person {
+pub(super) struct StoryPerson {
     pub(super) name: &'static str,
     pub(super) is_female: bool,
 }
 
-impl Person {
+impl StoryPerson {
     /// Somebody whose name begins with another letter than those taken.
     pub(super) fn draw(rng: &mut VariantRng, taken: &[&str]) -> Option<Self> {
         let initial = |name: &str| name.chars().next();

@@ -29,7 +29,7 @@ pub const EXTENSION: &str = "stories";
 ///
 /// # Errors
 ///
-/// When the file cannot be read, holds no template, or has an invalid one; the error names its line.
+/// When the file cannot be read, holds no template, or has an invalid one, whose line is named.
 pub fn read(path: &Path) -> Result<Vec<StoryTemplate>, TrainError> {
     let io = |source| TrainError::Io { path: path.to_owned(), source };
     let text = std::fs::read_to_string(path).map_err(io)?;

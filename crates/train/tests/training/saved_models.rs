@@ -2,6 +2,7 @@
 //! vocabulary that lacks them.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use engine::{
     AnswerBatch, EngineError, Family, Prompt, REFERENCE_DIR, Reasoner, ReferenceTracer,
@@ -10,12 +11,12 @@ use engine::{
 use model::save::SaveDtype;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{
-    Cache, Checkpoint, Decoder, LoraConfig, LoraTargets, Pass, Sequence, Tokenizer,
-    TrainableDecoder,
+    Cache, Checkpoint, Decoder, DecoderTuning, LmHead, LoraConfig, LoraTargets, Pass, Sequence,
+    Tokenizer, TrainableDecoder,
 };
 use serde_json::{Value, json};
 use tensor::Tensor;
-use train::model_dir::{self, ModelInit, TuningSpec};
+use train::model_dir::{self, AdapterSpec, AdapterStart, ModelInit, TuningSpec, WeightWriter};
 use train::reward_step::{RewardHeadKind, RewardTrainStep};
 use train::trainer::TrainTask;
 
@@ -255,7 +256,7 @@ fn assert_markers_are_added(padded: bool) {
     let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
     let model = model_dir::init_model(
         device(),
-        &ModelInit::Pretrained(plain.path().to_owned()),
+        &ModelInit::Pretrained(plain.path().into()),
         out.path(),
         usage,
         &FULL_TUNING,
@@ -302,7 +303,7 @@ fn markers_extend_a_text_tower() {
     let (plain, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_checkpoint(plain.path(), &tiny(CheckpointFamily::Rot)).unwrap();
     let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
-    let init = ModelInit::Pretrained(plain.path().to_owned());
+    let init = ModelInit::Pretrained(plain.path().into());
     let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
     let model = model_dir::init_model(device(), &init, out.path(), usage, &FULL_TUNING).unwrap();
     let config = model.decoder.decoder.config();
@@ -336,8 +337,8 @@ fn an_adapter_brings_the_rows_of_its_markers() {
         let lora =
             LoraConfig { rank: 2, alpha: 4.0, targets: LoraTargets::All, dropout: 0.0, seed: 1 };
         let (init, tuning) = (
-            ModelInit::Pretrained(plain.path().to_owned()),
-            TuningSpec { lora: Some(lora), ..FULL_TUNING },
+            ModelInit::Pretrained(plain.path().into()),
+            TuningSpec { lora: Some(lora.into()), ..FULL_TUNING },
         );
         let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
         let mut model = model_dir::init_model(device(), &init, out.path(), usage, &tuning).unwrap();
@@ -355,4 +356,73 @@ fn an_adapter_brings_the_rows_of_its_markers() {
         let close = own.data().iter().zip(read.data()).all(|(a, b)| (a - b).abs() < 1e-4);
         assert!(close, "padded {padded}: {:?} {:?}", own.row(2), read.row(2));
     }
+}
+
+/// A reward model that is an adapter over the reasoner's adapter, with the reasoner as its
+/// reference: what is saved gives the rewards of training, and the same to the bit once moved.
+#[test]
+fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    write_checkpoint(&path("base"), &tiny(CheckpointFamily::Coconut)).unwrap();
+    let lora = LoraConfig { rank: 2, alpha: 4.0, targets: LoraTargets::All, dropout: 0.0, seed: 1 };
+    let spec = AdapterSpec { start: AdapterStart::Over, ..AdapterSpec::from(lora) };
+    let tuning = TuningSpec { lora: Some(spec.clone()), ..FULL_TUNING };
+    let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
+    let init = ModelInit::Pretrained((&path("base")).into());
+    let mut model =
+        model_dir::init_model(device(), &init, &path("reasoner"), usage, &tuning).unwrap();
+    perturb(&mut model.decoder, 0.125);
+    model.writer.write(&path("reasoner"), &model.decoder, []).unwrap();
+
+    let checkpoint = Checkpoint::open(&path("reasoner")).unwrap();
+    let (config, new_tokens) = (checkpoint.config().clone(), checkpoint.added_tokens());
+    let source = spec.source(&checkpoint);
+    let tuned = DecoderTuning::Lora { config: &spec.config, new_tokens };
+    let mut decoder =
+        TrainableDecoder::load_tuned(device(), &config, &source, LmHead::Without, tuned).unwrap();
+    perturb(&mut decoder, 0.0625);
+    let scratch = reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, false);
+    let mut step = RewardTrainStep::new(decoder, scratch.head, None);
+    model_dir::copy_description(&path("reasoner"), &path("judge")).unwrap();
+    let mut judge = model_dir::read_json(&path("judge/config.json")).unwrap();
+    judge["latent_tts"] = json!({ "reference": {
+        "path": "../reasoner", "digest": checkpoint.digest().unwrap(),
+    } });
+    model_dir::write_json(&path("judge/config.json"), &judge).unwrap();
+    let writer = WeightWriter::new(&tuning, &checkpoint).unwrap();
+    writer.write(&path("judge"), &step.model, step.head.parameters()).unwrap();
+
+    let mut example = reward_example(3, &[2, 3, 1]);
+    let prompt = Prompt { id: example.id, text: String::new(), tokens: example.prompt.clone() };
+    let thoughts = [0..2, 2..5, 5..6].map(|range| example.thoughts.select(range));
+    let load = |folder: &Path| {
+        let reasoner = Reasoner::load(device(), &folder.join("reasoner"), None).unwrap();
+        let loaded = RewardModel::load(device(), &folder.join("judge"), &reasoner).unwrap();
+        assert!(reasoner.warnings.is_empty() && loaded.warnings.is_empty());
+        let reference = loaded.reference.as_ref().unwrap();
+        assert!(Arc::ptr_eq(&reference.decoder, &reasoner.decoder), "one copy of the weights");
+        let rewards = reference::rewards(&loaded, &prompt, &thoughts).unwrap().concat();
+        let trace = ReferenceTracer::default().trace(reference, &[&prompt]).unwrap();
+        (rewards, trace.thoughts)
+    };
+    let (engine, trace) = load(folder.path());
+    example.reference_trace = trace;
+    let own = step.predict(&[example]).unwrap().remove(0).process;
+    let close = engine.iter().zip(&own).all(|(a, b)| (a - b).abs() < 1e-4);
+    assert!(close && engine.len() == 6, "{engine:?} by the engine, {own:?} by the train step");
+    assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "equal rewards would show nothing");
+    let elsewhere = tempfile::tempdir().unwrap();
+    for name in ["base", "reasoner", "judge"] {
+        std::fs::rename(path(name), elsewhere.path().join(name)).unwrap();
+    }
+    assert_eq!(load(elsewhere.path()).0, engine, "bit by bit");
+}
+
+fn perturb(decoder: &mut TrainableDecoder, by: f32) {
+    for parameter in decoder.parameters_mut() {
+        let values = parameter.value.data_mut().iter_mut().enumerate();
+        values.for_each(|(i, x)| *x += by * ((i % 7) as f32 - 3.0) / 3.0);
+    }
+    decoder.sync_weights().unwrap();
 }

@@ -243,7 +243,8 @@ impl ReasonerFixture {
         lora: Option<LoraConfig>,
         examples: Vec<TrainExample>,
     ) -> Box<dyn TrainTask> {
-        let (init, tuning) = (ModelInit::Pretrained(base), TuningSpec { lora, ..FULL_TUNING });
+        let init = ModelInit::Pretrained((&base).into());
+        let tuning = TuningSpec { lora: lora.map(Into::into), ..FULL_TUNING };
         let usage = method.family_config();
         let model = model_dir::init_model(device(), &init, out, usage, &tuning).unwrap();
         self.training(out, method, examples).task(device(), model).unwrap()

@@ -4,8 +4,8 @@
 //! the same architecture with toy sizes, and every requested name and shape is recorded. The toy
 //! sizes are distinct, so that each can be mapped back to the real size.
 
-use std::cell::RefCell;
 use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use model::config::Architecture;
@@ -24,8 +24,10 @@ pub struct ExpectedTensor {
 pub fn expected_tensors(checkpoint: &Checkpoint, head: LmHead) -> Result<Vec<ExpectedTensor>> {
     let config = checkpoint.config();
     let toy = toy_config(config);
-    let recorder = RecordingSource { checkpoint, requests: RefCell::default() };
-    Decoder::load(&Device::cpu(Some(NonZeroUsize::MIN))?, &toy, &recorder, head)?;
+    let recorder = RecordingSource { checkpoint, requests: Mutex::default() };
+    // One thread asks for them in order.
+    let device = Device::cpu(Some(NonZeroUsize::MIN))?;
+    device.run(|| Decoder::load(&device, &toy, &recorder, head))?;
     let real = |size: &usize| {
         dimensions(&toy)
             .iter()
@@ -33,7 +35,7 @@ pub fn expected_tensors(checkpoint: &Checkpoint, head: LmHead) -> Result<Vec<Exp
             .find(|(toy, _)| *toy == size)
             .map_or(*size, |(_, real)| real)
     };
-    let named = recorder.requests.into_inner().into_iter();
+    let named = recorder.requests.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter();
     Ok(named
         .map(|(name, shape)| ExpectedTensor { name, shape: shape.iter().map(real).collect() })
         .collect())
@@ -64,7 +66,7 @@ fn dimensions(config: &Config) -> [usize; 8] {
 /// Records every requested tensor and returns zeros.
 struct RecordingSource<'a> {
     checkpoint: &'a Checkpoint,
-    requests: RefCell<Vec<(String, Vec<usize>)>>,
+    requests: Mutex<Vec<(String, Vec<usize>)>>,
 }
 
 impl TensorSource for RecordingSource<'_> {
@@ -73,7 +75,8 @@ impl TensorSource for RecordingSource<'_> {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, model::ModelError> {
-        self.requests.borrow_mut().push((name.to_owned(), shape.to_vec()));
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.push((name.to_owned(), shape.to_vec()));
         Ok(vec![0.0; shape.iter().product()])
     }
 }

@@ -34,11 +34,16 @@ impl<'a> TensorListing<'a> {
         for entry in checkpoint.tensors() {
             match (wanted.get(base_weight(&entry.canonical).as_str()), entry.ignored) {
                 (_, Some(_)) => listing.ignored.push(entry),
-                (Some(e), _) if e.name == entry.canonical && e.shape != entry.shape => {
+                // A table whose last rows an adapter brings has other rows than the whole.
+                (Some(e), _)
+                    if e.name == entry.canonical
+                        && e.shape != entry.shape
+                        && !checkpoint.has_new_rows(&e.name) =>
+                {
                     listing.mismatched.push((entry, e))
                 }
                 (Some(_), _) => listing.used.push(entry),
-                (None, _) if entry.used => listing.used.push(entry),
+                (None, _) if entry.used || entry.of_base => listing.used.push(entry),
                 (None, _) => listing.unknown.push(entry),
             }
         }
@@ -158,8 +163,9 @@ impl<'a> TensorListing<'a> {
     }
 }
 
-/// The canonical name itself, or that of the weight that a LoRA factor belongs to.
+/// The canonical name itself, or that of the weight that a LoRA factor or new rows belong to.
 fn base_weight(canonical: &str) -> String {
+    let canonical = canonical.strip_prefix("new_rows.").unwrap_or(canonical);
     let module = canonical
         .strip_suffix(".lora_A.weight")
         .or_else(|| canonical.strip_suffix(".lora_B.weight"));

@@ -2,10 +2,8 @@
 
 use latent_tts::record::MetricName;
 use latent_tts::report::rules::display_name;
+use latent_tts::sweep::{RecommendedBand, SamplerSummary, SweepPointSummary, SweepSummary};
 use serde_json::Value;
-
-use super::band::RecommendedBand;
-use super::summary::{SamplerSummary, SweepPointSummary, SweepSummary};
 
 /// What has a column beside the maximized metric, if it was measured.
 const METRICS: [MetricName; 4] =

@@ -36,8 +36,8 @@ pub(super) fn check(
         "--data: no example has steps such as <<12*3=36>>, and without them there is no chain of \
          thought to learn from; give data with steps, or pass --mode no-cot"
     );
-    let tokenizer = match &args.init {
-        Some(dir) => Tokenizer::read(dir)?,
+    let tokenizer = match super::reasoner::initial_files(args)? {
+        Some(files) => Tokenizer::read(files)?,
         None => vocabulary::tokenizer()?,
     };
     let unknown = unknown_share(&tokenizer, &examples)?;

@@ -5,18 +5,19 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use model::Tokenizer;
+use latent_tts::{data_file, files_over};
+use model::{ModelFiles, Tokenizer};
 use serde_json::{Value, json};
 use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{ExampleMixture, ExampleSource};
 use train::dataset::{self, TrainExample};
-use train::model_dir::{self, ModelInit, ScratchShape, TuningSpec};
+use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 
 use super::{Destination, data, run_training, train_config, train_settings, weight_dtype};
 use crate::args::values::WeightedData;
-use crate::args::{LoraArgs, MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
+use crate::args::{MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
 
@@ -31,8 +32,8 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     data::check(args, &source, &held_out, printer)?;
     let device = args.device.open()?;
     printer.note(&format!("on {}", device.describe()));
-    let init = match &args.init {
-        Some(dir) => ModelInit::Pretrained(dir.clone()),
+    let init = match initial_files(args)? {
+        Some(files) => ModelInit::Pretrained(files),
         None => ModelInit::Scratch(ScratchShape {
             width: args.width.get(),
             layers: args.layers.get(),
@@ -42,11 +43,12 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         }),
     };
     let tuning = TuningSpec {
-        lora: args.lora.config(training.seed),
+        lora: args.lora.spec(training.seed, AdapterStart::Continue),
         dtype: weight_dtype(training.save_dtype),
     };
     let usage = method.family_config();
     let model = model_dir::init_model(&device, &init, &args.out, usage, &tuning)?;
+    printer.warnings(&model.initial.warnings);
     let training = ReasonerTraining {
         method,
         source,
@@ -73,6 +75,12 @@ fn next_command(args: &ReasonerArgs) -> String {
         ),
         _ => format!("latent-tts eval --model {out}, or latent-tts annotate --model {out}"),
     }
+}
+
+/// The files of `--init`.
+pub(super) fn initial_files(args: &ReasonerArgs) -> Result<Option<ModelFiles>> {
+    let files = args.init.as_ref().map(|init| files_over(init, args.lora.base.as_deref()));
+    Ok(files.transpose()?)
 }
 
 /// Refuses flags that do not fit together.
@@ -125,7 +133,7 @@ fn method(args: &ReasonerArgs) -> Result<MethodSpec> {
 
 /// Text before the question: CODI's on Llama, if the vocabulary has it.
 fn prompt_prefix(args: &ReasonerArgs) -> Result<String> {
-    let tokenizer = args.init.as_ref().map(Tokenizer::read).transpose()?;
+    let tokenizer = initial_files(args)?.map(Tokenizer::read).transpose()?;
     let has = tokenizer.is_some_and(|tokenizer| tokenizer.token_to_id(BEGIN_OF_TEXT).is_some());
     Ok(if has { BEGIN_OF_TEXT } else { "" }.to_owned())
 }
@@ -177,6 +185,7 @@ impl WeightedData {
     /// The examples, and how many there are unless that is unbounded.
     fn open(&self, seed: u64) -> Result<(ExampleSource, Option<f64>)> {
         let Some(file) = self.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
+        let file = &data_file(&file.to_string_lossy())?;
         let examples = dataset::read(file, None)?;
         ensure!(!examples.is_empty(), "{}: no examples", file.display());
         let size = examples.len() as f64;
@@ -207,12 +216,11 @@ fn data_setting(data: &[WeightedData]) -> Value {
 
 /// The settings that determine the weights and are not those of the training loop.
 fn model_settings(args: &ReasonerArgs, method: &MethodSpec) -> Value {
-    let LoraArgs { rank, alpha, dropout, targets } = &args.lora;
     json!({
         "method": method,
         "init": args.init,
         "data": data_setting(&args.data),
         "shape": [args.width.get(), args.layers.get(), args.heads.get(), args.context.get()],
-        "lora": [json!(rank), json!(alpha), json!(dropout), json!(targets)],
+        "lora": args.lora.settings(),
     })
 }

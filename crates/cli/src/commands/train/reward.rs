@@ -1,17 +1,18 @@
 //! `latent-tts train reward`: a latent reward model on annotations.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use latent_tts::engine::{Family, Method, REFERENCE_DIR, ReferenceTracer, RewardModel};
+use latent_tts::files_over;
+use model::config::ReferenceRecord;
 use model::source::InitialWeights;
-use model::{Checkpoint, DecoderTuning, LmHead, Tokenizer, TrainableDecoder, UnmergedCheckpoint};
+use model::{Checkpoint, DecoderTuning, LmHead, ModelFiles, Tokenizer, TrainableDecoder, adapter};
 use serde_json::{Value, json};
 use train::annotate::Annotations;
 use train::digit_head::DigitHead;
 use train::loss::Objective;
-use train::model_dir::{self, TuningSpec, WeightWriter, read_json, write_json};
+use train::model_dir::{self, AdapterStart, TuningSpec, WeightWriter, read_json, write_json};
 use train::reward::RewardTask;
 use train::reward_step::{
     DigitHeads, OutcomeHead, RewardHeadKind, RewardTrainStep, TrainableRewardHead,
@@ -19,7 +20,7 @@ use train::reward_step::{
 use train::trainer::TrainTask;
 
 use super::{Destination, run_training, train_config, train_settings, weight_dtype};
-use crate::args::{LoraArgs, ObjectiveKind, RewardArgs, ScoreHeadKind};
+use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
 
@@ -33,7 +34,11 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
     let device = args.device.open()?;
     printer.note(&format!("on {}", device.describe()));
-    let checkpoint = Checkpoint::open(args.init.as_ref().unwrap_or(&args.model))?;
+    let base = args.lora.base.as_deref();
+    let reasoner = files_over(&args.model, base)?;
+    let init = args.init.as_ref().map(|init| files_over(init, base)).transpose()?;
+    let checkpoint = Checkpoint::open(init.as_ref().unwrap_or(&reasoner))?;
+    printer.warnings(checkpoint.warnings());
     let config = checkpoint.config().clone();
     for part in annotations.iter().chain(&held_out) {
         let width = part.index().width;
@@ -49,15 +54,14 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         ScoreHeadKind::Compare => RewardHeadKind::Compare,
     };
     let tuning = TuningSpec {
-        lora: args.lora.config(training.seed),
+        lora: args.lora.spec(training.seed, AdapterStart::Over),
         dtype: weight_dtype(training.save_dtype),
     };
     let decoder = device.run(|| match &tuning.lora {
         None => TrainableDecoder::load(&device, &config, &checkpoint, LmHead::Without),
         Some(lora) => {
-            let source = UnmergedCheckpoint(&checkpoint);
-            let tuning =
-                DecoderTuning::Lora { config: lora, new_tokens: checkpoint.added_tokens() };
+            let (source, new_tokens) = (lora.source(&checkpoint), checkpoint.added_tokens());
+            let tuning = DecoderTuning::Lora { config: &lora.config, new_tokens };
             TrainableDecoder::load_tuned(&device, &config, &source, LmHead::Without, tuning)
         }
     })?;
@@ -76,16 +80,17 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     if args.reads_answers {
         let head = TrainableRewardHead::outcome(&device, &initial_weights, config.width)?;
         train_step = train_step
-            .with_outcome_head(OutcomeHead { head, end_latent: end_latent_tokens(&args.model)? });
+            .with_outcome_head(OutcomeHead { head, end_latent: end_latent_tokens(&reasoner)? });
     }
-    let reference = args
-        .reference
-        .as_deref()
-        .map(|dir| RewardModel::load_reference(&device, dir, config.width))
+    let reference = Reference::of(args, &reasoner)?;
+    let reference_reasoner = reference.as_ref().map(Reference::files);
+    let reference_reasoner = reference_reasoner
+        .map(|files| RewardModel::load_reference(&device, files, config.width))
         .transpose()?;
+    let write_files = || write_model_files(args, &reasoner, reference.as_ref());
     let mut task = RewardTask {
         train_step,
-        reference_reasoner: reference,
+        reference_reasoner,
         reference_tracer: ReferenceTracer::default(),
         annotations,
         held_out,
@@ -105,7 +110,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     };
     task.check()?;
     if args.objective == ObjectiveKind::Untrained {
-        write_model_files(args)?;
+        write_files()?;
         task.save()?;
         printer.result(&json!({ "out": args.out }), || {
             format!("{} is written, untrained", args.out.display())
@@ -118,18 +123,45 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
             args.annotations.iter().map(|dir| dir.display().to_string()).collect();
         bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
     }
-    write_model_files(args)?;
-    let [model, out] = [&args.model, &args.out].map(|dir| shell_quoted(&dir.display().to_string()));
+    write_files()?;
+    let [model, out] = [&args.model, &args.out.display().to_string()].map(|dir| shell_quoted(dir));
     let next = format!("latent-tts eval --model {model} --reward-model {out}");
     run_training(&mut task, &device, &train_config, printer, Destination { out: &args.out, next })
 }
 
+/// The reference reasoner that the flags name.
+enum Reference {
+    /// The reasoner: recorded.
+    Reasoner(ModelFiles),
+    /// Another one: copied.
+    Copied(ModelFiles),
+}
+
+impl Reference {
+    fn of(args: &RewardArgs, reasoner: &ModelFiles) -> Result<Option<Self>> {
+        Ok(match args.reference.as_deref() {
+            None | Some("none") => None,
+            Some("reasoner") => Some(Self::Reasoner(reasoner.clone())),
+            Some(other) => Some(Self::Copied(files_over(other, args.lora.base.as_deref())?)),
+        })
+    }
+
+    fn files(&self) -> &ModelFiles {
+        let (Self::Reasoner(files) | Self::Copied(files)) = self;
+        files
+    }
+}
+
 /// Writes the files beside the weights: the reasoner's configuration with the class of a reward
 /// model, its tokenizer, and the reference reasoner.
-fn write_model_files(args: &RewardArgs) -> Result<()> {
+fn write_model_files(
+    args: &RewardArgs,
+    reasoner: &ModelFiles,
+    reference: Option<&Reference>,
+) -> Result<()> {
     std::fs::create_dir_all(&args.out)
         .with_context(|| format!("{}: cannot be made", args.out.display()))?;
-    model_dir::copy_description(&args.model, &args.out)?;
+    model_dir::copy_description(reasoner, &args.out)?;
     let mut config = read_json(&args.out.join("config.json"))?;
     let class = match config["model_type"].as_str() {
         Some("llama") => "LlamaForTokenClassification",
@@ -140,22 +172,30 @@ fn write_model_files(args: &RewardArgs) -> Result<()> {
     if let Some(config) = config.as_object_mut() {
         config.remove("latent_tts");
     }
-    if let Some(reference) = &args.reference {
-        model_dir::copy_model(reference, &args.out.join(REFERENCE_DIR))?;
+    match reference {
+        Some(Reference::Reasoner(files)) => {
+            let path = adapter::path_from(&args.out, files.path())
+                .with_context(|| format!("{}: cannot be found", files.path().display()))?;
+            let record = ReferenceRecord { path, digest: Checkpoint::open(files)?.digest()? };
+            config["latent_tts"] = json!({ "reference": record });
+        }
+        Some(Reference::Copied(files)) => {
+            model_dir::copy_model(files, &args.out.join(REFERENCE_DIR))?;
+        }
+        None => {}
     }
     Ok(write_json(&args.out.join("config.json"), &config)?)
 }
 
 /// The reasoner's end-latent tokens, which stand between its thoughts and its answer.
-fn end_latent_tokens(dir: &Path) -> Result<Vec<u32>> {
-    let (checkpoint, tokenizer) = (Checkpoint::open(dir)?, Tokenizer::read(dir)?);
+fn end_latent_tokens(reasoner: &ModelFiles) -> Result<Vec<u32>> {
+    let (checkpoint, tokenizer) = (Checkpoint::open(reasoner)?, Tokenizer::read(reasoner)?);
     let family = Family::detect(&checkpoint, &tokenizer)?;
     Ok(Method::resolve(family, &checkpoint, &tokenizer)?.end_latent)
 }
 
 /// The settings of the fingerprint that are not those of the training loop.
 fn model_settings(args: &RewardArgs) -> Value {
-    let LoraArgs { rank, alpha, dropout, targets } = &args.lora;
     json!({
         "model": args.model,
         "init": args.init,
@@ -166,6 +206,6 @@ fn model_settings(args: &RewardArgs) -> Value {
         "head": format!("{:?}", args.head),
         "reads_answers": args.reads_answers,
         "mind": args.reference,
-        "lora": [json!(rank), json!(alpha), json!(dropout), json!(targets)],
+        "lora": args.lora.settings(),
     })
 }

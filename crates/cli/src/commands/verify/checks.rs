@@ -275,7 +275,7 @@ fn reference_run(
         let why = "a random model's choices do not survive bf16";
         [answers, texts] = [answers, texts].map(|check| GoldenCheck::skipped(check.name, why));
         // The top-k tokens of a mixture are subject to the same rounding.
-        if matches!(reasoner.head, LatentHead::TopKMixture { .. }) {
+        if matches!(*reasoner.head, LatentHead::TopKMixture { .. }) {
             thoughts = GoldenCheck::skipped(thoughts.name, why);
         }
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use latent_tts::engine::family::{CODI_PROJECTOR, COLAR_HEAD};
 use model::{
-    Checkpoint, DecoderTuning, LmHead, LoraConfig, LoraTargets, ModelError, TensorSource,
-    TrainableDecoder, TrainableGaussianHead, TrainableHead,
+    Checkpoint, DecoderTuning, LmHead, LoraConfig, LoraTargets, ModelError, ModelFiles,
+    TensorSource, TrainableDecoder, TrainableGaussianHead, TrainableHead,
 };
 use serde::Deserialize;
 use tensor::{Device, Tensor};
@@ -100,14 +100,18 @@ struct MethodsDump<'a> {
 }
 
 /// Every check of a method that the dump has data for.
-pub(super) fn run_all(device: &Device, dir: &Path) -> Result<Vec<GoldenCheck>> {
+pub(super) fn run_all(
+    device: &Device,
+    dir: &Path,
+    checkpoint: &ModelFiles,
+) -> Result<Vec<GoldenCheck>> {
     let path = dir.join("methods.json");
     if !path.exists() {
         return Ok(Vec::new());
     }
     let dump = MethodsDump {
         device,
-        checkpoint: Checkpoint::open(&dir.join("checkpoint"))?,
+        checkpoint: Checkpoint::open(checkpoint)?,
         meta: read_json(&path)?,
         tensors: GoldenTensors::read(dir.join("methods.safetensors"))?,
     };

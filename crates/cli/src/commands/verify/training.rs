@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use latent_tts::engine::family::CODI_PROJECTOR;
 use model::names::{TensorRole, classify};
-use model::{Checkpoint, LmHead, Parameter, TrainableDecoder, TrainableHead};
+use model::{Checkpoint, LmHead, ModelFiles, Parameter, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
 use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
@@ -33,12 +33,13 @@ pub(super) fn run_all(
     golden: &GoldenDump,
     device: &Device,
     dir: &Path,
+    checkpoint: &ModelFiles,
 ) -> Result<Vec<GoldenCheck>> {
     let mut checks = Vec::new();
     if let Some(training) = &golden.meta.training {
         let names = ["training loss", "training gradients"];
         checks.extend(if_f32(device, &names, || {
-            check_reasoner(golden, training, device, &dir.join("checkpoint"))
+            check_reasoner(golden, training, device, checkpoint)
         })?);
     }
     if golden.has_reward_model() {
@@ -78,9 +79,9 @@ fn check_reasoner(
     golden: &GoldenDump,
     training: &GoldenTraining,
     device: &Device,
-    dir: &Path,
+    checkpoint: &ModelFiles,
 ) -> Result<Vec<GoldenCheck>> {
-    let checkpoint = Checkpoint::open(dir)?;
+    let checkpoint = Checkpoint::open(checkpoint)?;
     let config = checkpoint.config();
     let head = if checkpoint.has("projector.1.weight") {
         TrainableHead::mlp(device, &checkpoint, &CODI_PROJECTOR)?

@@ -15,12 +15,12 @@ enum Operand {
 
 /// A calculation such as `$1*c/100`.
 #[derive(Debug, Clone)]
-pub(super) struct Formula {
+pub(super) struct StoryFormula {
     operands: Vec<Operand>,
     expression: StepExpression,
 }
 
-impl Formula {
+impl StoryFormula {
     /// Parses a formula that may use the results of the first `steps` steps.
     pub(super) fn parse(text: &str, steps: usize) -> Result<Self, String> {
         let bad = || format!("`{text}` is no calculation; write it as a*b or $1-c");

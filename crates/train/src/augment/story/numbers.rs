@@ -2,7 +2,7 @@
 
 use super::super::rational::Rational;
 use super::super::stream::VariantRng;
-use super::formula::{Formula, number_index};
+use super::formula::{StoryFormula, number_index};
 
 /// Numbers `a` to `h`.
 pub(super) const MAX_NUMBERS: usize = 8;
@@ -15,7 +15,7 @@ const MAX_RESULT: i128 = 100_000;
 
 /// What a number may be.
 #[derive(Debug, Clone, Default)]
-enum NumberRange {
+enum StoryRange {
     /// Mostly up to 20, often up to 100, rarely up to 900.
     #[default]
     Any,
@@ -27,7 +27,7 @@ enum NumberRange {
     OneOf(Vec<Rational>),
 }
 
-impl NumberRange {
+impl StoryRange {
     /// Parses `2-12`, `5-50/5`, `0.25-9.75/0.25` or `10|20|50`.
     fn parse(text: &str) -> Option<Self> {
         if text.contains('|') {
@@ -72,11 +72,11 @@ impl NumberRange {
 /// A comparison between two formulas.
 #[derive(Debug, Clone)]
 struct Condition {
-    left: Formula,
+    left: StoryFormula,
     /// `left % modulus` is compared.
-    modulus: Option<Formula>,
+    modulus: Option<StoryFormula>,
     accepted: Comparison,
-    right: Formula,
+    right: StoryFormula,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -109,10 +109,10 @@ impl Condition {
             format!("`{text}` is neither a range (a 2-12) nor a comparison (b<a)")
         })?;
         let (left, modulus) = match left.split_once('%') {
-            Some((left, modulus)) => (left, Some(Formula::parse(modulus, steps)?)),
+            Some((left, modulus)) => (left, Some(StoryFormula::parse(modulus, steps)?)),
             None => (left, None),
         };
-        let (left, right) = (Formula::parse(left, steps)?, Formula::parse(right, steps)?);
+        let (left, right) = (StoryFormula::parse(left, steps)?, StoryFormula::parse(right, steps)?);
         Ok(Self { left, modulus, accepted, right })
     }
 
@@ -137,9 +137,9 @@ impl Condition {
 /// The numbers of a template.
 #[derive(Debug, Clone)]
 pub(super) struct StoryNumbers {
-    ranges: Vec<NumberRange>,
+    ranges: Vec<StoryRange>,
     conditions: Vec<Condition>,
-    steps: Vec<Formula>,
+    steps: Vec<StoryFormula>,
     /// Whether results may have two decimals: where a range has.
     decimals: bool,
 }
@@ -156,27 +156,27 @@ impl StoryNumbers {
     pub(super) fn parse(steps: &str, conditions: &str) -> Result<Self, String> {
         let mut formulas = Vec::new();
         for step in steps.split(';') {
-            formulas.push(Formula::parse(step, formulas.len())?);
+            formulas.push(StoryFormula::parse(step, formulas.len())?);
         }
-        let (mut ranges, mut comparisons) = (vec![NumberRange::Any; MAX_NUMBERS], Vec::new());
+        let (mut ranges, mut comparisons) = (vec![StoryRange::Any; MAX_NUMBERS], Vec::new());
         for condition in conditions.split(',').map(str::trim).filter(|text| !text.is_empty()) {
             let range = condition.split_once(' ').filter(|(name, _)| {
                 name.len() == 1 && name.starts_with(|c: char| matches!(c, 'a'..='h'))
             });
-            match range.map(|(name, range)| (name, NumberRange::parse(range.trim()))) {
+            match range.map(|(name, range)| (name, StoryRange::parse(range.trim()))) {
                 Some((name, Some(range))) => {
                     name.chars().for_each(|letter| ranges[number_index(letter)] = range.clone());
                 }
                 _ => comparisons.push(Condition::parse(condition, formulas.len())?),
             }
         }
-        let decimals = ranges.iter().any(NumberRange::has_decimals);
+        let decimals = ranges.iter().any(StoryRange::has_decimals);
         Ok(Self { ranges, conditions: comparisons, steps: formulas, decimals })
     }
 
     /// The numbers that the steps use.
     pub(super) fn used(&self) -> impl Iterator<Item = usize> {
-        self.steps.iter().flat_map(Formula::numbers)
+        self.steps.iter().flat_map(StoryFormula::numbers)
     }
 
     /// Values that fit, unless none is found.
@@ -185,7 +185,7 @@ impl StoryNumbers {
     }
 
     fn attempt(&self, rng: &mut VariantRng) -> Option<StoryValues> {
-        let draw = |range: &NumberRange| range.draw(rng);
+        let draw = |range: &StoryRange| range.draw(rng);
         let numbers = self.ranges.iter().map(draw).collect::<Option<Vec<_>>>()?;
         let mut results = Vec::with_capacity(self.steps.len());
         for step in &self.steps {

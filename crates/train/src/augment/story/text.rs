@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::names::Person;
+use super::super::names::StoryPerson;
 use super::super::number_words::spelled;
 use super::super::rational::Rational;
 use super::super::render::{capitalised, fix_article};
@@ -223,7 +223,7 @@ fn declare(part: &TextPart, declared: &mut Vec<char>) -> Result<(), String> {
 struct TextWriter<'a> {
     numbers: &'a [Rational],
     rng: &'a mut VariantRng,
-    people: BTreeMap<char, Person>,
+    people: BTreeMap<char, StoryPerson>,
     things: BTreeMap<char, Noun>,
     text: String,
 }
@@ -278,12 +278,12 @@ impl<'a> TextWriter<'a> {
         matches!(words.next(), Some("1" | "one" | "One")) && self.text.ends_with(' ')
     }
 
-    fn person(&mut self, letter: char) -> Option<Person> {
+    fn person(&mut self, letter: char) -> Option<StoryPerson> {
         if let Some(person) = self.people.get(&letter) {
             return Some(*person);
         }
         let taken: Vec<&str> = self.people.values().map(|person| person.name).collect();
-        let person = Person::draw(self.rng, &taken)?;
+        let person = StoryPerson::draw(self.rng, &taken)?;
         self.people.insert(letter, person);
         Some(person)
     }
@@ -304,7 +304,7 @@ impl<'a> TextWriter<'a> {
     }
 }
 
-impl Person {
+impl StoryPerson {
     fn write(self, form: PersonForm) -> String {
         let female = self.is_female;
         match form {

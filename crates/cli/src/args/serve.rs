@@ -1,0 +1,105 @@
+//! Flags of `serve`.
+
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{MachineArgs, ModelArgs, OutputArgs, values};
+
+/// Arguments of `latent-tts serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub machine: MachineArgs,
+
+    #[command(flatten)]
+    pub http: HttpArgs,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Where and how the server listens.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Server")]
+pub struct HttpArgs {
+    /// The address to listen at; 0.0.0.0 is every one of this machine
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+
+    /// The port to listen at; 0 is any that is free
+    #[arg(long, value_name = "PORT", default_value = "8000")]
+    pub port: u16,
+
+    /// The model's name in requests and replies [default: what --model says]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+
+    /// Refuse requests without this key; better set by LATENT_TTS_API_KEY than here, where every
+    /// user of the machine can read it [default: none is needed]
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+
+    /// The chat template: auto, family (the prompt that the model's family was trained with) or a
+    /// Jinja file [default: auto, the tokenizer's for a cot model, else family]
+    #[arg(long, value_name = "TEMPLATE")]
+    pub chat_template: Option<PathBuf>,
+
+    /// Lines of the log
+    #[arg(long, value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+
+    /// Log the texts of questions, too
+    #[arg(long)]
+    pub log_prompts: bool,
+}
+
+/// The form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// What a server refuses.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Trajectories of all waiting requests; beyond, requests are refused with 429
+    #[arg(long, value_name = "COUNT", default_value = "4096")]
+    pub max_queue: NonZeroUsize,
+
+    /// Trajectories of one prompt
+    #[arg(long, value_name = "COUNT", default_value = "512")]
+    pub max_samples: NonZeroUsize,
+
+    /// Open connections
+    #[arg(long, value_name = "COUNT", default_value = "1024")]
+    pub max_connections: NonZeroUsize,
+
+    /// Size of a request's body
+    #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "1MiB")]
+    pub max_body: usize,
+
+    /// Seconds that a request may take
+    #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "300")]
+    pub request_timeout: f64,
+
+    /// Seconds that a client may take to send a request, or to read a part of its reply
+    #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "30")]
+    pub io_timeout: f64,
+
+    /// Seconds that running requests have after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "30")]
+    pub shutdown_timeout: f64,
+}

@@ -1,0 +1,137 @@
+//! What a command names by an id of the Hugging Face Hub is downloaded before it runs, with
+//! progress; the library then finds it in the cache.
+
+use anyhow::Result;
+use hub::HubEvent;
+use latent_tts::{fetch_data, fetch_model};
+
+use crate::args::values::format_bytes;
+use crate::args::{Command, ModelArgs, OutputArgs, TrainCommand};
+use crate::printer::{Printer, Progress};
+
+/// The names of a command that may be ids, and how it prints.
+struct Names<'a> {
+    models: Vec<Option<&'a String>>,
+    data: Vec<String>,
+    output: &'a OutputArgs,
+}
+
+/// Downloads what a command names and the cache lacks.
+pub fn fetch(command: &Command) -> Result<()> {
+    let Some(Names { models, data, output }) = names(command) else { return Ok(()) };
+    let printer = Printer::new(output);
+    for model in models.into_iter().flatten() {
+        fetch_model(model, &mut FileProgress::new(&printer).handler())?;
+    }
+    for data in &data {
+        fetch_data(data, &mut FileProgress::new(&printer).handler())?;
+    }
+    Ok(())
+}
+
+fn names(command: &Command) -> Option<Names<'_>> {
+    let of_models: fn(&ModelArgs) -> Vec<Option<&String>> = |args| {
+        let ModelArgs { model, reward_model, base, .. } = args;
+        vec![model.as_ref(), reward_model.as_ref(), base.as_ref()]
+    };
+    let list = |data: &Option<String>| data.iter().cloned().collect::<Vec<_>>();
+    Some(match command {
+        Command::Eval(args) => {
+            Names { models: of_models(&args.model), data: list(&args.data), output: &args.output }
+        }
+        Command::Sweep(args) => {
+            Names { models: of_models(&args.model), data: list(&args.data), output: &args.output }
+        }
+        Command::Solve(args) => {
+            Names { models: of_models(&args.model), data: Vec::new(), output: &args.output }
+        }
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => {
+            Names { models: of_models(&args.model), data: Vec::new(), output: &args.output }
+        }
+        Command::Annotate(args) => Names {
+            models: vec![args.model.as_ref(), args.base.as_ref()],
+            data: list(&args.data),
+            output: &args.output,
+        },
+        Command::Inspect(args) => Names {
+            models: vec![Some(&args.dir), args.base.as_ref()],
+            data: Vec::new(),
+            output: &args.output,
+        },
+        Command::Verify(args) => {
+            Names { models: vec![args.base.as_ref()], data: Vec::new(), output: &args.output }
+        }
+        Command::Train(TrainCommand::Reasoner(args)) => Names {
+            models: vec![args.init.as_ref(), args.lora.base.as_ref()],
+            data: args.data.iter().filter_map(|data| data.file()).map(path_name).collect(),
+            output: &args.output,
+        },
+        Command::Train(TrainCommand::Reward(args)) => Names {
+            models: vec![
+                Some(&args.model),
+                args.init.as_ref(),
+                args.lora.base.as_ref(),
+                args.reference.as_ref(),
+            ],
+            data: Vec::new(),
+            output: &args.output,
+        },
+        Command::Report(_)
+        | Command::Doctor(_)
+        | Command::Corpus(_)
+        | Command::Augment(_)
+        | Command::Bench(_) => return None,
+    })
+}
+
+fn path_name(path: &std::path::Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// The progress of a download: one line a file, and a bar on a terminal.
+struct FileProgress<'a> {
+    printer: &'a Printer,
+    bar: Option<Progress>,
+    name: String,
+    size: u64,
+}
+
+impl<'a> FileProgress<'a> {
+    fn new(printer: &'a Printer) -> Self {
+        Self { printer, bar: None, name: String::new(), size: 0 }
+    }
+
+    fn handler(mut self) -> impl FnMut(HubEvent<'_>) {
+        move |event| self.show(event)
+    }
+
+    fn show(&mut self, event: HubEvent<'_>) {
+        match event {
+            HubEvent::File { name, size, resumed } => {
+                self.bar = None;
+                (self.name, self.size) = (name.to_owned(), size);
+                let size = format_bytes(size);
+                self.printer.note(&match resumed {
+                    0 => format!("downloading {name}, {size}"),
+                    there => {
+                        format!("downloading {name}, {} of {size} are there", format_bytes(there))
+                    }
+                });
+                self.bar = Some(self.printer.progress(resumed as usize, self.size as usize));
+            }
+            HubEvent::Bytes(done) => {
+                let (name, size) = (&self.name, format_bytes(self.size));
+                if let Some(bar) = &mut self.bar {
+                    bar.set(done as usize);
+                    bar.report(&format!("bytes, {} of {size} of {name}", format_bytes(done)));
+                }
+            }
+            HubEvent::Resumed(from) => {
+                let (name, from) = (&self.name, format_bytes(from));
+                self.printer.note(&format!("{name}: the connection ended, going on from {from}"));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Log-probabilities of given tokens under the decoder as a plain language model: no prompt
+//! template, no thoughts.
+
+use model::{Cache, Pass, Sequence};
+use tensor::ops::{self, Activation, OutputDtype};
+use tensor::{DeviceError, Tensor};
+
+use crate::batch_plan::check_context;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::prompt::Prompt;
+use crate::reasoner::LatentModel;
+
+/// Positions whose logits are on the host at once: large vocabularies make them large.
+const LOGIT_ROWS: usize = 64;
+
+/// How likely a token was after those before it, and the token that was most likely there.
+///
+/// The two log-probabilities are equal exactly where the token is the most likely one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenScore {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most likely token; the first of equals.
+    pub top: u32,
+    /// The log-probability of that.
+    pub top_logprob: f32,
+}
+
+impl Engine {
+    /// Scores every token after the first, and then the most likely next one: as many scores as
+    /// there are tokens.
+    ///
+    /// # Errors
+    ///
+    /// When there are no tokens, more than the context holds, or unknown ones.
+    pub fn score_tokens(&self, tokens: &[u32]) -> Result<Vec<TokenScore>, EngineError> {
+        let model = &self.reasoner().model;
+        check_tokens(model, tokens)?;
+        let (device, config) = (model.decoder.device(), model.decoder.config());
+        let mut cache = Cache::new(device, config, Cache::slots_for(tokens.len()))?;
+        Ok(device.run(|| score_tokens(model, &mut cache, tokens))?)
+    }
+}
+
+/// Refuses tokens that cannot be scored.
+pub(crate) fn check_tokens(model: &LatentModel, tokens: &[u32]) -> Result<(), EngineError> {
+    let prompt = Prompt { id: 0, text: String::new(), tokens: tokens.to_vec() };
+    if tokens.is_empty() {
+        return Err(EngineError::Empty { id: 0 });
+    }
+    prompt.check_tokens(model.decoder.config().vocab)?;
+    // One position less than a prompt needs: nothing is fed after the last token.
+    let rest = Prompt { tokens: tokens[1..].to_vec(), ..prompt };
+    check_context(model.decoder.config(), &rest, 0, 0)
+}
+
+/// Scores tokens in one pass; the slots that it takes are free again afterwards.
+pub(crate) fn score_tokens(
+    model: &LatentModel,
+    cache: &mut Cache,
+    tokens: &[u32],
+) -> Result<Vec<TokenScore>, DeviceError> {
+    let (mut pass, mut sequence) = (Pass::with_capacity(tokens.len()), Sequence::default());
+    tokens.iter().for_each(|_| pass.push(cache, &mut sequence, true));
+    let hidden = model.decoder.forward(cache, &pass, model.embed(tokens)?, None);
+    cache.release(sequence, 0);
+    let (hidden, device, mut scores) = (hidden?, model.decoder.device(), Vec::new());
+    for first in (0..tokens.len()).step_by(LOGIT_ROWS) {
+        let places: Vec<usize> = (first..tokens.len().min(first + LOGIT_ROWS)).collect();
+        let (rows, mut logits) = (ops::select(device, [&hidden], &places)?, Tensor::default());
+        let (head, dtype) = (model.decoder.lm_head(), OutputDtype::F32);
+        ops::linear(device, &rows, head, Activation::None, dtype, &mut logits)?;
+        let logits = logits.to_host()?;
+        let next = |(i, &place): (usize, &usize)| {
+            TokenScore::new(logits.row(i), tokens.get(place + 1).copied())
+        };
+        scores.extend(places.iter().enumerate().map(next));
+    }
+    Ok(scores)
+}
+
+impl TokenScore {
+    /// Scores a token, or the most likely one, by its logits.
+    fn new(logits: &[f32], token: Option<u32>) -> Self {
+        let largest = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+        let top = (0..logits.len()).fold(0, largest);
+        let sum: f64 = logits.iter().map(|&x| f64::from(x - logits[top]).exp()).sum();
+        let logprob = |i: usize| (f64::from(logits[i] - logits[top]) - sum.ln()) as f32;
+        let token = token.unwrap_or(top as u32);
+        let (top_logprob, logprob) = (logprob(top), logprob(token as usize));
+        Self { token, logprob, top: top as u32, top_logprob }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_score_is_the_log_softmax() {
+        let logits = [1.0_f32, 3.0, 2.0, 3.0];
+        let sum: f32 = logits.iter().map(|x| x.exp()).sum();
+        for token in 0..4 {
+            let score = TokenScore::new(&logits, Some(token));
+            assert!((score.logprob - (logits[token as usize] - sum.ln())).abs() < 1e-6);
+            assert_eq!(score.logprob == score.top_logprob, logits[token as usize] == 3.0);
+            assert_eq!((score.token, score.top), (token, 1));
+        }
+        assert_eq!(TokenScore::new(&logits, None).token, 1);
+    }
+}

@@ -1,0 +1,185 @@
+//! A question whose rows are coming in: from finished rows to its reply.
+//!
+//! Waves ([`crate::engine`]) and the continuous batch ([`crate::scheduler`]) both end here, so that
+//! a reply does not depend on which of them ran its rows.
+
+use std::ops::Range;
+
+use aggregate::{EarlyStop, StepDiversity, stop_reason};
+use answer::AnswerKind;
+use tensor::ops::TokenLogprob;
+
+use crate::batch::BatchItem;
+use crate::beam_search::BeamOutput;
+use crate::cost::CostModel;
+use crate::decode::AnswerTokens;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
+use crate::sampling_params::{AdaptiveSampling, SamplingParams};
+use crate::score::Rewards;
+use crate::wave::FinishedRow;
+
+/// What a question's rows are read with.
+#[derive(Clone, Copy)]
+pub(crate) struct QuestionContext<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) item: BatchItem<'a>,
+}
+
+impl<'a> QuestionContext<'a> {
+    fn costs(&self) -> CostModel<'a> {
+        CostModel { context: self.engine.context(), item: self.item }
+    }
+
+    /// The text, the answer and the rewards of a row.
+    pub(crate) fn trajectory(
+        &self,
+        kind: AnswerKind,
+        tokens: AnswerTokens,
+        rewards: Option<Rewards>,
+    ) -> Result<Trajectory, EngineError> {
+        let (text, answer) = self.engine.reasoner().parse_answer(kind, &tokens)?;
+        Ok(Trajectory {
+            answer,
+            text,
+            tokens,
+            outcome_reward: rewards.as_ref().and_then(|rewards| rewards.outcome),
+            process_rewards: rewards.map(|rewards| rewards.process),
+            ..Trajectory::default()
+        })
+    }
+
+    /// Tokens that a lens found, with their texts. Where a logit was NaN there is no probability
+    /// and no token.
+    pub(crate) fn lens(
+        &self,
+        found: Vec<Vec<TokenLogprob>>,
+    ) -> Result<Vec<Vec<LensToken>>, EngineError> {
+        let tokenizer = &self.engine.reasoner().tokenizer;
+        let lens_token = |&TokenLogprob { token, logprob }: &TokenLogprob| {
+            let text = tokenizer.decode(&[token])?;
+            Ok::<_, EngineError>(LensToken { token, text, probability: logprob.exp() })
+        };
+        let thought = |tokens: Vec<TokenLogprob>| {
+            tokens.iter().filter(|token| !token.logprob.is_nan()).map(lens_token).collect()
+        };
+        found.into_iter().map(thought).collect()
+    }
+}
+
+/// A question whose rows are coming in.
+pub(crate) struct QuestionState {
+    answer_kind: AnswerKind,
+    reply: Reply,
+    diversity: StepDiversity,
+    /// The rows of the round in progress.
+    pub(crate) round: Range<usize>,
+    pub(crate) cancelled: bool,
+    pub(crate) done: bool,
+}
+
+impl QuestionState {
+    pub(crate) fn new(of: QuestionContext<'_>, answer_kind: AnswerKind) -> Self {
+        Self {
+            answer_kind,
+            reply: Reply { id: of.item.prompt.id, ..Reply::default() },
+            diversity: StepDiversity::new(of.engine.reasoner().decoder.config().width),
+            round: 0..0,
+            cancelled: false,
+            done: false,
+        }
+    }
+
+    /// The rows after those of the last round: all, or twice as many samples as there are if the
+    /// vote is looked at between rounds.
+    pub(crate) fn next_rows(&self, params: &SamplingParams) -> Range<usize> {
+        let (start, greedy) = (self.round.end, usize::from(params.greedy));
+        let samples = (2 * start.saturating_sub(greedy)).max(AdaptiveSampling::FIRST_ROUND);
+        let end = if params.adaptive.is_some() { greedy + samples } else { params.rows() };
+        start..end.min(params.rows())
+    }
+
+    /// Adds the rows of a range of the round; fewer than the range has if the request is cancelled.
+    pub(crate) fn add_rows(
+        &mut self,
+        of: QuestionContext<'_>,
+        range: &Range<usize>,
+        rows: Vec<FinishedRow>,
+    ) -> Result<(), EngineError> {
+        if self.cancelled || rows.len() < range.len() {
+            (self.cancelled, self.done) = (true, true);
+            return Ok(());
+        }
+        if range.start == self.round.start {
+            self.reply.cost += of.costs().prompt();
+        }
+        rows.into_iter().try_for_each(|row| self.add_row(of, row))?;
+        if range.end == self.round.end {
+            self.decide(of.item.params);
+        }
+        Ok(())
+    }
+
+    fn add_row(&mut self, of: QuestionContext<'_>, row: FinishedRow) -> Result<(), EngineError> {
+        self.reply.cost += of.costs().row(row.thoughts, row.tokens.len());
+        let latents = row.latents.unwrap_or_default();
+        if row.perturbed {
+            (0..latents.rows()).for_each(|t| self.diversity.add(t, latents.row(t)));
+        }
+        let trajectory = Trajectory {
+            number: row.id.trajectory,
+            thoughts: row.thoughts,
+            latents,
+            lens: of.lens(row.lens)?,
+            logprob: row.logprob.is_finite().then_some(row.logprob),
+            ..of.trajectory(self.answer_kind, row.tokens, row.rewards)?
+        };
+        if row.perturbed {
+            self.reply.trajectories.push(trajectory);
+        } else {
+            self.reply.greedy = Some(trajectory);
+        }
+        Ok(())
+    }
+
+    /// Ends the question when all samples are there or the vote is decided.
+    fn decide(&mut self, params: &SamplingParams) {
+        let requested = params.samples.get();
+        let left = requested - self.reply.trajectories.len();
+        if let (Some(AdaptiveSampling { confidence }), 1..) = (params.adaptive, left) {
+            let reason = stop_reason(&self.reply.trajectories, left, confidence);
+            self.reply.stopped =
+                reason.map(|reason| EarlyStop { requested: requested as u32, reason });
+        }
+        self.done = left == 0 || self.reply.stopped.is_some();
+    }
+
+    pub(crate) fn finish(
+        self,
+        of: QuestionContext<'_>,
+        beam: Option<BeamOutput>,
+        seconds: StageSeconds,
+    ) -> Result<Reply, EngineError> {
+        let params = of.item.params;
+        if self.cancelled || (params.beam.is_some() && beam.is_none()) {
+            return Err(EngineError::Cancelled { id: self.reply.id });
+        }
+        let beam = beam.map(|beam| self.beam_reply(of, beam)).transpose()?;
+        let rule = params.rule.unwrap_or_else(|| of.engine.default_rule());
+        let chosen = rule.choose(&self.reply.trajectories, &params.vote);
+        let diversity = self.diversity.values();
+        Ok(Reply { beam, diversity, rule, chosen, seconds, ..self.reply })
+    }
+
+    fn beam_reply(
+        &self,
+        of: QuestionContext<'_>,
+        beam: BeamOutput,
+    ) -> Result<BeamReply, EngineError> {
+        let BeamOutput { thoughts, tokens, rewards, cost } = beam;
+        let best =
+            Trajectory { thoughts, ..of.trajectory(self.answer_kind, tokens, Some(rewards))? };
+        Ok(BeamReply { best, cost })
+    }
+}

@@ -1,0 +1,396 @@
+//! The continuous batch: at every pass rows join, advance by one stage, and leave.
+//!
+//! A pass holds the prompts of rows that join, one thought or the end tokens of rows that think,
+//! and one token of rows that answer. A row's slots are reserved when it joins, so that a pass
+//! never lacks memory; they are free again when it leaves. Rewards are read once a request's
+//! round of rows is complete, in one pass of the reward model for all requests that are.
+
+use model::Cache;
+use smallvec::SmallVec;
+use tensor::{DeviceError, Tensor, ops};
+
+use super::job::{AfterRound, Job, NextFeed, Prefix, RowProgress, RunningJob, ScoredLater};
+use super::pass::{PassBuilder, ThoughtParts};
+use super::step::{BatchStep, HiddenStates, StartedRow};
+use crate::batch::BatchItem;
+use crate::batch_plan::Footprint;
+use crate::decode::AnswerTokens;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::logprobs::{self, TokenScore};
+use crate::prefill::RowSpec;
+use crate::prompt::Prompt;
+use crate::reference_trace::ReferenceTracer;
+use crate::sampler::{RowId, Sampler};
+use crate::score::{AnswerBatch, ScoreBatch, score};
+use crate::think::{Row, ThoughtBatch};
+use crate::wave::{FinishedRow, ensure_slots, reference_trace};
+
+/// Requests with rows in the KV cache.
+pub(crate) struct ContinuousBatch<'a> {
+    engine: &'a Engine,
+    /// In the order of admission. Rows refer to them, and to `prefixes`, by index.
+    jobs: Vec<RunningJob>,
+    prefixes: Vec<Option<Prefix>>,
+    rows: Vec<Row>,
+    progress: Vec<RowProgress>,
+    cache: Option<Cache>,
+    reward_cache: Option<Cache>,
+    tracer: ReferenceTracer,
+    /// Slots that are reserved for the jobs and rows of the batch.
+    reserved: usize,
+    slots: usize,
+    max_rows: usize,
+}
+
+impl<'a> ContinuousBatch<'a> {
+    pub(crate) fn new(engine: &'a Engine) -> Self {
+        let decoder = &engine.reasoner().decoder;
+        let bytes = Cache::bytes_per_position(decoder.device(), decoder.config());
+        Self {
+            engine,
+            jobs: Vec::new(),
+            prefixes: Vec::new(),
+            rows: Vec::new(),
+            progress: Vec::new(),
+            cache: None,
+            reward_cache: None,
+            tracer: ReferenceTracer::default(),
+            reserved: 0,
+            // Whole chunks, as sequences take them.
+            slots: Self::memory(engine) / bytes / Cache::slots_for(1) * Cache::slots_for(1),
+            max_rows: decoder.device().max_batch_rows(),
+        }
+    }
+
+    /// Bytes of keys and values of each of the two models: a request must fit them.
+    pub(crate) fn memory(engine: &Engine) -> usize {
+        engine.memory() / if engine.reward_model().is_some() { 2 } else { 1 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    pub(crate) fn running_requests(&self) -> usize {
+        self.jobs.len()
+    }
+
+    pub(crate) fn running_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Slots that are reserved, and all of them.
+    pub(crate) fn slot_usage(&self) -> (usize, usize) {
+        (self.reserved, self.slots)
+    }
+
+    /// Whether a request can join: every row before it has, and there is memory for one of its own.
+    pub(crate) fn has_room(&self, job: &Job) -> bool {
+        let footprint = Footprint::of(&self.engine.context(), &job.item());
+        let need = footprint.shared_slots() + footprint.own_slots();
+        self.jobs.iter().all(|job| job.waiting_rows() == 0)
+            && self.rows.len() < self.max_rows
+            && self.reserved + need <= self.slots
+    }
+
+    /// Lets a request join that has room. Its rows enter with the next pass.
+    pub(crate) fn join(&mut self, job: Job) {
+        let job = RunningJob::new(self.engine, job);
+        self.reserved += job.footprint.shared_slots();
+        self.jobs.push(job);
+        self.prefixes.push(None);
+    }
+
+    /// Whether there is memory for so many positions.
+    pub(crate) fn has_slots(&self, positions: usize) -> bool {
+        self.reserved + Cache::slots_for(positions) <= self.slots
+    }
+
+    /// Scores tokens, for which there is memory, in a pass of their own.
+    pub(crate) fn score_tokens(&mut self, tokens: &[u32]) -> Result<Vec<TokenScore>, DeviceError> {
+        let model = &self.engine.reasoner().model;
+        let device = model.decoder.device();
+        device.run(|| logprobs::score_tokens(model, self.cache()?, tokens))
+    }
+
+    /// Gives the memory of the caches back, while the batch is empty.
+    pub(crate) fn release_caches(&mut self) {
+        (self.cache, self.reward_cache) = (None, None);
+        self.tracer = ReferenceTracer::default();
+    }
+
+    /// Ends every request with an error: a pass has failed. Where the device had not the memory for
+    /// it, the next batch has half of the slots.
+    pub(crate) fn fail(&mut self, error: &EngineError) {
+        if matches!(error, EngineError::Device(device) if device.is_out_of_memory()) {
+            self.slots = Cache::slots_for(self.slots / 2);
+        }
+        self.release_caches();
+        (self.reserved, self.rows, self.progress) = (0, Vec::new(), Vec::new());
+        self.prefixes.clear();
+        for job in self.jobs.drain(..) {
+            job.job.fail(EngineError::PassFailed { why: error.to_string() });
+        }
+    }
+
+    /// One pass: cancelled requests leave, rows join, all rows advance, finished ones leave.
+    pub(crate) fn step(&mut self) -> Result<(), EngineError> {
+        self.remove_cancelled();
+        self.admit_rows();
+        let device = self.engine.reasoner().decoder.device();
+        device.run(|| {
+            self.advance()?;
+            self.collect_finished()?;
+            self.end_rounds()
+        })
+    }
+
+    fn cache(&mut self) -> Result<&mut Cache, DeviceError> {
+        let decoder = &self.engine.reasoner().decoder;
+        match &mut self.cache {
+            Some(cache) => Ok(cache),
+            none => Ok(none.insert(Cache::new(decoder.device(), decoder.config(), self.slots)?)),
+        }
+    }
+
+    /// Rows enter in the order of their requests, as far as there is memory.
+    fn admit_rows(&mut self) {
+        for (item, running) in self.jobs.iter_mut().enumerate() {
+            let (params, question) = (&running.job.request.params, running.job.prompt.id);
+            let greedy = usize::from(params.greedy);
+            while running.waiting_rows() > 0 {
+                let slots = running.footprint.own_slots();
+                if self.rows.len() >= self.max_rows || self.reserved + slots > self.slots {
+                    return;
+                }
+                self.reserved += slots;
+                let number = running.next_row;
+                running.next_row += 1;
+                let id = RowId { question, trajectory: number.saturating_sub(greedy) as u32 };
+                self.rows.push(Row::new(RowSpec { item, id, perturbed: number >= greedy }));
+                self.progress.push(RowProgress {
+                    number,
+                    limit: 0,
+                    thoughts: SmallVec::new(),
+                    tokens: AnswerTokens::new(),
+                    logprob: 0.0,
+                    next: NextFeed::Prompt,
+                });
+            }
+        }
+    }
+
+    /// Advances every row by one pass.
+    fn advance(&mut self) -> Result<(), DeviceError> {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        self.cache()?;
+        let Self { engine, jobs, prefixes, rows, progress, cache, .. } = self;
+        let Some(cache) = cache else { return Ok(()) };
+        let items: Vec<BatchItem<'_>> = jobs.iter().map(|running| running.job.item()).collect();
+        let step = BatchStep { engine, sampler: Sampler::new(&items) };
+        let mut pass = PassBuilder::default();
+        let mut outputs = Vec::new();
+        let fed: Vec<NextFeed> = progress.iter().map(|progress| progress.next).collect();
+        let mut places = Vec::with_capacity(rows.len());
+        for (row, progress) in rows.iter_mut().zip(progress.iter_mut()) {
+            places.push(match progress.next {
+                NextFeed::Prompt => {
+                    progress.limit = step.sampler.max_thoughts(row);
+                    let prefix = &mut prefixes[row.spec.item];
+                    let start = StartedRow { pass: &mut pass, prefix, outputs: &mut outputs };
+                    step.start(cache, row, start)
+                }
+                _ => step.feed(cache, row, progress, &mut pass),
+            });
+        }
+        let hidden = pass.forward(&engine.reasoner().model, cache)?;
+        let device = engine.reasoner().decoder.device();
+        for (item, output) in outputs {
+            if let (Some(prefix), Some(hidden)) = (&mut prefixes[item], &hidden) {
+                prefix.hidden = Some(ops::select(device, [hidden], &[output])?);
+            }
+        }
+        let hidden = HiddenStates::new(hidden, prefixes, rows, &places);
+        step.think(&hidden, rows, progress)?;
+        step.answer(&hidden, &fed, rows, progress)
+    }
+
+    /// Takes the rows whose answers are complete out of the batch.
+    fn collect_finished(&mut self) -> Result<(), EngineError> {
+        let is_done = |progress: &RowProgress| progress.next == NextFeed::Done;
+        if !self.progress.iter().any(is_done) {
+            return Ok(());
+        }
+        let (mut done, mut parts, mut places) = (Vec::new(), ThoughtParts::default(), Vec::new());
+        let rows = std::mem::take(&mut self.rows).into_iter();
+        for (mut row, progress) in rows.zip(std::mem::take(&mut self.progress)) {
+            if is_done(&progress) {
+                places.extend(progress.thoughts.iter().map(|thought| parts.place(thought)));
+                let (spec, lens) = (row.spec, std::mem::take(&mut row.lens));
+                self.release_row(row);
+                done.push((spec, lens, progress));
+            } else {
+                self.rows.push(row);
+                self.progress.push(progress);
+            }
+        }
+        let config = self.engine.reasoner().decoder.config();
+        let device = self.engine.reasoner().decoder.device();
+        let latents = match places.is_empty() {
+            true => Tensor::zeros(0, config.width),
+            false => ops::select(device, parts.parts(), &places)?.to_host()?,
+        };
+        let mut first = 0;
+        for (RowSpec { item, id, perturbed }, lens, progress) in done {
+            let RowProgress { number, thoughts, tokens, logprob, .. } = progress;
+            let own = first..first + thoughts.len();
+            first = own.end;
+            let row = FinishedRow {
+                id,
+                perturbed,
+                thoughts: thoughts.len(),
+                latents: Some(latents.select(own)),
+                lens,
+                tokens,
+                logprob,
+                rewards: None,
+            };
+            let done = ScoredLater { row, thoughts };
+            self.jobs[item].finish_row(self.engine, number, done)?;
+        }
+        Ok(())
+    }
+
+    /// Scores the rounds that are complete; their requests reply, or go on with the next round.
+    fn end_rounds(&mut self) -> Result<(), EngineError> {
+        let complete: Vec<usize> =
+            (0..self.jobs.len()).filter(|&i| self.jobs[i].round_is_complete()).collect();
+        self.score(&complete)?;
+        for &item in complete.iter().rev() {
+            self.jobs[item].send_rewards();
+            if let AfterRound::Done = self.jobs[item].end_round(self.engine)? {
+                self.remove(item).finish(self.engine);
+            }
+        }
+        Ok(())
+    }
+
+    /// Scores the finished rows of some requests, in as few passes as the memory allows.
+    fn score(&mut self, jobs: &[usize]) -> Result<(), DeviceError> {
+        if self.engine.reward_model().is_none() {
+            return Ok(());
+        }
+        let (memory, max_rows) = (Self::memory(self.engine), self.max_rows);
+        let (mut used, mut group, mut prompts) = (0, Vec::new(), Vec::new());
+        let mut groups = Vec::new();
+        for &item in jobs {
+            let footprint = self.jobs[item].footprint.clone();
+            for place in 0..self.jobs[item].finished_rows().count() {
+                let shared = if prompts.last() == Some(&item) { 0 } else { footprint.shared_bytes };
+                if used + shared + footprint.row_bytes > memory || group.len() == max_rows {
+                    groups.push((std::mem::take(&mut prompts), std::mem::take(&mut group)));
+                    used = 0;
+                }
+                if prompts.last() != Some(&item) {
+                    prompts.push(item);
+                    used += footprint.shared_bytes;
+                }
+                used += footprint.row_bytes;
+                group.push((prompts.len() - 1, place));
+            }
+        }
+        groups.push((prompts, group));
+        groups.iter().try_for_each(|(jobs, rows)| self.score_rows(jobs, rows))
+    }
+
+    /// Scores rows, each the place of its request in `items` and its own place in the round.
+    fn score_rows(&mut self, items: &[usize], rows: &[(usize, usize)]) -> Result<(), DeviceError> {
+        let model = &self.engine.reasoner().model;
+        let Some(reward_model) = self.engine.reward_model().filter(|_| !rows.is_empty()) else {
+            return Ok(());
+        };
+        let device = reward_model.decoder.device();
+        let mut slots = 0;
+        let (mut batch, mut parts) = (ThoughtBatch::default(), ThoughtParts::default());
+        let (mut answers, mut places) = (Vec::new(), Vec::new());
+        for (i, &item) in items.iter().enumerate() {
+            let own: Vec<usize> =
+                rows.iter().filter(|(of, _)| *of == i).map(|&(_, place)| place).collect();
+            slots += self.jobs[item].footprint.reward_slots(own.len());
+            let finished: Vec<&mut ScoredLater> = self.jobs[item].finished_rows().collect();
+            for &place in &own {
+                let done = &finished[place];
+                let spec = RowSpec { item: i, id: done.row.id, perturbed: done.row.perturbed };
+                let mut row = Row::new(spec);
+                row.thoughts = (places.len()..places.len() + done.thoughts.len()).collect();
+                places.extend(done.thoughts.iter().map(|thought| parts.place(thought)));
+                batch.rows.push(row);
+                answers.push(done.row.tokens.clone());
+            }
+        }
+        if !places.is_empty() {
+            batch.steps.push(ops::select(device, parts.parts(), &places)?);
+        }
+        ensure_slots(&mut self.reward_cache, slots, &reward_model.decoder)?;
+        let prompts: Vec<&Prompt> = items.iter().map(|&item| &self.jobs[item].job.prompt).collect();
+        let trace = reference_trace(reward_model, &mut self.tracer, &prompts)?;
+        let end_latent = &model.method.end_latent;
+        let Some(cache) = &mut self.reward_cache else { return Ok(()) };
+        let to_score = ScoreBatch {
+            prompts: &prompts,
+            trace: trace.as_ref(),
+            thoughts: &batch,
+            answers: Some(AnswerBatch { end_latent, answers: &answers }),
+        };
+        let rewards = score(reward_model, cache, to_score)?;
+        for (&(of, place), rewards) in rows.iter().zip(rewards) {
+            if let Some(done) = self.jobs[items[of]].finished_rows().nth(place) {
+                done.row.rewards = Some(rewards);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the rows of cancelled requests out of the batch, and the requests.
+    fn remove_cancelled(&mut self) {
+        for item in (0..self.jobs.len()).rev() {
+            if self.jobs[item].job.is_cancelled() {
+                self.remove(item).job.cancelled();
+            }
+        }
+    }
+
+    /// Takes a request with its rows and its prefix out of the batch.
+    fn remove(&mut self, item: usize) -> RunningJob {
+        let rows = std::mem::take(&mut self.rows).into_iter();
+        for (row, progress) in rows.zip(std::mem::take(&mut self.progress)) {
+            if row.spec.item == item {
+                self.release_row(row);
+            } else {
+                let moved = row.spec.item - usize::from(row.spec.item > item);
+                let spec = RowSpec { item: moved, ..row.spec };
+                self.rows.push(Row { spec, ..row });
+                self.progress.push(progress);
+            }
+        }
+        if let (Some(prefix), Some(cache)) = (self.prefixes.remove(item), &mut self.cache) {
+            cache.release(prefix.sequence, 0);
+        }
+        let running = self.jobs.remove(item);
+        self.reserved -= running.footprint.shared_slots();
+        running
+    }
+
+    /// Frees the slots of a row that leaves.
+    fn release_row(&mut self, row: Row) {
+        let running = &self.jobs[row.spec.item];
+        let shared = running.job.item().shared_tokens();
+        self.reserved -= running.footprint.own_slots();
+        if let Some(cache) = self.cache.as_mut().filter(|_| !row.sequence.is_empty()) {
+            cache.release(row.sequence, shared);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! A request in the scheduler: waiting, or with rows in the batch.
+
+use std::time::Instant;
+
+use model::Sequence;
+use smallvec::SmallVec;
+use tensor::Tensor;
+
+use super::Event;
+use super::pass::ThoughtRef;
+use crate::batch::BatchItem;
+use crate::batch_plan::Footprint;
+use crate::decode::AnswerTokens;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::prompt::Prompt;
+use crate::question::{QuestionContext, QuestionState};
+use crate::reply::{StageSeconds, Trajectory};
+use crate::request::Request;
+use crate::wave::FinishedRow;
+
+/// Takes a request's events, on the engine's thread: it must not block.
+pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
+
+/// A request with its prompt.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) prompt: Prompt,
+    events: EventSink,
+}
+
+impl Job {
+    pub(crate) fn new(request: Request, prompt: Prompt, events: EventSink) -> Self {
+        Self { request, prompt, events }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.request.params.rows()
+    }
+
+    pub(crate) fn item(&self) -> BatchItem<'_> {
+        self.request.item(&self.prompt)
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.request.cancel.is_cancelled()
+    }
+
+    pub(crate) fn send(&mut self, event: Event) {
+        (self.events)(event);
+    }
+
+    pub(crate) fn fail(mut self, error: EngineError) {
+        self.send(Event::Done(Err(error)));
+    }
+
+    /// Runs the request as a wave of its own.
+    pub(crate) fn solve_alone(mut self, engine: &Engine) {
+        self.send(Event::Started);
+        let reply = engine.solve_prompt(self.prompt.clone(), &self.request);
+        self.send(Event::Done(reply.map(Box::new)));
+    }
+
+    pub(crate) fn cancelled(self) {
+        let id = self.request.id;
+        self.fail(EngineError::Cancelled { id });
+    }
+}
+
+/// The part of a prompt that the rows of a request share, in the cache.
+pub(crate) struct Prefix {
+    pub(crate) sequence: Sequence,
+    /// At the prompt's last token, where all of it is shared: (1, width).
+    pub(crate) hidden: Option<Tensor>,
+}
+
+/// A request whose rows are in the batch, or wait for memory there.
+pub(crate) struct RunningJob {
+    pub(crate) job: Job,
+    pub(crate) footprint: Footprint,
+    state: QuestionState,
+    /// The first row of the round that is not in the batch yet.
+    pub(crate) next_row: usize,
+    /// Rows of the round that are finished, by their places in it.
+    finished: Vec<Option<ScoredLater>>,
+    since: Instant,
+}
+
+/// A finished row, whose thoughts the reward model may still have to read.
+pub(crate) struct ScoredLater {
+    pub(crate) row: FinishedRow,
+    pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
+}
+
+/// What comes after a round of rows.
+pub(crate) enum AfterRound {
+    /// The vote is open: the next rows wait to be admitted.
+    NextRound,
+    Done,
+}
+
+impl RunningJob {
+    pub(crate) fn new(engine: &Engine, mut job: Job) -> Self {
+        job.send(Event::Started);
+        let of = QuestionContext { engine, item: job.item() };
+        let footprint = Footprint::of(&engine.context(), &of.item);
+        let state = QuestionState::new(of, job.request.answer_kind);
+        let (since, finished) = (Instant::now(), Vec::new());
+        let mut running = Self { job, footprint, state, next_row: 0, finished, since };
+        running.open_round();
+        running
+    }
+
+    fn open_round(&mut self) {
+        self.state.round = self.state.next_rows(&self.job.request.params);
+        self.next_row = self.state.round.start;
+        self.finished = self.state.round.clone().map(|_| None).collect();
+    }
+
+    /// Rows of the round that wait to be admitted.
+    pub(crate) fn waiting_rows(&self) -> usize {
+        self.state.round.end - self.next_row
+    }
+
+    /// Takes a row that has its answer, and tells it.
+    pub(crate) fn finish_row(
+        &mut self,
+        engine: &Engine,
+        number: usize,
+        done: ScoredLater,
+    ) -> Result<(), EngineError> {
+        let FinishedRow {
+            id, perturbed, thoughts, ref tokens, ref latents, ref lens, logprob, ..
+        } = done.row;
+        if perturbed && self.job.request.params.samples.get() > 1 {
+            let of = QuestionContext { engine, item: self.job.item() };
+            let trajectory = Trajectory {
+                number: id.trajectory,
+                thoughts,
+                latents: latents.clone().unwrap_or_default(),
+                lens: of.lens(lens.clone())?,
+                logprob: logprob.is_finite().then_some(logprob),
+                ..of.trajectory(self.job.request.answer_kind, tokens.clone(), None)?
+            };
+            self.job.send(Event::Trajectory(Box::new(trajectory)));
+        }
+        let place = number - self.state.round.start;
+        self.finished[place] = Some(done);
+        Ok(())
+    }
+
+    pub(crate) fn round_is_complete(&self) -> bool {
+        self.finished.iter().all(Option::is_some)
+    }
+
+    /// The finished rows of a complete round, in their order.
+    pub(crate) fn finished_rows(&mut self) -> impl Iterator<Item = &mut ScoredLater> {
+        self.finished.iter_mut().flatten()
+    }
+
+    /// Tells the rewards of the finished rows.
+    pub(crate) fn send_rewards(&mut self) {
+        if self.job.request.params.samples.get() == 1 {
+            return;
+        }
+        for done in self.finished.iter().flatten().filter(|done| done.row.perturbed) {
+            if let Some(rewards) = done.row.rewards.clone() {
+                let number = done.row.id.trajectory;
+                self.job.send(Event::Rewards { number, rewards });
+            }
+        }
+    }
+
+    /// Adds the rows of a complete round to the reply.
+    pub(crate) fn end_round(&mut self, engine: &Engine) -> Result<AfterRound, EngineError> {
+        let rows = std::mem::take(&mut self.finished);
+        let rows: Vec<FinishedRow> = rows.into_iter().flatten().map(|done| done.row).collect();
+        let round = self.state.round.clone();
+        let of = QuestionContext { engine, item: self.job.item() };
+        self.state.add_rows(of, &round, rows)?;
+        if self.state.done {
+            return Ok(AfterRound::Done);
+        }
+        self.open_round();
+        Ok(AfterRound::NextRound)
+    }
+
+    /// Replies.
+    pub(crate) fn finish(self, engine: &Engine) {
+        let Self { mut job, state, since, .. } = self;
+        let total = since.elapsed().as_secs_f64();
+        let seconds = StageSeconds { total, ..StageSeconds::default() };
+        let of = QuestionContext { engine, item: job.item() };
+        let reply = state.finish(of, None, seconds);
+        job.send(Event::Done(reply.map(Box::new)));
+    }
+}
+
+/// A row's way through the stages.
+pub(crate) struct RowProgress {
+    /// Its number among the rows of its request.
+    pub(crate) number: usize,
+    /// Its most thoughts.
+    pub(crate) limit: usize,
+    pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
+    pub(crate) tokens: AnswerTokens,
+    pub(crate) logprob: f32,
+    pub(crate) next: NextFeed,
+}
+
+/// What a row feeds at the next pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextFeed {
+    Prompt,
+    /// Its last thought.
+    Thought,
+    /// The last thought, if it is pending, and the end tokens.
+    End,
+    Token(u32),
+    /// Nothing: the answer is complete.
+    Done,
+}

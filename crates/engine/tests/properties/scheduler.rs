@@ -1,0 +1,252 @@
+//! Requests that arrive while others run join their passes, and each gets what it gets alone, to
+//! the bit; requests that are cancelled leave nothing behind.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use engine::scheduler::{Event, Scheduler, Submission, SubmitError};
+use engine::{CancelToken, Engine, EngineError, Lens, Reply, Request, SamplingParams, Trajectory};
+use model::testkit::{CheckpointFamily, CheckpointSpec};
+
+use crate::common::*;
+use crate::mixed_requests::{mixed_requests, solve_alone, without_searches};
+use crate::token_sampling;
+
+/// More rows than any test submits.
+const ROOM: usize = 10_000;
+
+fn submit(scheduler: &Scheduler, request: &Request) -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    // A receiver that is gone has no use for the event.
+    let events = move |event| drop(sender.send(event));
+    scheduler.submit(request.clone(), events).unwrap();
+    receiver
+}
+
+/// Everything that a request was told.
+struct Told {
+    trajectories: Vec<Trajectory>,
+    result: Result<Reply, EngineError>,
+}
+
+fn wait(events: &Receiver<Event>) -> Told {
+    let mut trajectories: Vec<Trajectory> = Vec::new();
+    let mut started = false;
+    loop {
+        match events.recv().expect("the last event is the result") {
+            Event::Started => started = true,
+            Event::Trajectory(trajectory) => trajectories.push(*trajectory),
+            Event::Rewards { number, rewards } => {
+                let of = trajectories.iter_mut().find(|t| t.number == number);
+                let of = of.expect("a trajectory is told before its rewards");
+                (of.process_rewards, of.outcome_reward) = (Some(rewards.process), rewards.outcome);
+            }
+            Event::Done(result) => {
+                assert!(started || result.is_err());
+                trajectories.sort_by_key(|t| t.number);
+                return Told { trajectories, result: result.map(|reply| *reply) };
+            }
+        }
+    }
+}
+
+/// Submits `at_once` requests at a time, the next ones when the first of these replies.
+pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Reply> {
+    let scheduler = Scheduler::start(engine.clone(), ROOM);
+    let (mut pending, mut replies) = (Vec::new(), Vec::new());
+    let mut reply = |events: Receiver<Event>| {
+        let Told { trajectories, result } = wait(&events);
+        let reply = result.unwrap();
+        if reply.trajectories.len() > 1 && reply.beam.is_none() {
+            assert_same_trajectories(&trajectories, &reply.trajectories, "events");
+        }
+        replies.push(reply);
+    };
+    for group in requests.chunks(at_once) {
+        let mut events: Vec<_> = group.iter().map(|r| submit(&scheduler, r)).collect();
+        pending.push(events.split_off(1));
+        reply(events.remove(0));
+    }
+    // In the order of the requests again.
+    pending.into_iter().flatten().for_each(reply);
+    let stats = scheduler.stats();
+    assert!(stats.passes > 0);
+    let place = |reply: &Reply| requests.iter().position(|request| request.id == reply.id);
+    replies.sort_by_key(place);
+    replies
+}
+
+fn assert_as_alone(engine: &Engine, requests: &[Request], what: &str) {
+    let alone = solve_alone(engine, requests);
+    // Half of the memory belongs to the reward model.
+    let least = 2 * smallest_memory(engine, requests);
+    for (memory, at_once) in
+        [(engine.memory(), 100), (engine.memory(), 5), (least, 100), (least, 3)]
+    {
+        let engine = engine.clone().with_memory(memory);
+        let what = format!("{what}, {memory} bytes, {at_once} at once");
+        assert_all_same(&replies(&engine, requests, at_once), &alone, &what);
+    }
+}
+
+#[test]
+fn requests_that_arrive_while_others_run_get_what_they_get_alone() {
+    for family in FAMILIES {
+        let pair = RewardedReasoner::of(family);
+        let requests = mixed_requests(&pair.reasoner);
+        assert_as_alone(&pair.engine(), &requests, &format!("{family:?}, process rewards"));
+        let plain = without_searches(&requests);
+        assert_as_alone(&pair.unrewarded_engine(), &plain, &format!("{family:?}, no rewards"));
+        let pair = RewardedReasoner::with_reference(family);
+        assert_as_alone(&pair.engine(), &requests, &format!("{family:?}, outcome rewards"));
+    }
+}
+
+#[test]
+fn lenses_and_forced_thoughts_are_those_of_waves() {
+    for family in FAMILIES {
+        let engine = RewardedReasoner::of(family).engine();
+        let mut requests = without_searches(&mixed_requests(engine.reasoner()));
+        requests.retain(|request| request.params.length == exactly(3));
+        let alone = engine.solve(&requests[0]).unwrap();
+        let lens = Some(Lens { tokens: nonzero(3), sampled: true });
+        requests[0].lens = lens;
+        let forced = alone.trajectories.iter().rev().map(|t| t.latents.clone()).collect();
+        requests.push(Request { id: 999, forced_thoughts: forced, ..requests[0].clone() });
+        let alone = solve_alone(&engine, &requests);
+        let replies = replies(&engine, &requests, 100);
+        assert_all_same(&replies, &alone, &format!("{family:?}"));
+        for (reply, alone) in replies.iter().zip(&alone) {
+            for (a, b) in reply.trajectories.iter().zip(&alone.trajectories) {
+                assert_eq!(a.lens, b.lens, "{family:?}");
+            }
+        }
+        assert_eq!(replies[0].trajectories[0].lens.len(), 3);
+    }
+}
+
+#[test]
+fn rows_without_thoughts_and_end_tokens_get_what_they_get_alone() {
+    let engine = Engine::new(token_sampling::cot_reasoner(device(), &CheckpointSpec::default()));
+    let mut requests = without_searches(&mixed_requests(engine.reasoner()));
+    for request in &mut requests {
+        if let engine::LatentLength::AtMost(n) = request.params.length {
+            request.params.length = engine::LatentLength::Exactly(n);
+        }
+    }
+    assert_as_alone(&engine, &requests, "cot");
+}
+
+/// Fails unless the batch and the queue are empty. The last event is sent before the row's leaving
+/// is counted.
+fn assert_empty(scheduler: &Scheduler) {
+    for _ in 0..1000 {
+        let stats = scheduler.stats();
+        if [stats.running_requests, stats.waiting_requests, stats.running_rows, stats.used_slots]
+            == [0; 4]
+        {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("rows were left behind: {:?}", scheduler.stats());
+}
+
+#[test]
+fn a_cancelled_request_leaves_nothing_behind_and_changes_nothing() {
+    let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
+    let requests = mixed_requests(&pair.reasoner);
+    let alone = solve_alone(&pair.engine(), &requests);
+    let scheduler = Scheduler::start(pair.engine(), ROOM);
+    let mut cancelled = Vec::new();
+    for (i, request) in requests.iter().enumerate() {
+        let long = SamplingParams { samples: nonzero(64), ..request.params };
+        let cancel = match i % 3 {
+            0 => CancelToken::with_timeout(Duration::ZERO),
+            1 => CancelToken::with_timeout(Duration::from_millis(3)),
+            _ => CancelToken::default(),
+        };
+        let doomed = Request { params: long, cancel: cancel.clone(), ..request.clone() };
+        let events = submit(&scheduler, &doomed);
+        let told = wait(&submit(&scheduler, request));
+        assert_same(&told.result.unwrap(), &alone[i], &format!("beside a cancelled one, {i}"));
+        cancel.cancel();
+        cancelled.push(events);
+    }
+    for events in cancelled {
+        // Some were done before they were cancelled.
+        let told = wait(&events);
+        assert!(matches!(told.result, Ok(_) | Err(EngineError::Cancelled { .. })));
+    }
+    assert_empty(&scheduler);
+}
+
+#[test]
+fn the_queue_is_bounded_in_rows() {
+    let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
+    let params = short_params(&pair.reasoner, 4, thought_dropout(0.2));
+    let request = questions()[0].request(params);
+    let scheduler = Scheduler::start(pair.engine(), 10);
+    let wide = SamplingParams { samples: nonzero(11), ..params };
+    let too_wide = scheduler.submit(Request { params: wide, ..request.clone() }, |_| {});
+    assert!(matches!(too_wide, Err(SubmitError::TooManyRows { rows: 11, limit: 10 })));
+    let long = SamplingParams { max_new_tokens: nonzero(100), ..params };
+    let (mut taken, mut full) = (Vec::new(), 0);
+    for _ in 0..200 {
+        let (sender, receiver) = channel();
+        let long = Request { params: long, ..request.clone() };
+        match scheduler.submit(long, move |event| drop(sender.send(event))) {
+            Ok(()) => taken.push(receiver),
+            Err(SubmitError::QueueFull { waiting, limit: 10 }) if waiting > 6 => full += 1,
+            Err(error) => panic!("{error}"),
+        }
+        assert!(scheduler.stats().waiting_rows <= 10);
+    }
+    assert!(full > 0, "200 requests at once were taken");
+    scheduler.close();
+    assert!(matches!(scheduler.submit(request, |_| {}), Err(SubmitError::Closed)));
+    taken.iter().for_each(|events| drop(wait(events).result.unwrap()));
+}
+
+#[test]
+fn dropping_the_scheduler_cancels_what_is_left() {
+    let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
+    let requests = mixed_requests(&pair.reasoner);
+    let scheduler = Scheduler::start(pair.engine(), ROOM);
+    let events: Vec<_> = requests.iter().map(|request| submit(&scheduler, request)).collect();
+    drop(scheduler);
+    events.iter().for_each(|events| drop(wait(events)));
+}
+
+#[test]
+fn tokens_are_scored_beside_requests_and_the_likeliest_is_the_greedy_one() {
+    let pair = RewardedReasoner::of(CheckpointFamily::CodiLlama);
+    let engine = pair.unrewarded_engine();
+    let scheduler = Scheduler::start(engine.clone(), ROOM);
+    let events: Vec<_> = without_searches(&mixed_requests(&pair.reasoner))
+        .iter()
+        .map(|request| submit(&scheduler, request))
+        .collect();
+    for length in [1, 2, 17, 40] {
+        let tokens: Vec<u32> = (0..length).map(|i| (7 * i + 3) % 50).collect();
+        let (sender, receiver) = channel();
+        let done = move |scores| drop(sender.send(scores));
+        let score = Submission::score(tokens.clone(), CancelToken::default(), done);
+        scheduler.submit_all(vec![score]).unwrap();
+        let scores = receiver.recv().unwrap().unwrap();
+        assert_eq!(scores, engine.score_tokens(&tokens).unwrap());
+        assert_eq!(scores.len(), tokens.len());
+        assert!(tokens[1..].iter().eq(scores.iter().map(|s| &s.token).take(tokens.len() - 1)));
+        let last = scores.last().unwrap();
+        assert_eq!((last.token, last.logprob), (last.top, last.top_logprob));
+        let mut longer = tokens;
+        longer.push(last.token);
+        let of_longer = engine.score_tokens(&longer).unwrap();
+        assert_eq!(of_longer[..scores.len()], scores[..]);
+    }
+    let context = engine.reasoner().decoder.config().context;
+    assert!(engine.score_tokens(&vec![1; context]).is_ok());
+    assert!(matches!(engine.score_tokens(&vec![1; context + 1]), Err(EngineError::TooLong { .. })));
+    events.iter().for_each(|events| drop(wait(events).result.unwrap()));
+    assert_empty(&scheduler);
+}

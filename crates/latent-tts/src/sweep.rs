@@ -1,0 +1,426 @@
+//! A sweep: an evaluation for each strength of the perturbation, and the best of them.
+//!
+//! ```text
+//! grid (values, or an interval) -> points (one run directory each) -> sweep.json
+//! ```
+//!
+//! All points are evaluated under the same seeds, so that they are compared question by question.
+//! Recorded points are read, not run again; a resumed search therefore takes the same path. How a
+//! point is evaluated is the caller's affair ([`PointRunner`]): in this process, or on a cluster.
+
+mod band;
+mod grid;
+mod search;
+mod summary;
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use engine::{DropoutScope, DropoutSites, MaskLifetime, Probability, Temperature};
+use model::config::Architecture;
+use record::{MetricName, Results, RunDir};
+use report::interval::Bootstrap;
+use report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
+use report::rules::display_name;
+use serde_json::Value;
+
+pub use self::band::RecommendedBand;
+pub use self::grid::{SweepGrid, parse_width, rounded};
+use self::search::GoldenSectionSearch;
+pub use self::summary::{SamplerSummary, SweepPointSummary, SweepSummary};
+use self::summary::{interval_json, metric_interval};
+use crate::options::PerturbationOptions;
+use crate::{DataSource, Error, manifest};
+
+/// The file of a sweep's directory that names its runs.
+pub const SUMMARY_FILE: &str = "sweep.json";
+/// The strengths unless given: the paper's interval without p close to 1, where dropout leaves no
+/// signal.
+const DEFAULT_DROPOUT_GRID: SweepGrid = SweepGrid::Interval(0.0, 0.9);
+/// The tolerance unless given, as a share of the interval.
+const DEFAULT_TOLERANCE: f64 = 0.02;
+
+/// What a sweep goes over.
+#[derive(Debug, Clone, Default)]
+pub struct SweepSpec {
+    /// Probabilities of dropout; from 0 to 0.9 if no strength of any kind is given.
+    pub p: Option<SweepGrid>,
+    /// Standard deviations of noise.
+    pub sigma: Option<SweepGrid>,
+    /// Temperatures of mixtures.
+    pub tau: Option<SweepGrid>,
+    /// The block outputs that dropout falls on, each swept; the model's if empty.
+    pub sites: Vec<DropoutSites>,
+    /// The passes that dropout falls on, each swept; thoughts if empty.
+    pub scopes: Vec<DropoutScope>,
+    /// The lifetimes of dropout masks, each swept; a step if empty.
+    pub masks: Vec<MaskLifetime>,
+    /// A search ends when its interval is this wide; a fiftieth of the whole unless given.
+    pub tolerance: Option<f64>,
+    /// Evaluations of a search, at most.
+    pub evaluations: Option<NonZeroUsize>,
+    /// What is maximized, by a search and by the point called best: coverage unless given, or the
+    /// accuracy of a rule.
+    pub metric: Option<MetricName>,
+}
+
+/// What makes the trajectories of a point differ, but for its strength.
+#[derive(Debug, Clone, Copy)]
+enum SweptSampler {
+    Dropout { sites: Option<DropoutSites>, scope: Option<DropoutScope>, mask: Option<MaskLifetime> },
+    Noise,
+    Gumbel,
+}
+
+/// A kind of perturbation, and the strengths to evaluate.
+struct SweepAxis {
+    sampler: SweptSampler,
+    grid: SweepGrid,
+}
+
+impl SweepSpec {
+    fn axes(&self) -> Vec<SweepAxis> {
+        let mut axes = Vec::new();
+        let others = self.sigma.is_some() || self.tau.is_some();
+        let dropout = self.p.clone().or_else(|| (!others).then_some(DEFAULT_DROPOUT_GRID));
+        if let Some(grid) = dropout {
+            for sites in each_or_default(&self.sites) {
+                for scope in each_or_default(&self.scopes) {
+                    let samplers = each_or_default(&self.masks)
+                        .into_iter()
+                        .map(|mask| SweptSampler::Dropout { sites, scope, mask });
+                    let axis = |sampler| SweepAxis { sampler, grid: grid.clone() };
+                    axes.extend(samplers.map(axis));
+                }
+            }
+        }
+        let axis = |sampler| move |grid: &SweepGrid| SweepAxis { sampler, grid: grid.clone() };
+        axes.extend(self.sigma.as_ref().map(axis(SweptSampler::Noise)));
+        axes.extend(self.tau.as_ref().map(axis(SweptSampler::Gumbel)));
+        axes
+    }
+}
+
+/// Each given value, or `None` for the default if none is given.
+fn each_or_default<T: Copy>(given: &[T]) -> Vec<Option<T>> {
+    if given.is_empty() { vec![None] } else { given.iter().copied().map(Some).collect() }
+}
+
+impl SweepAxis {
+    /// The name of a point's run directory.
+    fn name(&self, strength: f64) -> String {
+        match self.sampler {
+            SweptSampler::Noise => format!("noise-{strength}"),
+            SweptSampler::Gumbel => format!("gumbel-{strength}"),
+            SweptSampler::Dropout { sites, scope, mask } => {
+                let words = [
+                    sites.map(manifest::sites_name),
+                    scope.map(manifest::scope_name),
+                    mask.map(manifest::mask_name),
+                ];
+                let words: String =
+                    words.into_iter().flatten().map(|word| format!("-{word}")).collect();
+                format!("dropout-{strength}{words}")
+            }
+        }
+    }
+
+    /// The perturbation at one strength.
+    fn perturbation(&self, strength: f64) -> PerturbationOptions {
+        match self.sampler {
+            SweptSampler::Noise => PerturbationOptions::Noise { sigma: Some(strength as f32) },
+            SweptSampler::Gumbel => {
+                PerturbationOptions::Gumbel { tau: Temperature::new(strength as f32) }
+            }
+            SweptSampler::Dropout { sites, scope, mask } => PerturbationOptions::Dropout {
+                p: Probability::new(strength as f32),
+                sites,
+                scope: scope.unwrap_or(DropoutScope::Thoughts),
+                mask: mask.unwrap_or(MaskLifetime::Step),
+            },
+        }
+    }
+
+    /// The symbol of the strength.
+    fn parameter_name(&self) -> &'static str {
+        match self.sampler {
+            SweptSampler::Noise => "sigma",
+            SweptSampler::Gumbel => "tau",
+            SweptSampler::Dropout { .. } => "p",
+        }
+    }
+}
+
+/// The numbers of trajectories that a sweep compares: those given, else powers of four and N.
+pub fn ks(given: &[usize], samples: NonZeroUsize) -> Vec<usize> {
+    let mut ks = given.to_vec();
+    if ks.is_empty() {
+        ks.extend((0..).map(|power| 4usize.pow(power)).take_while(|k| *k < samples.get()));
+        ks.push(samples.get());
+    }
+    ks.sort_unstable();
+    ks.dedup();
+    ks
+}
+
+/// The directory of a sweep unless given.
+pub fn default_out(model: &Path, data: &DataSource) -> PathBuf {
+    let model = manifest::sanitize(report::run_data::model_name(model));
+    Path::new("runs").join(format!("sweep-{model}-{}", manifest::sanitize(data.stem())))
+}
+
+/// Evaluates the points of a sweep.
+pub trait PointRunner {
+    /// Why a point could not be evaluated.
+    type Error: From<Error>;
+
+    /// Evaluates all questions under a perturbation, into the run directory `out`.
+    fn evaluate(
+        &mut self,
+        out: &Path,
+        perturbation: PerturbationOptions,
+    ) -> Result<RunDir, Self::Error>;
+
+    /// Is told how the sweep goes.
+    fn note(&mut self, _text: &str) {}
+}
+
+/// A sweep to run.
+#[derive(Debug, Clone)]
+pub struct Sweep<'a> {
+    /// What it goes over.
+    pub spec: &'a SweepSpec,
+    /// Its directory: one run directory per point, and [`SUMMARY_FILE`].
+    pub out: &'a Path,
+    /// The numbers of trajectories to compare; coverage is compared at the last. See [`ks`].
+    pub ks: Vec<usize>,
+    /// The reasoner's backbone, for which the paper recommends strengths.
+    pub architecture: Architecture,
+    /// What all points share, and the values to go over: what a resumed sweep must have in common
+    /// with the one before.
+    pub settings: Value,
+}
+
+/// A finished sweep.
+pub struct SweepOutput {
+    /// The content of `sweep.json`.
+    pub summary: SweepSummary,
+    /// The runs of its points, in their order.
+    pub runs: Vec<RunDir>,
+}
+
+impl Sweep<'_> {
+    /// Evaluates all points and writes the summary.
+    pub fn run<R: PointRunner>(&self, runner: &mut R) -> Result<SweepOutput, R::Error> {
+        let mut points = SweepPoints { sweep: self, points: Vec::new() };
+        for axis in self.spec.axes() {
+            let before = points.points.len();
+            points.evaluate_axis(&axis, runner)?;
+            points.points[before..].sort_by(|a, b| a.strength.total_cmp(&b.strength));
+        }
+        let summary = points.summarize()?;
+        record::write_document(&self.out.join(SUMMARY_FILE), &summary).map_err(Error::from)?;
+        let runs = points.points.into_iter().map(|point| point.run).collect();
+        Ok(SweepOutput { summary, runs })
+    }
+
+    fn max_k(&self) -> usize {
+        self.ks.last().copied().unwrap_or(1)
+    }
+
+    fn metric(&self) -> MetricName {
+        self.spec.metric.unwrap_or(MetricName::Coverage)
+    }
+
+    /// The summary of a sweep that has just begun.
+    pub fn empty_summary(&self) -> SweepSummary {
+        SweepSummary {
+            version: record::FORMAT,
+            settings: self.settings.clone(),
+            metric: self.metric(),
+            k: self.max_k(),
+            points: Vec::new(),
+            best: String::new(),
+            ties: Vec::new(),
+            samplers: Vec::new(),
+        }
+    }
+}
+
+/// The points of a sweep in progress.
+struct SweepPoints<'a> {
+    sweep: &'a Sweep<'a>,
+    points: Vec<SweepPoint>,
+}
+
+/// One evaluated strength.
+struct SweepPoint {
+    name: String,
+    strength: f64,
+    run: RunDir,
+    results: Results,
+    columns: QuestionMetrics,
+}
+
+impl SweepPoint {
+    fn kind(&self) -> &str {
+        self.run.manifest().settings["sampler"]["kind"].as_str().unwrap_or_default()
+    }
+
+    /// A metric at k; 0 if it was not measured.
+    fn value(&self, name: MetricName, k: usize) -> f64 {
+        metric_interval(&self.results, name, k).map_or(0.0, |interval| interval.value)
+    }
+}
+
+impl SweepPoints<'_> {
+    fn evaluate_axis<R: PointRunner>(
+        &mut self,
+        axis: &SweepAxis,
+        runner: &mut R,
+    ) -> Result<(), R::Error> {
+        let (low, high) = match &axis.grid {
+            SweepGrid::Values(values) => {
+                return values
+                    .iter()
+                    .try_for_each(|value| self.value_at(axis, *value, runner).map(drop));
+            }
+            SweepGrid::Interval(low, high) => (*low, *high),
+        };
+        let SweepSpec { tolerance, evaluations, .. } = self.sweep.spec;
+        let tolerance = tolerance.unwrap_or((high - low) * DEFAULT_TOLERANCE);
+        let evaluations = evaluations.map(NonZeroUsize::get);
+        let search = GoldenSectionSearch::new(low, high, tolerance, evaluations);
+        runner.note(&format!(
+            "searching {} in {low} to {high} for the largest {}@{}: {} evaluations to a \
+             tolerance of {}",
+            axis.parameter_name(),
+            display_name(self.sweep.metric()),
+            self.sweep.max_k(),
+            search.evaluations(),
+            rounded(search.tolerance()),
+        ));
+        search.maximize(|value| self.value_at(axis, rounded(value), runner))
+    }
+
+    /// The metric at one strength, which is evaluated unless it was before.
+    fn value_at<R: PointRunner>(
+        &mut self,
+        axis: &SweepAxis,
+        strength: f64,
+        runner: &mut R,
+    ) -> Result<f64, R::Error> {
+        let (name, metric, k) = (axis.name(strength), self.sweep.metric(), self.sweep.max_k());
+        if let Some(point) = self.points.iter().find(|point| point.name == name) {
+            return Ok(point.value(metric, k));
+        }
+        let run = runner.evaluate(&self.sweep.out.join(&name), axis.perturbation(strength))?;
+        let point = self.measure(name, strength, run)?;
+        let value = point.value(metric, k);
+        runner.note(&format!(
+            "{}. {} = {strength}: {}@{k} {:.1}%",
+            self.points.len() + 1,
+            axis.parameter_name(),
+            display_name(metric),
+            100.0 * value
+        ));
+        self.points.push(point);
+        Ok(value)
+    }
+
+    fn measure(&self, name: String, strength: f64, run: RunDir) -> Result<SweepPoint, Error> {
+        let settings = MetricSettings { ks: self.sweep.ks.clone(), ..MetricSettings::default() };
+        let columns = QuestionMetrics::collect(run.samples()?, &settings)?;
+        let results = columns.results(&settings.bootstrap);
+        Ok(SweepPoint { name, strength, run, results, columns })
+    }
+
+    /// The best point, and how the others compare with it.
+    fn summarize(&self) -> Result<SweepSummary, Error> {
+        let best = self.best(|_| true).ok_or(Error::EmptySweep)?;
+        let points = self
+            .points
+            .iter()
+            .map(|point| self.summarize_point(point, self.is_indistinguishable(point, best)))
+            .collect();
+        let samplers = ["dropout", "noise", "gumbel"]
+            .into_iter()
+            .filter_map(|kind| self.sampler_summary(kind))
+            .collect();
+        let value = |point: &SweepPoint| point.value(self.sweep.metric(), self.sweep.max_k());
+        let ties = self.points.iter().filter(|point| value(point) == value(best));
+        let ties = ties.map(|point| point.name.clone()).filter(|name| *name != best.name);
+        Ok(SweepSummary {
+            points,
+            best: best.name.clone(),
+            ties: ties.collect(),
+            samplers,
+            ..self.sweep.empty_summary()
+        })
+    }
+
+    /// The point with the largest metric; of ties that with the largest majority, then the first,
+    /// which on each axis is the weakest.
+    fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
+        let k = self.sweep.max_k();
+        let key = |point: &SweepPoint| {
+            [self.sweep.metric(), MetricName::Majority].map(|name| point.value(name, k))
+        };
+        self.points
+            .iter()
+            .filter(|point| among(point))
+            .reduce(|best, point| if key(point) > key(best) { point } else { best })
+    }
+
+    /// Whether the paired 95% interval of the difference to the best contains zero.
+    fn is_indistinguishable(&self, point: &SweepPoint, best: &SweepPoint) -> bool {
+        let k = self.sweep.max_k();
+        let column = |point: &SweepPoint| point.columns.column(self.sweep.metric(), k).cloned();
+        let columns = column(best).zip(column(point));
+        let interval = columns
+            .and_then(|(best, point)| paired_difference(&best, &point, &Bootstrap::default()));
+        point.name == best.name || interval.is_none_or(|interval| interval.low <= 0.0)
+    }
+
+    fn sampler_summary(&self, kind: &str) -> Option<SamplerSummary> {
+        let best = self.best(|point| point.kind() == kind)?;
+        let band = RecommendedBand::of_sampler(self.sweep.architecture, kind).map(|band| {
+            let inside =
+                |point: &&SweepPoint| point.kind() == kind && band.contains(point.strength);
+            let indistinguishable = self
+                .points
+                .iter()
+                .filter(inside)
+                .any(|point| self.is_indistinguishable(point, best));
+            RecommendedBand {
+                contains_best: band.contains(best.strength),
+                contains_as_good: indistinguishable,
+                ..band
+            }
+        });
+        Some(SamplerSummary { kind: kind.into(), best: best.name.clone(), band })
+    }
+
+    fn summarize_point(&self, point: &SweepPoint, indistinguishable: bool) -> SweepPointSummary {
+        let results = &point.results;
+        let curve = |name| {
+            let ks = self.sweep.ks.iter();
+            ks.filter_map(|k| {
+                Some((k.to_string(), interval_json(metric_interval(results, name, *k)?)))
+            })
+            .collect()
+        };
+        SweepPointSummary {
+            run: point.name.clone(),
+            sampler: point.run.manifest().settings["sampler"].clone(),
+            strength: point.strength,
+            coverage: curve(MetricName::Coverage),
+            majority: curve(MetricName::Majority),
+            weighted: curve(MetricName::Weighted),
+            best_of: curve(MetricName::BestOf),
+            diversity: metric_interval(results, MetricName::Diversity, results.trajectories)
+                .map_or(Value::Null, interval_json),
+            as_good_as_best: indistinguishable,
+        }
+    }
+}

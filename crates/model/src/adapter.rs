@@ -1,0 +1,294 @@
+//! Adapters: directories with low-rank factors in place of weights, and the models below them.
+//!
+//! An adapter names its base in adapter_config.json, as peft's do; `base.json` beside it says more:
+//! where the base is, its id on the Hub, how to get it, and by what to recognise it. A base may be
+//! an adapter itself. [`ModelFiles::chain`] lists an adapter and all models below it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+
+use hub::{HubCache, HubId, MODEL_EXTENSIONS};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, files};
+use crate::error::{self, ModelError};
+use crate::model_files::{AdapterFiles, ModelFiles};
+
+/// peft's description of an adapter.
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// The factors of an adapter.
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// What an adapter records of its base.
+pub const BASE_RECORD: &str = "base.json";
+/// The most adapters over one another.
+const MAX_ADAPTERS: usize = 16;
+
+/// What an adapter records of its base: `base.json`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BaseRecord {
+    /// The base, by its path from the adapter's directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Its id on the Hugging Face Hub.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// How to get it, in one line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// [`Checkpoint::digest`] of the base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Whether the base is an adapter itself.
+    #[serde(default)]
+    pub adapter: bool,
+    /// The shapes of its tensors by canonical name; `*` stands for the number of every block.
+    #[serde(default)]
+    pub shapes: BTreeMap<String, Vec<usize>>,
+}
+
+/// What is wrong with a model that can be used nevertheless.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ModelWarning {
+    /// The base of an adapter has the shapes, but not the weights that it was trained on.
+    OtherBase {
+        /// The adapter's directory.
+        dir: PathBuf,
+        /// The model below it.
+        base: PathBuf,
+    },
+}
+
+impl fmt::Display for ModelWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::OtherBase { dir, base } = self;
+        let (dir, base) = (dir.display(), base.display());
+        write!(f, "{dir}: the adapter was trained on other weights than those of {base}")
+    }
+}
+
+impl BaseRecord {
+    /// A record of a base: its digest and shapes.
+    pub fn of(base: &Checkpoint) -> Result<Self, ModelError> {
+        let (mut shapes, mut single) = (BTreeMap::<String, Vec<usize>>::new(), BTreeMap::new());
+        for (name, shape) in base.shapes() {
+            match shapes.get(&block_pattern(name)) {
+                Some(known) if known != shape => {
+                    single.insert(name.to_owned(), shape.to_vec());
+                }
+                _ => {
+                    shapes.insert(block_pattern(name), shape.to_vec());
+                }
+            }
+        }
+        shapes.extend(single);
+        let (digest, adapter) = (Some(base.digest()?), base.base().is_some());
+        Ok(Self { digest, adapter, shapes, ..Self::default() })
+    }
+
+    /// The record beside an adapter, if there is one.
+    pub fn read(files: &ModelFiles) -> Result<Option<Self>, ModelError> {
+        let file = files.file_path(BASE_RECORD);
+        match files.contains(&file) {
+            true => error::parse_json(&file, &files.read_text(&file)?).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Compares the model below an adapter with the one that it was trained on: other shapes are an
+    /// error, other weights a warning.
+    pub(crate) fn check(
+        &self,
+        adapter: &ModelFiles,
+        base: &Checkpoint,
+        base_path: &Path,
+    ) -> Result<Option<ModelWarning>, ModelError> {
+        let (dir, base_path) = (adapter.path().to_owned(), base_path.to_owned());
+        let described = |name: &str, shape: &[usize]| format!("`{name}` of shape {shape:?}");
+        for (name, found) in base.shapes() {
+            let expected = self.shapes.get(name).or_else(|| self.shapes.get(&block_pattern(name)));
+            if let Some(expected) = expected.filter(|expected| *expected != found) {
+                let (expected, found) = (described(name, expected), described(name, found));
+                return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
+            }
+        }
+        for (name, expected) in &self.shapes {
+            if !base.has(&name.replacen('*', "0", 1)) {
+                let (expected, found) = (described(name, expected), format!("no `{name}`"));
+                return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
+            }
+        }
+        Ok(match &self.digest {
+            Some(digest) if *digest != base.digest()? => {
+                Some(ModelWarning::OtherBase { dir, base: base_path })
+            }
+            _ => None,
+        })
+    }
+}
+
+/// A tensor's name with `*` in place of the number of its block.
+fn block_pattern(name: &str) -> String {
+    let is_number = |part: &&str| part.bytes().all(|b| b.is_ascii_digit());
+    match name.split('.').find(is_number) {
+        Some(number) if name.starts_with("layers.") || name.starts_with("h.") => {
+            name.replacen(&format!(".{number}."), ".*.", 1)
+        }
+        _ => name.to_owned(),
+    }
+}
+
+impl ModelFiles {
+    /// Whether these are the files of an adapter: adapter_config.json, and no weights of a whole
+    /// model.
+    pub fn is_adapter(&self) -> Result<bool, ModelError> {
+        match self {
+            Self::Adapter(_) => Ok(true),
+            Self::Gguf(_) => Ok(false),
+            _ if !self.contains(&self.file_path(ADAPTER_CONFIG)) => Ok(false),
+            _ => Ok(!files::has_whole_weights(&self.file_names()?)),
+        }
+    }
+
+    /// The model that an adapter belongs to: the one that was given with it, else the one that it
+    /// records. `None` for a whole model.
+    pub fn base(&self) -> Result<Option<Self>, ModelError> {
+        match self {
+            Self::Adapter(adapter) => Ok(Some(adapter.base.clone())),
+            _ if self.is_adapter()? => recorded_base(self).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// These files, and every model below them: adapters, then a whole model.
+    pub fn chain(&self) -> Result<Vec<Self>, ModelError> {
+        let mut chain = vec![self.clone()];
+        while let Some(base) = chain[chain.len() - 1].base()? {
+            let is_base = |files: &Self| same_place(files.path(), base.path());
+            if chain.iter().any(is_base) || chain.len() > MAX_ADAPTERS {
+                return Err(ModelError::EndlessAdapters { dir: self.path().to_owned() });
+            }
+            chain.push(base);
+        }
+        Ok(chain)
+    }
+
+    /// An adapter over this base; a whole model is left as it is.
+    ///
+    /// A whole base stands for the one at the bottom of the chain: where the adapter's recorded
+    /// base is an adapter, it goes below that. A base that is an adapter itself is the next one.
+    pub fn with_base(self, base: Self) -> Result<Self, ModelError> {
+        base.check_exists()?;
+        if !self.is_adapter()? {
+            return Ok(self);
+        }
+        let over_adapter = BaseRecord::read(&self)?.is_some_and(|record| record.adapter);
+        let base = match (base.is_adapter()?, over_adapter) {
+            (false, true) => recorded_base(&self)?.with_base(base)?,
+            (false, false) => match recorded_base(&self) {
+                Ok(recorded) if recorded.is_adapter()? => recorded.with_base(base)?,
+                _ => base,
+            },
+            (true, _) => base,
+        };
+        Ok(Self::Adapter(Box::new(AdapterFiles { files: self, base })))
+    }
+
+    /// The first of the chain that has one of some files; for what an adapter may leave to its
+    /// base.
+    pub fn first_with(&self, names: &[&str]) -> Result<Option<Self>, ModelError> {
+        let has = |files: &Self| names.iter().any(|name| files.contains(&files.file_path(name)));
+        // An adapter with files of its own needs no base here.
+        if has(self) {
+            return Ok(Some(self.clone()));
+        }
+        Ok(self.chain()?.into_iter().find(has))
+    }
+
+    /// The content of a file, an adapter without it its base's.
+    pub fn read_inherited(&self, name: &str) -> Result<Option<Vec<u8>>, ModelError> {
+        match self.first_with(&[name])? {
+            Some(files) => files.read_optional(name),
+            None => Ok(None),
+        }
+    }
+}
+
+/// The absolute path of a model. A link that is the model itself is kept: the Hub's cache names
+/// files by links.
+pub fn absolute_path(model: &Path) -> std::io::Result<PathBuf> {
+    let model = std::path::absolute(model)?;
+    match (model.parent(), model.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => model.canonicalize(),
+    }
+}
+
+/// The path of a model as seen from an existing directory, with `..` where needed.
+pub fn path_from(dir: &Path, model: &Path) -> std::io::Result<PathBuf> {
+    let (dir, model) = (dir.canonicalize()?, absolute_path(model)?);
+    let shared = dir.components().zip(model.components()).take_while(|(a, b)| a == b).count();
+    let up = dir.components().skip(shared).map(|_| Component::ParentDir);
+    Ok(up.chain(model.components().skip(shared)).collect())
+}
+
+fn same_place(a: &Path, b: &Path) -> bool {
+    let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    place(a) == place(b)
+}
+
+/// The base that an adapter records: by a path, else by an id in the Hugging Face cache.
+fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
+    let file = files.file_path(ADAPTER_CONFIG);
+    let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
+    let name = config.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
+    let BaseRecord { path, id, source, .. } = BaseRecord::read(files)?.unwrap_or_default();
+    let beside = path.and_then(|path| absolute_path(&files.path().join(path)).ok());
+    let named = [files.path().join(name), PathBuf::from(name)];
+    let named = named.into_iter().filter(|_| !name.is_empty());
+    if let Some(path) = beside.into_iter().chain(named).find(|path| path.exists()) {
+        return Ok(ModelFiles::from(&path));
+    }
+    let parse = |id: &str| HubId::parse(id, &MODEL_EXTENSIONS);
+    let id = id.as_deref().and_then(parse).or_else(|| parse(name));
+    if let Some(path) = id.as_ref().and_then(|id| HubCache::from_env()?.model(id)) {
+        return Ok(ModelFiles::from(&path));
+    }
+    let how = match (source, &id) {
+        (Some(source), _) => source,
+        (None, Some(id)) => format!("get it with `{}`", id.download_command()),
+        (None, None) => "put its directory or GGUF file there, or change \
+                         `base_model_name_or_path`"
+            .to_owned(),
+    };
+    let base = id.map_or_else(|| name.to_owned(), |id| id.to_string());
+    Err(ModelError::MissingBase { file, base, how })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_seen_from_a_directory() {
+        let dir = std::env::temp_dir().canonicalize().unwrap_or_default();
+        let from = |model: &str| path_from(&dir, &dir.join(model)).unwrap_or_default();
+        assert_eq!(from("base"), Path::new("base"));
+        assert!(absolute_path(Path::new("base")).is_ok_and(|path| path.is_absolute()));
+        assert_eq!(from("../base.gguf"), Path::new("../base.gguf"));
+    }
+
+    #[test]
+    fn block_numbers_become_a_star() {
+        for (name, pattern) in [
+            ("layers.12.mlp.up_proj.weight", "layers.*.mlp.up_proj.weight"),
+            ("h.0.attn.c_attn.bias", "h.*.attn.c_attn.bias"),
+            ("projector.1.weight", "projector.1.weight"),
+            ("norm.weight", "norm.weight"),
+        ] {
+            assert_eq!(block_pattern(name), pattern);
+        }
+    }
+}

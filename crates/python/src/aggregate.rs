@@ -1,0 +1,111 @@
+//! Voting over candidates that Python has as columns.
+
+use latent_tts::Aggregator;
+use latent_tts::aggregate::{self as voting, AnswerVotes, Candidate};
+use pyo3::prelude::*;
+
+use crate::errors::invalid;
+use crate::options;
+
+/// One row of the columns.
+struct CandidateRow {
+    number: u32,
+    answer: Option<String>,
+    process_rewards: Option<Vec<f32>>,
+    outcome_reward: Option<f32>,
+    logprob: Option<f32>,
+}
+
+impl Candidate for CandidateRow {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn answer(&self) -> Option<&str> {
+        self.answer.as_deref()
+    }
+
+    fn process_rewards(&self) -> Option<&[f32]> {
+        self.process_rewards.as_deref()
+    }
+
+    fn outcome_reward(&self) -> Option<f32> {
+        self.outcome_reward
+    }
+
+    fn logprob(&self) -> Option<f32> {
+        self.logprob
+    }
+}
+
+/// The candidates' columns: answers, process rewards, outcome rewards and log-probabilities.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Candidates {
+    answers: Vec<Option<String>>,
+    process_rewards: Option<Vec<Option<Vec<f32>>>>,
+    outcome_rewards: Option<Vec<Option<f32>>>,
+    logprobs: Option<Vec<Option<f32>>>,
+}
+
+impl Candidates {
+    fn rows(self) -> PyResult<Vec<CandidateRow>> {
+        let count = self.answers.len();
+        let columns = [
+            ("process_rewards", self.process_rewards.as_ref().map(Vec::len)),
+            ("outcome_rewards", self.outcome_rewards.as_ref().map(Vec::len)),
+            ("logprobs", self.logprobs.as_ref().map(Vec::len)),
+        ];
+        for (name, len) in columns {
+            if let Some(len) = len.filter(|len| *len != count) {
+                return Err(invalid(format!("{name} has {len} entries for {count} answers")));
+            }
+        }
+        let mut process = self.process_rewards.into_iter().flatten();
+        let mut outcome = self.outcome_rewards.into_iter().flatten();
+        let mut logprob = self.logprobs.into_iter().flatten();
+        let row = |(number, answer): (usize, Option<String>)| CandidateRow {
+            number: number as u32,
+            answer,
+            process_rewards: process.next().flatten(),
+            outcome_reward: outcome.next().flatten(),
+            logprob: logprob.next().flatten(),
+        };
+        Ok(self.answers.into_iter().enumerate().map(row).collect())
+    }
+}
+
+/// The index of the candidate that a rule chooses.
+#[pyfunction]
+#[pyo3(signature = (candidates, rule, vote_temperature=None, likelihood_weight=None, caution=None))]
+pub fn aggregate(
+    candidates: Candidates,
+    rule: &str,
+    vote_temperature: Option<f64>,
+    likelihood_weight: Option<f64>,
+    caution: Option<f64>,
+) -> PyResult<Option<usize>> {
+    let rule = options::rule(rule)?;
+    let params = options::vote_params(vote_temperature, likelihood_weight, caution)?;
+    Ok(rule.choose(&candidates.rows()?, &params))
+}
+
+/// A distinct answer: its text, its votes, their weight and their summed reward.
+pub type VoteTuple = (String, usize, f64, Option<f64>);
+
+pub fn vote_tuples(votes: Vec<AnswerVotes<'_>>) -> Vec<VoteTuple> {
+    let votes = votes.into_iter();
+    votes.map(|v| (v.answer.to_owned(), v.votes, v.weight, v.reward)).collect()
+}
+
+/// The distinct answers.
+#[pyfunction]
+pub fn votes(candidates: Candidates) -> PyResult<Vec<VoteTuple>> {
+    Ok(vote_tuples(voting::votes(&candidates.rows()?)))
+}
+
+/// The names of all rules.
+#[pyfunction]
+pub fn rules() -> Vec<&'static str> {
+    Aggregator::ALL.map(Aggregator::name).to_vec()
+}

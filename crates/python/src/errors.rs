@@ -1,0 +1,74 @@
+//! The library's errors as Python exceptions with the library's messages.
+
+use std::error::Error as StdError;
+
+use latent_tts::record::RecordError;
+use latent_tts::report::ReportError;
+use latent_tts::tensor::DeviceError as TensorError;
+use latent_tts::train::annotate::AnnotationError;
+use latent_tts::{EngineError as RequestError, Error};
+use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::{PyErr, create_exception};
+
+create_exception!(latent_tts, LatentTTSError, PyException, "Any error of latent_tts.");
+create_exception!(latent_tts, ModelError, LatentTTSError, "A model could not be found or loaded.");
+create_exception!(latent_tts, DeviceError, LatentTTSError, "A device is missing or has failed.");
+create_exception!(latent_tts, DataError, LatentTTSError, "Questions could not be read.");
+create_exception!(latent_tts, EngineError, LatentTTSError, "A request cannot be run.");
+create_exception!(
+    latent_tts,
+    RunError,
+    LatentTTSError,
+    "A run directory or annotations could not be written or read."
+);
+
+/// What went wrong, as an exception.
+pub fn raise(error: impl Into<Error>) -> PyErr {
+    let error = error.into();
+    let message = message(&error);
+    match error {
+        Error::Engine(RequestError::Device(_)) | Error::Device(_) => DeviceError::new_err(message),
+        Error::Engine(_) | Error::LongContinuation { .. } => EngineError::new_err(message),
+        Error::Dataset(_) | Error::Corpus { .. } => DataError::new_err(message),
+        Error::Record(_)
+        | Error::InputsChanged(_)
+        | Error::Annotations(_)
+        | Error::AnnotatedInputsChanged(_)
+        | Error::Report(_) => RunError::new_err(message),
+        Error::EmptySweep => PyValueError::new_err(message),
+        _ => ModelError::new_err(message),
+    }
+}
+
+/// An error while models are loaded: whatever is wrong, it is the model.
+pub fn raise_loading(error: Error) -> PyErr {
+    let device = matches!(&error, Error::Device(_) | Error::Engine(RequestError::Device(_)));
+    if device { raise(error) } else { ModelError::new_err(message(&error)) }
+}
+
+pub fn raise_device(error: TensorError) -> PyErr {
+    raise(Error::Device(error))
+}
+
+pub fn raise_record(error: RecordError) -> PyErr {
+    raise(Error::Record(error))
+}
+
+pub fn raise_report(error: ReportError) -> PyErr {
+    raise(Error::Report(error))
+}
+
+pub fn raise_annotations(error: AnnotationError) -> PyErr {
+    raise(Error::Annotations(error))
+}
+
+/// An argument that has no meaning.
+pub fn invalid(message: impl Into<String>) -> PyErr {
+    PyValueError::new_err(message.into())
+}
+
+/// The message with those of its causes.
+fn message(error: &dyn StdError) -> String {
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

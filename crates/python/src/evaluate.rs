@@ -1,0 +1,183 @@
+//! An evaluation: run in this process, or opened here and sampled by several.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, PoisonError};
+
+use latent_tts::record::{QuestionRecord, Sample};
+use latent_tts::{
+    self as library, Aggregator, CancelToken, DataSource, EvalObserver, OnExisting, Question,
+    RunRecorder, SamplingOptions,
+};
+use pyo3::prelude::*;
+
+use crate::engine::PyEngine;
+use crate::errors::{invalid, raise, raise_record};
+use crate::options::{self, QuestionTuple, Sampling, positive, question_tuple};
+use crate::waiting::{ProgressEvent, wait_for};
+
+/// What is evaluated and how; perhaps its run directory, while that is being written.
+#[pyclass(frozen, name = "Evaluation", module = "latent_tts._core")]
+pub struct PyEvaluation {
+    data: DataSource,
+    questions: Vec<Question>,
+    sampling: SamplingOptions,
+    seeds: Vec<u64>,
+    ks: Vec<usize>,
+    rules: Option<Vec<Aggregator>>,
+    out: Option<PathBuf>,
+    on_existing: OnExisting,
+    keep_latents: bool,
+    recorder: Mutex<Option<RunRecorder>>,
+}
+
+/// The keyword arguments of an evaluation.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct EvalArguments {
+    data: String,
+    /// Whether the questions are read: a worker is sent its own.
+    read: bool,
+    limit: Option<usize>,
+    default_count: usize,
+    seeds: u64,
+    ks: Vec<usize>,
+    rules: Option<Vec<String>>,
+    out: Option<PathBuf>,
+    on_existing: String,
+    keep_thoughts: bool,
+}
+
+#[pymethods]
+impl PyEvaluation {
+    #[new]
+    fn new(py: Python<'_>, arguments: EvalArguments, sampling: Sampling) -> PyResult<Self> {
+        let sampling = sampling.options()?;
+        let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
+        let data = DataSource::parse(&arguments.data).map_err(raise)?;
+        let read = || data.read(limit, arguments.default_count);
+        let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
+        if let Some(k) = arguments.ks.iter().find(|k| !(1..=sampling.samples.get()).contains(*k)) {
+            return Err(invalid(format!("k={k} must be from 1 to n={}", sampling.samples)));
+        }
+        let end = sampling.seed.checked_add(arguments.seeds.max(1));
+        let end = end.ok_or_else(|| invalid("the seeds go beyond the largest one"))?;
+        let rules = |names: Vec<String>| names.iter().map(|name| options::rule(name)).collect();
+        Ok(Self {
+            data,
+            questions,
+            seeds: (sampling.seed..end).collect(),
+            ks: arguments.ks,
+            rules: arguments.rules.map(rules).transpose()?,
+            out: arguments.out,
+            on_existing: options::on_existing(&arguments.on_existing)?,
+            keep_latents: arguments.keep_thoughts,
+            sampling,
+            recorder: Mutex::default(),
+        })
+    }
+
+    /// Evaluates everything in this process and gives the run directory.
+    fn run(
+        &self,
+        py: Python<'_>,
+        engine: &PyEngine,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<PathBuf> {
+        let cancel = CancelToken::default();
+        let output = wait_for(py, &cancel, progress, |events| {
+            self.with(engine, cancel.clone(), |evaluation| {
+                evaluation.run(&engine.engine, &self.questions, &mut EvalProgressSender(events))
+            })
+        })?;
+        Ok(output.map_err(raise)?.out)
+    }
+
+    /// Opens the run directory; gives it, the questions that are recorded, and all.
+    fn open(&self, py: Python<'_>, engine: &PyEngine) -> PyResult<(PathBuf, usize, usize)> {
+        let opened = wait_for(py, &CancelToken::default(), None, |_| {
+            self.with(engine, CancelToken::default(), |evaluation| {
+                evaluation.open(&engine.engine, &self.questions)
+            })
+        })?;
+        let recorder = opened.map_err(raise)?;
+        let state = (recorder.out().to_owned(), recorder.done_count(), recorder.total());
+        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
+        Ok(state)
+    }
+
+    /// What is not recorded yet: each seed with its questions, in the order of the records.
+    fn missing(&self) -> PyResult<Vec<(u64, Vec<QuestionTuple>)>> {
+        self.recording(|recorder| {
+            let missing = |&seed: &u64| {
+                let questions = recorder.missing(seed, &self.questions);
+                (seed, questions.into_iter().map(question_tuple).collect())
+            };
+            Ok(self.seeds.iter().map(missing).collect())
+        })
+    }
+
+    /// Records a question that a worker sampled.
+    fn add(&self, record: &[u8]) -> PyResult<()> {
+        let record = QuestionRecord::from_bytes(record).map_err(raise_record)?;
+        self.recording(|recorder| recorder.add(&record).map_err(raise))
+    }
+
+    /// Measures the run when all questions are recorded.
+    fn finish(&self, py: Python<'_>, engine: &PyEngine) -> PyResult<PathBuf> {
+        let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let recorder = recorder.ok_or_else(not_open)?;
+        let output = wait_for(py, &CancelToken::default(), None, |_| {
+            self.with(engine, CancelToken::default(), |evaluation| evaluation.finish(recorder))
+        })?;
+        Ok(output.map_err(raise)?.out)
+    }
+}
+
+impl PyEvaluation {
+    /// The library's evaluation by an engine's models.
+    pub fn with<R>(
+        &self,
+        engine: &PyEngine,
+        cancel: CancelToken,
+        work: impl FnOnce(&library::Evaluation<'_>) -> R,
+    ) -> R {
+        work(&library::Evaluation {
+            models: &engine.selection,
+            data: &self.data,
+            params: self.sampling.resolve(&engine.engine.reasoner().method),
+            seeds: self.seeds.clone(),
+            ks: self.ks.clone(),
+            rules: self.rules.clone(),
+            out: self.out.clone(),
+            on_existing: self.on_existing,
+            keep_latents: self.keep_latents,
+            lens: None,
+            ablations: Vec::new(),
+            cancel,
+            write_lock: Default::default(),
+        })
+    }
+
+    fn recording<R>(&self, work: impl FnOnce(&mut RunRecorder) -> PyResult<R>) -> PyResult<R> {
+        let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        work(recorder.as_mut().ok_or_else(not_open)?)
+    }
+}
+
+fn not_open() -> PyErr {
+    invalid("the run directory is not open")
+}
+
+/// Sends progress to the waiting thread, which lives as long as the work.
+struct EvalProgressSender<'a>(&'a Sender<ProgressEvent>);
+
+impl EvalObserver for EvalProgressSender<'_> {
+    fn opened(&mut self, out: &Path, done: usize, total: usize) {
+        let _ = self.0.send(ProgressEvent::Opened(out.display().to_string(), done, total));
+    }
+
+    fn recorded(&mut self, _sample: &Sample) {
+        let _ = self.0.send(ProgressEvent::Done(1));
+    }
+}

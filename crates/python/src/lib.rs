@@ -1,0 +1,52 @@
+//! `latent_tts._core`: the library as Python's extension module.
+//!
+//! ```text
+//! engine     a loaded reasoner: sampling, log-likelihoods, records and shards for a cluster
+//! evaluate   a benchmark's run directory, in one process or assembled from several
+//! annotate   a directory of annotations, likewise
+//! sweep      the search over strengths; each point is a call of Python
+//! records    run directories and annotations as columns and figures
+//! options    keyword arguments -> options of the library
+//! waiting    long calls: without the GIL, with Ctrl-C and progress
+//! errors     the library's errors as exceptions
+//! ```
+//!
+//! Everything here is private to the package in `python/latent_tts`, which has the documented API.
+//! Functions take and give plain types: strings, numbers, tuples, JSON text and arrays.
+
+// What a Python class or function is for is told in the package; items here are its plumbing.
+#![allow(missing_docs, reason = "the documented API is the Python package")]
+
+mod aggregate;
+mod annotate;
+mod engine;
+mod errors;
+mod evaluate;
+mod options;
+mod records;
+mod sweep;
+mod waiting;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use crate::aggregate::{aggregate, rules, votes};
+    #[pymodule_export]
+    use crate::annotate::PyAnnotation;
+    #[pymodule_export]
+    use crate::engine::{PyEngine, PyReply, PyTrajectory, check_reward_model, read_questions};
+    #[pymodule_export]
+    use crate::errors::{
+        DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError,
+    };
+    #[pymodule_export]
+    use crate::evaluate::PyEvaluation;
+    #[pymodule_export]
+    use crate::records::{
+        annotation_columns, run_columns, run_figures, run_json, run_table, training_figures,
+    };
+    #[pymodule_export]
+    use crate::sweep::sweep;
+}

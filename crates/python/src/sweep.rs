@@ -1,0 +1,138 @@
+//! The search over strengths. How a point is evaluated is a Python callable: here or on a cluster.
+
+use std::path::{Path, PathBuf};
+
+use latent_tts::record::RunDir;
+use latent_tts::sweep::{self as library, PointRunner, Sweep, SweepGrid, SweepSpec};
+use latent_tts::{DataSource, Error, PerturbationOptions, manifest};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::engine::PyEngine;
+use crate::errors::{invalid, raise, raise_record};
+use crate::options::{self, positive};
+
+/// The keyword arguments of a sweep.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct SweepArguments {
+    data: String,
+    n: usize,
+    ks: Vec<usize>,
+    out: Option<PathBuf>,
+    /// Grids as text: values, a range, or an interval.
+    p: Option<String>,
+    sigma: Option<String>,
+    tau: Option<String>,
+    sites: Vec<String>,
+    scope: Vec<String>,
+    mask: Vec<String>,
+    tolerance: Option<f64>,
+    evaluations: Option<usize>,
+}
+
+impl SweepArguments {
+    fn spec(&self) -> PyResult<SweepSpec> {
+        type Parse = fn(&str) -> Result<SweepGrid, String>;
+        let grid = |name: &str, text: &Option<String>, parse: Parse| {
+            let parse = |text: &String| parse(text).map_err(|e| invalid(format!("{name}: {e}")));
+            text.as_ref().map(parse).transpose()
+        };
+        let tolerance = self.tolerance.filter(|width| !(width.is_finite() && *width > 0.0));
+        if let Some(width) = tolerance {
+            return Err(invalid(format!("tolerance={width} must be larger than 0")));
+        }
+        Ok(SweepSpec {
+            p: grid("p", &self.p, SweepGrid::shares)?,
+            sigma: grid("sigma", &self.sigma, SweepGrid::deviations)?,
+            tau: grid("tau", &self.tau, SweepGrid::temperatures)?,
+            sites: self.sites.iter().map(|s| options::sites(s)).collect::<PyResult<_>>()?,
+            scopes: self.scope.iter().map(|s| options::scope(s)).collect::<PyResult<_>>()?,
+            masks: self.mask.iter().map(|s| options::mask(s)).collect::<PyResult<_>>()?,
+            tolerance: self.tolerance,
+            evaluations: self.evaluations.map(|n| positive("evaluations", n)).transpose()?,
+            metric: None,
+        })
+    }
+}
+
+/// Runs a sweep; `evaluate(out, sampler)` writes a point's run directory, `note(text)` is told how
+/// it goes. Gives the sweep's directory.
+#[pyfunction]
+pub fn sweep(
+    py: Python<'_>,
+    engine: &PyEngine,
+    arguments: SweepArguments,
+    evaluate: Py<PyAny>,
+    note: Py<PyAny>,
+) -> PyResult<PathBuf> {
+    let spec = arguments.spec()?;
+    let data = DataSource::parse(&arguments.data).map_err(raise)?;
+    let ks = library::ks(&arguments.ks, positive("n", arguments.n)?);
+    let default_out = || library::default_out(engine.selection.reasoner.path(), &data);
+    let out = arguments.out.unwrap_or_else(default_out);
+    let architecture = engine.engine.reasoner().decoder.config().architecture;
+    let sweep =
+        Sweep { spec: &spec, out: &out, ks, architecture, settings: serde_json::Value::Null };
+    py.detach(|| sweep.run(&mut PythonPoints { evaluate, note })).map_err(|error| error.0)?;
+    Ok(out)
+}
+
+struct PythonPoints {
+    evaluate: Py<PyAny>,
+    note: Py<PyAny>,
+}
+
+/// An exception, perhaps of an error of the library.
+struct Raised(PyErr);
+
+impl From<Error> for Raised {
+    fn from(error: Error) -> Self {
+        Self(raise(error))
+    }
+}
+
+impl PointRunner for PythonPoints {
+    type Error = Raised;
+
+    fn evaluate(
+        &mut self,
+        out: &Path,
+        perturbation: PerturbationOptions,
+    ) -> Result<RunDir, Raised> {
+        Python::attach(|py| self.evaluate.call1(py, (out, sampler(py, perturbation)?)).map(drop))
+            .map_err(Raised)?;
+        RunDir::open(out).map_err(|error| Raised(raise_record(error)))
+    }
+
+    fn note(&mut self, text: &str) {
+        // A note is no reason to fail; what the callable raises, its next call raises again.
+        let _ = Python::attach(|py| self.note.call1(py, (text,)).map(drop));
+    }
+}
+
+/// A perturbation as keyword arguments.
+fn sampler(py: Python<'_>, perturbation: PerturbationOptions) -> PyResult<Bound<'_, PyDict>> {
+    let keywords = PyDict::new(py);
+    match perturbation {
+        PerturbationOptions::Dropout { p, sites, scope, mask } => {
+            keywords.set_item("sampler", "dropout")?;
+            keywords.set_item("p", p.map(|p| p.get()))?;
+            keywords.set_item("sites", sites.map(manifest::sites_name))?;
+            keywords.set_item("scope", manifest::scope_name(scope))?;
+            keywords.set_item("mask", manifest::mask_name(mask))?;
+        }
+        PerturbationOptions::Noise { sigma } => {
+            keywords.set_item("sampler", "noise")?;
+            keywords.set_item("sigma", sigma)?;
+        }
+        PerturbationOptions::Gumbel { tau } => {
+            keywords.set_item("sampler", "gumbel")?;
+            keywords.set_item("tau", tau.map(|tau| tau.get()))?;
+        }
+        PerturbationOptions::None | PerturbationOptions::Tokens(_) => {
+            keywords.set_item("sampler", "none")?;
+        }
+    }
+    Ok(keywords)
+}

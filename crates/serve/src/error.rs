@@ -1,0 +1,168 @@
+//! What a client is told when a request cannot be answered, in OpenAI's shape.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use engine::EngineError;
+use engine::scheduler::SubmitError;
+use serde_json::{Value, json};
+
+/// An error of a request.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+    /// The field that is wrong.
+    pub(crate) param: Option<String>,
+    code: Option<&'static str>,
+    /// Seconds until the client should try again.
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// 400: the field `param` cannot be honoured.
+    pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let param = Some(param.into());
+        Self { param, ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// The same error at another field.
+    pub(crate) fn at(self, param: &str) -> Self {
+        Self { param: Some(param.to_owned()), ..self }
+    }
+
+    /// 400: the body as a whole.
+    pub(crate) fn body(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message)
+    }
+
+    pub(crate) fn unknown_model(message: String) -> Self {
+        let (param, code) = (Some("model".to_owned()), Some("model_not_found"));
+        Self { param, code, ..Self::not_found(message) }
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        let message = "no valid API key; send the header `Authorization: Bearer KEY`";
+        let code = Some("invalid_api_key");
+        Self { code, ..Self::new(StatusCode::UNAUTHORIZED, message) }
+    }
+
+    pub(crate) fn method_not_allowed() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take that method")
+    }
+
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        let message = format!("the body is larger than {limit} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    }
+
+    pub(crate) fn slow_body() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
+    }
+
+    /// 429: too much waits already.
+    fn queue_full(message: String, retry_after: u64) -> Self {
+        let (code, retry_after) = (Some("queue_full"), Some(retry_after));
+        Self { code, retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
+    }
+
+    /// 503: the server is going away.
+    pub(crate) fn draining() -> Self {
+        let message = "the server is shutting down; send the request again";
+        Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
+    /// 504: the deadline of the request has passed. Trying again would end the same way.
+    pub(crate) fn deadline(seconds: f64) -> Self {
+        let message = format!("the request did not end within its {seconds} s");
+        Self { code: Some("deadline"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// Why the scheduler did not take a request; `retry_after` seconds if it only was too busy.
+    pub(crate) fn submit(error: SubmitError, retry_after: u64) -> Self {
+        match error {
+            SubmitError::QueueFull { .. } => Self::queue_full(error.to_string(), retry_after),
+            SubmitError::TooManyRows { .. } => Self::field("latent.samples", error.to_string()),
+            SubmitError::Closed => Self::draining(),
+            SubmitError::Refused(error) => error.into(),
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The body of the response, or the last event of a stream.
+    pub(crate) fn to_json(&self) -> Value {
+        let Self { message, param, code, .. } = self;
+        json!({ "error": {
+            "message": message,
+            "type": self.kind(),
+            "param": param,
+            "code": code,
+        }})
+    }
+}
+
+/// Errors of the engine that are left when a request was read: its length, its memory, its device.
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        let message = error.to_string();
+        match error {
+            EngineError::TooLong { .. } | EngineError::Empty { .. } => {
+                let code = Some("context_length_exceeded");
+                Self { code, ..Self::field("prompt", message) }
+            }
+            EngineError::UnknownToken { .. } => Self::field("prompt", message),
+            EngineError::Memory { .. } => Self::field("max_tokens", message),
+            EngineError::BeamMemory { .. } | EngineError::NothingToSearch => {
+                Self::field("latent.beam", message)
+            }
+            EngineError::EndlessThoughts { .. } => Self::field("latent.thoughts", message),
+            EngineError::NothingToPerturb { .. } => Self::field("latent.sampler", message),
+            EngineError::PassFailed { .. } => {
+                Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+            }
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.to_json());
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        let retry = self.retry_after.is_some();
+        if self.status.is_server_error() {
+            // The client library retries every 5xx unless it is told not to.
+            let retry = HeaderValue::from_static(if retry { "true" } else { "false" });
+            headers.insert("x-should-retry", retry);
+        }
+        response
+    }
+}
+
+/// A response of JSON.
+pub(crate) fn json_response(status: StatusCode, body: &Value) -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (status, kind, body.to_string()).into_response()
+}

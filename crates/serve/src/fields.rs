@@ -1,0 +1,102 @@
+//! Typed reading of a JSON object, with errors that name the field.
+//!
+//! A field that is `null` counts as absent, as clients write it.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+
+/// The fields of an object at a path.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    path: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of a request's body.
+    pub(crate) fn of_body(body: &'a Value) -> Result<Self, ApiError> {
+        let map = body.as_object().ok_or_else(|| ApiError::body("the body is no JSON object"))?;
+        Ok(Self { map, path: "" })
+    }
+
+    /// The object `name`, if it is given.
+    pub(crate) fn object(&self, name: &'a str) -> Result<Option<Self>, ApiError> {
+        let object = |value: &'a Value| value.as_object().map(|map| Self { map, path: name });
+        self.read(name, "an object", object)
+    }
+
+    /// The name of a field in messages.
+    pub(crate) fn name(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
+    /// An error at a field.
+    pub(crate) fn error(&self, name: &str, message: impl Into<String>) -> ApiError {
+        ApiError::field(self.name(name), message)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    fn read<T>(
+        &self,
+        name: &str,
+        what: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let wrong = || self.error(name, format!("`{}` is not {what}", self.name(name)));
+        read(value).map(Some).ok_or_else(wrong)
+    }
+
+    pub(crate) fn boolean(&self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.read(name, "true or false", Value::as_bool)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
+        self.read(name, "a string", Value::as_str)
+    }
+
+    pub(crate) fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
+        self.read(name, "a list", Value::as_array)
+    }
+
+    /// A whole number in a range.
+    pub(crate) fn count(
+        &self,
+        name: &str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, ApiError> {
+        let what = format!("a whole number from {} to {}", range.start(), range.end());
+        self.read(name, &what, |value| value.as_u64().filter(|count| range.contains(count)))
+    }
+
+    /// A number in a range.
+    pub(crate) fn number(
+        &self,
+        name: &str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, ApiError> {
+        let what = format!("a number from {} to {}", range.start(), range.end());
+        self.read(name, &what, |value| value.as_f64().filter(|number| range.contains(number)))
+    }
+
+    /// Refuses a field that is given and does not have one of the values that change nothing.
+    pub(crate) fn unsupported(
+        &self,
+        name: &str,
+        changes_nothing: impl FnOnce(&Value) -> bool,
+    ) -> Result<(), ApiError> {
+        match self.get(name).filter(|value| !changes_nothing(value)) {
+            Some(_) => {
+                let name = self.name(name);
+                Err(ApiError::field(&name, format!("`{name}` is not supported; leave it out")))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What the server counts, in Prometheus' text format and under the names that dashboards know.
+
+use std::fmt::Error;
+use std::sync::atomic::AtomicU64;
+
+use engine::scheduler::SchedulerStats;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HttpLabels {
+    method: String,
+    path: String,
+    status: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FinishedLabels {
+    finished_reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StreamLabels {
+    end: String,
+}
+
+/// All metrics of a server.
+pub(crate) struct Metrics {
+    registry: Registry,
+    http_requests: Family<HttpLabels, Counter>,
+    pub(crate) http_in_flight: Gauge,
+    running: Gauge,
+    waiting: Gauge,
+    running_rows: Gauge,
+    waiting_rows: Gauge,
+    kv_usage: Gauge<f64, AtomicU64>,
+    passes: Gauge,
+    pub(crate) first_token: Histogram,
+    pub(crate) latency: Histogram,
+    pub(crate) queue_time: Histogram,
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) generation_tokens: Counter,
+    success: Family<FinishedLabels, Counter>,
+    streams: Family<StreamLabels, Counter>,
+}
+
+/// From 1 ms to about 2 minutes.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 18))
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::default(),
+            http_requests: Family::default(),
+            http_in_flight: Gauge::default(),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            running_rows: Gauge::default(),
+            waiting_rows: Gauge::default(),
+            kv_usage: Gauge::default(),
+            passes: Gauge::default(),
+            first_token: seconds(),
+            latency: seconds(),
+            queue_time: seconds(),
+            prompt_tokens: Counter::default(),
+            generation_tokens: Counter::default(),
+            success: Family::default(),
+            streams: Family::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        // Counters get their suffix `_total` from the format.
+        let registry = &mut self.registry;
+        let requests = self.http_requests.clone();
+        registry.register("http_requests", "HTTP requests by status", requests);
+        let in_flight = self.http_in_flight.clone();
+        registry.register("http_requests_in_flight", "HTTP requests being handled", in_flight);
+        let running = self.running.clone();
+        registry.register("num_requests_running", "requests in the batch", running);
+        let waiting = self.waiting.clone();
+        registry.register("num_requests_waiting", "requests in the queue", waiting);
+        let rows = self.running_rows.clone();
+        registry.register("num_rows_running", "trajectories in the batch", rows);
+        let rows = self.waiting_rows.clone();
+        registry.register("num_rows_waiting", "trajectories in the queue", rows);
+        let usage = self.kv_usage.clone();
+        registry.register("kv_cache_usage_perc", "share of the KV cache, 1 is all", usage);
+        let passes = self.passes.clone();
+        registry.register("engine_passes", "passes of the continuous batch", passes);
+        let first = self.first_token.clone();
+        let help = "time until the first trajectory is complete";
+        registry.register("time_to_first_token_seconds", help, first);
+        let latency = self.latency.clone();
+        registry.register("e2e_request_latency_seconds", "time of a whole request", latency);
+        let queue = self.queue_time.clone();
+        registry.register("request_queue_time_seconds", "time in the queue", queue);
+        let prompt = self.prompt_tokens.clone();
+        registry.register("prompt_tokens", "prompt tokens", prompt);
+        let generated = self.generation_tokens.clone();
+        let help = "thoughts and answer tokens of all trajectories";
+        registry.register("generation_tokens", help, generated);
+        let success = self.success.clone();
+        registry.register("request_success", "choices by the reason of their end", success);
+        let streams = self.streams.clone();
+        registry.register("stream_ends", "streams by the way they ended", streams);
+    }
+
+    pub(crate) fn count_http(&self, method: &str, path: &str, status: u16) {
+        let labels = HttpLabels {
+            method: method.to_owned(),
+            path: path.to_owned(),
+            status: status.to_string(),
+        };
+        self.http_requests.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn count_choice(&self, finished_reason: &str) {
+        let labels = FinishedLabels { finished_reason: finished_reason.to_owned() };
+        self.success.get_or_create(&labels).inc();
+    }
+
+    /// `end` is completed, error or client_disconnected.
+    pub(crate) fn count_stream(&self, end: &str) {
+        self.streams.get_or_create(&StreamLabels { end: end.to_owned() }).inc();
+    }
+
+    /// The text of a scrape.
+    pub(crate) fn render(&self, stats: SchedulerStats) -> Result<String, Error> {
+        self.running.set(stats.running_requests as i64);
+        self.waiting.set(stats.waiting_requests as i64);
+        self.running_rows.set(stats.running_rows as i64);
+        self.waiting_rows.set(stats.waiting_rows as i64);
+        self.passes.set(stats.passes as i64);
+        self.kv_usage.set(stats.used_slots as f64 / stats.slots.max(1) as f64);
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}

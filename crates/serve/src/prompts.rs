@@ -1,0 +1,269 @@
+//! Chat messages and completion prompts become the prompts of the model.
+//!
+//! A latent reasoner was trained on questions in its family's own prompt template, so a message's
+//! text is put there as a question. The chat template of the tokenizer's configuration is used
+//! where the model is a plain language model (`cot`), or where the caller names one.
+
+use engine::{Family, Prompt, Reasoner};
+use minijinja::{Environment, Error, ErrorKind};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::{Value, json};
+
+use crate::ServeError;
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+/// Prompts of one request at most.
+const MAX_PROMPTS: usize = 1024;
+
+/// Which template makes a prompt of messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ChatTemplate {
+    /// The tokenizer's for a `cot` model that has one, else the family's.
+    #[default]
+    Auto,
+    /// The family's prompt template.
+    Family,
+    /// This Jinja text.
+    Jinja(String),
+}
+
+/// Renders chat messages.
+pub(crate) struct ChatPrompts {
+    /// The compiled template under the name `chat`; `None` is the family's own.
+    environment: Option<Environment<'static>>,
+    /// `bos_token` and such, as templates know them.
+    tokens: Value,
+}
+
+impl ChatPrompts {
+    /// `config` is tokenizer_config.json.
+    pub(crate) fn new(
+        template: &ChatTemplate,
+        config: &Value,
+        family: Family,
+    ) -> Result<Self, ServeError> {
+        let source = match template {
+            ChatTemplate::Jinja(text) => Some(text.clone()),
+            ChatTemplate::Auto if family == Family::COT => default_template(config),
+            ChatTemplate::Auto | ChatTemplate::Family => None,
+        };
+        let environment = source.map(compile).transpose()?;
+        let token = |name: &str| match &config[name] {
+            Value::String(token) => json!(token),
+            other => other["content"].clone(),
+        };
+        let (bos, eos) = (token("bos_token"), token("eos_token"));
+        Ok(Self { environment, tokens: json!({ "bos_token": bos, "eos_token": eos }) })
+    }
+
+    /// The prompt of a chat request's `messages`.
+    pub(crate) fn prompt(&self, of: &Reasoner, body: Fields<'_>) -> Result<Prompt, ApiError> {
+        let messages = read_messages(body)?;
+        match &self.environment {
+            Some(environment) => {
+                let text = self.render(environment, &messages);
+                let text = text.map_err(|error| body.error("messages", error.to_string()))?;
+                Prompt::verbatim(of, 0, text)
+            }
+            None => {
+                let texts: Vec<&str> =
+                    messages.iter().filter_map(|message| message["content"].as_str()).collect();
+                Prompt::new(of, 0, texts.join("\n").trim())
+            }
+        }
+        .map_err(|error| ApiError::from(error).at("messages"))
+    }
+
+    fn render(&self, environment: &Environment<'_>, messages: &[Value]) -> Result<String, Error> {
+        let mut context = self.tokens.clone();
+        context["messages"] = json!(messages);
+        context["add_generation_prompt"] = json!(true);
+        environment.get_template("chat")?.render(minijinja::Value::from_serialize(&context))
+    }
+}
+
+/// The template of tokenizer_config.json: a text, or the default one of a list.
+fn default_template(config: &Value) -> Option<String> {
+    match &config["chat_template"] {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(list) => {
+            let default = list.iter().find(|template| template["name"] == "default")?;
+            default["template"].as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+fn compile(source: String) -> Result<Environment<'static>, ServeError> {
+    let mut environment = Environment::new();
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    // A template cannot hold a server up.
+    environment.set_fuel(Some(1_000_000));
+    let raise = |message: String| -> Result<String, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    };
+    environment.add_function("raise_exception", raise);
+    let added = environment.add_template_owned("chat", source);
+    added.map_err(|error| ServeError::ChatTemplate { why: error.to_string() })?;
+    Ok(environment)
+}
+
+/// The messages with their contents as texts.
+fn read_messages(body: Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    let absent = || body.error("messages", "messages are missing: a list of role and content");
+    let list = body.list("messages")?.filter(|list| !list.is_empty()).ok_or_else(absent)?;
+    list.iter().enumerate().map(|(i, message)| read_message(i, message)).collect()
+}
+
+fn read_message(i: usize, message: &Value) -> Result<Value, ApiError> {
+    let role = message["role"].as_str();
+    let roles = ["system", "developer", "user", "assistant"];
+    let Some(role) = role.filter(|role| roles.contains(role)) else {
+        let message = format!("the role of a message is one of {}", roles.join(", "));
+        return Err(ApiError::field(format!("messages[{i}].role"), message));
+    };
+    let wrong = || {
+        let message = "the content is a string, or a list of parts of type text";
+        ApiError::field(format!("messages[{i}].content"), message)
+    };
+    let content = match &message["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let text = |part: &Value| match part["type"].as_str() {
+                Some("text") => part["text"].as_str().map(str::to_owned),
+                _ => None,
+            };
+            parts.iter().map(text).collect::<Option<Vec<String>>>().ok_or_else(wrong)?.concat()
+        }
+        _ => return Err(wrong()),
+    };
+    Ok(json!({ "role": role, "content": content }))
+}
+
+/// A prompt of a completion request, before any template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PromptText {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl PromptText {
+    /// The prompts of a completion request: a text, token ids, or a list of either.
+    pub(crate) fn read_all(body: Fields<'_>) -> Result<Vec<Self>, ApiError> {
+        let wrong = || {
+            let message = "prompt is a text, a list of token ids, or a list of either";
+            body.error("prompt", message)
+        };
+        let prompts = match body.get("prompt").ok_or_else(wrong)? {
+            Value::String(text) => vec![Self::Text(text.clone())],
+            Value::Array(list) if list.first().is_some_and(Value::is_u64) => {
+                vec![Self::Tokens(token_ids(list).ok_or_else(wrong)?)]
+            }
+            Value::Array(list) => {
+                let prompt = |value: &Value| match value {
+                    Value::String(text) => Some(Self::Text(text.clone())),
+                    Value::Array(ids) => token_ids(ids).map(Self::Tokens),
+                    _ => None,
+                };
+                list.iter().map(prompt).collect::<Option<Vec<Self>>>().ok_or_else(wrong)?
+            }
+            _ => return Err(wrong()),
+        };
+        if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
+            let message = format!("a request has 1 to {MAX_PROMPTS} prompts");
+            return Err(body.error("prompt", message));
+        }
+        Ok(prompts)
+    }
+
+    /// The question in the family's prompt template.
+    pub(crate) fn prompt(&self, of: &Reasoner) -> Result<Prompt, ApiError> {
+        Ok(match self {
+            Self::Text(text) => Prompt::new(of, 0, text.trim()),
+            Self::Tokens(tokens) => {
+                check_ids(of, tokens)?;
+                Prompt::of_tokens(of, 0, tokens)
+            }
+        }?)
+    }
+
+    /// The tokens as they are.
+    pub(crate) fn tokens(&self, of: &Reasoner) -> Result<Vec<u32>, ApiError> {
+        Ok(match self {
+            Self::Text(text) => of.tokenizer.encode(text).map_err(engine::EngineError::from)?,
+            Self::Tokens(tokens) => tokens.clone(),
+        })
+    }
+}
+
+/// Token ids of a JSON list.
+pub(crate) fn token_ids(list: &[Value]) -> Option<Vec<u32>> {
+    list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+}
+
+fn check_ids(of: &Reasoner, tokens: &[u32]) -> Result<(), ApiError> {
+    let vocab = of.decoder.config().vocab;
+    match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(token) => {
+            let message = format!("token {token} is not in a vocabulary of {vocab}");
+            Err(ApiError::field("prompt", message))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(text: &str) -> Value {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_chat_template_is_rendered_like_transformers_does() {
+        let template = "{{ bos_token }}{% for m in messages %}\n<|{{ m.role }}|>\
+            {{ m['content'].strip() }}{% endfor %}\n{% if add_generation_prompt %}<|a|>{% endif %}";
+        let config = json!({ "chat_template": template, "bos_token": { "content": "<s>" } });
+        let prompts = ChatPrompts::new(&ChatTemplate::Auto, &config, Family::COT).unwrap();
+        let messages = [json!({ "role": "user", "content": " hi " })];
+        let environment = prompts.environment.as_ref().unwrap();
+        let text = prompts.render(environment, &messages).unwrap();
+        // transformers trims the line's end after a block.
+        assert_eq!(text, "<s><|user|>hi<|a|>");
+        let family = ChatPrompts::new(&ChatTemplate::Auto, &config, Family::COCONUT).unwrap();
+        assert!(family.environment.is_none(), "a latent reasoner has a template of its own");
+        let broken = ChatTemplate::Jinja("{% if %}".into());
+        assert!(ChatPrompts::new(&broken, &config, Family::COT).is_err());
+    }
+
+    #[test]
+    fn prompts_are_texts_ids_and_lists_of_either() {
+        let read = |text: &str| {
+            let body = body(text);
+            PromptText::read_all(Fields::of_body(&body).unwrap()).map_err(|error| error.param)
+        };
+        let text = |text: &str| PromptText::Text(text.into());
+        assert_eq!(read(r#"{"prompt": "a"}"#), Ok(vec![text("a")]));
+        assert_eq!(read(r#"{"prompt": ["a", "b"]}"#), Ok(vec![text("a"), text("b")]));
+        assert_eq!(read(r#"{"prompt": [1, 2]}"#), Ok(vec![PromptText::Tokens(vec![1, 2])]));
+        let lists = vec![PromptText::Tokens(vec![1]), PromptText::Tokens(vec![2, 3])];
+        assert_eq!(read(r#"{"prompt": [[1], [2, 3]]}"#), Ok(lists));
+        for wrong in ["{}", r#"{"prompt": []}"#, r#"{"prompt": [1, "a"]}"#, r#"{"prompt": [-1]}"#] {
+            assert_eq!(read(wrong), Err(Some("prompt".into())), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_not_text_is_named() {
+        let body = body(
+            r#"{"messages": [{"role": "user", "content": "a"}, {"role": "user",
+            "content": [{"type": "image_url"}]}]}"#,
+        );
+        let error = read_messages(Fields::of_body(&body).unwrap()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[1].content"));
+    }
+}

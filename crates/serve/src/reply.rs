@@ -1,0 +1,188 @@
+//! Replies of the engine as the JSON of choices and usage.
+
+use engine::{Reply, Trajectory};
+use latent_tts::RewardReduction;
+use latent_tts::aggregate::{self, AnswerVotes, Candidate};
+use serde_json::{Map, Value, json};
+
+use crate::generation::{Choices, Generation, Returned};
+
+/// What is returned of one trajectory, or of the vote over all.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    pub(crate) text: String,
+    pub(crate) finish_reason: &'static str,
+    pub(crate) latent: Value,
+    /// How the trajectories voted, in words; for clients that show a model's reasoning.
+    pub(crate) reasoning: Option<String>,
+}
+
+/// Tokens that were read and computed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) prompt: usize,
+    /// Answer tokens of all trajectories.
+    pub(crate) answers: usize,
+    /// Thoughts of all trajectories.
+    pub(crate) thoughts: usize,
+}
+
+impl Usage {
+    pub(crate) fn of(prompt: usize, reply: &Reply) -> Self {
+        let mut usage = Self { prompt, ..Self::default() };
+        let beam = reply.beam.iter().map(|beam| &beam.best);
+        for trajectory in reply.trajectories.iter().chain(beam) {
+            usage.answers += trajectory.tokens.len();
+            usage.thoughts += trajectory.thoughts;
+        }
+        usage
+    }
+
+    pub(crate) fn add(&mut self, more: Self) {
+        self.prompt += more.prompt;
+        self.answers += more.answers;
+        self.thoughts += more.thoughts;
+    }
+
+    /// Tokens that were generated; a thought counts as one.
+    pub(crate) fn completion(&self) -> usize {
+        self.answers + self.thoughts
+    }
+
+    pub(crate) fn to_json(self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion(),
+            "total_tokens": self.prompt + self.completion(),
+            "completion_tokens_details": { "reasoning_tokens": self.thoughts },
+        })
+    }
+}
+
+/// Makes choices of a reply.
+pub(crate) struct ReplyReader<'a> {
+    pub(crate) generation: &'a Generation,
+    /// Tokens that end an answer.
+    pub(crate) eos: &'a [u32],
+    /// The engine's seed.
+    pub(crate) seed: u64,
+}
+
+impl ReplyReader<'_> {
+    /// The choices of a reply, in their order.
+    pub(crate) fn choices(&self, reply: &Reply) -> Vec<Choice> {
+        match self.generation.choices {
+            Choices::Vote => vec![self.voted(reply)],
+            Choices::Each => {
+                let each = |trajectory: &Trajectory| {
+                    let latent = self.of_trajectory(trajectory, self.generation.returned);
+                    self.choice(trajectory, latent, None)
+                };
+                reply.trajectories.iter().map(each).collect()
+            }
+        }
+    }
+
+    /// The choice that the vote, or the beam search, makes. Where no trajectory has an answer there
+    /// is nothing to vote on, and the first one's text is returned.
+    fn voted(&self, reply: &Reply) -> Choice {
+        let chosen = reply.chosen.or((!reply.trajectories.is_empty()).then_some(0));
+        let sampled = chosen.map(|index| &reply.trajectories[index]);
+        let beam = reply.beam.as_ref().map(|beam| &beam.best);
+        let nothing = Trajectory::default();
+        let trajectory = beam.or(sampled).unwrap_or(&nothing);
+        let reasoning = (reply.trajectories.len() > 1).then(|| self.summary(reply));
+        self.choice(trajectory, self.latent(reply, trajectory), reasoning)
+    }
+
+    fn choice(&self, of: &Trajectory, latent: Value, reasoning: Option<String>) -> Choice {
+        let (text, stopped) = self.generation.cut(&of.text);
+        let ended = stopped || of.tokens.last().is_some_and(|token| self.eos.contains(token));
+        let finish_reason = if ended { "stop" } else { "length" };
+        Choice { text: text.to_owned(), finish_reason, latent, reasoning }
+    }
+
+    fn latent(&self, reply: &Reply, chosen: &Trajectory) -> Value {
+        let returned = self.generation.returned;
+        let trajectories = &reply.trajectories;
+        let mut latent = json!({
+            "seed": self.seed,
+            "samples": trajectories.len(),
+            "rule": if reply.beam.is_some() { "beam" } else { reply.rule.name() },
+            "chosen": reply.chosen.map(|index| trajectories[index].number),
+            "answer": chosen.answer(),
+            "stopped": reply.stopped,
+        });
+        if returned.votes {
+            latent["votes"] = votes_json(&reply.votes());
+        }
+        if returned.rewards {
+            let reward = |t: &Trajectory| finite(reward_of(t));
+            latent["rewards"] = trajectories.iter().map(reward).collect();
+        }
+        if returned.trajectories || returned.thoughts {
+            let one = |t: &Trajectory| self.of_trajectory(t, returned);
+            latent["trajectories"] = trajectories.iter().map(one).collect();
+        }
+        if let Some(beam) = &reply.beam {
+            latent["beam"] = self.of_trajectory(&beam.best, returned);
+        }
+        latent
+    }
+
+    /// A trajectory, as much of it as is asked for.
+    pub(crate) fn of_trajectory(&self, of: &Trajectory, returned: Returned) -> Value {
+        let mut value = json!({
+            "number": of.number,
+            "text": of.text,
+            "answer": of.answer(),
+            "thoughts": of.thoughts,
+            "logprob": of.logprob,
+        });
+        if returned.rewards {
+            value["process_rewards"] = json!(of.process_rewards);
+            value["outcome_reward"] = json!(of.outcome_reward);
+        }
+        if returned.thoughts {
+            value["latents"] = (0..of.latents.rows()).map(|t| json!(of.latents.row(t))).collect();
+        }
+        value
+    }
+
+    /// The vote in one line.
+    fn summary(&self, reply: &Reply) -> String {
+        let mut votes = reply.votes();
+        votes.sort_by_key(|answer| std::cmp::Reverse(answer.votes));
+        let votes: Vec<String> =
+            votes.iter().map(|answer| format!("{} x {}", answer.votes, answer.answer)).collect();
+        let (count, rule) = (reply.trajectories.len(), reply.rule.name());
+        let thoughts: usize = reply.trajectories.iter().map(|t| t.thoughts).sum();
+        let votes = if votes.is_empty() { "no answer".into() } else { votes.join(", ") };
+        format!("{count} trajectories, {thoughts} latent thoughts; votes: {votes}; rule: {rule}")
+    }
+}
+
+/// The different answers with their votes.
+pub(crate) fn votes_json(votes: &[AnswerVotes<'_>]) -> Value {
+    let total: f64 = votes.iter().map(|answer| answer.weight).sum();
+    let vote = |answer: &AnswerVotes<'_>| {
+        let mut vote = Map::new();
+        vote.insert("answer".into(), json!(answer.answer));
+        vote.insert("votes".into(), json!(answer.votes));
+        if let Some(reward) = answer.reward {
+            vote.insert("weight".into(), finite(answer.weight / total));
+            vote.insert("reward".into(), finite(reward / answer.votes as f64));
+        }
+        Value::Object(vote)
+    };
+    votes.iter().map(vote).collect()
+}
+
+fn reward_of(trajectory: &Trajectory) -> f64 {
+    aggregate::reward(trajectory, RewardReduction::OutcomeOrMean)
+}
+
+/// A number, or null where JSON has none.
+fn finite(number: f64) -> Value {
+    if number.is_finite() { json!(number) } else { Value::Null }
+}

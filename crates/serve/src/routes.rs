@@ -1,0 +1,253 @@
+//! The paths of the server. A handler reads the body, makes options of it, runs them, and writes
+//! the reply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, json_response};
+use crate::fields::Fields;
+use crate::generation::Generation;
+use crate::layers;
+use crate::prompts::{PromptText, token_ids};
+use crate::response::{ApiKind, Envelope};
+use crate::state::{AppState, unix_seconds};
+use crate::stream;
+use crate::work::{Deadline, RunningRequest, score_all};
+
+type App = State<Arc<AppState>>;
+
+/// All paths with the layers around them.
+pub(crate) fn router(state: Arc<AppState>) -> Router {
+    Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
+        .route("/metrics", get(metrics))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&state), layers::authorize))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .fallback(|| async { ApiError::not_found("there is no such path") })
+        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::observe))
+        .with_state(state)
+}
+
+/// The JSON of a body that arrives in time and is not too large.
+async fn read_json(state: &AppState, body: Body) -> Result<Value, ApiError> {
+    let limit = state.options.max_body_bytes;
+    let read = tokio::time::timeout(state.options.io_timeout, to_bytes(body, limit));
+    let bytes = read.await.map_err(|_| ApiError::slow_body())?;
+    let bytes = bytes.map_err(|_| ApiError::body_too_large(limit))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::body(format!("the body is no JSON: {error}")))
+}
+
+fn ok(body: &Value) -> Response {
+    json_response(StatusCode::OK, body)
+}
+
+/// Refuses a model that is not served.
+fn check_model(state: &AppState, body: Fields<'_>) -> Result<(), ApiError> {
+    match body.text("model")? {
+        Some(name) if name != state.options.model_name => {
+            let served = &state.options.model_name;
+            Err(ApiError::unknown_model(format!("no model `{name}`; this server has `{served}`")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The server's deadline, or an earlier one of the request.
+fn read_deadline(state: &AppState, body: Fields<'_>) -> Result<Deadline, ApiError> {
+    let most = state.options.request_timeout;
+    let latent = body.object("latent")?;
+    let timeout = latent.map(|latent| latent.number("timeout", 0.0..=most.as_secs_f64()));
+    let timeout = timeout.transpose()?.flatten();
+    Ok(Deadline::start(timeout.map_or(most, Duration::from_secs_f64)))
+}
+
+fn envelope(state: &AppState, kind: ApiKind) -> Envelope {
+    let prefix = if kind == ApiKind::Chat { "chatcmpl" } else { "cmpl" };
+    Envelope {
+        kind,
+        id: format!("{prefix}-{}", state.new_id()),
+        created: unix_seconds(),
+        model: state.options.model_name.clone(),
+        echoed: Vec::new(),
+    }
+}
+
+async fn chat_completions(State(state): App, body: Body) -> Result<Response, ApiError> {
+    let body = read_json(&state, body).await?;
+    let body = Fields::of_body(&body)?;
+    check_model(&state, body)?;
+    body.unsupported("logprobs", |value| value.as_bool() == Some(false))?;
+    let deadline = read_deadline(&state, body)?;
+    let engine = state.scheduler.engine();
+    let generation = Generation::read(engine, body, state.options.max_samples)?;
+    let prompt = state.chat.prompt(engine.reasoner(), body)?;
+    if state.options.log_prompts {
+        tracing::info!(prompt = prompt.text, "chat");
+    }
+    let work = RunningRequest::start(&state, generation, vec![prompt], deadline);
+    let work = work.map_err(|error| match error.param.as_deref() {
+        Some("prompt") => error.at("messages"),
+        _ => error,
+    })?;
+    respond(work, envelope(&state, ApiKind::Chat)).await
+}
+
+async fn completions(State(state): App, body: Body) -> Result<Response, ApiError> {
+    let body = read_json(&state, body).await?;
+    let body = Fields::of_body(&body)?;
+    check_model(&state, body)?;
+    let deadline = read_deadline(&state, body)?;
+    let texts = PromptText::read_all(body)?;
+    let echo = body.boolean("echo")?.unwrap_or(false);
+    if body.count("logprobs", 0..=1)?.is_some() {
+        return log_likelihoods(&state, body, &texts, deadline).await;
+    }
+    let (engine, reasoner) = (state.scheduler.engine(), state.reasoner());
+    if body.get("max_tokens").is_some_and(|value| value.as_u64() == Some(0)) {
+        return Err(body.error("max_tokens", "max_tokens of 0 is for echo with logprobs"));
+    }
+    let generation = Generation::read(engine, body, state.options.max_samples)?;
+    let prompts = texts.iter().map(|text| text.prompt(reasoner));
+    let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+    if state.options.log_prompts {
+        prompts.iter().for_each(|prompt| tracing::info!(prompt = prompt.text, "completion"));
+    }
+    let mut envelope = envelope(&state, ApiKind::Text);
+    if echo {
+        for text in &texts {
+            let text = match text {
+                PromptText::Text(text) => text.clone(),
+                PromptText::Tokens(tokens) => decode(&state, tokens)?,
+            };
+            envelope.echoed.extend(std::iter::repeat_n(text, generation.num_choices()));
+        }
+    }
+    respond(RunningRequest::start(&state, generation, prompts, deadline)?, envelope).await
+}
+
+async fn respond(work: RunningRequest, envelope: Envelope) -> Result<Response, ApiError> {
+    if let Some(options) = work.generation.stream {
+        return Ok(stream::respond(work, envelope, options));
+    }
+    let (choices, usage) = work.collect().await?;
+    Ok(ok(&envelope.response(choices, usage)))
+}
+
+/// The log-probabilities of given tokens, read as a plain language model reads them.
+async fn log_likelihoods(
+    state: &Arc<AppState>,
+    body: Fields<'_>,
+    texts: &[PromptText],
+    deadline: Deadline,
+) -> Result<Response, ApiError> {
+    if body.boolean("echo")? != Some(true) {
+        let message = "log-probabilities are those of given tokens: set echo, and max_tokens to \
+                       0 or 1";
+        return Err(body.error("logprobs", message));
+    }
+    let wrong = |_| body.error("max_tokens", "with echo and logprobs, max_tokens is 0 or 1");
+    let next = body.count("max_tokens", 0..=1).map_err(wrong)?;
+    let next = next.ok_or_else(|| wrong(ApiError::body("")))? == 1;
+    body.unsupported("n", |value| value.as_u64() == Some(1))?;
+    body.unsupported("stream", |value| value.as_bool() == Some(false))?;
+    body.unsupported("latent", |_| false)?;
+    let tokens = texts.iter().map(|text| text.tokens(state.reasoner()));
+    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
+    let scores = score_all(state, &tokens, deadline).await?;
+    let scored: Vec<_> = tokens.into_iter().zip(scores).collect();
+    let envelope = envelope(state, ApiKind::Text);
+    Ok(ok(&envelope.scored(state.reasoner(), &scored, next)))
+}
+
+async fn tokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
+    let body = read_json(&state, body).await?;
+    let body = Fields::of_body(&body)?;
+    check_model(&state, body)?;
+    let wrong = || body.error("prompt", "prompt is the text to be tokenized");
+    let text = body.text("prompt")?.ok_or_else(wrong)?;
+    let tokens = PromptText::Text(text.to_owned()).tokens(state.reasoner())?;
+    let (count, context) = (tokens.len(), state.reasoner().decoder.config().context);
+    Ok(ok(&json!({ "tokens": tokens, "count": count, "max_model_len": context })))
+}
+
+async fn detokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
+    let body = read_json(&state, body).await?;
+    let body = Fields::of_body(&body)?;
+    check_model(&state, body)?;
+    let wrong = || body.error("tokens", "tokens is a list of token ids");
+    let tokens = body.list("tokens")?.and_then(|list| token_ids(list)).ok_or_else(wrong)?;
+    Ok(ok(&json!({ "prompt": decode(&state, &tokens)? })))
+}
+
+fn decode(state: &AppState, tokens: &[u32]) -> Result<String, ApiError> {
+    let text = state.reasoner().tokenizer.decode_with_special(tokens);
+    text.map_err(|error| ApiError::field("tokens", error.to_string()))
+}
+
+async fn tokenizer_info(State(state): App) -> Response {
+    ok(&state.tokenizer_info)
+}
+
+fn model_json(state: &AppState) -> Value {
+    json!({
+        "id": state.options.model_name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "latent-tts",
+        "max_model_len": state.reasoner().decoder.config().context,
+        "family": state.reasoner().method.family.to_string(),
+        "reward_model": state.scheduler.engine().reward_model().is_some(),
+    })
+}
+
+async fn models(State(state): App) -> Response {
+    ok(&json!({ "object": "list", "data": [model_json(&state)] }))
+}
+
+async fn model(State(state): App, Path(id): Path<String>) -> Result<Response, ApiError> {
+    if id != state.options.model_name {
+        return Err(ApiError::unknown_model(format!("no model `{id}`")));
+    }
+    Ok(ok(&model_json(&state)))
+}
+
+/// Whether the process works.
+async fn health(State(state): App) -> Result<Response, ApiError> {
+    if !state.scheduler.is_alive() && !state.is_draining() {
+        return Err(ApiError::internal("the engine has stopped; its log says why"));
+    }
+    Ok(ok(&json!({ "status": "ok" })))
+}
+
+/// Whether new requests are taken.
+async fn ready(State(state): App) -> Result<Response, ApiError> {
+    if state.is_draining() || !state.scheduler.is_alive() {
+        return Err(ApiError::draining());
+    }
+    Ok(ok(&json!({ "status": "ready" })))
+}
+
+async fn metrics(State(state): App) -> Result<Response, ApiError> {
+    let text = state.metrics.render(state.scheduler.stats());
+    let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}

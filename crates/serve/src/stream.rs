@@ -1,0 +1,186 @@
+//! Server-sent events: trajectories as they finish, with the vote so far, and the answer when it
+//! is decided.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use engine::Trajectory;
+use engine::scheduler::Event;
+use futures_util::stream;
+use latent_tts::Aggregator;
+use latent_tts::aggregate;
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::generation::{Choices, StreamOptions};
+use crate::reply::{Choice, Usage, votes_json};
+use crate::response::Envelope;
+use crate::work::RunningRequest;
+
+/// Streams the events of a request.
+pub(crate) fn respond(
+    work: RunningRequest,
+    envelope: Envelope,
+    options: StreamOptions,
+) -> Response {
+    let events = stream::unfold(Streamed::new(work, envelope, options), |mut streamed| async {
+        let data = streamed.next().await?;
+        Some((Ok::<_, Infallible>(SseEvent::default().data(data)), streamed))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// A stream in progress.
+struct Streamed {
+    work: RunningRequest,
+    envelope: Envelope,
+    options: StreamOptions,
+    /// Events that are ready to be sent.
+    ready: VecDeque<String>,
+    /// Trajectories of each prompt so far.
+    trajectories: Vec<Vec<Trajectory>>,
+    usage: Usage,
+    /// Prompts that are not done.
+    left: usize,
+    end: StreamStatus,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StreamStatus {
+    /// Events are still to come; where the stream is dropped now, the client has gone.
+    Open,
+    Completed,
+    Failed,
+}
+
+impl Streamed {
+    fn new(work: RunningRequest, envelope: Envelope, options: StreamOptions) -> Self {
+        let prompts = work.num_prompts();
+        let choices = prompts * work.generation.num_choices();
+        let ready = (0..choices).filter_map(|index| envelope.opening(index));
+        Self {
+            ready: ready.map(|chunk| chunk.to_string()).collect(),
+            trajectories: vec![Vec::new(); prompts],
+            work,
+            envelope,
+            options,
+            usage: Usage::default(),
+            left: prompts,
+            end: StreamStatus::Open,
+        }
+    }
+
+    /// The data of the next event.
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(data) = self.ready.pop_front() {
+                return Some(data);
+            }
+            if self.end != StreamStatus::Open {
+                return None;
+            }
+            let told = match self.work.next().await {
+                Ok((prompt, event)) => self.tell(prompt, event),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = told {
+                self.ready.push_back(error.to_json().to_string());
+                self.end = StreamStatus::Failed;
+            }
+        }
+    }
+
+    fn tell(&mut self, prompt: usize, event: Event) -> Result<(), ApiError> {
+        match event {
+            Event::Started => {}
+            Event::Trajectory(trajectory) => self.tell_trajectory(prompt, *trajectory),
+            Event::Rewards { number, rewards } => {
+                let of = &mut self.trajectories[prompt];
+                if let Some(of) = of.iter_mut().find(|t| t.number == number) {
+                    of.process_rewards = Some(rewards.process);
+                    of.outcome_reward = rewards.outcome;
+                }
+                let of = &self.trajectories[prompt];
+                if let Some(of) = of.iter().find(|t| t.number == number) {
+                    let latent = json!({ "rewards": {
+                        "number": number,
+                        "process_rewards": of.process_rewards,
+                        "outcome_reward": of.outcome_reward,
+                    }});
+                    self.progress(prompt, latent);
+                }
+            }
+            Event::Done(done) => {
+                let (choices, usage) = self.work.finish(prompt, done)?;
+                let first = prompt * self.work.generation.num_choices();
+                for (i, choice) in choices.into_iter().enumerate() {
+                    self.tell_choice(first + i, choice);
+                }
+                self.usage.add(usage);
+                self.left -= 1;
+                if self.left == 0 {
+                    self.complete();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A trajectory with the majority of those so far. The answer may be chosen by another rule,
+    /// when all are there.
+    fn tell_trajectory(&mut self, prompt: usize, trajectory: Trajectory) {
+        let reader = self.work.reader(prompt);
+        let value = reader.of_trajectory(&trajectory, self.work.generation.returned);
+        let so_far = &mut self.trajectories[prompt];
+        let place = so_far.partition_point(|t| t.number < trajectory.number);
+        so_far.insert(place, trajectory);
+        let leader = Aggregator::Majority.choose(so_far, &Default::default());
+        let leader = leader.and_then(|i| so_far[i].answer.as_ref().map(|a| a.as_str().to_owned()));
+        let votes = votes_json(&aggregate::votes(so_far));
+        let latent = json!({ "trajectory": value, "votes": votes, "leader": leader });
+        self.progress(prompt, latent);
+    }
+
+    /// An event without text: what the thoughts led to so far.
+    fn progress(&mut self, prompt: usize, latent: Value) {
+        if self.work.generation.choices == Choices::Vote {
+            let chunk = self.envelope.chunk(prompt, "", None, latent);
+            self.ready.push_back(chunk.to_string());
+        }
+    }
+
+    fn tell_choice(&mut self, index: usize, choice: Choice) {
+        let Choice { text, finish_reason, latent, reasoning } = choice;
+        if let Some(chunk) = reasoning.and_then(|text| self.envelope.reasoning(index, &text)) {
+            self.ready.push_back(chunk.to_string());
+        }
+        if !text.is_empty() {
+            let chunk = self.envelope.chunk(index, &text, None, Value::Null);
+            self.ready.push_back(chunk.to_string());
+        }
+        let last = self.envelope.chunk(index, "", Some(finish_reason), latent);
+        self.ready.push_back(last.to_string());
+    }
+
+    fn complete(&mut self) {
+        if self.options.include_usage {
+            self.ready.push_back(self.envelope.usage(self.usage).to_string());
+        }
+        self.ready.push_back("[DONE]".to_owned());
+        self.end = StreamStatus::Completed;
+        self.work.complete();
+    }
+}
+
+impl Drop for Streamed {
+    fn drop(&mut self) {
+        let end = match self.end {
+            StreamStatus::Completed if self.ready.is_empty() => "completed",
+            StreamStatus::Failed => "error",
+            StreamStatus::Open | StreamStatus::Completed => "client_disconnected",
+        };
+        self.work.state().metrics.count_stream(end);
+    }
+}

@@ -1,0 +1,184 @@
+//! What the server refuses, cuts and drains.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use serve::ServeOptions;
+
+use crate::support::*;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A request that runs for long: many trajectories.
+fn long(samples: usize, seed: u64) -> Value {
+    chat(QUESTION, json!({ "latent": { "samples": samples, "seed": seed } }))
+}
+
+#[test]
+fn a_full_queue_is_429_and_what_is_taken_is_right() {
+    let options = ServeOptions { max_waiting_rows: 64, max_samples: 64, ..Default::default() };
+    let server = TestServer::with(options);
+    let streams: Vec<(u64, TcpStream)> = (0..24)
+        .map(|seed| (seed, server.open("POST", CHAT, &[], &long(48, seed).to_string())))
+        .collect();
+    let (mut taken, mut refused) = (0, 0);
+    for (seed, stream) in streams {
+        let response = Response::read(stream);
+        match response.status {
+            200 => {
+                let text = response.json()["choices"][0]["message"]["content"].clone();
+                assert_eq!(text, *chosen_text(&solve(QUESTION, 48, seed)));
+                taken += 1;
+            }
+            429 => {
+                assert_eq!(response.header("retry-after"), Some("1"));
+                assert_eq!(response.json()["error"]["code"], "queue_full");
+                refused += 1;
+            }
+            _ => panic!("{response:?}"),
+        }
+    }
+    assert!(taken > 0 && refused > 0, "{taken} taken, {refused} refused");
+    server.wait_until_empty();
+    assert_eq!(server.post(CHAT, &long(48, 0)).status, 200);
+}
+
+#[test]
+fn clients_that_go_leave_no_row_behind() {
+    let server = TestServer::start();
+    for i in 0..12 {
+        let mut body = long(512, i);
+        body["stream"] = json!(i % 2 == 0);
+        let mut stream = server.open("POST", CHAT, &[], &body.to_string());
+        if i % 2 == 0 {
+            let mut head = [0; 64];
+            stream.read_exact(&mut head).unwrap();
+        }
+        drop(stream);
+    }
+    server.wait_until_empty();
+    server.wait_until("streams are counted", |server| {
+        server.metric("stream_ends_total{end=\"client_disconnected\"}") == 6.0
+    });
+    assert_eq!(server.metric("http_requests_in_flight"), 1.0, "the scrape itself");
+}
+
+#[test]
+fn a_deadline_ends_a_request() {
+    let server = TestServer::start();
+    let mut body = long(512, 0);
+    body["latent"]["timeout"] = json!(0.001);
+    let response = server.post(CHAT, &body);
+    assert_eq!(response.status, 504, "{response:?}");
+    assert_eq!(response.header("x-should-retry"), Some("false"));
+    body["stream"] = json!(true);
+    let events = server.post(CHAT, &body).events();
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "deadline");
+    server.wait_until_empty();
+}
+
+#[test]
+fn a_drain_ends_what_was_taken_and_refuses_the_rest() {
+    // Long enough for a machine that does other things.
+    let shutdown_timeout = Duration::from_secs(300);
+    let mut server = TestServer::with(ServeOptions { shutdown_timeout, ..Default::default() });
+    let streams: Vec<(u64, TcpStream)> = (0..6)
+        .map(|seed| (seed, server.open("POST", CHAT, &[], &long(96, seed).to_string())))
+        .collect();
+    server.wait_until("all are taken", |server| {
+        server.metric("num_requests_running") + server.metric("num_requests_waiting") == 6.0
+    });
+    server.shut_down();
+    server.wait_until("it drains", |server| server.get("/ready").status == 503);
+    let refused = server.post(CHAT, &long(1, 0));
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    for (seed, stream) in streams {
+        let reply = Response::read(stream).ok();
+        let text = reply["choices"][0]["message"]["content"].clone();
+        assert_eq!(text, *chosen_text(&solve(QUESTION, 96, seed)));
+    }
+    server.join();
+    assert!(TcpStream::connect(server.address).is_err());
+}
+
+#[test]
+fn a_drain_ends_at_its_timeout() {
+    let timeout = Duration::from_millis(50);
+    let options = ServeOptions { shutdown_timeout: timeout, ..Default::default() };
+    let mut server = TestServer::with(options);
+    let streams: Vec<TcpStream> =
+        (0..8).map(|i| server.open("POST", CHAT, &[], &long(512, i).to_string())).collect();
+    server.wait_until("they run", |server| server.metric("num_requests_running") > 0.0);
+    server.shut_down();
+    server.join();
+    let statuses: Vec<u16> = streams.into_iter().map(|s| Response::read(s).status).collect();
+    assert!(statuses.contains(&503), "{statuses:?}");
+}
+
+#[test]
+fn a_key_is_asked_for() {
+    let options = ServeOptions { api_key: Some("secret".into()), ..Default::default() };
+    let server = TestServer::with(options);
+    let body = chat(SHORT, json!({})).to_string();
+    for headers in [&[][..], &["authorization: Bearer "], &["authorization: Bearer secre"]] {
+        let response = server.send("POST", CHAT, headers, &body);
+        assert_eq!(response.status, 401);
+        assert_eq!(response.json()["error"]["code"], "invalid_api_key");
+    }
+    assert_eq!(server.get("/v1/models").status, 401);
+    assert_eq!(server.get("/metrics").status, 401);
+    assert_eq!(server.get("/health").status, 200);
+    let headers = ["authorization: Bearer secret"];
+    assert_eq!(server.send("POST", CHAT, &headers, &body).status, 200);
+}
+
+#[test]
+fn request_ids_go_in_and_out() {
+    let server = TestServer::start();
+    let given = server.send("GET", "/health", &["x-request-id: mine-1"], "");
+    assert_eq!(given.header("x-request-id"), Some("mine-1"));
+    let made: Vec<String> =
+        (0..2).map(|_| server.get("/nowhere").header("x-request-id").unwrap().to_owned()).collect();
+    assert!(made[0] != made[1] && made[0].len() > 8);
+    let long = format!("x-request-id: {}", "x".repeat(200));
+    let replaced = server.send("GET", "/health", &[&long], "");
+    assert!(replaced.header("x-request-id").unwrap().len() < 100);
+}
+
+#[test]
+fn bodies_heads_and_slow_clients_are_bounded() {
+    let options = ServeOptions {
+        max_body_bytes: 1000,
+        io_timeout: Duration::from_millis(500),
+        ..Default::default()
+    };
+    let server = TestServer::with(options);
+    assert_eq!(server.post(CHAT, &chat(&"pens ".repeat(300), json!({}))).status, 413);
+    let headers: Vec<String> = (0..100).map(|i| format!("x-header-{i}: x")).collect();
+    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+    assert_eq!(server.send("GET", "/health", &headers, "").status, 431);
+
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 10\r\n\r\n{").unwrap();
+    assert_eq!(Response::read(slow).status, 408);
+    let mut silent = TcpStream::connect(server.address).unwrap();
+    silent.write_all(b"GET /health HT").unwrap();
+    silent.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let (start, mut rest) = (Instant::now(), Vec::new());
+    let _ = silent.read_to_end(&mut rest);
+    assert!(start.elapsed() < Duration::from_secs(30), "the connection was kept");
+}
+
+#[test]
+fn connections_are_bounded_and_wait() {
+    let options = ServeOptions { max_connections: 2, ..Default::default() };
+    let server = TestServer::with(options);
+    let body = long(64, 0).to_string();
+    let streams: Vec<TcpStream> = (0..8).map(|_| server.open("POST", CHAT, &[], &body)).collect();
+    let texts: Vec<String> =
+        streams.into_iter().map(|s| Response::read(s).ok()["choices"].to_string()).collect();
+    assert!(texts.iter().all(|text| *text == texts[0]));
+}

@@ -1,0 +1,11 @@
+//! The server over loopback on the embedded model: what clients send, and what they are owed.
+//!
+//! Every answer is compared with what the engine says by itself for the same seed.
+
+#![expect(clippy::unwrap_used, reason = "what fails to run fails the test")]
+
+mod chat;
+mod completions;
+mod limits;
+mod support;
+mod tokens;

@@ -1,0 +1,138 @@
+//! Adapters: where their training starts, and what is written beside their factors.
+
+use std::path::{Path, PathBuf};
+
+use model::adapter::{self, BASE_RECORD, BaseRecord};
+use model::config::Architecture;
+use model::{
+    Checkpoint, Config, LoraConfig, LoraTargets, ModelError, TensorSource, UnmergedCheckpoint,
+};
+use serde_json::{Value, json};
+
+use crate::error::TrainError;
+
+/// An adapter to be trained.
+#[derive(Clone, Debug)]
+pub struct AdapterSpec {
+    /// Rank, scale and targets.
+    pub config: LoraConfig,
+    /// What is trained of an initial model that is an adapter.
+    pub start: AdapterStart,
+    /// The base's id on the Hub, for `base.json`.
+    pub base_id: Option<String>,
+    /// How to get the base, for `base.json`.
+    pub base_source: Option<String>,
+}
+
+/// What is trained of an initial model that is an adapter itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterStart {
+    /// Its factors: the result is an adapter of the same base.
+    Continue,
+    /// New factors over it: the result is an adapter whose base is that adapter.
+    Over,
+}
+
+impl From<LoraConfig> for AdapterSpec {
+    fn from(config: LoraConfig) -> Self {
+        Self { config, start: AdapterStart::Continue, base_id: None, base_source: None }
+    }
+}
+
+impl AdapterSpec {
+    /// The weights that training starts from.
+    pub fn source<'a>(&self, checkpoint: &'a Checkpoint) -> AdapterSource<'a> {
+        match self.start {
+            AdapterStart::Continue => AdapterSource::Continue(UnmergedCheckpoint(checkpoint)),
+            AdapterStart::Over => AdapterSource::Over(checkpoint),
+        }
+    }
+}
+
+/// The weights that the training of an adapter starts from.
+#[derive(Clone, Copy)]
+pub enum AdapterSource<'a> {
+    /// Those of the base, and the factors of the topmost adapter.
+    Continue(UnmergedCheckpoint<'a>),
+    /// Merged ones without factors.
+    Over(&'a Checkpoint),
+}
+
+impl TensorSource for AdapterSource<'_> {
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Continue(source) => source.has(name),
+            Self::Over(source) => source.has(name),
+        }
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        match self {
+            Self::Continue(source) => source.tensor(name, shape),
+            Self::Over(source) => source.tensor(name, shape),
+        }
+    }
+}
+
+/// What is written of an adapter beside its factors.
+#[derive(Clone, Debug)]
+pub struct SavedAdapter {
+    /// Rank, scale and targets.
+    pub config: LoraConfig,
+    /// The absolute path of the model that it belongs to.
+    pub base: PathBuf,
+    /// What is recorded of that model; its path follows from where the adapter is written.
+    pub record: BaseRecord,
+}
+
+impl SavedAdapter {
+    pub(super) fn new(spec: &AdapterSpec, start: &Checkpoint) -> Result<Self, TrainError> {
+        let (base, known) = match (spec.start, start.base()) {
+            (AdapterStart::Continue, Some(base)) => (base, BaseRecord::read(start.model_files())?),
+            _ => (start.model_files(), None),
+        };
+        let known = known.unwrap_or_default();
+        let record = BaseRecord::of(&Checkpoint::open(base)?)?;
+        let record = BaseRecord {
+            id: spec.base_id.clone().or(known.id),
+            source: spec.base_source.clone().or(known.source),
+            ..record
+        };
+        let failed = |source| TrainError::Io { path: base.path().to_owned(), source };
+        let path = adapter::absolute_path(base.path()).map_err(failed)?;
+        Ok(Self { config: spec.config.clone(), base: path, record })
+    }
+
+    /// peft's `LoraConfig` as adapter_config.json.
+    pub(super) fn peft_config(&self, config: &Config) -> Value {
+        let is_gpt2 = config.architecture == Architecture::Gpt2;
+        let all: &[&str] = match is_gpt2 {
+            true => &["c_attn", "c_proj", "c_fc"],
+            false => &["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        };
+        let targets = match &self.config.targets {
+            LoraTargets::All => json!(all),
+            LoraTargets::Named(names) => json!(names),
+        };
+        // An adapter that is published names its base by id, and no path of this machine.
+        let base = self.record.id.as_ref().map_or_else(|| json!(self.base), |id| json!(id));
+        json!({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
+            "r": self.config.rank, "lora_alpha": self.config.alpha, "lora_dropout": self.config.dropout,
+            "target_modules": targets, "fan_in_fan_out": is_gpt2, "bias": "none",
+            "inference_mode": true, "init_lora_weights": true,
+        })
+    }
+}
+
+/// Writes an adapter's `base.json`, with the way to its base.
+pub(super) fn write_base_record(
+    dir: &Path,
+    base: &Path,
+    record: BaseRecord,
+) -> Result<(), TrainError> {
+    let path = adapter::path_from(dir, base)
+        .map_err(|source| TrainError::Io { path: base.to_owned(), source })?;
+    let record = BaseRecord { path: Some(path), ..record };
+    Ok(record::write_document(&dir.join(BASE_RECORD), &record)?)
+}

@@ -1,0 +1,54 @@
+"""Parallel test-time scaling for latent reasoning models.
+
+A latent reasoner thinks in hidden states. This package samples N trajectories of such thoughts,
+scores them with a latent reward model, and aggregates them into one answer. The engine is written
+in Rust; a small reasoner and its reward model are inside the package.
+
+>>> import latent_tts
+>>> reasoner = latent_tts.Reasoner.from_pretrained("embedded", device="cpu")
+>>> solution = reasoner.solve(
+...     "Olivia has 12 pens. Olivia buys 7 more pens. Olivia gives away 4 pens. "
+...     "How many pens does Olivia have?", n=8)
+>>> solution.answer
+'15'
+"""
+
+import logging
+from importlib.metadata import version
+
+from ._annotations import Annotations
+from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
+from ._figures import Figure
+from ._questions import Question, read_questions
+from ._reasoner import Reasoner, RewardModel
+from ._run import RunDirectory, Sweep
+from ._trajectories import Solution, Trajectories, Trajectory
+from ._voting import RULES, Vote, aggregate, votes
+
+__version__ = version("latent-tts")
+
+__all__ = [
+    "RULES",
+    "Annotations",
+    "DataError",
+    "DeviceError",
+    "EngineError",
+    "Figure",
+    "LatentTTSError",
+    "ModelError",
+    "Question",
+    "Reasoner",
+    "RewardModel",
+    "RunDirectory",
+    "RunError",
+    "Solution",
+    "Sweep",
+    "Trajectories",
+    "Trajectory",
+    "Vote",
+    "aggregate",
+    "read_questions",
+    "votes",
+]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -1,0 +1,144 @@
+"""The extension module. Private: the package around it is the API."""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+class LatentTTSError(Exception):
+    """Any error of latent_tts."""
+
+class ModelError(LatentTTSError):
+    """A model could not be found or loaded."""
+
+class DeviceError(LatentTTSError):
+    """A device is missing or has failed."""
+
+class DataError(LatentTTSError):
+    """Questions could not be read."""
+
+class EngineError(LatentTTSError):
+    """A request cannot be run."""
+
+class RunError(LatentTTSError):
+    """A run directory or annotations could not be written or read."""
+
+_Opened = tuple[str, int, int]
+_Progress = Callable[[_Opened | None, int], None] | None
+_QuestionTuple = tuple[int, str, str, str, list[str]]
+_Vote = tuple[str, int, float, float | None]
+
+@final
+class Trajectory:
+    number: int
+    text: str
+    answer: str | None
+    tokens: list[int]
+    thoughts: NDArray[np.float32]
+    process_rewards: NDArray[np.float32] | None
+    outcome_reward: float | None
+    logprob: float | None
+
+@final
+class Reply:
+    answer: str | None
+    rule: str
+    chosen: int | None
+    votes: list[_Vote]
+    trajectories: list[Trajectory]
+    greedy: Trajectory | None
+    beam: Trajectory | None
+    diversity: list[float]
+    steps: int
+    flops: float
+    seconds: float
+
+@final
+class Engine:
+    name: str
+    reward_model: str | None
+    family: str
+    device: str
+    width: int
+    thoughts: str
+    default_rule: str
+    @staticmethod
+    def load(
+        name: str,
+        reward_model: str,
+        *,
+        family: str | None = None,
+        device: str = "auto",
+        dtype: str | None = None,
+        threads: int | None = None,
+        memory: int | None = None,
+    ) -> Engine: ...
+    def without_reward_model(self) -> Engine: ...
+    def sample(
+        self,
+        questions: Sequence[str],
+        kind: str,
+        sampling: Mapping[str, Any],
+        progress: _Progress,
+    ) -> list[Reply]: ...
+    def loglikelihoods(
+        self, pairs: Sequence[tuple[str, str]], progress: _Progress
+    ) -> list[tuple[float, bool]]: ...
+    def records(
+        self, evaluation: Evaluation, seed: int, questions: Sequence[_QuestionTuple]
+    ) -> list[bytes]: ...
+
+@final
+class Evaluation:
+    def __new__(
+        cls, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
+    ) -> Evaluation: ...
+    def run(self, engine: Engine, progress: _Progress) -> Path: ...
+    def open(self, engine: Engine) -> tuple[Path, int, int]: ...
+    def missing(self) -> list[tuple[int, list[_QuestionTuple]]]: ...
+    def add(self, record: bytes) -> None: ...
+    def finish(self, engine: Engine) -> Path: ...
+
+@final
+class Annotation:
+    def __new__(
+        cls, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
+    ) -> Annotation: ...
+    def run(self, engine: Engine, progress: _Progress) -> Path: ...
+    def open(self, engine: Engine) -> tuple[Path, str, list[int], int]: ...
+    def questions_of(self, shard: int) -> list[_QuestionTuple]: ...
+    def shard(
+        self, engine: Engine, index: str, questions: Sequence[_QuestionTuple]
+    ) -> bytes: ...
+    def write(self, shard: int, bytes: bytes) -> None: ...
+
+def aggregate(
+    candidates: Mapping[str, Any],
+    rule: str,
+    vote_temperature: float | None = None,
+    likelihood_weight: float | None = None,
+    caution: float | None = None,
+) -> int | None: ...
+def votes(candidates: Mapping[str, Any]) -> list[_Vote]: ...
+def rules() -> list[str]: ...
+def check_reward_model(name: str) -> str: ...
+def read_questions(
+    data: str, limit: int | None, default_count: int
+) -> list[_QuestionTuple]: ...
+def run_json(path: str | PathLike[str]) -> tuple[str, str]: ...
+def run_table(path: str | PathLike[str], width: int, all_rules: bool) -> str: ...
+def run_columns(path: str | PathLike[str]) -> dict[str, Any]: ...
+def run_figures(
+    paths: Sequence[str | PathLike[str]], partial: bool
+) -> list[tuple[str, str]]: ...
+def training_figures(paths: Sequence[str | PathLike[str]]) -> list[tuple[str, str]]: ...
+def annotation_columns(path: str | PathLike[str]) -> tuple[str, dict[str, Any]]: ...
+def sweep(
+    engine: Engine,
+    arguments: Mapping[str, Any],
+    evaluate: Callable[[Path, dict[str, Any]], object],
+    note: Callable[[str], object],
+) -> Path: ...

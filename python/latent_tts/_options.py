@@ -1,0 +1,99 @@
+"""Keyword arguments that several methods share, and what the extension module takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, TypedDict
+
+
+class Sampling(TypedDict, total=False):
+    """How trajectories are sampled. What is not given is the model's default."""
+
+    seed: int
+    """The seed of all random numbers; 0."""
+    sampler: str
+    """``dropout``, ``noise``, ``gumbel``, ``tokens`` or ``none``."""
+    p: float
+    """Dropout: the probability that an element is dropped."""
+    sites: str
+    """Dropout: ``both``, ``attn`` or ``mlp``."""
+    scope: str
+    """Dropout: ``thoughts``, ``prompt`` or ``all``."""
+    mask: str
+    """Dropout: a fresh mask at each ``step``, or one for the ``trajectory``."""
+    sigma: float
+    """Noise: its standard deviation."""
+    tau: float
+    """Gumbel: the temperature of mixtures."""
+    temperature: float
+    """Tokens: the softmax temperature."""
+    top_p: float
+    """Tokens: the nucleus' probability."""
+    thoughts: int | str
+    """Thoughts of each trajectory: 6, ``"<=64"`` or ``"4-6"``."""
+    max_new_tokens: int
+    """Answer tokens of each trajectory, at most."""
+    adaptive: float
+    """Stop sampling a question once the vote is this sure: above 0.5 and at most 1."""
+    vote_temperature: float
+    likelihood_weight: float
+    caution: float
+    """The numbers in the voting rules."""
+
+
+def sampling(n: int, options: Sampling | dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The extension module's dict; refuses what is no option."""
+    unknown = set(options) - set(Sampling.__annotations__)
+    if unknown:
+        known = ", ".join(Sampling.__annotations__)
+        raise TypeError(f"no option is called {', '.join(sorted(unknown))}; there are {known}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if "thoughts" in given:
+        given["thoughts"] = str(given["thoughts"])
+    return {"n": n, **given, **more}
+
+
+def on_existing(resume: bool, overwrite: bool) -> str:
+    """What to do with results that are there already."""
+    if resume and overwrite:
+        raise ValueError("resume goes on with a run and overwrite replaces it; give one of them")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+def path_or_none(path: str | PathLike[str] | None) -> Path | None:
+    """A path as the extension module takes it."""
+    return None if path is None else Path(path)
+
+
+def beam_size(
+    beam: bool | tuple[int, int] | None, rules: Sequence[str] | None, scored: bool
+) -> tuple[int, int] | None:
+    """The size of the beam search beside an evaluation's samples, as the command line chooses it.
+
+    Unless told otherwise one runs where there is a reward model and no rules are named; (0, 0) is
+    the size that costs what the samples do.
+    """
+    if isinstance(beam, tuple):
+        return beam
+    wanted = (scored and rules is None) if beam is None else beam
+    return (0, 0) if wanted else None
+
+
+def grid(strengths: str | float | Sequence[float] | None) -> str | None:
+    """The strengths of a sweep as text: values, a range ``0.1:0.5:0.1``, an interval ``0:0.9``."""
+    if strengths is None or isinstance(strengths, str):
+        return strengths
+    values = [strengths] if isinstance(strengths, (int, float)) else list(strengths)
+    return ",".join(repr(float(value)) for value in values)
+
+
+def names(values: str | Sequence[str] | None) -> list[str]:
+    """One name, several, or none."""
+    return [] if values is None else [values] if isinstance(values, str) else list(values)
+
+
+def data_name(data: str | PathLike[str]) -> str:
+    """The name of a data source."""
+    return fspath(data)

@@ -1,0 +1,148 @@
+"""Run directories, as ``evaluate`` and ``latent-tts eval`` write them, and sweeps of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core, _frames
+from ._figures import Figure
+
+
+class RunDirectory:
+    """A run: its settings, its results, every trajectory. It may be unfinished."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        manifest, _ = _core.run_json(self.path)
+        self.manifest: dict[str, Any] = json.loads(manifest)
+        """Settings, seeds, host and versions."""
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        if self.results is None:
+            return f"<p>{escape(repr(self))}: not finished</p>"
+        return f"<p>{escape(str(self.path))}</p><pre>{escape(self.table())}</pre>"
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """The content of ``results.json``; ``None`` until the run is finished."""
+        results: dict[str, Any] | None = json.loads(_core.run_json(self.path)[1])
+        return results
+
+    def metric(self, name: str, k: int | None = None) -> float:
+        """A metric of the results, such as ``coverage`` or ``majority``, at k trajectories.
+
+        Without ``k`` it is that of the largest k.
+        """
+        results = self.results or {"metrics": []}
+        found = {m["k"]: m["value"] for m in results["metrics"] if m["name"] == name}
+        if not found or (k is not None and k not in found):
+            raise KeyError(f"{name} at k={k}; there are {sorted(found)}")
+        return float(found[max(found) if k is None else k])
+
+    def table(self, *, width: int = 100, all_rules: bool = False) -> str:
+        """The results as the text table of ``latent-tts eval``."""
+        return _core.run_table(self.path, width, all_rules)
+
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """The records of ``samples.jsonl``, one by one."""
+        with open(self.path / "samples.jsonl", encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+    def columns(self) -> dict[str, Any]:
+        """All trajectories, column by column; ``kind`` tells greedy ones from sampled ones."""
+        return _core.run_columns(self.path)
+
+    def metrics(self) -> dict[str, list[Any]]:
+        """All metrics, column by column."""
+        metrics = (self.results or {"metrics": []})["metrics"]
+        names = ("name", "k", "value", "low", "high")
+        return {name: [metric[name] for metric in metrics] for name in names}
+
+    def to_pandas(self, what: str = "trajectories") -> Any:
+        """``trajectories`` or ``metrics`` as a ``pandas.DataFrame``."""
+        return _frames.pandas_frame(self._part(what))
+
+    def to_polars(self, what: str = "trajectories") -> Any:
+        """``trajectories`` or ``metrics`` as a ``polars.DataFrame``."""
+        return _frames.polars_frame(self._part(what))
+
+    def to_parquet(self, path: str | PathLike[str], what: str = "trajectories") -> None:
+        """Writes ``trajectories`` or ``metrics`` as a Parquet file."""
+        _frames.write_parquet(self._part(what), path)
+
+    def _part(self, what: str) -> Mapping[str, Any]:
+        parts = {"trajectories": self.columns, "metrics": self.metrics}
+        if what not in parts:
+            raise ValueError(f"what={what!r}: use trajectories or metrics")
+        return parts[what]()
+
+    def thoughts(self, id: int, *, seed: int | None = None, greedy: bool = False) -> NDArray[Any]:
+        """The thoughts of a question, memory-mapped, of a run that kept them.
+
+        (trajectories, thoughts, width), or (all thoughts, width) where lengths differ; with
+        ``greedy``, (thoughts, width) of the trajectory without perturbation.
+        """
+        path = self.path / "latents.safetensors"
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: the run did not keep thoughts; keep_thoughts=True")
+        seed = self.manifest["seeds"][0] if seed is None else seed
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        name = f"{seed}.{id}" + (".greedy" if greedy else "")
+        if name not in header:
+            raise KeyError(f"question {id} under seed {seed} has no thoughts in {path}")
+        start, shape = 8 + length + header[name]["data_offsets"][0], header[name]["shape"]
+        return np.memmap(path, dtype="<f4", mode="r", offset=start, shape=tuple(shape))
+
+    def figures(self, *others: RunDirectory, partial: bool = False) -> list[Figure]:
+        """All figures that can be made of this run, and of others beside it."""
+        paths = [run.path for run in (self, *others)]
+        return [Figure(svg, data) for svg, data in _core.run_figures(paths, partial)]
+
+    def figure(self, name: str, *others: RunDirectory) -> Figure:
+        """The figure of a name, such as ``coverage``."""
+        figures = {figure.name: figure for figure in self.figures(*others)}
+        if name not in figures:
+            raise KeyError(f"no figure {name!r}; there are {', '.join(figures)}")
+        return figures[name]
+
+
+class Sweep:
+    """The directory of a sweep: one run per strength, and which of them is best."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        with open(self.path / "sweep.json", encoding="utf-8") as file:
+            self.summary: dict[str, Any] = json.load(file)
+        """The content of ``sweep.json``."""
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.path)!r}, best={self.summary['best']!r})"
+
+    @property
+    def runs(self) -> list[RunDirectory]:
+        """The runs, axis by axis, the weakest perturbation first."""
+        return [RunDirectory(self.path / point["run"]) for point in self.summary["points"]]
+
+    @property
+    def best(self) -> RunDirectory:
+        """The run with the largest coverage."""
+        return RunDirectory(self.path / self.summary["best"])
+
+    def figures(self) -> list[Figure]:
+        """The figures of all runs together."""
+        first, *others = self.runs
+        return first.figures(*others)

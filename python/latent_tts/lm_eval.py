@@ -1,0 +1,126 @@
+"""lm-evaluation-harness: the model ``latent_tts``, and its command with that model registered.
+
+``python -m latent_tts.lm_eval`` is ``lm_eval`` with the same arguments: the harness has no other way
+to find a model outside of it. This package's tasks are found without ``--include_path``.
+
+.. code-block:: sh
+
+    python -m latent_tts.lm_eval --model latent_tts \\
+        --model_args pretrained=embedded,samples=64,rule=weighted --tasks gsm8k_bare
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import _options
+from ._reasoner import Reasoner
+
+try:
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    raise ImportError("lm_eval is not installed; `pip install latent-tts[lm-eval]`") from error
+
+TASKS = Path(__file__).parent / "tasks"
+"""The directory of this package's tasks."""
+
+
+@register_model("latent_tts")
+class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
+    """A latent reasoner. ``generate_until`` thinks in parallel and gives the text of the trajectory
+    that the rule chose; log-likelihoods are those of a plain language model."""
+
+    def __init__(
+        self,
+        pretrained: str = "embedded",
+        samples: int = 16,
+        rule: str | None = None,
+        reward_model: str | None = "default",
+        device: str = "auto",
+        dtype: str | None = None,
+        threads: int | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **sampling: Any,
+    ) -> None:
+        # The engine sizes its batches by memory; the harness passes these to every model.
+        del batch_size, max_batch_size
+        super().__init__()
+        self.reasoner = Reasoner.from_pretrained(
+            pretrained,
+            reward_model=None if reward_model == "none" else reward_model,
+            device=device or "auto",
+            dtype=dtype,
+            threads=threads,
+        )
+        self.samples = int(samples)
+        self.rule = rule
+        self.sampling = sampling
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> LatentTTS:
+        """Arguments of ``--model_args`` go before flags such as ``--device``."""
+        flags = {name: value for name, value in (additional_config or {}).items() if value}
+        return cls(**{**flags, **arg_dict})
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answers. A request's index names its random numbers, as in ``latent-tts eval``."""
+        del disable_tqdm
+        arguments = [request.args for request in requests]
+        limits = {options.get("max_gen_toks") for _, options in arguments}
+        sampling = dict(self.sampling)
+        if len(limits) == 1 and None not in limits:
+            sampling.setdefault("max_new_tokens", limits.pop())
+        options = _options.sampling(self.samples, sampling, rule=self.rule)
+        questions = [context for context, _ in arguments]
+        replies = self.reasoner._engine.sample(questions, "number", options, None)
+        texts = []
+        for (_, kwargs), reply in zip(arguments, replies):
+            # Without any answer in any trajectory there is nothing to choose: the first one's text.
+            chosen = 0 if reply.chosen is None else reply.chosen
+            texts.append(_cut(reply.trajectories[chosen].text, kwargs.get("until") or ()))
+        return texts
+
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Log-likelihoods of continuations after contexts."""
+        del disable_tqdm
+        return self.reasoner.loglikelihood([request.args for request in requests])
+
+    def loglikelihood_rolling(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log-likelihoods of whole texts, which must fit the model's context."""
+        found = self.loglikelihood_of("", (request.args[0] for request in requests))
+        return [sum_ for sum_, _ in found]
+
+    def loglikelihood_of(self, context: str, texts: Iterable[str]) -> list[tuple[float, bool]]:
+        """Log-likelihoods of texts after one context."""
+        return self.reasoner.loglikelihood([(context, text) for text in texts])
+
+
+def _cut(text: str, until: str | Iterable[str]) -> str:
+    """The text before the first of the stop strings."""
+    for stop in [until] if isinstance(until, str) else until:
+        text = text.split(stop)[0] if stop else text
+    return text
+
+
+def main() -> None:
+    """The harness' command, which also finds this package's tasks."""
+    from lm_eval.__main__ import cli_evaluate
+
+    if "--include_path" not in sys.argv and len(sys.argv) > 1:
+        sys.argv += ["--include_path", str(TASKS)]
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""``python -m latent_tts.ray``: the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from typing import Any, get_type_hints
+
+from .._core import LatentTTSError
+from .._options import Sampling
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m latent_tts.ray", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    eval_ = commands.add_parser("eval", help="a benchmark, into a run directory")
+    annotate = commands.add_parser("annotate", help="labelled thoughts, shard by shard")
+    sweep = commands.add_parser("sweep", help="a run for each strength of the perturbation")
+    for command, own in ((eval_, ()), (annotate, ()), (sweep, _SWEPT)):
+        _add_shared(command, own)
+    eval_.add_argument("--samples", "-n", type=int, default=64, dest="n")
+    eval_.add_argument("--seeds", type=int, default=1)
+    eval_.add_argument("--reward-model", default="default", help="a reward model, or none")
+    eval_.add_argument("--rules", help="voting rules to report, with commas between")
+    eval_.add_argument("--latents", action="store_true", dest="keep_thoughts")
+    eval_.add_argument("--overwrite", action="store_true")
+    eval_.add_argument("--parquet", help="also write all trajectories to this file")
+    annotate.add_argument("--trajectories", "-n", type=int, default=8)
+    annotate.add_argument("--rollouts", "-m", type=int, default=4)
+    annotate.add_argument("--per-shard", type=int, default=1024)
+    annotate.add_argument("--thoughts-dtype", default="f32", choices=["f32", "bf16"])
+    annotate.add_argument("--overwrite", action="store_true")
+    annotate.add_argument("--parquet", help="also write all labelled thoughts to this file")
+    sweep.add_argument("--samples", "-n", type=int, default=64, dest="n")
+    sweep.add_argument("--seeds", type=int, default=1)
+    for name in _SWEPT[:3]:
+        sweep.add_argument("--" + name, help="values, a range 0.1:0.5:0.1 or an interval 0:0.9")
+    for name in _SWEPT[3:]:
+        sweep.add_argument("--" + name, help="names, with commas between; each is swept")
+    sweep.add_argument("--tolerance", type=float)
+    sweep.add_argument("--evaluations", type=int)
+    return parser
+
+
+_SWEPT = ("p", "sigma", "tau", "sites", "scope", "mask")
+
+
+def _add_shared(parser: argparse.ArgumentParser, own: tuple[str, ...]) -> None:
+    """The arguments of every command; those of sampling that a command has of its own are not."""
+    group = parser.add_argument_group("model and data")
+    group.add_argument("--model", default="embedded", help="the reasoner, as every actor sees it")
+    group.add_argument("--family", help="its family, where its checkpoint does not tell")
+    group.add_argument("--data", help="a file that the driver reads, or embedded:SPLIT[:FIRST..END]")
+    group.add_argument("--limit", type=int, help="take only the first questions")
+    group.add_argument("--out", help="the directory that is written")
+    group.add_argument("--resume", action="store_true", help="go on with what is in it")
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--address", help="the cluster; without, Ray starts on this machine")
+    group.add_argument("--actors", default="2", help="how many, or LEAST:MOST [2]")
+    group.add_argument("--num-gpus", type=float, default=0, help="GPUs of an actor [0]")
+    group.add_argument("--num-cpus", type=float, default=0.5, help="CPUs reserved for one [0.5]")
+    group.add_argument("--threads", type=int, default=1, help="threads of a CPU actor [1]")
+    group.add_argument("--questions-per-task", type=int, default=32, help="sent at once [32]")
+    group.add_argument("--dtype", help="precision on a GPU: bf16 or f32")
+    group.add_argument("--quiet", action="store_true", help="no progress")
+    group = parser.add_argument_group("sampling")
+    for name, hint in get_type_hints(Sampling).items():
+        if name not in own:
+            kind = hint if hint in (int, float) else str
+            group.add_argument("--" + name.replace("_", "-"), type=kind)
+
+
+_ARGUMENTS = {
+    "eval": ("limit", "out", "resume", "overwrite", "n", "seeds", "rules", "keep_thoughts"),
+    "annotate": (
+        "limit", "out", "resume", "overwrite", "trajectories", "rollouts", "per_shard",
+        "thoughts_dtype",
+    ),
+    "sweep": (
+        "limit", "out", "resume", "n", "seeds", "p", "sigma", "tau", "sites", "scope", "mask",
+        "tolerance", "evaluations",
+    ),
+}  # fmt: skip
+
+
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+    import ray
+
+    from . import Cluster, annotate, evaluate, sweep
+
+    model = {"pretrained": args.model, "family": args.family, "dtype": args.dtype}
+    least, _, most = args.actors.partition(":")
+    cluster = Cluster(
+        actors=(int(least), int(most)) if most else int(least),
+        num_gpus=args.num_gpus,
+        num_cpus=args.num_cpus,
+        threads=args.threads,
+        questions_per_task=args.questions_per_task,
+    )
+    arguments = {name: getattr(args, name) for name in _ARGUMENTS[args.command]}
+    for name in ("rules", "sites", "scope", "mask"):
+        if isinstance(arguments.get(name), str):
+            arguments[name] = arguments[name].split(",")
+    split = "embedded:train" if args.command == "annotate" else "embedded:test"
+    arguments["data"] = args.data or split
+    sampling = {
+        name: getattr(args, name)
+        for name in Sampling.__annotations__
+        if name not in arguments and getattr(args, name) is not None
+    }
+    if not ray.is_initialized():
+        ray.init(address=args.address, log_to_driver=not args.quiet, include_dashboard=False)
+    shared: dict[str, Any] = {"cluster": cluster, "progress": not args.quiet}
+    if args.command == "sweep":
+        found = sweep(model, arguments, sampling, **shared)
+        return {"out": str(found.path), "best": found.summary["best"]}
+    if args.command == "annotate":
+        annotations = annotate(model, arguments, sampling, **shared)
+        if args.parquet:
+            annotations.to_parquet(args.parquet)
+        return {"out": str(annotations.path), "thoughts": len(annotations)}
+    reward_model = None if args.reward_model == "none" else args.reward_model
+    run = evaluate(model, arguments, sampling, reward_model=reward_model, **shared)
+    if args.parquet:
+        run.to_parquet(args.parquet)
+    if not args.quiet:
+        print(run.table(), file=sys.stderr)
+    return {"out": str(run.path)}
+
+
+def main() -> int:
+    """Runs the command; what is wrong with it is one line and exit code 2."""
+    args = _parser().parse_args()
+    if not args.quiet:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("latent_tts").setLevel(logging.INFO)
+    try:
+        print(json.dumps(_run(args)))
+    except (LatentTTSError, ValueError, TypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what is written is kept, go on with --resume", file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The driver's side: what is missing becomes tasks, results are written in their order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from .. import _core
+from .._annotations import Annotations
+from .._progress import Progress, logger
+from .._reasoner import Reasoner, _sweep_arguments
+from .._run import RunDirectory, Sweep
+from ._actors import AnnotateActor, EvalActor
+
+try:
+    import ray
+    import ray.data
+except ImportError as error:
+    raise ImportError("ray is not installed; `pip install latent-tts[ray]`") from error
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The actors of a job, and what each of them takes of the cluster Ray is connected to."""
+
+    actors: int | tuple[int, int] = 2
+    """How many; (least, most) for a cluster that grows and shrinks."""
+    num_gpus: float = 0
+    """GPUs of an actor; with any, it computes on the first one it sees."""
+    num_cpus: float = 0.5
+    """CPUs that Ray reserves for an actor. Below one, so that reads find a place beside them."""
+    threads: int = 1
+    """Worker threads of an actor without a GPU."""
+    questions_per_task: int = 32
+    """Questions that an evaluation's actor is sent at once."""
+
+    def model(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """How an actor loads the model."""
+        if self.num_gpus:
+            return {**model, "device": "cuda"}
+        return {**model, "device": "cpu", "threads": self.threads}
+
+    def run(self, tasks: list[dict[str, Any]], actor: type, **start: Any) -> Iterator[Any]:
+        """The results of tasks, in the order of the tasks, each as soon as it and all before it
+        are there. Ray restarts actors that die and repeats their tasks."""
+        if not tasks:
+            return
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        least, most = (self.actors,) * 2 if isinstance(self.actors, int) else self.actors
+        data = ray.data.from_items(tasks, override_num_blocks=len(tasks)).map_batches(
+            actor,
+            fn_constructor_kwargs=start,
+            batch_size=1,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus or None,
+            zero_copy_batch=True,
+        )
+        held: dict[int, Any] = {}
+        following = 0
+        for row in data.iter_rows():
+            held[row["task"]] = row["result"]
+            while following in held:
+                yield held.pop(following)
+                following += 1
+
+
+def _driver(model: Mapping[str, Any], reward_model: Any) -> Reasoner:
+    """The driver checks and writes; it never samples, and leaves GPUs to the actors."""
+    # A precision is a GPU's.
+    files = {name: value for name, value in model.items() if name != "dtype"}
+    return Reasoner.from_pretrained(**files, reward_model=reward_model, device="cpu", threads=1)
+
+
+def evaluate(
+    model: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    cluster: Cluster = Cluster(),
+    *,
+    driver: Reasoner | None = None,
+    reward_model: Any = "default",
+    progress: bool = True,
+    default_count: int = 300,
+) -> RunDirectory:
+    """Evaluates a benchmark on a cluster. ``model`` has the arguments of
+    :meth:`Reasoner.from_pretrained`, ``arguments`` and ``sampling`` those of
+    :meth:`Reasoner.evaluate`."""
+    driver = driver or _driver(model, reward_model)
+    given = {
+        "limit": None, "out": None, "seeds": 1, "ks": (), "rules": None, "beam": None,
+        "keep_thoughts": False, "resume": False, "overwrite": False, **arguments,
+    }  # fmt: skip
+    evaluation = driver._evaluation(
+        given, dict(sampling), read=True, default_count=default_count
+    )
+    out, done, total = evaluation.open(driver._engine)
+    tasks: list[dict[str, Any]] = []
+    size = cluster.questions_per_task
+    for seed, questions in evaluation.missing():
+        for start in range(0, len(questions), size):
+            part = questions[start : start + size]
+            task = {"task": len(tasks), "seed": str(seed), "questions": json.dumps(part)}
+            tasks.append(task)
+    with Progress(progress) as bar:
+        bar((str(out), done, total), 0)
+        results = cluster.run(
+            tasks,
+            EvalActor,
+            model={**cluster.model(model), "reward_model": reward_model},
+            arguments={name: given[name] for name in given if name != "out"},
+            sampling=dict(sampling),
+        )
+        for records in results:
+            for record in records:
+                evaluation.add(record)
+            bar(None, len(records))
+    return RunDirectory(evaluation.finish(driver._engine))
+
+
+def annotate(
+    model: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    cluster: Cluster = Cluster(),
+    *,
+    progress: bool = True,
+) -> Annotations:
+    """Annotates on a cluster, a shard per task; see :meth:`Reasoner.annotate`."""
+    driver = _driver(model, None)
+    given = {
+        "limit": None, "out": None, "trajectories": 8, "rollouts": 4, "per_shard": 1024,
+        "thoughts_dtype": "f32", "resume": False, "overwrite": False, **arguments,
+    }  # fmt: skip
+    annotation = driver._annotation(given, dict(sampling), read=True)
+    out, index, missing, total = annotation.open(driver._engine)
+    tasks = [
+        {"task": task, "questions": json.dumps(annotation.questions_of(shard))}
+        for task, shard in enumerate(missing)
+    ]
+    with Progress(progress, what="shards") as bar:
+        bar((str(out), total - len(missing), total), 0)
+        results = cluster.run(
+            tasks,
+            AnnotateActor,
+            model={**cluster.model(model), "reward_model": None},
+            arguments={name: given[name] for name in given if name != "out"},
+            sampling=dict(sampling),
+            index=index,
+        )
+        for shard, (content,) in zip(missing, results):
+            annotation.write(shard, content)
+            bar(None, 1)
+    return Annotations(out)
+
+
+def sweep(
+    model: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    cluster: Cluster = Cluster(),
+    *,
+    progress: bool = True,
+) -> Sweep:
+    """Sweeps on a cluster, one point after the other; see :meth:`Reasoner.sweep`."""
+    driver = _driver(model, None)
+    given = {
+        "p": None, "sigma": None, "tau": None, "sites": None, "scope": None, "mask": None,
+        "n": 64, "limit": None, "ks": (), "out": None, "seeds": 1, "tolerance": None,
+        "evaluations": None, "resume": False, **arguments,
+    }  # fmt: skip
+
+    def point(out: Path, sampler: dict[str, Any]) -> None:
+        shared = {name: given[name] for name in ("data", "n", "limit", "seeds", "resume")}
+        evaluate(
+            model, {**shared, "out": out}, {**sampling, **sampler}, cluster,
+            driver=driver, reward_model=None, progress=progress, default_count=200,
+        )  # fmt: skip
+
+    path: str | PathLike[str] = _core.sweep(
+        driver._engine, _sweep_arguments(given), point, logger.info
+    )
+    return Sweep(path)

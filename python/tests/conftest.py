@@ -1,0 +1,45 @@
+"""What the tests share: the embedded reasoner, and the command line to compare with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import latent_tts
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def reasoner() -> latent_tts.Reasoner:
+    return latent_tts.Reasoner.from_pretrained("embedded", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def questions() -> list[latent_tts.Question]:
+    return latent_tts.read_questions("embedded:test", limit=4)
+
+
+@pytest.fixture(scope="session")
+def command() -> Callable[..., None]:
+    """Runs `latent-tts`: that of LATENT_TTS_BIN, else of a build of this checkout."""
+    builds = [ROOT / "target" / profile / "latent-tts" for profile in ("release", "debug")]
+    named = os.environ.get("LATENT_TTS_BIN")
+    found = [Path(named)] if named else [build for build in builds if build.exists()]
+    if not found:
+        pytest.skip("no latent-tts to compare with; `cargo build`, or set LATENT_TTS_BIN")
+
+    def run(*arguments: object) -> None:
+        line = [str(found[0]), *map(str, arguments), "--quiet"]
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+
+    return run
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """The files of a directory."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}

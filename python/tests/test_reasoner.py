@@ -1,0 +1,151 @@
+"""Solving and sampling."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import latent_tts
+from latent_tts import Question, Reasoner
+
+
+def test_solve_counts_votes(reasoner: Reasoner, questions: list[Question]) -> None:
+    solution = reasoner.solve(questions[0].text, n=8)
+    assert solution.answer in [vote.answer for vote in solution.votes]
+    assert sum(vote.votes for vote in solution.votes) <= len(solution.trajectories) == 8
+    assert solution.rule == "weighted" and solution.greedy is not None
+    assert str(solution.answer) in repr(solution) and str(solution.answer) in solution._repr_html_()
+    majority = reasoner.solve(questions[0].text, n=8, rule="majority")
+    assert majority.rule == "majority" and majority.votes == solution.votes
+
+
+def test_sample_gives_columns(reasoner: Reasoner, questions: list[Question]) -> None:
+    texts = [question.text for question in questions]
+    found = reasoner.sample(texts, n=5)
+    assert len(found) == len(texts) and all(len(row) == 5 for row in found)
+    assert found.rewards.shape == found.logprobs.shape == (len(texts), 5)
+    assert np.isfinite(found.rewards).all() and (found.logprobs <= 0).all()
+    stacked = found.stacked_thoughts()
+    assert stacked.shape == (len(texts), 5, 6, reasoner.width)
+    assert (stacked[1, 2] == found.thoughts[1][2]).all()
+    assert found.aggregate("weighted")[0] == reasoner.solve(texts[0], n=5).answer
+    assert found.aggregate("majority")[0] == reasoner.solve(texts[0], n=5, rule="majority").answer
+    rewards = found.process_rewards[0][0]
+    assert rewards is not None and rewards.shape == (6,)
+
+
+def test_thoughts_are_the_engines_memory(reasoner: Reasoner, questions: list[Question]) -> None:
+    thoughts = reasoner.sample(questions[0].text, n=1)[0][0].thoughts
+    assert thoughts.dtype == np.float32 and not thoughts.flags.owndata
+    base = thoughts.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert type(base).__name__ == "PySliceContainer"
+
+
+def test_fewer_samples_are_a_prefix(reasoner: Reasoner, questions: list[Question]) -> None:
+    texts = [question.text for question in questions[:2]]
+    few, many = reasoner.sample(texts, n=2), reasoner.sample(texts, n=6)
+    for row, longer in zip(few, many):
+        assert [t.text for t in row] == [t.text for t in longer[:2]]
+        assert all((a.thoughts == b.thoughts).all() for a, b in zip(row, longer))
+    other = reasoner.sample(texts, n=2, seed=1)
+    assert not (other[0][0].thoughts == few[0][0].thoughts).all()
+
+
+def test_samplers_are_told_by_their_options(reasoner: Reasoner, questions: list[Question]) -> None:
+    text = questions[0].text
+    still = reasoner.sample(text, n=2, sampler="none")[0]
+    assert (still[0].thoughts == still[1].thoughts).all()
+    assert reasoner.sample(text, n=1, thoughts=3)[0][0].thoughts.shape[0] == 3
+    with pytest.raises(ValueError, match="sigma belongs to sampler=\"noise\""):
+        reasoner.sample(text, p=0.1, sigma=0.2)
+    with pytest.raises(ValueError, match="p=1.5 must be at least 0 and below 1"):
+        reasoner.sample(text, p=1.5)
+    with pytest.raises(TypeError, match="no option is called temprature"):
+        reasoner.sample(text, temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_errors_have_the_librarys_messages(tmp_path: Path, reasoner: Reasoner) -> None:
+    with pytest.raises(latent_tts.ModelError, match="no such directory|not a directory|missing"):
+        Reasoner.from_pretrained(tmp_path / "none", device="cpu")
+    with pytest.raises(latent_tts.ModelError):
+        latent_tts.RewardModel.from_pretrained(tmp_path)
+    with pytest.raises(latent_tts.DataError, match="train, valid, test"):
+        latent_tts.read_questions("embedded:nope")
+    with pytest.raises(latent_tts.RunError, match="not a run directory"):
+        latent_tts.RunDirectory(tmp_path)
+    with pytest.raises(latent_tts.EngineError):
+        reasoner.solve("too long " * 4000)
+    with pytest.raises(ValueError, match="bf16"):
+        Reasoner.from_pretrained("embedded", device="cpu", dtype="bf16")
+    assert issubclass(latent_tts.DeviceError, latent_tts.LatentTTSError)
+
+
+def test_loading_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="latent_tts"):
+        Reasoner.from_pretrained("embedded", reward_model=None, device="cpu")
+    assert "loaded coconut model embedded" in caplog.text
+
+
+def test_loglikelihoods_are_those_of_a_language_model(reasoner: Reasoner) -> None:
+    (whole, greedy), (first, _), (second, _) = reasoner.loglikelihood(
+        [("Tom has 3 pens.", " Tom has 4"), ("Tom has 3 pens.", " Tom has"),
+         ("Tom has 3 pens. Tom has", " 4")]
+    )  # fmt: skip
+    assert whole < 0 and not greedy
+    assert whole == pytest.approx(first + second, rel=1e-4)
+    assert reasoner.loglikelihood([("", "Tom")])[0][0] < 0
+
+
+def test_other_threads_run_meanwhile(reasoner: Reasoner, questions: list[Question]) -> None:
+    """While a long call is under way, another thread of Python goes on."""
+    counted, going = [0], [True]
+
+    def count() -> None:
+        while going[0]:
+            counted[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = counted[0]
+    reasoner.sample([q.text for q in questions], n=64)
+    ran = counted[0] - before
+    going[0] = False
+    thread.join()
+    assert ran > 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_ends_a_long_call(tmp_path: Path) -> None:
+    """KeyboardInterrupt is raised, what is recorded stays, and the run goes on after it."""
+    script = (
+        "import latent_tts, sys\n"
+        "reasoner = latent_tts.Reasoner.from_pretrained('embedded', device='cpu', threads=1)\n"
+        "print('ready', flush=True)\n"
+        "try:\n"
+        f"    reasoner.evaluate(limit=5000, n=64, out={str(tmp_path / 'run')!r}, progress=False)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    samples = tmp_path / "run" / "samples.jsonl"
+    while not (samples.exists() and samples.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert out == "interrupted\n" and process.returncode == 0
+    lines = samples.read_text().splitlines()
+    assert 0 < len(lines) < 5000 and lines[-1].endswith("}")
