@@ -186,14 +186,14 @@ Examples:
     /// Describe a checkpoint
     ///
     /// Reads the headers of a checkpoint directory or a GGUF file: the family and the backbone that
-    /// were recognised, the defaults they bring, and every tensor that is used, ignored, unknown or
-    /// missing. Works on reasoners and on reward models.
+    /// were recognised, the defaults they bring, and the tensors that are unknown, missing or of
+    /// another shape (--tensors lists all). Works on reasoners and on reward models.
     #[command(after_help = format!("\
 Examples:
   latent-tts inspect embedded
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
-  latent-tts inspect ./model.gguf
+  latent-tts inspect ./model.gguf --tensors
   latent-tts inspect ./coconut-gpt2 --values    (also checks that all weights are finite)
 
 {LAYERS}"))]
@@ -416,6 +416,10 @@ pub struct InspectArgs {
     /// The reasoner's family, instead of the detected one
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<engine::Family>,
+
+    /// List every tensor, not only those that are missing, unknown or of another shape
+    #[arg(long)]
+    pub tensors: bool,
 
     /// Also read every weight and check that it is finite
     #[arg(long)]

@@ -92,11 +92,11 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
     match error {
         RecordError::Exists { .. } => Some("--resume, --overwrite or --out"),
         RecordError::Write { .. } => Some("--resume where the command has it, or --out"),
+        RecordError::Mismatch { .. } => Some("--overwrite or --out"),
         RecordError::Locked { .. }
         | RecordError::Version { .. }
         | RecordError::Json { .. }
-        | RecordError::InvalidLine { .. }
-        | RecordError::Mismatch { .. } => Some("--out"),
+        | RecordError::InvalidLine { .. } => Some("--out"),
         _ => None,
     }
 }
@@ -106,7 +106,7 @@ fn of_annotations(error: &AnnotationError) -> Option<&'static str> {
         AnnotationError::Write(error) => of_record(error),
         AnnotationError::Exists { .. } => Some("--resume, --overwrite or --out"),
         AnnotationError::BadIndex { .. } => Some("`annotate --overwrite`"),
-        AnnotationError::SettingsDiffer { .. } => Some("--out"),
+        AnnotationError::SettingsDiffer { .. } => Some("--overwrite or --out"),
         AnnotationError::MissingShards { .. } | AnnotationError::BadShard { .. } => {
             Some("`annotate --resume`")
         }

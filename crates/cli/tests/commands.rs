@@ -434,7 +434,7 @@ fn inspect_detects_every_family() {
         assert_eq!(result["config"]["width"], 32);
         assert!(result["parameters"].as_u64().unwrap() > 10_000);
     }
-    let text = sandbox.run(&["inspect", "model"]).ok().out;
+    let text = sandbox.run(&["inspect", "model", "--tensors"]).ok().out;
     for word in [
         "coconut (recognised)",
         "gpt2, 2 layers, 32 wide",

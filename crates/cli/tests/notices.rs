@@ -190,3 +190,30 @@ fn solve_reads_one_question_a_line() {
     let text = run(&[]).out;
     assert!(text.starts_with("Tom has 3 pens") && text.contains("\n\nBen has 5 pens"), "{text}");
 }
+
+#[test]
+fn a_mistyped_path_is_not_looked_up_on_the_hub() {
+    let sandbox = CliSandbox::new();
+    std::fs::create_dir(sandbox.path("models")).unwrap();
+    let done = sandbox.eval(&["--model", "models/typo"]).refused(&["models/typo"]);
+    assert!(!done.err.contains("Hub") && !done.err.contains("hf download"), "{}", done.err);
+}
+
+#[test]
+fn inspect_lists_every_tensor_on_request_only() {
+    let sandbox = CliSandbox::new();
+    let inspect = |more: &[&str]| sandbox.run(&[&["inspect", "model"], more].concat()).ok().out;
+    let (short, long) = (inspect(&[]), inspect(&["--tensors"]));
+    assert!(short.contains(" used, 0 ignored, 0 unknown"), "{short}");
+    assert!(short.lines().count() < 16 && long.starts_with(short.trim_end()), "{short}");
+    assert!(!short.contains("\nused\n") && long.contains("\nused\n"), "{long}");
+}
+
+#[test]
+fn a_run_of_other_settings_may_be_replaced() {
+    let sandbox = CliSandbox::new();
+    sandbox.eval(&["--out", "run"]).ok();
+    sandbox
+        .eval(&["--out", "run", "--resume", "--seed", "1"])
+        .refused(&["seeds = [0]", "--overwrite or --out"]);
+}

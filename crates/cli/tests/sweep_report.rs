@@ -71,7 +71,7 @@ fn several_runs_are_compared() {
     sandbox.eval(&["--p", "0.1", "--out", "runs/a"]).ok();
     sandbox.eval(&["--sigma", "0.5", "--out", "runs/b"]).ok();
     let done = sandbox.run(&["report", "runs/a", "runs/b", "--page-only"]).ok();
-    assert_eq!(done.out.trim(), "runs/report/report.html");
+    assert!(done.out.trim_end().ends_with("\nruns/report/report.html"), "{}", done.out);
     let page = String::from_utf8(sandbox.read("runs/report/report.html")).unwrap();
     assert!(
         page.contains("2 runs compared")
@@ -267,4 +267,39 @@ fn invalid_sweeps_are_rejected_before_anything_is_written() {
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
     sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 1"]);
+}
+
+#[test]
+fn a_comparison_prints_a_table_and_paired_differences() {
+    let sandbox = CliSandbox::new();
+    for dir in ["one", "two"] {
+        std::fs::create_dir(sandbox.path(dir)).unwrap();
+        let seed = if dir == "one" { 0 } else { 1 };
+        let spec = CheckpointSpec { seed, ..CheckpointSpec::default() };
+        sandbox.model(&format!("{dir}/checkpoint"), &spec);
+        let model = format!("{dir}/checkpoint");
+        sandbox.eval(&["--model", &model, "--out", &format!("runs/{dir}")]).ok();
+    }
+    sandbox.questions("other.jsonl", 3);
+    let text = String::from_utf8(sandbox.read("other.jsonl")).unwrap();
+    sandbox.write("other.jsonl", text.replace("plus", "and"));
+    sandbox.eval(&["--data", "other.jsonl", "--out", "runs/three"]).ok();
+    let flags = ["report", "runs/one", "runs/two", "runs/three", "--out", "report"];
+    let text = sandbox.run(&flags).ok().out;
+    assert!(
+        text.contains("one/checkpoint, data") && text.contains("two/checkpoint, data"),
+        "{text}"
+    );
+    assert!(text.contains("differences to one/checkpoint, data in points"), "{text}");
+    assert!(text.contains("majority       +0.0 (-"), "{text}");
+    assert!(text.contains("none: it has other questions"), "{text}");
+    assert!(sandbox.path("report/figures/comparison.svg").is_file());
+    let json = sandbox.run(&[&flags[..], &["--json"]].concat()).ok().json();
+    let first = &json["differences"][0];
+    assert_eq!(
+        (&first["metric"], &first["over"]),
+        (&"greedy".into(), &"one/checkpoint, data".into())
+    );
+    let page = String::from_utf8(sandbox.read("report/report.html")).unwrap();
+    assert!(page.contains("All runs against the number of trajectories"));
 }

@@ -364,3 +364,17 @@ fn a_training_explains_itself() {
     let page = String::from_utf8(sandbox.read("models/cot/training/report.html")).unwrap();
     assert!(page.contains("Training of cot"));
 }
+
+#[test]
+fn a_reward_model_of_the_embedded_reasoner_is_trained() {
+    let sandbox = CliSandbox::new();
+    let labels = ["annotate", "--data", "embedded:train:5..37", "--labels", "final", "-n", "4"];
+    sandbox.run(&[&labels[..], &["--out", "labels"]].concat()).ok();
+    let flags = ["--model", "embedded", "--annotations", "labels", "--out", "rm", "--steps", "1"];
+    let done = train(&sandbox, "reward", &[&flags[..], &["--batch", "2"]].concat()).ok();
+    assert!(done.out.contains("next: latent-tts eval --model embedded --reward-model rm"));
+    let eval = ["eval", "--reward-model", "rm", "--limit", "1", "--samples", "2", "--no-report"];
+    sandbox.run(&eval).ok();
+    let reference = ["--reference", "reasoner", "--out", "rm-2"];
+    train(&sandbox, "reward", &[&flags[..4], &reference[..], &["--steps", "1"]].concat()).ok();
+}

@@ -69,9 +69,13 @@ fn model_path(name: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// The id that a name is, unless it is a path that exists.
+/// The id that a name is, unless it is a path: one that exists, or one in a directory that does,
+/// where a mistyped name was meant as a path.
 fn hub_id(name: &str, extensions: &[&str]) -> Option<HubId> {
-    HubId::parse(name, extensions).filter(|_| !Path::new(name).exists())
+    let path = Path::new(name);
+    let in_a_directory =
+        path.parent().is_some_and(|dir| !dir.as_os_str().is_empty() && dir.is_dir());
+    HubId::parse(name, extensions).filter(|_| !path.exists() && !in_a_directory)
 }
 
 /// The file of a dataset by name: a path, or an id of the Hub.

@@ -5,13 +5,14 @@ const data = JSON.parse(document.getElementById("data").textContent);
 
 /** A question as an object; the order is that of `encode_question` in src/page/data.rs. */
 function named(row) {
-  const [id, question, gold, answers, given, thoughts, rewards, map, chosen, greedy, beam, range, outcomes, outcomeRange, lens] = row;
+  const [id, question, gold, answers, given, thoughts, rewards, map, chosen, greedy, beam, range, outcomes, outcomeRange, lens, texts, said] = row;
   const right = given.filter((place) => answers[place][1]).length;
   const [vote, weighted, best] = chosen.map((place) => (place < 0 ? null : answers[place]));
   const lengths = Array.isArray(thoughts) ? thoughts : given.map(() => thoughts);
-  return { id, question, gold, answers, given, lengths, rewards, range, outcomes, outcomeRange, map, greedy, beam, lens, vote, weighted, best, right };
+  return { id, question, gold, answers, given, lengths, rewards, range, outcomes, outcomeRange, map, greedy, beam, lens, texts, said, vote, weighted, best, right };
 }
 
+const counted = (number, one, several) => `${number} ${number === 1 ? one : several}`;
 const isRight = (answer) => Boolean(answer && answer[1]);
 const FILTERS = [
   ["all", "all questions", () => true],
@@ -54,7 +55,7 @@ function update() {
   };
   state.found = state.questions.filter((q) => filter(q) && holds(q)).sort(order);
   state.shown = 0;
-  $("count").textContent = `${state.found.length} of ${state.questions.length} questions`;
+  $("count").textContent = `${state.found.length} of ${counted(state.questions.length, "question", "questions")}`;
   $("list").replaceChildren();
   more();
   if (!state.found.includes(state.current)) open(state.found[0] || null);
@@ -98,7 +99,7 @@ function mark() {
 function open(q) {
   state.current = q;
   mark();
-  const parts = q ? [heading(q), chips(q), votes(q), ...lens(q), ...strip(q), ...map(q)] : [make("p", { class: "note" }, "no question fits")];
+  const parts = q ? [heading(q), chips(q), votes(q), ...trajectories(q), ...lens(q), ...strip(q), ...map(q)] : [make("p", { class: "note" }, "no question fits")];
   $("detail").replaceChildren(...parts);
 }
 
@@ -129,7 +130,7 @@ function votes(q) {
   const counts = q.answers.map((answer, place) => ({ answer, count: q.given.filter((given) => given === place).length }));
   counts.sort((a, b) => b.count - a.count);
   const box = make("div");
-  box.append(make("h3", {}, `Votes: ${q.given.length} trajectories, ${q.answers.length} different answers, ${q.right} right`));
+  box.append(make("h3", {}, `Votes: ${counted(q.given.length, "trajectory", "trajectories")}, ${counted(q.answers.length, "distinct answer", "distinct answers")}, ${q.right} right`));
   const table = make("div", { class: "votes" });
   const most = counts.length ? counts[0].count : 1;
   for (const { answer, count } of counts.slice(0, 12)) {
@@ -142,6 +143,40 @@ function votes(q) {
   box.append(table);
   if (counts.length > 12) box.append(make("p", { class: "note" }, `and ${counts.length - 12} answers with fewer votes`));
   return box;
+}
+
+/** What every trajectory said, filled in when it is opened. */
+function trajectories(q) {
+  if (!q.said.length) return [];
+  const box = make("details", { class: "trajectories" }, make("summary", {}, `All ${counted(q.said.length, "trajectory", "trajectories")}: answers, rewards, texts`));
+  box.addEventListener("toggle", () => {
+    if (!box.open || box.querySelector("table")) return;
+    const rewards = q.outcomeRange ? numbers(q.outcomes, q.outcomeRange) : meanRewards(q);
+    const head = make("tr", {}, make("th", {}, "k"), make("th", {}, "answer"));
+    if (rewards) head.append(make("th", {}, q.outcomeRange ? "outcome reward" : "mean reward"));
+    head.append(make("th", {}, "text"));
+    const table = make("table", {}, make("thead", {}, head));
+    q.said.forEach((place, k) => {
+      const answer = q.answers[q.given[k]];
+      const row = make("tr", {}, make("td", {}, `${k}`), make("td", { class: answer[1] ? "right" : "wrong" }, (answer[1] ? "✓ " : "") + show(answer)));
+      if (rewards) row.append(make("td", {}, Number.isFinite(rewards[k]) ? rewards[k].toFixed(3) : "–"));
+      row.append(make("td", { class: "said" }, q.texts[place]));
+      table.append(row);
+    });
+    box.append(make("div", { class: "wide" }, table));
+  });
+  return [box];
+}
+
+/** The mean process reward of each trajectory; null without rewards. */
+function meanRewards(q) {
+  if (!q.range) return null;
+  const raw = numbers(q.rewards, q.range);
+  let at = 0;
+  return q.lengths.map((length) => {
+    const own = raw.slice(at, (at += length));
+    return own.length ? own.reduce((a, b) => a + b) / own.length : NaN;
+  });
 }
 
 /** The tokens that the LM head predicts where each thought of the greedy run is made. */

@@ -4,6 +4,7 @@
 //! to read it and which runs were selected.
 
 mod accuracy;
+mod comparison;
 mod cost;
 mod coverage;
 mod diversity;
@@ -29,7 +30,11 @@ pub fn all(runs: &[RunData]) -> Result<Vec<Figure>, ReportError> {
             .filter_map(|figure| figure(runs))
             .collect();
     figures.extend(thought_map::figure(runs)?);
-    figures.extend([accuracy::figure, cost::figure].iter().filter_map(|figure| figure(runs)));
+    figures.extend(
+        [comparison::figure, accuracy::figure, cost::figure]
+            .iter()
+            .filter_map(|figure| figure(runs)),
+    );
     Ok(figures)
 }
 

@@ -11,6 +11,7 @@
 //! ```
 
 pub mod ablation;
+pub mod comparison;
 pub mod draw;
 mod error;
 pub mod figures;
@@ -28,4 +29,6 @@ mod tsne;
 mod write;
 
 pub use error::ReportError;
-pub use write::{BestRun, ReportFiles, ReportOptions, write, write_trainings};
+pub use write::{
+    BestRun, ReportFiles, ReportOptions, load_runs, write, write_loaded, write_trainings,
+};

@@ -17,6 +17,7 @@ use crate::figures::{Figure, percent};
 use crate::interval::Interval;
 use crate::rules;
 use crate::run_data::RunData;
+use crate::table::count;
 use crate::write::BestRun;
 
 const STYLE: &str = include_str!("../assets/page.css");
@@ -80,15 +81,16 @@ fn lead(runs: &[RunData], best_run: Option<&BestRun>) -> String {
     let mut text = match share(MetricName::Greedy, 1) {
         Some(greedy) => {
             format!(
-                "{which}Thinking once, without perturbation, answers {greedy} of {} questions. ",
-                run.results.questions
+                "{which}Thinking once, without perturbation, answers {greedy} of {}. ",
+                count(run.results.questions, "question")
             )
         }
-        None => format!("{which}{} questions. ", run.results.questions),
+        None => format!("{which}{}. ", count(run.results.questions, "question")),
     };
     if let Some(coverage) = share(MetricName::Coverage, n) {
         text.push_str(&format!(
-            "Thinking {n} times in parallel finds a right answer for {coverage}. "
+            "With {} a right answer is found for {coverage}. ",
+            count(n, "perturbed trajectory")
         ));
     }
     let chosen =

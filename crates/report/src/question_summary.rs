@@ -52,6 +52,10 @@ pub struct QuestionSummary {
     pub answers: Vec<DistinctAnswer>,
     /// For each trajectory, the index of its answer in `answers`.
     pub answer_index: Vec<usize>,
+    /// The distinct texts, uncut, in the order of their first trajectories.
+    pub texts: Vec<String>,
+    /// For each trajectory, the index of its text in `texts`.
+    pub text_index: Vec<usize>,
     /// For each trajectory, its number of thoughts.
     pub thought_counts: Vec<u32>,
     /// For each trajectory, its process rewards; empty without a reward model.
@@ -75,6 +79,8 @@ impl QuestionSummary {
         let mut answers: Vec<DistinctAnswer> = Vec::new();
         let answer_index =
             trajectories.iter().map(|trajectory| intern_answer(&mut answers, trajectory)).collect();
+        let mut texts: Vec<String> = Vec::new();
+        let text_index = trajectories.iter().map(|t| intern_text(&mut texts, &t.text)).collect();
         let scored = !trajectories.is_empty()
             && trajectories.iter().all(|trajectory| trajectory.process_rewards.is_some());
         let rewarded = |choose: fn(&[TrajectoryRecord]) -> Option<usize>| {
@@ -86,6 +92,8 @@ impl QuestionSummary {
             gold: sample.gold.clone(),
             answer_index,
             answers,
+            texts,
+            text_index,
             thought_counts: trajectories.iter().map(|trajectory| trajectory.thoughts).collect(),
             process_rewards: if scored {
                 trajectories.iter().filter_map(|t| t.process_rewards.clone()).collect()
@@ -128,6 +136,14 @@ fn intern_answer(answers: &mut Vec<DistinctAnswer>, trajectory: &TrajectoryRecor
     known.unwrap_or_else(|| {
         answers.push(DistinctAnswer::from_trajectory(trajectory));
         answers.len() - 1
+    })
+}
+
+/// The index of a text in `texts`, to which it is added if it is new.
+fn intern_text(texts: &mut Vec<String>, text: &str) -> usize {
+    texts.iter().position(|known| known == text).unwrap_or_else(|| {
+        texts.push(text.to_owned());
+        texts.len() - 1
     })
 }
 

@@ -4,7 +4,7 @@
 //! k; of `results.json` only the format version is checked.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use record::{Ablation, Metric, MetricName, Results, RunDir, Sample};
 use serde_json::Value;
@@ -312,8 +312,34 @@ impl SampleAccumulator {
     }
 }
 
+/// Gives models of one name in several directories as much of their paths as tells them apart.
+fn distinguish_models(runs: &mut [RunData]) {
+    let path = |run: &RunData| run.dir.manifest().host["model"].as_str().map(PathBuf::from);
+    let named: Vec<(String, Option<PathBuf>)> =
+        runs.iter().map(|run| (run.traits.model.clone(), path(run))).collect();
+    for (index, run) in runs.iter_mut().enumerate() {
+        let (model, Some(own)) = &named[index] else { continue };
+        let others: Vec<&PathBuf> = named
+            .iter()
+            .filter(|(name, other)| name == model && other.as_ref() != Some(own))
+            .filter_map(|(_, other)| other.as_ref())
+            .collect();
+        let depth = own.iter().count();
+        let tail = |path: &PathBuf, parts: usize| -> PathBuf {
+            path.iter().skip(path.iter().count().saturating_sub(parts)).collect()
+        };
+        let apart =
+            |parts: &usize| others.iter().all(|other| tail(other, *parts) != tail(own, *parts));
+        if !others.is_empty() {
+            let parts = (2..=depth).find(apart).unwrap_or(depth);
+            run.traits.model = tail(own, parts).display().to_string();
+        }
+    }
+}
+
 /// Labels each run by the properties in which the runs differ.
 pub fn assign_labels(runs: &mut [RunData]) {
+    distinguish_models(runs);
     // An empty property (the sites of noise) does not count as a difference.
     let values = |part: fn(&RunTraits) -> String| {
         runs.iter().map(move |s| part(&s.traits)).filter(|value| !value.is_empty())

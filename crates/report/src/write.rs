@@ -54,6 +54,11 @@ pub fn write(
     out: &Path,
     options: ReportOptions,
 ) -> Result<ReportFiles, ReportError> {
+    write_loaded(&load_runs(runs, &options)?, out, &options)
+}
+
+/// Loads runs and labels them; the one that the options call the best is marked.
+pub fn load_runs(runs: &[RunDir], options: &ReportOptions) -> Result<Vec<RunData>, ReportError> {
     if runs.is_empty() {
         return Err(ReportError::NoRuns);
     }
@@ -65,9 +70,18 @@ pub fn write(
     if let Some(run) = options.best_run.as_ref().and_then(|best| loaded.get_mut(best.index)) {
         run.best = true;
     }
-    let figures = figures::all(&loaded)?;
-    let page = page::html(&loaded, &figures, options.best_run.as_ref())?;
-    write_files(&figures, &page, out, &options)
+    Ok(loaded)
+}
+
+/// Writes the report of loaded runs into `out`.
+pub fn write_loaded(
+    runs: &[RunData],
+    out: &Path,
+    options: &ReportOptions,
+) -> Result<ReportFiles, ReportError> {
+    let figures = figures::all(runs)?;
+    let page = page::html(runs, &figures, options.best_run.as_ref())?;
+    write_files(&figures, &page, out, options)
 }
 
 /// Loads the records of trainings and writes their learning curves into `out`.

@@ -109,7 +109,11 @@ fn figures_match_the_samples() {
     let dir = tempfile::tempdir().unwrap();
     let figures = figures::all(&loaded_runs(dir.path())).unwrap();
     let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();
-    assert_eq!(names, ["coverage", "coverage-diversity", "diversity-steps", "accuracy", "cost"]);
+    let all =
+        ["coverage", "coverage-diversity", "diversity-steps", "comparison", "accuracy", "cost"];
+    assert_eq!(names, all);
+    let comparison = figure(&figures, "comparison");
+    assert_eq!(comparison.panels[0].series.len(), 3, "every run has a line");
 
     // Of 4, 2 and 1 are right: at 1 (2/4 + 1/4) / 2, at 2 (1 - 1/6 + 1/2) / 2, at 4 both.
     let coverage = figure(&figures, "coverage");
@@ -196,7 +200,7 @@ fn the_page_holds_every_question_with_its_markup_escaped() {
     let files =
         write(&runs(dir.path()), &dir.path().join("out"), ReportOptions::default()).unwrap();
     let page = std::fs::read_to_string(&files.page).unwrap();
-    assert_eq!(files.figures.len(), 10);
+    assert_eq!(files.figures.len(), 12);
     let data = data(&page);
     assert_eq!((&data["left_out"], data["runs"].as_array().unwrap().len()), (&json!(0), 3));
     let question = &data["runs"][0]["questions"][0];

@@ -40,7 +40,7 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
         listing: &listing,
         gguf: gguf.as_ref(),
     };
-    printer.result(&report.to_json(), || report.text(args.method))?;
+    printer.result(&report.to_json(), || report.text(args))?;
     listing.check_usable(checkpoint.dir(), kind.rejects_unknown())?;
     if args.values {
         expected.iter().try_for_each(|e| checkpoint.tensor(&e.name, &e.shape).map(|_| ()))?;
@@ -177,7 +177,7 @@ impl InspectReport<'_> {
         report
     }
 
-    fn text(&self, method_override: Option<Family>) -> String {
+    fn text(&self, args: &InspectArgs) -> String {
         let c = self.checkpoint.config();
         let mut lines = vec![
             ("checkpoint", self.checkpoint.dir().display().to_string()),
@@ -186,7 +186,7 @@ impl InspectReport<'_> {
         if let Some(method) = self.kind.method() {
             // Latent-SFT has nothing of its own by which it could be recognised.
             let assumed = method.family == Family::LATENT_SFT && c.defaults.family.is_none();
-            let how = match (method_override, assumed) {
+            let how = match (args.method, assumed) {
                 (Some(_), _) => "as given",
                 (None, true) => "assumed, as for every plain Llama; --method cot if it writes",
                 (None, false) => "recognised",
@@ -241,7 +241,7 @@ impl InspectReport<'_> {
         }
         let mut text: String =
             lines.iter().map(|(name, value)| format!("{name:<12}{value}\n")).collect();
-        text.push_str(&self.listing.text());
+        text.push_str(&self.listing.text(args.tensors));
         text
     }
 

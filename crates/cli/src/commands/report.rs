@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use record::{RunDir, TrainingDir};
-use report::{BestRun, ReportFiles, ReportOptions};
+use report::{BestRun, ReportFiles, ReportOptions, comparison};
 use serde_json::json;
 
 use super::sweep;
@@ -20,6 +20,7 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
         page_only: args.page_only,
         ..ReportOptions::default()
     };
+    let mut comparison = None;
     let ReportFiles { page, figures } = match training_dirs(&args.runs)? {
         Some(trainings) => {
             let out = args.out.clone().unwrap_or_else(|| training_out_dir(&args.runs, &trainings));
@@ -28,11 +29,22 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
         None => {
             let out = args.out.clone().unwrap_or_else(|| default_out_dir(&args.runs));
             let (runs, best_run) = open_runs(&args.runs)?;
-            report::write(&runs, &out, ReportOptions { best_run, ..options })?
+            let options = ReportOptions { best_run, ..options };
+            let runs = report::load_runs(&runs, &options)?;
+            if runs.len() > 1 {
+                comparison = Some((comparison::render(&runs), comparison::differences(&runs)));
+            }
+            report::write_loaded(&runs, &out, &options)?
         }
     };
+    let (table, differences) = comparison.unwrap_or_default();
+    let mut document = json!({ "page": page, "figures": figures });
+    if !table.is_empty() {
+        document["differences"] = json!(differences);
+    }
+    let separator = if table.is_empty() { "" } else { "\n" };
     printer
-        .result(&json!({ "page": page, "figures": figures }), || written_files(&page, &figures))?;
+        .result(&document, || format!("{table}{separator}{}", written_files(&page, &figures)))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -35,8 +35,8 @@ impl AxisRange {
         let padding = 0.06 * span.max(min_span) + (min_span - span).max(0.0) / 2.0;
         (low, high) = (low - padding, high + padding);
         if scale == AxisScale::Percent {
-            // Slightly beyond 0 and 1, so that markers at the bounds are not clipped.
-            (low, high) = (low.max(-0.01), high.min(1.01));
+            // No share is outside; nothing is clipped, so markers at the bounds are whole.
+            (low, high) = (low.max(0.0), high.min(1.0));
         }
         if scale == AxisScale::Linear && low < 0.0 && low + padding >= 0.0 {
             low = 0.0;

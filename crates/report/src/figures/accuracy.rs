@@ -42,7 +42,7 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
     let panels: Vec<Panel> = pairs.into_iter().filter_map(panel).collect();
     (!panels.is_empty()).then(|| Figure {
         name: "accuracy",
-        title: "From N thoughts to one answer: accuracy of each rule".into(),
+        title: "Accuracy of each rule against the number of trajectories".into(),
         caption: CAPTION.into(),
         panels,
     })

@@ -62,7 +62,7 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
         .collect();
     (!panels.is_empty()).then(|| Figure {
         name: "cost",
-        title: "What an answer costs: accuracy against operations and time".into(),
+        title: "Accuracy against operations and time".into(),
         caption: caption(&device_name(&runs[0])),
         panels,
     })

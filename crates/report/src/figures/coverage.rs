@@ -34,7 +34,7 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
     let panels: Vec<Panel> = splits.into_iter().filter_map(panel).collect();
     (!panels.is_empty()).then(|| Figure {
         name: "coverage",
-        title: "More thoughts in parallel solve more questions".into(),
+        title: "Coverage against the number of trajectories".into(),
         caption: CAPTION.into(),
         panels,
     })

@@ -58,7 +58,7 @@ pub fn against_coverage(runs: &[RunData]) -> Option<Figure> {
     let panels: Vec<Panel> = pairs.into_iter().filter_map(panel).collect();
     (!panels.is_empty()).then(|| Figure {
         name: "coverage-diversity",
-        title: "How unlike the thoughts should be: coverage against diversity".into(),
+        title: "Coverage against the diversity of thoughts".into(),
         caption: COVERAGE_CAPTION.into(),
         panels,
     })
@@ -133,7 +133,7 @@ pub fn by_step(runs: &[RunData]) -> Option<Figure> {
         .collect();
     (!panels.is_empty()).then(|| Figure {
         name: "diversity-steps",
-        title: "Where along the thinking trajectories part: diversity of each thought".into(),
+        title: "Diversity of thoughts at each step".into(),
         caption: STEPS_CAPTION.into(),
         panels,
     })

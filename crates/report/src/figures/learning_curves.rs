@@ -32,13 +32,13 @@ pub fn learning_curves(trainings: &[TrainingData]) -> Vec<Figure> {
     let optimizer = [norm_panel(trainings), lr_panel(trainings)].into_iter().flatten().collect();
     let learning = Figure {
         name: "learning-curves",
-        title: "What was learned when: losses and held-out accuracy".into(),
+        title: "Losses and held-out accuracy".into(),
         caption: LEARNING_CAPTION.into(),
         panels: learning,
     };
     let optimizer = Figure {
         name: "optimizer",
-        title: "What the optimizer did: gradient norm and learning rate".into(),
+        title: "Gradient norm and learning rate".into(),
         caption: OPTIMIZER_CAPTION.into(),
         panels: optimizer,
     };

@@ -2,8 +2,8 @@
 //! map positions as base64 bytes.
 //!
 //! A page of 1,319 questions by 64 trajectories must stay below 10 MB. Runs are added in the order
-//! of their coverage; one that does not fit loses its map, then its texts, and finally is left out,
-//! which the page says.
+//! of their coverage; one that does not fit loses its map, then the texts of all trajectories, then
+//! those of its answers, and finally is left out, which the page says.
 
 use std::io;
 
@@ -21,8 +21,13 @@ const DATA_BUDGET_BYTES: usize = 8_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DetailLevel {
     map: bool,
+    /// One text of every answer.
     texts: bool,
+    /// The text of every trajectory.
+    all_texts: bool,
 }
+
+const ANSWER_TEXTS: DetailLevel = DetailLevel { map: false, texts: true, all_texts: false };
 
 /// The JSON data, safe inside a script element.
 pub fn json(runs: &[RunData]) -> Result<String, ReportError> {
@@ -48,11 +53,14 @@ fn encode_within(runs: &[RunData], budget: usize) -> Result<String, ReportError>
 /// A run at the highest detail that fits. Maps are expensive to compute, so their size is estimated
 /// first: two bytes per thought, times 4/3 for base64.
 fn encode_fitting(run: &RunData, room: usize) -> Result<Option<String>, ReportError> {
-    let plain = encode_run(run, DetailLevel { map: false, texts: true })?.to_string();
+    let plain = encode_run(run, ANSWER_TEXTS)?.to_string();
     if plain.len() > room {
-        let bare = encode_run(run, DetailLevel { map: false, texts: false })?.to_string();
+        let bare = encode_run(run, DetailLevel { texts: false, ..ANSWER_TEXTS })?.to_string();
         return Ok((bare.len() <= room).then_some(bare));
     }
+    let detailed = DetailLevel { all_texts: true, ..ANSWER_TEXTS };
+    let all = encode_run(run, detailed)?.to_string();
+    let (level, plain) = if all.len() <= room { (detailed, all) } else { (ANSWER_TEXTS, plain) };
     let rows = |question: &QuestionSummary| {
         question
             .thought_counts
@@ -66,7 +74,7 @@ fn encode_fitting(run: &RunData, room: usize) -> Result<Option<String>, ReportEr
     if run.latents.is_none() || plain.len() + maps > room {
         return Ok(Some(plain));
     }
-    Ok(Some(encode_run(run, DetailLevel { map: true, texts: true })?.to_string())
+    Ok(Some(encode_run(run, DetailLevel { map: true, ..level })?.to_string())
         .filter(|full| full.len() <= room)
         .or(Some(plain)))
 }
@@ -76,7 +84,7 @@ fn encode_run(run: &RunData, detail: DetailLevel) -> Result<Value, ReportError> 
     let mut questions = Vec::new();
     for question in &run.questions {
         let map = if detail.map { encode_map(run, seed, question)? } else { String::new() };
-        questions.push(encode_question(question, map, detail.texts));
+        questions.push(encode_question(question, map, detail));
     }
     Ok(json!({
         "label": run.label,
@@ -88,7 +96,8 @@ fn encode_run(run: &RunData, detail: DetailLevel) -> Result<Value, ReportError> 
 }
 
 /// One question as an array; `named` in `assets/page.js` lists its elements.
-fn encode_question(question: &QuestionSummary, map: String, texts: bool) -> Value {
+fn encode_question(question: &QuestionSummary, map: String, detail: DetailLevel) -> Value {
+    let DetailLevel { texts, all_texts, .. } = detail;
     let answer = |answer: &DistinctAnswer| {
         let text = if texts { answer.text.as_str() } else { "" };
         json!([answer.answer, u8::from(answer.correct), text])
@@ -119,6 +128,8 @@ fn encode_question(question: &QuestionSummary, map: String, texts: bool) -> Valu
         outcomes,
         outcome_range,
         if texts { encode_lens(&question.greedy_lens) } else { json!([]) },
+        if all_texts { json!(question.texts) } else { json!([]) },
+        if all_texts { json!(question.text_index) } else { json!([]) },
     ])
 }
 
@@ -220,21 +231,28 @@ mod tests {
         let encode = |budget: usize| -> Value {
             serde_json::from_str(&encode_within(&runs, budget).unwrap()).unwrap()
         };
-        let has_map_and_texts = |data: Value| {
+        let level = |data: Value| {
             let question = &data["runs"][0]["questions"][0];
-            (
-                question[7].as_str().is_some_and(|map| !map.is_empty()),
-                question[3][0][2].as_str().is_some_and(|text| !text.is_empty()),
-            )
+            DetailLevel {
+                map: question[7].as_str().is_some_and(|map| !map.is_empty()),
+                texts: question[3][0][2].as_str().is_some_and(|text| !text.is_empty()),
+                all_texts: question[15].as_array().is_some_and(|texts| !texts.is_empty()),
+            }
         };
-        let [full, plain, bare] =
-            [(true, true), (false, true), (false, false)].map(|(map, texts)| {
-                encode_run(&runs[0], DetailLevel { map, texts }).unwrap().to_string().len()
-            });
-        assert!(bare < plain && plain < full);
-        assert_eq!(has_map_and_texts(encode(2 * full)), (true, true));
-        assert_eq!(has_map_and_texts(encode(full - 1)), (false, true));
-        assert_eq!(has_map_and_texts(encode(plain - 1)), (false, false));
+        let levels = [(true, true, true), (false, true, true), (false, true, false)];
+        let levels = levels.into_iter().chain([(false, false, false)]);
+        let levels: Vec<DetailLevel> =
+            levels.map(|(map, texts, all_texts)| DetailLevel { map, texts, all_texts }).collect();
+        let sizes: Vec<usize> = levels
+            .iter()
+            .map(|level| encode_run(&runs[0], *level).unwrap().to_string().len())
+            .collect();
+        assert!(sizes.windows(2).all(|pair| pair[1] < pair[0]), "{sizes:?}");
+        assert_eq!(level(encode(2 * sizes[0])), levels[0]);
+        for lower in 1..4 {
+            assert_eq!(level(encode(sizes[lower - 1] - 1)), levels[lower]);
+        }
+        let bare = sizes[3];
         assert_eq!(encode(bare - 1), json!({ "left_out": 1, "runs": [] }));
     }
 

@@ -127,8 +127,9 @@ impl<'a> TensorListing<'a> {
         })
     }
 
-    /// The listing as text, problems first.
-    pub fn text(&self) -> String {
+    /// The listing as text: the problems, and the used and the ignored tensors if `all` are asked
+    /// for.
+    pub fn text(&self, all: bool) -> String {
         let mut text = format!(
             "tensors     {} used, {} ignored, {} unknown, {} of another shape, {} missing\n",
             self.used.len(),
@@ -151,6 +152,9 @@ impl<'a> TensorListing<'a> {
         };
         section("of another shape", self.mismatched.iter().map(expected).collect());
         section("unknown", self.unknown.iter().map(entry_line).collect());
+        if !all {
+            return text;
+        }
         section(
             "ignored",
             self.ignored
