@@ -56,6 +56,7 @@ def main() -> None:
             wall, cpu, text = timed([sys.executable, "-c", SCRIPT, QUESTIONS, out + "p"])
             rows["python"].append((wall, cpu))
             shares.append(float(text))
+            print(f"pair {repetition}: cpu {rows['command'][-1][1]:.2f} s and {cpu:.2f} s", flush=True)
     for name, times in rows.items():
         wall, cpu = (statistics.median(column) for column in zip(*times))
         print(f"{name:8} wall {wall:7.2f} s  cpu {cpu:7.2f} s  all cpu", *(f"{c:.2f}" for _, c in times))
