@@ -1,5 +1,5 @@
-//! Auxiliary digit heads: a linear map predicts the decimal digits of a step's result from a
-//! vector. They shape the vectors during training and are not part of the saved model.
+//! Auxiliary digit heads: a linear map predicts the decimal digits of numbers from a vector. They
+//! shape the vectors during training and are not part of the saved model.
 
 use model::{ModelError, Parameter, TensorSource, TrainableLinear};
 use tensor::ops::{self, Indices};
@@ -10,24 +10,35 @@ pub const DIGITS: usize = 5;
 /// The ten digits, and the blank in front of a number.
 const CLASSES: usize = 11;
 
+/// What a thought should hold of a worked step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThoughtTarget {
+    /// Its two operands and its operator, the last as a number.
+    Operands([i64; 3]),
+    /// Its result.
+    Result(i64),
+}
+
 /// Predicts the digits of numbers from vectors.
 #[derive(Debug)]
 pub struct DigitHead {
-    linear: TrainableLinear, // width -> DIGITS * CLASSES
+    linear: TrainableLinear, // width -> numbers * DIGITS * CLASSES
+    numbers: usize,
     loss_weight: f32,
 }
 
 /// The result of [`DigitHead::accumulate_gradients`].
 #[derive(Debug)]
 pub struct DigitLoss {
-    /// The unweighted cross entropy of each digit: (rows * DIGITS, 1).
+    /// The unweighted cross entropy of each digit: (rows * numbers * DIGITS, 1).
     pub losses: Tensor,
     /// The gradient of the weighted loss with respect to the vectors: (rows, width).
     pub gradient: Tensor,
 }
 
 impl DigitHead {
-    /// A head with the tensors `name` of `source`. Its mean loss over digits counts `loss_weight`.
+    /// A head with the tensors `name` of `source` that predicts one number from each vector. Its
+    /// mean loss over digits counts `loss_weight`.
     pub fn new(
         device: &Device,
         source: &impl TensorSource,
@@ -35,12 +46,26 @@ impl DigitHead {
         width: usize,
         loss_weight: f32,
     ) -> Result<Self, ModelError> {
-        let linear = TrainableLinear::load(device, source, name, width, DIGITS * CLASSES)?;
-        Ok(Self { linear, loss_weight })
+        Self::with_numbers(device, source, name, width, 1, loss_weight)
     }
 
-    /// Adds the head's gradients for predicting `numbers` from x (rows, width), one number per row.
-    /// Each digit has the weight `loss_weight / digits`, where `digits` counts those of the batch.
+    /// The same for `numbers` numbers from each vector.
+    pub fn with_numbers(
+        device: &Device,
+        source: &impl TensorSource,
+        name: &str,
+        width: usize,
+        numbers: usize,
+        loss_weight: f32,
+    ) -> Result<Self, ModelError> {
+        let outputs = numbers * DIGITS * CLASSES;
+        let linear = TrainableLinear::load(device, source, name, width, outputs)?;
+        Ok(Self { linear, numbers, loss_weight })
+    }
+
+    /// Adds the head's gradients for predicting `numbers`, those of a row one after another, from x
+    /// (rows, width). Each digit has the weight `loss_weight / digits`, where `digits` counts those
+    /// of the batch.
     pub fn accumulate_gradients(
         &mut self,
         device: &Device,
@@ -48,14 +73,14 @@ impl DigitHead {
         numbers: &[i64],
         digits: usize,
     ) -> Result<DigitLoss, DeviceError> {
-        assert_eq!(x.rows(), numbers.len(), "digit head: one number per row");
+        assert_eq!(x.rows() * self.numbers, numbers.len(), "digit head: numbers of each row");
         let logits = self.linear.forward(device, x)?.with_shape(numbers.len() * DIGITS, CLASSES)?;
         let targets = numbers.iter().flat_map(|&n| digit_classes(n)).collect();
         let targets = Indices::new(device, targets)?;
         let weights = vec![self.loss_weight / digits as f32; logits.rows()];
         let mut dlogits = Tensor::default();
         let losses = ops::cross_entropy(device, &logits, &targets, &weights, &mut dlogits)?;
-        let dlogits = dlogits.with_shape(numbers.len(), DIGITS * CLASSES)?;
+        let dlogits = dlogits.with_shape(x.rows(), self.numbers * DIGITS * CLASSES)?;
         Ok(DigitLoss { losses, gradient: self.linear.backward(device, x, &dlogits)? })
     }
 

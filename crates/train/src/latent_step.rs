@@ -41,16 +41,23 @@ pub struct LatentLosses {
     pub distill: Option<f64>,
     /// Cross entropy per token of the steps that the step decoder reads, in nats.
     pub steps: Option<f64>,
-    /// Cross entropy per predicted digit, in nats.
+    /// Cross entropy per digit of the steps' results, in nats.
     pub digits: Option<f64>,
+    /// The same of their operands and operators.
+    pub operands: Option<f64>,
 }
 
 impl LatentLosses {
     /// The losses that the method has, with their names in logs.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let Self { tokens, teacher, distill, steps, digits } = *self;
-        let auxiliary =
-            [("teacher", teacher), ("distill", distill), ("steps", steps), ("digits", digits)];
+        let Self { tokens, teacher, distill, steps, digits, operands } = *self;
+        let auxiliary = [
+            ("teacher", teacher),
+            ("distill", distill),
+            ("steps", steps),
+            ("digits", digits),
+            ("operands", operands),
+        ];
         let auxiliary = auxiliary.into_iter().filter_map(|(name, loss)| Some((name, loss?)));
         std::iter::once(("loss", tokens)).chain(auxiliary)
     }
@@ -61,6 +68,8 @@ impl LatentLosses {
 pub struct AuxiliaryLosses {
     /// Predicts step results from thoughts.
     pub digit_head: Option<DigitHead>,
+    /// Predicts the steps' operands and operators from thoughts: three numbers each.
+    pub operand_head: Option<DigitHead>,
     /// Draws the students' hidden states to the teachers' (CODI).
     pub distillation: Option<Distillation>,
     /// Decodes steps from thoughts (SIM-CoT).
@@ -140,15 +149,15 @@ impl TrainStep for LatentTrainStep {
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
-        let AuxiliaryLosses { digit_head, step_decoder, .. } = &self.auxiliary;
-        let digits = digit_head.iter().flat_map(DigitHead::parameters);
+        let AuxiliaryLosses { digit_head, operand_head, step_decoder, .. } = &self.auxiliary;
+        let digits = digit_head.iter().chain(operand_head).flat_map(DigitHead::parameters);
         let steps = step_decoder.iter().flat_map(|decoder| decoder.decoder.parameters());
         self.model.parameters().chain(self.head.parameters()).chain(digits).chain(steps).collect()
     }
 
     fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
-        let AuxiliaryLosses { digit_head, step_decoder, .. } = &mut self.auxiliary;
-        let digits = digit_head.iter_mut().flat_map(DigitHead::parameters_mut);
+        let AuxiliaryLosses { digit_head, operand_head, step_decoder, .. } = &mut self.auxiliary;
+        let digits = digit_head.iter_mut().chain(operand_head).flat_map(DigitHead::parameters_mut);
         let steps = step_decoder.iter_mut().flat_map(|decoder| decoder.decoder.parameters_mut());
         let own = self.model.parameters_mut().chain(self.head.parameters_mut());
         own.chain(digits).chain(steps).collect()
@@ -158,8 +167,11 @@ impl TrainStep for LatentTrainStep {
         let device = self.device();
         self.model.sync_weights()?;
         self.head.sync_weights(&device)?;
-        let AuxiliaryLosses { digit_head, step_decoder, .. } = &mut self.auxiliary;
-        digit_head.iter_mut().try_for_each(|head| head.sync_weights(&device))?;
+        let AuxiliaryLosses { digit_head, operand_head, step_decoder, .. } = &mut self.auxiliary;
+        digit_head
+            .iter_mut()
+            .chain(operand_head)
+            .try_for_each(|head| head.sync_weights(&device))?;
         step_decoder.iter_mut().try_for_each(|decoder| decoder.decoder.sync_weights())
     }
 }

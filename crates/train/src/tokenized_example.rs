@@ -1,5 +1,6 @@
 //! One training example as tokens.
 
+use crate::digit_head::ThoughtTarget;
 use crate::methods::ExampleRows;
 
 /// A prompt, a number of latent thoughts, and a completion.
@@ -15,8 +16,8 @@ pub struct TokenizedExample {
     pub completion: Vec<u32>,
     /// Index of the first completion token that is part of the loss; those before it are given.
     pub loss_start: usize,
-    /// Results of the solution's steps, the targets of the digit head.
-    pub step_results: Vec<i64>,
+    /// What the digit heads predict from each thought; thoughts beyond the last have no target.
+    pub thought_targets: Vec<Option<ThoughtTarget>>,
     /// Tokens of the solution's steps, the targets of the step decoder.
     pub step_tokens: Vec<Vec<u32>>,
     /// Who solves it in self-distillation.

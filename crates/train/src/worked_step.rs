@@ -18,6 +18,20 @@ pub(crate) fn step_result(step: &str) -> Option<i64> {
     })
 }
 
+/// The two whole operands of a step and the index of its operator among `+-*/`; `None` for steps
+/// of another form.
+pub(crate) fn step_operands(step: &str) -> Option<[i64; 3]> {
+    let (before, _) = step.trim().trim_start_matches('<').split_once('=')?;
+    let calculation = before.replace(',', "");
+    // The first character may be the first operand's sign.
+    let (at, operator) = calculation.char_indices().skip(1).find(|(_, c)| OPERATORS.contains(c))?;
+    let operator = OPERATORS.iter().position(|&known| known == operator)? as i64;
+    let whole = |text: &str| text.trim().parse().ok();
+    Some([whole(&calculation[..at])?, whole(&calculation[at + 1..])?, operator])
+}
+
+const OPERATORS: [char; 4] = ['+', '-', '*', '/'];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,6 +54,23 @@ mod tests {
         let steps = ["<<7/2=3.5>>", "<<1/2=.5>>", "so x is 7", "", "=", "<<1=nan>>", "<<2=inf>>"];
         for step in steps.into_iter().chain(["<<1=1e300>>", "seven"]) {
             assert_eq!(step_result(step), None, "{step}");
+        }
+    }
+
+    #[test]
+    fn two_whole_operands_are_parsed() {
+        for (step, operands) in [
+            ("<<48/2=24>>", Some([48, 2, 3])),
+            ("1,050 - 7 = 1043", Some([1050, 7, 1])),
+            ("<<-3+5=2>>", Some([-3, 5, 0])),
+            ("<<2+3+4=9>>", None),
+            ("<<0.5*8=4>>", None),
+            ("<<24=24>>", None),
+            ("<<(5-2)*3=9>>", None),
+            ("so x is 7", None),
+            ("", None),
+        ] {
+            assert_eq!(step_operands(step), operands, "{step}");
         }
     }
 

@@ -173,12 +173,12 @@ pub struct ReasonerArgs {
     #[arg(long, value_name = "COUNT", default_value = "3", help_heading = "Curriculum")]
     pub stages: usize,
 
-    /// Stages: thoughts for each removed step
-    #[arg(long, value_name = "COUNT", default_value = "2", help_heading = "Curriculum")]
-    pub thoughts_per_step: usize,
+    /// Thoughts for each step [default: 1, with --removal stages 2]
+    #[arg(long, value_name = "COUNT", help_heading = "Curriculum")]
+    pub thoughts_per_step: Option<NonZeroUsize>,
 
-    /// The weight of an auxiliary loss that predicts the digits of step t's result from thought t;
-    /// 0 for none
+    /// The weight of an auxiliary loss that predicts the digits of a step's result from the last of
+    /// its thoughts, and where it has several those of its operands from the first; 0 for none
     #[arg(long, value_name = "WEIGHT", default_value = "0.3", help_heading = "Curriculum")]
     pub digits: f32,
 

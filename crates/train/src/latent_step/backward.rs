@@ -7,8 +7,8 @@ use tensor::ops::{self, KvGrads};
 use tensor::{DeviceError, Tensor};
 
 use super::forward::{ForwardSegment, LatentForward, ThoughtStep};
-use super::{LatentLosses, LatentTrainStep};
-use crate::digit_head::DIGITS;
+use super::{AuxiliaryLosses, LatentLosses, LatentTrainStep};
+use crate::digit_head::{DIGITS, DigitHead, ThoughtTarget};
 use crate::rows::{assemble_rows, scatter_add};
 use crate::tokenized_example::{DistillRole, TokenizedExample};
 
@@ -20,9 +20,12 @@ impl LatentForward {
         examples: &[TokenizedExample],
     ) -> Result<LatentLosses, DeviceError> {
         let (device, width) = (step.device(), self.prompts.hidden.cols());
-        let numbers =
-            self.thoughts.iter().enumerate().map(|(t, of)| of.results(examples, t).count());
-        let counts = LossCounts::new(examples, numbers.sum::<usize>() * DIGITS);
+        let mut counts = LossCounts::new(examples);
+        for (t, of) in self.thoughts.iter().enumerate() {
+            let targets = of.targets(examples, t);
+            counts.digits += targets.results.len() * DIGITS;
+            counts.operand_digits += targets.operands.len() * DIGITS;
+        }
         let dkv = cache.gradients(&device)?;
         let losses = LossSums::default();
         let mut context = BackwardContext { step, cache, dkv, counts, losses };
@@ -117,17 +120,20 @@ struct BackwardContext<'a> {
 struct LossCounts {
     /// Tokens with a loss, by role.
     tokens: BTreeMap<DistillRole, usize>,
-    /// Digits that the digit head predicts.
+    /// Digits of results.
     digits: usize,
+    /// Digits of operands and operators.
+    operand_digits: usize,
 }
 
 impl LossCounts {
-    fn new(examples: &[TokenizedExample], digits: usize) -> Self {
+    /// Of the tokens; digits are counted later.
+    fn new(examples: &[TokenizedExample]) -> Self {
         let mut tokens = BTreeMap::new();
         for example in examples {
             *tokens.entry(example.role).or_default() += example.loss_tokens();
         }
-        Self { tokens, digits }
+        Self { tokens, digits: 0, operand_digits: 0 }
     }
 
     /// The weight of one token's loss.
@@ -151,18 +157,36 @@ impl From<Option<Tensor>> for HiddenGradients {
     }
 }
 
+/// The numbers that digit heads predict from one thought step; rows are indices into its examples.
+#[derive(Default)]
+struct StepTargets {
+    result_rows: Vec<usize>,
+    results: Vec<i64>,
+    operand_rows: Vec<usize>,
+    operands: Vec<i64>, // three a row
+}
+
 impl ThoughtStep {
-    /// Indices into `self.examples` of those with a worked step `t`, and the step's result.
-    fn results<'a>(
-        &'a self,
-        examples: &'a [TokenizedExample],
-        t: usize,
-    ) -> impl Iterator<Item = (usize, i64)> {
-        let indexed = self.examples.iter().enumerate();
-        indexed.filter_map(move |(at, &i)| Some((at, *examples[i].step_results.get(t)?)))
+    /// The targets of thought `t` of its examples.
+    fn targets(&self, examples: &[TokenizedExample], t: usize) -> StepTargets {
+        let mut targets = StepTargets::default();
+        for (row, &example) in self.examples.iter().enumerate() {
+            match examples[example].thought_targets.get(t) {
+                Some(Some(ThoughtTarget::Result(result))) => {
+                    targets.result_rows.push(row);
+                    targets.results.push(*result);
+                }
+                Some(Some(ThoughtTarget::Operands(operands))) => {
+                    targets.operand_rows.push(row);
+                    targets.operands.extend(operands);
+                }
+                _ => {}
+            }
+        }
+        targets
     }
 
-    /// Adds the gradients of the digit loss, if the model has a digit head.
+    /// Adds the gradients of the digit losses, if the model has digit heads.
     fn add_digit_loss(
         &self,
         context: &mut BackwardContext<'_>,
@@ -171,15 +195,27 @@ impl ThoughtStep {
         dvectors: &mut Tensor,
     ) -> Result<(), DeviceError> {
         let device = context.step.device();
-        let (rows, numbers): (Vec<usize>, Vec<i64>) = self.results(examples, t).unzip();
-        let Some(head) = &mut context.step.auxiliary.digit_head else { return Ok(()) };
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let x = ops::select(&device, [&self.vectors], &rows)?;
-        let loss = head.accumulate_gradients(&device, &x, &numbers, context.counts.digits)?;
-        context.losses.digits.push(loss.losses);
-        scatter_add(&device, &loss.gradient, &rows, dvectors)
+        let StepTargets { result_rows, results, operand_rows, operands } =
+            self.targets(examples, t);
+        let AuxiliaryLosses { digit_head, operand_head, .. } = &mut context.step.auxiliary;
+        let LossSums { digits, operand_digits, .. } = &mut context.losses;
+        let mut add = |head: &mut Option<DigitHead>,
+                       rows: &[usize],
+                       numbers: &[i64],
+                       count: usize,
+                       sums: &mut Vec<Tensor>| {
+            let Some(head) = head else { return Ok(()) };
+            if rows.is_empty() {
+                return Ok(());
+            }
+            let x = ops::select(&device, [&self.vectors], rows)?;
+            let loss = head.accumulate_gradients(&device, &x, numbers, count)?;
+            sums.push(loss.losses);
+            scatter_add(&device, &loss.gradient, rows, dvectors)
+        };
+        let counts = &context.counts;
+        add(digit_head, &result_rows, &results, counts.digits, digits)?;
+        add(operand_head, &operand_rows, &operands, counts.operand_digits, operand_digits)
     }
 }
 
@@ -218,6 +254,7 @@ impl ForwardSegment {
 struct LossSums {
     tokens: Vec<(Tensor, Vec<DistillRole>)>,
     digits: Vec<Tensor>,
+    operand_digits: Vec<Tensor>,
     distill: Option<Tensor>, // (layers, 1)
     steps: Option<StepLoss>,
 }
@@ -241,10 +278,12 @@ impl LossSums {
             let count = counts.tokens.get(&role).copied()?;
             Some(tokens.get(&role).copied().unwrap_or(0.0) / count.max(1) as f64)
         };
-        let mut digits = 0.0;
-        for part in &self.digits {
-            digits += sum(part)?;
-        }
+        let digit_mean = |parts: &[Tensor], count: usize| -> Result<_, DeviceError> {
+            let total = parts.iter().map(sum).sum::<Result<f64, _>>()?;
+            Ok((count > 0 && !parts.is_empty()).then(|| total / count as f64))
+        };
+        let digits = digit_mean(&self.digits, counts.digits)?;
+        let operands = digit_mean(&self.operand_digits, counts.operand_digits)?;
         let distill = match &self.distill {
             Some(of) => Some(sum(of)? / of.rows().max(1) as f64),
             None => None,
@@ -255,8 +294,8 @@ impl LossSums {
             teacher: mean(DistillRole::Teacher),
             distill,
             steps,
-            digits: (counts.digits > 0 && !self.digits.is_empty())
-                .then(|| digits / counts.digits as f64),
+            digits,
+            operands,
         })
     }
 }

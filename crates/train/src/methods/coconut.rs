@@ -12,8 +12,9 @@ use model::{ModelError, Tokenizer};
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers};
 use crate::curriculum::{Curriculum, CurriculumSample};
 use crate::dataset::TrainExample;
+use crate::digit_head::ThoughtTarget;
 use crate::tokenized_example::TokenizedExample;
-use crate::worked_step::step_result;
+use crate::worked_step::{step_operands, step_result};
 
 /// Tokenizes examples in COCONUT's layout.
 #[derive(Clone)]
@@ -24,9 +25,25 @@ pub struct CoconutEncoder {
     pub markers: LatentMarkers,
     /// Decides which steps become thoughts.
     pub curriculum: Curriculum,
+    /// Thoughts that a step should take, for the digit heads: the last of them holds the step's
+    /// result; the first, if it is another one, its operands and operator.
+    pub thoughts_per_step: usize,
 }
 
 impl CoconutEncoder {
+    fn thought_targets(&self, steps: &[String]) -> Vec<Option<ThoughtTarget>> {
+        let mut targets = Vec::with_capacity(steps.len() * self.thoughts_per_step);
+        for step in steps {
+            let first = targets.len();
+            targets.resize(first + self.thoughts_per_step, None);
+            targets[first] = step_operands(step).map(ThoughtTarget::Operands);
+            if let Some(last) = targets.last_mut() {
+                *last = step_result(step).map(ThoughtTarget::Result);
+            }
+        }
+        targets
+    }
+
     /// Tokenizes an example in a given layout. Steps and answer are tokenized one by one, as in
     /// COCONUT.
     pub fn encode_sample(
@@ -56,8 +73,7 @@ impl CoconutEncoder {
             thoughts: sample.thoughts,
             completion,
             loss_start: usize::from(with_markers),
-            // Up to the first step without a whole result, so that index t is step t.
-            step_results: example.steps.iter().map_while(|step| step_result(step)).collect(),
+            thought_targets: self.thought_targets(&example.steps),
             step_tokens: example.steps.iter().map(|step| encode(step)).collect::<Result<_, _>>()?,
             ..TokenizedExample::default()
         })

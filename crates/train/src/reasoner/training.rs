@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use engine::family::{CODI_PROJECTOR, COLAR_HEAD};
-use model::{Config, InitialWeights, MlpShape, TrainableGaussianHead, TrainableHead, TrainableMlp};
+use model::{InitialWeights, MlpShape, TrainableGaussianHead, TrainableHead, TrainableMlp};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tensor::Device;
@@ -33,7 +33,9 @@ pub enum MethodSpec {
     Coconut {
         /// Decides which steps become thoughts.
         curriculum: Curriculum,
-        /// Weight of the digit loss; 0 for none.
+        /// Thoughts that a step should take; see [`CoconutEncoder::thoughts_per_step`].
+        thoughts_per_step: usize,
+        /// Weight of the digit losses; 0 for none.
         digits: f32,
         /// SIM-CoT's loss.
         step_decoder: StepDecoderSpec,
@@ -130,10 +132,20 @@ impl ReasonerTraining {
     ) -> Result<Box<dyn TrainTask>, TrainError> {
         let config = model.decoder.decoder.config().clone();
         match self.method.clone() {
-            MethodSpec::Coconut { curriculum, digits, step_decoder } => {
+            MethodSpec::Coconut { curriculum, thoughts_per_step, digits, step_decoder } => {
                 let is_latent = matches!(curriculum, Curriculum::Latent { .. });
+                let source = InitialWeights { seed: self.seed, layers: config.layers };
+                let head = |name, numbers, wanted: bool| {
+                    let wanted = wanted && is_latent && digits > 0.0;
+                    let new = || {
+                        let width = config.width;
+                        DigitHead::with_numbers(device, &source, name, width, numbers, digits)
+                    };
+                    wanted.then(new).transpose()
+                };
                 let auxiliary = AuxiliaryLosses {
-                    digit_head: self.digit_head(device, &config, digits, is_latent)?,
+                    digit_head: head("digits", 1, true)?,
+                    operand_head: head("operands", 3, thoughts_per_step > 1)?,
                     step_decoder: load_step_decoder(device, &model, step_decoder)?,
                     ..AuxiliaryLosses::default()
                 };
@@ -141,6 +153,7 @@ impl ReasonerTraining {
                     tokenizer: Arc::new(model.tokenizer),
                     markers: model.markers,
                     curriculum,
+                    thoughts_per_step,
                 };
                 let step = LatentTrainStep::new(model.decoder, TrainableHead::Identity, auxiliary);
                 Ok(self.with(device, step, encoder, model.writer))
@@ -196,20 +209,6 @@ impl ReasonerTraining {
                 Ok(self.with(device, step, encoder, model.writer))
             }
         }
-    }
-
-    fn digit_head(
-        &self,
-        device: &Device,
-        config: &Config,
-        weight: f32,
-        is_latent: bool,
-    ) -> Result<Option<DigitHead>, TrainError> {
-        if !is_latent || weight == 0.0 {
-            return Ok(None);
-        }
-        let source = InitialWeights { seed: self.seed, layers: config.layers };
-        Ok(Some(DigitHead::new(device, &source, "digits", config.width, weight)?))
     }
 
     /// The task of a method's step on its encoder's batches.

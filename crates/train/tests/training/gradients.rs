@@ -113,6 +113,7 @@ impl Differentiable for LatentSubject {
             + weighted(losses.distill, DISTILL_WEIGHT)
             + weighted(losses.steps, STEPS_WEIGHT)
             + weighted(losses.digits, DIGIT_WEIGHT)
+            + weighted(losses.operands, DIGIT_WEIGHT)
     }
 
     fn parameters(&mut self) -> Vec<&mut Parameter> {
@@ -171,7 +172,7 @@ fn distilled_pair(id: u32, thoughts: usize) -> [TokenizedExample; 2] {
         thoughts: 0,
         completion: [&[50, 51, 52], &student.completion[1..]].concat(),
         loss_start: 0,
-        step_results: Vec::new(),
+        thought_targets: Vec::new(),
         role: DistillRole::Teacher,
         compared_at: Some(4),
         ..student.clone()

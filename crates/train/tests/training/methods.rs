@@ -21,7 +21,7 @@ const STEP_DECODER: StepDecoderSpec = StepDecoderSpec { loss_weight: 0.5, though
 fn coconut(step_decoder: StepDecoderSpec) -> MethodSpec {
     let removal = Removal::Smooth { rise: 0.0, all: 1.0, random: 0.0 };
     let curriculum = Curriculum::Latent { thoughts: 6, removal };
-    MethodSpec::Coconut { curriculum, digits: 0.1, step_decoder }
+    MethodSpec::Coconut { curriculum, thoughts_per_step: 1, digits: 0.1, step_decoder }
 }
 
 fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {

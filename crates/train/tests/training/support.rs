@@ -16,7 +16,7 @@ use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{BatchSpec, DataLoader, ExampleSource};
 use train::dataset::TrainExample;
-use train::digit_head::DigitHead;
+use train::digit_head::{DigitHead, ThoughtTarget};
 use train::dropout::DropoutConfig;
 use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
@@ -76,8 +76,15 @@ pub fn latent_step(family: CheckpointFamily, digits: bool) -> LatentTrainStep {
         TrainableHead::Identity
     };
     let model = TrainableDecoder::load(device(), config, &checkpoint, LmHead::With).unwrap();
-    let digit_head = digits.then(|| digit_head("digits", config.width));
-    LatentTrainStep::new(model, head, AuxiliaryLosses { digit_head, ..AuxiliaryLosses::default() })
+    let auxiliary = AuxiliaryLosses {
+        digit_head: digits.then(|| digit_head("digits", config.width)),
+        operand_head: digits.then(|| {
+            let (source, width) = (&HEADS, config.width);
+            DigitHead::with_numbers(device(), source, "operands", width, 3, DIGIT_WEIGHT).unwrap()
+        }),
+        ..AuxiliaryLosses::default()
+    };
+    LatentTrainStep::new(model, head, auxiliary)
 }
 
 fn digit_head(name: &str, width: usize) -> DigitHead {
@@ -123,7 +130,12 @@ pub fn tokenized_example(id: u32, thoughts: usize, targets: usize) -> TokenizedE
         thoughts,
         completion: tokens(1 + targets, 90),
         loss_start: 1,
-        step_results: vec![i64::from(id) * 17 + 3, 240 - i64::from(id)],
+        thought_targets: vec![
+            Some(ThoughtTarget::Result(i64::from(id) * 17 + 3)),
+            Some(ThoughtTarget::Operands([240, i64::from(id), 1])),
+            None,
+            Some(ThoughtTarget::Result(240 - i64::from(id))),
+        ],
         ..TokenizedExample::default()
     }
 }
@@ -284,6 +296,7 @@ impl ReasonerFixture {
                 tokenizer: Arc::new(model.tokenizer),
                 markers: model.markers,
                 curriculum: Curriculum::Latent { thoughts: 6, removal },
+                thoughts_per_step: 1,
             },
             batch_size: self.batch,
             batches: u64::from(self.steps * self.accumulation_steps),

@@ -110,11 +110,12 @@ fn check(args: &ReasonerArgs) -> Result<()> {
 }
 
 fn method(args: &ReasonerArgs) -> Result<MethodSpec> {
-    let thoughts_per_step = args.thoughts_per_step;
+    let thoughts_per_step = thoughts_per_step(args);
     let step_decoder = StepDecoderSpec { loss_weight: args.step_decoder, thoughts_per_step };
     Ok(match args.method {
         MethodKind::Coconut => {
-            MethodSpec::Coconut { curriculum: curriculum(args), digits: args.digits, step_decoder }
+            let (curriculum, digits) = (curriculum(args), args.digits);
+            MethodSpec::Coconut { curriculum, thoughts_per_step, digits, step_decoder }
         }
         MethodKind::Codi => MethodSpec::Codi {
             thoughts: args.thoughts.get(),
@@ -141,6 +142,14 @@ fn prompt_prefix(args: &ReasonerArgs) -> Result<String> {
 /// The token that Llama 3's prompts begin with.
 const BEGIN_OF_TEXT: &str = "<|begin_of_text|>";
 
+fn thoughts_per_step(args: &ReasonerArgs) -> usize {
+    let default = match args.removal {
+        RemovalKind::Smooth => 1,
+        RemovalKind::Stages => 2,
+    };
+    args.thoughts_per_step.map_or(default, NonZeroUsize::get)
+}
+
 fn curriculum(args: &ReasonerArgs) -> Curriculum {
     let (rise, mixed) = (f64::from(args.rise), f64::from(args.mixed));
     match args.mode {
@@ -154,7 +163,7 @@ fn curriculum(args: &ReasonerArgs) -> Curriculum {
                 }
                 RemovalKind::Stages => Removal::Stages {
                     stages: args.stages,
-                    per_step: args.thoughts_per_step,
+                    per_step: thoughts_per_step(args),
                     until: rise,
                     uniform: mixed,
                 },
