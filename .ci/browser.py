@@ -214,6 +214,10 @@ def main(chromium, folder, shots=None):
         check("outcome rewards in the heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 2))
 
         picture(browser, shots, "wide", 1300, 900, whole=True)
+        browser.call("Emulation.setDeviceMetricsOverride", width=1700, height=900, deviceScaleFactor=1, mobile=False)
+        tops = "[...document.querySelectorAll('section.figure')].map(s => Math.round(s.getBoundingClientRect().top))"
+        check("figures side by side on a wide screen", browser.value(f"new Set({tops}).size < {tops}.length"), True)
+        picture(browser, shots, "very-wide", 1700, 900, whole=True)
         browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
         check("no sideways scrolling on a phone", browser.value("document.documentElement.scrollWidth <= 390"), True)
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])

@@ -29,6 +29,9 @@ mod tsne;
 mod write;
 
 pub use error::ReportError;
+pub use page::assets;
+pub use tsne::{pca, tsne};
 pub use write::{
-    BestRun, ReportFiles, ReportOptions, load_runs, write, write_loaded, write_trainings,
+    BestRun, ReportFiles, ReportOptions, load_runs, page_of_runs, page_of_trainings, write,
+    write_loaded, write_trainings,
 };

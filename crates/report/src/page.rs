@@ -1,9 +1,9 @@
 //! The HTML page: lead, summary table, figures, and a browser for single questions.
 //!
 //! One file holds styles, script and data; its content security policy forbids all requests.
-//! Figures are inline SVG. `assets/tooltips.js` shows tooltips, `assets/page.js` renders the
-//! questions from the data of [`data`]. The page of trainings ([`training`]) has the same figures
-//! and no questions.
+//! Figures are inline SVG. `assets/tooltips.js` shows tooltips, `assets/question.js` draws a
+//! question, `assets/page.js` has the browser for the questions of [`data`]. The page of trainings
+//! ([`training`]) has the same figures and no questions.
 
 mod data;
 pub mod training;
@@ -20,8 +20,19 @@ use crate::run_data::RunData;
 use crate::table::count;
 use crate::write::BestRun;
 
-const STYLE: &str = include_str!("../assets/page.css");
-const TOOLTIPS: &str = include_str!("../assets/tooltips.js");
+/// What the page shares with others that show questions: its styles, and scripts that need nothing
+/// else.
+pub mod assets {
+    /// Colours, light and dark, and the parts of the page.
+    pub const STYLE: &str = include_str!("../assets/page.css");
+    /// Elements and tooltips.
+    pub const TOOLTIPS: &str = include_str!("../assets/tooltips.js");
+    /// The votes, rewards and thoughts of one question; needs the tooltips.
+    pub const QUESTION: &str = include_str!("../assets/question.js");
+}
+
+use assets::{QUESTION, STYLE, TOOLTIPS};
+
 const SCRIPT: &str = include_str!("../assets/page.js");
 const BROWSER: &str = include_str!("../assets/browser.html");
 /// Forbids all requests.
@@ -49,7 +60,7 @@ pub fn html(
         provenance(runs),
         data::json(runs)?
     );
-    Ok(document(&title, &body, SCRIPT))
+    Ok(document(&title, &body, &[QUESTION, SCRIPT].concat()))
 }
 
 /// A page with this content and a script beside that of the tooltips.

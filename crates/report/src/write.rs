@@ -84,12 +84,29 @@ pub fn write_loaded(
     write_files(&figures, &page, out, options)
 }
 
+/// The page of some runs, complete or not, as text: nothing is written.
+pub fn page_of_runs(runs: &[RunDir]) -> Result<String, ReportError> {
+    let options = ReportOptions { partial: true, ..ReportOptions::default() };
+    let runs = load_runs(runs, &options)?;
+    page::html(&runs, &figures::all(&runs)?, None)
+}
+
+/// The page of some trainings as text: nothing is written.
+pub fn page_of_trainings(trainings: &[TrainingDir]) -> Result<String, ReportError> {
+    Ok(training_page(trainings)?.1)
+}
+
 /// Loads the records of trainings and writes their learning curves into `out`.
 pub fn write_trainings(
     trainings: &[TrainingDir],
     out: &Path,
     options: ReportOptions,
 ) -> Result<ReportFiles, ReportError> {
+    let (figures, page) = training_page(trainings)?;
+    write_files(&figures, &page, out, &options)
+}
+
+fn training_page(trainings: &[TrainingDir]) -> Result<(Vec<Figure>, String), ReportError> {
     if trainings.is_empty() {
         return Err(ReportError::NoRuns);
     }
@@ -97,7 +114,7 @@ pub fn write_trainings(
     label_trainings(&mut loaded);
     let figures = figures::learning_curves(&loaded);
     let page = page::training::html(&loaded, &figures);
-    write_files(&figures, &page, out, &options)
+    Ok((figures, page))
 }
 
 fn write_files(

@@ -1,0 +1,235 @@
+//! What a server owes its clients under load, on the embedded models: throughput, right answers at
+//! ten times what it can do, no row left behind by clients that go, no accepted request lost by a
+//! drain.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use latent_tts::{
+    DataSource, Engine, EngineError, Model, Question, Reply, Request, SamplingOptions,
+    SamplingParams,
+};
+use serde_json::{Value, json};
+use serve::ServeOptions;
+
+use crate::client::{Answered, Client, metric};
+use crate::running::Running;
+
+const MODEL: &str = "embedded";
+
+#[derive(Args)]
+pub struct ProofArgs {
+    /// Questions of the embedded validation set
+    #[arg(long, default_value_t = 200)]
+    questions: usize,
+    /// Trajectories of a question
+    #[arg(long, default_value_t = 16)]
+    samples: usize,
+    /// Clients at once
+    #[arg(long, default_value_t = 64)]
+    clients: usize,
+    /// How often throughput is measured, the engine and the server in turn
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+pub fn run(args: &ProofArgs) -> ExitCode {
+    let load = Load::new(args);
+    let expected = load.run_engine();
+    let server = Running::start(&load.engine, MODEL, ServeOptions::default());
+    let mut wrong = throughput(&load, args, server.address, &expected);
+    wrong += overload(&load, args, &expected);
+    disconnects(&load, server.address);
+    wrong += drain(&load, server, &expected);
+    println!("wrong answers: {wrong}");
+    ExitCode::from(u8::from(wrong > 0))
+}
+
+/// The same work by one run of the engine, as `eval` does it, and by many clients.
+fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Reply]) -> usize {
+    let (questions, samples) = (load.questions.len(), load.samples);
+    println!("throughput: {questions} questions x {samples}, {} clients", args.clients);
+    let mut wrong = 0;
+    for _ in 0..args.rounds {
+        let start = Instant::now();
+        load.run_engine();
+        let alone = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let asked = load.ask_all(server, args.clients, 1);
+        let served = start.elapsed().as_secs_f64();
+        let share = 100.0 * alone / served;
+        println!("engine {alone:.2} s, server {served:.2} s: {share:.0}%");
+        assert!(asked.iter().all(|asked| asked.answered.status == 200), "all fit the queue");
+        wrong += load.count_wrong(&asked, expected);
+    }
+    wrong
+}
+
+/// Ten times as many clients as the queue has room for.
+fn overload(load: &Load, args: &ProofArgs, expected: &[Reply]) -> usize {
+    let room = 8;
+    let options = ServeOptions { max_waiting_rows: room * load.samples, ..ServeOptions::default() };
+    let server = Running::start(&load.engine, MODEL, options);
+    let before = resident_mib();
+    let start = Instant::now();
+    let asked = load.ask_all(server.address, (10 * room).max(args.clients), 10);
+    let seconds = start.elapsed().as_secs_f64();
+    let of_status = |status| asked.iter().filter(|a| a.answered.status == status).count();
+    let (taken, refused) = (of_status(200), of_status(429));
+    let slowest = asked.iter().map(|a| a.seconds).fold(0.0, f64::max);
+    let hints = asked.iter().filter_map(|a| a.answered.retry_after);
+    println!(
+        "overload: {} requests in {seconds:.2} s: {taken} x 200, {refused} x 429 (Retry-After up \
+         to {} s); the slowest took {slowest:.2} s; resident memory {before} -> {} MiB",
+        asked.len(),
+        hints.max().unwrap_or(0),
+        resident_mib(),
+    );
+    assert_eq!(taken + refused, asked.len(), "requests were lost");
+    drop(server.stop());
+    load.count_wrong(&asked, expected)
+}
+
+/// Clients that go in mid-stream.
+fn disconnects(load: &Load, server: SocketAddr) {
+    for i in 0..100 {
+        let mut client = Client::connect(server);
+        let body = load.body(i % load.questions.len(), true);
+        client.send("POST", "/v1/completions", &body.to_string());
+        client.read_some();
+    }
+    let start = Instant::now();
+    while metric(server, "num_rows_running") + metric(server, "num_rows_waiting") > 0.0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "rows were left behind");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let usage = metric(server, "kv_cache_usage_perc");
+    println!("disconnects: 100 in mid-stream; KV cache in use: {usage}");
+    assert_eq!(usage, 0.0);
+}
+
+/// A drain in the middle of the work: what was accepted is answered.
+fn drain(load: &Load, server: Running, expected: &[Reply]) -> usize {
+    let address = server.address;
+    let mut clients: Vec<(usize, Client)> = Vec::new();
+    for question in 0..load.questions.len().min(100) {
+        let mut client = Client::connect(address);
+        client.send("POST", "/v1/completions", &load.body(question, false).to_string());
+        clients.push((question, client));
+    }
+    let accepted = || {
+        let names = ["num_requests_running", "num_requests_waiting"];
+        names.map(|name| metric(address, name)).iter().sum::<f64>()
+            + metric(address, "e2e_request_latency_seconds_count")
+    };
+    let (start, before) = (Instant::now(), metric(address, "e2e_request_latency_seconds_count"));
+    while accepted() - before < clients.len() as f64 {
+        assert!(start.elapsed() < Duration::from_secs(60), "requests were not accepted");
+    }
+    let (start, thread) = (Instant::now(), server.stop());
+    let asked: Vec<QuestionResult> = clients
+        .into_iter()
+        .filter_map(|(question, mut client)| {
+            let answered = client.read()?;
+            Some(QuestionResult { question, answered, seconds: start.elapsed().as_secs_f64() })
+        })
+        .collect();
+    thread.join().unwrap();
+    let answered = asked.iter().filter(|asked| asked.answered.status == 200).count();
+    let sent = load.questions.len().min(100);
+    let seconds = start.elapsed().as_secs_f64();
+    println!("drain: {answered} of {sent} accepted requests answered, in {seconds:.2} s");
+    assert_eq!(answered, sent, "accepted requests were lost");
+    load.count_wrong(&asked, expected)
+}
+
+struct Load {
+    engine: Engine,
+    questions: Vec<Question>,
+    samples: usize,
+}
+
+/// A question that was asked.
+struct QuestionResult {
+    question: usize,
+    answered: Answered,
+    seconds: f64,
+}
+
+impl Load {
+    fn new(args: &ProofArgs) -> Self {
+        let engine = Model::load(MODEL).unwrap().engine().unwrap();
+        let count = args.questions;
+        let data = DataSource::parse("embedded:valid").unwrap();
+        let questions = data.read(count.try_into().ok(), count).unwrap();
+        Self { engine, questions, samples: args.samples }
+    }
+
+    /// All questions in one run, as `eval` does it.
+    fn run_engine(&self) -> Vec<Reply> {
+        let options = SamplingOptions::new(self.samples.try_into().unwrap());
+        let method = &self.engine.reasoner().method;
+        let params = SamplingParams { greedy: false, ..options.resolve(method) };
+        let request = |question: &Question| Request::new(question.text.trim(), params);
+        let requests: Vec<Request> = self.questions.iter().map(request).collect();
+        let mut replies = Vec::new();
+        let take = |_, reply: Result<Reply, EngineError>| -> Result<(), EngineError> {
+            replies.push(reply?);
+            Ok(())
+        };
+        self.engine.run(&requests, take).unwrap();
+        replies
+    }
+
+    fn body(&self, question: usize, stream: bool) -> Value {
+        json!({
+            "prompt": self.questions[question].text,
+            "latent": { "samples": self.samples, "seed": 0, "return": [] },
+            "stream": stream,
+        })
+    }
+
+    /// All questions so many times, by so many clients at once.
+    fn ask_all(&self, address: SocketAddr, clients: usize, times: usize) -> Vec<QuestionResult> {
+        let count = self.questions.len();
+        let queue: Mutex<VecDeque<usize>> =
+            Mutex::new((0..times * count).map(|i| i % count).collect());
+        let asked = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..clients {
+                scope.spawn(|| {
+                    let mut client = Client::connect(address);
+                    loop {
+                        let Some(question) = queue.lock().unwrap().pop_front() else { return };
+                        let start = Instant::now();
+                        let answered = client.ask(&self.body(question, false)).unwrap();
+                        let seconds = start.elapsed().as_secs_f64();
+                        asked.lock().unwrap().push(QuestionResult { question, answered, seconds });
+                    }
+                });
+            }
+        });
+        asked.into_inner().unwrap()
+    }
+
+    fn count_wrong(&self, asked: &[QuestionResult], expected: &[Reply]) -> usize {
+        let is_wrong = |asked: &&QuestionResult| {
+            let reply = &expected[asked.question];
+            let text = &reply.trajectories[reply.chosen.unwrap_or(0)].text;
+            asked.answered.status == 200 && asked.answered.text() != *text
+        };
+        asked.iter().filter(is_wrong).count()
+    }
+}
+
+/// Resident memory of this process, clients included; 0 where the system does not tell.
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+    kib.map_or(0, |kib: u64| kib / 1024)
+}
