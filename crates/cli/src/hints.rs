@@ -92,7 +92,8 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
     match error {
         RecordError::Exists { .. } => Some("--resume, --overwrite or --out"),
         RecordError::Write { .. } => Some("--resume where the command has it, or --out"),
-        RecordError::Mismatch { .. } => Some("--overwrite or --out"),
+        RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
+        RecordError::LatentsKept { .. } => Some("--latents"),
         RecordError::Locked { .. }
         | RecordError::Version { .. }
         | RecordError::Json { .. }

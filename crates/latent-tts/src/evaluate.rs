@@ -142,8 +142,10 @@ impl Evaluation<'_> {
         let writer = self.open_writer(&out, &manifest)?;
         let total = self.seeds.len() * questions.len();
         let width = engine.reasoner().decoder.config().width;
-        let keep_latents = self.keep_latents && writer.done_count() < total;
-        let latents = if keep_latents { Some(LatentsWriter::open(&out, width)?) } else { None };
+        let latents = match self.keep_latents {
+            true => Some(LatentsWriter::open(&out, width)?),
+            false => LatentsWriter::check_none(&out).map(|()| None)?,
+        };
         Ok(RunRecorder { out, total, writer, latents })
     }
 

@@ -114,6 +114,20 @@ pub enum RecordError {
         /// The seed.
         seed: u64,
     },
+    /// The thoughts of a run are not there, or not its own.
+    #[error("{path}: {why}; run again in place of the run or in another directory")]
+    Latents {
+        /// The file of the thoughts.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A run that keeps its thoughts was to be resumed without them.
+    #[error("{path}: the run keeps its thoughts; resume it with them, or remove the file")]
+    LatentsKept {
+        /// The thoughts so far.
+        path: PathBuf,
+    },
     /// A run was to be resumed with settings that would change its results.
     #[error(
         "{path}: the run was started with {field} = {stored}, now it is {requested}; \

@@ -54,6 +54,11 @@ impl Default for Manifest {
 }
 
 impl Manifest {
+    /// Samples of the complete run: each question under each seed.
+    pub fn sample_count(&self) -> usize {
+        self.seeds.len() * self.questions
+    }
+
     /// Checks that the run of `self`, stored at `path`, may be resumed with `requested`.
     pub(crate) fn check_resumable(&self, requested: &Self, path: &Path) -> Result<(), RecordError> {
         let difference = first_difference("settings", &self.settings, &requested.settings)

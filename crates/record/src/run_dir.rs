@@ -150,7 +150,7 @@ impl RunDir {
     }
 }
 
-fn remove_if_exists(path: &Path) -> Result<(), RecordError> {
+pub(crate) fn remove_if_exists(path: &Path) -> Result<(), RecordError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             Err(RecordError::Write { path: path.into(), source })
