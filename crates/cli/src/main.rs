@@ -12,6 +12,7 @@ mod download;
 mod hints;
 mod interrupt;
 mod load;
+mod memory;
 mod printer;
 mod range;
 mod settings;
@@ -22,6 +23,9 @@ use std::process::ExitCode;
 
 use args::{Cli, Command};
 use printer::Printer;
+
+#[global_allocator]
+static ALLOCATOR: memory::CheckedAllocator = memory::CheckedAllocator;
 
 /// Exit code of bad usage or bad input.
 const BAD_INPUT: u8 = 2;

@@ -61,16 +61,13 @@ impl LatentsWriter {
             });
             restored.map_err(|source| RecordError::Write { path: path.clone(), source })?;
         }
-        let opened = OpenOptions::new().append(true).create(true).open(&path);
-        let checked = opened.and_then(|part| Ok((part.metadata()?.len(), part)));
-        let (found, part) =
-            checked.map_err(|source| RecordError::Write { path: path.clone(), source })?;
-        if found < layout.length {
+        if fs::metadata(&path).map_or(0, |found| found.len()) < layout.length {
             let why = "the thoughts of recorded samples are missing".to_owned();
             return Err(RecordError::Latents { path: done, why });
         }
-        part.set_len(layout.length).map_err(|source| RecordError::Write { path, source })?;
-        writer.part = Some(part);
+        let opened = OpenOptions::new().append(true).create(true).open(&path);
+        let cut = opened.and_then(|part| part.set_len(layout.length).map(|()| part));
+        writer.part = Some(cut.map_err(|source| RecordError::Write { path, source })?);
         Ok(writer)
     }
 

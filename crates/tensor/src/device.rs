@@ -20,6 +20,14 @@ pub enum DeviceError {
         /// The operating system's message.
         reason: String,
     },
+    /// More threads than are of any use: each operation wakes all of them.
+    #[error("{threads} worker threads are more than the {limit} that a machine like this takes")]
+    TooManyThreads {
+        /// The number of threads.
+        threads: usize,
+        /// The most that are started.
+        limit: usize,
+    },
     /// The CPU does not have the instruction set.
     #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
     UnsupportedIsa(Isa),
@@ -63,6 +71,10 @@ impl Device {
             return Err(DeviceError::UnsupportedIsa(isa));
         }
         let threads = threads.map_or_else(available_threads, NonZeroUsize::get);
+        let limit = (THREADS_PER_CORE * available_threads()).max(LEAST_THREAD_LIMIT);
+        if threads > limit {
+            return Err(DeviceError::TooManyThreads { threads, limit });
+        }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("latent-tts-{i}"))
@@ -216,6 +228,10 @@ impl DeviceEvent {
         }
     }
 }
+
+/// The limit of worker threads: so many a core, and at least [`LEAST_THREAD_LIMIT`].
+const THREADS_PER_CORE: usize = 4;
+const LEAST_THREAD_LIMIT: usize = 64;
 
 fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)

@@ -64,6 +64,17 @@ pub enum TrainError {
         /// With its unit.
         free: String,
     },
+    /// A new model does not fit the device's memory.
+    #[error(
+        "training the new model takes at least {needed} and {free} are free; make it narrower, or \
+         of fewer layers"
+    )]
+    ModelMemory {
+        /// With its unit.
+        needed: String,
+        /// With its unit.
+        free: String,
+    },
     /// A training state cannot be read.
     #[error("{}: damaged ({reason}); delete it to begin anew", path.display())]
     BadState {

@@ -20,6 +20,7 @@ use tensor::Device;
 
 use crate::error::TrainError;
 use crate::methods::LatentMarkers;
+use crate::trainer::check_new_model;
 use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
 use adapter::write_base_record;
 pub use adapter::{AdapterSource, AdapterSpec, AdapterStart, SavedAdapter};
@@ -93,6 +94,7 @@ pub fn init_model(
             write_json(&out.join("config.json"), &config)?;
             let source = InitialWeights { seed: shape.seed, layers: shape.layers };
             let config = Config::read(out)?;
+            check_new_model(device, config.parameters())?;
             let decoder =
                 device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
             let writer = WeightWriter { dtype: tuning.dtype, adapter: None };

@@ -29,6 +29,7 @@ use state::TrainState;
 
 pub use divergence::Divergence;
 pub use memory::TrainMemory;
+pub(crate) use memory::check_new_model;
 pub use state::STATE_FILE;
 
 /// The name under which [`TrainTask::accumulate_gradients`] counts examples. Counts are added up
