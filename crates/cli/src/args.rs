@@ -194,7 +194,7 @@ Examples:
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
   latent-tts inspect ./model.gguf --tensors
-  latent-tts inspect ./coconut-gpt2 --values    (also checks that all weights are finite)
+  latent-tts inspect ./large-model --headers    (without reading the weights)
 
 {LAYERS}"))]
     Inspect(InspectArgs),
@@ -421,9 +421,9 @@ pub struct InspectArgs {
     #[arg(long)]
     pub tensors: bool,
 
-    /// Also read every weight and check that it is finite
+    /// Read headers only: weights that are not finite and adapters that do not fit are not found
     #[arg(long)]
-    pub values: bool,
+    pub headers: bool,
 
     #[command(flatten)]
     pub output: OutputArgs,
