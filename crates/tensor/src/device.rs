@@ -31,6 +31,16 @@ pub enum DeviceError {
     /// The CPU does not have the instruction set.
     #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
     UnsupportedIsa(Isa),
+    /// A model's size that no kernel of the GPU takes.
+    #[error("a {what} of {found} is more than the {limit} that the GPU's kernels take")]
+    GpuShape {
+        /// The size, e.g. `hidden size`.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// The largest one.
+        limit: usize,
+    },
     /// An error of the GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -100,6 +110,11 @@ impl Device {
     /// Whether this is a GPU.
     pub fn is_cuda(&self) -> bool {
         matches!(self.backend(), Backend::Cuda(_))
+    }
+
+    /// Refuses a model whose sizes no kernel of this device takes.
+    pub fn check_model(&self, width: usize, head_dim: usize) -> Result<(), DeviceError> {
+        if self.is_cuda() { check_gpu_shape(width, head_dim) } else { Ok(()) }
     }
 
     /// Whether the compute dtype is f32.
@@ -229,10 +244,44 @@ impl DeviceEvent {
     }
 }
 
+/// The widest rows of the normalization kernels, and the widest heads of the attention kernels.
+const MAX_GPU_WIDTH: usize = 16_384;
+const MAX_GPU_HEAD_DIM: usize = 256;
+
+fn check_gpu_shape(width: usize, head_dim: usize) -> Result<(), DeviceError> {
+    let sizes = [("hidden size", width, MAX_GPU_WIDTH), ("head size", head_dim, MAX_GPU_HEAD_DIM)];
+    match sizes.into_iter().find(|(_, found, limit)| found > limit) {
+        Some((what, found, limit)) => Err(DeviceError::GpuShape { what, found, limit }),
+        None => Ok(()),
+    }
+}
+
 /// The limit of worker threads: so many a core, and at least [`LEAST_THREAD_LIMIT`].
 const THREADS_PER_CORE: usize = 4;
 const LEAST_THREAD_LIMIT: usize = 64;
 
 fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_that_no_gpu_kernel_takes_are_refused() {
+        assert!(check_gpu_shape(MAX_GPU_WIDTH, MAX_GPU_HEAD_DIM).is_ok());
+        for (width, head_dim) in [(MAX_GPU_WIDTH + 1, 64), (768, MAX_GPU_HEAD_DIM + 1)] {
+            let error = check_gpu_shape(width, head_dim).unwrap_err();
+            assert!(matches!(error, DeviceError::GpuShape { .. }), "{error}");
+        }
+        let device = Device::cpu(None).unwrap();
+        assert!(device.check_model(1 << 18, 512).is_ok(), "processors have no such limits");
+    }
+
+    #[test]
+    fn threads_are_limited() {
+        let error = Device::cpu(NonZeroUsize::new(100_000)).unwrap_err();
+        assert!(matches!(error, DeviceError::TooManyThreads { .. }), "{error}");
+    }
 }
