@@ -31,7 +31,7 @@ pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
     SamplerKind, SamplingArgs, ScopeKind, SitesKind, TooLongKind,
 };
-pub use layers::parse;
+pub use layers::{parse, variable_of};
 pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
