@@ -96,8 +96,11 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
         RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
         RecordError::LatentsKept { .. } => Some("--latents"),
         RecordError::Locked { .. }
+        | RecordError::NotADirectory { .. }
         | RecordError::Version { .. }
         | RecordError::Json { .. }
+        | RecordError::ForeignLine { .. }
+        | RecordError::OtherQuestion { .. }
         | RecordError::InvalidLine { .. } => Some("--out"),
         _ => None,
     }
@@ -140,7 +143,7 @@ fn of_training(error: &TrainError) -> Option<&'static str> {
         TrainError::Diverged { saved: None, .. } => Some("--lr, --warmup, --clip; --save-every"),
         TrainError::ModelMemory { .. } => Some("--width, --layers, --context"),
         TrainError::Memory { .. } => Some("--batch, --accumulate"),
-        TrainError::SettingsChanged { .. } => Some("--out"),
+        TrainError::SettingsChanged { .. } | TrainError::InputsChanged { .. } => Some("--out"),
         TrainError::OptimizerChanged { .. } => Some("--change-optimizer"),
         _ => None,
     }

@@ -190,3 +190,164 @@ fn inspect_refuses_what_eval_refuses() {
         sandbox.run(&["inspect", "model", "--headers"]).ok();
     }
 }
+
+#[test]
+fn records_of_another_run_are_not_this_runs() {
+    let sandbox = CliSandbox::new();
+    let questions = sandbox.read("data.jsonl");
+    let run = ["--latents", "--quiet", "--out", "run"];
+    sandbox.eval(&run).ok();
+    sandbox.eval(&["--latents", "--p", "0.4", "--out", "stronger"]).ok();
+    let other = String::from_utf8(questions).unwrap().replace("plus", "and");
+    sandbox.write("other.jsonl", other);
+    sandbox.eval(&["--latents", "--data", "other.jsonl", "--out", "other"]).ok();
+    let [samples, latents] = ["samples.jsonl", "latents.safetensors"];
+    let [own, own_latents] = [samples, latents].map(|name| sandbox.read(&format!("run/{name}")));
+    let text = String::from_utf8(own.clone()).unwrap();
+    let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
+    lines.swap(2, 3);
+    let resumed = || sandbox.eval(&[&run[..], &["--resume"]].concat());
+    for (damaged, line) in [
+        (sandbox.read("other/samples.jsonl"), 1),
+        (sandbox.read("stronger/samples.jsonl"), 1),
+        (lines.concat().into_bytes(), 3),
+        (text.replacen("\"gold\":\"3\"", "\"gold\":\"4\"", 1).into_bytes(), 2),
+        (text.replacen("\"correct\":false", "\"correct\":true", 1).into_bytes(), 1),
+    ] {
+        assert_ne!(damaged, own);
+        sandbox.write("run/samples.jsonl", damaged);
+        resumed().refused(&[&format!("samples.jsonl:{line}:"), "--out"]);
+    }
+    sandbox.write("run/samples.jsonl", &own);
+    sandbox.run(&["report", "run", "--quiet"]).ok();
+    for foreign in ["stronger", "other"] {
+        sandbox.write("run/latents.safetensors", sandbox.read(&format!("{foreign}/{latents}")));
+        resumed().refused(&["latents.safetensors", "--overwrite"]);
+        sandbox.run(&["report", "run"]).refused(&["latents.safetensors", "another run"]);
+    }
+    sandbox.write("run/latents.safetensors", &own_latents);
+    resumed().ok();
+    assert_eq!(sandbox.read("run/samples.jsonl"), own);
+}
+
+#[test]
+fn errors_of_the_environment_name_the_variable() {
+    let sandbox = CliSandbox::new();
+    let with = |name: &str, value: &str, more: &[&str]| {
+        let mut command = sandbox.command(&sandbox.eval_args(more));
+        support::command_output(command.env(name, value).output().unwrap())
+    };
+    with("LATENT_TTS_SEED", "x", &[]).refused(&["--seed", "LATENT_TTS_SEED"]);
+    let typed = with("LATENT_TTS_SEED", "1", &["--seed", "x"]).refused(&["--seed"]);
+    assert!(!typed.err.contains("LATENT_TTS_SEED"), "{}", typed.err);
+    // The largest seed is one, and a seed after it is not.
+    let largest = u64::MAX.to_string();
+    sandbox.eval(&["--seed", &largest, "--limit", "1", "--out", "run"]).ok();
+    sandbox.eval(&["--seed", &largest, "--seeds", "2"]).refused(&["largest seed"]);
+}
+
+#[test]
+fn output_that_is_a_file_is_refused_once() {
+    let sandbox = CliSandbox::new();
+    sandbox.write("file", "text");
+    let data = ["--model", "model", "--data", "data.jsonl", "--threads", "1", "--out"];
+    for (command, out) in [
+        ("eval", "file"),
+        ("eval", "file/below"),
+        ("sweep", "file"),
+        ("annotate", "file"),
+        ("annotate", "file/below"),
+    ] {
+        let refused = sandbox.run(&[&[command][..], &data, &[out]].concat());
+        let refused = refused.refused(&["file is a file", "name a directory"]);
+        assert!(!refused.err.contains("os error"), "{command}: {}", refused.err);
+    }
+    assert_eq!(sandbox.read("file"), b"text");
+}
+
+#[test]
+fn eval_says_which_device_it_uses() {
+    let sandbox = CliSandbox::new();
+    let done = sandbox.eval(&["--limit", "1", "--out", "run"]).ok();
+    assert!(done.err.contains("on 1 threads of"), "{}", done.err);
+}
+
+/// Waits until a process handles a signal of this number.
+#[cfg(target_os = "linux")]
+fn wait_for_handler(id: u32, signal: u32) {
+    let start = std::time::Instant::now();
+    let handled = || {
+        let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        mask.is_some_and(|mask| {
+            u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
+        })
+    };
+    while !handled() {
+        assert!(start.elapsed().as_secs() < 60, "signal {signal} is not handled");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// A run that has not read its questions yet ends like one that has, whatever the signal.
+#[cfg(target_os = "linux")]
+#[test]
+fn signals_before_the_first_record_end_as_an_interruption_does() {
+    let sandbox = CliSandbox::new();
+    let made = std::process::Command::new("mkfifo").arg(sandbox.path("pipe.jsonl")).status();
+    assert!(made.unwrap().success());
+    for (name, number) in [("-HUP", 1), ("-INT", 2), ("-TERM", 15)] {
+        let args = sandbox.eval_args(&["--data", "pipe.jsonl", "--out", "run"]);
+        let mut command = sandbox.command(&args);
+        let piped = std::process::Stdio::piped;
+        let child = command.stdout(piped()).stderr(piped()).spawn().unwrap();
+        wait_for_handler(child.id(), number);
+        let mut kill = std::process::Command::new("kill");
+        assert!(kill.args([name, &child.id().to_string()]).status().unwrap().success());
+        let ended = support::command_output(child.wait_with_output().unwrap());
+        assert_eq!(ended.code, Some(3), "{name}: {}", ended.err);
+        assert!(ended.err.contains("--out run --resume"), "{name}: {}", ended.err);
+    }
+}
+
+#[test]
+fn a_limit_of_file_sizes_ends_as_an_interruption_does() {
+    let sandbox = CliSandbox::new();
+    let whole = sandbox.eval(&["--quiet", "--out", "whole"]).ok();
+    assert_eq!(whole.code, Some(0));
+    let binary = env!("CARGO_BIN_EXE_latent-tts");
+    let args = sandbox.eval_args(&["--quiet", "--out", "run"]).join(" ");
+    let limited = format!("ulimit -f 4; exec {binary} {args}");
+    let mut shell = std::process::Command::new("sh");
+    let output = shell.arg("-c").arg(limited).current_dir(sandbox.path("")).output().unwrap();
+    let ended = support::command_output(output);
+    assert_eq!(ended.code, Some(3), "{}", ended.err);
+    for word in ["samples.jsonl", "limit of file sizes", "--resume"] {
+        assert!(ended.err.contains(word), "no {word} in {}", ended.err);
+    }
+    sandbox.eval(&["--quiet", "--out", "run", "--resume"]).ok();
+    assert_eq!(sandbox.read("run/samples.jsonl"), sandbox.read("whole/samples.jsonl"));
+}
+
+/// A tokenizer may have more tokens than the embedding has rows; those beyond are new rows.
+#[test]
+fn a_tokenizer_larger_than_the_table_is_trained() {
+    let sandbox = CliSandbox::new();
+    sandbox.run(&["corpus", "--split", "train", "--count", "4", "--out", "train.json"]).ok();
+    let llama = CheckpointSpec { family: CheckpointFamily::Llama, ..CheckpointSpec::default() };
+    let llama = CheckpointSpec { context: 512, ..llama };
+    sandbox.model("base", &llama);
+    let mut tokenizer = sandbox.json("base/tokenizer.json");
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let mut token = added.last().unwrap().clone();
+    for (i, content) in ["<<", ">>", "###"].into_iter().enumerate() {
+        token["id"] = json!(5000 + i);
+        token["content"] = json!(content);
+        token["special"] = json!(false);
+        added.push(token.clone());
+    }
+    sandbox.write("base/tokenizer.json", tokenizer.to_string());
+    let train = ["train", "reasoner", "--init", "base", "--data", "train.json", "--out", "new"];
+    let few = ["--steps", "1", "--batch", "2", "--threads", "1", "--quiet"];
+    sandbox.run(&[&train[..], &few].concat()).ok();
+}

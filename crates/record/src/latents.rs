@@ -23,6 +23,8 @@ use crate::sample::Sample;
 /// The file that holds the thoughts of a run.
 pub const LATENTS_FILE: &str = "latents.safetensors";
 pub(crate) const PART_FILE: &str = "latents.part";
+/// The key of the header's metadata: `run`, the digest of the run.
+const METADATA: &str = "__metadata__";
 
 /// Appends the thoughts of a run in progress.
 #[derive(Debug)]
@@ -139,7 +141,9 @@ struct LatentsLayout {
 
 impl LatentsLayout {
     fn of(run: &RunDir, width: usize) -> Result<Self, RecordError> {
-        let mut layout = Self { tensors: Map::new(), samples: 0, length: 0 };
+        let run_digest = run.manifest().digest().finish();
+        let tensors = Map::from_iter([(METADATA.to_owned(), json!({ "run": run_digest }))]);
+        let mut layout = Self { tensors, samples: 0, length: 0 };
         for sample in run.samples()? {
             layout.add(&sample?, width);
         }
@@ -190,7 +194,11 @@ impl LatentsLayout {
             Ok((serde_json::from_slice(&header)?, length.saturating_add(8), size))
         };
         let (found, start, size) = read().map_err(|error| format!("it is damaged ({error})"))?;
-        let differs = |(name, entry): (&String, &Value)| found.get(name) != Some(entry);
+        // Files of earlier versions do not name their run.
+        let named = found.contains_key(METADATA);
+        let differs = |(name, entry): (&String, &Value)| {
+            found.get(name) != Some(entry) && (named || name != METADATA)
+        };
         if let Some((name, _)) = self.tensors.iter().find(|entry| differs(*entry)) {
             return Err(format!("its thoughts are not those of the recorded samples ({name})"));
         }

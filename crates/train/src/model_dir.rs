@@ -129,7 +129,9 @@ fn init_from_pretrained(
     let new_vocab = old_vocab.max(first + missing.len());
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
-    let copy_from = tokenizer.encode("<<")?.first().copied().unwrap_or(markers.eos);
+    // A tokenizer may have tokens beyond the table, whose rows are new as well.
+    let candidates = tokenizer.encode("<<")?.into_iter().chain([markers.eos]);
+    let copy_from = candidates.filter(|token| (*token as usize) < old_vocab).next().unwrap_or(0);
     let mut config = read_json(&out.join("config.json"))?;
     let vocab = json!(new_vocab);
     match config.get_mut("text_config") {
@@ -400,6 +402,12 @@ impl WeightWriter {
         let adapter =
             tuning.lora.as_ref().map(|spec| SavedAdapter::new(spec, start)).transpose()?;
         Ok(Self { dtype: tuning.dtype, adapter })
+    }
+
+    /// Whether [`WeightWriter::write`] has written weights to `out`.
+    pub fn is_written(&self, out: &Path) -> bool {
+        let weights = if self.adapter.is_some() { ADAPTER_WEIGHTS } else { "model.safetensors" };
+        out.join(weights).is_file()
     }
 
     /// Writes to `out` what was trained. All weights become `model.safetensors`, the decoder under
