@@ -31,7 +31,7 @@ pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
     SamplerKind, SamplingArgs, ScopeKind, SitesKind, TooLongKind,
 };
-pub use layers::parse;
+pub use layers::{parse, variable_of};
 pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
@@ -194,7 +194,7 @@ Examples:
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
   latent-tts inspect ./model.gguf --tensors
-  latent-tts inspect ./coconut-gpt2 --values    (also checks that all weights are finite)
+  latent-tts inspect ./large-model --headers    (without reading the weights)
 
 {LAYERS}"))]
     Inspect(InspectArgs),
@@ -421,9 +421,9 @@ pub struct InspectArgs {
     #[arg(long)]
     pub tensors: bool,
 
-    /// Also read every weight and check that it is finite
+    /// Read headers only: weights that are not finite and adapters that do not fit are not found
     #[arg(long)]
-    pub values: bool,
+    pub headers: bool,
 
     #[command(flatten)]
     pub output: OutputArgs,

@@ -66,6 +66,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::Unrecognised { .. } => Some("--method; cot is for a chain of thought in text"),
         EngineError::UnknownFamily { .. } => Some("or --method"),
         EngineError::TooLong { .. } => Some("--too-long skip, --thoughts"),
+        EngineError::LongText { .. } => Some("--too-long skip"),
         EngineError::EndlessThoughts { .. } => Some("--thoughts"),
         EngineError::NothingToPerturb { .. } => {
             Some("--sampler tokens, or --sampler dropout --scope all")
@@ -92,10 +93,14 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
     match error {
         RecordError::Exists { .. } => Some("--resume, --overwrite or --out"),
         RecordError::Write { .. } => Some("--resume where the command has it, or --out"),
-        RecordError::Mismatch { .. } => Some("--overwrite or --out"),
+        RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
+        RecordError::LatentsKept { .. } => Some("--latents"),
         RecordError::Locked { .. }
+        | RecordError::NotADirectory { .. }
         | RecordError::Version { .. }
         | RecordError::Json { .. }
+        | RecordError::ForeignLine { .. }
+        | RecordError::OtherQuestion { .. }
         | RecordError::InvalidLine { .. } => Some("--out"),
         _ => None,
     }
@@ -136,8 +141,9 @@ fn of_training(error: &TrainError) -> Option<&'static str> {
             Some("--lr, --warmup, --clip with --resume --change-optimizer")
         }
         TrainError::Diverged { saved: None, .. } => Some("--lr, --warmup, --clip; --save-every"),
+        TrainError::ModelMemory { .. } => Some("--width, --layers, --context"),
         TrainError::Memory { .. } => Some("--batch, --accumulate"),
-        TrainError::SettingsChanged { .. } => Some("--out"),
+        TrainError::SettingsChanged { .. } | TrainError::InputsChanged { .. } => Some("--out"),
         TrainError::OptimizerChanged { .. } => Some("--change-optimizer"),
         _ => None,
     }
@@ -146,7 +152,7 @@ fn of_training(error: &TrainError) -> Option<&'static str> {
 fn of_device(error: &DeviceError) -> Option<&'static str> {
     match error {
         error if error.is_out_of_memory() => Some("--memory, --samples"),
-        DeviceError::Threads { .. } => Some("--threads"),
+        DeviceError::Threads { .. } | DeviceError::TooManyThreads { .. } => Some("--threads"),
         DeviceError::UnsupportedIsa(_) => None,
         _ => Some("--device cpu"),
     }

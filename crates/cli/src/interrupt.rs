@@ -1,62 +1,129 @@
-//! Signal handling: SIGINT and SIGTERM end a run between two records, never within one.
+//! Signal handling: SIGINT, SIGTERM and SIGHUP end a run between two records, never within one.
 //!
 //! Records on disk are kept and everything else can be recomputed, so the current batch is not
 //! awaited: the first signal ends the process with exit code 3 as soon as no record is being
 //! written. If that write hangs (a dead network disk), a second signal ends the process at once.
-//! SIGHUP is not handled, so that `nohup` works.
+//! Commands that can be resumed [`listen`] from their first moment on; a training then has its flag
+//! set instead, and saves its state. SIGHUP stays ignored under `nohup`. SIGXFSZ (a limit of file
+//! sizes) is an error of the write that exceeds it, and ends the process as a signal does.
 
 use std::ffi::OsString;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::Result;
 
 /// Exit code of an interrupted run, which `--resume` continues.
-#[cfg(unix)]
-const INTERRUPTED: i32 = 3;
+pub const INTERRUPTED: u8 = 3;
 
 /// A process-wide lock that writers hold; a signal ends the process only while it is free.
 #[derive(Debug, Clone)]
 pub struct InterruptGuard(Arc<Mutex<()>>);
 
-impl InterruptGuard {
-    /// Installs the signal handler, which prints `message` and ends the process.
-    ///
-    /// Later calls return the first guard: with two locks, a signal could end the process while a
-    /// writer holds the other one.
-    pub fn install(message: String) -> Result<Self> {
-        static GUARD: OnceLock<InterruptGuard> = OnceLock::new();
-        if let Some(guard) = GUARD.get() {
-            return Ok(guard.clone());
-        }
-        let guard = Self::listen(message)?;
-        Ok(GUARD.get_or_init(|| guard).clone())
+/// What the first signal does.
+#[derive(Debug)]
+enum OnSignal {
+    /// Prints the message and ends the process.
+    Exit(String),
+    /// Sets the flag of work that saves its state before it ends.
+    SetFlag(Arc<AtomicBool>),
+}
+
+/// The one listener of the process.
+#[derive(Debug)]
+struct SignalListener {
+    guard: InterruptGuard,
+    on_signal: Mutex<OnSignal>,
+    /// Set when a file has reached the limit of file sizes.
+    file_limit: Arc<AtomicBool>,
+}
+
+static LISTENER: OnceLock<SignalListener> = OnceLock::new();
+
+/// Begins to listen for signals; the first one ends the process with the command that resumes it.
+pub fn listen() -> Result<()> {
+    listener().map(drop)
+}
+
+fn listener() -> Result<&'static SignalListener> {
+    if let Some(listener) = LISTENER.get() {
+        return Ok(listener);
     }
+    let listener = LISTENER.get_or_init(|| SignalListener {
+        guard: InterruptGuard(Arc::default()),
+        on_signal: Mutex::new(OnSignal::Exit(message("interrupted"))),
+        file_limit: Arc::default(),
+    });
+    listener.start()?;
+    Ok(listener)
+}
 
+/// A message with the command that resumes this one.
+pub fn message(what: &str) -> String {
+    format!("\n{what}; continue with:\n  {}", resume_command(std::env::args_os()))
+}
+
+/// Whether a write has failed because of a limit of file sizes.
+pub fn file_limit_reached() -> bool {
+    LISTENER.get().is_some_and(|listener| listener.file_limit.load(Ordering::Relaxed))
+}
+
+impl SignalListener {
     #[cfg(unix)]
-    fn listen(message: String) -> Result<Self> {
+    fn start(&'static self) -> Result<()> {
         use anyhow::Context;
-        use signal_hook::consts::{SIGINT, SIGTERM};
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
-        let guard = Self(Arc::default());
-        let inner = guard.clone();
-        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])
-            .context("cannot listen for Ctrl-C")?;
+        let failed = "cannot listen for Ctrl-C";
+        signal_hook::flag::register(SIGXFSZ, Arc::clone(&self.file_limit)).context(failed)?;
+        let mut handled = vec![SIGINT, SIGTERM];
+        if !is_ignored(SIGHUP) {
+            handled.push(SIGHUP);
+        }
+        let mut signals = signal_hook::iterator::Signals::new(handled).context(failed)?;
         std::thread::spawn(move || {
-            let mut message = Some(message);
-            for signal in signals.forever() {
-                let Some(message) = message.take() else { std::process::exit(128 + signal) };
-                let guard = inner.clone();
-                std::thread::spawn(move || guard.uninterrupted(|| exit_interrupted(&message)));
+            for (count, signal) in signals.forever().enumerate() {
+                if count > 0 {
+                    std::process::exit(128 + signal);
+                }
+                self.handle();
             }
         });
-        Ok(guard)
+        Ok(())
     }
 
     /// Other systems keep their default handling; records on disk can be resumed there as well.
     #[cfg(not(unix))]
-    fn listen(_message: String) -> Result<Self> {
-        Ok(Self(Arc::default()))
+    fn start(&'static self) -> Result<()> {
+        Ok(())
+    }
+
+    #[cfg(unix)]
+    fn handle(&self) {
+        let on_signal = self.on_signal.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*on_signal {
+            OnSignal::SetFlag(flag) => flag.store(true, Ordering::Relaxed),
+            OnSignal::Exit(message) => {
+                let (guard, message) = (self.guard.clone(), message.clone());
+                std::thread::spawn(move || guard.uninterrupted(|| exit_interrupted(&message)));
+            }
+        }
+    }
+
+    fn set(&self, on_signal: OnSignal) {
+        *self.on_signal.lock().unwrap_or_else(PoisonError::into_inner) = on_signal;
+    }
+}
+
+impl InterruptGuard {
+    /// Makes the first signal print `message` and end the process.
+    ///
+    /// The lock is the same for all callers: with two, a signal could end the process while a
+    /// writer holds the other one.
+    pub fn install(message: String) -> Result<Self> {
+        let listener = listener()?;
+        listener.set(OnSignal::Exit(message));
+        Ok(listener.guard.clone())
     }
 
     /// The lock; while it is held, a signal waits.
@@ -65,6 +132,7 @@ impl InterruptGuard {
     }
 
     /// Runs `work` with the lock held, so that no signal ends the process before it returns.
+    #[cfg(unix)]
     fn uninterrupted<R>(&self, work: impl FnOnce() -> R) -> R {
         // A poisoned lock means that a holder panicked; a signal must end the process even then.
         let _held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,28 +143,23 @@ impl InterruptGuard {
 #[cfg(unix)]
 fn exit_interrupted(message: &str) -> ! {
     crate::printer::stderr_line(message);
-    std::process::exit(INTERRUPTED)
+    std::process::exit(i32::from(INTERRUPTED))
+}
+
+/// Whether a signal was ignored when the process began, as `nohup` does with SIGHUP. Where the
+/// system does not tell, it is taken to be.
+#[cfg(unix)]
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// Makes a signal set `flag`, for work that saves its state before it ends; a second signal ends
 /// the process.
-#[cfg(unix)]
 pub fn set_flag_on_signal(flag: &Arc<AtomicBool>) -> Result<()> {
-    use anyhow::Context;
-    use signal_hook::consts::{SIGINT, SIGTERM};
-
-    for signal in [SIGINT, SIGTERM] {
-        // The order matters: the first signal must find the flag unset.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(flag))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(flag)))
-            .context("cannot listen for Ctrl-C")?;
-    }
-    Ok(())
-}
-
-/// Other systems keep their default handling.
-#[cfg(not(unix))]
-pub fn set_flag_on_signal(_flag: &Arc<AtomicBool>) -> Result<()> {
+    listener()?.set(OnSignal::SetFlag(Arc::clone(flag)));
     Ok(())
 }
 

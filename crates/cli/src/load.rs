@@ -42,7 +42,8 @@ pub fn load_models(
     let with = if model.reward_model().is_some() { " and its reward model" } else { "" };
     let took = format_duration(start.elapsed().as_secs_f64());
     let (family, path) = (model.reasoner().method.family, selection.reasoner.path().display());
-    printer.note(&format!("loaded {family} model {path}{with} in {took}"));
+    let on = device.describe();
+    printer.note(&format!("loaded {family} model {path}{with} in {took}, on {on}"));
     let named =
         selection.family.is_some() || model.reasoner().decoder.config().defaults.family.is_some();
     if family == Family::LATENT_SFT && !named {
@@ -60,8 +61,8 @@ pub fn assumed_family_note(family: Family) -> String {
 }
 
 impl DeviceArgs {
-    /// Opens the device that the flags name.
-    pub fn open(&self) -> Result<Device> {
+    /// Opens the device that the flags name, and says which one where the choice was free.
+    pub fn open(&self, printer: &Printer) -> Result<Device> {
         let kind = self.device.unwrap_or_default();
         let for_cpu = self.threads.is_some() || self.isa.is_some();
         if matches!(kind, DeviceKind::Cuda(_)) && for_cpu {
@@ -81,7 +82,10 @@ impl DeviceArgs {
                 IsaKind::Portable => Some(Isa::Portable),
             }),
         };
-        let device = options.open()?;
+        let tell = |why: &str| {
+            printer.note(&format!("note: no GPU is used ({why}); the processor computes"));
+        };
+        let device = options.open_telling(tell)?;
         if self.dtype == Some(DtypeKind::Bf16) && device.isa().is_some() {
             bail!("--dtype bf16 is for a GPU; the processor computes in f32, so leave --dtype out");
         }

@@ -12,6 +12,7 @@ mod download;
 mod hints;
 mod interrupt;
 mod load;
+mod memory;
 mod printer;
 mod range;
 mod settings;
@@ -23,6 +24,9 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 use printer::Printer;
 
+#[global_allocator]
+static ALLOCATOR: memory::CheckedAllocator = memory::CheckedAllocator;
+
 /// Exit code of bad usage or bad input.
 const BAD_INPUT: u8 = 2;
 
@@ -33,6 +37,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+    let resumable = matches!(
+        cli.command,
+        Command::Eval(_) | Command::Sweep(_) | Command::Annotate(_) | Command::Train(_)
+    );
+    if resumable {
+        interrupt::listen()?;
+    }
     #[cfg(feature = "hub")]
     download::fetch(&cli.command)?;
     dispatch(cli)
@@ -63,8 +74,15 @@ fn fail(error: &anyhow::Error) -> ExitCode {
         // clap reports --help and --version as errors too, with exit code 0. A failure to print
         // cannot be reported anywhere.
         let _ = usage.print();
+        if let Some(variable) = args::variable_of(usage) {
+            printer::stderr_line(&format!("the value is that of the variable {variable}"));
+        }
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(BAD_INPUT));
     }
     printer::print_error(error);
+    if interrupt::file_limit_reached() {
+        printer::stderr_line(&interrupt::message("a file has reached the limit of file sizes"));
+        return ExitCode::from(interrupt::INTERRUPTED);
+    }
     ExitCode::from(BAD_INPUT)
 }

@@ -17,6 +17,8 @@ use crate::hints;
 
 /// Interval between plain lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+/// The most characters of a message.
+const MAX_MESSAGE: usize = 1000;
 /// Width of a table in columns where `COLUMNS` is not set.
 const DEFAULT_COLUMNS: usize = 100;
 
@@ -62,7 +64,7 @@ impl Printer {
     /// Prints a line on standard error unless `--quiet` was given.
     pub fn note(&self, line: &str) {
         if !self.quiet {
-            stderr_line(line);
+            stderr_line(&cut(line));
         }
     }
 
@@ -147,7 +149,28 @@ impl Drop for Progress {
 /// Prints an error with its causes and the flags that help.
 pub fn print_error(error: &anyhow::Error) {
     let flags = hints::flags(error).map(|flags| format!(" ({flags})")).unwrap_or_default();
-    stderr_line(&format!("error: {error:#}{flags}"));
+    stderr_line(&format!("error: {}{flags}", error_text(error)));
+}
+
+/// The error and its causes, each once: some messages end in their cause already.
+fn error_text(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(|cause| cut(&cause.to_string())) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// A text of at most [`MAX_MESSAGE`] characters: a message may quote a line of a file.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(MAX_MESSAGE) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// Prints a line on standard error. Unlike `eprintln!` it does not panic when that is closed.
@@ -163,5 +186,23 @@ pub fn format_duration(seconds: f64) -> String {
         s if s < 120.0 => format!("{s:.0} s"),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),
         s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once_and_long_texts_are_cut() {
+        let cause = io::Error::from_raw_os_error(17);
+        let message = format!("m: {cause}");
+        assert_eq!(error_text(&anyhow!(cause).context(message.clone())), message);
+        let error = anyhow!("why").context("what");
+        assert_eq!(error_text(&error), "what: why");
+        let long = error_text(&anyhow!("x".repeat(5000)));
+        assert!(long.ends_with("...") && long.len() == MAX_MESSAGE + 3, "{}", long.len());
     }
 }

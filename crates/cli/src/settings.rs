@@ -135,11 +135,17 @@ pub fn ablations(requested: Option<&[AblateKind]>) -> Vec<AblationKind> {
     kinds.into_iter().collect()
 }
 
+/// The most seeds of a run, each of which repeats all questions.
+const MAX_SEEDS: u64 = 100_000;
+
 /// The seeds of a run: `count` consecutive ones from `seed`.
 pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
     let count = u64::from(count.map_or(1, NonZeroU32::get));
-    match seed.checked_add(count) {
-        Some(end) => Ok((seed..end).collect()),
+    if count > MAX_SEEDS {
+        bail!("--seeds {count} are more than the {MAX_SEEDS} that one run takes");
+    }
+    match seed.checked_add(count - 1) {
+        Some(last) => Ok((seed..=last).collect()),
         None => bail!("--seed {seed} and --seeds {count} go beyond the largest seed, {}", u64::MAX),
     }
 }

@@ -25,7 +25,9 @@ pub fn fitting(
     let (mut fitting, mut skipped) = (Vec::new(), Vec::new());
     for question in questions {
         match check(&question) {
-            Err(Error::Engine(EngineError::TooLong { id, .. })) => skipped.push(id),
+            Err(Error::Engine(
+                EngineError::TooLong { id, .. } | EngineError::LongText { id, .. },
+            )) => skipped.push(id),
             Err(error) => return Err(error.into()),
             Ok(()) => fitting.push(question),
         }

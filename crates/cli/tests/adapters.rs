@@ -104,7 +104,7 @@ fn an_adapter_goes_on_or_lies_over_another() {
     assert_eq!(sandbox.json("narrow/adapter_config.json")["r"], 2);
     for model in ["continued", "over", "narrow"] {
         samples(&sandbox, &format!("runs/{model}"), &["--model", model]);
-        let inspected = sandbox.run(&["inspect", model, "--json", "--values"]).ok().json();
+        let inspected = sandbox.run(&["inspect", model, "--json"]).ok().json();
         assert_eq!(inspected["family"], "codi");
     }
 }

@@ -256,3 +256,43 @@ fn the_paper_preset_reaches_the_index() {
     );
     sandbox.run(&args("none", &["--preset", "none"])).refused(&["--preset", "paper"]);
 }
+
+#[test]
+fn shards_that_are_damaged_or_of_others_are_not_on_file() {
+    let sandbox = sandbox_with_mixed_outcomes(&codi());
+    sandbox.run(&args("labels", &[])).ok();
+    sandbox.run(&args("other", &["--seed", "5"])).ok();
+    let shard = |i: usize| format!("labels/{i:05}-of-00003.safetensors");
+    let whole = sandbox.read(&shard(0));
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    for damaged in [
+        whole[..whole.len() / 2].to_vec(),
+        Vec::new(),
+        flipped,
+        sandbox.read(&shard(1)),
+        sandbox.read("other/00000-of-00003.safetensors"),
+    ] {
+        sandbox.write(&shard(0), damaged);
+        let refused = sandbox.run(&args("labels", &["--resume"]));
+        refused.refused(&["00000-of-00003.safetensors", "remove the file", "--resume"]);
+        assert!(Annotations::open(&sandbox.path("labels")).is_err());
+    }
+    std::fs::remove_file(sandbox.path(&shard(0))).unwrap();
+    sandbox.run(&args("labels", &["--resume"])).ok();
+    assert_eq!(sandbox.read(&shard(0)), whole);
+}
+
+#[test]
+fn shards_have_one_writer() {
+    let sandbox = sandbox_with_mixed_outcomes(&codi());
+    let held = files::DirLock::part(&sandbox.path("labels"), "00001-of-00002").unwrap();
+    let busy = ["labels", "another process"];
+    sandbox.run(&args("labels", &["--shard", "1/2"])).refused(&busy);
+    sandbox.run(&args("labels", &["--resume"])).refused(&busy);
+    sandbox.run(&args("labels", &["--overwrite"])).refused(&busy);
+    sandbox.run(&args("labels", &["--resume", "--shard", "2/2"])).ok();
+    drop(held);
+    sandbox.run(&args("labels", &["--resume", "--shard", "1/2"])).ok();
+    assert_eq!(shards(&sandbox, "labels").len(), 4, "three shards and the index");
+}

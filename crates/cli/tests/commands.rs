@@ -423,7 +423,7 @@ fn inspect_detects_every_family() {
             &model,
             &CheckpointSpec { family, lora: i % 2 == 1, ..CheckpointSpec::default() },
         );
-        let result = sandbox.run(&["inspect", &model, "--json", "--values"]).ok().json();
+        let result = sandbox.run(&["inspect", &model, "--json"]).ok().json();
         let reward = matches!(family, CheckpointFamily::RewardGpt2 | CheckpointFamily::RewardLlama);
         assert_eq!(result["kind"], if reward { "reward model" } else { "reasoner" });
         assert_eq!(result["family"].is_null(), reward);
@@ -455,7 +455,7 @@ fn gguf_files_are_inspected_and_solve_as_their_directory() {
         let file = format!("{name}.gguf");
         let content = GgufContent::from_directory(&dir, GgmlType::F32).unwrap();
         content.write(&sandbox.path(&file)).unwrap();
-        let result = sandbox.run(&["inspect", &file, "--json", "--values"]).ok().json();
+        let result = sandbox.run(&["inspect", &file, "--json"]).ok().json();
         assert_eq!(result["backbone"], name);
         assert_eq!(result["types"]["F32"]["tensors"], content.tensors.len());
         assert_eq!(result["chat_template"], "{{ messages[0].content }}");

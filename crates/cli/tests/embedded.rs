@@ -233,7 +233,7 @@ fn solve_reports_unknown_words() {
 #[test]
 fn embedded_models_can_be_inspected_and_benchmarked() {
     let sandbox = CliSandbox::new();
-    let inspect = |name: &str| sandbox.run(&["inspect", name, "--json", "--values"]).ok().json();
+    let inspect = |name: &str| sandbox.run(&["inspect", name, "--json"]).ok().json();
     assert_eq!(
         (inspect("embedded")["kind"].clone(), inspect("embedded")["dir"].clone()),
         (json!("reasoner"), json!("embedded"))

@@ -378,3 +378,52 @@ fn a_reward_model_of_the_embedded_reasoner_is_trained() {
     let reference = ["--reference", "reasoner", "--out", "rm-2"];
     train(&sandbox, "reward", &[&flags[..4], &reference[..], &["--steps", "1"]].concat()).ok();
 }
+
+#[test]
+fn a_damaged_state_and_changed_inputs_are_refused() {
+    let sandbox = with_corpus();
+    let args = ["--out", "m", "--held-out", "train.json"];
+    reasoner(&sandbox, &args).ok();
+    let resumed = || reasoner(&sandbox, &[&args[..], &["--resume"]].concat());
+    let (state, model) = ("m/training/state.safetensors", "m/model.safetensors");
+    let [whole, weights] = [state, model].map(|file| sandbox.read(file));
+    // A model that is gone is written again from its state.
+    std::fs::remove_file(sandbox.path(model)).unwrap();
+    resumed().ok();
+    assert_eq!(sandbox.read(model), weights);
+    let header = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let steps = String::from_utf8_lossy(&whole[..header]).find("steps").unwrap() + 8;
+    for at in [whole.len() - 1, whole.len() / 2, 8 + header, steps] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1;
+        sandbox.write(state, flipped);
+        let refused = resumed();
+        assert_eq!(refused.code, Some(2), "byte {at}: {}", refused.err);
+        assert!(refused.err.contains("state.safetensors"), "{}", refused.err);
+    }
+    sandbox.write(state, whole);
+    resumed().ok();
+    let data = sandbox.read("train.json");
+    sandbox.run(&["corpus", "--count", "11", "--out", "train.json"]).ok();
+    resumed().refused(&["not what they were", "--out"]);
+    sandbox.write("train.json", data);
+    resumed().ok();
+}
+
+#[test]
+fn a_training_has_one_writer() {
+    let sandbox = with_corpus();
+    let held = files::DirLock::exclusive(&sandbox.path("m")).unwrap();
+    reasoner(&sandbox, &["--out", "m"]).refused(&["m is being written", "another process"]);
+    drop(held);
+    std::fs::create_dir_all(sandbox.path("m/training")).unwrap();
+    for stray in ["m/model.safetensors.1.tmp", "m/training/state.safetensors.77.tmp"] {
+        sandbox.write(stray, "half");
+    }
+    reasoner(&sandbox, &["--out", "m"]).ok();
+    let left = sandbox.snapshot("m");
+    assert!(left.iter().all(|(path, _)| path.extension().is_none_or(|end| end != "tmp")));
+    sandbox.write("file", "");
+    let refused = reasoner(&sandbox, &["--out", "file"]).refused(&["file is a file", "--out"]);
+    assert!(!refused.err.contains("os error"), "{}", refused.err);
+}

@@ -245,6 +245,20 @@ pub enum EngineError {
         context: usize,
     },
 
+    /// A prompt of more text than any model reads: its tokens are not even counted.
+    #[error(
+        "question {id}: {bytes} bytes of text; at most {limit} are read, leave the question out or \
+         shorten it"
+    )]
+    LongText {
+        /// The request's id.
+        id: u32,
+        /// Bytes of its prompt.
+        bytes: usize,
+        /// The most that are read.
+        limit: usize,
+    },
+
     /// A prompt holds a token that the reasoner or its reward model has no embedding for.
     #[error(
         "question {id}: its prompt has token {token}, but a model that reads it has {vocab} \

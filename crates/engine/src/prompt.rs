@@ -1,7 +1,12 @@
 //! A question becomes the tokens that the family was trained to see.
 
+use model::Tokenizer;
+
 use crate::error::EngineError;
 use crate::reasoner::Reasoner;
+
+/// Bytes of a prompt at most: far more than fills a model's positions, and read in a moment.
+const MAX_BYTES: usize = 1 << 20;
 
 /// A question in the family's prompt template.
 #[derive(Clone, Debug)]
@@ -18,14 +23,20 @@ impl Prompt {
     /// Puts a question into the reasoner's prompt template.
     pub fn new(reasoner: &Reasoner, id: u32, question: &str) -> Result<Self, EngineError> {
         let method = &reasoner.method;
+        let question = reasoner.tokenizer.guard(question);
         let text = format!("{}{question}{}", method.prompt_prefix, method.prompt_suffix);
         Self::verbatim(reasoner, id, text)
     }
 
     /// A text that is the prompt already: only the tokens that begin latent thoughts are added.
+    /// Markers in it are control tokens, but for those in text that was
+    /// [guarded](model::Tokenizer::guard).
     pub fn verbatim(reasoner: &Reasoner, id: u32, text: String) -> Result<Self, EngineError> {
+        if text.len() > MAX_BYTES {
+            return Err(EngineError::LongText { id, bytes: text.len(), limit: MAX_BYTES });
+        }
         let tokens = reasoner.tokenizer.encode(&text)?;
-        Self::from_tokens(reasoner, id, text, tokens)
+        Self::from_tokens(reasoner, id, text.replace(Tokenizer::CUT, ""), tokens)
     }
 
     /// Puts the tokens of a question into the reasoner's prompt template: as their text where that
@@ -33,7 +44,7 @@ impl Prompt {
     pub fn of_tokens(reasoner: &Reasoner, id: u32, question: &[u32]) -> Result<Self, EngineError> {
         let (tokenizer, method) = (&reasoner.tokenizer, &reasoner.method);
         let text = tokenizer.decode(question)?;
-        if tokenizer.encode(&text)? == question {
+        if tokenizer.encode(&tokenizer.guard(&text))? == question {
             return Self::new(reasoner, id, &text);
         }
         let mut tokens = tokenizer.encode(&method.prompt_prefix)?;

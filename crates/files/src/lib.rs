@@ -1,14 +1,32 @@
-//! Whole files and digests: the one place where files are replaced atomically and content is
-//! fingerprinted.
+//! Whole files, digests and locks: the one place where files are replaced atomically, content is
+//! fingerprinted and directories have one writer.
 
 mod fingerprint;
+mod lock;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+pub use crc32fast::Hasher as Checksum;
 pub use fingerprint::Fingerprint;
+pub use lock::{DirLock, remove_strays};
+
+/// Opens a file for reading; pipes and devices, on which reading may never end, are refused.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(path)
+}
+
+/// The content of a file that [`open_regular`] opens.
+pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
 
 /// Replaces the file at `path` by what `write` puts out, atomically.
 ///
@@ -26,6 +44,7 @@ pub fn replace(
 ) -> io::Result<()> {
     let temp = temp_path(path);
     let replaced = write_synced(&temp, write).and_then(|()| fs::rename(&temp, path));
+    sync_dir(path);
     if replaced.is_err() {
         // Best effort: the first error is the one to report.
         let _ = fs::remove_file(&temp);
@@ -46,6 +65,15 @@ fn write_synced(
     write(&mut out)?;
     // Without a sync a power failure could leave the new name on an empty file.
     out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
+}
+
+/// Makes the new name last: files that are removed afterwards must not outlive it. Not every file
+/// system can sync a directory.
+fn sync_dir(path: &Path) {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let Ok(dir) = File::open(dir) {
+        let _ = dir.sync_all();
+    }
 }
 
 fn temp_path(path: &Path) -> PathBuf {

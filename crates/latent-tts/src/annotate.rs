@@ -160,6 +160,7 @@ impl AnnotationJob<'_> {
         questions: &[Question],
         observer: &mut dyn AnnotationObserver,
     ) -> Result<(), Error> {
+        let _claim = store.claim(self.part.part, self.part.of)?;
         for number in store.missing(self.part.part, self.part.of) {
             let questions = &questions[self.index.questions_of(number)];
             let shard = self.annotator.shard(self.index, questions, observer)?;

@@ -34,13 +34,23 @@ pub struct DeviceOptions {
 impl DeviceOptions {
     /// Opens the device.
     pub fn open(&self) -> Result<Device, DeviceError> {
+        self.open_telling(|_| ())
+    }
+
+    /// Opens the device; `tell` is told why a GPU that was not asked for by name is not used.
+    pub fn open_telling(&self, tell: impl FnOnce(&str)) -> Result<Device, DeviceError> {
         let precision = self.precision.unwrap_or(Precision::Bf16);
         let for_cpu = self.threads.is_some() || self.isa.is_some();
         match self.kind {
             DeviceKind::Cuda(ordinal) => Device::cuda(ordinal, precision),
             // A GPU that cannot be used is no reason to stop.
-            DeviceKind::Auto if !for_cpu && Device::cuda_availability().is_ok() => {
-                Device::cuda(0, precision).or_else(|_| self.open_cpu())
+            DeviceKind::Auto if !for_cpu => {
+                let opened = Device::cuda_availability()
+                    .and_then(|()| Device::cuda(0, precision).map_err(|error| error.to_string()));
+                opened.or_else(|why| {
+                    tell(&why);
+                    self.open_cpu()
+                })
             }
             DeviceKind::Auto | DeviceKind::Cpu => self.open_cpu(),
         }

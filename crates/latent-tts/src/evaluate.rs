@@ -140,10 +140,13 @@ impl Evaluation<'_> {
         let manifest = self.manifest(engine, questions)?;
         let out = self.out.clone().unwrap_or_else(|| self.default_out(&manifest));
         let writer = self.open_writer(&out, &manifest)?;
+        self.check_records(&out, questions)?;
         let total = self.seeds.len() * questions.len();
         let width = engine.reasoner().decoder.config().width;
-        let keep_latents = self.keep_latents && writer.done_count() < total;
-        let latents = if keep_latents { Some(LatentsWriter::open(&out, width)?) } else { None };
+        let latents = match self.keep_latents {
+            true => Some(LatentsWriter::open(&out, width)?),
+            false => LatentsWriter::check_none(&out).map(|()| None)?,
+        };
         Ok(RunRecorder { out, total, writer, latents })
     }
 
@@ -226,6 +229,26 @@ impl Evaluation<'_> {
             fingerprint: fingerprint::compute(models, self.data, questions)?,
             ..Manifest::default()
         })
+    }
+
+    /// Checks that the records so far are those of these questions, in their order.
+    fn check_records(&self, out: &Path, questions: &[Question]) -> Result<(), Error> {
+        let run = RunDir::open(out)?;
+        let expected = self.seeds.iter().flat_map(|&seed| questions.iter().map(move |q| (seed, q)));
+        let mut expected = expected.map(Some).chain(std::iter::repeat(None));
+        for (line, sample) in (1..).zip(run.samples()?) {
+            let Sample { seed, id, question, gold, .. } = sample?;
+            let what = match expected.next().flatten() {
+                Some((of, q)) if (of, q.id) != (seed, id) => "another comes here",
+                Some((_, q)) if q.text != question => "its text differs",
+                Some((_, q)) if q.gold != gold => "its gold answer differs",
+                Some(_) => continue,
+                None => "the data end before it",
+            };
+            let path = run.samples_file();
+            return Err(RecordError::OtherQuestion { path, line, seed, id, what }.into());
+        }
+        Ok(())
     }
 
     fn open_writer(&self, out: &Path, manifest: &Manifest) -> Result<RunWriter, Error> {

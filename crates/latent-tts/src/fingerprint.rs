@@ -46,6 +46,24 @@ pub fn compute<'a>(
     Ok(digest.finish())
 }
 
+/// The digest of the files of a training: of models, and of files and directories of data.
+pub fn of_files<'a>(
+    models: impl IntoIterator<Item = &'a ModelFiles>,
+    data: impl IntoIterator<Item = &'a Path>,
+) -> Result<String, Error> {
+    let mut digest = Fingerprint::default();
+    for model in models {
+        for files in model.chain()? {
+            digest = hash_model(digest, &files)?;
+        }
+    }
+    for path in data {
+        digest =
+            if path.is_dir() { hash_directory(digest, path) } else { hash_file(digest, path) }?;
+    }
+    Ok(digest.finish())
+}
+
 fn hash_model(digest: Fingerprint, files: &ModelFiles) -> Result<Fingerprint, Error> {
     match files {
         ModelFiles::Directory(dir) => hash_directory(digest, dir),

@@ -64,7 +64,7 @@ pub use engine::{
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
-pub use fingerprint::compute as input_fingerprint;
+pub use fingerprint::{compute as input_fingerprint, of_files as file_fingerprint};
 pub use loglikelihood::{Loglikelihood, loglikelihood};
 pub use model::{
     Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,

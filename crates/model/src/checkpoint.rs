@@ -149,6 +149,7 @@ impl Checkpoint {
         };
         let whole = chain.len() - 1;
         checkpoint.add_layer(&chain[whole])?;
+        checkpoint.check_described_adapter(&chain[whole])?;
         for (adapter, base) in chain.iter().zip(&checkpoint.below.clone()).rev() {
             let record = BaseRecord::read(adapter)?;
             let warning = record.map(|record| record.check(adapter, &checkpoint, base.path()));

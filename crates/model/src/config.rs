@@ -192,6 +192,18 @@ impl Config {
         }
     }
 
+    /// Elements of the matrices and tables, without biases and norms; a new model's, whose LM head
+    /// is the embedding.
+    pub fn parameters(&self) -> u64 {
+        let [width, ffn, heads, kv_heads, head_dim, layers] =
+            [self.width, self.ffn, self.heads, self.kv_heads, self.head_dim, self.layers]
+                .map(|count| count as u64);
+        let attention = 2 * (heads + kv_heads) * head_dim * width;
+        let mlp = if self.mlp == Mlp::SwiGlu { 3 } else { 2 } * width * ffn;
+        let positions = if self.positions == PositionEncoding::Learned { self.context } else { 0 };
+        layers * (attention + mlp) + (self.vocab + positions) as u64 * width
+    }
+
     /// The canonical module name of the token embedding.
     pub(crate) fn embedding_name(&self) -> &'static str {
         match self.architecture {

@@ -113,6 +113,7 @@ impl Decoder {
         source: &impl TensorSource,
         head: LmHead,
     ) -> Result<Self, ModelError> {
+        device.check_model(config.width, config.head_dim)?;
         let tensors = DecoderTensors(config);
         let tied = config.tied || !DecoderTensors::has_lm_head(source);
         let embedding = tensors.embedding().load(device, source)?;
@@ -150,6 +151,11 @@ impl Decoder {
             final_norm,
             config: config.clone(),
         })
+    }
+
+    /// Why passes are launched kernel by kernel although they could be a CUDA graph, if so.
+    pub fn graph_failure(&self) -> Option<String> {
+        self.graphs.failure()
     }
 
     /// The same decoder with CUDA graphs disabled: every pass is launched kernel by kernel. For

@@ -40,6 +40,9 @@ pub fn write_safetensors(
     dtype: SaveDtype,
     metadata: (&str, &str),
 ) -> Result<(), ModelError> {
+    if let Some(error) = tensors.iter().find_map(|tensor| non_finite(path, tensor, dtype)) {
+        return Err(error);
+    }
     let bytes: Vec<Vec<u8>> = tensors.iter().map(|t| encode(&t.values, dtype)).collect();
     let stored = match dtype {
         SaveDtype::F32 => Dtype::F32,
@@ -60,11 +63,51 @@ pub fn write_safetensors(
     files::write_atomic(path, &out).map_err(|e| ModelError::io(path, e))
 }
 
+/// The error for a tensor that would not be finite in its file, which no reader accepts.
+fn non_finite(path: &Path, tensor: &NamedTensor, dtype: SaveDtype) -> Option<ModelError> {
+    let stored = |x: f32| match dtype {
+        SaveDtype::F32 => x,
+        SaveDtype::Bf16 => half::bf16::from_f32(x).to_f32(),
+    };
+    let found = tensor.values.iter().position(|x| !stored(*x).is_finite());
+    found.map(|index| ModelError::NonFinite {
+        file: path.to_owned(),
+        tensor: tensor.name.clone(),
+        index,
+        value: f64::from(stored(tensor.values[index])),
+    })
+}
+
 fn encode(values: &[f32], dtype: SaveDtype) -> Vec<u8> {
     match dtype {
         SaveDtype::F32 => bytemuck::cast_slice(values).to_vec(),
         SaveDtype::Bf16 => {
             values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_are_not_finite_in_the_file_are_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.safetensors");
+        let write = |value: f32, dtype| {
+            let tensor = NamedTensor { name: "w".into(), shape: vec![2], values: vec![0.0, value] };
+            write_safetensors(&path, &[tensor], dtype, PT_METADATA)
+        };
+        for (value, dtype) in [
+            (f32::NAN, SaveDtype::F32),
+            (f32::INFINITY, SaveDtype::F32),
+            (f32::MAX, SaveDtype::Bf16), // rounds up to infinity
+        ] {
+            let error = write(value, dtype).unwrap_err();
+            assert!(matches!(error, ModelError::NonFinite { index: 1, .. }), "{error}");
+            assert!(!path.exists());
+        }
+        write(f32::MAX, SaveDtype::F32).unwrap();
     }
 }

@@ -7,6 +7,8 @@
 
 mod files;
 
+use std::borrow::Cow;
+
 use tokenizers::models::ModelWrapper;
 use tokenizers::{
     DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
@@ -43,6 +45,24 @@ pub struct Tokenizer {
     vocab_size: usize,
     eos: Option<u32>,
     clean_up_spaces: bool,
+    /// The texts of control tokens, the longest first.
+    controls: Vec<String>,
+}
+
+/// The texts of added tokens that steer a model: special ones, and those in brackets, since
+/// latent markers are often added as plain words. One character cannot be told from a text's.
+fn control_texts(inner: &HfTokenizer) -> Vec<String> {
+    let added = inner.get_added_vocabulary().get_added_tokens_decoder();
+    let bracketed = |text: &str| {
+        text.starts_with(['<', '[']) && text.ends_with(['>', ']']) || text.starts_with("<|")
+    };
+    let controls = added.values().filter(|token| token.special || bracketed(&token.content));
+    let mut texts: Vec<String> = controls
+        .map(|token| token.content.clone())
+        .filter(|text| text.chars().count() > 1 && !text.trim().is_empty())
+        .collect();
+    texts.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+    texts
 }
 
 impl Tokenizer {
@@ -52,16 +72,43 @@ impl Tokenizer {
         let largest = inner.get_vocab(true).into_values().max();
         let eos = eos.and_then(|token| inner.token_to_id(&token));
         let vocab_size = largest.map_or(0, |id| id as usize + 1);
-        Ok(Tokenizer { vocab_size, inner, eos, clean_up_spaces })
+        let controls = control_texts(&inner);
+        Ok(Tokenizer { vocab_size, inner, eos, clean_up_spaces, controls })
     }
+
+    /// A character that [`Tokenizer::encode`] leaves out and that no token reaches across: one that
+    /// Unicode keeps out of texts.
+    pub const CUT: char = '\u{fdd0}';
 
     /// The token ids of a text. Added tokens are recognised inside it; no special tokens are added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, false)
-            .map_err(|e| ModelError::Tokenize { why: e.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+        let mut ids = Vec::new();
+        for piece in text.split(Self::CUT) {
+            let encoding = self
+                .inner
+                .encode_fast(piece, false)
+                .map_err(|e| ModelError::Tokenize { why: e.to_string() })?;
+            ids.extend(encoding.get_ids());
+        }
+        Ok(ids)
+    }
+
+    /// A text in which no control token is recognised: one that says `<|im_end|>` is encoded as
+    /// these characters. Other texts are returned as they are.
+    pub fn guard<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let mut guarded = Cow::Borrowed(text);
+        if text.contains(Self::CUT) {
+            guarded = Cow::Owned(text.replace(Self::CUT, ""));
+        }
+        for control in &self.controls {
+            // Again where two of them share a character.
+            while guarded.contains(control.as_str()) {
+                let first = control.chars().next().map_or(0, char::len_utf8);
+                let cut = format!("{}{}{}", &control[..first], Self::CUT, &control[first..]);
+                guarded = Cow::Owned(guarded.replace(control.as_str(), &cut));
+            }
+        }
+        guarded
     }
 
     /// The words of a text that are not in the vocabulary of a WordLevel tokenizer, each once, in

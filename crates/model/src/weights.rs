@@ -97,8 +97,14 @@ impl LinearSpec {
         if let [only] = self.parts.as_slice() {
             return part(only);
         }
-        let mut matrix = Vec::with_capacity(self.inputs * self.outputs());
-        self.parts.iter().try_for_each(|of| part(of).map(|values| matrix.extend(values)))?;
+        // Nothing is reserved before a shape was compared with the file's: config.json may say
+        // anything.
+        let mut matrix = Vec::new();
+        for of in &self.parts {
+            let values = part(of)?;
+            matrix.reserve_exact(values.len());
+            matrix.extend(values);
+        }
         Ok(matrix)
     }
 

@@ -298,6 +298,27 @@ fn damaged_adapters_are_refused() {
     }
 }
 
+/// A whole model with the description of an adapter beside it does not run without the adapter.
+#[test]
+fn an_adapter_beside_its_base_is_not_left_out() {
+    let folder = Folder::new();
+    folder.adapter("one", "base", 0.1);
+    folder.base("both", 1);
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(folder.path(&format!("one/{name}")), folder.path(&format!("both/{name}")))
+            .unwrap();
+    }
+    folder.open("both").unwrap();
+    folder.write("both", &[]);
+    assert!(matches!(folder.error("both", &["no LoRA"]), ModelError::EmptyAdapter { .. }));
+    fs::remove_file(folder.path("both/adapter_model.safetensors")).unwrap();
+    let error = folder.error("both", &["adapter_model.safetensors", "save"]);
+    assert!(matches!(error, ModelError::MissingAdapterWeights { .. }), "{error}");
+    fs::write(folder.path("both/adapter_model.bin"), "pickle").unwrap();
+    let error = folder.error("both", &["adapter_model.bin"]);
+    assert!(matches!(error, ModelError::PickleWeights { .. }), "{error}");
+}
+
 #[test]
 fn the_digest_tells_weights_apart() {
     let folder = Folder::new();

@@ -1,6 +1,5 @@
 //! Versioned JSON documents (`manifest.json`, `results.json`), written atomically.
 
-use std::fs;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -29,7 +28,8 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
 
 /// Reads the document at `path` after checking its format version.
 pub(crate) fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError> {
-    let text = fs::read(path).map_err(|source| RecordError::Read { path: path.into(), source })?;
+    let text = files::read_regular(path)
+        .map_err(|source| RecordError::Read { path: path.into(), source })?;
     let VersionHeader { version } = parse(path, &text)?;
     if version != u64::from(FORMAT) {
         return Err(RecordError::Version { path: path.into(), found: version });
@@ -54,6 +54,8 @@ fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, RecordError
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::Results;
 

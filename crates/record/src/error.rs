@@ -12,7 +12,7 @@ use crate::manifest::FORMAT;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// A file could not be read.
-    #[error("cannot read {path}")]
+    #[error("cannot read {path}; check that it is there and may be read")]
     Read {
         /// The file.
         path: PathBuf,
@@ -49,6 +49,12 @@ pub enum RecordError {
         /// The run directory.
         path: PathBuf,
     },
+    /// What should be a directory is a file.
+    #[error("{path} is a file; name a directory to write to")]
+    NotADirectory {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file has another format version.
     #[error(
         "{path} has format version {found}, this program reads version {FORMAT}; \
@@ -71,6 +77,34 @@ pub enum RecordError {
         line: usize,
         /// The parser's error.
         source: serde_json::Error,
+    },
+    /// A line was written by another run, or was changed since.
+    #[error(
+        "{path}:{line}: not as this run wrote it; remove the line and those after it, or run again \
+         in another directory"
+    )]
+    ForeignLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// A record is not of the question in its place.
+    #[error(
+        "{path}:{line}: the record of seed {seed} and question {id} is not that of the data there \
+         ({what}); remove the line and those after it, or run again in another directory"
+    )]
+    OtherQuestion {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The recorded seed.
+        seed: u64,
+        /// The recorded id.
+        id: u32,
+        /// What differs.
+        what: &'static str,
     },
     /// A line is valid JSON with a field that violates an invariant.
     #[error("{path}:{line}: {field} {why}; remove the line or run again in another directory")]
@@ -114,6 +148,20 @@ pub enum RecordError {
         /// The seed.
         seed: u64,
     },
+    /// The thoughts of a run are not there, or not its own.
+    #[error("{path}: {why}; run again in place of the run or in another directory")]
+    Latents {
+        /// The file of the thoughts.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A run that keeps its thoughts was to be resumed without them.
+    #[error("{path}: the run keeps its thoughts; resume it with them, or remove the file")]
+    LatentsKept {
+        /// The thoughts so far.
+        path: PathBuf,
+    },
     /// A run was to be resumed with settings that would change its results.
     #[error(
         "{path}: the run was started with {field} = {stored}, now it is {requested}; \
@@ -153,6 +201,7 @@ impl FieldError {
 fn write_hint(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, then resume",
+        io::ErrorKind::FileTooLarge => "raise the limit of file sizes, then resume",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "write to another directory"
         }

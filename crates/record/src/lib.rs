@@ -58,7 +58,7 @@ pub use ablation::{
 };
 pub use document::{write_atomic, write_document};
 pub use error::RecordError;
-pub use files::Fingerprint;
+pub use files::{DirLock, Fingerprint};
 pub use latents::{LATENTS_FILE, LatentsWriter};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
@@ -69,4 +69,4 @@ pub use results::{
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample, TrajectoryRecord};
 pub use training::{EvalRecord, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir};
-pub use writer::RunWriter;
+pub use writer::{RunWriter, create_dir, lock_dir, lock_part};

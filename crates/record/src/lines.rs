@@ -3,12 +3,16 @@
 //! A killed writer can damage only the last line: every line before it was terminated before the
 //! next was written. So a damaged last line is dropped ([`recover_lines`] truncates it,
 //! [`JsonLines`] stops before it), and damage anywhere else is an error that names the line.
+//!
+//! A line of samples ends in a digest of its run and its bytes, so that a line of another run and
+//! one that was edited are told from the run's own. Lines without one, of earlier versions, pass.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
+use files::Fingerprint;
 use serde::de::DeserializeOwned;
 
 use crate::error::{FieldError, RecordError};
@@ -22,12 +26,14 @@ pub struct JsonLines<T> {
     line: Vec<u8>,
     number: usize,
     ended: bool,
+    /// The digest that each line's begins with; `None` for files without digests.
+    run: Option<Fingerprint>,
     record: PhantomData<fn() -> T>,
 }
 
 impl<T> JsonLines<T> {
-    pub(crate) fn open(path: &Path) -> Result<Self, RecordError> {
-        let file = open_regular_file(path)
+    pub(crate) fn open(path: &Path, run: Option<Fingerprint>) -> Result<Self, RecordError> {
+        let file = files::open_regular(path)
             .map_err(|source| RecordError::Read { path: path.into(), source })?;
         Ok(Self {
             path: path.into(),
@@ -35,6 +41,7 @@ impl<T> JsonLines<T> {
             line: Vec::new(),
             number: 0,
             ended: false,
+            run,
             record: PhantomData,
         })
     }
@@ -80,11 +87,14 @@ impl<T: DeserializeOwned + Validate> JsonLines<T> {
             Ok(record) => record,
             Err(source) => return Err(RecordError::Json { path, line, source }),
         };
-        match record.validate() {
-            Ok(()) => Ok(record),
-            Err(FieldError { field, why }) => {
-                Err(RecordError::InvalidLine { path, line, field, why })
+        if let Err(FieldError { field, why }) = record.validate() {
+            return Err(RecordError::InvalidLine { path, line, field, why });
+        }
+        match &self.run {
+            Some(run) if !has_digest_of(run, &self.line) => {
+                Err(RecordError::ForeignLine { path, line })
             }
+            _ => Ok(record),
         }
     }
 
@@ -117,17 +127,20 @@ impl<T: DeserializeOwned + Validate> Iterator for JsonLines<T> {
 /// line. A missing file counts as empty.
 pub(crate) fn recover_lines<T: DeserializeOwned + Validate>(
     path: &Path,
+    run: Option<Fingerprint>,
     mut visit: impl FnMut(T, usize) -> Result<(), RecordError>,
 ) -> Result<(), RecordError> {
     if !path.exists() {
         return Ok(());
     }
-    let mut lines = JsonLines::<T>::open(path)?;
+    let mut lines = JsonLines::<T>::open(path, run)?;
     let mut valid_bytes = 0;
     while lines.read_line()? {
         let terminated = lines.is_terminated();
         match lines.parse() {
             Ok(record) if terminated => visit(record, lines.line_number())?,
+            // A killed writer cuts its line, it does not change it.
+            Err(error @ RecordError::ForeignLine { .. }) if terminated => return Err(error),
             Err(error) if !lines.is_last()? => return Err(error),
             Ok(_) | Err(_) => return truncate(path, valid_bytes),
         }
@@ -141,10 +154,30 @@ fn truncate(path: &Path, length: u64) -> Result<(), RecordError> {
     cut.map_err(|source| RecordError::Write { path: path.into(), source })
 }
 
-/// Refuses pipes and devices, on which reading may never end.
-fn open_regular_file(path: &Path) -> io::Result<File> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    File::open(path)
+/// The key of a line's digest.
+const DIGEST: &str = ",\"digest\":\"";
+
+/// Ends a line, an object of JSON, in a digest of the run and of its bytes.
+pub(crate) fn add_digest(run: &Fingerprint, line: &mut Vec<u8>) {
+    let digest = run.clone().with("line", line).finish();
+    line.pop(); // the closing brace
+    line.extend(DIGEST.as_bytes());
+    line.extend(digest.as_bytes());
+    line.extend(b"\"}");
 }
+
+/// Whether a line ends in the digest of the run and of its bytes, or has none.
+fn has_digest_of(run: &Fingerprint, line: &[u8]) -> bool {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let start = line.windows(DIGEST.len()).rposition(|window| window == DIGEST.as_bytes());
+    let Some(start) = start else {
+        // A line that was written anew, with blanks, has its digest elsewhere.
+        return !line.windows(DIGEST_WORD.len()).any(|window| window == DIGEST_WORD);
+    };
+    let mut whole = line[..start].to_vec();
+    whole.push(b'}');
+    add_digest(run, &mut whole);
+    whole == line
+}
+
+const DIGEST_WORD: &[u8] = b"\"digest\"";

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::path::Path;
 
+use files::Fingerprint;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -54,6 +55,21 @@ impl Default for Manifest {
 }
 
 impl Manifest {
+    /// Samples of the complete run: each question under each seed.
+    pub fn sample_count(&self) -> usize {
+        self.seeds.len() * self.questions
+    }
+
+    /// The digest of everything that determines the run's records, which each of them carries.
+    pub fn digest(&self) -> Fingerprint {
+        let seeds: Vec<u8> = self.seeds.iter().flat_map(|seed| seed.to_le_bytes()).collect();
+        Fingerprint::default()
+            .with("settings", self.settings.to_string().as_bytes())
+            .with("seeds", &seeds)
+            .with("questions", &(self.questions as u64).to_le_bytes())
+            .with("fingerprint", self.fingerprint.as_bytes())
+    }
+
     /// Checks that the run of `self`, stored at `path`, may be resumed with `requested`.
     pub(crate) fn check_resumable(&self, requested: &Self, path: &Path) -> Result<(), RecordError> {
         let difference = first_difference("settings", &self.settings, &requested.settings)

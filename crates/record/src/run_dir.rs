@@ -72,8 +72,9 @@ impl RunDir {
         let lock = RunLock::new(path)?;
         let stored = path.join(MANIFEST_FILE);
         if stored.exists() {
-            document::read_document::<Manifest>(&stored)?.check_resumable(manifest, &stored)?;
-            return lock.resume();
+            let found: Manifest = document::read_document(&stored)?;
+            found.check_resumable(manifest, &stored)?;
+            return lock.resume(&found);
         }
         // Samples whose settings are unknown cannot be resumed.
         match path.join(SAMPLES_FILE).exists() {
@@ -102,9 +103,14 @@ impl RunDir {
         &self.manifest
     }
 
+    /// The file of the samples.
+    pub fn samples_file(&self) -> PathBuf {
+        self.path.join(SAMPLES_FILE)
+    }
+
     /// Iterates over the samples recorded so far.
     pub fn samples(&self) -> Result<JsonLines<Sample>, RecordError> {
-        JsonLines::open(&self.path.join(SAMPLES_FILE))
+        JsonLines::open(&self.path.join(SAMPLES_FILE), Some(self.manifest.digest()))
     }
 
     /// The total seconds by stage so far, over all resumptions.
@@ -112,7 +118,7 @@ impl RunDir {
         let path = self.path.join(TIMINGS_FILE);
         let mut sum = Seconds::default();
         if path.exists() {
-            for seconds in JsonLines::<Seconds>::open(&path)? {
+            for seconds in JsonLines::<Seconds>::open(&path, None)? {
                 sum += seconds?;
             }
         }
@@ -150,7 +156,7 @@ impl RunDir {
     }
 }
 
-fn remove_if_exists(path: &Path) -> Result<(), RecordError> {
+pub(crate) fn remove_if_exists(path: &Path) -> Result<(), RecordError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             Err(RecordError::Write { path: path.into(), source })

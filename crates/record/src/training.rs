@@ -193,7 +193,7 @@ fn read_lines<T: DeserializeOwned + Validate>(path: &Path) -> Result<Vec<T>, Rec
     if !path.exists() {
         return Ok(Vec::new());
     }
-    JsonLines::open(path)?.collect()
+    JsonLines::open(path, None)?.collect()
 }
 
 #[cfg(test)]

@@ -5,15 +5,16 @@
 //! holds whole lines and at most one partial line after them.
 
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use files::{DirLock, Fingerprint};
 use serde::Serialize;
 
 use crate::document;
 use crate::error::RecordError;
-use crate::lines::recover_lines;
+use crate::lines::{add_digest, recover_lines};
 use crate::manifest::Manifest;
 use crate::results::Seconds;
 use crate::run_dir::{MANIFEST_FILE, RunDir, SAMPLES_FILE, TIMINGS_FILE};
@@ -27,7 +28,7 @@ pub struct RunWriter {
     timings: LineAppender,
     /// The recorded (seed, id) pairs.
     done: HashSet<(u64, u32)>,
-    _lock: Option<File>,
+    _lock: DirLock,
 }
 
 impl RunWriter {
@@ -68,36 +69,27 @@ impl RunWriter {
 /// An exclusive lock on a directory, before its content is examined.
 pub(crate) struct RunLock<'a> {
     path: &'a Path,
-    lock: Option<File>,
+    lock: DirLock,
 }
 
 impl<'a> RunLock<'a> {
     /// Creates the directory if it is missing and locks it.
     pub(crate) fn new(path: &'a Path) -> Result<Self, RecordError> {
-        fs::create_dir_all(path)
-            .map_err(|source| RecordError::Write { path: path.into(), source })?;
-        // Not every platform can lock a directory; there the user must not start two writers.
-        let Ok(lock) = File::open(path) else {
-            return Ok(Self { path, lock: None });
-        };
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path, lock: Some(lock) }),
-            Err(TryLockError::WouldBlock) => Err(RecordError::Locked { path: path.into() }),
-            Err(TryLockError::Error(_)) => Ok(Self { path, lock: None }),
-        }
+        Ok(Self { path, lock: lock_dir(path)? })
     }
 
     /// Writes the manifest, which makes the directory a run, and opens it for writing.
     pub(crate) fn start(self, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         document::write_document(&self.path.join(MANIFEST_FILE), manifest)?;
-        self.resume()
+        self.resume(manifest)
     }
 
     /// Opens an existing run for writing.
-    pub(crate) fn resume(self) -> Result<RunWriter, RecordError> {
+    pub(crate) fn resume(self, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         let (samples, timings) = (self.path.join(SAMPLES_FILE), self.path.join(TIMINGS_FILE));
         let mut done = HashSet::new();
-        recover_lines(&samples, |sample: Sample, line| {
+        let run = manifest.digest();
+        recover_lines(&samples, Some(run.clone()), |sample: Sample, line| {
             match done.insert((sample.seed, sample.id)) {
                 true => Ok(()),
                 false => Err(RecordError::Duplicate {
@@ -108,15 +100,45 @@ impl<'a> RunLock<'a> {
                 }),
             }
         })?;
-        recover_lines(&timings, |_: Seconds, _| Ok(()))?;
+        recover_lines(&timings, None, |_: Seconds, _| Ok(()))?;
         Ok(RunWriter {
             path: self.path.into(),
-            samples: LineAppender::open(samples)?,
-            timings: LineAppender::open(timings)?,
+            samples: LineAppender::open(samples, Some(run))?,
+            timings: LineAppender::open(timings, None)?,
             done,
             _lock: self.lock,
         })
     }
+}
+
+/// Locks a directory for one writer, and removes the temporary files of writers that were killed.
+pub fn lock_dir(path: &Path) -> Result<DirLock, RecordError> {
+    DirLock::exclusive(path).map_err(|source| lock_error(path, source))
+}
+
+/// Locks one of several parts of a directory's files.
+pub fn lock_part(path: &Path, part: &str) -> Result<DirLock, RecordError> {
+    DirLock::part(path, part).map_err(|source| lock_error(path, source))
+}
+
+fn lock_error(path: &Path, source: io::Error) -> RecordError {
+    if source.kind() == io::ErrorKind::ResourceBusy {
+        return RecordError::Locked { path: path.to_owned() };
+    }
+    dir_error(path, source)
+}
+
+/// The error of a directory that cannot be made.
+fn dir_error(path: &Path, source: io::Error) -> RecordError {
+    match path.ancestors().find(|above| above.exists()) {
+        Some(file) if !file.is_dir() => RecordError::NotADirectory { path: file.to_owned() },
+        _ => RecordError::Write { path: path.to_owned(), source },
+    }
+}
+
+/// Makes a directory and those above it.
+pub fn create_dir(path: &Path) -> Result<(), RecordError> {
+    std::fs::create_dir_all(path).map_err(|source| dir_error(path, source))
 }
 
 /// A JSON Lines file open for appending.
@@ -126,13 +148,15 @@ struct LineAppender {
     file: File,
     /// The length in bytes up to the last complete line.
     length: u64,
+    /// The digest that each line's begins with, if lines have one.
+    run: Option<Fingerprint>,
 }
 
 impl LineAppender {
-    fn open(path: PathBuf) -> Result<Self, RecordError> {
+    fn open(path: PathBuf, run: Option<Fingerprint>) -> Result<Self, RecordError> {
         let opened = OpenOptions::new().append(true).create(true).open(&path);
         match opened.and_then(|file| Ok((file.metadata()?.len(), file))) {
-            Ok((length, file)) => Ok(Self { path, file, length }),
+            Ok((length, file)) => Ok(Self { path, file, length, run }),
             Err(source) => Err(RecordError::Write { path, source }),
         }
     }
@@ -148,6 +172,9 @@ impl LineAppender {
 
     fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
+        if let Some(run) = &self.run {
+            add_digest(run, &mut line);
+        }
         line.push(b'\n');
         self.file.write_all(&line)?;
         self.length += line.len() as u64;
@@ -168,7 +195,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_full_disk_is_reported_with_a_hint() {
-        let mut full = LineAppender::open("/dev/full".into()).unwrap();
+        let mut full = LineAppender::open("/dev/full".into(), None).unwrap();
         let error = full.append(&Seconds::default()).unwrap_err();
         assert_eq!(error.to_string(), "cannot write /dev/full (free some space, then resume)");
         let RecordError::Write { source, .. } = error else { panic!("{error}") };
@@ -179,9 +206,9 @@ mod tests {
     fn values_that_json_cannot_represent_are_not_written() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("timings.jsonl");
-        let mut timings = LineAppender::open(path.clone()).unwrap();
+        let mut timings = LineAppender::open(path.clone(), None).unwrap();
         let error = timings.append(&Seconds { total: f64::NAN, ..Seconds::default() }).unwrap_err();
         assert!(matches!(error, RecordError::InvalidRecord { .. }), "{error}");
-        assert_eq!(fs::read(&path).unwrap(), b"");
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
     }
 }

@@ -96,6 +96,50 @@ fn what_is_written_is_read() {
     assert_eq!(run.results().unwrap(), results);
 }
 
+/// Lines of another run, changed ones and rewritten ones are told from the run's own.
+#[test]
+fn lines_of_others_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (own, other) = (dir.path().join("own"), dir.path().join("other"));
+    let others = Manifest { fingerprint: "another data set".into(), ..manifest() };
+    for (path, manifest) in [(&own, manifest()), (&other, others)] {
+        let mut run = RunDir::create(path, &manifest).unwrap();
+        all_samples().iter().for_each(|sample| run.append(sample).unwrap());
+    }
+    let samples = own.join("samples.jsonl");
+    let text = fs::read_to_string(&samples).unwrap();
+    let foreign = fs::read_to_string(other.join("samples.jsonl")).unwrap();
+    assert_ne!(text, foreign);
+    let rewritten: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let rewritten = format!("{rewritten:#}").replace('\n', "") + "\n";
+    for damaged in [
+        foreign,
+        text.replacen("\"gold\":\"1\"", "\"gold\":\"2\"", 1),
+        text.replacen("\"answer\":\"1\"", "\"answer\":\"0\"", 1),
+        rewritten,
+    ] {
+        replace_file(&samples, damaged.as_bytes());
+        let error = RunDir::resume(&own, &manifest()).unwrap_err();
+        assert!(matches!(error, RecordError::ForeignLine { line: 1, .. }), "{error}");
+        let read = RunDir::open(&own).unwrap().samples().unwrap().next().unwrap();
+        assert!(matches!(read, Err(RecordError::ForeignLine { .. })), "{read:?}");
+    }
+    // Lines of a version without digests.
+    let old = text.lines().map(|line| format!("{}}}\n", line.split(",\"digest\"").next().unwrap()));
+    replace_file(&samples, old.collect::<String>().as_bytes());
+    assert_eq!(RunDir::resume(&own, &manifest()).unwrap().done_count(), all_samples().len());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_as_manifest_does_not_hang() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = std::process::Command::new("mkfifo").arg(dir.path().join("manifest.json")).status();
+    assert!(pipe.unwrap().success());
+    let error = RunDir::open(dir.path()).unwrap_err();
+    assert!(matches!(error, RecordError::Read { .. }), "{error}");
+}
+
 #[test]
 fn cut_at_any_byte_a_run_resumes_to_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
@@ -245,7 +289,10 @@ fn a_directory_without_a_manifest_is_not_a_run() {
         RecordError::Exists { .. }
     ));
     let file = dir.path().join("samples.jsonl");
-    assert!(matches!(RunDir::create(&file, &manifest()).unwrap_err(), RecordError::Write { .. }));
+    for below in [file.clone(), file.join("run")] {
+        let error = RunDir::create(&below, &manifest()).unwrap_err();
+        assert!(matches!(error, RecordError::NotADirectory { path } if path == file));
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use record::LATENTS_FILE;
+use record::{LATENTS_FILE, RunDir};
 use safetensors::tensor::{Dtype, Metadata};
 
 use crate::error::ReportError;
@@ -55,10 +55,18 @@ impl LatentsReader {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(ReportError::Read { path, source }),
         };
-        match read_header(file) {
-            Ok((header, start)) => Ok(Some(Self { path, header, start })),
-            Err(source) => Err(ReportError::Latents { path, source }),
+        let (header, start) = match read_header(file) {
+            Ok(read) => read,
+            Err(source) => return Err(ReportError::Latents { path, source }),
+        };
+        // Files of earlier versions do not name their run.
+        if let Some(run) = header.metadata().as_ref().and_then(|entries| entries.get("run"))
+            && *run != RunDir::open(dir)?.manifest().digest().finish()
+        {
+            let source = io::Error::new(io::ErrorKind::InvalidData, "the thoughts of another run");
+            return Err(ReportError::Latents { path, source });
         }
+        Ok(Some(Self { path, header, start }))
     }
 
     /// The thoughts of the sampled trajectories of a question, if they are in the file.

@@ -125,7 +125,9 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
         match error {
-            EngineError::TooLong { .. } | EngineError::Empty { .. } => {
+            EngineError::TooLong { .. }
+            | EngineError::LongText { .. }
+            | EngineError::Empty { .. } => {
                 let code = Some("context_length_exceeded");
                 Self { code, ..Self::field("prompt", message) }
             }

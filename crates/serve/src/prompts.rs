@@ -62,7 +62,8 @@ impl ChatPrompts {
         let messages = read_messages(body)?;
         match &self.environment {
             Some(environment) => {
-                let text = self.render(environment, &messages);
+                let guarded = messages.iter().map(|message| guarded(of, message));
+                let text = self.render(environment, &guarded.collect::<Vec<_>>());
                 let text = text.map_err(|error| body.error("messages", error.to_string()))?;
                 Prompt::verbatim(of, 0, text)
             }
@@ -81,6 +82,12 @@ impl ChatPrompts {
         context["add_generation_prompt"] = json!(true);
         environment.get_template("chat")?.render(minijinja::Value::from_serialize(&context))
     }
+}
+
+/// A message whose content cannot become a control token, whatever it says.
+fn guarded(of: &Reasoner, message: &Value) -> Value {
+    let content = message["content"].as_str().unwrap_or_default();
+    json!({ "role": message["role"], "content": of.tokenizer.guard(content) })
 }
 
 /// The template of tokenizer_config.json: a text, or the default one of a list.
@@ -193,7 +200,10 @@ impl PromptText {
     /// The tokens as they are.
     pub(crate) fn tokens(&self, of: &Reasoner) -> Result<Vec<u32>, ApiError> {
         Ok(match self {
-            Self::Text(text) => of.tokenizer.encode(text).map_err(engine::EngineError::from)?,
+            Self::Text(text) => {
+                let text = of.tokenizer.guard(text);
+                of.tokenizer.encode(&text).map_err(engine::EngineError::from)?
+            }
             Self::Tokens(tokens) => tokens.clone(),
         })
     }

@@ -20,9 +20,27 @@ pub enum DeviceError {
         /// The operating system's message.
         reason: String,
     },
+    /// More threads than are of any use: each operation wakes all of them.
+    #[error("{threads} worker threads are more than the {limit} that a machine like this takes")]
+    TooManyThreads {
+        /// The number of threads.
+        threads: usize,
+        /// The most that are started.
+        limit: usize,
+    },
     /// The CPU does not have the instruction set.
     #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
     UnsupportedIsa(Isa),
+    /// A model's size that no kernel of the GPU takes.
+    #[error("a {what} of {found} is more than the {limit} that the GPU's kernels take")]
+    GpuShape {
+        /// The size, e.g. `hidden size`.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// The largest one.
+        limit: usize,
+    },
     /// An error of the GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -63,6 +81,10 @@ impl Device {
             return Err(DeviceError::UnsupportedIsa(isa));
         }
         let threads = threads.map_or_else(available_threads, NonZeroUsize::get);
+        let limit = (THREADS_PER_CORE * available_threads()).max(LEAST_THREAD_LIMIT);
+        if threads > limit {
+            return Err(DeviceError::TooManyThreads { threads, limit });
+        }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("latent-tts-{i}"))
@@ -88,6 +110,11 @@ impl Device {
     /// Whether this is a GPU.
     pub fn is_cuda(&self) -> bool {
         matches!(self.backend(), Backend::Cuda(_))
+    }
+
+    /// Refuses a model whose sizes no kernel of this device takes.
+    pub fn check_model(&self, width: usize, head_dim: usize) -> Result<(), DeviceError> {
+        if self.is_cuda() { check_gpu_shape(width, head_dim) } else { Ok(()) }
     }
 
     /// Whether the compute dtype is f32.
@@ -217,6 +244,44 @@ impl DeviceEvent {
     }
 }
 
+/// The widest rows of the normalization kernels, and the widest heads of the attention kernels.
+const MAX_GPU_WIDTH: usize = 16_384;
+const MAX_GPU_HEAD_DIM: usize = 256;
+
+fn check_gpu_shape(width: usize, head_dim: usize) -> Result<(), DeviceError> {
+    let sizes = [("hidden size", width, MAX_GPU_WIDTH), ("head size", head_dim, MAX_GPU_HEAD_DIM)];
+    match sizes.into_iter().find(|(_, found, limit)| found > limit) {
+        Some((what, found, limit)) => Err(DeviceError::GpuShape { what, found, limit }),
+        None => Ok(()),
+    }
+}
+
+/// The limit of worker threads: so many a core, and at least [`LEAST_THREAD_LIMIT`].
+const THREADS_PER_CORE: usize = 4;
+const LEAST_THREAD_LIMIT: usize = 64;
+
 fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_that_no_gpu_kernel_takes_are_refused() {
+        assert!(check_gpu_shape(MAX_GPU_WIDTH, MAX_GPU_HEAD_DIM).is_ok());
+        for (width, head_dim) in [(MAX_GPU_WIDTH + 1, 64), (768, MAX_GPU_HEAD_DIM + 1)] {
+            let error = check_gpu_shape(width, head_dim).unwrap_err();
+            assert!(matches!(error, DeviceError::GpuShape { .. }), "{error}");
+        }
+        let device = Device::cpu(None).unwrap();
+        assert!(device.check_model(1 << 18, 512).is_ok(), "processors have no such limits");
+    }
+
+    #[test]
+    fn threads_are_limited() {
+        let error = Device::cpu(NonZeroUsize::new(100_000)).unwrap_err();
+        assert!(matches!(error, DeviceError::TooManyThreads { .. }), "{error}");
+    }
 }

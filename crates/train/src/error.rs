@@ -18,7 +18,7 @@ pub enum TrainError {
     #[error(transparent)]
     Engine(#[from] engine::EngineError),
     /// A file or directory cannot be accessed.
-    #[error("cannot access {}", path.display())]
+    #[error("cannot access {}; check that it is there, and the space of its disk", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum TrainError {
         resume_from(*saved)
     )]
     Diverged {
-        /// Counted from 0.
+        /// Counted from 1.
         step: u32,
         /// What was found.
         what: Divergence,
@@ -59,6 +59,17 @@ pub enum TrainError {
          and accumulate the gradients of more of them"
     )]
     Memory {
+        /// With its unit.
+        needed: String,
+        /// With its unit.
+        free: String,
+    },
+    /// A new model does not fit the device's memory.
+    #[error(
+        "training the new model takes at least {needed} and {free} are free; make it narrower, or \
+         of fewer layers"
+    )]
+    ModelMemory {
         /// With its unit.
         needed: String,
         /// With its unit.
@@ -80,6 +91,26 @@ pub enum TrainError {
     SettingsChanged {
         /// The file.
         path: PathBuf,
+    },
+    /// A training state belongs to a training on other files.
+    #[error(
+        "{}: the initial model or the data are not what they were; use the same files, or another \
+         output directory",
+        path.display()
+    )]
+    InputsChanged {
+        /// The state.
+        path: PathBuf,
+    },
+    /// A finished training whose model is not there.
+    #[error(
+        "{}: the training is finished and its best model is gone; remove this directory to train \
+         again",
+        dir.display()
+    )]
+    MissingModel {
+        /// The directory of the training's state.
+        dir: PathBuf,
     },
     /// A training state was written with other settings of the optimizer.
     #[error(

@@ -15,7 +15,7 @@ pub mod codi;
 pub mod colar;
 pub mod simcot;
 
-use model::{ModelError, Parameter, TrainableDecoder};
+use model::{ModelError, Parameter, Tokenizer, TrainableDecoder};
 use tensor::DeviceError;
 
 use crate::dataset::TrainExample;
@@ -41,6 +41,16 @@ pub struct ExamplePlace {
     pub progress: f64,
     /// Two uniform numbers from [0, 1), a function of the seed and the index.
     pub uniforms: [f64; 2],
+}
+
+/// The example with texts that cannot become control tokens.
+fn guarded(tokenizer: &Tokenizer, example: &TrainExample) -> TrainExample {
+    let guard = |text: &String| tokenizer.guard(text).into_owned();
+    TrainExample {
+        question: guard(&example.question),
+        steps: example.steps.iter().map(guard).collect(),
+        answer: guard(&example.answer),
+    }
 }
 
 /// Tokenizes examples for a method.

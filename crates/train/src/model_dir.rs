@@ -20,6 +20,7 @@ use tensor::Device;
 
 use crate::error::TrainError;
 use crate::methods::LatentMarkers;
+use crate::trainer::check_new_model;
 use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
 use adapter::write_base_record;
 pub use adapter::{AdapterSource, AdapterSpec, AdapterStart, SavedAdapter};
@@ -93,6 +94,7 @@ pub fn init_model(
             write_json(&out.join("config.json"), &config)?;
             let source = InitialWeights { seed: shape.seed, layers: shape.layers };
             let config = Config::read(out)?;
+            check_new_model(device, config.parameters())?;
             let decoder =
                 device.run(|| TrainableDecoder::load(device, &config, &source, LmHead::With))?;
             let writer = WeightWriter { dtype: tuning.dtype, adapter: None };
@@ -127,7 +129,9 @@ fn init_from_pretrained(
     let new_vocab = old_vocab.max(first + missing.len());
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
-    let copy_from = tokenizer.encode("<<")?.first().copied().unwrap_or(markers.eos);
+    // A tokenizer may have tokens beyond the table, whose rows are new as well.
+    let candidates = tokenizer.encode("<<")?.into_iter().chain([markers.eos]);
+    let copy_from = candidates.filter(|token| (*token as usize) < old_vocab).next().unwrap_or(0);
     let mut config = read_json(&out.join("config.json"))?;
     let vocab = json!(new_vocab);
     match config.get_mut("text_config") {
@@ -398,6 +402,12 @@ impl WeightWriter {
         let adapter =
             tuning.lora.as_ref().map(|spec| SavedAdapter::new(spec, start)).transpose()?;
         Ok(Self { dtype: tuning.dtype, adapter })
+    }
+
+    /// Whether [`WeightWriter::write`] has written weights to `out`.
+    pub fn is_written(&self, out: &Path) -> bool {
+        let weights = if self.adapter.is_some() { ADAPTER_WEIGHTS } else { "model.safetensors" };
+        out.join(weights).is_file()
     }
 
     /// Writes to `out` what was trained. All weights become `model.safetensors`, the decoder under

@@ -103,6 +103,10 @@ where
         self.write_weights(&self.out)
     }
 
+    fn is_saved(&self) -> bool {
+        self.writer.is_written(&self.out)
+    }
+
     fn frozen(&self) -> FrozenElements {
         self.train_step.model().frozen()
     }

@@ -236,6 +236,10 @@ impl TrainTask for RewardTask {
         self.writer.write(&self.out, model, heads)
     }
 
+    fn is_saved(&self) -> bool {
+        self.writer.is_written(&self.out)
+    }
+
     fn frozen(&self) -> FrozenElements {
         self.train_step.model.frozen()
     }

@@ -29,6 +29,7 @@ use state::TrainState;
 
 pub use divergence::Divergence;
 pub use memory::TrainMemory;
+pub(crate) use memory::check_new_model;
 pub use state::STATE_FILE;
 
 /// The name under which [`TrainTask::accumulate_gradients`] counts examples. Counts are added up
@@ -62,6 +63,9 @@ pub trait TrainTask {
 
     /// Writes the model in the format that the engine loads.
     fn save(&mut self) -> Result<(), TrainError>;
+
+    /// Whether the files that [`Self::save`] writes are there.
+    fn is_saved(&self) -> bool;
 
     /// What the model keeps besides [`Self::parameters`].
     fn frozen(&self) -> FrozenElements {
@@ -126,6 +130,8 @@ pub struct TrainSettings {
     pub fixed: Map<String, Value>,
     /// Those of the optimizer, which may change: [`TrainConfig::change_optimizer`].
     pub optimizer: Map<String, Value>,
+    /// The digest of what is read: the initial model, the data. Unlike paths it follows content.
+    pub inputs: String,
 }
 
 impl TrainSettings {
@@ -207,9 +213,12 @@ impl Trainer<'_> {
                 return Ok(TrainOutcome::Interrupted);
             }
         }
-        if run.state.best.is_none() {
+        if run.state.best.is_none() || !task.is_saved() && run.state.is_kept() {
             run.check_finite(task)?;
             task.save()?;
+        }
+        if !task.is_saved() {
+            return Err(TrainError::MissingModel { dir: self.config.dir.clone() });
         }
         Ok(TrainOutcome::Finished)
     }
@@ -329,7 +338,9 @@ impl<'a> TrainRun<'a> {
     }
 
     fn diverged(&self, what: Divergence) -> TrainError {
-        TrainError::Diverged { step: self.state.steps, what, saved: self.saved }
+        // Parameters are looked at after a step, all else is found in one.
+        let step = self.state.steps + u32::from(what != Divergence::Parameter);
+        TrainError::Diverged { step, what, saved: self.saved }
     }
 }
 

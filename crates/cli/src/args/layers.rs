@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::builder::BoolishValueParser;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
@@ -73,6 +74,19 @@ fn env_var(long: &str) -> String {
     format!("{ENV_PREFIX}{}", long.to_ascii_uppercase().replace('-', "_"))
 }
 
+/// The environment variable that the value of an error came from: that of its flag, where it is set
+/// and the command line has no such flag.
+pub fn variable_of(error: &clap::Error) -> Option<String> {
+    let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else { return None };
+    let flag = flag.split([' ', '=']).next()?;
+    let typed = |arg: OsString| {
+        let arg = arg.to_string_lossy().into_owned();
+        arg == flag || arg.strip_prefix(flag).is_some_and(|rest| rest.starts_with('='))
+    };
+    let variable = env_var(flag.strip_prefix("--")?);
+    (std::env::var_os(&variable).is_some() && !std::env::args_os().any(typed)).then_some(variable)
+}
+
 /// A note for each variable that begins like a flag's and belongs to none: it was most likely
 /// mistyped.
 fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
@@ -123,7 +137,7 @@ fn read_config(file: &Path) -> Result<Table> {
             "{size} bytes are too many for a file of settings; at most {MAX_CONFIG_BYTES} are read"
         );
     }
-    let bytes = std::fs::read(file)?;
+    let bytes = files::read_regular(file)?;
     let text = std::str::from_utf8(&bytes)
         .map_err(|e| anyhow::anyhow!("not UTF-8 at byte {}", e.valid_up_to()))?;
     text.parse::<Table>().map_err(|error| {

@@ -6,10 +6,20 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use model::{LoraConfig, LoraTargets};
 use serde_json::{Value, json};
+use tensor::rng::{MAX_ELEMENTS, MAX_LAYERS};
 use train::model_dir::{AdapterSpec, AdapterStart};
 
 use super::values::WeightedData;
 use super::{DeviceArgs, DtypeKind, OutputArgs, PresetKind, values};
+
+/// The most examples of a batch: one more digit is a slip.
+const MAX_BATCH: usize = 1 << 20;
+/// The most thoughts of an example, and of what they are counted in.
+const MAX_THOUGHTS: usize = 1 << 16;
+/// The most positions of a new model.
+const MAX_POSITIONS: usize = 1 << 24;
+/// The largest rank of an adapter.
+const MAX_RANK: usize = 1 << 16;
 
 /// Subcommands of `latent-tts train`.
 #[derive(Debug, Subcommand)]
@@ -128,11 +138,23 @@ pub struct ReasonerArgs {
     pub held_out: Option<PathBuf>,
 
     /// Held-out problems to evaluate on
-    #[arg(long, value_name = "COUNT", default_value = "500", help_heading = "Data")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        value_parser = values::zero_to::<MAX_BATCH>,
+        default_value = "500",
+        help_heading = "Data"
+    )]
     pub held_out_count: usize,
 
     /// Thoughts of each example at the end of the curriculum
-    #[arg(long, value_name = "T", default_value = "6", help_heading = "Curriculum")]
+    #[arg(
+        long,
+        value_name = "T",
+        value_parser = values::up_to::<MAX_THOUGHTS>,
+        default_value = "6",
+        help_heading = "Curriculum"
+    )]
     pub thoughts: NonZeroUsize,
 
     /// The schedule by which thoughts replace steps
@@ -170,16 +192,33 @@ pub struct ReasonerArgs {
     pub mixed: f32,
 
     /// Stages: the number of stages with a fixed number of removed steps
-    #[arg(long, value_name = "COUNT", default_value = "3", help_heading = "Curriculum")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        value_parser = values::zero_to::<MAX_THOUGHTS>,
+        default_value = "3",
+        help_heading = "Curriculum"
+    )]
     pub stages: usize,
 
     /// Thoughts for each step [default: 1, with --removal stages 2]
-    #[arg(long, value_name = "COUNT", help_heading = "Curriculum")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        value_parser = values::up_to::<MAX_THOUGHTS>,
+        help_heading = "Curriculum"
+    )]
     pub thoughts_per_step: Option<NonZeroUsize>,
 
     /// The weight of an auxiliary loss that predicts the digits of a step's result from the last of
     /// its thoughts, and where it has several those of its operands from the first; 0 for none
-    #[arg(long, value_name = "WEIGHT", default_value = "0.3", help_heading = "Curriculum")]
+    #[arg(
+        long,
+        value_name = "WEIGHT",
+        value_parser = values::deviation,
+        default_value = "0.3",
+        help_heading = "Curriculum"
+    )]
     pub digits: f32,
 
     /// SIM-CoT: the weight of an auxiliary loss that decodes each step from its thoughts with a
@@ -204,7 +243,12 @@ pub struct ReasonerArgs {
     pub gamma: f32,
 
     /// CODI: the inner width of the projector [default: the hidden size]
-    #[arg(long, value_name = "WIDTH", help_heading = "Methods")]
+    #[arg(
+        long,
+        value_name = "WIDTH",
+        value_parser = values::up_to::<MAX_ELEMENTS>,
+        help_heading = "Methods"
+    )]
     pub projector: Option<NonZeroUsize>,
 
     /// CODI: the teacher writes the last step too, whose result is the answer
@@ -212,30 +256,62 @@ pub struct ReasonerArgs {
     pub keep_last_step: bool,
 
     /// CoLaR: the most tokens that a thought stands for; each example has from 1 to so many
-    #[arg(long, value_name = "TOKENS", default_value = "5", help_heading = "Methods")]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = values::up_to::<MAX_THOUGHTS>,
+        default_value = "5",
+        help_heading = "Methods"
+    )]
     pub max_speed: NonZeroUsize,
 
     /// CoLaR: the inner width of the latent head
-    #[arg(long, value_name = "WIDTH", default_value = "2048", help_heading = "Methods")]
+    #[arg(
+        long,
+        value_name = "WIDTH",
+        value_parser = values::up_to::<MAX_ELEMENTS>,
+        default_value = "2048",
+        help_heading = "Methods"
+    )]
     pub latent_head: NonZeroUsize,
 
     #[command(flatten)]
     pub lora: LoraArgs,
 
     /// A new model's hidden size
-    #[arg(long, default_value = "256", help_heading = "Shape (without --init)")]
+    #[arg(
+        long,
+        value_parser = values::up_to::<MAX_ELEMENTS>,
+        default_value = "256",
+        help_heading = "Shape (without --init)"
+    )]
     pub width: NonZeroUsize,
 
     /// A new model's layers
-    #[arg(long, default_value = "6", help_heading = "Shape (without --init)")]
+    #[arg(
+        long,
+        value_parser = values::up_to::<MAX_LAYERS>,
+        default_value = "6",
+        help_heading = "Shape (without --init)"
+    )]
     pub layers: NonZeroUsize,
 
     /// A new model's attention heads
-    #[arg(long, default_value = "8", help_heading = "Shape (without --init)")]
+    #[arg(
+        long,
+        value_parser = values::up_to::<MAX_ELEMENTS>,
+        default_value = "8",
+        help_heading = "Shape (without --init)"
+    )]
     pub heads: NonZeroUsize,
 
     /// A new model's maximum sequence length
-    #[arg(long, default_value = "256", help_heading = "Shape (without --init)")]
+    #[arg(
+        long,
+        value_parser = values::up_to::<MAX_POSITIONS>,
+        default_value = "256",
+        help_heading = "Shape (without --init)"
+    )]
     pub context: NonZeroUsize,
 
     #[command(flatten)]
@@ -253,7 +329,13 @@ pub struct ReasonerArgs {
 #[command(next_help_heading = "LoRA")]
 pub struct LoraArgs {
     /// Train adapters of this rank and freeze the model; 0 trains all weights
-    #[arg(id = "lora", long = "lora", value_name = "RANK", default_value = "0")]
+    #[arg(
+        id = "lora",
+        long = "lora",
+        value_name = "RANK",
+        value_parser = values::zero_to::<MAX_RANK>,
+        default_value = "0"
+    )]
     pub rank: usize,
 
     /// The adapters' scale is ALPHA / RANK
@@ -349,7 +431,12 @@ pub struct TrainingArgs {
     pub steps: NonZeroU32,
 
     /// Examples (problems, for a reward model) in a batch
-    #[arg(long, value_name = "COUNT", default_value = "512")]
+    #[arg(
+        long,
+        value_name = "COUNT",
+        value_parser = values::up_to::<MAX_BATCH>,
+        default_value = "512"
+    )]
     pub batch: NonZeroUsize,
 
     /// Gradient accumulation: batches per optimizer step
@@ -357,7 +444,12 @@ pub struct TrainingArgs {
     pub accumulate: NonZeroU32,
 
     /// The peak learning rate
-    #[arg(long, value_name = "RATE", default_value = "1.5e-3")]
+    #[arg(
+        long,
+        value_name = "RATE",
+        value_parser = values::learning_rate,
+        default_value = "1.5e-3"
+    )]
     pub lr: f32,
 
     /// Warmup steps until the peak learning rate, or a percentage of --steps
@@ -370,19 +462,19 @@ pub struct TrainingArgs {
     pub warmup: values::Warmup,
 
     /// The final learning rate, as a share of the peak; 1 keeps it constant
-    #[arg(long, value_name = "SHARE", default_value = "0.1")]
+    #[arg(long, value_name = "SHARE", value_parser = values::whole_share, default_value = "0.1")]
     pub floor: f32,
 
     /// AdamW's weight decay
-    #[arg(long, value_name = "RATE", default_value = "0.05")]
+    #[arg(long, value_name = "RATE", value_parser = values::deviation, default_value = "0.05")]
     pub weight_decay: f32,
 
     /// AdamW's beta2
-    #[arg(long, value_name = "RATE", default_value = "0.98")]
+    #[arg(long, value_name = "RATE", value_parser = values::share, default_value = "0.98")]
     pub beta2: f32,
 
     /// Clip the gradient to this norm; 0 for no clipping
-    #[arg(long, value_name = "NORM", default_value = "1")]
+    #[arg(long, value_name = "NORM", value_parser = values::deviation, default_value = "1")]
     pub clip: f32,
 
     /// The dropout probability in training
@@ -416,7 +508,7 @@ pub struct TrainingArgs {
 
     /// Stop when the loss has exploded: when its mean over 50 steps has been above this multiple of
     /// its smallest value (of 1, if that is smaller) for 100 steps; 0 for never
-    #[arg(long, value_name = "RATIO", default_value = "3")]
+    #[arg(long, value_name = "RATIO", value_parser = values::weight, default_value = "3")]
     pub max_loss_ratio: f64,
 
     /// Continue the training in --out
@@ -510,12 +602,12 @@ pub struct RewardArgs {
 
     /// The weight of an auxiliary loss that predicts the digits of step results from the reward
     /// model's hidden states; 0 for none
-    #[arg(long, value_name = "WEIGHT", default_value = "0.3")]
+    #[arg(long, value_name = "WEIGHT", value_parser = values::deviation, default_value = "0.3")]
     pub digits: f32,
 
     /// The loss weight of the last step relative to the first: step t of T weighs 1 + (FACTOR - 1)
     /// (t - 1) / (T - 1)
-    #[arg(long, value_name = "FACTOR", default_value = "1")]
+    #[arg(long, value_name = "FACTOR", value_parser = values::deviation, default_value = "1")]
     pub late: f32,
 
     #[command(flatten)]

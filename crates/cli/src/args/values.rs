@@ -99,6 +99,32 @@ pub fn paper_preset() -> impl TypedValueParser<Value = PresetKind> {
     PossibleValuesParser::new(["paper"]).map(|_| PresetKind::Paper)
 }
 
+/// Parses a whole number from 1 to `MAX`: what is beyond would be refused by the memory alone.
+pub fn up_to<const MAX: usize>(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse().ok().filter(|number: &NonZeroUsize| number.get() <= MAX);
+    number.ok_or_else(|| format!("must be a whole number from 1 to {MAX}"))
+}
+
+/// Parses a whole number from 0 to `MAX`.
+pub fn zero_to<const MAX: usize>(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number <= MAX);
+    number.ok_or_else(|| format!("must be a whole number from 0 to {MAX}"))
+}
+
+/// Parses a learning rate: a finite number above 0.
+pub fn learning_rate(text: &str) -> Result<f32, String> {
+    deviation(text)
+        .ok()
+        .filter(|number| *number > 0.0)
+        .ok_or_else(|| "must be a finite number above 0".to_owned())
+}
+
+/// Parses a number in [0, 1].
+pub fn whole_share(text: &str) -> Result<f32, String> {
+    let number = deviation(text).ok().filter(|number| *number <= 1.0);
+    number.ok_or_else(|| "must be at least 0 and at most 1".to_owned())
+}
+
 /// Parses a finite number that is at least 0.
 pub fn weight(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
@@ -385,6 +411,13 @@ mod tests {
         assert!(["0", "1.1", "NaN", "-0.5", ""].iter().all(|p| top_p(p).is_err()));
         assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
         assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
+        assert!(
+            learning_rate("1e-5").is_ok() && whole_share("0").is_ok() && whole_share("1").is_ok()
+        );
+        assert!(["0", "-1", "NaN", "inf", "1e39", ""].iter().all(|r| learning_rate(r).is_err()));
+        assert!(["-1", "NaN", "1.01", "2", "1e30"].iter().all(|s| whole_share(s).is_err()));
+        assert!(up_to::<4>("4").is_ok() && zero_to::<4>("0").is_ok());
+        assert!(["0", "5", "-1", "1e3"].iter().all(|n| up_to::<4>(n).is_err()));
         assert!(weight("0").is_ok() && above_zero("0").is_err() && above_zero("1e-3").is_ok());
         assert!(
             ["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err())

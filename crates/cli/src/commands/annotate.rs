@@ -17,7 +17,7 @@ use latent_tts::{Annotator, ModelSelection, OnExisting, Question, SamplingOption
 use serde_json::{Value, json};
 
 use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, ThoughtsDtypeKind};
-use crate::interrupt::{InterruptGuard, resume_command};
+use crate::interrupt::{self, InterruptGuard};
 use crate::load::{NO_REWARD_MODEL, load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
 use crate::{settings, too_long};
@@ -35,7 +35,7 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let job = AnnotateJob::from_args(args)?;
     let source = settings::data_source(args.data.as_deref(), Split::Train)?;
     let questions = source.read(args.limit, DEFAULT_PER_SHARD)?;
-    let device = args.machine.device.open()?;
+    let device = args.machine.device.open(printer)?;
     let model = load_models(&job.models, &device, printer)?;
     let reasoner = model.reasoner();
     let annotator = Annotator {
@@ -61,10 +61,8 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let store = AnnotationJob::open(&out, &index, job.on_existing)?;
     printer.note(&format!("labels go to {}", out.display()));
     let mut progress = AnnotateProgress::new(&store, &index, job.part, printer);
-    let command = resume_command(std::env::args_os());
-    let guard = InterruptGuard::install(format!(
-        "\ninterrupted; finished shards are kept, continue with:\n  {command}"
-    ))?;
+    let guard =
+        InterruptGuard::install(interrupt::message("interrupted; finished shards are kept"))?;
     let write_lock = guard.lock();
     let annotation = AnnotationJob { annotator, index: &index, part: job.part, write_lock };
     annotation.run(&store, &questions, &mut progress)?;

@@ -34,7 +34,7 @@ const ANNOTATE_SAMPLES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Runs `bench`.
 pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
-    let device = args.machine.device.open()?;
+    let device = args.machine.device.open(printer)?;
     if let Some(trained) = args.train {
         return training::run(args, trained, &device, printer);
     }

@@ -18,7 +18,7 @@ use latent_tts::{
 use serde_json::{Value, json};
 
 use crate::args::{EvalArgs, TooLongKind};
-use crate::interrupt::{InterruptGuard, resume_command};
+use crate::interrupt::{self, InterruptGuard};
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
 use crate::{aggregation, range, settings, too_long};
@@ -32,7 +32,7 @@ const DEFAULT_QUESTIONS: usize = 300;
 pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let job = EvalJob::from_args(args)?;
     let questions = job.data.read(args.limit, DEFAULT_QUESTIONS)?;
-    let device = args.run.machine.device.open()?;
+    let device = args.run.machine.device.open(printer)?;
     let model = load_models(&job.models, &device, printer)?;
     if let Some(note) = range::data_note(&job.models, &model, &questions)? {
         printer.note(&note);
@@ -144,12 +144,14 @@ impl EvalJob {
         questions: &[Question],
         printer: &Printer,
     ) -> Result<EvalOutput> {
-        let command = resume_command(std::env::args_os());
-        let guard = InterruptGuard::install(format!(
-            "\ninterrupted; what is done is kept, continue with:\n  {command}"
-        ))?;
+        let guard =
+            InterruptGuard::install(interrupt::message("interrupted; what is done is kept"))?;
         let mut progress = EvalProgress::new(printer);
-        Ok(self.evaluation(engine, guard.lock()).run(engine, questions, &mut progress)?)
+        let done = self.evaluation(engine, guard.lock()).run(engine, questions, &mut progress)?;
+        if let Some(why) = engine.reasoner().decoder.graph_failure() {
+            printer.note(&format!("note: slower than it could be, without CUDA graphs: {why}"));
+        }
+        Ok(done)
     }
 
     /// The evaluation that the options describe; `write_lock` is held while a record is written.

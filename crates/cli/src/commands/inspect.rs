@@ -1,7 +1,8 @@
 //! `latent-tts inspect`: the family, the configuration and the tensors of a directory or GGUF file.
 //!
-//! Only headers are read; `--values` reads the weights as well, one tensor at a time. The listing
-//! is printed even for an unusable checkpoint, before the error that gives the reason.
+//! Every tensor is read as the loader would, one at a time, unless `--headers` asks for less: what
+//! a run would refuse is refused. The listing is printed even for an unusable checkpoint, before
+//! the error that gives the reason.
 
 mod expected;
 mod gguf;
@@ -42,7 +43,7 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
     };
     printer.result(&report.to_json(), || report.text(args))?;
     listing.check_usable(checkpoint.dir(), kind.rejects_unknown())?;
-    if args.values {
+    if !args.headers {
         expected.iter().try_for_each(|e| checkpoint.tensor(&e.name, &e.shape).map(|_| ()))?;
         printer.note("all weights are finite");
     }

@@ -22,7 +22,7 @@ const MAX_SECONDS: f64 = 7.0 * 86_400.0;
 pub fn run(args: &ServeArgs, printer: &Printer) -> Result<ExitCode> {
     let models = select_models(&args.model)?;
     let options = options(args)?;
-    let device = args.machine.device.open()?;
+    let device = args.machine.device.open(printer)?;
     let model = load_models(&models, &device, printer)?;
     let engine = args.machine.engine(&model)?;
     start_log(&args.http, args.output.quiet);
@@ -79,7 +79,15 @@ fn chat_template(given: Option<&Path>) -> Result<ChatTemplate> {
 /// Log lines go to standard error; `RUST_LOG` chooses them.
 fn start_log(args: &HttpArgs, quiet: bool) {
     let default = if quiet { "error" } else { "info" };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|error| {
+        if std::env::var_os(EnvFilter::DEFAULT_ENV).is_some() {
+            crate::printer::stderr_line(&format!(
+                "note: {} is not used: {error}",
+                EnvFilter::DEFAULT_ENV
+            ));
+        }
+        EnvFilter::new(default)
+    });
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second server in one process keeps the first one's log.
     let _ = match args.log_format {

@@ -29,7 +29,7 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let options = settings::sampling(&args.sampling, DEFAULT_SAMPLES)?;
     let options = aggregation::apply(&args.aggregation, options, models.reward_model.is_some())?;
     let questions = read_questions(&args.text)?;
-    let device = args.machine.device.open()?;
+    let device = args.machine.device.open(printer)?;
     let model = load_models(&models, &device, printer)?;
     let engine = args.machine.engine(&model)?;
 

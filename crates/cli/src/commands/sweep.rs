@@ -35,7 +35,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
         bail!("--metric {} needs rewards; give --reward-model", value_name(args.metric));
     }
     let questions = base.data.read(args.limit, DEFAULT_QUESTIONS)?;
-    let device = args.run.machine.device.open()?;
+    let device = args.run.machine.device.open(printer)?;
     let model = load_models(&base.models, &device, printer)?;
     let engine = args.run.machine.engine(&model)?;
     let (questions, _) = base.fitting(args.run.too_long, questions, &engine, printer)?;

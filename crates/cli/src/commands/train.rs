@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use model::save::SaveDtype;
-use record::{EvalRecord, TrainingDir};
+use record::{DirLock, EvalRecord, TrainingDir};
 use serde_json::{Map, Value, json};
 use tensor::Device;
 use train::schedule::{LrSchedule, Optimizer};
@@ -27,9 +27,6 @@ use crate::args::{DtypeKind, KeepKind, TrainCommand, TrainingArgs};
 use crate::interrupt;
 use crate::printer::{Printer, format_duration};
 use progress::TrainProgress;
-
-/// Exit code of an interrupted training, which `--resume` continues.
-const INTERRUPTED: u8 = 3;
 
 /// Runs `train reasoner` or `train reward`.
 pub fn run(command: &TrainCommand) -> Result<ExitCode> {
@@ -76,6 +73,14 @@ fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> Res
         settings,
         change_optimizer: args.change_optimizer,
     })
+}
+
+/// Locks the directory of a training, and removes the temporary files of one that was killed.
+fn lock_out(out: &Path) -> Result<DirLock> {
+    let lock = record::lock_dir(out)?;
+    let dir = out.join(record::TRAINING_DIR);
+    files::remove_strays(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    Ok(lock)
 }
 
 fn weight_dtype(dtype: DtypeKind) -> SaveDtype {
@@ -162,9 +167,8 @@ fn run_training(
             Ok(ExitCode::SUCCESS)
         }
         TrainOutcome::Interrupted => {
-            let command = interrupt::resume_command(std::env::args_os());
-            printer.note(&format!("interrupted; the state is saved, continue with:\n  {command}"));
-            Ok(ExitCode::from(INTERRUPTED))
+            printer.note(interrupt::message("interrupted; the state is saved").trim_start());
+            Ok(ExitCode::from(interrupt::INTERRUPTED))
         }
     }
 }
@@ -182,8 +186,8 @@ fn kept_metrics(config: &TrainConfig) -> Result<Map<String, Value>> {
 }
 
 /// Every setting that determines the trained weights: those of the model and those of the training
-/// loop.
-fn train_settings(model_settings: Value, args: &TrainingArgs) -> TrainSettings {
+/// loop. `inputs` is the digest of the files that are read.
+fn train_settings(model_settings: Value, args: &TrainingArgs, inputs: String) -> TrainSettings {
     let loop_settings = json!({
         "steps": args.steps,
         "batch": args.batch,
@@ -200,7 +204,7 @@ fn train_settings(model_settings: Value, args: &TrainingArgs) -> TrainSettings {
         "clip": args.clip,
     });
     let fixed = [model_settings, loop_settings].map(entries).into_iter().flatten().collect();
-    TrainSettings { fixed, optimizer: entries(optimizer) }
+    TrainSettings { fixed, optimizer: entries(optimizer), inputs }
 }
 
 /// The entries of a JSON object, for people to read.

@@ -5,6 +5,7 @@
 //! per check states the largest error.
 
 mod checks;
+mod fit;
 mod golden;
 mod methods;
 mod training;
@@ -23,7 +24,7 @@ use golden::GoldenDump;
 
 /// Runs every check of a dump; exit code 1 if any fails.
 pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
-    let device = args.device.open()?;
+    let device = args.device.open(printer)?;
     let golden = GoldenDump::read(&args.dir)?;
     let part = |name: &str| {
         let files = ModelFiles::from(&args.dir.join(name));
@@ -37,6 +38,10 @@ pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     } else {
         None
     };
+    fit::check_reasoner(&golden, reasoner.decoder.config())?;
+    if let Some(reward_model) = &reward_model {
+        fit::check_reward_model(&golden, reward_model.decoder.config())?;
+    }
     let mut checks = checks::run_all(&golden, &reasoner, reward_model.as_ref())?;
     checks.extend(training::run_all(&golden, &device, &args.dir, &checkpoint)?);
     checks.extend(methods::run_all(&device, &args.dir, &checkpoint)?);

@@ -23,6 +23,7 @@
 //! * [`adaptive`]: stopping early changes no trajectory and no decided vote;
 //! * [`rollout`]: labels of thoughts are those of rollouts computed from scratch;
 //! * [`limits`]: where rows end, and what is refused;
+//! * [`markers`]: a question's text never becomes a control token;
 //! * [`token_sampling`]: sampled answer tokens, and the chain-of-thought baseline;
 //! * [`checkpoint_settings`]: what a checkpoint says about its use;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
@@ -45,6 +46,7 @@ mod gumbel;
 mod length;
 mod lens;
 mod limits;
+mod markers;
 mod mixed_requests;
 mod naive;
 mod randomness;

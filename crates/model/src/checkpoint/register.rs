@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use super::files::{self, MappedFile, TensorHeader, WeightFiles};
 use super::layer::LoraLayer;
 use super::{Checkpoint, StoredTensor};
-use crate::adapter::ADAPTER_WEIGHTS;
+use crate::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use crate::error::ModelError;
 use crate::model_files::ModelFiles;
 use crate::names::TensorRole;
@@ -26,6 +26,23 @@ impl Checkpoint {
         self.layers.last_mut().map_or(Ok(()), |layer| layer.check_pairs(architecture))?;
         let Some(layer) = self.layers.last() else { return Ok(()) };
         layer.check_ranks(|factor| self.path(factor))
+    }
+
+    /// Refuses a whole model beside the description of an adapter whose weights are not there: it
+    /// would run as the base model.
+    pub(super) fn check_described_adapter(&self, whole: &ModelFiles) -> Result<(), ModelError> {
+        let in_directory = !matches!(whole, ModelFiles::Gguf(_));
+        let described = in_directory && whole.contains(&whole.file_path(ADAPTER_CONFIG));
+        if !described || self.layers.last().is_some_and(|layer| !layer.pairs.is_empty()) {
+            return Ok(());
+        }
+        let weights = whole.file_path(ADAPTER_WEIGHTS);
+        let pickle = self.pickles.iter().find(|file| file.ends_with("adapter_model.bin"));
+        Err(match pickle {
+            _ if whole.contains(&weights) => ModelError::EmptyAdapter { file: weights },
+            Some(file) => ModelError::PickleWeights { file: file.clone() },
+            None => ModelError::MissingAdapterWeights { dir: whole.path().to_owned() },
+        })
     }
 
     /// Checks the factors of the topmost layer, an adapter's, against the weights below.

@@ -14,8 +14,13 @@ use super::{
 };
 use crate::error::{self, ModelError};
 
-/// Above any real model; bounds loops over the blocks.
-const MAX_LAYERS: usize = 10_000;
+/// Above any real model; bounds loops over the blocks. A random number's name has ten bits for the
+/// layer, so that more of them would repeat.
+const MAX_LAYERS: usize = tensor::rng::MAX_LAYERS;
+/// Above any real model. A random number's name has so many elements of a row.
+const MAX_WIDTH: usize = tensor::rng::MAX_ELEMENTS;
+/// Above any real model.
+const MAX_FFN: usize = 1 << 24;
 /// Above any real model; bounds tables over the positions.
 const MAX_POSITIONS: usize = 1 << 24;
 
@@ -262,16 +267,19 @@ fn class_name(f: JsonFields) -> Option<String> {
 
 /// Checks the invariants listed in the header of [`super`].
 fn validate(f: JsonFields, c: &Config) -> Result<(), ModelError> {
-    if c.layers > MAX_LAYERS {
-        return Err(
-            f.bad("num_hidden_layers", &format!("is {}; at most {MAX_LAYERS} are read", c.layers))
-        );
-    }
-    if c.context > MAX_POSITIONS {
-        return Err(f.bad(
-            "max_position_embeddings",
-            &format!("is {}; at most {MAX_POSITIONS} are read", c.context),
-        ));
+    let gpt2 = c.architecture == Architecture::Gpt2;
+    let name = |gpt2_name, llama_name| if gpt2 { gpt2_name } else { llama_name };
+    let limits = [
+        (name("n_layer", "num_hidden_layers"), c.layers, MAX_LAYERS),
+        (name("n_positions", "max_position_embeddings"), c.context, MAX_POSITIONS),
+        (name("n_embd", "hidden_size"), c.width, MAX_WIDTH),
+        (name("n_head", "num_attention_heads"), c.heads, MAX_WIDTH),
+        ("head_dim", c.head_dim, MAX_WIDTH),
+        (name("n_inner", "intermediate_size"), c.ffn, MAX_FFN),
+    ];
+    if let Some((field, found, limit)) = limits.into_iter().find(|(_, found, limit)| found > limit)
+    {
+        return Err(f.bad(field, &format!("is {found}; at most {limit} are read")));
     }
     if !c.heads.is_multiple_of(c.kv_heads) {
         let why = format!("is {}; it must divide num_attention_heads, {}", c.kv_heads, c.heads);
@@ -284,7 +292,7 @@ fn validate(f: JsonFields, c: &Config) -> Result<(), ModelError> {
     }
     parameter_bytes(c)
         .map(|_| ())
-        .ok_or_else(|| f.bad("hidden_size", "makes a model larger than any memory"))
+        .ok_or_else(|| f.bad(name("n_embd", "hidden_size"), "makes a model larger than any memory"))
 }
 
 /// Bytes of all weights as f32, or `None` on overflow; every size that the decoder computes is

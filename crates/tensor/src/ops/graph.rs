@@ -60,6 +60,8 @@ pub struct GraphCache(Mutex<GraphEntries>);
 
 #[derive(Debug, Default)]
 struct GraphEntries {
+    /// The first error of a capture.
+    failure: Option<String>,
     disabled: bool,
     entries: Vec<(GraphKey, u64, GraphState)>, // with the clock of last use
     clock: u64,
@@ -91,6 +93,11 @@ impl GraphCache {
     /// The number of passes that were replayed.
     pub fn replays(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).replays
+    }
+
+    /// Why a pass could not be captured, if one could not: it is launched kernel by kernel.
+    pub fn failure(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).failure.clone()
     }
 
     /// `body(prepare(x))`, by replaying a graph if there is one for `key`. `prepare` copies the
@@ -138,7 +145,10 @@ impl GraphCache {
                         return Ok(out);
                     }
                     // Launched below, which reports an error that is not the capture's.
-                    Err(_) => *state = GraphState::Failed,
+                    Err(error) => {
+                        *state = GraphState::Failed;
+                        entries.failure.get_or_insert_with(|| error.to_string());
+                    }
                 }
             }
             Some(GraphState::Failed) => {}

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum AnnotationError {
     /// A file cannot be read.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}; check that it is there and may be read", path.display())]
     Read {
         /// The file.
         path: PathBuf,

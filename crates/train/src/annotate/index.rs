@@ -4,10 +4,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use files::Checksum;
+use record::{DirLock, Fingerprint};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::AnnotationError;
+use super::reader::{check_shard, sign_shard};
 use super::shard::AnnotationShard;
 
 /// The format version. Incremented when readers of the old format would misread the new one.
@@ -79,7 +82,7 @@ impl AnnotationIndex {
 
     pub(super) fn read(dir: &Path) -> Result<Self, AnnotationError> {
         let path = dir.join(INDEX_FILE);
-        let text = match fs::read(&path) {
+        let text = match files::read_regular(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(AnnotationError::NoIndex { dir: dir.into() });
             }
@@ -112,14 +115,50 @@ impl AnnotationIndex {
     /// Checks that nothing differs that affects the content of shards.
     fn check_resumable(&self, requested: &Self, path: PathBuf) -> Result<(), AnnotationError> {
         let comparable = |index: &Self| {
-            let index = Self { program: String::new(), commit: None, ..index.clone() };
-            serde_json::to_value(index)
-                .map_err(|e| AnnotationError::BadIndex { path: path.clone(), why: e.to_string() })
+            let bad = |why| AnnotationError::BadIndex { path: path.clone(), why };
+            index.comparable().map_err(bad)
         };
         match record::first_difference("index", &comparable(self)?, &comparable(requested)?) {
             Some(by) => Err(AnnotationError::SettingsDiffer { path, by }),
             None => Ok(()),
         }
+    }
+
+    /// Everything that affects the content of shards.
+    fn comparable(&self) -> Result<Value, String> {
+        let index = Self { program: String::new(), commit: None, ..self.clone() };
+        serde_json::to_value(index).map_err(|e| e.to_string())
+    }
+
+    /// The digest of a shard: of what was annotated and how, of its number and of its content.
+    pub(super) fn shard_digest(
+        &self,
+        shard: usize,
+        header: &[u8],
+        data: &[u8],
+    ) -> Result<String, String> {
+        let mut checksum = Checksum::new();
+        checksum.update(data);
+        // The order of the settings' keys is that of the program that wrote the index.
+        let mut parts: Vec<String> = Vec::new();
+        flatten("", &self.comparable()?, &mut parts);
+        parts.sort();
+        let digest = Fingerprint::default()
+            .with("index", parts.join("\n").as_bytes())
+            .with("shard", &(shard as u64).to_le_bytes())
+            .with("header", header)
+            .with("data", &checksum.finalize().to_le_bytes());
+        Ok(digest.finish())
+    }
+}
+
+/// The values below a JSON value, each with its path.
+fn flatten(path: &str, value: &Value, parts: &mut Vec<String>) {
+    match value {
+        Value::Object(entries) => {
+            entries.iter().for_each(|(key, value)| flatten(&format!("{path}.{key}"), value, parts));
+        }
+        other => parts.push(format!("{path} {other}")),
     }
 }
 
@@ -146,7 +185,9 @@ impl AnnotationStore {
             Err(AnnotationError::NoIndex { .. }) => Self::write_index(dir, index),
             stored => {
                 stored?.check_resumable(index, dir.join(INDEX_FILE))?;
-                Ok(Self { dir: dir.into(), index: index.clone() })
+                let store = Self { dir: dir.into(), index: index.clone() };
+                store.check_shards()?;
+                Ok(store)
             }
         }
     }
@@ -154,6 +195,8 @@ impl AnnotationStore {
     /// Replaces the annotations of a directory. Other files stay.
     pub fn overwrite(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         let failed = |source| AnnotationError::Read { path: dir.into(), source };
+        // Nobody may be writing what is removed.
+        drop(record::lock_dir(dir)?);
         if dir.exists() {
             for entry in fs::read_dir(dir).map_err(failed)? {
                 let entry = entry.map_err(failed)?;
@@ -166,10 +209,27 @@ impl AnnotationStore {
     }
 
     fn write_index(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
-        fs::create_dir_all(dir)
-            .map_err(|source| record::RecordError::Write { path: dir.into(), source })?;
+        record::create_dir(dir)?;
         record::write_document(&dir.join(INDEX_FILE), index)?;
         Ok(Self { dir: dir.into(), index: index.clone() })
+    }
+
+    /// Locks the shards of part `part` of `of` for this process; the whole directory if there is
+    /// one part.
+    pub fn claim(&self, part: usize, of: usize) -> Result<DirLock, AnnotationError> {
+        Ok(match of {
+            1 => record::lock_dir(&self.dir)?,
+            _ => record::lock_part(&self.dir, &format!("{:05}-of-{of:05}", part + 1))?,
+        })
+    }
+
+    /// Checks that the shards that are there are whole, and of this annotation.
+    fn check_shards(&self) -> Result<(), AnnotationError> {
+        let on_file = (0..self.index.shards()).filter(|shard| self.path(*shard).exists());
+        for shard in on_file {
+            check_shard(&self.path(shard), &self.index, shard)?;
+        }
+        Ok(())
     }
 
     /// Missing shards of part `part` of `of`, counted from 0. Parts interleave, so that they are
@@ -187,7 +247,9 @@ impl AnnotationStore {
 
     /// Writes a shard that another process made, see [`AnnotationShard::to_bytes`].
     pub fn write_bytes(&self, number: usize, bytes: &[u8]) -> Result<(), AnnotationError> {
-        Ok(record::write_atomic(&self.path(number), bytes)?)
+        let bad = |why| AnnotationError::BadShard { path: self.path(number), why };
+        let signed = sign_shard(&self.index, number, bytes).map_err(bad)?;
+        Ok(record::write_atomic(&self.path(number), &signed)?)
     }
 
     fn path(&self, shard: usize) -> PathBuf {

@@ -1,7 +1,6 @@
 //! Reading of annotations. Thoughts stay in memory-mapped files until they are used; everything
 //! else is small and read at once.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -29,7 +28,8 @@ impl Annotations {
         let index = AnnotationIndex::read(dir)?;
         let shards = shard_files(dir, &index)?
             .iter()
-            .map(|path| MappedShard::open(path, &index))
+            .enumerate()
+            .map(|(shard, path)| MappedShard::open(path, &index, shard))
             .collect::<Result<Vec<_>, _>>()?;
         let mut sum = 0;
         let ends = shards.iter().map(|shard| {
@@ -159,19 +159,20 @@ struct MappedShard {
 }
 
 impl MappedShard {
-    fn open(path: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
+    fn open(path: &Path, index: &AnnotationIndex, shard: usize) -> Result<Self, AnnotationError> {
         let unreadable = |source| AnnotationError::Read { path: path.into(), source };
-        let file = File::open(path).map_err(unreadable)?;
+        let file = files::open_regular(path).map_err(unreadable)?;
         // SAFETY: the map is read-only and private to this struct. As with every memory-mapped
         // file, no other process may truncate it meanwhile. A byte that changes gives a wrong
         // number but no undefined value, since numbers are decoded from copied bytes.
         let bytes = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
-        Self::parse(bytes, index)
+        Self::parse(bytes, index, shard)
             .map_err(|why| AnnotationError::BadShard { path: path.into(), why })
     }
 
-    fn parse(bytes: Mmap, index: &AnnotationIndex) -> Result<Self, String> {
+    fn parse(bytes: Mmap, index: &AnnotationIndex, shard: usize) -> Result<Self, String> {
         let header = ShardHeader::parse(&bytes)?;
+        header.check_digest(index, shard)?;
         let ids = header.list("ids", Dtype::U32, u32::from_le_bytes)?;
         let (problems, trajectories) = (vec![ids.len()], vec![ids.len(), index.trajectories]);
         let ends =
@@ -194,6 +195,10 @@ impl MappedShard {
             return Err(format!("`correct` holds {other}, which is neither 0 nor 1"));
         }
         let counts = header.shaped("counts", Dtype::U64, &[4], u64::from_le_bytes)?;
+        let questions = index.questions_of(shard).len() as u64;
+        if counts[0] != questions {
+            return Err(format!("it is of {} questions where {questions} belong", counts[0]));
+        }
         let prompts = header.list("prompts", Dtype::U32, u32::from_le_bytes)?;
         let steps = header.list("steps", Dtype::I64, i64::from_le_bytes)?;
         let answers = header.list("answers", Dtype::U32, u32::from_le_bytes)?;
@@ -259,6 +264,20 @@ impl<'a> ShardHeader<'a> {
         }
     }
 
+    /// Checks that the file is this shard of this annotation, as it was written. Files of earlier
+    /// versions have no digest.
+    fn check_digest(&self, index: &AnnotationIndex, shard: usize) -> Result<(), String> {
+        let found = self.metadata.metadata().as_ref().and_then(|entries| entries.get(DIGEST));
+        let Some(found) = found else { return Ok(()) };
+        let header = String::from_utf8_lossy(&self.bytes[8..self.start]);
+        let unsigned = header.replacen(&signature(found), "", 1);
+        let data = &self.bytes[self.start..];
+        match index.shard_digest(shard, unsigned.trim_end().as_bytes(), data)? == *found {
+            true => Ok(()),
+            false => Err("it is damaged, or the shard of another annotation or number".into()),
+        }
+    }
+
     /// The bytes of a tensor, checked for dtype and shape; `None` is one dimension of any length.
     fn byte_range(
         &self,
@@ -296,6 +315,38 @@ impl<'a> ShardHeader<'a> {
     ) -> Result<Vec<T>, String> {
         Ok(numbers(&self.bytes[self.byte_range(name, dtype, Some(shape))?], from_bytes))
     }
+}
+
+/// Checks that a file is a shard of an annotation.
+pub(super) fn check_shard(
+    path: &Path,
+    index: &AnnotationIndex,
+    shard: usize,
+) -> Result<(), AnnotationError> {
+    MappedShard::open(path, index, shard).map(drop)
+}
+
+/// The key of a shard's digest in its header's metadata.
+const DIGEST: &str = "digest";
+
+/// The entry of a digest at the beginning of a header.
+fn signature(digest: &str) -> String {
+    format!("\"__metadata__\":{{\"{DIGEST}\":\"{digest}\"}},")
+}
+
+/// A shard's bytes with its digest in the header.
+pub(super) fn sign_shard(
+    index: &AnnotationIndex,
+    shard: usize,
+    bytes: &[u8],
+) -> Result<Vec<u8>, String> {
+    let ShardHeader { start, .. } = ShardHeader::parse(bytes)?;
+    let header = String::from_utf8_lossy(&bytes[8..start]);
+    let (header, data) = (header.trim_end(), &bytes[start..]);
+    let digest = index.shard_digest(shard, header.as_bytes(), data)?;
+    let mut signed = header.replacen('{', &format!("{{{}", signature(&digest)), 1).into_bytes();
+    signed.resize(signed.len().next_multiple_of(8), b' ');
+    Ok([&(signed.len() as u64).to_le_bytes()[..], &signed, data].concat())
 }
 
 fn numbers<T, const B: usize>(bytes: &[u8], from_bytes: impl Fn([u8; B]) -> T) -> Vec<T> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use model::{ModelError, Tokenizer};
 
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers};
+use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, guarded};
 use crate::curriculum::{Curriculum, CurriculumSample};
 use crate::dataset::TrainExample;
 use crate::digit_head::ThoughtTarget;
@@ -53,6 +53,7 @@ impl CoconutEncoder {
         sample: CurriculumSample,
     ) -> Result<TokenizedExample, ModelError> {
         let LatentMarkers { begin_latent, end_latent, eos } = self.markers;
+        let example = &guarded(&self.tokenizer, example);
         let encode = |text: &str| self.tokenizer.encode(text);
         let mut prompt = encode(&format!("{}\n", example.question))?;
         let mut completion = Vec::new();

@@ -16,7 +16,7 @@ use model::{ModelError, Tokenizer};
 use tensor::ops;
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers};
+use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, guarded};
 use crate::dataset::TrainExample;
 use crate::latent_step::{ComparedRow, ForwardSegment};
 use crate::tokenized_example::{DistillRole, TokenizedExample};
@@ -49,6 +49,7 @@ impl ExampleEncoder for CodiEncoder {
         place: ExamplePlace,
     ) -> Result<Vec<TokenizedExample>, ModelError> {
         let LatentMarkers { begin_latent, end_latent, eos } = self.markers;
+        let example = &guarded(&self.tokenizer, example);
         let encode = |text: &str| self.tokenizer.encode(text);
         let question = encode(&format!("{}{}", self.prompt_prefix, example.question))?;
         let dropped = usize::from(!self.keeps_last_step);

@@ -21,7 +21,7 @@ use tensor::ops::{self, GaussianLoss, Indices, PerturbedRows, RowPerturbation, S
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep};
+use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
 use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
@@ -98,6 +98,7 @@ impl ExampleEncoder for ColarEncoder {
         example: &TrainExample,
         place: ExamplePlace,
     ) -> Result<Vec<ColarExample>, ModelError> {
+        let example = &guarded(&self.tokenizer, example);
         let encode = |text: &str| self.tokenizer.encode(text);
         let speed = 1 + (place.uniforms[0] * self.max_speed as f64) as usize;
         let (prefix, suffix) = prompt_parts(speed);

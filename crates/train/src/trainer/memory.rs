@@ -100,6 +100,18 @@ fn kernel_bytes(device: &Device) -> u64 {
     }
 }
 
+/// Refuses a new model whose training takes far more than the free memory, before it is made:
+/// weights and the kernels' copies, gradients, and both moments of AdamW.
+pub(crate) fn check_new_model(device: &Device, parameters: u64) -> Result<(), TrainError> {
+    let needed = parameters.saturating_mul(4 * F32 + kernel_bytes(device));
+    match free_memory(device)? {
+        Some(free) if needed as f64 > TOLERANCE * free as f64 => {
+            Err(TrainError::ModelMemory { needed: gigabytes(needed), free: gigabytes(free) })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Bytes that can still be allocated; on the CPU what Linux says is available.
 fn free_memory(device: &Device) -> Result<Option<u64>, DeviceError> {
     if let Some((free, _)) = device.memory()? {

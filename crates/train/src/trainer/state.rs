@@ -1,10 +1,11 @@
 //! `state.safetensors`: everything that a training resumes from.
 //!
 //! Tensors `i.value`, `i.first` and `i.second` are parameter i and its AdamW moments, in f32; the
-//! header's metadata holds the rest as JSON.
+//! header's metadata holds the rest as JSON, with a checksum of everything.
 
 use std::path::Path;
 
+use files::Checksum;
 use model::NamedTensor;
 use model::save::{self, SaveDtype};
 use record::EvalRecord;
@@ -17,11 +18,13 @@ use crate::error::TrainError;
 
 /// The file of the state, in the directory of the training.
 pub const STATE_FILE: &str = "state.safetensors";
+/// What the state holds of each parameter.
+const PARTS: [&str; 3] = ["value", "first", "second"];
 /// The key of the header's metadata.
 const METADATA_KEY: &str = "training";
 
 /// The progress of a training.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub(super) struct TrainState {
     /// See [`TrainSettings::fixed`](super::TrainSettings::fixed).
     fingerprint: String,
@@ -31,6 +34,16 @@ pub(super) struct TrainState {
     /// The best score of an evaluation.
     pub(super) best: Option<f64>,
     evals_since_best: u32,
+    /// Steps of the model that is kept.
+    #[serde(default)]
+    kept: Option<u32>,
+    /// See [`TrainSettings::inputs`](super::TrainSettings::inputs); states of earlier versions have
+    /// none.
+    #[serde(default)]
+    inputs: Option<String>,
+    /// Of everything else here and of all tensors; states of earlier versions have none.
+    #[serde(default)]
+    checksum: Option<u32>,
 }
 
 impl TrainState {
@@ -41,11 +54,12 @@ impl TrainState {
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
         let path = config.dir.join(STATE_FILE);
-        let bytes = match std::fs::read(&path) {
+        let bytes = match files::read_regular(&path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 let (fingerprint, optimizer) = config.settings.fingerprints();
-                return Ok(Self { fingerprint, optimizer, ..Self::default() });
+                let inputs = Some(config.settings.inputs.clone());
+                return Ok(Self { fingerprint, optimizer, inputs, ..Self::default() });
             }
             Err(source) => return Err(TrainError::Io { path, source }),
         };
@@ -56,17 +70,27 @@ impl TrainState {
             metadata.ok_or_else(|| damaged(format!("no `{METADATA_KEY}` in its header")))?;
         let mut state: Self = serde_json::from_str(metadata)
             .map_err(|e| damaged(format!("`{METADATA_KEY}` in its header: {e}")))?;
-        state.check_settings(config, &path)?;
         let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
+        let stored = state.checksum.take();
+        let mut checksum = state.checksum_start().map_err(damaged)?;
+        for i in 0..task.parameters().len() {
+            for what in PARTS {
+                let tensor = file.tensor(&format!("{i}.{what}"));
+                checksum.update(tensor.map_err(|e| damaged(format!("`{i}.{what}`: {e}")))?.data());
+            }
+        }
+        if stored.is_some_and(|stored| stored != checksum.finalize()) {
+            return Err(damaged("its checksum is not that of its content".into()));
+        }
+        state.check_settings(config, &path)?;
         for (i, parameter) in task.parameters_mut().into_iter().enumerate() {
             let shape = [parameter.value.rows(), parameter.value.cols()];
             let restore = |what: &str| -> Result<Tensor, TrainError> {
                 let tensor = read_tensor(&file, &format!("{i}.{what}"), shape).map_err(damaged)?;
                 Ok(tensor.to_device(device)?)
             };
-            parameter.value = restore("value")?;
-            parameter.moments.first = restore("first")?;
-            parameter.moments.second = restore("second")?;
+            [parameter.value, parameter.moments.first, parameter.moments.second] =
+                [restore(PARTS[0])?, restore(PARTS[1])?, restore(PARTS[2])?];
         }
         task.sync_weights()?;
         Ok(state)
@@ -80,11 +104,28 @@ impl TrainState {
         if self.fingerprint != fingerprint {
             return Err(TrainError::SettingsChanged { path });
         }
+        if self.inputs.as_ref().is_some_and(|inputs| *inputs != config.settings.inputs) {
+            return Err(TrainError::InputsChanged { path });
+        }
         if self.optimizer != optimizer && !config.change_optimizer {
             return Err(TrainError::OptimizerChanged { path });
         }
         self.optimizer = optimizer;
+        self.inputs = Some(config.settings.inputs.clone());
         Ok(())
+    }
+
+    /// The checksum of this, without one; that of the tensors is to be added.
+    fn checksum_start(&self) -> Result<Checksum, String> {
+        debug_assert_eq!(self.checksum, None, "a checksum is not of itself");
+        let mut checksum = Checksum::new();
+        checksum.update(&serde_json::to_vec(self).map_err(|e| e.to_string())?);
+        Ok(checksum)
+    }
+
+    /// Whether the parameters are those of the model that is kept.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept == Some(self.steps)
     }
 
     /// Whether all steps are done, or early stopping ended them.
@@ -103,23 +144,24 @@ impl TrainState {
         task: &dyn TrainTask,
         config: &TrainConfig,
     ) -> Result<(), TrainError> {
+        let path = config.dir.join(STATE_FILE);
+        let failed = |reason| TrainError::BadState { path: path.clone(), reason };
+        let mut state = Self { checksum: None, ..self.clone() };
+        let mut checksum = state.checksum_start().map_err(failed)?;
         let mut tensors = Vec::new();
         for (i, parameter) in task.parameters().into_iter().enumerate() {
             let moments = &parameter.moments;
-            let parts = [
-                ("value", &parameter.value),
-                ("first", &moments.first),
-                ("second", &moments.second),
-            ];
-            for (what, tensor) in parts {
+            for (what, tensor) in
+                PARTS.into_iter().zip([&parameter.value, &moments.first, &moments.second])
+            {
                 let (shape, host) = (vec![tensor.rows(), tensor.cols()], tensor.clone().to_host()?);
                 let (name, values) = (format!("{i}.{what}"), host.data().to_vec());
+                checksum.update(&values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
                 tensors.push(NamedTensor { name, shape, values });
             }
         }
-        let path = config.dir.join(STATE_FILE);
-        let metadata = serde_json::to_string(self)
-            .map_err(|e| TrainError::BadState { path: path.clone(), reason: e.to_string() })?;
+        state.checksum = Some(checksum.finalize());
+        let metadata = serde_json::to_string(&state).map_err(|e| failed(e.to_string()))?;
         Ok(save::write_safetensors(&path, &tensors, SaveDtype::F32, (METADATA_KEY, &metadata))?)
     }
 
@@ -140,6 +182,7 @@ impl TrainState {
         let kept = best || config.keep == KeepPolicy::Last;
         if kept {
             task.save()?;
+            self.kept = Some(self.steps);
         }
         self.evals_since_best = if improved { 0 } else { self.evals_since_best + 1 };
         self.best = if improved { Some(score) } else { self.best };

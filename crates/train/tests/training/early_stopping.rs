@@ -17,6 +17,8 @@ struct ScriptedTask {
     scores: Vec<f64>,
     steps_done: u32,
     saved: Vec<u32>,
+    /// Its files were removed.
+    removed: bool,
 }
 
 impl TrainTask for ScriptedTask {
@@ -46,8 +48,13 @@ impl TrainTask for ScriptedTask {
         Ok(score.map(|&score| EvalResult { metrics: Map::new(), score }))
     }
 
+    fn is_saved(&self) -> bool {
+        !self.removed
+    }
+
     fn save(&mut self) -> Result<(), TrainError> {
         self.saved.push(self.steps_done);
+        self.removed = false;
         Ok(())
     }
 }
@@ -82,6 +89,22 @@ fn patience_ends_training_and_the_best_model_is_kept() {
         (0, 0),
         "a stopped training does not continue when it is resumed"
     );
+}
+
+/// A finished training whose model was removed writes it again, if its state is that model's.
+#[test]
+fn a_finished_training_has_its_model() {
+    for (patience, lost) in [(2, true), (0, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), patience);
+        train(&mut scripted(), &config, &mut |_| ControlFlow::Continue(())).unwrap();
+        let mut again = ScriptedTask { removed: true, ..scripted() };
+        let outcome = train(&mut again, &config, &mut |_| ControlFlow::Continue(()));
+        match lost {
+            true => assert!(matches!(outcome, Err(TrainError::MissingModel { .. })), "{outcome:?}"),
+            false => assert_eq!((outcome.unwrap(), again.saved.len()), (TrainOutcome::Finished, 1)),
+        }
+    }
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! `latent-tts train reasoner`: a latent reasoner, or a baseline with or without chain of thought.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use latent_tts::{data_file, files_over};
+use latent_tts::{data_file, file_fingerprint, files_over};
 use model::{ModelFiles, Tokenizer};
 use serde_json::{Value, json};
 use train::corpus::{self, Split};
@@ -15,7 +16,9 @@ use train::dataset::{self, TrainExample};
 use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 
-use super::{Destination, data, run_training, train_config, train_settings, weight_dtype};
+use super::{
+    Destination, data, lock_out, run_training, train_config, train_settings, weight_dtype,
+};
 use crate::args::values::WeightedData;
 use crate::args::{MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::interrupt::shell_quoted;
@@ -26,11 +29,11 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
     check(args)?;
     let method = method(args)?;
-    let settings = train_settings(model_settings(args, &method), training);
+    let settings = train_settings(model_settings(args, &method), training, inputs(args)?);
     let train_config = train_config(training, &args.out, settings)?;
     let (source, held_out) = (training_data(args)?, held_out(args)?);
     data::check(args, &source, &held_out, printer)?;
-    let device = args.device.open()?;
+    let device = args.device.open(printer)?;
     printer.note(&format!("on {}", device.describe()));
     let init = match initial_files(args)? {
         Some(files) => ModelInit::Pretrained(files),
@@ -47,6 +50,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         dtype: weight_dtype(training.save_dtype),
     };
     let usage = method.family_config();
+    let _lock = lock_out(&args.out)?;
     let model = model_dir::init_model(&device, &init, &args.out, usage, &tuning)?;
     printer.warnings(&model.initial.warnings);
     let training = ReasonerTraining {
@@ -75,6 +79,16 @@ fn next_command(args: &ReasonerArgs) -> String {
         ),
         _ => format!("latent-tts eval --model {out}, or latent-tts annotate --model {out}"),
     }
+}
+
+/// The digest of the files that are read: the initial model's and the data's.
+fn inputs(args: &ReasonerArgs) -> Result<String> {
+    let init = initial_files(args)?;
+    let data = args.data.iter().filter_map(WeightedData::file);
+    let data =
+        data.map(|file| data_file(&file.to_string_lossy())).collect::<Result<Vec<_>, _>>()?;
+    let data = data.iter().chain(&args.held_out).map(PathBuf::as_path);
+    Ok(file_fingerprint(&init, data)?)
 }
 
 /// The files of `--init`.

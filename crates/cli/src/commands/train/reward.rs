@@ -1,10 +1,11 @@
 //! `latent-tts train reward`: a latent reward model on annotations.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use latent_tts::engine::{Family, Method, REFERENCE_DIR, ReferenceTracer, RewardModel};
-use latent_tts::files_over;
+use latent_tts::{file_fingerprint, files_over};
 use model::config::ReferenceRecord;
 use model::source::InitialWeights;
 use model::{Checkpoint, DecoderTuning, LmHead, ModelFiles, Tokenizer, TrainableDecoder, adapter};
@@ -19,7 +20,7 @@ use train::reward_step::{
 };
 use train::trainer::TrainTask;
 
-use super::{Destination, run_training, train_config, train_settings, weight_dtype};
+use super::{Destination, lock_out, run_training, train_config, train_settings, weight_dtype};
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
@@ -27,16 +28,20 @@ use crate::printer::Printer;
 /// Runs `train reward`.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
-    let settings = train_settings(model_settings(args), training);
+    let base = args.lora.base.as_deref();
+    let reasoner = files_over(&args.model, base)?;
+    let init = args.init.as_ref().map(|init| files_over(init, base)).transpose()?;
+    let reference = Reference::of(args, &reasoner)?;
+    let models = [Some(&reasoner), init.as_ref(), reference.as_ref().map(Reference::files)];
+    let data = args.annotations.iter().chain(&args.held_out).map(PathBuf::as_path);
+    let inputs = file_fingerprint(models.into_iter().flatten(), data)?;
+    let settings = train_settings(model_settings(args), training, inputs);
     let train_config = train_config(training, &args.out, settings)?;
     let annotations =
         args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
-    let device = args.device.open()?;
+    let device = args.device.open(printer)?;
     printer.note(&format!("on {}", device.describe()));
-    let base = args.lora.base.as_deref();
-    let reasoner = files_over(&args.model, base)?;
-    let init = args.init.as_ref().map(|init| files_over(init, base)).transpose()?;
     let checkpoint = Checkpoint::open(init.as_ref().unwrap_or(&reasoner))?;
     printer.warnings(checkpoint.warnings());
     let config = checkpoint.config().clone();
@@ -82,7 +87,6 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         train_step = train_step
             .with_outcome_head(OutcomeHead { head, end_latent: end_latent_tokens(&reasoner)? });
     }
-    let reference = Reference::of(args, &reasoner)?;
     let reference_reasoner = reference.as_ref().map(Reference::files);
     let reference_reasoner = reference_reasoner
         .map(|files| RewardModel::load_reference(&device, files, config.width))
@@ -109,6 +113,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         device: device.clone(),
     };
     task.check()?;
+    let _lock = lock_out(&args.out)?;
     if args.objective == ObjectiveKind::Untrained {
         write_files()?;
         task.save()?;

@@ -13,6 +13,7 @@ use model::LatentHead;
 use serde::Serialize;
 use tensor::Tensor;
 
+use super::fit::ModelLimits;
 use super::golden::{GoldenDump, GoldenRow, GoldenTensor};
 
 /// Largest allowed difference, relative to the reference's largest magnitude. Two float32
@@ -158,6 +159,13 @@ pub(super) fn run_all(
         .enumerate()
         .map(|(i, question)| encode_prompt(reasoner, i, &question.question));
     let prompts = prompts.collect::<Result<Vec<_>>>()?;
+    let meta = &golden.meta;
+    let thoughts = meta.latents_exactly.or(meta.latents_at_most).unwrap_or(0);
+    for (i, prompt) in prompts.iter().enumerate() {
+        let limits = ModelLimits(reasoner.decoder.config());
+        let parts = [&prompt.tokens[..], &reasoner.method.end_latent[..]];
+        limits.check_tokens(&format!("question {i}"), parts, thoughts + meta.max_new_tokens)?;
+    }
     let mut checks = vec![
         special_tokens(golden, reasoner),
         prompt_ids(golden, &prompts),
@@ -238,6 +246,10 @@ fn reference_run(
             reference_thoughts(golden, &format!("{i}.{run}.{r}.latents"), row.lengths)
         });
         let golden_thoughts = golden_thoughts.collect::<Result<Vec<_>>>()?;
+        for thoughts in golden_thoughts.iter().filter(|thoughts| thoughts.rows() > 0) {
+            let what = format!("`{i}.{run}`");
+            ModelLimits(reasoner.decoder.config()).check_width(&what, thoughts.cols())?;
+        }
         let params = reference_params(golden, run, expected, &recording)?;
         let teacher_forced = reference::run_rows(
             reasoner,

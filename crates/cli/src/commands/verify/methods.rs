@@ -19,6 +19,7 @@ use train::methods::simcot::StepDecoder;
 use train::tokenized_example::{DistillRole, TokenizedExample};
 
 use super::checks::{F32_TOLERANCE, GoldenCheck};
+use super::fit::ModelLimits;
 use super::golden::{GoldenTensors, read_json};
 use super::training::{GoldenGradients, LOSS_TOLERANCE, check_gradients, if_f32};
 
@@ -115,6 +116,7 @@ pub(super) fn run_all(
         meta: read_json(&path)?,
         tensors: GoldenTensors::read(dir.join("methods.safetensors"))?,
     };
+    dump.check_fit()?;
     let MethodsMeta { codi, simcot, lora, colar, .. } = &dump.meta;
     let mut checks = Vec::new();
     let mut add = |method: &str, make: &dyn Fn() -> Result<Vec<GoldenCheck>>| {
@@ -139,6 +141,35 @@ pub(super) fn run_all(
 }
 
 impl MethodsDump<'_> {
+    /// Checks that the examples fit the model.
+    fn check_fit(&self) -> Result<()> {
+        let (limits, meta) = (ModelLimits(self.checkpoint.config()), &self.meta);
+        for (i, item) in meta.items.iter().enumerate() {
+            let what = format!("methods.json: item {i}");
+            let (end, answer) = (&meta.end_ids[..], &item.answer_ids[..]);
+            let student = [&item.prompt_ids[..], end, answer];
+            limits.check_tokens(&what, student, meta.latents)?;
+            limits.check_tokens(&what, [&item.question_ids[..], &item.cot_ids, answer], 0)?;
+            for step in &item.step_ids {
+                limits.check_tokens(&what, [&step[..], &[meta.eos_id]], 1)?;
+            }
+            let groups = item.groups.iter().map(Vec::as_slice);
+            groups.clone().try_for_each(|group| limits.check_tokens(&what, [group], 0))?;
+            let colar = [&item.colar_prompt_ids[..], &meta.separator_ids, &item.colar_answer_ids];
+            limits.check_tokens(&what, colar.into_iter().chain([&item.labels[..]]), 0)?;
+            let distilled = meta.codi.is_some() || meta.lora.is_some();
+            ensure!(
+                !distilled || item.before_number < item.answer_ids.len(),
+                "{what}: `before_number` is beyond its answer"
+            );
+            ensure!(
+                meta.colar.is_none() || groups.clone().all(|group| !group.is_empty()),
+                "{what}: a group without tokens"
+            );
+        }
+        Ok(())
+    }
+
     fn decoder(&self) -> Result<TrainableDecoder> {
         let Self { device, checkpoint, .. } = self;
         let load = || TrainableDecoder::load(device, checkpoint.config(), checkpoint, LmHead::With);
@@ -347,7 +378,13 @@ impl TensorSource for DumpSource<'_> {
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         match self.given(name) {
-            Some(values) => Ok(values.to_vec()),
+            Some(values) if values.len() == shape.iter().product::<usize>() => Ok(values.to_vec()),
+            Some(values) => Err(ModelError::WrongShape {
+                file: "methods.safetensors".into(),
+                tensor: name.to_owned(),
+                expected: shape.to_vec(),
+                found: vec![values.len()],
+            }),
             None => self.0.checkpoint.tensor(name, shape),
         }
     }
