@@ -28,9 +28,9 @@ ASK = """(async () => {
 UNNAMED = "[...document.querySelectorAll('input, select, textarea, button')].filter((e) => !(e.labels?.length || e.textContent.trim() || e.ariaLabel)).length"
 
 
-def start_server(binary, runs):
+def start_server(binary, runs, *more):
     # Little memory, so that rows wait for each other and trajectories come over a while.
-    command = [binary, "serve", "--port", "0", "--runs", runs, "--memory", "8MiB", "--json", "--quiet"]
+    command = [binary, "serve", "--port", "0", "--runs", runs, "--memory", "8MiB", "--json", "--quiet", *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return process, json.loads(process.stdout.readline())["url"]
 
@@ -168,6 +168,31 @@ def looks(browser, url, link, shots):
     picture(browser, shots, "explore-dark", 1300, 900, whole=True)
 
 
+def api_key(browser, binary, folder, shots):
+    """With a key the page asks for it, and opens runs inside itself, because a link carries no key."""
+    server, url = start_server(binary, str(folder), "--api-key", "secret")
+    browser.events = []
+    try:
+        browser.navigate(url)
+        wait_for(browser, "a key is asked for", "!$('key-field').hidden && $('model').textContent.includes('API key')")
+        refusals = [text for text in complaints(browser.events, (url + "/", "data:", "about:")) if "401" not in text]
+        check("complaints beside the refusal", refusals, [])
+        browser.events = []
+        choose(browser, "key", "secret")
+        wait_for(browser, "the key is taken", "document.documentElement.dataset.ready === 'true'")
+        set_panel(browser, 0, n=4)
+        browser.value(ASK)
+        check("an answer", browser.value(f"{PANEL}.trajectories.length"), 4)
+        check("no key in the link", browser.value("location.href.includes('secret')"), False)
+        browser.value("document.querySelector('#runs-list a').click()")
+        wait_for(browser, "a run is opened", "$('status').textContent.includes('is open below')")
+        picture(browser, shots, "explore-key", 1300, 900)
+        check("complaints", list(complaints(browser.events, (url + "/", "data:", "about:"))), [])
+    finally:
+        server.terminate()
+    server.wait(60)
+
+
 def main(chromium, binary, folder, shots=None):
     folder, shots = pathlib.Path(folder).resolve(), pathlib.Path(shots) if shots else None
     server, url = start_server(binary, str(folder))
@@ -187,6 +212,9 @@ def main(chromium, binary, folder, shots=None):
         looks(browser, url, link, shots)
         allowed = (url + "/", "data:", "about:")
         check("complaints", list(complaints(browser.events, allowed)), [])
+        browser.call("Emulation.setEmulatedMedia", features=[])
+        browser.call("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+        api_key(browser, binary, folder, shots)
         check("a request to another host is refused", browser.value("fetch('https://example.com/').then(() => 'sent', () => 'refused')"), "refused")
     finally:
         browser.close()

@@ -376,10 +376,13 @@ function runEntry({ name, kind, modified }) {
 }
 
 async function openRun(href, name) {
+  tell(`opening ${name}…`);
   const response = await fetch(href, { headers: headers() });
   if (!response.ok) return tell(await problem(response), true);
   $("runs").querySelector("iframe")?.remove();
-  $("runs").append(make("iframe", { title: `run ${name}`, sandbox: "allow-scripts", srcdoc: await response.text() }));
+  const frame = make("iframe", { title: `run ${name}`, sandbox: "allow-scripts", srcdoc: await response.text() });
+  frame.addEventListener("load", () => { tell(`${name} is open below the list of runs`); frame.scrollIntoView(); });
+  $("runs").append(frame);
 }
 
 async function loadModel() {

@@ -6,12 +6,14 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Mutex;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use latent_tts::scheduler::Event;
 use latent_tts::{
     DataSource, Engine, EngineError, Model, Question, Reply, Request, SamplingOptions,
-    SamplingParams,
+    SamplingParams, Scheduler,
 };
 use serde_json::{Value, json};
 use serve::ServeOptions;
@@ -49,7 +51,7 @@ pub fn run(args: &ProofArgs) -> ExitCode {
     ExitCode::from(u8::from(wrong > 0))
 }
 
-/// The same work by one run of the engine, as `eval` does it, and by many clients.
+/// The same work by one run of the engine, as `eval` does it, by its scheduler, and by many clients.
 fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Reply]) -> usize {
     let (questions, samples) = (load.questions.len(), load.samples);
     println!("throughput: {questions} questions x {samples}, {} clients", args.clients);
@@ -59,10 +61,16 @@ fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Rep
         load.run_engine();
         let alone = start.elapsed().as_secs_f64();
         let start = Instant::now();
+        load.run_scheduler();
+        let scheduled = start.elapsed().as_secs_f64();
+        let start = Instant::now();
         let asked = load.ask_all(server, args.clients, 1);
         let served = start.elapsed().as_secs_f64();
-        let share = 100.0 * alone / served;
-        println!("engine {alone:.2} s, server {served:.2} s: {share:.0}%");
+        let [of_scheduler, of_server] = [scheduled, served].map(|seconds| 100.0 * alone / seconds);
+        println!(
+            "engine {alone:.2} s, scheduler {scheduled:.2} s ({of_scheduler:.0}%), server \
+             {served:.2} s ({of_server:.0}%)"
+        );
         assert!(asked.iter().all(|asked| asked.answered.status == 200), "all fit the queue");
         wrong += load.count_wrong(&asked, expected);
     }
@@ -169,13 +177,34 @@ impl Load {
         Self { engine, questions, samples: args.samples }
     }
 
-    /// All questions in one run, as `eval` does it.
-    fn run_engine(&self) -> Vec<Reply> {
+    fn requests(&self) -> Vec<Request> {
         let options = SamplingOptions::new(self.samples.try_into().unwrap());
         let method = &self.engine.reasoner().method;
         let params = SamplingParams { greedy: false, ..options.resolve(method) };
         let request = |question: &Question| Request::new(question.text.trim(), params);
-        let requests: Vec<Request> = self.questions.iter().map(request).collect();
+        self.questions.iter().map(request).collect()
+    }
+
+    /// All questions submitted at once.
+    fn run_scheduler(&self) {
+        let scheduler = Scheduler::start(self.engine.clone(), self.questions.len() * self.samples);
+        let (sender, receiver) = channel();
+        for request in self.requests() {
+            let sender = sender.clone();
+            let tell = move |event| {
+                if let Event::Done(reply) = event {
+                    sender.send(reply.unwrap()).unwrap();
+                }
+            };
+            scheduler.submit(request, tell).unwrap();
+        }
+        drop(sender);
+        assert_eq!(receiver.into_iter().count(), self.questions.len());
+    }
+
+    /// All questions in one run, as `eval` does it.
+    fn run_engine(&self) -> Vec<Reply> {
+        let requests = self.requests();
         let mut replies = Vec::new();
         let take = |_, reply: Result<Reply, EngineError>| -> Result<(), EngineError> {
             replies.push(reply?);
