@@ -3,6 +3,7 @@
 //! drain.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -51,26 +52,18 @@ pub fn run(args: &ProofArgs) -> ExitCode {
     ExitCode::from(u8::from(wrong > 0))
 }
 
-/// The same work by one run of the engine, as `eval` does it, by its scheduler, and by many clients.
+/// The same work by one run of the engine, as `eval` does it, by its scheduler, by many clients.
 fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Reply]) -> usize {
     let (questions, samples) = (load.questions.len(), load.samples);
     println!("throughput: {questions} questions x {samples}, {} clients", args.clients);
     let mut wrong = 0;
     for _ in 0..args.rounds {
-        let start = Instant::now();
-        load.run_engine();
-        let alone = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        load.run_scheduler();
-        let scheduled = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        let asked = load.ask_all(server, args.clients, 1);
-        let served = start.elapsed().as_secs_f64();
-        let [of_scheduler, of_server] = [scheduled, served].map(|seconds| 100.0 * alone / seconds);
-        println!(
-            "engine {alone:.2} s, scheduler {scheduled:.2} s ({of_scheduler:.0}%), server \
-             {served:.2} s ({of_server:.0}%)"
-        );
+        let (alone, _) = WorkTime::measure(|| load.run_engine());
+        let (scheduled, ()) = WorkTime::measure(|| load.run_scheduler());
+        let (served, asked) = WorkTime::measure(|| load.ask_all(server, args.clients, 1));
+        println!("  engine    {alone}");
+        println!("  scheduler {scheduled}, {}", scheduled.beside(alone));
+        println!("  server    {served}, {}", served.beside(alone));
         assert!(asked.iter().all(|asked| asked.answered.status == 200), "all fit the queue");
         wrong += load.count_wrong(&asked, expected);
     }
@@ -153,6 +146,44 @@ fn drain(load: &Load, server: Running, expected: &[Reply]) -> usize {
     println!("drain: {answered} of {sent} accepted requests answered, in {seconds:.2} s");
     assert_eq!(answered, sent, "accepted requests were lost");
     load.count_wrong(&asked, expected)
+}
+
+/// What some work took.
+#[derive(Clone, Copy)]
+struct WorkTime {
+    seconds: f64,
+    /// Processor time of this process, clients included: what other processes on the machine take
+    /// is not in it. 0 where the system does not tell.
+    cpu: f64,
+}
+
+impl WorkTime {
+    fn measure<T>(work: impl FnOnce() -> T) -> (Self, T) {
+        let (start, cpu) = (Instant::now(), cpu_seconds());
+        let done = work();
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        (Self { seconds, cpu }, done)
+    }
+
+    /// The throughput as a share of another's.
+    fn beside(self, other: Self) -> String {
+        let [time, cpu] = [other.seconds / self.seconds, other.cpu / self.cpu];
+        format!("{:.0}% of the engine by time, {:.0}% by processor time", 100.0 * time, 100.0 * cpu)
+    }
+}
+
+impl fmt::Display for WorkTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} s, {:.2} s of processor time", self.seconds, self.cpu)
+    }
+}
+
+/// Processor time of this process, in user and system mode.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name in parentheses may hold spaces; times are in hundredths of a second.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    fields.take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
 struct Load {
