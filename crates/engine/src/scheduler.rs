@@ -15,11 +15,14 @@
 mod batch;
 mod job;
 mod pass;
+mod rate;
 mod step;
 
 use std::collections::VecDeque;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -29,7 +32,8 @@ use crate::reply::{Reply, Trajectory};
 use crate::request::{CancelToken, Request};
 use crate::score::Rewards;
 use batch::ContinuousBatch;
-use job::Job;
+use job::{CompletedRequest, Job};
+use rate::RowRate;
 
 /// What a request is told, in this order.
 #[derive(Debug)]
@@ -48,6 +52,22 @@ pub enum Event {
     },
     /// The last event.
     Done(Result<Box<Reply>, EngineError>),
+}
+
+/// What a request is told beside its reply, and what its reply holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventDetail {
+    /// Trajectories and rewards are told as they come; without, only the start and the end are.
+    pub progress: bool,
+    /// Thoughts are copied from the device; without, `latents` of trajectories and the diversity of
+    /// the reply are empty.
+    pub latents: bool,
+}
+
+impl Default for EventDetail {
+    fn default() -> Self {
+        Self { progress: true, latents: true }
+    }
 }
 
 /// Why a request was not taken.
@@ -71,6 +91,8 @@ pub enum SubmitError {
         waiting: usize,
         /// The most that may wait.
         limit: usize,
+        /// When there should be room; `None` before any request was finished.
+        retry_after: Option<Duration>,
     },
     /// No further requests are taken.
     #[error("the engine is shutting down")]
@@ -115,6 +137,7 @@ struct Shared {
 struct QueueState {
     queue: VecDeque<Work>,
     stats: SchedulerStats,
+    rate: RowRate,
     closed: bool,
 }
 
@@ -130,6 +153,15 @@ impl Submission {
         events: impl FnMut(Event) + Send + 'static,
     ) -> Self {
         Self(Work::Generate(Box::new(Job::new(request, prompt, Box::new(events)))))
+    }
+
+    /// The same with less told; what is not asked for is not computed.
+    #[must_use]
+    pub fn with_detail(mut self, detail: EventDetail) -> Self {
+        if let Work::Generate(job) = &mut self.0 {
+            job.detail = detail;
+        }
+        self
     }
 
     /// Tokens to be scored as [`Engine::score_tokens`] does, between the passes of the batch.
@@ -242,7 +274,8 @@ impl Scheduler {
         }
         let waiting = state.stats.waiting_rows;
         if waiting + rows > limit {
-            return Err(SubmitError::QueueFull { waiting, limit });
+            let retry_after = state.rate.time_for(waiting + rows - limit);
+            return Err(SubmitError::QueueFull { waiting, limit, retry_after });
         }
         state.queue.extend(work);
         state.count_waiting();
@@ -327,17 +360,24 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The engine's thread: passes while there are rows, else it waits for requests.
+    /// The engine's thread: passes while there are rows, else it waits for requests. Replies are
+    /// made beside it: decoding answers takes a core as long as it takes a GPU to compute them.
     fn run(&self) {
         let _close = CloseOnExit(self);
-        let mut batch = ContinuousBatch::new(&self.engine);
-        let mut passes = 0;
-        while self.take_work(&mut batch, passes) {
-            if let Err(error) = batch.step() {
-                batch.fail(&error);
+        let (sender, receiver) = channel::<CompletedRequest>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| receiver.into_iter().for_each(|done| done.reply(&self.engine)));
+            let mut batch = ContinuousBatch::new(&self.engine, sender);
+            let mut passes = 0;
+            while self.take_work(&mut batch, passes) {
+                let start = Instant::now();
+                if let Err(error) = batch.step() {
+                    batch.fail(&error);
+                }
+                self.lock().rate.add(batch.finished_rows(), start.elapsed());
+                passes += 1;
             }
-            passes += 1;
-        }
+        });
     }
 
     /// Lets requests join the batch as far as there is room. Waits while there is nothing to do;

@@ -1,10 +1,16 @@
 //! What a client is told when a request cannot be answered, in OpenAI's shape.
 
+use std::time::Duration;
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::EngineError;
 use engine::scheduler::SubmitError;
 use serde_json::{Value, json};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The queue may be long, and the estimate of when it has room wrong.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// An error of a request.
 #[derive(Debug)]
@@ -14,8 +20,8 @@ pub(crate) struct ApiError {
     /// The field that is wrong.
     pub(crate) param: Option<String>,
     code: Option<&'static str>,
-    /// Seconds until the client should try again.
-    retry_after: Option<u64>,
+    /// When the client should try again.
+    retry_after: Option<Duration>,
 }
 
 impl ApiError {
@@ -67,16 +73,17 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
     }
 
-    /// 429: too much waits already.
-    fn queue_full(message: String, retry_after: u64) -> Self {
-        let (code, retry_after) = (Some("queue_full"), Some(retry_after));
+    /// 429: too much waits already. Clients come again when there should be room.
+    fn queue_full(message: String, room_in: Option<Duration>) -> Self {
+        let room_in = room_in.unwrap_or(SECOND).clamp(SECOND, MAX_RETRY_AFTER);
+        let (code, retry_after) = (Some("queue_full"), Some(room_in));
         Self { code, retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 
     /// 503: the server is going away.
     pub(crate) fn draining() -> Self {
         let message = "the server is shutting down; send the request again";
-        Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+        Self { retry_after: Some(SECOND), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
     /// 504: the deadline of the request has passed. Trying again would end the same way.
@@ -89,10 +96,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// Why the scheduler did not take a request; `retry_after` seconds if it only was too busy.
-    pub(crate) fn submit(error: SubmitError, retry_after: u64) -> Self {
+    /// Why the scheduler did not take a request.
+    pub(crate) fn submit(error: SubmitError) -> Self {
         match error {
-            SubmitError::QueueFull { .. } => Self::queue_full(error.to_string(), retry_after),
+            SubmitError::QueueFull { retry_after, .. } => {
+                Self::queue_full(error.to_string(), retry_after)
+            }
             SubmitError::TooManyRows { .. } => Self::field("latent.samples", error.to_string()),
             SubmitError::Closed => Self::draining(),
             SubmitError::Refused(error) => error.into(),
@@ -139,7 +148,8 @@ impl From<EngineError> for ApiError {
             EngineError::EndlessThoughts { .. } => Self::field("latent.thoughts", message),
             EngineError::NothingToPerturb { .. } => Self::field("latent.sampler", message),
             EngineError::PassFailed { .. } => {
-                Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+                let unavailable = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+                Self { retry_after: Some(SECOND), ..unavailable }
             }
             _ => Self::internal(message),
         }
@@ -150,8 +160,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.to_json());
         let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        if let Some(time) = self.retry_after {
+            // The header has whole seconds; none is too early.
+            headers
+                .insert(header::RETRY_AFTER, HeaderValue::from(time.as_secs_f64().ceil() as u64));
         }
         let retry = self.retry_after.is_some();
         if self.status.is_server_error() {

@@ -3,6 +3,7 @@
 
 use std::num::NonZeroUsize;
 
+use engine::scheduler::EventDetail;
 use engine::{
     AdaptiveSampling, BeamSize, DropoutScope, Engine, MaskLifetime, Perturbation, Prompt,
     SamplingParams, TokenSampling,
@@ -13,6 +14,7 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::inspection::Inspection;
 
 /// Trajectories of each `reasoning_effort`; thoughts are the model's own at every rung, because a
 /// model is trained for its number of thoughts. `none` is the clean run.
@@ -40,6 +42,7 @@ pub(crate) struct Generation {
     pub(crate) stop: Vec<String>,
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) returned: Returned,
+    pub(crate) inspection: Inspection,
 }
 
 /// How trajectories become choices.
@@ -103,6 +106,14 @@ impl Generation {
         if let Some(latent) = latent {
             read_vote(engine, latent, &mut params)?;
         }
+        let inspection = latent.map(|latent| Inspection::read(latent, &params)).transpose()?;
+        let inspection = inspection.unwrap_or_default();
+        if choices == Choices::Each && inspection.map.is_some() {
+            return Err(ApiError::field(
+                "latent.map",
+                "a map is of trajectories that vote; leave n out",
+            ));
+        }
         let seed = body.count("seed", 0..=u64::MAX)?.unwrap_or(0);
         let exact = latent.map(|latent| latent.count("seed", 0..=u64::MAX)).transpose()?.flatten();
         Ok(Self {
@@ -112,6 +123,7 @@ impl Generation {
             stop: read_stop(body)?,
             stream: read_stream(body)?,
             returned: latent.map_or(Ok(Returned::DEFAULT), Returned::read)?,
+            inspection,
         })
     }
 
@@ -122,6 +134,14 @@ impl Generation {
             SeedChoice::WithPrompt(seed) => prompt_seed(seed, &prompt.tokens),
         };
         SamplingParams { seed, ..self.params }
+    }
+
+    /// What the engine has to tell.
+    pub(crate) fn event_detail(&self) -> EventDetail {
+        EventDetail {
+            progress: self.stream.is_some() && self.choices == Choices::Vote,
+            latents: self.returned.thoughts || self.inspection.map.is_some(),
+        }
     }
 
     /// Choices of each prompt.

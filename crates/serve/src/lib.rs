@@ -5,24 +5,29 @@
 //! ```
 //!
 //! `server` has the connections and the drain, `layers` what is around every request, `routes` the
-//! paths, `generation` and `prompts` what the fields mean, `work` the way to the engine and back.
+//! paths, `generation`, `inspection` and `prompts` what the fields mean, `work` the way to the
+//! engine and back. `web_ui` is the page at `/`, `runs` the recorded runs that it opens.
 //! docs/serving.md describes every field, limit, metric and error.
 
 mod error;
 mod fields;
 mod generation;
+mod inspection;
 mod layers;
 mod metrics;
 mod prompts;
 mod reply;
 mod response;
 mod routes;
+mod runs;
 mod server;
 mod state;
 mod stream;
+mod web_ui;
 mod work;
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use model::ModelError;
@@ -57,6 +62,8 @@ pub struct ServeOptions {
     pub chat_template: ChatTemplate,
     /// Log the texts of prompts.
     pub log_prompts: bool,
+    /// A run directory, or a folder with such in it, to be looked at.
+    pub runs: Option<PathBuf>,
 }
 
 impl Default for ServeOptions {
@@ -74,6 +81,7 @@ impl Default for ServeOptions {
             shutdown_timeout: Duration::from_secs(30),
             chat_template: ChatTemplate::Auto,
             log_prompts: false,
+            runs: None,
         }
     }
 }
@@ -89,6 +97,12 @@ pub enum ServeError {
         address: SocketAddr,
         /// What the system says.
         error: std::io::Error,
+    },
+    /// The folder of runs is none.
+    #[error("{} is no directory; name a run directory, or a folder with such in it", path.display())]
+    Runs {
+        /// What was named.
+        path: PathBuf,
     },
     /// The system gives no threads or signals.
     #[error("cannot start the server's threads: {0}")]

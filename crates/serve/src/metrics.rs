@@ -97,7 +97,7 @@ impl Metrics {
         let passes = self.passes.clone();
         registry.register("engine_passes", "passes of the continuous batch", passes);
         let first = self.first_token.clone();
-        let help = "time until the first trajectory is complete";
+        let help = "time until the client is told something";
         registry.register("time_to_first_token_seconds", help, first);
         let latency = self.latency.clone();
         registry.register("e2e_request_latency_seconds", "time of a whole request", latency);

@@ -1,8 +1,8 @@
 //! Replies of the engine as the JSON of choices and usage.
 
 use engine::{Reply, Trajectory};
-use latent_tts::RewardReduction;
 use latent_tts::aggregate::{self, AnswerVotes, Candidate};
+use latent_tts::{RewardReduction, grade};
 use serde_json::{Map, Value, json};
 
 use crate::generation::{Choices, Generation, Returned};
@@ -124,6 +124,12 @@ impl ReplyReader<'_> {
             let one = |t: &Trajectory| self.of_trajectory(t, returned);
             latent["trajectories"] = trajectories.iter().map(one).collect();
         }
+        if self.generation.inspection.gold.is_some() {
+            latent["correct"] = self.generation.inspection.is_correct(chosen);
+        }
+        if let Some(projection) = self.generation.inspection.map {
+            latent["map"] = projection.places(trajectories);
+        }
         if let Some(beam) = &reply.beam {
             latent["beam"] = self.of_trajectory(&beam.best, returned);
         }
@@ -142,6 +148,12 @@ impl ReplyReader<'_> {
         if returned.rewards {
             value["process_rewards"] = json!(of.process_rewards);
             value["outcome_reward"] = json!(of.outcome_reward);
+        }
+        if self.generation.inspection.gold.is_some() {
+            value["correct"] = self.generation.inspection.is_correct(of);
+        }
+        if self.generation.inspection.lens.is_some() {
+            value["lens"] = json!(grade::lens_record(&of.lens));
         }
         if returned.thoughts {
             value["latents"] = (0..of.latents.rows()).map(|t| json!(of.latents.row(t))).collect();

@@ -11,6 +11,8 @@ use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use engine::Perturbation;
+use latent_tts::Aggregator;
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, json_response};
@@ -21,6 +23,7 @@ use crate::prompts::{PromptText, token_ids};
 use crate::response::{ApiKind, Envelope};
 use crate::state::{AppState, unix_seconds};
 use crate::stream;
+use crate::web_ui;
 use crate::work::{Deadline, RunningRequest, score_all};
 
 type App = State<Arc<AppState>>;
@@ -36,7 +39,10 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/detokenize", post(detokenize))
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/metrics", get(metrics))
+        .route("/runs", get(runs))
+        .route("/runs/{*name}", get(run))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&state), layers::authorize))
+        .route("/", get(web_ui::page))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(|| async { ApiError::not_found("there is no such path") })
@@ -215,7 +221,45 @@ fn model_json(state: &AppState) -> Value {
         "max_model_len": state.reasoner().decoder.config().context,
         "family": state.reasoner().method.family.to_string(),
         "reward_model": state.scheduler.engine().reward_model().is_some(),
+        "latent": latent_json(state),
     })
+}
+
+/// What `latent` may say, and what it says by default.
+fn latent_json(state: &AppState) -> Value {
+    let engine = state.scheduler.engine();
+    let (method, params) = (&engine.reasoner().method, engine.default_params());
+    let sampler = match params.perturbation {
+        Perturbation::None => "none",
+        Perturbation::Dropout { .. } => "dropout",
+        Perturbation::Gaussian { .. } => "noise",
+        _ => "tokens",
+    };
+    // As a client would write it: 0.1, and not the nearest f32 in 17 digits.
+    let written = |x: f32| json!(x.to_string().parse::<f64>().unwrap_or(x.into()));
+    let scored = engine.reward_model().is_some();
+    let rules = Aggregator::ALL.into_iter().filter(|rule| scored || !rule.needs_rewards());
+    json!({
+        "thoughts": method.length.to_string(),
+        "sampler": sampler,
+        "p": written(method.p),
+        "sigma": written(method.sigma),
+        "rule": engine.default_rule().name(),
+        "rules": rules.map(Aggregator::name).collect::<Vec<_>>(),
+        "max_samples": state.options.max_samples,
+    })
+}
+
+async fn runs(State(state): App) -> Response {
+    let list = state.runs.as_ref().map(|runs| runs.list());
+    ok(&list.unwrap_or_else(|| json!([])))
+}
+
+async fn run(State(state): App, Path(name): Path<String>) -> Result<Response, ApiError> {
+    let none = || ApiError::not_found(format!("no run `{name}`; /runs lists them"));
+    let page = state.runs.as_ref().ok_or_else(none)?.page(&name).await.ok_or_else(none)?;
+    let page = page.map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(web_ui::html(&*page, web_ui::RUN_POLICY))
 }
 
 async fn models(State(state): App) -> Response {

@@ -19,6 +19,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::prompts::ChatPrompts;
 use crate::routes;
+use crate::runs::RunFolder;
 use crate::state::AppState;
 use crate::{ServeError, ServeOptions};
 
@@ -95,8 +96,9 @@ impl Server {
         let family = engine.reasoner().method.family;
         let chat = ChatPrompts::new(&options.chat_template, &config, family)?;
         let info = tokenizer_info(&engine, config);
+        let runs = options.runs.clone().map(RunFolder::open).transpose()?;
         let scheduler = Scheduler::start(engine, options.max_waiting_rows);
-        let state = Arc::new(AppState::new(scheduler, options, chat, info));
+        let state = Arc::new(AppState::new(scheduler, options, chat, info, runs));
         Ok(Self { listener, state })
     }
 

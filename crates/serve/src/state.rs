@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::ServeOptions;
 use crate::metrics::Metrics;
 use crate::prompts::ChatPrompts;
+use crate::runs::RunFolder;
 
 /// The server's state.
 pub(crate) struct AppState {
@@ -20,6 +21,8 @@ pub(crate) struct AppState {
     pub(crate) chat: ChatPrompts,
     /// What `/tokenizer_info` says.
     pub(crate) tokenizer_info: Value,
+    /// Recorded runs that can be looked at.
+    pub(crate) runs: Option<Arc<RunFolder>>,
     /// Seconds since 1970 at the start.
     pub(crate) created: u64,
     pub(crate) draining: AtomicBool,
@@ -34,6 +37,7 @@ impl AppState {
         options: ServeOptions,
         chat: ChatPrompts,
         tokenizer_info: Value,
+        runs: Option<RunFolder>,
     ) -> Self {
         Self {
             scheduler,
@@ -41,6 +45,7 @@ impl AppState {
             metrics: Metrics::new(),
             chat,
             tokenizer_info,
+            runs: runs.map(Arc::new),
             created: unix_seconds(),
             draining: AtomicBool::new(false),
             active: AtomicUsize::new(0),

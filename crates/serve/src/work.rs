@@ -13,9 +13,6 @@ use crate::generation::Generation;
 use crate::reply::{Choice, ReplyReader, Usage};
 use crate::state::{ActiveRequest, AppState};
 
-/// Seconds after which a client that met a full queue should try again.
-const RETRY_AFTER: u64 = 1;
-
 /// Cancels a request when its handler or its stream is dropped: the client is gone.
 struct CancelOnDrop(CancelToken);
 
@@ -89,18 +86,21 @@ impl RunningRequest {
         }
         let cancel = CancelToken::with_timeout(deadline.timeout);
         let (sender, events) = unbounded_channel();
+        let detail = generation.event_detail();
         let mut of_prompts = Vec::with_capacity(prompts.len());
         let submit = |(i, prompt): (usize, Prompt)| {
             let params = generation.params(&prompt);
             of_prompts.push((prompt.tokens.len(), params.seed));
-            let request = Request { cancel: cancel.clone(), ..Request::new("", params) };
+            let (cancel, lens) = (cancel.clone(), generation.inspection.lens);
+            let request = Request { cancel, lens, ..Request::new("", params) };
             let sender = sender.clone();
             // A receiver that is gone has cancelled the request.
-            Submission::generate(prompt, request, move |event| drop(sender.send((i, event))))
+            let tell = move |event| drop(sender.send((i, event)));
+            Submission::generate(prompt, request, tell).with_detail(detail)
         };
         let submissions: Vec<Submission> = prompts.into_iter().enumerate().map(submit).collect();
         let submitted = state.scheduler.submit_all(submissions);
-        submitted.map_err(|error| ApiError::submit(error, RETRY_AFTER))?;
+        submitted.map_err(ApiError::submit)?;
         Ok(Self {
             state: Arc::clone(state),
             generation,
@@ -147,7 +147,11 @@ impl RunningRequest {
     ) -> Result<(Vec<Choice>, Usage), ApiError> {
         let reply = done.map_err(|error| self.deadline.error(error))?;
         let usage = Usage::of(self.prompts[prompt].0, &reply);
-        let choices = self.reader(prompt).choices(&reply);
+        let choices = match self.generation.inspection.map {
+            None => self.reader(prompt).choices(&reply),
+            // A map takes a while: other requests must not wait for it.
+            Some(_) => tokio::task::block_in_place(|| self.reader(prompt).choices(&reply)),
+        };
         let metrics = &self.state.metrics;
         choices.iter().for_each(|choice| metrics.count_choice(choice.finish_reason));
         metrics.prompt_tokens.inc_by(usage.prompt as u64);
@@ -201,7 +205,7 @@ pub(crate) async fn score_all(
         receivers.push(receiver);
     }
     let submitted = state.scheduler.submit_all(submissions);
-    submitted.map_err(|error| ApiError::submit(error, RETRY_AFTER))?;
+    submitted.map_err(ApiError::submit)?;
     let mut scores = Vec::new();
     for receiver in receivers {
         let stopped = |_| ApiError::internal("the engine has stopped; its log says why");

@@ -53,6 +53,11 @@ pub struct HttpArgs {
     #[arg(long, value_name = "TEMPLATE")]
     pub chat_template: Option<PathBuf>,
 
+    /// A run directory, or a folder with such in it: the page at / lists them and opens each as its
+    /// report [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub runs: Option<PathBuf>,
+
     /// Lines of the log
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,

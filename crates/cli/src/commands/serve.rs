@@ -54,6 +54,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         shutdown_timeout: seconds("--shutdown-timeout", limits.shutdown_timeout)?,
         chat_template: chat_template(http.chat_template.as_deref())?,
         log_prompts: http.log_prompts,
+        runs: http.runs.clone(),
     })
 }
 

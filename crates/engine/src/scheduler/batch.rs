@@ -5,11 +5,15 @@
 //! never lacks memory; they are free again when it leaves. Rewards are read once a request's
 //! round of rows is complete, in one pass of the reward model for all requests that are.
 
+use std::sync::mpsc::{SendError, Sender};
+
 use model::Cache;
 use smallvec::SmallVec;
 use tensor::{DeviceError, Tensor, ops};
 
-use super::job::{AfterRound, Job, NextFeed, Prefix, RowProgress, RunningJob, ScoredLater};
+use super::job::{
+    AfterRound, CompletedRequest, Job, NextFeed, Prefix, RowProgress, RunningJob, ScoredLater,
+};
 use super::pass::{PassBuilder, ThoughtParts};
 use super::step::{BatchStep, HiddenStates, StartedRow};
 use crate::batch::BatchItem;
@@ -41,10 +45,15 @@ pub(crate) struct ContinuousBatch<'a> {
     reserved: usize,
     slots: usize,
     max_rows: usize,
+    /// Rows that the last pass finished.
+    finished_rows: usize,
+    /// Takes the requests that are complete.
+    completed: Sender<CompletedRequest>,
 }
 
 impl<'a> ContinuousBatch<'a> {
-    pub(crate) fn new(engine: &'a Engine) -> Self {
+    /// Requests that are complete are sent to `completed`, to be replied to.
+    pub(crate) fn new(engine: &'a Engine, completed: Sender<CompletedRequest>) -> Self {
         let decoder = &engine.reasoner().decoder;
         let bytes = Cache::bytes_per_position(decoder.device(), decoder.config());
         Self {
@@ -60,6 +69,8 @@ impl<'a> ContinuousBatch<'a> {
             // Whole chunks, as sequences take them.
             slots: Self::memory(engine) / bytes / Cache::slots_for(1) * Cache::slots_for(1),
             max_rows: decoder.device().max_batch_rows(),
+            finished_rows: 0,
+            completed,
         }
     }
 
@@ -78,6 +89,11 @@ impl<'a> ContinuousBatch<'a> {
 
     pub(crate) fn running_rows(&self) -> usize {
         self.rows.len()
+    }
+
+    /// Rows that the last pass finished.
+    pub(crate) fn finished_rows(&self) -> usize {
+        self.finished_rows
     }
 
     /// Slots that are reserved, and all of them.
@@ -221,6 +237,7 @@ impl<'a> ContinuousBatch<'a> {
     /// Takes the rows whose answers are complete out of the batch.
     fn collect_finished(&mut self) -> Result<(), EngineError> {
         let is_done = |progress: &RowProgress| progress.next == NextFeed::Done;
+        self.finished_rows = 0;
         if !self.progress.iter().any(is_done) {
             return Ok(());
         }
@@ -228,7 +245,9 @@ impl<'a> ContinuousBatch<'a> {
         let rows = std::mem::take(&mut self.rows).into_iter();
         for (mut row, progress) in rows.zip(std::mem::take(&mut self.progress)) {
             if is_done(&progress) {
-                places.extend(progress.thoughts.iter().map(|thought| parts.place(thought)));
+                if self.jobs[row.spec.item].job.detail.latents {
+                    places.extend(progress.thoughts.iter().map(|thought| parts.place(thought)));
+                }
                 let (spec, lens) = (row.spec, std::mem::take(&mut row.lens));
                 self.release_row(row);
                 done.push((spec, lens, progress));
@@ -243,16 +262,18 @@ impl<'a> ContinuousBatch<'a> {
             true => Tensor::zeros(0, config.width),
             false => ops::select(device, parts.parts(), &places)?.to_host()?,
         };
+        self.finished_rows = done.len();
         let mut first = 0;
         for (RowSpec { item, id, perturbed }, lens, progress) in done {
             let RowProgress { number, thoughts, tokens, logprob, .. } = progress;
-            let own = first..first + thoughts.len();
+            let returns_latents = self.jobs[item].job.detail.latents;
+            let own = first..first + if returns_latents { thoughts.len() } else { 0 };
             first = own.end;
             let row = FinishedRow {
                 id,
                 perturbed,
                 thoughts: thoughts.len(),
-                latents: Some(latents.select(own)),
+                latents: returns_latents.then(|| latents.select(own)),
                 lens,
                 tokens,
                 logprob,
@@ -269,10 +290,20 @@ impl<'a> ContinuousBatch<'a> {
         let complete: Vec<usize> =
             (0..self.jobs.len()).filter(|&i| self.jobs[i].round_is_complete()).collect();
         self.score(&complete)?;
-        for &item in complete.iter().rev() {
-            self.jobs[item].send_rewards();
-            if let AfterRound::Done = self.jobs[item].end_round(self.engine)? {
-                self.remove(item).finish(self.engine);
+        let mut done = Vec::new();
+        for item in complete {
+            let running = &mut self.jobs[item];
+            running.send_rewards();
+            if running.is_last_round()
+                || matches!(running.end_round(self.engine)?, AfterRound::Done)
+            {
+                done.push(item);
+            }
+        }
+        for running in self.remove(&done) {
+            // The thread that replies is gone only if it has panicked.
+            if let Err(SendError(completed)) = self.completed.send(running.complete()) {
+                completed.reply(self.engine);
             }
         }
         Ok(())
@@ -356,32 +387,43 @@ impl<'a> ContinuousBatch<'a> {
 
     /// Takes the rows of cancelled requests out of the batch, and the requests.
     fn remove_cancelled(&mut self) {
-        for item in (0..self.jobs.len()).rev() {
-            if self.jobs[item].job.is_cancelled() {
-                self.remove(item).job.cancelled();
-            }
-        }
+        let cancelled: Vec<usize> =
+            (0..self.jobs.len()).filter(|&i| self.jobs[i].job.is_cancelled()).collect();
+        self.remove(&cancelled).into_iter().for_each(|running| running.job.cancelled());
     }
 
-    /// Takes a request with its rows and its prefix out of the batch.
-    fn remove(&mut self, item: usize) -> RunningJob {
-        let rows = std::mem::take(&mut self.rows).into_iter();
-        for (row, progress) in rows.zip(std::mem::take(&mut self.progress)) {
-            if row.spec.item == item {
-                self.release_row(row);
-            } else {
-                let moved = row.spec.item - usize::from(row.spec.item > item);
-                let spec = RowSpec { item: moved, ..row.spec };
-                self.rows.push(Row { spec, ..row });
-                self.progress.push(progress);
+    /// Takes requests, by ascending index, out of the batch, with their rows and prefixes.
+    fn remove(&mut self, items: &[usize]) -> Vec<RunningJob> {
+        if items.is_empty() {
+            return Vec::new();
+        }
+        let leaves = |row: &Row| items.binary_search(&row.spec.item).is_ok();
+        // A request that is complete has no rows any more; one that is cancelled has.
+        if self.rows.iter().any(leaves) {
+            let rows = std::mem::take(&mut self.rows).into_iter();
+            for (row, progress) in rows.zip(std::mem::take(&mut self.progress)) {
+                if leaves(&row) {
+                    self.release_row(row);
+                } else {
+                    self.rows.push(row);
+                    self.progress.push(progress);
+                }
             }
         }
-        if let (Some(prefix), Some(cache)) = (self.prefixes.remove(item), &mut self.cache) {
-            cache.release(prefix.sequence, 0);
+        for row in &mut self.rows {
+            row.spec.item -= items.partition_point(|&item| item < row.spec.item);
         }
-        let running = self.jobs.remove(item);
-        self.reserved -= running.footprint.shared_slots();
-        running
+        let mut removed = Vec::with_capacity(items.len());
+        for &item in items.iter().rev() {
+            if let (Some(prefix), Some(cache)) = (self.prefixes.remove(item), &mut self.cache) {
+                cache.release(prefix.sequence, 0);
+            }
+            let running = self.jobs.remove(item);
+            self.reserved -= running.footprint.shared_slots();
+            removed.push(running);
+        }
+        removed.reverse();
+        removed
     }
 
     /// Frees the slots of a row that leaves.

@@ -6,8 +6,8 @@ use model::Sequence;
 use smallvec::SmallVec;
 use tensor::Tensor;
 
-use super::Event;
 use super::pass::ThoughtRef;
+use super::{Event, EventDetail};
 use crate::batch::BatchItem;
 use crate::batch_plan::Footprint;
 use crate::decode::AnswerTokens;
@@ -26,12 +26,13 @@ pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
 pub(crate) struct Job {
     pub(crate) request: Request,
     pub(crate) prompt: Prompt,
+    pub(crate) detail: EventDetail,
     events: EventSink,
 }
 
 impl Job {
     pub(crate) fn new(request: Request, prompt: Prompt, events: EventSink) -> Self {
-        Self { request, prompt, events }
+        Self { request, prompt, detail: EventDetail::default(), events }
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -132,7 +133,7 @@ impl RunningJob {
         let FinishedRow {
             id, perturbed, thoughts, ref tokens, ref latents, ref lens, logprob, ..
         } = done.row;
-        if perturbed && self.job.request.params.samples.get() > 1 {
+        if perturbed && self.tells_progress() {
             let of = QuestionContext { engine, item: self.job.item() };
             let trajectory = Trajectory {
                 number: id.trajectory,
@@ -158,9 +159,18 @@ impl RunningJob {
         self.finished.iter_mut().flatten()
     }
 
+    fn tells_progress(&self) -> bool {
+        self.job.detail.progress && self.job.request.params.samples.get() > 1
+    }
+
+    /// Whether no round can follow this one.
+    pub(crate) fn is_last_round(&self) -> bool {
+        self.state.round.end == self.job.rows()
+    }
+
     /// Tells the rewards of the finished rows.
     pub(crate) fn send_rewards(&mut self) {
-        if self.job.request.params.samples.get() == 1 {
+        if !self.tells_progress() {
             return;
         }
         for done in self.finished.iter().flatten().filter(|done| done.row.perturbed) {
@@ -185,13 +195,36 @@ impl RunningJob {
         Ok(AfterRound::NextRound)
     }
 
-    /// Replies.
-    pub(crate) fn finish(self, engine: &Engine) {
-        let Self { mut job, state, since, .. } = self;
+    /// A request whose last round is complete. Its thoughts on the device are released here: only
+    /// this thread uses the device.
+    pub(crate) fn complete(self) -> CompletedRequest {
+        let Self { job, state, finished, since, .. } = self;
+        let rows: Vec<FinishedRow> = finished.into_iter().flatten().map(|done| done.row).collect();
+        CompletedRequest { job, state, rows, since }
+    }
+}
+
+/// A request that has left the batch and is to be replied to.
+pub(crate) struct CompletedRequest {
+    job: Job,
+    state: QuestionState,
+    /// Rows of the last round that are not in the state yet.
+    rows: Vec<FinishedRow>,
+    since: Instant,
+}
+
+impl CompletedRequest {
+    /// Decodes, votes and replies.
+    pub(crate) fn reply(self, engine: &Engine) {
+        let Self { mut job, mut state, rows, since } = self;
+        let of = QuestionContext { engine, item: job.item() };
+        let added = match rows.is_empty() {
+            true => Ok(()),
+            false => state.add_rows(of, &state.round.clone(), rows),
+        };
         let total = since.elapsed().as_secs_f64();
         let seconds = StageSeconds { total, ..StageSeconds::default() };
-        let of = QuestionContext { engine, item: job.item() };
-        let reply = state.finish(of, None, seconds);
+        let reply = added.and_then(|()| state.finish(of, None, seconds));
         job.send(Event::Done(reply.map(Box::new)));
     }
 }

@@ -4,8 +4,10 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use engine::scheduler::{Event, Scheduler, Submission, SubmitError};
-use engine::{CancelToken, Engine, EngineError, Lens, Reply, Request, SamplingParams, Trajectory};
+use engine::scheduler::{Event, EventDetail, Scheduler, Submission, SubmitError};
+use engine::{
+    CancelToken, Engine, EngineError, Lens, Prompt, Reply, Request, SamplingParams, Trajectory,
+};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
 use crate::common::*;
@@ -197,7 +199,7 @@ fn the_queue_is_bounded_in_rows() {
         let long = Request { params: long, ..request.clone() };
         match scheduler.submit(long, move |event| drop(sender.send(event))) {
             Ok(()) => taken.push(receiver),
-            Err(SubmitError::QueueFull { waiting, limit: 10 }) if waiting > 6 => full += 1,
+            Err(SubmitError::QueueFull { waiting, limit: 10, .. }) if waiting > 6 => full += 1,
             Err(error) => panic!("{error}"),
         }
         assert!(scheduler.stats().waiting_rows <= 10);
@@ -206,6 +208,26 @@ fn the_queue_is_bounded_in_rows() {
     scheduler.close();
     assert!(matches!(scheduler.submit(request, |_| {}), Err(SubmitError::Closed)));
     taken.iter().for_each(|events| drop(wait(events).result.unwrap()));
+}
+
+#[test]
+fn what_is_not_asked_for_is_not_told() {
+    let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
+    let params = short_params(&pair.reasoner, 4, thought_dropout(0.2));
+    let request = questions()[0].request(params);
+    let expected = pair.engine().solve(&request).unwrap();
+    let scheduler = Scheduler::start(pair.engine(), ROOM);
+    let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
+    let (sender, receiver) = channel();
+    let submission = Submission::generate(prompt, request, move |event| drop(sender.send(event)));
+    let detail = EventDetail { progress: false, latents: false };
+    scheduler.submit_all(vec![submission.with_detail(detail)]).unwrap();
+    assert!(matches!(receiver.recv().unwrap(), Event::Started));
+    let Event::Done(Ok(reply)) = receiver.recv().unwrap() else { panic!("only the reply is told") };
+    assert!(reply.diversity.is_empty());
+    let without_latents = |t: &Trajectory| Trajectory { latents: Default::default(), ..t.clone() };
+    let expected: Vec<Trajectory> = expected.trajectories.iter().map(without_latents).collect();
+    assert_eq!(reply.trajectories, expected);
 }
 
 #[test]

@@ -3,15 +3,18 @@
 //! drain.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Mutex;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use latent_tts::scheduler::Event;
 use latent_tts::{
     DataSource, Engine, EngineError, Model, Question, Reply, Request, SamplingOptions,
-    SamplingParams,
+    SamplingParams, Scheduler,
 };
 use serde_json::{Value, json};
 use serve::ServeOptions;
@@ -49,20 +52,18 @@ pub fn run(args: &ProofArgs) -> ExitCode {
     ExitCode::from(u8::from(wrong > 0))
 }
 
-/// The same work by one run of the engine, as `eval` does it, and by many clients.
+/// The same work by one run of the engine, as `eval` does it, by its scheduler, by many clients.
 fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Reply]) -> usize {
     let (questions, samples) = (load.questions.len(), load.samples);
     println!("throughput: {questions} questions x {samples}, {} clients", args.clients);
     let mut wrong = 0;
     for _ in 0..args.rounds {
-        let start = Instant::now();
-        load.run_engine();
-        let alone = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        let asked = load.ask_all(server, args.clients, 1);
-        let served = start.elapsed().as_secs_f64();
-        let share = 100.0 * alone / served;
-        println!("engine {alone:.2} s, server {served:.2} s: {share:.0}%");
+        let (alone, _) = WorkTime::measure(|| load.run_engine());
+        let (scheduled, ()) = WorkTime::measure(|| load.run_scheduler());
+        let (served, asked) = WorkTime::measure(|| load.ask_all(server, args.clients, 1));
+        println!("  engine    {alone}");
+        println!("  scheduler {scheduled}, {}", scheduled.beside(alone));
+        println!("  server    {served}, {}", served.beside(alone));
         assert!(asked.iter().all(|asked| asked.answered.status == 200), "all fit the queue");
         wrong += load.count_wrong(&asked, expected);
     }
@@ -147,6 +148,44 @@ fn drain(load: &Load, server: Running, expected: &[Reply]) -> usize {
     load.count_wrong(&asked, expected)
 }
 
+/// What some work took.
+#[derive(Clone, Copy)]
+struct WorkTime {
+    seconds: f64,
+    /// Processor time of this process, clients included: what other processes on the machine take
+    /// is not in it. 0 where the system does not tell.
+    cpu: f64,
+}
+
+impl WorkTime {
+    fn measure<T>(work: impl FnOnce() -> T) -> (Self, T) {
+        let (start, cpu) = (Instant::now(), cpu_seconds());
+        let done = work();
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        (Self { seconds, cpu }, done)
+    }
+
+    /// The throughput as a share of another's.
+    fn beside(self, other: Self) -> String {
+        let [time, cpu] = [other.seconds / self.seconds, other.cpu / self.cpu];
+        format!("{:.0}% of the engine by time, {:.0}% by processor time", 100.0 * time, 100.0 * cpu)
+    }
+}
+
+impl fmt::Display for WorkTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} s, {:.2} s of processor time", self.seconds, self.cpu)
+    }
+}
+
+/// Processor time of this process, in user and system mode.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name in parentheses may hold spaces; times are in hundredths of a second.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    fields.take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+}
+
 struct Load {
     engine: Engine,
     questions: Vec<Question>,
@@ -169,13 +208,34 @@ impl Load {
         Self { engine, questions, samples: args.samples }
     }
 
-    /// All questions in one run, as `eval` does it.
-    fn run_engine(&self) -> Vec<Reply> {
+    fn requests(&self) -> Vec<Request> {
         let options = SamplingOptions::new(self.samples.try_into().unwrap());
         let method = &self.engine.reasoner().method;
         let params = SamplingParams { greedy: false, ..options.resolve(method) };
         let request = |question: &Question| Request::new(question.text.trim(), params);
-        let requests: Vec<Request> = self.questions.iter().map(request).collect();
+        self.questions.iter().map(request).collect()
+    }
+
+    /// All questions submitted at once.
+    fn run_scheduler(&self) {
+        let scheduler = Scheduler::start(self.engine.clone(), self.questions.len() * self.samples);
+        let (sender, receiver) = channel();
+        for request in self.requests() {
+            let sender = sender.clone();
+            let tell = move |event| {
+                if let Event::Done(reply) = event {
+                    sender.send(reply.unwrap()).unwrap();
+                }
+            };
+            scheduler.submit(request, tell).unwrap();
+        }
+        drop(sender);
+        assert_eq!(receiver.into_iter().count(), self.questions.len());
+    }
+
+    /// All questions in one run, as `eval` does it.
+    fn run_engine(&self) -> Vec<Reply> {
+        let requests = self.requests();
         let mut replies = Vec::new();
         let take = |_, reply: Result<Reply, EngineError>| -> Result<(), EngineError> {
             replies.push(reply?);

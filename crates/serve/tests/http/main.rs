@@ -7,5 +7,7 @@
 mod chat;
 mod completions;
 mod limits;
+mod overload;
 mod support;
 mod tokens;
+mod web_ui;

@@ -1,0 +1,226 @@
+"""Drives the server's page in Chromium: explore.py CHROMIUM BINARY RUNS [SCREENSHOTS].
+
+Starts `BINARY serve --runs RUNS` on a free port of the loopback interface, asks questions on its page, and compares what the page
+shows with `BINARY solve`. With SCREENSHOTS, pictures for people are written there.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+import urllib.request
+
+from chromium import Browser, check, choose, complaints, picture
+
+QUESTION = "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?"
+GOLD, SAMPLES, SEED = "605", 24, 5
+PANEL = "state.panels[0]"
+# Asks, and waits for the end; the page's own record of what arrived, and when.
+ASK = """(async () => {
+  const panels = shown(), seen = [];
+  panels[0].take = (choice) => { seen.push([Object.keys(choice.latent || {})[0], performance.now()]); Panel.prototype.take.call(panels[0], choice); };
+  $('form').requestSubmit();
+  await new Promise((done) => { const wait = () => (state.abort ? setTimeout(wait, 20) : done()); setTimeout(wait, 50); });
+  panels.forEach((panel) => panel.draw());
+  return seen;
+})()"""
+UNNAMED = "[...document.querySelectorAll('input, select, textarea, button')].filter((e) => !(e.labels?.length || e.textContent.trim() || e.ariaLabel)).length"
+
+
+def start_server(binary, runs, *more):
+    # Little memory, so that rows wait for each other and trajectories come over a while.
+    command = [binary, "serve", "--port", "0", "--runs", runs, "--memory", "8MiB", "--json", "--quiet", *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return process, json.loads(process.stdout.readline())["url"]
+
+
+def wait_for(browser, what, expression, seconds=60):
+    end = time.monotonic() + seconds
+    while not browser.value(expression):
+        if time.monotonic() > end:
+            sys.exit(f"{what}: not within {seconds} s; the page's status: {browser.value('document.getElementById(`status`)?.textContent')}")
+        time.sleep(0.05)
+    print(f"ok {what}")
+
+
+def set_panel(browser, panel, **settings):
+    browser.value(f"state.panels[{panel}].fill({json.dumps(settings)})")
+
+
+def metric(url, name):
+    text = urllib.request.urlopen(url + "/metrics").read().decode()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(name + " "))
+
+
+def ask(browser, binary):
+    """A question is asked and answered as `solve` answers it; events arrive one by one."""
+    browser.value(f"$('question').value = {json.dumps(QUESTION)}; $('gold').value = '{GOLD}';")
+    set_panel(browser, 0, n=SAMPLES, seed=SEED)
+    seen = browser.value(ASK)
+    check("no failure", browser.value("$('status').className"), "")
+    kinds = [kind for kind, _ in seen]
+    check("one event for each trajectory", kinds.count("trajectory"), SAMPLES)
+    check("then rewards", kinds.count("rewards"), SAMPLES)
+    check("then the answer", kinds[-1], "seed")
+    check("they did not come all at once", len({round(at) for kind, at in seen if kind == "trajectory"}) > 3, True)
+    solve = [binary, "solve", "--samples", str(SAMPLES), "--seed", str(SEED), "--show", "--json", QUESTION]
+    expected = json.loads(subprocess.run(solve, capture_output=True, text=True, check=True).stdout)
+    check("the answer is that of solve", browser.value(f"{PANEL}.final.answer"), expected["answer"])
+    texts = [trajectory["text"] for trajectory in expected["trajectories"]]
+    check("the texts are those of solve", browser.value(f"{PANEL}.trajectories.map((t) => t.text)") == texts, True)
+    shown = "document.querySelector('.answer-line').firstChild.textContent"
+    check("it is shown", browser.value(shown), expected["answer"])
+
+
+def figures(browser):
+    thoughts = browser.value(f"{PANEL}.trajectories[0].thoughts")
+    check("bars of the vote", browser.value("document.querySelectorAll('.votes .length').length") > 0, True)
+    check("heat map", browser.value("document.querySelectorAll('.strip rect').length"), SAMPLES * (thoughts + 2))
+    check("map", browser.value("document.querySelectorAll('.map polyline').length"), SAMPLES)
+    right = browser.value(f"{PANEL}.trajectories.filter((t) => t.correct).length")
+    green = "[...document.querySelectorAll('.map polyline')].filter((e) => e.getAttribute('style').includes('--right')).length"
+    check("right paths are green", browser.value(green), right)
+    check("tokens of each thought", browser.value("document.querySelectorAll('.lens tr').length"), thoughts)
+    browser.value("document.querySelector('.map polyline[data-k=\"7\"]').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    check("a click shows a trajectory's tokens", browser.value("document.querySelector('.pick').value"), "7")
+    browser.value("(() => { const e = document.querySelector('.pick'); e.focus(); e.value = '3'; e.dispatchEvent(new Event('change')); })()")
+    check("so does the choice", browser.value(f"{PANEL}.picked + document.activeElement.className"), "3pick")
+    browser.value("document.querySelector('details.trajectories summary').click()")
+    wait_for(browser, "all trajectories are listed", f"document.querySelectorAll('.trajectories tr').length === {SAMPLES + 1}")
+    check("every control has a name", browser.value(UNNAMED), 0)
+    images = "[...document.querySelectorAll('svg.strip, svg.map')].every((e) => e.getAttribute('aria-label'))"
+    check("figures have labels", browser.value(images), True)
+
+
+def links(browser, url):
+    """A link reproduces the run, in another tab."""
+    texts = browser.value(f"{PANEL}.trajectories.map((t) => t.text)")
+    link = browser.value("location.href")
+    check("the link holds the seed", f"seed={SEED}" in link, True)
+    browser.navigate("about:blank")
+    browser.navigate(link)
+    wait_for(browser, "the link asks by itself", f"typeof state === 'object' && {PANEL}?.final")
+    check("and gets the same", browser.value(f"{PANEL}.trajectories.map((t) => t.text)") == texts, True)
+    check("with the settings", browser.value(f"{PANEL}.settings().n + ' ' + $('gold').value"), f"{SAMPLES} {GOLD}")
+
+
+def compare(browser):
+    browser.value("$('compare').click()")
+    set_panel(browser, 1, n=8, sampler="noise", rule="majority")
+    browser.value(ASK)
+    check("no failure", browser.value("$('status').className"), "")
+    check("two settings side by side", browser.value("document.querySelectorAll('#results section').length"), 2)
+    tops = "[...document.querySelectorAll('#results section')].map((s) => s.getBoundingClientRect().top)"
+    check("at one height", len(set(browser.value(tops))), 1)
+    check("the second's own settings", browser.value("state.panels[1].trajectories.length + state.panels[1].final.rule"), "8majority")
+    check("both are in the link", browser.value("location.hash.includes('b_sampler=noise') && location.hash.includes('&sampler=dropout')"), True)
+
+
+def keyboard(browser, url):
+    """Ctrl+Enter asks, Escape stops, and the server frees the rows."""
+    browser.value("if ($('compare').checked) $('compare').click();")
+    set_panel(browser, 0, n=512)
+    browser.value("$('question').focus()")
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=2)
+    wait_for(browser, "Ctrl+Enter asks", "state.abort !== null")
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Escape", code="Escape", windowsVirtualKeyCode=27)
+    wait_for(browser, "Escape stops", "$('status').textContent === 'stopped'")
+    end = time.monotonic() + 60
+    while metric(url, "num_rows_running") + metric(url, "num_rows_waiting") > 0:
+        if time.monotonic() > end:
+            sys.exit("rows were left behind")
+        time.sleep(0.05)
+    print("ok no row is left behind")
+
+
+def runs(browser, url, folder):
+    """Run directories are listed, filtered, and opened as their report."""
+    expected = json.loads(urllib.request.urlopen(url + "/runs").read())
+    check("runs that are listed", browser.value("document.querySelectorAll('#runs-list li').length"), len(expected))
+    word = "dropout-0.05"
+    choose(browser, "runs-search", word, "input")
+    matching = sum(word in entry["name"] for entry in expected)
+    check("runs, search", browser.value("document.querySelectorAll('#runs-list li').length"), matching)
+    browser.value("document.querySelector('#runs-list a').click()")
+    wait_for(browser, "the run's page", "document.querySelectorAll('#summary tbody tr').length === 1 && document.documentElement.dataset.ready === 'true'")
+    questions = sum(1 for _ in (folder / "dropout-0.05" / "samples.jsonl").open())
+    check("its questions", browser.value("$('count').textContent"), f"{questions} of {questions} questions")
+    check("its figures", browser.value("document.querySelectorAll('.panel svg').length") > 3, True)
+
+
+def looks(browser, url, link, shots):
+    browser.navigate("about:blank")
+    browser.navigate(link)
+    wait_for(browser, "the answer", f"typeof state === 'object' && {PANEL}?.final && !state.abort")
+    time.sleep(0.2)
+    picture(browser, shots, "explore", 1300, 900, whole=True)
+    picture(browser, shots, "explore-wide", 1700, 1000, whole=True)
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    check("no sideways scrolling on a phone", browser.value("document.documentElement.scrollWidth <= 390"), True)
+    picture(browser, shots, "explore-phone", 390, 844, mobile=True, whole=True)
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    dark = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(x => x < 40)"
+    check("dark mode", browser.value(dark), True)
+    picture(browser, shots, "explore-phone-dark", 390, 844, mobile=True, whole=True)
+    picture(browser, shots, "explore-dark", 1300, 900, whole=True)
+
+
+def api_key(browser, binary, folder, shots):
+    """With a key the page asks for it, and opens runs inside itself, because a link carries no key."""
+    server, url = start_server(binary, str(folder), "--api-key", "secret")
+    browser.events = []
+    try:
+        browser.navigate(url)
+        wait_for(browser, "a key is asked for", "!$('key-field').hidden && $('model').textContent.includes('API key')")
+        refusals = [text for text in complaints(browser.events, (url + "/", "data:", "about:")) if "401" not in text]
+        check("complaints beside the refusal", refusals, [])
+        browser.events = []
+        choose(browser, "key", "secret")
+        wait_for(browser, "the key is taken", "document.documentElement.dataset.ready === 'true'")
+        set_panel(browser, 0, n=4)
+        browser.value(ASK)
+        check("an answer", browser.value(f"{PANEL}.trajectories.length"), 4)
+        check("no key in the link", browser.value("location.href.includes('secret')"), False)
+        browser.value("document.querySelector('#runs-list a').click()")
+        wait_for(browser, "a run is opened", "$('status').textContent.includes('is open below')")
+        picture(browser, shots, "explore-key", 1300, 900)
+        check("complaints", list(complaints(browser.events, (url + "/", "data:", "about:"))), [])
+    finally:
+        server.terminate()
+    server.wait(60)
+
+
+def main(chromium, binary, folder, shots=None):
+    folder, shots = pathlib.Path(folder).resolve(), pathlib.Path(shots) if shots else None
+    server, url = start_server(binary, str(folder))
+    browser = Browser(chromium)
+    try:
+        browser.open_tab()
+        browser.call("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+        browser.navigate(url)
+        wait_for(browser, "the page is ready", "document.documentElement.dataset.ready === 'true'")
+        ask(browser, binary)
+        figures(browser)
+        links(browser, url)
+        compare(browser)
+        link = browser.value("location.href")
+        keyboard(browser, url)
+        runs(browser, url, folder)
+        looks(browser, url, link, shots)
+        allowed = (url + "/", "data:", "about:")
+        check("complaints", list(complaints(browser.events, allowed)), [])
+        browser.call("Emulation.setEmulatedMedia", features=[])
+        browser.call("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+        api_key(browser, binary, folder, shots)
+        check("a request to another host is refused", browser.value("fetch('https://example.com/').then(() => 'sent', () => 'refused')"), "refused")
+    finally:
+        browser.close()
+        server.terminate()
+    check("the server ends by itself", server.wait(60), 0)
+    print("the server's page works")
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,48 @@
+//! The page at `/`: a question is asked and its trajectories are watched. It is one text in the
+//! program and asks this server only; `assets/explore.js` uses the same API as every client.
+
+use std::sync::LazyLock;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use latent_tts::report::assets::{QUESTION, STYLE, TOOLTIPS};
+
+const BODY: &str = include_str!("../assets/explore.html");
+const OWN_STYLE: &str = include_str!("../assets/explore.css");
+const SCRIPT: &str = include_str!("../assets/explore.js");
+/// No request to another host, no frame around it, no form sent anywhere.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+                      frame-ancestors 'none'";
+
+static PAGE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <link rel=\"icon\" href=\"data:,\">\n<title>latent-tts</title>\n\
+         <style>\n{STYLE}{OWN_STYLE}</style>\n</head>\n\
+         <body>\n{BODY}<script>\n{TOOLTIPS}{QUESTION}{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+});
+
+/// The page. It holds nothing of the model: what it shows it asks for, with the API key.
+pub(crate) async fn page() -> Response {
+    html(PAGE.as_str(), POLICY)
+}
+
+/// An HTML response under a content security policy.
+pub(crate) fn html(text: impl Into<String>, policy: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text.into()).into_response()
+}
+
+/// The policy of a run's page, which asks for nothing at all.
+pub(crate) const RUN_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
+                                     script-src 'unsafe-inline'; img-src data:; \
+                                     base-uri 'none'; form-action 'none'";

@@ -1,0 +1,104 @@
+//! More than the server can do: every request is answered by 200 or 429, none is wrong, and nothing
+//! is left behind by clients that go.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+use serve::ServeOptions;
+
+use crate::support::*;
+
+const CHAT: &str = "/v1/chat/completions";
+const SAMPLES: usize = 8;
+const QUESTIONS: [&str; 2] = [QUESTION, SHORT];
+const SEEDS: u64 = 3;
+
+fn body(question: &str, samples: usize, seed: u64) -> Value {
+    chat(question, json!({ "latent": { "samples": samples, "seed": seed } }))
+}
+
+/// Ten times as many clients as have room, each with several requests.
+#[test]
+fn at_ten_times_what_it_can_do_every_request_is_answered_and_none_is_wrong() {
+    let (room, each) = (6, 4);
+    let limit = room * SAMPLES;
+    let options =
+        ServeOptions { max_waiting_rows: limit, max_samples: limit, ..Default::default() };
+    let server = TestServer::with(options);
+    let mut expected = BTreeMap::new();
+    for (q, question) in QUESTIONS.iter().enumerate() {
+        for seed in 0..SEEDS {
+            let text = chosen_text(&solve(question, SAMPLES, seed)).to_owned();
+            expected.insert((q, seed), text);
+        }
+    }
+    let done = AtomicBool::new(false);
+    let answered: Vec<(usize, u64, Response)> = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                assert!(server.metric("num_rows_waiting") <= limit as f64, "the queue has a bound");
+                assert!(server.metric("kv_cache_usage_perc") <= 1.0, "memory has a bound");
+            }
+        });
+        let client = |c: usize| {
+            let server = &server;
+            move || -> Vec<(usize, u64, Response)> {
+                let ask = |i: usize| {
+                    let (q, seed) = ((c + i) % QUESTIONS.len(), (c / 2 + i) as u64 % SEEDS);
+                    (q, seed, server.post(CHAT, &body(QUESTIONS[q], SAMPLES, seed)))
+                };
+                (0..each).map(ask).collect()
+            }
+        };
+        let clients: Vec<_> = (0..10 * room).map(|c| scope.spawn(client(c))).collect();
+        let answered = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+        done.store(true, Ordering::Relaxed);
+        watcher.join().unwrap();
+        answered
+    });
+    assert_eq!(answered.len(), 10 * room * each, "none is lost");
+    let (mut taken, mut refused) = (0, 0);
+    for (q, seed, response) in answered {
+        match response.status {
+            200 => {
+                let text = response.json()["choices"][0]["message"]["content"].clone();
+                assert_eq!(text, *expected[&(q, seed)]);
+                taken += 1;
+            }
+            429 => {
+                let seconds: u64 = response.header("retry-after").unwrap().parse().unwrap();
+                assert!((1..=60).contains(&seconds), "{seconds}");
+                assert_eq!(response.json()["error"]["code"], "queue_full");
+                refused += 1;
+            }
+            _ => panic!("{response:?}"),
+        }
+    }
+    assert!(taken > 0 && refused > 0, "{taken} taken, {refused} refused");
+    server.wait_until_empty();
+    assert_eq!(server.post(CHAT, &body(QUESTION, SAMPLES, 0)).status, 200);
+}
+
+#[test]
+fn a_hundred_clients_that_go_leave_no_row_behind() {
+    let server = TestServer::start();
+    for i in 0..100 {
+        let mut body = body(QUESTION, 64, i);
+        body["stream"] = json!(i % 2 == 0);
+        let mut stream = server.open("POST", CHAT, &[], &body.to_string());
+        if i % 2 == 0 {
+            let mut head = [0; 64];
+            stream.read_exact(&mut head).unwrap();
+        }
+        drop(stream);
+    }
+    server.wait_until_empty();
+    server.wait_until("streams are counted", |server| {
+        server.metric("stream_ends_total{end=\"client_disconnected\"}")
+            + server.metric("stream_ends_total{end=\"completed\"}")
+            == 50.0
+    });
+    assert_eq!(server.metric("http_requests_in_flight"), 1.0, "the scrape itself");
+}
