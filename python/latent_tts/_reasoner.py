@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,41 +251,63 @@ class Reasoner:
         seed: int = 0,
         thoughts: int | str | None = None,
         max_new_tokens: int | None = None,
+        metric: str = "coverage",
         tolerance: float | None = None,
         evaluations: int | None = None,
         resume: bool = False,
         progress: bool = True,
     ) -> Sweep:
-        """Evaluates each strength of the perturbation and finds the largest coverage.
+        """Evaluates each strength of the perturbation and finds the best by a metric.
 
         ``p``, ``sigma`` and ``tau`` are values, or text: ``"0.05:0.5:0.05"`` is a range,
         ``"0:0.9"`` an interval in which the best value is searched; without any, p is searched.
-        As on the command line no rewards are computed.
+        ``metric`` is ``coverage``, ``majority``, ``weighted`` or ``best_of``; rewards are computed
+        for the last two only. ``resume=True`` goes on with a sweep of the same settings.
         """
-
         sampling = {"seed": seed, "thoughts": thoughts, "max_new_tokens": max_new_tokens}
-        shared: dict[str, Any] = {
-            "data": data, "n": n, "limit": limit, "seeds": seeds, "ks": (), "rules": None,
-            "beam": None, "keep_thoughts": False, "resume": resume, "overwrite": False,
+        given = {
+            "data": data, "n": n, "limit": limit, "ks": ks, "out": out, "seeds": seeds,
+            "resume": resume, "p": p, "sigma": sigma, "tau": tau, "sites": sites, "scope": scope,
+            "mask": mask, "metric": metric, "tolerance": tolerance, "evaluations": evaluations,
         }  # fmt: skip
 
-        def evaluate(point: Path, sampler: dict[str, Any]) -> None:
-            evaluation = unscored._evaluation(
-                {**shared, "out": point}, {**sampling, **sampler}, read=True, default_count=200
-            )
-            with Progress(progress) as bar:
-                evaluation.run(unscored._engine, bar)
+        scored = _core.needs_rewards(metric)
+        reasoner = self if scored else Reasoner(self._engine.without_reward_model())
 
-        unscored = Reasoner(self._engine.without_reward_model())
-        arguments = _sweep_arguments(
-            {
-                "data": data, "n": n, "ks": ks, "out": out, "p": p, "sigma": sigma, "tau": tau,
-                "sites": sites, "scope": scope, "mask": mask, "tolerance": tolerance,
-                "evaluations": evaluations,
-            }
-        )  # fmt: skip
-        path = _core.sweep(self._engine, arguments, evaluate, logger.info)
-        return Sweep(path)
+        def run(out: Path, sampler: dict[str, Any]) -> None:
+            evaluation = reasoner._point(given, {**sampling, **sampler}, out)
+            with Progress(progress) as bar:
+                evaluation.run(reasoner._engine, bar)
+
+        return reasoner._sweep(given, sampling, run)
+
+    def _sweep(
+        self,
+        given: dict[str, Any],
+        sampling: dict[str, Any],
+        run: Callable[[Path, dict[str, Any]], None],
+    ) -> Sweep:
+        """A sweep by the arguments of :meth:`sweep`; ``run(out, sampler)`` evaluates a point."""
+        arguments = {
+            "ks": list(given["ks"]),
+            "out": _options.path_or_none(given["out"]),
+            **{name: given[name] for name in ("resume", "metric", "tolerance", "evaluations")},
+            **{name: _options.grid(given[name]) for name in ("p", "sigma", "tau")},
+            **{name: _options.names(given[name]) for name in ("sites", "scope", "mask")},
+        }
+        shared = self._point(given, sampling, None)
+        return Sweep(_core.sweep(self._engine, shared, arguments, run, logger.info))
+
+    def _point(
+        self, given: dict[str, Any], sampling: dict[str, Any], out: Path | None
+    ) -> _core.Evaluation:
+        """The evaluation of one point of a sweep."""
+        shared = {name: given[name] for name in ("data", "n", "limit", "seeds", "resume")}
+        point = {
+            **shared, "out": out, "ks": (), "rules": None, "beam": None, "keep_thoughts": False,
+            "overwrite": False,
+        }  # fmt: skip
+        return self._evaluation(point, sampling, read=True, default_count=200)
 
     def annotate(
         self,
@@ -340,17 +362,3 @@ class Reasoner:
         the reasoner as a plain language model, without thoughts."""
         with Progress(progress, len(pairs), "texts") as bar:
             return self._engine.loglikelihoods(list(pairs), bar)
-
-
-def _sweep_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The extension module's sweep by the arguments of :meth:`Reasoner.sweep`."""
-    return {
-        "data": _options.data_name(given["data"]),
-        "n": given["n"],
-        "ks": list(given["ks"]),
-        "out": _options.path_or_none(given["out"]),
-        "tolerance": given["tolerance"],
-        "evaluations": given["evaluations"],
-        **{name: _options.grid(given[name]) for name in ("p", "sigma", "tau")},
-        **{name: _options.names(given[name]) for name in ("sites", "scope", "mask")},
-    }

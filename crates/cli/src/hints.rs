@@ -46,6 +46,9 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::NotEmbedded => Some("--model, --reward-model"),
         Error::Model(error) => of_model(error),
         Error::NoAdapter { .. } => Some("leave --base out"),
+        Error::SweepExists { .. } => Some("--resume or --out"),
+        Error::SweepChanged { .. } => Some("--out"),
+        Error::SweepUnfinished { .. } => Some("`sweep --resume`"),
         _ => None,
     }
 }

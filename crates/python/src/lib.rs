@@ -48,5 +48,5 @@ mod _core {
         annotation_columns, run_columns, run_figures, run_json, run_table, training_figures,
     };
     #[pymodule_export]
-    use crate::sweep::sweep;
+    use crate::sweep::{needs_rewards, sweep};
 }
