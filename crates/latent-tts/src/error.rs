@@ -94,6 +94,17 @@ pub enum Error {
         how: String,
     },
 
+    /// The model that an adapter belongs to is not there, and could not be downloaded.
+    #[error("{}: the adapter's base model is not there: {error}; {how}", file.display())]
+    Base {
+        /// adapter_config.json.
+        file: PathBuf,
+        /// How to get it otherwise.
+        how: String,
+        /// Why. Part of the message, and therefore not its source as well.
+        error: HubError,
+    },
+
     /// A base without an adapter that it would be of.
     #[error("{base}: given as the base of an adapter, and no model is an adapter")]
     NoAdapter {
