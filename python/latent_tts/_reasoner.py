@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _options
 from ._annotations import Annotations
 from ._options import Sampling
-from ._progress import Progress, logger
+from ._progress import Progress, fetch, logger
 from ._run import RunDirectory, Sweep
 from ._trajectories import Solution, Trajectories
 from ._voting import Vote
@@ -32,8 +32,9 @@ class RewardModel:
 
     @classmethod
     def from_pretrained(cls, pretrained: str | PathLike[str] = "embedded") -> RewardModel:
-        """A checkpoint directory, an id in the Hugging Face cache, or ``embedded``."""
+        """A checkpoint directory, an id of the Hugging Face Hub, or ``embedded``."""
         name = fspath(pretrained)
+        fetch([name])
         _core.check_reward_model(name)
         return cls(name)
 
@@ -59,8 +60,8 @@ class Reasoner:
         memory: int | None = None,
         family: str | None = None,
     ) -> Reasoner:
-        """Loads a checkpoint directory, a GGUF file, an id in the Hugging Face cache, or
-        ``embedded``, the small reasoner in this package.
+        """Loads a checkpoint directory, a GGUF file, an id of the Hugging Face Hub (``owner/name``,
+        from its cache or downloaded into it), or ``embedded``, the small reasoner in this package.
 
         ``reward_model`` names one likewise, or is ``None``; by default the embedded reasoner has
         the embedded one and others have none. ``device`` is ``auto``, ``cpu``, ``cuda`` or
@@ -74,6 +75,8 @@ class Reasoner:
         start = time.perf_counter()
         if isinstance(reward_model, RewardModel):
             reward_model = reward_model.name
+        named = reward_model if reward_model not in (None, "default") else None
+        fetch([fspath(name) for name in (pretrained, named) if name is not None])
         engine = _core.Engine.load(
             fspath(pretrained),
             "none" if reward_model is None else fspath(reward_model),

@@ -19,6 +19,7 @@
 
 mod aggregate;
 mod annotate;
+mod download;
 mod engine;
 mod errors;
 mod evaluate;
@@ -35,6 +36,8 @@ mod _core {
     use crate::aggregate::{aggregate, rules, votes};
     #[pymodule_export]
     use crate::annotate::PyAnnotation;
+    #[pymodule_export]
+    use crate::download::fetch;
     #[pymodule_export]
     use crate::engine::{PyEngine, PyReply, PyTrajectory, check_reward_model, read_questions};
     #[pymodule_export]
