@@ -12,7 +12,7 @@ use crate::errors::{raise, raise_loading};
 use crate::waiting::POLL;
 
 /// A file of a download: its name, the bytes that are there, and all.
-type FileProgress = (String, u64, u64);
+type DownloadProgress = (String, u64, u64);
 
 /// Downloads models with the bases of adapters, and data, unless they are paths or in the cache.
 /// `progress(file, done, size)` is called some times a second.
@@ -43,7 +43,10 @@ pub fn fetch(
 }
 
 /// The last event of a tenth of a second; `running` is false when there will be none.
-fn latest(events: &Mutex<Receiver<FileProgress>>, running: &mut bool) -> Option<FileProgress> {
+fn latest(
+    events: &Mutex<Receiver<DownloadProgress>>,
+    running: &mut bool,
+) -> Option<DownloadProgress> {
     let events = events.lock().unwrap_or_else(PoisonError::into_inner);
     let (deadline, mut last) = (Instant::now() + POLL, None);
     loop {
@@ -60,7 +63,7 @@ fn latest(events: &Mutex<Receiver<FileProgress>>, running: &mut bool) -> Option<
 fn download(
     models: &[String],
     data: Option<&str>,
-    events: &Sender<FileProgress>,
+    events: &Sender<DownloadProgress>,
 ) -> Result<(), Error> {
     let (mut name, mut size) = (String::new(), 0);
     let mut tell = |event: HubEvent<'_>| {
