@@ -264,7 +264,7 @@ fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
             .to_owned(),
     };
     let base = id.as_ref().map_or_else(|| name.to_owned(), HubId::to_string);
-    Err(ModelError::MissingBase { file, base, id, how })
+    Err(ModelError::MissingBase { file, base, id: id.map(Box::new), how })
 }
 
 #[cfg(test)]

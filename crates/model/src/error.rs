@@ -366,7 +366,7 @@ pub enum ModelError {
         /// Its name: a path or an id.
         base: String,
         /// Its id on the Hugging Face Hub, if it is one.
-        id: Option<HubId>,
+        id: Option<Box<HubId>>,
         /// How to get it.
         how: String,
     },
