@@ -7,6 +7,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypedDict
 
+from ._progress import fetch
+
 
 class Sampling(TypedDict, total=False):
     """How trajectories are sampled. What is not given is the model's default."""
@@ -95,5 +97,7 @@ def names(values: str | Sequence[str] | None) -> list[str]:
 
 
 def data_name(data: str | PathLike[str]) -> str:
-    """The name of a data source."""
-    return fspath(data)
+    """The name of a data source, which is there: an id of the Hub is downloaded."""
+    name = fspath(data)
+    fetch(data=name)
+    return name

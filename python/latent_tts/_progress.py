@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
+
+from . import _core
 
 logger = logging.getLogger("latent_tts")
 
@@ -16,6 +18,7 @@ class Progress:
     def __init__(self, shown: bool, total: int | None = None, what: str = "questions") -> None:
         self._what = what
         self._bar: Any = None
+        self._file: str | None = None
         self._tqdm: Callable[..., Any] | None = None
         if shown:
             try:
@@ -40,6 +43,25 @@ class Progress:
         if self._bar is not None and done:
             self._bar.update(done)
 
+    def download(self, file: str, done: int, size: int) -> None:
+        """So many bytes of a file are there."""
+        if file != self._file:
+            self._file = file
+            self.close()
+            logger.info("downloading %s: %d of %d bytes are there", file, done, size)
+            if self._tqdm is not None:
+                self._bar = self._tqdm(
+                    desc=file, total=size, initial=done, unit="B", unit_scale=True
+                )
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
     def __enter__(self) -> Progress:
         return self
 
@@ -49,5 +71,10 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self.close()
+
+
+def fetch(models: Sequence[str] = (), data: str | None = None) -> None:
+    """Downloads what ids of the Hugging Face Hub stand for, unless it is in the cache."""
+    with Progress(True) as bar:
+        _core.fetch(models, data, bar.download)

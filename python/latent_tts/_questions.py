@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from os import PathLike, fspath
+from os import PathLike
 from typing import NamedTuple
 
-from . import _core
+from . import _core, _options
 
 
 class Question(NamedTuple):
@@ -26,11 +26,12 @@ def read_questions(
 ) -> list[Question]:
     """The questions of a benchmark's own file, or of the built-in corpus.
 
-    ``data`` is a path, ``embedded:SPLIT`` or ``embedded:SPLIT:FIRST..END``; a split without a
-    range and a limit gives its first 300 problems.
+    ``data`` is a path (JSON, JSON lines, CSV, Parquet), a dataset's id on the Hugging Face Hub
+    (``owner/name`` or ``owner/name/file.parquet``), ``embedded:SPLIT`` or
+    ``embedded:SPLIT:FIRST..END``; a split without a range and a limit gives its first 300 problems.
 
     >>> [question.gold for question in read_questions("embedded:test", limit=2)]
     ['181', '140']
     """
-    found = _core.read_questions(fspath(data), limit, 300)
+    found = _core.read_questions(_options.data_name(data), limit, 300)
     return [Question(*question) for question in found]

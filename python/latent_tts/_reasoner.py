@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _options
 from ._annotations import Annotations
 from ._options import Sampling
-from ._progress import Progress, logger
+from ._progress import Progress, fetch, logger
 from ._run import RunDirectory, Sweep
 from ._trajectories import Solution, Trajectories
 from ._voting import Vote
@@ -32,8 +32,9 @@ class RewardModel:
 
     @classmethod
     def from_pretrained(cls, pretrained: str | PathLike[str] = "embedded") -> RewardModel:
-        """A checkpoint directory, an id in the Hugging Face cache, or ``embedded``."""
+        """A checkpoint directory, an id of the Hugging Face Hub, or ``embedded``."""
         name = fspath(pretrained)
+        fetch([name])
         _core.check_reward_model(name)
         return cls(name)
 
@@ -59,8 +60,8 @@ class Reasoner:
         memory: int | None = None,
         family: str | None = None,
     ) -> Reasoner:
-        """Loads a checkpoint directory, a GGUF file, an id in the Hugging Face cache, or
-        ``embedded``, the small reasoner in this package.
+        """Loads a checkpoint directory, a GGUF file, an id of the Hugging Face Hub (``owner/name``,
+        from its cache or downloaded into it), or ``embedded``, the small reasoner in this package.
 
         ``reward_model`` names one likewise, or is ``None``; by default the embedded reasoner has
         the embedded one and others have none. ``device`` is ``auto``, ``cpu``, ``cuda`` or
@@ -74,6 +75,8 @@ class Reasoner:
         start = time.perf_counter()
         if isinstance(reward_model, RewardModel):
             reward_model = reward_model.name
+        named = reward_model if reward_model not in (None, "default") else None
+        fetch([fspath(name) for name in (pretrained, named) if name is not None])
         engine = _core.Engine.load(
             fspath(pretrained),
             "none" if reward_model is None else fspath(reward_model),
@@ -251,41 +254,63 @@ class Reasoner:
         seed: int = 0,
         thoughts: int | str | None = None,
         max_new_tokens: int | None = None,
+        metric: str = "coverage",
         tolerance: float | None = None,
         evaluations: int | None = None,
         resume: bool = False,
         progress: bool = True,
     ) -> Sweep:
-        """Evaluates each strength of the perturbation and finds the largest coverage.
+        """Evaluates each strength of the perturbation and finds the best by a metric.
 
         ``p``, ``sigma`` and ``tau`` are values, or text: ``"0.05:0.5:0.05"`` is a range,
         ``"0:0.9"`` an interval in which the best value is searched; without any, p is searched.
-        As on the command line no rewards are computed.
+        ``metric`` is ``coverage``, ``majority``, ``weighted`` or ``best_of``; rewards are computed
+        for the last two only. ``resume=True`` goes on with a sweep of the same settings.
         """
-
         sampling = {"seed": seed, "thoughts": thoughts, "max_new_tokens": max_new_tokens}
-        shared: dict[str, Any] = {
-            "data": data, "n": n, "limit": limit, "seeds": seeds, "ks": (), "rules": None,
-            "beam": None, "keep_thoughts": False, "resume": resume, "overwrite": False,
+        given = {
+            "data": data, "n": n, "limit": limit, "ks": ks, "out": out, "seeds": seeds,
+            "resume": resume, "p": p, "sigma": sigma, "tau": tau, "sites": sites, "scope": scope,
+            "mask": mask, "metric": metric, "tolerance": tolerance, "evaluations": evaluations,
         }  # fmt: skip
 
-        def evaluate(point: Path, sampler: dict[str, Any]) -> None:
-            evaluation = unscored._evaluation(
-                {**shared, "out": point}, {**sampling, **sampler}, read=True, default_count=200
-            )
-            with Progress(progress) as bar:
-                evaluation.run(unscored._engine, bar)
+        scored = _core.needs_rewards(metric)
+        reasoner = self if scored else Reasoner(self._engine.without_reward_model())
 
-        unscored = Reasoner(self._engine.without_reward_model())
-        arguments = _sweep_arguments(
-            {
-                "data": data, "n": n, "ks": ks, "out": out, "p": p, "sigma": sigma, "tau": tau,
-                "sites": sites, "scope": scope, "mask": mask, "tolerance": tolerance,
-                "evaluations": evaluations,
-            }
-        )  # fmt: skip
-        path = _core.sweep(self._engine, arguments, evaluate, logger.info)
-        return Sweep(path)
+        def run(out: Path, sampler: dict[str, Any]) -> None:
+            evaluation = reasoner._point(given, {**sampling, **sampler}, out)
+            with Progress(progress) as bar:
+                evaluation.run(reasoner._engine, bar)
+
+        return reasoner._sweep(given, sampling, run)
+
+    def _sweep(
+        self,
+        given: dict[str, Any],
+        sampling: dict[str, Any],
+        run: Callable[[Path, dict[str, Any]], None],
+    ) -> Sweep:
+        """A sweep by the arguments of :meth:`sweep`; ``run(out, sampler)`` evaluates a point."""
+        arguments = {
+            "ks": list(given["ks"]),
+            "out": _options.path_or_none(given["out"]),
+            **{name: given[name] for name in ("resume", "metric", "tolerance", "evaluations")},
+            **{name: _options.grid(given[name]) for name in ("p", "sigma", "tau")},
+            **{name: _options.names(given[name]) for name in ("sites", "scope", "mask")},
+        }
+        shared = self._point(given, sampling, None)
+        return Sweep(_core.sweep(self._engine, shared, arguments, run, logger.info))
+
+    def _point(
+        self, given: dict[str, Any], sampling: dict[str, Any], out: Path | None
+    ) -> _core.Evaluation:
+        """The evaluation of one point of a sweep."""
+        shared = {name: given[name] for name in ("data", "n", "limit", "seeds", "resume")}
+        point = {
+            **shared, "out": out, "ks": (), "rules": None, "beam": None, "keep_thoughts": False,
+            "overwrite": False,
+        }  # fmt: skip
+        return self._evaluation(point, sampling, read=True, default_count=200)
 
     def annotate(
         self,
@@ -340,17 +365,3 @@ class Reasoner:
         the reasoner as a plain language model, without thoughts."""
         with Progress(progress, len(pairs), "texts") as bar:
             return self._engine.loglikelihoods(list(pairs), bar)
-
-
-def _sweep_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The extension module's sweep by the arguments of :meth:`Reasoner.sweep`."""
-    return {
-        "data": _options.data_name(given["data"]),
-        "n": given["n"],
-        "ks": list(given["ks"]),
-        "out": _options.path_or_none(given["out"]),
-        "tolerance": given["tolerance"],
-        "evaluations": given["evaluations"],
-        **{name: _options.grid(given[name]) for name in ("p", "sigma", "tau")},
-        **{name: _options.names(given[name]) for name in ("sites", "scope", "mask")},
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -149,3 +150,47 @@ def test_ctrl_c_ends_a_long_call(tmp_path: Path) -> None:
     assert out == "interrupted\n" and process.returncode == 0
     lines = samples.read_text().splitlines()
     assert 0 < len(lines) < 5000 and lines[-1].endswith("}")
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    """As datasets of the Hub are written: by a path, and by an id that is in the cache."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    rows = [
+        {"question": "One?", "answer": "She has 3 <<1+2=3>>3.\n#### 3", "level": None},
+        {"question": "Two?", "answer": "#### 1,234", "level": None},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    expected = latent_tts.read_questions(tmp_path / "a.json")
+    assert expected[0].steps == ["<<1+2=3>>"] and expected[1].gold == "1234"
+    table = arrow.Table.from_pylist(rows)
+    for codec in ("none", "snappy", "gzip"):
+        path = tmp_path / f"{codec}.parquet"
+        parquet.write_table(table, path, compression=codec)
+        assert latent_tts.read_questions(path) == expected
+    options = {"question": ["Which?"], "choices": [["no", "yes"]], "answer": [1], "other": [{"a": 1}]}
+    parquet.write_table(arrow.table(options), tmp_path / "choices.parquet")
+    (choice,) = latent_tts.read_questions(tmp_path / "choices.parquet")
+    assert (choice.kind, choice.gold) == ("choice", "B") and choice.text.endswith("B) yes")
+    parquet.write_table(table, tmp_path / "zstd.parquet", compression="zstd")
+    with pytest.raises(latent_tts.DataError, match="ZSTD.*snappy"):
+        latent_tts.read_questions(tmp_path / "zstd.parquet")
+    snapshot = tmp_path / "datasets--owner--name" / "snapshots" / "1" / "main"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "snappy.parquet").rename(snapshot / "test.parquet")
+    script = "import latent_tts; print(*latent_tts.read_questions('owner/name/main/test.parquet')[0])"
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("0 One? 3 number")
+
+
+def test_what_the_hub_does_not_have_is_told(tmp_path: Path) -> None:
+    script = "import latent_tts; latent_tts.Reasoner.from_pretrained('owner/name', device='cpu')"
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    failed = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert "ModelError" in failed.stderr and "hf download owner/name" in failed.stderr

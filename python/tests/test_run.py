@@ -135,6 +135,34 @@ def test_sweep_is_the_commands(
         reasoner.sweep(p=1.5, out=tmp_path / "c")
 
 
+def test_a_sweep_by_rewards_is_the_commands(
+    reasoner: Reasoner, command: Callable[..., None], tmp_path: Path
+) -> None:
+    def again(**more: object) -> None:
+        given = {"p": [0.1, 0.4], "limit": 3, "n": 4, "metric": "weighted", **more}
+        reasoner.sweep(out=tmp_path / "a", progress=False, **given)  # type: ignore[arg-type]
+
+    again()
+    command("sweep", "--p", "0.1,0.4", "--limit", 3, "-n", 4, "--metric", "weighted",
+            "--device", "cpu", "--no-report", "--out", tmp_path / "b")  # fmt: skip
+    found = files(tmp_path / "a")
+    assert found["sweep.json"] == files(tmp_path / "b")["sweep.json"]
+    with pytest.raises(RunError, match="already holds a sweep"):
+        again()
+    with pytest.raises(RunError, match="settings.samples = 4, now it is 8"):
+        again(n=8, resume=True)
+    with pytest.raises(RunError, match='settings.p = "0.1,0.4", now it is "0.2"'):
+        again(p=0.2, resume=True)
+    assert files(tmp_path / "a") == found
+    again(resume=True)
+    assert files(tmp_path / "a") == found
+    with pytest.raises(ValueError, match='metric="best" is not known'):
+        again(metric="best")
+    unscored = Reasoner.from_pretrained("embedded", reward_model=None, device="cpu")
+    with pytest.raises(ValueError, match="needs rewards"):
+        unscored.sweep(metric="best_of", out=tmp_path / "c")
+
+
 def test_annotations_are_the_commands(
     reasoner: Reasoner, command: Callable[..., None], tmp_path: Path
 ) -> None:

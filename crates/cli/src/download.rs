@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use hub::HubEvent;
-use latent_tts::{fetch_data, fetch_model};
+use latent_tts::{fetch_bases, fetch_data, fetch_model};
 
 use crate::args::values::format_bytes;
 use crate::args::{Command, ModelArgs, OutputArgs, TrainCommand};
@@ -12,16 +12,22 @@ use crate::printer::{Printer, Progress};
 /// The names of a command that may be ids, and how it prints.
 struct Names<'a> {
     models: Vec<Option<&'a String>>,
+    /// The base of adapters, where one is given.
+    base: Option<&'a String>,
     data: Vec<String>,
     output: &'a OutputArgs,
 }
 
 /// Downloads what a command names and the cache lacks.
 pub fn fetch(command: &Command) -> Result<()> {
-    let Some(Names { models, data, output }) = names(command) else { return Ok(()) };
+    let Some(Names { models, base, data, output }) = names(command) else { return Ok(()) };
     let printer = Printer::new(output);
-    for model in models.into_iter().flatten() {
+    for model in models.iter().chain([&base]).copied().flatten() {
         fetch_model(model, &mut FileProgress::new(&printer).handler())?;
+    }
+    // A base that is given stands for those that adapters record.
+    for model in models.into_iter().flatten().filter(|_| base.is_none()) {
+        fetch_bases(model, &mut FileProgress::new(&printer).handler())?;
     }
     for data in &data {
         fetch_data(data, &mut FileProgress::new(&printer).handler())?;
@@ -30,50 +36,39 @@ pub fn fetch(command: &Command) -> Result<()> {
 }
 
 fn names(command: &Command) -> Option<Names<'_>> {
-    let of_models: fn(&ModelArgs) -> Vec<Option<&String>> = |args| {
-        let ModelArgs { model, reward_model, base, .. } = args;
-        vec![model.as_ref(), reward_model.as_ref(), base.as_ref()]
-    };
-    let list = |data: &Option<String>| data.iter().cloned().collect::<Vec<_>>();
     Some(match command {
-        Command::Eval(args) => {
-            Names { models: of_models(&args.model), data: list(&args.data), output: &args.output }
-        }
-        Command::Sweep(args) => {
-            Names { models: of_models(&args.model), data: list(&args.data), output: &args.output }
-        }
-        Command::Solve(args) => {
-            Names { models: of_models(&args.model), data: Vec::new(), output: &args.output }
-        }
+        Command::Eval(args) => of_models(&args.model, &args.data, &args.output),
+        Command::Sweep(args) => of_models(&args.model, &args.data, &args.output),
+        Command::Solve(args) => of_models(&args.model, &None, &args.output),
         #[cfg(feature = "serve")]
-        Command::Serve(args) => {
-            Names { models: of_models(&args.model), data: Vec::new(), output: &args.output }
-        }
+        Command::Serve(args) => of_models(&args.model, &None, &args.output),
         Command::Annotate(args) => Names {
-            models: vec![args.model.as_ref(), args.base.as_ref()],
-            data: list(&args.data),
+            models: vec![args.model.as_ref()],
+            base: args.base.as_ref(),
+            data: args.data.iter().cloned().collect(),
             output: &args.output,
         },
         Command::Inspect(args) => Names {
-            models: vec![Some(&args.dir), args.base.as_ref()],
+            models: vec![Some(&args.dir)],
+            base: args.base.as_ref(),
             data: Vec::new(),
             output: &args.output,
         },
-        Command::Verify(args) => {
-            Names { models: vec![args.base.as_ref()], data: Vec::new(), output: &args.output }
-        }
+        Command::Verify(args) => Names {
+            models: Vec::new(),
+            base: args.base.as_ref(),
+            data: Vec::new(),
+            output: &args.output,
+        },
         Command::Train(TrainCommand::Reasoner(args)) => Names {
-            models: vec![args.init.as_ref(), args.lora.base.as_ref()],
+            models: vec![args.init.as_ref()],
+            base: args.lora.base.as_ref(),
             data: args.data.iter().filter_map(|data| data.file()).map(path_name).collect(),
             output: &args.output,
         },
         Command::Train(TrainCommand::Reward(args)) => Names {
-            models: vec![
-                Some(&args.model),
-                args.init.as_ref(),
-                args.lora.base.as_ref(),
-                args.reference.as_ref(),
-            ],
+            models: vec![Some(&args.model), args.init.as_ref(), args.reference.as_ref()],
+            base: args.lora.base.as_ref(),
             data: Vec::new(),
             output: &args.output,
         },
@@ -83,6 +78,15 @@ fn names(command: &Command) -> Option<Names<'_>> {
         | Command::Augment(_)
         | Command::Bench(_) => return None,
     })
+}
+
+fn of_models<'a>(model: &'a ModelArgs, data: &Option<String>, output: &'a OutputArgs) -> Names<'a> {
+    Names {
+        models: vec![model.model.as_ref(), model.reward_model.as_ref()],
+        base: model.base.as_ref(),
+        data: data.iter().cloned().collect(),
+        output,
+    }
 }
 
 fn path_name(path: &std::path::Path) -> String {

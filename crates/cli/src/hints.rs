@@ -45,7 +45,11 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::Corpus { .. } => Some("--data"),
         Error::NotEmbedded => Some("--model, --reward-model"),
         Error::Model(error) => of_model(error),
+        Error::Base { .. } => Some("--base"),
         Error::NoAdapter { .. } => Some("leave --base out"),
+        Error::SweepExists { .. } => Some("--resume or --out"),
+        Error::SweepChanged { .. } => Some("--out"),
+        Error::SweepUnfinished { .. } => Some("`sweep --resume`"),
         _ => None,
     }
 }

@@ -359,6 +359,7 @@ fn a_training_explains_itself() {
     ] {
         assert!(done.err.contains(words), "no {words:?} in {}", done.err);
     }
+    assert!(!done.err.contains("no page"), "{}", done.err);
     assert!(done.out.contains("learning curves are in models/cot/training/report.html"));
     assert!(done.out.contains("next: latent-tts train reasoner --mode latent --init models/cot"));
     let page = String::from_utf8(sandbox.read("models/cot/training/report.html")).unwrap();

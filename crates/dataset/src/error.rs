@@ -8,7 +8,7 @@ use super::MAX_BYTES;
 
 const ACCEPTED: &str = "a JSON array of {question, answer}, lines of {question, answer} \
     (also input/target, problem/answer, Body+Question/Answer, question/choices/answer), \
-    or CSV with the columns of GPQA";
+    CSV with the columns of GPQA, or Parquet with such columns";
 
 /// Why a data file could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,7 @@ pub enum DatasetProblem {
     /// The file contains no question.
     #[error("holds no questions; expected {ACCEPTED}")]
     Empty,
-    /// The file is neither JSON, nor JSON lines, nor CSV of a known benchmark; the text describes
+    /// The file is neither JSON, nor CSV, nor Parquet of a known benchmark; the text describes
     /// what it starts with.
     #[error("is of no known kind ({0}); expected {ACCEPTED}")]
     Unrecognised(String),
@@ -44,6 +44,15 @@ pub enum DatasetProblem {
         /// The parser's message.
         reason: String,
     },
+    /// A Parquet file is damaged, or uses what is not read; the text is its reader's.
+    #[error("cannot be read as Parquet: {0}; download it again, or save it as JSON lines")]
+    Parquet(String),
+    /// A Parquet file is compressed with a codec that is not read.
+    #[error(
+        "is Parquet compressed with {0}, which is not read; write it again as pandas and pyarrow \
+         do by default (snappy), or as JSON lines"
+    )]
+    Compression(String),
     /// A well-formed record is not a question.
     #[error("{place}: {flaw}")]
     Record {
@@ -84,6 +93,8 @@ pub enum FilePosition {
     Column(usize, usize),
     /// Element number of a JSON array.
     Element(usize),
+    /// Row of a Parquet file.
+    Row(usize),
 }
 
 impl fmt::Display for FilePosition {
@@ -92,6 +103,7 @@ impl fmt::Display for FilePosition {
             FilePosition::Line(line) => write!(f, "line {line}"),
             FilePosition::Column(line, column) => write!(f, "line {line}, column {column}"),
             FilePosition::Element(element) => write!(f, "element {element} (counted from 1)"),
+            FilePosition::Row(row) => write!(f, "row {row} (counted from 1)"),
         }
     }
 }

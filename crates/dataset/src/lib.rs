@@ -1,9 +1,10 @@
 //! Questions with gold answers, read from a benchmark's own file.
 //!
 //! The format is detected from the content, not from the file name: a JSON array (the paper's
-//! files), one JSON object per line (GSM8K, GSM-Hard, SVAMP, MATH-500, AIME), or CSV with a header
-//! (GPQA). `record` parses the known fields, `shape` maps each benchmark's field names to a
-//! question, `csv` parses quoted CSV, `error` holds the errors.
+//! files), one JSON object per line (GSM8K, GSM-Hard, SVAMP, MATH-500, AIME), CSV with a header
+//! (GPQA), or (feature `parquet`) Parquet, as datasets of the Hub are. `record` parses the known
+//! fields, `shape` maps each benchmark's field names to a question, `csv` parses quoted CSV,
+//! `parquet` rows of columns, `error` holds the errors.
 //!
 //! Invariants: a question's `id` is its index in the file, whatever the limit, because random
 //! numbers are keyed by it; the text is unchanged, leading spaces included, because prompts depend
@@ -11,6 +12,8 @@
 
 mod csv;
 mod error;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod record;
 mod shape;
 #[cfg(test)]
@@ -27,6 +30,9 @@ use record::DataRecord;
 
 /// Largest file in bytes; known benchmarks have a few megabytes.
 pub const MAX_BYTES: u64 = 1 << 30;
+
+/// The first bytes of a Parquet file.
+const PARQUET_MAGIC: &[u8; 4] = b"PAR1";
 
 /// One problem and its gold answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +90,13 @@ fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, Da
     let (first, skipped) = first_byte(input)?;
     let questions = match first {
         None => Vec::new(),
-        Some(b'[') => array(input, limit, skipped)?,
+        Some(b'P') if input.fill_buf()?.starts_with(PARQUET_MAGIC) => parquet_rows(input, limit)?,
+        Some(b'[') => {
+            let walk = |each: &mut dyn FnMut(DataRecord) -> ControlFlow<()>| {
+                record::array(input, each).map_err(|error| DatasetProblem::json(&error, skipped))
+            };
+            listed(limit, FilePosition::Element, walk)?
+        }
         Some(b'{') => lines(input, limit, skipped)?,
         Some(_) => table(input, limit, skipped)?,
     };
@@ -109,28 +121,40 @@ fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetPr
     }
 }
 
-/// Parses a JSON array; one record is in memory at a time.
-fn array(
-    input: impl BufRead,
+/// The questions of records that are passed on one at a time, so that one is in memory; `place`
+/// tells where a record is by its number from 1.
+fn listed(
     limit: usize,
-    skipped: usize,
+    place: fn(usize) -> FilePosition,
+    walk: impl FnOnce(&mut dyn FnMut(DataRecord) -> ControlFlow<()>) -> Result<(), DatasetProblem>,
 ) -> Result<Vec<Question>, DatasetProblem> {
     let (mut questions, mut flaw) = (Vec::new(), None);
-    let outcome = record::array(input, |record| {
+    walk(&mut |record| {
         match shape::question(&record, questions.len()) {
             Ok(question) => questions.push(question),
             Err(found) => flaw = Some(found),
         }
         let done = flaw.is_some() || questions.len() == limit;
         if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    outcome.map_err(|error| DatasetProblem::json(&error, skipped))?;
+    })?;
     match flaw {
-        Some(flaw) => {
-            Err(DatasetProblem::Record { place: FilePosition::Element(questions.len() + 1), flaw })
-        }
+        Some(flaw) => Err(DatasetProblem::Record { place: place(questions.len() + 1), flaw }),
         None => Ok(questions),
     }
+}
+
+/// Parses Parquet, whose directory of columns is at its end.
+#[cfg(feature = "parquet")]
+fn parquet_rows(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, DatasetProblem> {
+    let mut content = Vec::new();
+    input.read_to_end(&mut content)?;
+    listed(limit, FilePosition::Row, |each| parquet::rows(content, each))
+}
+
+#[cfg(not(feature = "parquet"))]
+fn parquet_rows(_: &mut impl BufRead, _: usize) -> Result<Vec<Question>, DatasetProblem> {
+    let what = "Parquet, which this program was built without, the feature `parquet`";
+    Err(DatasetProblem::Unrecognised(what.to_owned()))
 }
 
 /// Parses JSON lines; one line is in memory at a time. Empty lines are skipped.

@@ -18,6 +18,30 @@ use super::shape::FIELDS;
 /// bytes in which it can be written, so that longer lists are not stored.
 const MAX_LIST: usize = 4096;
 
+/// A list while it is read.
+#[derive(Default)]
+pub(super) struct ListBuilder {
+    list: Vec<String>,
+    flaw: Option<&'static str>,
+}
+
+impl ListBuilder {
+    pub(super) fn push(&mut self, element: FieldValue) {
+        match element {
+            _ if self.flaw.is_some() => {}
+            FieldValue::Text(text) | FieldValue::Number(text) if self.list.len() < MAX_LIST => {
+                self.list.push(text)
+            }
+            FieldValue::Text(_) | FieldValue::Number(_) => self.flaw = Some("a list of thousands"),
+            _ => self.flaw = Some("a list of more than strings and numbers"),
+        }
+    }
+
+    pub(super) fn finish(self) -> FieldValue {
+        self.flaw.map_or(FieldValue::List(self.list), FieldValue::Other)
+    }
+}
+
 /// The known fields of one record, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct DataRecord(Vec<(&'static str, FieldValue)>);
@@ -55,6 +79,25 @@ impl DataRecord {
             }
         }
         Ok(record)
+    }
+
+    /// Sets a field unless nothing reads it.
+    #[cfg(feature = "parquet")]
+    pub(super) fn insert_known(&mut self, name: &str, field: FieldValue) -> Result<(), String> {
+        known(name).map_or(Ok(()), |name| self.insert(name, field))
+    }
+
+    /// Bytes of its texts.
+    #[cfg(feature = "parquet")]
+    pub(super) fn text_len(&self) -> usize {
+        let len = |(_, field): &(_, FieldValue)| match field {
+            FieldValue::Text(text) | FieldValue::Number(text) => text.len(),
+            FieldValue::List(list) => {
+                list.iter().map(|text| text.len() + size_of::<String>()).sum()
+            }
+            FieldValue::Other(_) => 0,
+        };
+        self.0.iter().map(len).sum()
     }
 
     fn insert(&mut self, name: &'static str, field: FieldValue) -> Result<(), String> {
@@ -193,18 +236,11 @@ impl<'de> Visitor<'de> for FieldVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<FieldValue, A::Error> {
-        let (mut list, mut flaw) = (Vec::new(), None);
+        let mut list = ListBuilder::default();
         while let Some(element) = elements.next_element::<FieldValue>()? {
-            match element {
-                _ if flaw.is_some() => {}
-                FieldValue::Text(text) | FieldValue::Number(text) if list.len() < MAX_LIST => {
-                    list.push(text)
-                }
-                FieldValue::Text(_) | FieldValue::Number(_) => flaw = Some("a list of thousands"),
-                _ => flaw = Some("a list of more than strings and numbers"),
-            }
+            list.push(element);
         }
-        Ok(flaw.map_or(FieldValue::List(list), FieldValue::Other))
+        Ok(list.finish())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<FieldValue, A::Error> {

@@ -254,7 +254,8 @@ fn is_complete(path: &Path) -> bool {
     if path.is_file() {
         return true;
     }
-    let files = file_names(path);
+    let mut files = file_names(path);
+    files.retain(|file| !file.contains('/'));
     let index = files.iter().find(|file| file.ends_with(".safetensors.index.json"));
     let shards = index.and_then(|index| {
         let text = std::fs::read_to_string(path.join(index)).ok()?;
@@ -268,9 +269,20 @@ fn is_complete(path: &Path) -> bool {
     }
 }
 
-/// The files of a directory.
+/// The files below a directory, by their paths from there.
 fn file_names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
-    let files = entries.filter(|entry| entry.path().is_file());
-    files.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    let names = |entry: std::fs::DirEntry| {
+        let Ok(name) = entry.file_name().into_string() else { return Vec::new() };
+        // Files are links to blobs; a link to a directory is none of the cache's.
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => {
+                let below = file_names(&entry.path());
+                below.into_iter().map(|file| format!("{name}/{file}")).collect()
+            }
+            _ if entry.path().is_file() => vec![name],
+            _ => Vec::new(),
+        }
+    };
+    entries.flat_map(names).collect()
 }

@@ -17,7 +17,7 @@ pub struct HubId {
 /// The extensions of a model's files that an id may name.
 pub const MODEL_EXTENSIONS: [&str; 1] = ["gguf"];
 /// The extensions of a dataset's files that an id may name.
-pub const DATA_EXTENSIONS: [&str; 3] = ["json", "jsonl", "csv"];
+pub const DATA_EXTENSIONS: [&str; 4] = ["json", "jsonl", "csv", "parquet"];
 
 /// What a repository holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -73,8 +73,7 @@ fn only_file(id: &HubId, files: &[String], extensions: &[&str]) -> Result<Vec<St
         0 => Err(HubError::NothingToRead {
             id: id.to_string(),
             files: files.to_vec(),
-            expected: "json, jsonl or csv (parquet is not read: save it with the datasets \
-                       library's to_json)",
+            expected: "json, jsonl, csv or parquet",
         }),
         _ => Err(HubError::SeveralFiles { id: id.to_string(), files: found }),
     }
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     fn select(kind: RepoKind, id: &str, files: &[&str]) -> Result<Vec<String>, HubError> {
-        let id = HubId::parse(id, &["gguf", "json", "jsonl", "csv"]).unwrap();
+        let id = HubId::parse(id, &["gguf", "json", "jsonl", "csv", "parquet"]).unwrap();
         let files: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
         needed(kind, &id, &files)
     }
@@ -134,8 +133,9 @@ mod tests {
     fn a_dataset_is_one_file() {
         let data = |files| select(RepoKind::Dataset, "a/b", files);
         assert_eq!(data(&["README.md", "dataset_infos.json", "x.csv"]).unwrap(), ["x.csv"]);
-        let parquet = data(&["train.parquet"]).unwrap_err().to_string();
-        assert!(parquet.contains("parquet is not read"), "{parquet}");
+        assert_eq!(data(&["data/test.parquet"]).unwrap(), ["data/test.parquet"]);
+        let other = data(&["train.arrow"]).unwrap_err().to_string();
+        assert!(other.contains("train.arrow; expected json"), "{other}");
         assert!(matches!(data(&["a.json", "b.json"]), Err(HubError::SeveralFiles { .. })));
     }
 }

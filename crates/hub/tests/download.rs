@@ -145,3 +145,19 @@ fn a_dataset_is_a_file() {
     assert_eq!(text(&path), "{}");
     assert_eq!(hub.client().offline().data(&data, &mut ignore).unwrap(), path);
 }
+
+#[test]
+fn a_dataset_s_file_may_be_in_a_folder() {
+    let files = BTreeMap::from([
+        ("main/test-00000-of-00001.parquet", b"PAR1".to_vec()),
+        ("main/train-00000-of-00001.parquet", b"PAR1".to_vec()),
+    ]);
+    let hub = TestHub::start(Behaviour { files, ..Behaviour::default() });
+    let data = |text| HubId::parse(text, &DATA_EXTENSIONS).unwrap();
+    let several = hub.client().data(&data("a/b"), &mut ignore).unwrap_err().to_string();
+    assert!(several.contains("name one: a/b/main/test-00000-of-00001.parquet"), "{several}");
+    let named = data("a/b/main/train-00000-of-00001.parquet");
+    let path = hub.client().data(&named, &mut ignore).unwrap();
+    assert!(path.ends_with("main/train-00000-of-00001.parquet"));
+    assert_eq!(hub.client().offline().data(&named, &mut ignore).unwrap(), path);
+}

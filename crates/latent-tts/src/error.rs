@@ -94,6 +94,17 @@ pub enum Error {
         how: String,
     },
 
+    /// The model that an adapter belongs to is not there, and could not be downloaded.
+    #[error("{}: the adapter's base model is not there: {error}; {how}", file.display())]
+    Base {
+        /// adapter_config.json.
+        file: PathBuf,
+        /// How to get it otherwise.
+        how: String,
+        /// Why. Part of the message, and therefore not its source as well.
+        error: HubError,
+    },
+
     /// A base without an adapter that it would be of.
     #[error("{base}: given as the base of an adapter, and no model is an adapter")]
     NoAdapter {
@@ -113,6 +124,37 @@ pub enum Error {
     /// A sweep without a strength.
     #[error("there is no value to go over; give values of p, sigma or tau")]
     EmptySweep,
+
+    /// A new sweep would have replaced an old one.
+    #[error("{} already holds a sweep; continue it or write to another directory", dir.display())]
+    SweepExists {
+        /// The sweep's directory.
+        dir: PathBuf,
+    },
+
+    /// A sweep was to be continued with settings that would change its results.
+    #[error(
+        "{}: the sweep was begun with {field} = {stored}, now it is {requested}; use the same \
+         settings or write to another directory",
+        path.display()
+    )]
+    SweepChanged {
+        /// The sweep's summary.
+        path: PathBuf,
+        /// The first setting that differs.
+        field: String,
+        /// Its value in the summary.
+        stored: String,
+        /// Its value now.
+        requested: String,
+    },
+
+    /// A sweep's results were asked for before it ended.
+    #[error("the sweep in {} is not finished; continue it", dir.display())]
+    SweepUnfinished {
+        /// The sweep's directory.
+        dir: PathBuf,
+    },
 
     /// The embedded models were left out of this build.
     #[error("this program was built without the embedded models (the feature `embedded`)")]

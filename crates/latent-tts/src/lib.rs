@@ -65,6 +65,7 @@ pub use engine::{
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
 pub use fingerprint::{compute as input_fingerprint, of_files as file_fingerprint};
+pub use hub;
 pub use loglikelihood::{Loglikelihood, loglikelihood};
 pub use model::{
     Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,
@@ -74,7 +75,7 @@ pub use record::{self, Ablation, AblationKind};
 pub use report;
 pub use source::{EMBEDDED, data_file};
 #[cfg(feature = "hub")]
-pub use source::{fetch_data, fetch_model};
+pub use source::{fetch_bases, fetch_data, fetch_model};
 pub use tensor::{self, Device};
 pub use train;
 

@@ -67,6 +67,9 @@ impl ModelSelection {
 
     /// Reads the weights onto a device.
     pub fn load(&self, device: &Device) -> Result<Model, Error> {
+        std::iter::once(&self.reasoner)
+            .chain(&self.reward_model)
+            .try_for_each(source::find_bases)?;
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
         let reward_model = self.reward_model.as_ref().map(|files| {
             RewardModel::load(device, files, &reasoner).map_err(|error| Error::RewardModel {
@@ -110,6 +113,7 @@ impl Model {
     /// Adds the reward model of this name to the reasoner, or replaces the one that it has.
     pub fn with_reward_model(self, name: &str) -> Result<Self, Error> {
         let files = source::reward_model_files(name)?;
+        source::find_bases(&files)?;
         let device = self.reasoner.decoder.device();
         let reward_model = RewardModel::load(device, &files, &self.reasoner)?;
         Ok(Self { reward_model: Some(Arc::new(reward_model)), ..self })

@@ -7,6 +7,8 @@ use hub::RepoKind;
 use hub::{DATA_EXTENSIONS, HubCache, HubError, HubId, MODEL_EXTENSIONS};
 #[cfg(feature = "hub")]
 use hub::{HubClient, HubEvent};
+#[cfg(feature = "hub")]
+use model::ModelError;
 use model::ModelFiles;
 
 use crate::Error;
@@ -94,6 +96,21 @@ pub fn fetch_model(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result
     id.map_or(Ok(()), |id| remote::model(&id, progress).map(drop))
 }
 
+/// The same for the bases that an adapter of this name, and adapters below it, record by an id.
+#[cfg(feature = "hub")]
+pub fn fetch_bases(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result<(), Error> {
+    match name {
+        EMBEDDED => Ok(()),
+        name => remote::bases(&ModelFiles::from(&model_path(name)?), progress),
+    }
+}
+
+/// Downloads the bases that files record by an id and that are not there. Without a network, or
+/// in a build without downloads, whoever reads the files says how to get them.
+pub(crate) fn find_bases(files: &ModelFiles) -> Result<(), Error> {
+    remote::bases(files, &mut |_| {})
+}
+
 /// The same for the file of a dataset.
 #[cfg(feature = "hub")]
 pub fn fetch_data(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result<(), Error> {
@@ -116,6 +133,22 @@ mod remote {
 
     pub(super) fn model(id: &HubId, progress: Progress<'_>) -> Result<PathBuf, Error> {
         Ok(client(id)?.model(id, progress)?)
+    }
+
+    pub(super) fn bases(files: &ModelFiles, progress: Progress<'_>) -> Result<(), Error> {
+        let mut fetched = None;
+        // Each download uncovers the base below it, if that is an adapter.
+        while let Err(ModelError::MissingBase { file, id: Some(id), how, .. }) = files.chain() {
+            if fetched.as_ref() == Some(&id) {
+                break;
+            }
+            match client(&id)?.model(&id, progress) {
+                Ok(_) => fetched = Some(id),
+                Err(HubError::Offline { .. }) => break,
+                Err(error) => return Err(Error::Base { file, how, error }),
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn data(id: &HubId, progress: Progress<'_>) -> Result<PathBuf, Error> {
@@ -142,6 +175,10 @@ mod remote {
 
     pub(super) fn model(id: &HubId, _: Progress<'_>) -> Result<PathBuf, Error> {
         cached(id, |cache| cache.model(id))
+    }
+
+    pub(super) fn bases(_: &ModelFiles, _: Progress<'_>) -> Result<(), Error> {
+        Ok(())
     }
 
     pub(super) fn data(id: &HubId, _: Progress<'_>) -> Result<PathBuf, Error> {

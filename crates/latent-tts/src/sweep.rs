@@ -10,6 +10,7 @@
 
 mod band;
 mod grid;
+mod resume;
 mod search;
 mod summary;
 
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use engine::{DropoutScope, DropoutSites, MaskLifetime, Probability, Temperature};
 use model::config::Architecture;
-use record::{MetricName, Results, RunDir};
+use record::{Manifest, MetricName, Results, RunDir};
 use report::interval::Bootstrap;
 use report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
 use report::rules::display_name;
@@ -26,6 +27,7 @@ use serde_json::Value;
 
 pub use self::band::RecommendedBand;
 pub use self::grid::{SweepGrid, parse_width, rounded};
+pub use self::resume::read_summary;
 use self::search::GoldenSectionSearch;
 pub use self::summary::{SamplerSummary, SweepPointSummary, SweepSummary};
 use self::summary::{interval_json, metric_interval};
@@ -60,9 +62,17 @@ pub struct SweepSpec {
     /// Evaluations of a search, at most.
     pub evaluations: Option<NonZeroUsize>,
     /// What is maximized, by a search and by the point called best: coverage unless given, or the
-    /// accuracy of a rule.
+    /// accuracy of a rule, one of [`METRICS`].
     pub metric: Option<MetricName>,
 }
+
+/// What a sweep can maximize, by its name in results.json.
+pub const METRICS: [(&str, MetricName); 4] = [
+    ("coverage", MetricName::Coverage),
+    ("majority", MetricName::Majority),
+    ("weighted", MetricName::Weighted),
+    ("best_of", MetricName::BestOf),
+];
 
 /// What makes the trajectories of a point differ, but for its strength.
 #[derive(Debug, Clone, Copy)]
@@ -79,6 +89,15 @@ struct SweepAxis {
 }
 
 impl SweepSpec {
+    /// Whether the metric is measured with a reward model only.
+    pub fn needs_rewards(&self) -> bool {
+        matches!(self.metric(), MetricName::Weighted | MetricName::BestOf)
+    }
+
+    fn metric(&self) -> MetricName {
+        self.metric.unwrap_or(MetricName::Coverage)
+    }
+
     fn axes(&self) -> Vec<SweepAxis> {
         let mut axes = Vec::new();
         let others = self.sigma.is_some() || self.tau.is_some();
@@ -196,9 +215,10 @@ pub struct Sweep<'a> {
     pub ks: Vec<usize>,
     /// The reasoner's backbone, for which the paper recommends strengths.
     pub architecture: Architecture,
-    /// What all points share, and the values to go over: what a resumed sweep must have in common
-    /// with the one before.
-    pub settings: Value,
+    /// The manifest of an evaluation of any point: what all points share, but for the sampler.
+    pub evaluation: &'a Manifest,
+    /// Go on with the sweep that is in the directory, if there is one.
+    pub resume: bool,
 }
 
 /// A finished sweep.
@@ -210,8 +230,10 @@ pub struct SweepOutput {
 }
 
 impl Sweep<'_> {
-    /// Evaluates all points and writes the summary.
+    /// Evaluates all points and writes the summary. An existing sweep is only continued on request,
+    /// with equal settings.
     pub fn run<R: PointRunner>(&self, runner: &mut R) -> Result<SweepOutput, R::Error> {
+        self.begin()?;
         let mut points = SweepPoints { sweep: self, points: Vec::new() };
         for axis in self.spec.axes() {
             let before = points.points.len();
@@ -228,16 +250,12 @@ impl Sweep<'_> {
         self.ks.last().copied().unwrap_or(1)
     }
 
-    fn metric(&self) -> MetricName {
-        self.spec.metric.unwrap_or(MetricName::Coverage)
-    }
-
     /// The summary of a sweep that has just begun.
-    pub fn empty_summary(&self) -> SweepSummary {
+    fn empty_summary(&self) -> SweepSummary {
         SweepSummary {
             version: record::FORMAT,
-            settings: self.settings.clone(),
-            metric: self.metric(),
+            settings: self.settings(),
+            metric: self.spec.metric(),
             k: self.max_k(),
             points: Vec::new(),
             best: String::new(),
@@ -295,7 +313,7 @@ impl SweepPoints<'_> {
             "searching {} in {low} to {high} for the largest {}@{}: {} evaluations to a \
              tolerance of {}",
             axis.parameter_name(),
-            display_name(self.sweep.metric()),
+            display_name(self.sweep.spec.metric()),
             self.sweep.max_k(),
             search.evaluations(),
             rounded(search.tolerance()),
@@ -310,7 +328,7 @@ impl SweepPoints<'_> {
         strength: f64,
         runner: &mut R,
     ) -> Result<f64, R::Error> {
-        let (name, metric, k) = (axis.name(strength), self.sweep.metric(), self.sweep.max_k());
+        let (name, metric, k) = (axis.name(strength), self.sweep.spec.metric(), self.sweep.max_k());
         if let Some(point) = self.points.iter().find(|point| point.name == name) {
             return Ok(point.value(metric, k));
         }
@@ -347,7 +365,7 @@ impl SweepPoints<'_> {
             .into_iter()
             .filter_map(|kind| self.sampler_summary(kind))
             .collect();
-        let value = |point: &SweepPoint| point.value(self.sweep.metric(), self.sweep.max_k());
+        let value = |point: &SweepPoint| point.value(self.sweep.spec.metric(), self.sweep.max_k());
         let ties = self.points.iter().filter(|point| value(point) == value(best));
         let ties = ties.map(|point| point.name.clone()).filter(|name| *name != best.name);
         Ok(SweepSummary {
@@ -364,7 +382,7 @@ impl SweepPoints<'_> {
     fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
         let k = self.sweep.max_k();
         let key = |point: &SweepPoint| {
-            [self.sweep.metric(), MetricName::Majority].map(|name| point.value(name, k))
+            [self.sweep.spec.metric(), MetricName::Majority].map(|name| point.value(name, k))
         };
         self.points
             .iter()
@@ -375,7 +393,8 @@ impl SweepPoints<'_> {
     /// Whether the paired 95% interval of the difference to the best contains zero.
     fn is_indistinguishable(&self, point: &SweepPoint, best: &SweepPoint) -> bool {
         let k = self.sweep.max_k();
-        let column = |point: &SweepPoint| point.columns.column(self.sweep.metric(), k).cloned();
+        let column =
+            |point: &SweepPoint| point.columns.column(self.sweep.spec.metric(), k).cloned();
         let columns = column(best).zip(column(point));
         let interval = columns
             .and_then(|(best, point)| paired_difference(&best, &point, &Bootstrap::default()));

@@ -263,8 +263,8 @@ fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
                          `base_model_name_or_path`"
             .to_owned(),
     };
-    let base = id.map_or_else(|| name.to_owned(), |id| id.to_string());
-    Err(ModelError::MissingBase { file, base, how })
+    let base = id.as_ref().map_or_else(|| name.to_owned(), HubId::to_string);
+    Err(ModelError::MissingBase { file, base, id: id.map(Box::new), how })
 }
 
 #[cfg(test)]

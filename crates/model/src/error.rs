@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use hub::HubId;
+
 /// Why a checkpoint, a configuration or a tokenizer could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -363,6 +365,8 @@ pub enum ModelError {
         file: PathBuf,
         /// Its name: a path or an id.
         base: String,
+        /// Its id on the Hugging Face Hub, if it is one.
+        id: Option<Box<HubId>>,
         /// How to get it.
         how: String,
     },

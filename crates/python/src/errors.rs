@@ -34,7 +34,10 @@ pub fn raise(error: impl Into<Error>) -> PyErr {
         | Error::InputsChanged(_)
         | Error::Annotations(_)
         | Error::AnnotatedInputsChanged(_)
-        | Error::Report(_) => RunError::new_err(message),
+        | Error::Report(_)
+        | Error::SweepExists { .. }
+        | Error::SweepChanged { .. }
+        | Error::SweepUnfinished { .. } => RunError::new_err(message),
         Error::EmptySweep => PyValueError::new_err(message),
         _ => ModelError::new_err(message),
     }

@@ -1,13 +1,14 @@
 //! An evaluation: run in this process, or opened here and sampled by several.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 
-use latent_tts::record::{QuestionRecord, Sample};
+use latent_tts::record::{Manifest, QuestionRecord, Sample};
 use latent_tts::{
-    self as library, Aggregator, CancelToken, DataSource, EvalObserver, OnExisting, Question,
-    RunRecorder, SamplingOptions,
+    self as library, Aggregator, CancelToken, DataSource, Error, EvalObserver, OnExisting,
+    Question, RunRecorder, SamplingOptions,
 };
 use pyo3::prelude::*;
 
@@ -157,6 +158,21 @@ impl PyEvaluation {
             cancel,
             write_lock: Default::default(),
         })
+    }
+
+    /// The manifest of its run.
+    pub fn manifest(&self, engine: &PyEngine) -> Result<Manifest, Error> {
+        self.with(engine, CancelToken::default(), |evaluation| {
+            evaluation.manifest(&engine.engine, &self.questions)
+        })
+    }
+
+    pub fn data(&self) -> &DataSource {
+        &self.data
+    }
+
+    pub fn samples(&self) -> NonZeroUsize {
+        self.sampling.samples
     }
 
     fn recording<R>(&self, work: impl FnOnce(&mut RunRecorder) -> PyResult<R>) -> PyResult<R> {

@@ -19,6 +19,7 @@
 
 mod aggregate;
 mod annotate;
+mod download;
 mod engine;
 mod errors;
 mod evaluate;
@@ -36,6 +37,8 @@ mod _core {
     #[pymodule_export]
     use crate::annotate::PyAnnotation;
     #[pymodule_export]
+    use crate::download::fetch;
+    #[pymodule_export]
     use crate::engine::{PyEngine, PyReply, PyTrajectory, check_reward_model, read_questions};
     #[pymodule_export]
     use crate::errors::{
@@ -48,5 +51,5 @@ mod _core {
         annotation_columns, run_columns, run_figures, run_json, run_table, training_figures,
     };
     #[pymodule_export]
-    use crate::sweep::sweep;
+    use crate::sweep::{needs_rewards, sweep};
 }

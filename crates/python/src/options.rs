@@ -4,6 +4,8 @@ use std::num::NonZeroUsize;
 
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
+use latent_tts::record::MetricName;
+use latent_tts::sweep::METRICS;
 use latent_tts::tensor::Precision;
 use latent_tts::{
     AdaptiveSampling, Aggregator, AnswerKind, BeamOptions, BeamSize, DeviceKind, DeviceOptions,
@@ -238,6 +240,11 @@ pub fn scope(name: &str) -> PyResult<DropoutScope> {
 
 pub fn mask(name: &str) -> PyResult<MaskLifetime> {
     named("mask", name, &[("step", MaskLifetime::Step), ("trajectory", MaskLifetime::Trajectory)])
+}
+
+/// What a sweep maximizes, by its name in results.json.
+pub fn metric(name: &str) -> PyResult<MetricName> {
+    named("metric", name, &METRICS)
 }
 
 pub fn family(name: &str) -> PyResult<Family> {

@@ -2,24 +2,25 @@
 
 use std::path::{Path, PathBuf};
 
-use latent_tts::record::RunDir;
+use latent_tts::record::{Manifest, RunDir};
 use latent_tts::sweep::{self as library, PointRunner, Sweep, SweepGrid, SweepSpec};
-use latent_tts::{DataSource, Error, PerturbationOptions, manifest};
+use latent_tts::{CancelToken, Error, PerturbationOptions, manifest};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
+use crate::evaluate::PyEvaluation;
 use crate::options::{self, positive};
+use crate::waiting::wait_for;
 
 /// The keyword arguments of a sweep.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct SweepArguments {
-    data: String,
-    n: usize,
     ks: Vec<usize>,
     out: Option<PathBuf>,
+    resume: bool,
     /// Grids as text: values, a range, or an interval.
     p: Option<String>,
     sigma: Option<String>,
@@ -29,6 +30,7 @@ pub struct SweepArguments {
     mask: Vec<String>,
     tolerance: Option<f64>,
     evaluations: Option<usize>,
+    metric: String,
 }
 
 impl SweepArguments {
@@ -51,29 +53,44 @@ impl SweepArguments {
             masks: self.mask.iter().map(|s| options::mask(s)).collect::<PyResult<_>>()?,
             tolerance: self.tolerance,
             evaluations: self.evaluations.map(|n| positive("evaluations", n)).transpose()?,
-            metric: None,
+            metric: Some(options::metric(&self.metric)?),
         })
     }
 }
 
-/// Runs a sweep; `evaluate(out, sampler)` writes a point's run directory, `note(text)` is told how
-/// it goes. Gives the sweep's directory.
+/// Whether a sweep by this metric needs a reward model.
+#[pyfunction]
+pub fn needs_rewards(metric: &str) -> PyResult<bool> {
+    let metric = Some(options::metric(metric)?);
+    Ok(SweepSpec { metric, ..SweepSpec::default() }.needs_rewards())
+}
+
+/// Runs a sweep over points that share `evaluation` but for the sampler and the directory;
+/// `evaluate(out, sampler)` writes a point's run directory, `note(text)` is told how it goes. Gives
+/// the sweep's directory.
 #[pyfunction]
 pub fn sweep(
     py: Python<'_>,
     engine: &PyEngine,
+    evaluation: &PyEvaluation,
     arguments: SweepArguments,
     evaluate: Py<PyAny>,
     note: Py<PyAny>,
 ) -> PyResult<PathBuf> {
     let spec = arguments.spec()?;
-    let data = DataSource::parse(&arguments.data).map_err(raise)?;
-    let ks = library::ks(&arguments.ks, positive("n", arguments.n)?);
-    let default_out = || library::default_out(engine.selection.reasoner.path(), &data);
+    if spec.needs_rewards() && engine.selection.reward_model.is_none() {
+        let metric = &arguments.metric;
+        return Err(invalid(format!("metric={metric:?} needs rewards; give a reward_model")));
+    }
+    let ks = library::ks(&arguments.ks, evaluation.samples());
+    let default_out = || library::default_out(engine.selection.reasoner.path(), evaluation.data());
     let out = arguments.out.unwrap_or_else(default_out);
     let architecture = engine.engine.reasoner().decoder.config().architecture;
-    let sweep =
-        Sweep { spec: &spec, out: &out, ks, architecture, settings: serde_json::Value::Null };
+    let shared: Manifest =
+        wait_for(py, &CancelToken::default(), None, |_| evaluation.manifest(engine))?
+            .map_err(raise)?;
+    let (evaluation, resume) = (&shared, arguments.resume);
+    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, evaluation, resume };
     py.detach(|| sweep.run(&mut PythonPoints { evaluate, note })).map_err(|error| error.0)?;
     Ok(out)
 }

@@ -8,7 +8,7 @@ use latent_tts::CancelToken;
 use pyo3::prelude::*;
 
 /// How often the GIL is taken, for a moment, while work goes on.
-const POLL: Duration = Duration::from_millis(100);
+pub const POLL: Duration = Duration::from_millis(100);
 
 /// What happened meanwhile.
 pub enum ProgressEvent {

@@ -27,7 +27,11 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
 }
 
 /// Reads the document at `path` after checking its format version.
-pub(crate) fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError> {
+///
+/// # Errors
+///
+/// [`RecordError::Read`], [`RecordError::Version`] or [`RecordError::Json`].
+pub fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError> {
     let text = files::read_regular(path)
         .map_err(|source| RecordError::Read { path: path.into(), source })?;
     let VersionHeader { version } = parse(path, &text)?;

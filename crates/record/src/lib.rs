@@ -56,7 +56,7 @@ mod writer;
 pub use ablation::{
     AblatedAnswer, AblatedQuestion, Ablation, AblationKind, AblationMean, AblationResult,
 };
-pub use document::{write_atomic, write_document};
+pub use document::{read_document, write_atomic, write_document};
 pub use error::RecordError;
 pub use files::{DirLock, Fingerprint};
 pub use latents::{LATENTS_FILE, LatentsWriter};

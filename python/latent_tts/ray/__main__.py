@@ -22,7 +22,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_shared(command, own)
     eval_.add_argument("--samples", "-n", type=int, default=64, dest="n")
     eval_.add_argument("--seeds", type=int, default=1)
-    eval_.add_argument("--reward-model", default="default", help="a reward model, or none")
+    for command in (eval_, sweep):
+        command.add_argument("--reward-model", default="default", help="a reward model, or none")
     eval_.add_argument("--rules", help="voting rules to report, with commas between")
     eval_.add_argument("--latents", action="store_true", dest="keep_thoughts")
     eval_.add_argument("--overwrite", action="store_true")
@@ -39,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         sweep.add_argument("--" + name, help="values, a range 0.1:0.5:0.1 or an interval 0:0.9")
     for name in _SWEPT[3:]:
         sweep.add_argument("--" + name, help="names, with commas between; each is swept")
+    sweep.add_argument("--metric", default="coverage",
+                       help="what is maximized: coverage, majority, weighted or best_of")  # fmt: skip
     sweep.add_argument("--tolerance", type=float)
     sweep.add_argument("--evaluations", type=int)
     return parser
@@ -80,7 +83,7 @@ _ARGUMENTS = {
     ),
     "sweep": (
         "limit", "out", "resume", "n", "seeds", "p", "sigma", "tau", "sites", "scope", "mask",
-        "tolerance", "evaluations",
+        "metric", "tolerance", "evaluations",
     ),
 }  # fmt: skip
 
@@ -113,6 +116,8 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     if not ray.is_initialized():
         ray.init(address=args.address, log_to_driver=not args.quiet, include_dashboard=False)
     shared: dict[str, Any] = {"cluster": cluster, "progress": not args.quiet}
+    if args.command != "annotate":
+        shared["reward_model"] = None if args.reward_model == "none" else args.reward_model
     if args.command == "sweep":
         found = sweep(model, arguments, sampling, **shared)
         return {"out": str(found.path), "best": found.summary["best"]}
@@ -121,8 +126,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         if args.parquet:
             annotations.to_parquet(args.parquet)
         return {"out": str(annotations.path), "thoughts": len(annotations)}
-    reward_model = None if args.reward_model == "none" else args.reward_model
-    run = evaluate(model, arguments, sampling, reward_model=reward_model, **shared)
+    run = evaluate(model, arguments, sampling, **shared)
     if args.parquet:
         run.to_parquet(args.parquet)
     if not args.quiet:

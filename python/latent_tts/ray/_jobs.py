@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from .. import _core
 from .._annotations import Annotations
-from .._progress import Progress, logger
-from .._reasoner import Reasoner, _sweep_arguments
+from .._progress import Progress
+from .._reasoner import Reasoner
 from .._run import RunDirectory, Sweep
 from ._actors import AnnotateActor, EvalActor
 
@@ -166,24 +165,23 @@ def sweep(
     sampling: Mapping[str, Any],
     cluster: Cluster = Cluster(),
     *,
+    reward_model: Any = "default",
     progress: bool = True,
 ) -> Sweep:
     """Sweeps on a cluster, one point after the other; see :meth:`Reasoner.sweep`."""
-    driver = _driver(model, None)
     given = {
         "p": None, "sigma": None, "tau": None, "sites": None, "scope": None, "mask": None,
-        "n": 64, "limit": None, "ks": (), "out": None, "seeds": 1, "tolerance": None,
-        "evaluations": None, "resume": False, **arguments,
+        "n": 64, "limit": None, "ks": (), "out": None, "seeds": 1, "metric": "coverage",
+        "tolerance": None, "evaluations": None, "resume": False, **arguments,
     }  # fmt: skip
+    scorer = reward_model if _core.needs_rewards(given["metric"]) else None
+    driver = _driver(model, scorer)
+    shared = {name: given[name] for name in ("data", "n", "limit", "seeds", "resume")}
 
-    def point(out: Path, sampler: dict[str, Any]) -> None:
-        shared = {name: given[name] for name in ("data", "n", "limit", "seeds", "resume")}
+    def run(out: Path, sampler: dict[str, Any]) -> None:
         evaluate(
             model, {**shared, "out": out}, {**sampling, **sampler}, cluster,
-            driver=driver, reward_model=None, progress=progress, default_count=200,
+            driver=driver, reward_model=scorer, progress=progress, default_count=200,
         )  # fmt: skip
 
-    path: str | PathLike[str] = _core.sweep(
-        driver._engine, _sweep_arguments(given), point, logger.info
-    )
-    return Sweep(path)
+    return driver._sweep(given, dict(sampling), run)

@@ -144,9 +144,4 @@ impl SweepMetric {
             Self::BestOf => MetricName::BestOf,
         }
     }
-
-    /// Whether it is measured with a reward model only.
-    pub fn needs_rewards(self) -> bool {
-        matches!(self, Self::Weighted | Self::BestOf)
-    }
 }

@@ -135,6 +135,9 @@ pub fn weight(text: &str) -> Result<f64, String> {
     }
 }
 
+/// The built-in corpus among training data.
+const CORPUS: &str = "corpus";
+
 /// A value of `train reasoner --data`: a file or the corpus, perhaps with its share.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WeightedData {
@@ -146,7 +149,7 @@ pub struct WeightedData {
 impl WeightedData {
     /// The file; `None` for the built-in corpus.
     pub fn file(&self) -> Option<&Path> {
-        (self.name != "corpus").then_some(Path::new(&self.name))
+        (self.name != CORPUS).then_some(Path::new(&self.name))
     }
 }
 
@@ -165,10 +168,16 @@ pub fn weighted_data(text: &str) -> Result<WeightedData, String> {
         Some((name, number)) if number.parse::<f64>().is_ok() => (name, Some(above_zero(number)?)),
         _ => (text, None),
     };
-    if name.is_empty() {
-        return Err("name a file, or `corpus`".to_owned());
+    match name {
+        "" => Err("name a file, or `corpus`".to_owned()),
+        // As other commands call it.
+        "embedded:train" => Ok(WeightedData { name: CORPUS.to_owned(), weight }),
+        part if part.starts_with("embedded:") => Err(format!(
+            "the built-in corpus is taken whole, as `corpus`; `latent-tts corpus --out FILE` writes \
+             {part:?} as a file"
+        )),
+        name => Ok(WeightedData { name: name.to_owned(), weight }),
     }
-    Ok(WeightedData { name: name.to_owned(), weight })
 }
 
 /// Parses a finite number above 0.
@@ -381,7 +390,9 @@ mod tests {
             assert_eq!(data.to_string(), text);
             assert_eq!(data.file().is_none(), name == "corpus");
         }
-        assert!(["", ":2", "a:0", "a:-1", "a:nan"].iter().all(|text| weighted_data(text).is_err()));
+        assert_eq!(weighted_data("embedded:train:2"), weighted_data("corpus:2"));
+        let refused = ["", ":2", "a:0", "a:-1", "a:nan", "embedded:train:0..9", "embedded:test"];
+        assert!(refused.iter().all(|text| weighted_data(text).is_err()));
     }
 
     #[test]

@@ -324,6 +324,14 @@ impl SolveReport<'_> {
         if self.without_answer() > 0 {
             text.push_str(&format!("{:<width$}  {:>5}\n", "none", self.without_answer()));
         }
+        let silent = self.trajectories().iter().find(|t| t.answer.is_none());
+        if let Some(silent) = silent.filter(|_| !self.show) {
+            let said: String = silent.text.chars().take(60).collect();
+            text.push_str(&format!(
+                "none: no number in, e.g., {said:?}; --show prints all, --max-new-tokens lets them go \
+                 on\n"
+            ));
+        }
         if self.has_rewards() {
             text.push_str(
                 "weight: the share of the weighted vote, not the chance that the answer is right\n",

@@ -1,6 +1,5 @@
 //! `latent-tts sweep`: runs an eval for each strength of the perturbation and finds the best.
 
-mod summary;
 mod table;
 
 use std::num::NonZeroUsize;
@@ -10,11 +9,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use latent_tts::record::RunDir;
 use latent_tts::report::{self, BestRun, ReportOptions};
-use latent_tts::sweep::{
-    self, PointRunner, SUMMARY_FILE, Sweep, SweepGrid, SweepOutput, SweepSpec,
-};
+use latent_tts::sweep::{self, PointRunner, SUMMARY_FILE, Sweep, SweepOutput, SweepSpec};
 use latent_tts::{Engine, PerturbationOptions, Question};
-use serde_json::{Value, json};
 
 use super::eval::EvalJob;
 use crate::args::{EvalArgs, SweepArgs, default_eval_args};
@@ -30,8 +26,8 @@ const DEFAULT_QUESTIONS: usize = 200;
 /// Runs `sweep`.
 pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let (spec, ks) = (sweep_spec(args), ks(args)?);
-    let base = EvalJob::from_args(&base_eval_args(args))?;
-    if args.metric.needs_rewards() && base.models.reward_model.is_none() {
+    let base = EvalJob::from_args(&base_eval_args(args, &spec))?;
+    if spec.needs_rewards() && base.models.reward_model.is_none() {
         bail!("--metric {} needs rewards; give --reward-model", value_name(args.metric));
     }
     let questions = base.data.read(args.limit, DEFAULT_QUESTIONS)?;
@@ -43,9 +39,9 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let out = args.out.clone().unwrap_or_else(default_out);
 
     let architecture = engine.reasoner().decoder.config().architecture;
-    let settings = shared_settings(args, &base, &engine, &questions, &ks)?;
-    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, settings };
-    summary::start(&out, &sweep.empty_summary(), args.run.resume)?;
+    let evaluation = base.evaluation(&engine, Default::default()).manifest(&engine, &questions)?;
+    let (evaluation, resume) = (&evaluation, args.run.resume);
+    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, evaluation, resume };
     let mut points = LocalPoints { engine: &engine, questions: &questions, base: &base, printer };
     let SweepOutput { summary, runs } = sweep.run(&mut points)?;
     let page = match args.run.no_report {
@@ -70,54 +66,13 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
 
 /// The run directories of the sweep in `dir` and the best of them; `None` if there is no sweep.
 pub fn read(dir: &Path) -> Result<Option<(Vec<PathBuf>, BestRun)>> {
-    let Some(summary) = summary::read(dir)? else { return Ok(None) };
+    let Some(summary) = sweep::read_summary(dir)? else { return Ok(None) };
     let best_run = summary.best_run();
     Ok(Some((summary.points.into_iter().map(|point| dir.join(point.run)).collect(), best_run)))
 }
 
-/// Every setting that all points share, and the values to go over: what a resumed sweep must have
-/// in common with the one before. The metric only belongs to them where it leads a search.
-fn shared_settings(
-    args: &SweepArgs,
-    base: &EvalJob,
-    engine: &Engine,
-    questions: &[Question],
-    ks: &[usize],
-) -> Result<Value> {
-    let manifest = base.evaluation(engine, Default::default()).manifest(engine, questions)?;
-    let mut settings = manifest.settings;
-    if let Value::Object(settings) = &mut settings {
-        settings.remove("sampler");
-    }
-    settings["seeds"] = json!(manifest.seeds);
-    settings["questions"] = json!(manifest.questions);
-    settings["fingerprint"] = json!(manifest.fingerprint);
-    let grids = [("p", &args.p), ("sigma", &args.sigma), ("tau", &args.tau)];
-    for (flag, grid) in grids {
-        settings[flag] = json!(grid.as_ref().map(ToString::to_string));
-    }
-    settings["sites"] = json!(value_names(args.sites.as_deref()));
-    settings["scope"] = json!(value_names(args.scope.as_deref()));
-    settings["mask"] = json!(value_names(args.mask.as_deref()));
-    let mut given = grids.iter().filter_map(|(_, grid)| grid.as_ref()).peekable();
-    // Without any grid the default interval of dropout is searched.
-    if given.peek().is_none() || given.any(|grid| matches!(grid, SweepGrid::Interval(..))) {
-        settings["search"] = json!({
-            "metric": args.metric.name(),
-            "k": ks.last(),
-            "tolerance": args.tolerance,
-            "evaluations": args.evaluations,
-        });
-    }
-    Ok(settings)
-}
-
 fn value_name(kind: impl clap::ValueEnum) -> String {
     kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-fn value_names<T: clap::ValueEnum>(kinds: Option<&[T]>) -> Vec<String> {
-    kinds.unwrap_or_default().iter().cloned().map(value_name).collect()
 }
 
 fn sweep_spec(args: &SweepArgs) -> SweepSpec {
@@ -141,11 +96,11 @@ fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
 }
 
 /// The arguments that the evals of all points share: all but the sampler and the directory.
-fn base_eval_args(args: &SweepArgs) -> EvalArgs {
+fn base_eval_args(args: &SweepArgs, spec: &SweepSpec) -> EvalArgs {
     let mut eval = default_eval_args();
     (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
     // Coverage and majority need no rewards: none are computed unless a reward model is named.
-    if !args.metric.needs_rewards() {
+    if !spec.needs_rewards() {
         eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
     }
     eval.run = args.run.clone();

@@ -26,7 +26,7 @@ pub struct Behaviour {
 
 /// The running server with a cache.
 pub struct TestHub {
-    endpoint: String,
+    pub endpoint: String,
     requests: Arc<Mutex<Vec<String>>>,
     pub cache: tempfile::TempDir,
 }

@@ -37,7 +37,8 @@ impl GgufDetails {
     /// The lines of the text.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let types = self.types.iter().map(|(name, (count, bytes))| {
-            format!("{name} in {count} tensors ({})", format_bytes(*bytes))
+            let tensors = if *count == 1 { "tensor" } else { "tensors" };
+            format!("{name} in {count} {tensors} ({})", format_bytes(*bytes))
         });
         let template = match &self.chat_template {
             Some(text) => format!("{} characters; --json prints it", text.chars().count()),

@@ -7,9 +7,9 @@
 use std::path::PathBuf;
 
 use record::{EvalRecord, StepRecord, TrainingDir};
-use report::ReportOptions;
 use report::interval::Interval;
 use report::training_data::score_interval;
+use report::{ReportError, ReportOptions};
 use serde_json::Value;
 use tensor::Device;
 use train::trainer::{TrainConfig, TrainEvent};
@@ -66,7 +66,7 @@ impl<'a> TrainProgress<'a> {
                 self.rates.add(record, seconds);
                 self.losses.add(record);
                 if steps == self.first + STEPS_BEFORE_ESTIMATE {
-                    self.printer.note(&self.estimate(steps, total));
+                    self.printer.note(&self.estimate(total));
                 }
                 let left = format_duration(self.seconds_left(steps, total));
                 let (printer, first) = (self.printer, self.first as usize);
@@ -83,9 +83,9 @@ impl<'a> TrainProgress<'a> {
         }
     }
 
-    /// How long all steps will take, and what is smaller if that is long.
-    fn estimate(&self, steps: u32, total: u32) -> String {
-        let seconds = self.seconds_left(steps, total);
+    /// How long all steps of this command will take, and what is smaller if that is long.
+    fn estimate(&self, total: u32) -> String {
+        let (steps, seconds) = (total - self.first, self.seconds_left(self.first, total));
         let hint = match self.on_cpu && seconds > LONG_TRAINING {
             true => {
                 "; --preset tiny is a training for a processor, --steps and --batch make this one \
@@ -93,15 +93,19 @@ impl<'a> TrainProgress<'a> {
             }
             false => "",
         };
-        format!("all {total} steps will take about {} here{hint}", format_duration(seconds))
+        format!("all {steps} steps will take about {} here{hint}", format_duration(seconds))
     }
 
     /// Draws the learning curves so far. A training goes on without its page.
     fn write_page(&self) {
         let options = ReportOptions { page_only: true, ..ReportOptions::default() };
         let training = [TrainingDir::new(&self.dir)];
-        if let Err(error) = report::write_trainings(&training, &self.dir, options) {
-            self.printer.note(&format!("note: no page of learning curves: {error}"));
+        match report::write_trainings(&training, &self.dir, options) {
+            // The log is written some steps at a time: there will be a page at the end.
+            Ok(_) | Err(ReportError::NoSteps { .. }) => {}
+            Err(error) => {
+                self.printer.note(&format!("note: no page of learning curves: {error}"));
+            }
         }
     }
 
@@ -286,11 +290,11 @@ mod tests {
         let mut progress = progress(&printer);
         progress.show(&TrainEvent::Resumed { steps: 0 });
         progress.rates.add(&record(json!({ "loss": 1.0 })), 60.0);
-        let estimate = progress.estimate(1, 101);
-        assert!(estimate.starts_with("all 101 steps will take about 100 min here"), "{estimate}");
+        let estimate = progress.estimate(100);
+        assert!(estimate.starts_with("all 100 steps will take about 100 min here"), "{estimate}");
         assert!(estimate.contains("--preset tiny"), "{estimate}");
         progress.on_cpu = false;
-        assert!(!progress.estimate(1, 101).contains("--preset tiny"));
+        assert!(!progress.estimate(100).contains("--preset tiny"));
     }
 
     fn progress(printer: &Printer) -> TrainProgress<'_> {

@@ -1,0 +1,77 @@
+//! A sweep's directory: begun with its settings, and continued with these alone.
+
+use std::path::Path;
+
+use record::{FieldDifference, RecordError};
+use serde_json::{Value, json};
+
+use super::{SUMMARY_FILE, Sweep, SweepGrid, SweepSpec, SweepSummary};
+use crate::{Error, manifest};
+
+impl Sweep<'_> {
+    /// Every setting that all points share, and the values to go over: what a resumed sweep must
+    /// have in common with the one before. The metric belongs to them only where it leads a search.
+    pub(super) fn settings(&self) -> Value {
+        let SweepSpec { p, sigma, tau, sites, scopes, masks, tolerance, evaluations, .. } =
+            self.spec;
+        let mut settings = self.evaluation.settings.clone();
+        if let Value::Object(settings) = &mut settings {
+            settings.remove("sampler");
+        }
+        settings["seeds"] = json!(self.evaluation.seeds);
+        settings["questions"] = json!(self.evaluation.questions);
+        settings["fingerprint"] = json!(self.evaluation.fingerprint);
+        let grids = [("p", p), ("sigma", sigma), ("tau", tau)];
+        for (name, grid) in grids {
+            settings[name] = json!(grid.as_ref().map(ToString::to_string));
+        }
+        settings["sites"] = sites.iter().map(|sites| manifest::sites_name(*sites)).collect();
+        settings["scope"] = scopes.iter().map(|scope| manifest::scope_name(*scope)).collect();
+        settings["mask"] = masks.iter().map(|mask| manifest::mask_name(*mask)).collect();
+        let searched = |axis: &super::SweepAxis| matches!(axis.grid, SweepGrid::Interval(..));
+        if self.spec.axes().iter().any(searched) {
+            settings["search"] = json!({
+                "metric": self.spec.metric(),
+                "k": self.max_k(),
+                "tolerance": tolerance,
+                "evaluations": evaluations,
+            });
+        }
+        settings
+    }
+
+    /// Writes the summary without points, unless a sweep with equal settings is continued.
+    pub(super) fn begin(&self) -> Result<(), Error> {
+        let (path, begun) = (self.out.join(SUMMARY_FILE), self.empty_summary());
+        if !path.is_file() {
+            let failed = |source| RecordError::Write { path: self.out.into(), source };
+            std::fs::create_dir_all(self.out).map_err(failed)?;
+            return Ok(record::write_document(&path, &begun)?);
+        }
+        if !self.resume {
+            return Err(Error::SweepExists { dir: self.out.to_owned() });
+        }
+        let stored: SweepSummary = record::read_document(&path)?;
+        let difference = record::first_difference("settings", &stored.settings, &begun.settings);
+        match difference {
+            Some(FieldDifference { field, stored, requested }) => {
+                Err(Error::SweepChanged { path, field, stored, requested })
+            }
+            // What it found stays until there is something to replace it.
+            None => Ok(()),
+        }
+    }
+}
+
+/// The summary of the finished sweep in `dir`; `None` if there is no sweep.
+pub fn read_summary(dir: &Path) -> Result<Option<SweepSummary>, Error> {
+    let path = dir.join(SUMMARY_FILE);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let summary: SweepSummary = record::read_document(&path)?;
+    match summary.points.is_empty() {
+        true => Err(Error::SweepUnfinished { dir: dir.to_owned() }),
+        false => Ok(Some(summary)),
+    }
+}
