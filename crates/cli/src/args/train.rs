@@ -255,7 +255,18 @@ pub struct ReasonerArgs {
     #[arg(long, help_heading = "Methods")]
     pub keep_last_step: bool,
 
-    /// CoLaR: the most tokens that a thought stands for; each example has from 1 to so many
+    /// CoLaR: the fewest tokens that a thought stands for
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = values::up_to::<MAX_THOUGHTS>,
+        default_value = "1",
+        help_heading = "Methods"
+    )]
+    pub min_speed: NonZeroUsize,
+
+    /// CoLaR: the most tokens that a thought stands for; each example has from the fewest to so
+    /// many
     #[arg(
         long,
         value_name = "TOKENS",
@@ -264,6 +275,11 @@ pub struct ReasonerArgs {
         help_heading = "Methods"
     )]
     pub max_speed: NonZeroUsize,
+
+    /// CoLaR: a later token of a thought weighs less, so that their order can be told; the
+    /// published method has all alike
+    #[arg(long, help_heading = "Methods")]
+    pub ordered: bool,
 
     /// CoLaR: the inner width of the latent head
     #[arg(

@@ -84,8 +84,8 @@ pub struct ColarEncoder {
     pub tokenizer: Arc<Tokenizer>,
     /// Ends an answer.
     pub eos: u32,
-    /// The largest speed; each example has one from 1 to this.
-    pub max_speed: usize,
+    /// The smallest and the largest speed; each example has one between them.
+    pub speeds: (usize, usize),
     /// Seed of the labels that are drawn.
     pub seed: u64,
 }
@@ -100,7 +100,8 @@ impl ExampleEncoder for ColarEncoder {
     ) -> Result<Vec<ColarExample>, ModelError> {
         let example = &guarded(&self.tokenizer, example);
         let encode = |text: &str| self.tokenizer.encode(text);
-        let speed = 1 + (place.uniforms[0] * self.max_speed as f64) as usize;
+        let (slowest, fastest) = self.speeds;
+        let speed = slowest + (place.uniforms[0] * (fastest + 1 - slowest) as f64) as usize;
         let (prefix, suffix) = prompt_parts(speed);
         let mut prompt = encode(&format!("{prefix}{}{suffix}", example.question))?;
         let separator = prompt.pop().unwrap_or(self.eos);
@@ -138,6 +139,9 @@ pub struct ColarTrainStep {
     pub head: TrainableGaussianHead,
     /// The embeddings' standard deviation.
     pub embedding_std: f32,
+    /// Whether a later token of a group weighs less, so that a thought tells their order; all alike
+    /// as published if not.
+    pub ordered: bool,
     /// Seed of the latent loss's noise; the rest of its key is the example's index in the stream.
     pub seed: u64,
     cache: Option<Cache>,
@@ -176,7 +180,7 @@ struct ColarRows {
 impl ColarTrainStep {
     /// A step over these modules.
     pub fn new(model: TrainableDecoder, head: TrainableGaussianHead, embedding_std: f32) -> Self {
-        Self { model, head, embedding_std, seed: 0, cache: None }
+        Self { model, head, embedding_std, ordered: false, seed: 0, cache: None }
     }
 
     /// Adds the gradients of a batch's loss to all parameters; returns its parts.
@@ -188,7 +192,7 @@ impl ColarTrainStep {
         let device = self.model.decoder.device().clone();
         let slots = examples.iter().map(|example| Cache::slots_for(example.positions())).sum();
         let mut cache = reuse_cache(self.cache.take(), &self.model.decoder, slots)?;
-        let groups = CompressedGroups::new(&self.model, examples)?;
+        let groups = CompressedGroups::new(&self.model, examples, self.ordered)?;
         let rows = ColarRows::new(&mut cache, examples, dropout);
         let x = rows.input.embed(&self.model.decoder, Some(groups.vectors.clone()))?;
         let masks = dropout.map(|_| rows.input.dropout());
@@ -283,16 +287,33 @@ fn mean(losses: Tensor) -> Result<f64, DeviceError> {
     Ok(sum / losses.rows().max(1) as f64)
 }
 
+/// The factors of a group's embeddings in its vector: their squares sum to 1.
+fn group_factors(count: usize, ordered: bool) -> Vec<f32> {
+    if !ordered {
+        // The published code adds 1e-5 to the root.
+        return vec![1.0 / ((count as f32).sqrt() + 1e-5); count];
+    }
+    let weights: Vec<f32> = (0..count).map(|at| ORDER_DECAY.powi(at as i32)).collect();
+    let norm = weights.iter().map(|weight| weight * weight).sum::<f32>().sqrt();
+    weights.into_iter().map(|weight| weight / norm).collect()
+}
+
+/// What a token of an ordered group weighs beside the one before it: 0.8 and 0.6 for two.
+const ORDER_DECAY: f32 = 0.75;
+
 impl CompressedGroups {
-    /// A group's vector is the sum of its embeddings over the square root of their number; the
-    /// published code adds 1e-5 to the root.
-    fn new(model: &TrainableDecoder, examples: &[ColarExample]) -> Result<Self, DeviceError> {
+    /// A group's vector is the sum of its embeddings, each times its factor.
+    fn new(
+        model: &TrainableDecoder,
+        examples: &[ColarExample],
+        ordered: bool,
+    ) -> Result<Self, DeviceError> {
         let (device, width) = (model.decoder.device(), model.decoder.config().width);
         let groups: Vec<&Vec<u32>> = examples.iter().flat_map(|example| &example.groups).collect();
         let tokens: Vec<u32> = groups.iter().flat_map(|group| group.iter().copied()).collect();
-        let each = |of: (usize, &&Vec<u32>)| {
-            let factor = 1.0 / ((of.1.len() as f32).sqrt() + 1e-5);
-            std::iter::repeat_n((of.0, factor), of.1.len())
+        let each = |(at, group): (usize, &&Vec<u32>)| {
+            let factors = group_factors(group.len(), ordered);
+            factors.into_iter().map(move |factor| (at, factor))
         };
         let (group_of_token, factors): (Vec<usize>, Vec<f32>) =
             groups.iter().enumerate().flat_map(each).unzip();
@@ -402,5 +423,23 @@ impl TrainStep for ColarTrainStep {
         let device = self.model.decoder.device().clone();
         self.model.sync_weights()?;
         self.head.sync_weights(&device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::group_factors;
+
+    #[test]
+    fn factors_keep_the_length_of_unrelated_embeddings() {
+        for count in 1..6 {
+            for ordered in [false, true] {
+                let factors = group_factors(count, ordered);
+                let squares: f32 = factors.iter().map(|factor| factor * factor).sum();
+                assert!((squares - 1.0).abs() < 1e-4, "{count} tokens: {squares}");
+                assert_eq!(factors.is_sorted_by(|a, b| a > b), ordered || count == 1);
+            }
+        }
+        assert_eq!(group_factors(2, true), [0.8, 0.6]);
     }
 }

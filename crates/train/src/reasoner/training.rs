@@ -57,8 +57,10 @@ pub enum MethodSpec {
     },
     /// CoLaR's supervised stage.
     Colar {
-        /// The most tokens that a thought stands for.
-        max_speed: usize,
+        /// The fewest and the most tokens that a thought stands for.
+        speeds: (usize, usize),
+        /// Whether a thought tells the order of its tokens.
+        ordered: bool,
         /// Inner width of the latent head.
         latent_head: usize,
     },
@@ -187,7 +189,7 @@ impl ReasonerTraining {
                 let step = LatentTrainStep::new(model.decoder, head, auxiliary);
                 Ok(self.with(device, step, encoder, model.writer))
             }
-            MethodSpec::Colar { max_speed, latent_head } => {
+            MethodSpec::Colar { speeds, ordered, latent_head } => {
                 colar::check_vocabulary(&model.tokenizer)?;
                 let source = model.initial.head_source(self.seed, config.layers)?;
                 let hidden = source.rows(&format!("{}.weight", COLAR_HEAD.up));
@@ -201,10 +203,11 @@ impl ReasonerTraining {
                 let encoder = ColarEncoder {
                     tokenizer: Arc::new(model.tokenizer),
                     eos: model.markers.eos,
-                    max_speed,
+                    speeds,
                     seed: self.seed,
                 };
                 let mut step = ColarTrainStep::new(model.decoder, head, std);
+                step.ordered = ordered;
                 step.seed = self.seed;
                 Ok(self.with(device, step, encoder, model.writer))
             }

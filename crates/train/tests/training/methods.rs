@@ -36,7 +36,7 @@ fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
 }
 
 fn colar_method() -> MethodSpec {
-    MethodSpec::Colar { max_speed: 3, latent_head: 32 }
+    MethodSpec::Colar { speeds: (1, 3), ordered: true, latent_head: 32 }
 }
 
 fn lora() -> Option<LoraConfig> {

@@ -109,6 +109,12 @@ fn check(args: &ReasonerArgs) -> Result<()> {
         args.init.is_some() || args.lora.rank == 0,
         "--lora adapts a trained model; pass --init, or leave it out"
     );
+    ensure!(
+        args.min_speed <= args.max_speed,
+        "--min-speed {} is above --max-speed {}",
+        args.min_speed,
+        args.max_speed
+    );
     let explicit = args.mode != ReasonerMode::Latent;
     ensure!(
         !explicit || args.method == MethodKind::Coconut,
@@ -140,7 +146,8 @@ fn method(args: &ReasonerArgs) -> Result<MethodSpec> {
             step_decoder: StepDecoderSpec { thoughts_per_step: 1, ..step_decoder },
         },
         MethodKind::Colar => MethodSpec::Colar {
-            max_speed: args.max_speed.get(),
+            speeds: (args.min_speed.get(), args.max_speed.get()),
+            ordered: args.ordered,
             latent_head: args.latent_head.get(),
         },
     })
