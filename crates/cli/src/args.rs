@@ -25,11 +25,11 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use aggregation::AggregationArgs;
-pub use annotate::{AnnotateArgs, LabelsKind, ThoughtsDtypeKind};
+pub use annotate::{AnnotateArgs, LabelsKind};
 pub use augment::AugmentArgs;
 pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
-    SamplerKind, SamplingArgs, ScopeKind, SitesKind, TooLongKind,
+    SamplerKind, SamplingArgs, ScopeKind, SitesKind, StoredDtypeKind, TooLongKind,
 };
 pub use layers::{parse, variable_of};
 pub use preset::PresetKind;

@@ -22,7 +22,8 @@ pub enum DeviceKind {
 pub struct DeviceOptions {
     /// Which one.
     pub kind: DeviceKind,
-    /// Weights and operands on a GPU; bf16 unless given. A processor computes in f32.
+    /// The precision; bf16 on a GPU and f32 on a processor unless given. With
+    /// [`DeviceKind::Auto`] int8 asks for the processor.
     pub precision: Option<Precision>,
     /// Worker threads of a processor; all cores unless given. With [`DeviceKind::Auto`] they ask
     /// for the processor.
@@ -40,7 +41,8 @@ impl DeviceOptions {
     /// Opens the device; `tell` is told why a GPU that was not asked for by name is not used.
     pub fn open_telling(&self, tell: impl FnOnce(&str)) -> Result<Device, DeviceError> {
         let precision = self.precision.unwrap_or(Precision::Bf16);
-        let for_cpu = self.threads.is_some() || self.isa.is_some();
+        let int8 = precision == Precision::Int8;
+        let for_cpu = self.threads.is_some() || self.isa.is_some() || int8;
         match self.kind {
             DeviceKind::Cuda(ordinal) => Device::cuda(ordinal, precision),
             // A GPU that cannot be used is no reason to stop.
@@ -57,7 +59,8 @@ impl DeviceOptions {
     }
 
     fn open_cpu(&self) -> Result<Device, DeviceError> {
-        Device::cpu_with(self.threads, self.isa.unwrap_or_else(Isa::detect))
+        let isa = self.isa.unwrap_or_else(Isa::detect);
+        Device::cpu_in(self.threads, isa, self.precision.unwrap_or(Precision::F32))
     }
 }
 

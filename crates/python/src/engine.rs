@@ -52,10 +52,6 @@ impl PyEngine {
         let memory = memory.map(|bytes| positive("memory", bytes)).transpose()?;
         let load = |_: &_| -> PyResult<Self> {
             let device = options.open().map_err(raise_device)?;
-            if options.precision == Some(library::tensor::Precision::Bf16) && device.isa().is_some()
-            {
-                return Err(invalid("dtype='bf16' is for a GPU; the processor computes in f32"));
-            }
             let selection = ModelSelection::new(name, choice).map_err(raise_loading)?;
             let selection = ModelSelection { family, ..selection };
             let model = selection.load(&device).map_err(raise_loading)?;

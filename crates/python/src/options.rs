@@ -281,6 +281,7 @@ pub fn device_options(
         ("float32", Precision::F32),
         ("bf16", Precision::Bf16),
         ("bfloat16", Precision::Bf16),
+        ("int8", Precision::Int8),
     ];
     Ok(DeviceOptions {
         kind: kind.ok_or_else(unknown)?,

@@ -28,6 +28,14 @@ pub enum DeviceError {
         /// The most that are started.
         limit: usize,
     },
+    /// The device does not compute in this precision.
+    #[error("{device} does not compute in {precision}; {}", precision.advice())]
+    UnsupportedPrecision {
+        /// `a GPU` or `the processor`.
+        device: &'static str,
+        /// The precision.
+        precision: Precision,
+    },
     /// The CPU does not have the instruction set.
     #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
     UnsupportedIsa(Isa),
@@ -67,6 +75,7 @@ pub(crate) enum Backend {
 pub(crate) struct CpuDevice {
     pool: rayon::ThreadPool,
     pub(crate) isa: Isa,
+    pub(crate) precision: Precision,
 }
 
 impl Device {
@@ -77,6 +86,18 @@ impl Device {
 
     /// The CPU with a given instruction set; an error if it does not have it.
     pub fn cpu_with(threads: Option<NonZeroUsize>, isa: Isa) -> Result<Self, DeviceError> {
+        Self::cpu_in(threads, isa, Precision::F32)
+    }
+
+    /// The same in a given precision: f32 or int8.
+    pub fn cpu_in(
+        threads: Option<NonZeroUsize>,
+        isa: Isa,
+        precision: Precision,
+    ) -> Result<Self, DeviceError> {
+        if precision == Precision::Bf16 {
+            return Err(DeviceError::UnsupportedPrecision { device: "the processor", precision });
+        }
         if !isa.is_present() {
             return Err(DeviceError::UnsupportedIsa(isa));
         }
@@ -90,11 +111,14 @@ impl Device {
             .thread_name(|i| format!("latent-tts-{i}"))
             .build()
             .map_err(|e| DeviceError::Threads { threads, reason: e.to_string() })?;
-        Ok(Self(Arc::new(Backend::Cpu(CpuDevice { pool, isa }))))
+        Ok(Self(Arc::new(Backend::Cpu(CpuDevice { pool, isa, precision }))))
     }
 
     /// GPU number `ordinal`.
     pub fn cuda(ordinal: usize, precision: Precision) -> Result<Self, DeviceError> {
+        if precision == Precision::Int8 {
+            return Err(DeviceError::UnsupportedPrecision { device: "a GPU", precision });
+        }
         Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision)?))))
     }
 
@@ -120,7 +144,7 @@ impl Device {
     /// Whether the compute dtype is f32.
     pub fn is_f32(&self) -> bool {
         match self.backend() {
-            Backend::Cpu(_) => true,
+            Backend::Cpu(cpu) => cpu.precision == Precision::F32,
             Backend::Cuda(cuda) => cuda.precision() == Precision::F32,
         }
     }
@@ -129,7 +153,11 @@ impl Device {
     pub fn describe(&self) -> String {
         match self.backend() {
             Backend::Cpu(cpu) => {
-                format!("{} threads of {}", cpu.pool.current_num_threads(), cpu.isa)
+                let (threads, isa) = (cpu.pool.current_num_threads(), cpu.isa);
+                match cpu.precision {
+                    Precision::F32 => format!("{threads} threads of {isa}"),
+                    precision => format!("{threads} threads of {isa} in {precision}"),
+                }
             }
             Backend::Cuda(cuda) => {
                 let (major, minor) = cuda.capability();

@@ -2,14 +2,27 @@
 
 use crate::rng::{RngKey, Site};
 
-/// How a GPU stores and multiplies numbers.
+/// How a device stores and multiplies numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Everything in f32; no TF32.
     F32,
     /// Weights, activations that are multiplied, keys and values in bf16; accumulators, norms,
-    /// softmax and the residual stream in f32.
+    /// softmax and the residual stream in f32. A GPU's.
     Bf16,
+    /// Weights rounded to int8 with a scale per output, activations that are multiplied with them
+    /// with a scale per row; exact sums, and the rest in f32. A processor's, for inference.
+    Int8,
+}
+
+impl Precision {
+    /// What to do where a device does not have it.
+    pub(crate) fn advice(self) -> &'static str {
+        match self {
+            Self::Bf16 => "the processor's are f32 and int8 (--dtype)",
+            Self::F32 | Self::Int8 => "a GPU's are f32 and bf16 (--dtype), or take --device cpu",
+        }
+    }
 }
 
 impl std::fmt::Display for Precision {
@@ -17,6 +30,7 @@ impl std::fmt::Display for Precision {
         f.write_str(match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         })
     }
 }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use latent_tts::Family;
 
-use super::{MachineArgs, OutputArgs, PresetKind, SamplingArgs, TooLongKind, values};
+use super::{
+    MachineArgs, OutputArgs, PresetKind, SamplingArgs, StoredDtypeKind, TooLongKind, values,
+};
 
 /// The kind of label that each thought gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -15,15 +17,6 @@ pub enum LabelsKind {
     Rollouts,
     /// Whether its trajectory's answer is correct; there are no rollouts
     Final,
-}
-
-/// The data type of the thoughts on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ThoughtsDtypeKind {
-    /// Single precision
-    F32,
-    /// Rounded to bf16, half the size
-    Bf16,
 }
 
 /// Flags of `annotate`.
@@ -90,7 +83,7 @@ pub struct AnnotateArgs {
 
     /// The data type of the thoughts on disk [default: f32]
     #[arg(long, value_enum, help_heading = "Output")]
-    pub thoughts_dtype: Option<ThoughtsDtypeKind>,
+    pub thoughts_dtype: Option<StoredDtypeKind>,
 
     /// Continue the annotations in the directory, or start them where there are none
     #[arg(long, help_heading = "Output")]

@@ -162,7 +162,18 @@ pub struct SamplingArgs {
 pub enum DtypeKind {
     /// Single precision throughout
     F32,
-    /// Weights and matrix operands in bf16, accumulation and the rest in f32
+    /// Weights and matrix operands in bf16, accumulation and the rest in f32; a GPU's
+    Bf16,
+    /// Weights and matrix operands in int8, exact sums, the rest in f32; a processor's
+    Int8,
+}
+
+/// The data type of what is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StoredDtypeKind {
+    /// Single precision
+    F32,
+    /// Rounded to bf16, half the size
     Bf16,
 }
 
@@ -187,7 +198,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "DEVICE", value_parser = values::device)]
     pub device: Option<DeviceKind>,
 
-    /// The precision on a GPU; the CPU computes in f32 [default: bf16]
+    /// The precision [default: bf16 on a GPU, f32 on a processor]
     #[arg(long, value_enum)]
     pub dtype: Option<DtypeKind>,
 

@@ -10,7 +10,7 @@ use tensor::rng::{MAX_ELEMENTS, MAX_LAYERS};
 use train::model_dir::{AdapterSpec, AdapterStart};
 
 use super::values::WeightedData;
-use super::{DeviceArgs, DtypeKind, OutputArgs, PresetKind, values};
+use super::{DeviceArgs, OutputArgs, PresetKind, StoredDtypeKind, values};
 
 /// The most examples of a batch: one more digit is a slip.
 const MAX_BATCH: usize = 1 << 20;
@@ -520,7 +520,7 @@ pub struct TrainingArgs {
 
     /// The data type of the written weights
     #[arg(long, value_enum, default_value = "f32")]
-    pub save_dtype: DtypeKind,
+    pub save_dtype: StoredDtypeKind,
 
     /// Stop when the loss has exploded: when its mean over 50 steps has been above this multiple of
     /// its smallest value (of 1, if that is smaller) for 100 steps; 0 for never

@@ -16,7 +16,7 @@ use latent_tts::train::corpus::Split;
 use latent_tts::{Annotator, ModelSelection, OnExisting, Question, SamplingOptions};
 use serde_json::{Value, json};
 
-use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, ThoughtsDtypeKind};
+use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, StoredDtypeKind};
 use crate::interrupt::{self, InterruptGuard};
 use crate::load::{NO_REWARD_MODEL, load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
@@ -98,8 +98,8 @@ impl AnnotateJob {
             models: select_models(&models)?,
             per_shard: args.per_shard.map_or(DEFAULT_PER_SHARD, |n| n.get() as usize),
             dtype: match args.thoughts_dtype {
-                Some(ThoughtsDtypeKind::Bf16) => ThoughtsDtype::Bf16,
-                Some(ThoughtsDtypeKind::F32) | None => ThoughtsDtype::F32,
+                Some(StoredDtypeKind::Bf16) => ThoughtsDtype::Bf16,
+                Some(StoredDtypeKind::F32) | None => ThoughtsDtype::F32,
             },
             part: ShardPart { part: part - 1, of },
         })

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use model::save::SaveDtype;
 use record::{DirLock, EvalRecord, TrainingDir};
 use serde_json::{Map, Value, json};
@@ -23,7 +23,7 @@ use train::trainer::{
     Trainer,
 };
 
-use crate::args::{DtypeKind, KeepKind, TrainCommand, TrainingArgs};
+use crate::args::{DeviceArgs, DtypeKind, KeepKind, StoredDtypeKind, TrainCommand, TrainingArgs};
 use crate::interrupt;
 use crate::printer::{Printer, format_duration};
 use progress::TrainProgress;
@@ -83,11 +83,20 @@ fn lock_out(out: &Path) -> Result<DirLock> {
     Ok(lock)
 }
 
-fn weight_dtype(dtype: DtypeKind) -> SaveDtype {
+fn weight_dtype(dtype: StoredDtypeKind) -> SaveDtype {
     match dtype {
-        DtypeKind::F32 => SaveDtype::F32,
-        DtypeKind::Bf16 => SaveDtype::Bf16,
+        StoredDtypeKind::F32 => SaveDtype::F32,
+        StoredDtypeKind::Bf16 => SaveDtype::Bf16,
     }
+}
+
+/// Opens the device of a training, which needs gradients.
+fn open_device(args: &DeviceArgs, printer: &Printer) -> Result<Device> {
+    ensure!(
+        args.dtype != Some(DtypeKind::Int8),
+        "--dtype int8 has no gradients; a processor trains in f32, so leave --dtype out"
+    );
+    args.open(printer)
 }
 
 /// Where a model goes, and the command that uses it.

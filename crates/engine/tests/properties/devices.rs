@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use tensor::{Device, Isa};
+use tensor::{Device, DeviceError, Isa, Precision};
 
 use crate::common;
 use crate::common::*;
@@ -51,6 +51,40 @@ fn instruction_sets_agree() {
             }
         }
     }
+}
+
+/// In int8 sums are whole numbers; what follows them is f32, as above. A question's trajectories
+/// are the same alone and beside others, on one thread and on three.
+#[test]
+fn int8_agrees_with_itself_on_every_vector_set_thread_and_batch() {
+    for family in FAMILIES {
+        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
+        let on =
+            |isa, threads| Device::cpu_in(Some(nonzero(threads)), isa, Precision::Int8).unwrap();
+        let best = on(Isa::detect(), 3);
+        let whole = run(reasoner(&best, &spec), thought_dropout(0.2));
+        let vector_isas = [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.is_present());
+        for isa in vector_isas {
+            let other = run(reasoner(&on(isa, 1), &spec), thought_dropout(0.2));
+            assert_all_same(&whole, &other, &format!("{family:?} on {isa}"));
+        }
+        let engine = Engine::new(reasoner(&best, &spec));
+        let params = short_params(engine.reasoner(), 4, thought_dropout(0.2));
+        for (question, of_all) in questions().iter().zip(&whole) {
+            let alone = common::run(&engine, params.clone(), std::slice::from_ref(question));
+            let what = format!("{family:?}, a question alone");
+            assert_all_same(std::slice::from_ref(of_all), &alone.unwrap(), &what);
+        }
+    }
+}
+
+#[test]
+fn a_precision_that_a_device_does_not_have_is_refused() {
+    let refused = Device::cpu_in(None, Isa::Portable, Precision::Bf16).unwrap_err();
+    assert!(matches!(refused, DeviceError::UnsupportedPrecision { .. }));
+    assert!(refused.to_string().contains("the processor does not compute in bf16"), "{refused}");
+    let refused = Device::cuda(0, Precision::Int8).unwrap_err();
+    assert!(refused.to_string().contains("a GPU does not compute in int8"), "{refused}");
 }
 
 #[test]

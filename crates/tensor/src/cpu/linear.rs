@@ -9,6 +9,8 @@
 //! Rows are processed in blocks that fit the L2 cache, panels in groups that give every thread
 //! several tasks.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::isa::Isa;
@@ -73,10 +75,6 @@ impl PackedWeights {
             *x = row[j % PANEL];
         }
     }
-
-    fn panel_count(&self) -> usize {
-        self.outputs.div_ceil(PANEL)
-    }
 }
 
 /// x (rows, cols) as (cols, rows).
@@ -108,17 +106,31 @@ pub(crate) trait TileEpilogue: Sync {
 /// Multiplies x (rows, inputs) with the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = x.len().checked_div(weights.inputs).unwrap_or(0);
-    if rows == 0 || weights.outputs == 0 {
+    for_each_task(rows, weights.outputs, |range| {
+        run_task(isa, &GemmTask { x, weights, range }, epilogue);
+    });
+}
+
+/// The part of a product that one task computes.
+pub(super) struct TaskRange {
+    rows: Range<usize>,
+    panels: Range<usize>,
+    outputs: usize,
+}
+
+/// Cuts a product of (rows, outputs) into tasks and runs them on the current pool's threads.
+pub(super) fn for_each_task(rows: usize, outputs: usize, run: impl Fn(TaskRange) + Sync) {
+    if rows == 0 || outputs == 0 {
         return;
     }
-    let panels = weights.panel_count();
+    let panels = outputs.div_ceil(PANEL);
     let group = group_size(panels);
     let groups = panels.div_ceil(group);
     for start in (0..rows).step_by(ROW_BLOCK) {
         let block = start..rows.min(start + ROW_BLOCK);
         let task = |g: usize| {
             let columns = g * group..panels.min((g + 1) * group);
-            run_task(isa, &GemmTask { x, weights, rows: block.clone(), panels: columns }, epilogue);
+            run(TaskRange { rows: block.clone(), panels: columns, outputs });
         };
         if groups == 1 {
             task(0);
@@ -142,8 +154,22 @@ fn group_size(panels: usize) -> usize {
 struct GemmTask<'a> {
     x: &'a [f32],
     weights: &'a PackedWeights,
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
+    range: TaskRange,
+}
+
+impl GemmTask<'_> {
+    /// The arguments of the micro-kernel for a tile.
+    #[inline(always)]
+    fn call(&self, tile: TilePlace) -> TileCall {
+        let inputs = self.weights.inputs;
+        TileCall {
+            a: self.x[tile.row * inputs..].as_ptr(),
+            b: self.weights.panels[tile.panel * inputs * PANEL..].as_ptr(),
+            inputs,
+            rows: tile.rows,
+            panels: tile.panels,
+        }
+    }
 }
 
 fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
@@ -154,7 +180,9 @@ fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::run_avx2(task, epilogue) },
-        _ => sweep::<false, E>(task, epilogue, PORTABLE_TILE, portable_tile),
+        _ => sweep::<false, E>(&task.range, epilogue, PORTABLE_TILE, |place, tile| {
+            portable_tile(task.call(place), tile);
+        }),
     }
 }
 
@@ -169,37 +197,42 @@ struct TileCall {
     panels: usize,
 }
 
+/// The rows and panels (1 or 2) of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct TilePlace {
+    pub(super) row: usize,
+    pub(super) rows: usize,
+    pub(super) panel: usize,
+    pub(super) panels: usize,
+}
+
 /// A micro-kernel's result: row r of the tile at `[r]`.
-type OutputTile = [[f32; TILE_COLS]; MAX_TILE];
-const MAX_TILE: usize = 12;
+pub(super) type OutputTile = [[f32; TILE_COLS]; MAX_TILE];
+pub(super) const MAX_TILE: usize = 12;
 
 /// Computes the task's tiles, panels in the outer loop: they stay in cache over all rows.
 #[inline(always)]
-fn sweep<const FUSED: bool, E: TileEpilogue>(
-    task: &GemmTask<'_>,
+pub(super) fn sweep<const FUSED: bool, E: TileEpilogue>(
+    range: &TaskRange,
     epilogue: &E,
     tile_rows: usize,
-    kernel: impl Fn(TileCall, &mut OutputTile),
+    kernel: impl Fn(TilePlace, &mut OutputTile),
 ) {
-    let inputs = task.weights.inputs;
+    let TaskRange { rows: all, panels: columns, outputs } = range;
     let mut tile: OutputTile = [[0.0; TILE_COLS]; MAX_TILE];
-    for p in task.panels.clone().step_by(PANELS_PER_TILE) {
-        let panels = PANELS_PER_TILE.min(task.panels.end - p);
-        let col = p * PANEL;
-        let width = (panels * PANEL).min(task.weights.outputs - col);
-        let b = task.weights.panels[p * inputs * PANEL..].as_ptr();
+    for panel in columns.clone().step_by(PANELS_PER_TILE) {
+        let panels = PANELS_PER_TILE.min(columns.end - panel);
+        let col = panel * PANEL;
+        let width = (panels * PANEL).min(outputs - col);
         // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
-        let count = task.rows.len().div_ceil(tile_rows);
+        let count = all.len().div_ceil(tile_rows);
         for t in 0..count {
-            let first = task.rows.start + t * task.rows.len() / count;
-            let rows = task.rows.start + (t + 1) * task.rows.len() / count - first;
-            kernel(
-                TileCall { a: task.x[first * inputs..].as_ptr(), b, inputs, rows, panels },
-                &mut tile,
-            );
+            let row = all.start + t * all.len() / count;
+            let rows = all.start + (t + 1) * all.len() / count - row;
+            kernel(TilePlace { row, rows, panel, panels }, &mut tile);
             for (r, values) in tile[..rows].iter_mut().enumerate() {
                 // SAFETY: tasks have no row and panel in common, and each tile is finished once.
-                unsafe { epilogue.finish::<FUSED>(first + r, col, &mut values[..width]) };
+                unsafe { epilogue.finish::<FUSED>(row + r, col, &mut values[..width]) };
             }
         }
     }
@@ -257,7 +290,8 @@ mod x86 {
     /// The CPU has AVX-512 F and DQ, AVX2 and FMA.
     #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
     pub(super) unsafe fn run_avx512<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
-        sweep::<true, E>(task, epilogue, tile_rows(task.weights.inputs), |call, tile| {
+        sweep::<true, E>(&task.range, epilogue, tile_rows(task.weights.inputs), |place, tile| {
+            let call = task.call(place);
             // SAFETY: the features are those of this function; the call covers its operands.
             unsafe { by_size!(call, tile, avx512, [1 2 3 4 5 6 7 8 9 10 11 12]) }
         });
@@ -267,7 +301,8 @@ mod x86 {
     /// The CPU has AVX2 and FMA.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
-        sweep::<true, E>(task, epilogue, 6, |call, tile| {
+        sweep::<true, E>(&task.range, epilogue, 6, |place, tile| {
+            let call = task.call(place);
             // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take one
             // panel at a time.
             unsafe {

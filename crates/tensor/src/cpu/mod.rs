@@ -3,6 +3,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod int8;
 pub(crate) mod isa;
 pub(crate) mod linear;
 pub(crate) mod loss;

@@ -7,9 +7,9 @@
 use rayon::prelude::*;
 
 use super::isa::{Isa, per_isa};
-use super::linear::{PANEL, PackedWeights, ROW_BLOCK, TileEpilogue, gemm};
+use super::linear::{PANEL, ROW_BLOCK, TileEpilogue};
 use super::math::{exp, sum_lanes};
-use crate::ops::TokenLogprob;
+use crate::ops::{CpuWeights, TokenLogprob};
 
 /// One panel of a row of logits, reduced.
 #[derive(Clone, Copy, Default)]
@@ -51,7 +51,7 @@ impl RowMax {
 pub(crate) fn greedy_tokens(
     isa: Isa,
     x: &[f32],
-    weights: &PackedWeights,
+    weights: &CpuWeights,
     bias: Option<&[f32]>,
 ) -> Vec<TokenLogprob> {
     let panels = weights.outputs().div_ceil(PANEL);
@@ -59,7 +59,7 @@ pub(crate) fn greedy_tokens(
     // The rows that one sweep of the GEMM takes: bounds the number of panels in memory.
     for some in x.chunks(ROW_BLOCK * weights.inputs()) {
         parts.resize(some.len() / weights.inputs() * panels, PanelMax::default());
-        gemm(isa, some, weights, &PanelMaxEpilogue { out: parts.as_mut_ptr(), panels, bias });
+        weights.gemm(isa, some, &PanelMaxEpilogue { out: parts.as_mut_ptr(), panels, bias });
         tokens.par_extend(parts.par_chunks(panels).map(|row: &[PanelMax]| {
             let whole = per_isa!(isa, row_max(row: &[PanelMax]) -> RowMax);
             TokenLogprob { token: whole.argmax, logprob: whole.logprob(whole.max) }

@@ -190,8 +190,9 @@ impl CudaDevice {
     /// The dtype of weights, keys, values and of activations that are multiplied.
     pub(crate) fn compute_dtype(&self) -> CudaDtype {
         match self.0.precision {
-            Precision::F32 => CudaDtype::F32,
             Precision::Bf16 => CudaDtype::Bf16,
+            // `Device::cuda` has refused int8.
+            Precision::F32 | Precision::Int8 => CudaDtype::F32,
         }
     }
 

@@ -1,11 +1,13 @@
 //! Linear maps, fused with what follows them: bias, activation, dropout, residual, norm.
 
 use super::{Activation, DropoutMask, Normalization, OutputDtype};
+use crate::cpu::int8::{self, Int8Weights};
+use crate::cpu::isa::Isa;
 use crate::cpu::linear::{PackedWeights, TileEpilogue, gemm, transposed};
 use crate::cpu::math::sum_lanes;
 use crate::cuda::linear::CudaLinear;
 use crate::device::{Backend, CpuDevice};
-use crate::{Device, DeviceError, Tensor, cpu, cuda};
+use crate::{Device, DeviceError, Precision, Tensor, cpu, cuda};
 
 /// A linear map `x W + b`, its weights in the layout that the device's kernels read.
 #[derive(Debug)]
@@ -19,14 +21,71 @@ enum LinearWeights {
 
 #[derive(Debug)]
 struct CpuLinear {
-    packed: PackedWeights,           // (inputs, outputs)
+    weights: CpuWeights,             // (inputs, outputs)
     bias: Option<Vec<f32>>,          // (outputs)
     backward: Option<PackedWeights>, // (outputs, inputs), for the gradient of x
 }
 
+/// Weights as the CPU's kernels read them.
+#[derive(Debug)]
+pub(crate) enum CpuWeights {
+    F32(PackedWeights),
+    Int8(Int8Weights),
+}
+
+impl CpuWeights {
+    fn new(
+        cpu: &CpuDevice,
+        inputs: usize,
+        outputs: usize,
+        at: impl Fn(usize, usize) -> f32 + Sync,
+    ) -> Self {
+        match cpu.precision {
+            Precision::Int8 => Self::Int8(Int8Weights::new(inputs, outputs, at)),
+            _ => Self::F32(PackedWeights::new(inputs, outputs, at)),
+        }
+    }
+
+    fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
+        match self {
+            Self::F32(weights) => weights.fill(at),
+            Self::Int8(weights) => weights.fill(at),
+        }
+    }
+
+    pub(crate) fn inputs(&self) -> usize {
+        match self {
+            Self::F32(weights) => weights.inputs(),
+            Self::Int8(weights) => weights.inputs(),
+        }
+    }
+
+    pub(crate) fn outputs(&self) -> usize {
+        match self {
+            Self::F32(weights) => weights.outputs(),
+            Self::Int8(weights) => weights.outputs(),
+        }
+    }
+
+    fn column(&self, j: usize, out: &mut [f32]) {
+        match self {
+            Self::F32(weights) => weights.column(j, out),
+            Self::Int8(weights) => weights.column(j, out),
+        }
+    }
+
+    /// Multiplies x (rows, inputs) with them.
+    pub(crate) fn gemm<E: TileEpilogue>(&self, isa: Isa, x: &[f32], epilogue: &E) {
+        match self {
+            Self::F32(weights) => gemm(isa, x, weights, epilogue),
+            Self::Int8(weights) => int8::gemm(isa, x, weights, epilogue),
+        }
+    }
+}
+
 impl LinearWeights {
-    fn packed(packed: PackedWeights, bias: Option<Vec<f32>>) -> Self {
-        Self::Cpu(CpuLinear { packed, bias, backward: None })
+    fn on_cpu(weights: CpuWeights, bias: Option<Vec<f32>>) -> Self {
+        Self::Cpu(CpuLinear { weights, bias, backward: None })
     }
 }
 
@@ -41,9 +100,9 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.backend() {
-            Backend::Cpu(_) => {
+            Backend::Cpu(cpu) => {
                 let at = |k: usize, j: usize| matrix[j * inputs + k];
-                LinearWeights::packed(PackedWeights::new(inputs, outputs, at), bias)
+                LinearWeights::on_cpu(CpuWeights::new(cpu, inputs, outputs, at), bias)
             }
             Backend::Cuda(cuda) => {
                 let bias = bias.as_deref();
@@ -63,9 +122,9 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(match device.backend() {
-            Backend::Cpu(_) => {
+            Backend::Cpu(cpu) => {
                 let at = |k: usize, j: usize| matrix[k * outputs + j];
-                LinearWeights::packed(PackedWeights::new(inputs, outputs, at), bias)
+                LinearWeights::on_cpu(CpuWeights::new(cpu, inputs, outputs, at), bias)
             }
             Backend::Cuda(cuda) => {
                 let bias = bias.as_deref();
@@ -78,7 +137,7 @@ impl Linear {
     /// The width of x.
     pub fn inputs(&self) -> usize {
         match &self.0 {
-            LinearWeights::Cpu(weights) => weights.packed.inputs(),
+            LinearWeights::Cpu(map) => map.weights.inputs(),
             LinearWeights::Cuda(weights) => weights.inputs(),
         }
     }
@@ -86,7 +145,7 @@ impl Linear {
     /// The width of the result.
     pub fn outputs(&self) -> usize {
         match &self.0 {
-            LinearWeights::Cpu(weights) => weights.packed.outputs(),
+            LinearWeights::Cpu(map) => map.weights.outputs(),
             LinearWeights::Cuda(weights) => weights.outputs(),
         }
     }
@@ -110,14 +169,14 @@ impl Linear {
             "assign: the bias is not {outputs} wide"
         );
         match (device.backend(), &mut self.0) {
-            (Backend::Cpu(_), LinearWeights::Cpu(weights)) => {
-                assert_eq!(weights.bias.is_some(), bias.is_some(), "assign: a bias on one side");
+            (Backend::Cpu(_), LinearWeights::Cpu(map)) => {
+                assert_eq!(map.bias.is_some(), bias.is_some(), "assign: a bias on one side");
                 let matrix = matrix.data();
-                weights.packed.fill(|k, j| matrix[j * inputs + k]);
-                if let Some(backward) = &mut weights.backward {
+                map.weights.fill(|k, j| matrix[j * inputs + k]);
+                if let Some(backward) = &mut map.backward {
                     backward.fill(|j, k| matrix[j * inputs + k]);
                 }
-                if let (Some(to), Some(from)) = (&mut weights.bias, bias) {
+                if let (Some(to), Some(from)) = (&mut map.bias, bias) {
                     to.copy_from_slice(from.data());
                 }
             }
@@ -142,10 +201,9 @@ impl Linear {
             (outputs, inputs),
             "prepare_backward: a matrix of another shape"
         );
-        if let (Backend::Cpu(_), LinearWeights::Cpu(weights)) = (device.backend(), &mut self.0) {
+        if let (Backend::Cpu(_), LinearWeights::Cpu(map)) = (device.backend(), &mut self.0) {
             let matrix = matrix.data();
-            weights.backward =
-                Some(PackedWeights::new(outputs, inputs, |j, k| matrix[j * inputs + k]));
+            map.backward = Some(PackedWeights::new(outputs, inputs, |j, k| matrix[j * inputs + k]));
         }
         Ok(())
     }
@@ -161,9 +219,9 @@ impl Linear {
     }
 
     /// Weights and bias on the CPU.
-    pub(crate) fn cpu(&self) -> (&PackedWeights, Option<&[f32]>) {
+    pub(crate) fn cpu(&self) -> (&CpuWeights, Option<&[f32]>) {
         match &self.0 {
-            LinearWeights::Cpu(weights) => (&weights.packed, weights.bias.as_deref()),
+            LinearWeights::Cpu(map) => (&map.weights, map.bias.as_deref()),
             LinearWeights::Cuda(_) => panic!("these weights are on a gpu"),
         }
     }
@@ -205,14 +263,14 @@ pub fn linear(
     match device.backend() {
         Backend::Cpu(cpu) => {
             out.reshape(x.rows(), map.outputs());
-            let (packed, bias) = map.cpu();
+            let (weights, bias) = map.cpu();
             let epilogue = OutputEpilogue {
                 out: out.data_mut().as_mut_ptr(),
-                cols: packed.outputs(),
+                cols: weights.outputs(),
                 bias,
                 op: EpilogueOp::Write(activation),
             };
-            gemm(cpu.isa, x.data(), packed, &epilogue);
+            weights.gemm(cpu.isa, x.data(), &epilogue);
         }
         Backend::Cuda(cuda) => {
             let dtype = dtype.cuda_dtype(cuda);
@@ -233,14 +291,14 @@ pub fn linear_add(
     assert_eq!(shape, (expected.0, expected.1, map.outputs()), "linear_add: shapes differ");
     match device.backend() {
         Backend::Cpu(cpu) => {
-            let (packed, _) = map.cpu();
+            let (weights, _) = map.cpu();
             let epilogue = OutputEpilogue {
                 out: out.data_mut().as_mut_ptr(),
-                cols: packed.outputs(),
+                cols: weights.outputs(),
                 bias: None,
                 op: EpilogueOp::Residual(None),
             };
-            gemm(cpu.isa, x.data(), packed, &epilogue);
+            weights.gemm(cpu.isa, x.data(), &epilogue);
         }
         Backend::Cuda(_) => cuda::linear::linear_add(x.gpu(), map.gpu(), out.gpu_mut()?)?,
     }
@@ -289,14 +347,14 @@ pub fn linear_residual_norm(
     }
     match device.backend() {
         Backend::Cpu(cpu) => {
-            let (packed, bias) = map.cpu();
+            let (weights, bias) = map.cpu();
             let epilogue = OutputEpilogue {
                 out: stream.data_mut().as_mut_ptr(),
                 cols,
                 bias,
                 op: EpilogueOp::Residual(mask),
             };
-            gemm(cpu.isa, x.data(), packed, &epilogue);
+            weights.gemm(cpu.isa, x.data(), &epilogue);
             out.reshape(rows, cols);
             cpu::norm::norm(cpu.isa, stream, norm.cpu(), out);
         }
@@ -334,8 +392,8 @@ pub fn linear_dx(
         map.outputs()
     );
     match (device.backend(), &map.0) {
-        (Backend::Cpu(cpu), LinearWeights::Cpu(weights)) => {
-            let Some(backward) = &weights.backward else {
+        (Backend::Cpu(cpu), LinearWeights::Cpu(own)) => {
+            let Some(backward) = &own.backward else {
                 panic!("linear_dx: the map was not prepared for its backward")
             };
             dx.reshape(dy.rows(), map.inputs());

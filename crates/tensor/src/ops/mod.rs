@@ -32,6 +32,7 @@ pub use attention::{
 pub(crate) use attention::{CpuKv, CpuLayerKv};
 pub use dropout::{DropoutMask, KeepMask, PerturbedRows, dropout};
 pub use graph::{GraphCache, GraphKey};
+pub(crate) use linear::CpuWeights;
 pub use linear::{
     Linear, LinearResidualNorm, linear, linear_add, linear_dw, linear_dx, linear_residual_norm,
 };

@@ -17,7 +17,8 @@ use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 
 use super::{
-    Destination, data, lock_out, run_training, train_config, train_settings, weight_dtype,
+    Destination, data, lock_out, open_device, run_training, train_config, train_settings,
+    weight_dtype,
 };
 use crate::args::values::WeightedData;
 use crate::args::{MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
@@ -33,7 +34,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     let train_config = train_config(training, &args.out, settings)?;
     let (source, held_out) = (training_data(args)?, held_out(args)?);
     data::check(args, &source, &held_out, printer)?;
-    let device = args.device.open(printer)?;
+    let device = open_device(&args.device, printer)?;
     printer.note(&format!("on {}", device.describe()));
     let init = match initial_files(args)? {
         Some(files) => ModelInit::Pretrained(files),

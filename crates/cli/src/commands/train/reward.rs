@@ -20,7 +20,9 @@ use train::reward_step::{
 };
 use train::trainer::TrainTask;
 
-use super::{Destination, lock_out, run_training, train_config, train_settings, weight_dtype};
+use super::{
+    Destination, lock_out, open_device, run_training, train_config, train_settings, weight_dtype,
+};
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
@@ -40,7 +42,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let annotations =
         args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
-    let device = args.device.open(printer)?;
+    let device = open_device(&args.device, printer)?;
     printer.note(&format!("on {}", device.describe()));
     let checkpoint = Checkpoint::open(init.as_ref().unwrap_or(&reasoner))?;
     printer.warnings(checkpoint.warnings());
