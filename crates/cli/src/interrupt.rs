@@ -81,15 +81,16 @@ impl SignalListener {
             handled.push(SIGHUP);
         }
         let mut signals = signal_hook::iterator::Signals::new(handled).context(failed)?;
-        std::thread::spawn(move || {
+        let listen = move || {
             for (count, signal) in signals.forever().enumerate() {
                 if count > 0 {
                     std::process::exit(128 + signal);
                 }
                 self.handle();
             }
-        });
-        Ok(())
+        };
+        let started = std::thread::Builder::new().name("signals".into()).spawn(listen);
+        started.context("cannot start a thread (--threads)").map(drop)
     }
 
     /// Other systems keep their default handling; records on disk can be resumed there as well.

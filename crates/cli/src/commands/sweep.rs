@@ -45,7 +45,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let architecture = engine.reasoner().decoder.config().architecture;
     let settings = shared_settings(args, &base, &engine, &questions, &ks)?;
     let sweep = Sweep { spec: &spec, out: &out, ks, architecture, settings };
-    summary::start(&out, &sweep.empty_summary(), args.run.resume)?;
+    let _lock = summary::start(&out, &sweep.empty_summary(), args.run.resume)?;
     let mut points = LocalPoints { engine: &engine, questions: &questions, base: &base, printer };
     let SweepOutput { summary, runs } = sweep.run(&mut points)?;
     let page = match args.run.no_report {

@@ -5,12 +5,14 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use latent_tts::record;
+use latent_tts::record::{self, DirLock};
 use latent_tts::sweep::{SUMMARY_FILE, SweepSummary};
 use serde_json::Value;
 
 /// Begins the sweep in `dir`: an existing one is only continued on request, with equal settings.
-pub fn start(dir: &Path, begun: &SweepSummary, resume: bool) -> Result<()> {
+/// The lock is held until the sweep ends.
+pub fn start(dir: &Path, begun: &SweepSummary, resume: bool) -> Result<DirLock> {
+    let lock = record::lock_dir(dir)?;
     let path = dir.join(SUMMARY_FILE);
     if path.is_file() {
         if !resume {
@@ -30,10 +32,10 @@ pub fn start(dir: &Path, begun: &SweepSummary, resume: bool) -> Result<()> {
             );
         }
         // What it found stays until there is something to replace it.
-        return Ok(());
+        return Ok(lock);
     }
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    Ok(record::write_document(&path, begun)?)
+    record::write_document(&path, begun)?;
+    Ok(lock)
 }
 
 /// The summary in `dir`; `None` if there is none.
