@@ -341,7 +341,7 @@ fn a_tokenizer_larger_than_the_table_is_trained() {
     let added = tokenizer["added_tokens"].as_array_mut().unwrap();
     let mut token = added.last().unwrap().clone();
     let first = token["id"].as_u64().unwrap() + 1;
-    for (i, content) in (0..).zip(["<<", ">>", "###"]) {
+    for (i, content) in (0..).zip(["<<", ">>", "<<<"]) {
         token["id"] = json!(first + i);
         token["content"] = json!(content);
         token["special"] = json!(false);
