@@ -106,6 +106,8 @@ fn bad_field() {
         ("n_layer", json!(1.5)),
         ("n_layer", json!("2")),
         ("n_head", json!(5)),
+        ("n_layer", json!(1025)),
+        ("n_embd", json!(1 << 19)),
         ("n_embd", json!(u64::MAX)),
         ("n_positions", json!(1u64 << 30)),
         ("vocab_size", json!(1u64 << 40)),
