@@ -131,13 +131,13 @@ fn bad_field() {
     let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| c["rope_scaling"]["high_freq_factor"] = json!(1.0));
     assert_is!(fixture.open_error(&["high_freq_factor"]), ModelError::BadField { .. });
-    // Counts that are valid on their own but overflow when multiplied.
+    // Counts whose product would overflow.
     let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| {
         c["hidden_size"] = json!(1u64 << 31);
         c["intermediate_size"] = json!(1u64 << 31);
     });
-    assert_is!(fixture.open_error(&["larger than any memory"]), ModelError::BadField { .. });
+    assert_is!(fixture.open_error(&["hidden_size", "at most 262144"]), ModelError::BadField { .. });
 }
 
 #[test]
