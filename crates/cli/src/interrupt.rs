@@ -75,7 +75,10 @@ impl SignalListener {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
         let failed = "cannot listen for Ctrl-C";
-        signal_hook::flag::register(SIGXFSZ, Arc::clone(&self.file_limit)).context(failed)?;
+        // Where it is ignored, the write that exceeds the limit is an error like any other.
+        if !is_ignored(SIGXFSZ) {
+            signal_hook::flag::register(SIGXFSZ, Arc::clone(&self.file_limit)).context(failed)?;
+        }
         let mut handled = vec![SIGINT, SIGTERM];
         if !is_ignored(SIGHUP) {
             handled.push(SIGHUP);
