@@ -75,21 +75,25 @@ impl SignalListener {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
         let failed = "cannot listen for Ctrl-C";
-        signal_hook::flag::register(SIGXFSZ, Arc::clone(&self.file_limit)).context(failed)?;
+        // Where it is ignored, the write that exceeds the limit is an error like any other.
+        if !is_ignored(SIGXFSZ) {
+            signal_hook::flag::register(SIGXFSZ, Arc::clone(&self.file_limit)).context(failed)?;
+        }
         let mut handled = vec![SIGINT, SIGTERM];
         if !is_ignored(SIGHUP) {
             handled.push(SIGHUP);
         }
         let mut signals = signal_hook::iterator::Signals::new(handled).context(failed)?;
-        std::thread::spawn(move || {
+        let listen = move || {
             for (count, signal) in signals.forever().enumerate() {
                 if count > 0 {
                     std::process::exit(128 + signal);
                 }
                 self.handle();
             }
-        });
-        Ok(())
+        };
+        let started = std::thread::Builder::new().name("signals".into()).spawn(listen);
+        started.context("cannot start a thread (--threads)").map(drop)
     }
 
     /// Other systems keep their default handling; records on disk can be resumed there as well.

@@ -35,6 +35,11 @@ impl Printer {
         Self { json: args.json, quiet: args.quiet }
     }
 
+    /// A printer without notes, for what a command's own output says.
+    pub fn silent() -> Self {
+        Self { json: false, quiet: true }
+    }
+
     /// Whether `--json` was given.
     pub fn is_json(&self) -> bool {
         self.json

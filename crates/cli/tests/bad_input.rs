@@ -146,7 +146,7 @@ fn nan_weights_are_rejected() {
     data[middle..middle + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     guarded.write_weights(&header, &data);
     guarded.refuses(&[], &["model.safetensors", "NaN", "tensor"]);
-    guarded.sandbox.run(&["inspect", "model"]).ok();
+    guarded.sandbox.run(&["inspect", "model", "--headers"]).ok();
     assert_eq!(guarded.sandbox.run(&["inspect", "model"]).code, Some(2));
 }
 
@@ -280,7 +280,7 @@ fn prompts_beyond_context_or_memory_are_rejected() {
 fn unwritable_output_directories_are_rejected() {
     let guarded = GuardedRun::new();
     guarded.sandbox.write("file", "not a folder");
-    guarded.sandbox.eval(&["--out", "file/run"]).refused(&["file/run", "--out"]);
+    guarded.sandbox.eval(&["--out", "file/run"]).refused(&["file is a file", "--out"]);
     assert_eq!(guarded.sandbox.read("file"), b"not a folder");
     if Path::new("/proc/self").exists() {
         guarded

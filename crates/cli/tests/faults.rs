@@ -340,8 +340,9 @@ fn a_tokenizer_larger_than_the_table_is_trained() {
     let mut tokenizer = sandbox.json("base/tokenizer.json");
     let added = tokenizer["added_tokens"].as_array_mut().unwrap();
     let mut token = added.last().unwrap().clone();
-    for (i, content) in ["<<", ">>", "###"].into_iter().enumerate() {
-        token["id"] = json!(5000 + i);
+    let first = token["id"].as_u64().unwrap() + 1;
+    for (i, content) in (0..).zip(["<<", ">>", "<<<"]) {
+        token["id"] = json!(first + i);
         token["content"] = json!(content);
         token["special"] = json!(false);
         added.push(token.clone());

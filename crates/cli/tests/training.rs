@@ -302,8 +302,7 @@ fn invalid_training_requests_are_rejected() {
     reasoner(&sandbox, &["--out", "m", "--data", "absent.json"]).refused(&["absent.json"]);
     reasoner(&sandbox, &["--out", "m", "--init", "absent"]).refused(&["absent"]);
     reasoner(&sandbox, &["--out", "m", "--context", "16"]).refused(&["positions", "16"]);
-    let refused = reasoner(&sandbox, &["--out", "train.json/m"]).refused(&["train.json/m"]);
-    assert_eq!(refused.err.matches("os error").count(), 1, "the cause once: {}", refused.err);
+    reasoner(&sandbox, &["--out", "train.json/m"]).refused(&["train.json is a file", "--out"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     train(&sandbox, "reward", &["--model", "narrow", "--annotations", "nowhere", "--out", "rm"])
         .refused(&["nowhere"]);

@@ -85,11 +85,11 @@ pub fn remove_strays(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a name is that of a temporary file: `NAME.PROCESS.tmp`.
+/// Whether a name is that of another process's temporary file: `NAME.PROCESS.tmp`.
 fn is_stray(name: &str) -> bool {
     let process = name.strip_suffix(".tmp").and_then(|name| name.rsplit_once('.'));
     process.is_some_and(|(name, id)| {
-        !name.is_empty() && !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())
+        !name.is_empty() && id.parse::<u32>().is_ok_and(|id| id != std::process::id())
     })
 }
 

@@ -233,7 +233,7 @@ impl Sweep<'_> {
     /// Evaluates all points and writes the summary. An existing sweep is only continued on request,
     /// with equal settings.
     pub fn run<R: PointRunner>(&self, runner: &mut R) -> Result<SweepOutput, R::Error> {
-        self.begin()?;
+        let _lock = self.begin()?;
         let mut points = SweepPoints { sweep: self, points: Vec::new() };
         for axis in self.spec.axes() {
             let before = points.points.len();

@@ -21,7 +21,7 @@ const LOW_MEMORY: u64 = 2 << 30;
 
 /// Runs `doctor`.
 pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
-    let device = args.device.open(printer)?;
+    let device = args.device.open(&Printer::silent())?;
     let report = MachineReport::measure(&device)?;
     let advice = report.advice();
     let document = json!({

@@ -119,10 +119,15 @@ impl CliSandbox {
         self.run(&self.eval_args(more))
     }
 
-    /// The records of a run's samples.jsonl.
+    /// The records of a run's samples.jsonl, without the digests that bind them to their run.
     pub fn samples(&self, run: &str) -> Vec<Value> {
         let text = String::from_utf8(self.read(&format!("{run}/samples.jsonl"))).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let record = |line| {
+            let mut record: Value = serde_json::from_str(line).unwrap();
+            assert!(record.as_object_mut().unwrap().remove("digest").is_some(), "no digest");
+            record
+        };
+        text.lines().map(record).collect()
     }
 
     /// Path and bytes of every file below a directory.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use record::{FieldDifference, RecordError};
+use record::{DirLock, FieldDifference};
 use serde_json::{Value, json};
 
 use super::{SUMMARY_FILE, Sweep, SweepGrid, SweepSpec, SweepSummary};
@@ -40,13 +40,14 @@ impl Sweep<'_> {
         settings
     }
 
-    /// Writes the summary without points, unless a sweep with equal settings is continued.
-    pub(super) fn begin(&self) -> Result<(), Error> {
+    /// Writes the summary without points, unless a sweep with equal settings is continued. The
+    /// lock is held until the sweep ends.
+    pub(super) fn begin(&self) -> Result<DirLock, Error> {
+        let lock = record::lock_dir(self.out)?;
         let (path, begun) = (self.out.join(SUMMARY_FILE), self.empty_summary());
         if !path.is_file() {
-            let failed = |source| RecordError::Write { path: self.out.into(), source };
-            std::fs::create_dir_all(self.out).map_err(failed)?;
-            return Ok(record::write_document(&path, &begun)?);
+            record::write_document(&path, &begun)?;
+            return Ok(lock);
         }
         if !self.resume {
             return Err(Error::SweepExists { dir: self.out.to_owned() });
@@ -58,7 +59,7 @@ impl Sweep<'_> {
                 Err(Error::SweepChanged { path, field, stored, requested })
             }
             // What it found stays until there is something to replace it.
-            None => Ok(()),
+            None => Ok(lock),
         }
     }
 }

@@ -106,6 +106,8 @@ fn bad_field() {
         ("n_layer", json!(1.5)),
         ("n_layer", json!("2")),
         ("n_head", json!(5)),
+        ("n_layer", json!(1025)),
+        ("n_embd", json!(1 << 19)),
         ("n_embd", json!(u64::MAX)),
         ("n_positions", json!(1u64 << 30)),
         ("vocab_size", json!(1u64 << 40)),
@@ -129,13 +131,13 @@ fn bad_field() {
     let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| c["rope_scaling"]["high_freq_factor"] = json!(1.0));
     assert_is!(fixture.open_error(&["high_freq_factor"]), ModelError::BadField { .. });
-    // Counts that are valid on their own but overflow when multiplied.
+    // Counts whose product would overflow.
     let fixture = Fixture::family(CheckpointFamily::Colar);
     fixture.edit("config.json", |c| {
         c["hidden_size"] = json!(1u64 << 31);
         c["intermediate_size"] = json!(1u64 << 31);
     });
-    assert_is!(fixture.open_error(&["larger than any memory"]), ModelError::BadField { .. });
+    assert_is!(fixture.open_error(&["hidden_size", "at most 262144"]), ModelError::BadField { .. });
 }
 
 #[test]

@@ -9,8 +9,10 @@
 // while it multiplies, by latency after that.
 //
 // The four CTAs of a row exchange the mean and the sum of squared deviations of their columns
-// through the mailbox (stream.rs). CTAs are scheduled in the order of their indices and the four
-// are adjacent, so none waits for one that is not resident.
+// through the mailbox (stream.rs). The four are adjacent, and CTAs are dispatched in the order of
+// their indices, so that only the last group of a grid can be resident in part, and the groups
+// before it end and make room. CUDA does not promise this order; every GPU so far keeps it. Without
+// it, CTAs would have to take their indices from a counter as they start.
 
 #define CLUSTER 2
 #define ROW_CTAS 4

@@ -98,7 +98,7 @@ fn a_loss_that_is_not_finite_stops_training() {
     assert!(
         matches!(
             error,
-            TrainError::Diverged { step: 120, what: Divergence::Loss, saved: Some(100) }
+            TrainError::Diverged { step: 121, what: Divergence::Loss, saved: Some(100) }
         ),
         "{error}"
     );

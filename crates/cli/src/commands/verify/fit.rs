@@ -91,3 +91,26 @@ pub(super) fn check_reward_model(golden: &GoldenDump, config: &Config) -> Result
     }
     golden.tensor("rm.scores").map(drop).context("the reward model")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn tokens_positions_and_widths_beyond_the_model_are_refused() {
+        let json = r#"{"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1,
+            "vocab_size": 10, "n_positions": 6}"#;
+        let config = Config::parse(Path::new("config.json"), json).unwrap();
+        let limits = ModelLimits(&config);
+        let check = |parts: &[&[u32]], more| limits.check_tokens("it", parts.iter().copied(), more);
+        assert!(check(&[&[9, 0], &[1]], 3).is_ok());
+        let message = |result: Result<()>| result.unwrap_err().to_string();
+        assert!(message(check(&[&[9], &[10]], 0)).contains("the token 10, the model has 10"));
+        assert!(message(check(&[&[9, 0], &[1]], 4)).contains("7 positions, the model has 6"));
+        assert!(message(check(&[&[1]], usize::MAX)).contains("positions"));
+        assert!(limits.check_width("it", 8).is_ok());
+        assert!(message(limits.check_width("it", 9)).contains("9 wide, the model is 8"));
+    }
+}
