@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const QUESTION: &str = "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many \
                         muffins do they have together?";
 const SAMPLES: &str = "48";
-const REQUESTS: u64 = 12;
+const REQUESTS: u64 = 6;
 
 fn latent_tts() -> Command {
     Command::new(env!("CARGO_BIN_EXE_latent-tts"))

@@ -1,6 +1,6 @@
 // The page at `/`, after tooltips.js and question.js of the report: asks the server this page came from, and nobody else.
 
-/** Settings of a panel: name, label, and what the link and the request call it. */
+/** Settings of a panel, by the names that they have in a link. */
 const FIELDS = ["n", "thoughts", "sampler", "strength", "rule", "seed"];
 const SAMPLERS = [["dropout", "dropout"], ["noise", "Gaussian noise"], ["tokens", "sampled tokens"], ["none", "none"]];
 const EXAMPLE = "Tom has 3 boxes with 4 pens in each. He gives away 5 pens. How many pens does Tom have?";
@@ -66,7 +66,7 @@ class Panel {
       sampler: select(SAMPLERS),
       strength: number({ min: 0, step: "any" }),
       rule: select(latent.rules.map((rule) => [rule, rule])),
-      seed: number({ min: 0, value: 0 }),
+      seed: number({ min: 0, max: Number.MAX_SAFE_INTEGER, value: 0 }),
     };
     const labels = { n: "trajectories", thoughts: "thoughts", sampler: "sampler", strength: "strength", rule: "rule", seed: "seed" };
     this.inputs.sampler.value = latent.sampler;
