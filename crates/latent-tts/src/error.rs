@@ -102,7 +102,7 @@ pub enum Error {
         /// How to get it otherwise.
         how: String,
         /// Why. Part of the message, and therefore not its source as well.
-        error: HubError,
+        error: Box<HubError>,
     },
 
     /// A base without an adapter that it would be of.

@@ -145,7 +145,10 @@ mod remote {
             match client(&id)?.model(&id, progress) {
                 Ok(_) => fetched = Some(id),
                 Err(HubError::Offline { .. }) => break,
-                Err(error) => return Err(Error::Base { file, how, error }),
+                Err(error) => {
+                    let error = Box::new(error);
+                    return Err(Error::Base { file, how, error });
+                }
             }
         }
         Ok(())

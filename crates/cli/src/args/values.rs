@@ -172,10 +172,11 @@ pub fn weighted_data(text: &str) -> Result<WeightedData, String> {
         "" => Err("name a file, or `corpus`".to_owned()),
         // As other commands call it.
         "embedded:train" => Ok(WeightedData { name: CORPUS.to_owned(), weight }),
-        part if part.starts_with("embedded:") => Err(format!(
-            "the built-in corpus is taken whole, as `corpus`; `latent-tts corpus --out FILE` writes \
-             {part:?} as a file"
-        )),
+        part if part.starts_with("embedded:") => Err(
+            "the built-in corpus is taken whole, as `corpus`; `latent-tts corpus --split train \
+             --count 1000 --out FILE` writes a part of it"
+                .to_owned(),
+        ),
         name => Ok(WeightedData { name: name.to_owned(), weight }),
     }
 }
