@@ -1,9 +1,9 @@
 """Rules of runs on the same questions, paired: fresh.py NAME=RUN...
 
 RUN is a run directory (samples.jsonl) of `latent-tts eval`, one or several seeds. Of every run it prints greedy, majority, and with rewards
-weighted and best of N; then the vote of the trajectories of every two runs together (half of each, so that N is equal); then the
-differences of every line to the first run's greedy and to the last run's (the reference alone), paired by question and seed: 4,000
-bootstrap resamples over questions, with one won and one lost question imagined among them, as the program's own intervals have it.
+weighted and best of N, and the vote of the first and the last run together (half of each, so that N is equal). Beside each line stand
+its differences to the first run's greedy and to the last run's (the reference alone), paired by question: 2,000 bootstrap resamples over
+questions, with one won and one lost question imagined among them, as the program's own intervals have it.
 """
 
 import collections
@@ -13,7 +13,7 @@ import pathlib
 import random
 import sys
 
-RESAMPLES = 4000
+RESAMPLES = 2000
 
 
 def reward(trajectory):
@@ -107,12 +107,10 @@ def lines_of(runs):
             if run.has_rewards:
                 yield f"{name}, weighted@{count}", run.right(weighted)
                 yield f"{name}, best of {count}", run.right(best_of)
-    names = list(runs)
-    for i, first in enumerate(names):
-        for second in names[i + 1:]:
-            both = together(runs[first], runs[second])
-            if all(s["trajectories"] for s in both.samples.values()):
-                yield f"{first} and {second}, majority of half of each", both.right(majority)
+    first, *_, last = runs
+    both = together(runs[first], runs[last])
+    if all(s["trajectories"] for s in both.samples.values()):
+        yield f"{first} and {last}, majority of half of each", both.right(majority)
 
 
 def main(*arguments):
