@@ -1,7 +1,7 @@
 """Rules of runs on the same questions, paired: fresh.py NAME=RUN...
 
 RUN is a run directory (samples.jsonl) of `latent-tts eval`, one or several seeds. Of every run it prints greedy, majority, and with rewards
-weighted and best of N, and the vote of the first and the last run together (half of each, so that N is equal). Beside each line stand
+weighted, best of N and beam search, and the vote of the first and the last run together (half of each, so that N is equal). Beside each line stand
 its differences to the first run's greedy and to the last run's (the reference alone), paired by question: 2,000 bootstrap resamples over
 questions, with one won and one lost question imagined among them, as the program's own intervals have it.
 """
@@ -53,6 +53,7 @@ class Run:
             for line in lines:
                 sample = json.loads(line)
                 self.samples[sample["id"], sample["seed"]] = sample
+        self.has_beam = all(s.get("beam") for s in self.samples.values())
         self.has_rewards = all(reward(t) is not None for s in self.samples.values() for t in s["trajectories"])
 
     def right(self, choose):
@@ -61,6 +62,9 @@ class Run:
             answer = choose(sample["trajectories"])
             return any(t["correct"] for t in sample["trajectories"] if t["answer"] == answer and answer is not None)
         return {key: judge(sample) for key, sample in self.samples.items()}
+
+    def beam(self):
+        return {key: sample["beam"]["correct"] for key, sample in self.samples.items()}
 
     def greedy(self):
         return {key: sample["greedy"]["correct"] for key, sample in self.samples.items()}
@@ -107,6 +111,8 @@ def lines_of(runs):
             if run.has_rewards:
                 yield f"{name}, weighted@{count}", run.right(weighted)
                 yield f"{name}, best of {count}", run.right(best_of)
+            if run.has_beam:
+                yield f"{name}, beam", run.beam()
     first, *_, last = runs
     both = together(runs[first], runs[last])
     if all(s["trajectories"] for s in both.samples.values()):
@@ -123,6 +129,10 @@ def main(*arguments):
     for label, right in lines:
         share = 100 * sum(by_question(right).values()) / count
         print(f"| {label} | {share:.1f} | {paired(right, reasoner)} | {paired(right, reference)} |")
+    for name, run in runs.items():
+        if run.has_rewards and run.has_beam:
+            print(f"{name}: beam less best of N: {paired(run.beam(), run.right(best_of))}")
+            print(f"{name}: weighted less best of N: {paired(run.right(weighted), run.right(best_of))}")
 
 
 main(*sys.argv[1:])

@@ -7,12 +7,14 @@
 #             reference reasoner judged by one that thinks with the reference reasoner itself
 #   compare   OUT/SPLIT.txt: every rule of the runs above, paired with greedy and with the reference alone (runs/fresh.py)
 #   sweep     strengths of both samplers on valid and on every split: OUT/sweep-*.json, and OUT/findings.txt (runs/findings.py)
+#   beams     beam search beside best of N at every square N
+#   lengths   4 to 6 thoughts, drawn: best of 4, 8 and 16 by the mean process reward (the paper's table)
 #   geometry  drift and isotropy of sampled thoughts, by a number: OUT/geometry.txt (runs/geometry.py)
 # PROBLEMS, SAMPLES, SEEDS, LABELLED and STEPS make it smaller. What is kept is small: results.json of every run and the texts.
 set -euo pipefail
 binary=${1:?give a latent-tts built with CUDA} out=${2:?say where the results go}
 shift 2
-parts=${*:-tables judges compare sweep geometry}
+parts=${*:-tables judges compare sweep beams lengths geometry}
 here=$(cd "$(dirname "$0")" && pwd)
 problems=${PROBLEMS:-2000} samples=${SAMPLES:-64} seeds=${SEEDS:-3} labelled=${LABELLED:-320000} steps=${STEPS:-3500}
 splits=(test hard ood)
@@ -56,7 +58,7 @@ reference_p() { # the reference reasoner's best p for the vote, on valid
 }
 
 tables() {
-    local p split jobs=()
+    local p split job jobs=()
     p=$(reference_p)
     for split in "${splits[@]}"; do
         measure judged "$split" reasoner "$work/reward" --p 0.1 & jobs+=($!)
@@ -114,6 +116,23 @@ sweep() {
     for job in "${jobs[@]}"; do wait "$job"; done
     for split in valid "${splits[@]}"; do cp "$work/sweep-$split/sweep.json" "$out/sweep-$split.json"; done
     python3 "$here/findings.py" "$work/sweep-test" >"$out/findings.txt"
+}
+
+beams() {
+    local n job jobs=()
+    for n in 4 9 16 25 36 49 64; do
+        samples=$n measure "beam$n" test reasoner "$work/reward" --p 0.1 --aggregate majority,best_of,beam & jobs+=($!)
+    done
+    for job in "${jobs[@]}"; do wait "$job"; done
+}
+
+lengths() {
+    local split job jobs=()
+    for split in "${splits[@]}"; do
+        samples=16 measure lengths "$split" reasoner "$work/reward" --p 0.1 --thoughts 4-6 --aggregate majority,best_of,best_of_mean \
+            --k 1,4,8,16 & jobs+=($!)
+    done
+    for job in "${jobs[@]}"; do wait "$job"; done
 }
 
 geometry() {
