@@ -1,12 +1,15 @@
-"""Rules of runs on the same questions, paired: fresh.py NAME=RUN...
+"""Rules of runs on the same questions, paired: fresh.py NAME=RUN..., or fresh.py --between best_of NAME=RUN...
 
 RUN is a run directory (samples.jsonl) of `latent-tts eval`, one or several seeds. Of every run it prints greedy, majority, and with rewards
 weighted, best of N and beam search, and the vote of the first and the last run together (half of each, so that N is equal). Beside each line stand
 its differences to the first run's greedy and to the last run's (the reference alone), paired by question: 2,000 bootstrap resamples over
 questions, with one won and one lost question imagined among them, as the program's own intervals have it.
+
+--between RULE (majority, weighted, best_of) prints the paired difference of every two runs under that rule instead.
 """
 
 import collections
+import itertools
 import json
 import math
 import pathlib
@@ -119,7 +122,15 @@ def lines_of(runs):
         yield f"{first} and {last}, majority of half of each", both.right(majority)
 
 
+def between(rule, runs):
+    chosen = {name: run.right({"majority": majority, "weighted": weighted, "best_of": best_of}[rule]) for name, run in runs.items()}
+    for ours, theirs in itertools.combinations(chosen, 2):
+        print(f"{rule}: {ours} less {theirs}: {paired(chosen[ours], chosen[theirs])}")
+
+
 def main(*arguments):
+    if arguments[0] == "--between":
+        return between(arguments[1], {name: Run(folder) for name, folder in (a.split("=", 1) for a in arguments[2:])})
     runs = {name: Run(folder) for name, folder in (argument.split("=", 1) for argument in arguments)}
     lines = list(lines_of(runs))
     reasoner, reference = (runs[name].greedy() for name in (list(runs)[0], list(runs)[-1]))
