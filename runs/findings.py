@@ -63,7 +63,7 @@ def by_step(run, field):
     """The mean diversity of every thought, with intervals: before noise, or of the thoughts as they are fed."""
     lines = [json.loads(line).get(field) for line in (run / "samples.jsonl").open()]
     if all(lines):
-        steps = [paired([100 * d for d in step], [0] * len(lines)) for step in zip(*lines)]
+        steps = [paired(step, [0] * len(lines)) for step in zip(*lines)]
         print(f"{run.name}: {field} in hundredths, by thought: {', '.join(steps)}")
 
 

@@ -1,6 +1,6 @@
 """How sampled thoughts lie around the unperturbed one: geometry.py RUN...
 
-RUN is a run directory of `latent-tts eval --latents`. Of the last thought of every question, with d_i = h_i - h_clean over N trajectories:
+RUN is a run directory of `latent-tts eval --latents`. Of the last thought of every question, as it is fed, with d_i = h_i - h_clean over N trajectories:
 
 drift       |mean of d|^2 / mean of |d|^2: 1 if all go the same way, 1/N in expectation if they go every way alike
 dimensions  (sum of eigenvalues)^2 / sum of squares of the covariance of h: how many directions they spread over
