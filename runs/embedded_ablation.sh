@@ -1,13 +1,14 @@
 #!/bin/bash
 # The paper's ablation of the reward model on the embedded reasoner: the published head, trained on rollouts by the contrastive loss, by
 # BCE, on final answers as labels, and not at all; three splits, three seeds.
-# Usage: runs/embedded_ablation.sh BIN REASONER OUT [STEPS]; on one H200 about two minutes. OUT/*.json are the results.json of every
-# run, OUT/training.txt is what training said.
+# Usage: runs/embedded_ablation.sh BIN REASONER OUT [STEPS]; on one H200 about two minutes. OUT (runs/embedded_ablation for what is
+# published) gets the results.json of every run, training.txt (what training said) and SPLIT.txt (the reward models' best of 64, paired
+# with each other). Problems 2000 to 3000 of each split: nothing was chosen on them.
 set -uo pipefail
 bin=$1 reasoner=$2 out=$3 steps=${4:-1500}
 work=$(mktemp -d)
 mkdir -p "$out"
-for split in test hard ood; do "$bin" corpus --split $split --count 1000 --out "$work/$split.json" 2>/dev/null; done
+for split in test hard ood; do "$bin" corpus --split $split --offset 2000 --count 1000 --out "$work/$split.json" 2>/dev/null; done
 "$bin" corpus --split valid --count 3000 --out "$work/valid.json" 2>/dev/null
 "$bin" corpus --split train --seed 11 --count 70000 --out "$work/train.json" 2>/dev/null
 label() { # NAME DATA flags...
@@ -37,4 +38,9 @@ learn() { # NAME flags...
     learn untrained --objective untrained &
     wait
 } | tee "$out/training.txt"
+for split in test hard ood; do
+    python3 "$(dirname "$0")/fresh.py" --between best_of contrastive="$work/contrastive-$split" bce="$work/bce-$split" \
+        final="$work/final-$split" untrained="$work/untrained-$split" >"$out/$split.txt" &
+done
+wait
 rm -rf "$work"

@@ -1,6 +1,6 @@
 """The figures of docs/findings.md: findings.py SWEEP RESULTS.json...
 
-SWEEP is the sweep that runs/gallery.sh made (one seed); RESULTS are results.json files. Coverage@k of a question with c right answers
+SWEEP is a sweep of runs/fresh.sh or runs/gallery.sh (one seed); RESULTS are results.json files. Coverage@k of a question with c right answers
 among n is 1 - C(n-c, k) / C(n, k), as the program has it. Differences are paired over questions: 4,000 bootstrap resamples, 95%.
 """
 
@@ -59,6 +59,26 @@ def dropout_less_noise(folder, dropout, noise):
         print(f"{dropout} less {noise}, coverage@{k}: {paired(coverages(folder / dropout, k), coverages(folder / noise, k))}")
 
 
+def by_step(run, field):
+    """The mean diversity of every thought, with intervals: before noise, or of the thoughts as they are fed."""
+    lines = [json.loads(line).get(field) for line in (run / "samples.jsonl").open()]
+    if all(lines):
+        steps = [paired(step, [0] * len(lines)) for step in zip(*lines)]
+        print(f"{run.name}: {field} in hundredths, by thought: {', '.join(steps)}")
+
+
+def easy_and_hard(folder, dropout, noise):
+    """Coverage of two runs where the greedy trajectory is right, and where it is wrong."""
+    lines = [json.loads(line) for line in (folder / dropout / "samples.jsonl").open()]
+    for right, kind in ((True, "easy"), (False, "hard")):
+        chosen = [i for i, line in enumerate(lines) if line["greedy"] and line["greedy"]["correct"] == right]
+        for k in (4, 64):
+            ours, theirs = (coverages(folder / run, k) for run in (dropout, noise))
+            if chosen:
+                difference = paired([ours[i] for i in chosen], [theirs[i] for i in chosen])
+                print(f"{dropout} less {noise}, coverage@{k} of {len(chosen)} {kind} questions: {difference}")
+
+
 def main(sweep, *results):
     for path in results:
         saturation(pathlib.Path(path))
@@ -70,6 +90,10 @@ def main(sweep, *results):
         against_best(folder, [p for p in points if p["run"].startswith(kind)])
     for pair in (("dropout-0.1", "noise-0.5"), ("dropout-0.2", "noise-1"), ("dropout-0.4", "noise-1")):
         dropout_less_noise(folder, *pair)
+        easy_and_hard(folder, *pair)
+    for point in points:
+        for field in ("diversity", "fed_diversity"):
+            by_step(folder / point["run"], field)
 
 
 main(*sys.argv[1:])

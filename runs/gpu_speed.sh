@@ -13,12 +13,14 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 for round in $(seq "$rounds"); do
   echo "round $round"
   ours "64x64 ours" --questions 64 --samples 64 --repeat 20
-  pytorch "64x64 pytorch" --mode same --questions 64 --samples 64 --repeat 10
+  pytorch "64x64 pytorch" --mode same --questions 64 --samples 64 --repeat 20
+  pytorch "64x64 pytorch graph" --mode same --questions 64 --samples 64 --repeat 20 --graph
   ours "64x64 ours" --questions 64 --samples 64 --repeat 20
   pytorch "64x64 reference" --mode reference --questions 64 --samples 64 --repeat 3
   ours "1x32 ours" --questions 1 --samples 32 --repeat 10
   pytorch "1x32 pytorch" --mode same --questions 1 --samples 32 --repeat 10
   pytorch "1x32 pytorch copied" --mode same --questions 1 --samples 32 --repeat 10 --cache copied
+  pytorch "1x32 pytorch graph" --mode same --questions 1 --samples 32 --repeat 10 --cache copied --graph
   ours "1x32 ours, rewards" --questions 1 --samples 32 --repeat 10 --reward
   ours "1x1 ours" --questions 1 --samples 1 --p 0 --repeat 10
   ours "1x64 ours" --questions 1 --samples 64 --repeat 10

@@ -220,10 +220,10 @@ class GrowingCache:
         return sdpa(q.transpose(1, 2), k, v, q.shape[1] > 1)
 
 
-def trajectories(model, prompts, args, cache=None, read=torch.argmax):
+def trajectories(model, prompts, args, cache=None, read=torch.argmax, now=now):
     """Q x N trajectories by the algorithm of `same`, or without a cache by that of `reference`.
 
-    `read(logits, -1)` picks the tokens. Returns them, [rows, A], and the four times that bound the three stages.
+    `read(logits, -1)` picks the tokens. Returns them, [rows, A], and the four times, by `now`, that bound the three stages.
     """
     device, length, p = prompts.device, prompts.shape[1], args.dropout
     times = [now(device)]
@@ -294,6 +294,25 @@ def check(model, args):
             assert error < (1e-4 if args.dtype == "float32" else 0.1)
 
 
+def captured(model, prompts, args, cache):
+    """A run as one CUDA graph: nothing is launched by the host. Gives its start and its end."""
+    device, graph, side = prompts.device, torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # libraries and the allocator are warm before the capture, as PyTorch asks for
+        for _ in range(3):
+            trajectories(model, prompts, args, cache)
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        trajectories(model, prompts, args, cache, now=lambda _: 0.0)  # no synchronisation while capturing
+
+    def run():
+        start = now(device)
+        graph.replay()
+        return [start, now(device)]
+
+    return run
+
+
 def measure(model, args):
     """One point: so many questions with so many samples each."""
     device, cache = model.wte.device, None
@@ -304,11 +323,13 @@ def measure(model, args):
         elif args.mode != "reference":
             cache = ForkedCache(model.shape, args.questions, args.samples, 1 + args.thoughts + args.answer)
     cuda = device.type == "cuda"
-    runs = [trajectories(model, prompts, args, cache)[1] for _ in range(1 + cuda + args.repeat)][1 + cuda :]
+    run = captured(model, prompts, args, cache) if args.graph else lambda: trajectories(model, prompts, args, cache)[1]
+    runs = [run() for _ in range(1 + cuda + args.repeat)][1 + cuda :]
     seconds = [t[-1] - t[0] for t in runs]
     best = runs[seconds.index(min(seconds))]
     result = {"trajectories_per_s": args.questions * args.samples / min(seconds)}
-    result |= {name: b - a for name, a, b in zip(("prefill_s", "thoughts_s", "answer_s"), best, best[1:])}
+    stages = ("prefill_s", "thoughts_s", "answer_s")
+    result |= {"graph": True} if args.graph else {name: b - a for name, a, b in zip(stages, best, best[1:])}
     result |= {"flops": flops(model.shape, args), "best_s": min(seconds), "median_s": statistics.median(seconds)}
     result |= {"torch": torch.__version__, "threads": args.threads, "dtype": args.dtype}
     return result | {"device": torch.cuda.get_device_name() if cuda else "cpu"}
@@ -327,12 +348,15 @@ def main():
     parser.add_argument("--points", nargs="+", metavar="QxN[:CACHE]", help="several questions x samples, one line each")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--graph", action="store_true", help="capture a run as one CUDA graph and replay it")
     parser.add_argument("--check", action="store_true", help="compare with naive whole forwards, and exit")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     cuda = args.device == "cuda"
     if cuda and args.linear != "plain":
         parser.error(f"--linear {args.linear} is for --device cpu")
+    if args.graph and (not cuda or args.mode == "reference"):
+        parser.error("--graph is for --device cuda and --mode same")
     args.dtype = args.dtype or ("bfloat16" if cuda else "float32")
     torch.set_default_dtype(getattr(torch, args.dtype))
     torch.set_float32_matmul_precision("highest")

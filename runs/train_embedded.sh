@@ -37,6 +37,6 @@ label valid 0.1 &
 wait
 
 # 6. The judge (two minutes and a half): it thinks with the reasoner as it was before stage 4, begins with its weights, and reads answers.
-"$bin" train reward --model "$dir/reasoner" --init "$dir/latent-2" --mind "$dir/latent-2" --reads-answers --objective pairwise --digits 0.9 \
+"$bin" train reward --model "$dir/reasoner" --init "$dir/latent-2" --reference "$dir/latent-2" --reads-answers --objective pairwise --digits 0.9 \
     --annotations "$(echo "$dir"/labels-train-* | tr ' ' ,)" --held-out "$dir/labels-valid" --out "$dir/reward" \
     --steps ${JUDGE_STEPS:-7000} --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --eval-every 1750 --keep last --save-dtype bf16

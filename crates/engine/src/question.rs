@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use aggregate::{EarlyStop, StepDiversity, stop_reason};
 use answer::AnswerKind;
+use tensor::Tensor;
 use tensor::ops::TokenLogprob;
 
 use crate::batch::BatchItem;
@@ -15,7 +16,9 @@ use crate::cost::CostModel;
 use crate::decode::AnswerTokens;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::perturb::Perturbation;
 use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
+use crate::sampler::RowId;
 use crate::sampling_params::{AdaptiveSampling, SamplingParams};
 use crate::score::Rewards;
 use crate::wave::FinishedRow;
@@ -73,6 +76,8 @@ pub(crate) struct QuestionState {
     answer_kind: AnswerKind,
     reply: Reply,
     diversity: StepDiversity,
+    /// See [`Reply::fed_diversity`].
+    fed_diversity: StepDiversity,
     /// The rows of the round in progress.
     pub(crate) round: Range<usize>,
     pub(crate) cancelled: bool,
@@ -81,10 +86,12 @@ pub(crate) struct QuestionState {
 
 impl QuestionState {
     pub(crate) fn new(of: QuestionContext<'_>, answer_kind: AnswerKind) -> Self {
+        let width = of.engine.reasoner().decoder.config().width;
         Self {
             answer_kind,
             reply: Reply { id: of.item.prompt.id, ..Reply::default() },
-            diversity: StepDiversity::new(of.engine.reasoner().decoder.config().width),
+            diversity: StepDiversity::new(width),
+            fed_diversity: StepDiversity::new(width),
             round: 0..0,
             cancelled: false,
             done: false,
@@ -125,7 +132,7 @@ impl QuestionState {
         self.reply.cost += of.costs().row(row.thoughts, row.tokens.len());
         let latents = row.latents.unwrap_or_default();
         if row.perturbed {
-            (0..latents.rows()).for_each(|t| self.diversity.add(t, latents.row(t)));
+            self.add_thoughts(of, row.id, &latents);
         }
         let trajectory = Trajectory {
             number: row.id.trajectory,
@@ -141,6 +148,26 @@ impl QuestionState {
             self.reply.greedy = Some(trajectory);
         }
         Ok(())
+    }
+
+    /// Adds a row's thoughts to the diversity: as the paper's algorithm stores them, before noise
+    /// is added, and as they are fed. The noise is a function of its key, so it is subtracted again
+    /// rather than kept.
+    fn add_thoughts(&mut self, of: QuestionContext<'_>, id: RowId, latents: &Tensor) {
+        let BatchItem { prompt, params, forced_thoughts, .. } = of.item;
+        for t in 0..latents.rows() {
+            let fed = latents.row(t);
+            match params.perturbation {
+                Perturbation::Gaussian { std } if forced_thoughts.is_empty() => {
+                    let mut stored = fed.to_vec();
+                    let key = id.rng_key(params.seed, prompt.tokens.len() + t);
+                    key.add_noise(-std, &mut stored);
+                    self.diversity.add(t, &stored);
+                    self.fed_diversity.add(t, fed);
+                }
+                _ => self.diversity.add(t, fed),
+            }
+        }
     }
 
     /// Ends the question when all samples are there or the vote is decided.
@@ -168,8 +195,8 @@ impl QuestionState {
         let beam = beam.map(|beam| self.beam_reply(of, beam)).transpose()?;
         let rule = params.rule.unwrap_or_else(|| of.engine.default_rule());
         let chosen = rule.choose(&self.reply.trajectories, &params.vote);
-        let diversity = self.diversity.values();
-        Ok(Reply { beam, diversity, rule, chosen, seconds, ..self.reply })
+        let (diversity, fed_diversity) = (self.diversity.values(), self.fed_diversity.values());
+        Ok(Reply { beam, diversity, fed_diversity, rule, chosen, seconds, ..self.reply })
     }
 
     fn beam_reply(

@@ -87,8 +87,12 @@ pub struct Reply {
     pub greedy: Option<Trajectory>,
     /// The beam search, if one was asked for.
     pub beam: Option<BeamReply>,
-    /// d_t of each thought step: the mean pairwise cosine dissimilarity of the trajectories.
+    /// d_t of each thought step: the mean pairwise cosine dissimilarity of the trajectories, of
+    /// thoughts before Gaussian noise is added, as the paper's algorithm stores them.
     pub diversity: Vec<f64>,
+    /// The same of the thoughts with their noise, as they are fed; empty without Gaussian noise,
+    /// where the two are one.
+    pub fed_diversity: Vec<f64>,
     /// Why there are fewer trajectories than requested, where there are.
     pub stopped: Option<EarlyStop>,
     /// The rule that chose the answer.

@@ -29,6 +29,7 @@ pub fn grade(question: &Question, params: &SamplingParams, reply: &Reply) -> Sam
         greedy: reply.greedy.as_ref().map(trajectory),
         trajectories: reply.trajectories.iter().map(trajectory).collect(),
         diversity: (!reply.diversity.is_empty()).then(|| reply.diversity.clone()),
+        fed_diversity: (!reply.fed_diversity.is_empty()).then(|| reply.fed_diversity.clone()),
         beam: beam_record(question, params, reply),
         stopped: reply.stopped,
         steps: reply.cost.steps,

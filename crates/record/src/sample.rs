@@ -34,10 +34,13 @@ pub struct Sample {
     /// The trajectory without perturbation, if it ran.
     #[serde(default)]
     pub greedy: Option<TrajectoryRecord>,
-    /// Diversity d_t of the sampled trajectories at each step; see
+    /// Diversity d_t of the sampled trajectories at each step, before noise; see
     /// [`StepDiversity`](aggregate::StepDiversity).
     #[serde(default)]
     pub diversity: Option<Vec<f64>>,
+    /// The same of the thoughts with Gaussian noise, as they are fed, if there is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fed_diversity: Option<Vec<f64>>,
     /// Set if sampling stopped before the requested number of trajectories.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<EarlyStop>,
@@ -168,6 +171,7 @@ impl Validate for Sample {
             check_answer("beam", &beam.answer, beam.correct)?;
         }
         check_finite("diversity", self.diversity.iter().flatten().copied())?;
+        check_finite("fed_diversity", self.fed_diversity.iter().flatten().copied())?;
         check_finite("flops", [self.flops])
     }
 }

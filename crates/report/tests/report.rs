@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use record::{Manifest, RunDir, Sample, Seconds, TrajectoryRecord};
+use record::{BeamCost, Manifest, Metric, MetricName, RunDir, Sample, Seconds, TrajectoryRecord};
 use report::figures::{self, AxisScale, Figure};
 use report::run_data::{RunData, assign_labels};
 use report::{ReportError, ReportOptions, write};
@@ -154,6 +154,25 @@ fn figures_match_the_samples() {
     let cost = figure(&figures, "cost");
     assert_points(cost, 0, "tiny, noise: majority", &[(2e9, 0.5)]);
     assert_points(cost, 1, "tiny, dropout: majority", &[(2.0, 0.5)]);
+}
+
+#[test]
+fn beam_search_is_drawn_at_its_own_cost() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut runs = loaded_runs(dir.path());
+    let results = &mut runs[2].results;
+    let majority = |metric: &&Metric| metric.name == MetricName::Majority && metric.k == 4;
+    let metric = results.metrics.iter().find(majority).unwrap().clone();
+    results.metrics.push(Metric { name: MetricName::Beam, ..metric });
+    results.cost.beam = Some(BeamCost { steps: 1.0, flops: 5e8 });
+    // Of the run's four seconds, for two questions.
+    results.cost.seconds.beam = 1.0;
+    let figures = figures::all(&runs).unwrap();
+    let cost = figure(&figures, "cost");
+    assert_points(cost, 0, "tiny, noise: beam search", &[(5e8, 0.5)]);
+    assert_points(cost, 0, "tiny, noise: majority", &[(2e9, 0.5)]);
+    assert_points(cost, 1, "tiny, noise: beam search", &[(0.5, 0.5)]);
+    assert_points(cost, 1, "tiny, noise: majority", &[(1.5, 0.5)]);
 }
 
 #[test]

@@ -223,6 +223,29 @@ pub fn assert_masks_match_the_random_function(device: &Device) {
     }
 }
 
+/// The paper's algorithm stores a thought before its noise: the first ones are then all alike, and
+/// the second ones less diverse than what is fed. Under dropout the two are one.
+#[test]
+fn diversity_is_that_of_thoughts_before_their_noise() {
+    for family in [CheckpointFamily::Coconut, CheckpointFamily::CodiLlama, CheckpointFamily::Rot] {
+        let pair = RewardedReasoner::of(family);
+        let replies = |perturbation| {
+            let params = short_params(&pair.reasoner, 8, perturbation);
+            pair.run(SamplingParams { length: exactly(3), ..params }, &questions())
+        };
+        for reply in replies(Perturbation::Gaussian { std: 0.3 }) {
+            let (stored, fed) = (&reply.diversity, &reply.fed_diversity);
+            assert!(stored[0] < 1e-9, "{family:?}: {stored:?}");
+            assert_eq!((stored.len(), fed.len()), (3, 3));
+            // At the third step a random model has scattered its thoughts already.
+            assert!(stored[1] < fed[1], "{family:?}: {stored:?} {fed:?}");
+        }
+        for reply in replies(thought_dropout(0.2)) {
+            assert!(reply.diversity[0] > 0.0 && reply.fed_diversity.is_empty());
+        }
+    }
+}
+
 /// The paper's premise: more dropout or more noise makes thoughts more diverse.
 #[test]
 fn diversity_grows_with_the_perturbation() {

@@ -28,11 +28,35 @@ fn costs_differ(runs: &[&RunData]) -> bool {
     costs().fold(0.0, f64::max) >= 1.05 * costs().fold(f64::INFINITY, f64::min)
 }
 
+/// What a rule cost, per question and seed.
+#[derive(Clone, Copy)]
+struct RuleCost {
+    /// Floating-point operations.
+    flops: f64,
+    /// Wall-clock seconds.
+    seconds: f64,
+}
+
+impl RuleCost {
+    /// Beam search has a cost of its own; the other rules share that of the samples, without the
+    /// search. `None` where the search's was not recorded.
+    fn of(run: &RunData, rule: MetricName) -> Option<Self> {
+        let cost = &run.results.cost;
+        let (flops, seconds) = match rule {
+            MetricName::Beam => (cost.beam?.flops, cost.seconds.beam),
+            _ => (cost.flops, cost.seconds.total - cost.seconds.beam),
+        };
+        let count = (run.results.questions * run.results.seeds).max(1) as f64;
+        Some(Self { flops, seconds: seconds / count })
+    }
+}
+
 /// How to read the figure.
 fn caption(device: &str) -> String {
     format!(
         "Each point is a whole run: all N trajectories, the greedy one, and the rewards if there \
-         were any; points of one model and sampler are joined. Symbols are the rules, colours the \
+         were any; a beam search is at its own cost, which the other rules do not bear. Points of \
+         one model and sampler are joined. Symbols are the rules, colours the \
          models (with one model, the rules). Seconds are of throughput, many questions at a time, \
          on {device}. Bars: 95% interval over questions, of majority and greedy; those \
          of the other rules are as wide."
@@ -41,8 +65,7 @@ fn caption(device: &str) -> String {
 
 /// Two panels per split; `None` if the runs of every split cost the same.
 pub fn figure(runs: &[RunData]) -> Option<Figure> {
-    let flops: fn(&RunData) -> f64 = |run| run.results.cost.flops;
-    let panel = |split: &str, label: &str, members: &[&RunData], cost: fn(&RunData) -> f64| {
+    let panel = |split: &str, label: &str, members: &[&RunData], cost: fn(RuleCost) -> f64| {
         let series = series(members, cost);
         let (x, y) = (
             FigureAxis::new(label, AxisScale::Log10),
@@ -55,8 +78,10 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
         .iter()
         .filter(|(_, members)| costs_differ(members))
         .flat_map(|(split, members)| {
-            let by_flops = panel(split, "floating-point operations a question", members, flops);
-            [by_flops, panel(split, "seconds a question", members, RunData::seconds)]
+            [
+                panel(split, "floating-point operations a question", members, |cost| cost.flops),
+                panel(split, "seconds a question", members, |cost| cost.seconds),
+            ]
         })
         .flatten()
         .collect();
@@ -68,7 +93,7 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
     })
 }
 
-fn series(members: &[&RunData], cost: fn(&RunData) -> f64) -> Vec<Series> {
+fn series(members: &[&RunData], cost: fn(RuleCost) -> f64) -> Vec<Series> {
     let kinds = group_by(members.iter().copied(), |s| (&s.traits.model, s.traits.sampler.kind()));
     let mut series = Vec::new();
     for (index, ((model, kind), runs)) in kinds.iter().enumerate() {
@@ -79,7 +104,7 @@ fn series(members: &[&RunData], cost: fn(&RunData) -> f64) -> Vec<Series> {
             .collect();
         for (order, (rule, symbol)) in RULES.into_iter().enumerate() {
             let mut points: Vec<DataPoint> =
-                runs.iter().filter_map(|run| data_point(run, rule, cost(run))).collect();
+                runs.iter().filter_map(|run| data_point(run, rule, cost)).collect();
             points.sort_by(|a, b| a.x.total_cmp(&b.x));
             let line =
                 if rule == MetricName::Majority { LineStyle::Solid } else { LineStyle::Dashed };
@@ -106,7 +131,7 @@ fn series(members: &[&RunData], cost: fn(&RunData) -> f64) -> Vec<Series> {
 
 /// A rule's accuracy at k = N. Greedy has a point only if N = 1: otherwise the cost is that of the
 /// samples.
-fn data_point(run: &RunData, rule: MetricName, cost: f64) -> Option<DataPoint> {
+fn data_point(run: &RunData, rule: MetricName, axis: fn(RuleCost) -> f64) -> Option<DataPoint> {
     if rule == MetricName::Greedy && run.traits.n > 1 {
         return None;
     }
@@ -121,8 +146,9 @@ fn data_point(run: &RunData, rule: MetricName, cost: f64) -> Option<DataPoint> {
         rules::display_name(rule),
         percent_interval(&accuracy)
     );
-    let cost_text =
-        format!("{:.3e} operations, {:.3} s a question", run.results.cost.flops, run.seconds());
-    (cost > 0.0)
-        .then(|| DataPoint::with_interval(cost, accuracy, format!("{accuracy_text}\n{cost_text}")))
+    let cost = RuleCost::of(run, rule)?;
+    let cost_text = format!("{:.3e} operations, {:.3} s a question", cost.flops, cost.seconds);
+    let x = axis(cost);
+    (x > 0.0)
+        .then(|| DataPoint::with_interval(x, accuracy, format!("{accuracy_text}\n{cost_text}")))
 }
