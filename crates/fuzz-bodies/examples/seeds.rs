@@ -1,4 +1,4 @@
-//! Writes the valid inputs of the corpora that are binary or long: run again when a format changes.
+//! Writes the valid files of tiny models into the corpora: run again when a format changes.
 //!
 //! `cargo run -p fuzz-bodies --example seeds`
 
@@ -6,13 +6,8 @@
 
 use std::fs;
 
-use dataset::{AnswerKind, Question};
-use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
 use fuzz_bodies::{FuzzTarget, tiny_spec};
 use model::testkit::{CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, write_checkpoint};
-use serde_json::json;
-use tensor::Tensor;
-use train::annotate::{AnnotationIndex, AnnotationShard, ThoughtsDtype};
 
 fn main() {
     for (family, name) in [
@@ -36,52 +31,10 @@ fn main() {
             write("gguf", name, &gguf.to_bytes());
         }
     }
-    write("annotations", "shard", &shard().to_bytes().unwrap());
 }
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
     let dir = FuzzTarget::find(target).unwrap().corpus_dir();
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join(name), bytes).unwrap();
-}
-
-/// Two questions, one of them kept.
-fn shard() -> AnnotationShard {
-    let index = AnnotationIndex {
-        version: AnnotationIndex::VERSION,
-        program: "fuzz".into(),
-        commit: None,
-        settings: json!({}),
-        fingerprint: "f".into(),
-        questions: 2,
-        per_shard: 2,
-        trajectories: 2,
-        width: 3,
-        dtype: ThoughtsDtype::F32,
-    };
-    let mut shard = AnnotationShard::new(&index);
-    for (id, kept) in [(0, true), (1, false)] {
-        let trajectory = |k: u32| {
-            let rows = if kept { 2 } else { 0 };
-            LabelledTrajectory {
-                thoughts: Tensor::from_vec(rows, 3, vec![0.5; rows * 3]),
-                labels: (0..rows).map(|t| t as f32 / 2.0).collect(),
-                tokens: [id, k].as_slice().into(),
-                answer: None,
-                correct: k == 0,
-            }
-        };
-        let annotated = AnnotatedQuestion {
-            id,
-            prompt: vec![1, 2],
-            kept,
-            trajectories: vec![trajectory(0), trajectory(1)],
-            rollouts: 5,
-        };
-        let steps = vec!["<<1+1=2>>".to_owned()];
-        let question =
-            Question { id, text: "?".into(), gold: "7".into(), kind: AnswerKind::Number, steps };
-        shard.add(&question, &annotated).unwrap();
-    }
-    shard
 }

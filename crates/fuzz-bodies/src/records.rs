@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use record::{Manifest, RunDir, Sample};
-use serde_json::json;
 use tempfile::TempDir;
-use train::annotate::{AnnotationIndex, AnnotationStore, Annotations, ThoughtsDtype};
+use train::annotate::Annotations;
 
 use crate::fixtures::{scratch_dir, write};
 
@@ -65,38 +64,30 @@ pub(crate) fn samples(input: &[u8]) {
     }
 }
 
-/// The annotation of two questions in one shard.
+/// The annotation of two questions in one shard; its file is the shard's.
 static ANNOTATION: LazyLock<RecordDir> = LazyLock::new(|| {
     let dir = scratch_dir();
-    let path = dir.path().join("annotations");
-    let index = AnnotationIndex {
-        version: AnnotationIndex::VERSION,
-        program: "fuzz".into(),
-        commit: None,
-        settings: json!({}),
-        fingerprint: "f".into(),
-        questions: 2,
-        per_shard: 2,
-        trajectories: 2,
-        width: 3,
-        dtype: ThoughtsDtype::F32,
-    };
-    AnnotationStore::resume(&path, &index).expect("an empty annotation is written");
+    let path = dir.path().to_owned();
     RecordDir { file: path.join("00000-of-00001.safetensors"), path, _dir: dir }
 });
+const INDEX: &[u8] = include_bytes!("../../../fuzz/corpus/annotations/index");
+const SHARD: &[u8] = include_bytes!("../../../fuzz/corpus/annotations/shard");
 
-/// A shard of annotations, every problem of it visited.
+/// A shard of annotations, or the index where the input is JSON; every problem is visited.
 pub(crate) fn annotations(input: &[u8]) {
     let dir = &*ANNOTATION;
-    write(&dir.file, input);
+    let (index, shard) = if input.starts_with(b"{") { (input, SHARD) } else { (INDEX, input) };
+    write(&dir.path.join("index.json"), index);
+    write(&dir.file, shard);
     let Ok(annotations) = Annotations::open(&dir.path) else { return };
     let _ = annotations.counts();
+    let width = annotations.index().width;
     for problem in annotations.problems() {
         let _ = (problem.id(), problem.prompt(), problem.steps());
         for trajectory in problem.trajectories() {
-            let thoughts = trajectory.thoughts();
-            assert_eq!(thoughts.len(), trajectory.labels().len() * 3, "a label for each thought");
-            assert!(trajectory.labels().iter().all(|label| (0.0..=1.0).contains(label)));
+            let (thoughts, labels) = (trajectory.thoughts(), trajectory.labels());
+            assert_eq!(thoughts.chunks(width).len(), labels.len(), "a label for each thought");
+            assert!(labels.iter().all(|label| (0.0..=1.0).contains(label)), "labels are shares");
             let _ = (trajectory.correct(), trajectory.answer());
         }
     }
