@@ -87,6 +87,7 @@ pub(crate) const HTTP_WORDS: &[&str] = &[
 ];
 
 /// A file of questions in any format. With a limit the same questions are read, but fewer.
+#[expect(unexpected_cfgs, reason = "cargo-fuzz sets `fuzzing`")]
 pub(crate) fn questions(input: &[u8]) {
     // libFuzzer ends the process at every panic, also at those of the parquet crate that are
     // caught.
