@@ -130,8 +130,8 @@ fn init_from_pretrained(
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
     // A tokenizer may have tokens beyond the table, whose rows are new as well.
-    let candidates = tokenizer.encode("<<")?.into_iter().chain([markers.eos]);
-    let copy_from = candidates.filter(|token| (*token as usize) < old_vocab).next().unwrap_or(0);
+    let mut candidates = tokenizer.encode("<<")?.into_iter().chain([markers.eos]);
+    let copy_from = candidates.find(|token| (*token as usize) < old_vocab).unwrap_or(0);
     let mut config = read_json(&out.join("config.json"))?;
     let vocab = json!(new_vocab);
     match config.get_mut("text_config") {
