@@ -57,10 +57,12 @@ fn control_texts(inner: &HfTokenizer) -> Vec<String> {
         text.starts_with(['<', '[']) && text.ends_with(['>', ']']) || text.starts_with("<|")
     };
     let controls = added.values().filter(|token| token.special || bracketed(&token.content));
-    let mut texts: Vec<String> = controls
-        .map(|token| token.content.clone())
-        .filter(|text| text.chars().count() > 1 && !text.trim().is_empty())
-        .collect();
+    // A token with the cut in its text is never recognised, and cutting it would not end.
+    let recognised = |text: &String| {
+        text.chars().count() > 1 && !text.trim().is_empty() && !text.contains(Tokenizer::CUT)
+    };
+    let mut texts: Vec<String> =
+        controls.map(|token| token.content.clone()).filter(recognised).collect();
     texts.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
     texts
 }

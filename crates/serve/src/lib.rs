@@ -23,6 +23,8 @@ mod runs;
 mod server;
 mod state;
 mod stream;
+#[cfg(feature = "testkit")]
+pub mod testkit;
 mod web_ui;
 mod work;
 

@@ -16,6 +16,8 @@ use super::shard::AnnotationShard;
 /// The format version. Incremented when readers of the old format would misread the new one.
 const FORMAT: u32 = 1;
 const INDEX_FILE: &str = "index.json";
+/// Far above any model's: the bytes of a thought do not overflow.
+const MAX_WIDTH: usize = 1 << 31;
 
 /// Storage format of thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,9 +108,12 @@ impl AnnotationIndex {
             ("trajectories", index.trajectories),
             ("width", index.width),
         ];
-        match positive.iter().find(|(_, count)| *count == 0) {
-            Some((field, _)) => Err(bad(format!("`{field}` is 0"))),
-            None => Ok(index),
+        if let Some((field, _)) = positive.iter().find(|(_, count)| *count == 0) {
+            return Err(bad(format!("`{field}` is 0")));
+        }
+        match index.width <= MAX_WIDTH {
+            true => Ok(index),
+            false => Err(bad(format!("`width` is {}, above {MAX_WIDTH}", index.width))),
         }
     }
 
