@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::aggregate::{VoteTuple, vote_tuples};
-use crate::errors::{invalid, raise, raise_device, raise_loading, raise_record};
+use crate::errors::{raise, raise_device, raise_loading, raise_record};
 use crate::evaluate::PyEvaluation;
 use crate::options::{
     self, QuestionTuple, Sampling, answer_kind, positive, question, question_tuple,
