@@ -45,7 +45,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         beam: Some(beam),
         greedy: Some(trajectory(0)),
         diversity: Some(vec![0.25, 1.0 / 3.0]),
-        fed_diversity: None,
+        fed_diversity: Some(vec![0.5, 2.0 / 3.0]),
         stopped: Some(EarlyStop { requested: 8, reason: StopReason::Confident }),
         steps: 14,
         flops: 1.5e9,

@@ -71,7 +71,7 @@ fn int8_agrees_with_itself_on_every_vector_set_thread_and_batch() {
         let engine = Engine::new(reasoner(&best, &spec));
         let params = short_params(engine.reasoner(), 4, thought_dropout(0.2));
         for (question, of_all) in questions().iter().zip(&whole) {
-            let alone = common::run(&engine, params.clone(), std::slice::from_ref(question));
+            let alone = common::run(&engine, params, std::slice::from_ref(question));
             let what = format!("{family:?}, a question alone");
             assert_all_same(std::slice::from_ref(of_all), &alone.unwrap(), &what);
         }

@@ -269,6 +269,7 @@ fn portable_tile(call: Int8Call<'_>, tile: &mut OutputTile) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::super::linear::by_size;
     use super::{Int8Call, Int8Task, MAX_TILE, OutputTile, PANEL, QUAD, TileEpilogue, sweep};
     use std::arch::x86_64::*;
 
@@ -278,20 +279,8 @@ mod x86 {
     pub(super) unsafe fn run_avx512_vnni<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
         sweep::<true, E>(&task.range, epilogue, MAX_TILE, |place, tile| {
             let call = task.call(place);
-            macro_rules! by_rows {
-                ($($r:literal)*) => {
-                    match (call.rows, call.panels) {
-                        // SAFETY: the features are those of this function; the call covers its
-                        // operands.
-                        $(
-                            ($r, 1) => unsafe { avx512_vnni::<$r, 1>(call, tile) },
-                            ($r, _) => unsafe { avx512_vnni::<$r, 2>(call, tile) },
-                        )*
-                        _ => unreachable!("tiles have 1 to {MAX_TILE} rows"),
-                    }
-                };
-            }
-            by_rows!(1 2 3 4 5 6 7 8 9 10 11 12);
+            // SAFETY: the features are those of this function; the call covers its operands.
+            unsafe { by_size!(call, tile, avx512_vnni, [1 2 3 4 5 6 7 8 9 10 11 12]) }
         });
     }
 

@@ -261,23 +261,26 @@ fn portable_tile(call: TileCall, tile: &mut OutputTile) {
     }
 }
 
+/// Calls `$kernel::<R, P>` for the call's rows and panels.
+#[cfg(target_arch = "x86_64")]
+macro_rules! by_size {
+    ($call:expr, $tile:expr, $kernel:ident, [$($r:literal)*]) => {
+        match ($call.rows, $call.panels) {
+            $(
+                ($r, 1) => $kernel::<$r, 1>($call, $tile),
+                ($r, _) => $kernel::<$r, 2>($call, $tile),
+            )*
+            _ => unreachable!("tiles have 1 to {MAX_TILE} rows"),
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use by_size;
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, sweep};
     use std::arch::x86_64::*;
-
-    /// Calls `$kernel::<R, P>` for the call's rows and panels.
-    macro_rules! by_size {
-        ($call:expr, $tile:expr, $kernel:ident, [$($r:literal)*]) => {
-            match ($call.rows, $call.panels) {
-                $(
-                    ($r, 1) => $kernel::<$r, 1>($call, $tile),
-                    ($r, _) => $kernel::<$r, 2>($call, $tile),
-                )*
-                _ => unreachable!("tiles have 1 to {MAX_TILE} rows"),
-            }
-        };
-    }
 
     /// Rows of an AVX-512 tile. Rows of x that are a multiple of 4 KiB apart fall into one set of
     /// the L1 cache, which has eight ways (measured at 3072 inputs: 8 rows 98% of the peak, 12 rows
