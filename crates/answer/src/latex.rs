@@ -70,18 +70,19 @@ pub(crate) fn boxed(text: &str) -> Option<&str> {
 
 /// The same text for formulas that differ only in typesetting.
 ///
-/// One rewrite can enable another (`\text{5 cm}`), so passes repeat until a fixed point, at most
-/// eight times, which bounds the time on adversarial text.
-pub(crate) fn normalise(text: &str) -> String {
+/// One rewrite can enable another (`\text{5 cm}`), so passes repeat until a fixed point. A text
+/// without one after eight passes (`ddddddddddfrac`) is no formula: time is bounded, and what is
+/// returned is its own normal form.
+pub(crate) fn normalise(text: &str) -> Option<String> {
     let mut text = text.to_owned();
-    for _ in 0..8 {
+    for _ in 0..=8 {
         let next = normalise_once(&text);
         if next == text {
-            break;
+            return Some(text);
         }
         text = next;
     }
-    text
+    None
 }
 
 fn normalise_once(text: &str) -> String {
