@@ -1,6 +1,8 @@
 //! A fuzz campaign on stable Rust: every target in turn, on mutations of its corpus.
 //!
-//! `cargo run --release -p fuzz-bodies --example campaign -- [SECONDS] [SEED] [TARGET]...`
+//! `cargo run -p fuzz-bodies --example campaign -- [SECONDS] [SEED] [TARGET]...`
+//!
+//! Not `--release`: the `dev` profile is optimised too, and has overflow checks.
 //!
 //! Each target runs for SECONDS (60). The counts go to stdout. An input that breaks something is
 //! kept in `fuzz/found/`, and the next one is tried. One that takes longer than a second is kept
