@@ -107,11 +107,13 @@ fn a_machine_without_memory_is_told() {
         let error = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
             Some(0) => break,
+            // The loader cannot map the program itself.
+            Some(127) => continue,
             code => assert_eq!(code, Some(2), "{kilobytes} kB: {error}"),
         }
         refused += 1;
     }
-    assert!(refused > 0, "sixty megabytes are not enough");
+    assert!(refused > 0, "no limit lets the program start and then runs out");
 }
 
 #[test]

@@ -266,7 +266,7 @@ fn invalid_sweeps_are_rejected_before_anything_is_written() {
         .refused(&["embedded:nope", "(--data)"]);
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
-    sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 1"]);
+    sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 3", "reads version 1"]);
 }
 
 #[test]

@@ -243,16 +243,13 @@ fn tokens_beyond_the_vocabulary_are_refused() {
         matches!(result, Err(EngineError::UnknownToken { id: 9, vocab: 260, .. })),
         "{result:?}"
     );
-    // A tokenizer with one token more than the embedding table, and a question that contains it.
+    // A tokenizer with one token more than the embedding table: the text of a question that spells
+    // it is read as its characters, so the token is never looked up.
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), &CheckpointSpec::default()).unwrap();
     let engine = Engine::new(add_token(dir.path(), "<|extra|>"));
     assert!(run(&engine, params, &questions()[..1]).is_ok());
-    let result = run(&engine, params, &[question(6, "what is <|extra|>?")]);
-    assert!(
-        matches!(result, Err(EngineError::UnknownToken { id: 6, token: 260, vocab: 260 })),
-        "{result:?}"
-    );
+    assert!(run(&engine, params, &[question(6, "what is <|extra|>?")]).is_ok());
 }
 
 /// Loads a COCONUT whose tokenizer has one token more than its weights.
