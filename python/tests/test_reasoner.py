@@ -87,7 +87,7 @@ def test_errors_have_the_librarys_messages(tmp_path: Path, reasoner: Reasoner) -
         latent_tts.RunDirectory(tmp_path)
     with pytest.raises(latent_tts.EngineError):
         reasoner.solve("too long " * 4000)
-    with pytest.raises(ValueError, match="bf16"):
+    with pytest.raises(latent_tts.DeviceError, match="bf16"):
         Reasoner.from_pretrained("embedded", device="cpu", dtype="bf16")
     assert issubclass(latent_tts.DeviceError, latent_tts.LatentTTSError)
 
