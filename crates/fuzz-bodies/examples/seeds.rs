@@ -6,7 +6,7 @@
 
 use std::fs;
 
-use fuzz_bodies::{FuzzTarget, tiny_spec};
+use fuzz_bodies::FuzzTarget;
 use model::testkit::{CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, write_checkpoint};
 
 fn main() {
@@ -16,7 +16,7 @@ fn main() {
         (CheckpointFamily::Qwen3, "qwen3"),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        write_checkpoint(dir.path(), &tiny_spec(family)).unwrap();
+        write_checkpoint(dir.path(), &CheckpointSpec::tiny(family)).unwrap();
         let copy = |file: &str, target: &str| {
             write(target, name, &fs::read(dir.path().join(file)).unwrap());
         };
@@ -24,7 +24,8 @@ fn main() {
         copy("model.safetensors", "safetensors");
         copy("tokenizer.json", "tokenizer");
         let wide = tempfile::tempdir().unwrap();
-        let spec = CheckpointSpec { width: 32, head_dim: 16, ffn: 32, ..tiny_spec(family) };
+        let spec =
+            CheckpointSpec { width: 32, head_dim: 16, ffn: 32, ..CheckpointSpec::tiny(family) };
         write_checkpoint(wide.path(), &spec).unwrap();
         if family != CheckpointFamily::Coconut {
             let gguf = GgufContent::from_directory(wide.path(), GgmlType::Q8_0).unwrap();

@@ -13,25 +13,11 @@ use tempfile::TempDir;
 /// Names and contents of the files of a model.
 pub(crate) type FileList = Vec<(String, Vec<u8>)>;
 
-/// A checkpoint of a few kilobytes.
-pub fn tiny_spec(family: CheckpointFamily) -> CheckpointSpec {
-    CheckpointSpec {
-        family,
-        layers: 1,
-        width: 8,
-        heads: 2,
-        head_dim: 4,
-        ffn: 8,
-        context: 16,
-        head_width: 8,
-        ..CheckpointSpec::default()
-    }
-}
-
 /// The directory of a tiny checkpoint.
 pub(crate) fn checkpoint_dir(family: CheckpointFamily) -> TempDir {
     let dir = scratch_dir();
-    write_checkpoint(dir.path(), &tiny_spec(family)).expect("a valid checkpoint is written");
+    write_checkpoint(dir.path(), &CheckpointSpec::tiny(family))
+        .expect("a valid checkpoint is written");
     dir
 }
 

@@ -15,7 +15,6 @@ mod texts;
 use std::path::{Path, PathBuf};
 
 pub use allocator::CountingAllocator;
-pub use fixtures::tiny_spec;
 pub use mutate::Mutator;
 
 /// Counts the memory of each body; every program that links this crate has it.

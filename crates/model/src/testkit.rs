@@ -148,6 +148,23 @@ pub struct CheckpointSpec {
     pub tokenizer_from: Option<PathBuf>,
 }
 
+impl CheckpointSpec {
+    /// A checkpoint of a few kilobytes.
+    pub fn tiny(family: CheckpointFamily) -> CheckpointSpec {
+        CheckpointSpec {
+            family,
+            layers: 1,
+            width: 8,
+            heads: 2,
+            head_dim: 4,
+            ffn: 8,
+            context: 16,
+            head_width: 8,
+            ..CheckpointSpec::default()
+        }
+    }
+}
+
 impl Default for CheckpointSpec {
     fn default() -> CheckpointSpec {
         CheckpointSpec {

@@ -46,37 +46,24 @@ impl ValidCheckpoint {
     }
 }
 
-fn tiny(family: CheckpointFamily) -> CheckpointSpec {
-    CheckpointSpec {
-        family,
-        layers: 1,
-        width: 8,
-        heads: 2,
-        head_dim: 4,
-        ffn: 8,
-        context: 16,
-        head_width: 8,
-        ..CheckpointSpec::default()
-    }
-}
-
 static WHOLE: LazyLock<ValidCheckpoint> =
-    LazyLock::new(|| ValidCheckpoint::new(tiny(CheckpointFamily::Coconut)));
+    LazyLock::new(|| ValidCheckpoint::new(CheckpointSpec::tiny(CheckpointFamily::Coconut)));
 static SHARDED: LazyLock<ValidCheckpoint> = LazyLock::new(|| {
     ValidCheckpoint::new(CheckpointSpec {
         shards: 2,
         lora: true,
-        ..tiny(CheckpointFamily::LatentSft)
+        ..CheckpointSpec::tiny(CheckpointFamily::LatentSft)
     })
 });
 static NESTED: LazyLock<ValidCheckpoint> =
-    LazyLock::new(|| ValidCheckpoint::new(tiny(CheckpointFamily::Rot)));
+    LazyLock::new(|| ValidCheckpoint::new(CheckpointSpec::tiny(CheckpointFamily::Rot)));
 
 /// Valid GGUF files of each architecture, some of them quantised.
 static GGUFS: LazyLock<Vec<GgufContent>> = LazyLock::new(|| {
     let content = |(family, kind)| {
         let dir = tempfile::tempdir().unwrap();
-        let spec = CheckpointSpec { width: 32, head_dim: 16, ffn: 32, ..tiny(family) };
+        let spec =
+            CheckpointSpec { width: 32, head_dim: 16, ffn: 32, ..CheckpointSpec::tiny(family) };
         write_checkpoint(dir.path(), &spec).unwrap();
         GgufContent::from_directory(dir.path(), kind).unwrap()
     };
