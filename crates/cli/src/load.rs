@@ -80,6 +80,7 @@ impl DeviceArgs {
                 IsaKind::Auto => None,
                 IsaKind::Avx512 => Some(Isa::Avx512),
                 IsaKind::Avx2 => Some(Isa::Avx2),
+                IsaKind::Neon => Some(Isa::Neon),
                 IsaKind::Portable => Some(Isa::Portable),
             }),
         };

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::cpu::int8::ByteKernel;
 use crate::cpu::isa::Isa;
 use crate::cuda::stream::CudaEvent;
 use crate::cuda::{CudaDevice, CudaError};
@@ -155,8 +156,10 @@ impl Device {
             Backend::Cpu(cpu) => {
                 let (threads, isa) = (cpu.pool.current_num_threads(), cpu.isa);
                 match cpu.precision {
-                    Precision::F32 => format!("{threads} threads of {isa}"),
-                    precision => format!("{threads} threads of {isa} in {precision}"),
+                    Precision::Int8 => {
+                        format!("{threads} threads of {} in int8", ByteKernel::for_isa(isa))
+                    }
+                    _ => format!("{threads} threads of {isa}"),
                 }
             }
             Backend::Cuda(cuda) => {

@@ -186,6 +186,8 @@ pub enum IsaKind {
     Avx512,
     /// 256-bit vectors
     Avx2,
+    /// 128-bit vectors of aarch64
+    Neon,
     /// No CPU-specific instructions
     Portable,
 }

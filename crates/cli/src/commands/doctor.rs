@@ -136,7 +136,7 @@ impl MachineReport {
             ),
             when(
                 self.isa == Isa::Portable,
-                "no AVX2 or AVX-512 was found, so the portable kernels run, several times slower",
+                "no AVX2, AVX-512 or NEON was found, so the portable kernels run, several times slower",
             ),
             when(
                 threads > cores,

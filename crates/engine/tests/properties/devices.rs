@@ -24,6 +24,10 @@ fn latents_error(a: &[Reply], b: &[Reply]) -> f32 {
     rows.map(|(a, b)| common_prefix_error(&a.latents, &b.latents)).fold(0.0, f32::max)
 }
 
+fn vector_isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_fused() && isa.is_present())
+}
+
 /// The vector kernels sum every element in one order with the same fused steps, whatever the
 /// vectors' width; the portable ones round twice where those round once.
 #[test]
@@ -38,8 +42,7 @@ fn instruction_sets_agree() {
                 run(reasoner(&device, &spec), perturbation)
             };
             let portable = on(Isa::Portable);
-            let vector_isas = [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.is_present());
-            let vectors: Vec<_> = vector_isas.map(on).collect();
+            let vectors: Vec<_> = vector_isas().map(on).collect();
             if vectors.is_empty() {
                 println!("skipped: this processor has no vector kernels to compare");
             }
@@ -63,8 +66,7 @@ fn int8_agrees_with_itself_on_every_vector_set_thread_and_batch() {
             |isa, threads| Device::cpu_in(Some(nonzero(threads)), isa, Precision::Int8).unwrap();
         let best = on(Isa::detect(), 3);
         let whole = run(reasoner(&best, &spec), thought_dropout(0.2));
-        let vector_isas = [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.is_present());
-        for isa in vector_isas {
+        for isa in vector_isas() {
             let other = run(reasoner(&on(isa, 1), &spec), thought_dropout(0.2));
             assert_all_same(&whole, &other, &format!("{family:?} on {isa}"));
         }

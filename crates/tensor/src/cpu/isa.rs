@@ -9,17 +9,24 @@ pub enum Isa {
     Avx512,
     /// 256-bit vectors with fused multiply-add (x86-64).
     Avx2,
+    /// 128-bit vectors with fused multiply-add (aarch64).
+    Neon,
     /// The target's baseline, without fused multiply-add.
     Portable,
 }
 
 impl Isa {
     /// All of them, best first.
-    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 4] = [Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
 
     /// The best one that this CPU has.
     pub fn detect() -> Self {
         Self::ALL.into_iter().find(|isa| isa.is_present()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether it multiplies and adds in one rounding; all that do give the same bits.
+    pub fn is_fused(self) -> bool {
+        self != Self::Portable
     }
 
     /// Whether this CPU has it.
@@ -33,9 +40,10 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Neon => cfg!(target_arch = "aarch64"),
             Self::Portable => true,
             #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
+            Self::Avx512 | Self::Avx2 => false,
         }
     }
 }
@@ -45,6 +53,7 @@ impl fmt::Display for Isa {
         f.write_str(match self {
             Self::Avx512 => "AVX-512",
             Self::Avx2 => "AVX2",
+            Self::Neon => "NEON",
             Self::Portable => "portable",
         })
     }
@@ -77,6 +86,9 @@ macro_rules! per_isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
+            // Every aarch64 processor has NEON, so the target's baseline is compiled for it.
+            #[cfg(target_arch = "aarch64")]
+            $crate::cpu::isa::Isa::Neon => $body::<true>($($arg),*),
             _ => $body::<false>($($arg),*),
         }
     }};

@@ -3,8 +3,8 @@
 //! Weights are packed into panels of 16 columns, each row-major, so that a micro-kernel reads them
 //! as one stream. A micro-kernel computes a tile of up to `MAX_TILE` rows by one or two panels and
 //! keeps it in registers over all of k. Each element is one chain of multiply-adds in the order of
-//! k whatever the tile, so a row's result does not depend on how many rows there are; AVX2 and
-//! AVX-512 agree with each other to the bit.
+//! k whatever the tile, so a row's result does not depend on how many rows there are; AVX2,
+//! AVX-512 and NEON agree with each other to the bit.
 //!
 //! Rows are processed in blocks that fit the L2 cache, panels in groups that give every thread
 //! several tasks.
@@ -15,7 +15,12 @@ use rayon::prelude::*;
 
 use super::isa::Isa;
 
-/// Columns of a panel: one AVX-512 register, two AVX2 registers.
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+/// Columns of a panel: one AVX-512 register, two of AVX2, four of NEON.
 pub(crate) const PANEL: usize = 16;
 /// The most panels of a tile.
 const PANELS_PER_TILE: usize = 2;
@@ -180,9 +185,14 @@ fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::run_avx2(task, epilogue) },
-        _ => sweep::<false, E>(&task.range, epilogue, PORTABLE_TILE, |place, tile| {
-            portable_tile(task.call(place), tile);
-        }),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::run(task, epilogue),
+        _ => {
+            let height = TileHeight::up_to(PORTABLE_TILE);
+            sweep::<false, MAX_TILE, E>(&task.range, epilogue, height, |place, tile| {
+                portable_tile(task.call(place), tile);
+            })
+        }
     }
 }
 
@@ -207,28 +217,48 @@ pub(super) struct TilePlace {
 }
 
 /// A micro-kernel's result: row r of the tile at `[r]`.
-pub(super) type OutputTile = [[f32; TILE_COLS]; MAX_TILE];
+pub(super) type OutputTile<const ROWS: usize = MAX_TILE> = [[f32; TILE_COLS]; ROWS];
+/// The most rows of a tile in vector registers.
 pub(super) const MAX_TILE: usize = 12;
+
+/// The rows of a micro-kernel's tiles.
+#[derive(Clone, Copy)]
+pub(super) struct TileHeight {
+    /// The most rows.
+    pub(super) most: usize,
+    /// Tiles other than the last have a multiple of so many.
+    pub(super) step: usize,
+}
+
+impl TileHeight {
+    pub(super) fn up_to(most: usize) -> Self {
+        Self { most, step: 1 }
+    }
+
+    /// The height that divides so many rows into tiles nearly evenly: 16 rows are 8 + 8, not
+    /// 12 + 4.
+    fn of(self, rows: usize) -> usize {
+        rows.div_ceil(rows.div_ceil(self.most)).next_multiple_of(self.step)
+    }
+}
 
 /// Computes the task's tiles, panels in the outer loop: they stay in cache over all rows.
 #[inline(always)]
-pub(super) fn sweep<const FUSED: bool, E: TileEpilogue>(
+pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
     range: &TaskRange,
     epilogue: &E,
-    tile_rows: usize,
-    kernel: impl Fn(TilePlace, &mut OutputTile),
+    height: TileHeight,
+    kernel: impl Fn(TilePlace, &mut OutputTile<ROWS>),
 ) {
     let TaskRange { rows: all, panels: columns, outputs } = range;
-    let mut tile: OutputTile = [[0.0; TILE_COLS]; MAX_TILE];
+    let mut tile: OutputTile<ROWS> = [[0.0; TILE_COLS]; ROWS];
+    let height = height.of(all.len());
     for panel in columns.clone().step_by(PANELS_PER_TILE) {
         let panels = PANELS_PER_TILE.min(columns.end - panel);
         let col = panel * PANEL;
         let width = (panels * PANEL).min(outputs - col);
-        // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
-        let count = all.len().div_ceil(tile_rows);
-        for t in 0..count {
-            let row = all.start + t * all.len() / count;
-            let rows = all.start + (t + 1) * all.len() / count - row;
+        for row in all.clone().step_by(height) {
+            let rows = height.min(all.end - row);
             kernel(TilePlace { row, rows, panel, panels }, &mut tile);
             for (r, values) in tile[..rows].iter_mut().enumerate() {
                 // SAFETY: tasks have no row and panel in common, and each tile is finished once.
@@ -276,137 +306,3 @@ macro_rules! by_size {
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) use by_size;
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, sweep};
-    use std::arch::x86_64::*;
-
-    /// Rows of an AVX-512 tile. Rows of x that are a multiple of 4 KiB apart fall into one set of
-    /// the L1 cache, which has eight ways (measured at 3072 inputs: 8 rows 98% of the peak, 12 rows
-    /// 83%).
-    fn tile_rows(inputs: usize) -> usize {
-        if (inputs * size_of::<f32>()).is_multiple_of(4096) { 8 } else { MAX_TILE }
-    }
-
-    /// # Safety
-    /// The CPU has AVX-512 F and DQ, AVX2 and FMA.
-    #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
-    pub(super) unsafe fn run_avx512<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
-        sweep::<true, E>(&task.range, epilogue, tile_rows(task.weights.inputs), |place, tile| {
-            let call = task.call(place);
-            // SAFETY: the features are those of this function; the call covers its operands.
-            unsafe { by_size!(call, tile, avx512, [1 2 3 4 5 6 7 8 9 10 11 12]) }
-        });
-    }
-
-    /// # Safety
-    /// The CPU has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
-        sweep::<true, E>(&task.range, epilogue, 6, |place, tile| {
-            let call = task.call(place);
-            // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take one
-            // panel at a time.
-            unsafe {
-                if call.rows <= 3 {
-                    by_size!(call, tile, avx2, [1 2 3]);
-                } else {
-                    for p in 0..call.panels {
-                        let one =
-                            TileCall { b: call.b.add(p * call.inputs * PANEL), panels: 1, ..call };
-                        by_one_panel(one, tile, p);
-                    }
-                }
-            }
-        });
-    }
-
-    /// # Safety
-    /// As [`avx2_at`]; 4 to 6 rows, one panel, whose result goes to columns `16 * p ..`.
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn by_one_panel(call: TileCall, tile: &mut OutputTile, p: usize) {
-        // SAFETY: by this function's own contract.
-        unsafe {
-            match call.rows {
-                4 => avx2_at::<4, 1>(call, tile, p * PANEL),
-                5 => avx2_at::<5, 1>(call, tile, p * PANEL),
-                _ => avx2_at::<6, 1>(call, tile, p * PANEL),
-            }
-        }
-    }
-
-    /// # Safety
-    /// The CPU has AVX-512 F; the call's pointers cover `R` x `inputs` of x and `P` whole
-    /// panels.
-    #[target_feature(enable = "avx512f")]
-    unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
-        let mut acc = [[_mm512_setzero_ps(); P]; R];
-        let stride = call.inputs * PANEL;
-        for k in 0..call.inputs {
-            // SAFETY: by the contract.
-            unsafe {
-                let b: [__m512; P] =
-                    std::array::from_fn(|p| _mm512_loadu_ps(call.b.add(p * stride + k * PANEL)));
-                for (r, row) in acc.iter_mut().enumerate() {
-                    let a = _mm512_set1_ps(*call.a.add(r * call.inputs + k));
-                    for (x, b) in row.iter_mut().zip(b) {
-                        *x = _mm512_fmadd_ps(a, b, *x);
-                    }
-                }
-            }
-        }
-        for (row, out) in acc.iter().zip(tile) {
-            for (p, x) in row.iter().enumerate() {
-                // SAFETY: a tile's row holds two panels.
-                unsafe { _mm512_storeu_ps(out.as_mut_ptr().add(p * PANEL), *x) };
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`avx2_at`].
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
-        // SAFETY: by this function's own contract.
-        unsafe { avx2_at::<R, P>(call, tile, 0) }
-    }
-
-    /// # Safety
-    /// The CPU has AVX2 and FMA; the call's pointers cover `R` x `inputs` of x and `P` whole
-    /// panels; `col + 16 P <= 32`.
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2_at<const R: usize, const P: usize>(
-        call: TileCall,
-        tile: &mut OutputTile,
-        col: usize,
-    ) {
-        let mut acc = [[[_mm256_setzero_ps(); 2]; P]; R];
-        let stride = call.inputs * PANEL;
-        for k in 0..call.inputs {
-            // SAFETY: by the contract.
-            unsafe {
-                let b: [[__m256; 2]; P] = std::array::from_fn(|p| {
-                    let at = call.b.add(p * stride + k * PANEL);
-                    [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))]
-                });
-                for (r, row) in acc.iter_mut().enumerate() {
-                    let a = _mm256_broadcast_ss(&*call.a.add(r * call.inputs + k));
-                    for (x, b) in row.iter_mut().zip(b) {
-                        x[0] = _mm256_fmadd_ps(a, b[0], x[0]);
-                        x[1] = _mm256_fmadd_ps(a, b[1], x[1]);
-                    }
-                }
-            }
-        }
-        for (row, out) in acc.iter().zip(tile) {
-            for (p, x) in row.iter().enumerate() {
-                // SAFETY: by the contract on `col`.
-                unsafe {
-                    _mm256_storeu_ps(out.as_mut_ptr().add(col + p * PANEL), x[0]);
-                    _mm256_storeu_ps(out.as_mut_ptr().add(col + p * PANEL + 8), x[1]);
-                }
-            }
-        }
-    }
-}

@@ -1,0 +1,356 @@
+//! GEMM in int8: weights with a scale per output, activations with a scale per row.
+//!
+//! Both are rounded to whole numbers from -127 to 127 and multiplied exactly: a sum of products is
+//! one integer, whatever the tile, the batch or the instruction set. Its value in f32 is
+//! `sum * scale of the row * scale of the output`, in that order.
+//!
+//! The dot-product instructions of x86-64 multiply unsigned by signed bytes, so weights are stored
+//! with 128 added, and 128 times the sum of a row's numbers is taken away again. Panels are 16
+//! columns wide as those of f32; four consecutive inputs of a column are neighbours.
+
+use std::fmt;
+
+use rayon::prelude::*;
+
+use super::isa::{Isa, per_isa};
+use super::linear::{
+    MAX_TILE, OutputTile, PANEL, TILE_COLS, TaskRange, TileEpilogue, TileHeight, TilePlace,
+    for_each_task, sweep,
+};
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+/// Inputs that one dot-product instruction takes of each column.
+const QUAD: usize = 4;
+/// Inputs are padded to a multiple of this: what one tile of AMX takes.
+const DEPTH: usize = 64;
+/// The largest rounded number.
+const LIMIT: f32 = 127.0;
+/// What is added to a weight so that it is not negative.
+const OFFSET: i32 = 128;
+
+/// A weight matrix (inputs, outputs) in int8, in the layout of the micro-kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct Int8Weights {
+    inputs: usize,
+    outputs: usize,
+    /// (ceil(outputs / PANEL), padded inputs / QUAD, PANEL, QUAD); zero is stored as OFFSET.
+    panels: Vec<u8>,
+    scales: Vec<f32>, // of each column of a panel
+}
+
+impl Int8Weights {
+    /// Rounds and packs a matrix whose element (input, output) is `at(input, output)`.
+    pub(crate) fn new(
+        inputs: usize,
+        outputs: usize,
+        at: impl Fn(usize, usize) -> f32 + Sync,
+    ) -> Self {
+        let columns = outputs.next_multiple_of(PANEL);
+        let panels = vec![OFFSET as u8; columns * inputs.next_multiple_of(DEPTH)];
+        let mut packed = Self { inputs, outputs, panels, scales: vec![0.0; columns] };
+        packed.fill(at);
+        packed
+    }
+
+    /// Packs another matrix of the same shape.
+    pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
+        let (inputs, outputs, size) = (self.inputs, self.outputs, self.panel_size());
+        let panels = self.panels.par_chunks_mut(size.max(1)).zip(self.scales.par_chunks_mut(PANEL));
+        panels.enumerate().for_each(|(p, (panel, scales))| {
+            for (j, scale) in scales.iter_mut().enumerate().take(outputs - p * PANEL) {
+                let column = |k: usize| at(k, p * PANEL + j);
+                *scale = (0..inputs).fold(0.0, |most: f32, k| largest(most, column(k))) / LIMIT;
+                for k in 0..inputs {
+                    let value = i32::from(rounded(column(k), inverse(*scale)));
+                    panel[(k / QUAD * PANEL + j) * QUAD + k % QUAD] = (value + OFFSET) as u8;
+                }
+            }
+        });
+    }
+
+    pub(crate) fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Writes column `j` of the matrix as it is after rounding.
+    pub(crate) fn column(&self, j: usize, out: &mut [f32]) {
+        let panel = &self.panels[j / PANEL * self.panel_size()..];
+        for (k, x) in out.iter_mut().enumerate() {
+            let stored = panel[(k / QUAD * PANEL + j % PANEL) * QUAD + k % QUAD];
+            *x = (i32::from(stored) - OFFSET) as f32 * self.scales[j];
+        }
+    }
+
+    fn panel_size(&self) -> usize {
+        self.inputs.next_multiple_of(DEPTH) * PANEL
+    }
+}
+
+/// The larger magnitude; NaN if either is, so that it reaches the result.
+#[inline(always)]
+fn largest(most: f32, x: f32) -> f32 {
+    if x.is_nan() || x.abs() > most { x.abs() } else { most }
+}
+
+/// What rounding multiplies by; 0 for a scale of 0.
+#[inline(always)]
+fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}
+
+/// `x` in units of the scale, rounded to the nearest whole number, halves to the even one.
+#[inline(always)]
+fn rounded(x: f32, inverse: f32) -> i8 {
+    (x * inverse).round_ties_even().clamp(-LIMIT, LIMIT) as i8
+}
+
+/// Rows of x as whole numbers.
+struct QuantizedRows {
+    quads: usize,      // of a row
+    values: Vec<i8>,   // (rows, quads * QUAD), and rows of zeros that a tile may read
+    scales: Vec<f32>,  // of each row
+    offsets: Vec<i32>, // OFFSET times the sum of each row's numbers
+}
+
+impl QuantizedRows {
+    fn new(isa: Isa, x: &[f32], inputs: usize) -> Self {
+        let rows = x.len().checked_div(inputs).unwrap_or(0);
+        let quads = inputs.next_multiple_of(DEPTH) / QUAD;
+        let mut values = vec![0; (rows + READ_AHEAD) * quads * QUAD];
+        let (mut scales, mut offsets) = (vec![0.0; rows], vec![0; rows]);
+        let parts = values
+            .par_chunks_mut((quads * QUAD).max(1))
+            .zip(x.par_chunks(inputs.max(1)))
+            .zip(scales.par_iter_mut().zip(&mut offsets));
+        parts.with_min_len(ROWS_PER_TASK).for_each(|((to, from), (scale, offset))| {
+            (*scale, *offset) = per_isa!(isa, quantize(from: &[f32], to: &mut [i8]) -> (f32, i32));
+        });
+        Self { quads, values, scales, offsets }
+    }
+}
+
+/// Rows that a tile of AMX reads beyond the last one.
+const READ_AHEAD: usize = 15;
+/// Rows that are rounded by one task: fewer are not worth a thread's waking.
+const ROWS_PER_TASK: usize = 16;
+
+/// Rounds a row; returns its scale and OFFSET times the sum of its numbers.
+#[inline(always)]
+fn quantize<const FUSED: bool>(from: &[f32], to: &mut [i8]) -> (f32, i32) {
+    // In lanes, so that the loop is vectorised; the order does not matter for a maximum.
+    let mut lanes = [0.0f32; PANEL];
+    let (whole, rest) = from.as_chunks::<PANEL>();
+    for chunk in whole {
+        for (most, &x) in lanes.iter_mut().zip(chunk) {
+            *most = largest(*most, x);
+        }
+    }
+    let most = lanes.iter().chain(rest).fold(0.0, |most, &x| largest(most, x));
+    let scale = most / LIMIT;
+    let inverse = inverse(scale);
+    let mut sum = 0;
+    for (value, &x) in to.iter_mut().zip(from) {
+        *value = rounded(x, inverse);
+        sum += i32::from(*value);
+    }
+    (scale, OFFSET * sum)
+}
+
+/// Multiplies x (rows, inputs), rounded row by row, with the weights on the current pool's threads.
+pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &Int8Weights, epilogue: &E) {
+    gemm_by(ByteKernel::for_isa(isa), isa, x, weights, epilogue);
+}
+
+fn gemm_by<E: TileEpilogue>(
+    kernel: ByteKernel,
+    isa: Isa,
+    x: &[f32],
+    weights: &Int8Weights,
+    epilogue: &E,
+) {
+    let rows = QuantizedRows::new(isa, x, weights.inputs);
+    for_each_task(rows.scales.len(), weights.outputs, |range| {
+        run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
+    });
+}
+
+/// The instructions that multiply bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ByteKernel {
+    #[cfg(target_arch = "x86_64")]
+    Amx,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    Portable,
+}
+
+impl ByteKernel {
+    /// The fastest that this CPU has and the instruction set allows.
+    pub(crate) fn for_isa(isa: Isa) -> Self {
+        Self::of_isa(isa).find(|kernel| kernel.is_present()).unwrap_or(Self::Portable)
+    }
+
+    /// Those that an instruction set allows, fastest first.
+    fn of_isa(isa: Isa) -> impl Iterator<Item = Self> {
+        let kernels: &[Self] = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &[Self::Amx, Self::Avx512Vnni, Self::AvxVnni, Self::Avx2],
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &[Self::AvxVnni, Self::Avx2],
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &[Self::Neon, Self::Portable],
+            _ => &[Self::Portable],
+        };
+        kernels.iter().copied()
+    }
+
+    fn is_present(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Isa::Avx512.is_present() && amx::is_present(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Isa::Avx2.is_present() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Isa::Avx2.is_present(),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
+            Self::Portable => true,
+        }
+    }
+}
+
+impl fmt::Display for ByteKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "AMX",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => "AVX-512 VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => "AVX-VNNI",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "AVX2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "NEON dot products",
+            Self::Portable => "portable",
+        })
+    }
+}
+
+struct Int8Task<'a> {
+    rows: &'a QuantizedRows,
+    weights: &'a Int8Weights,
+    range: TaskRange,
+}
+
+/// The arguments of a micro-kernel: rows of bytes at `a`, `quads` quads apart, times panels at `b`.
+#[derive(Clone, Copy)]
+struct Int8Call<'a> {
+    a: *const i8,
+    b: *const u8,
+    quads: usize,
+    rows: usize,
+    panels: usize,
+    row_scales: &'a [f32],
+    offsets: &'a [i32],
+    scales: &'a [f32], // of the panels' columns
+}
+
+impl Int8Task<'_> {
+    #[inline(always)]
+    fn call(&self, tile: TilePlace) -> Int8Call<'_> {
+        let quads = self.rows.quads;
+        Int8Call {
+            a: self.rows.values[tile.row * quads * QUAD..].as_ptr(),
+            b: self.weights.panels[tile.panel * self.weights.panel_size()..].as_ptr(),
+            quads,
+            rows: tile.rows,
+            panels: tile.panels,
+            row_scales: &self.rows.scales[tile.row..],
+            offsets: &self.rows.offsets[tile.row..],
+            scales: &self.weights.scales[tile.panel * PANEL..],
+        }
+    }
+}
+
+fn run_task<E: TileEpilogue>(kernel: ByteKernel, task: &Int8Task<'_>, epilogue: &E) {
+    match kernel {
+        // SAFETY: `ByteKernel::for_isa` has asked the CPU.
+        #[cfg(target_arch = "x86_64")]
+        ByteKernel::Amx => unsafe { amx::run(task, epilogue) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        ByteKernel::Avx512Vnni => unsafe { x86::run_avx512_vnni(task, epilogue) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        ByteKernel::AvxVnni => unsafe { x86::run_avx_vnni(task, epilogue) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        ByteKernel::Avx2 => unsafe { x86::run_avx2(task, epilogue) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        ByteKernel::Neon => unsafe { neon::run(task, epilogue) },
+        ByteKernel::Portable => {
+            let height = TileHeight::up_to(MAX_TILE);
+            sweep::<false, MAX_TILE, E>(&task.range, epilogue, height, |place, tile| {
+                portable_tile(task.call(place), tile);
+            })
+        }
+    }
+}
+
+impl Int8Call<'_> {
+    /// Writes row `r` of panel `p` from its sums of products with the stored weights.
+    #[inline(always)]
+    fn finish(&self, r: usize, p: usize, sums: [i32; PANEL], out: &mut [f32; TILE_COLS]) {
+        let columns = p * PANEL..(p + 1) * PANEL;
+        let scaled = out[columns.clone()].iter_mut().zip(&self.scales[columns]);
+        for ((out, scale), sum) in scaled.zip(sums) {
+            *out = (sum - self.offsets[r]) as f32 * self.row_scales[r] * scale;
+        }
+    }
+}
+
+fn portable_tile(call: Int8Call<'_>, tile: &mut OutputTile) {
+    for (r, out) in tile[..call.rows].iter_mut().enumerate() {
+        for p in 0..call.panels {
+            let mut sums = [0; PANEL];
+            for q in 0..call.quads {
+                for (j, sum) in sums.iter_mut().enumerate() {
+                    for i in 0..QUAD {
+                        // SAFETY: the call's pointers cover its rows and panels.
+                        let (a, b) = unsafe {
+                            (
+                                *call.a.add((r * call.quads + q) * QUAD + i),
+                                *call.b.add(((p * call.quads + q) * PANEL + j) * QUAD + i),
+                            )
+                        };
+                        *sum += i32::from(a) * i32::from(b);
+                    }
+                }
+            }
+            call.finish(r, p, sums, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

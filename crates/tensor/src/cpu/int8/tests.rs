@@ -1,0 +1,99 @@
+use super::*;
+
+struct Store(*mut f32, usize);
+// SAFETY: no two concurrent calls of `gemm`'s epilogue write the same element.
+unsafe impl Sync for Store {}
+impl TileEpilogue for Store {
+    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
+        // SAFETY: the tests' outputs have the product's shape.
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(self.0.add(row * self.1 + col), values.len()) };
+        out.copy_from_slice(values);
+    }
+}
+
+fn product(kernel: ByteKernel, x: &[f32], weights: &Int8Weights) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.len() / weights.inputs * weights.outputs];
+    let store = Store(out.as_mut_ptr(), weights.outputs);
+    gemm_by(kernel, Isa::detect(), x, weights, &store);
+    out
+}
+
+fn numbers(count: usize, salt: u32) -> Vec<f32> {
+    (0..count as u32).map(|i| ((i * 7919 + salt * 104_729) % 2003) as f32 / 1001.0 - 1.0).collect()
+}
+
+fn present() -> impl Iterator<Item = ByteKernel> {
+    let kernels = Isa::ALL.into_iter().flat_map(ByteKernel::of_isa);
+    kernels.filter(|kernel| kernel.is_present())
+}
+
+#[test]
+fn every_instruction_set_gives_the_same_bits_near_the_exact_product() {
+    for (rows, inputs, outputs) in
+        [(1, 4, 16), (3, 7, 5), (13, 66, 50), (16, 64, 32), (17, 192, 48), (40, 130, 33)]
+    {
+        let (x, w) = (numbers(rows * inputs, 1), numbers(inputs * outputs, 2));
+        let weights = Int8Weights::new(inputs, outputs, |k, j| w[k * outputs + j]);
+        let expected = product(ByteKernel::Portable, &x, &weights);
+        for kernel in present() {
+            let got = product(kernel, &x, &weights);
+            let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{kernel} at {rows} x {inputs} x {outputs}");
+        }
+        for (i, got) in expected.iter().enumerate() {
+            let (r, j) = (i / outputs, i % outputs);
+            let exact: f32 = (0..inputs).map(|k| x[r * inputs + k] * w[k * outputs + j]).sum();
+            // Each factor is off by at most half a step of 1 / 127.
+            let tolerance = inputs as f32 / 127.0;
+            assert!((got - exact).abs() <= tolerance, "{got} for {exact}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_sums_do_not_overflow_or_saturate() {
+    let inputs = 4096;
+    let weights = Int8Weights::new(inputs, 16, |_, j| if j % 2 == 0 { 1.0 } else { -1.0 });
+    for kernel in present() {
+        let got = product(kernel, &vec![1.0; inputs], &weights);
+        for (j, &value) in got.iter().enumerate() {
+            let sign = if j % 2 == 0 { 1.0 } else { -1.0 };
+            assert!((value - sign * inputs as f32).abs() < 0.01, "{kernel}: {value}");
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_batch_and_nan_stays_in_its_row() {
+    let (inputs, outputs) = (30, 20);
+    let (mut x, w) = (numbers(9 * inputs, 3), numbers(inputs * outputs, 4));
+    x[4 * inputs + 3] = f32::NAN;
+    let weights = Int8Weights::new(inputs, outputs, |k, j| w[k * outputs + j]);
+    for kernel in present() {
+        let all = product(kernel, &x, &weights);
+        for (r, row) in x.chunks(inputs).enumerate() {
+            let alone = product(kernel, row, &weights);
+            let own = &all[r * outputs..][..outputs];
+            if r == 4 {
+                assert!(own.iter().all(|value| value.is_nan()));
+            } else {
+                assert_eq!(own, alone, "{kernel}, row {r}");
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_come_back_rounded() {
+    let w = numbers(10 * 21, 5);
+    let weights = Int8Weights::new(10, 21, |k, j| w[k * 21 + j]);
+    let mut column = [0.0; 10];
+    for j in 0..21 {
+        weights.column(j, &mut column);
+        for (k, got) in column.iter().enumerate() {
+            assert!((got - w[k * 21 + j]).abs() <= 0.5 / 127.0 + 1e-6);
+        }
+    }
+    assert_eq!((weights.inputs(), weights.outputs()), (10, 21));
+}

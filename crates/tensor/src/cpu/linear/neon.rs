@@ -1,0 +1,53 @@
+//! Micro-kernels of aarch64: NEON, which every such processor has.
+
+use std::arch::aarch64::*;
+
+use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, TileHeight, sweep};
+
+/// Lanes of a register, and registers of a panel's row.
+const LANES: usize = 4;
+const REGISTERS: usize = PANEL / LANES;
+
+pub(super) fn run<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, TileHeight::up_to(6), |place, tile| {
+        let call = task.call(place);
+        for p in 0..call.panels {
+            // SAFETY: the call covers its rows and panels.
+            unsafe {
+                match call.rows {
+                    1 => multiply::<1>(call, tile, p),
+                    2 => multiply::<2>(call, tile, p),
+                    3 => multiply::<3>(call, tile, p),
+                    4 => multiply::<4>(call, tile, p),
+                    5 => multiply::<5>(call, tile, p),
+                    _ => multiply::<6>(call, tile, p),
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// The call's pointers cover `R` x `inputs` of x and panel `p`, which is 0 or 1.
+unsafe fn multiply<const R: usize>(call: TileCall, tile: &mut OutputTile, p: usize) {
+    // SAFETY: by the contract; a tile's row holds two panels.
+    unsafe {
+        let mut acc = [[vdupq_n_f32(0.0); REGISTERS]; R];
+        let panel = call.b.add(p * call.inputs * PANEL);
+        for k in 0..call.inputs {
+            let b: [float32x4_t; REGISTERS] =
+                std::array::from_fn(|i| vld1q_f32(panel.add(k * PANEL + i * LANES)));
+            for (r, row) in acc.iter_mut().enumerate() {
+                let a = vld1q_dup_f32(call.a.add(r * call.inputs + k));
+                for (x, b) in row.iter_mut().zip(b) {
+                    *x = vfmaq_f32(*x, a, b);
+                }
+            }
+        }
+        for (row, out) in acc.iter().zip(tile) {
+            for (i, x) in row.iter().enumerate() {
+                vst1q_f32(out.as_mut_ptr().add(p * PANEL + i * LANES), *x);
+            }
+        }
+    }
+}
