@@ -110,13 +110,24 @@ fn sum_interleaved<T: Copy + Default + AddAssign>(
     for (l, lane) in lanes.iter_mut().enumerate().take(n - whole) {
         *lane = term(whole + l, *lane);
     }
-    for width in [8, 4, 2, 1] {
-        for l in 0..width {
-            let other = lanes[l + width];
-            lanes[l] += other;
-        }
+    fold_lanes(lanes, |mut a, b| {
+        a += b;
+        a
+    })
+}
+
+/// A tree reduction of sixteen lanes: one order for every instruction set. Each level is an array
+/// of its own, without which the compiler goes through memory lane by lane.
+#[inline(always)]
+pub(super) fn fold_lanes<T: Copy>(lanes: [T; 16], f: impl Fn(T, T) -> T) -> T {
+    let (mut eight, mut four) = ([lanes[0]; 8], [lanes[0]; 4]);
+    for l in 0..8 {
+        eight[l] = f(lanes[l], lanes[l + 8]);
     }
-    lanes[0]
+    for l in 0..4 {
+        four[l] = f(eight[l], eight[l + 4]);
+    }
+    f(f(four[0], four[2]), f(four[1], four[3]))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::isa::{Isa, per_isa};
 use super::linear::{PANEL, ROW_BLOCK, TileEpilogue};
-use super::math::{exp, sum_lanes};
+use super::math::{exp, fold_lanes, sum_lanes};
 use crate::ops::{CpuWeights, TokenLogprob};
 
 /// One panel of a row of logits, reduced.
@@ -101,7 +101,12 @@ impl TileEpilogue for PanelMaxEpilogue<'_> {
 #[inline(always)]
 fn panel_max<const FUSED: bool>(col: usize, values: &[f32]) -> PanelMax {
     let wide: [f32; PANEL] = values.try_into().unwrap_or_else(|_| padded(values));
-    let largest = fold_lanes(wide, f32::max);
+    // Without NaN a maximum is one instruction, where `f32::max` is several.
+    let mut numbers = [f32::NEG_INFINITY; PANEL];
+    for l in 0..PANEL {
+        numbers[l] = if wide[l].is_nan() { f32::NEG_INFINITY } else { wide[l] };
+    }
+    let largest = fold_lanes(numbers, |a, b| if a > b { a } else { b });
     let (shift, mut places, mut terms) = (finite_or_zero(largest), [NO_INDEX; PANEL], [0.0; PANEL]);
     for l in 0..PANEL {
         places[l] = if wide[l] == largest { l as u32 } else { NO_INDEX };
@@ -120,17 +125,6 @@ fn padded(values: &[f32]) -> [f32; PANEL] {
     let mut wide = [f32::NEG_INFINITY; PANEL];
     wide[..values.len()].copy_from_slice(values);
     wide
-}
-
-/// A tree reduction: one order for every instruction set, and it vectorises.
-#[inline(always)]
-fn fold_lanes<T: Copy>(mut lanes: [T; PANEL], f: impl Fn(T, T) -> T) -> T {
-    for width in [8, 4, 2, 1] {
-        for l in 0..width {
-            lanes[l] = f(lanes[l], lanes[l + width]);
-        }
-    }
-    lanes[0]
 }
 
 #[inline(always)]

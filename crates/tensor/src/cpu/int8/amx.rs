@@ -16,6 +16,8 @@ const REGISTER_ROWS: usize = 16;
 const _: () = assert!(READ_AHEAD + 1 == REGISTER_ROWS);
 /// Rows of a tile: two registers.
 const ROWS: usize = 2 * REGISTER_ROWS;
+/// Tiles are cut between registers.
+pub(super) const HEIGHT: TileHeight = TileHeight { most: ROWS, step: REGISTER_ROWS };
 /// Bytes of a panel that one instruction takes.
 const STEP: usize = DEPTH * PANEL;
 
@@ -108,10 +110,9 @@ static CONFIG: TileConfig = {
 /// [`is_present`]; the CPU has AVX-512 F and DQ, AVX2 and FMA.
 #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
 pub(super) unsafe fn run<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
-    let height = TileHeight { most: ROWS, step: REGISTER_ROWS };
     // SAFETY: the configuration is one that the CPU takes.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack)) };
-    sweep::<true, ROWS, E>(&task.range, epilogue, height, |place, tile| {
+    sweep::<true, ROWS, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
         let mut sums = [[0i32; TILE_COLS]; ROWS];
         // SAFETY: the registers are configured; the call covers its operands, and `READ_AHEAD`

@@ -108,10 +108,14 @@ fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
-/// `x` in units of the scale, rounded to the nearest whole number, halves to the even one.
+/// `x` in units of the scale, rounded to the nearest whole number, halves to the even one; 0 for
+/// NaN.
 #[inline(always)]
 fn rounded(x: f32, inverse: f32) -> i8 {
-    (x * inverse).round_ties_even().clamp(-LIMIT, LIMIT) as i8
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    let value = (x * inverse).clamp(-LIMIT, LIMIT);
+    let value = if value.is_nan() { 0.0 } else { value };
+    (value + ROUND).to_bits() as i8
 }
 
 /// Rows of x as whole numbers.
@@ -179,7 +183,8 @@ fn gemm_by<E: TileEpilogue>(
     epilogue: &E,
 ) {
     let rows = QuantizedRows::new(isa, x, weights.inputs);
-    for_each_task(rows.scales.len(), weights.outputs, |range| {
+    let count = rows.scales.len();
+    for_each_task(count, weights.outputs, kernel.tile_height().of(count), |range| {
         run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
     });
 }
@@ -218,6 +223,21 @@ impl ByteKernel {
             _ => &[Self::Portable],
         };
         kernels.iter().copied()
+    }
+
+    /// The rows of its tiles.
+    fn tile_height(self) -> TileHeight {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => amx::HEIGHT,
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => TileHeight::up_to(6),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => TileHeight::up_to(3),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => TileHeight::up_to(6),
+            _ => TileHeight::up_to(MAX_TILE),
+        }
     }
 
     fn is_present(self) -> bool {
@@ -309,8 +329,7 @@ fn run_task<E: TileEpilogue>(kernel: ByteKernel, task: &Int8Task<'_>, epilogue: 
         #[cfg(target_arch = "aarch64")]
         ByteKernel::Neon => unsafe { neon::run(task, epilogue) },
         ByteKernel::Portable => {
-            let height = TileHeight::up_to(MAX_TILE);
-            sweep::<false, MAX_TILE, E>(&task.range, epilogue, height, |place, tile| {
+            sweep::<false, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
                 portable_tile(task.call(place), tile);
             })
         }
@@ -321,10 +340,11 @@ impl Int8Call<'_> {
     /// Writes row `r` of panel `p` from its sums of products with the stored weights.
     #[inline(always)]
     fn finish(&self, r: usize, p: usize, sums: [i32; PANEL], out: &mut [f32; TILE_COLS]) {
-        let columns = p * PANEL..(p + 1) * PANEL;
-        let scaled = out[columns.clone()].iter_mut().zip(&self.scales[columns]);
-        for ((out, scale), sum) in scaled.zip(sums) {
-            *out = (sum - self.offsets[r]) as f32 * self.row_scales[r] * scale;
+        let (out, scales) = (&mut out.as_chunks_mut().0[p], &self.scales.as_chunks().0[p]);
+        let (out, scales): (&mut [f32; PANEL], &[f32; PANEL]) = (out, scales);
+        let (offset, row_scale) = (self.offsets[r], self.row_scales[r]);
+        for j in 0..PANEL {
+            out[j] = (sums[j] - offset) as f32 * row_scale * scales[j];
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, TileHeight, sweep};
+use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, sweep};
 use super::{Int8Call, Int8Task, OFFSET, QUAD};
 
 /// Columns of a register, and registers of a panel's quads.
@@ -14,7 +14,7 @@ const REGISTERS: usize = PANEL / COLUMNS;
 /// The CPU has dot products.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn run<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
-    sweep::<true, MAX_TILE, E>(&task.range, epilogue, TileHeight::up_to(6), |place, tile| {
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
         for p in 0..call.panels {
             // SAFETY: the features are those of this function; the call covers its operands.

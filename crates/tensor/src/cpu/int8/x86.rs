@@ -1,6 +1,6 @@
 //! Micro-kernels of x86-64 in vectors: AVX-512 VNNI, AVX-VNNI and AVX2.
 
-use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, TileHeight, by_size, sweep};
+use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, by_size, sweep};
 use super::{Int8Call, Int8Task, QUAD};
 use std::arch::x86_64::*;
 
@@ -8,23 +8,18 @@ use std::arch::x86_64::*;
 /// The CPU has AVX-512 F, DQ and VNNI, AVX2 and FMA.
 #[target_feature(enable = "avx512f,avx512dq,avx512vnni,avx2,fma")]
 pub(super) unsafe fn run_avx512_vnni<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
-    sweep::<true, MAX_TILE, E>(
-        &task.range,
-        epilogue,
-        TileHeight::up_to(MAX_TILE),
-        |place, tile| {
-            let call = task.call(place);
-            // SAFETY: the features are those of this function; the call covers its operands.
-            unsafe { by_size!(call, tile, avx512_vnni, [1 2 3 4 5 6 7 8 9 10 11 12]) }
-        },
-    );
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
+        let call = task.call(place);
+        // SAFETY: the features are those of this function; the call covers its operands.
+        unsafe { by_size!(call, tile, avx512_vnni, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]) }
+    });
 }
 
 /// # Safety
 /// The CPU has AVX-VNNI, AVX2 and FMA.
 #[target_feature(enable = "avxvnni,avx2,fma")]
 pub(super) unsafe fn run_avx_vnni<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
-    sweep::<true, MAX_TILE, E>(&task.range, epilogue, TileHeight::up_to(6), |place, tile| {
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
         for p in 0..call.panels {
             // SAFETY: the features are those of this function; the call covers its operands.
@@ -46,7 +41,7 @@ pub(super) unsafe fn run_avx_vnni<E: TileEpilogue>(task: &Int8Task<'_>, epilogue
 /// The CPU has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
-    sweep::<true, MAX_TILE, E>(&task.range, epilogue, TileHeight::up_to(3), |place, tile| {
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
         for p in 0..call.panels {
             // SAFETY: as above.

@@ -1,14 +1,16 @@
 //! GEMM with packed weights: `out = x W`, then an epilogue on each tile while it is in cache.
 //!
-//! Weights are packed into panels of 16 columns, each row-major, so that a micro-kernel reads them
-//! as one stream. A micro-kernel computes a tile of up to `MAX_TILE` rows by one or two panels and
-//! keeps it in registers over all of k. Each element is one chain of multiply-adds in the order of
+//! Weights are packed into panels of 16 columns, each row-major, and x into tiles of rows, each
+//! column-major, so that a micro-kernel reads both as streams; x is packed once for all panels. A
+//! micro-kernel computes a tile of up to `MAX_TILE` rows by one or two panels and keeps it in
+//! registers over all of k. Each element is one chain of multiply-adds in the order of
 //! k whatever the tile, so a row's result does not depend on how many rows there are; AVX2,
 //! AVX-512 and NEON agree with each other to the bit.
 //!
 //! Rows are processed in blocks that fit the L2 cache, panels in groups that give every thread
 //! several tasks.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -110,32 +112,98 @@ pub(crate) trait TileEpilogue: Sync {
 
 /// Multiplies x (rows, inputs) with the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
-    let rows = x.len().checked_div(weights.inputs).unwrap_or(0);
-    for_each_task(rows, weights.outputs, |range| {
-        run_task(isa, &GemmTask { x, weights, range }, epilogue);
+    let rows = PackedRows::new(isa, x, weights.inputs);
+    for_each_task(rows.count, weights.outputs, rows.height, |range| {
+        run_task(isa, &GemmTask { rows: &rows, weights, range }, epilogue);
     });
+}
+
+/// x in tiles of rows, as the micro-kernels read it.
+struct PackedRows {
+    count: usize,    // of rows
+    height: usize,   // of the tiles
+    tiles: Vec<f32>, // (ceil(count / height), inputs, height); rows beyond the last are 0
+}
+
+impl PackedRows {
+    fn new(isa: Isa, x: &[f32], inputs: usize) -> Self {
+        let count = x.len().checked_div(inputs).unwrap_or(0);
+        let height = tile_height(isa).of(count);
+        let len = count.next_multiple_of(height) * inputs;
+        let mut tiles = Vec::with_capacity(len);
+        let parts = tiles.spare_capacity_mut()[..len].par_chunks_mut((height * inputs).max(1));
+        parts.zip(x.par_chunks((height * inputs).max(1))).for_each(|(tile, rows)| {
+            pack_tile(isa, &mut PackedTile { values: tile, height, inputs }, rows);
+        });
+        // SAFETY: there are as many tiles as chunks of x, and each was written whole.
+        unsafe { tiles.set_len(len) };
+        Self { count, height, tiles }
+    }
+}
+
+/// A tile of x that is being packed.
+struct PackedTile<'a> {
+    values: &'a mut [MaybeUninit<f32>], // (inputs, height)
+    height: usize,
+    inputs: usize,
+}
+
+/// Writes rows of x (up to height, inputs) as (inputs, height).
+fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, x: &[f32]) {
+    let whole = match isa {
+        // SAFETY: a device is only created for an instruction set that the CPU has.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { x86::pack_avx512(tile, x) },
+        _ => 0,
+    };
+    let (inputs, height) = (tile.inputs, tile.height);
+    let rest = &mut tile.values[whole * height..];
+    for r in 0..height {
+        let to = rest.iter_mut().skip(r).step_by(height);
+        match x.get(r * inputs..(r + 1) * inputs) {
+            Some(row) => to.zip(&row[whole..]).for_each(|(to, &value)| _ = to.write(value)),
+            None => to.for_each(|to| _ = to.write(0.0)),
+        }
+    }
+}
+
+/// The rows of an instruction set's tiles: as many as its registers hold beside a panel's row.
+fn tile_height(isa: Isa) -> TileHeight {
+    TileHeight::up_to(match isa {
+        Isa::Avx512 => MAX_TILE,
+        Isa::Avx2 | Isa::Neon => 6,
+        Isa::Portable => 4,
+    })
 }
 
 /// The part of a product that one task computes.
 pub(super) struct TaskRange {
-    rows: Range<usize>,
+    rows: Range<usize>, // begins with a tile
+    height: usize,      // of the tiles
     panels: Range<usize>,
     outputs: usize,
 }
 
-/// Cuts a product of (rows, outputs) into tasks and runs them on the current pool's threads.
-pub(super) fn for_each_task(rows: usize, outputs: usize, run: impl Fn(TaskRange) + Sync) {
+/// Cuts a product of (rows, outputs) into tasks of whole tiles and runs them on the current pool's
+/// threads.
+pub(super) fn for_each_task(
+    rows: usize,
+    outputs: usize,
+    height: usize,
+    run: impl Fn(TaskRange) + Sync,
+) {
     if rows == 0 || outputs == 0 {
         return;
     }
     let panels = outputs.div_ceil(PANEL);
     let group = group_size(panels);
     let groups = panels.div_ceil(group);
-    for start in (0..rows).step_by(ROW_BLOCK) {
-        let block = start..rows.min(start + ROW_BLOCK);
+    let block_rows = ROW_BLOCK / height * height;
+    for start in (0..rows).step_by(block_rows) {
+        let block = start..rows.min(start + block_rows);
         let task = |g: usize| {
             let columns = g * group..panels.min((g + 1) * group);
-            run(TaskRange { rows: block.clone(), panels: columns, outputs });
+            run(TaskRange { rows: block.clone(), height, panels: columns, outputs });
         };
         if groups == 1 {
             task(0);
@@ -157,7 +225,7 @@ fn group_size(panels: usize) -> usize {
 
 /// A block of rows times a group of panels.
 struct GemmTask<'a> {
-    x: &'a [f32],
+    rows: &'a PackedRows,
     weights: &'a PackedWeights,
     range: TaskRange,
 }
@@ -168,9 +236,10 @@ impl GemmTask<'_> {
     fn call(&self, tile: TilePlace) -> TileCall {
         let inputs = self.weights.inputs;
         TileCall {
-            a: self.x[tile.row * inputs..].as_ptr(),
+            a: self.rows.tiles[tile.row * inputs..].as_ptr(),
             b: self.weights.panels[tile.panel * inputs * PANEL..].as_ptr(),
             inputs,
+            height: self.rows.height,
             rows: tile.rows,
             panels: tile.panels,
         }
@@ -187,22 +256,20 @@ fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
         Isa::Avx2 => unsafe { x86::run_avx2(task, epilogue) },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon::run(task, epilogue),
-        _ => {
-            let height = TileHeight::up_to(PORTABLE_TILE);
-            sweep::<false, MAX_TILE, E>(&task.range, epilogue, height, |place, tile| {
-                portable_tile(task.call(place), tile);
-            })
-        }
+        _ => sweep::<false, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
+            portable_tile(task.call(place), tile);
+        }),
     }
 }
 
-/// The arguments of a micro-kernel: `rows` rows of x (at `a`, `inputs` apart) times `panels` (1 or
-/// 2) panels at `b`.
+/// The arguments of a micro-kernel: the first `rows` of a tile of x at `a`, which is (inputs,
+/// height), times `panels` (1 or 2) panels at `b`.
 #[derive(Clone, Copy)]
 struct TileCall {
     a: *const f32,
     b: *const f32,
     inputs: usize,
+    height: usize,
     rows: usize,
     panels: usize,
 }
@@ -219,14 +286,14 @@ pub(super) struct TilePlace {
 /// A micro-kernel's result: row r of the tile at `[r]`.
 pub(super) type OutputTile<const ROWS: usize = MAX_TILE> = [[f32; TILE_COLS]; ROWS];
 /// The most rows of a tile in vector registers.
-pub(super) const MAX_TILE: usize = 12;
+pub(super) const MAX_TILE: usize = 14;
 
 /// The rows of a micro-kernel's tiles.
 #[derive(Clone, Copy)]
 pub(super) struct TileHeight {
     /// The most rows.
     pub(super) most: usize,
-    /// Tiles other than the last have a multiple of so many.
+    /// Tiles have a multiple of so many.
     pub(super) step: usize,
 }
 
@@ -236,8 +303,9 @@ impl TileHeight {
     }
 
     /// The height that divides so many rows into tiles nearly evenly: 16 rows are 8 + 8, not
-    /// 12 + 4.
-    fn of(self, rows: usize) -> usize {
+    /// 14 + 2.
+    pub(super) fn of(self, rows: usize) -> usize {
+        let rows = rows.max(1);
         rows.div_ceil(rows.div_ceil(self.most)).next_multiple_of(self.step)
     }
 }
@@ -247,18 +315,16 @@ impl TileHeight {
 pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
     range: &TaskRange,
     epilogue: &E,
-    height: TileHeight,
     kernel: impl Fn(TilePlace, &mut OutputTile<ROWS>),
 ) {
-    let TaskRange { rows: all, panels: columns, outputs } = range;
+    let TaskRange { rows: all, height, panels: columns, outputs } = range;
     let mut tile: OutputTile<ROWS> = [[0.0; TILE_COLS]; ROWS];
-    let height = height.of(all.len());
     for panel in columns.clone().step_by(PANELS_PER_TILE) {
         let panels = PANELS_PER_TILE.min(columns.end - panel);
         let col = panel * PANEL;
         let width = (panels * PANEL).min(outputs - col);
-        for row in all.clone().step_by(height) {
-            let rows = height.min(all.end - row);
+        for row in all.clone().step_by(*height) {
+            let rows = (*height).min(all.end - row);
             kernel(TilePlace { row, rows, panel, panels }, &mut tile);
             for (r, values) in tile[..rows].iter_mut().enumerate() {
                 // SAFETY: tasks have no row and panel in common, and each tile is finished once.
@@ -268,18 +334,15 @@ pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
     }
 }
 
-const PORTABLE_TILE: usize = 4;
-
 #[inline(always)]
 fn portable_tile(call: TileCall, tile: &mut OutputTile) {
     for (r, out) in tile[..call.rows].iter_mut().enumerate() {
         for p in 0..call.panels {
             let mut acc = [0.0f32; PANEL];
             for k in 0..call.inputs {
-                // SAFETY: the call's pointers cover `rows` x `inputs` of x and `panels` whole
-                // panels.
+                // SAFETY: the call's pointers cover a tile of x and `panels` whole panels.
                 let (a, b) = unsafe {
-                    (*call.a.add(r * call.inputs + k), call.b.add((p * call.inputs + k) * PANEL))
+                    (*call.a.add(k * call.height + r), call.b.add((p * call.inputs + k) * PANEL))
                 };
                 for (j, x) in acc.iter_mut().enumerate() {
                     // SAFETY: as above.

@@ -2,14 +2,14 @@
 
 use std::arch::aarch64::*;
 
-use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, TileHeight, sweep};
+use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, sweep};
 
 /// Lanes of a register, and registers of a panel's row.
 const LANES: usize = 4;
 const REGISTERS: usize = PANEL / LANES;
 
 pub(super) fn run<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
-    sweep::<true, MAX_TILE, E>(&task.range, epilogue, TileHeight::up_to(6), |place, tile| {
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
         for p in 0..call.panels {
             // SAFETY: the call covers its rows and panels.
@@ -28,7 +28,7 @@ pub(super) fn run<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
 }
 
 /// # Safety
-/// The call's pointers cover `R` x `inputs` of x and panel `p`, which is 0 or 1.
+/// The call's pointers cover a tile of at least `R` rows of x and panel `p`, which is 0 or 1.
 unsafe fn multiply<const R: usize>(call: TileCall, tile: &mut OutputTile, p: usize) {
     // SAFETY: by the contract; a tile's row holds two panels.
     unsafe {
@@ -38,7 +38,7 @@ unsafe fn multiply<const R: usize>(call: TileCall, tile: &mut OutputTile, p: usi
             let b: [float32x4_t; REGISTERS] =
                 std::array::from_fn(|i| vld1q_f32(panel.add(k * PANEL + i * LANES)));
             for (r, row) in acc.iter_mut().enumerate() {
-                let a = vld1q_dup_f32(call.a.add(r * call.inputs + k));
+                let a = vld1q_dup_f32(call.a.add(k * call.height + r));
                 for (x, b) in row.iter_mut().zip(b) {
                     *x = vfmaq_f32(*x, a, b);
                 }

@@ -1,26 +1,22 @@
 //! Micro-kernels of x86-64: AVX-512 and AVX2.
 
 use super::{
-    GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, TileHeight, by_size, sweep,
+    GemmTask, MAX_TILE, OutputTile, PANEL, PackedTile, TileCall, TileEpilogue, by_size, sweep,
 };
 use std::arch::x86_64::*;
 
-/// Rows of an AVX-512 tile. Rows of x that are a multiple of 4 KiB apart fall into one set of
-/// the L1 cache, which has eight ways (measured at 3072 inputs: 8 rows 98% of the peak, 12 rows
-/// 83%).
-fn tile_rows(inputs: usize) -> usize {
-    if (inputs * size_of::<f32>()).is_multiple_of(4096) { 8 } else { MAX_TILE }
-}
+/// Rows of a panel that are fetched ahead of their use: the hardware's own prefetching stops at
+/// every page and starts late in the next.
+const AHEAD: usize = 16;
 
 /// # Safety
 /// The CPU has AVX-512 F and DQ, AVX2 and FMA.
 #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
 pub(super) unsafe fn run_avx512<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
-    let height = TileHeight::up_to(tile_rows(task.weights.inputs));
-    sweep::<true, MAX_TILE, E>(&task.range, epilogue, height, |place, tile| {
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
         // SAFETY: the features are those of this function; the call covers its operands.
-        unsafe { by_size!(call, tile, avx512, [1 2 3 4 5 6 7 8 9 10 11 12]) }
+        unsafe { by_size!(call, tile, avx512, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]) }
     });
 }
 
@@ -28,7 +24,7 @@ pub(super) unsafe fn run_avx512<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: 
 /// The CPU has AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
-    sweep::<true, MAX_TILE, E>(&task.range, epilogue, TileHeight::up_to(6), |place, tile| {
+    sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
         // SAFETY: as above. Two panels fill the registers at three rows; taller tiles take one
         // panel at a time.
@@ -61,23 +57,27 @@ unsafe fn by_one_panel(call: TileCall, tile: &mut OutputTile, p: usize) {
 }
 
 /// # Safety
-/// The CPU has AVX-512 F; the call's pointers cover `R` x `inputs` of x and `P` whole
-/// panels.
+/// The CPU has AVX-512 F; the call's pointers cover a tile of at least `R` rows of x and `P`
+/// whole panels.
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
     let mut acc = [[_mm512_setzero_ps(); P]; R];
     let stride = call.inputs * PANEL;
-    for k in 0..call.inputs {
-        // SAFETY: by the contract.
+    let (mut a, mut b) = (call.a, call.b);
+    for _ in 0..call.inputs {
+        // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {
-            let b: [__m512; P] =
-                std::array::from_fn(|p| _mm512_loadu_ps(call.b.add(p * stride + k * PANEL)));
+            let columns: [__m512; P] = std::array::from_fn(|p| _mm512_loadu_ps(b.add(p * stride)));
+            for p in 0..P {
+                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * stride + AHEAD * PANEL).cast());
+            }
             for (r, row) in acc.iter_mut().enumerate() {
-                let a = _mm512_set1_ps(*call.a.add(r * call.inputs + k));
-                for (x, b) in row.iter_mut().zip(b) {
+                let a = _mm512_set1_ps(*a.add(r));
+                for (x, b) in row.iter_mut().zip(columns) {
                     *x = _mm512_fmadd_ps(a, b, *x);
                 }
             }
+            (a, b) = (a.add(call.height), b.add(PANEL));
         }
     }
     for (row, out) in acc.iter().zip(tile) {
@@ -97,8 +97,8 @@ unsafe fn avx2<const R: usize, const P: usize>(call: TileCall, tile: &mut Output
 }
 
 /// # Safety
-/// The CPU has AVX2 and FMA; the call's pointers cover `R` x `inputs` of x and `P` whole
-/// panels; `col + 16 P <= 32`.
+/// The CPU has AVX2 and FMA; the call's pointers cover a tile of at least `R` rows of x and `P`
+/// whole panels; `col + 16 P <= 32`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2_at<const R: usize, const P: usize>(
     call: TileCall,
@@ -115,7 +115,7 @@ unsafe fn avx2_at<const R: usize, const P: usize>(
                 [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))]
             });
             for (r, row) in acc.iter_mut().enumerate() {
-                let a = _mm256_broadcast_ss(&*call.a.add(r * call.inputs + k));
+                let a = _mm256_broadcast_ss(&*call.a.add(k * call.height + r));
                 for (x, b) in row.iter_mut().zip(b) {
                     x[0] = _mm256_fmadd_ps(a, b[0], x[0]);
                     x[1] = _mm256_fmadd_ps(a, b[1], x[1]);
@@ -132,4 +132,67 @@ unsafe fn avx2_at<const R: usize, const P: usize>(
             }
         }
     }
+}
+
+/// Packs as many inputs as whole registers hold, and returns their number.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn pack_avx512(tile: &mut PackedTile<'_>, x: &[f32]) -> usize {
+    let (inputs, height) = (tile.inputs, tile.height);
+    let rows = x.len() / inputs;
+    assert!(rows <= height && height <= PANEL && tile.values.len() == inputs * height);
+    let lanes = ((1u32 << height) - 1) as u16;
+    let whole = inputs / PANEL * PANEL;
+    for k in (0..whole).step_by(PANEL) {
+        let mut block = [_mm512_setzero_ps(); PANEL];
+        for (r, row) in block.iter_mut().enumerate().take(rows) {
+            // SAFETY: x is (rows, inputs), and `k + PANEL <= inputs`.
+            *row = unsafe { _mm512_loadu_ps(x.as_ptr().add(r * inputs + k)) };
+        }
+        for (i, column) in transposed(block).into_iter().enumerate() {
+            // SAFETY: the tile is (inputs, height), and `height` lanes are stored.
+            unsafe {
+                let to = tile.values.as_mut_ptr().add((k + i) * height);
+                _mm512_mask_storeu_ps(to.cast(), lanes, column);
+            }
+        }
+    }
+    whole
+}
+
+/// 16 rows of 16 numbers as columns.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512; PANEL]) -> [__m512; PANEL] {
+    let zero = _mm512_setzero_ps();
+    // Within each 128 bits: pairs of rows, then fours.
+    let (mut pairs, mut fours) = ([zero; PANEL], [zero; PANEL]);
+    for i in 0..PANEL / 2 {
+        pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    for i in 0..PANEL / 4 {
+        for half in 0..2 {
+            let low = _mm512_castps_pd(pairs[4 * i + half]);
+            let high = _mm512_castps_pd(pairs[4 * i + 2 + half]);
+            fours[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            fours[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    }
+    // Then the quarters of 128 bits: fours[4 i + c] has column c + 4 q of rows 4 i to 4 i + 3 in
+    // its quarter q.
+    let mut columns = [zero; PANEL];
+    for c in 0..4 {
+        let a = _mm512_shuffle_f32x4::<0x88>(fours[c], fours[4 + c]);
+        let b = _mm512_shuffle_f32x4::<0xdd>(fours[c], fours[4 + c]);
+        let d = _mm512_shuffle_f32x4::<0x88>(fours[8 + c], fours[12 + c]);
+        let e = _mm512_shuffle_f32x4::<0xdd>(fours[8 + c], fours[12 + c]);
+        columns[c] = _mm512_shuffle_f32x4::<0x88>(a, d);
+        columns[8 + c] = _mm512_shuffle_f32x4::<0xdd>(a, d);
+        columns[4 + c] = _mm512_shuffle_f32x4::<0x88>(b, e);
+        columns[12 + c] = _mm512_shuffle_f32x4::<0xdd>(b, e);
+    }
+    columns
 }
