@@ -333,6 +333,13 @@ struct ValueSums<'a> {
 }
 
 impl ValueSums<'_> {
+    /// `W` columns of a slot's value.
+    #[inline(always)]
+    fn value<const W: usize>(&self, slot: usize, column: usize) -> &[f32; W] {
+        let at = slot * self.dim + column;
+        self.values[at..at + W].first_chunk().unwrap()
+    }
+
     /// Writes a group's `R` rows, which are `stride` apart in `out`.
     #[inline(always)]
     fn write<const FUSED: bool, const R: usize>(
@@ -371,9 +378,8 @@ impl ValueSums<'_> {
             let weights: [&[f32]; R] = std::array::from_fn(|r| {
                 &self.scores[self.plan.starts[group.first + r]..][..group.shared]
             });
-            let rows = self.values[begin * self.dim..].chunks_exact(self.dim);
-            for (j, row) in rows.take(group.shared).enumerate() {
-                let value: &[f32; W] = row[column..column + W].first_chunk().unwrap();
+            for j in 0..group.shared {
+                let value = self.value::<W>(begin + j, column);
                 for r in 0..R {
                     for l in 0..W {
                         acc[r][l] = fma::<FUSED>(weights[r][j], value[l], acc[r][l]);
@@ -381,21 +387,23 @@ impl ValueSums<'_> {
                 }
             }
         }
-        for (r, acc) in acc.iter_mut().enumerate() {
+        // By value: what a loop over rows points to would stay in memory.
+        for (r, mut acc) in acc.into_iter().enumerate() {
             let row = group.first + r;
-            let mut weights = self.scores[self.plan.scores_of(row)][group.shared..].iter();
+            let mut weights = &self.scores[self.plan.scores_of(row)][group.shared..];
             for (slot, len) in own_slots(self.plan.spans[row], group.shared) {
-                let rows = self.values[slot * self.dim..].chunks_exact(self.dim);
-                for (row, &weight) in rows.zip(weights.by_ref().take(len)) {
-                    let value: &[f32; W] = row[column..column + W].first_chunk().unwrap();
+                let (own, rest) = weights.split_at(len);
+                for (j, &weight) in own.iter().enumerate() {
+                    let value = self.value::<W>(slot + j, column);
                     for l in 0..W {
                         acc[l] = fma::<FUSED>(weight, value[l], acc[l]);
                     }
                 }
+                weights = rest;
             }
             let out = &mut out[r * stride + column..][..W];
             for (o, a) in out.iter_mut().zip(acc) {
-                *o = *a * self.scales[row];
+                *o = a * self.scales[row];
             }
         }
     }

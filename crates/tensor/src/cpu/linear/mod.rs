@@ -118,6 +118,9 @@ pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights
     });
 }
 
+/// Numbers that are packed by one task: fewer are not worth a thread's waking.
+const NUMBERS_PER_TASK: usize = 1 << 15;
+
 /// x in tiles of rows, as the micro-kernels read it.
 struct PackedRows {
     count: usize,    // of rows
@@ -131,8 +134,9 @@ impl PackedRows {
         let height = tile_height(isa).of(count);
         let len = count.next_multiple_of(height) * inputs;
         let mut tiles = Vec::with_capacity(len);
-        let parts = tiles.spare_capacity_mut()[..len].par_chunks_mut((height * inputs).max(1));
-        parts.zip(x.par_chunks((height * inputs).max(1))).for_each(|(tile, rows)| {
+        let size = (height * inputs).max(1);
+        let parts = tiles.spare_capacity_mut()[..len].par_chunks_mut(size).zip(x.par_chunks(size));
+        parts.with_min_len(NUMBERS_PER_TASK.div_ceil(size)).for_each(|(tile, rows)| {
             pack_tile(isa, &mut PackedTile { values: tile, height, inputs }, rows);
         });
         // SAFETY: there are as many tiles as chunks of x, and each was written whole.
