@@ -337,7 +337,7 @@ impl ValueSums<'_> {
     #[inline(always)]
     fn value<const W: usize>(&self, slot: usize, column: usize) -> &[f32; W] {
         let at = slot * self.dim + column;
-        self.values[at..at + W].first_chunk().unwrap()
+        self.values[at..].first_chunk().expect("every slot has a value")
     }
 
     /// Writes a group's `R` rows, which are `stride` apart in `out`.
@@ -378,6 +378,7 @@ impl ValueSums<'_> {
             let weights: [&[f32]; R] = std::array::from_fn(|r| {
                 &self.scores[self.plan.starts[group.first + r]..][..group.shared]
             });
+            #[allow(clippy::needless_range_loop, reason = "rows are indexed beside it")]
             for j in 0..group.shared {
                 let value = self.value::<W>(begin + j, column);
                 for r in 0..R {
