@@ -5,6 +5,7 @@
 
 use std::error::Error as StdError;
 
+use dataset::{DatasetError, DatasetProblem};
 use latent_tts::record::RecordError;
 use latent_tts::report::ReportError;
 use latent_tts::tensor::DeviceError;
@@ -43,6 +44,7 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::Annotations(error) | Error::AnnotatedInputsChanged(error) => of_annotations(error),
         Error::Report(error) => of_report(error),
         Error::Corpus { .. } => Some("--data"),
+        Error::Dataset(error) => of_dataset(error),
         Error::NotEmbedded => Some("--model, --reward-model"),
         Error::Model(error) => of_model(error),
         Error::Base { .. } => Some("--base"),
@@ -54,11 +56,23 @@ fn of_library(error: &Error) -> Option<&'static str> {
     }
 }
 
+fn of_dataset(error: &DatasetError) -> Option<&'static str> {
+    match &error.problem {
+        DatasetProblem::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Some("--data takes a file, owner/name of the Hugging Face Hub, or embedded:test")
+        }
+        _ => None,
+    }
+}
+
 fn of_model(error: &ModelError) -> Option<&'static str> {
     match error {
         ModelError::MissingBase { .. }
         | ModelError::OtherBase { .. }
         | ModelError::UnknownModule { .. } => Some("--base"),
+        ModelError::MissingWeights { dir } if dir.join(record::TRAINING_DIR).exists() => {
+            Some("its training has not ended; give `train` its flags again, with --resume")
+        }
         _ => None,
     }
 }
@@ -87,8 +101,8 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::BeamMemory { .. } => {
             Some("--memory, --beam-width, --beam-candidates, or --aggregate without beam")
         }
-        EngineError::TooMany { .. } => Some("--trajectories, --thoughts, --rollouts"),
-        EngineError::RolloutMemory { .. } => Some("--memory, --trajectories, --max-new-tokens"),
+        EngineError::TooMany { .. } => Some("--samples, --thoughts, --rollouts"),
+        EngineError::RolloutMemory { .. } => Some("--memory, --samples, --max-new-tokens"),
         _ => None,
     }
 }
