@@ -4,9 +4,10 @@
 //! parentheses.
 
 use std::error::Error as StdError;
+use std::path::Path;
 
 use dataset::{DatasetError, DatasetProblem};
-use latent_tts::record::RecordError;
+use latent_tts::record::{RecordError, RunDir};
 use latent_tts::report::ReportError;
 use latent_tts::tensor::DeviceError;
 use latent_tts::train::TrainError;
@@ -113,6 +114,9 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
         RecordError::Write { .. } => Some("--resume where the command has it, or --out"),
         RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
         RecordError::LatentsKept { .. } => Some("--latents"),
+        RecordError::NotARun { path } if holds_runs(path) => {
+            Some("there are runs in it; name them, as with DIR/*")
+        }
         RecordError::Locked { .. }
         | RecordError::NotADirectory { .. }
         | RecordError::Version { .. }
@@ -122,6 +126,12 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
         | RecordError::InvalidLine { .. } => Some("--out"),
         _ => None,
     }
+}
+
+/// Whether a folder has run directories directly below it.
+fn holds_runs(folder: &Path) -> bool {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| RunDir::open(path).is_ok())
 }
 
 fn of_annotations(error: &AnnotationError) -> Option<&'static str> {

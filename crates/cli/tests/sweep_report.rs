@@ -89,6 +89,7 @@ fn unreadable_runs_are_rejected() {
         .refused(&["nowhere is not a run directory: it does not exist", "eval"]);
     sandbox.run(&["report"]).refused(&["RUN"]);
     sandbox.eval(&["--out", "run"]).ok();
+    sandbox.run(&["report", "."]).refused(&["no manifest.json", "there are runs in it"]);
 
     let samples = sandbox.read("run/samples.jsonl");
     let half = &samples[..samples.len() / 2];
