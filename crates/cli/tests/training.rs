@@ -305,7 +305,7 @@ fn invalid_training_requests_are_rejected() {
     reasoner(&sandbox, &["--out", "train.json/m"]).refused(&["train.json is a file", "--out"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     train(&sandbox, "reward", &["--model", "narrow", "--annotations", "nowhere", "--out", "rm"])
-        .refused(&["nowhere", "check that it is there"]);
+        .refused(&["nowhere holds no annotations", "`annotate` wrote"]);
     train(&sandbox, "reward", &["--model", "narrow", "--out", "rm"])
         .refused(&["--annotations DIR"]);
     assert!(!sandbox.path("rm").exists(), "a refused training leaves a directory");
