@@ -68,7 +68,7 @@ fn curve(run: &RunData, metric: MetricName, index: usize, with_band: bool) -> Op
         })
         .collect();
     // Every other line is dashed, so that equal ones are both seen.
-    let line = if index % 2 == 0 { LineStyle::Solid } else { LineStyle::Dashed };
+    let line = if index.is_multiple_of(2) { LineStyle::Solid } else { LineStyle::Dashed };
     let style = SeriesStyle { line, ..SeriesStyle::line(COLOURS[index % COLOURS.len()]) };
     let style = match with_band {
         true => style,
