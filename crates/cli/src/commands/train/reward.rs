@@ -30,10 +30,6 @@ use crate::printer::Printer;
 /// Runs `train reward`.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
-    ensure!(
-        args.objective == ObjectiveKind::Untrained || !args.annotations.is_empty(),
-        "nothing to learn from; pass --annotations DIR, which `annotate` writes"
-    );
     let annotations =
         args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
@@ -119,6 +115,9 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         device: device.clone(),
     };
     task.check()?;
+    if args.objective != ObjectiveKind::Untrained {
+        check_labels(args, &task.annotations)?;
+    }
     let _lock = lock_out(&args.out)?;
     if args.objective == ObjectiveKind::Untrained {
         write_files()?;
@@ -128,11 +127,6 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    if task.annotations.iter().all(Annotations::is_empty) {
-        let dirs: Vec<String> =
-            args.annotations.iter().map(|dir| dir.display().to_string()).collect();
-        bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
-    }
     if args.held_out.is_none() {
         let why = "no held-out annotations, so how well it ranks is not measured";
         printer.note(&format!("note: {why}; --held-out DIR gives it"));
@@ -141,6 +135,20 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let [model, out] = [&args.model, &args.out.display().to_string()].map(|dir| shell_quoted(dir));
     let next = format!("latent-tts eval --model {model} --reward-model {out}");
     run_training(&mut task, &device, &train_config, printer, Destination { out: &args.out, next })
+}
+
+/// Refuses to train on no labels, before anything is written.
+fn check_labels(args: &RewardArgs, annotations: &[Annotations]) -> Result<()> {
+    ensure!(
+        !args.annotations.is_empty(),
+        "nothing to learn from; pass --annotations DIR, which `annotate` writes"
+    );
+    if annotations.iter().all(Annotations::is_empty) {
+        let dirs: Vec<String> =
+            args.annotations.iter().map(|dir| dir.display().to_string()).collect();
+        bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
+    }
+    Ok(())
 }
 
 /// The reference reasoner that the flags name.
