@@ -21,6 +21,7 @@ pytestmark = pytest.mark.ray
 EVAL = ("eval", "--data", "embedded:ood", "--limit", "60", "-n", "8", "--latents", "--p", "0.2",
         "--questions-per-task", "4")  # fmt: skip
 ANNOTATE = ("annotate", "--limit", "48", "-n", "4", "-m", "4", "--per-shard", "6")
+ACTORS = ("--actors", "2", "--quiet")
 WRITTEN = {"eval": "samples.jsonl", "annotate": "*.safetensors"}
 QUIET = {"PYTHONWARNINGS": "ignore", "RAY_AUTH_MODE": "disabled", "RAY_DISABLE_IMPORT_WARNING": "1"}
 
@@ -39,11 +40,26 @@ def alone(reasoner: Reasoner, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    line = [sys.executable, "-m", "latent_tts.ray", *arguments, "--actors", "2", "--quiet"]
-    environment = {**os.environ, **QUIET}
+    return run_python("-m", "latent_tts.ray", *arguments, *ACTORS)
+
+
+def start_in_turn(jobs: list[tuple[str, ...]]) -> subprocess.Popen[str]:
+    """Commands one after the other on one cluster, which takes longer to start than they take."""
+    program = f"""
+import sys
+from latent_tts.ray.__main__ import main
+for job in {jobs!r}:
+    sys.argv[1:] = [*job, *{ACTORS!r}]
+    if code := main():
+        sys.exit(code)
+"""
+    return run_python("-c", program)
+
+
+def run_python(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        [sys.executable, *arguments], env={**os.environ, **QUIET}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
@@ -118,11 +134,16 @@ def test_a_killed_driver_is_resumed(command: str, alone: Path, tmp_path: Path) -
     assert before < _size(out / WRITTEN[command])
 
 
-def test_a_sweep_is_one_processs(reasoner: Reasoner, tmp_path: Path) -> None:
-    reasoner.sweep(p=[0.1, 0.3], limit=6, n=4, seed=3, out=tmp_path / "a", progress=False)
-    finish(start("sweep", "--p", "0.1,0.3", "--limit", "6", "-n", "4", "--seed", "3",
-                 "--out", str(tmp_path / "b")))  # fmt: skip
-    assert files(tmp_path / "a") == files(tmp_path / "b")
+def test_undisturbed_jobs_are_one_processs(
+    reasoner: Reasoner, alone: Path, tmp_path: Path
+) -> None:
+    reasoner.sweep(p=[0.1, 0.3], limit=6, n=4, seed=3, out=tmp_path / "alone", progress=False)
+    sweep = ("sweep", "--p", "0.1,0.3", "--limit", "6", "-n", "4", "--seed", "3")
+    jobs = [(*job, "--out", str(tmp_path / job[0])) for job in (EVAL, ANNOTATE, sweep)]
+    finish(start_in_turn(jobs))
+    compare("eval", tmp_path / "eval", alone)
+    compare("annotate", tmp_path / "annotate", alone)
+    assert files(tmp_path / "sweep") == files(tmp_path / "alone")
 
 
 def test_bad_arguments_are_one_line() -> None:

@@ -4,8 +4,10 @@
 //! parentheses.
 
 use std::error::Error as StdError;
+use std::path::Path;
 
-use latent_tts::record::RecordError;
+use dataset::{DatasetError, DatasetProblem};
+use latent_tts::record::{RecordError, RunDir};
 use latent_tts::report::ReportError;
 use latent_tts::tensor::DeviceError;
 use latent_tts::train::TrainError;
@@ -43,6 +45,7 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::Annotations(error) | Error::AnnotatedInputsChanged(error) => of_annotations(error),
         Error::Report(error) => of_report(error),
         Error::Corpus { .. } => Some("--data"),
+        Error::Dataset(error) => of_dataset(error),
         Error::NotEmbedded => Some("--model, --reward-model"),
         Error::Model(error) => of_model(error),
         Error::Base { .. } => Some("--base"),
@@ -54,11 +57,23 @@ fn of_library(error: &Error) -> Option<&'static str> {
     }
 }
 
+fn of_dataset(error: &DatasetError) -> Option<&'static str> {
+    match &error.problem {
+        DatasetProblem::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Some("--data takes a file, owner/name of the Hugging Face Hub, or embedded:test")
+        }
+        _ => None,
+    }
+}
+
 fn of_model(error: &ModelError) -> Option<&'static str> {
     match error {
         ModelError::MissingBase { .. }
         | ModelError::OtherBase { .. }
         | ModelError::UnknownModule { .. } => Some("--base"),
+        ModelError::MissingWeights { dir } if dir.join(record::TRAINING_DIR).exists() => {
+            Some("its training has not ended; give `train` its flags again, with --resume")
+        }
         _ => None,
     }
 }
@@ -87,8 +102,8 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::BeamMemory { .. } => {
             Some("--memory, --beam-width, --beam-candidates, or --aggregate without beam")
         }
-        EngineError::TooMany { .. } => Some("--trajectories, --thoughts, --rollouts"),
-        EngineError::RolloutMemory { .. } => Some("--memory, --trajectories, --max-new-tokens"),
+        EngineError::TooMany { .. } => Some("--samples, --thoughts, --rollouts"),
+        EngineError::RolloutMemory { .. } => Some("--memory, --samples, --max-new-tokens"),
         _ => None,
     }
 }
@@ -99,6 +114,9 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
         RecordError::Write { .. } => Some("--resume where the command has it, or --out"),
         RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
         RecordError::LatentsKept { .. } => Some("--latents"),
+        RecordError::NotARun { path } if holds_runs(path) => {
+            Some("there are runs in it; name them, as with DIR/*")
+        }
         RecordError::Locked { .. }
         | RecordError::NotADirectory { .. }
         | RecordError::Version { .. }
@@ -108,6 +126,12 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
         | RecordError::InvalidLine { .. } => Some("--out"),
         _ => None,
     }
+}
+
+/// Whether a folder has run directories directly below it.
+fn holds_runs(folder: &Path) -> bool {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| RunDir::open(path).is_ok())
 }
 
 fn of_annotations(error: &AnnotationError) -> Option<&'static str> {

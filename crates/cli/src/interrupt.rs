@@ -2,19 +2,27 @@
 //!
 //! Records on disk are kept and everything else can be recomputed, so the current batch is not
 //! awaited: the first signal ends the process with exit code 3 as soon as no record is being
-//! written. If that write hangs (a dead network disk), a second signal ends the process at once.
-//! Commands that can be resumed [`listen`] from their first moment on; a training then has its flag
-//! set instead, and saves its state. SIGHUP stays ignored under `nohup`. SIGXFSZ (a limit of file
-//! sizes) is an error of the write that exceeds it, and ends the process as a signal does.
+//! written. If that write hangs (a dead network disk), a second signal, a second later or more,
+//! ends the process at once. Commands that can be resumed [`listen`] from their first moment on; a
+//! training then has its flag set instead, and saves its state. SIGHUP stays ignored under `nohup`.
+//! SIGXFSZ (a limit of file sizes) is an error of the write that exceeds it, and ends the process
+//! as a signal does.
 
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+#[cfg(unix)]
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 /// Exit code of an interrupted run, which `--resume` continues.
 pub const INTERRUPTED: u8 = 3;
+
+/// Signals within this time of the first are the same request: `timeout`, shells and schedulers
+/// signal a process and then its group, and a training must still save its state.
+#[cfg(unix)]
+const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// A process-wide lock that writers hold; a signal ends the process only while it is free.
 #[derive(Debug, Clone)]
@@ -85,11 +93,16 @@ impl SignalListener {
         }
         let mut signals = signal_hook::iterator::Signals::new(handled).context(failed)?;
         let listen = move || {
-            for (count, signal) in signals.forever().enumerate() {
-                if count > 0 {
-                    std::process::exit(128 + signal);
+            let mut first: Option<Instant> = None;
+            for signal in signals.forever() {
+                match first {
+                    None => {
+                        first = Some(Instant::now());
+                        self.handle();
+                    }
+                    Some(at) if at.elapsed() < ONE_REQUEST => {}
+                    Some(_) => std::process::exit(128 + signal),
                 }
-                self.handle();
             }
         };
         let started = std::thread::Builder::new().name("signals".into()).spawn(listen);
@@ -106,7 +119,12 @@ impl SignalListener {
     fn handle(&self) {
         let on_signal = self.on_signal.lock().unwrap_or_else(PoisonError::into_inner);
         match &*on_signal {
-            OnSignal::SetFlag(flag) => flag.store(true, Ordering::Relaxed),
+            OnSignal::SetFlag(flag) => {
+                flag.store(true, Ordering::Relaxed);
+                crate::printer::stderr_line(
+                    "interrupted; the state is saved after this step; a second signal ends at once",
+                );
+            }
             OnSignal::Exit(message) => {
                 let (guard, message) = (self.guard.clone(), message.clone());
                 std::thread::spawn(move || guard.uninterrupted(|| exit_interrupted(&message)));

@@ -184,7 +184,7 @@ fn unknown_embedded_splits_are_rejected() {
         ("embedded:nope", ["embedded:nope", "train, valid, test, hard and ood"]),
         ("embedded:test:5", ["embedded:test:5", "embedded:test:0..1000"]),
         ("embedded:test:9..2", ["embedded:test:9..2", "is empty"]),
-        ("embedded", ["embedded", "No such file"]),
+        ("embedded", ["embedded", "no such file"]),
     ] {
         for command in ["eval", "sweep", "annotate"] {
             sandbox.run(&[command, "--data", data]).refused(&words);

@@ -312,6 +312,35 @@ fn signals_before_the_first_record_end_as_an_interruption_does() {
     }
 }
 
+/// `timeout` signals its child and then the group: two signals at once are one request, so that the
+/// state is saved.
+#[cfg(target_os = "linux")]
+#[test]
+fn two_signals_at_once_are_one_interruption() {
+    let sandbox = CliSandbox::new();
+    let args = ["train", "reasoner", "--mode", "cot", "--width", "32", "--layers", "1", "--heads"];
+    let more = ["2", "--batch", "8", "--steps", "100000", "--device", "cpu", "--out", "m"];
+    let mut command = sandbox.command(&[&args[..], &more].concat());
+    let piped = std::process::Stdio::piped;
+    let child = command.stdout(piped()).stderr(piped()).spawn().unwrap();
+    let start = std::time::Instant::now();
+    let log = sandbox.path("m/training/log.jsonl");
+    while std::fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
+        assert!(start.elapsed().as_secs() < 60, "no step within a minute");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    // While it is stopped both signals become pending, and then come together.
+    for name in ["-STOP", "-TERM", "-INT", "-CONT"] {
+        let mut kill = std::process::Command::new("kill");
+        assert!(kill.args([name, &child.id().to_string()]).status().unwrap().success());
+    }
+    let ended = support::command_output(child.wait_with_output().unwrap());
+    assert_eq!(ended.code, Some(3), "{}", ended.err);
+    assert!(ended.err.contains("the state is saved; continue with"), "{}", ended.err);
+    assert!(sandbox.path("m/training/state.safetensors").exists());
+    sandbox.run(&["solve", "--model", "m", "2 + 2?"]).refused(&["no weights", "with --resume"]);
+}
+
 #[test]
 fn a_limit_of_file_sizes_ends_as_an_interruption_does() {
     let sandbox = CliSandbox::new();

@@ -168,6 +168,7 @@ fn models_are_found_by_path_and_by_hugging_face_id() {
     assert!(inspect("org/tiny").ok().json()["dir"].as_str().unwrap().ends_with("snapshots/bbb"));
     inspect("org/absent").refused(&["org/absent", "hf download"]);
     inspect("./nowhere").refused(&["./nowhere", "no such directory"]);
+    inspect("nowhere.gguf").refused(&["nowhere.gguf", "no such file; check the path"]);
     sandbox.run(&["solve", "--model", "model", "  "]).refused(&["empty"]);
     sandbox.run(&["solve", "--model", "model", "-"]).refused(&["empty"]);
     sandbox.run(&["solve", "--model", "model"]).refused(&["TEXT"]);

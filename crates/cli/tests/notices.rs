@@ -171,7 +171,10 @@ fn solve_shows_every_trajectory_on_request() {
     assert!(shown.contains("(its answer), by thought"), "{shown}");
     assert!(!solve(&[]).out.contains("rewards of thoughts; text"));
     let cut = solve(&["--max-new-tokens", "1"]).out;
-    assert!(cut.contains("none: no number in, e.g., \"###\"") && cut.contains("--show"), "{cut}");
+    assert!(
+        cut.contains("none: no answer is found in, e.g., \"###\"") && cut.contains("--show"),
+        "{cut}"
+    );
 }
 
 #[test]

@@ -84,9 +84,12 @@ fn several_runs_are_compared() {
 #[test]
 fn unreadable_runs_are_rejected() {
     let sandbox = CliSandbox::new();
-    sandbox.run(&["report", "nowhere"]).refused(&["nowhere is not a run directory", "eval"]);
+    sandbox
+        .run(&["report", "nowhere"])
+        .refused(&["nowhere is not a run directory: it does not exist", "eval"]);
     sandbox.run(&["report"]).refused(&["RUN"]);
     sandbox.eval(&["--out", "run"]).ok();
+    sandbox.run(&["report", "."]).refused(&["no manifest.json", "there are runs in it"]);
 
     let samples = sandbox.read("run/samples.jsonl");
     let half = &samples[..samples.len() / 2];
@@ -264,6 +267,11 @@ fn invalid_sweeps_are_rejected_before_anything_is_written() {
     sandbox
         .run(&["sweep", "--model", "model", "--p", "0.1", "--data", "embedded:nope"])
         .refused(&["embedded:nope", "(--data)"]);
+    sandbox.run(&["sweep", "--model", "model", "--p", "0.1", "--data", "nope.json"]).refused(&[
+        "nope.json: there is no such file",
+        "(--data takes a file",
+        "embedded:test",
+    ]);
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
     sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 3", "reads version 1"]);

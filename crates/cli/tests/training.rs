@@ -305,7 +305,10 @@ fn invalid_training_requests_are_rejected() {
     reasoner(&sandbox, &["--out", "train.json/m"]).refused(&["train.json is a file", "--out"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     train(&sandbox, "reward", &["--model", "narrow", "--annotations", "nowhere", "--out", "rm"])
-        .refused(&["nowhere"]);
+        .refused(&["nowhere holds no annotations", "`annotate` wrote"]);
+    train(&sandbox, "reward", &["--model", "narrow", "--out", "rm"])
+        .refused(&["--annotations DIR"]);
+    assert!(!sandbox.path("rm").exists(), "a refused training leaves a directory");
     train(&sandbox, "reward", &["--model", "absent", "--out", "rm", "--objective", "untrained"])
         .refused(&["absent"]);
 }
@@ -349,7 +352,8 @@ fn a_training_explains_itself() {
     let sandbox = with_corpus();
     sandbox.run(&["corpus", "--split", "valid", "--count", "4", "--out", "valid.json"]).ok();
     let flags = ["--mode", "cot", "--held-out", "valid.json", "--eval-every", "2", "--steps", "4"];
-    let done = reasoner(&sandbox, &[&flags[..], &["--out", "models/cot"]].concat()).ok();
+    let out = ["--preset", "tiny", "--out", "models/cot"];
+    let done = reasoner(&sandbox, &[&flags[..], &out].concat()).ok();
     for words in [
         "of disk in models/cot/training",
         "the first step may take longer",
@@ -360,7 +364,9 @@ fn a_training_explains_itself() {
     }
     assert!(!done.err.contains("no page"), "{}", done.err);
     assert!(done.out.contains("learning curves are in models/cot/training/report.html"));
-    assert!(done.out.contains("next: latent-tts train reasoner --mode latent --init models/cot"));
+    let next =
+        "next: latent-tts train reasoner --preset tiny --mode latent --init models/cot --data";
+    assert!(done.out.contains(next), "{}", done.out);
     let page = String::from_utf8(sandbox.read("models/cot/training/report.html")).unwrap();
     assert!(page.contains("Training of cot"));
 }
@@ -369,10 +375,13 @@ fn a_training_explains_itself() {
 fn a_reward_model_of_the_embedded_reasoner_is_trained() {
     let sandbox = CliSandbox::new();
     let labels = ["annotate", "--data", "embedded:train:5..37", "--labels", "final", "-n", "4"];
-    sandbox.run(&[&labels[..], &["--out", "labels"]].concat()).ok();
+    let done = sandbox.run(&[&labels[..], &["--out", "labels"]].concat()).ok();
+    let next = "next: latent-tts train reward --model embedded --annotations labels";
+    assert!(done.out.contains(next), "{}", done.out);
     let flags = ["--model", "embedded", "--annotations", "labels", "--out", "rm", "--steps", "1"];
     let done = train(&sandbox, "reward", &[&flags[..], &["--batch", "2"]].concat()).ok();
     assert!(done.out.contains("next: latent-tts eval --model embedded --reward-model rm"));
+    assert!(done.err.contains("--held-out DIR"), "{}", done.err);
     let eval = ["eval", "--reward-model", "rm", "--limit", "1", "--samples", "2", "--no-report"];
     sandbox.run(&eval).ok();
     let reference = ["--reference", "reasoner", "--out", "rm-2"];

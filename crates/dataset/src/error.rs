@@ -24,7 +24,7 @@ pub struct DatasetError {
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetProblem {
     /// The file could not be opened or read.
-    #[error("cannot be read: {0}")]
+    #[error("{}", describe_io(.0))]
     Io(#[from] io::Error),
     /// The file is larger than [`MAX_BYTES`].
     #[error("is larger than {MAX_BYTES} bytes; split it")]
@@ -116,5 +116,12 @@ impl DatasetProblem {
         let reason = message.rsplit_once(" at line ").map_or(&*message, |(reason, _)| reason);
         let place = FilePosition::Column(lines_before + error.line(), error.column());
         DatasetProblem::Syntax { place, reason: reason.to_owned() }
+    }
+}
+
+fn describe_io(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "there is no such file; check the path".to_owned(),
+        _ => format!("cannot be read: {error}"),
     }
 }

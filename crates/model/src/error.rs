@@ -16,7 +16,7 @@ pub enum ModelError {
     Device(#[from] tensor::DeviceError),
 
     /// An I/O error.
-    #[error("{}: {error}", path.display())]
+    #[error("{}: {}", path.display(), describe_io(error))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -529,6 +529,13 @@ pub enum ModelError {
 impl ModelError {
     pub(crate) fn io(path: &Path, error: std::io::Error) -> ModelError {
         ModelError::Io { path: path.to_path_buf(), error }
+    }
+}
+
+fn describe_io(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
+        _ => error.to_string(),
     }
 }
 

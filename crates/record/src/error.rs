@@ -35,7 +35,8 @@ pub enum RecordError {
     },
     /// A directory that should hold a run does not.
     #[error(
-        "{path} is not a run directory: it has no manifest.json; name a directory that `eval` wrote"
+        "{path} is not a run directory: {}; name a directory that `eval` wrote",
+        if path.exists() { "it has no manifest.json" } else { "it does not exist" }
     )]
     NotARun {
         /// The directory.

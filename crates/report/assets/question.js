@@ -73,7 +73,7 @@ function lens(q) {
     const row = make("tr", {}, make("th", { scope: "row" }, `${t + 1}`));
     for (const [text, share] of tokens) {
       const tip = `${JSON.stringify(text)}: ${(share / 10).toFixed(1)}%`;
-      row.append(make("td", { "data-tip": tip, style: `opacity:${(0.35 + 0.65 * (share / 1000)).toFixed(2)}` }, text.trim() || JSON.stringify(text)));
+      row.append(make("td", { "data-tip": tip, style: `opacity:${(0.55 + 0.45 * (share / 1000)).toFixed(2)}` }, text.trim() || JSON.stringify(text)));
     }
     table.append(row);
   });

@@ -86,7 +86,13 @@ fn lead(runs: &[RunData], best_run: Option<&BestRun>) -> String {
     let which = match (best_run, runs.len()) {
         (_, 1) => String::new(),
         (Some(best_run), _) => best_run_sentence(runs, best_run),
-        (None, _) => format!("The run with the largest coverage is {}. ", run.label),
+        (None, _) => {
+            let ties = runs
+                .iter()
+                .filter(|other| !std::ptr::eq(*other, run) && other.coverage() == run.coverage());
+            let ties: Vec<&str> = ties.map(|other| other.label.as_str()).collect();
+            format!("The run with the largest coverage is {}{}. ", run.label, as_large(&ties))
+        }
     };
     let share = |name, k| run.metric(name, k).map(|interval| percent(interval.value));
     let mut text = match share(MetricName::Greedy, 1) {
@@ -121,15 +127,20 @@ fn best_run_sentence(runs: &[RunData], best_run: &BestRun) -> String {
     let label = |index: usize| runs.get(index).map_or("", |run| run.label.as_str());
     let metric = rules::display_name(best_run.metric);
     let ties: Vec<&str> = best_run.ties.iter().map(|index| label(*index)).collect();
-    let ties = match &ties[..] {
+    format!(
+        "The run with the largest {metric} of {} trajectories is {}{}. ",
+        best_run.k,
+        label(best_run.index),
+        as_large(&ties)
+    )
+}
+
+/// The runs that tie with the best one, in parentheses.
+fn as_large(ties: &[&str]) -> String {
+    match ties {
         [] => String::new(),
         ties => format!(" (as large: {}; majority decides)", ties.join("; ")),
-    };
-    format!(
-        "The run with the largest {metric} of {} trajectories is {}{ties}. ",
-        best_run.k,
-        label(best_run.index)
-    )
+    }
 }
 
 /// A table of all runs with every rule at k = N.
@@ -179,36 +190,43 @@ fn summary_row(run: &RunData, shown: &[MetricName]) -> String {
     )
 }
 
-/// A table of accuracy with replaced thoughts for each run that has one.
+/// A table of accuracy with replaced thoughts, of all runs that have one.
 fn ablations(runs: &[RunData]) -> String {
-    let row = |row: &AblationRow| {
+    // The name of a run stands in its first row; a single run needs none.
+    let named = |name: &str| match runs {
+        [_] => String::new(),
+        _ => format!("<th>{}</th>", escape(name)),
+    };
+    let row = |name: &str, row: &AblationRow| {
         format!(
-            "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-            row.name, row.accuracy, row.difference, row.changed, row.meaning
+            "<tr>{}<th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+            named(name),
+            row.name,
+            row.accuracy,
+            row.difference,
+            row.changed,
+            row.meaning
         )
     };
-    let table = |run: &RunData| {
-        let body: String = ablation::rows(run.ablation.as_ref()?).iter().map(row).collect();
-        let title = match runs {
-            [_] => String::new(),
-            _ => format!("<h3>{}</h3>\n", escape(&run.label)),
-        };
-        Some(format!(
-            "{title}<div class=\"wide\"><table>\n<thead><tr><th>thoughts</th><th>accuracy</th>\
-             <th>difference to clean</th><th>answers changed</th><th>what is fed</th></tr></thead>\n\
-             <tbody>\n{body}</tbody></table></div>\n"
-        ))
+    let rows_of = |run: &RunData| {
+        let rows = ablation::rows(run.ablation.as_ref()?);
+        let names = std::iter::once(run.label.as_str()).chain(std::iter::repeat(""));
+        Some(rows.iter().zip(names).map(|(one, name)| row(name, one)).collect::<String>())
     };
-    let tables: String = runs.iter().filter_map(table).collect();
-    if tables.is_empty() {
-        return tables;
+    let body: String = runs.iter().filter_map(rows_of).collect();
+    if body.is_empty() {
+        return body;
     }
     format!(
-        "<section id=\"ablation\">\n<h2>Are the thoughts used?</h2>\n{tables}\
+        "<section id=\"ablation\">\n<h2>Are the thoughts used?</h2>\n\
+         <div class=\"wide\"><table>\n<thead><tr>{}<th>thoughts</th><th>accuracy</th>\
+         <th>difference to clean</th><th>answers changed</th><th>what is fed</th></tr></thead>\n\
+         <tbody>\n{body}</tbody></table></div>\n\
          <p class=\"caption\">Accuracy in % of the greedy run when its thoughts are replaced, with \
          95% intervals; the difference to the clean run is paired by question. A \
          reasoner that reads its thoughts loses accuracy where they are another question's.</p>\n\
-         </section>\n"
+         </section>\n",
+        named("run")
     )
 }
 

@@ -88,7 +88,7 @@ const EXAMPLE_CHARS: usize = 72;
 /// Why trajectories have no answer, with examples of what they say instead.
 fn write_unanswered(text: &mut String, unanswered: &Unanswered) {
     let Unanswered { share, empty, truncated, not_found, examples } = unanswered;
-    text.push_str(&format!("\n{} % of trajectories have no answer\n", percent(*share)));
+    text.push_str(&format!("\n{}% of trajectories have no answer\n", percent(*share)));
     let reasons = [
         (not_found, "no answer is found in the text"),
         (truncated, "the limit of answer tokens ends the text (--max-new-tokens)"),
@@ -220,7 +220,11 @@ fn write_legend(text: &mut String, rows: &[RuleRow], others: &[RuleRow]) {
     rows.iter().for_each(|row| line(row.label, row.meaning));
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|row| row.label).collect();
-        line("", &format!("{} are in results.json (--aggregate prints them)", names.join(", ")));
+        let rest = match names[..] {
+            [name] => format!("{name} is in results.json (--aggregate prints it)"),
+            _ => format!("{} are in results.json (--aggregate prints them)", names.join(", ")),
+        };
+        line("", &rest);
     }
 }
 
@@ -384,6 +388,9 @@ mod tests {
     #[test]
     fn rules_without_a_row_are_named_below() {
         let metric = |name| Metric { name, k: 4, value: 0.5, low: 0.4, high: 0.6, seeds: 1 };
+        let one = [MetricName::Majority, MetricName::Likelihood].map(metric).to_vec();
+        let text = render(&Results { metrics: one, ..Results::default() }, wide(80));
+        assert!(text.contains("likely is in results.json"), "{text}");
         let metrics = [MetricName::Majority, MetricName::Likelihood, MetricName::Combined]
             .map(metric)
             .to_vec();

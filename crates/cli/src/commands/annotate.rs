@@ -13,16 +13,16 @@ use latent_tts::train::annotate::{
     AnnotationCounts, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
 };
 use latent_tts::train::corpus::Split;
-use latent_tts::{Annotator, ModelSelection, OnExisting, Question, SamplingOptions};
+use latent_tts::{Annotator, EMBEDDED, ModelSelection, OnExisting, Question, SamplingOptions};
 use serde_json::{Value, json};
 
 use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, StoredDtypeKind};
-use crate::interrupt::{self, InterruptGuard};
+use crate::interrupt::{self, InterruptGuard, shell_quoted};
 use crate::load::{NO_REWARD_MODEL, load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
 use crate::{settings, too_long};
 
-/// Default of `--trajectories`.
+/// Default of `--samples`.
 const DEFAULT_TRAJECTORIES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 /// Default of `--rollouts`.
 const DEFAULT_ROLLOUTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
@@ -67,8 +67,15 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let annotation = AnnotationJob { annotator, index: &index, part: job.part, write_lock };
     annotation.run(&store, &questions, &mut progress)?;
     progress.check_kept(&out)?;
-    printer.result(&progress.to_json(&out, &index), || progress.text(&out))?;
+    let next = (job.part.of == 1).then(|| next_command(args.model.as_deref(), &out));
+    printer.result(&progress.to_json(&out, &index), || progress.text(&out, next))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The training that reads these labels.
+fn next_command(model: Option<&str>, out: &Path) -> String {
+    let [model, out] = [model.unwrap_or(EMBEDDED), &out.display().to_string()].map(shell_quoted);
+    format!("latent-tts train reward --model {model} --annotations {out} --out models/reward")
 }
 
 /// The flags as options, resolved before any file is read.
@@ -187,7 +194,7 @@ impl AnnotateProgress {
         bail!(
             "nothing is labelled in {}: of {} {all_right} have only right trajectories \
              and {all_wrong} only wrong ones; take questions that the model solves now and then \
-             (--data, --limit), or sample more trajectories (--trajectories) of a stronger \
+             (--data, --limit), or sample more trajectories (--samples) of a stronger \
              perturbation (--p)",
             out.display(),
             count(self.questions, "question")
@@ -214,7 +221,7 @@ impl AnnotateProgress {
         })
     }
 
-    fn text(&self, out: &Path) -> String {
+    fn text(&self, out: &Path, next: Option<String>) -> String {
         let Self {
             questions,
             kept,
@@ -226,8 +233,9 @@ impl AnnotateProgress {
         let took = format_duration(self.start.elapsed().as_secs_f64());
         format!(
             "{kept} of {questions} questions kept ({all_right} all right, {all_wrong} all wrong): \
-             {thoughts} labelled thoughts from {rollouts} rollouts in {took}\nlabels are in {}",
-            out.display()
+             {thoughts} labelled thoughts from {rollouts} rollouts in {took}\nlabels are in {}{}",
+            out.display(),
+            next.map(|next| format!("\nnext: {next}")).unwrap_or_default()
         )
     }
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
+use latent_tts::report::table::count;
 use latent_tts::{
     Aggregator, Lens, LensToken, Reply, Request, RewardReduction, SamplingParams, StageSeconds,
     Trajectory, aggregate, grade,
@@ -266,7 +267,7 @@ impl SolveReport<'_> {
     fn lens(&self) -> String {
         let chosen = self.reply.chosen.map(|i| &self.trajectories()[i]);
         let named = [
-            chosen.map(|t| (format!("thoughts of trajectory {}", t.number), t)),
+            chosen.map(|t| (format!("thoughts of trajectory {}, the chosen one", t.number), t)),
             self.reply.greedy.as_ref().map(|t| ("thoughts of the greedy one".to_owned(), t)),
         ];
         let mut text = String::new();
@@ -328,8 +329,8 @@ impl SolveReport<'_> {
         if let Some(silent) = silent.filter(|_| !self.show) {
             let said: String = silent.text.chars().take(60).collect();
             text.push_str(&format!(
-                "none: no number in, e.g., {said:?}; --show prints all, --max-new-tokens lets them go \
-                 on\n"
+                "none: no answer is found in, e.g., {said:?}; --show prints all, --max-new-tokens \
+                 lets them go on\n"
             ));
         }
         if self.has_rewards() {
@@ -362,7 +363,8 @@ impl SolveReport<'_> {
         if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.beam) {
             let rewards = beam.best.process_rewards.as_deref().unwrap_or_default();
             let rewards = format_process_rewards(rewards);
-            let content = format!("{} beams x {}{rewards}", size.width, size.candidates);
+            let beams = count(size.width.get(), "beam");
+            let content = format!("{beams} x {}{rewards}", size.candidates);
             text.push_str(&labelled("search", &content));
         }
         if let Some(stopped) = self.reply.stopped {

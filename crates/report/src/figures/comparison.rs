@@ -3,8 +3,8 @@
 use record::MetricName;
 
 use super::figure::{
-    AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, Panel, Series, SeriesStyle,
-    percent_interval,
+    AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, Series,
+    SeriesStyle, percent_interval,
 };
 use super::group_by;
 use crate::rules;
@@ -14,7 +14,7 @@ use crate::run_data::RunData;
 const CAPTION: &str = "\
     Every run, one line each, against the number of trajectories; at N the mean over all choices of \
     N of them. Bands: 95% interval over questions, drawn of the first run alone where there are \
-    several: paired differences are narrower (`report` prints them).";
+    several: paired differences, which the command report prints, are narrower.";
 
 const METRICS: [MetricName; 4] =
     [MetricName::Majority, MetricName::Weighted, MetricName::BestOf, MetricName::Coverage];
@@ -67,7 +67,9 @@ fn curve(run: &RunData, metric: MetricName, index: usize, with_band: bool) -> Op
             DataPoint::with_interval(k as f64, interval, tooltip)
         })
         .collect();
-    let style = SeriesStyle::line(COLOURS[index % COLOURS.len()]);
+    // Every other line is dashed, so that equal ones are both seen.
+    let line = if index.is_multiple_of(2) { LineStyle::Solid } else { LineStyle::Dashed };
+    let style = SeriesStyle { line, ..SeriesStyle::line(COLOURS[index % COLOURS.len()]) };
     let style = match with_band {
         true => style,
         false => SeriesStyle { intervals: IntervalStyle::None, ..style },

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use record::{EvalRecord, StepRecord, TrainingDir};
 use report::interval::Interval;
+use report::table::count;
 use report::training_data::score_interval;
 use report::{ReportError, ReportOptions};
 use serde_json::Value;
@@ -60,7 +61,7 @@ impl<'a> TrainProgress<'a> {
         match *event {
             TrainEvent::Resumed { steps } => {
                 self.first = steps;
-                self.printer.note(&format!("resumes after {steps} steps"));
+                self.printer.note(&format!("resumes after {}", count(steps as usize, "step")));
             }
             TrainEvent::Stepped { steps, total, record, seconds } => {
                 self.rates.add(record, seconds);
@@ -152,10 +153,15 @@ impl StepRates {
 
 impl std::fmt::Display for StepRates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} steps/s", self.steps / self.seconds)?;
+        match self.steps / self.seconds {
+            rate if rate < 1.0 => write!(f, "{} a step", format_duration(1.0 / rate))?,
+            rate => write!(f, "{rate:.1} steps/s")?,
+        }
         for (count, unit) in [(self.examples, "examples/s"), (self.tokens, "tokens/s")] {
-            if count > 0.0 {
-                write!(f, ", {:.0} {unit}", count / self.seconds)?;
+            match count / self.seconds {
+                rate if rate <= 0.0 => {}
+                rate if rate < 10.0 => write!(f, ", {rate:.2} {unit}")?,
+                rate => write!(f, ", {rate:.0} {unit}")?,
             }
         }
         Ok(())
@@ -209,7 +215,7 @@ pub(super) fn eval_sentence(record: &EvalRecord) -> String {
         ),
         _ => format!("on held-out data {}", metric_list(record)),
     };
-    format!("after {} steps {what}{kept}", record.step)
+    format!("after {} {what}{kept}", count(record.step as usize, "step"))
 }
 
 /// Whether the score is the share of problems that greedy decoding gets right.
@@ -323,6 +329,8 @@ mod tests {
         }
         assert!((progress.seconds_left(90, 100) - 5.0).abs() < 1e-9);
         assert_eq!(progress.rates.to_string(), "2.0 steps/s, 16 examples/s, 800 tokens/s");
+        let slow = StepRates { steps: 2.0, seconds: 60.0, examples: 4.0, tokens: 900.0 };
+        assert_eq!(slow.to_string(), "30 s a step, 0.07 examples/s, 15 tokens/s");
         let eval = EvalRecord { step: 90, kept: true, ..EvalRecord::default() };
         progress.show(&TrainEvent::Evaluated { record: &eval, seconds: 60.0 });
         assert!((progress.seconds_left(90, 100) - 65.0).abs() < 1e-9, "one more evaluation");

@@ -21,7 +21,7 @@ use super::{
     weight_dtype,
 };
 use crate::args::values::WeightedData;
-use crate::args::{MethodKind, ReasonerArgs, ReasonerMode, RemovalKind};
+use crate::args::{MethodKind, PresetKind, ReasonerArgs, ReasonerMode, RemovalKind};
 use crate::interrupt::shell_quoted;
 use crate::printer::Printer;
 
@@ -73,10 +73,16 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
 /// What usually follows: a chain of thought becomes a latent reasoner, which is measured.
 fn next_command(args: &ReasonerArgs) -> String {
     let out = shell_quoted(&args.out.display().to_string());
+    // A model for a processor stays one, and is trained on the same data.
+    let tiny = args.preset == Some(PresetKind::Tiny);
+    let preset = if tiny { " --preset tiny" } else { "" };
+    let files = args.data.iter().filter(|data| data.file().is_some() || args.data.len() > 1);
+    let data = files.map(|data| format!(" --data {}", shell_quoted(&data.to_string())));
+    let data: String = data.collect();
     match args.mode {
         ReasonerMode::Cot => format!(
-            "latent-tts train reasoner --mode latent --init {out} --out DIR, or latent-tts eval \
-             --model {out}"
+            "latent-tts train reasoner{preset} --mode latent --init {out}{data} --out DIR, or \
+             latent-tts eval --model {out}"
         ),
         _ => format!("latent-tts eval --model {out}, or latent-tts annotate --model {out}"),
     }

@@ -30,6 +30,9 @@ use crate::printer::Printer;
 /// Runs `train reward`.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
+    let annotations =
+        args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
+    let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
     let base = args.lora.base.as_deref();
     let reasoner = files_over(&args.model, base)?;
     let init = args.init.as_ref().map(|init| files_over(init, base)).transpose()?;
@@ -39,9 +42,6 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let inputs = file_fingerprint(models.into_iter().flatten(), data)?;
     let settings = train_settings(model_settings(args), training, inputs);
     let train_config = train_config(training, &args.out, settings)?;
-    let annotations =
-        args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
-    let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
     let device = open_device(&args.device, printer)?;
     printer.note(&format!("on {}", device.describe()));
     let checkpoint = Checkpoint::open(init.as_ref().unwrap_or(&reasoner))?;
@@ -115,6 +115,9 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         device: device.clone(),
     };
     task.check()?;
+    if args.objective != ObjectiveKind::Untrained {
+        check_labels(args, &task.annotations)?;
+    }
     let _lock = lock_out(&args.out)?;
     if args.objective == ObjectiveKind::Untrained {
         write_files()?;
@@ -124,16 +127,28 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    ensure!(!args.annotations.is_empty(), "nothing to learn from; pass --annotations DIR");
-    if task.annotations.iter().all(Annotations::is_empty) {
-        let dirs: Vec<String> =
-            args.annotations.iter().map(|dir| dir.display().to_string()).collect();
-        bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
+    if args.held_out.is_none() {
+        let why = "no held-out annotations, so how well it ranks is not measured";
+        printer.note(&format!("note: {why}; --held-out DIR gives it"));
     }
     write_files()?;
     let [model, out] = [&args.model, &args.out.display().to_string()].map(|dir| shell_quoted(dir));
     let next = format!("latent-tts eval --model {model} --reward-model {out}");
     run_training(&mut task, &device, &train_config, printer, Destination { out: &args.out, next })
+}
+
+/// Refuses to train on no labels, before anything is written.
+fn check_labels(args: &RewardArgs, annotations: &[Annotations]) -> Result<()> {
+    ensure!(
+        !args.annotations.is_empty(),
+        "nothing to learn from; pass --annotations DIR, which `annotate` writes"
+    );
+    if annotations.iter().all(Annotations::is_empty) {
+        let dirs: Vec<String> =
+            args.annotations.iter().map(|dir| dir.display().to_string()).collect();
+        bail!(train::TrainError::EmptyAnnotations { what: dirs.join(", ") });
+    }
+    Ok(())
 }
 
 /// The reference reasoner that the flags name.
