@@ -10,7 +10,7 @@ mod aggregation;
 mod annotate;
 mod augment;
 mod common;
-mod layers;
+pub(crate) mod layers;
 mod preset;
 mod report;
 #[cfg(feature = "serve")]

@@ -1,7 +1,10 @@
 //! Questions unlike those that a model was trained on: said before they are answered, because a
 //! small model answers them as confidently as any other.
 
+use std::collections::HashSet;
+
 use anyhow::Result;
+use latent_tts::engine::Prompt;
 use latent_tts::report::table::count;
 use latent_tts::train::corpus::{OutOfRange, out_of_range};
 use latent_tts::{EMBEDDED, Model, ModelSelection, Question};
@@ -20,6 +23,10 @@ pub struct RangeCheck {
 impl RangeCheck {
     /// Checks one question.
     pub fn new(models: &ModelSelection, model: &Model, question: &str) -> Result<Self> {
+        // The engine refuses longer texts; looking for words in them takes minutes and gigabytes.
+        if question.len() > Prompt::MAX_BYTES {
+            return Ok(Self { unknown_words: Vec::new(), out_of_range: Vec::new() });
+        }
         let embedded = models.reasoner.path().as_os_str() == EMBEDDED;
         Ok(Self {
             unknown_words: model.reasoner().tokenizer.unknown_words(question)?,
@@ -62,7 +69,7 @@ pub fn data_note(
     questions: &[Question],
 ) -> Result<Option<String>> {
     let (mut outside, mut unknown, mut other) = (0, 0, 0);
-    let (mut words, mut example): (Vec<String>, Option<String>) = (Vec::new(), None);
+    let (mut seen, mut shown, mut example) = (HashSet::new(), Vec::new(), None);
     for question in questions {
         let check = RangeCheck::new(models, model, &question.text)?;
         outside += usize::from(!check.is_within());
@@ -70,9 +77,10 @@ pub fn data_note(
         other += usize::from(!check.out_of_range.is_empty());
         example = example.or_else(|| check.out_of_range.first().map(ToString::to_string));
         for word in check.unknown_words {
-            if !words.contains(&word) {
-                words.push(word);
+            if !seen.contains(&word) && shown.len() < SHOWN_WORDS {
+                shown.push(word.clone());
             }
+            seen.insert(word);
         }
     }
     if outside == 0 {
@@ -80,8 +88,8 @@ pub fn data_note(
     }
     let mut parts = Vec::new();
     if unknown > 0 {
-        let list = quoted(&words[..words.len().min(SHOWN_WORDS)]);
-        let more = words.len().saturating_sub(SHOWN_WORDS);
+        let list = quoted(&shown);
+        let more = seen.len() - shown.len();
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         parts.push(format!("{unknown} with words that it does not know ({list}{more})"));
     }

@@ -153,6 +153,11 @@ fn threads_and_texts_have_limits() {
     sandbox.eval(&["--out", "run"]).refused(&["question 1", "bytes of text", "--too-long skip"]);
     let skipped = sandbox.eval(&["--out", "run", "--too-long", "skip"]).ok();
     assert!(skipped.err.contains("skipped 1 question of 2"), "{}", skipped.err);
+    // Nor are the words of a refused text looked up in the embedded model's vocabulary.
+    sandbox.write("data.jsonl", long.replace("a ", "xyzzy "));
+    let refused = sandbox.run(&["eval", "--data", "data.jsonl", "--threads", "1", "--out", "run2"]);
+    let refused = refused.refused(&["question 0", "bytes of text"]);
+    assert!(!refused.err.contains("xyzzy"), "{}", refused.err);
 }
 
 /// Sets the first element of a tensor of a safetensors file.

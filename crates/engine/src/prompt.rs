@@ -5,9 +5,6 @@ use model::Tokenizer;
 use crate::error::EngineError;
 use crate::reasoner::Reasoner;
 
-/// Bytes of a prompt at most: far more than fills a model's positions, and read in a moment.
-const MAX_BYTES: usize = 1 << 20;
-
 /// A question in the family's prompt template.
 #[derive(Clone, Debug)]
 pub struct Prompt {
@@ -20,6 +17,9 @@ pub struct Prompt {
 }
 
 impl Prompt {
+    /// Bytes of a text at most: far more than fills a model's positions, and read in a moment.
+    pub const MAX_BYTES: usize = 1 << 20;
+
     /// Puts a question into the reasoner's prompt template.
     pub fn new(reasoner: &Reasoner, id: u32, question: &str) -> Result<Self, EngineError> {
         let method = &reasoner.method;
@@ -32,8 +32,8 @@ impl Prompt {
     /// Markers in it are control tokens, but for those in text that was
     /// [guarded](model::Tokenizer::guard).
     pub fn verbatim(reasoner: &Reasoner, id: u32, text: String) -> Result<Self, EngineError> {
-        if text.len() > MAX_BYTES {
-            return Err(EngineError::LongText { id, bytes: text.len(), limit: MAX_BYTES });
+        if text.len() > Self::MAX_BYTES {
+            return Err(EngineError::LongText { id, bytes: text.len(), limit: Self::MAX_BYTES });
         }
         let tokens = reasoner.tokenizer.encode(&text)?;
         Self::from_tokens(reasoner, id, text.replace(Tokenizer::CUT, ""), tokens)

@@ -32,7 +32,7 @@ pub struct FuzzTarget {
 }
 
 /// All kinds of input.
-pub const TARGETS: [FuzzTarget; 11] = [
+pub const TARGETS: [FuzzTarget; 12] = [
     FuzzTarget { name: "safetensors", body: models::safetensors, words: models::HEADER_WORDS },
     FuzzTarget { name: "config", body: models::config, words: models::CONFIG_WORDS },
     FuzzTarget { name: "tokenizer", body: models::tokenizer, words: models::TOKENIZER_WORDS },
@@ -42,6 +42,7 @@ pub const TARGETS: [FuzzTarget; 11] = [
     FuzzTarget { name: "samples", body: records::samples, words: records::SAMPLE_WORDS },
     FuzzTarget { name: "annotations", body: records::annotations, words: models::HEADER_WORDS },
     FuzzTarget { name: "settings", body: texts::settings, words: texts::SETTING_WORDS },
+    FuzzTarget { name: "layers", body: texts::layers, words: texts::LAYER_WORDS },
     FuzzTarget { name: "answer", body: texts::answer, words: texts::ANSWER_WORDS },
     FuzzTarget { name: "http", body: texts::http, words: texts::HTTP_WORDS },
 ];

@@ -42,6 +42,23 @@ pub(crate) const SETTING_WORDS: &[&str] = &[
     "\n",
     ".",
 ];
+pub(crate) const LAYER_WORDS: &[&str] = &[
+    "samples = 4\n",
+    "preset = \"paper\"\n",
+    "k = [1, 2]\n",
+    "greedy = true\n",
+    "quiet = false\n",
+    "thoughts = \"4-6\"\n",
+    "aggregate = \"majority\"\n",
+    "memory = \"1GiB\"\n",
+    "seed = 18446744073709551615\n",
+    "model = \"\"\n",
+    "out = \"--\"\n",
+    "p = nan\n",
+    "-1",
+    ",",
+    "=",
+];
 pub(crate) const ANSWER_WORDS: &[&str] = &[
     "####",
     "Answer:",
@@ -106,8 +123,7 @@ pub(crate) fn questions(input: &[u8]) {
     }
 }
 
-/// A file of settings, as the command line reads one: a table of TOML whose values become the texts
-/// of flags. What is written of it is read as it was.
+/// A file of settings: a table of TOML. What is written of it is read as it was.
 pub(crate) fn settings(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(table) = text.parse::<Table>() else { return };
@@ -115,6 +131,11 @@ pub(crate) fn settings(input: &[u8]) {
     let again: Table = written.parse().expect("written TOML is read");
     assert_eq!(toml::to_string(&again).ok(), Some(written), "a table comes back as it was");
     table.values().for_each(use_setting);
+}
+
+/// A file of settings as `--config` gives it to a command, below the environment and what is typed.
+pub(crate) fn layers(input: &[u8]) {
+    let _ = latent_tts_cli::testkit::check_settings(input);
 }
 
 fn use_setting(value: &Value) {

@@ -42,4 +42,4 @@ macro_rules! checks {
     };
 }
 
-checks!(safetensors config tokenizer gguf adapter questions samples annotations settings answer http);
+checks!(safetensors config tokenizer gguf adapter questions samples annotations settings layers answer http);

@@ -9,7 +9,7 @@ use latent_tts::engine::EngineError;
 use latent_tts::engine::rollout::ThoughtLabels;
 use latent_tts::{
     AblationKind, Annotator, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind,
-    DeviceOptions, Error, Evaluation, LatentLength, Lens, MaskLifetime, Model, ModelSelection,
+    DeviceOptions, Error, Evaluation, LatentLength, MaskLifetime, Model, ModelSelection,
     OnExisting, Perturbation, Probability, Question, Request, RewardModelChoice, SamplingOptions,
     SamplingParams, grade, loglikelihood, record,
 };
@@ -304,7 +304,7 @@ fn a_lens_on_the_embedded_model_is_the_argmax_of_its_logits() {
     let engine = model.engine().unwrap();
     let params = SamplingParams { greedy: true, ..engine.default_params() };
     let question = "Tom has 3 boxes with 4 pens in each. How many pens does Tom have?";
-    let lens = Some(Lens { tokens: count(1), sampled: false });
+    let lens = Some(latent_tts::Lens { tokens: count(1), sampled: false });
     let reply = engine.solve(&Request { lens, ..Request::new(question, params) }).unwrap();
     let greedy = reply.greedy.unwrap();
     assert!(greedy.lens.len() == greedy.thoughts && greedy.thoughts > 0);

@@ -8,6 +8,7 @@
 mod files;
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use tokenizers::models::ModelWrapper;
 use tokenizers::{
@@ -123,13 +124,9 @@ impl Tokenizer {
             .map_err(|e| ModelError::Tokenize { why: e.to_string() })?;
         let tokens = encoding.get_tokens().iter().zip(encoding.get_offsets());
         let unknown_tokens = tokens.filter(|(token, _)| **token == words.unk_token);
-        let mut unknown: Vec<String> = Vec::new();
-        for word in unknown_tokens.filter_map(|(_, &(from, to))| text.get(from..to)) {
-            if !unknown.iter().any(|known| known == word) {
-                unknown.push(word.to_owned());
-            }
-        }
-        Ok(unknown)
+        let words = unknown_tokens.filter_map(|(_, &(from, to))| text.get(from..to));
+        let mut seen = HashSet::new();
+        Ok(words.filter(|word| seen.insert(*word)).map(str::to_owned).collect())
     }
 
     /// The text of token ids, like transformers' `decode(ids, skip_special_tokens=True)`. Invalid

@@ -30,9 +30,14 @@ pub fn parse(argv: &[OsString]) -> Result<Cli> {
     unknown_variables(variables).iter().for_each(|note| crate::printer::stderr_line(note));
     let typed = command().try_get_matches_from(argv)?;
     let config = typed.subcommand().and_then(|(name, matches)| Some((name, config_path(matches)?)));
-    let layer_config = |command| match &config {
-        Some((name, file)) => with_config(command, name, file)
-            .with_context(|| format!("config file {}", file.display())),
+    let config = config.map(|(name, file)| ConfigLayer::read(name, file)).transpose()?;
+    parse_layers(argv, config.as_ref())
+}
+
+/// Parses a command line and the environment over a file's settings and the preset's.
+pub(crate) fn parse_layers(argv: &[OsString], config: Option<&ConfigLayer>) -> Result<Cli> {
+    let layer_config = |command| match config {
+        Some(config) => config.apply(command),
         None => Ok(command),
     };
     // The file may name the preset, and its other values override those of the preset.
@@ -70,7 +75,7 @@ fn is_switch(arg: &Arg) -> bool {
 
 const ENV_PREFIX: &str = "LATENT_TTS_";
 
-fn env_var(long: &str) -> String {
+pub(crate) fn env_var(long: &str) -> String {
     format!("{ENV_PREFIX}{}", long.to_ascii_uppercase().replace('-', "_"))
 }
 
@@ -89,7 +94,7 @@ pub fn variable_of(error: &clap::Error) -> Option<String> {
 
 /// A note for each variable that begins like a flag's and belongs to none: it was most likely
 /// mistyped.
-fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+pub(crate) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut known = BTreeSet::new();
     collect_variables(&Cli::command(), &mut known);
     let unknown = names.filter(|name| name.starts_with(ENV_PREFIX) && !known.contains(name));
@@ -109,25 +114,66 @@ fn collect_variables(command: &Command, known: &mut BTreeSet<String>) {
     command.get_subcommands().for_each(|command| collect_variables(command, known));
 }
 
-/// Makes the file's values the defaults of the subcommand `name`.
-fn with_config(mut command: Command, name: &str, file: &Path) -> Result<Command> {
-    for (key, value) in &read_config(file)? {
-        let flags: Vec<&Arg> =
-            command.get_subcommands().filter_map(|c| find_flag(c, key)).collect();
-        if flags.is_empty() || key == "config" {
+/// A file of settings for a subcommand.
+pub(crate) struct ConfigLayer<'a> {
+    pub(crate) subcommand: &'a str,
+    pub(crate) file: PathBuf,
+    pub(crate) settings: Table,
+}
+
+impl<'a> ConfigLayer<'a> {
+    fn read(subcommand: &'a str, file: PathBuf) -> Result<Self> {
+        let settings = read_config(&file).with_context(|| in_file(&file))?;
+        Ok(Self { subcommand, file, settings })
+    }
+
+    /// Makes the file's values the defaults of the subcommand.
+    fn apply(&self, mut command: Command) -> Result<Command> {
+        for (key, value) in &self.settings {
+            command =
+                self.apply_setting(command, key, value).with_context(|| in_file(&self.file))?;
+        }
+        Ok(command)
+    }
+
+    fn apply_setting(&self, command: Command, key: &str, value: &Value) -> Result<Command> {
+        let name = self.subcommand;
+        if key == "config" || !command.get_subcommands().any(|c| find_flag(c, key).is_some()) {
             bail!("unknown key `{key}`{}", suggestion(&command, key));
         }
         // One file may serve several commands: a key that only another command has is skipped.
         let Some(arg) = command.find_subcommand(name).and_then(|c| find_flag(c, key)) else {
-            continue;
+            return Ok(command);
         };
         let text = flag_text(key, value, is_switch(arg))?;
         check_value(name, key, is_switch(arg), &text)?;
-        command = command.mut_subcommand(name, |c| {
+        Ok(command.mut_subcommand(name, |c| {
             c.mut_arg(key.replace('-', "_"), |arg| arg.default_value(text))
-        });
+        }))
     }
-    Ok(command)
+
+    /// The settings of this subcommand as they would be typed, without switches that are off.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn typed(&self) -> Result<Vec<OsString>> {
+        let command = command();
+        let flags = command.find_subcommand(self.subcommand);
+        let flag = |key: &str| flags.and_then(|flags| find_flag(flags, key));
+        let mut typed = Vec::new();
+        for (key, value) in &self.settings {
+            let Some(switch) = flag(key).map(is_switch) else { continue };
+            let text = flag_text(key, value, switch)?;
+            match (switch, text.as_str()) {
+                (true, "true") => typed.push(format!("--{key}").into()),
+                (true, _) => {}
+                (false, text) => typed.push(format!("--{key}={text}").into()),
+            }
+        }
+        Ok(typed)
+    }
+}
+
+fn in_file(file: &Path) -> String {
+    format!("config file {}", file.display())
 }
 
 fn read_config(file: &Path) -> Result<Table> {
@@ -137,8 +183,12 @@ fn read_config(file: &Path) -> Result<Table> {
             "{size} bytes are too many for a file of settings; at most {MAX_CONFIG_BYTES} are read"
         );
     }
-    let bytes = files::read_regular(file)?;
-    let text = std::str::from_utf8(&bytes)
+    parse_settings(&files::read_regular(file)?)
+}
+
+/// The settings in a file's bytes.
+pub(crate) fn parse_settings(bytes: &[u8]) -> Result<Table> {
+    let text = std::str::from_utf8(bytes)
         .map_err(|e| anyhow::anyhow!("not UTF-8 at byte {}", e.valid_up_to()))?;
     text.parse::<Table>().map_err(|error| {
         let before = error

@@ -5,6 +5,7 @@ mod attention;
 mod backward;
 mod bf16;
 mod perturbation;
+mod products;
 mod qk_norm;
 mod regression;
 mod rows;

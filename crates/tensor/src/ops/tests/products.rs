@@ -1,0 +1,22 @@
+//! Products small enough for Miri, which interprets the portable kernels, with several threads.
+
+use super::*;
+
+#[test]
+fn small_products_in_both_precisions() {
+    for (rows, inputs, outputs) in [(1, 1, 1), (3, 7, 5), (5, 9, 18)] {
+        let (x, w) = (matrix(rows, inputs, 1), numbers(outputs * inputs, 2));
+        let bias = vec![0.5; outputs];
+        let exact = naive_linear(&x, &w, &bias);
+        // Of int8, each factor is off by at most half a step of its row's or column's largest.
+        let largest = |values: &[f32]| values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let rounding = inputs as f32 * largest(x.data()) * largest(&w) / 100.0;
+        for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Int8, rounding)] {
+            let device = Device::cpu_in(NonZeroUsize::new(2), Isa::Portable, precision).unwrap();
+            let map = Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone()));
+            let what = format!("{device:?} {rows}x{inputs}x{outputs}");
+            let product = run_linear(&device, &x, &map.unwrap(), Activation::None);
+            assert_close(product.data(), &exact, tolerance, &what);
+        }
+    }
+}
