@@ -5,10 +5,16 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:?give a python that has torch} rounds=${2:-3}
 cargo build --release --quiet
+cargo build --release --quiet -p tensor --no-default-features --example cpu_gemm
 ours=target/release/latent-tts
+grep -m1 'model name' /proc/cpuinfo
+for isa in "" avx2; do target/release/examples/cpu_gemm 256 $isa; done
 for round in $(seq "$rounds"); do
   echo "round $round"
   echo "4x64 ours:               $($ours bench --questions 4 --samples 64 --repeat 3 --json)"
+  echo "4x64 ours int8:          $($ours bench --dtype int8 --questions 4 --samples 64 --repeat 3 --json)"
+  echo "4x64 ours avx2:          $($ours bench --isa avx2 --questions 4 --samples 64 --repeat 2 --json)"
+  echo "4x64 ours avx2 int8:     $($ours bench --isa avx2 --dtype int8 --questions 4 --samples 64 --repeat 2 --json)"
   echo "4x64 pytorch:            $("$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --json)"
   echo "4x64 pytorch packed:     $("$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json)"
   echo "1x64 ours:               $($ours bench --questions 1 --samples 64 --repeat 3 --json)"

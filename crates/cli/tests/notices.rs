@@ -106,12 +106,12 @@ fn annotations_without_a_label_are_refused() {
     let sandbox = CliSandbox::new();
     // A random model solves nothing.
     let flags = ["annotate", "--model", "model", "--data", "data.jsonl", "--out", "labels"];
-    let more = ["--trajectories", "2", "--rollouts", "1", "--max-new-tokens", "3"];
+    let more = ["--samples", "2", "--rollouts", "1", "--max-new-tokens", "3"];
     sandbox.run(&[&flags[..], &more].concat()).refused(&[
         "nothing is labelled in labels",
         "of 8 questions",
         "8 only wrong ones",
-        "--trajectories",
+        "--samples",
     ]);
 }
 
