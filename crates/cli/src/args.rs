@@ -80,7 +80,7 @@ pub enum Command {
     /// stopped continues with --resume and ends with the same samples as one that was not.
     #[command(after_help = format!("\
 Examples:
-  latent-tts eval    (the embedded models on 300 embedded problems: minutes on two cores)
+  latent-tts eval    (the embedded models on 300 embedded problems, about a minute on two idle cores)
   latent-tts eval --data embedded:hard --limit 1000 --seeds 3
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 \

@@ -25,7 +25,7 @@ use crate::{aggregation, range, settings, too_long};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
-/// Default number of questions of the built-in corpus: minutes on two cores.
+/// Default number of questions of the built-in corpus: about a minute on two idle cores.
 const DEFAULT_QUESTIONS: usize = 300;
 
 /// Runs `eval`.

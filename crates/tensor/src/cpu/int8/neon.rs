@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, sweep};
+use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, panel_by_panel, sweep};
 use super::{Int8Call, Int8Task, OFFSET, QUAD};
 
 /// Columns of a register, and registers of a panel's quads.
@@ -16,19 +16,8 @@ const REGISTERS: usize = PANEL / COLUMNS;
 pub(super) unsafe fn run<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
     sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
-        for p in 0..call.panels {
-            // SAFETY: the features are those of this function; the call covers its operands.
-            unsafe {
-                match call.rows {
-                    1 => multiply::<1>(call, tile, p),
-                    2 => multiply::<2>(call, tile, p),
-                    3 => multiply::<3>(call, tile, p),
-                    4 => multiply::<4>(call, tile, p),
-                    5 => multiply::<5>(call, tile, p),
-                    _ => multiply::<6>(call, tile, p),
-                }
-            }
-        }
+        // SAFETY: the features are those of this function; the call covers its operands.
+        unsafe { panel_by_panel!(call, tile, multiply, [1 2 3 4 5 6]) }
     });
 }
 

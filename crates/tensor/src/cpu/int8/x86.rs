@@ -1,6 +1,8 @@
 //! Micro-kernels of x86-64 in vectors: AVX-512 VNNI, AVX-VNNI and AVX2.
 
-use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, by_size, sweep};
+use super::super::linear::{
+    MAX_TILE, OutputTile, PANEL, TileEpilogue, by_size, panel_by_panel, sweep,
+};
 use super::{Int8Call, Int8Task, QUAD};
 use std::arch::x86_64::*;
 
@@ -21,19 +23,8 @@ pub(super) unsafe fn run_avx512_vnni<E: TileEpilogue>(task: &Int8Task<'_>, epilo
 pub(super) unsafe fn run_avx_vnni<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
     sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
-        for p in 0..call.panels {
-            // SAFETY: the features are those of this function; the call covers its operands.
-            unsafe {
-                match call.rows {
-                    1 => avx_vnni::<1>(call, tile, p),
-                    2 => avx_vnni::<2>(call, tile, p),
-                    3 => avx_vnni::<3>(call, tile, p),
-                    4 => avx_vnni::<4>(call, tile, p),
-                    5 => avx_vnni::<5>(call, tile, p),
-                    _ => avx_vnni::<6>(call, tile, p),
-                }
-            }
-        }
+        // SAFETY: the features are those of this function; the call covers its operands.
+        unsafe { panel_by_panel!(call, tile, avx_vnni, [1 2 3 4 5 6]) }
     });
 }
 
@@ -43,16 +34,8 @@ pub(super) unsafe fn run_avx_vnni<E: TileEpilogue>(task: &Int8Task<'_>, epilogue
 pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
     sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
-        for p in 0..call.panels {
-            // SAFETY: as above.
-            unsafe {
-                match call.rows {
-                    1 => avx2::<1>(call, tile, p),
-                    2 => avx2::<2>(call, tile, p),
-                    _ => avx2::<3>(call, tile, p),
-                }
-            }
-        }
+        // SAFETY: as above.
+        unsafe { panel_by_panel!(call, tile, avx2, [1 2 3]) }
     });
 }
 

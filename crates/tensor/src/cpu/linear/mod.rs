@@ -373,3 +373,18 @@ macro_rules! by_size {
 }
 #[cfg(target_arch = "x86_64")]
 pub(super) use by_size;
+
+/// Calls `$kernel::<R>` for the call's rows, one panel after the other.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! panel_by_panel {
+    ($call:expr, $tile:expr, $kernel:ident, [$($r:literal)*]) => {
+        for p in 0..$call.panels {
+            match $call.rows {
+                $($r => $kernel::<$r>($call, $tile, p),)*
+                rows => unreachable!("a tile of {rows} rows for the kernel of another height"),
+            }
+        }
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use panel_by_panel;

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, sweep};
+use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, panel_by_panel, sweep};
 
 /// Lanes of a register, and registers of a panel's row.
 const LANES: usize = 4;
@@ -11,19 +11,8 @@ const REGISTERS: usize = PANEL / LANES;
 pub(super) fn run<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E) {
     sweep::<true, MAX_TILE, E>(&task.range, epilogue, |place, tile| {
         let call = task.call(place);
-        for p in 0..call.panels {
-            // SAFETY: the call covers its rows and panels.
-            unsafe {
-                match call.rows {
-                    1 => multiply::<1>(call, tile, p),
-                    2 => multiply::<2>(call, tile, p),
-                    3 => multiply::<3>(call, tile, p),
-                    4 => multiply::<4>(call, tile, p),
-                    5 => multiply::<5>(call, tile, p),
-                    _ => multiply::<6>(call, tile, p),
-                }
-            }
-        }
+        // SAFETY: the call covers its rows and panels.
+        unsafe { panel_by_panel!(call, tile, multiply, [1 2 3 4 5 6]) }
     });
 }
 
