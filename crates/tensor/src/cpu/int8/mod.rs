@@ -63,12 +63,14 @@ impl Int8Weights {
         let (inputs, outputs, size) = (self.inputs, self.outputs, self.panel_size());
         let panels = self.panels.par_chunks_mut(size.max(1)).zip(self.scales.par_chunks_mut(PANEL));
         panels.enumerate().for_each(|(p, (panel, scales))| {
+            // A column is read once: `at` may compute, and rounding is fast on adjacent numbers.
+            let (mut column, mut values) = (vec![0.0; inputs], vec![0; inputs]);
             for (j, scale) in scales.iter_mut().enumerate().take(outputs - p * PANEL) {
-                let column = |k: usize| at(k, p * PANEL + j);
-                *scale = (0..inputs).fold(0.0, |most: f32, k| largest(most, column(k))) / LIMIT;
-                for k in 0..inputs {
-                    let value = i32::from(rounded(column(k), inverse(*scale)));
-                    panel[(k / QUAD * PANEL + j) * QUAD + k % QUAD] = (value + OFFSET) as u8;
+                column.iter_mut().enumerate().for_each(|(k, x)| *x = at(k, p * PANEL + j));
+                (*scale, _) = quantize::<false>(&column, &mut values);
+                for (k, &value) in values.iter().enumerate() {
+                    let stored = (i32::from(value) + OFFSET) as u8;
+                    panel[(k / QUAD * PANEL + j) * QUAD + k % QUAD] = stored;
                 }
             }
         });
