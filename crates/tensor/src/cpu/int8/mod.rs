@@ -61,16 +61,20 @@ impl Int8Weights {
     /// Packs another matrix of the same shape.
     pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
         let (inputs, outputs, size) = (self.inputs, self.outputs, self.panel_size());
+        let isa = Isa::detect(); // any gives the same numbers
         let panels = self.panels.par_chunks_mut(size.max(1)).zip(self.scales.par_chunks_mut(PANEL));
         panels.enumerate().for_each(|(p, (panel, scales))| {
             // A column is read once: `at` may compute, and rounding is fast on adjacent numbers.
             let (mut column, mut values) = (vec![0.0; inputs], vec![0; inputs]);
             for (j, scale) in scales.iter_mut().enumerate().take(outputs - p * PANEL) {
                 column.iter_mut().enumerate().for_each(|(k, x)| *x = at(k, p * PANEL + j));
-                (*scale, _) = quantize::<false>(&column, &mut values);
-                for (k, &value) in values.iter().enumerate() {
-                    let stored = (i32::from(value) + OFFSET) as u8;
-                    panel[(k / QUAD * PANEL + j) * QUAD + k % QUAD] = stored;
+                let (from, to) = (&column, &mut values);
+                (*scale, _) = per_isa!(isa, quantize(from: &[f32], to: &mut [i8]) -> (f32, i32));
+                let quads = panel.chunks_exact_mut(QUAD).skip(j).step_by(PANEL);
+                for (quad, values) in quads.zip(values.chunks(QUAD)) {
+                    for (stored, &value) in quad.iter_mut().zip(values) {
+                        *stored = (i32::from(value) + OFFSET) as u8;
+                    }
                 }
             }
         });
