@@ -8,7 +8,7 @@ use crate::cpu::int8::ByteKernel;
 use crate::cpu::isa::Isa;
 use crate::cuda::stream::CudaEvent;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::params::Precision;
+use crate::params::{GPU_STREAMS, Precision};
 
 /// Why a device could not be opened, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -202,7 +202,7 @@ impl Device {
     pub fn streams(&self) -> usize {
         match self.backend() {
             Backend::Cpu(_) => 1,
-            Backend::Cuda(_) => 2,
+            Backend::Cuda(_) => GPU_STREAMS,
         }
     }
 
