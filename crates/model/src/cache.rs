@@ -34,6 +34,12 @@ pub struct Sequence {
                                  * made and dropped */
     reserved: u32,
     len: u32,
+    /// Leading positions in whole chunks, up to the first fork: what other sequences may share.
+    /// Attention takes them apart from the rest, so that this must not depend on where slots
+    /// happened to be free, nor on what else is in the cache.
+    prefix: u32,
+    /// Whether the sequence is a fork, or has single slots: its prefix no longer grows.
+    prefix_ended: bool,
 }
 
 impl Sequence {
@@ -50,7 +56,9 @@ impl Sequence {
     /// A sequence that shares all positions so far. No keys or values are copied.
     #[inline]
     pub fn fork(&self) -> Self {
-        Self { spans: SmallVec::from_slice(&self.spans), reserved: 0, len: self.len }
+        let (len, prefix) = (self.len, self.prefix);
+        let spans = SmallVec::from_slice(&self.spans);
+        Self { spans, reserved: 0, len, prefix, prefix_ended: true }
     }
 
     /// A fork that shares the first `len` positions only.
@@ -72,7 +80,8 @@ impl Sequence {
             spans.push(Span { len, ..*span });
             left -= len;
         }
-        Self { spans, reserved: 0, len: len as u32 }
+        let len = len as u32;
+        Self { spans, reserved: 0, len, prefix: self.prefix.min(len), prefix_ended: true }
     }
 }
 
@@ -187,6 +196,7 @@ impl Cache {
             let Some(last) = sequence.spans.last_mut().filter(|s| s.len > 0) else { continue };
             last.len -= 1;
             sequence.len -= 1;
+            sequence.prefix = sequence.prefix.min(sequence.len);
             sequence.reserved += 1;
             if sequence.reserved == self.granularity {
                 sequence.reserved = 0; // the first position of its chunk: the chunk is freed too
@@ -217,6 +227,7 @@ impl Cache {
                 sequence.spans.push(Span { start, len: 0 });
             }
             sequence.reserved = chunk;
+            sequence.prefix_ended |= chunk == 1;
         }
         let Some(last) = sequence.spans.last_mut() else {
             unreachable!("a sequence with reserved slots has a span")
@@ -225,6 +236,9 @@ impl Cache {
         last.len += 1;
         sequence.reserved -= 1;
         sequence.len += 1;
+        if !sequence.prefix_ended {
+            sequence.prefix = sequence.len;
+        }
         slot
     }
 
@@ -275,7 +289,7 @@ impl Pass {
         }
         self.positions.push(sequence.len);
         self.slots.push(cache.append_slot(sequence));
-        self.attention.push(sequence.spans.iter().copied());
+        self.attention.push_with_prefix(sequence.spans.iter().copied(), sequence.prefix);
     }
 
     /// Number of positions.

@@ -58,7 +58,7 @@ fn main() {
 
 fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> CheckResult {
     let started = std::time::Instant::now();
-    let cuda = CudaDevice::open(0, precision)?;
+    let cuda = CudaDevice::open(0, precision, false)?;
     let (free, total) = cuda.memory()?;
     let opened = started.elapsed().as_secs_f64();
     println!(

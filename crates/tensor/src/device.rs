@@ -117,10 +117,21 @@ impl Device {
 
     /// GPU number `ordinal`.
     pub fn cuda(ordinal: usize, precision: Precision) -> Result<Self, DeviceError> {
+        Self::cuda_with(ordinal, precision, false)
+    }
+
+    /// The same; if `deterministic`, a row of a result depends on that row of the input alone, to
+    /// the bit, as on the CPU: kernels are then chosen by the shapes of a model, never by the number
+    /// of rows. It does not hold for gradients, whose sums over rows have no fixed order.
+    pub fn cuda_with(
+        ordinal: usize,
+        precision: Precision,
+        deterministic: bool,
+    ) -> Result<Self, DeviceError> {
         if precision == Precision::Int8 {
             return Err(DeviceError::UnsupportedPrecision { device: "a GPU", precision });
         }
-        Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision)?))))
+        Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision, deterministic)?))))
     }
 
     /// Whether there is a usable GPU; if not, why.
@@ -150,6 +161,26 @@ impl Device {
         }
     }
 
+    /// Whether a row of a result depends on that row of the input alone, to the bit.
+    pub fn is_deterministic(&self) -> bool {
+        match self.backend() {
+            Backend::Cpu(_) => true,
+            Backend::Cuda(cuda) => cuda.is_deterministic(),
+        }
+    }
+
+    /// The numbers of a GPU that was opened as deterministic: what the bits of a result depend on
+    /// beside its inputs. `None` for the CPU, and for a GPU whose bits depend on the batch.
+    pub fn deterministic_numerics(&self) -> Option<String> {
+        match self.backend() {
+            Backend::Cuda(cuda) if cuda.is_deterministic() => {
+                let (major, minor) = cuda.capability();
+                Some(format!("{} on compute capability {major}.{minor}", cuda.precision()))
+            }
+            _ => None,
+        }
+    }
+
     /// A one-line description.
     pub fn describe(&self) -> String {
         match self.backend() {
@@ -164,8 +195,9 @@ impl Device {
             }
             Backend::Cuda(cuda) => {
                 let (major, minor) = cuda.capability();
+                let deterministic = if cuda.is_deterministic() { ", deterministic" } else { "" };
                 format!(
-                    "{} (compute capability {major}.{minor}) in {}",
+                    "{} (compute capability {major}.{minor}) in {}{deterministic}",
                     cuda.name(),
                     cuda.precision()
                 )

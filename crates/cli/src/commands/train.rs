@@ -96,7 +96,13 @@ fn open_device(args: &DeviceArgs, printer: &Printer) -> Result<Device> {
         args.dtype != Some(DtypeKind::Int8),
         "--dtype int8 has no gradients; a processor trains in f32, so leave --dtype out"
     );
-    args.open(printer)
+    let device = args.open(printer)?;
+    ensure!(
+        !args.deterministic || !device.is_cuda(),
+        "--deterministic does not hold for a GPU's gradients, whose sums over rows have no fixed \
+         order; leave it out, or pass --device cpu"
+    );
+    Ok(device)
 }
 
 /// Where a model goes, and the command that uses it.

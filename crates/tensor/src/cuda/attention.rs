@@ -48,7 +48,7 @@ impl CudaKv {
             (1..=MAX_HEAD_DIM).contains(&head_dim),
             "attention: heads of {head_dim}, at most {MAX_HEAD_DIM}"
         );
-        int(slots);
+        assert!(int(slots) < SCATTERED, "attention: {slots} slots are too many");
         let dtype = cuda.compute_dtype();
         let bytes = layers * 2 * kv_heads * slots * head_dim * dtype.size();
         Ok(Self {
@@ -80,17 +80,16 @@ impl CudaKv {
         (self.buffer.pointer(), [self.layers, self.kv_heads, self.head_dim, self.slots])
     }
 
-    /// The extent of [`CudaAttentionMetadata`] for so many rows of so many spans altogether, whose
-    /// first ones begin at `starts`.
-    pub(crate) fn metadata_extent(
+    /// The extent of [`CudaAttentionMetadata::with_prefixes`].
+    pub(crate) fn metadata_extent<I: IntoIterator<Item = (u32, u32)>>(
         &self,
         rows: usize,
-        spans: usize,
-        starts: impl Iterator<Item = u32>,
+        spans_of: impl Fn(usize) -> I,
+        prefix_of: impl Fn(usize) -> u32,
     ) -> MetadataExtent {
-        let tiles = count_tiles(rows, starts);
-        let bytes = (rows + tiles) * 16 + spans.saturating_sub(rows) * 8;
-        MetadataExtent { rows, tiles, bytes: CudaDevice::allocation_size(bytes) }
+        let plan = TilePlan::new(rows, spans_of, prefix_of);
+        let bytes = CudaDevice::allocation_size(plan.bytes());
+        MetadataExtent { rows, tiles: plan.tiles.len(), bytes }
     }
 
     pub(crate) fn kv_heads(&self) -> usize {
@@ -142,54 +141,49 @@ pub(crate) struct CudaAttentionMetadata {
     tiles: usize,
     tile_rows: usize,     // the most rows of a tile
     end_slot: usize,      // one past the last slot of any span
+    scattered: bool,      // whether a prefix is in several spans
     buffer: DeviceBuffer, // tiles, then rows, then spans
     rows_ptr: u64,
     spans_ptr: u64,
 }
 
 impl CudaAttentionMetadata {
-    /// `spans_of(r)` returns the spans of row r in the order of positions, each as its first slot
-    /// and its length; lengths are not 0 and every row has a span. Neighbouring rows whose first
-    /// spans begin at the same slot form tiles, which read it once.
+    /// As [`Self::with_prefixes`], where each row's prefix is its first span.
     pub(crate) fn new<I: IntoIterator<Item = (u32, u32)>>(
         cuda: &CudaDevice,
         rows: usize,
         spans_of: impl Fn(usize) -> I,
     ) -> Result<Self, CudaError> {
-        let tile_rows = tile_rows(rows);
-        let plan = plan_tiles(rows, tile_rows, spans_of);
-        let own = plan.spans.iter().map(|&[start, len]| (start, len));
-        let shared = plan.tiles.iter().map(|&[_, _, start, len]| (start, len));
-        let ends = own.chain(shared).map(|(start, len)| start as usize + len as usize);
-        let (end_slot, tiles) = (ends.max().unwrap_or(0), plan.tiles.len());
+        let first = |r: usize| spans_of(r).into_iter().next().map_or(0, |(_, len)| len);
+        Self::with_prefixes(cuda, rows, &spans_of, first)
+    }
+
+    /// `spans_of(r)` returns the spans of row r in the order of positions, each as its first slot
+    /// and its length; lengths are not 0 and every row has a span. Its first `prefix_of(r)` slots
+    /// are its prefix. Neighbouring rows whose first slots are the same form tiles, which read the
+    /// prefix once.
+    ///
+    /// What is computed for a row depends on the lengths of its prefix and of the rest, not on its
+    /// tile nor on where its slots are.
+    pub(crate) fn with_prefixes<I: IntoIterator<Item = (u32, u32)>>(
+        cuda: &CudaDevice,
+        rows: usize,
+        spans_of: impl Fn(usize) -> I,
+        prefix_of: impl Fn(usize) -> u32,
+    ) -> Result<Self, CudaError> {
+        let plan = TilePlan::new(rows, spans_of, prefix_of);
+        let tiles = plan.tiles.len();
         let (rows_at, spans_at) = (tiles * 16, (tiles + plan.rows.len()) * 16);
-        let mut words: Vec<u32> = Vec::with_capacity(spans_at / 4 + 2 * plan.spans.len());
+        let mut words: Vec<u32> = Vec::with_capacity(plan.bytes() / 4);
         words.extend_from_slice(plan.tiles.as_flattened());
         words.extend_from_slice(plan.rows.as_flattened());
         words.extend_from_slice(plan.spans.as_flattened());
         let buffer = DeviceBuffer::stage(cuda, &words)?;
         let (rows_ptr, spans_ptr) =
             (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
-        Ok(Self { rows, tiles, tile_rows, end_slot, buffer, rows_ptr, spans_ptr })
+        let (tile_rows, end_slot, scattered) = (tile_rows(rows), plan.end_slot, plan.scattered);
+        Ok(Self { rows, tiles, tile_rows, end_slot, scattered, buffer, rows_ptr, spans_ptr })
     }
-}
-
-/// The number of tiles of rows whose first spans begin at `starts`.
-fn count_tiles(rows: usize, starts: impl Iterator<Item = u32>) -> usize {
-    let tile_rows = tile_rows(rows);
-    let (mut tiles, mut last) = (0, None);
-    for start in starts {
-        last = match last {
-            Some((shared, count)) if shared == start && count < tile_rows => {
-                Some((shared, count + 1))
-            }
-            _ => {
-                tiles += 1;
-                Some((start, 1))
-            }
-        };
-    }
-    tiles
 }
 
 /// The most rows of a tile.
@@ -197,42 +191,98 @@ fn tile_rows(rows: usize) -> usize {
     if rows >= LARGE_BATCH_ROWS { TILE_ROWS_LARGE } else { TILE_ROWS_SMALL }
 }
 
+/// As in attention.cuh: instead of its first slot, a tile has the index of the first of the spans
+/// that name the units of its prefix.
+const SCATTERED: u32 = 1 << 31;
+
 /// Rows grouped into tiles, as the kernels read them (attention.cu).
+#[derive(Default)]
 struct TilePlan {
-    tiles: Vec<[u32; 4]>, // first row, rows, first slot of the shared span, its greatest length
-    rows: Vec<[u32; 4]>,  // length of the shared span, begin and end of own spans, own slots
-    spans: Vec<[u32; 2]>, // own spans: first slot, length
+    tiles: Vec<[u32; 4]>, // first row, rows, first slot of the prefix, its greatest length
+    rows: Vec<[u32; 4]>,  // length of the prefix, begin and end of own spans, own slots
+    spans: Vec<[u32; 2]>, // own spans: first slot, length; then units of scattered prefixes
+    end_slot: usize,      // one past the last slot of any span
+    scattered: bool,      // whether a prefix is in several spans
 }
 
-fn plan_tiles<I: IntoIterator<Item = (u32, u32)>>(
-    rows: usize,
-    tile_rows: usize,
-    spans_of: impl Fn(usize) -> I,
-) -> TilePlan {
-    let mut plan = TilePlan {
-        tiles: Vec::new(),
-        rows: Vec::with_capacity(rows),
-        spans: Vec::with_capacity(2 * rows),
-    };
-    for r in 0..rows {
-        let mut row_spans = spans_of(r).into_iter();
-        let (start, len) =
-            row_spans.next().unwrap_or_else(|| panic!("attention: row {r} has no slots"));
-        let begin = plan.spans.len();
-        plan.spans.extend(row_spans.map(|(start, len)| [start, len]));
-        let own = plan.spans[begin..].iter().map(|s| s[1]).sum();
-        plan.rows.push([len, int(begin), int(plan.spans.len()), own]);
-        match plan.tiles.last_mut() {
-            Some([_, count, shared, longest])
-                if *shared == start && (*count as usize) < tile_rows =>
-            {
-                *count += 1;
-                *longest = len.max(*longest);
+impl TilePlan {
+    fn new<I: IntoIterator<Item = (u32, u32)>>(
+        rows: usize,
+        spans_of: impl Fn(usize) -> I,
+        prefix_of: impl Fn(usize) -> u32,
+    ) -> Self {
+        let mut plan = Self {
+            rows: Vec::with_capacity(rows),
+            spans: Vec::with_capacity(2 * rows),
+            ..Self::default()
+        };
+        let tile_rows = tile_rows(rows);
+        let mut longest_rows: Vec<(usize, bool)> = Vec::new(); // of each tile; in several spans?
+        for r in 0..rows {
+            let (prefix, begin) = (prefix_of(r), plan.spans.len());
+            let (mut first, mut left, mut own) = (None, prefix, 0);
+            for (start, len) in spans_of(r) {
+                let shared = len.min(left);
+                left -= shared;
+                if shared < len {
+                    plan.spans.push([start + shared, len - shared]);
+                    own += len - shared;
+                }
+                first = first.or(Some((start, len)));
+                plan.end_slot = plan.end_slot.max(start as usize + len as usize);
             }
-            _ => plan.tiles.push([int(r), 1, start, len]),
+            let (start, len) = first.unwrap_or_else(|| panic!("attention: row {r} has no slots"));
+            assert_eq!(left, 0, "attention: row {r} has a prefix of more slots than it has");
+            plan.rows.push([prefix, int(begin), int(plan.spans.len()), own]);
+            match (plan.tiles.last_mut(), longest_rows.last_mut()) {
+                (Some([_, count, shared, longest]), Some(longest_row))
+                    if *shared == start && (*count as usize) < tile_rows =>
+                {
+                    *count += 1;
+                    if prefix > *longest {
+                        (*longest, *longest_row) = (prefix, (r, prefix > len));
+                    }
+                }
+                _ => {
+                    plan.tiles.push([int(r), 1, start, prefix]);
+                    longest_rows.push((r, prefix > len));
+                }
+            }
+        }
+        for (tile, (row, scattered)) in longest_rows.into_iter().enumerate() {
+            if scattered {
+                plan.tiles[tile][2] = SCATTERED | int(plan.spans.len());
+                plan.push_units(spans_of(row), prefix_of(row));
+            }
+        }
+        plan
+    }
+
+    /// Appends the first slot of each unit of a prefix.
+    fn push_units(&mut self, spans: impl IntoIterator<Item = (u32, u32)>, mut left: u32) {
+        self.scattered = true;
+        for (start, len) in spans {
+            let shared = len.min(left);
+            left -= shared;
+            assert!(
+                left == 0 || (shared as usize).is_multiple_of(UNIT),
+                "attention: a prefix of spans of {shared} slots, which are no whole units"
+            );
+            self.spans.extend((0..shared).step_by(UNIT).map(|offset| [start + offset, 0]));
         }
     }
-    plan
+
+    fn bytes(&self) -> usize {
+        (self.tiles.len() + self.rows.len()) * 16 + self.spans.len() * 8
+    }
+}
+
+/// A warp takes as many own slots of each of its rows at a time as fit a unit whatever the rows,
+/// 16 >> the result being the most rows: those of `group` heads each that 16 consecutive heads
+/// belong to. As a power of two, so that a row's slots are always on the same side of the middle.
+fn own_shift(group: usize) -> u32 {
+    let most = (0..group).map(|warp| (16 * warp % group + UNIT - 1) / group + 1).max();
+    (UNIT / most.unwrap_or(1)).ilog2()
 }
 
 /// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the
@@ -295,7 +345,18 @@ pub(crate) fn attention(
             };
             let scale = scale * std::f32::consts::LOG2_E; // the kernel's exponentials have base 2
             let arguments = kernel_args![
-                q_at, q_cols, keys, values, slots, group, out_at, out_cols, tiles, rows, spans,
+                q_at,
+                q_cols,
+                keys,
+                values,
+                slots,
+                group,
+                own_shift(heads / kv.kv_heads),
+                out_at,
+                out_cols,
+                tiles,
+                rows,
+                spans,
                 scale
             ];
             // SAFETY: spans were checked against the slots, rows and heads against q; all of out is
@@ -383,6 +444,7 @@ pub(crate) fn attention_backward(
         "attention_backward: results of another shape"
     );
     assert!(metadata.end_slot <= kv.slots, "attention_backward: a span beyond {} slots", kv.slots);
+    assert!(!metadata.scattered, "attention_backward: a prefix in several spans");
     assert_eq!(
         (q.dtype(), out.dtype()),
         (kv.dtype, kv.dtype),
@@ -480,29 +542,59 @@ pub(crate) fn attention_backward(
 
 #[cfg(test)]
 mod tests {
-    use super::{count_tiles, plan_tiles};
+    use super::{SCATTERED, TilePlan, own_shift};
 
-    fn tiles_of(rows: usize) -> usize {
-        count_tiles(rows, (0..rows).map(|r| (r / 20) as u32))
+    fn plan(rows: &[(u32, &[(u32, u32)])]) -> TilePlan {
+        TilePlan::new(rows.len(), |r| rows[r].1.iter().copied(), |r| rows[r].0)
     }
 
     #[test]
     fn neighbours_with_a_common_prefix_share_a_tile() {
-        let spans: [&[(u32, u32)]; 6] = [
-            &[(0, 5), (32, 2)],
-            &[(0, 5), (48, 1), (64, 3)],
-            &[(0, 4)],
-            &[(16, 3), (80, 1)],
-            &[(16, 3)],
-            &[(0, 5)],
-        ];
-        let plan = plan_tiles(6, 2, |r| spans[r].iter().copied());
-        assert_eq!(plan.tiles, [[0, 2, 0, 5], [2, 1, 0, 4], [3, 2, 16, 3], [5, 1, 0, 5]]);
+        let plan = plan(&[
+            (5, &[(0, 5), (32, 2)]),
+            (5, &[(0, 5), (48, 1), (64, 3)]),
+            (4, &[(0, 4)]),
+            (3, &[(16, 3), (80, 1)]),
+            (3, &[(16, 3)]),
+            (5, &[(0, 5)]),
+        ]);
+        assert_eq!(plan.tiles, [[0, 3, 0, 5], [3, 2, 16, 3], [5, 1, 0, 5]]);
         assert_eq!(
             plan.rows,
             [[5, 0, 1, 2], [5, 1, 3, 4], [4, 3, 3, 0], [3, 3, 4, 1], [3, 4, 4, 0], [5, 4, 4, 0]]
         );
         assert_eq!(plan.spans, [[32, 2], [48, 1], [64, 3], [80, 1]]);
-        assert_eq!(tiles_of(40), plan_tiles(40, 16, |r| [((r / 20) as u32, 1)]).tiles.len());
+        assert_eq!((plan.end_slot, plan.scattered), (81, false));
+        let many = TilePlan::new(40, |r| [((r / 20) as u32, 1)], |_| 1);
+        assert_eq!(many.tiles.iter().map(|tile| tile[1]).collect::<Vec<_>>(), [16, 4, 16, 4]);
+    }
+
+    /// Where the slots are changes addresses, and nothing of what is computed: lengths.
+    #[test]
+    fn a_prefix_may_be_scattered_and_what_follows_it_adjacent() {
+        let lengths = |plan: &TilePlan| plan.rows.iter().map(|r| [r[0], r[3]]).collect::<Vec<_>>();
+        let together = plan(&[(20, &[(0, 20), (64, 3)]), (20, &[(0, 20), (80, 18)])]);
+        let merged = plan(&[(20, &[(0, 23)]), (20, &[(0, 20), (80, 18)])]);
+        let apart = plan(&[(20, &[(48, 16), (16, 4), (64, 3)]), (20, &[(48, 16), (16, 22)])]);
+        assert_eq!(lengths(&together), [[20, 3], [20, 18]]);
+        assert_eq!(lengths(&together), lengths(&merged));
+        assert_eq!(lengths(&together), lengths(&apart));
+        assert_eq!(merged.spans[0], [20, 3]);
+        assert_eq!(apart.tiles, [[0, 2, SCATTERED | 2, 20]]);
+        assert_eq!(apart.spans, [[64, 3], [20, 18], [48, 0], [16, 0]]);
+        assert_eq!(apart.bytes(), (1 + 2) * 16 + 4 * 8);
+    }
+
+    /// Sixteen consecutive heads never belong to more rows than there is room for.
+    #[test]
+    fn own_slots_of_all_rows_of_a_warp_fit_a_unit() {
+        let shifts = [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (7, 2), (8, 3), (9, 2), (16, 4)];
+        for (group, expected) in shifts {
+            assert_eq!(own_shift(group), expected, "{group}");
+            for warp in 0..100 {
+                let rows = (16 * warp + 15) / group - 16 * warp / group + 1;
+                assert!(rows << own_shift(group) <= 16, "{group} heads, {rows} rows");
+            }
+        }
     }
 }

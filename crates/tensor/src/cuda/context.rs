@@ -22,6 +22,7 @@ struct CudaDeviceInner {
     kernels: Kernels,
     context: Arc<CudaContext>,
     precision: Precision,
+    deterministic: bool,
     name: String,
     capability: (i32, i32),
 }
@@ -127,8 +128,12 @@ impl CudaDevice {
         }
     }
 
-    /// Opens GPU `ordinal`.
-    pub(crate) fn open(ordinal: usize, precision: Precision) -> Result<Self, CudaError> {
+    /// Opens GPU `ordinal`. If `deterministic`, a row's result never depends on the rows beside it.
+    pub(crate) fn open(
+        ordinal: usize,
+        precision: Precision,
+        deterministic: bool,
+    ) -> Result<Self, CudaError> {
         Self::availability().map_err(CudaError::Unavailable)?;
         let context = CudaContext::new(ordinal).map_err(CudaError::driver("open the gpu"))?;
         // SAFETY: the events order uses of cudarc's own memory, of which there are none.
@@ -157,6 +162,7 @@ impl CudaDevice {
             kernels,
             context,
             precision,
+            deterministic,
             name,
             capability,
         })))
@@ -185,6 +191,12 @@ impl CudaDevice {
 
     pub(crate) fn precision(&self) -> Precision {
         self.0.precision
+    }
+
+    /// Whether kernels are chosen by the shape of a map alone, so that a row's result does not depend
+    /// on the number of rows.
+    pub(crate) fn is_deterministic(&self) -> bool {
+        self.0.deterministic
     }
 
     /// The dtype of weights, keys, values and of activations that are multiplied.

@@ -4,7 +4,7 @@
 //! * [`context`] opens a GPU and launches kernels; [`stream`] is a CUDA stream with its free list.
 //!   Operations are queued; only copies to the host synchronize.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and caches the cubins on disk.
-//! * [`blas`] wraps cuBLASLt, `f32_gemm` multiplies f32; [`memory`] is device memory, [`args`] the
+//! * [`blas`] wraps cuBLASLt, `f32_gemm` multiplies f32, `mma_gemm` bf16 in a fixed order; [`memory`] is device memory, [`args`] the
 //!   structs of arguments.
 //! * [`staging`] copies inputs to the GPU ahead of their pass, [`readback`] copies results to the
 //!   host asynchronously.
@@ -33,6 +33,7 @@ pub(crate) mod hopper_gemm;
 pub(crate) mod linear;
 pub(crate) mod loss;
 pub(crate) mod memory;
+mod mma_gemm;
 pub(crate) mod module;
 pub(crate) mod noise;
 pub(crate) mod norm;

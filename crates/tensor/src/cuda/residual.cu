@@ -286,7 +286,8 @@ __device__ __forceinline__ float2& stream_elements(u8* box, u32 row, u32 j, u32 
 }
 
 // Bias, dropout, residual and norm. Elements 4 j + 2 h and the next are columns 8 j + 2 q and the
-// next of this thread's row h.
+// next of this thread's row h. Products are contracted with sums by hand, so that it is the same
+// for both rows: a row's bits must not depend on its place.
 __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& shared,
                                          float (&d)[96], Work work, const float (&keep)[2]) {
     const u32 column_cta = work.column_cta, row = work.row, launch = work.launch;
@@ -328,7 +329,7 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
 #pragma unroll
         for (int j = 0; j < 24; j++) {
             const float x = d[4 * j + 2 * h] - mean, y = d[4 * j + 2 * h + 1] - mean;
-            m2s[j % 2] += x * x + y * y;
+            m2s[j % 2] = fmaf(x, x, fmaf(y, y, m2s[j % 2]));
         }
         const float m2 = quad_sum(m2s[0] + m2s[1]);
         if (q < 2)
@@ -359,8 +360,8 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
     for (int h = 0; h < 2; h++) {
         mean[h] = quad_sum(cta_mean[h]) * (1.0f / ROW_CTAS);
         const float deviation = cta_mean[h] - mean[h],
-                    m2 = quad_sum(cta_m2[h] + OUTPUTS * deviation * deviation);
-        inverse[h] = 1.0f / sqrtf(m2 * (1.0f / (ROW_CTAS * OUTPUTS)) + params.eps);
+                    m2 = quad_sum(fmaf(OUTPUTS * deviation, deviation, cta_m2[h]));
+        inverse[h] = 1.0f / sqrtf(fmaf(m2, 1.0f / (ROW_CTAS * OUTPUTS), params.eps));
     }
 #pragma unroll
     for (int j = 0; j < 24; j++) {
@@ -368,8 +369,8 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
                      s = ((const float2*)shared.shift)[4 * j + q];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            d[4 * j + 2 * h] = (d[4 * j + 2 * h] - mean[h]) * inverse[h] * g.x + s.x;
-            d[4 * j + 2 * h + 1] = (d[4 * j + 2 * h + 1] - mean[h]) * inverse[h] * g.y + s.y;
+            d[4 * j + 2 * h] = fmaf((d[4 * j + 2 * h] - mean[h]) * inverse[h], g.x, s.x);
+            d[4 * j + 2 * h + 1] = fmaf((d[4 * j + 2 * h + 1] - mean[h]) * inverse[h], g.y, s.y);
         }
     }
     if (params.out_f32) {
