@@ -60,6 +60,8 @@ methods! { CudaDevice:
     fn capability() -> (i32, i32);
     fn precision() -> Precision;
     fn is_deterministic() -> bool;
+    fn peak_memory() -> CudaResult<usize>;
+    fn reset_peak_memory() -> CudaResult<()>;
     fn compute_dtype() -> CudaDtype;
     fn memory() -> CudaResult<(usize, usize)>;
     fn synchronize() -> CudaResult<()>;

@@ -229,6 +229,22 @@ impl Device {
         }
     }
 
+    /// The most bytes of a GPU's memory that this process held at a time; `None` for the CPU.
+    pub fn peak_memory(&self) -> Result<Option<usize>, DeviceError> {
+        match self.backend() {
+            Backend::Cpu(_) => Ok(None),
+            Backend::Cuda(cuda) => Ok(Some(cuda.peak_memory()?)),
+        }
+    }
+
+    /// Lets [`Device::peak_memory`] count from now on.
+    pub fn reset_peak_memory(&self) -> Result<(), DeviceError> {
+        match self.backend() {
+            Backend::Cpu(_) => Ok(()),
+            Backend::Cuda(cuda) => Ok(cuda.reset_peak_memory()?),
+        }
+    }
+
     /// The number of streams whose work may run concurrently: 1 on the CPU, whose threads all work
     /// on one operation.
     pub fn streams(&self) -> usize {

@@ -321,6 +321,15 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     __syncthreads();
     const u32 own0 = __shfl_sync(FULL_MASK, own_slots.count, info0),
               own1 = __shfl_sync(FULL_MASK, own_slots.count, info1);
+    // Four lanes have a part each of a row's sum. From here on the lane with the first of its own
+    // keys has all of it, so that the order of additions is the same wherever those are.
+    auto collect = [&](float sum, u32 row) {
+        sum += __shfl_xor_sync(FULL_MASK, sum, 1);
+        sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+        return t == (row << own_shift) % 8 / 2 ? sum : 0.0f;
+    };
+    softmax.sum0 = collect(softmax.sum0, info0);
+    softmax.sum1 = collect(softmax.sum1, info1);
     fetch_own(DEPTH - 1);
     for (u32 number = 0; number < own_units; number++) {
         const u32 unit[1] = {buffer_of(number)}, before = number << own_shift;
@@ -444,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(512)
             const float rescale = expf(row_max[k] - new_max),
                         p = lane < seen ? expf(score - new_max) : 0.0f;
             row_max[k] = new_max;
-            sum[k] = sum[k] * rescale + warp_sum(p);
+            sum[k] = fmaf(sum[k], rescale, warp_sum(p));
 #pragma unroll
             for (int i = 0; i < LANE_DIMS; i++) x[k][i] *= rescale;
             for (u32 j = 0; j < seen; j++) {
@@ -474,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(512)
             const float score = warp_sum(dot) * scale, new_max = fmaxf(row_max[k], score);
             const float rescale = expf(row_max[k] - new_max), p = expf(score - new_max);
             row_max[k] = new_max;
-            sum[k] = sum[k] * rescale + p;
+            sum[k] = fmaf(sum[k], rescale, p);
 #pragma unroll
             for (int i = 0; i < LANE_DIMS; i++) x[k][i] = fmaf(p, value[i], x[k][i] * rescale);
         }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, result as driver, sys};
+use cudarc::driver::{CudaContext, DriverError, result as driver, sys};
 
 use super::blas::CublasLt;
 use super::module::{Kernel, Kernels, OPT_IN_SHARED};
@@ -208,23 +208,24 @@ impl CudaDevice {
         }
     }
 
+    /// A number of bytes that the memory pool counts.
+    fn mem_pool_bytes(&self, attribute: sys::CUmemPool_attribute) -> Result<usize, DriverError> {
+        let mut value = 0u64;
+        // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
+        unsafe {
+            let pool = driver::device::get_default_mem_pool(self.0.context.cu_device())?;
+            driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
+        }
+        Ok(value as usize)
+    }
+
     /// Bytes of memory: free, including what is cached for reuse, and total.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
         let failed = || CudaError::driver("query its free memory");
         let (free, total) = self.0.context.mem_get_info().map_err(failed())?;
-        let read = |attribute| {
-            let mut value = 0u64;
-            // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
-            unsafe {
-                let pool = driver::device::get_default_mem_pool(self.0.context.cu_device())?;
-                driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
-            }
-            Ok(value as usize)
-        };
-        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .map_err(failed())?;
-        let used =
-            read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
+        let read = |attribute| self.mem_pool_bytes(attribute).map_err(failed());
+        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         let cached: usize = self
             .extra_streams()
             .iter()
@@ -232,6 +233,26 @@ impl CudaDevice {
             .map(|stream| stream.cached_bytes())
             .sum();
         Ok((free + reserved.saturating_sub(used) + cached, total))
+    }
+
+    /// The most bytes that were allocated at a time so far, with what is cached for reuse, and
+    /// without what the driver and cuBLASLt take for themselves.
+    pub(crate) fn peak_memory(&self) -> Result<usize, CudaError> {
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        self.mem_pool_bytes(attribute).map_err(CudaError::driver("query its memory pool"))
+    }
+
+    /// Lets [`Self::peak_memory`] count from now on.
+    pub(crate) fn reset_peak_memory(&self) -> Result<(), CudaError> {
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        let mut zero = 0u64;
+        // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
+        unsafe {
+            driver::device::get_default_mem_pool(self.0.context.cu_device()).and_then(|pool| {
+                driver::mem_pool::set_attribute(pool, attribute, (&raw mut zero).cast())
+            })
+        }
+        .map_err(CudaError::driver("reset its memory pool"))
     }
 
     /// Waits until everything queued so far on this thread's stream is done; returns its errors.
