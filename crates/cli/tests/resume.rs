@@ -184,7 +184,8 @@ fn a_deterministic_run_resumes_to_the_same_bytes() {
         let run = device.concat();
         let eval = |more: &[&str]| {
             let base = ["eval", "--model", "model", "--data", "data.jsonl", "--samples", "16"];
-            let rest = ["--reward-model", "latent-rm", "--quiet", "--out", run.as_str(), "--device"];
+            let rest =
+                ["--reward-model", "latent-rm", "--quiet", "--out", run.as_str(), "--device"];
             sandbox.run(&[&base[..], &rest, device, more].concat())
         };
         let same = |whole: &[u8], what: &str| {

@@ -46,9 +46,7 @@ impl DeviceOptions {
         let int8 = precision == Precision::Int8;
         let for_cpu = self.threads.is_some() || self.isa.is_some() || int8;
         match self.kind {
-            DeviceKind::Cuda(ordinal) => {
-                Device::cuda_with(ordinal, precision, self.deterministic)
-            }
+            DeviceKind::Cuda(ordinal) => Device::cuda_with(ordinal, precision, self.deterministic),
             // A GPU that cannot be used is no reason to stop.
             DeviceKind::Auto if !for_cpu => {
                 let opened = Device::cuda_availability().and_then(|()| {

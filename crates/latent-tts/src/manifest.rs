@@ -13,7 +13,7 @@ use tensor::Device;
 
 use crate::data::DataSource;
 
-/// Every setting that changes results, and only those. Where the device promises bits, they are one.
+/// Every setting that changes results, and only those; the device where it promises bits.
 pub fn settings_json(
     method: &Method,
     params: &SamplingParams,

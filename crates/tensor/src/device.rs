@@ -121,8 +121,8 @@ impl Device {
     }
 
     /// The same; if `deterministic`, a row of a result depends on that row of the input alone, to
-    /// the bit, as on the CPU: kernels are then chosen by the shapes of a model, never by the number
-    /// of rows. It does not hold for gradients, whose sums over rows have no fixed order.
+    /// the bit, as on the CPU: kernels are then chosen by the shapes of a model, never by the
+    /// number of rows. It does not hold for gradients, whose sums over rows have no fixed order.
     pub fn cuda_with(
         ordinal: usize,
         precision: Precision,

@@ -193,8 +193,8 @@ impl CudaDevice {
         self.0.precision
     }
 
-    /// Whether kernels are chosen by the shape of a map alone, so that a row's result does not depend
-    /// on the number of rows.
+    /// Whether kernels are chosen by the shape of a map alone, so that a row's result does not
+    /// depend on the number of rows.
     pub(crate) fn is_deterministic(&self) -> bool {
         self.0.deterministic
     }

@@ -43,8 +43,8 @@ pub(crate) struct QkvDestination<'a> {
     pub(crate) slots: &'a CudaIndices,
 }
 
-/// Whether [`store`] can write the results of a map as this dtype, and is faster than cuBLASLt. On a
-/// deterministic device it is used for whatever it can do, as are the others.
+/// Whether [`store`] can write the results of a map as this dtype, and is faster than cuBLASLt. On
+/// a deterministic device it is used for whatever it can do, as are the others.
 pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype) -> bool {
     dtype == CudaDtype::Bf16
         && map.outputs().is_multiple_of(8)
@@ -56,8 +56,7 @@ pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype)
 /// `rope_and_cache`.
 pub(crate) fn supports_qkv(x: &CudaTensor, map: &CudaLinear, kv: &CudaKv) -> bool {
     let whole_vectors = kv.head_dim().is_multiple_of(8) && kv.dtype() == CudaDtype::Bf16;
-    let is_faster =
-        || is_wide(x, map) && wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY_QKV;
+    let is_faster = || is_wide(x, map) && wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY_QKV;
     whole_vectors && is_supported(x, map) && (x.cuda().is_deterministic() || is_faster())
 }
 

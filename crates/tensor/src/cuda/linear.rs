@@ -1,6 +1,7 @@
 //! Linear maps: the choice between the Hopper GEMM and cuBLASLt, and their gradients.
 //!
-//! On a deterministic device the choice depends on the map and the result's dtype, never on the rows.
+//! On a deterministic device the choice depends on the map and the result's dtype, never on the
+//! rows.
 
 use super::blas::{BlasEpilogue, Gemm, GemmOperand, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};

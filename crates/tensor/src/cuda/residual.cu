@@ -72,6 +72,9 @@ struct Shared {
     float bias[OUTPUTS], scale[OUTPUTS], shift[OUTPUTS];
     u64 full[STAGES], empty[STAGES], stream_full;
     u64 taken;  // by the cluster, from the counter; in its first CTA
+    // What that says for this CTA. Volatile: the epilogue, which has no register to spare, reads it
+    // again where it needs it.
+    volatile u32 column_cta, row, launch, unused;
 
     // A box of the stream's tile, which follows the last of `steps` stages in the ring.
     __device__ __forceinline__ u8* stream(u32 steps, u32 box) {
@@ -79,7 +82,7 @@ struct Shared {
     }
 };
 
-static_assert(sizeof(Shared) == 210272, "as in residual.rs");
+static_assert(sizeof(Shared) == 210288, "as in residual.rs");
 
 // Named barriers of some warps; threads that only arrive do not wait.
 __device__ __forceinline__ void named_barrier_sync(u32 barrier, u32 threads) {
@@ -289,13 +292,12 @@ __device__ __forceinline__ float2& stream_elements(u8* box, u32 row, u32 j, u32 
 // next of this thread's row h. Products are contracted with sums by hand, so that it is the same
 // for both rows: a row's bits must not depend on its place.
 __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& shared,
-                                         float (&d)[96], Work work, const float (&keep)[2]) {
-    const u32 column_cta = work.column_cta, row = work.row, launch = work.launch;
+                                         float (&d)[96], const float (&keep)[2]) {
     const u32 warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32,
               q = lane % 4;
     const u32 steps = (params.depth + DEPTH - 1) / DEPTH, above = warpgroup * 64 + warp * 16,
               mine = warp * 16 + interleaved_row(lane / 4);
-    const u32 rows[2] = {row + warpgroup * 64 + mine, row + warpgroup * 64 + mine + 8};
+    auto row_at = [&](u32 h) { return shared.row + warpgroup * 64 + mine + 8 * h; };
     named_barrier_sync(PREPARED, MMA_THREADS + HELPER_THREADS);
     mbarrier_wait(smem_addr(&shared.stream_full), 0);
     float sum[2] = {};
@@ -333,8 +335,8 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
         }
         const float m2 = quad_sum(m2s[0] + m2s[1]);
         if (q < 2)
-            publish(&params.mailbox[(u64)rows[h] * ROW_CTAS + column_cta][q], q ? m2 : mean,
-                    launch);
+            publish(&params.mailbox[(u64)row_at(h) * ROW_CTAS + shared.column_cta][q],
+                    q ? m2 : mean, shared.launch);
     }
 
     // The new stream is stored while the other CTAs' statistics are awaited.
@@ -350,12 +352,12 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
     __syncwarp();
     for (u32 w = 0; lane == 0 && w < MASK_WORDS; w++)
         tma_store(smem_addr(shared.stream(steps, warpgroup * MASK_WORDS + w)) + warp * 16 * 128,
-                  params.stream, column_cta * OUTPUTS + w * 32, row + above);
+                  params.stream, shared.column_cta * OUTPUTS + w * 32, shared.row + above);
     tma_store_commit();
 
     named_barrier_sync(MULTIPLIED, MMA_THREADS);
     float cta_mean[2], cta_m2[2], mean[2], inverse[2];  // each lane polls one CTA
-    poll(params.mailbox[(u64)rows[0] * ROW_CTAS + q], launch, cta_mean, cta_m2);
+    poll(params.mailbox[(u64)row_at(0) * ROW_CTAS + q], shared.launch, cta_mean, cta_m2);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         mean[h] = quad_sum(cta_mean[h]) * (1.0f / ROW_CTAS);
@@ -376,13 +378,13 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
     if (params.out_f32) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float2* out = (float2*)(params.out_f32 + (u64)rows[h] * (ROW_CTAS * OUTPUTS) +
-                                    column_cta * OUTPUTS) +
+            const bool inside = row_at(h) < params.rows;
+            float2* out = (float2*)(params.out_f32 + (u64)row_at(h) * (ROW_CTAS * OUTPUTS) +
+                                    shared.column_cta * OUTPUTS) +
                           q;
 #pragma unroll
             for (int j = 0; j < 24; j++)
-                if (rows[h] < params.rows)
-                    out[4 * j] = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+                if (inside) out[4 * j] = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
         }
     } else {
         // 8 x 8 matrices, two by two, in TMA's 128-byte swizzle.
@@ -400,7 +402,7 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
         __syncwarp();
         for (u32 b = 0; lane == 0 && b < OUTPUTS / 64; b++)
             tma_store(to + b * BOX_BYTES + warp * 16 * 128, params.out,
-                      column_cta * OUTPUTS + b * 64, row + above);
+                      shared.column_cta * OUTPUTS + b * 64, shared.row + above);
         tma_store_commit();
     }
     tma_store_wait_read();
@@ -429,6 +431,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         const Work work = Work::of_cluster(shared);
         if (helper == 0) load_all(params, shared, work.column_cta, work.row);
         if (threadIdx.x == NUMBER_THREAD) {
+            shared.column_cta = work.column_cta;
+            shared.row = work.row;
+            shared.launch = work.launch;
             end_numbers(params, shared);
             griddep_launch();
         }
@@ -459,7 +464,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     }
     multiply_all(d, shared, (params.depth + DEPTH - 1) / DEPTH);
     cluster_arrive();  // the other CTA may exit once nothing more is sent to it
-    epilogue(params, shared, d, work, keep);
+    epilogue(params, shared, d, keep);
     __syncwarp();
     cluster_wait();
 }

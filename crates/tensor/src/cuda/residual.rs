@@ -17,7 +17,7 @@ const CLUSTER_ROWS: usize = 256;
 const CLUSTER: usize = 2;
 const PUBLISHED_BYTES: usize = 16; // a row's statistics from one CTA
 const THREADS: usize = 512;
-const SHARED_BYTES: usize = 210_272;
+const SHARED_BYTES: usize = 210_288;
 const PARAM_WORDS: usize = 80; // of `ResidualParams`
 
 /// The most rows whose statistics fit the mailbox.

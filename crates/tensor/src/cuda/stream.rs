@@ -44,8 +44,8 @@ pub(crate) const MAILBOX_BYTES: usize = 2 << 20;
 /// that have used it and of clusters that have started; all zeros at first.
 ///
 /// A published value carries the number of its launch, so that values of earlier kernels are never
-/// taken for this one's and nothing needs to be cleared. The kernel counts for itself (residual.cu),
-/// so that a CUDA graph may replay it.
+/// taken for this one's and nothing needs to be cleared. The kernel counts for itself
+/// (residual.cu), so that a CUDA graph may replay it.
 #[derive(Debug)]
 struct Mailbox {
     pointer: u64,
@@ -56,8 +56,8 @@ impl Mailbox {
     fn new() -> Result<Self, CudaError> {
         const BYTES: usize = MAILBOX_BYTES + size_of::<u64>();
         // SAFETY: freed once, when this is dropped.
-        let pointer = unsafe { driver::malloc_sync(BYTES) }
-            .map_err(CudaError::driver("allocate memory"))?;
+        let pointer =
+            unsafe { driver::malloc_sync(BYTES) }.map_err(CudaError::driver("allocate memory"))?;
         let mailbox = Self { pointer };
         // SAFETY: of that length, and not shared yet.
         unsafe { driver::memset_d8_sync(pointer, 0, BYTES) }

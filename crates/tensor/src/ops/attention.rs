@@ -256,10 +256,7 @@ impl<'a> AttentionMetadata<'a> {
         Ok(Self { spans, on_gpu, of_backward: OnceLock::new() })
     }
 
-    fn of_backward(
-        &self,
-        cuda: &cuda::CudaDevice,
-    ) -> Result<&CudaAttentionMetadata, DeviceError> {
+    fn of_backward(&self, cuda: &cuda::CudaDevice) -> Result<&CudaAttentionMetadata, DeviceError> {
         if let Some(made) = self.of_backward.get() {
             return Ok(made);
         }

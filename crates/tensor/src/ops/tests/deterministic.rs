@@ -170,8 +170,7 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
             let map = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
             let frequencies = (0..dim / 2).map(|i| 0.5 / (i + 1) as f32).collect();
             let rope = Rope::new(&device, frequencies).unwrap();
-            let transform =
-                QkvTransform { heads, qk_norms: None, rope: rotated.then_some(&rope) };
+            let transform = QkvTransform { heads, qk_norms: None, rope: rotated.then_some(&rope) };
             misses.check(&device, &format!("queries and values of {shape:?}"), |rows| {
                 let count = rows.len();
                 let mut kv = KvStore::new(&device, 1, kv_heads, dim, count)?;
@@ -218,9 +217,9 @@ fn a_row_of_logits_is_the_row_alone() {
     misses.none();
 }
 
-/// Rows of several prefixes and of own slots in different numbers, in heads of every kernel: queries
-/// of one row, of 16 and of hundreds, so that neighbours in a tile and tiles differ. Then the same
-/// rows with their slots elsewhere: prefixes in pieces, own slots right behind them.
+/// Rows of several prefixes and of own slots in different numbers, in heads of every kernel:
+/// queries of one row, of 16 and of hundreds, so that neighbours in a tile and tiles differ. Then
+/// the same rows with their prefixes in pieces elsewhere.
 #[test]
 fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
     let mut misses = Misses::default();
