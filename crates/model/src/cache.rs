@@ -58,7 +58,7 @@ impl Sequence {
     pub fn fork(&self) -> Self {
         let (len, prefix) = (self.len, self.prefix);
         let spans = SmallVec::from_slice(&self.spans);
-        Self { spans, reserved: 0, len, prefix, prefix_ended: true }
+        Self { spans, reserved: 0, len, prefix, prefix_ended: len > 0 }
     }
 
     /// A fork that shares the first `len` positions only.
@@ -81,7 +81,8 @@ impl Sequence {
             left -= len;
         }
         let len = len as u32;
-        Self { spans, reserved: 0, len, prefix: self.prefix.min(len), prefix_ended: true }
+        let (prefix, prefix_ended) = (self.prefix.min(len), len > 0);
+        Self { spans, reserved: 0, len, prefix, prefix_ended }
     }
 }
 
@@ -324,6 +325,29 @@ mod tests {
         assert!(own(&a).iter().all(|slot| *slot >= 32 && !own(&b).contains(slot)));
         assert_eq!(own(&a).len(), 17);
         assert_eq!(pass.positions[20..24], [20, 20, 21, 21]);
+    }
+
+    /// Where slots are free, and whether they are adjacent, does not show in it.
+    #[test]
+    fn the_prefix_is_what_was_there_at_the_first_fork() {
+        let mut cache = cache();
+        let grow = |cache: &mut Cache, sequence: &mut Sequence, count: usize| {
+            (0..count).for_each(|_| Pass::default().push(cache, sequence, false));
+            sequence.prefix
+        };
+        let (mut first, mut other) = (Sequence::default(), Sequence::default());
+        assert_eq!(grow(&mut cache, &mut first, 16), 16);
+        let mut adjacent = first.fork();
+        assert_eq!(grow(&mut cache, &mut adjacent, 3), 16);
+        assert_eq!(adjacent.spans[..], [Span { start: 0, len: 19 }], "it follows its prefix");
+        assert_eq!(grow(&mut cache, &mut other, 5), 5);
+        let mut beam = adjacent.fork();
+        assert_eq!(grow(&mut cache, &mut beam, 1), 16);
+        assert_eq!(grow(&mut cache, &mut first, 20), 36);
+        assert!(first.spans.len() > 1, "chunks in two places are one prefix");
+        assert_eq!((first.fork_at(30).prefix, beam.fork_at(18).prefix), (30, 16));
+        cache.set_slot_granularity(SlotGranularity::Single);
+        assert_eq!(grow(&mut cache, &mut other, 20), 16, "single slots are no whole chunks");
     }
 
     #[test]
