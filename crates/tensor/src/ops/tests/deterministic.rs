@@ -125,7 +125,7 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
             let by = Normalization::layer(&device, 1e-5, scale, shift).unwrap();
             let key = |r: usize| {
                 let row = r as u32;
-                (row % 3 > 0).then_some(RngKey {
+                (!row.is_multiple_of(3)).then_some(RngKey {
                     seed: 3,
                     question: row / 64,
                     trajectory: row % 64,
