@@ -45,6 +45,7 @@ pub(crate) mod residual;
 pub(crate) mod rows;
 pub(crate) mod staging;
 pub(crate) mod stream;
+mod tiles;
 pub(crate) mod tma;
 pub(crate) mod topk;
 
