@@ -17,7 +17,9 @@ part() { # FILE SECONDS COMMAND...
 # Other tests' GPU parts are in the same binaries; those that need no GPU have run elsewhere.
 for test in ${tests[@]+"${tests[@]}"}; do
   case $test in
-    *properties*) part tests.txt 75 "$test" gpu:: --nocapture ;;
+    *properties*)
+      part tests.txt 75 "$test" gpu:: --nocapture --skip deterministic
+      part tests.txt 75 "$test" gpu::deterministic --nocapture ;;
     *) part tests.txt 40 "$test" ops:: --nocapture ;;
   esac
 done
@@ -27,6 +29,7 @@ part times.txt 30 "$check" --training
 for _ in 1 2; do
   part engine.txt 15 "$binary" bench --device cuda --questions 64 --samples 64 --repeat 10 --json
 done
+part engine.txt 15 "$binary" bench --device cuda --deterministic --questions 64 --samples 64 --repeat 10 --json
 part engine.txt 15 "$binary" bench --device cuda --questions 1 --samples 32 --reward --repeat 10 --json
 part engine.txt 30 "$binary" bench --device cuda --shape gpt2 --annotate --questions 512 --samples 8 --rollouts 4 --json
 part train.txt 100 "$here/gpu_train.sh" "$binary" "$python" "${ROUNDS:-2}"

@@ -75,6 +75,7 @@ class Engine:
         dtype: str | None = None,
         threads: int | None = None,
         memory: int | None = None,
+        deterministic: bool = False,
     ) -> Engine: ...
     def without_reward_model(self) -> Engine: ...
     def sample(

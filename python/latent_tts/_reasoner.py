@@ -59,6 +59,7 @@ class Reasoner:
         threads: int | None = None,
         memory: int | None = None,
         family: str | None = None,
+        deterministic: bool = False,
     ) -> Reasoner:
         """Loads a checkpoint directory, a GGUF file, an id of the Hugging Face Hub (``owner/name``,
         from its cache or downloaded into it), or ``embedded``, the small reasoner in this package.
@@ -67,7 +68,8 @@ class Reasoner:
         the embedded one and others have none. ``device`` is ``auto``, ``cpu``, ``cuda`` or
         ``cuda:NUMBER``, ``dtype`` a GPU's precision (``bf16`` or ``f32``), ``threads`` the worker
         threads of a processor, ``memory`` the bytes of keys and values, ``family`` the reasoner's
-        family where its checkpoint does not tell.
+        family where its checkpoint does not tell. ``deterministic`` gives a trajectory the same bits
+        on a GPU whatever its batch; a processor always does.
 
         >>> Reasoner.from_pretrained("embedded", reward_model=None, device="cpu").family
         'coconut'
@@ -85,6 +87,7 @@ class Reasoner:
             dtype=dtype,
             threads=threads,
             memory=memory,
+            deterministic=deterministic,
         )
         seconds = time.perf_counter() - start
         logger.info(

@@ -83,6 +83,7 @@ impl DeviceArgs {
                 IsaKind::Neon => Some(Isa::Neon),
                 IsaKind::Portable => Some(Isa::Portable),
             }),
+            deterministic: self.deterministic,
         };
         let tell = |why: &str| {
             printer.note(&format!("note: no GPU is used ({why}); the processor computes"));

@@ -1,3 +1,5 @@
+//! The memory of this process: the most that it held, and what becomes of too much.
+//!
 //! Out of memory is an error like any other: a message with the flags that ask for less, and exit
 //! code 2 instead of an abort.
 
@@ -32,6 +34,13 @@ unsafe impl GlobalAlloc for CheckedAllocator {
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
+}
+
+/// The most bytes of memory that this process held at a time, where the system tells.
+pub fn peak_resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 #[inline]

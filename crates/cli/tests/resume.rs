@@ -166,3 +166,50 @@ fn a_run_with_other_settings_is_not_resumed() {
     sandbox.model("model", &CheckpointSpec { seed: 2, ..CheckpointSpec::default() });
     refused(&[], &["manifest.json", "fingerprint", "model"]);
 }
+
+/// On a GPU the batch of a resumed run is another one: without --deterministic its bits would be.
+/// A processor needs no flag, and takes it.
+#[test]
+fn a_deterministic_run_resumes_to_the_same_bytes() {
+    let sandbox = CliSandbox::new();
+    sandbox.reward_model("latent-rm");
+    sandbox.questions("data.jsonl", 20);
+    let cpu: &[&[&str]] = &[&["cpu"]];
+    let mut devices = cpu.to_vec();
+    match tensor::Device::cuda_availability() {
+        Ok(()) => devices.extend([&["cuda"][..], &["cuda", "--dtype", "f32"]]),
+        Err(why) => println!("skipped on a gpu: {why}"),
+    }
+    for device in devices {
+        let run = device.concat();
+        let eval = |more: &[&str]| {
+            let base = ["eval", "--model", "model", "--data", "data.jsonl", "--samples", "16"];
+            let rest =
+                ["--reward-model", "latent-rm", "--quiet", "--out", run.as_str(), "--device"];
+            sandbox.run(&[&base[..], &rest, device, more].concat())
+        };
+        let same = |whole: &[u8], what: &str| {
+            let found = sandbox.read(&format!("{run}/samples.jsonl"));
+            assert!(found == whole, "{device:?}, {what}: other samples");
+        };
+        eval(&["--deterministic"]).ok();
+        let whole = sandbox.read(&format!("{run}/samples.jsonl"));
+        let is_gpu = device[0] == "cuda";
+        let settings = &sandbox.json(&format!("{run}/manifest.json"))["settings"];
+        assert_eq!(settings["deterministic"].is_string(), is_gpu, "{settings}");
+        for memory in ["1GiB", "500KiB"] {
+            eval(&["--deterministic", "--overwrite", "--memory", memory]).ok();
+            same(&whole, memory);
+        }
+        for kept in [1, whole.len() / 3, whole.len() - 1] {
+            sandbox.write(&format!("{run}/samples.jsonl"), &whole[..kept]);
+            eval(&["--deterministic", "--resume"]).ok();
+            same(&whole, &format!("resumed at byte {kept}"));
+        }
+        if is_gpu {
+            eval(&["--resume"]).refused(&["manifest.json", "settings.deterministic"]);
+        } else {
+            eval(&["--resume"]).ok();
+        }
+    }
+}

@@ -198,18 +198,20 @@ impl AnnotationInputs<'_> {
             ThoughtLabels::Final => json!({ "kind": "final" }),
             ThoughtLabels::Rollouts(count) => json!({ "kind": "rollouts", "rollouts": count }),
         };
+        let mut settings = json!({
+            "method": method.family.name(),
+            "labels": labels,
+            "sampler": manifest::perturbation_json(params.perturbation),
+            "thoughts": params.length.to_string(),
+            "max_new_tokens": params.max_new_tokens,
+            "seed": params.seed,
+        });
+        manifest::add_numerics(&mut settings, annotator.reasoner.decoder.device());
         Ok(AnnotationIndex {
             version: AnnotationIndex::VERSION,
             program: manifest::program(),
             commit: manifest::commit(),
-            settings: json!({
-                "method": method.family.name(),
-                "labels": labels,
-                "sampler": manifest::perturbation_json(params.perturbation),
-                "thoughts": params.length.to_string(),
-                "max_new_tokens": params.max_new_tokens,
-                "seed": params.seed,
-            }),
+            settings,
             fingerprint: fingerprint::compute([self.reasoner], self.data, self.questions)?,
             questions: self.questions.len(),
             per_shard: self.per_shard,

@@ -30,6 +30,8 @@ pub struct DeviceOptions {
     pub threads: Option<NonZeroUsize>,
     /// The instruction set of a processor; the best one it has unless given.
     pub isa: Option<Isa>,
+    /// Whether a GPU gives a trajectory the same bits whatever its batch. A processor always does.
+    pub deterministic: bool,
 }
 
 impl DeviceOptions {
@@ -44,11 +46,13 @@ impl DeviceOptions {
         let int8 = precision == Precision::Int8;
         let for_cpu = self.threads.is_some() || self.isa.is_some() || int8;
         match self.kind {
-            DeviceKind::Cuda(ordinal) => Device::cuda(ordinal, precision),
+            DeviceKind::Cuda(ordinal) => Device::cuda_with(ordinal, precision, self.deterministic),
             // A GPU that cannot be used is no reason to stop.
             DeviceKind::Auto if !for_cpu => {
-                let opened = Device::cuda_availability()
-                    .and_then(|()| Device::cuda(0, precision).map_err(|error| error.to_string()));
+                let opened = Device::cuda_availability().and_then(|()| {
+                    Device::cuda_with(0, precision, self.deterministic)
+                        .map_err(|error| error.to_string())
+                });
                 opened.or_else(|why| {
                     tell(&why);
                     self.open_cpu()

@@ -214,7 +214,9 @@ impl Evaluation<'_> {
         host["data"] = json!(self.data.to_string());
         let has_reward_model = engine.reward_model().is_some();
         let models = [reasoner].into_iter().chain(reward_model);
-        let mut settings = manifest::settings_json(&model.method, &self.params, has_reward_model);
+        let device = model.decoder.device();
+        let mut settings =
+            manifest::settings_json(&model.method, &self.params, has_reward_model, device);
         if let Some(tokens) = self.lens {
             settings["lens"] = json!(tokens);
         }

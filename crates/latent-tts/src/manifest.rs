@@ -13,8 +13,13 @@ use tensor::Device;
 
 use crate::data::DataSource;
 
-/// Every setting that changes results, and only those.
-pub fn settings_json(method: &Method, params: &SamplingParams, has_reward_model: bool) -> Value {
+/// Every setting that changes results, and only those; the device where it promises bits.
+pub fn settings_json(
+    method: &Method,
+    params: &SamplingParams,
+    has_reward_model: bool,
+    device: &Device,
+) -> Value {
     let mut document = json!({
         "method": method.family.name(),
         "samples": params.samples,
@@ -30,7 +35,15 @@ pub fn settings_json(method: &Method, params: &SamplingParams, has_reward_model:
     if let Some(AdaptiveSampling { confidence }) = params.adaptive {
         document["adaptive"] = json!({ "confidence": confidence.get() });
     }
+    add_numerics(&mut document, device);
     document
+}
+
+/// Adds what a deterministic GPU's bits depend on, so that no other device continues its records.
+pub fn add_numerics(settings: &mut Value, device: &Device) {
+    if let Some(numerics) = device.deterministic_numerics() {
+        settings["deterministic"] = json!(numerics);
+    }
 }
 
 /// What makes trajectories differ.

@@ -34,6 +34,12 @@ pub struct Sequence {
                                  * made and dropped */
     reserved: u32,
     len: u32,
+    /// Leading positions in whole chunks, up to the first fork: what other sequences may share.
+    /// Attention takes them apart from the rest, so that this must not depend on where slots
+    /// happened to be free, nor on what else is in the cache.
+    prefix: u32,
+    /// Whether the sequence is a fork, or has single slots: its prefix no longer grows.
+    prefix_ended: bool,
 }
 
 impl Sequence {
@@ -50,7 +56,9 @@ impl Sequence {
     /// A sequence that shares all positions so far. No keys or values are copied.
     #[inline]
     pub fn fork(&self) -> Self {
-        Self { spans: SmallVec::from_slice(&self.spans), reserved: 0, len: self.len }
+        let (len, prefix) = (self.len, self.prefix);
+        let spans = SmallVec::from_slice(&self.spans);
+        Self { spans, reserved: 0, len, prefix, prefix_ended: len > 0 }
     }
 
     /// A fork that shares the first `len` positions only.
@@ -72,7 +80,9 @@ impl Sequence {
             spans.push(Span { len, ..*span });
             left -= len;
         }
-        Self { spans, reserved: 0, len: len as u32 }
+        let len = len as u32;
+        let (prefix, prefix_ended) = (self.prefix.min(len), len > 0);
+        Self { spans, reserved: 0, len, prefix, prefix_ended }
     }
 }
 
@@ -187,6 +197,7 @@ impl Cache {
             let Some(last) = sequence.spans.last_mut().filter(|s| s.len > 0) else { continue };
             last.len -= 1;
             sequence.len -= 1;
+            sequence.prefix = sequence.prefix.min(sequence.len);
             sequence.reserved += 1;
             if sequence.reserved == self.granularity {
                 sequence.reserved = 0; // the first position of its chunk: the chunk is freed too
@@ -217,6 +228,7 @@ impl Cache {
                 sequence.spans.push(Span { start, len: 0 });
             }
             sequence.reserved = chunk;
+            sequence.prefix_ended |= chunk == 1;
         }
         let Some(last) = sequence.spans.last_mut() else {
             unreachable!("a sequence with reserved slots has a span")
@@ -225,6 +237,9 @@ impl Cache {
         last.len += 1;
         sequence.reserved -= 1;
         sequence.len += 1;
+        if !sequence.prefix_ended {
+            sequence.prefix = sequence.len;
+        }
         slot
     }
 
@@ -275,7 +290,7 @@ impl Pass {
         }
         self.positions.push(sequence.len);
         self.slots.push(cache.append_slot(sequence));
-        self.attention.push(sequence.spans.iter().copied());
+        self.attention.push_with_prefix(sequence.spans.iter().copied(), sequence.prefix);
     }
 
     /// Number of positions.
@@ -310,6 +325,29 @@ mod tests {
         assert!(own(&a).iter().all(|slot| *slot >= 32 && !own(&b).contains(slot)));
         assert_eq!(own(&a).len(), 17);
         assert_eq!(pass.positions[20..24], [20, 20, 21, 21]);
+    }
+
+    /// Where slots are free, and whether they are adjacent, does not show in it.
+    #[test]
+    fn the_prefix_is_what_was_there_at_the_first_fork() {
+        let mut cache = cache();
+        let grow = |cache: &mut Cache, sequence: &mut Sequence, count: usize| {
+            (0..count).for_each(|_| Pass::default().push(cache, sequence, false));
+            sequence.prefix
+        };
+        let (mut first, mut other) = (Sequence::default(), Sequence::default());
+        assert_eq!(grow(&mut cache, &mut first, 16), 16);
+        let mut adjacent = first.fork();
+        assert_eq!(grow(&mut cache, &mut adjacent, 3), 16);
+        assert_eq!(adjacent.spans[..], [Span { start: 0, len: 19 }], "it follows its prefix");
+        assert_eq!(grow(&mut cache, &mut other, 5), 5);
+        let mut beam = adjacent.fork();
+        assert_eq!(grow(&mut cache, &mut beam, 1), 16);
+        assert_eq!(grow(&mut cache, &mut first, 20), 36);
+        assert!(first.spans.len() > 1, "chunks in two places are one prefix");
+        assert_eq!((first.fork_at(30).prefix, beam.fork_at(18).prefix), (30, 16));
+        cache.set_slot_granularity(SlotGranularity::Single);
+        assert_eq!(grow(&mut cache, &mut other, 20), 16, "single slots are no whole chunks");
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl PyEngine {
     /// Loads models by name; `reward_model` may be `default` or `none`.
     #[staticmethod]
     #[pyo3(signature = (name, reward_model, *, family=None, device="auto", dtype=None,
-                        threads=None, memory=None))]
+                        threads=None, memory=None, deterministic=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn load(
         py: Python<'_>,
@@ -41,13 +41,14 @@ impl PyEngine {
         dtype: Option<&str>,
         threads: Option<usize>,
         memory: Option<usize>,
+        deterministic: bool,
     ) -> PyResult<Self> {
         let choice = match reward_model {
             "default" => RewardModelChoice::Default,
             "none" => RewardModelChoice::None,
             name => RewardModelChoice::Named(name),
         };
-        let options = options::device_options(device, dtype, threads)?;
+        let options = options::device_options(device, dtype, threads, deterministic)?;
         let family = family.map(options::family).transpose()?;
         let memory = memory.map(|bytes| positive("memory", bytes)).transpose()?;
         let load = |_: &_| -> PyResult<Self> {

@@ -262,11 +262,13 @@ pub fn on_existing(name: &str) -> PyResult<OnExisting> {
     named("on_existing", name, &known)
 }
 
-/// `auto`, `cpu`, `cuda` or `cuda:NUMBER`; `f32` or `bf16`; worker threads.
+/// `auto`, `cpu`, `cuda` or `cuda:NUMBER`; `f32` or `bf16`; worker threads; whether a GPU's bits
+/// depend on the row alone.
 pub fn device_options(
     device: &str,
     dtype: Option<&str>,
     threads: Option<usize>,
+    deterministic: bool,
 ) -> PyResult<DeviceOptions> {
     let kind = match device.split_once(':') {
         None if device == "auto" => Some(DeviceKind::Auto),
@@ -288,5 +290,6 @@ pub fn device_options(
         precision: dtype.map(|dtype| named("dtype", dtype, &precisions)).transpose()?,
         threads: threads.map(|threads| positive("threads", threads)).transpose()?,
         isa: None,
+        deterministic,
     })
 }

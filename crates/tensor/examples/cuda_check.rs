@@ -1,9 +1,9 @@
 //! Compares every operation of the CUDA backend with a naive host computation, then times the main
 //! ones.
 //!
-//! One line per operation with its largest error; exit status 1 on a miss, 0 without a GPU.
-//! `cuda_check --check` and `--time` do one of the two; `--passes` times whole passes alone,
-//! `--training` the parts of a training step.
+//! One line per operation with its largest error; exit status 1 on a miss, 0 without a GPU. Checks
+//! run on a deterministic device, too. `cuda_check --check` and `--time` do one of the two;
+//! `--passes` times whole passes alone, `--training` the parts of a training step.
 
 #[path = "cuda_check/checks.rs"]
 mod checks;
@@ -43,8 +43,9 @@ fn main() {
     }
     let only = std::env::args().nth(1);
     let mut missed = 0;
-    for precision in [Precision::F32, Precision::Bf16] {
-        if let Err(e) = run(precision, only.as_deref(), &mut missed) {
+    let devices = [(Precision::F32, false), (Precision::Bf16, false), (Precision::Bf16, true)];
+    for (precision, deterministic) in devices {
+        if let Err(e) = run(precision, deterministic, only.as_deref(), &mut missed) {
             println!("MISS  {e}");
             missed += 1;
         }
@@ -56,15 +57,21 @@ fn main() {
     std::process::exit(i32::from(missed > 0));
 }
 
-fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> CheckResult {
+fn run(
+    precision: Precision,
+    deterministic: bool,
+    only: Option<&str>,
+    missed: &mut usize,
+) -> CheckResult {
     let started = std::time::Instant::now();
-    let cuda = CudaDevice::open(0, precision)?;
+    let cuda = CudaDevice::open(0, precision, deterministic)?;
     let (free, total) = cuda.memory()?;
     let opened = started.elapsed().as_secs_f64();
     println!(
-        "{} {:?} {precision:?}: opened in {opened:.2} s, {free} of {total} bytes free",
+        "{} {:?} {precision:?}{}: opened in {opened:.2} s, {free} of {total} bytes free",
         cuda.name(),
-        cuda.capability()
+        cuda.capability(),
+        if deterministic { ", deterministic" } else { "" }
     );
     let mut check = KernelCheck::new(cuda.clone());
     if !matches!(only, Some("--time" | "--passes" | "--training")) {
@@ -72,8 +79,10 @@ fn run(precision: Precision, only: Option<&str>, missed: &mut usize) -> CheckRes
     }
     *missed += check.missed();
     match only {
-        // Only the default precision is timed.
+        // Only the default precision is timed, on a deterministic device whole passes alone.
         _ if precision == Precision::F32 => Ok(()),
+        Some("--passes") if deterministic => timing::passes(&cuda),
+        _ if deterministic => Ok(()),
         Some("--check") => Ok(()),
         Some("--training") => training::all(&cuda),
         Some("--time") => timing::all(&cuda),

@@ -46,7 +46,7 @@ impl CudaDevice {
         Err(DISABLED.to_owned())
     }
 
-    pub(crate) fn open(_: usize, _: Precision) -> CudaResult<Self> {
+    pub(crate) fn open(_: usize, _: Precision, _: bool) -> CudaResult<Self> {
         Err(CudaError::Unavailable(DISABLED.to_owned()))
     }
 
@@ -59,6 +59,9 @@ methods! { CudaDevice:
     fn name() -> &str;
     fn capability() -> (i32, i32);
     fn precision() -> Precision;
+    fn is_deterministic() -> bool;
+    fn peak_memory() -> CudaResult<usize>;
+    fn reset_peak_memory() -> CudaResult<()>;
     fn compute_dtype() -> CudaDtype;
     fn memory() -> CudaResult<(usize, usize)>;
     fn synchronize() -> CudaResult<()>;
@@ -164,7 +167,17 @@ pub(crate) mod attention {
         fn kv_heads() -> usize;
         fn head_dim() -> usize;
         fn address_and_shape() -> (u64, [usize; 4]);
-        fn metadata_extent(usize, usize, impl Iterator<Item = u32>) -> MetadataExtent;
+    }
+
+    impl CudaKv {
+        pub(crate) fn metadata_extent<I: IntoIterator<Item = (u32, u32)>>(
+            &self,
+            _: usize,
+            _: impl Fn(usize) -> I,
+            _: impl Fn(usize) -> u32,
+        ) -> MetadataExtent {
+            match *self {}
+        }
     }
 
     impl CudaKvGrads {
@@ -177,6 +190,15 @@ pub(crate) mod attention {
     }
 
     impl CudaAttentionMetadata {
+        pub(crate) fn with_prefixes<I: IntoIterator<Item = (u32, u32)>>(
+            cuda: &CudaDevice,
+            _: usize,
+            _: impl Fn(usize) -> I,
+            _: impl Fn(usize) -> u32,
+        ) -> CudaResult<Self> {
+            match *cuda {}
+        }
+
         pub(crate) fn new<I: IntoIterator<Item = (u32, u32)>>(
             cuda: &CudaDevice,
             _: usize,

@@ -8,7 +8,7 @@ use crate::cpu::int8::ByteKernel;
 use crate::cpu::isa::Isa;
 use crate::cuda::stream::CudaEvent;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::params::Precision;
+use crate::params::{GPU_STREAMS, Precision};
 
 /// Why a device could not be opened, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -117,10 +117,21 @@ impl Device {
 
     /// GPU number `ordinal`.
     pub fn cuda(ordinal: usize, precision: Precision) -> Result<Self, DeviceError> {
+        Self::cuda_with(ordinal, precision, false)
+    }
+
+    /// The same; if `deterministic`, a row of a result depends on that row of the input alone, to
+    /// the bit, as on the CPU: kernels are then chosen by the shapes of a model, never by the
+    /// number of rows. It does not hold for gradients, whose sums over rows have no fixed order.
+    pub fn cuda_with(
+        ordinal: usize,
+        precision: Precision,
+        deterministic: bool,
+    ) -> Result<Self, DeviceError> {
         if precision == Precision::Int8 {
             return Err(DeviceError::UnsupportedPrecision { device: "a GPU", precision });
         }
-        Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision)?))))
+        Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision, deterministic)?))))
     }
 
     /// Whether there is a usable GPU; if not, why.
@@ -150,6 +161,26 @@ impl Device {
         }
     }
 
+    /// Whether a row of a result depends on that row of the input alone, to the bit.
+    pub fn is_deterministic(&self) -> bool {
+        match self.backend() {
+            Backend::Cpu(_) => true,
+            Backend::Cuda(cuda) => cuda.is_deterministic(),
+        }
+    }
+
+    /// The numbers of a GPU that was opened as deterministic: what the bits of a result depend on
+    /// beside its inputs. `None` for the CPU, and for a GPU whose bits depend on the batch.
+    pub fn deterministic_numerics(&self) -> Option<String> {
+        match self.backend() {
+            Backend::Cuda(cuda) if cuda.is_deterministic() => {
+                let (major, minor) = cuda.capability();
+                Some(format!("{} on compute capability {major}.{minor}", cuda.precision()))
+            }
+            _ => None,
+        }
+    }
+
     /// A one-line description.
     pub fn describe(&self) -> String {
         match self.backend() {
@@ -164,8 +195,9 @@ impl Device {
             }
             Backend::Cuda(cuda) => {
                 let (major, minor) = cuda.capability();
+                let deterministic = if cuda.is_deterministic() { ", deterministic" } else { "" };
                 format!(
-                    "{} (compute capability {major}.{minor}) in {}",
+                    "{} (compute capability {major}.{minor}) in {}{deterministic}",
                     cuda.name(),
                     cuda.precision()
                 )
@@ -197,12 +229,28 @@ impl Device {
         }
     }
 
+    /// The most bytes of a GPU's memory that this process held at a time; `None` for the CPU.
+    pub fn peak_memory(&self) -> Result<Option<usize>, DeviceError> {
+        match self.backend() {
+            Backend::Cpu(_) => Ok(None),
+            Backend::Cuda(cuda) => Ok(Some(cuda.peak_memory()?)),
+        }
+    }
+
+    /// Lets [`Device::peak_memory`] count from now on.
+    pub fn reset_peak_memory(&self) -> Result<(), DeviceError> {
+        match self.backend() {
+            Backend::Cpu(_) => Ok(()),
+            Backend::Cuda(cuda) => Ok(cuda.reset_peak_memory()?),
+        }
+    }
+
     /// The number of streams whose work may run concurrently: 1 on the CPU, whose threads all work
     /// on one operation.
     pub fn streams(&self) -> usize {
         match self.backend() {
             Backend::Cpu(_) => 1,
-            Backend::Cuda(_) => 2,
+            Backend::Cuda(_) => GPU_STREAMS,
         }
     }
 

@@ -9,8 +9,8 @@
 //!
 //! Two invariants hold for every operation. Batch invariance: a row of the result depends on that
 //! row of the input alone, not on the other rows, their number or the number of threads; to the bit
-//! on the CPU, to rounding on a GPU. And an operation never reads uninitialised memory or leaves
-//! part of its output unwritten.
+//! on the CPU and on a GPU that was opened as deterministic, to rounding on another. And an
+//! operation never reads uninitialised memory or leaves part of its output unwritten.
 
 mod cpu;
 #[cfg(feature = "cuda")]

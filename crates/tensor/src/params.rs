@@ -2,6 +2,9 @@
 
 use crate::rng::{RngKey, Site};
 
+/// Streams of a GPU whose work may run at the same time.
+pub(crate) const GPU_STREAMS: usize = 2;
+
 /// How a device stores and multiplies numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {

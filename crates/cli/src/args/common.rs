@@ -208,6 +208,11 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<NonZeroUsize>,
 
+    /// Give a trajectory the same bits on a GPU whatever its batch: N, other questions, --memory,
+    /// --resume. Slower where rows are few; a processor's bits never depend on the batch
+    #[arg(long)]
+    pub deterministic: bool,
+
     /// The CPU instruction set, for measurements and tests [default: auto]
     #[arg(long, value_enum, hide = true)]
     pub isa: Option<IsaKind>,

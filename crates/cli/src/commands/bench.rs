@@ -23,6 +23,7 @@ use model::{Config, Decoder, LatentHead, LmHead, RandomWeights, RewardHead, Toke
 use tensor::Device;
 
 use crate::args::{BenchArgs, BenchShape};
+use crate::memory::peak_resident_bytes;
 use crate::printer::Printer;
 
 /// Default of `--p`.
@@ -36,9 +37,11 @@ const ANNOTATE_SAMPLES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.machine.device.open(printer)?;
     if let Some(trained) = args.train {
+        super::train::check_gradients(&args.machine.device, &device)?;
         return training::run(args, trained, &device, printer);
     }
     let machine = MeasuredMachine::measure(&device)?;
+    device.reset_peak_memory()?;
     let model = random_model(&device, args)?;
     let params = sampling_params(args, &model)?;
     let memory = args.machine.kv_cache_bytes(&device)?;
@@ -52,12 +55,35 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let mut runs = (0..args.repeat.get()).map(|_| measure()).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|a, b| a.seconds.total.total_cmp(&b.seconds.total));
     let (best, median) = (runs[0], runs[runs.len() / 2]);
+    let memory = PeakMemory { process: peak_resident_bytes(), gpu: device.peak_memory()? };
     if printer.is_json() {
-        printer.json(&summary_json(&best, &median, &machine))?;
+        printer.json(&summary_json(&best, &median, &machine, memory))?;
     } else {
         print(&best, &median, &machine, printer)?;
+        memory.print(printer)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The most bytes that were held at a time, weights included.
+#[derive(Clone, Copy)]
+struct PeakMemory {
+    process: Option<u64>,
+    gpu: Option<usize>,
+}
+
+impl PeakMemory {
+    fn print(self, printer: &Printer) -> Result<()> {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1u32 << 30);
+        let of = |bytes: u64, whose: &str| format!("{:.2} GiB {whose}", gib(bytes));
+        let process = self.process.map(|bytes| of(bytes, "of the process"));
+        let gpu = self.gpu.map(|bytes| of(bytes as u64, "of the GPU"));
+        let known: Vec<String> = process.into_iter().chain(gpu).collect();
+        if known.is_empty() {
+            return Ok(());
+        }
+        printer.line(&format!("at most {} at a time", known.join(" and ")))
+    }
 }
 
 /// The device that is measured, and its peak.
@@ -96,6 +122,7 @@ fn summary_json(
     best: &BenchResult,
     median: &BenchResult,
     machine: &MeasuredMachine<'_>,
+    memory: PeakMemory,
 ) -> serde_json::Value {
     serde_json::json!({
         "trajectories_per_s": rates(best)[0],
@@ -110,6 +137,8 @@ fn summary_json(
         "best_s": best.seconds.total,
         "median_s": median.seconds.total,
         "peak_share": best.flops / best.seconds.total / machine.peak,
+        "peak_memory": memory.process,
+        "gpu_peak_memory": memory.gpu,
         "device": machine.device.describe(),
     })
 }

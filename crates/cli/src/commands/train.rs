@@ -96,7 +96,19 @@ fn open_device(args: &DeviceArgs, printer: &Printer) -> Result<Device> {
         args.dtype != Some(DtypeKind::Int8),
         "--dtype int8 has no gradients; a processor trains in f32, so leave --dtype out"
     );
-    args.open(printer)
+    let device = args.open(printer)?;
+    check_gradients(args, &device)?;
+    Ok(device)
+}
+
+/// Refuses a promise that gradients do not keep.
+pub(super) fn check_gradients(args: &DeviceArgs, device: &Device) -> Result<()> {
+    ensure!(
+        !args.deterministic || !device.is_cuda(),
+        "--deterministic does not hold for a GPU's gradients, whose sums over rows have no fixed \
+         order; leave it out, or pass --device cpu"
+    );
+    Ok(())
 }
 
 /// Where a model goes, and the command that uses it.

@@ -42,7 +42,8 @@ impl RewardedReasoner {
         Self::new(device(), &CheckpointSpec { family, ..CheckpointSpec::default() })
     }
 
-    /// A reasoner of the given shape; the reward model has the default shape and other weights.
+    /// A reasoner of the given shape; the reward model has blocks of that shape, other weights and
+    /// the default for everything else.
     pub fn new(device: &Device, spec: &CheckpointSpec) -> Self {
         let reasoner = reasoner(device, spec);
         let family = if is_gpt2(spec.family) {
@@ -50,7 +51,10 @@ impl RewardedReasoner {
         } else {
             testkit::CheckpointFamily::RewardLlama
         };
-        let spec = CheckpointSpec { family, seed: spec.seed + 100, ..CheckpointSpec::default() };
+        let CheckpointSpec { width, heads, kv_heads, head_dim, ffn, .. } = *spec;
+        let blocks =
+            CheckpointSpec { width, heads, kv_heads, head_dim, ffn, ..CheckpointSpec::default() };
+        let spec = CheckpointSpec { family, seed: spec.seed + 100, ..blocks };
         let load = |dir: &Path| RewardModel::load(device, dir, &reasoner).unwrap();
         let reward_model = Arc::new(with_checkpoint(&spec, load));
         Self { reasoner: Arc::new(reasoner), reward_model }

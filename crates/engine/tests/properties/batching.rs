@@ -14,7 +14,7 @@ use tensor::{Device, DeviceError, Isa};
 use crate::common::*;
 
 /// Fails unless each question alone gets the reply that it got in the batch.
-fn assert_same_alone(
+pub fn assert_same_alone(
     pair: &RewardedReasoner,
     params: SamplingParams,
     questions: &[TestQuestion],

@@ -1,5 +1,5 @@
 //! The engine on a GPU: what holds to the bit on the CPU holds to rounding there, and the two
-//! devices agree.
+//! devices agree. On a GPU that was opened as deterministic it holds to the bit: [`deterministic`].
 //!
 //! A GPU's products sum in an order that depends on the number of rows, so that a row's numbers
 //! depend on its batch in the last digits. Where numbers are compared closely, thoughts are
@@ -10,6 +10,7 @@
 //! Without a GPU every test here prints that it is skipped.
 
 mod agreement;
+mod deterministic;
 mod thoughts;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,13 +45,19 @@ struct GpuFixture {
 
 /// The GPU if there is one; prints why if not.
 fn gpu(precision: Precision) -> Option<GpuFixture> {
+    gpu_as(precision, false)
+}
+
+/// The same, perhaps opened as deterministic.
+fn gpu_as(precision: Precision, deterministic: bool) -> Option<GpuFixture> {
     static TURN: Mutex<()> = Mutex::new(());
     if let Err(why) = Device::cuda_availability() {
         println!("skipped: {why}");
         return None;
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    Some(GpuFixture { device: Device::cuda(0, precision).unwrap(), _turn })
+    let device = Device::cuda_with(0, precision, deterministic).unwrap();
+    Some(GpuFixture { device, _turn })
 }
 
 fn tiny(family: CheckpointFamily) -> CheckpointSpec {

@@ -27,7 +27,8 @@
 //! * [`token_sampling`]: sampled answer tokens, and the chain-of-thought baseline;
 //! * [`checkpoint_settings`]: what a checkpoint says about its use;
 //! * [`devices`]: instruction sets, number formats and layouts of a checkpoint;
-//! * [`gpu`]: the same on a GPU, where there is one, to rounding.
+//! * [`gpu`]: the same on a GPU, where there is one: to rounding, or to the bit if it is
+//!   deterministic.
 
 #![expect(clippy::unwrap_used, reason = "what fails to load or to run fails the test")]
 

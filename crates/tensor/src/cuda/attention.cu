@@ -1,18 +1,22 @@
 // Attention over spans of KV slots.
 //
-// Rows are grouped into tiles: neighbours whose first span begins at the same slot (rows forked
-// from one prefix, or the positions of one prompt). A CTA computes one tile and one head. Phase A
-// loads the shared span once for the whole tile into shared memory; phase B loads the spans that
-// are each row's own. Softmax is online and in f32 throughout.
+// Rows are grouped into tiles: neighbours whose prefixes begin at the same slot (rows forked from
+// one prefix, or the positions of one prompt). A CTA computes one tile and one head. Phase A loads
+// the prefix once for the whole tile into shared memory; phase B loads the slots that are each
+// row's own. Softmax is online and in f32 throughout.
 //
-//   tiles[i] = (first row, rows, first slot of the shared span, its greatest length)
-//   rows[r]  = (length of the shared span, begin and end of own spans, slots in them)
+//   tiles[i] = (first row, rows, first slot of the prefix, its greatest length)
+//   rows[r]  = (length of the prefix, begin and end of own spans, slots in them)
 //   spans[i] = (first slot, length)
 //
+// A prefix whose slots do not follow each other is SCATTERED (attention.cuh).
+//
 // Keys and values of a layer are (kv_heads, slots, dim).
+//
+// The bits of a row's result depend on the row alone. Its prefix is added in groups of 32 keys from
+// its first on, its own slots in groups of a fixed number; a group has one maximum, and keys that
+// other rows have in the same instructions count as exact zeros.
 
-// Keys and values are loaded in units of 16, the k of one mma.
-#define UNIT 16
 // Units of the shared span that are in flight or in use at a time, as in attention.rs.
 #define RING 5
 
@@ -98,12 +102,14 @@ struct OnlineSoftmax {
         const float use0 = new0 == -INF ? 0.0f : new0 * scale,
                     use1 = new1 == -INF ? 0.0f : new1 * scale;
         if (__any_sync(FULL_MASK, new0 > max0 || new1 > max1)) {
-            const float rescale0 = exp2_approx(fmaf(max0, scale, -use0)),
-                        rescale1 = exp2_approx(fmaf(max1, scale, -use1));
+            // Exactly 1 for a row whose maximum stays: it must not see that another's changed.
+            const float rescale0 = new0 > max0 ? exp2_approx(fmaf(max0, scale, -use0)) : 1.0f,
+                        rescale1 = new1 > max1 ? exp2_approx(fmaf(max1, scale, -use1)) : 1.0f;
             max0 = new0;
             max1 = new1;
-            sum0 *= rescale0;
-            sum1 *= rescale1;
+            // Not contracted with the additions below, here or there.
+            sum0 = __fmul_rn(sum0, rescale0);
+            sum1 = __fmul_rn(sum1, rescale1);
 #pragma unroll
             for (int n = 0; n < DIM / 8; n++) {
                 o[n][0] *= rescale0;
@@ -137,42 +143,34 @@ struct OnlineSoftmax {
     }
 };
 
-// The own slots of a warp's rows as one sequence, row by row. Lane i has those of row i.
+#define NO_SLOT 0xffffffffu
+
+// The own slots of a warp's rows. Lane i has those of row i.
 struct OwnSlots {
     const uint2* spans;
     uint2 first;  // the row's first own span
     u32 next;     // the index of the one after it
     u32 count;    // the row's own slots
-    u32 end;      // where they end in the sequence
 
     __device__ __forceinline__ OwnSlots(const uint2* all, uint4 info)
-        : spans(all), next(info.y + 1), count(info.w), end(info.w) {
+        : spans(all), next(info.y + 1), count(info.w) {
         first = count ? spans[info.y] : make_uint2(0, 0);
-#pragma unroll
-        for (int d = 1; d < 16; d <<= 1) {
-            const u32 before = __shfl_up_sync(FULL_MASK, end, d);
-            if (threadIdx.x % 32 >= d) end += before;
-        }
     }
-    __device__ __forceinline__ u32 total() const { return __shfl_sync(FULL_MASK, end, 15); }
-    // Slot j of the sequence, for each lane its own j; called by all lanes together. Beyond the end
-    // it is slot 0.
-    __device__ __forceinline__ u32 slot(u32 j) const {
-        u32 row = 0;
-#pragma unroll
-        for (int step = 8; step > 0; step >>= 1)
-            if (__shfl_sync(FULL_MASK, end, row + step - 1) <= j) row += step;
-        const u32 stop = __shfl_sync(FULL_MASK, end, row),
-                  start = stop - __shfl_sync(FULL_MASK, count, row);
+    // The most own slots of a row.
+    __device__ __forceinline__ u32 most() const { return __reduce_max_sync(FULL_MASK, count); }
+    // Slot j of a row, for each lane its own row and j; called by all lanes together. NO_SLOT
+    // beyond the row's last.
+    __device__ __forceinline__ u32 slot(u32 row, u32 j) const {
+        const u32 end = __shfl_sync(FULL_MASK, count, row);
         uint2 span =
             make_uint2(__shfl_sync(FULL_MASK, first.x, row), __shfl_sync(FULL_MASK, first.y, row));
-        u32 at = __shfl_sync(FULL_MASK, next, row), offset = j - start;
-        if (j >= stop) return 0;
-        while (offset >= span.y) {
-            offset -= span.y;
+        u32 at = __shfl_sync(FULL_MASK, next, row);
+        if (j >= end) return NO_SLOT;
+        while (j >= span.y) {
+            j -= span.y;
             span = spans[at++];
         }
-        return span.x + offset;
+        return span.x + j;
     }
 };
 
@@ -182,13 +180,16 @@ struct OwnSlots {
 // with deep buffers do better than many with shallow ones: registers suffice, and a CTA that
 // follows another on its SM loads while its neighbours compute, whereas CTAs that all start
 // together load together, then compute together.
-// Rows' own slots are concatenated without gaps, so that a unit holds those of several rows where
-// rows have few; each row masks all scores but its own. That wastes most of the tensor cores' work,
-// which is free here, and issues less than half the instructions of one product per row.
+// A unit of own slots holds the same number of each row of the warp, 1 << own_shift, next to each
+// other (attention.rs); each row masks all scores but its own. That wastes most of the tensor
+// cores' work, which is free here, and issues less than half the instructions of one product per
+// row. Where a row's slots lie in a unit changes nothing: products are added to an accumulator
+// eight or sixteen at a time, whatever their order, and all but the row's own are 0.
 template <int DIM, int DEPTH>
 __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u16* keys,
-                                              const u16* values, u32 slots, u32 group, u16* out,
-                                              u32 out_cols, const uint4* tiles, const uint4* rows,
+                                              const u16* values, u32 slots, u32 group,
+                                              u32 own_shift, u16* out, u32 out_cols,
+                                              const uint4* tiles, const uint4* rows,
                                               const uint2* spans, float scale) {
     constexpr int CHUNKS = Unit<DIM>::CHUNKS, VALUES = Unit<DIM>::VALUES, SIZE = Unit<DIM>::SIZE;
     extern __shared__ __align__(256) uint4 shared[];
@@ -242,10 +243,10 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
     const u32 shared_units = (tile.w + UNIT - 1) / UNIT;
     const u32 chunk = threadIdx.x % CHUNKS, step = blockDim.x / CHUNKS;
-    const u8* shared_from = head + (u64)(tile.z + threadIdx.x / CHUNKS) * (DIM * 2) + 16 * chunk;
+    const u8* shared_from = head + (u64)(threadIdx.x / CHUNKS) * (DIM * 2) + 16 * chunk;
     auto fetch_shared = [&](u32 number) {
         if (number < shared_units) {
-            const u8* from = shared_from + number * (UNIT * DIM * 2);
+            const u8* from = shared_from + (u64)unit_slot(tile, spans, number) * (DIM * 2);
 #pragma unroll 1
             for (u32 r = threadIdx.x / CHUNKS; r < UNIT; r += step, from += step * (DIM * 2)) {
                 const bool inside = number * UNIT + r < tile.w;
@@ -256,30 +257,32 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         }
         cp_async_commit();  // beyond the end nothing is loaded, but the group counts
     };
-    const u32 own = own_slots.total();
-    u32 slot = 0;  // slot 32 i + lane of the sequence
-    // A warp's last buffer is chunk of the ring, which is free once the shared span was read.
+    const u32 own_units = (own_slots.most() + (1 << own_shift) - 1) >> own_shift;
+    u32 slot = 0;  // of key lane % 16 of the unit that this half of the warp looks up
+    // A warp's last buffer is part of the ring, which is free once the shared span was read.
     auto buffer_of = [&](u32 number) {
         const u32 which = number % DEPTH;
         return units + (which == DEPTH - 1 ? warp : RING + warp * (DEPTH - 1) + which) * SIZE;
     };
     auto fetch_own = [&](u32 number) {
-        if (number * UNIT < own) {
-            if (number % 2 == 0) slot = own_slots.slot(number * UNIT + lane);
+        if (number < own_units) {
+            if (number % 2 == 0) {
+                const u32 key = lane % UNIT, within = key & ((1 << own_shift) - 1);
+                slot = own_slots.slot(key >> own_shift,
+                                      (number + lane / UNIT << own_shift) + within);
+            }
             constexpr int ROWS_AT_ONCE = 32 / CHUNKS;
             const u8* column = head + 16 * (lane % CHUNKS);
-            const u32 to = buffer_of(number) + Unit<DIM>::at(lane / CHUNKS, lane % CHUNKS),
-                      left = own - number * UNIT;
+            const u32 to = buffer_of(number) + Unit<DIM>::at(lane / CHUNKS, lane % CHUNKS);
 #pragma unroll
             for (int r = 0; r < UNIT; r += ROWS_AT_ONCE) {
-                const u32 which = r + lane / CHUNKS;
-                const u8* from =
-                    column +
-                    (u64)__shfl_sync(FULL_MASK, slot, number % 2 * UNIT + which) * (DIM * 2);
+                const u32 here =
+                    __shfl_sync(FULL_MASK, slot, number % 2 * UNIT + r + lane / CHUNKS);
+                const bool inside = here != NO_SLOT;
+                const u8* from = column + (u64)(inside ? here : 0) * (DIM * 2);
                 const u32 there = (to ^ Unit<DIM>::swizzle(r)) + r * DIM * 2;
-                cp_async16_evict_first(there, from, which < left, evict_first);
-                cp_async16_evict_first(there + VALUES, from + values_offset, which < left,
-                                       evict_first);
+                cp_async16_evict_first(there, from, inside, evict_first);
+                cp_async16_evict_first(there + VALUES, from + values_offset, inside, evict_first);
             }
         }
         cp_async_commit();
@@ -300,14 +303,15 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         else cp_async_wait<RING - 2>();
         __syncthreads();
         const u32 unit[2] = {units + number % RING * SIZE, units + (number + 1) % RING * SIZE};
+        // Two units are one group, also where rows end in it: the second is left out only if no
+        // row has any of it.
         if ((number + 2) * UNIT <= shortest) {
             softmax.template accumulate<2, false>(unit, 0, 0, 0, 0, 0, scale);
-        } else {
-#pragma unroll 1
-            for (u32 i = number; i < number + 2 && i * UNIT < longest; i++) {
-                const u32 one[1] = {i == number ? unit[0] : unit[1]};
-                softmax.template accumulate<1, true>(one, i * UNIT, 0, len0, 0, len1, scale);
-            }
+        } else if ((number + 1) * UNIT < longest) {
+            softmax.template accumulate<2, true>(unit, number * UNIT, 0, len0, 0, len1, scale);
+        } else if (number * UNIT < longest) {
+            const u32 one[1] = {unit[0]};
+            softmax.template accumulate<1, true>(one, number * UNIT, 0, len0, 0, len1, scale);
         }
         if (number + RING < shared_units) __syncthreads();
         fetch_shared(number + RING);
@@ -317,14 +321,24 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     __syncthreads();
     const u32 own0 = __shfl_sync(FULL_MASK, own_slots.count, info0),
               own1 = __shfl_sync(FULL_MASK, own_slots.count, info1);
-    const u32 from0 = __shfl_sync(FULL_MASK, own_slots.end, info0) - own0,
-              from1 = __shfl_sync(FULL_MASK, own_slots.end, info1) - own1;
+    // Four lanes have a part each of a row's sum. From here on the lane with the first of its own
+    // keys has all of it, so that the order of additions is the same wherever those are.
+    auto collect = [&](float sum, u32 row) {
+        sum += __shfl_xor_sync(FULL_MASK, sum, 1);
+        sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+        return t == (row << own_shift) % 8 / 2 ? sum : 0.0f;
+    };
+    softmax.sum0 = collect(softmax.sum0, info0);
+    softmax.sum1 = collect(softmax.sum1, info1);
     fetch_own(DEPTH - 1);
-    for (u32 number = 0; number * UNIT < own; number++) {
-        const u32 unit[1] = {buffer_of(number)};
+    for (u32 number = 0; number < own_units; number++) {
+        const u32 unit[1] = {buffer_of(number)}, before = number << own_shift;
+        const u32 left0 = own0 > before ? own0 - before : 0,
+                  left1 = own1 > before ? own1 - before : 0;
         cp_async_wait<DEPTH - 1>();
         __syncwarp();
-        softmax.template accumulate<1, true>(unit, number * UNIT, from0, own0, from1, own1, scale);
+        softmax.template accumulate<1, true>(unit, 0, info0 << own_shift, min(left0, 1 << own_shift),
+                                             info1 << own_shift, min(left1, 1 << own_shift), scale);
         __syncwarp();
         fetch_own(number + DEPTH);
     }
@@ -362,10 +376,10 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
 #define ATTENTION(DIM, DEPTH, BLOCKS)                                                             \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                     \
         attention_##DIM(const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots,  \
-                        u32 group, u16* out, u32 out_cols, const uint4* tiles, const uint4* rows, \
-                        const uint2* spans, float scale) {                                        \
-        attention_mma<DIM, DEPTH>(q, q_cols, keys, values, slots, group, out, out_cols, tiles,    \
-                                  rows, spans, scale);                                            \
+                        u32 group, u32 own_shift, u16* out, u32 out_cols, const uint4* tiles,     \
+                        const uint4* rows, const uint2* spans, float scale) {                     \
+        attention_mma<DIM, DEPTH>(q, q_cols, keys, values, slots, group, own_shift, out,          \
+                                  out_cols, tiles, rows, spans, scale);                           \
     }
 
 ATTENTION(32, 4, 5)
@@ -409,11 +423,15 @@ extern "C" __global__ void __launch_bounds__(512)
     }
     for (u32 base = 0; base < tile.w; base += TILE_KEYS) {
         const u32 count = tile.w - base < TILE_KEYS ? tile.w - base : TILE_KEYS;
-        const u64 from = head + (u64)(tile.z + base) * dim;
+        // Element i of the keys or values from `base` on.
+        auto at = [&](u32 i) {
+            const u32 key = base + i / dim;
+            return head + (u64)(unit_slot(tile, spans, key / UNIT) + key % UNIT) * dim + i % dim;
+        };
         __syncthreads();
         for (u32 i = threadIdx.x; i < TILE_KEYS * dim; i += blockDim.x)
             skv[i / dim * (dim + 1) + i % dim] =
-                i < count * dim ? load1(keys, type, from + i) : 0.0f;
+                i < count * dim ? load1(keys, type, at(i)) : 0.0f;
         __syncthreads();
         float s[ROWS_PER_WARP] = {};
         for (u32 d = 0; d < dim; d++) {
@@ -424,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(512)
         __syncthreads();
         for (u32 i = threadIdx.x; i < TILE_KEYS * dim; i += blockDim.x)
             skv[i / dim * (dim + 1) + i % dim] =
-                i < count * dim ? load1(values, type, from + i) : 0.0f;
+                i < count * dim ? load1(values, type, at(i)) : 0.0f;
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < ROWS_PER_WARP; k++) {
@@ -435,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(512)
             const float rescale = expf(row_max[k] - new_max),
                         p = lane < seen ? expf(score - new_max) : 0.0f;
             row_max[k] = new_max;
-            sum[k] = sum[k] * rescale + warp_sum(p);
+            sum[k] = fmaf(sum[k], rescale, warp_sum(p));
 #pragma unroll
             for (int i = 0; i < LANE_DIMS; i++) x[k][i] *= rescale;
             for (u32 j = 0; j < seen; j++) {
@@ -465,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(512)
             const float score = warp_sum(dot) * scale, new_max = fmaxf(row_max[k], score);
             const float rescale = expf(row_max[k] - new_max), p = expf(score - new_max);
             row_max[k] = new_max;
-            sum[k] = sum[k] * rescale + p;
+            sum[k] = fmaf(sum[k], rescale, p);
 #pragma unroll
             for (int i = 0; i < LANE_DIMS; i++) x[k][i] = fmaf(p, value[i], x[k][i] * rescale);
         }

@@ -1,5 +1,5 @@
-// Shared by attention and its backward: mma, ldmatrix, cp.async, and the slots of a row's own
-// spans.
+// Shared by attention, its backward and the GEMM of fixed order: mma, ldmatrix, cp.async; and the
+// slots of a prefix and of a row's own spans.
 
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
@@ -48,6 +48,17 @@ __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// Keys and values of a prefix are loaded in units of 16, the k of one mma.
+#define UNIT 16
+// As in attention.rs.
+#define SCATTERED 0x80000000u
+
+// The first slot of a unit of a tile's prefix: the slots follow each other, or spans name the
+// units.
+__device__ __forceinline__ u32 unit_slot(const uint4& tile, const uint2* spans, u32 unit) {
+    return tile.z & SCATTERED ? spans[(tile.z & ~SCATTERED) + unit].x : tile.z + unit * UNIT;
 }
 
 // Iterates over the slots of a row's own spans, in order.

@@ -3,18 +3,12 @@
 use super::args::{CudaAttentionBackward, MetadataExtent};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
+use super::tiles::{SCATTERED, TilePlan, UNIT, tile_rows};
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
 
 /// The largest head dimension of the kernels.
 const MAX_HEAD_DIM: usize = 256;
-/// Rows of a tile, which share a CTA and its reads of their common prefix: more when there are
-/// enough rows to fill the GPU.
-const TILE_ROWS_LARGE: usize = 64;
-const TILE_ROWS_SMALL: usize = 16;
-/// From this many rows on, tiles are large.
-const LARGE_BATCH_ROWS: usize = 2048;
-/// As in attention.cu: keys of a unit, and units of a shared span that are in flight at a time.
-const UNIT: usize = 16;
+/// As in attention.cu: units of a shared span that are in flight at a time.
 const RING: usize = 5;
 /// The most query heads that may share a key head: attention.cu divides by their number with a
 /// multiplication.
@@ -48,7 +42,7 @@ impl CudaKv {
             (1..=MAX_HEAD_DIM).contains(&head_dim),
             "attention: heads of {head_dim}, at most {MAX_HEAD_DIM}"
         );
-        int(slots);
+        assert!(int(slots) < SCATTERED, "attention: {slots} slots are too many");
         let dtype = cuda.compute_dtype();
         let bytes = layers * 2 * kv_heads * slots * head_dim * dtype.size();
         Ok(Self {
@@ -80,17 +74,16 @@ impl CudaKv {
         (self.buffer.pointer(), [self.layers, self.kv_heads, self.head_dim, self.slots])
     }
 
-    /// The extent of [`CudaAttentionMetadata`] for so many rows of so many spans altogether, whose
-    /// first ones begin at `starts`.
-    pub(crate) fn metadata_extent(
+    /// The extent of [`CudaAttentionMetadata::with_prefixes`].
+    pub(crate) fn metadata_extent<I: IntoIterator<Item = (u32, u32)>>(
         &self,
         rows: usize,
-        spans: usize,
-        starts: impl Iterator<Item = u32>,
+        spans_of: impl Fn(usize) -> I,
+        prefix_of: impl Fn(usize) -> u32,
     ) -> MetadataExtent {
-        let tiles = count_tiles(rows, starts);
-        let bytes = (rows + tiles) * 16 + spans.saturating_sub(rows) * 8;
-        MetadataExtent { rows, tiles, bytes: CudaDevice::allocation_size(bytes) }
+        let plan = TilePlan::new(rows, spans_of, prefix_of);
+        let bytes = CudaDevice::allocation_size(plan.bytes());
+        MetadataExtent { rows, tiles: plan.tiles.len(), bytes }
     }
 
     pub(crate) fn kv_heads(&self) -> usize {
@@ -142,97 +135,57 @@ pub(crate) struct CudaAttentionMetadata {
     tiles: usize,
     tile_rows: usize,     // the most rows of a tile
     end_slot: usize,      // one past the last slot of any span
+    scattered: bool,      // whether a prefix is in several spans
     buffer: DeviceBuffer, // tiles, then rows, then spans
     rows_ptr: u64,
     spans_ptr: u64,
 }
 
 impl CudaAttentionMetadata {
-    /// `spans_of(r)` returns the spans of row r in the order of positions, each as its first slot
-    /// and its length; lengths are not 0 and every row has a span. Neighbouring rows whose first
-    /// spans begin at the same slot form tiles, which read it once.
+    /// As [`Self::with_prefixes`], where each row's prefix is its first span.
     pub(crate) fn new<I: IntoIterator<Item = (u32, u32)>>(
         cuda: &CudaDevice,
         rows: usize,
         spans_of: impl Fn(usize) -> I,
     ) -> Result<Self, CudaError> {
-        let tile_rows = tile_rows(rows);
-        let plan = plan_tiles(rows, tile_rows, spans_of);
-        let own = plan.spans.iter().map(|&[start, len]| (start, len));
-        let shared = plan.tiles.iter().map(|&[_, _, start, len]| (start, len));
-        let ends = own.chain(shared).map(|(start, len)| start as usize + len as usize);
-        let (end_slot, tiles) = (ends.max().unwrap_or(0), plan.tiles.len());
+        let first = |r: usize| spans_of(r).into_iter().next().map_or(0, |(_, len)| len);
+        Self::with_prefixes(cuda, rows, &spans_of, first)
+    }
+
+    /// `spans_of(r)` returns the spans of row r in the order of positions, each as its first slot
+    /// and its length; lengths are not 0 and every row has a span. Its first `prefix_of(r)` slots
+    /// are its prefix. Neighbouring rows whose first slots are the same form tiles, which read the
+    /// prefix once.
+    ///
+    /// What is computed for a row depends on the lengths of its prefix and of the rest, not on its
+    /// tile nor on where its slots are.
+    pub(crate) fn with_prefixes<I: IntoIterator<Item = (u32, u32)>>(
+        cuda: &CudaDevice,
+        rows: usize,
+        spans_of: impl Fn(usize) -> I,
+        prefix_of: impl Fn(usize) -> u32,
+    ) -> Result<Self, CudaError> {
+        let plan = TilePlan::new(rows, spans_of, prefix_of);
+        let tiles = plan.tiles.len();
         let (rows_at, spans_at) = (tiles * 16, (tiles + plan.rows.len()) * 16);
-        let mut words: Vec<u32> = Vec::with_capacity(spans_at / 4 + 2 * plan.spans.len());
+        let mut words: Vec<u32> = Vec::with_capacity(plan.bytes() / 4);
         words.extend_from_slice(plan.tiles.as_flattened());
         words.extend_from_slice(plan.rows.as_flattened());
         words.extend_from_slice(plan.spans.as_flattened());
         let buffer = DeviceBuffer::stage(cuda, &words)?;
         let (rows_ptr, spans_ptr) =
             (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
-        Ok(Self { rows, tiles, tile_rows, end_slot, buffer, rows_ptr, spans_ptr })
+        let (tile_rows, end_slot, scattered) = (tile_rows(rows), plan.end_slot, plan.scattered);
+        Ok(Self { rows, tiles, tile_rows, end_slot, scattered, buffer, rows_ptr, spans_ptr })
     }
 }
 
-/// The number of tiles of rows whose first spans begin at `starts`.
-fn count_tiles(rows: usize, starts: impl Iterator<Item = u32>) -> usize {
-    let tile_rows = tile_rows(rows);
-    let (mut tiles, mut last) = (0, None);
-    for start in starts {
-        last = match last {
-            Some((shared, count)) if shared == start && count < tile_rows => {
-                Some((shared, count + 1))
-            }
-            _ => {
-                tiles += 1;
-                Some((start, 1))
-            }
-        };
-    }
-    tiles
-}
-
-/// The most rows of a tile.
-fn tile_rows(rows: usize) -> usize {
-    if rows >= LARGE_BATCH_ROWS { TILE_ROWS_LARGE } else { TILE_ROWS_SMALL }
-}
-
-/// Rows grouped into tiles, as the kernels read them (attention.cu).
-struct TilePlan {
-    tiles: Vec<[u32; 4]>, // first row, rows, first slot of the shared span, its greatest length
-    rows: Vec<[u32; 4]>,  // length of the shared span, begin and end of own spans, own slots
-    spans: Vec<[u32; 2]>, // own spans: first slot, length
-}
-
-fn plan_tiles<I: IntoIterator<Item = (u32, u32)>>(
-    rows: usize,
-    tile_rows: usize,
-    spans_of: impl Fn(usize) -> I,
-) -> TilePlan {
-    let mut plan = TilePlan {
-        tiles: Vec::new(),
-        rows: Vec::with_capacity(rows),
-        spans: Vec::with_capacity(2 * rows),
-    };
-    for r in 0..rows {
-        let mut row_spans = spans_of(r).into_iter();
-        let (start, len) =
-            row_spans.next().unwrap_or_else(|| panic!("attention: row {r} has no slots"));
-        let begin = plan.spans.len();
-        plan.spans.extend(row_spans.map(|(start, len)| [start, len]));
-        let own = plan.spans[begin..].iter().map(|s| s[1]).sum();
-        plan.rows.push([len, int(begin), int(plan.spans.len()), own]);
-        match plan.tiles.last_mut() {
-            Some([_, count, shared, longest])
-                if *shared == start && (*count as usize) < tile_rows =>
-            {
-                *count += 1;
-                *longest = len.max(*longest);
-            }
-            _ => plan.tiles.push([int(r), 1, start, len]),
-        }
-    }
-    plan
+/// A warp takes as many own slots of each of its rows at a time as fit a unit whatever the rows,
+/// 16 >> the result being the most rows: those of `group` heads each that 16 consecutive heads
+/// belong to. As a power of two, so that a row's slots are always on the same side of the middle.
+fn own_shift(group: usize) -> u32 {
+    let most = (0..group).map(|warp| (16 * warp % group + UNIT - 1) / group + 1).max();
+    (UNIT / most.unwrap_or(1)).ilog2()
 }
 
 /// Softmax attention: `out[r, h] = sum_j softmax_j(q[r, h] . k_j / sqrt(head_dim)) v_j` over the
@@ -295,7 +248,18 @@ pub(crate) fn attention(
             };
             let scale = scale * std::f32::consts::LOG2_E; // the kernel's exponentials have base 2
             let arguments = kernel_args![
-                q_at, q_cols, keys, values, slots, group, out_at, out_cols, tiles, rows, spans,
+                q_at,
+                q_cols,
+                keys,
+                values,
+                slots,
+                group,
+                own_shift(heads / kv.kv_heads),
+                out_at,
+                out_cols,
+                tiles,
+                rows,
+                spans,
                 scale
             ];
             // SAFETY: spans were checked against the slots, rows and heads against q; all of out is
@@ -383,6 +347,7 @@ pub(crate) fn attention_backward(
         "attention_backward: results of another shape"
     );
     assert!(metadata.end_slot <= kv.slots, "attention_backward: a span beyond {} slots", kv.slots);
+    assert!(!metadata.scattered, "attention_backward: a prefix in several spans");
     assert_eq!(
         (q.dtype(), out.dtype()),
         (kv.dtype, kv.dtype),
@@ -480,29 +445,18 @@ pub(crate) fn attention_backward(
 
 #[cfg(test)]
 mod tests {
-    use super::{count_tiles, plan_tiles};
+    use super::own_shift;
 
-    fn tiles_of(rows: usize) -> usize {
-        count_tiles(rows, (0..rows).map(|r| (r / 20) as u32))
-    }
-
+    /// Sixteen consecutive heads never belong to more rows than there is room for.
     #[test]
-    fn neighbours_with_a_common_prefix_share_a_tile() {
-        let spans: [&[(u32, u32)]; 6] = [
-            &[(0, 5), (32, 2)],
-            &[(0, 5), (48, 1), (64, 3)],
-            &[(0, 4)],
-            &[(16, 3), (80, 1)],
-            &[(16, 3)],
-            &[(0, 5)],
-        ];
-        let plan = plan_tiles(6, 2, |r| spans[r].iter().copied());
-        assert_eq!(plan.tiles, [[0, 2, 0, 5], [2, 1, 0, 4], [3, 2, 16, 3], [5, 1, 0, 5]]);
-        assert_eq!(
-            plan.rows,
-            [[5, 0, 1, 2], [5, 1, 3, 4], [4, 3, 3, 0], [3, 3, 4, 1], [3, 4, 4, 0], [5, 4, 4, 0]]
-        );
-        assert_eq!(plan.spans, [[32, 2], [48, 1], [64, 3], [80, 1]]);
-        assert_eq!(tiles_of(40), plan_tiles(40, 16, |r| [((r / 20) as u32, 1)]).tiles.len());
+    fn own_slots_of_all_rows_of_a_warp_fit_a_unit() {
+        let shifts = [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (7, 2), (8, 3), (9, 2), (16, 4)];
+        for (group, expected) in shifts {
+            assert_eq!(own_shift(group), expected, "{group}");
+            for warp in 0..100 {
+                let rows = (16 * warp + 15) / group - 16 * warp / group + 1;
+                assert!(rows << own_shift(group) <= 16, "{group} heads, {rows} rows");
+            }
+        }
     }
 }

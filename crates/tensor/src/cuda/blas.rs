@@ -1,7 +1,8 @@
 //! GEMM, row-major: `out[rows, outputs] = x[rows, inputs] . W`, W stored (outputs, inputs); for
 //! gradients one or both operands may be transposed, and the result accumulated.
 //!
-//! Operands of bf16 go to cuBLASLt, those of f32 to [`f32_gemm`]. cuBLASLt is column-major, so it
+//! Operands of bf16 go to cuBLASLt, on a deterministic device to [`mma_gemm`] (except those of
+//! gradients); those of f32 to [`f32_gemm`]. cuBLASLt is column-major, so it
 //! computes `out^T = W x^T`: W read (inputs, outputs) and transposed, x^T as it is in memory.
 //! Descriptors and algorithms are cached by shape; a lookup costs less than a launch.
 
@@ -12,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::cublaslt::{result as lt, sys};
 use cudarc::driver::{CudaContext, result as driver};
 
-use super::{CudaDevice, CudaDtype, CudaError, f32_gemm};
+use super::{CudaDevice, CudaDtype, CudaError, f32_gemm, mma_gemm};
 
 /// Workspace for split-K algorithms; NVIDIA advises 32 MiB for Hopper.
 const WORKSPACE: usize = 64 << 20;
@@ -116,9 +117,12 @@ impl CublasLt {
     }
 
     /// Whether there is an algorithm for this shape with its epilogue.
-    pub(crate) fn supports(&self, shape: GemmShape) -> bool {
+    pub(crate) fn supports(&self, cuda: &CudaDevice, shape: GemmShape) -> bool {
         if shape.operand == CudaDtype::F32 {
             return f32_gemm::supports(shape.epilogue);
+        }
+        if cuda.is_deterministic() {
+            return mma_gemm::supports(shape.epilogue);
         }
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         self.plan(&mut plans, shape.into()).is_some()
@@ -142,6 +146,10 @@ impl CublasLt {
         if shape.operand == CudaDtype::F32 {
             // SAFETY: the caller's promise.
             return unsafe { f32_gemm::gemm(cuda, gemm, at) };
+        }
+        if cuda.is_deterministic() && mma_gemm::takes(&gemm) {
+            // SAFETY: the caller's promise.
+            return unsafe { mma_gemm::gemm(cuda, gemm, at) };
         }
         let failed = |reason: String| CudaError::Matmul {
             rows: shape.rows,

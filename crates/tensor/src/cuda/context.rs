@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, result as driver, sys};
+use cudarc::driver::{CudaContext, DriverError, result as driver, sys};
 
 use super::blas::CublasLt;
 use super::module::{Kernel, Kernels, OPT_IN_SHARED};
@@ -22,6 +22,7 @@ struct CudaDeviceInner {
     kernels: Kernels,
     context: Arc<CudaContext>,
     precision: Precision,
+    deterministic: bool,
     name: String,
     capability: (i32, i32),
 }
@@ -127,8 +128,12 @@ impl CudaDevice {
         }
     }
 
-    /// Opens GPU `ordinal`.
-    pub(crate) fn open(ordinal: usize, precision: Precision) -> Result<Self, CudaError> {
+    /// Opens GPU `ordinal`. If `deterministic`, a row's result never depends on the rows beside it.
+    pub(crate) fn open(
+        ordinal: usize,
+        precision: Precision,
+        deterministic: bool,
+    ) -> Result<Self, CudaError> {
         Self::availability().map_err(CudaError::Unavailable)?;
         let context = CudaContext::new(ordinal).map_err(CudaError::driver("open the gpu"))?;
         // SAFETY: the events order uses of cudarc's own memory, of which there are none.
@@ -157,6 +162,7 @@ impl CudaDevice {
             kernels,
             context,
             precision,
+            deterministic,
             name,
             capability,
         })))
@@ -187,6 +193,12 @@ impl CudaDevice {
         self.0.precision
     }
 
+    /// Whether kernels are chosen by the shape of a map alone, so that a row's result does not
+    /// depend on the number of rows.
+    pub(crate) fn is_deterministic(&self) -> bool {
+        self.0.deterministic
+    }
+
     /// The dtype of weights, keys, values and of activations that are multiplied.
     pub(crate) fn compute_dtype(&self) -> CudaDtype {
         match self.0.precision {
@@ -196,23 +208,24 @@ impl CudaDevice {
         }
     }
 
+    /// A number of bytes that the memory pool counts.
+    fn mem_pool_bytes(&self, attribute: sys::CUmemPool_attribute) -> Result<usize, DriverError> {
+        let mut value = 0u64;
+        // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
+        unsafe {
+            let pool = driver::device::get_default_mem_pool(self.0.context.cu_device())?;
+            driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
+        }
+        Ok(value as usize)
+    }
+
     /// Bytes of memory: free, including what is cached for reuse, and total.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
         let failed = || CudaError::driver("query its free memory");
         let (free, total) = self.0.context.mem_get_info().map_err(failed())?;
-        let read = |attribute| {
-            let mut value = 0u64;
-            // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
-            unsafe {
-                let pool = driver::device::get_default_mem_pool(self.0.context.cu_device())?;
-                driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
-            }
-            Ok(value as usize)
-        };
-        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .map_err(failed())?;
-        let used =
-            read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT).map_err(failed())?;
+        let read = |attribute| self.mem_pool_bytes(attribute).map_err(failed());
+        let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         let cached: usize = self
             .extra_streams()
             .iter()
@@ -220,6 +233,26 @@ impl CudaDevice {
             .map(|stream| stream.cached_bytes())
             .sum();
         Ok((free + reserved.saturating_sub(used) + cached, total))
+    }
+
+    /// The most bytes that were allocated at a time so far, with what is cached for reuse, and
+    /// without what the driver and cuBLASLt take for themselves.
+    pub(crate) fn peak_memory(&self) -> Result<usize, CudaError> {
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        self.mem_pool_bytes(attribute).map_err(CudaError::driver("query its memory pool"))
+    }
+
+    /// Lets [`Self::peak_memory`] count from now on.
+    pub(crate) fn reset_peak_memory(&self) -> Result<(), CudaError> {
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        let mut zero = 0u64;
+        // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
+        unsafe {
+            driver::device::get_default_mem_pool(self.0.context.cu_device()).and_then(|pool| {
+                driver::mem_pool::set_attribute(pool, attribute, (&raw mut zero).cast())
+            })
+        }
+        .map_err(CudaError::driver("reset its memory pool"))
     }
 
     /// Waits until everything queued so far on this thread's stream is done; returns its errors.

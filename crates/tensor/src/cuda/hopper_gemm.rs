@@ -43,23 +43,21 @@ pub(crate) struct QkvDestination<'a> {
     pub(crate) slots: &'a CudaIndices,
 }
 
-/// Whether [`store`] can write the results of a map as this dtype, and is faster than cuBLASLt.
+/// Whether [`store`] can write the results of a map as this dtype, and is faster than cuBLASLt. On
+/// a deterministic device it is used for whatever it can do, as are the others.
 pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype) -> bool {
     dtype == CudaDtype::Bf16
         && map.outputs().is_multiple_of(8)
-        && is_wide(x, map)
         && is_supported(x, map)
-        && fills_waves(x, map)
+        && (x.cuda().is_deterministic() || is_wide(x, map) && fills_waves(x, map))
 }
 
 /// Whether [`store_qkv`] can write keys and values to such a store, and is faster than a GEMM and
 /// `rope_and_cache`.
 pub(crate) fn supports_qkv(x: &CudaTensor, map: &CudaLinear, kv: &CudaKv) -> bool {
     let whole_vectors = kv.head_dim().is_multiple_of(8) && kv.dtype() == CudaDtype::Bf16;
-    whole_vectors
-        && is_wide(x, map)
-        && is_supported(x, map)
-        && wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY_QKV
+    let is_faster = || is_wide(x, map) && wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY_QKV;
+    whole_vectors && is_supported(x, map) && (x.cuda().is_deterministic() || is_faster())
 }
 
 /// Many rows, enough inputs that a tile takes longer to multiply than to store, and no fewer
@@ -86,12 +84,14 @@ fn wave_efficiency(x: &CudaTensor, map: &CudaLinear) -> f64 {
 
 /// Whether [`logit_partials`] can run.
 pub(crate) fn supports_argmax(x: &CudaTensor, map: &CudaLinear) -> bool {
-    is_supported(x, map) && x.rows() >= MIN_ROWS_ARGMAX && map.padded_bias().is_none()
+    let is_faster = x.cuda().is_deterministic() || x.rows() >= MIN_ROWS_ARGMAX;
+    is_supported(x, map) && is_faster && map.padded_bias().is_none()
 }
 
 fn is_supported(x: &CudaTensor, map: &CudaLinear) -> bool {
     let dtypes = [x.dtype(), map.matrix().dtype()];
     dtypes == [CudaDtype::Bf16; 2]
+        && x.rows() > 0
         && map.inputs().is_multiple_of(8)
         && x.cuda().capability() == (9, 0)
 }

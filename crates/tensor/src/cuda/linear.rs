@@ -1,4 +1,7 @@
 //! Linear maps: the choice between the Hopper GEMM and cuBLASLt, and their gradients.
+//!
+//! On a deterministic device the choice depends on the map and the result's dtype, never on the
+//! rows.
 
 use super::blas::{BlasEpilogue, Gemm, GemmOperand, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};
@@ -269,7 +272,7 @@ fn matmul_bias_activation(
     let epilogue = candidates
         .iter()
         .copied()
-        .find(|&e| x.rows() == 0 || blas.supports(shape(e)))
+        .find(|&e| x.rows() == 0 || blas.supports(x.cuda(), shape(e)))
         .unwrap_or(BlasEpilogue::None);
     let bias_at = bias.map_or(0, DeviceBuffer::pointer);
     let at = GemmPointers {

@@ -4,8 +4,8 @@
 //! * [`context`] opens a GPU and launches kernels; [`stream`] is a CUDA stream with its free list.
 //!   Operations are queued; only copies to the host synchronize.
 //! * [`module`] compiles the `.cu` files beside these with NVRTC and caches the cubins on disk.
-//! * [`blas`] wraps cuBLASLt, `f32_gemm` multiplies f32; [`memory`] is device memory, [`args`] the
-//!   structs of arguments.
+//! * [`blas`] wraps cuBLASLt, `f32_gemm` multiplies f32, `mma_gemm` bf16 in a fixed order;
+//!   [`memory`] is device memory, [`args`] the structs of arguments.
 //! * [`staging`] copies inputs to the GPU ahead of their pass, [`readback`] copies results to the
 //!   host asynchronously.
 //! * [`hopper_gemm`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), which load and
@@ -33,6 +33,7 @@ pub(crate) mod hopper_gemm;
 pub(crate) mod linear;
 pub(crate) mod loss;
 pub(crate) mod memory;
+mod mma_gemm;
 pub(crate) mod module;
 pub(crate) mod noise;
 pub(crate) mod norm;
@@ -44,6 +45,7 @@ pub(crate) mod residual;
 pub(crate) mod rows;
 pub(crate) mod staging;
 pub(crate) mod stream;
+mod tiles;
 pub(crate) mod tma;
 pub(crate) mod topk;
 

@@ -115,6 +115,7 @@ const SOURCES: &[KernelSource] = &[
     source!("embedding.cu", "gather", "scatter_add"),
     source!("f32_gemm.cu", "f32_gemm"),
     source!("linear.cu", "column_sums"),
+    source!("mma_gemm.cu" with ATTENTION, "mma_gemm"),
     source!("loss.cu", "cross_entropy"),
     source!("dropout.cu", "dropout"),
     source!("noise.cu", "add_noise"),

@@ -9,10 +9,22 @@
 // while it multiplies, by latency after that.
 //
 // The four CTAs of a row exchange the mean and the sum of squared deviations of their columns
-// through the mailbox (stream.rs). The four are adjacent, and CTAs are dispatched in the order of
-// their indices, so that only the last group of a grid can be resident in part, and the groups
-// before it end and make room. CUDA does not promise this order; every GPU so far keeps it. Without
-// it, CTAs would have to take their indices from a counter as they start.
+// through the mailbox (stream.rs), and wait for each other. CUDA promises no order in which the
+// clusters of a grid start, so a cluster takes its number from a counter as it starts, and the
+// number says which rows and columns are its own. Four numbers in a row are a group, which has a
+// row's four CTAs. Then nothing waits forever:
+//
+// * Numbers are handed out in order. At any time all groups but the last begun one are complete:
+//   their clusters run (both CTAs of a cluster start together), publish without waiting for another
+//   cluster, see what the others of their group publish, and end.
+// * So at most three clusters of a launch wait for one that does not run yet. The others leave
+//   their SMs to it, and the next cluster that starts takes the number that is missing. A launch of
+//   another stream may hold three more; residual.rs checks that there is room for both and one.
+// * The kernel before this one is not in the way: it has started as a whole before this one starts
+//   early (PDL). Nor is the kernel after it, which starts early only when every CTA of this one has
+//   called griddep_launch, which follows the taking of its number. Therefore two launches of a
+//   stream never take numbers at the same time either, and the counter, which the last cluster to
+//   take a number sets back, is ready for the next launch.
 
 #define CLUSTER 2
 #define ROW_CTAS 4
@@ -32,6 +44,7 @@
 #define THREADS 512
 #define PARAM_THREADS (128 - 32)              // threads of the third that load parameters
 #define HELPER_THREADS (PARAM_THREADS + 128)  // and the fourth, which samples masks
+#define NUMBER_THREAD (MMA_THREADS + 127)     // of these, one that has little else to do
 
 // The kernel's parameter: tensor maps, vectors, the shape.
 struct __align__(128) ResidualParams {
@@ -44,7 +57,7 @@ struct __align__(128) ResidualParams {
     // (rows, ROW_CTAS): mean and m2 (sum of squared deviations) of each CTA's columns of a row,
     // each with the number of the launch that published it.
     uint2 (*mailbox)[2];
-    u64 launch;
+    u64* counter;  // launches so far << 32 | numbers that clusters of this one have taken
     u64 unused[7];
 };
 
@@ -58,6 +71,10 @@ struct Shared {
     u32 masks[ROWS][MASK_WORDS];
     float bias[OUTPUTS], scale[OUTPUTS], shift[OUTPUTS];
     u64 full[STAGES], empty[STAGES], stream_full;
+    u64 taken;  // by the cluster, from the counter; in its first CTA
+    // What that says for this CTA. Volatile: the epilogue, which has no register to spare, reads it
+    // again where it needs it.
+    volatile u32 column_cta, row, launch, unused;
 
     // A box of the stream's tile, which follows the last of `steps` stages in the ring.
     __device__ __forceinline__ u8* stream(u32 steps, u32 box) {
@@ -65,7 +82,7 @@ struct Shared {
     }
 };
 
-static_assert(sizeof(Shared) == 210264, "as in residual.rs");
+static_assert(sizeof(Shared) == 210288, "as in residual.rs");
 
 // Named barriers of some warps; threads that only arrive do not wait.
 __device__ __forceinline__ void named_barrier_sync(u32 barrier, u32 threads) {
@@ -78,6 +95,36 @@ __device__ __forceinline__ void named_barrier_arrive(u32 barrier, u32 threads) {
 // Named barriers: parameters and masks are in shared memory; all products are done.
 #define PREPARED 1
 #define MULTIPLIED 2
+
+// What the number of a cluster says: the columns and the first row of this CTA, and the launch.
+struct Work {
+    u32 column_cta, row, launch;
+
+    // After the cluster barrier that follows the taking of the number.
+    __device__ __forceinline__ static Work of_cluster(const Shared& shared) {
+        u64 taken;
+        asm volatile(
+            "{\n.reg .b32 there;\n"
+            "mapa.shared::cluster.u32 there, %1, 0;\n"
+            "ld.shared::cluster.u64 %0, [there];\n}"
+            : "=l"(taken)
+            : "r"(smem_addr(&shared.taken))
+            : "memory");
+        const u32 number = (u32)taken;
+        // Never 0, which the mailbox holds at first; the same again after 2^31 launches.
+        return {number % ROW_CTAS, (number / ROW_CTAS * CLUSTER + blockIdx.x % CLUSTER) * ROWS,
+                (u32)(taken >> 32) << 1 | 1};
+    }
+};
+
+// Sets the counter back for the next launch, if the cluster has taken the last number of this one;
+// before this CTA lets the next kernel start.
+__device__ __forceinline__ void end_numbers(const ResidualParams& params, const Shared& shared) {
+    const u32 clusters = gridDim.x / CLUSTER;
+    if (blockIdx.x % CLUSTER > 0 || (u32)shared.taken + 1 < clusters) return;
+    atomicAdd(params.counter, (1ull << 32) - clusters);
+    __threadfence();
+}
 
 // The parameters of all rows, which do not depend on the kernel before.
 __device__ __forceinline__ void load_parameters(const ResidualParams& params, Shared& shared,
@@ -242,16 +289,15 @@ __device__ __forceinline__ float2& stream_elements(u8* box, u32 row, u32 j, u32 
 }
 
 // Bias, dropout, residual and norm. Elements 4 j + 2 h and the next are columns 8 j + 2 q and the
-// next of this thread's row h.
+// next of this thread's row h. Products are contracted with sums by hand, so that it is the same
+// for both rows: a row's bits must not depend on its place.
 __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& shared,
-                                         float (&d)[96], u32 column_cta, u32 row,
-                                         const float (&keep)[2]) {
+                                         float (&d)[96], const float (&keep)[2]) {
     const u32 warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32,
               q = lane % 4;
     const u32 steps = (params.depth + DEPTH - 1) / DEPTH, above = warpgroup * 64 + warp * 16,
               mine = warp * 16 + interleaved_row(lane / 4);
-    const u32 rows[2] = {row + warpgroup * 64 + mine, row + warpgroup * 64 + mine + 8},
-              launch = (u32)params.launch;
+    auto row_at = [&](u32 h) { return shared.row + warpgroup * 64 + mine + 8 * h; };
     named_barrier_sync(PREPARED, MMA_THREADS + HELPER_THREADS);
     mbarrier_wait(smem_addr(&shared.stream_full), 0);
     float sum[2] = {};
@@ -285,12 +331,12 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
 #pragma unroll
         for (int j = 0; j < 24; j++) {
             const float x = d[4 * j + 2 * h] - mean, y = d[4 * j + 2 * h + 1] - mean;
-            m2s[j % 2] += x * x + y * y;
+            m2s[j % 2] = fmaf(x, x, fmaf(y, y, m2s[j % 2]));
         }
         const float m2 = quad_sum(m2s[0] + m2s[1]);
         if (q < 2)
-            publish(&params.mailbox[(u64)rows[h] * ROW_CTAS + column_cta][q], q ? m2 : mean,
-                    launch);
+            publish(&params.mailbox[(u64)row_at(h) * ROW_CTAS + shared.column_cta][q],
+                    q ? m2 : mean, shared.launch);
     }
 
     // The new stream is stored while the other CTAs' statistics are awaited.
@@ -306,18 +352,18 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
     __syncwarp();
     for (u32 w = 0; lane == 0 && w < MASK_WORDS; w++)
         tma_store(smem_addr(shared.stream(steps, warpgroup * MASK_WORDS + w)) + warp * 16 * 128,
-                  params.stream, column_cta * OUTPUTS + w * 32, row + above);
+                  params.stream, shared.column_cta * OUTPUTS + w * 32, shared.row + above);
     tma_store_commit();
 
     named_barrier_sync(MULTIPLIED, MMA_THREADS);
     float cta_mean[2], cta_m2[2], mean[2], inverse[2];  // each lane polls one CTA
-    poll(params.mailbox[(u64)rows[0] * ROW_CTAS + q], launch, cta_mean, cta_m2);
+    poll(params.mailbox[(u64)row_at(0) * ROW_CTAS + q], shared.launch, cta_mean, cta_m2);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         mean[h] = quad_sum(cta_mean[h]) * (1.0f / ROW_CTAS);
         const float deviation = cta_mean[h] - mean[h],
-                    m2 = quad_sum(cta_m2[h] + OUTPUTS * deviation * deviation);
-        inverse[h] = 1.0f / sqrtf(m2 * (1.0f / (ROW_CTAS * OUTPUTS)) + params.eps);
+                    m2 = quad_sum(fmaf(OUTPUTS * deviation, deviation, cta_m2[h]));
+        inverse[h] = 1.0f / sqrtf(fmaf(m2, 1.0f / (ROW_CTAS * OUTPUTS), params.eps));
     }
 #pragma unroll
     for (int j = 0; j < 24; j++) {
@@ -325,20 +371,20 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
                      s = ((const float2*)shared.shift)[4 * j + q];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            d[4 * j + 2 * h] = (d[4 * j + 2 * h] - mean[h]) * inverse[h] * g.x + s.x;
-            d[4 * j + 2 * h + 1] = (d[4 * j + 2 * h + 1] - mean[h]) * inverse[h] * g.y + s.y;
+            d[4 * j + 2 * h] = fmaf((d[4 * j + 2 * h] - mean[h]) * inverse[h], g.x, s.x);
+            d[4 * j + 2 * h + 1] = fmaf((d[4 * j + 2 * h + 1] - mean[h]) * inverse[h], g.y, s.y);
         }
     }
     if (params.out_f32) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float2* out = (float2*)(params.out_f32 + (u64)rows[h] * (ROW_CTAS * OUTPUTS) +
-                                    column_cta * OUTPUTS) +
+            const bool inside = row_at(h) < params.rows;
+            float2* out = (float2*)(params.out_f32 + (u64)row_at(h) * (ROW_CTAS * OUTPUTS) +
+                                    shared.column_cta * OUTPUTS) +
                           q;
 #pragma unroll
             for (int j = 0; j < 24; j++)
-                if (rows[h] < params.rows)
-                    out[4 * j] = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+                if (inside) out[4 * j] = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
         }
     } else {
         // 8 x 8 matrices, two by two, in TMA's 128-byte swizzle.
@@ -356,7 +402,7 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
         __syncwarp();
         for (u32 b = 0; lane == 0 && b < OUTPUTS / 64; b++)
             tma_store(to + b * BOX_BYTES + warp * 16 * 128, params.out,
-                      column_cta * OUTPUTS + b * 64, row + above);
+                      shared.column_cta * OUTPUTS + b * 64, shared.row + above);
         tma_store_commit();
     }
     tma_store_wait_read();
@@ -366,8 +412,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     residual_768(const __grid_constant__ ResidualParams params) {
     extern __shared__ __align__(1024) u8 memory[];
     Shared& shared = *(Shared*)memory;
-    const u32 column_cta = blockIdx.x / CLUSTER % ROW_CTAS,
-              row = (blockIdx.x / (CLUSTER * ROW_CTAS) * CLUSTER + blockIdx.x % CLUSTER) * ROWS;
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < STAGES; s++) {
             mbarrier_init(smem_addr(shared.full + s), 1);
@@ -377,17 +421,28 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         mbarrier_init(smem_addr(&shared.stream_full), 1);
         fence_mbarrier_init();
     }
+    if (threadIdx.x == NUMBER_THREAD && blockIdx.x % CLUSTER == 0)
+        shared.taken = atomicAdd(params.counter, 1ull);
     __syncwarp();
     if (threadIdx.x >= MMA_THREADS) {
         setmaxnreg_dec<64>();
         const u32 helper = threadIdx.x - MMA_THREADS;
-        cluster_arrive();
-        if (helper >= 128) sample_masks(params, shared, column_cta, row, threadIdx.x - 128);
-        else if (helper >= 32) prefetch_stream(params, column_cta, row, helper - 32);
-        cluster_wait();
-        if (helper == 0) load_all(params, shared, column_cta, row);
+        cluster_sync();
+        const Work work = Work::of_cluster(shared);
+        if (helper == 0) load_all(params, shared, work.column_cta, work.row);
+        if (threadIdx.x == NUMBER_THREAD) {
+            shared.column_cta = work.column_cta;
+            shared.row = work.row;
+            shared.launch = work.launch;
+            end_numbers(params, shared);
+            griddep_launch();
+        }
         if (helper >= 32) {
-            if (helper < 128) load_parameters(params, shared, column_cta);
+            if (helper < 128) {
+                prefetch_stream(params, work.column_cta, work.row, helper - 32);
+                load_parameters(params, shared, work.column_cta);
+            } else sample_masks(params, shared, work.column_cta, work.row, threadIdx.x - 128);
+            __syncwarp();
             named_barrier_arrive(PREPARED, MMA_THREADS + HELPER_THREADS);
         }
         __syncwarp();
@@ -395,21 +450,21 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         return;
     }
     setmaxnreg_inc<192>();
-    cluster_arrive();
-    sample_masks(params, shared, column_cta, row, threadIdx.x);
-    cluster_wait();
-    griddep_launch();
+    cluster_sync();
+    const Work work = Work::of_cluster(shared);
+    sample_masks(params, shared, work.column_cta, work.row, threadIdx.x);
     float d[96], keep[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const u32 at = row + threadIdx.x / 32 * 16 + interleaved_row(threadIdx.x % 32 / 4) + 8 * h;
+        const u32 at =
+            work.row + threadIdx.x / 32 * 16 + interleaved_row(threadIdx.x % 32 / 4) + 8 * h;
         if (params.perturbations && at < params.rows &&
             is_perturbed(params.perturbations[at], params.site))
             keep[h] = params.perturbations[at].scale;
     }
     multiply_all(d, shared, (params.depth + DEPTH - 1) / DEPTH);
     cluster_arrive();  // the other CTA may exit once nothing more is sent to it
-    epilogue(params, shared, d, column_cta, row, keep);
+    epilogue(params, shared, d, keep);
     __syncwarp();
     cluster_wait();
 }

@@ -7,7 +7,8 @@ use super::dropout::DropoutArgs;
 use super::memory::DeviceBuffer;
 use super::stream::MAILBOX_BYTES;
 use super::tma::{TENSOR_MAP_WORDS, tensor_map, tensor_map_interleaved};
-use super::{CudaDtype, CudaError, CudaTensor, graph, hopper_gemm, linear, norm};
+use super::{CudaDtype, CudaError, CudaTensor, hopper_gemm, linear, norm};
+use crate::params::GPU_STREAMS;
 
 // As in residual.cu.
 const WIDTH: usize = 768; // of the residual stream
@@ -16,7 +17,7 @@ const CLUSTER_ROWS: usize = 256;
 const CLUSTER: usize = 2;
 const PUBLISHED_BYTES: usize = 16; // a row's statistics from one CTA
 const THREADS: usize = 512;
-const SHARED_BYTES: usize = 210_264;
+const SHARED_BYTES: usize = 210_288;
 const PARAM_WORDS: usize = 80; // of `ResidualParams`
 
 /// The most rows whose statistics fit the mailbox.
@@ -61,7 +62,7 @@ pub(crate) fn linear_residual_norm(
     ];
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let clusters = rows.div_ceil(CLUSTER_ROWS);
-    let (mailbox, launch) = cuda.current_stream().next_mailbox();
+    let (mailbox, counter) = cuda.current_stream().mailbox();
     let bias = map.padded_bias().map_or(0, DeviceBuffer::pointer);
     let mut arguments = [0u64; PARAM_WORDS];
     arguments[..4 * TENSOR_MAP_WORDS].copy_from_slice(tensor_maps.as_flattened());
@@ -74,7 +75,7 @@ pub(crate) fn linear_residual_norm(
         pair(int(rows), int(x.cols())),
         pair(site, norm.eps().to_bits()),
         mailbox,
-        u64::from(launch),
+        counter,
     ]);
     let config = LaunchConfig {
         blocks: (clusters * ROW_CTAS * CLUSTER, 1, 1),
@@ -88,17 +89,19 @@ pub(crate) fn linear_residual_norm(
     Ok(out)
 }
 
-/// Whether the fused kernel can run, and is faster than two kernels.
+/// Whether the fused kernel can run, and is faster than two kernels. On a deterministic device it
+/// runs wherever it can; no pass has more rows than it takes (`Device::max_batch_rows`).
 fn is_supported(of: &CudaLinearResidualNorm<'_>) -> bool {
     let (x, map) = (of.x, of.map);
     let dtypes = [x.dtype(), map.matrix().dtype()] == [CudaDtype::Bf16; 2];
-    let shape = map.outputs() == WIDTH && map.inputs().is_multiple_of(8) && x.rows() <= MAX_ROWS;
-    // A graph would replay the launch number that it captured.
-    let is_captured = graph::capture_stream(x.cuda()).is_some();
-    !is_captured
-        && dtypes
+    let rows = (1..=MAX_ROWS).contains(&x.rows());
+    let shape = map.outputs() == WIDTH && map.inputs().is_multiple_of(8) && rows;
+    // Clusters of a launch that wait for one that does not run yet, and that one.
+    let room = GPU_STREAMS * ROW_CTAS * CLUSTER;
+    dtypes
         && shape
         && !matches!(of.mask, Some(CudaDropoutMask::Recorded { .. }))
         && x.cuda().capability() == (9, 0)
-        && hopper_gemm::fills_waves(x, map)
+        && x.cuda().sm_count().is_ok_and(|count| count >= room)
+        && (x.cuda().is_deterministic() || hopper_gemm::fills_waves(x, map))
 }

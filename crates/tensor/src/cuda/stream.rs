@@ -9,7 +9,6 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
@@ -41,26 +40,27 @@ pub(crate) struct Stream {
 /// Bytes of a stream's mailbox.
 pub(crate) const MAILBOX_BYTES: usize = 2 << 20;
 
-/// Memory through which the CTAs of a kernel exchange values, zeros at first, and the number of
-/// kernels that have used it.
+/// Memory through which the CTAs of a kernel exchange values, and a counter behind it of launches
+/// that have used it and of clusters that have started; all zeros at first.
 ///
 /// A published value carries the number of its launch, so that values of earlier kernels are never
-/// taken for this one's and nothing needs to be cleared.
+/// taken for this one's and nothing needs to be cleared. The kernel counts for itself
+/// (residual.cu), so that a CUDA graph may replay it.
 #[derive(Debug)]
 struct Mailbox {
     pointer: u64,
-    launches: AtomicU32,
 }
 
 impl Mailbox {
     /// Allocates it in the current context.
     fn new() -> Result<Self, CudaError> {
+        const BYTES: usize = MAILBOX_BYTES + size_of::<u64>();
         // SAFETY: freed once, when this is dropped.
-        let pointer = unsafe { driver::malloc_sync(MAILBOX_BYTES) }
-            .map_err(CudaError::driver("allocate memory"))?;
-        let mailbox = Self { pointer, launches: AtomicU32::new(0) };
+        let pointer =
+            unsafe { driver::malloc_sync(BYTES) }.map_err(CudaError::driver("allocate memory"))?;
+        let mailbox = Self { pointer };
         // SAFETY: of that length, and not shared yet.
-        unsafe { driver::memset_d8_sync(pointer, 0, MAILBOX_BYTES) }
+        unsafe { driver::memset_d8_sync(pointer, 0, BYTES) }
             .map_err(CudaError::driver("clear memory"))?;
         Ok(mailbox)
     }
@@ -149,12 +149,9 @@ impl Stream {
         self.blas.clone()
     }
 
-    /// The mailbox, and the number of the launch that will use it, never 0.
-    pub(crate) fn next_mailbox(&self) -> (u64, u32) {
-        (
-            self.mailbox.pointer,
-            self.mailbox.launches.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1),
-        )
+    /// The addresses of the mailbox and of its counter.
+    pub(crate) fn mailbox(&self) -> (u64, u64) {
+        (self.mailbox.pointer, self.mailbox.pointer + MAILBOX_BYTES as u64)
     }
 
     fn bind(&self) -> Result<(), CudaError> {

@@ -5,8 +5,10 @@
 //! rows share a prefix by naming the same slots; nothing is copied and nothing is padded.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use crate::cpu::attention as kernel;
+use crate::cuda::attention::CudaAttentionMetadata;
 use crate::device::Backend;
 use crate::{Device, DeviceError, Tensor, cuda};
 
@@ -169,22 +171,40 @@ pub struct Span {
 }
 
 /// The slots that each row attends to, in the order of their positions.
+///
+/// A row's first slots are its prefix, which it may share with other rows. A GPU sums a prefix in
+/// groups of 32 slots and what follows in smaller ones, so that the same prefix must be named for
+/// the same row where its bits matter, wherever the slots are.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionSpans {
     pub(crate) spans: Vec<Span>,
-    pub(crate) ends: Vec<usize>, // of each row: where its spans end
+    pub(crate) ends: Vec<usize>,   // of each row: where its spans end
+    pub(crate) prefixes: Vec<u32>, // of each row: how many of its slots, the first, are its prefix
 }
 
 impl AttentionSpans {
     /// No rows yet, with capacity for so many of two spans each.
     pub fn with_capacity(rows: usize) -> Self {
-        Self { spans: Vec::with_capacity(2 * rows), ends: Vec::with_capacity(rows) }
+        let (ends, prefixes) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        Self { spans: Vec::with_capacity(2 * rows), ends, prefixes }
     }
 
-    /// Adds a row that attends to `spans`; empty ones are dropped.
+    /// Adds a row that attends to `spans`, the first of which is its prefix; empty ones are
+    /// dropped.
     pub fn push(&mut self, spans: impl IntoIterator<Item = Span>) {
+        let first = self.spans.len();
+        self.push_with_prefix(spans, 0);
+        let prefix = self.spans.get(first).map_or(0, |span| span.len);
+        self.prefixes.pop();
+        self.prefixes.push(prefix);
+    }
+
+    /// Adds a row whose first `prefix` slots are its prefix: whole blocks of
+    /// [`KvStore::ALIGNMENT`] slots, but for the last.
+    pub fn push_with_prefix(&mut self, spans: impl IntoIterator<Item = Span>, prefix: u32) {
         self.spans.extend(spans.into_iter().filter(|s| s.len > 0));
         self.ends.push(self.spans.len());
+        self.prefixes.push(prefix);
     }
 
     /// The number of rows.
@@ -195,7 +215,9 @@ impl AttentionSpans {
     /// The rows `picked`, in that order.
     pub fn select(&self, picked: impl IntoIterator<Item = usize>) -> Self {
         let mut out = Self::default();
-        picked.into_iter().for_each(|r| out.push(self.row_spans(r).iter().copied()));
+        for r in picked {
+            out.push_with_prefix(self.row_spans(r).iter().copied(), self.prefixes[r]);
+        }
         out
     }
 
@@ -215,7 +237,9 @@ impl AttentionSpans {
 #[derive(Debug)]
 pub struct AttentionMetadata<'a> {
     spans: Cow<'a, AttentionSpans>,
-    on_gpu: Option<cuda::attention::CudaAttentionMetadata>,
+    on_gpu: Option<CudaAttentionMetadata>,
+    /// For the backward, whose kernels take a prefix to be one span; made when it is needed.
+    of_backward: OnceLock<CudaAttentionMetadata>,
 }
 
 impl<'a> AttentionMetadata<'a> {
@@ -225,10 +249,20 @@ impl<'a> AttentionMetadata<'a> {
             Backend::Cpu(_) => None,
             Backend::Cuda(cuda) => {
                 let of = |r: usize| spans.row_spans(r).iter().map(|s| (s.start, s.len));
-                Some(cuda::attention::CudaAttentionMetadata::new(cuda, spans.rows(), of)?)
+                let prefix_of = |r: usize| spans.prefixes[r];
+                Some(CudaAttentionMetadata::with_prefixes(cuda, spans.rows(), of, prefix_of)?)
             }
         };
-        Ok(Self { spans, on_gpu })
+        Ok(Self { spans, on_gpu, of_backward: OnceLock::new() })
+    }
+
+    fn of_backward(&self, cuda: &cuda::CudaDevice) -> Result<&CudaAttentionMetadata, DeviceError> {
+        if let Some(made) = self.of_backward.get() {
+            return Ok(made);
+        }
+        let of = |r: usize| self.spans.row_spans(r).iter().map(|s| (s.start, s.len));
+        let made = CudaAttentionMetadata::new(cuda, self.spans.rows(), of)?;
+        Ok(self.of_backward.get_or_init(|| made))
     }
 }
 
@@ -422,10 +456,8 @@ pub fn attention_backward(
             let call = kernel::AttentionCall { layer, heads, spans };
             kernel::attention_backward(cpu.isa, &of, kv, &call, &mut grads.layers[layer], dqkv);
         }
-        (Backend::Cuda(_), KvStorage::Cuda(kv), KvGradStorage::Cuda(grads)) => {
-            let Some(metadata) = &of.metadata.on_gpu else {
-                panic!("attention_backward: the metadata is not on the gpu")
-            };
+        (Backend::Cuda(cuda), KvStorage::Cuda(kv), KvGradStorage::Cuda(grads)) => {
+            let metadata = of.metadata.of_backward(cuda)?;
             let (q, out, dout) = (of.q.gpu(), of.out.gpu(), of.dout.gpu());
             let of = cuda::args::CudaAttentionBackward { q, kv, layer, heads, metadata, out, dout };
             *dqkv = cuda::attention::attention_backward(of, grads)?.into();

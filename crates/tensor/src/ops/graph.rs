@@ -40,8 +40,8 @@ impl GraphKey {
     ) -> Self {
         let kv = kv.on_gpu().unwrap_or_else(|| panic!("graph: the kv store is not on a gpu"));
         let extent = |spans: &AttentionSpans| {
-            let starts = (0..spans.rows()).filter_map(|r| spans.row_spans(r).first());
-            kv.metadata_extent(spans.rows(), spans.spans.len(), starts.map(|span| span.start))
+            let of = |r: usize| spans.row_spans(r).iter().map(|s| (s.start, s.len));
+            kv.metadata_extent(spans.rows(), of, |r| spans.prefixes[r])
         };
         let attention = [Some(extent(spans)), output_spans.map(extent)];
         Self { stream: 0, kv: kv.address_and_shape(), attention, dropout, dtype }

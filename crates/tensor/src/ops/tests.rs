@@ -4,6 +4,7 @@
 mod attention;
 mod backward;
 mod bf16;
+mod deterministic;
 mod perturbation;
 mod products;
 mod qk_norm;
