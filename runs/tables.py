@@ -163,12 +163,12 @@ def doublings():
 
 def ablation():
     """The published head and its variants on the embedded reasoner."""
-    head("split", "reward model", "AUC at thought 6", "majority@64", "weighted@64", "best of 4 / 8 / 16 / 64", "best of 64 over majority",
+    head("split", "reward model", "AUC at thought 6", "majority@8 / 64", "weighted@64", "best of 4 / 8 / 16 / 64", "best of 64 over majority",
          "best of 64 over greedy", "normalized@64 over greedy")
     for split in SPLITS:
         for name in ("contrastive", "bce", "final", "untrained"):
             r = Results(f"embedded_ablation/{name}-{split}")
-            row(split, HEADS[name], f"{r.metrics['auc', 6]['value']:.2f}", r.share("majority", 64), r.share("weighted", 64),
+            row(split, HEADS[name], f"{r.metrics['auc', 6]['value']:.2f}", f"{r.share('majority', 8)} / {r.share('majority', 64)}", r.share("weighted", 64),
                 " / ".join(r.share("best_of", k) for k in (4, 8, 16, 64)), r.gain("best_of", "majority"), r.gain("best_of", "greedy"),
                 r.gain("normalized", "greedy"))
 
