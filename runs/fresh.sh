@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The embedded models on problems that nobody has looked at (2000 to 4000 of each split), three seeds; everything that is chosen is chosen
 # on `valid`. The judge's reference reasoner alone stands beside every gain, with controls at equal knowledge.
-# Usage: runs/fresh.sh BINARY OUT [PART...]     (OUT is runs/fresh for what is published; on one H200 about six minutes in all)
+# Usage: runs/fresh.sh BINARY OUT [PART...]     (OUT is runs/fresh for what is published, with
+# LABELLED=160000 STEPS=2000; on one H200 that takes about six minutes in all)
 #   tables    the embedded judge, and its reference reasoner sampled without a judge, p of the latter chosen on valid
 #   judges    two judges without a better mind: the reasoner judged by one that thinks with the reasoner itself, and the
 #             reference reasoner judged by one that thinks with the reference reasoner itself

@@ -1,4 +1,4 @@
-"""The tables of the documents that are made of results.json files below runs/: tables.py NAME.
+"""The tables of the documents that are made of files below runs/: tables.py NAME [JUDGE].
 
 `.ci/figures` compares what this prints with what the documents show.
 """
@@ -11,13 +11,17 @@ RUNS = pathlib.Path(__file__).parent
 SPLITS = ("test", "hard", "ood")
 # Names of metrics in files of earlier versions of the program.
 RENAMED = {"maj": "majority"}
+HEADS = {"contrastive": "contrastive, rollouts (the paper's)", "bce": "BCE, rollouts", "final": "contrastive, final answers as labels",
+         "untrained": "untrained head"}
+# The test sets of SmolLM2 that have been run with its reward model.
+TESTS = (("gsm_test", "GSM8K"), ("multiarith", "MultiArith"))
 
 
 class Results:
     """A results.json: metrics by name and k, gains by name and baseline."""
 
-    def __init__(self, name):
-        content = json.loads((RUNS / "embedded_tables" / f"{name}.json").read_text())
+    def __init__(self, path):
+        content = json.loads((RUNS / f"{path}.json").read_text())
         self.metrics = {(RENAMED.get(m["name"], m["name"]), m["k"]): m for m in content["metrics"]}
         gains = content.get("gains", [])
         self.gains = {tuple(RENAMED.get(g[key], g[key]) for key in ("name", "over")): g for g in gains}
@@ -27,12 +31,18 @@ class Results:
         return f"{100 * self.metrics[name, k]['value']:.1f}"
 
     def with_interval(self, name, k):
-        m = self.metrics[name, k]
-        return f"{100 * m['value']:.1f} ({100 * m['low']:.1f}-{100 * m['high']:.1f})"
+        return share(self.metrics[name, k])
 
     def gain(self, name, over):
-        g = self.gains[name, over]
-        return f"{100 * g['value']:+.1f} ({100 * g['low']:+.1f} to {100 * g['high']:+.1f})"
+        return difference(self.gains[name, over])
+
+
+def share(of):
+    return f"{100 * of['value']:.1f} ({100 * of['low']:.1f}-{100 * of['high']:.1f})"
+
+
+def difference(of):
+    return f"{100 * of['value']:+.1f} ({100 * of['low']:+.1f} to {100 * of['high']:+.1f})"
 
 
 def row(*cells):
@@ -48,68 +58,188 @@ def by_split(prefix, show):
     return [show(Results(f"{prefix}-{split}")) for split in SPLITS]
 
 
-def rewards():
-    """Every rule of the embedded reward model, with gains."""
+def compared(split):
+    """Lines of runs/fresh/SPLIT.txt by their label: accuracy, over greedy, over the reference alone."""
+    lines = (RUNS / "fresh" / f"{split}.txt").read_text().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    return {label: values for label, *values in cells[2:]}
+
+
+def rules(name):
+    """Every rule of a judge on the fresh problems, with gains."""
+    prefix = f"fresh/{name}"
     head("accuracy in %, 64 with its interval", *SPLITS)
-    row("greedy", *by_split("main", lambda r: r.with_interval("greedy", 1)))
+    row("greedy", *by_split(prefix, lambda r: r.with_interval("greedy", 1)))
     for rule, label in (("majority", "majority"), ("weighted", "weighted"), ("normalized", "normalized"),
                         ("best_of", "best of k"), ("pessimistic", "pessimistic"), ("coverage", "coverage")):
         def curve(r):
             return " / ".join([*(r.share(rule, k) for k in (1, 4, 16)), r.with_interval(rule, 64)])
-        row(f"{label}, k = 1 / 4 / 16 / 64", *by_split("main", curve))
-
-    def beams(split):
-        smaller = [Results(f"beam{k}-{split}").share("beam", k) for k in (4, 16)]
-        return " / ".join([*smaller, Results(f"main-{split}").with_interval("beam", 64)])
-    row("beam, k = 4 / 16 / 64", *map(beams, SPLITS))
-    for rule, label in (("majority", "majority@64"), ("weighted", "weighted@64"), ("best_of", "best of 64"),
-                        ("beam", "beam 8 x 8")):
-        for over in ("greedy", "majority")[: 1 if rule == "majority" else 2]:
-            baseline = "greedy" if over == "greedy" else "majority@64"
-            row(f"{label} over {baseline}", *by_split("main", lambda r: r.gain(rule, over)))
+        row(f"{label}, k = 1 / 4 / 16 / 64", *by_split(prefix, curve))
+    row("beam, 8 x 8", *by_split(prefix, lambda r: r.with_interval("beam", 64)))
+    for rule, label in (("weighted", "weighted@64"), ("best_of", "best of 64"), ("beam", "beam 8 x 8")):
+        row(f"{label} over majority@64", *by_split(prefix, lambda r: r.gain(rule, "majority")))
 
     def ranking(r):
         return " ".join([*(f"{r.metrics['auc', t]['value']:.2f}" for t in range(1, 7)),
                          f"**{r.metrics['auc_verdict', 64]['value']:.2f}**"])
     row("AUC of correct against wrong: process rewards of thoughts 1 to 6, **outcome reward**",
-        *by_split("main", ranking))
+        *by_split(prefix, ranking))
+
+
+# What is compared on the fresh problems, as the documents call it.
+COMPARED = (("judged, greedy", "the reasoner, greedy"), ("judged, majority@64", "the reasoner, majority@64"),
+            ("self-judged, weighted@64", "**judge that thinks with the reasoner**, weighted@64"),
+            ("self-judged, best of 64", "the same, best of 64"), ("self-judged, beam", "the same, beam 8 x 8"),
+            ("judged, weighted@64", "embedded judge (thinks with the reference), weighted@64"),
+            ("judged, best of 64", "the same, best of 64"), ("judged, beam", "the same, beam 8 x 8"),
+            ("reference, greedy", "the reference alone, greedy"), ("reference, majority@64", "the reference, majority@64"),
+            ("reference-judged, weighted@64", "the reference with a judge that thinks with it, weighted@64"),
+            ("reference-judged, best of 64", "the same, best of 64"),
+            ("judged and reference, majority of half of each", "vote of both minds, 32 of each"))
+
+
+def judges():
+    """The judges and their controls on the fresh problems."""
+    head("what", "split", "accuracy", "over greedy", "over the reference alone")
+    splits = {split: compared(split) for split in SPLITS}
+    for label, name in COMPARED:
+        for split in SPLITS:
+            row(name, split, *splits[split][label])
 
 
 def card():
-    """The table of the model card."""
+    """The table of the model card: accuracy, and the paired difference to greedy and to the reference alone."""
+    splits = [compared(split) for split in SPLITS]
     head("accuracy in %", *SPLITS)
-    for rule, k, label in (("greedy", 1, "greedy"), ("majority", 64, "majority@64"), ("weighted", 64, "weighted@64"),
-                           ("normalized", 64, "normalized@64"), ("best_of", 64, "best of 64"),
-                           ("beam", 64, "beam, 8 x 8"), ("coverage", 64, "coverage@64")):
-        row(label, *by_split("main", lambda r: r.with_interval(rule, k)))
-    row("coverage@64, noise of sigma 0.5", *by_split("noise", lambda r: r.with_interval("coverage", 64)))
+    for label, name in COMPARED[:3] + COMPARED[5:7] + COMPARED[8:9]:
+        row(name, *(cells[label][0] for cells in splits))
+    row("coverage@64", *by_split("fresh/judged", lambda r: r.share("coverage", 64)))
+    for label, name in (COMPARED[2], COMPARED[5]):
+        row(f"{name}, over greedy", *(cells[label][1] for cells in splits))
+        row(f"{name}, over the reference alone", *(cells[label][2] for cells in splits))
 
 
-def noise():
-    """The reward model's rules under Gaussian noise."""
-    head("sigma = 0.5, accuracy in %", *SPLITS)
-    row("weighted@64", *by_split("noise", lambda r: r.with_interval("weighted", 64)))
-    row("weighted@64 over greedy", *by_split("noise", lambda r: r.gain("weighted", "greedy")))
-    row("coverage@64", *by_split("noise", lambda r: r.with_interval("coverage", 64)))
+def moved():
+    """Gains over greedy of the embedded judge on the problems that designs were compared on, and on fresh ones."""
+    head("over greedy", "problems", *SPLITS)
+    for rule, label in (("majority", "majority@64"), ("weighted", "weighted@64"), ("best_of", "best of 64"), ("beam", "beam 8 x 8")):
+        row(label, "first 1,000", *by_split("embedded_tables/main", lambda r: r.gain(rule, "greedy")))
+        row("", "2000 to 4000", *by_split("fresh/judged", lambda r: r.gain(rule, "greedy")))
+
+
+def points(path):
+    """The points of a sweep by run."""
+    return {point["run"]: point for point in json.loads((RUNS / f"{path}.json").read_text())["points"]}
 
 
 def coverage():
-    """Coverage against N by split and sampler."""
+    """Coverage against N by split and sampler, on fresh problems."""
     head("split", "sampler", "N = 1", "N = 4", "N = 16", "N = 64")
     for split in SPLITS:
-        for prefix, sampler in (("main", "dropout"), ("noise", "noise")):
-            results = Results(f"{prefix}-{split}")
-            row(split, sampler, *(results.with_interval("coverage", k) for k in (1, 4, 16, 64)))
+        for run in ("dropout-0.1", "noise-0.5", "dropout-0.3", "noise-1"):
+            name = run.replace("dropout-", "dropout, p = ").replace("noise-", "noise, σ = ")
+            row(split, name, *(share(points(f"fresh/sweep-{split}")[run]["coverage"][k]) for k in ("1", "4", "16", "64")))
+
+
+def strengths():
+    """Coverage@64 of every strength, on valid and on fresh problems, and the diversity on test."""
+    sweeps = {split: points(f"fresh/sweep-{split}") for split in ("valid", *SPLITS)}
+    head("strength", "diversity on test", *sweeps)
+    for run, point in sweeps["test"].items():
+        marks = {split: " *" if of[run]["as_good_as_best"] else "" for split, of in sweeps.items()}
+        row(run.replace("-", " "), f"{point['diversity']['value']:.3f}",
+            *(f"{100 * of[run]['coverage']['64']['value']:.1f}{marks[split]}" for split, of in sweeps.items()))
 
 
 def doublings():
-    """Points of coverage that each doubling of N gains."""
-    head("split", "sampler", "1 to 2", "2 to 4", "4 to 8", "8 to 16", "16 to 32", "32 to 64")
+    """Points of coverage that each doubling of N gains, on fresh problems and on the test sets of SmolLM2."""
+    head("model", "problems", "1 to 2", "2 to 4", "4 to 8", "8 to 16", "16 to 32", "32 to 64")
+    runs = [("embedded", split, f"fresh/judged-{split}") for split in SPLITS]
+    for model, name, path in [*runs, *(("SmolLM2", name, f"smollm2/{test}-dropout") for test, name in TESTS)]:
+        m = Results(path).metrics
+        gains = [100 * (m["coverage", 2 * k]["value"] - m["coverage", k]["value"]) for k in (1, 2, 4, 8, 16, 32)]
+        row(model, name, *(f"{gain:.1f}" for gain in gains))
+
+
+def ablation():
+    """The published head and its variants on the embedded reasoner."""
+    head("split", "reward model", "AUC at thought 6", "majority@8 / 64", "weighted@64", "best of 4 / 8 / 16 / 64", "best of 64 over majority",
+         "best of 64 over greedy", "normalized@64 over greedy")
     for split in SPLITS:
-        for prefix, sampler in (("main", "dropout"), ("noise", "noise")):
-            m = Results(f"{prefix}-{split}").metrics
-            gains = [100 * (m["coverage", 2 * k]["value"] - m["coverage", k]["value"]) for k in (1, 2, 4, 8, 16, 32)]
-            row(split, sampler, *(f"{gain:.1f}" for gain in gains))
+        for name in ("contrastive", "bce", "final", "untrained"):
+            r = Results(f"embedded_ablation/{name}-{split}")
+            row(split, HEADS[name], f"{r.metrics['auc', 6]['value']:.2f}", f"{r.share('majority', 8)} / {r.share('majority', 64)}", r.share("weighted", 64),
+                " / ".join(r.share("best_of", k) for k in (4, 8, 16, 64)), r.gain("best_of", "majority"), r.gain("best_of", "greedy"),
+                r.gain("normalized", "greedy"))
+
+
+def beams():
+    """Beam search beside best of N at every square N, on fresh problems of test."""
+    head("N", "majority", "best of N", "beam", "beam over majority")
+    for n in (4, 9, 16, 25, 36, 49, 64):
+        r = Results(f"fresh/beam{n}-test")
+        row(str(n), *(r.with_interval(rule, n) for rule in ("majority", "best_of", "beam")), r.gain("beam", "majority"))
+
+
+def lengths():
+    """Four to six thoughts, drawn."""
+    head("4 to 6 thoughts, accuracy in %", *SPLITS)
+    prefix = "fresh/lengths"
+    row("greedy, 6 thoughts", *by_split(prefix, lambda r: r.with_interval("greedy", 1)))
+    for rule, label in (("best_of_mean", "mean process reward, the paper's"), ("best_of", "outcome reward")):
+        row(f"best of 4 / 8 / 16, {label}", *by_split(prefix, lambda r: " / ".join(r.share(rule, k) for k in (4, 8, 16))))
+        row("best of 16 over greedy", *by_split(prefix, lambda r: r.gain(rule, "greedy")))
+
+
+def smollm2():
+    """SmolLM2 on its test sets: baselines, rules and gains."""
+    found = [(name, test) for test, name in TESTS]
+    head("SmolLM2, accuracy in %", *(name for name, _ in found))
+
+    def line(label, show, suffix):
+        row(label, *(show(Results(f"smollm2/{test}-{suffix}")) for _, test in found))
+    line("no chain of thought, greedy", lambda r: r.with_interval("greedy", 1), "no-cot")
+    line("chain of thought, greedy", lambda r: r.with_interval("greedy", 1), "cot")
+    line("latent, greedy", lambda r: r.with_interval("greedy", 1), "dropout")
+    for rule in ("majority", "weighted", "normalized", "best_of", "coverage"):
+        for k in (1, 4, 8, 16, 64):
+            line(f"{rule}@{k}", lambda r: r.with_interval(rule, k), "dropout")
+    for rule in ("majority", "weighted", "normalized", "best_of"):
+        for over in ("greedy", "majority")[: 1 if rule == "majority" else 2]:
+            line(f"{rule}@64 over {over}", lambda r: r.gain(rule, over), "dropout")
+    test = Results("smollm2/gsm_test-dropout")
+    row("GSM8K: beam, and over greedy, and over majority", test.with_interval("beam", 64), test.gain("beam", "greedy"), test.gain("beam", "majority"))
+    head("one greedy and one sampled trajectory: decoding steps, GFLOP, seconds of the run", *(name for name, _ in found))
+
+    def cost(r):
+        return f"{r.cost['steps']:.1f}, {r.cost['flops'] / 1e9:.1f}, {r.cost['seconds']['total']:.1f}"
+    for suffix in ("no-cot", "cot", "ablated"):
+        line(suffix.replace("ablated", "latent"), cost, suffix)
+    for suffix in ("no-cot", "cot", "ablated"):
+        valid = Results(f"smollm2/valid-{suffix}")
+        row("valid", suffix.replace("ablated", "latent"), valid.with_interval("greedy", 1), cost(valid))
+    seconds = test.cost["seconds"]
+    sampled = sum(seconds[part] for part in ("prefill", "thoughts", "answers", "scores"))
+    row("GSM8K, seconds at N = 64: all but beam search, scores, their share", f"{sampled:.1f}", f"{seconds['scores']:.1f}",
+        f"{100 * seconds['scores'] / sampled:.0f}%")
+
+
+def smollm2_heads():
+    """The published head and its variants on SmolLM2, GSM8K test, one seed."""
+    head("reward model", "majority@8 / 64", "best of 8", "best of 64", "best of 64 over majority", "weighted@64", "weighted@64 over majority")
+    for name in ("contrastive", "bce", "final", "untrained"):
+        r = Results(f"smollm2/gsm_test-{name}")
+        row(HEADS[name], " / ".join(r.share("majority", k) for k in (8, 64)), r.with_interval("best_of", 8), r.with_interval("best_of", 64),
+            r.gain("best_of", "majority"), r.with_interval("weighted", 64), r.gain("weighted", "majority"))
+
+
+def smollm2_sweep():
+    """Strengths on gsm_valid, one seed."""
+    head("strength", "diversity", "coverage@1", "coverage@4", "coverage@16", "coverage@64", "majority@64")
+    for kind in ("dropout", "noise"):
+        for run, point in points(f"smollm2/sweep-{kind}").items():
+            row(run.replace("-", " "), f"{point['diversity']['value']:.3f}", *(share(point["coverage"][k]) for k in ("1", "4", "16", "64")),
+                share(point["majority"]["64"]))
 
 
 def thoughts():
@@ -124,8 +254,9 @@ def thoughts():
         row(kind["kind"], interval(kind["accuracy"]), interval(kind["difference"], "+"), f"{100 * kind['changed']:.1f}")
 
 
-TABLES = {f.__name__: f for f in (rewards, card, noise, coverage, doublings, thoughts)}
+TABLES = {f.__name__: f for f in (rules, judges, card, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2, smollm2_heads,
+                                  smollm2_sweep, thoughts)}
 
-if len(sys.argv) != 2 or sys.argv[1] not in TABLES:
-    sys.exit(f"usage: tables.py {'|'.join(TABLES)}")
-TABLES[sys.argv[1]]()
+if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
+    sys.exit(f"usage: tables.py {'|'.join(TABLES)} [JUDGE]")
+TABLES[sys.argv[1]](*sys.argv[2:])
