@@ -14,7 +14,7 @@ RENAMED = {"maj": "majority"}
 HEADS = {"contrastive": "contrastive, rollouts (the paper's)", "bce": "BCE, rollouts", "final": "contrastive, final answers as labels",
          "untrained": "untrained head"}
 # The test sets of SmolLM2 that have been run with its reward model.
-TESTS = (("gsm_test", "GSM8K"), ("multiarith", "MultiArith"))
+TESTS = (("gsm_test", "GSM8K"), ("gsm_hard", "GSM-Hard"), ("multiarith", "MultiArith"))
 
 
 class Results:
