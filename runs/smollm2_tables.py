@@ -6,6 +6,7 @@ sampling    coverage and votes by N, dropout and noise
 rules       every rule at N = 64, with gains over greedy and over the majority
 heads       reward models on GSM8K test
 sweep       strengths on gsm_valid
+masks       fresh masks, one mask a trajectory and sampled tokens on gsm_valid
 choice      both reward models that read answers on gsm_valid
 auc         how well rewards tell right from wrong trajectories of a question, on GSM8K test
 ablation    the latent reasoner with its thoughts replaced
@@ -96,6 +97,15 @@ def sweep():
                 f"{point['diversity']['value']:.3f}")
 
 
+def masks():
+    head("gsm_valid, N = 64", "coverage@1", "coverage@64", "majority@64", "diversity")
+    labels = {"answers-p0.3": "dropout, p = 0.3, fresh masks", "mask": "dropout, p = 0.3, one mask a trajectory", "tokens": "sampled tokens of the answer"}
+    for name, label in labels.items():
+        run = read(f"valid-{name}")
+        accuracies = (interval(metric(run, rule, k)) for rule, k in (("coverage", 1), ("coverage", 64), ("majority", 64)))
+        row(label, *accuracies, f"{metric(run, 'diversity', 64)['value']:.3f}")
+
+
 def choice():
     head("gsm_valid, N = 64", "p", "majority", "weighted", "best of 64")
     for judge, label in {"answers": "reads answers", "reference": "and the reasoner's clean thoughts"}.items():
@@ -120,7 +130,7 @@ def ablation():
         row(first["kind"], *(interval(run["ablations"][at]["accuracy"]) for run in runs))
 
 
-PARTS = [baselines, sampling, rules, heads, sweep, choice, auc, ablation]
+PARTS = [baselines, sampling, rules, heads, sweep, masks, choice, auc, ablation]
 chosen = [part for part in PARTS if part.__name__ in sys.argv[1:]]
 if not chosen:
     sys.exit(__doc__)

@@ -204,6 +204,9 @@ def smollm2():
     for rule in ("majority", "weighted", "normalized", "best_of", "coverage"):
         for k in (1, 4, 8, 16, 64):
             line(f"{rule}@{k}", lambda r: r.with_interval(rule, k), "dropout")
+    for rule in ("majority", "coverage"):
+        for k in (1, 4, 16, 64):
+            line(f"{rule}@{k}, noise", lambda r: r.with_interval(rule, k), "noise")
     for rule in ("majority", "weighted", "normalized", "best_of"):
         for over in ("greedy", "majority")[: 1 if rule == "majority" else 2]:
             line(f"{rule}@64 over {over}", lambda r: r.gain(rule, over), "dropout")
