@@ -41,7 +41,11 @@ import torch.nn.functional as F
 from torch import nn
 
 # layers, width, heads, heads of keys and values, inner width, vocabulary
-SHAPES = {"smollm2": (30, 576, 9, 3, 1536, 49152), "tiny": (2, 32, 4, 2, 48, 97)}
+SHAPES = {
+    "smollm2": (30, 576, 9, 3, 1536, 49152),
+    "llama-1b": (16, 2048, 32, 8, 8192, 128256),
+    "tiny": (2, 32, 4, 2, 48, 97),
+}
 THETA, EPS = 100_000.0, 1e-5
 GAMMA = 20.0  # the weight of CODI's distillation
 LATENT_HEAD = 2048  # the inner width of CoLaR's

@@ -1,9 +1,9 @@
 """PyTorch on a CPU or an NVIDIA GPU, doing the work of `latent-tts bench --shape ...`, so that the two can be compared.
 
 The work: Q questions of L prompt tokens; N trajectories per question, each of T thoughts (the hidden state after the
-final norm is fed back as the next input) and A greedily decoded answer tokens. The shape is GPT-2 124M's, Llama 3.2 1B's
-or that of Qwen3-VL 2B's text tower, the weights are random: speed does not depend on them. Written with bare torch
-operations in eager mode, without module overhead; queries, keys and values are one product, the MLP's gates are another.
+final norm is fed back as the next input) and A greedily decoded answer tokens. The shape is GPT-2 124M's, SmolLM2 135M's,
+Llama 3.2 1B's or that of Qwen3-VL 2B's text tower, the weights are random: speed does not depend on them. Written with
+bare torch operations, without module overhead; queries, keys and values are one product, the MLP's gates are another.
 
   same       Is the engine faster, or only its algorithm? The same algorithm: each prompt but its last token is prefilled
              once, clean, and shared by N forked rows; the last prompt token and thoughts 1..T-1 run with dropout on the
@@ -17,6 +17,12 @@ Weights and activations are all of one type, `--dtype`: by default float32 on a 
 are never rounded to TF32. On a GPU every tensor stays there, tokens too, and the host waits only where a stage ends.
 `--cache copied` copies prefixes to every row, where sharing them takes more operations: faster on a GPU at 1 x N.
 
+`--run` names how the operations are run, one line each: `eager`, one by one; `compile`, the parts of a layer around
+attention and the forked attention compiled by torch.compile in its default mode; `graph`, a whole run captured once as a
+CUDA graph, with static buffers, and replayed; `compile-graph`, both. With `--rounds N` all of them take turns N times in
+one process, which compiles once; with `--ours BINARY` the engine takes its turn too, at the same sizes. One that fails,
+for instance where there is no C compiler for Triton, gives a line with its error, and the others go on.
+
 On a CPU `--linear plain` is F.linear, `addmm` the same with weights stored [in, out] (faster for a single row), `packed`
 oneDNN with weights reordered at load, as frozen compiled models do: not a public API, but the fastest float32 product
 PyTorch has here, so a claim to beat PyTorch should hold against this one as well.
@@ -29,14 +35,18 @@ those of the mode's own algorithm: two per multiply-add of weight products and a
   python pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 5 --json
   python pytorch_peer.py --device cuda --mode same --questions 64 --samples 64 --repeat 10 --json
   python pytorch_peer.py --device cuda --shape llama-1b --points 64x64 1x32 1x32:copied --json
+  python pytorch_peer.py --device cuda --points 64x64 --run eager compile-graph --rounds 5 --ours target/release/latent-tts --json
   python pytorch_peer.py --check
 """
 
 import argparse
+import copy
 import dataclasses
+import gc
 import json
 import os
 import statistics
+import subprocess
 import time
 
 import torch
@@ -71,6 +81,7 @@ class Shape:
 
 SHAPES = {
     "gpt2": Shape(12, 768, 12, 12, 64, 3072, 50257),
+    "smollm2": Shape(30, 576, 9, 3, 64, 1536, 49152, theta=1e5),
     "llama-1b": Shape(16, 2048, 32, 8, 64, 8192, 128256, theta=5e5),
     "qwen3-2b": Shape(28, 2048, 16, 8, 128, 6144, 151936, theta=5e6, qk_norm=True),
     "tiny-gpt2": Shape(2, 64, 4, 4, 16, 256, 97),  # for --check
@@ -78,6 +89,7 @@ SHAPES = {
     "tiny-qwen3": Shape(2, 64, 4, 2, 32, 96, 97, theta=1e4, qk_norm=True),
 }
 CONTEXT = 1024
+RUNS = ["eager", "compile", "graph", "compile-graph"]
 
 
 def now(device):
@@ -94,7 +106,17 @@ def linear(kind, weight, bias=None):
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     if kind == "addmm":
         weight = weight.t().contiguous().t()
-    return lambda x: F.linear(x, weight, bias)
+    return Linear(weight, bias)
+
+
+class Linear:
+    """Weights in attributes, not in a closure: a compiled layer then takes those of every layer as inputs."""
+
+    def __init__(self, weight, bias):
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x):
+        return F.linear(x, self.weight, self.bias)
 
 
 class Model:
@@ -123,15 +145,15 @@ class Model:
     def normed(self, x, by):
         return F.rms_norm(x, x.shape[-1:], *by, 1e-5) if self.shape.rotary else F.layer_norm(x, x.shape[-1:], *by)
 
-    def heads(self, x, norms, first):
-        """One product [rows, n, qkv] -> q, k, v [rows, n, heads, head], turned to their positions first, first + 1, ..."""
-        shape, n = self.shape, x.shape[1]
+    def heads(self, x, norms, rope):
+        """One product [rows, n, qkv] -> q, k, v [rows, n, heads, head], turned by the cosines and sines of their positions."""
+        shape = self.shape
         x = x.view(*x.shape[:2], -1, shape.head)
         q, k, v = x.split([shape.heads, shape.kv_heads, shape.kv_heads], 2)
         if norms:
             q, k = self.normed(q, norms[0]), self.normed(k, norms[1])
         if shape.rotary:
-            cos, sin = self.cos[first : first + n], self.sin[first : first + n]
+            cos, sin = rope
             turn = lambda x: x * cos + torch.cat([-x[..., shape.head // 2 :], x[..., : shape.head // 2]], -1) * sin
             q, k = turn(q), turn(k)
         return q, k, v
@@ -141,22 +163,40 @@ class Model:
 
         attend(layer, q, k, v) takes [rows, n, heads, head] and gives the same of q's heads.
         """
-        rotary, n = self.shape.rotary, x.shape[1]
-        if not rotary:
+        n, rope = x.shape[1], None
+        if self.shape.rotary:
+            rope = self.cos[first : first + n], self.sin[first : first + n]
+        else:
             x = x + self.wpe[first : first + n]
-        for index, (norm1, qkv, proj, norm2, up, down, qk_norms) in enumerate(self.layers):
-            q, k, v = self.heads(qkv(self.normed(x, norm1)), qk_norms, first)
-            y = proj(attend(index, q, k, v).flatten(2))
-            x = x + (F.dropout(y, p) if p and not rotary else y)
-            y = up(self.normed(x, norm2))
-            if rotary:
-                gate, y = y.chunk(2, -1)
-                y = F.silu(gate) * y
-            else:
-                y = F.gelu(y, approximate="tanh")
-            y = down(y)
-            x = x + (F.dropout(y, p) if p else y)
+        for index, (norm1, qkv, *rest, qk_norms) in enumerate(self.layers):
+            q, k, v = self.before_attention(x, norm1, qkv, qk_norms, rope)
+            x = self.after_attention(x, attend(index, q, k, v), rest, p)
         return self.normed(x, self.norm)
+
+    def before_attention(self, x, norm, qkv, qk_norms, rope):
+        return self.heads(qkv(self.normed(x, norm)), qk_norms, rope)
+
+    def after_attention(self, x, y, layer, p):
+        (proj, norm, up, down), rotary = layer, self.shape.rotary
+        y = proj(y.flatten(2))
+        x = x + (F.dropout(y, p) if p and not rotary else y)
+        y = up(self.normed(x, norm))
+        if rotary:
+            gate, y = y.chunk(2, -1)
+            y = F.silu(gate) * y
+        else:
+            y = F.gelu(y, approximate="tanh")
+        y = down(y)
+        return x + (F.dropout(y, p) if p else y)
+
+    def compiled(self):
+        """The same weights, with the parts of a layer compiled: one graph for all layers and each number of rows."""
+        for name in [name for name in ("recompile_limit", "cache_size_limit") if hasattr(torch._dynamo.config, name)]:
+            setattr(torch._dynamo.config, name, 64)  # graphs for a function
+        model = copy.copy(self)
+        model.before_attention = torch.compile(self.before_attention, dynamic=False)
+        model.after_attention = torch.compile(self.after_attention, dynamic=False)
+        return model
 
 
 def sdpa(q, k, v, causal):
@@ -173,7 +213,9 @@ class ForkedCache:
     on an H200 in bfloat16 a third less at 64 x 64, half as much again at 1 x 32, where launching kernels takes the time.
     """
 
-    def __init__(self, shape, questions, samples, own):
+    def __init__(self, shape, questions, samples, own, compiled=False):
+        if compiled:  # for any number of a row's own positions
+            self.attention = torch.compile(self.attention)
         self.shape, self.questions, self.samples = shape, questions, samples
         self.keys, self.values = torch.empty(2, shape.layers, questions * samples, shape.kv_heads, own, shape.head)
         self.shared, self.length = [None] * shape.layers, 0
@@ -187,13 +229,15 @@ class ForkedCache:
         self.keys[layer, :, :, self.length], self.values[layer, :, :, self.length] = k[:, 0], v[:, 0]
         keys, values = (x[layer, :, :, : self.length + 1] for x in (self.keys, self.values))
         self.length += layer == self.shape.layers - 1
+        return self.attention(q, keys, values, *self.shared[layer])
+
+    def attention(self, q, keys, values, shared_keys, shared_values):
         # Heads that share a key head are rows of its products.
         heads, group, head = self.shape.kv_heads, self.shape.heads // self.shape.kv_heads, self.shape.head
         by_row = lambda x: x.reshape(self.questions * self.samples, heads, group, -1)
         by_question = lambda x: x.reshape(self.questions, self.samples, heads, group, -1).transpose(1, 2).flatten(2, 3)
         rows_of = lambda x: by_row(x.view(self.questions, heads, self.samples, group, -1).transpose(1, 2))
         q = by_row(q * head**-0.5)
-        shared_keys, shared_values = self.shared[layer]
         scores = by_question(q) @ shared_keys.transpose(2, 3), by_question(q @ keys.transpose(2, 3))
         weights = torch.cat(scores, -1).softmax(-1)
         shared, own = weights.split([s.shape[-1] for s in scores], -1)
@@ -281,16 +325,19 @@ def check(model, args):
             naive.append(F.linear(hidden, model.wte))
             tokens.append(naive[-1].argmax(-1))
         x = torch.cat([x, hidden if x.shape[1] < end else model.embed(tokens[-1])], 1)
+    compiled, own = model.compiled(), 1 + args.thoughts + args.answer
     for samples in 1, 3:
         args.samples = samples
-        forked, copied = ForkedCache(shape, 2, samples, 1 + args.thoughts + args.answer), GrowingCache(shape, samples)
-        for name, cache in ("forked", forked), ("copied", copied), ("reference", None):
+        forked = [ForkedCache(shape, 2, samples, own, compiled) for compiled in (False, True)]
+        copied = GrowingCache(shape, samples)
+        ways = [("forked", model, forked[0]), ("copied", model, copied), ("reference", model, None)]
+        for name, of, cache in ways + [("forked, compiled", compiled, forked[1]), ("copied, compiled", compiled, copied)]:
             logits = []  # all read the same tokens: rounding may swap the two best
             read = lambda x, _: logits.append(x) or tokens[len(logits)].repeat_interleave(samples, 0)
-            trajectories(model, prompts, args, cache, read)
+            trajectories(of, prompts, args, cache, read)
             want = torch.cat(naive, 1).repeat_interleave(samples, 0)
             error = (torch.cat(logits, 1).float() - want.float()).abs().max().item()
-            print(f"{name:10} {samples} rows per question: largest error of a logit {error:.1e}")
+            print(f"{name:16} {samples} rows per question: largest error of a logit {error:.1e}")
             assert error < (1e-4 if args.dtype == "float32" else 0.1)
 
 
@@ -313,26 +360,67 @@ def captured(model, prompts, args, cache):
     return run
 
 
-def measure(model, args):
+def measure(model, args, way):
     """One point: so many questions with so many samples each."""
     device, cache = model.wte.device, None
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    if way.startswith("compile"):
+        model = model.compiled()
     with torch.device(device):  # slows every call a little: not around what is measured
         prompts = torch.randint(model.shape.vocab - 1, (args.questions, args.prompt))
         if args.mode != "reference" and args.cache == "copied":
             cache = GrowingCache(model.shape, args.samples)
         elif args.mode != "reference":
-            cache = ForkedCache(model.shape, args.questions, args.samples, 1 + args.thoughts + args.answer)
-    cuda = device.type == "cuda"
-    run = captured(model, prompts, args, cache) if args.graph else lambda: trajectories(model, prompts, args, cache)[1]
-    runs = [run() for _ in range(1 + cuda + args.repeat)][1 + cuda :]
+            own = 1 + args.thoughts + args.answer
+            cache = ForkedCache(model.shape, args.questions, args.samples, own, way.startswith("compile"))
+    cuda, graph = device.type == "cuda", way.endswith("graph")
+    run = captured(model, prompts, args, cache) if graph else lambda: trajectories(model, prompts, args, cache)[1]
+    for _ in range(1 + cuda):
+        run()
+    warm_up_s = time.perf_counter() - began
+    runs = [run() for _ in range(args.repeat)]
     seconds = [t[-1] - t[0] for t in runs]
     best = runs[seconds.index(min(seconds))]
     result = {"trajectories_per_s": args.questions * args.samples / min(seconds)}
     stages = ("prefill_s", "thoughts_s", "answer_s")
-    result |= {"graph": True} if args.graph else {name: b - a for name, a, b in zip(stages, best, best[1:])}
+    result |= {"graph": True} if graph else {name: b - a for name, a, b in zip(stages, best, best[1:])}
     result |= {"flops": flops(model.shape, args), "best_s": min(seconds), "median_s": statistics.median(seconds)}
-    result |= {"torch": torch.__version__, "threads": args.threads, "dtype": args.dtype}
+    result |= {"torch": torch.__version__, "threads": args.threads, "dtype": args.dtype, "warm_up_s": warm_up_s}
+    result |= {"peak_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None}
     return result | {"device": torch.cuda.get_device_name() if cuda else "cpu"}
+
+
+def ours(args):
+    """The engine's line for the same work."""
+    sizes = [f"--{name}={getattr(args, name)}" for name in ("questions", "samples", "prompt", "thoughts", "answer", "repeat")]
+    command = [args.ours, "bench", "--device", args.device, "--shape", args.shape, *sizes, f"--p={args.dropout}", "--quiet", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    line = json.loads(done.stdout)
+    return line | {"peak_mib": line["gpu_peak_memory"] and line["gpu_peak_memory"] / 2**20}
+
+
+def guarded(measured, *given):
+    """A measurement, or the error of what does not work here."""
+    try:
+        return measured(*given)
+    except Exception as error:  # whatever a compiler or a capture raises
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        return {"error": f"{type(error).__name__}: {reason}"[:300]}
+
+
+def lines(model, args, turn):
+    """The lines of a point, each a way to run it."""
+    place = {"round": turn + 1, "shape": args.shape} if args.rounds > 1 else {}
+    if args.ours:
+        yield place | {"run": "ours"} | guarded(ours, args)
+    for way in args.run:
+        yield place | ({"run": way} if len(args.run) > 1 or place else {}) | guarded(measure, model, args, way)
 
 
 def main():
@@ -348,15 +436,18 @@ def main():
     parser.add_argument("--points", nargs="+", metavar="QxN[:CACHE]", help="several questions x samples, one line each")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--graph", action="store_true", help="capture a run as one CUDA graph and replay it")
+    parser.add_argument("--run", nargs="+", choices=RUNS, default=["eager"], help="how operations are run, one line each")
+    parser.add_argument("--graph", action="store_const", const=["graph"], dest="run", help="the same as --run graph")
+    parser.add_argument("--rounds", type=int, default=1, help="measure all in turns, so many times")
+    parser.add_argument("--ours", metavar="BINARY", help="a latent-tts, to be measured in every round too")
     parser.add_argument("--check", action="store_true", help="compare with naive whole forwards, and exit")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     cuda = args.device == "cuda"
     if cuda and args.linear != "plain":
         parser.error(f"--linear {args.linear} is for --device cpu")
-    if args.graph and (not cuda or args.mode == "reference"):
-        parser.error("--graph is for --device cuda and --mode same")
+    if any(run.endswith("graph") for run in args.run) and (not cuda or args.mode == "reference"):
+        parser.error("CUDA graphs are for --device cuda and --mode same")
     args.dtype = args.dtype or ("bfloat16" if cuda else "float32")
     torch.set_default_dtype(getattr(torch, args.dtype))
     torch.set_float32_matmul_precision("highest")
@@ -369,14 +460,15 @@ def main():
             model = Model(SHAPES[args.shape], args.linear)
             if args.check:
                 return check(model, args)
-        for point in args.points or [f"{args.questions}x{args.samples}:{args.cache}"]:
+        points = args.points or [f"{args.questions}x{args.samples}:{args.cache}"]
+        for point, turn in [(point, turn) for turn in range(args.rounds) for point in points]:
             size, _, cache = point.partition(":")
             args.questions, args.samples = map(int, size.split("x"))
             args.cache = cache or "forked"
-            result = measure(model, args)
-            if args.points:
-                result = {"point": point} | result
-            print(json.dumps(result) if args.json else "\n".join(f"{name:20}{value}" for name, value in result.items()), flush=True)
+            for result in lines(model, args, turn):
+                if args.points:
+                    result = {"point": point} | result
+                print(json.dumps(result) if args.json else "\n".join(f"{name:20}{value}" for name, value in result.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -557,6 +557,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "P", value_parser = values::share, default_value = "0")]
     pub lora_dropout: f32,
 
+    /// Recompute activations instead of keeping them, for --train
+    #[arg(long, requires = "train")]
+    pub recompute: bool,
+
     /// Sequences of a batch, for --train
     #[arg(long, value_name = "COUNT", default_value = "256")]
     pub batch: NonZeroUsize,

@@ -170,7 +170,7 @@ fn of_training(error: &TrainError) -> Option<&'static str> {
         }
         TrainError::Diverged { saved: None, .. } => Some("--lr, --warmup, --clip; --save-every"),
         TrainError::ModelMemory { .. } => Some("--width, --layers, --context"),
-        TrainError::Memory { .. } => Some("--batch, --accumulate"),
+        TrainError::Memory { .. } => Some("--recompute, --batch, --accumulate"),
         TrainError::SettingsChanged { .. } | TrainError::InputsChanged { .. } => Some("--out"),
         TrainError::OptimizerChanged { .. } => Some("--change-optimizer"),
         _ => None,

@@ -238,6 +238,34 @@ fn training_resumes_only_on_request() {
 }
 
 #[test]
+fn recomputed_activations_change_memory_alone() {
+    let sandbox = with_corpus();
+    let small = ["--dropout", "0.1", "--layers", "4", "--steps", "2"];
+    let told = |more: &[&str]| reasoner(&sandbox, &[&small[..], more].concat()).ok().err;
+    let bytes = |told: String| -> f64 {
+        let (_, after) = told.split_once("activations about ").unwrap();
+        after.split_once(" GB").unwrap().0.parse().unwrap()
+    };
+    let kept = bytes(told(&["--out", "kept"]));
+    let recomputed = bytes(told(&["--out", "recomputed", "--recompute"]));
+    assert!(recomputed < kept, "{recomputed} and {kept} GB");
+    let weights = |out: &str| sandbox.read(&format!("{out}/model.safetensors"));
+    assert_eq!(weights("kept"), weights("recomputed"));
+    told(&["--out", "recomputed", "--resume"]);
+
+    let bench = |more: &[&str]| {
+        let tiny = ["--shape", "embedded", "--batch", "4", "--samples", "2", "--repeat", "1"];
+        sandbox.run(&[&["bench", "--json", "--train"], more, &tiny].concat()).ok().json()
+    };
+    for target in ["reasoner", "reward"] {
+        let (kept, recomputed) = (bench(&[target]), bench(&[target, "--recompute"]));
+        assert_eq!(kept["loss"], recomputed["loss"], "{target}");
+        assert!(kept["peak_memory"].as_u64().unwrap() > 0, "{kept}");
+    }
+    sandbox.run(&["bench", "--recompute"]).refused(&["--train"]);
+}
+
+#[test]
 fn a_changed_optimizer_resumes_on_request() {
     let sandbox = with_corpus();
     reasoner(&sandbox, &["--out", "m", "--eval-every", "2", "--held-out", "train.json"]).ok();

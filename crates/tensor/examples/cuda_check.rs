@@ -4,6 +4,11 @@
 //! One line per operation with its largest error; exit status 1 on a miss, 0 without a GPU. Checks
 //! run on a deterministic device, too. `cuda_check --check` and `--time` do one of the two;
 //! `--passes` times whole passes alone, `--training` the parts of a training step.
+//!
+//! For compute-sanitizer, which is slow (`runs/gpu_sanitizer.sh`): `--small` takes small shapes,
+//! runs what is timed once, and only deterministic devices, on which our kernels run at any size;
+//! `--only NAME...` takes the checks of these names ([`checks::CHECKS`]). A line at the end of a
+//! device names the kernels that were launched on it.
 
 #[path = "cuda_check/checks.rs"]
 mod checks;
@@ -43,8 +48,11 @@ fn main() {
     }
     let only = std::env::args().nth(1);
     let mut missed = 0;
-    let devices = [(Precision::F32, false), (Precision::Bf16, false), (Precision::Bf16, true)];
-    for (precision, deterministic) in devices {
+    let devices: &[(Precision, bool)] = match small() {
+        true => &[(Precision::F32, true), (Precision::Bf16, true)],
+        false => &[(Precision::F32, false), (Precision::Bf16, false), (Precision::Bf16, true)],
+    };
+    for &(precision, deterministic) in devices {
         if let Err(e) = run(precision, deterministic, only.as_deref(), &mut missed) {
             println!("MISS  {e}");
             missed += 1;
@@ -55,6 +63,17 @@ fn main() {
         if missed == 0 { "all within tolerance".to_owned() } else { format!("{missed} missed") }
     );
     std::process::exit(i32::from(missed > 0));
+}
+
+/// Whether `--small` is given.
+pub(crate) fn small() -> bool {
+    std::env::args().any(|arg| arg == "--small")
+}
+
+/// Whether a check is to be run: all are without `--only`.
+pub(crate) fn is_selected(name: &str) -> bool {
+    let mut names = std::env::args().skip_while(|arg| arg != "--only").skip(1).peekable();
+    names.peek().is_none() || names.take_while(|arg| !arg.starts_with("--")).any(|arg| arg == name)
 }
 
 fn run(
@@ -78,16 +97,28 @@ fn run(
         check.all()?;
     }
     *missed += check.missed();
+    let timed = time(&cuda, precision, deterministic, only);
+    println!("kernels: {}", cuda.launched_kernels().join(" "));
+    timed
+}
+
+fn time(
+    cuda: &CudaDevice,
+    precision: Precision,
+    deterministic: bool,
+    only: Option<&str>,
+) -> CheckResult {
     match only {
+        Some("--training") if small() => training::all(cuda),
         // Only the default precision is timed, on a deterministic device whole passes alone.
         _ if precision == Precision::F32 => Ok(()),
-        Some("--passes") if deterministic => timing::passes(&cuda),
+        Some("--passes") if deterministic => timing::passes(cuda),
         _ if deterministic => Ok(()),
         Some("--check") => Ok(()),
-        Some("--training") => training::all(&cuda),
-        Some("--time") => timing::all(&cuda),
-        Some("--passes") => timing::passes(&cuda),
-        _ => timing::all(&cuda).and_then(|()| training::all(&cuda)),
+        Some("--training") => training::all(cuda),
+        Some("--time") => timing::all(cuda),
+        Some("--passes") => timing::passes(cuda),
+        _ => timing::all(cuda).and_then(|()| training::all(cuda)),
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! The sum of what `model::decoder::trainable` saves in each layer, keys and values with their
 //! gradients, and the larger of the logits with their gradients and the temporaries of one layer's
-//! backward.
+//! backward. With recomputation the layers but the last save their inputs, and the temporaries
+//! include the recomputed activations of one layer.
 
-use model::Config;
+use model::TrainableDecoder;
 use model::config::Mlp;
-use tensor::Device;
 
 /// The size of a micro-batch, as far as memory depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,8 @@ pub struct BatchRows {
 
 impl BatchRows {
     /// Bytes of the activations of such a batch.
-    pub fn activation_bytes(&self, config: &Config, device: &Device) -> u64 {
+    pub fn activation_bytes(&self, model: &TrainableDecoder) -> u64 {
+        let (config, device) = (model.decoder.config(), model.decoder.device());
         // The residual stream is f32; what is multiplied has the compute dtype.
         let compute = if device.is_f32() { 4 } else { 2 };
         let (width, kv) = (config.width, config.kv_heads * config.head_dim);
@@ -35,15 +36,21 @@ impl BatchRows {
             Mlp::SwiGlu => 2 * config.ffn,
             Mlp::GeluTanh | Mlp::GeluErf => config.ffn,
         };
-        let at_input = width * (4 + compute); // x, normed
+        let (x, normed) = (width * 4, width * compute);
         let inside = width * (4 + compute) // mid_residual, mlp_normed
             + (qkv + heads + pre_activation + config.ffn) * compute;
+        let others = config.layers.saturating_sub(1) * self.fed;
         // The last layer has its output rows only.
-        let saved = config.layers * self.fed * at_input
-            + (config.layers.saturating_sub(1) * self.fed + self.output) * inside;
+        let last = self.fed * (x + normed) + self.output * inside;
+        let (saved, recomputed) = match model.recomputes() {
+            true => {
+                (others * x + last, self.fed * (normed + inside) + self.slots * 2 * kv * compute)
+            }
+            false => (others * (x + normed + inside) + last, 0),
+        };
         let keys_and_values = config.layers * self.slots * 2 * kv * (compute + 4);
         let logits = 2 * self.logits * config.vocab * 4;
-        let backward = self.fed * (2 * width + qkv + config.ffn + pre_activation) * 4;
+        let backward = recomputed + self.fed * (2 * width + qkv + config.ffn + pre_activation) * 4;
         (saved + keys_and_values + logits.max(backward)) as u64
     }
 }

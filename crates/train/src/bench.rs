@@ -167,6 +167,21 @@ impl TrainBench {
         Self { dropout, ..self }
     }
 
+    /// With activations recomputed in the backward pass.
+    pub fn with_recompute(mut self) -> Self {
+        match &mut self.benched {
+            BenchedStep::Reasoner { train_step, .. } => {
+                train_step.model.set_recompute(true);
+                if let Some(step_decoder) = &mut train_step.auxiliary.step_decoder {
+                    step_decoder.decoder.set_recompute(true);
+                }
+            }
+            BenchedStep::Colar { train_step, .. } => train_step.model.set_recompute(true),
+            BenchedStep::Reward { train_step, .. } => train_step.model.set_recompute(true),
+        }
+        self
+    }
+
     /// Runs a step, waits for the device, and returns the mean loss before it: per token of a
     /// reasoner, per problem of a reward model.
     pub fn step(&mut self) -> Result<f64, DeviceError> {

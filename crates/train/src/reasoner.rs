@@ -120,8 +120,7 @@ where
             rows.logits += logits;
             rows.slots += Cache::slots_for(fed);
         }
-        let config = self.train_step.model().decoder.config();
-        Ok(Some(rows.activation_bytes(config, &self.device)))
+        Ok(Some(rows.activation_bytes(self.train_step.model())))
     }
 }
 

@@ -260,8 +260,7 @@ impl TrainTask for RewardTask {
                 rows.slots += Cache::slots_for(thoughts + read);
             }
         }
-        let config = self.train_step.model.decoder.config();
-        Ok(Some(rows.activation_bytes(config, &self.device)))
+        Ok(Some(rows.activation_bytes(&self.train_step.model)))
     }
 }
 

@@ -493,6 +493,12 @@ pub struct TrainingArgs {
     #[arg(long, value_name = "NORM", value_parser = values::deviation, default_value = "1")]
     pub clip: f32,
 
+    /// Keep only the inputs of the layers, and recompute their other activations for the gradients
+    /// (gradient checkpointing): less memory, about a third more time. On a processor the trained
+    /// weights are the same to the bit, and --resume may change it
+    #[arg(long)]
+    pub recompute: bool,
+
     /// The dropout probability in training
     #[arg(long, value_name = "P", value_parser = values::share, default_value = "0.05")]
     pub dropout: f32,

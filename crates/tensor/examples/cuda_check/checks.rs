@@ -19,7 +19,31 @@ use crate::reference::{
     activate, dropout_factor, first_max, forks, naive_attention, norm_row, prompts, rotate,
 };
 use crate::rng::{RngKey, Site};
-use crate::{CheckResult, numbers, perturbed_rows};
+use crate::{CheckResult, is_selected, numbers, perturbed_rows, small};
+
+/// The checks, by the names that `--only` takes.
+pub(crate) const CHECKS: &[(&str, fn(&mut KernelCheck) -> CheckResult)] = &[
+    ("linear", KernelCheck::linear),
+    ("norm", KernelCheck::norm),
+    ("residual", KernelCheck::residual),
+    ("masks", KernelCheck::masks),
+    ("noise", KernelCheck::noise),
+    ("rope_and_cache", KernelCheck::rope_and_cache),
+    ("attention", KernelCheck::attention),
+    ("rows", KernelCheck::rows),
+    ("greedy_tokens", KernelCheck::greedy_tokens),
+    ("both_kernels", KernelCheck::greedy_tokens_of_both_kernels),
+    ("mixture", KernelCheck::top_k_mixture),
+    ("training", KernelCheck::training),
+];
+
+/// The most elements of a small shape.
+const SMALL: usize = 200_000;
+
+/// The shapes to check: all of them, or with `--small` the small ones.
+pub(crate) fn shapes<T: Copy>(all: &[T], elements: impl Fn(T) -> usize) -> Vec<T> {
+    all.iter().copied().filter(|&shape| !small() || elements(shape) <= SMALL).collect()
+}
 
 /// [`perturbed_rows`] of different strengths, of which one in seven has no dropout at the MLP.
 fn mixed_dropout_rows(rows: usize, strength: f32) -> Vec<Option<RowPerturbation>> {
@@ -47,18 +71,8 @@ impl KernelCheck {
     }
 
     pub(crate) fn all(&mut self) -> CheckResult {
-        self.linear()?;
-        self.norm()?;
-        self.residual()?;
-        self.masks()?;
-        self.noise()?;
-        self.rope_and_cache()?;
-        self.attention()?;
-        self.rows()?;
-        self.greedy_tokens()?;
-        self.greedy_tokens_of_both_kernels()?;
-        self.top_k_mixture()?;
-        self.training()
+        let mut selected = CHECKS.iter().filter(|(name, _)| is_selected(name));
+        selected.try_for_each(|(_, check)| check(self))
     }
 
     /// Values as the compute dtype rounds them.
@@ -120,10 +134,12 @@ impl KernelCheck {
             (17, 13, 7),
             (64, 801, 257),
             (129, 100, 33),
+            (150, 72, 200),
             (37, 768, 2304),
             (300, 768, 768),
         ];
-        for (rows, inputs, outputs) in shapes {
+        let elements = |(rows, inputs, outputs)| (rows + outputs) * inputs;
+        for (rows, inputs, outputs) in self::shapes(&shapes, elements) {
             let x = self.rounded(numbers(rows * inputs, 1));
             let w = self.rounded(numbers(rows + inputs * outputs, 2)[rows..].to_vec());
             let b = self.rounded(numbers(outputs, 3));
@@ -167,7 +183,7 @@ impl KernelCheck {
     }
 
     fn norm(&mut self) -> CheckResult {
-        for (rows, cols) in [
+        let all = [
             (1, 24),
             (5, 801),
             (4097, 768),
@@ -176,7 +192,8 @@ impl KernelCheck {
             (7, 3001),
             (3, 5120),
             (2, 16384),
-        ] {
+        ];
+        for (rows, cols) in shapes(&all, |(rows, cols)| rows * cols) {
             let (x, y, bias) = (numbers(rows * cols, 4), numbers(rows * cols, 5), numbers(cols, 6));
             let (scale, shift) = (numbers(cols, 7), numbers(cols, 8));
             for is_rms in [false, true] {
@@ -232,12 +249,15 @@ impl KernelCheck {
     /// the fused kernel where there is one.
     fn residual(&mut self) -> CheckResult {
         let width = 768;
-        for (rows, inputs, is_rms, drops, dtype) in [
+        let all = [
             (37, 200, false, true, self.cuda.compute_dtype()),
             (3501, 72, true, true, self.cuda.compute_dtype()),
             (4090, 328, false, true, self.cuda.compute_dtype()),
             (4096, 64, false, false, CudaDtype::F32),
-        ] {
+        ];
+        let elements =
+            |(rows, inputs, ..): (usize, usize, bool, bool, CudaDtype)| (rows + width) * inputs;
+        for (rows, inputs, is_rms, drops, dtype) in shapes(&all, elements) {
             let (x, w) = (
                 self.rounded(numbers(rows * inputs, 31)),
                 self.rounded(numbers(width * inputs, 32)),
@@ -466,6 +486,12 @@ impl KernelCheck {
             (2, 2, 13),
             (2, 1, 256),
         ] {
+            if small() {
+                self.attention_over("prompts", (heads, kv_heads, dim), &prompts(&[20, 5, 70]))?;
+                let forks = forks(&[70, 33, 1], 17, 3);
+                self.attention_over("forks", (heads, kv_heads, dim), &forks)?;
+                continue;
+            }
             self.attention_over("prompts", (heads, kv_heads, dim), &prompts(&[72, 5, 130]))?;
             self.attention_over(
                 "forks",
@@ -477,6 +503,9 @@ impl KernelCheck {
                 (heads, kv_heads, dim),
                 &forks(&[64, 65, 63, 16, 1, 129], 1, 0),
             )?;
+        }
+        if small() {
+            return self.attention_over("long forks", (4, 2, 64), &forks(&[130, 20], 20, 70));
         }
         for heads in [(12, 12, 64), (4, 2, 64), (4, 2, 128), (3, 1, 32), (4, 2, 48)] {
             self.attention_over("many forks", heads, &forks(&[72, 100, 40, 90], 600, 9))?;
@@ -540,7 +569,7 @@ impl KernelCheck {
     }
 
     fn rows(&mut self) -> CheckResult {
-        for (rows, width) in [(7, 24), (65, 801), (300, 768)] {
+        for (rows, width) in shapes(&[(7, 24), (65, 801), (300, 768)], |(rows, cols)| rows * cols) {
             let (vocab, context) = (113, 40);
             let (table, learned) =
                 (self.rounded(numbers(vocab * width, 15)), numbers(context * width, 16));
@@ -638,8 +667,10 @@ impl KernelCheck {
     fn greedy_tokens(&mut self) -> CheckResult {
         let biased = [(5, 24, 50), (3, 13, 7), (200, 64, 50257), (1500, 8, 50257)];
         let plain = [(7, 24, 50), (300, 200, 1000), (600, 320, 5003)];
-        let shapes = biased.map(|s| (s, true)).into_iter().chain(plain.map(|s| (s, false)));
-        for ((rows, inputs, vocab), biased) in shapes {
+        let all = biased.map(|s| (s, true)).into_iter().chain(plain.map(|s| (s, false)));
+        let elements =
+            |((rows, inputs, vocab), _): ((usize, usize, usize), bool)| (rows + vocab) * inputs;
+        for ((rows, inputs, vocab), biased) in shapes(&all.collect::<Vec<_>>(), elements) {
             // Small integers: sums are exact in every dtype, and ties are many.
             let whole = |n: usize, salt: u64| -> Vec<f32> {
                 numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect()
@@ -691,6 +722,9 @@ impl KernelCheck {
     /// With and without logits in memory, at GPT-2's size: sums of integers are exact, so the
     /// tokens are the same. Nothing to compare where there is only one kernel.
     fn greedy_tokens_of_both_kernels(&mut self) -> CheckResult {
+        if small() {
+            return Ok(());
+        }
         let (rows, inputs, vocab) = (1111, 768, 50257);
         let whole = |n: usize, salt: u64| -> Vec<f32> {
             numbers(65_521, salt).into_iter().map(|x| (x * 1.5).round()).cycle().take(n).collect()
@@ -719,9 +753,9 @@ impl KernelCheck {
     }
 
     fn top_k_mixture(&mut self) -> CheckResult {
-        for (rows, width, vocab, k) in
-            [(5, 24, 50, 3), (2, 16, 7, 10), (70, 64, 50257, 10), (9, 128, 3001, 64)]
-        {
+        let all = [(5, 24, 50, 3), (2, 16, 7, 10), (70, 64, 50257, 10), (9, 128, 3001, 64)];
+        let elements = |(rows, width, vocab, _)| (rows + vocab) * width;
+        for (rows, width, vocab, k) in shapes(&all, elements) {
             let (x, w) =
                 (self.rounded(numbers(rows * width, 22)), self.rounded(numbers(vocab * width, 23)));
             let map = CudaLinear::from_output_major(&self.cuda, width, vocab, &w, None)?;

@@ -18,7 +18,7 @@ use crate::cuda::{
 };
 use crate::params::{Activation, AdamWCoefficients};
 use crate::timing::{random, report_bandwidth, report_flops, time, time_by, weights};
-use crate::{CheckResult, numbers};
+use crate::{CheckResult, numbers, small};
 
 /// A model and its training batch.
 struct KernelBenchShape {
@@ -61,7 +61,28 @@ const SHAPES: [KernelBenchShape; 2] = [
     },
 ];
 
+/// Heads of 32, 64, 128 and 24, and a width for every kernel of the norms' backward.
+fn small_shapes() -> Vec<KernelBenchShape> {
+    let of = |width: usize, heads: usize| KernelBenchShape {
+        name: "small",
+        layers: 1,
+        width,
+        heads,
+        ffn: 2 * width,
+        vocabulary: 400,
+        sequences: 3,
+        prompt: 21,
+        thoughts: 2,
+        tail: 5,
+    };
+    vec![of(64, 2), of(128, 2), of(512, 4), of(48, 2), of(1280, 10), of(2304, 18)]
+}
+
 pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
+    if small() {
+        let of = |shape: &KernelBenchShape| KernelBench::new(cuda, shape)?.run();
+        return small_shapes().iter().try_for_each(of);
+    }
     SHAPES.iter().try_for_each(|shape| KernelBench::new(cuda, shape)?.run())?;
     losses(cuda)?;
     qk_norms(cuda)

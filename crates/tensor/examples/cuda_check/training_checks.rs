@@ -1,6 +1,6 @@
 //! The operations that only training has, against naive computations in double precision.
 
-use crate::checks::KernelCheck;
+use crate::checks::{KernelCheck, shapes};
 use crate::cuda::args::{CudaDropoutMask, CudaGaussianLoss, CudaQkvTransform};
 use crate::cuda::dropout::{CudaPerturbedRows, dropout};
 use crate::cuda::norm::CudaNorm;
@@ -26,7 +26,8 @@ impl KernelCheck {
     }
 
     fn row_arithmetic(&mut self) -> CheckResult {
-        for (rows, cols) in [(1, 1), (7, 24), (65, 801), (300, 768), (3, 16_384)] {
+        let all = [(1, 1), (7, 24), (65, 801), (300, 768), (3, 16_384)];
+        for (rows, cols) in shapes(&all, |(rows, cols)| rows * cols) {
             let (x, y, factors) =
                 (numbers(rows * cols, 41), numbers(rows * cols, 42), numbers(rows, 43));
             let upload = |x: &[f32]| CudaTensor::from_host(&self.cuda, rows, cols, x);
@@ -70,9 +71,8 @@ impl KernelCheck {
     }
 
     fn smooth_l1(&mut self) -> CheckResult {
-        for (groups, n, cols) in
-            [(1, 1, 1), (1, 1, 2), (3, 5, 7), (12, 64, 768), (3, 61, 139), (28, 128, 2048)]
-        {
+        let all = [(1, 1, 1), (1, 1, 2), (3, 5, 7), (12, 64, 768), (3, 61, 139), (28, 128, 2048)];
+        for (groups, n, cols) in shapes(&all, |(groups, n, cols)| groups * n * cols) {
             let (rows, size, weight) = (groups * n, n * cols, 0.7);
             let student: Vec<f32> = numbers(rows * cols, 44).iter().map(|x| 2.0 * x).collect();
             let teacher: Vec<f32> = numbers(rows * cols, 45).iter().map(|x| 3.0 + x).collect();
@@ -97,7 +97,8 @@ impl KernelCheck {
     }
 
     fn gaussian_loss(&mut self) -> CheckResult {
-        for (rows, cols) in [(1, 1), (7, 24), (65, 801), (300, 2048)] {
+        let all = [(1, 1), (7, 24), (65, 801), (300, 2048)];
+        for (rows, cols) in shapes(&all, |(rows, cols)| rows * cols) {
             let count = rows * cols;
             let host = [46, 47, 48, 49].map(|salt| numbers(count, salt));
             let upload = |x: &Vec<f32>| CudaTensor::from_host(&self.cuda, rows, cols, x);
@@ -123,7 +124,9 @@ impl KernelCheck {
 
     /// Gradients of the compute dtype, and of f32 as the last layer has them.
     fn qk_norm_backward(&mut self) -> CheckResult {
-        for shape in [(70, 16, 8, 128), (1100, 4, 2, 32), (9, 2, 1, 13), (5, 2, 1, 256)] {
+        let all = [(70, 16, 8, 128), (1100, 4, 2, 32), (9, 2, 1, 13), (5, 2, 1, 256)];
+        let elements = |(rows, heads, kv_heads, dim)| rows * (heads + 2 * kv_heads) * dim;
+        for shape in shapes(&all, elements) {
             for dtype in [self.cuda.compute_dtype(), CudaDtype::F32] {
                 self.qk_norm_backward_of(shape, dtype)?;
             }

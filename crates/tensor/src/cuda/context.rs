@@ -314,6 +314,12 @@ impl CudaDevice {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// The kernels that were launched so far, in the order of their names.
+    #[allow(dead_code, reason = "the example cuda_check asks for them")]
+    pub(crate) fn launched_kernels(&self) -> Vec<&'static str> {
+        self.0.kernels.launched()
+    }
+
     /// Binds the context to the current thread.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         self.0.context.bind_to_thread().map_err(CudaError::driver("bind its context"))
@@ -335,7 +341,7 @@ impl CudaDevice {
             return Ok(());
         }
         self.bind()?;
-        let Kernel { function, pdl } = self.0.kernels.get(kernel);
+        let Kernel { function, pdl } = self.0.kernels.launch(kernel);
         // A kernel reads the low bytes of each, which come first: every host with CUDA is
         // little-endian.
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_KERNEL_ARGS];

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
@@ -154,9 +155,10 @@ const SOURCES: &[KernelSource] = &[
     source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
 
-/// All kernels, loaded into the current context and living as long as it does.
+/// All kernels, loaded into the current context and living as long as it does, each with whether it
+/// was launched.
 #[derive(Debug)]
-pub(crate) struct Kernels(HashMap<&'static str, Kernel>);
+pub(crate) struct Kernels(HashMap<&'static str, (Kernel, AtomicBool)>);
 
 /// A loaded kernel.
 #[derive(Clone, Copy, Debug)]
@@ -193,7 +195,8 @@ impl Kernels {
         for (source, found) in SOURCES.iter().zip(images) {
             load_image(source, &found?, major >= 9, &mut functions)?;
         }
-        Ok(Self(functions))
+        let unlaunched = |(name, kernel)| (name, (kernel, AtomicBool::new(false)));
+        Ok(Self(functions.into_iter().map(unlaunched).collect()))
     }
 
     /// A kernel by name.
@@ -201,7 +204,26 @@ impl Kernels {
     /// # Panics
     /// If no source has it.
     pub(crate) fn get(&self, name: &str) -> Kernel {
-        *self.0.get(name).unwrap_or_else(|| panic!("there is no kernel {name}"))
+        self.entry(name).0
+    }
+
+    /// [`Self::get`] of a kernel that is launched.
+    pub(crate) fn launch(&self, name: &str) -> Kernel {
+        let (kernel, launched) = self.entry(name);
+        launched.store(true, Ordering::Relaxed);
+        *kernel
+    }
+
+    fn entry(&self, name: &str) -> &(Kernel, AtomicBool) {
+        self.0.get(name).unwrap_or_else(|| panic!("there is no kernel {name}"))
+    }
+
+    /// The kernels that were launched, in the order of their names.
+    pub(crate) fn launched(&self) -> Vec<&'static str> {
+        let launched = self.0.iter().filter(|(_, (_, launched))| launched.load(Ordering::Relaxed));
+        let mut names: Vec<&str> = launched.map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        names
     }
 }
 

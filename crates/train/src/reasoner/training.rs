@@ -257,7 +257,8 @@ fn load_step_decoder(
     if spec.loss_weight == 0.0 {
         return Ok(None);
     }
-    let copy = model.initial.load_copy(device, model.decoder.decoder.config())?;
+    let mut copy = model.initial.load_copy(device, model.decoder.decoder.config())?;
+    copy.set_recompute(model.decoder.recomputes());
     let mut decoder = StepDecoder::new(copy, spec.thoughts_per_step.max(1), model.markers.eos);
     decoder.loss_weight = spec.loss_weight;
     Ok(Some(decoder))

@@ -8,11 +8,9 @@ use train::reward_step::RewardHeadKind;
 use train::tokenized_example::TokenizedExample;
 
 use crate::support::{
-    dropout, latent_step, loss_config, reward_example, reward_step, take_gradients,
+    NamedGradients, dropout, latent_step, loss_config, reward_example, reward_step, take_gradients,
     tokenized_example,
 };
-
-type NamedGradients = Vec<(String, Vec<f32>)>;
 
 /// Checks that a batch's gradients are the sum of the parts, each times its share.
 #[track_caller]

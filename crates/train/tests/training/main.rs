@@ -1,6 +1,7 @@
 //! Training as a whole, on tiny models: gradients match finite differences, a batch's gradients are
 //! the sum of its examples', an interrupted training ends with the same bytes as an uninterrupted
-//! one, saved models compute what was trained, and ten problems can be overfitted by each method.
+//! one, recomputed activations give the same gradients, saved models compute what was trained, and
+//! ten problems can be overfitted by each method.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -10,6 +11,7 @@ mod early_stopping;
 mod gradients;
 mod methods;
 mod overfit;
+mod recompute;
 mod resumable;
 mod resume;
 mod saved_models;

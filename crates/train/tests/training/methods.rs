@@ -2,7 +2,7 @@
 //! answers from the saved model, and it resumes to the byte.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::Reasoner;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
@@ -16,15 +16,16 @@ use train::trainer::{TrainEvent, TrainOutcome, TrainTask};
 use crate::resumable::{ACCUMULATION_STEPS, STEPS, assert_resumable};
 use crate::support::{ReasonerFixture, device, problems, train, train_config};
 
-const STEP_DECODER: StepDecoderSpec = StepDecoderSpec { loss_weight: 0.5, thoughts_per_step: 1 };
+pub const STEP_DECODER: StepDecoderSpec =
+    StepDecoderSpec { loss_weight: 0.5, thoughts_per_step: 1 };
 
-fn coconut(step_decoder: StepDecoderSpec) -> MethodSpec {
+pub fn coconut(step_decoder: StepDecoderSpec) -> MethodSpec {
     let removal = Removal::Smooth { rise: 0.0, all: 1.0, random: 0.0 };
     let curriculum = Curriculum::Latent { thoughts: 6, removal };
     MethodSpec::Coconut { curriculum, thoughts_per_step: 1, digits: 0.1, step_decoder }
 }
 
-fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
+pub fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
     MethodSpec::Codi {
         thoughts: 6,
         gamma: 1.0,
@@ -35,7 +36,7 @@ fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
     }
 }
 
-fn colar_method() -> MethodSpec {
+pub fn colar_method() -> MethodSpec {
     MethodSpec::Colar { speeds: (1, 3), ordered: true, latent_head: 32 }
 }
 
@@ -43,7 +44,7 @@ fn lora() -> Option<LoraConfig> {
     Some(LoraConfig { rank: 8, alpha: 16.0, targets: LoraTargets::All, dropout: 0.0, seed: 3 })
 }
 
-fn lora_with_dropout() -> Option<LoraConfig> {
+pub fn lora_with_dropout() -> Option<LoraConfig> {
     lora().map(|lora| LoraConfig { dropout: 0.1, ..lora })
 }
 
@@ -98,7 +99,7 @@ fn codi_with_adapters_overfits() {
 }
 
 /// Ten short problems: the byte-level vocabulary of the tiny Llama makes long ones very long.
-fn short_problems() -> Vec<TrainExample> {
+pub fn short_problems() -> Vec<TrainExample> {
     let problem = |i: u32| TrainExample {
         question: format!("{i} and {}?", i * i),
         steps: vec![format!("<<{i}+{}={}>>", i * i, i + i * i)],
@@ -107,8 +108,8 @@ fn short_problems() -> Vec<TrainExample> {
     (1..=10).map(problem).collect()
 }
 
-/// A tiny Llama, whose vocabulary has the words of CoLaR's layout.
-fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
+/// A tiny Llama in `out/base`, whose vocabulary has the words of CoLaR's layout.
+pub fn colar_base(out: &Path, fixture: &ReasonerFixture) -> PathBuf {
     let base = out.join("base");
     if !base.exists() {
         let spec = CheckpointSpec {
@@ -120,6 +121,11 @@ fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
         };
         write_checkpoint(&base, &spec).unwrap();
     }
+    base
+}
+
+fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
+    let base = colar_base(out, fixture);
     fixture.pretrained_task(out, base, colar_method(), None, short_problems())
 }
 

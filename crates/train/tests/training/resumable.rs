@@ -53,10 +53,10 @@ pub enum Stop {
 }
 
 /// The files that must not depend on interruptions, with their contents.
-type FinalFiles = Vec<(&'static str, Vec<u8>)>;
+pub type FinalFiles = Vec<(&'static str, Vec<u8>)>;
 
 /// Trains to the end and returns what is left in the directory.
-fn trained(make: MakeTask, stop: Stop) -> FinalFiles {
+pub fn trained(make: MakeTask, stop: Stop) -> FinalFiles {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path();
     if let Stop::Killed(step) = stop {

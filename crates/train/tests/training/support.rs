@@ -66,8 +66,13 @@ pub fn tiny(family: CheckpointFamily) -> CheckpointSpec {
 
 /// A train step of a tiny reasoner.
 pub fn latent_step(family: CheckpointFamily, digits: bool) -> LatentTrainStep {
+    latent_step_of(&tiny(family), digits)
+}
+
+/// A train step of a reasoner.
+pub fn latent_step_of(spec: &CheckpointSpec, digits: bool) -> LatentTrainStep {
     let dir = tempfile::tempdir().unwrap();
-    write_checkpoint(dir.path(), &tiny(family)).unwrap();
+    write_checkpoint(dir.path(), spec).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let config = checkpoint.config();
     let head = if checkpoint.has("projector.1.weight") {
@@ -172,10 +177,13 @@ pub fn loss_config(
     RewardLossConfig { objective, step_weight: &|t| 1.0 + 0.5 * t as f32, dropout }
 }
 
+/// The gradients of parameters, by name.
+pub type NamedGradients = Vec<(String, Vec<f32>)>;
+
 /// Returns all gradients by name and zeroes them.
 pub fn take_gradients<'a>(
     parameters: impl IntoIterator<Item = &'a mut Parameter>,
-) -> Vec<(String, Vec<f32>)> {
+) -> NamedGradients {
     let take = |parameter: &mut Parameter| {
         let gradient = parameter.gradient.data().to_vec();
         parameter.gradient.data_mut().fill(0.0);
@@ -234,16 +242,26 @@ impl ReasonerFixture {
         lora: Option<LoraConfig>,
         examples: Vec<TrainExample>,
     ) -> Box<dyn TrainTask> {
+        let model = self.model(out, &method, lora);
+        self.training(out, method, examples).task(device(), model).unwrap()
+    }
+
+    /// The model of [`Self::method_task`].
+    pub fn model(
+        &self,
+        out: &Path,
+        method: &MethodSpec,
+        lora: Option<LoraConfig>,
+    ) -> TrainableModel {
         if lora.is_none() {
-            let model = self.scratch(out, method.family_config());
-            return self.training(out, method, examples).task(device(), model).unwrap();
+            return self.scratch(out, method.family_config());
         }
         let base = out.join("base");
         if !base.join("model.safetensors").exists() {
             let model = self.scratch(&base, serde_json::json!({ "family": "cot" }));
             model.writer.write(&base, &model.decoder, []).unwrap();
         }
-        self.pretrained_task(out, base, method, lora, examples)
+        pretrained(out, base, method, lora)
     }
 
     /// A task of any method that starts from a model.
@@ -255,14 +273,12 @@ impl ReasonerFixture {
         lora: Option<LoraConfig>,
         examples: Vec<TrainExample>,
     ) -> Box<dyn TrainTask> {
-        let init = ModelInit::Pretrained((&base).into());
-        let tuning = TuningSpec { lora: lora.map(Into::into), ..FULL_TUNING };
-        let usage = method.family_config();
-        let model = model_dir::init_model(device(), &init, out, usage, &tuning).unwrap();
+        let model = pretrained(out, base, &method, lora);
         self.training(out, method, examples).task(device(), model).unwrap()
     }
 
-    fn training(
+    /// The training of a model by a method.
+    pub fn training(
         &self,
         out: &Path,
         method: MethodSpec,
@@ -319,6 +335,18 @@ impl ReasonerFixture {
             held_out: examples,
         }
     }
+}
+
+/// A model that starts from another.
+pub fn pretrained(
+    out: &Path,
+    base: PathBuf,
+    method: &MethodSpec,
+    lora: Option<LoraConfig>,
+) -> TrainableModel {
+    let init = ModelInit::Pretrained((&base).into());
+    let tuning = TuningSpec { lora: lora.map(Into::into), ..FULL_TUNING };
+    model_dir::init_model(device(), &init, out, method.family_config(), &tuning).unwrap()
 }
 
 /// Settings of a loop without evaluations and saves on the way.

@@ -9,8 +9,9 @@ use model::{LoraConfig, LoraTargets};
 use tensor::Device;
 use train::bench::{BenchMethod, TrainBench, TrainBenchSize};
 
-use super::{MeasuredMachine, shape_config};
+use super::{MeasuredMachine, PeakMemory, shape_config};
 use crate::args::{BenchArgs, TrainTarget};
+use crate::memory::peak_resident_bytes;
 use crate::printer::Printer;
 
 /// Unmeasured steps, in which memory is allocated and kernels are selected.
@@ -33,13 +34,19 @@ pub fn run(
     device: &Device,
     printer: &Printer,
 ) -> Result<ExitCode> {
+    device.reset_peak_memory()?;
     let mut bench = train_bench(args, target, device)?.with_dropout(args.p.unwrap_or(0.0));
+    if args.recompute {
+        bench = bench.with_recompute();
+    }
     let timed = measure_steps(&mut bench, args.repeat.get())?;
+    let memory = PeakMemory { process: peak_resident_bytes(), gpu: device.peak_memory()? };
     let machine = MeasuredMachine::measure(device)?;
     if printer.is_json() {
-        printer.json(&summary_json(&bench, &timed, &machine))?;
+        printer.json(&summary_json(&bench, &timed, &machine, memory))?;
     } else {
         print(&bench, &timed, &machine, printer)?;
+        memory.print(printer)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -96,6 +103,7 @@ fn summary_json(
     bench: &TrainBench,
     timed: &StepTiming,
     machine: &MeasuredMachine<'_>,
+    memory: PeakMemory,
 ) -> serde_json::Value {
     let StepTiming { best, median, loss } = *timed;
     serde_json::json!({
@@ -107,6 +115,8 @@ fn summary_json(
         "peak_flops": machine.peak,
         "peak_share": bench.flops() / best / machine.peak,
         "loss": loss,
+        "peak_memory": memory.process,
+        "gpu_peak_memory": memory.gpu,
         "device": machine.device.describe(),
     })
 }
@@ -131,4 +141,34 @@ fn print(
         positions as f64 / best
     ))?;
     machine.print_throughput(bench.flops(), best, printer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::BenchShape;
+    use clap::ValueEnum;
+    use model::Config;
+    use std::num::NonZeroUsize;
+
+    /// Heads, positions and norms of every shape, with fewer and narrower layers: a reasoner's
+    /// first loss is about that of a uniform guess, and both models' second loss is smaller.
+    #[test]
+    fn both_steps_of_every_shape_train() {
+        let device = Device::cpu(NonZeroUsize::new(2)).unwrap();
+        let size = TrainBenchSize { sequences: 4, prompt: 5, thoughts: 2 };
+        for &shape in BenchShape::value_variants() {
+            let published = shape_config(shape).unwrap();
+            let vocab = published.vocab.min(300);
+            let config = Config { layers: 2, ffn: 64, vocab, ..published };
+            let of = (BenchMethod::Coconut, None);
+            let mut reasoner = TrainBench::reasoner(&device, &config, size, 3, of).unwrap();
+            let mut reward = TrainBench::reward(&device, &config, size, 2).unwrap();
+            let losses = [reasoner.step().unwrap(), reasoner.step().unwrap()];
+            assert!((losses[0] - (vocab as f64).ln()).abs() < 1.0, "{shape:?}: {losses:?}");
+            assert!(losses[1] < losses[0], "{shape:?}: {losses:?}");
+            let losses = [reward.step().unwrap(), reward.step().unwrap()];
+            assert!(losses[1] < losses[0], "{shape:?}: {losses:?}");
+        }
+    }
 }

@@ -52,7 +52,8 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     };
     let usage = method.family_config();
     let _lock = lock_out(&args.out)?;
-    let model = model_dir::init_model(&device, &init, &args.out, usage, &tuning)?;
+    let mut model = model_dir::init_model(&device, &init, &args.out, usage, &tuning)?;
+    model.decoder.set_recompute(training.recompute);
     printer.warnings(&model.initial.warnings);
     let training = ReasonerTraining {
         method,

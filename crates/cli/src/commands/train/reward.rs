@@ -64,7 +64,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
         lora: args.lora.spec(training.seed, AdapterStart::Over),
         dtype: weight_dtype(training.save_dtype),
     };
-    let decoder = device.run(|| match &tuning.lora {
+    let mut decoder = device.run(|| match &tuning.lora {
         None => TrainableDecoder::load(&device, &config, &checkpoint, LmHead::Without),
         Some(lora) => {
             let (source, new_tokens) = (lora.source(&checkpoint), checkpoint.added_tokens());
@@ -72,6 +72,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
             TrainableDecoder::load_tuned(&device, &config, &source, LmHead::Without, tuning)
         }
     })?;
+    decoder.set_recompute(training.recompute);
     let head = TrainableRewardHead::load(&device, &initial_weights, kind, config.width)?;
     let digit_head =
         |name| DigitHead::new(&device, &initial_weights, name, config.width, args.digits);

@@ -1,10 +1,11 @@
-//! A segment's forward pass, layer by layer, with what its backward needs.
+//! A segment's forward pass, layer by layer, with what its backward needs: all activations, or the
+//! layers' inputs and the recomputation of the rest.
 
 use std::borrow::Cow;
 
 use tensor::ops::{
-    self, AttentionMetadata, Indices, KvLayerMut, LinearResidualNorm, Normalization, OutputDtype,
-    QkvProjection, RowPerturbation, SiteSet, SlotMapping,
+    self, AttentionMetadata, Indices, KvLayer, KvLayerMut, KvStore, LinearResidualNorm,
+    Normalization, OutputDtype, QkvProjection, RowPerturbation, SiteSet, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -13,6 +14,7 @@ use super::super::chunk::{ChunkRows, OutputRows, slot_mapping};
 use super::super::{Block, ChunkDropout, Decoder, Dropout, mlp_activation};
 use super::{BlockParameters, TrainableDecoder};
 use crate::cache::{Cache, Pass};
+use crate::config::Config;
 use crate::parameters::{AdapterInput, LinearParameters};
 
 /// A pass with the activations and metadata that its backward needs.
@@ -25,7 +27,7 @@ pub struct Segment {
     pub(super) adapter_dropout: ChunkDropout,
     pub(super) output: Option<OutputRows<'static>>,
     pub(super) output_adapter_dropout: Option<ChunkDropout>,
-    pub(super) layers: Vec<LayerActivations>,
+    pub(super) layers: Vec<SavedLayer>,
     pub(super) residual: Tensor, // (output rows, width): the input of the final norm
     pub(super) input_gradients: Option<BlockInputGradients>,
 }
@@ -37,8 +39,28 @@ pub(super) struct BlockInputGradients {
     pub(super) gradients: Vec<Tensor>, // (rows, width) per block
 }
 
-/// The saved activations of a layer. In the last layer `qkv` and everything after it have the
-/// output rows only; `raw_qkv` has all rows, whose keys others attend to.
+/// What a layer keeps for its backward.
+#[derive(Debug)]
+pub(super) enum SavedLayer {
+    /// Everything that its backward reads.
+    Activations(LayerActivations),
+    /// Its input (rows, width); the rest is recomputed. Never the last layer, whose other
+    /// activations have the output rows only and whose backward comes first.
+    Input(Tensor),
+}
+
+impl SavedLayer {
+    /// (rows, width): the residual stream at the layer's input.
+    fn x(&self) -> &Tensor {
+        match self {
+            Self::Activations(saved) => &saved.x,
+            Self::Input(x) => x,
+        }
+    }
+}
+
+/// The activations that a layer's backward reads. In the last layer `qkv` and everything after it
+/// have the output rows only; `raw_qkv` has all rows, whose keys others attend to.
 #[derive(Debug, Default)]
 pub(super) struct LayerActivations {
     pub(super) x: Tensor, // (rows, width): the residual stream at the layer's input
@@ -93,7 +115,7 @@ impl Segment {
         device: &Device,
         rows: &[usize],
     ) -> Result<Vec<Tensor>, DeviceError> {
-        self.layers.iter().map(|layer| ops::select(device, [&layer.x], rows)).collect()
+        self.layers.iter().map(|layer| ops::select(device, [layer.x()], rows)).collect()
     }
 
     /// Has the backward add the gradients of a loss on [`Self::block_inputs`].
@@ -116,7 +138,7 @@ impl Segment {
         mut x: Tensor,
     ) -> Result<Tensor, DeviceError> {
         let decoder = &trainable.decoder;
-        let (device, heads) = (&decoder.device, decoder.config.heads);
+        let device = &decoder.device;
         let mut normed = Tensor::default();
         x = decoder.embed_norm(x, &self.slot_mapping, &mut normed)?;
         for (layer, block) in decoder.blocks.iter().enumerate() {
@@ -140,27 +162,64 @@ impl Segment {
                 of.adapter_dropout =
                     self.output_adapter_dropout.as_ref().unwrap_or(&self.adapter_dropout);
             }
-            ops::attention(
-                device,
-                &saved.qkv,
-                cache.kv.layer(layer),
-                heads,
-                attention,
-                &mut saved.attended,
-            )?;
-            of.attn_out(&mut saved, &mut x)?;
-            saved.mid_residual = x.clone();
-            of.mlp(&mut saved)?;
+            of.attend(&mut saved, &mut x, cache.kv.layer(layer), attention)?;
             normed = Tensor::default();
             let (norm, dtype) = match next {
                 Some(next) => (&next.attn_norm, OutputDtype::Compute),
                 None => (&decoder.final_norm, OutputDtype::F32),
             };
             of.mlp_out(&saved, &mut x, norm, dtype, &mut normed)?;
-            self.layers.push(saved);
+            self.layers.push(match next {
+                Some(_) if trainable.recompute => SavedLayer::Input(saved.x),
+                _ => SavedLayer::Activations(saved),
+            });
         }
         self.residual = x;
         Ok(normed)
+    }
+}
+
+/// Recomputes the activations of a pass's layers from their inputs, by the kernels of the forward
+/// pass. The pass's keys and values are in the cache already.
+pub(super) struct Recomputation<'a> {
+    pub(super) cache: &'a Cache,
+    pub(super) slot_mapping: &'a SlotMapping,
+    pub(super) attention: &'a AttentionMetadata<'static>,
+    pub(super) dropout: &'a ChunkDropout,
+    pub(super) adapter_dropout: &'a ChunkDropout,
+    /// One layer with the cache's slots, for recomputed keys and values, which no one reads.
+    pub(super) scratch: Option<KvStore>,
+}
+
+impl Recomputation<'_> {
+    /// The activations of a layer: those that were kept, or recomputed ones.
+    pub(super) fn activations(
+        &mut self,
+        decoder: &Decoder,
+        params: &BlockParameters,
+        layer: usize,
+        saved: SavedLayer,
+    ) -> Result<LayerActivations, DeviceError> {
+        let mut x = match saved {
+            SavedLayer::Activations(saved) => return Ok(saved),
+            SavedLayer::Input(x) => x,
+        };
+        let (block, device) = (&decoder.blocks[layer], &decoder.device);
+        let (dropout, adapter_dropout) = (self.dropout, self.adapter_dropout);
+        let of = LayerForward { decoder, block, params, layer, dropout, adapter_dropout };
+        let mut saved = LayerActivations { x: x.clone(), ..LayerActivations::default() };
+        ops::norm(device, &x, &block.attn_norm, OutputDtype::Compute, &mut saved.normed)?;
+        let scratch = match &mut self.scratch {
+            Some(scratch) => scratch,
+            none => {
+                let Config { kv_heads, head_dim, .. } = decoder.config;
+                let slots = self.cache.slots();
+                none.insert(KvStore::new(device, 1, kv_heads, head_dim, slots)?)
+            }
+        };
+        of.project_qkv(&mut saved, scratch.layer_mut(0), self.slot_mapping)?;
+        of.attend(&mut saved, &mut x, self.cache.kv.layer(layer), self.attention)?;
+        Ok(saved)
     }
 }
 
@@ -209,6 +268,22 @@ impl<'a> LayerForward<'a> {
             saved.raw_qkv = qkv.clone();
         }
         ops::rope_and_cache(device, qkv, transform, kv, slots)
+    }
+
+    /// Attention and what follows it, up to the output projection of the MLP. `x` is the residual
+    /// stream at the layer's input, and on return that after attention.
+    fn attend(
+        &self,
+        saved: &mut LayerActivations,
+        x: &mut Tensor,
+        kv: KvLayer<'_>,
+        attention: &AttentionMetadata<'_>,
+    ) -> Result<(), DeviceError> {
+        let (device, heads) = (&self.decoder.device, self.decoder.config.heads);
+        ops::attention(device, &saved.qkv, kv, heads, attention, &mut saved.attended)?;
+        self.attn_out(saved, x)?;
+        saved.mid_residual = x.clone();
+        self.mlp(saved)
     }
 
     /// The output projection of attention and the norm after it.
