@@ -465,7 +465,7 @@ impl Fp8Checks<'_> {
     }
 
     /// `add_norm_fp8_*_2` against `add_norm_*_2` in f32, whose other checks are `cuda_check`'s: the
-    /// stream to the bit, the norm to half a step.
+    /// stream to its last digits, the norm to half a step.
     fn norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [
             (1, 16),
@@ -500,8 +500,9 @@ impl Fp8Checks<'_> {
                 let picked: Vec<usize> = (0..rows).collect();
                 let of = Compared { name: format!("{name}, stream"), picked: &picked, cols };
                 let at = |x: &[f32], r: usize, c: usize| x[r * cols + c];
-                let same = |a: f32, b: f32| a == b;
-                self.compare(&of, |r, c| at(&after, r, c), |r, c| at(&before, r, c), same);
+                // Two compilations of one source may contract products differently.
+                let near = |a: f32, b: f32| (a - b).abs() <= 1e-6 * (1.0 + b.abs());
+                self.compare(&of, |r, c| at(&after, r, c), |r, c| at(&before, r, c), near);
                 self.compare_rounded(&name, &got, &exact)?;
                 self.compare_norms(&name, &got, &exact)?;
             }
